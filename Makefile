@@ -1,0 +1,31 @@
+# Everything sets itself up: `make demo` and `make test` work in a fresh clone with Python 3.11 or newer.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-long lint setup clean
+
+demo: $(VENV)/ready
+	$(BIN)/python -m bayesncl demo
+
+test: $(VENV)/ready
+	$(BIN)/python -m pytest
+
+test-long: $(VENV)/ready
+	$(BIN)/python -m tests.faults --long
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+setup: $(VENV)/ready
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "bayesncl needs Python 3.11 or newer; make PYTHON=python3.12 ... names another"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info

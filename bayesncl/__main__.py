@@ -1,0 +1,6 @@
+"""`python -m bayesncl`."""
+
+from .cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,8 @@
+"""The atlas: a folder of plain files that shows, in any browser and offline, what every dimension means."""
+
+from .build import build_atlas
+from .contents import AtlasRun
+from .galleries import galleries
+from .serve import serve
+
+__all__ = ["AtlasRun", "build_atlas", "galleries", "serve"]

@@ -1,0 +1,73 @@
+"""The paper's two galleries as static figures: high-entropy dimensions, and those the gates suppress most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from ..data.images import Images
+from .contents import AtlasRun, encode_labels, name_labels, prepare
+from .dimensions import Dimensions, Gates, describe_dimensions, describe_gates, rank_entropy, rank_suppressed
+from .vectors import top_images
+
+
+def galleries(run: AtlasRun, images: Images, out_dir: Path, rows: int = 6, columns: int = 12) -> list[Path]:
+    """Write `high-entropy.png` and, where there are gates, `most-suppressed.png`.
+
+    Each row is a dimension with the images that activate it most before gating.
+
+    Returns
+    -------
+    The files written.
+    """
+    features = prepare(run, images)
+    z = features.z
+    names = name_labels("labels", images.labels, images.class_names)
+    dims = describe_dimensions(z, encode_labels(images)[0])
+    gates = None if features.open is None else describe_gates(z, features.open)
+    picked = {"high-entropy": rank_entropy(dims)[:rows]}
+    if gates is not None:
+        picked["most-suppressed"] = rank_suppressed(dims, gates)[:rows]
+    Path(out_dir).mkdir(parents=True, exist_ok=True)
+    files: list[Path] = []
+    for name, order in picked.items():
+        if not len(order):
+            continue
+        index, value = top_images(z[:, order], columns)
+        captions = [_caption(int(k), dims, gates, len(images), names) for k in order]
+        path = Path(out_dir) / f"{name}.png"
+        _draw(images.pixels, index, value, captions).savefig(path, dpi=160, facecolor="white")
+        files.append(path)
+    return files
+
+
+def _caption(k: int, dims: Dimensions, gates: Gates | None, n: int, names: list[str] | None) -> str:
+    lines = [f"Dimension {k}", f"fires on {dims.support[k] / n:.0%} of images"]
+    if dims.consistency is not None and dims.best is not None and names is not None:
+        label = names[dims.best[k]]
+        lines.append(f"{dims.consistency[k]:.0%} {label if len(label) <= 18 else label[:17] + '…'}")
+    if gates is not None:
+        lines.append(f"gate closes {gates.closed_rate[k]:.0%}")
+    return "\n".join(lines)
+
+
+def _draw(pixels: np.ndarray, index: np.ndarray, value: np.ndarray, captions: list[str]) -> Figure:
+    rows, columns = index.shape
+    figure = Figure(figsize=(2.1 + 0.75 * columns, 0.8 * rows + 0.1))
+    left = 2.0 / (2.1 + 0.75 * columns)
+    grid = figure.subplots(
+        rows, columns, squeeze=False,
+        gridspec_kw={"left": left, "right": 0.99, "top": 0.98, "bottom": 0.02, "wspace": 0.06, "hspace": 0.08},
+    )
+    for i in range(rows):
+        for j in range(columns):
+            grid[i, j].set_axis_off()
+            if value[i, j] > 0:
+                grid[i, j].imshow(pixels[index[i, j]].transpose(1, 2, 0), interpolation="nearest")
+        box = grid[i, 0].get_position()
+        # parse_math off: class names are a stranger's text, and "$" would be read as a formula
+        middle = (box.y0 + box.y1) / 2
+        figure.text(left - 0.01, middle, captions[i], ha="right", va="center", fontsize=7, parse_math=False)
+    return figure

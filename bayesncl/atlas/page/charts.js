@@ -1,0 +1,46 @@
+// Small charts of plain elements: a bar is a box whose length is a custom property.
+
+// rows: {label, href, value (0..1), text, tone, title}
+function bars(rows, label) {
+  return h("ul", { class: "bars", "aria-label": label }, rows.map((row) =>
+    h("li", { title: row.title },
+      row.href ? h("a", { class: "bar-label", href: row.href }, row.label) : h("span", { class: "bar-label" }, row.label),
+      h("span", { class: "track", "aria-hidden": "true" }, meter(row.value, row.tone)),
+      h("span", { class: "bar-text" }, row.text))));
+}
+
+function meter(value, tone = "") {
+  return h("span", { class: `meter ${tone}`, "--share": Math.max(0, Math.min(1, value)) });
+}
+
+// Counts as columns between two ends.
+function histogram(counts, low, high, label) {
+  const width = 360;
+  const height = 120;
+  const most = Math.max(1, ...counts);
+  const step = width / counts.length;
+  const columns = [...counts].map((count, j) => {
+    const tall = count ? Math.max(1.5, (count / most) * (height - 4)) : 0;
+    const from = low + ((high - low) * j) / counts.length;
+    return svg("rect", { x: j * step + 0.5, y: height - tall, width: step - 1, height: tall },
+      svg("title", {}, `${fixed(from)} to ${fixed(from + (high - low) / counts.length)}: ${plural(count, "image")}`));
+  });
+  return h("figure", { class: "histogram" },
+    svg("svg", { viewBox: `0 0 ${width} ${height + 18}`, role: "img", "aria-label": label },
+      columns,
+      svg("line", { x1: 0, x2: width, y1: height, y2: height, class: "axis" }),
+      svg("text", { x: 0, y: height + 14 }, fixed(low, 2)),
+      svg("text", { x: width, y: height + 14, "text-anchor": "end" }, fixed(high, 2))));
+}
+
+// Two kinds of rows, one class of table: cells that are numbers line up.
+function table(head, rows, attributes = {}) {
+  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": attributes.label || "Table" },
+    h("table", { class: attributes.class },
+      h("thead", {}, h("tr", {}, head.map((cell) => h("th", { scope: "col", class: cell.class }, cell.text)))),
+      h("tbody", {}, rows)));
+}
+
+function figureNumber(value, label, note) {
+  return h("div", { class: "figure-number" }, h("strong", {}, value), h("span", {}, label), note && h("small", {}, note));
+}

@@ -1,0 +1,119 @@
+// Numbers arrive as scripts that call atlasData(key, plain, arrays): a page opened from disk may load scripts but not fetch.
+const loaded = new Map(); // key -> Promise of its data
+const arriving = new Map(); // key -> resolve
+
+window.atlasData = (key, plain, arrays) => {
+  const data = { ...plain };
+  for (const [name, [kind, text]] of Object.entries(arrays)) {
+    const [head, tail] = name.split(".");
+    const array = new window[kind](decode(text).buffer);
+    if (tail) (data[head] ??= {})[tail] = array;
+    else data[head] = array;
+  }
+  arriving.get(key)?.(data);
+  arriving.delete(key);
+};
+
+function decode(text) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
+  const raw = atob(text);
+  const bytes = new Uint8Array(raw.length);
+  for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
+  return bytes;
+}
+
+function load(key) {
+  if (!loaded.has(key)) {
+    loaded.set(key, new Promise((resolve, reject) => {
+      arriving.set(key, resolve);
+      const script = document.createElement("script");
+      script.src = `data/${key}.js`;
+      script.onerror = () => {
+        loaded.delete(key);
+        reject(new Error(`data/${key}.js could not be read`));
+      };
+      script.onload = () => script.remove();
+      document.head.append(script);
+    }));
+  }
+  return loaded.get(key);
+}
+
+let atlas; // the images and the list of runs
+const runs = []; // per run: its numbers by dimension
+
+async function openAtlas() {
+  atlas = await load("atlas");
+  const parts = await Promise.all(atlas.runs.map((_, r) => load(`run${r}`)));
+  parts.forEach((part, r) => runs.push({ ...atlas.runs[r], ...part, key: `run${r}`, number: r, after: part.after }));
+  for (const run of runs) {
+    for (const stage of Object.keys(run.stages)) {
+      const s = run[stage];
+      s.total = s.mass.reduce((a, b) => a + b, 0) || 1;
+      s.heaviest = s.mass.reduce((a, b) => Math.max(a, b), 0) || 1;
+    }
+  }
+  if (atlas.classes) {
+    atlas.sizes = new Array(atlas.classes.length).fill(0); // images by class
+    for (const y of atlas.labels) if (y) atlas.sizes[y - 1]++;
+  }
+  if (atlas.backgrounds) {
+    atlas.grounds = new Array(atlas.backgrounds.length).fill(0);
+    for (const b of atlas.backs) if (b) atlas.grounds[b - 1]++;
+  }
+}
+
+const bit = (bytes, i) => (bytes[i >> 3] >> (i & 7)) & 1;
+const hasStage = (run, stage) => stage in run.stages;
+
+// Everything about dimension k that is not in the core: top images, distribution, nearest dimensions.
+async function loadDimension(run, stage, k) {
+  const part = (await load(`${run.key}-dims-${Math.floor(k / atlas.files.dims)}`))[stage];
+  const row = k % atlas.files.dims;
+  const height = part.edges.length / 2;
+  const slice = (a) => a.subarray((row * a.length) / height, ((row + 1) * a.length) / height);
+  const index = slice(part.index);
+  const value = slice(part.value);
+  const top = [];
+  for (let j = 0; j < index.length && value[j] > 0; j++) {
+    top.push({ image: index[j], value: value[j] / atlas.scale, open: part.open ? bit(part.open, row * index.length + j) : 1 });
+  }
+  const near = [...slice(part.near)].map((dim, j) => ({ dim, cosine: slice(part.cosine)[j] / atlas.scale }));
+  const [low, high] = slice(part.edges);
+  return { top, near, low, high, histogram: slice(part.histogram) };
+}
+
+// The stored features of image i, strongest first, and its nearest images.
+async function loadImage(run, stage, i) {
+  const part = await load(`${run.key}-images-${Math.floor(i / atlas.files.images)}`);
+  const row = i % atlas.files.images;
+  const count = part.start.length - 1;
+  const features = [];
+  for (let e = part.start[row]; e < part.start[row + 1]; e++) {
+    const before = part.z[e] / atlas.scale;
+    features.push({
+      dim: part.dims[e], before,
+      after: part.gated ? part.gated[e] / atlas.scale : before,
+      open: part.open ? bit(part.open, e) : 1,
+    });
+  }
+  const width = part[stage].near.length / count;
+  const near = [];
+  for (let j = row * width; j < (row + 1) * width; j++) {
+    near.push({ image: part[stage].near[j], similarity: part[stage].similarity[j] / atlas.scale });
+  }
+  return { features, near, covered: { before: part.covered[row], after: part.covered[count + row] } };
+}
+
+async function imageName(i) {
+  if (!atlas.named) return null;
+  return (await load(`names-${Math.floor(i / atlas.files.images)}`)).names[i % atlas.files.images];
+}
+
+// Firing images of dimension k by class ("classes") or background ("backgrounds"); null where there are no labels.
+async function loadCounts(run, stage, what, k) {
+  const names = atlas[what];
+  if (!names) return null;
+  const all = (await load(`${run.key}-classes`))[stage][what];
+  return all.subarray(k * names.length, (k + 1) * names.length);
+}

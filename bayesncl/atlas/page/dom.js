@@ -1,0 +1,78 @@
+// Elements are made here and nowhere else. Names of classes and files are a stranger's text: they only ever become text nodes.
+function h(tag, attributes, ...children) {
+  const element = document.createElement(tag);
+  set(element, attributes);
+  element.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+function svg(tag, attributes, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  set(element, attributes);
+  element.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+function set(element, attributes) {
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name.startsWith("--")) element.style.setProperty(name, value);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+}
+
+const percent = (x, digits = 0) => {
+  if (!Number.isFinite(x)) return "–";
+  if (digits === 0 && x > 0 && x < 0.01) return x < 0.001 ? "<0.1 %" : `${(100 * x).toFixed(1)} %`;
+  return `${(100 * x).toFixed(digits)} %`;
+};
+const fixed = (x, digits = 3) => (Number.isFinite(x) ? x.toFixed(digits).replace("-", "−") : "–");
+const whole = (x) => Math.round(x).toLocaleString("en-GB").replaceAll(",", "\u202f");
+const plural = (n, one, many = `${one}s`) => `${whole(n)} ${n === 1 ? one : many}`;
+const clip = (text, most = 40) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+
+// The address of a view; run and stage travel along, so that every link keeps what is being looked at.
+function link(path, changes = {}) {
+  const query = new URLSearchParams();
+  const wanted = { run: route.run || null, stage: route.stage === "after" ? "after" : null, ...changes };
+  for (const [name, value] of Object.entries(wanted)) if (value !== null && value !== "" && value !== 0) query.set(name, value);
+  const tail = query.toString();
+  return `#/${path}${tail ? `?${tail}` : ""}`;
+}
+
+const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+const narrow = () => matchMedia("(max-width: 640px)").matches;
+const say = (text) => { document.getElementById("status").textContent = text; };
+
+// What the browser remembers between visits; a page opened from disk may be refused storage.
+function remember(name, value) {
+  try {
+    if (value === undefined) return localStorage.getItem(`atlas-${name}`);
+    localStorage.setItem(`atlas-${name}`, value);
+  } catch { /* nothing is kept */ }
+  return null;
+}
+
+// A list that grows while its end is in sight; the button does the same for those who do not scroll.
+function growing(list, items, draw, step = 48, auto = true) {
+  let shown = 0;
+  const button = h("button", { type: "button", class: "more", onclick: () => more() });
+  const more = () => {
+    const from = shown;
+    shown = Math.min(items.length, shown + step);
+    list.append(...items.slice(from, shown).map(draw));
+    button.textContent = `Show more (${whole(items.length - shown)} left)`;
+    button.hidden = shown >= items.length;
+    if (button.hidden) watch.disconnect();
+  };
+  const watch = new IntersectionObserver((seen) => {
+    if (!seen.some((s) => s.isIntersecting)) return;
+    more();
+    watch.unobserve(button); // watched anew, or a button that stays in sight would report nothing
+    if (!button.hidden) watch.observe(button);
+  }, { rootMargin: "200px" });
+  more();
+  if (auto) watch.observe(button);
+  return button;
+}

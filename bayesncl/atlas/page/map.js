@@ -1,0 +1,184 @@
+// The map of all dimensions: how many images each fires on, against how much they have in common.
+const TICKS = [0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1];
+
+function dimensionMap(run, stage, { compact = false, shape = null } = {}) {
+  const [width, height] = shape || (narrow() ? [390, 400] : compact ? [560, 440] : [1040, 540]);
+  const pad = { left: 48, right: 22, top: 40, bottom: 64 };
+  const across = width - pad.left - pad.right;
+  const down = height - pad.top - pad.bottom;
+  const largest = narrow() ? 13 : compact ? 16 : 21;
+  const x = (prevalence) => pad.left + across * Math.sqrt(prevalence); // most dimensions are rare, and impure where classes are many:
+  const y = (share) => pad.top + down * (1 - Math.sqrt(Math.min(1, share))); // the root gives them room
+  let now = stage;
+  let dots = [];
+
+  const height01 = (k) => {
+    const s = run[now];
+    if (s.consistency) return s.consistency[k];
+    return s.support[k] ? s.mass[k] / s.support[k] : 0; // without labels: mean strength where it fires
+  };
+  const place = (k) => {
+    const s = run[now];
+    return { k, dead: !s.support[k], x: x(s.support[k] / atlas.count), y: y(height01(k)), r: 2 + largest * Math.sqrt(s.mass[k] / s.heaviest) };
+  };
+
+  const grid = svg("g", { class: "grid", "aria-hidden": "true" },
+    (narrow() || compact ? TICKS.filter((t) => ![0.05, 0.75].includes(t)) : TICKS).map((t) => [
+      svg("line", { x1: x(t), x2: x(t), y1: pad.top, y2: pad.top + down + 14 }),
+      svg("text", { x: x(t), y: pad.top + down + 32, "text-anchor": "middle" }, `${100 * t} %`)]),
+    TICKS.filter((t) => t !== 0.75).map((t) => [
+      svg("line", { x1: pad.left, x2: pad.left + across, y1: y(t), y2: y(t) }),
+      svg("text", { x: pad.left - 10, y: y(t) + 4, "text-anchor": "end" }, run[now].consistency ? `${100 * t} %` : t)]),
+    svg("line", { x1: pad.left, x2: pad.left + across, y1: y(0), y2: y(0) }),
+    svg("text", { x: pad.left + across, y: height - 8, "text-anchor": "end", class: "axis-name" }, "images it fires on →"),
+    svg("text", { x: 8, y: 16, class: "axis-name" }, run[now].consistency ? "↑ consistency" : "↑ mean strength"),
+    !compact && !narrow() && run[now].consistency && [
+      svg("text", { x: pad.left + 14, y: pad.top + 22, class: "remark" }, "rare and pure"),
+      svg("text", { x: pad.left + across - 12, y: pad.top + 22, class: "remark", "text-anchor": "end" }, "common and pure"),
+      svg("text", { x: pad.left + across - 12, y: y(0.25) - 10, class: "remark", "text-anchor": "end" }, "below: common to many classes, conflicting")]);
+  const points = svg("g", { class: "dots" });
+  const node = svg("svg", {
+    viewBox: `0 0 ${width} ${height}`, class: "map", role: "group",
+    "aria-label": `Map of ${plural(run.dims, "dimension")}. Arrow keys move between dimensions, Enter opens one.`,
+  }, grid, points);
+
+  const order = [...run.before.mass.keys()].sort((a, b) => run.before.mass[b] - run.before.mass[a]); // small ones lie on top
+  const anchors = new Map();
+  for (const k of order) {
+    const dot = svg("g", {}, svg("circle", { r: 3 }));
+    const anchor = svg("a", { href: link(`dim/${k}`, { run: run.number || null }), tabindex: -1, "data-dim": k }, dot);
+    if (run.gated) dot.style.setProperty("--closed", run.closed_rate[k]);
+    anchors.set(k, { anchor, dot });
+    points.append(anchor);
+  }
+
+  function update(next) {
+    now = next;
+    dots = [];
+    for (const [k, { anchor, dot }] of anchors) {
+      const p = place(k);
+      anchor.classList.toggle("gone", p.dead);
+      dot.style.transform = `translate(${p.x.toFixed(1)}px, ${p.y.toFixed(1)}px)`;
+      dot.firstChild.style.r = `${p.r.toFixed(1)}px`;
+      anchor.setAttribute("href", link(`dim/${k}`, { run: run.number || null, stage: now === "after" ? "after" : null }));
+      if (!p.dead) dots.push(p);
+    }
+    hang();
+    if (dots.length) roam(dots.reduce((a, b) => (b.x > a.x ? b : a)).k, false);
+  }
+
+  // The heaviest dimensions show the image that activates them most, wherever there is room for it.
+  function hang() {
+    points.querySelectorAll(".hung").forEach((old) => old.remove());
+    const hung = [];
+    for (const p of dots) {
+      const side = Math.max(narrow() ? 18 : 22, 1.9 * p.r);
+      const free = hung.every((o) => Math.max(Math.abs(o.x - p.x), Math.abs(o.y - p.y)) > 0.65 * (side + o.side));
+      if (!free || !run[now].shown[p.k]) continue;
+      p.side = side;
+      hung.push(p);
+      anchors.get(p.k).dot.append(svg("g", { class: "hung" }, cutout(topOf(run, now, p.k)[0], side),
+        svg("rect", { x: -side / 2, y: -side / 2, width: side, height: side, rx: 2 })));
+    }
+    hung.reverse().forEach((p) => points.append(anchors.get(p.k).anchor)); // pictures lie above the dots
+  }
+
+  // One tab stop for the whole map: the arrow keys carry it from dot to dot.
+  let here = -1;
+  function roam(k, focus = true) {
+    anchors.get(here)?.anchor.setAttribute("tabindex", -1);
+    here = k;
+    const { anchor } = anchors.get(k);
+    anchor.setAttribute("tabindex", 0);
+    anchor.setAttribute("aria-label", dimensionTitle(run, now, k));
+    if (focus) anchor.focus({ preventScroll: true });
+  }
+  const KEYS = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+  node.addEventListener("keydown", (event) => {
+    if (event.key === "Home" || event.key === "End") {
+      const end = event.key === "End" ? 1 : -1;
+      if (dots.length) roam(dots.reduce((a, b) => (end * b.x > end * a.x ? b : a)).k);
+      event.preventDefault();
+      return;
+    }
+    const way = KEYS[event.key];
+    if (!way || here < 0) return;
+    event.preventDefault();
+    const from = place(here);
+    let best = null;
+    for (const p of dots) {
+      const along = (p.x - from.x) * way[0] + (p.y - from.y) * way[1];
+      const aside = Math.abs((p.x - from.x) * way[1]) + Math.abs((p.y - from.y) * way[0]);
+      const cost = along + 2.5 * aside;
+      if (p.k !== here && along > 0.01 && (!best || cost < best.cost)) best = { k: p.k, cost };
+    }
+    if (best) roam(best.k);
+  });
+
+  // The pointer takes the nearest dot within reach, so that small dots need no steady hand.
+  function nearest(event) {
+    const box = node.getBoundingClientRect();
+    const scale = width / box.width;
+    const px = (event.clientX - box.left) * scale;
+    const py = (event.clientY - box.top) * scale;
+    let best = null;
+    for (const p of dots) {
+      const gap = p.side && Math.max(Math.abs(p.x - px), Math.abs(p.y - py)) <= p.side / 2 ? -1e3 : Math.hypot(p.x - px, p.y - py) - Math.min(p.r, 4);
+      if (gap < 22 * scale && (!best || gap < best.gap)) best = { k: p.k, gap };
+    }
+    return best;
+  }
+  let lit = -1;
+  const light = (k) => {
+    anchors.get(lit)?.anchor.classList.remove("lit");
+    lit = k;
+    anchors.get(k)?.anchor.classList.add("lit");
+    if (k < 0) hideCard();
+    else showCard(run, now, k, anchors.get(k).dot.firstChild.getBoundingClientRect());
+  };
+  node.addEventListener("pointermove", (event) => {
+    if (event.pointerType === "touch") return;
+    const found = nearest(event)?.k ?? -1;
+    if (found !== lit || document.getElementById("card").hidden) light(found);
+  });
+  node.addEventListener("pointerleave", () => light(-1));
+  node.addEventListener("focusin", (event) => {
+    const k = Number(event.target.closest("a")?.dataset.dim ?? -1);
+    if (k >= 0) light(k);
+  });
+  node.addEventListener("focusout", () => light(-1));
+  node.addEventListener("click", (event) => {
+    const found = nearest(event);
+    if (!found || event.ctrlKey || event.metaKey || event.shiftKey || event.detail === 0) return;
+    event.preventDefault();
+    location.hash = anchors.get(found.k).anchor.getAttribute("href");
+  });
+
+  update(stage);
+  requestAnimationFrame(() => node.classList.add("moving")); // positions are animated from the second one on
+  return { node, update };
+}
+
+function showCard(run, stage, k, box) {
+  const card = document.getElementById("card");
+  card.replaceChildren(
+    h("p", { class: "card-title" }, `Dimension ${k}`),
+    strip(topOf(run, stage, k).slice(0, 8), ""),
+    h("p", {}, shortNumbers(run, stage, k)));
+  card.hidden = false;
+  const width = card.offsetWidth;
+  const left = Math.max(8, Math.min(innerWidth - width - 8, box.left + box.width / 2 - width / 2));
+  const above = box.top - card.offsetHeight - 10;
+  card.style.left = `${left}px`;
+  card.style.top = `${above > 8 ? above : box.bottom + 10}px`;
+}
+
+function hideCard() {
+  document.getElementById("card").hidden = true;
+}
+
+function mapLegend(run) {
+  return h("div", { class: "legend" },
+    run.gated && h("span", { class: "legend-part" }, h("span", {}, "gate never closes it"), h("span", { class: "ramp", "aria-hidden": "true" }), h("span", {}, "always closes it, where it fires")),
+    h("span", { class: "legend-part" }, h("span", { class: "sizes", "aria-hidden": "true" }, h("i"), h("i"), h("i")), h("span", {}, "size: activation mass")));
+}

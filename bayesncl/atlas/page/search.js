@@ -1,0 +1,71 @@
+// One field for everything that has a name: classes, dimensions, images, files.
+async function find(text) {
+  const q = text.trim().toLowerCase();
+  if (!q) return [];
+  const found = [];
+  const number = q.match(/^(dim(?:ension)?|image|img)?\s*(\d+)$/);
+  if (number) {
+    const n = Number(number[2]);
+    const { run } = current();
+    if (!/^im/.test(number[1] || "") && n < run.dims) found.push({ text: `Dimension ${n}`, hint: shortNumbers(run, current().stage, n), href: link(`dim/${n}`) });
+    if (!/^d/.test(number[1] || "") && n < atlas.count) found.push({ text: `Image ${n}`, hint: labelOf(n) || "", href: link(`image/${n}`) });
+  }
+  (atlas.classes || []).forEach((name, c) => {
+    if (name.toLowerCase().includes(q)) found.push({ text: name, hint: "class", href: link(`class/${c}`) });
+  });
+  if (found.some((f) => f.hint === "class")) found.push({ text: `Dimensions for “${text.trim()}”`, hint: "list", href: link("dims", { q: text.trim() }) });
+  if (atlas.named && q.length > 1) {
+    const files = Math.ceil(atlas.count / atlas.files.images);
+    const parts = await Promise.all([...Array(files).keys()].map((f) => load(`names-${f}`)));
+    parts.flatMap((part) => part.names).some((name, i) => {
+      if (name.toLowerCase().includes(q)) found.push({ text: name, hint: `image ${i}`, href: link(`image/${i}`) });
+      return found.length > 12;
+    });
+  }
+  return found.slice(0, 12);
+}
+
+function searchField() {
+  const list = h("ul", { id: "found", role: "listbox", "aria-label": "Results", hidden: true });
+  const field = h("input", {
+    type: "search", id: "find", role: "combobox", "aria-label": atlas.classes ? "Search classes, dimensions, images" : "Search dimensions, images", "aria-controls": "found",
+    "aria-expanded": "false", "aria-autocomplete": "list", placeholder: atlas.classes ? "Search: tiger, 42 …" : "Search: 42 …", autocomplete: "off",
+  });
+  let chosen = -1;
+  const show = (open) => {
+    list.hidden = !open;
+    field.setAttribute("aria-expanded", String(open));
+    if (!open) field.removeAttribute("aria-activedescendant");
+  };
+  const choose = (n) => {
+    chosen = n;
+    [...list.children].forEach((item, j) => item.setAttribute("aria-selected", String(j === n)));
+    if (n >= 0) field.setAttribute("aria-activedescendant", `found-${n}`);
+    list.children[n]?.scrollIntoView({ block: "nearest" });
+  };
+  const open = (item) => {
+    show(false);
+    field.value = "";
+    field.blur();
+    location.hash = item.dataset.href;
+  };
+  field.addEventListener("input", async () => {
+    const text = field.value;
+    const found = await find(text);
+    if (text !== field.value) return; // typed on meanwhile
+    list.replaceChildren(...(found.length || !text.trim() ? found.map((f, n) => h("li", { role: "option", id: `found-${n}`, "aria-selected": "false", "data-href": f.href, onmousedown: (e) => e.preventDefault(), onclick: (e) => open(e.currentTarget) },
+      h("span", {}, f.text), h("small", {}, f.hint))) : [h("li", { class: "none", role: "option", "aria-disabled": "true" }, "Nothing of that name")]));
+    show(text.trim() !== "");
+    choose(found.length ? 0 : -1);
+  });
+  field.addEventListener("keydown", (event) => {
+    const items = list.querySelectorAll("[data-href]");
+    if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+      event.preventDefault();
+      if (items.length) choose((chosen + (event.key === "ArrowDown" ? 1 : items.length - 1)) % items.length);
+    } else if (event.key === "Enter" && items[chosen]) open(items[chosen]);
+    else if (event.key === "Escape") { show(false); field.blur(); }
+  });
+  field.addEventListener("blur", () => show(false));
+  document.getElementById("search").replaceChildren(field, list);
+}

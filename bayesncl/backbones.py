@@ -1,0 +1,207 @@
+"""Backbones h = f(x): ResNet-18 and -50 with a CIFAR or an ImageNet stem, a small one for CPUs, or any of timm's.
+
+BatchNorm takes its statistics over one view at a time, although both views pass through the convolutions together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from . import distributed
+from .errors import InputError
+from .recipes import Model
+
+
+class ViewBatchNorm2d(nn.BatchNorm2d):
+    """BatchNorm2d whose batch statistics are those of each of `views` equal parts of the batch.
+
+    The parts update the running statistics one after the other, as if they had been forwarded one after the other.
+    With several processes the statistics of a part are taken over all of them.
+    """
+
+    views = 1
+    batch_only = False  # the published evaluation: statistics of the batch at hand, running statistics neither used nor changed
+
+    def forward(self, x: Tensor) -> Tensor:  # [views * B, C, H, W]
+        if self.batch_only:
+            return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
+        if not self.training:
+            return super().forward(x)
+        if distributed.world_size() > 1:
+            return self._forward_synchronised(x)
+        if self.views == 1:
+            return super().forward(x)
+        return torch.cat([super(ViewBatchNorm2d, self).forward(part) for part in x.chunk(self.views)])
+
+    def _forward_synchronised(self, x: Tensor) -> Tensor:
+        parts = x.float().unflatten(0, (self.views, -1))  # [views, B, C, H, W]
+        n = parts[0].numel() // parts.shape[2] * distributed.world_size()
+        mean = distributed.all_reduce_sum(parts.sum((1, 3, 4))) / n  # [views, C]
+        centred = parts - mean[:, None, :, None, None]
+        var = distributed.all_reduce_sum(centred.square().sum((1, 3, 4))) / n
+        with torch.no_grad():
+            assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
+            for m, v in zip(mean, var):
+                self.running_mean.lerp_(m, self.momentum)
+                self.running_var.lerp_(v * n / (n - 1), self.momentum)
+        scale = self.weight * torch.rsqrt(var + self.eps)  # [views, C]
+        y = centred * scale[:, None, :, None, None] + self.bias[:, None, None]
+        return y.flatten(0, 1).to(x.dtype)
+
+
+def set_views(model: nn.Module, views: int) -> None:
+    """Say of how many views the batches to come are made."""
+    for module in model.modules():
+        if isinstance(module, ViewBatchNorm2d):
+            module.views = views
+
+
+@contextlib.contextmanager
+def batch_statistics(model: nn.Module) -> Iterator[None]:
+    """Within: every BatchNorm uses the statistics of the batch it is given and changes nothing of its own."""
+    layers = [module for module in model.modules() if isinstance(module, ViewBatchNorm2d)]
+    try:
+        for layer in layers:
+            layer.batch_only = True
+        yield
+    finally:
+        for layer in layers:
+            layer.batch_only = False
+
+
+def conv(inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int | None = None) -> nn.Conv2d:
+    """A convolution without bias, Kaiming-normal (fan out) as in the original ResNets."""
+    layer = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2 if padding is None else padding, bias=False)
+    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    return layer
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut."""
+
+    expansion = 1
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = conv(inputs, width, 3, stride), ViewBatchNorm2d(width)
+        self.conv2, self.bn2 = conv(width, width, 3), ViewBatchNorm2d(width)
+        self.shortcut = shortcut(inputs, width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 (with the stride), 1x1 and a shortcut."""
+
+    expansion = 4
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = conv(inputs, width, 1), ViewBatchNorm2d(width)
+        self.conv2, self.bn2 = conv(width, width, 3, stride), ViewBatchNorm2d(width)
+        self.conv3, self.bn3 = conv(width, 4 * width, 1), ViewBatchNorm2d(4 * width)
+        self.shortcut = shortcut(inputs, 4 * width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = F.relu(self.bn2(self.conv2(y)))
+        return F.relu(self.bn3(self.conv3(y)) + self.shortcut(x))
+
+
+def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
+    """Identity where shapes agree, else a 1x1 convolution with BatchNorm."""
+    if inputs == outputs and stride == 1:
+        return nn.Identity()
+    return nn.Sequential(conv(inputs, outputs, 1, stride), ViewBatchNorm2d(outputs))
+
+
+class ResNet(nn.Module):
+    """Four stages of blocks after a stem, averaged over space. h [N, features] is non-negative (post-ReLU)."""
+
+    def __init__(self, block: type[BasicBlock] | type[Bottleneck], depths: tuple[int, ...], *, stem: str, stem_padding: int) -> None:
+        super().__init__()
+        if stem == "cifar":
+            # 3x3 at full resolution, with PyTorch's default initialisation; padding 2 makes a 34 x 34 map of a 32 x 32 image
+            self.stem = nn.Sequential(nn.Conv2d(3, 64, 3, 1, stem_padding, bias=False), ViewBatchNorm2d(64), nn.ReLU())
+        else:
+            self.stem = nn.Sequential(conv(3, 64, 7, 2), ViewBatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+        blocks: list[nn.Module] = []
+        inputs = 64
+        for stage, depth in enumerate(depths):
+            width = 64 * 2**stage
+            for i in range(depth):
+                blocks.append(block(inputs, width, 2 if stage and i == 0 else 1))
+                inputs = block.expansion * width
+        self.blocks = nn.Sequential(*blocks)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.features = inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pool(self.blocks(self.stem(x))).flatten(1)
+
+
+class Small(nn.Module):
+    """Four strided convolutions with BatchNorm, for CPUs: about 2.4 million multiply-adds at 32 x 32."""
+
+    features = 256
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (3, 32, 64, 128, 256)
+        layers: list[nn.Module] = []
+        for inputs, outputs in zip(widths, widths[1:]):
+            layers += [conv(inputs, outputs, 3, 2), ViewBatchNorm2d(outputs), nn.ReLU()]
+        self.layers = nn.Sequential(*layers)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pool(self.layers(x)).flatten(1)
+
+
+class Timm(nn.Module):
+    """A timm model without its classifier; its BatchNorm layers, if any, become per-view ones."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        try:
+            import timm
+        except ImportError:
+            raise InputError(f"backbone timm:{name} needs the extra: pip install 'bayesncl[timm]'") from None
+        try:
+            self.body = timm.create_model(name, pretrained=False, num_classes=0)
+        except RuntimeError as error:
+            raise InputError(f"timm has no model {name!r}: {error}") from None
+        per_view(self.body)
+        self.features = int(self.body.num_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.body(x)
+        return h
+
+
+def per_view(model: nn.Module) -> None:
+    """Give every plain BatchNorm2d of a foreign model per-view statistics, in place."""
+    for module in model.modules():
+        if type(module) is nn.BatchNorm2d:
+            module.__class__ = ViewBatchNorm2d
+
+
+def build_backbone(model: Model) -> nn.Module:
+    """The backbone a recipe names; `.features` is the width of h."""
+    if model.backbone.startswith("timm:"):
+        return Timm(model.backbone[5:])
+    match model.backbone:
+        case "resnet18":
+            return ResNet(BasicBlock, (2, 2, 2, 2), stem=model.stem, stem_padding=model.stem_padding)
+        case "resnet50":
+            return ResNet(Bottleneck, (3, 4, 6, 3), stem=model.stem, stem_padding=model.stem_padding)
+        case "small":
+            return Small()
+    raise InputError(f"no backbone {model.backbone!r}; there are resnet18, resnet50, small and timm:NAME")

@@ -1,0 +1,414 @@
+"""The commands: one thin function each. Bad input is one line on stderr and exit status 2."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import __version__
+from .errors import InputError
+from .files import write_atomic
+from .recipes import DATASETS, METHODS, PARTS, RECIPES, Recipe, change, explain, named, recipe_from_json
+
+if TYPE_CHECKING:
+    from .data.images import Images
+    from .model import Encoder
+    from .progress import Display
+
+app = typer.Typer(
+    help="Image encoders whose feature dimensions a person can read.",
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+)
+
+RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="DATASET-METHOD, a plain DATASET, or a recipe.json; see: bayesncl recipes")]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
+DataDir = Annotated[str | None, typer.Option("--data", metavar="DIR", help="where the images are")]
+Changes = Annotated[list[str] | None, typer.Option("--set", metavar="PART.FIELD=VALUE", help="change a field of the recipe; may be repeated")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; default the GPU if there is one")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
+Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="write the results as JSON")]
+Csv = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="... as CSV")]
+Markdown = Annotated[Path | None, typer.Option("--markdown", metavar="FILE", help="... as a Markdown table")]
+Latex = Annotated[Path | None, typer.Option("--latex", metavar="FILE", help="... as a LaTeX table")]
+
+
+def main() -> None:
+    """Entry point: runs a command and turns what can go wrong into one line and an exit status."""
+    warnings.showwarning = lambda message, *_args, **_kwargs: print(f"bayesncl: note: {message}", file=sys.stderr)
+    try:
+        app()
+    except InputError as error:
+        fail(str(error), 2)
+    except KeyboardInterrupt:
+        fail("stopped", 130)
+    except MemoryError:
+        fail("out of memory", 1)
+    except OSError as error:
+        fail(f"{error.filename or 'i/o'}: {error.strerror or error}", 1)
+
+
+def fail(message: str, status: int) -> None:
+    """Say what is wrong in one line and leave; other processes of a group must not be waited for."""
+    print(f"bayesncl: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    sys.exit(status)
+
+
+@app.callback(invoke_without_command=True)
+def version(show: Annotated[bool, typer.Option("--version", help="print the version and leave")] = False) -> None:
+    if show:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def recipes(name: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="show this one with an explanation of every field")] = None) -> None:
+    """List the recipes, or show one."""
+    if name is None:
+        print(f"DATASET-METHOD, with DATASET one of\n  {' '.join(DATASETS)}\nand METHOD one of\n  {' '.join(METHODS)}")
+        print(f"A plain DATASET means DATASET-bayesncl. {len(RECIPES)} recipes in all; bayesncl recipes NAME explains one.")
+        return
+    recipe = find_recipe(name)
+    print(recipe.name)
+    for part in PARTS:
+        print(f"\n{part}: {PARTS[part].__doc__}")
+        values = dataclasses.asdict(getattr(recipe, part))
+        for field, doc in explain(part):
+            value = values[field] if values[field] != "" else "''"
+            print(f"  {part + '.' + field:26} = {value!s:28} {doc}")
+
+
+@app.command()
+def train(
+    recipe: RecipeName,
+    data: DataDir = None,
+    changes: Changes = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="run folder; default runs/RECIPE, numbered if it exists")] = None,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train a recipe. Everything goes into a run folder; a killed run goes on with: bayesncl resume."""
+    from . import distributed
+    from .runs import new_run
+    from .train import fit_batch
+
+    chosen = find_recipe(recipe, changes, data)
+    distributed.start()
+    display = open_display(quiet)
+    images = load_split(chosen, "train", display)
+    chosen, note = fit_batch(chosen, len(images))
+    if note:
+        display.note(note)
+    folder = out or Path("runs") / chosen.name
+    if distributed.world_size() == 1 and out is None:
+        folder = new_run(folder.parent, folder.name)
+    elif (folder / "recipe.json").exists() and not distributed.restarted():
+        raise InputError(f"{folder} holds a run already: bayesncl resume {folder}, or choose another --out")
+    train_run(chosen, images, folder, device, display)
+
+
+@app.command()
+def resume(run: RunDir, data: DataDir = None, device: Device = None, quiet: Quiet = False) -> None:
+    """Go on with a run after a crash, a kill or Ctrl-C, to the same result."""
+    from . import distributed
+    from .model import WEIGHTS
+    from .runs import read_recipe
+
+    recipe = with_root(read_recipe(run), data)
+    distributed.start()
+    display = open_display(quiet)
+    if (run / WEIGHTS).exists():
+        display.note(f"{run} is finished")
+        return
+    train_run(recipe, load_split(recipe, "train", display), run, device, display)
+
+
+@app.command()
+def evaluate(
+    run: RunDir,
+    data: DataDir = None,
+    paper_probe: Annotated[bool, typer.Option("--paper-probe", help="also the published 50-epoch linear probe (minutes)")] = False,
+    plots: Annotated[Path | None, typer.Option("--plots", metavar="DIR", help="also draw the figures there")] = None,
+    json: Json = None,
+    csv: Csv = None,
+    markdown: Markdown = None,
+    latex: Latex = None,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Every measure of a run, printed as a table and saved as RUN/evaluation.json."""
+    from .evaluate import evaluate as evaluate_model
+    from .figures import draw_figures
+    from .measure.report import to_json
+
+    display = open_display(quiet)
+    model, recipe = open_run(run, device, data)
+    splits = [load_split(recipe, split, display) for split in ("train", "test")]
+    results = evaluate_model(model, *splits, paper_probe=paper_probe, progress=display.count)
+    display.close()
+    results["recipe"] = recipe.to_dict()
+    write_atomic(run / "evaluation.json", to_json(results))
+    show(results, json, csv, markdown, latex)
+    if plots is not None:
+        for path in draw_figures({recipe.name: (run, results)}, plots):
+            display.note(f"wrote {path}")
+
+
+@app.command()
+def measure(
+    features: Annotated[Path, typer.Argument(metavar="FILE", help=".npz with z [N, D] and y [N], or .npy of z with --labels")],
+    labels: Annotated[Path | None, typer.Option("--labels", metavar="FILE", help=".npy of y, beside a .npy of z")] = None,
+    json: Json = None,
+    csv: Csv = None,
+    markdown: Markdown = None,
+    latex: Latex = None,
+    quiet: Quiet = False,
+) -> None:
+    """The same measures for the features of any model, of any size."""
+    from .measure.file import measure_file
+
+    display = open_display(quiet)
+    results = measure_file(features, labels, progress=display.count)
+    display.close()
+    show(results, json, csv, markdown, latex)
+
+
+@app.command()
+def cost(recipe: RecipeName, changes: Changes = None, json: Json = None) -> None:
+    """Parameters, multiply-adds in the paper's counting, and operations of a training step."""
+    from .measure.cost import cost as count_cost
+    from .measure.report import render, to_json
+
+    results = count_cost(find_recipe(recipe, changes))
+    print(render({recipe: results}))
+    if json is not None:
+        write_atomic(json, to_json(results))
+
+
+@app.command()
+def embed(
+    run: RunDir,
+    folder: Annotated[Path, typer.Argument(metavar="IMAGES", help="a folder of images")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE.npz", help="arrays z [N, D], names [N], and y [N] of labelled folders")] = Path("embedding.npz"),
+    keep: Annotated[int | None, typer.Option("--keep", min=1, help="keep only each image's strongest dimensions")] = None,
+    ungated: Annotated[bool, typer.Option("--ungated", help="features before the gates")] = False,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Features of one's own images."""
+    from .embed import embed_folder
+
+    display = open_display(quiet)
+    model, _ = open_run(run, device)
+    count, width = embed_folder(model, folder, out, keep=keep, gated=not ungated, progress=display.count)
+    display.close()
+    display.note(f"{out}: {count} images x {width} dimensions")
+
+
+@app.command()
+def atlas(
+    runs: Annotated[list[Path] | None, typer.Argument(metavar="RUN [OTHER]", help="one run, or two to compare")] = None,
+    features: Annotated[Path | None, typer.Option("--features", metavar="FILE.npz", help="instead of a run: arrays z, images, and y if there are labels")] = None,
+    data: DataDir = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="DIR", help="default RUN/atlas")] = None,
+    images: Annotated[int, typer.Option("--images", min=1, help="at most this many test images")] = 10_000,
+    serve: Annotated[bool, typer.Option("--serve", help="then serve it on localhost")] = False,
+    port: Annotated[int, typer.Option("--port", help="port to serve on; 0 takes a free one")] = 8000,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """The page that shows what each dimension means; opens from disk in any browser."""
+    from .atlas import serve as serve_folder
+    from .explore import atlas_of_arrays, atlas_of_runs
+
+    display = open_display(quiet)
+    if (features is None) == (not runs):
+        raise InputError("atlas takes one or two RUNs, or --features FILE.npz")
+    if features is not None:
+        page = atlas_of_arrays(features, out or features.with_suffix("").with_name(features.stem + "-atlas"))
+    else:
+        assert runs
+        page = atlas_of_runs(runs, out or runs[0] / "atlas", data, images, device, display)
+    display.close()
+    display.note(f"open {page}")
+    if serve:
+        serve_folder(page.parent, port)
+
+
+@app.command()
+def views(
+    recipe: RecipeName,
+    data: DataDir = None,
+    changes: Changes = None,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE.png")] = Path("views.png"),
+    count: Annotated[int, typer.Option("--count", min=1, max=64, help="images shown")] = 12,
+) -> None:
+    """A contact sheet of augmented views, to look at before training."""
+    import torch
+
+    from .augment import contact_sheet
+
+    chosen = find_recipe(recipe, changes, data)
+    images = load_split(chosen, "train", open_display(False))
+    index = torch.arange(min(count, len(images)))
+    contact_sheet(torch.from_numpy(images.pixels[: len(index)].copy()), index, 0, chosen.run.seed, chosen.views, out)
+    print(f"wrote {out}")
+
+
+@app.command()
+def download(
+    name: Annotated[str, typer.Argument(metavar="cifar10|cifar100")],
+    root: Annotated[Path, typer.Option("--data", metavar="DIR", help="where to put the archive")] = Path("data"),
+) -> None:
+    """Fetch a data set from its home, with resume and checksum."""
+    from .data import download as fetch
+
+    display = open_display(False)
+    path = fetch(name, root, display.count)
+    display.close()
+    print(f"{path}: use it with --data {root}")
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="a table or figure of the paper, or all")] = None,
+    listing: Annotated[bool, typer.Option("--list", help="what exists, what has been run, what it would cost")] = False,
+    scale: Annotated[str, typer.Option("--scale", help="smoke: scenes on a CPU in a minute; paper: full size")] = "paper",
+    data: DataDir = None,
+    results: Annotated[Path, typer.Option("--results", metavar="DIR", help="the ledger")] = Path("results"),
+    pages: Annotated[Path | None, typer.Option("--pages", metavar="DIR", help="write the page and its figures there; default: no page")] = None,
+    dry: Annotated[bool, typer.Option("--dry-run", help="show from the ledger alone; train nothing")] = False,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """A table or figure of the paper by name: theirs next to ours."""
+    from .reproduce import command
+
+    command.reproduce(
+        name, listing=listing, scale=scale, data=data, results=results, pages=pages, dry=dry, device=device, display=open_display(quiet)
+    )
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where runs, report and atlas go")] = Path("runs/demo"),
+    changes: Changes = None,
+    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="open the report in a browser")] = True,
+    quiet: Quiet = False,
+) -> None:
+    """Train CL, NCL and BayesNCL on the built-in scenes, print one table, write a report and an atlas."""
+    from .demo import run_demo
+
+    run_demo(out, changes or [], open_browser, open_display(quiet))
+
+
+def find_recipe(name: str, changes: list[str] | None = None, root: str | None = None) -> Recipe:
+    """A recipe by name or from a file, with changes."""
+    if name.endswith(".json"):
+        try:
+            recipe = recipe_from_json(Path(name).read_text(), name)
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"cannot read {name}: {error}") from None
+    else:
+        recipe = named(name)
+    return with_root(change(recipe, changes) if changes else recipe, root)
+
+
+def with_root(recipe: Recipe, root: str | None) -> Recipe:
+    """The recipe with its data at another place."""
+    if root is None:
+        return recipe
+    place = str(Path(root).expanduser().resolve())
+    return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, root=place))
+
+
+def open_display(quiet: bool) -> Display:
+    """Where progress goes."""
+    from .progress import Display
+
+    return Display(quiet)
+
+
+def open_device(name: str | None) -> Any:
+    """The device a person asked for, or the best there is."""
+    import torch
+
+    from .train import default_device
+
+    if name is None:
+        return default_device()
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"no device {name!r}: cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("no GPU that torch can use: --device cpu")
+    return device
+
+
+def open_run(run: Path, device: str | None, root: str | None = None) -> tuple[Encoder, Recipe]:
+    """The trained model of a run, with its data at `root` if that is given."""
+    from . import distributed
+    from .model import load
+
+    distributed.start()
+    model = load(run, open_device(device))
+    model.recipe = with_root(model.recipe, root)
+    return model, model.recipe
+
+
+def load_split(recipe: Recipe, split: str, display: Display) -> Images:
+    """A split of the recipe's images; one process builds a cache first, the others then find it."""
+    from . import distributed
+    from .data import load
+
+    progress: Callable[[int, int, str], None] = display.count
+    if distributed.rank() == 0:
+        images = load(recipe.data, split, progress)
+    distributed.barrier()
+    if distributed.rank() != 0:
+        images = load(recipe.data, split, progress)
+    display.close()
+    return images
+
+
+def train_run(recipe: Recipe, images: Images, folder: Path, device: str | None, display: Display) -> None:
+    """Train in a folder, with the gradient dynamics if the recipe wants them."""
+    from . import distributed
+    from .measure.dynamics import record
+    from .train import Interrupted
+    from .train import train as train_model
+
+    def after_epoch(model: Encoder, epoch: int) -> dict[str, object] | None:
+        if epoch % recipe.run.dynamics_every:
+            return None
+        return {"kind": "dynamics", **record(model, images.pixels, images.labels, recipe, epoch)}
+
+    try:
+        hook = after_epoch if recipe.run.dynamics_every else None
+        train_model(recipe, images, folder, device=open_device(device), display=display, after_epoch=hook)
+    except Interrupted as stop:
+        display.close()
+        display.note(str(stop))
+        raise typer.Exit(130) from None
+    finally:
+        display.close()
+    display.note(f"trained: {folder}")
+    distributed.stop()
+
+
+def show(results: dict[str, Any], json: Path | None, csv: Path | None, markdown: Path | None, latex: Path | None) -> None:
+    """Print results and write the files asked for."""
+    from .measure.report import render, to_json
+
+    print(render(results))
+    if json is not None:
+        write_atomic(json, to_json(results))
+    for kind, path in (("csv", csv), ("markdown", markdown), ("latex", latex)):
+        if path is not None:
+            write_atomic(path, render(results, kind))

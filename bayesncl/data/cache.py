@@ -1,0 +1,276 @@
+"""Images decoded once, kept on disk as uint8, memory-mapped after.
+
+The cache folder ($BAYESNCL_CACHE, or ~/.cache/bayesncl) holds
+
+    KEY/pixels.npy KEY/meta.json   decoded images; KEY is a hash of the files' bytes and of the settings
+    KEY.*.tmp                      one being built; renamed to KEY when complete
+    locks/                         a builder holds the lock of its key, so that a second one waits and uses the result
+    seen/                          file sizes and times -> KEY, which saves reading every file again
+
+A killed builder's lock is freed by the system; the next builder sweeps what it left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import io
+import json
+import os
+import shutil
+import tempfile
+import time
+import warnings
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from ..errors import InputError
+from ..files import TEMPORARY, write_atomic
+from .archive import Entry
+from .decode import MOST_BYTES, Square, Undecodable, decode
+from .images import Progress, printable
+
+VERSION = 1  # raise it when decode() gives other pixels
+ALWAYS_CHECKED = 1 << 30  # larger caches are checked only where their file changed since it was written
+THREADS = min(8, os.cpu_count() or 1)  # Pillow decodes outside the interpreter lock
+CHUNK = 8  # files a thread takes at a time
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def folder() -> Path:
+    """Where decoded images are kept."""
+    return Path(os.environ.get("BAYESNCL_CACHE") or Path.home() / ".cache" / "bayesncl").expanduser()
+
+
+def decoded(
+    entries: Sequence[Entry], square: Square, *, what: str, strict: bool = False, progress: Progress | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Decode images, or find them decoded.
+
+    Parameters
+    ----------
+    entries : the image files, in the order wanted.
+    square : stored size.
+    what : name of the data set, for messages.
+    strict : a file that cannot be decoded is an error; otherwise it is left out and a warning names it.
+    progress : called with (done, total, what).
+
+    Returns
+    -------
+    pixels : uint8 [M, 3, square.crop, square.crop], memory-mapped.
+    kept : int64 [M], ascending: pixels[i] is the image of entries[kept[i]].
+    """
+    try:
+        pixels, bad = _find_or_build(entries, square, progress)
+    except OSError as error:
+        raise InputError(
+            f"cannot keep decoded images in {folder()}: {error.strerror or error} (BAYESNCL_CACHE names another folder)"
+        ) from None
+    if bad:
+        message = _report(entries, bad, what)
+        if strict:
+            raise InputError(message)
+        warnings.warn(message + "; left out", stacklevel=2)
+    if not len(pixels):
+        raise InputError(f"{what}: none of the {len(entries)} files could be decoded")
+    return pixels, np.delete(np.arange(len(entries)), [i for i, _ in bad])
+
+
+def _report(entries: Sequence[Entry], bad: list[tuple[int, str]], what: str) -> str:
+    shown = ", ".join(f"{printable(entries[i].name)} ({printable(why)})" for i, why in bad[:5])
+    more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+    return f"{what}: {len(bad)} of {len(entries)} files cannot be decoded: {shown}{more}"
+
+
+def _find_or_build(
+    entries: Sequence[Entry], square: Square, progress: Progress | None
+) -> tuple[np.ndarray, list[tuple[int, str]]]:
+    root = folder()
+    for sub in ("locks", "seen"):
+        (root / sub).mkdir(parents=True, exist_ok=True)
+    seen = root / "seen" / _stat_key(entries, square)
+    key = _read_text(seen)
+    if key is not None and (found := _open(root / key)) is not None:
+        return found
+    key = _content_key(entries, square, progress)
+    with _locked(root, key):
+        found = _open(root / key, sweep=True)
+        if found is None:
+            _build(root, key, entries, square, progress)
+            found = _open(root / key)
+    if found is None:
+        raise OSError(f"{key} cannot be read back")
+    write_atomic(seen, key)
+    return found
+
+
+def _stat_key(entries: Sequence[Entry], square: Square) -> str:
+    """Hash of where the files are and of their sizes and times (ctime too: nobody can set that back)."""
+    digest = hashlib.blake2b(repr((VERSION, square)).encode(), digest_size=20)
+    stats: dict[Path, tuple[int, ...]] = {}
+    for entry in entries:
+        if entry.path not in stats:
+            try:
+                s = os.stat(entry.path)
+                stats[entry.path] = (s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
+            except OSError:
+                stats[entry.path] = ()
+        digest.update(repr((os.path.abspath(entry.path), entry.offset, entry.size, stats[entry.path])).encode())
+    return digest.hexdigest()
+
+
+def _content_key(entries: Sequence[Entry], square: Square, progress: Progress | None) -> str:
+    def content(entry: Entry) -> bytes:
+        try:
+            return hashlib.blake2b(entry.read(MOST_BYTES), digest_size=16).digest()
+        except OSError as error:
+            return f"unreadable {error.errno}".encode()
+
+    digest = hashlib.blake2b(repr((VERSION, square)).encode(), digest_size=20)
+    for done, part in enumerate(_map(content, entries), 1):
+        digest.update(len(part).to_bytes(1, "big") + part)
+        if progress:
+            progress(done, len(entries), "reading files")
+    return digest.hexdigest()
+
+
+def _build(root: Path, key: str, entries: Sequence[Entry], square: Square, progress: Progress | None) -> None:
+    """Decode into a temporary folder, then rename it: KEY is complete or absent."""
+
+    def one(entry: Entry) -> np.ndarray | str:
+        try:
+            return decode(entry.read(MOST_BYTES), square)
+        except Undecodable as why:
+            return str(why)
+        except OSError as why:
+            return why.strerror or str(why)
+
+    temporary = Path(tempfile.mkdtemp(prefix=f"{key}.", suffix=".tmp", dir=root))
+    try:
+        bad: list[tuple[int, str]] = []
+        header = _header(len(entries), square)
+        crc = 0
+        # Plain writes, not a writable memory map: a full disk is then an error message instead of a bus error.
+        with open(temporary / "pixels.npy", "wb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's remarks on damaged metadata
+            file.write(header)
+            for i, image in enumerate(_map(one, entries)):
+                if isinstance(image, str):
+                    bad.append((i, image[:200]))
+                else:
+                    row = image.tobytes()
+                    crc = zlib.crc32(row, crc)
+                    file.write(row)
+                if progress:
+                    progress(i + 1, len(entries), "decoding images")
+            file.seek(0)
+            header = _header(len(entries) - len(bad), square)
+            file.write(header)
+            file.flush()
+            os.fsync(file.fileno())
+        meta = {"version": VERSION, "crc32": crc, "bad": bad, "stat": _stat(temporary / "pixels.npy")}
+        write_atomic(temporary / "meta.json", json.dumps(meta))
+        try:
+            os.rename(temporary, root / key)
+        except OSError:  # where locks do not work somebody may have been faster; a folder is never renamed over
+            if not (root / key).is_dir():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _header(count: int, square: Square) -> bytes:
+    """The .npy header; NumPy pads it so that its length does not depend on `count`."""
+    out = io.BytesIO()
+    shape = (count, 3, square.crop, square.crop)
+    np.lib.format.write_array_header_1_0(out, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    return out.getvalue()
+
+
+def _open(path: Path, *, sweep: bool = False) -> tuple[np.ndarray, list[tuple[int, str]]] | None:
+    """A finished cache, or None where it is absent or damaged; `sweep` removes a damaged one (only under its lock)."""
+    if not path.is_dir():
+        return None
+    try:
+        meta = json.loads((path / "meta.json").read_bytes())
+        file = path / "pixels.npy"
+        pixels = np.load(file, mmap_mode="r", allow_pickle=False)
+        if file.stat().st_size <= ALWAYS_CHECKED or meta["stat"] != _stat(file):
+            crc = 0
+            for start in range(0, len(pixels), 256):
+                crc = zlib.crc32(pixels[start : start + 256], crc)
+            if crc != meta["crc32"]:
+                raise ValueError("checksum")
+        return pixels, [(int(i), str(why)) for i, why in meta["bad"]]
+    except (OSError, ValueError, KeyError, TypeError, EOFError):
+        if sweep:
+            warnings.warn(f"the cache {path} is damaged and is built again", stacklevel=2)
+            shutil.rmtree(path)
+        return None
+
+
+def _stat(path: Path) -> list[int]:
+    s = path.stat()
+    return [s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns]
+
+
+def _read_text(path: Path) -> str | None:
+    try:
+        text = path.read_text("ascii")
+    except (OSError, UnicodeDecodeError):
+        return None
+    return text if len(text) == 40 and set(text) <= set("0123456789abcdef") else None
+
+
+@contextlib.contextmanager
+def _locked(root: Path, key: str) -> Iterator[None]:
+    """Hold the lock of `key` and sweep what dead builders left. 256 locks serve all keys, so they do not pile up."""
+    with open(root / "locks" / key[:2], "wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            held = True
+        except OSError:  # a file system without locks: both may build, the first to finish wins
+            held = False
+        if held:
+            for left in root.glob("*.tmp"):
+                if left.name[:2] == key[:2] or _free(root / "locks" / left.name[:2]):
+                    shutil.rmtree(left, ignore_errors=True)
+            for note in (root / "seen").glob(f".*{TEMPORARY}"):
+                with contextlib.suppress(OSError):
+                    if time.time() - note.stat().st_mtime > 3600:  # no lock here, but nobody writes a line for an hour
+                        note.unlink()
+        yield
+
+
+def _free(lock: Path) -> bool:
+    try:
+        with open(lock, "wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError:
+        return False
+
+
+def _map(function: Callable[[A], B], items: Sequence[A]) -> Iterator[B]:
+    """In order, by a few threads, never far ahead of the reader: memory stays bounded."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        ahead: deque[Future[list[B]]] = deque()
+        try:
+            for start in range(0, len(items), CHUNK):
+                ahead.append(pool.submit(lambda part: [function(item) for item in part], items[start : start + CHUNK]))
+                if len(ahead) > 2 * THREADS:
+                    yield from ahead.popleft().result()
+            while ahead:
+                yield from ahead.popleft().result()
+        finally:
+            for future in ahead:
+                future.cancel()

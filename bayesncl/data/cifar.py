@@ -1,0 +1,264 @@
+"""CIFAR-10 and CIFAR-100 in their official forms: binary or python version, unpacked or as .tar.gz."""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import tarfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import recipes
+from ..errors import InputError
+from .archive import TAR_ERRORS, safe_name
+from .decode import resized
+from .folder import existing_folder, given_path
+from .images import Images, Progress, printable
+from .transfer import checksum, fetch
+
+HOME = "https://www.cs.toronto.edu/~kriz/"
+PIXELS = 3 * 32 * 32
+MOST_BYTES = 200 << 20  # the largest official file has 155 MB
+MOST_MEMBERS = 100
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One official version: the archive, the folder it unpacks to, and the files in it."""
+
+    archive: str
+    md5: str
+    folder: str
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    names: str  # file with the class names
+    binary: bool
+    label_bytes: int  # before the pixels of a binary record; the last one is the class
+
+
+LAYOUTS = {
+    "cifar10": (
+        Layout(
+            "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", "cifar-10-batches-bin",
+            tuple(f"data_batch_{i}.bin" for i in range(1, 6)), ("test_batch.bin",), "batches.meta.txt", True, 1,
+        ),
+        Layout(
+            "cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", "cifar-10-batches-py",
+            tuple(f"data_batch_{i}" for i in range(1, 6)), ("test_batch",), "batches.meta", False, 1,
+        ),
+    ),
+    "cifar100": (
+        Layout(
+            "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", "cifar-100-binary",
+            ("train.bin",), ("test.bin",), "fine_label_names.txt", True, 2,
+        ),
+        Layout(
+            "cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", "cifar-100-python",
+            ("train",), ("test",), "meta", False, 2,
+        ),
+    ),
+}  # fmt: skip
+CLASSES = {"cifar10": 10, "cifar100": 100}
+OFFICIAL = {"train": 50_000, "test": 10_000}
+
+
+def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Images:
+    """Read one split; data.root is the archive, the unpacked folder, or the folder that holds either."""
+    layout, path = _find(data.name, data.root)
+    wanted = layout.train if split == "train" else layout.test
+    files = _read(path, layout, (*wanted, layout.names))
+    pixels, labels = [], []
+    for i, name in enumerate(wanted):
+        if name not in files:
+            raise InputError(f"{_shown(path)}: {name} is missing")
+        images, numbers = (_binary if layout.binary else _python)(files.pop(name), layout, f"{_shown(path)}: {name}")
+        if numbers.max() >= CLASSES[data.name]:
+            most = CLASSES[data.name] - 1
+            raise InputError(f"{_shown(path)}: {name} holds label {numbers.max()}, expected 0 to {most}")
+        pixels.append(images)
+        labels.append(numbers)
+        if progress:
+            progress(i + 1, len(wanted), f"reading {data.name}")
+    every = pixels[0] if len(pixels) == 1 else np.concatenate(pixels)
+    if len(every) != OFFICIAL[split]:
+        official = OFFICIAL[split]
+        warnings.warn(f"{_shown(path)}: {len(every)} {split} images, the official set has {official}", stacklevel=2)
+    names = _class_names(files.get(layout.names), layout, CLASSES[data.name], _shown(path))
+    return Images(resized(every, data.size), np.concatenate(labels).astype(np.int64), class_names=names)
+
+
+def download(name: str, root: str | Path, progress: Progress | None = None) -> Path:
+    """Fetch the official binary archive of `name` ("cifar10" or "cifar100") into the folder `root`."""
+    if name not in LAYOUTS:
+        raise InputError(f"{name!r} cannot be downloaded, expected one of {', '.join(LAYOUTS)}")
+    layout = LAYOUTS[name][0]
+    return fetch(HOME + layout.archive, Path(root).expanduser() / layout.archive, layout.md5, progress)
+
+
+def _find(name: str, root: str) -> tuple[Layout, Path]:
+    layouts = LAYOUTS[name]
+    here = given_path(root)
+    if here.is_file():
+        for layout in layouts:
+            if here.name == layout.archive:
+                return layout, here
+        raise InputError(f"{_shown(here)}: expected a file named {' or '.join(x.archive for x in layouts)}")
+    here = existing_folder(root)
+    for layout in layouts:
+        for folder in (here, here / layout.folder):
+            if any((folder / file).is_file() for file in layout.train + layout.test):
+                return layout, folder
+    for layout in layouts:
+        if (here / layout.archive).is_file():
+            return layout, here / layout.archive
+    raise InputError(
+        f"{_shown(here)}: no {name} in it; put {layouts[0].archive} from {HOME} there "
+        "(or the python version, or either unpacked)"
+    )
+
+
+def _read(path: Path, layout: Layout, wanted: tuple[str, ...]) -> dict[str, bytes]:
+    """The wanted files, out of a folder or out of a .tar.gz that is not unpacked."""
+    try:
+        if path.is_dir():
+            return {name: _read_file(path / name) for name in wanted if (path / name).is_file()}
+        if checksum(path) != layout.md5:
+            warnings.warn(f"{_shown(path)}: not the official archive (its MD5 differs)", stacklevel=3)
+        files: dict[str, bytes] = {}
+        with tarfile.open(path, "r:gz") as tar:
+            for count, member in enumerate(tar):
+                name = safe_name(member.name)
+                if name is None or not (member.isreg() or member.isdir()) or member.issparse():
+                    raise InputError(f"{_shown(path)}: member {printable(member.name)} is a link or points outside")
+                if member.size > MOST_BYTES or count >= MOST_MEMBERS:
+                    raise InputError(f"{_shown(path)}: member {printable(member.name)} is not of the official archive")
+                base = name.removeprefix(layout.folder + "/")
+                if base in wanted and member.isreg() and (stream := tar.extractfile(member)) is not None:
+                    files[base] = stream.read()
+        return files
+    except TAR_ERRORS as error:
+        raise InputError(f"{_shown(path)}: cannot be read ({printable(str(error))})") from None
+
+
+def _read_file(path: Path) -> bytes:
+    size = path.stat().st_size
+    if size > MOST_BYTES:
+        raise OSError(f"{path.name} has {size} bytes, expected at most {MOST_BYTES}")
+    return path.read_bytes()
+
+
+def _binary(raw: bytes, layout: Layout, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """Records of label byte(s) and three planes of 32 x 32."""
+    record = layout.label_bytes + PIXELS
+    if not raw or len(raw) % record:
+        raise InputError(f"{where} has {len(raw)} bytes, expected a multiple of {record}: cut short?")
+    records = np.frombuffer(raw, np.uint8).reshape(-1, record)
+    pixels = np.ascontiguousarray(records[:, layout.label_bytes :]).reshape(-1, 3, 32, 32)
+    return pixels, records[:, layout.label_bytes - 1]
+
+
+def _python(raw: bytes, layout: Layout, where: str) -> tuple[np.ndarray, np.ndarray]:
+    content = unpickle(raw, where)
+    pixels = content.get("data")
+    labels = content.get("labels" if layout.label_bytes == 1 else "fine_labels")
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != PIXELS:
+        raise InputError(f"{where} holds no uint8 array of {PIXELS} columns named data")
+    if not isinstance(labels, list | np.ndarray) or not all(isinstance(y, int | np.integer) and y >= 0 for y in labels):
+        raise InputError(f"{where} holds no list of class numbers")
+    if len(labels) != len(pixels) or not len(labels):
+        raise InputError(f"{where} holds {len(labels)} labels for {len(pixels)} images")
+    return pixels.reshape(-1, 3, 32, 32), np.array([min(int(y), 1 << 30) for y in labels], np.int64)
+
+
+def _class_names(raw: bytes | None, layout: Layout, count: int, where: str) -> tuple[str, ...] | None:
+    if raw is None:
+        return None
+    if layout.binary:
+        names: Any = raw.decode("utf-8", "replace").split()
+    else:
+        names = unpickle(raw, f"{where}: {layout.names}").get("label_names" if count == 10 else "fine_label_names")
+    if not isinstance(names, list) or len(names) != count or not all(isinstance(name, str) for name in names):
+        raise InputError(f"{where}: {layout.names} does not hold {count} class names")
+    return tuple(names)
+
+
+def unpickle(raw: bytes, where: str) -> dict[str, Any]:
+    """Read a pickled dict of plain values and NumPy arrays of numbers; anything else in it is refused."""
+    try:
+        content = _Unpickler(io.BytesIO(raw), encoding="latin1").load()
+        if not isinstance(content, dict):
+            raise pickle.UnpicklingError(f"a {type(content).__name__}, expected a dict")
+        # Python 2 strings come as text; byte keys are those of copies saved anew.
+        content = {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in content.items()}
+        return {key: value.array() if isinstance(value, _Array) else value for key, value in content.items()}
+    except Exception as error:  # damaged pickles raise nearly anything
+        raise InputError(f"{where} is not a CIFAR file ({printable(str(error), 200)})") from None
+
+
+class _Array:
+    """Stands for numpy.ndarray while unpickling: takes the state an array would and checks it."""
+
+    __slots__ = ("state",)
+
+    def __init__(self) -> None:
+        self.state: tuple[Any, ...] = ()
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.state = state
+
+    def array(self) -> np.ndarray:
+        _, shape, dtype, fortran, raw = self.state
+        raw = raw.encode("latin1") if isinstance(raw, str) else raw
+        known = isinstance(dtype, _Dtype) and isinstance(raw, bytes)
+        if not known or math.prod(shape) * dtype.value.itemsize != len(raw):
+            raise pickle.UnpicklingError("an array whose parts do not agree")
+        return np.frombuffer(raw, dtype.value).reshape(shape, order="F" if fortran else "C").copy()
+
+
+class _Dtype:
+    """Stands for numpy.dtype: plain little-endian numbers only; the state, which would repeat it, is not used."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, code: str) -> None:
+        if code not in ("u1", "i1", "i4", "i8", "f4", "f8"):
+            raise pickle.UnpicklingError(f"an array of type {code!r}")
+        self.value = np.dtype(f"<{code}")
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+class _Unpickler(pickle.Unpickler):
+    """Knows the four names a pickled array refers to, gives stand-ins for them, and runs nothing of NumPy or Python."""
+
+    def find_class(self, module: str, name: str) -> Callable[..., Any] | str:
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
+            return self._array
+        if (module, name) == ("numpy", "ndarray"):
+            return "ndarray"
+        if (module, name) == ("numpy", "dtype"):
+            return self._dtype
+        if (module, name) == ("_codecs", "encode"):
+            return self._encode
+        raise pickle.UnpicklingError(f"it refers to {printable(module)}.{printable(name)}, which is not allowed")
+
+    # Bound methods, because a pickle can set attributes on functions and classes but not on these.
+    def _array(self, *_: object) -> _Array:
+        return _Array()
+
+    def _dtype(self, code: str, *_: object) -> _Dtype:
+        return _Dtype(code)
+
+    def _encode(self, text: str, _: object = None) -> bytes:
+        return text.encode("latin1")
+
+
+def _shown(path: Path) -> str:
+    return printable(str(path), 300)

@@ -1,0 +1,133 @@
+"""From the bytes of an image file to a square of uint8 pixels; files from strangers are expected."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+# Only these readers are tried, whatever the file's name says: Pillow knows others that start programs (EPS).
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+
+MOST_PIXELS = 89_478_485  # Pillow's own limit: more is taken for a decompression bomb
+MOST_BYTES = 256 << 20  # of one image file
+
+BICUBIC, BILINEAR = int(Image.Resampling.BICUBIC), int(Image.Resampling.BILINEAR)
+ORIENTATION = 0x0112  # the EXIF tag
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class Undecodable(Exception):
+    """The bytes are not an image we can read; the message says why."""
+
+
+@dataclass(frozen=True)
+class Square:
+    """How images are stored: short side to `resize`, then the centre square of side `crop`."""
+
+    resize: int
+    crop: int
+    resample: int = BICUBIC
+
+
+def decode(data: bytes, square: Square) -> np.ndarray:
+    """Decode one image file.
+
+    Parameters
+    ----------
+    data : the file.
+    square : size of the result.
+
+    Returns
+    -------
+    uint8 [3, square.crop, square.crop], upright, on white where it was transparent; of several frames the first.
+
+    Raises
+    ------
+    Undecodable : for any file that is not an image, is damaged, or is too large.
+    """
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise Undecodable(f"{image.width} x {image.height} pixels, more than {MOST_PIXELS}")
+            # A JPEG can be decoded at 1/2, 1/4 or 1/8; twice the wanted size leaves the resize something to filter.
+            enough = 2 * square.resize
+            image.draft("RGB", (enough, enough))
+            return _pixels(fit(to_rgb(_upright(image)), square.resize, square.crop, square.resample))
+    except Undecodable:
+        raise
+    except UnidentifiedImageError:
+        raise Undecodable("not a JPEG, PNG, WebP, BMP, GIF or TIFF image") from None
+    except Exception as error:  # damaged files make Pillow's readers raise nearly anything
+        raise Undecodable(f"{type(error).__name__}: {error}") from None
+
+
+def resized(pixels: np.ndarray, size: int) -> np.ndarray:
+    """Images [N, 3, H, W] as decode() would store them at `size`; those of that size are returned as they are."""
+    if pixels.shape[2:] == (size, size):
+        return pixels
+    out = np.empty((len(pixels), 3, size, size), np.uint8)
+    for row, image in zip(out, pixels):
+        row[:] = _pixels(fit(Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))), size, size))
+    return out
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    image.load()
+    try:
+        turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
+    except Exception:  # damaged EXIF beside good pixels
+        turn = None
+    return image.transpose(turn) if turn is not None else image
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any mode to RGB: 16-bit and float scaled to 8 bits, transparency laid on white."""
+    if image.mode.startswith(("I", "F")):
+        image = _eight_bits(image)
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image)
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """I;16 reaches from 0 to 65535; I and F do not say, so the smallest usual range that holds them is taken."""
+    values = np.asarray(image).astype(np.float32)
+    if not np.isfinite(values).all():
+        raise Undecodable("NaN or infinite pixels")
+    if image.mode.startswith("I;16"):
+        white = 65535.0
+    else:
+        usual = (1.0, 255.0, 65535.0) if image.mode == "F" else (255.0, 65535.0)
+        white = next((top for top in usual if values.max() <= top), float(values.max()))
+    return Image.fromarray((values.clip(0, white) * (255.0 / white)).round().astype(np.uint8))
+
+
+def fit(image: Image.Image, resize: int, crop: int, resample: int = BICUBIC) -> Image.Image:
+    """Short side to `resize`, then the centre square of side `crop`.
+
+    Both in one step: a strip of 1 x 10^7 pixels is never blown up to its full length.
+    """
+    if image.size == (crop, crop) and crop == resize:
+        return image
+    side = min(image.size) * min(crop / resize, 1.0)
+    left, top = (image.width - side) / 2, (image.height - side) / 2
+    box = (left, top, left + side, top + side)
+    return image.resize((crop, crop), Image.Resampling(resample), box=box, reducing_gap=3.0)
+
+
+def _pixels(image: Image.Image) -> np.ndarray:
+    return np.asarray(image).transpose(2, 0, 1)

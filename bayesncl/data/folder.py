@@ -1,0 +1,141 @@
+"""Any folder of images: class subfolders or flat, nested or not.
+
+ROOT/train with ROOT/test (or ROOT/val) are used as splits; otherwise a share of the images is held out.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from .. import recipes
+from ..errors import InputError
+from .archive import Entry
+from .cache import decoded
+from .decode import SUFFIXES, Square
+from .images import Images, Progress, at_least_two, held_out, no_test_split, printable
+
+
+def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Images:
+    """Read one split of a folder of images, decoded once and cached."""
+    root = existing_folder(data.root)
+    train, test = split_folders(root)
+    here = scan(train)
+    there = scan(test) if test else []
+    if not here:
+        raise InputError(f"{_shown(train)}: no image files in it (looked for {' '.join(SUFFIXES)})")
+    at_least_two(len(here), _shown(train))
+    # Class numbers must agree between the splits, so both are looked at even where one is read.
+    classes = sorted({entry.name.split("/")[0] for entry in here + there if "/" in entry.name})
+    if test is None:
+        out = held_out([entry.name for entry in here], data.holdout, data.seed)
+        if split == "test" and not out.any():
+            raise no_test_split(_shown(root))
+        chosen = [entry for entry, o in zip(here, out) if o == (split == "test")]
+    else:
+        chosen = there if split == "test" else here
+    if not chosen and split == "test":
+        raise InputError(f"{_shown(test or root)}: no image files in it (looked for {' '.join(SUFFIXES)})")
+    square = Square(data.size, data.size)
+    pixels, kept = decoded(chosen, square, what=_shown(root), strict=data.strict, progress=progress)
+    if split == "train":
+        at_least_two(len(pixels), _shown(root))
+    names = [chosen[i].name for i in kept]
+    # Decided on the whole split, so that an undecodable file does not change it.
+    labelled = _labelled(here if test is None else chosen, root)
+    number = {name: i for i, name in enumerate(classes)}
+    return Images(
+        pixels,
+        labels=np.array([number[n.split("/")[0]] for n in names], np.int64) if labelled else None,
+        class_names=tuple(classes) if labelled else None,
+        names=tuple(names),
+    )
+
+
+def _labelled(entries: list[Entry], root: Path) -> bool:
+    inside = sum("/" in entry.name for entry in entries)
+    if 0 < inside < len(entries):
+        warnings.warn(f"{_shown(root)}: images both in it and in its subfolders: taken as unlabelled", stacklevel=3)
+    return inside == len(entries)
+
+
+def given_path(root: str) -> Path:
+    """data.root as a path."""
+    if not root:
+        raise InputError("this data set needs a folder or file: --data PATH")
+    try:
+        return Path(root).expanduser()
+    except RuntimeError as error:  # ~nobody
+        raise InputError(f"{printable(root, 300)}: {error}") from None
+
+
+def existing_folder(root: str) -> Path:
+    """The data folder, or one line that says what is wrong with it."""
+    path = given_path(root)
+    try:
+        if not path.exists():
+            raise InputError(f"{_shown(path)}: no such folder")
+        if not path.is_dir():
+            raise InputError(f"{_shown(path)}: a file, expected a folder")
+    except (OSError, ValueError) as error:  # a name too long, or with a null byte
+        raise InputError(f"{_shown(path)}: {error.args[-1] if error.args else error}") from None
+    return path
+
+
+def split_folders(root: Path) -> tuple[Path, Path | None]:
+    """Folders of the training and the test images; None where the test split must be held out.
+
+    A lone `train` is a split too, but not one among other folders: trains are a class of things.
+    """
+    below = {item.name for item in root.iterdir() if item.is_dir() and not item.name.startswith(".")}
+    if "train" not in below:
+        return root, None
+    test = next((name for name in ("test", "val") if name in below), None)
+    if test is None:
+        return (root / "train" if len(below) == 1 else root), None
+    return root / "train", root / test
+
+
+def scan(root: Path, only: frozenset[str] | None = None) -> list[Entry]:
+    """Image files at and below `root`, sorted by relative path; `only` limits the subfolders of the first level.
+
+    Links are followed, since data sets are often made of them, but no folder is entered twice: there are no loops.
+    """
+    try:
+        return sorted(_walk(root, "", {_identity(os.stat(root))}, only), key=lambda entry: entry.name)
+    except OSError as error:
+        raise InputError(f"{_shown(Path(error.filename or root))}: {error.strerror}") from None
+
+
+def _walk(folder: Path, prefix: str, entered: set[tuple[int, int]], only: frozenset[str] | None) -> Iterator[Entry]:
+    below: list[tuple[bool, str, os.stat_result]] = []
+    with os.scandir(folder) as items:
+        for item in items:
+            if item.name.startswith("."):
+                continue
+            try:
+                info = item.stat()
+            except OSError:  # a link to nowhere, or a loop of links
+                continue
+            if stat.S_ISDIR(info.st_mode):
+                if only is None or item.name in only:
+                    below.append((item.is_symlink(), item.name, info))
+            elif stat.S_ISREG(info.st_mode) and item.name.lower().endswith(SUFFIXES):  # no pipes: they would block
+                yield Entry(prefix + item.name, folder / item.name)
+    for _, name, info in sorted(below, key=lambda b: b[:2]):  # real folders before links to them
+        if _identity(info) not in entered:
+            entered.add(_identity(info))
+            yield from _walk(folder / name, f"{prefix}{name}/", entered, None)
+
+
+def _identity(info: os.stat_result) -> tuple[int, int]:
+    return info.st_dev, info.st_ino
+
+
+def _shown(path: Path) -> str:
+    return printable(str(path), 300)

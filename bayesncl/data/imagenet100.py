@@ -1,0 +1,52 @@
+"""ImageNet-100: the 100 classes of Tian et al. out of a full ImageNet folder, or a folder prepared with just these."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+import numpy as np
+
+from .. import recipes
+from ..errors import InputError
+from .cache import decoded
+from .decode import BILINEAR, Square
+from .folder import existing_folder, scan
+from .images import Images, Progress, printable
+
+LAYOUTS = ("", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")  # where train/ and val/ lie in the usual copies
+
+
+def classes() -> tuple[str, ...]:
+    """The 100 WordNet ids, sorted; the class number is the place in this list."""
+    text = (resources.files(__package__) / "imagenet100.txt").read_text("ascii")
+    return tuple(sorted(text.split()))
+
+
+def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Images:
+    """Read one split.
+
+    Training images are stored with data.size (256) as their short side, cropped to the centre square; test images
+    are cropped to 224 / 256 of it: resize 256, crop 224, bilinear as in the published evaluation.
+    """
+    root = existing_folder(data.root)
+    folders = ("train",) if split == "train" else ("val", "test")
+    found = [root / layout / f for layout in LAYOUTS for f in folders if (root / layout / f).is_dir()]
+    shown = printable(str(root), 300)
+    if not found:
+        wanted = " or ".join(folders)
+        raise InputError(f"{shown}: no folder {wanted} in it; expected train/WNID/*.JPEG and val/WNID/*.JPEG")
+    wnids = classes()
+    entries = scan(found[0], only=frozenset(wnids))
+    entries = [entry for entry in entries if "/" in entry.name]
+    missing = sorted(set(wnids) - {entry.name.split("/")[0] for entry in entries})
+    if missing:
+        flat = split == "test" and len(missing) == 100
+        hint = "; sort the validation images into class folders first" if flat else f", the first is {missing[0]}"
+        raise InputError(f"{printable(str(found[0]), 300)}: {len(missing)} of the 100 classes have no images{hint}")
+    stored, evaluated = Square(data.size, data.size), Square(data.size, round(data.size * 224 / 256), BILINEAR)
+    square = stored if split == "train" else evaluated
+    pixels, kept = decoded(entries, square, what=shown, strict=data.strict, progress=progress)
+    names = tuple(entries[i].name for i in kept)
+    number = {wnid: i for i, wnid in enumerate(wnids)}
+    labels = np.array([number[name.split("/")[0]] for name in names], np.int64)
+    return Images(pixels, labels, class_names=wnids, names=names)

@@ -1,0 +1,89 @@
+"""The one small interface of every data set: N images and what is known of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import InputError
+
+Progress = Callable[[int, int, str], None]  # done, total, what is being done
+
+NAME_LENGTH = 200  # class names are for people: longer ones are cut
+PATH_LENGTH = 4096  # image names are relative paths
+
+
+@dataclass(frozen=True)
+class Images:
+    """N images and what is known of them.
+
+    Attributes
+    ----------
+    pixels : uint8 [N, 3, H, W], in memory or memory-mapped.
+    labels : int64 [N] class of each image, or None.
+    backgrounds : int64 [N] second label, or None.
+    class_names, background_names : names by index, or None; control characters are escaped, long ones cut.
+    names : a name per image (a path relative to the root, say), or None.
+    """
+
+    pixels: np.ndarray
+    labels: np.ndarray | None = None
+    backgrounds: np.ndarray | None = None
+    class_names: tuple[str, ...] | None = None
+    background_names: tuple[str, ...] | None = None
+    names: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        shape = self.pixels.shape
+        if self.pixels.dtype != np.uint8 or len(shape) != 4 or shape[1] != 3:
+            raise InputError(f"images must be uint8 [N, 3, H, W], got {self.pixels.dtype} {list(shape)}")
+        for what in ("labels", "backgrounds", "names"):
+            value = getattr(self, what)
+            if value is not None and len(value) != len(self.pixels):
+                raise InputError(f"{len(value)} {what} for {len(self.pixels)} images")
+        for what, length in (("class_names", NAME_LENGTH), ("background_names", NAME_LENGTH), ("names", PATH_LENGTH)):
+            value = getattr(self, what)
+            if value is not None:
+                object.__setattr__(self, what, tuple(printable(str(name), length) for name in value))
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+
+def printable(text: str, length: int = 80) -> str:
+    """`text` fit for a terminal and for UTF-8 files: unprintable characters escaped, cut to `length`."""
+    if len(text) > length:
+        text = text[: length - 1] + "…"
+    if text.isprintable():
+        return text
+    # Escapes as Python writes them, without the quotes: \x1b, \n, \udcff (a byte of a name that is not UTF-8).
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)[: 2 * length]
+
+
+def held_out(names: Sequence[str], share: float, seed: int) -> np.ndarray:
+    """Which images are kept for testing, bool [N].
+
+    Chosen by a hash of seed and name, so the choice does not depend on the order of the files, and adding
+    images moves few of the old ones. At least one image is held out and at least one is left, if `share` > 0.
+    """
+    chosen = np.zeros(len(names), dtype=bool)
+    if share <= 0 or not names:
+        return chosen
+    prefix = f"{seed}:".encode()
+    rank = [hashlib.blake2b(prefix + n.encode("utf-8", "surrogateescape"), digest_size=8).digest() for n in names]
+    count = min(max(1, round(share * len(names))), len(names) - 1)
+    chosen[sorted(range(len(names)), key=rank.__getitem__)[:count]] = True
+    return chosen
+
+
+def no_test_split(what: str) -> InputError:
+    return InputError(f"{what} has no test split and data.holdout is 0: give it one, or set data.holdout to 0.1, say")
+
+
+def at_least_two(count: int, what: str) -> None:
+    """Training contrasts images with each other; one is not enough."""
+    if count < 2:
+        raise InputError(f"{what}: {'one image' if count == 1 else 'no image'} to train on, expected two or more")

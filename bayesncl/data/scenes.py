@@ -1,0 +1,236 @@
+"""The built-in scenes: handwritten digits on photographs and drawn textures, made from a seed, no download.
+
+Objects are scikit-learn's digits, tinted, with a dark rim so that they stand out anywhere; backgrounds are cut from
+scikit-learn's two sample photographs or drawn. Digit k's own background is kind k. In training a given share of
+the objects stands on its own background; the test split is balanced over object x background and shows digits that
+training never sees. An image is fixed by a few numbers (Plan), so the same object can be drawn on another background.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from PIL import Image
+
+from .. import recipes
+from ..errors import InputError
+from .images import Images, Progress
+
+OBJECTS = tuple("0123456789")
+BACKGROUNDS = ("sky", "roofs", "foliage", "petals", "leaves", "stripes", "checks", "dots", "gradient", "noise")
+
+# Parts of the photographs (427 x 640) that show one thing: photo, top, bottom, left, right.
+REGIONS = {
+    "sky": ((0, 0, 130, 330, 640),),
+    "roofs": ((0, 90, 330, 100, 325),),
+    "foliage": ((0, 345, 427, 20, 200), (0, 325, 427, 400, 560)),
+    "petals": ((1, 125, 320, 205, 410),),
+    "leaves": ((1, 0, 330, 0, 160), (1, 0, 380, 460, 640)),
+}
+PATCHES = 512  # of each background kind and split; fewer for large images
+BANK_BYTES = 64 << 20
+SMALLEST, LARGEST = 0.55, 0.85  # objects, as shares of the image's side
+GRID = 12  # objects are kept as GRID x GRID masks: the 8 x 8 digit and room for its rim
+CHUNK = 256  # images drawn at a time: the working set stays in the processor's cache
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What fixes N scenes; every field has N rows."""
+
+    labels: np.ndarray  # the digit's class
+    digits: np.ndarray  # which handwritten digit
+    backgrounds: np.ndarray  # kind
+    patches: np.ndarray  # which patch of the kind, float in [0, 1)
+    gains: np.ndarray  # brightness of the background
+    scales: np.ndarray  # size of the object as a share of the side
+    places: np.ndarray  # [N, 2] in [0, 1]: from top to bottom, from left to right
+    tints: np.ndarray  # [N, 3] in [0, 255]
+
+
+def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Images:
+    """Draw one split."""
+    return _draw(plan(data, split), data, split, progress)
+
+
+def redraw(data: recipes.Data, split: str, background: int | np.ndarray | None = None) -> Images:
+    """Draw a split again: the same objects, placement and tints, on other backgrounds.
+
+    Parameters
+    ----------
+    data, split : as for load().
+    background : a kind for all images, a kind per image [N], or None for another kind than before, evenly drawn.
+    """
+    old = plan(data, split)
+    count = len(old.labels)
+    if background is None:
+        step = _generator(data, split, "redraw").integers(1, len(BACKGROUNDS), count)
+        background = (old.backgrounds + step) % len(BACKGROUNDS)
+    new, most = np.asarray(background), len(BACKGROUNDS) - 1
+    if new.dtype.kind not in "iu" or new.shape not in ((), (count,)) or not ((new >= 0) & (new <= most)).all():
+        raise InputError(f"background must be an integer from 0 to {most}, or {count} of them, got {background!r:.80}")
+    kinds = np.broadcast_to(new, (count,)).astype(np.int64)
+    return _draw(dataclasses.replace(old, backgrounds=kinds), data, split, None)
+
+
+def plan(data: recipes.Data, split: str) -> Plan:
+    """Choose everything random about a split, by data.seed."""
+    rng = _generator(data, split, "plan")
+    kinds = len(BACKGROUNDS)
+    if split == "train":
+        count = data.train_images
+        labels = rng.permutation(np.arange(count) % kinds)
+        # Exactly the share `tied` on their own background, the others evenly over the other kinds.
+        free = rng.permutation(count) >= round(data.tied * count)
+        backgrounds = np.where(free, (labels + rng.integers(1, kinds, count)) % kinds, labels)
+    else:
+        count = data.test_images
+        pair = rng.permutation(np.arange(count) % kinds**2)
+        labels, backgrounds = pair // kinds, pair % kinds
+    return Plan(
+        labels=labels.astype(np.int64),
+        digits=_choose_digits(labels, split, rng),
+        backgrounds=backgrounds.astype(np.int64),
+        patches=rng.random(count),
+        gains=rng.uniform(0.65, 1.0, count).astype(np.float32),
+        scales=rng.uniform(SMALLEST, LARGEST, count),
+        places=rng.random((count, 2)),
+        tints=_tints(count, rng),
+    )
+
+
+def _generator(data: recipes.Data, split: str, what: str) -> np.random.Generator:
+    return np.random.default_rng([data.seed, *f"{split} {what}".encode()])
+
+
+def _choose_digits(labels: np.ndarray, split: str, rng: np.random.Generator) -> np.ndarray:
+    _, targets, for_test = digits()
+    chosen = np.empty(len(labels), np.int64)
+    for k in range(len(OBJECTS)):
+        pool = np.flatnonzero((targets == k) & (for_test == (split == "test")))
+        rows = np.flatnonzero(labels == k)
+        chosen[rows] = pool[rng.integers(0, len(pool), len(rows))]
+    return chosen
+
+
+def _tints(count: int, rng: np.random.Generator) -> np.ndarray:
+    """Bright colours of any hue: hue on the wheel, saturation up to 0.8, full value; float32 [N, 3]."""
+    hue, saturation = rng.random((count, 1)), rng.uniform(0.1, 0.8, (count, 1))
+    wheel = np.clip(np.abs((hue + np.array([0, 2 / 3, 1 / 3])) % 1 * 6 - 3) - 1, 0, 1)
+    return (255 * (1 - saturation * (1 - wheel))).astype(np.float32)
+
+
+@lru_cache(maxsize=1)
+def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Objects as masks float32 [2, M, GRID, GRID] (fill, rim), their classes [M], and which are for testing [M].
+
+    Every fifth digit of a class is for testing, whatever the seed: no run trains on another run's test digits.
+    """
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    fill = np.zeros((len(found.images), GRID, GRID), np.float32)
+    edge = (GRID - 8) // 2
+    fill[:, edge:-edge, edge:-edge] = found.images / 16
+    wide = np.pad(fill, ((0, 0), (1, 1), (1, 1)))
+    around = [wide[:, y : y + GRID, x : x + GRID] for y in range(3) for x in range(3)]
+    rim = np.max(around, axis=0)
+    targets = found.target.astype(np.int64)
+    for_test = np.zeros(len(targets), bool)
+    for k in range(len(OBJECTS)):
+        for_test[np.flatnonzero(targets == k)[::5]] = True
+    return np.stack([fill, rim]), targets, for_test
+
+
+def _place(starts: np.ndarray, sides: np.ndarray, size: int) -> np.ndarray:
+    """Matrices float32 [n, size, GRID] that put a row of GRID cells into a row of `size` pixels.
+
+    The digit, 8 of the cells, begins at pixel `starts` and is `sides` long; linear interpolation between cell centres.
+    """
+    pixel = np.arange(size, dtype=np.float32) + 0.5
+    cell = (sides / 8).astype(np.float32)[:, None]
+    at = (pixel - starts.astype(np.float32)[:, None]) / cell + ((GRID - 8) / 2 - 0.5)  # [n, size], in cells
+    distance = np.abs(at[:, :, None] - np.arange(GRID, dtype=np.float32))
+    return np.maximum(1 - distance, 0)
+
+
+def _draw(plan: Plan, data: recipes.Data, split: str, progress: Progress | None) -> Images:
+    size, count = data.size, len(plan.labels)
+    masks, _, _ = digits()
+    bank = _bank(data.seed, split, size)
+    sides = plan.scales * size
+    starts = plan.places * (size - sides)[:, None]  # [N, 2]
+    patch = (plan.patches * bank.shape[1]).astype(np.int64)
+    pixels = np.empty((count, 3, size, size), np.uint8)
+
+    def draw(part: slice) -> None:
+        down = _place(starts[part, 0], sides[part], size)
+        across = _place(starts[part, 1], sides[part], size).transpose(0, 2, 1)
+        mask = down @ masks[:, plan.digits[part]] @ across  # [2, n, size, size]
+        fill, rim = np.clip(mask * 2.2 - 0.5, 0, 1)
+        behind = (1 - fill) * (1 - 0.85 * rim) * plan.gains[part, None, None]
+        scene = bank[plan.backgrounds[part], patch[part]] * behind[:, None]
+        scene += fill[:, None] * plan.tints[part, :, None, None]
+        pixels[part] = scene  # at most 255: fill and behind add up to at most 1
+
+    parts = [slice(start, start + CHUNK) for start in range(0, count, CHUNK)]
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # NumPy works outside the interpreter lock
+        for done, _ in enumerate(pool.map(draw, parts), 1):
+            if progress:
+                progress(min(done * CHUNK, count), count, "drawing scenes")
+    return Images(pixels, plan.labels, plan.backgrounds, OBJECTS, BACKGROUNDS)
+
+
+@lru_cache(maxsize=4)
+def _bank(seed: int, split: str, size: int) -> np.ndarray:
+    """Background patches, uint8 [kinds, P, 3, size, size]."""
+    count = int(np.clip(BANK_BYTES // (len(BACKGROUNDS) * 3 * size * size), 2, PATCHES))
+    rng = np.random.default_rng([seed, *f"{split} backgrounds".encode()])
+    draw = {kind: _cut if kind in REGIONS else _texture for kind in BACKGROUNDS}
+    return np.stack([draw[kind](kind, count, size, rng) for kind in BACKGROUNDS])
+
+
+@lru_cache(maxsize=1)
+def _photos() -> list[Image.Image]:
+    from sklearn.datasets import load_sample_images
+
+    return [Image.fromarray(photo) for photo in load_sample_images().images]
+
+
+def _cut(kind: str, count: int, size: int, rng: np.random.Generator) -> np.ndarray:
+    """Random squares of a region of a photograph, some mirrored."""
+    out = np.empty((count, 3, size, size), np.uint8)
+    for row in out:
+        photo, top, bottom, left, right = REGIONS[kind][rng.integers(len(REGIONS[kind]))]
+        side = rng.uniform(32, 64)
+        x, y = rng.uniform(left, right - side), rng.uniform(top, bottom - side)
+        patch = _photos()[photo].resize((size, size), Image.Resampling.BICUBIC, box=(x, y, x + side, y + side))
+        row[:] = np.asarray(patch).transpose(2, 0, 1)[:, :, :: rng.choice((-1, 1))]
+    return out
+
+
+def _texture(kind: str, count: int, size: int, rng: np.random.Generator) -> np.ndarray:
+    """Two random colours, mixed by a drawn pattern in [0, 1]."""
+    y, x = np.mgrid[:size, :size] / size
+    angle, phase = rng.uniform(0, np.pi, (count, 1, 1)), rng.random((2, count, 1, 1))
+    along = x * np.cos(angle) + y * np.sin(angle)
+    if kind == "stripes":
+        pattern = (along * rng.integers(4, 8, (count, 1, 1)) + phase[0]) % 1 < 0.5
+    elif kind == "checks":
+        cells = rng.integers(3, 6, (count, 1, 1))
+        pattern = np.floor((x + phase[0]) * cells * 2) % 2 == np.floor((y + phase[1]) * cells * 2) % 2
+    elif kind == "dots":
+        cells = rng.integers(4, 7, (count, 1, 1))
+        pattern = np.hypot((x * cells + phase[0]) % 1 - 0.5, (y * cells + phase[1]) % 1 - 0.5) < 0.33
+    elif kind == "gradient":
+        pattern = (along - along.min((1, 2), keepdims=True)) / np.ptp(along, (1, 2), keepdims=True)
+    else:
+        pattern = rng.random((count, size, size))
+    colours = rng.uniform(30, 200, (2, count, 3, 1, 1))
+    mix = pattern.astype(np.float32)[:, None]
+    return (colours[0] * (1 - mix) + colours[1] * mix).astype(np.uint8)

@@ -1,0 +1,99 @@
+"""A folder of .tar shards in the WebDataset layout: KEY.jpg (png, webp, ...) with KEY.cls, read without unpacking.
+
+ROOT/train/*.tar with ROOT/test/*.tar (or val) are used as splits; otherwise a share of the images is held out.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from .. import recipes
+from ..errors import InputError
+from .archive import Entry, members
+from .cache import decoded
+from .decode import SUFFIXES, Square
+from .folder import existing_folder, split_folders
+from .images import Images, Progress, at_least_two, held_out, no_test_split, printable
+
+MOST_CLASSES = 1_000_000
+
+
+def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Images:
+    """Read one split; images are ordered by shard name, then key."""
+    root = existing_folder(data.root)
+    shown = printable(str(root), 300)
+    train, test = split_folders(root)
+    if test is not None:
+        samples = _samples(test if split == "test" else train, progress)
+    else:
+        samples = _samples(train, progress)
+        at_least_two(len(samples), shown)
+        out = held_out([image.name for image, _ in samples], data.holdout, data.seed)
+        if split == "test" and not out.any():
+            raise no_test_split(shown)
+        samples = [sample for sample, o in zip(samples, out) if o == (split == "test")]
+    images = [image for image, _ in samples]
+    pixels, kept = decoded(images, Square(data.size, data.size), what=shown, strict=data.strict, progress=progress)
+    if split == "train":
+        at_least_two(len(pixels), shown)
+    labels = [samples[i][1] for i in kept]
+    known = [label for label in labels if label is not None]
+    if known and len(known) < len(labels):
+        raise InputError(f"{shown}: {len(labels) - len(known)} of {len(labels)} images have no .cls beside them")
+    return Images(
+        pixels, labels=np.array(known, np.int64) if known else None, names=tuple(images[i].name for i in kept)
+    )
+
+
+def _samples(folder: Path, progress: Progress | None) -> list[tuple[Entry, int | None]]:
+    """Every image of the shards in `folder` with its label."""
+    shards = sorted(path for path in folder.glob("*.tar") if path.is_file())
+    if not shards:
+        raise InputError(f"{printable(str(folder), 300)}: no .tar files in it")
+    samples: list[tuple[Entry, int | None]] = []
+    refused: list[str] = []
+    for i, shard in enumerate(shards):
+        entries, bad = members(shard)
+        refused += [f"{shard.name}: {name}" for name in bad]
+        samples += _pairs(shard, entries)
+        if progress:
+            progress(i + 1, len(shards), "listing shards")
+    if refused:
+        shown = ", ".join(printable(name) for name in refused[:5])
+        warnings.warn(
+            f"{printable(str(folder), 300)}: {len(refused)} members are links or point outside, left out: {shown}",
+            stacklevel=4,
+        )
+    if not samples:
+        raise InputError(f"{printable(str(folder), 300)}: no images in its {len(shards)} shards")
+    return samples
+
+
+def _pairs(shard: Path, entries: dict[str, Entry]) -> Iterator[tuple[Entry, int | None]]:
+    images: dict[str, Entry] = {}
+    labels: dict[str, Entry] = {}
+    for name, entry in sorted(entries.items()):
+        folder, _, base = name.rpartition("/")
+        stem, _, suffix = base.partition(".")  # the key ends at the first dot of the last part
+        key = f"{folder}/{stem}"
+        if f".{suffix.lower()}" in SUFFIXES:
+            images.setdefault(key, Entry(f"{shard.name}/{name}", shard, entry.offset, entry.size))
+        elif suffix == "cls":
+            labels[key] = entry
+    for key, image in sorted(images.items()):
+        yield image, _label(labels[key], shard) if key in labels else None
+
+
+def _label(entry: Entry, shard: Path) -> int:
+    try:
+        text = entry.read(32).decode("ascii").strip()
+        label = int(text)
+    except (OSError, ValueError):
+        label = -1
+    if not 0 <= label < MOST_CLASSES:
+        raise InputError(f"{printable(str(shard), 300)}: {printable(entry.name)} does not hold a class number")
+    return label

@@ -1,0 +1,108 @@
+"""The demonstration: three methods on the built-in scenes, one table, a report with pictures, an atlas."""
+
+from __future__ import annotations
+
+import json
+import webbrowser
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from .atlas import build_atlas, galleries
+from .data import load
+from .evaluate import evaluate
+from .explore import describe_run
+from .figures import draw_figures
+from .files import write_atomic
+from .measure.report import compare, to_json
+from .model import WEIGHTS, Encoder
+from .model import load as load_model
+from .progress import Display
+from .recipes import Recipe, change, named
+from .runs import read_recipe
+from .train import train
+
+METHODS = ("cl", "ncl", "bayesncl")
+# What the table shows, of all that evaluation.json holds: (label, path, decimals).
+ROWS: tuple[tuple[str, tuple[str, ...], int], ...] = (
+    ("consistency, paper's definition (%)", ("paper", "consistency"), 1),
+    ("consistency, sound (%)", ("sound", "consistency"), 1),
+    ("consistency at 5 active dimensions (%)", ("sound", "consistency_at_l0_5"), 1),
+    ("class entropy of a dimension, sound (nats)", ("sound", "entropy_freq"), 2),
+    ("active dimensions per image", ("sound", "l0"), 1),
+    ("dead dimensions (share)", ("sound", "dead_share"), 2),
+    ("detector average precision", ("sound", "detector_ap"), 2),
+    ("linear probe, object (%)", ("probe", "fast", "acc1"), 1),
+    ("linear probe, background (%)", ("background", "h", "acc1"), 1),
+    ("worst group, object probe (%)", ("worst_group", "worst"), 1),
+    ("retrieval precision at 5, all dimensions (%)", ("retrieval", "sound", "all", "5"), 1),
+    ("background-induced error, relative", ("conflict", "gated", "error_relative"), 2),
+    ("same object, other background (cosine)", ("stability", "gated", "cosine"), 2),
+)
+
+
+def run_demo(out: Path, changes: list[str], open_browser: bool, display: Display) -> None:
+    """Train what is not yet trained, evaluate, write report and atlas, print the table."""
+    recipes = {method: change(named(f"scenes-{method}"), changes) for method in METHODS}
+    splits = [load(recipes["cl"].data, split) for split in ("train", "test")]
+    models, results = {}, {}
+    for method, recipe in recipes.items():
+        folder = out / method
+        models[method] = trained(recipe, folder, splits[0], display)
+        results[method] = evaluate(models[method], *splits, progress=display.count)
+        display.close()
+        write_atomic(folder / "evaluation.json", to_json(results[method]))
+    report = out / "report"
+    figures = draw_figures({m: (out / m, r) for m, r in results.items()}, report)
+    runs = [describe_run(models[m], out / m, splits[1]) for m in ("bayesncl", "ncl")]
+    galleries(runs[0], splits[1], report)
+    atlas = build_atlas(out / "atlas", runs, splits[1], title="BayesNCL and NCL on the built-in scenes")
+    table = summary(results)
+    page = write_report(report, table, [path.name for path in figures], results)
+    print(compare({m: flat(table, i) for i, m in enumerate(METHODS)}))
+    display.note(f"report: {page}\natlas:  {atlas}")
+    if open_browser:
+        webbrowser.open(page.resolve().as_uri())
+
+
+def trained(recipe: Recipe, folder: Path, images: Any, display: Display) -> Encoder:
+    """The finished run of a recipe: found, gone on with, or trained now."""
+    if (folder / WEIGHTS).exists() and read_recipe(folder) == recipe:
+        display.note(f"{folder} is trained already")
+        return load_model(folder)
+    if (folder / "recipe.json").exists() and read_recipe(folder) != recipe:
+        for path in sorted(folder.rglob("*"), reverse=True):  # of another recipe, so of no use
+            path.rmdir() if path.is_dir() else path.unlink()
+    return train(recipe, images, folder, display=display)
+
+
+def summary(results: dict[str, dict[str, Any]]) -> list[tuple[str, list[str]]]:
+    """The rows of the table, a cell per method."""
+    rows = []
+    for label, path, decimals in ROWS:
+        cells = []
+        for result in results.values():
+            value: Any = result
+            for key in path:
+                value = value.get(key) if isinstance(value, dict) else None
+            cells.append("-" if value is None else f"{value:.{decimals}f}")
+        rows.append((label, cells))
+    return rows
+
+
+def flat(table: list[tuple[str, list[str]]], column: int) -> dict[str, float | None]:
+    """One column of the table as numbers, for `compare`."""
+    return {label: None if cells[column] == "-" else float(cells[column]) for label, cells in table}
+
+
+def write_report(folder: Path, table: list[tuple[str, list[str]]], figures: list[str], results: dict[str, Any]) -> Path:
+    """An HTML page with the table, the figures, the two galleries and links to the atlas and the raw numbers."""
+    template = jinja2.Template((resources.files(__package__) / "report.html").read_text(), autoescape=True)
+    shown = [name for name in (*figures, "high-entropy.png", "most-suppressed.png") if (folder / name).exists()]
+    page = folder / "index.html"
+    theory = results["bayesncl"].get("theory", [])
+    write_atomic(page, template.render(methods=METHODS, table=table, figures=shown, theory=theory))
+    write_atomic(folder / "table.json", json.dumps({label: cells for label, cells in table}, indent=2) + "\n")
+    return page

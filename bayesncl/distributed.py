@@ -1,0 +1,152 @@
+"""The only file that knows of other processes. Everything goes through torch.distributed, started by torchrun."""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .errors import InputError
+
+TIMEOUT = datetime.timedelta(seconds=60)  # a collective of the step that waits longer means that a process is lost
+PATIENCE = datetime.timedelta(hours=24)  # at a barrier process 0 may be decoding a data set; its death ends the wait
+
+_patient: dist.ProcessGroup | None = None  # of barriers, on the CPU
+
+
+def start() -> None:
+    """Join the other processes if torchrun started several; otherwise do nothing."""
+    global _patient
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1 or dist.is_initialized():
+        return
+    if "MASTER_ADDR" not in os.environ:
+        raise InputError(f"WORLD_SIZE is {world} but MASTER_ADDR is not set: start several processes with torchrun")
+    gpus, local = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", "0"))
+    if gpus:
+        if local >= gpus:
+            raise InputError(f"{gpus} GPUs on this machine, so no more processes than that: torchrun --nproc-per-node {gpus}")
+        torch.cuda.set_device(local)
+    _checked(dist.init_process_group, "cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=TIMEOUT)
+    _patient = _checked(dist.new_group, backend="gloo", timeout=PATIENCE)
+
+
+def stop() -> None:
+    """Leave the group."""
+    global _patient
+    if dist.is_initialized():
+        _patient = None
+        dist.destroy_process_group()
+
+
+def world_size() -> int:
+    """Number of processes."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Which one this is; 0 writes."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def restarted() -> bool:
+    """Whether torchrun started this process again after a failure."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def barrier() -> None:
+    """Wait for all, however long it takes."""
+    if world_size() > 1:
+        _checked(dist.barrier, group=_patient)
+
+
+def agree(value: int) -> bool:
+    """Whether all processes hold the same number."""
+    if world_size() == 1:
+        return True
+    ends = torch.tensor([value, -value])
+    _checked(dist.all_reduce, ends, dist.ReduceOp.MAX, group=_patient)
+    return bool(ends[0] == -ends[1])
+
+
+def all_reduce_sum(x: Tensor) -> Tensor:
+    """Sum over processes, with gradient (the gradient of a sum over processes is again summed over them)."""
+    return _AllReduceSum.apply(x) if world_size() > 1 else x
+
+
+def all_gather_rows(x: Tensor) -> Tensor:
+    """[world * N, D]: the rows of all processes in rank order, with gradient."""
+    return _AllGatherRows.apply(x) if world_size() > 1 else x
+
+
+def sum_gradients(parameters: Iterable[Tensor]) -> None:
+    """Add up every parameter's gradient over the processes, in one message."""
+    if world_size() == 1:
+        return
+    grads = [p.grad for p in parameters if p.grad is not None]
+    flat = torch.cat([g.flatten() for g in grads])
+    _checked(dist.all_reduce, flat)
+    for g, part in zip(grads, flat.split([g.numel() for g in grads])):
+        g.copy_(part.view_as(g))
+
+
+def gather_arrays(x: Tensor) -> Tensor:
+    """Rows of all processes (which may hold different numbers of them) in rank order, without gradient."""
+    if world_size() == 1:
+        return x
+    counts = [torch.zeros(1, dtype=torch.int64, device=x.device) for _ in range(world_size())]
+    _checked(dist.all_gather, counts, torch.tensor([len(x)], device=x.device))
+    most = max(int(c) for c in counts)
+    padded = torch.zeros(most, *x.shape[1:], dtype=x.dtype, device=x.device)
+    padded[: len(x)] = x
+    parts = [torch.empty_like(padded) for _ in range(world_size())]
+    _checked(dist.all_gather, parts, padded)
+    return torch.cat([part[: int(c)] for part, c in zip(parts, counts)])
+
+
+def _checked(collective: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call a collective; what a backend says when another process has died or hangs becomes one line."""
+    try:
+        return collective(*arguments, **options)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0][:120]
+        raise ConnectionError(
+            errno.ECONNRESET,
+            f"another process ended or did not answer in time ({reason}); stopping. "
+            "Go on from the last checkpoint with bayesncl resume, or let torchrun --max-restarts do it",
+            f"process {os.environ.get('RANK', '0')} of {os.environ.get('WORLD_SIZE', '1')}",
+        ) from None
+
+
+class _AllReduceSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        y = x.clone()
+        _checked(dist.all_reduce, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: object, *gradients: Tensor) -> Tensor:
+        g = gradients[0].contiguous().clone()
+        _checked(dist.all_reduce, g)
+        return g
+
+
+class _AllGatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        parts = [torch.empty_like(x) for _ in range(world_size())]
+        _checked(dist.all_gather, parts, x.contiguous())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: object, *gradients: Tensor) -> Tensor:
+        g = gradients[0].contiguous().clone()
+        _checked(dist.all_reduce, g)
+        return g.chunk(world_size())[rank()]

@@ -1,0 +1,60 @@
+"""Features of a folder of images, as a file."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from . import distributed
+from .data.cache import decoded
+from .data.decode import Square
+from .data.folder import existing_folder, scan
+from .data.images import Images
+from .errors import InputError
+from .features import Progress, extract
+from .files import write_atomic
+from .gates import top_k_mask
+from .model import Encoder
+from .objective import normalise
+
+
+def embed_folder(
+    model: Encoder, folder: Path, out: Path, *, keep: int | None = None, gated: bool = True, progress: Progress | None = None
+) -> tuple[int, int]:
+    """Write z [N, D] and names [N] of every image at and below `folder`; with class subfolders also y [N] and class_names.
+
+    Returns
+    -------
+    N and D.
+    """
+    images = images_below(folder, model.recipe.data.size, progress)
+    found = extract(model, images, "sound", progress=progress)
+    z = found.gated if gated else found.z
+    if keep is not None and keep < z.shape[1]:
+        rows = torch.from_numpy(z)
+        z = normalise(rows * top_k_mask(rows.abs(), keep)).numpy()
+    arrays: dict[str, np.ndarray] = {"z": z, "names": np.array(images.names)}
+    if images.labels is not None:
+        arrays |= {"y": images.labels, "class_names": np.array(images.class_names)}
+    if distributed.rank() == 0:
+        buffer = io.BytesIO()
+        np.savez(buffer, **arrays)  # type: ignore[arg-type]
+        write_atomic(out, buffer.getvalue())
+    return len(z), z.shape[1]
+
+
+def images_below(folder: Path, size: int, progress: Progress | None) -> Images:
+    """Every image at and below a folder, whole: no split; the first folder of its path is an image's class."""
+    entries = scan(existing_folder(str(folder)))
+    if not entries:
+        raise InputError(f"{folder}: no image files in it")
+    pixels, kept = decoded(entries, Square(size, size), what=str(folder), progress=progress)
+    names = tuple(entries[i].name for i in kept)
+    tops = [name.partition("/")[0] for name in names]
+    if not all("/" in name for name in names):
+        return Images(pixels, names=names)
+    classes = sorted(set(tops))
+    return Images(pixels, np.array([classes.index(top) for top in tops]), class_names=tuple(classes), names=names)

@@ -1,0 +1,5 @@
+"""The one exception that is meant for a person."""
+
+
+class InputError(Exception):
+    """Something the user gave cannot be used. The message is one line; the commands print it and exit with status 2."""

@@ -1,0 +1,98 @@
+"""From runs, or from plain arrays, to the atlas."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .atlas import AtlasRun, build_atlas
+from .data import arrays, load
+from .data.images import Images
+from .errors import InputError
+from .features import extract
+from .model import Encoder, load as load_model
+from .progress import Display
+from .recipes import Data, Recipe
+
+
+def atlas_of_runs(runs: list[Path], out: Path, root: str | None, most: int, device: Any, display: Display) -> Path:
+    """The atlas of one run, or of two on the same test images (the training images where nothing is held out)."""
+    if len(runs) > 2:
+        raise InputError(f"an atlas shows one or two runs, got {len(runs)}")
+    models = [load_model(run, device or "cpu") for run in runs]
+    recipes = [place(model.recipe, root) for model in models]
+    if len({(r.data.name, r.data.root, r.data.seed, r.data.size) for r in recipes}) > 1:
+        raise InputError(f"{runs[0]} and {runs[1]} are of different images: an atlas compares runs on the same ones")
+    images = first(shown_split(recipes[0], display), most)
+    described = [describe_run(model, run, images, display) for model, run in zip(models, runs)]
+    return build_atlas(out, described, images, title=" and ".join(run.name for run in described))
+
+
+def describe_run(model: Encoder, run: Path, images: Images, display: Display | None = None) -> AtlasRun:
+    """Features of the images, with the headline numbers of the run's evaluation where it has one."""
+    found = extract(model, images, "sound", progress=display.count if display else None)
+    recipe = model.recipe
+    sentence = (
+        f"{recipe.name}: {recipe.model.dim} dimensions learnt from {recipe.data.name} without labels, {recipe.run.epochs} epochs, "
+        f"seed {recipe.run.seed}."
+    )
+    return AtlasRun(recipe.name, found.z, found.gated if found.open is not None else None, found.open, read_summary(run), sentence)
+
+
+def read_summary(run: Path) -> dict[str, dict[str, float]] | None:
+    """Headline numbers of RUN/evaluation.json."""
+    path = run / "evaluation.json"
+    if not path.is_file():
+        return None
+    try:
+        results = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return {name: results[name] for name in ("paper", "sound") if isinstance(results.get(name), dict)}
+
+
+def atlas_of_arrays(path: Path, out: Path) -> Path:
+    """The atlas of any model's features: an .npz with images, z [N, D] and, where there are such, y, gated and open."""
+    if not path.is_file():
+        raise InputError(f"{path}: no such file, expected an .npz")
+    try:
+        found = arrays.read_npz(path, ("z", "gated", "open", "images"))
+    except arrays.UNREADABLE as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    for name in ("z", "images"):
+        if name not in found:
+            raise InputError(f"{path}: no array named {name} in it")
+    side = sorted(found["images"].shape[1:])[1:]  # of [3, H, W] or [H, W, 3]
+    data = Data(name="arrays", root=str(path), holdout=0.0, size=min([*side, 1024]) if side else 32)
+    images = arrays.load(data, "train")
+    run = AtlasRun(path.stem, found["z"], found.get("gated"), found.get("open"), None, f"Features from {path.name}.")
+    return build_atlas(out, [run], images, title=path.stem)
+
+
+def shown_split(recipe: Recipe, display: Display) -> Images:
+    """The test split, or the training split where there is none."""
+    try:
+        return load(recipe.data, "test", display.count)
+    except InputError:
+        return load(recipe.data, "train", display.count)
+
+
+def place(recipe: Recipe, root: str | None) -> Recipe:
+    """The recipe with its images at another place."""
+    return recipe if root is None else dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, root=root))
+
+
+def first(images: Images, most: int) -> Images:
+    """At most `most` images, spread evenly over the split."""
+    if len(images) <= most:
+        return images
+    rows = np.linspace(0, len(images) - 1, most).astype(np.int64)
+    picked = {
+        field: None if (value := getattr(images, field)) is None else value[rows] for field in ("pixels", "labels", "backgrounds")
+    }
+    names = None if images.names is None else tuple(images.names[i] for i in rows)
+    return dataclasses.replace(images, **picked, names=names)  # type: ignore[arg-type]

@@ -1,0 +1,96 @@
+"""The only file that extracts features: every measure and the atlas take them from here.
+
+`sound`: eval mode and the normalisation of training. `paper`: BatchNorm with the statistics of each evaluation batch, the data's order,
+the training batch size, and the pixel statistics of the published evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import distributed
+from .backbones import batch_statistics
+from .data.images import Images
+from .errors import InputError
+from .model import Encoder
+
+Progress = Callable[[int, int, str], None]
+
+
+class Extracted(NamedTuple):
+    """Features of N images as arrays."""
+
+    h: np.ndarray  # float32 [N, F]
+    z: np.ndarray  # float32 [N, D], no gate
+    gated: np.ndarray  # float32 [N, D]
+    open: np.ndarray | None  # bool [N, D], None without gates
+
+
+def centre_crop(pixels: Tensor, size: int) -> Tensor:
+    """The middle [.., size, size] of larger images; smaller ones stay."""
+    height, width = pixels.shape[-2:]
+    if min(height, width) <= size:
+        return pixels
+    top, left = (height - size) // 2, (width - size) // 2
+    return pixels[..., top : top + size, left : left + size]
+
+
+@torch.inference_mode()
+def extract(
+    model: Encoder, images: Images, mode: str = "sound", batch: int | None = None, progress: Progress | None = None
+) -> Extracted:
+    """Features of a split.
+
+    Parameters
+    ----------
+    model : on any device; it comes back as it was, parameters, buffers and mode.
+    images : the split, in the order the `paper` mode batches it.
+    mode : ``sound`` or ``paper``.
+    batch : images at a time; default the training batch for `paper`, 512 otherwise. Only `paper` depends on it.
+    progress : called with (done, total, what).
+
+    Returns
+    -------
+    Extracted. With several processes each computes its share and every one returns the whole.
+    """
+    if mode not in ("sound", "paper"):
+        raise InputError(f"mode must be sound or paper, got {mode!r}")
+    recipe = model.recipe
+    size = batch or (recipe.run.batch if mode == "paper" else 512)
+    mean, std = model.mean, model.std
+    if mode == "paper":
+        mean = torch.tensor(recipe.data.paper_mean or recipe.data.mean, device=mean.device).view(1, 3, 1, 1)
+        std = torch.tensor(recipe.data.paper_std or recipe.data.std, device=mean.device).view(1, 3, 1, 1)
+    parts: list[tuple[Tensor, ...]] = []
+    starts = list(range(0, len(images), size))
+    mine = np.array_split(starts, distributed.world_size())[distributed.rank()].tolist()
+    was_training = model.training
+    model.eval()
+    try:
+        for i, start in enumerate(mine):
+            pixels = torch.from_numpy(np.ascontiguousarray(images.pixels[start : start + size])).to(mean.device)
+            x = (centre_crop(pixels, recipe.views.size).float() / 255 - mean) / std
+            if mode == "paper":
+                with batch_statistics(model):
+                    features = model(x)
+            else:
+                features = model(x)
+            opened = features.mask > model.recipe.gate.threshold if features.mask is not None else features.z.new_zeros(len(x), 0)
+            parts.append((features.h.float(), features.z, features.gated, opened))
+            if progress:
+                progress(i + 1, len(mine), "features")
+    finally:
+        model.train(was_training)
+    if not parts:
+        if distributed.world_size() == 1:
+            raise InputError("there are no images to take features of")
+        empty = torch.empty(0, 3, *images.pixels.shape[2:], device=mean.device)
+        features = model(empty)
+        parts = [(features.h, features.z, features.gated, features.z.new_zeros(0, recipe.model.dim if model.gate else 0))]
+    h, z, gated, opened = (distributed.gather_arrays(torch.cat(part)).cpu().numpy() for part in zip(*parts))
+    return Extracted(h, z, gated, opened.astype(bool) if model.gate is not None else None)

@@ -1,0 +1,134 @@
+"""Which images make a batch, and how their pixels reach the device."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Iterator
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import distributed
+from .errors import InputError
+
+Pixels = np.ndarray | Tensor  # uint8 [N, 3, H, W], in (memory-mapped) host memory or on the device
+
+Item = TypeVar("Item")
+
+RESIDENT_SHARE = 0.6  # of the free device memory that the whole set may take
+AHEAD = 4  # batches read ahead of the device when the set does not fit
+
+
+def epoch_order(seed: int, epoch: int, n: int) -> Tensor:
+    """Permutation of n images, a function of seed and epoch alone: the same on one process as on many."""
+    return torch.randperm(n, generator=torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63))
+
+
+def batch_rows(order: Tensor, step: int, batch: int) -> Tensor:
+    """The images of this process in step `step` of an epoch: its share of the global batch."""
+    share = batch // distributed.world_size()
+    start = step * batch + distributed.rank() * share
+    return order[start : start + share]
+
+
+def settle(pixels: np.ndarray, device: torch.device) -> Pixels:
+    """Put the whole set on a GPU as uint8 where it fits; otherwise leave it where it is, to be streamed."""
+    if device.type != "cuda" or pixels.nbytes > RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]:
+        return pixels
+    resident = torch.empty(pixels.shape, dtype=torch.uint8, device=device)
+    for start in range(0, len(pixels), 8192):  # in parts: a memory-mapped set need not fit into host memory
+        part = torch.from_numpy(np.ascontiguousarray(pixels[start : start + 8192]))
+        resident[start : start + len(part)] = part.to(device)
+    return resident
+
+
+def batches(pixels: Pixels, batch: int, seed: int, epoch: int, first: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pixels uint8 [b, 3, H, W] and index int64 [b], on the device, for steps first, first + 1, ... of an epoch.
+
+    The global batch is `batch` images, b of them for this process; the N mod batch images left over are dropped.
+    """
+    order = epoch_order(seed, epoch, len(pixels))
+    steps = range(first, len(pixels) // batch)
+    if isinstance(pixels, Tensor):
+        order = order.to(device)
+        for step in steps:
+            index = batch_rows(order, step, batch)
+            yield pixels.index_select(0, index), index
+    elif device.type == "cuda":
+        yield from _streamed(pixels, order, batch, steps, device)
+    else:
+        for step in steps:
+            index = batch_rows(order, step, batch)
+            yield torch.from_numpy(_read(pixels, index)), index
+
+
+def _streamed(
+    pixels: np.ndarray, order: Tensor, batch: int, steps: range, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches read from (memory-mapped) host memory ahead of the device, copied on a stream of their own."""
+    stream = torch.cuda.Stream(device)
+
+    def read() -> Iterator[tuple[Tensor, Tensor, torch.cuda.Event]]:
+        for step in steps:
+            index = batch_rows(order, step, batch)
+            host = torch.from_numpy(_read(pixels, index)).pin_memory()
+            with torch.cuda.stream(stream):
+                copied = torch.cuda.Event()
+                on_device = host.to(device, non_blocking=True), index.pin_memory().to(device, non_blocking=True)
+                copied.record(stream)
+            yield *on_device, copied
+
+    for part, index, copied in ahead(read(), AHEAD):
+        now = torch.cuda.current_stream(device)
+        now.wait_event(copied)
+        part.record_stream(now)
+        index.record_stream(now)
+        yield part, index
+
+
+def ahead(items: Iterator[Item], depth: int) -> Iterator[Item]:
+    """The same items, made by a thread that keeps up to `depth` of them ready; what it raises is raised here."""
+    ready: queue.Queue[tuple[Item] | Exception | None] = queue.Queue(depth)
+    stop = threading.Event()
+
+    def hand_over(item: tuple[Item] | Exception | None) -> None:
+        while not stop.is_set():  # nobody takes anything any more once the reader has left
+            with contextlib.suppress(queue.Full):
+                return ready.put(item, timeout=0.1)
+
+    def make() -> None:
+        try:
+            for item in items:
+                hand_over((item,))
+                if stop.is_set():
+                    return
+            hand_over(None)
+        except Exception as error:  # whatever it is, the reader must see it rather than wait for ever
+            hand_over(error)
+
+    thread = threading.Thread(target=make, daemon=True)
+    thread.start()
+    try:
+        while (item := ready.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            yield item[0]
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _read(pixels: np.ndarray, index: Tensor) -> np.ndarray:
+    """Rows of a possibly memory-mapped array; reading in file order spares the disk."""
+    rows = index.numpy()
+    order = np.argsort(rows)
+    out = np.empty((len(rows), *pixels.shape[1:]), np.uint8)
+    try:
+        out[order] = pixels[rows[order]]
+    except (OSError, ValueError) as error:
+        raise InputError(f"the images can no longer be read: {error}") from None
+    return out

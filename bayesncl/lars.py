@@ -1,0 +1,95 @@
+"""LARS with foreach operations and no host synchronisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+EPS = 1e-8
+
+
+class LARS(torch.optim.Optimizer):
+    """Layer-wise adaptive rates for SGD with momentum.
+
+    For a parameter p with gradient g, group rate a and weight decay w:
+
+    * p not one-dimensional, ||p|| > 0 and ||g|| > 0:
+      trust = eta ||p|| / (||g|| + w ||p|| + 1e-8);  s = min(trust / a, 1) with `clip`, trust without;  d = s (g + w p)
+    * otherwise (biases, norms): d = g, with neither weight decay nor scaling
+    * v <- momentum v + d;  p <- p - a v
+
+    Parameters
+    ----------
+    params : parameters or groups of them.
+    lr : a; a float or a 0-d tensor, which may change between steps (also inside a CUDA graph).
+    momentum, weight_decay, eta : as above.
+    clip : a bounds the rate from above.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor,
+        momentum: float = 0.9,
+        weight_decay: float = 1e-4,
+        eta: float = 0.02,
+        clip: bool = True,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "eta": eta, "clip": clip})
+        self.move: Callable[..., None] = move
+
+    def compile(self) -> None:
+        """Fuse the update of all parameters into one pass over memory."""
+        self.move = torch.compile(move, dynamic=False)
+
+    def prepare(self) -> None:
+        """Make every momentum buffer now, so that the first step allocates nothing (a CUDA graph needs that)."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if "momentum_buffer" not in self.state[p]:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Take one step."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.prepare()
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if params:
+                self._step_group(group, params)
+        return loss
+
+    def _step_group(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        adapted = [p for p in params if p.ndim != 1]
+        params = adapted + [p for p in params if p.ndim == 1]
+        lr = torch.as_tensor(group["lr"], dtype=params[0].dtype, device=params[0].device)
+        s, w = [torch.ones_like(lr)] * len(params), [torch.zeros_like(lr)] * len(params)
+        if adapted:
+            p_norm = torch.stack(torch._foreach_norm(adapted))  # [P]
+            g_norm = torch.stack(torch._foreach_norm([p.grad for p in adapted]))
+            trust = group["eta"] * p_norm / (g_norm + group["weight_decay"] * p_norm + EPS)
+            usable = (p_norm > 0) & (g_norm > 0)
+            scale = torch.where(usable, (trust / lr).clamp_max(1.0) if group["clip"] else trust, 1.0)
+            decay = usable.to(lr.dtype) * group["weight_decay"]
+            s[: len(adapted)], w[: len(adapted)] = scale.unbind(), decay.unbind()
+        v = [self.state[p]["momentum_buffer"] for p in params]
+        self.move(params, [p.grad for p in params], v, s, w, lr, group["momentum"])
+
+
+def move(
+    params: list[Tensor], grads: list[Tensor], v: list[Tensor], s: list[Tensor], w: list[Tensor], lr: Tensor, momentum: float
+) -> None:
+    """v <- momentum v + s (g + w p);  p <- p - lr v, for lists of tensors, in place."""
+    d = torch._foreach_mul(params, w)
+    torch._foreach_add_(d, grads)
+    torch._foreach_mul_(d, s)
+    torch._foreach_mul_(v, momentum)
+    torch._foreach_add_(v, d)
+    torch._foreach_sub_(params, torch._foreach_mul(v, lr))

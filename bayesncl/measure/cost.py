@@ -1,0 +1,111 @@
+"""What a training step costs: parameters, multiply-adds in the published counting, floating-point operations.
+
+Everything is counted on torch's meta device, where tensors have shapes and no values.
+
+The published "FLOPs" are multiply-adds of a forward pass over the two views of an image, counted layer by layer:
+convolutions and linear layers (without bias), BatchNorm at 4 per element (2 without affine parameters), adaptive
+average pooling at (window + 1) per output; the rest is free. Backbone, projector, gating head and online classifier
+all count.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..backbones import set_views
+from ..model import Encoder, build_model
+from ..recipes import Recipe
+
+CLASSES = {"scenes": 10, "cifar10": 10, "waterbirds": 2}  # of the online classifier; 100 for the others
+PARTS = ("backbone", "projector", "gate", "classifier")
+
+
+def cost(recipe: Recipe, classes: int | None = None) -> dict[str, Any]:
+    """Parameters and operations of a recipe.
+
+    Parameters
+    ----------
+    recipe : its model, gate, view size and batch are counted.
+    classes : outputs of the online classifier, a linear layer on h; default by data set.
+
+    Returns
+    -------
+    `params` (of the encoder; `params_by_part` adds the online classifier), `macs_per_image` (the published counting:
+    both views of one image; also `macs_by_part`), `macs_per_batch`, `flops_per_step` (forward and backward, two per
+    multiply-add, by torch's counter, similarities included), `batch`, `classes`.
+    """
+    classes = classes or CLASSES.get(recipe.dataset, 100)
+    with torch.device("meta"):
+        model = build_model(recipe)
+        classifier = nn.Linear(int(model.backbone.features), classes)  # type: ignore[arg-type]
+    parts = dict(zip(PARTS, (model.backbone, model.projector, model.gate, classifier)))
+    params = {name: sum(p.numel() for p in part.parameters()) if part else 0 for name, part in parts.items()}
+    macs = _macs(model, classifier, recipe.views.size)
+    return {
+        "recipe": recipe.name,
+        "params": sum(params[name] for name in PARTS[:3]),
+        "params_by_part": params,
+        "macs_per_image": sum(macs.values()),
+        "macs_by_part": macs,
+        "macs_per_batch": sum(macs.values()) * recipe.run.batch,
+        "flops_per_step": _step_flops(model, classifier, recipe),
+        "batch": recipe.run.batch,
+        "classes": classes,
+    }
+
+
+def _macs(model: Encoder, classifier: nn.Module, size: int) -> dict[str, int]:
+    macs = dict.fromkeys(PARTS, 0)
+    hooks = []
+    for name, part in (*model.named_children(), ("classifier", classifier)):
+        for layer in part.modules():
+
+            def add(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, part: str = name) -> None:
+                macs[part] += operations(layer, inputs[0], output)
+
+            hooks.append(layer.register_forward_hook(add))
+    model.eval()
+    with torch.no_grad():
+        classifier(model(torch.empty(2, 3, size, size, device="meta")).h)
+    for hook in hooks:
+        hook.remove()
+    return macs
+
+
+def operations(layer: nn.Module, x: Tensor, y: Tensor) -> int:
+    """Operations of one layer from input x to output y, in the published counting."""
+    match layer:
+        case nn.Conv2d():
+            return y.numel() * (layer.in_channels // layer.groups) * math.prod(layer.kernel_size)
+        case nn.Linear():
+            return y.numel() * layer.in_features
+        case nn.BatchNorm2d():
+            return x.numel() * (4 if layer.affine else 2)
+        case nn.AdaptiveAvgPool2d():
+            window = math.prod(x.shape[2:]) // math.prod(y.shape[2:])
+            return y.numel() * (window + 1)
+    return 0
+
+
+def _step_flops(model: Encoder, classifier: nn.Module, recipe: Recipe) -> int:
+    """Of one training step at the recipe's batch: both views, all similarities, online classifier, backward.
+
+    The counter sees matrix products and convolutions. InfoNCE is its similarity matrix: in blocks it makes the same
+    three products, one forward and two backward. The KL has none.
+    """
+    batch, size = recipe.run.batch, recipe.views.size
+    model.train()
+    set_views(model, 2)
+    uniform = torch.empty(2 * batch, recipe.model.dim, device="meta")
+    counter = FlopCounterMode(display=False)
+    with counter:
+        features = model(torch.empty(2 * batch, 3, size, size, device="meta"), uniform)
+        loss = (features.gated @ features.gated.T).logsumexp(1).mean()
+        loss = loss + classifier(features.h.detach()).logsumexp(1).mean()
+        loss.backward()
+    return int(counter.get_total_flops())

@@ -1,0 +1,306 @@
+"""Class-by-dimension statistics of features [N, D], in one pass over blocks of rows.
+
+What each measure needs is a product of the one-hot labels Y with a matrix made of the features: Y^T |F| [C, D] for
+activation mass, and Y^T 1[|F| > t] for how often a dimension fires on a class. `index_add_` is that product without the
+multiplications by zero, so that its cost does not grow with C. Sums are taken in the precision of a block and added up
+in float64. Nothing here holds more than a block of rows, so that the features may lie on disk.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import InputError
+
+Progress = Callable[[int, int, str], None]
+
+EPSILON = 1e-5  # a dimension fires on an image where |z| exceeds this
+BLOCK = 2**20  # elements in a block of rows
+FLUSH = 2**13  # rows summed in the precision of the features before they are added up in float64
+EXACT_ENTRIES = 2**26  # average precision sorts up to this many firing entries (512 MB); above, values are rounded
+BIN_BITS = 9  # ... to this many bits of mantissa, one part in 512
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Statistics by class and dimension, for one labelling of the rows. All float64; counts are whole numbers."""
+
+    rows: int
+    sizes: np.ndarray  # [C] images by class
+    thresholds: tuple[float, ...]
+    fires: np.ndarray  # [T, C, D] images of class c on which the unit-norm |z_j| exceeds threshold t
+    mass: np.ndarray  # [C, D] sum of the unit-norm |z_j| over images where it exceeds EPSILON
+    raw_fires: np.ndarray  # [C, D] as `fires`, features as given, at EPSILON
+    raw_mass: np.ndarray  # [C, D] sum of |z_j| as given, over all images
+    largest: np.ndarray  # the largest unit-norm |z| of all entries, descending; as many as asked for
+    unit: bool  # whether the rows had unit length (or were zero) as given
+
+
+def blocks(features: np.ndarray, what: str = "", progress: Progress | None = None) -> Iterator[tuple[slice, Tensor]]:
+    """Blocks of rows as float32 (float64 where the features are), with their place."""
+    rows = max(1, BLOCK // features.shape[1])
+    for start in range(0, len(features), rows):
+        part = slice(start, min(start + rows, len(features)))
+        yield part, as_tensor(features[part])
+        release(features)
+        if progress:
+            progress(part.stop, len(features), what)
+
+
+def as_tensor(rows: np.ndarray) -> Tensor:
+    tensor = torch.from_numpy(np.require(rows, requirements=["C", "W"]))  # copies what is mapped read-only
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def release(features: np.ndarray) -> None:
+    """Let go of the pages of a mapped file that were read; else they count as memory of the process until it ends."""
+    mapped = getattr(features, "_mmap", None)
+    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def norms(block: Tensor, start: int = 0) -> Tensor:
+    """Length of each row [n, 1]; raises on a value that is not finite. `start` is the number of the first row."""
+    norm = torch.linalg.vector_norm(block, dim=1, keepdim=True)
+    if not norm.isfinite().all():
+        row = int((~norm.isfinite()).nonzero()[0, 0])
+        what = "values too large to square" if block[row].isfinite().all() else "NaN or infinity"
+        raise InputError(f"features must be finite numbers, row {start + row} holds {what}")
+    return norm
+
+
+def unit(block: Tensor, start: int = 0) -> Tensor:
+    """Rows of unit length; zero rows stay zero."""
+    return block / norms(block, start).clamp_min_(1e-12)
+
+
+def firing(rows: Tensor, threshold: float = EPSILON) -> Tensor:
+    """Non-negative entries, with 0 for those not above the threshold."""
+    return F.threshold(rows, threshold, 0.0)
+
+
+def count(
+    features: np.ndarray,
+    labellings: Sequence[np.ndarray],
+    thresholds: Sequence[float] = (EPSILON,),
+    *,
+    raw: bool = False,
+    mass: bool = False,
+    largest: int = 0,
+    what: str = "counting",
+    progress: Progress | None = None,
+) -> list[Counts]:
+    """One pass over the features, for one or several labellings of the same rows.
+
+    Parameters
+    ----------
+    features : [N, D], finite.
+    labellings : int64 [N] each, values 0..C-1, every class present.
+    thresholds : on unit-norm features, none below EPSILON.
+    raw, mass : also fill these fields, which are zero otherwise.
+    largest : how many of the largest entries to return; needs `mass`.
+    """
+    n, dims = features.shape
+    classes = int(labellings[0].max()) + 1
+    labels = [torch.from_numpy(labelling) for labelling in labellings]
+    kinds = 3 + len(thresholds)  # raw mass, raw fires, mass, then fires by threshold
+    total = torch.zeros(len(labels), kinds, classes, dims, dtype=torch.float64)
+    partial = torch.zeros(total.shape, dtype=torch.float64 if features.dtype == np.float64 else torch.float32)
+    above = torch.empty(0, dims, dtype=partial.dtype)
+    top, all_unit, pending = _Largest(largest), True, 0
+    for part, block in blocks(features, what, progress):
+
+        def add(kind: int, values: Tensor, part: slice = part) -> None:
+            for sums, y in zip(partial, labels):
+                sums[kind].index_add_(0, y[part], values)  # [C, D] += Y^T values
+
+        above.resize_(block.shape)
+        given = block.abs()
+        norm = norms(block, part.start)
+        off = (norm - 1).abs_()[norm > 0]
+        all_unit = all_unit and not off.gt(1e-4).any()
+        # rows of unit length need no division
+        z = given / norm.clamp_min_(1e-12) if off.gt(1e-6).any() else given
+        if raw:
+            add(0, given)
+            add(1, torch.gt(given, EPSILON, out=above))
+        if mass:  # in place, as `given` is not needed any more
+            F.threshold(z, EPSILON, 0.0, inplace=True)
+            add(2, z)
+        top.add(z)
+        for kind, threshold in enumerate(thresholds, 3):
+            add(kind, torch.gt(z, threshold, out=above))
+        pending += len(block)
+        if pending >= FLUSH or part.stop == n:
+            total += partial
+            partial.zero_()
+            pending = 0
+    values = top.sorted()
+    return [
+        Counts(
+            rows=n,
+            sizes=np.bincount(labelling, minlength=classes).astype(np.float64),
+            thresholds=tuple(thresholds),
+            fires=sums[3:],
+            mass=sums[2],
+            raw_fires=sums[1],
+            raw_mass=sums[0],
+            largest=values,
+            unit=all_unit,
+        )
+        for labelling, sums in zip(labellings, total.numpy())
+    ]
+
+
+class _Largest:
+    """The k largest of a stream of numbers, in memory of a few k."""
+
+    def __init__(self, k: int) -> None:
+        self.k, self.cut, self.size = k, 0.0, 0
+        self.parts: list[np.ndarray] = []
+
+    def add(self, values: Tensor) -> None:
+        if self.k:
+            part = values[values > self.cut].numpy()
+            self.parts.append(part)
+            self.size += len(part)
+            if self.size > 2 * self.k + BLOCK:
+                self._shrink()
+
+    def _shrink(self) -> None:
+        joined = np.concatenate([*self.parts, np.empty(0, np.float32)])
+        if len(joined) > self.k:
+            joined = np.partition(joined, len(joined) - self.k)[-self.k :]
+            self.cut = float(joined[0])  # the smallest kept; what equals it is already there k times or more
+        self.parts, self.size = [joined], len(joined)
+
+    def sorted(self) -> np.ndarray:
+        if not self.k:
+            return np.empty(0, np.float32)
+        self._shrink()
+        return np.sort(self.parts[0])[::-1]
+
+
+def column_sums(features: np.ndarray, progress: Progress | None = None) -> np.ndarray:
+    """Sum of each dimension over the unit-norm rows, float64 [D]."""
+    total = torch.zeros(features.shape[1], dtype=torch.float64)
+    for part, block in blocks(features, "ranking dimensions", progress):
+        total += unit(block, part.start).sum(0, dtype=torch.float64)
+    return total.numpy()
+
+
+def gram(features: np.ndarray, *, normalise: bool, progress: Progress | None = None) -> np.ndarray:
+    """F^T F, float64 [D, D]; of unit-norm rows where `normalise`.
+
+    In float64 throughout: its eigenvalues are squares, so that single precision would hide singular values below 3e-4
+    of the largest.
+    """
+    total = torch.zeros(features.shape[1], features.shape[1], dtype=torch.float64)
+    for part, block in blocks(features, "spectrum", progress):
+        rows = (unit(block, part.start) if normalise else block).double()
+        total.addmm_(rows.T, rows)
+    return total.numpy()
+
+
+def average_precision(
+    features: np.ndarray,
+    labellings: Sequence[np.ndarray],
+    detected: Sequence[np.ndarray],
+    entries: int,
+    *,
+    progress: Progress | None = None,
+) -> list[np.ndarray]:
+    """Average precision of each dimension's unit-norm |z| as a detector of one class.
+
+    Equal values count as one step (as in scikit-learn); all images on which a dimension does not fire are equal.
+
+    Parameters
+    ----------
+    labellings, detected : int64 [N], and int64 [D] the class each dimension is to detect; one pair or several.
+    entries : number of firing entries. Up to EXACT_ENTRIES they are sorted, as float32; if more, they are rounded to
+        BIN_BITS bits of mantissa.
+
+    Returns
+    -------
+    float64 [D] for each pair.
+    """
+    collect = _sorted_ranks if entries <= EXACT_ENTRIES else _binned_ranks
+    result = [np.zeros(features.shape[1]) for _ in labellings]
+    n = len(features)
+    sizes = [np.bincount(labels) for labels in labellings]
+    for j, rank, hits in collect(features, labellings, detected, entries, progress):
+        for i, hit in enumerate(hits):  # rank, hit [G]: images, and those of the class, down to the end of each tie
+            positives = sizes[i][detected[i][j]]
+            found = hit[-1] if len(hit) else 0
+            area = (np.diff(hit, prepend=0) * (hit / rank)).sum() + (positives - found) * (positives / n)
+            result[i][j] = area / positives
+    return result
+
+
+Ranks = Iterator[tuple[int, np.ndarray, list[np.ndarray]]]  # dimension, rank [G], hits [G] by labelling
+
+
+def _entries(
+    features: np.ndarray, labellings: Sequence[np.ndarray], detected: Sequence[np.ndarray], progress: Progress | None
+) -> Iterator[tuple[np.ndarray, np.ndarray, list[np.ndarray]]]:
+    """Firing entries by block: dimension, float32 bits (which order as the values do), is the image of the class."""
+    for part, block in blocks(features, "average precision", progress):
+        z = firing(unit(block, part.start).abs_())
+        row, column = (index.numpy() for index in z.nonzero(as_tuple=True))
+        bits = z[z > 0].float().numpy().view(np.int32).astype(np.int64)
+        yield column, bits, [y[part][row] == best[column] for y, best in zip(labellings, detected)]
+
+
+def _sorted_ranks(
+    features: np.ndarray,
+    labellings: Sequence[np.ndarray],
+    detected: Sequence[np.ndarray],
+    entries: int,
+    progress: Progress | None,
+) -> Ranks:
+    flags = len(labellings)
+    keys = np.empty(entries, np.int64)  # dimension, then value descending, then one bit per labelling
+    filled = 0
+    for column, bits, hits in _entries(features, labellings, detected, progress):
+        key = (column << 31 | (2**31 - 1 - bits)) << flags
+        for i, hit in enumerate(hits):
+            key |= hit.astype(np.int64) << i
+        keys[filled : filled + len(key)] = key
+        filled += len(key)
+    keys = keys[:filled]
+    keys.sort()
+    edges = np.searchsorted(keys, np.arange(features.shape[1] + 1, dtype=np.int64) << (31 + flags))
+    for j, (start, stop) in enumerate(pairwise(edges)):
+        own = keys[start:stop]
+        last = np.flatnonzero(np.diff(own >> flags, append=-1))
+        yield j, last + 1, [np.cumsum(own >> i & 1)[last] for i in range(flags)]
+
+
+def _binned_ranks(
+    features: np.ndarray,
+    labellings: Sequence[np.ndarray],
+    detected: Sequence[np.ndarray],
+    entries: int,
+    progress: Progress | None,
+) -> Ranks:
+    drop = 23 - BIN_BITS
+    floor = int(np.float32(EPSILON).view(np.int32)) >> drop
+    bins = (int(np.float32(1.001).view(np.int32)) >> drop) - floor + 1  # a unit-norm entry may exceed 1 by rounding
+    table = np.zeros((1 + len(labellings), features.shape[1] * bins), np.int32)
+    for column, bits, hits in _entries(features, labellings, detected, progress):
+        place = column * bins + (bits >> drop) - floor
+        np.add.at(table[0], place, 1)
+        for row, hit in zip(table[1:], hits):
+            np.add.at(row, place[hit], 1)
+    for j, counts in enumerate(table.reshape(len(table), -1, bins).transpose(1, 0, 2)):
+        occupied = np.flatnonzero(counts[0])[::-1]  # from the largest value down
+        total = np.cumsum(counts[:, occupied], axis=1, dtype=np.int64)
+        yield j, total[0], list(total[1:])

@@ -1,0 +1,298 @@
+"""Neighbours: precision of retrieval with the strongest dimensions, and the kNN classifier.
+
+Similarities are computed a block of queries against a block of rows at a time, in float64, and compared as float32, so
+that equal rows tie exactly. Ties are common among sparse features. They are not broken by position: a rank inside a tie
+scores the share of the tie that has the right class, which is the expectation over all orders of it. A query whose kept
+part is zero ties with everything and scores the share of its class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from .arrays import Array, as_features, as_labels
+from .counts import Progress, as_tensor, column_sums, norms, release
+
+KS = (1, 3, 5, 10)
+QUERY_ROWS, GALLERY_ROWS = 1024, 4096
+
+
+def retrieval(
+    features: Array,
+    labels: Array,
+    dims: int | None = None,
+    ks: Sequence[int] = KS,
+    definition: str = "sound",
+    ranking: Array | None = None,
+    *,
+    weights: Array | None = None,
+    queries: Array | None = None,
+    progress: Progress | None = None,
+) -> dict[int, float]:
+    """Precision at k of retrieval among the rows themselves, by cosine similarity.
+
+    Parameters
+    ----------
+    features : [N, D]; rows are made unit length, cut to the kept dimensions and made unit length again.
+    labels : [N].
+    dims : keep this many dimensions, those of the highest `ranking`; None keeps all.
+    ks : precision at these many neighbours.
+    definition : ``sound`` leaves the query itself out by identity; ``paper`` drops whatever comes first.
+    ranking : [D]; default the column sums of the unit-norm features. Pass those of the training split to be strict.
+    weights : [D] non-negative factors of each dimension's part of the similarity; 1 / prevalence for the
+        inverse-prevalence similarity.
+    queries : numbers of the rows that serve as queries; default all.
+    progress : called with (done, total, what).
+
+    Returns
+    -------
+    dict of percent by k.
+    """
+    if definition not in ("paper", "sound"):
+        raise InputError(f"definition must be paper or sound, got {definition!r}")
+    features = as_features(features)
+    index, _ = as_labels(labels, len(features))
+    columns = choose(features, dims, ranking)
+    depth = max(_checked_ks(ks, len(features)))
+    relevance = rank_relevance(features, [index], depth, columns, weights=weights, queries=queries, progress=progress)
+    return precision(relevance[definition][0], ks)
+
+
+def retrieval_curve(
+    features: Array,
+    labels: Array,
+    dims: Iterable[int],
+    ks: Sequence[int] = KS,
+    definition: str = "sound",
+    ranking: Array | None = None,
+    *,
+    weights: Array | None = None,
+    queries: Array | None = None,
+    progress: Progress | None = None,
+) -> dict[int, dict[int, float]]:
+    """`retrieval` for several numbers of kept dimensions: percent by k, by number of dimensions."""
+    features = as_features(features)
+    if ranking is None:
+        ranking = column_sums(features)
+    return {
+        kept: retrieval(
+            features, labels, kept, ks, definition, ranking, weights=weights, queries=queries, progress=progress
+        )
+        for kept in dims
+    }
+
+
+def knn_accuracy(
+    features: Array,
+    labels: Array,
+    queries: Array,
+    query_labels: Array,
+    k: int = 20,
+    temperature: float = 0.07,
+    progress: Progress | None = None,
+) -> float:
+    """Accuracy, in percent, of the kNN classifier.
+
+    A query gets the class with the greatest sum of exp(cosine / temperature) over its k nearest rows; of equal classes
+    the first. Where more rows are equally near than there are places left, they share these places.
+
+    Parameters
+    ----------
+    features, labels : [N, D] and [N], the training split.
+    queries, query_labels : [M, D] and [M].
+    """
+    features, queries = as_features(features), as_features(queries)
+    if features.shape[1] != queries.shape[1]:
+        raise InputError(f"features have {features.shape[1]} dimensions, queries {queries.shape[1]}")
+    if not 0 < k <= len(features):
+        raise InputError(f"k = {k} neighbours of {len(features)} rows")
+    index, _ = as_labels(np.concatenate([_plain(labels), _plain(query_labels)]), len(features) + len(queries))
+    known, wanted = torch.from_numpy(index[: len(features)]), index[len(features) :]
+    right = 0
+    for start in range(0, len(queries), QUERY_ROWS):
+        stop = min(start + QUERY_ROWS, len(queries))
+        q = _prepare(queries, slice(start, stop), None)
+        values, found = _nearest(q, features, None, min(k + 1, len(features)))
+        open_end = torch.nonzero(values[:, k - 1] == values[:, -1]).flatten()
+        values, found, last = values[:, :k], found[:, :k], values[:, k - 1 : k]
+        # less the largest, which no comparison feels and exp survives
+        weight = ((values.double() - values[:, :1]) / temperature).exp()
+        votes = torch.zeros(len(q), int(index.max()) + 1, dtype=torch.float64)
+        beyond = torch.zeros(len(q), 1, dtype=torch.bool)
+        beyond[open_end] = True
+        votes.scatter_add_(1, known[found], weight.where((values > last) | ~beyond, 0.0))
+        if len(open_end):  # the last tie shares the places that are left
+            places = weight.where(values == last, 0.0).sum(1)[open_end]
+            counts = _count_equal(q[open_end], last[open_end], features, None, known[None])[0]
+            shares = torch.zeros(len(open_end), votes.shape[1], dtype=torch.float64)
+            shares[:, : counts.shape[1]] = counts / counts.sum(1, keepdim=True).clamp_min(1)
+            votes[open_end] += places[:, None] * shares
+        right += int((votes.argmax(1).numpy() == wanted[start:stop]).sum())
+        if progress:
+            progress(stop, len(queries), "nearest neighbours")
+    return 100 * right / len(queries)
+
+
+def choose(features: np.ndarray, dims: int | None, ranking: Array | None = None) -> np.ndarray | None:
+    """The `dims` dimensions of the highest ranking, best first and of equals the first; None for all."""
+    if dims is None:
+        return None
+    width = features.shape[1]
+    if not 1 <= dims <= width:
+        raise InputError(f"dims must be 1 to {width}, the width of the features, got {dims}")
+    order = column_sums(features) if ranking is None else _plain(ranking)
+    if order.shape != (width,):
+        raise InputError(f"ranking must have one entry for each of {width} dimensions, got shape {list(order.shape)}")
+    return np.argsort(-order, kind="stable")[:dims]
+
+
+def precision(relevance: np.ndarray, ks: Sequence[int]) -> dict[int, float]:
+    """Percent by k from the mean relevance of each rank."""
+    return {k: float(100 * relevance[:k].mean()) for k in ks}
+
+
+def rank_relevance(
+    features: np.ndarray,
+    labellings: Sequence[np.ndarray],
+    depth: int,
+    columns: np.ndarray | None = None,
+    *,
+    weights: Array | None = None,
+    queries: Array | None = None,
+    progress: Progress | None = None,
+) -> dict[str, np.ndarray]:
+    """Share of queries whose neighbour at each rank has their class, for both definitions and several labellings.
+
+    One search serves all: the neighbours do not depend on the labels, and ``paper`` is the list of ``sound`` with the
+    query itself put back where its similarity belongs and the first entry taken off.
+
+    Returns
+    -------
+    `sound` and `paper`: float64 [labellings, depth], mean over the queries.
+    """
+    n = len(features)
+    rows = np.arange(n) if queries is None else np.asarray(queries, np.int64)
+    weight = _checked_weights(weights, features.shape[1], columns)
+    labels = torch.from_numpy(np.stack(labellings))  # [L, N]
+    ranks = min(depth + 1, n - 1)
+    totals = {name: torch.zeros(len(labels), depth, dtype=torch.float64) for name in ("sound", "paper")}
+    for start in range(0, len(rows), QUERY_ROWS):
+        own = torch.from_numpy(rows[start : start + QUERY_ROWS])
+        q = _prepare(features, rows[start : start + QUERY_ROWS], columns)
+        weighted = q if weight is None else q * weight
+        values, found = _nearest(weighted, features, columns, min(ranks + 1, n - 1), own)
+        match = (labels[:, found] == labels[:, own, None]).double()  # [L, q, ranks + 1]
+        size, hits = _ties(values, match)
+        # the last tie of these queries may go on beyond the list
+        open_end = torch.nonzero(values[:, ranks - 1] == values[:, -1]).flatten()
+        if values.shape[1] > ranks and len(open_end):
+            last = values[open_end, -1:]
+            counts = _count_equal(weighted[open_end], last, features, columns, labels, own[open_end])
+            more, hit = counts[0].sum(1), counts.gather(2, labels[:, own[open_end], None])  # [q], [L, q, 1]
+            tied = values[open_end] == last
+            size[open_end] = torch.where(tied, torch.maximum(more[:, None], size[open_end]), size[open_end])
+            hits[:, open_end] = torch.where(tied, torch.maximum(hit, hits[:, open_end]), hits[:, open_end])
+        size, hits, values = size[:, :ranks], hits[:, :, :ranks], values[:, :ranks]
+        totals["sound"] += (hits / size)[:, :, :depth].sum(1)
+        self_value = (weighted * q).sum(1, keepdim=True).float()
+        totals["paper"] += _with_self(values, size, hits, self_value)[:, :, 1 : depth + 1].sum(1)
+        if progress:
+            progress(min(start + QUERY_ROWS, len(rows)), len(rows), "nearest neighbours")
+    return {name: (total / len(rows)).numpy() for name, total in totals.items()}
+
+
+def _ties(values: Tensor, match: Tensor) -> tuple[Tensor, Tensor]:
+    """For each rank of values [q, m], the size of its tie [q, m] and how many of it match [L, q, m]."""
+    equal = (values[:, :, None] == values[:, None, :]).double()
+    return equal.sum(2), torch.einsum("qij,lqj->lqi", equal, match)
+
+
+def _with_self(values: Tensor, size: Tensor, hits: Tensor, self_value: Tensor) -> Tensor:
+    """Relevance by rank [L, q, m + 1] once the query itself, a match, is back in the list."""
+    joins = (values == self_value).double()
+    size, hits = size + joins, hits + joins
+    equal = joins.any(1, keepdim=True)
+    first = joins.argmax(1, keepdim=True)  # a rank whose tie the query joins, if there is one
+    self_share = torch.where(
+        equal, hits.gather(2, first.expand(len(hits), -1, -1)) / size.gather(1, first), torch.ones_like(size[:, :1])
+    )
+    share = torch.cat([hits / size, self_share], 2)
+    order = torch.cat([values, self_value], 1).argsort(dim=1, descending=True, stable=True)
+    return share.gather(2, order.expand(len(hits), -1, -1))
+
+
+def _prepare(features: np.ndarray, rows: slice | np.ndarray, columns: np.ndarray | None) -> Tensor:
+    """Rows cut to the kept columns, at unit length, float64; zero rows stay zero."""
+    block = features[rows]
+    kept = as_tensor(block if columns is None else block[:, columns]).double()
+    # rows picked by number are rows of the gallery too, and checked as such
+    norm = norms(kept, rows.start) if isinstance(rows, slice) else torch.linalg.vector_norm(kept, dim=1, keepdim=True)
+    return kept / norm.clamp_min_(1e-12)
+
+
+def _similarities(
+    q: Tensor, features: np.ndarray, columns: np.ndarray | None, own: Tensor | None
+) -> Iterable[tuple[slice, Tensor]]:
+    """Similarities of queries q [q, K] to blocks of rows, float32; to the query's own row -infinity."""
+    for start in range(0, len(features), GALLERY_ROWS):
+        part = slice(start, min(start + GALLERY_ROWS, len(features)))
+        s = (q @ _prepare(features, part, columns).T).float()
+        if own is not None:
+            here = torch.nonzero((own >= part.start) & (own < part.stop)).flatten()
+            s[here, own[here] - part.start] = -torch.inf
+        release(features)
+        yield part, s
+
+
+def _nearest(
+    q: Tensor, features: np.ndarray, columns: np.ndarray | None, k: int, own: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The k most similar rows of each query: similarity, descending, and row. Which of equals is not defined."""
+    values, rows = torch.empty(len(q), 0), torch.empty(len(q), 0, dtype=torch.int64)
+    for part, s in _similarities(q, features, columns, own):
+        top, place = s.topk(min(k, s.shape[1]), dim=1)
+        values, rows = torch.cat([values, top], 1), torch.cat([rows, place + part.start], 1)
+        values, order = values.topk(min(k, values.shape[1]), dim=1)
+        rows = rows.gather(1, order)
+    return values, rows
+
+
+def _count_equal(
+    q: Tensor,
+    value: Tensor,
+    features: np.ndarray,
+    columns: np.ndarray | None,
+    labels: Tensor,
+    own: Tensor | None = None,
+) -> Tensor:
+    """By class, how many rows have just the similarity value [q, 1] to each query: [L, q, C] for labels [L, N]."""
+    counts = torch.zeros(len(labels), int(labels.max()) + 1, len(q))
+    for part, s in _similarities(q, features, columns, own):
+        equal = (s == value).T.float()
+        for count, label in zip(counts, labels):
+            count.index_add_(0, label[part], equal)
+    return counts.transpose(1, 2).double()
+
+
+def _checked_ks(ks: Sequence[int], n: int) -> Sequence[int]:
+    if not ks or min(ks) < 1 or max(ks) >= n:
+        raise InputError(f"ks must be 1 to {n - 1}, the rows other than the query, got {list(ks)}")
+    return ks
+
+
+def _checked_weights(weights: Array | None, width: int, columns: np.ndarray | None) -> Tensor | None:
+    if weights is None:
+        return None
+    weight = _plain(weights).astype(np.float64)
+    if weight.shape != (width,) or not (np.isfinite(weight).all() and (weight >= 0).all()):
+        raise InputError(f"weights must be {width} finite numbers from 0 up, got shape {list(weight.shape)}")
+    return torch.from_numpy(weight if columns is None else weight[columns])
+
+
+def _plain(values: Array) -> np.ndarray:
+    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)

@@ -1,0 +1,115 @@
+"""InfoNCE, dense and in blocks, and the inverse-prevalence similarity: pure functions of tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .errors import InputError
+from .gates import at_least_float32
+
+DENSE_ROWS = 8192  # up to this many rows the similarity matrix is held whole (256 MiB in float32)
+BLOCK_ROWS = 1024
+
+
+def normalise(z: Tensor) -> Tensor:
+    """Rows of z [N, D] at unit length, in float32 or better; an all-zero row stays zero."""
+    return F.normalize(at_least_float32(z), dim=1, eps=1e-12)
+
+
+def info_nce(z: Tensor, temperature: float = 0.2, block: int = 0) -> Tensor:
+    """InfoNCE over 2B anchors: the other view is the positive, both views of all other images the negatives.
+
+    Parameters
+    ----------
+    z : [2B, D]; row i and row i + B are two views of one image. Taken as it is: nothing is normalised here.
+    temperature : tau.
+    block : rows of the similarity matrix held at a time; 0 holds it whole up to 8192 rows.
+
+    Returns
+    -------
+    Scalar, mean over the 2B anchors of  -s(z, z+) + logsumexp over everything but the anchor itself.
+    """
+    if z.ndim != 2 or len(z) % 2 or len(z) < 2:
+        raise InputError(f"info_nce takes [2B, D] with both views of each image, got {list(z.shape)}")
+    n = len(z)
+    anchors = torch.arange(n, device=z.device)
+    return info_nce_sum(z, z, anchors, (anchors + n // 2) % n, temperature, block) / n
+
+
+def info_nce_sum(a: Tensor, c: Tensor, self_index: Tensor, positive: Tensor, temperature: float, block: int = 0) -> Tensor:
+    """Sum of the anchors' losses; anchors `a` [M, D] against candidates `c` [N, D].
+
+    Anchor i is candidate self_index[i], which is left out; its positive is candidate positive[i]. One process has a = c;
+    with several, a holds the rows of this process and c those of all.
+    """
+    with torch.autocast(a.device.type, enabled=False):
+        a, c = at_least_float32(a), at_least_float32(c)
+        if block == 0 and len(c) > DENSE_ROWS:
+            block = BLOCK_ROWS
+        if block:
+            loss: Tensor = _BlockedSum.apply(a, c, self_index, positive, temperature, block)
+            return loss
+        s = a @ c.T / temperature  # [M, N]
+        pull = s.gather(1, positive[:, None]).squeeze(1)
+        s = s.scatter(1, self_index[:, None], float("-inf"))
+        return (torch.logsumexp(s, 1) - pull).sum()
+
+
+class _BlockedSum(torch.autograd.Function):
+    """The same sum with `block` rows of similarities alive at a time.
+
+    The loss is a scalar, so its gradient is known up to one factor already in the forward pass:
+    with P = softmax(s) row by row,  da = (P c - c+) / tau  and  dc = (P' a - scatter of a to its positive) / tau.
+    Each block of P is made once, used for all three and dropped.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, c: Tensor, self_index: Tensor, positive: Tensor, temperature: float, block: int) -> Tensor:
+        wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        da = torch.empty_like(a) if wanted else None
+        dc = torch.zeros_like(c) if wanted else None
+        loss = a.new_zeros(())
+        for start in range(0, len(a), block):
+            rows = slice(start, start + block)
+            s = a[rows] @ c.T  # [block, N]
+            s.div_(temperature)
+            pull = s.gather(1, positive[rows, None])
+            s.scatter_(1, self_index[rows, None], float("-inf"))
+            total = torch.logsumexp(s, 1, keepdim=True)
+            loss += (total - pull).sum()
+            if da is not None and dc is not None:
+                p = s.sub_(total).exp_()
+                p.scatter_add_(1, positive[rows, None], torch.full_like(pull, -1.0))
+                torch.mm(p, c, out=da[rows])
+                dc.addmm_(p.T, a[rows])
+        if da is not None and dc is not None:
+            ctx.save_for_backward(da.div_(temperature), dc.div_(temperature))
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        da, dc = ctx.saved_tensors
+        factor = gradients[0]
+        return da * factor, dc * factor, None, None, None, None
+
+
+def ipw_similarity(z: Tensor, z2: Tensor, prevalence: Tensor) -> Tensor:
+    """Inverse-prevalence weighted similarity, sum_k z_k z2_k / prevalence_k.
+
+    Parameters
+    ----------
+    z, z2 : [N, D] and [M, D].
+    prevalence : [D], share of images on which each dimension fires; a dimension that never fires (0) weighs nothing.
+
+    Returns
+    -------
+    [N, M].
+    """
+    if prevalence.shape != z.shape[1:]:
+        raise InputError(f"prevalence must have one entry for each of {z.shape[1]} dimensions, got {list(prevalence.shape)}")
+    weight = torch.where(prevalence > 0, 1 / prevalence.clamp_min(torch.finfo(prevalence.dtype).tiny), 0.0)
+    return (z * weight) @ z2.T

@@ -1,0 +1,91 @@
+"""Progress of long work: a live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from . import distributed
+from .recipes import Recipe
+
+PLAIN_SECONDS = 5.0  # least time between plain lines
+
+
+class Display:
+    """Shows how a training run, or any counted work, is getting on. Process 0 speaks, the others are silent."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet = quiet or distributed.rank() != 0
+        self.console = Console(stderr=True, highlight=False)
+        self.live = self.console.is_terminal and not self.quiet
+        self.bar: Progress | None = None
+        self.task: Any = None
+        self.spoke = 0.0
+
+    def note(self, text: str) -> None:
+        """One line that stays."""
+        if not self.quiet:
+            self.console.print(text, markup=False, soft_wrap=True)
+
+    def begin(self, recipe: Recipe, total: int, done: int) -> None:
+        """Start showing a run of `total` steps."""
+        self.name, self.total, self.start, self.began = recipe.name, total, done, time.perf_counter()
+        if self.live:
+            self._open(recipe.name, total, done)
+
+    def update(self, line: dict[str, Any]) -> None:
+        """Show a line of metrics."""
+        if self.quiet:
+            return
+        text = (
+            f"epoch {line['epoch']:.1f}  loss {line['loss']:.3f}  kl {line['kl']:.2f}  open {100 * line['open']:.0f} %  "
+            f"active {line['active']} ({line['near_dead']} nearly dead)  {line['images_per_second']:.0f} images/s"
+        )
+        if self.bar is not None:
+            self.bar.update(self.task, completed=line["step"], text=text)
+            if line["step"] >= self.total:
+                self._close()
+                self.note(f"{self.name}: {text}  {time.perf_counter() - self.began:.0f} s")
+        elif time.perf_counter() - self.spoke > PLAIN_SECONDS or line["step"] >= self.total:
+            self.spoke = time.perf_counter()
+            ahead = self.total - line["step"]
+            left = (self.spoke - self.began) / max(line["step"] - self.start, 1) * ahead
+            self.note(f"{self.name}: step {line['step']}/{self.total}  {text}  {left:.0f} s left")
+
+    def count(self, done: int, total: int, what: str) -> None:
+        """Progress of counted work such as decoding; fits the `progress` argument of data and measures."""
+        if self.quiet:
+            return
+        if self.live:
+            if self.bar is None or self.what != what:
+                self._close()
+                self._open(what, total, 0)
+                self.what = what
+            assert self.bar is not None
+            self.bar.update(self.task, completed=done, total=total, text="")
+            if done >= total:
+                self._close()
+        elif time.perf_counter() - self.spoke > PLAIN_SECONDS:
+            self.spoke = time.perf_counter()
+            self.note(f"{what}: {done}/{total}")
+
+    def _open(self, name: str, total: int, done: int) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[text]}"), TimeRemainingColumn(compact=True))
+        self.bar = Progress(*columns, console=self.console, transient=True)
+        self.what = name
+        self.task = self.bar.add_task(name, total=total, completed=done, text="")
+        self.bar.start()
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        self._close()
+
+    def _close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+        sys.stderr.flush()

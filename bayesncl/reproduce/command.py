@@ -1,0 +1,200 @@
+"""`bayesncl reproduce`: list, run what is missing, show theirs next to ours, write the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from .. import data as datasets
+from ..errors import InputError
+from ..progress import Display
+from ..recipes import Recipe
+from ..train import Interrupted, default_device
+from . import figures, ledger, page
+from .experiments import EXPERIMENTS, SCALES, Experiment, find, runs, title
+from .runner import Library, estimate, run_list
+from .tables import DATASET_NAMES, sections, text
+
+__all__ = ["reproduce", "run_list"]
+
+LEDGER = Path("results")
+SMOKE_LEDGER = Path("runs/smoke/results")  # smoke runs never enter the ledger of the repository
+MODELS = {"paper": Path("runs/reproduce"), "smoke": Path("runs/smoke/models")}
+
+
+def reproduce(
+    name: str | None,
+    *,
+    listing: bool = False,
+    scale: str = "paper",
+    data: str | None = None,
+    results: Path = LEDGER,
+    pages: Path | None = None,
+    dry: bool = False,
+    device: str | None = None,
+    display: Display | None = None,
+) -> None:
+    """Show a table or figure of the paper next to our runs, after doing those that are missing.
+
+    Parameters
+    ----------
+    name : of an experiment, or `all`; None lists them.
+    listing : only list what exists, what is in the ledger and what the rest would cost.
+    scale : `paper`, or `smoke` for scenes on a CPU, with a ledger of its own unless `results` names one.
+    data : folder that holds a folder for each data set, or the one data set. Without it nothing is trained at full size.
+    results : the ledger.
+    pages : where results.md and figures/ go; figures shown alone go to runs/reproduce/figures without it.
+    dry : train nothing.
+    """
+    display = display or Display(quiet=True)
+    if scale not in SCALES:
+        raise InputError(f"--scale is paper or smoke, got {scale!r}")
+    if scale == "smoke" and results == LEDGER:
+        results = SMOKE_LEDGER
+    chosen = list(EXPERIMENTS.values()) if name in (None, "all") else [find(str(name))]
+    if listing or name is None:
+        show_list(chosen, ledger.read(results), scale)
+        return
+    if not dry:
+        train_missing(chosen, scale, data, results, open_device(device, scale), display)
+    entries = ledger.read(results)
+    found = ledger.by_setting(entries)
+    folder = (pages or MODELS[scale]) / "figures"
+    for experiment in chosen:
+        show(experiment, found, scale)
+        if experiment.is_figure and (pages is None or scale == "smoke"):
+            draw(experiment, found, scale, folder, data, display)
+    if pages is not None and scale == "paper":
+        display.note(f"wrote {page.write(pages, entries, cifar100_test(data, display))}")
+
+
+def open_device(name: str | None, scale: str) -> torch.device:
+    """The device asked for; smoke runs are for a CPU."""
+    if name is not None:
+        try:
+            return torch.device(name)
+        except RuntimeError:
+            raise InputError(f"no device {name!r}: cpu or cuda") from None
+    return torch.device("cpu") if scale == "smoke" else default_device()
+
+
+def missing(experiment: Experiment, entries: list[ledger.Entry], scale: str) -> list[Recipe]:
+    """The runs of an experiment that the ledger lacks, or has without what the experiment needs."""
+    known = ledger.by_identity(entries)
+    return [r for r in runs(experiment, scale) if not is_complete(known.get(ledger.identity(r)), experiment)]
+
+
+def is_complete(entry: ledger.Entry | None, experiment: Experiment) -> bool:
+    """Whether an entry has what the experiment shows."""
+    if entry is None:
+        return False
+    needs = {"": True, "dynamics": bool(entry["dynamics"]), "background": bool(entry["extra"])}
+    return needs[experiment.needs]
+
+
+def train_missing(
+    chosen: list[Experiment], scale: str, data: str | None, results: Path, device: torch.device, display: Display
+) -> None:
+    """Do the runs that are not in the ledger, as far as their images are there."""
+    for experiment in chosen:
+        entries = ledger.read(results)
+        todo = missing(experiment, entries, scale)
+        if not todo:
+            continue
+        if scale == "paper" and data is None:
+            display.note(f"{experiment.name}: {len(todo)} runs are not in the ledger; --data DIR would train them")
+            continue
+        if scale == "paper" and experiment.needs == "background" and not Library(data, display).backgrounds():
+            display.note(f"{experiment.name}: no waterbirds or waterbirds-like under {data}")
+            continue
+        minutes = sum(estimate(recipe, entries) for recipe in todo) / 60
+        display.note(f"{experiment.name}: {len(todo)} runs to do, about {minutes:.0f} minutes on one H200")
+        try:
+            run_list(
+                todo, data, results, MODELS[scale] if results in (LEDGER, SMOKE_LEDGER) else results / "models",
+                device=device, display=display, paper_probe=scale == "paper", background=bool(experiment.needs == "background"),
+                complete=lambda entry, experiment=experiment: is_complete(entry, experiment),
+            )  # fmt: skip
+        except Interrupted:
+            display.note("stopped; the same command goes on from here")
+            raise KeyboardInterrupt from None
+
+
+def show_list(chosen: list[Experiment], entries: list[ledger.Entry], scale: str) -> None:
+    """What exists, what is in the ledger, what the rest would cost."""
+    table = Table(box=None, pad_edge=False)
+    for heading, side in (("name", "left"), ("shows", "left"), ("runs", "right"), ("in ledger", "right"), ("GPU minutes left", "right")):
+        table.add_column(heading, justify=side, no_wrap=heading != "shows")  # type: ignore[arg-type]
+    everything: dict[str, Recipe] = {}
+    for experiment in chosen:
+        needed, todo = runs(experiment, scale), missing(experiment, entries, scale)
+        everything.update({ledger.identity(recipe): recipe for recipe in todo})
+        minutes = sum(estimate(recipe, entries) for recipe in todo) / 60
+        table.add_row(experiment.name, title(experiment), str(len(needed)), str(len(needed) - len(todo)), f"{minutes:.0f}")
+    console = open_console()
+    console.print(table)
+    total = sum(estimate(recipe, entries) for recipe in everything.values()) / 60
+    console.print(
+        f"{len(entries)} runs in the ledger. Tables share runs: {len(everything)} are left in all, about {total:.0f} minutes "
+        "on one H200 (by the times in the ledger, else 5 minutes for 200 epochs of CIFAR and 20 for ImageNet-100)."
+    )
+
+
+def show(experiment: Experiment, found: dict[str, list[ledger.Entry]], scale: str) -> None:
+    """Print a table: paper, ours, sound."""
+    console = open_console()
+    for section in sections(experiment, found, scale):
+        header, rows = text(section)
+        where = DATASET_NAMES.get(section.dataset, section.dataset)
+        table = Table(title=f"{experiment.name}: {title(experiment)}, {where}", box=None, pad_edge=False, title_justify="left")
+        for i, heading in enumerate(header):
+            table.add_column(heading, justify="left" if i < 2 else "right", no_wrap=True)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+        console.print()
+    for note in page.notes().get(experiment.name, []):
+        console.print(note)
+
+
+def draw(
+    experiment: Experiment, found: dict[str, list[ledger.Entry]], scale: str, folder: Path, data: str | None, display: Display
+) -> None:
+    """Draw one figure; a sheet of images only where the images are at hand."""
+    dataset = "scenes" if scale == "smoke" else "cifar100"
+    path: Path | None = folder / f"{page.file_stem(experiment.name)}.png"
+    assert path is not None
+    if experiment.name in figures.FIGURES:
+        path = figures.draw(experiment.name, found, path, dataset, scale)
+    else:
+        kind, entry = figures.SHEETS[experiment.name], figures.sheet_entry(experiment.name, found, dataset, scale)
+        if entry is not None:
+            print(page.exemplar_table(kind, entry))
+        recipe = ledger.recipe_in(entry) if entry is not None else None
+        if entry is None or recipe is None or (data is None and scale == "paper"):
+            path = None
+        else:
+            test = datasets.load(Library(data, display).rooted(recipe).data, "test", display.count)
+            path = figures.draw_sheet(kind, entry, test, path)
+    display.note(f"wrote {path}" if path else f"{experiment.name}: nothing to draw yet")
+
+
+def cifar100_test(data: str | None, display: Display) -> datasets.Images | None:
+    """The images behind the sheets, if they are at hand."""
+    if data is None:
+        return None
+    recipe = Library(data, display).rooted(runs(find("figure-high-entropy"))[0])
+    try:
+        return datasets.load(recipe.data, "test", display.count)
+    except InputError as error:
+        display.note(f"no sheets of images: {error}")
+        return None
+
+
+def open_console() -> Console:
+    """Standard output; wide enough for a table where it is a file."""
+    console = Console(highlight=False, markup=False)
+    return console if console.is_terminal else Console(highlight=False, markup=False, width=140)

@@ -1,0 +1,225 @@
+"""The experiments as data: which runs stand behind each table and figure of the paper.
+
+The published numbers are in paper.json. A row of a table names a method, a data set and what the table varies (its
+axes); here it becomes the recipe of a run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from ..recipes import Recipe, change, named, nearest
+
+SCALES = ("paper", "smoke")
+DATASETS = ("cifar100", "cifar10", "imagenet100", "waterbirds", "scenes")  # in the order they are run
+CHANGES = {"dim": "model.dim", "rho": "gate.prior", "lambda": "gate.weight", "gate_lr": "gate.lr", "batch_size": "run.batch"}
+DEPTHS = {"bayesncl-1layer": 1, "bayesncl-3layer": 3}
+DYNAMIC = ("cifar100-ncl", "cifar100-bayesncl")  # runs that also record the gradient dynamics, which changes no weight
+
+# A smoke run takes seconds on a CPU; of each axis the first and last value stay, these in place of the published ones.
+SMOKE = (
+    "data.size=16", "views.size=16", "data.train_images=128", "data.test_images=100", "model.hidden=32", "model.dim=32",
+    "run.batch=64", "run.epochs=2", "run.log_every=1", "run.checkpoint_every=1",
+)  # fmt: skip
+SMOKE_VALUES = {"dim": (16, 32), "batch_size": (32, 64), "K": (16, 32), "epoch": (1, 2)}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table or figure.
+
+    Parameters
+    ----------
+    name : as on the command line.
+    tables : whose rows it shows, by their names in paper.json.
+    seeds : runs of each row.
+    changes : of every run.
+    methods, datasets : keep only these rows; all if empty.
+    needs : `dynamics` or `background`: what a run must have recorded besides the measures.
+    title : if it is not the table's.
+    """
+
+    name: str
+    tables: tuple[str, ...]
+    seeds: tuple[int, ...] = (0,)
+    changes: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
+    needs: str = ""
+    title: str = ""
+
+    @property
+    def is_figure(self) -> bool:
+        return self.name.startswith("figure-")
+
+
+PAIR = ("ncl", "bayesncl")
+EXPERIMENTS = {
+    e.name: e
+    for e in (
+        Experiment("interpretability", ("interpretability",), (0, 1, 2)),
+        Experiment("downstream", ("downstream",), (0, 1, 2)),
+        Experiment("gradients", ("gradients",), needs="dynamics"),
+        Experiment("ablation", ("ablation",)),
+        Experiment("gating", ("gating",)),
+        Experiment("head-depth", ("head-depth",)),
+        Experiment("resnet50", ("resnet50",), changes=("model.backbone=resnet50",)),
+        Experiment("background", ("background",), needs="background"),
+        Experiment(
+            "background-like", ("background-like",), needs="background",
+            title="Background probe on a Waterbirds-like set at 32 px, CIFAR-100 encoders (not the published set)",
+        ),
+        Experiment("efficiency", ("efficiency",)),
+        Experiment("feature-selection", ("feature-selection",), (0, 1, 2)),
+        Experiment("dimensions", ("dimensions",)),
+        Experiment("prior", ("prior",)),
+        Experiment("kl-weight", ("kl-weight",)),
+        Experiment("gate-lr", ("gate-lr",)),
+        Experiment("batch-size", ("batch-size",)),
+        Experiment("batch-tradeoff", ("batch-tradeoff",)),
+        Experiment(
+            "figure-support", ("interpretability",), (0, 1, 2), methods=PAIR, datasets=("cifar100",),
+            title="Consistency by minimum support, NCL against BayesNCL",
+        ),
+        Experiment("figure-retrieval", ("feature-selection",), (0, 1, 2), title="Retrieval over selected dimensions"),
+        Experiment("figure-dimensions", ("dimensions",), title="Consistency over feature dimension"),
+        Experiment("figure-tradeoff", ("prior", "kl-weight"), title="Accuracy against consistency over prior and KL weight"),
+        Experiment("figure-gradients", ("gradients",), needs="dynamics", title="Gradient dynamics over epochs"),
+        Experiment("figure-high-entropy", ("interpretability",), methods=("ncl",), title="High-entropy dimensions of NCL"),
+        Experiment(
+            "figure-suppressed", ("interpretability",), methods=("bayesncl",), title="Most suppressed dimensions of BayesNCL"
+        ),
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: what was run, and what the paper printed for it."""
+
+    method: str
+    dataset: str
+    axes: dict[str, float]
+    recipe: Recipe  # seed 0
+    published: dict[str, float | None]
+
+
+@cache
+def paper() -> dict[str, Any]:
+    """The published tables; `background-like` is ours and has no published values."""
+    tree: dict[str, Any] = json.loads((Path(__file__).parent / "paper.json").read_text())
+    tree["tables"]["background-like"] = {
+        "title": "", "datasets": ["cifar100"], "axes": [],
+        "columns": ["background_h", "background_z", "background_gated"],
+        "rows": [{"method": method, "dataset": "cifar100"} for method in ("cl", *PAIR)],
+    }  # fmt: skip
+    for kind in ("h", "z", "gated"):
+        tree["columns"][f"background_{kind}"] = {"symbol": f"from {kind}", "decimals": 2}
+    return tree
+
+
+def find(name: str) -> Experiment:
+    """The experiment of that name."""
+    if name not in EXPERIMENTS:
+        raise InputError(f"no table or figure {name!r}{nearest(name, EXPERIMENTS)}")
+    return EXPERIMENTS[name]
+
+
+def title(experiment: Experiment) -> str:
+    return experiment.title or str(paper()["tables"][experiment.tables[0]]["title"])
+
+
+def columns(experiment: Experiment) -> list[str]:
+    """The measures a table shows; of several tables, those of the first."""
+    return list(paper()["tables"][experiment.tables[0]]["columns"])
+
+
+def recipe_of(name: str, changes: Sequence[str] = ()) -> Recipe:
+    """A named recipe with changes; the main runs also record the gradient dynamics."""
+    extra = ["run.dynamics_every=10"] if name in DYNAMIC and all(c.startswith("run.seed=") for c in changes) else []
+    return change(named(name), [*changes, *extra])
+
+
+def with_seed(recipe: Recipe, seed: int) -> Recipe:
+    return dataclasses.replace(recipe, run=dataclasses.replace(recipe.run, seed=seed))
+
+
+def rows(experiment: Experiment, scale: str = "paper") -> list[Row]:
+    """Every row of an experiment, in the paper's order."""
+    if scale not in SCALES:
+        raise InputError(f"--scale is paper or smoke, got {scale!r}")
+    return list(_smoke_rows(experiment) if scale == "smoke" else _paper_rows(experiment))
+
+
+def runs(experiment: Experiment, scale: str = "paper") -> list[Recipe]:
+    """The runs an experiment needs, in the order to do them: data set by data set, every row's first seed first."""
+    chosen = sorted(rows(experiment, scale), key=lambda row: DATASETS.index(row.recipe.data.name))
+    seeds = experiment.seeds if scale == "paper" else experiment.seeds[:1]
+    found = {}
+    for dataset in dict.fromkeys(row.recipe.data.name for row in chosen):
+        for seed in seeds:
+            for row in chosen:
+                if row.recipe.data.name == dataset:
+                    recipe = with_seed(row.recipe, seed)
+                    found[recipe.to_json()] = recipe
+    return list(found.values())
+
+
+def _paper_rows(experiment: Experiment) -> Iterator[Row]:
+    for table, row in _published(experiment):
+        axes = {axis: row[axis] for axis in table["axes"]}
+        dataset = table.get("pretrained_on", row["dataset"])
+        method, changes = _method(row["method"])
+        changes += [f"{CHANGES[axis]}={value}" for axis, value in axes.items() if _varies(axis, value, dataset)]
+        recipe = recipe_of(f"{dataset}-{method}", [*experiment.changes, *changes])
+        yield Row(row["method"], row["dataset"], axes, recipe, {c: row.get(c) for c in table["columns"]})
+
+
+def _smoke_rows(experiment: Experiment) -> Iterator[Row]:
+    """The rows of the first data set, on scenes, with the ends of every axis."""
+    published = list(_published(experiment))
+    for table, row in published:
+        if row["dataset"] != published[0][1]["dataset"]:
+            continue
+        axes = {}
+        for axis in table["axes"]:
+            grid = sorted({r[axis] for t, r in published if t is table})
+            ends = dict(zip((grid[0], grid[-1]), SMOKE_VALUES.get(axis, (grid[0], grid[-1]))))
+            axes[axis] = ends.get(row[axis])
+        if None in axes.values():
+            continue
+        method, changes = _method(row["method"])
+        changes += [f"{CHANGES[axis]}={value}" for axis, value in axes.items() if axis in CHANGES]
+        if method == "ncl-topk":
+            changes.append("model.top_k=26")
+        if method in PAIR:
+            changes.append("run.dynamics_every=1")
+        recipe = change(named(f"scenes-{method}"), [*SMOKE, *changes])
+        yield Row(row["method"], "scenes", {a: float(v) for a, v in axes.items()}, recipe, {})
+
+
+def _published(experiment: Experiment) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """(table, row) of what the paper printed, less the rows the experiment leaves out."""
+    for name in experiment.tables:
+        table = paper()["tables"][name]
+        for row in table["rows"]:
+            kept = not experiment.methods or row["method"] in experiment.methods
+            if kept and (not experiment.datasets or row["dataset"] in experiment.datasets):
+                yield table, row
+
+
+def _method(name: str) -> tuple[str, list[str]]:
+    """Recipe method and changes behind a method of the tables."""
+    return ("bayesncl", [f"gate.depth={DEPTHS[name]}"]) if name in DEPTHS else (name, [])
+
+
+def _varies(axis: str, value: float, dataset: str) -> bool:
+    """Whether an axis is a field of the recipe and differs from the recipe's own value."""
+    return axis in CHANGES and value != paper()["settings"][dataset][axis]

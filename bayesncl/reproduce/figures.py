@@ -1,0 +1,196 @@
+"""The paper's figures, and ours, drawn from the ledger. Published values are dashed, ours solid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+
+from ..data.images import Images
+from ..measure.plots import COLOURS, MARKERS, plot_dynamics
+from . import ledger
+from .experiments import EXPERIMENTS, paper
+from .tables import Entries, Line, mean, sections
+
+MEASURE = {"cifar10": "p@1", "cifar100": "p@5", "imagenet100": "p@5", "scenes": "p@1"}  # as the paper plots retrieval
+TILE = 48  # pixels of an image on a sheet
+MOST_RUNS = 3  # drawn of a method
+
+
+def draw(name: str, entries: Entries, path: Path, dataset: str = "cifar100", scale: str = "paper") -> Path | None:
+    """Draw a figure for one data set; None where the ledger has nothing to draw."""
+    lines = [line for s in sections(EXPERIMENTS[name], entries, scale) if s.dataset == dataset for line in s.lines]
+    runs = [line for line in lines if line.runs]
+    if not runs:
+        return None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return FIGURES[name](runs, lines, entries, path)
+
+
+def draw_sheet(kind: str, entry: ledger.Entry, test: Images, path: Path) -> Path:
+    """The images that most activate each dimension, a row per dimension.
+
+    Parameters
+    ----------
+    kind : high_entropy or suppressed.
+    entry : its `exemplars` say which dimensions and images.
+    test : the test split the run was evaluated on.
+    """
+    chosen = entry["exemplars"][kind]
+    width = max(len(dimension["images"]) for dimension in chosen)
+    gap = 2
+    sheet = Image.new("RGB", (width * (TILE + gap) - gap, len(chosen) * (TILE + gap) - gap), "white")
+    for row, dimension in enumerate(chosen):
+        for column, number in enumerate(dimension["images"]):
+            pixels = np.ascontiguousarray(test.pixels[number].transpose(1, 2, 0))
+            tile = Image.fromarray(pixels).resize((TILE, TILE), Image.Resampling.NEAREST)
+            sheet.paste(tile, (column * (TILE + gap), row * (TILE + gap)))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sheet.save(path)
+    return path
+
+
+def draw_support(runs: list[Line], lines: list[Line], entries: Entries, path: Path) -> Path:
+    """Consistency over dimensions that fire on at least s images, a line per seed."""
+    figure, axes = _canvas("least number of test images a dimension must fire on", "consistency (%)")
+    for i, line in enumerate(runs):
+        for j, entry in enumerate(runs_of(line, entries)):
+            curve = entry["measures"]["curves"]["consistency_by_support"]
+            points = [(int(s), c) for s, c in curve.items() if c is not None]
+            name = f"{paper()['methods'][line.row.method]}, {line.runs} run{'s' if line.runs > 1 else ''}"
+            _plot(axes, i, points, name if j == 0 else None)
+    axes.set_xscale("log")
+    axes.set_xticks([1, 2, 5, 10, 20, 50, 100], ["1", "2", "5", "10", "20", "50", "100"])
+    axes.minorticks_off()
+    axes.axvline(10, color="0.4", linestyle=":", linewidth=1)
+    axes.annotate("sound: 10", (10, 0), (4, 6), axes.get_xaxis_transform(), "offset points", fontsize=8, color="0.35")
+    axes.set_ylim(bottom=0)
+    return _save(figure, axes, path)
+
+
+def draw_retrieval(runs: list[Line], lines: list[Line], entries: Entries, path: Path) -> Path:
+    """Precision over the number of kept dimensions."""
+    column = MEASURE[runs[0].row.dataset]
+    figure, axes = _canvas("dimensions kept, K", f"retrieval precision at {column[2:]} (%)")
+    _theirs_and_ours(axes, lines, "K", column)
+    return _save(figure, axes, path)
+
+
+def draw_dimensions(runs: list[Line], lines: list[Line], entries: Entries, path: Path) -> Path:
+    """Consistency over the feature dimension, by the paper's definition and by ours."""
+    figure, axes = _canvas("feature dimensions, D", "consistency (%)")
+    _theirs_and_ours(axes, lines, "dim", "consistency", sound=True)
+    axes.set_xscale("log", base=2)
+    widths = sorted({int(line.row.axes["dim"]) for line in lines})
+    axes.set_xticks(widths, [str(w) for w in widths])
+    return _save(figure, axes, path)
+
+
+def draw_tradeoff(runs: list[Line], lines: list[Line], entries: Entries, path: Path) -> Path:
+    """Accuracy against consistency, a point per value of the prior or the KL weight."""
+    figure = Figure(figsize=(9.0, 4.0), dpi=150, layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, axis in zip(panels, ("rho", "lambda")):
+        _style(axes, "consistency, paper's definition (%)", "")
+        axes.set_title("prior" if axis == "rho" else "KL weight", fontsize=9)
+        mine = [line for line in lines if axis in line.row.axes]
+        for i, (name, pick) in enumerate((("published", _published), ("ours", _ours))):
+            points = [(x, y, line.row.axes[axis]) for line in mine if (x := pick(line, "consistency")) and (y := pick(line, "acc1"))]
+            style = "--" if name == "published" else "-"
+            _plot(axes, i, [(x, y) for x, y, _ in points], name, style)
+            for x, y, value in points:
+                axes.annotate(f"{value:g}", (x, y), (4, 3), textcoords="offset points", fontsize=7, color=COLOURS[i])
+    panels[0].set_ylabel("probe accuracy (%)")
+    return _save(figure, panels[0], path)
+
+
+def draw_gradients(runs: list[Line], lines: list[Line], entries: Entries, path: Path) -> Path:
+    """Correlations of frequency, gradient variance and consistency over epochs."""
+    methods = {}
+    for line in runs:
+        dynamics = next(entry["dynamics"] for entry in runs_of(line, entries) if entry["dynamics"])
+        methods[paper()["methods"][line.row.method]] = dynamics
+    return plot_dynamics(methods, path)
+
+
+Draw = Callable[[list[Line], list[Line], Entries, Path], Path]
+FIGURES: dict[str, Draw] = {
+    "figure-support": draw_support,
+    "figure-retrieval": draw_retrieval,
+    "figure-dimensions": draw_dimensions,
+    "figure-tradeoff": draw_tradeoff,
+    "figure-gradients": draw_gradients,
+}
+SHEETS = {"figure-high-entropy": "high_entropy", "figure-suppressed": "suppressed"}
+
+
+def runs_of(line: Line, entries: Entries) -> list[ledger.Entry]:
+    """The entries behind a line, at most MOST_RUNS."""
+    return entries.get(ledger.setting(line.row.recipe), [])[:MOST_RUNS]
+
+
+def sheet_entry(name: str, entries: Entries, dataset: str = "cifar100", scale: str = "paper") -> ledger.Entry | None:
+    """The run whose dimensions a sheet shows: the first seed's."""
+    for section in sections(EXPERIMENTS[name], entries, scale):
+        for line in section.lines if section.dataset == dataset else ():
+            for entry in runs_of(line, entries):
+                if entry["exemplars"].get(SHEETS[name]):
+                    return entry
+    return None
+
+
+def _theirs_and_ours(axes: Axes, lines: list[Line], axis: str, column: str, sound: bool = False) -> None:
+    for i, method in enumerate(dict.fromkeys(line.row.method for line in lines)):
+        mine = [line for line in lines if line.row.method == method]
+        name = paper()["methods"][method]
+        for pick, style, said in ((_published, "--", "published"), (_ours, "-", "ours"), (_sound, ":", "sound")):
+            points = [(line.row.axes[axis], y) for line in mine if (y := pick(line, column)) is not None]
+            if points and (sound or pick is not _sound):
+                _plot(axes, i, points, f"{name}, {said}", style)
+    axes.set_ylim(bottom=0)
+
+
+def _published(line: Line, column: str) -> float | None:
+    return line.cells[column].published
+
+
+def _ours(line: Line, column: str) -> float | None:
+    values = line.cells[column].ours
+    return mean(values) if values else None
+
+
+def _sound(line: Line, column: str) -> float | None:
+    values = line.cells[column].sound
+    return mean(values) if values else None
+
+
+def _canvas(x: str, y: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(6.0, 4.0), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    _style(axes, x, y)
+    return figure, axes
+
+
+def _style(axes: Axes, x: str, y: str) -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="0.92", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=8)
+
+
+def _plot(axes: Axes, i: int, points: Sequence[tuple[Any, Any]], name: str | None, style: str = "-") -> None:
+    x, y = zip(*points) if points else ((), ())
+    axes.plot(x, y, color=COLOURS[i], marker=MARKERS[i], markersize=4, linewidth=1.5, linestyle=style, label=name)
+
+
+def _save(figure: Figure, axes: Axes, path: Path) -> Path:
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path)
+    return path

@@ -1,0 +1,287 @@
+"""docs/results.md, generated from the ledger: every table and figure, theirs next to ours."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..data.images import Images
+from ..files import write_atomic
+from . import figures, ledger
+from .experiments import EXPERIMENTS, PAIR, Experiment, paper, title
+from .tables import DATASET_NAMES, FAST, NOT_RUN, Cell, Entries, Section, mean, sections, spread, text
+
+INTRO = f"""# Results
+
+Generated from the ledger in [results/](../results) by `bayesncl reproduce all --dry-run --pages docs`; nothing here is
+typed in by hand. The ledger holds {{runs}}.
+
+How to read it. Each row of a table of the paper has up to three lines:
+
+- **paper**: the published value;
+- **ours**: our runs by the paper's own definition of the measure, mean ± standard deviation over seeds, and the number
+  of runs. ▲ or ▼: above or below the published value by more than twice that deviation (marked from two runs on). {FAST}: the
+  published 50-epoch probe was not run; the accuracy is that of a logistic regression on the same features;
+- **sound**: the same runs measured soundly: model in eval mode, dimensions count if they fire on at least 10 test
+  images, the query itself left out of retrieval by identity, a probe with a penalty chosen on held-out images.
+  [measures.md](measures.md) has the definitions.
+
+Rows that have no run yet say so ({NOT_RUN}).
+"""
+
+# What `sound` says beyond the paper's measures: key in the entry, heading, factor, decimals.
+SOUND = (
+    ("consistency", "Cons.", 1, 2),
+    ("consistency_mass", "by mass", 1, 2),
+    ("consistency_at_l0_10", "at L0 10", 1, 2),
+    ("consistency_at_l0_5", "at L0 5", 1, 2),
+    ("consistency_at_l0_2", "at L0 2", 1, 2),
+    ("l0", "L0", 1, 1),
+    ("near_dead_share", "nearly dead %", 100, 1),
+    ("dead_share", "dead %", 100, 1),
+    ("detector_ap", "AP", 1, 3),
+    ("classes_owned", "classes owned", 1, 1),
+)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper as a difference of two rows: `better` minus `worse` has `sign`, or (0) is within a point."""
+
+    sentence: str
+    table: str
+    column: str
+    better: str
+    worse: str
+    sign: int
+    axes: tuple[tuple[str, float], ...] = ()
+
+
+CLAIMS = (
+    Claim("BayesNCL's dimensions are more consistent than NCL's", "interpretability", "consistency", "bayesncl", "ncl", 1),
+    Claim("... and than those of NCL+TopK", "interpretability", "consistency", "bayesncl", "ncl-topk", 1),
+    Claim("BayesNCL's classes per dimension have the lower entropy H_f", "interpretability", "entropy_freq", "bayesncl", "ncl", -1),
+    Claim("Probe accuracy is kept (within a point)", "downstream", "acc1", "bayesncl", "ncl", 0),
+    Claim("Retrieval with 128 dimensions is better (P@5)", "downstream", "p@5", "bayesncl", "ncl", 1),
+    Claim("Gates weaken the tie of frequency and gradient variance (epoch 100)", "gradients", "af_gv", "bayesncl", "ncl", -1, (("epoch", 100),)),
+    Claim("Hard gates are more consistent than soft ones", "gating", "consistency", "bayesncl", "bayesncl-soft", 1),
+    Claim("A prior of 0.8 is more consistent than one of 0.1", "prior", "consistency", "bayesncl", "bayesncl", 1, (("rho", 0.8), ("rho", 0.1))),
+)  # fmt: skip
+
+
+def write(folder: Path, entries: list[ledger.Entry], test: Images | None = None) -> Path:
+    """Write results.md and figures/ into a folder.
+
+    Parameters
+    ----------
+    entries : of the ledger.
+    test : CIFAR-100's test split, for the figures that show images; without it those already in figures/ stay.
+    """
+    found = ledger.by_setting(entries)
+    drawn = draw_figures(folder / "figures", found, test)
+    path = folder / "results.md"
+    write_atomic(path, render(entries, found, drawn))
+    return path
+
+
+def draw_figures(folder: Path, found: Entries, test: Images | None) -> dict[str, str]:
+    """Every figure the ledger has runs for; file name by experiment."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = {}
+    for name in figures.FIGURES:
+        if figures.draw(name, found, folder / f"{file_stem(name)}.png"):
+            drawn[name] = f"{file_stem(name)}.png"
+    for name, kind in figures.SHEETS.items():
+        entry = figures.sheet_entry(name, found)
+        path = folder / f"{file_stem(name)}.png"
+        if entry is not None and test is not None:
+            figures.draw_sheet(kind, entry, test, path)
+        if entry is not None and path.exists():
+            drawn[name] = path.name
+    return drawn
+
+
+def file_stem(name: str) -> str:
+    return name.removeprefix("figure-")
+
+
+def render(entries: list[ledger.Entry], found: Entries, drawn: dict[str, str]) -> str:
+    """The page as Markdown."""
+    parts = [INTRO.format(runs=ledger_summary(entries)), at_a_glance(found), where_the_gain_comes_from(found, drawn)]
+    for experiment in EXPERIMENTS.values():
+        if not experiment.is_figure:
+            parts.append(table_part(experiment, found))
+    parts += [figure_part(e, found, drawn) for e in EXPERIMENTS.values() if e.is_figure and e.name != "figure-support"]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def ledger_summary(entries: list[ledger.Entry]) -> str:
+    """Number of runs by data set and device."""
+    if not entries:
+        return "no runs yet"
+    sets: dict[str, int] = {}
+    for entry in entries:
+        sets[entry["recipe"]["data"]["name"]] = sets.get(entry["recipe"]["data"]["name"], 0) + 1
+    devices = sorted({entry["environment"]["device"] for entry in entries})
+    counted = ", ".join(f"{n} on {DATASET_NAMES.get(name, name)}" for name, n in sorted(sets.items()))
+    return f"{len(entries)} run{'s' if len(entries) > 1 else ''} ({counted}; trained on {', '.join(devices)})"
+
+
+def at_a_glance(found: Entries) -> str:
+    """What the paper claims of CIFAR-100, and whether our runs say so."""
+    rows = [claim_row(claim, found) for claim in CLAIMS]
+    head = ["the paper's claim, CIFAR-100", "paper", "ours", "sound", "holds in ours", "holds in sound"]
+    return (
+        "## At a glance\n\nEach claim is a difference between two rows of a table. It holds if our difference has its sign and exceeds"
+        f" twice its standard error over seeds; with one run on a side only the sign is said.\n\n{markdown(head, rows, left=1)}"
+    )
+
+
+def claim_row(claim: Claim, found: Entries) -> list[str]:
+    lines = [line for s in sections(EXPERIMENTS[claim.table], found) if s.dataset == "cifar100" for line in s.lines]
+    wanted = claim.axes if len(claim.axes) == 2 else claim.axes * 2
+    sides: list[Cell] = []
+    for i, method in enumerate((claim.better, claim.worse)):
+        axes = dict(wanted[i : i + 1])
+        sides.append(next(line.cells[claim.column] for line in lines if line.row.method == method and axes.items() <= line.row.axes.items()))
+    a, b = sides
+    theirs = f"{a.published - b.published:+.2f}" if a.published is not None and b.published is not None else ""
+    ours, sound = difference(a.ours, b.ours), difference(a.sound, b.sound)
+    return [claim.sentence, theirs, *(d.text for d in (ours, sound)), *(d.verdict(claim.sign) for d in (ours, sound))]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of two means over runs, with its standard error; None where a side has no run."""
+
+    value: float | None
+    error: float | None
+
+    @property
+    def text(self) -> str:
+        if self.value is None:
+            return NOT_RUN
+        return f"{self.value:+.2f}" + (f" ± {self.error:.2f}" if self.error is not None else "")
+
+    def verdict(self, sign: int) -> str:
+        """Yes, no or open; of a sign of 0, whether the difference is within a point."""
+        if self.value is None:
+            return ""
+        if sign == 0:
+            return "yes" if abs(self.value) <= 1 else "no"
+        if self.error is None:
+            return "sign only" if self.value * sign > 0 else "no (one run)"
+        if abs(self.value) <= 2 * self.error:
+            return "no difference"
+        return "yes" if self.value * sign > 0 else "no, the reverse"
+
+
+def difference(a: tuple[float, ...], b: tuple[float, ...]) -> Difference:
+    if not a or not b:
+        return Difference(None, None)
+    both = len(a) > 1 and len(b) > 1
+    error = (spread(a) ** 2 / len(a) + spread(b) ** 2 / len(b)) ** 0.5 if both else None
+    return Difference(mean(a) - mean(b), error)
+
+
+def where_the_gain_comes_from(found: Entries, drawn: dict[str, str]) -> str:
+    """Consistency by minimum support, and the sound measures of the main methods."""
+    opening = (
+        "## Where the consistency gain comes from\n\nBy the paper's definition a dimension that fires on a single image is perfectly consistent."
+        " The figure asks for more: consistency over the dimensions that fire on at least *s* test images, for *s* from 1 to 100"
+        " (CIFAR-100, eval mode, one line per seed).\n"
+    )
+    section = next(s for s in sections(EXPERIMENTS["interpretability"], found) if s.dataset == "cifar100")
+    parts = [opening]
+    parts.append(f"![Consistency by minimum support](figures/{drawn['figure-support']})\n" if "figure-support" in drawn else f"Figure: {NOT_RUN}.\n")
+    parts.append(support_table(section, found))
+    parts.append("The sound measures of the same runs. *At L0 k*: all features cut at one threshold that leaves *k* active dimensions per image.\n")
+    parts.append(sound_table(section, found))
+    return "\n".join(parts)
+
+
+def support_table(section: Section, found: Entries) -> str:
+    """Consistency by minimum support, mean over seeds."""
+    shown = ("1", "2", "5", "10", "20", "50", "100")
+    rows = []
+    for line in section.lines:
+        if line.row.method in PAIR:
+            curves = [e["measures"]["curves"]["consistency_by_support"] for e in found.get(ledger.setting(line.row.recipe), [])]
+            values = [[c[s] for c in curves if c.get(s) is not None] for s in shown]
+            rows.append([paper()["methods"][line.row.method], *(plain(v, 2) for v in values), str(len(curves) or NOT_RUN)])
+    return markdown(["support at least", *shown, "runs"], rows, left=1)
+
+
+def sound_table(section: Section, found: Entries) -> str:
+    """Every sound measure of the main methods, with the level shuffled labels give."""
+    rows = []
+    for line in section.lines:
+        runs = found.get(ledger.setting(line.row.recipe), [])
+        name = paper()["methods"][line.row.method]
+        rows.append([name, *(_sound_cell(runs, "sound", *column) for column in SOUND), str(len(runs) or NOT_RUN)])
+        if runs and line.row.method == "bayesncl":
+            shuffled = [{"sound": entry["measures"]["chance"]["sound"]} for entry in runs]
+            rows.append([f"{name}, labels shuffled", *(_sound_cell([{"measures": m} for m in shuffled], "sound", *c) for c in SOUND), ""])
+    return markdown(["method", *(heading for _, heading, _, _ in SOUND), "runs"], rows, left=1)
+
+
+def _sound_cell(runs: list[dict[str, Any]], definition: str, key: str, heading: str, factor: float, decimals: int) -> str:
+    values = [entry["measures"][definition].get(key) for entry in runs]
+    return plain([factor * v for v in values if v is not None], decimals)
+
+
+def plain(values: list[float], decimals: int) -> str:
+    if not values:
+        return ""
+    return f"{mean(values):.{decimals}f}" + (f" ± {spread(values):.{decimals}f}" if len(values) > 1 else "")
+
+
+def table_part(experiment: Experiment, found: Entries) -> str:
+    """A table of the paper; data sets without a run come folded."""
+    parts = [f"## {experiment.name}\n", f"{title(experiment)}.\n"]
+    for section in sections(experiment, found):
+        name = DATASET_NAMES.get(section.dataset, section.dataset)
+        header, rows = text(section)
+        body = markdown(header, rows, left=2)
+        if section.runs:
+            parts.append(f"**{name}**\n\n{body}")
+        else:
+            parts.append(f"<details><summary>{name}: {NOT_RUN}</summary>\n\n{body}\n</details>\n")
+    parts += [f"{note}\n" for note in notes().get(experiment.name, [])]
+    return "\n".join(parts)
+
+
+def figure_part(experiment: Experiment, found: Entries, drawn: dict[str, str]) -> str:
+    """A figure, or that it was not run; the sheets also list the classes of their images."""
+    parts = [f"## {experiment.name}\n", f"{title(experiment)}, CIFAR-100.\n"]
+    if experiment.name in drawn:
+        parts.append(f"![{title(experiment)}](figures/{drawn[experiment.name]})\n")
+    elif experiment.name not in figures.SHEETS:
+        parts.append(f"{NOT_RUN.capitalize()}.\n")
+    if experiment.name in figures.SHEETS:
+        entry = figures.sheet_entry(experiment.name, found)
+        parts.append(exemplar_table(figures.SHEETS[experiment.name], entry) if entry else f"{NOT_RUN.capitalize()}.\n")
+    return "\n".join(parts)
+
+
+def exemplar_table(kind: str, entry: ledger.Entry) -> str:
+    """The dimensions of a sheet and the classes of their strongest images."""
+    value = "class entropy (nats)" if kind == "high_entropy" else "closed where it would fire"
+    rows = [
+        [str(d["dim"]), f"{d['value']:.2f}", str(d["support"]), ", ".join(d["classes"])] for d in entry["exemplars"][kind]
+    ]
+    return markdown(["dimension", value, "fires on", "classes of its strongest test images"], rows, left=1)
+
+
+def notes() -> dict[str, list[str]]:
+    """Sentences on what differs and what was checked, by table."""
+    found: dict[str, list[str]] = json.loads((Path(__file__).parent / "notes.json").read_text())
+    return found
+
+
+def markdown(header: list[str], rows: list[list[str]], left: int) -> str:
+    """A Markdown table; the first `left` columns are aligned left."""
+    rule = ["---" if i < left else "---:" for i in range(len(header))]
+    return "".join("| " + " | ".join(line) + " |\n" for line in (header, rule, *rows))

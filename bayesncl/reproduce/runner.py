@@ -1,0 +1,305 @@
+"""Doing the runs: train, evaluate, record, one after the other; killed at any point, the same call goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import data as datasets
+from ..data.images import Images
+from ..errors import InputError
+from ..evaluate import evaluate
+from ..features import Extracted, extract
+from ..measure.background import background_probe, group_probe
+from ..measure.dynamics import record as record_dynamics
+from ..measure.interpretability import MIN_SUPPORT, per_dimension
+from ..model import WEIGHTS, Encoder, load
+from ..progress import Display
+from ..recipes import Data, Recipe
+from ..train import default_device, train
+from . import ledger
+from .experiments import recipe_of
+
+# Stated, not measured: minutes of a published run on one H200. The ledger's own times are used where there are any.
+MINUTES = {"cifar10": 5.0, "cifar100": 5.0, "imagenet100": 20.0, "scenes": 0.1}
+EPOCHS = {"cifar10": 200, "cifar100": 200, "imagenet100": 100, "scenes": 2}
+DEEPER = 2.3  # ResNet-50 over ResNet-18, by multiply-adds
+SHOWN_DIMS, SHOWN_IMAGES = 3, 10  # of the figures that show what dimensions respond to
+BACKGROUND_SETS = {"waterbirds": "waterbirds", "waterbirds-like": "waterbirds_like"}  # folder under --data: key in `extra`
+
+Splits = tuple[Images, Images]
+
+
+def run_experiment_run(
+    recipe: Recipe,
+    splits: Splits,
+    results: Path,
+    models: Path,
+    *,
+    device: torch.device | None = None,
+    display: Display | None = None,
+    paper_probe: bool = False,
+    backgrounds: dict[str, str] | None = None,
+    keep_model: bool = True,
+) -> Path:
+    """Train a recipe, take every measure and enter it in the ledger.
+
+    Parameters
+    ----------
+    splits : training and test images.
+    results : folder of the ledger.
+    models : parent of the run folder; a half-finished run found there goes on, a finished one is only measured.
+    paper_probe : also the published 50-epoch linear probe.
+    backgrounds : key in the entry's `extra` to the root of a data set in the layout of waterbirds.
+    keep_model : leave the run folder (without checkpoints) in place.
+
+    Returns
+    -------
+    Path of the ledger entry.
+    """
+    images, test = splits
+    display = display or Display(quiet=True)
+    run_dir = models / Path(ledger.file_name(recipe)).stem
+
+    def after_epoch(model: Encoder, epoch: int) -> dict[str, object] | None:
+        if epoch % recipe.run.dynamics_every:
+            return None
+        return {"kind": "dynamics", **record_dynamics(model, images.pixels, images.labels, recipe, epoch)}
+
+    hook = after_epoch if recipe.run.dynamics_every else None
+    if (run_dir / WEIGHTS).exists():
+        model = load(run_dir, device or default_device())
+    else:
+        model = train(recipe, images, run_dir, device=device, display=display, after_epoch=hook)
+    # on scenes the probes for the background are most of the work: they are left to the experiments that ask for them
+    plain = [dataclasses.replace(split, backgrounds=None) for split in splits]
+    evaluation = evaluate(model, plain[0], plain[1], paper_probe=paper_probe, progress=display.count)
+    extra = {key: background_like(model, root) for key, root in (backgrounds or {}).items()}
+    path = ledger.record(results, run_dir, evaluation, recipe, exemplars=exemplars(model, test), extra=extra)
+    shutil.rmtree(run_dir / "checkpoints" if keep_model else run_dir, ignore_errors=True)
+    return path
+
+
+def background_like(model: Encoder, root: str) -> dict[str, Any]:
+    """Probes for the background with a frozen encoder.
+
+    Parameters
+    ----------
+    model : trained on anything; images are scaled to its view size.
+    root : a data set in the layout of waterbirds; an empty root takes scenes, the model's own.
+
+    Returns
+    -------
+    `acc1` (percent), `acc1_spread` over probe seeds and `acc1_chance` for each of `h`, `z`, `gated`; `worst_group` of the
+    object probe on h; `size` and `images` (training, test).
+    """
+    own = model.recipe.data
+    size = model.recipe.views.size
+    data = dataclasses.replace(own, name="waterbirds", root=root, size=size) if root else own
+    train_split, test_split = (datasets.load(data, split) for split in ("train", "test"))
+    assert train_split.labels is not None and train_split.backgrounds is not None
+    assert test_split.labels is not None and test_split.backgrounds is not None
+    seen, new = extract(model, train_split), extract(model, test_split)
+    kinds = ("h", "z", "gated")
+    probes = background_probe(
+        {k: getattr(seen, k) for k in kinds}, train_split.backgrounds, {k: getattr(new, k) for k in kinds}, test_split.backgrounds
+    )
+    group = group_probe(seen.h, train_split.labels, train_split.backgrounds, new.h, test_split.labels, test_split.backgrounds)
+    return {
+        **{k: {m: probes[k][m] for m in ("acc1", "acc1_spread", "acc1_chance")} for k in kinds},
+        "worst_group": {k: group[k] for k in ("worst", "average", "balanced")},
+        "size": size,
+        "images": [len(train_split), len(test_split)],
+    }
+
+
+def exemplars(model: Encoder, test: Images) -> dict[str, Any]:
+    """The dimensions of highest class entropy and, with gates, those most suppressed, with the images that drive them.
+
+    Only dimensions that fire on enough images count. A dimension is suppressed by the share of the images on which it
+    would fire (z > 0) where its gate is closed.
+
+    Returns
+    -------
+    `high_entropy` and `suppressed`: lists of `dim`, `value` (nats; share), `support`, `images` (numbers in the test split,
+    strongest first), `classes` (their names).
+    """
+    if test.labels is None:
+        return {}
+    features = extract(model, test)
+    columns = per_dimension(features.gated, test.labels)
+    entropy = np.where(columns["support"] >= MIN_SUPPORT, columns["entropy_sum"], -np.inf)
+    found = {"high_entropy": _strongest(entropy, features.gated, test)}
+    if features.open is not None:
+        found["suppressed"] = _strongest(suppression(features), features.z, test)
+    return found
+
+
+def suppression(features: Extracted) -> np.ndarray:
+    """Share of the images on which each dimension would fire where its gate is closed [D]; -inf below MIN_SUPPORT."""
+    assert features.open is not None
+    fires = features.z > 0
+    support = fires.sum(0)
+    closed = (fires & ~features.open).sum(0) / np.maximum(support, 1)
+    return np.where(support >= MIN_SUPPORT, closed, -np.inf)
+
+
+def _strongest(value: np.ndarray, features: np.ndarray, test: Images) -> list[dict[str, Any]]:
+    assert test.labels is not None
+    chosen = [int(d) for d in np.argsort(-value, kind="stable")[:SHOWN_DIMS] if np.isfinite(value[d])]
+    out = []
+    for dim in chosen:
+        images = np.argsort(-features[:, dim], kind="stable")[:SHOWN_IMAGES].tolist()
+        names = [test.class_names[int(test.labels[i])] if test.class_names else str(test.labels[i]) for i in images]
+        support = int((features[:, dim] > 0).sum())
+        out.append({"dim": dim, "value": float(value[dim]), "support": support, "images": images, "classes": names})
+    return out
+
+
+def estimate(recipe: Recipe, entries: Iterable[ledger.Entry] = ()) -> float:
+    """Seconds a run will take: by the mean time per epoch of such runs in the ledger, else as stated."""
+    times = []
+    for entry in entries:
+        known, seconds = entry["recipe"], entry["seconds"]
+        same = known["data"]["name"] == recipe.data.name and known["model"]["backbone"] == recipe.model.backbone
+        if same and seconds["train"] is not None:
+            times.append((seconds["train"] + (seconds["evaluate"] or 0.0)) / entry["epochs"])
+    if times:
+        return sum(times) / len(times) * recipe.run.epochs
+    per_epoch = 60 * MINUTES.get(recipe.data.name, 5.0) / EPOCHS.get(recipe.data.name, 200)
+    return per_epoch * recipe.run.epochs * (DEEPER if recipe.model.backbone == "resnet50" else 1.0)
+
+
+def share_done(run_dir: Path, recipe: Recipe) -> float:
+    """How much of a run its folder says is done, from 0 to 1."""
+    try:
+        lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+        epochs = [json.loads(line).get("epoch", 0) for line in lines]
+    except (OSError, ValueError):
+        return 0.0
+    return min(max(epochs, default=0) / recipe.run.epochs, 1.0)
+
+
+class Library:
+    """Images by data set, each split read once, from the folders under one root.
+
+    Parameters
+    ----------
+    root : holds a folder (or file) named after each data set, or is itself the only data set.
+    """
+
+    def __init__(self, root: str | None, display: Display) -> None:
+        self.root, self.display = root, display
+        self.splits: dict[Data, Splits] = {}
+        self.missing: dict[str, InputError] = {}
+
+    def place(self, name: str) -> str:
+        """Where a data set lies."""
+        if self.root is None:
+            return ""
+        for child in (Path(self.root) / name, Path(self.root) / f"{name}.tar"):
+            if child.exists():
+                return str(child.resolve())
+        return str(Path(self.root).expanduser().resolve())
+
+    def rooted(self, recipe: Recipe) -> Recipe:
+        return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, root=self.place(recipe.data.name)))
+
+    def load(self, recipe: Recipe) -> Splits:
+        """Training and test images of a recipe; InputError, at once the second time, where there are none."""
+        data = self.rooted(recipe).data
+        if data.name in self.missing:
+            raise self.missing[data.name]
+        if data not in self.splits:
+            try:
+                train_split, test_split = (datasets.load(data, split, self.display.count) for split in ("train", "test"))
+            except InputError as error:
+                self.missing[data.name] = error
+                raise
+            self.splits[data] = (train_split, test_split)
+        return self.splits[data]
+
+    def backgrounds(self) -> dict[str, str]:
+        """Roots of the data sets with backgrounds that are there, by their key in an entry's `extra`."""
+        found = {key: self.place(name) for name, key in BACKGROUND_SETS.items()}
+        whole = self.place("")
+        return {key: root for key, root in found.items() if root != whole}
+
+
+def run_list(
+    runs: Sequence[tuple[str, Sequence[str]] | Recipe],
+    data: str | None,
+    results: Path,
+    models: Path,
+    *,
+    device: torch.device | None = None,
+    deadline_seconds: float | None = None,
+    paper_probe: bool = False,
+    background: bool = False,
+    complete: Callable[[ledger.Entry], bool] = lambda entry: True,
+    after: Callable[[Path], None] | None = None,
+    display: Display | None = None,
+    keep_models: bool = True,
+) -> list[Path]:
+    """Do runs in order, each entered in the ledger as soon as it exists.
+
+    Parameters
+    ----------
+    runs : (recipe name, changes) each, or recipes. Those in the ledger already are passed over.
+    data : folder that holds a folder for each data set, or the one data set.
+    results, models : folders of the ledger and of the run folders.
+    deadline_seconds : start no run that would, by the times of the runs before it, end later than this from now.
+    background : also probe for the background, on the sets found under `data`.
+    complete : whether an entry in the ledger has all that is wanted of it.
+    after : called with the path of each new entry.
+
+    Returns
+    -------
+    Paths of the new entries. A run that fails is noted and left out: several processes can share one list.
+    """
+    display = display or Display(quiet=True)
+    library = Library(data, display)
+    began, done = time.monotonic(), []
+    measured: dict[tuple[str, str], list[float]] = {}  # seconds per epoch, all included, by data set and backbone
+    for item in runs:
+        recipe = item if isinstance(item, Recipe) else recipe_of(item[0], item[1])
+        entries = ledger.read(results)
+        known = ledger.by_identity(entries).get(ledger.identity(recipe))
+        if known is not None and complete(known):
+            continue
+        stem = Path(ledger.file_name(recipe)).stem
+        ahead = recipe.run.epochs * (1 - share_done(models / stem, recipe))
+        kind = (recipe.data.name, recipe.model.backbone)
+        per_epoch = max(measured[kind]) if kind in measured else estimate(recipe, entries) / recipe.run.epochs
+        if deadline_seconds is not None and time.monotonic() - began + ahead * per_epoch > deadline_seconds:
+            display.note(f"not started: {stem} would take about {ahead * per_epoch:.0f} s, past the time limit")
+            continue
+        start = time.monotonic()
+        try:
+            splits = library.load(recipe)
+            own = recipe.data.name == "scenes"
+            roots = ({"scenes": ""} if own else library.backgrounds()) if background else {}
+            path = run_experiment_run(
+                library.rooted(recipe), splits, results, models, device=device, display=display,
+                paper_probe=paper_probe, backgrounds=roots, keep_model=keep_models,
+            )  # fmt: skip
+        except InputError as error:
+            display.note(f"not run: {stem}: {error}")
+            continue
+        finally:
+            display.close()
+        if ahead == recipe.run.epochs:
+            measured.setdefault(kind, []).append((time.monotonic() - start) / ahead)
+        display.note(f"recorded {path}")
+        done.append(path)
+        if after is not None:
+            after(path)
+    return done

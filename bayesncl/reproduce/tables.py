@@ -1,0 +1,203 @@
+"""Theirs next to ours: the cells of a table from the ledger, and the table as rows of text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from ..measure.cost import cost
+from ..recipes import Recipe, recipe_from_json
+from . import ledger
+from .experiments import Experiment, Row, columns, paper, rows
+
+DATASET_NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet100": "ImageNet-100", "waterbirds": "Waterbirds"}
+AXIS_NAMES = {"dim": "D", "rho": "rho", "lambda": "lambda", "gate_lr": "gate rate", "batch_size": "batch", "layers": "layers"}
+RETRIEVED = {"p@1": "1", "p@3": "3", "p@5": "5", "p@10": "10"}
+CORRELATED = ("af_gv", "af_sc", "gv_sc")
+ALIKE = ("running_time_min",)  # depends on the machine: not marked as differing
+FAST = "†"
+NOT_RUN = "not run"
+
+Entries = dict[str, list[ledger.Entry]]  # by setting
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table: as published, and ours of every run by both definitions."""
+
+    column: str
+    published: float | None
+    ours: tuple[float, ...] = ()
+    sound: tuple[float, ...] = ()
+    mark: str = ""  # FAST: the accuracy is the fast probe's, for the published probe was not run
+
+    def verdict(self) -> str:
+        """▲ or ▼ where ours lies above or below the published value by more than twice the seeds' spread."""
+        if self.published is None or len(self.ours) < 2 or self.column in ALIKE:
+            return ""
+        decimals = paper()["columns"][self.column]["decimals"]
+        rounding = 0.5 * 10.0**-decimals if decimals is not None else 5e-4 * self.published
+        gap = mean(self.ours) - self.published
+        return "" if abs(gap) <= 2 * spread(self.ours) + rounding else "▲" if gap > 0 else "▼"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of a table with its cells and the number of runs behind them."""
+
+    row: Row
+    runs: int
+    cells: dict[str, Cell]
+
+
+@dataclass(frozen=True)
+class Section:
+    """The lines of one data set."""
+
+    dataset: str
+    columns: list[str]
+    lines: list[Line]
+
+    @property
+    def runs(self) -> int:
+        return sum(line.runs for line in self.lines)
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def spread(values: Sequence[float]) -> float:
+    """Standard deviation over seeds (n - 1); 0 of one run."""
+    if len(values) < 2:
+        return 0.0
+    centre = mean(values)
+    return math.sqrt(sum((v - centre) ** 2 for v in values) / (len(values) - 1))
+
+
+def sections(experiment: Experiment, entries: Entries, scale: str = "paper") -> list[Section]:
+    """The table of an experiment, a section per data set; measures the paper never gives for a data set are left out."""
+    found = []
+    everything = rows(experiment, scale)
+    for dataset in dict.fromkeys(row.dataset for row in everything):
+        mine = [row for row in everything if row.dataset == dataset]
+        shown = [c for c in columns(experiment) if any(row.published.get(c) is not None for row in mine)]
+        lines = [fill(row, shown or columns(experiment), entries) for row in mine]
+        found.append(Section(dataset, shown or columns(experiment), lines))
+    return found
+
+
+def fill(row: Row, wanted: Sequence[str], entries: Entries) -> Line:
+    """The cells of a row from the runs of its setting."""
+    runs = entries.get(ledger.setting(row.recipe), [])
+    if any(c in CORRELATED for c in wanted):
+        runs = [entry for entry in runs if entry["dynamics"]]
+    if any(c.startswith("background") for c in wanted):
+        runs = [entry for entry in runs if _background(entry, row) is not None]
+    return Line(row, len(runs), {column: cell(row, column, runs) for column in wanted})
+
+
+def cell(row: Row, column: str, runs: Sequence[ledger.Entry]) -> Cell:
+    """One measure of a row over its runs."""
+    published = row.published.get(column)
+    if column == "flops":  # counted, not run; the published tables are per image or, where the batch varies, per batch
+        counted = float(operations(row.recipe)["macs_per_batch" if "batch_size" in row.axes else "macs_per_image"])
+        return Cell(column, published, (counted,))
+    ours, sound = ([value(entry, row, column, d) for entry in runs] for d in ("paper", "sound"))
+    fast = column in ("acc1", "acc5") and any("paper" not in entry["measures"].get("probe", {}) for entry in runs)
+    return Cell(column, published, _known(ours), _known(sound), FAST if fast else "")
+
+
+def value(entry: ledger.Entry, row: Row, column: str, definition: str) -> float | None:
+    """A measure of one run; None where it was not taken."""
+    measures = entry["measures"]
+    if column in ("acc1", "acc5"):
+        probes = measures.get("probe", {})
+        probe = probes.get("paper", probes.get("fast")) if definition == "paper" else probes.get("fast")
+        return probe[column] if probe else None
+    if column in RETRIEVED:
+        kept = str(int(row.axes["K"]))
+        curve = measures["curves"][f"retrieval_{definition}"].get(kept) or measures["retrieval"][definition].get(kept)
+        return curve[RETRIEVED[column]] if curve else None
+    if column in CORRELATED:
+        epochs = {record["epoch"]: record for record in entry["dynamics"]}
+        record = epochs.get(int(row.axes["epoch"]))
+        return record[definition][column] if record else None
+    if column == "running_time_min":
+        seconds = entry["seconds"]["train"]
+        return seconds / 60 if seconds is not None and definition == "paper" else None
+    if column.startswith("background"):
+        probed = _background(entry, row) or {}
+        kind = column.removeprefix("background_").replace("acc", "h")  # the paper does not say which feature: h
+        return probed[kind]["acc1"] if probed else None
+    return measures[definition].get(column)
+
+
+def text(section: Section) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of text: for a row that was run three lines, paper, ours and sound; else the paper's alone."""
+    header = ["method", "", *(paper()["columns"][c]["symbol"] for c in section.columns), "runs"]
+    in_paper = any(c.published is not None for line in section.lines for c in line.cells.values())
+    body = []
+    for line in section.lines:
+        cells = [line.cells[c] for c in section.columns]
+        runs = str(line.runs) if line.runs else NOT_RUN
+        block = [["paper", *("–" if c.published is None else number(c.published, c.column) for c in cells), ""]] if in_paper else []
+        if any(c.ours for c in cells) or not in_paper:
+            block.append(["ours", *(_ours(c) for c in cells), ""])
+        if any(c.sound for c in cells):
+            block.append(["sound", *(summary(c.sound, c.column) for c in cells), ""])
+        block[min(1, len(block) - 1) if in_paper else 0][-1] = runs
+        body += [[label(line.row) if i == 0 else "", *cells_text] for i, cells_text in enumerate(block)]
+    return header, body
+
+
+def label(row: Row) -> str:
+    """Method, and what the table varies."""
+    axes = [f"{AXIS_NAMES.get(axis, axis)} {value:g}" for axis, value in row.axes.items() if axis != "layers"]
+    return ", ".join([paper()["methods"][row.method], *axes])
+
+
+def number(value: float, column: str) -> str:
+    """A measure to the decimals of the paper."""
+    decimals = paper()["columns"][column]["decimals"]
+    if decimals is not None:
+        return f"{value:.{decimals}f}"
+    return f"{value / 1e12:.3f} T" if value >= 1e12 else f"{value / 1e9:.3f} G"
+
+
+def summary(values: Sequence[float], column: str) -> str:
+    """Mean, and the spread over seeds where there are several."""
+    if not values:
+        return ""
+    centre = number(mean(values), column)
+    return f"{centre} ± {number(spread(values), column)}" if len(values) > 1 else centre
+
+
+@cache
+def _cost_of(text: str) -> dict[str, Any]:
+    return cost(recipe_from_json(text))
+
+
+def operations(recipe: Recipe) -> dict[str, Any]:
+    """`cost` of a recipe, counted once."""
+    return _cost_of(recipe.to_json())
+
+
+def _ours(cell: Cell) -> str:
+    if not cell.ours:
+        return ""
+    return f"{summary(cell.ours, cell.column)}{cell.mark} {cell.verdict()}".rstrip()
+
+
+def _known(values: Sequence[float | None]) -> tuple[float, ...]:
+    return tuple(v for v in values if v is not None)
+
+
+def _background(entry: ledger.Entry, row: Row) -> dict[str, Any] | None:
+    """Probes for the background: on the published set, or on what a row of another data set is about."""
+    key = {"waterbirds": "waterbirds", "scenes": "scenes"}.get(row.dataset, "waterbirds_like")
+    found: dict[str, Any] | None = entry["extra"].get(key)
+    return found

@@ -1,0 +1,96 @@
+"""The atlas at 10,000 images x 2,048 dimensions: seconds to build, megabytes on disk, milliseconds to a ready page.
+
+    python benchmarks/atlas.py [--images 10000] [--dims 2048] [--runs 2] [--keep FOLDER]
+
+Features are synthetic, with about 40 active dimensions an image: a few for its class, a few shared by all, and noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bayesncl.atlas import AtlasRun, build_atlas
+from bayesncl.data.images import Images
+from tests.chromium import find_chromium, open_chromium, visit
+
+VIEWS = (
+    "#/dim/7", "#/dims", "#/image/123", "#/pair/123/456", "#/classes", "#/class/5", "#/gallery/entropy", "#/images",
+)  # fmt: skip
+
+
+def make_run(name: str, labels: np.ndarray, dims: int, seed: int, gated: bool) -> AtlasRun:
+    rng = np.random.default_rng(seed)
+    n, classes = len(labels), int(labels.max()) + 1
+    rate = np.full((classes, dims), 0.012, np.float32)
+    rate[:, :40] = np.linspace(0.9, 0.1, 40)  # common to all classes
+    for c in range(classes):
+        rate[c, 40 + (np.arange(8) + 8 * c) % (dims - 140)] = 0.6  # the class's own
+    rate[:, -60:] = 0  # dead
+    z = rng.random((n, dims), dtype=np.float32)
+    z = np.where(z < rate[labels], rng.gamma(2, 1, (n, dims)).astype(np.float32), 0)
+    open_ = rng.random((n, dims), dtype=np.float32) > np.clip(rate.mean(0) * 1.2, 0, 0.97) if gated else None
+    return AtlasRun(name, z, None, open_, None, f"{name}: synthetic features.")
+
+
+def make_images(n: int, classes: int = 100, side: int = 32) -> Images:
+    """Blurred colour noise, tinted by class: about as hard to compress as photographs."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(n) % classes
+    coarse = rng.random((n, 3, side // 4, side // 4), dtype=np.float32)
+    pixels = np.kron(coarse, np.ones((1, 1, 4, 4), np.float32))
+    pixels += rng.normal(0, 0.06, pixels.shape).astype(np.float32)
+    pixels = 0.6 * pixels + 0.4 * rng.random((classes, 3, 1, 1), dtype=np.float32)[labels]
+    names = tuple(f"class {c}" for c in range(classes))
+    files = tuple(f"{i:05d}.jpg" for i in range(n))
+    return Images((255 * pixels.clip(0, 1)).astype(np.uint8), labels, None, names, None, files)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--images", type=int, default=10_000)
+    parser.add_argument("--dims", type=int, default=2_048)
+    parser.add_argument("--runs", type=int, default=2, choices=(1, 2))
+    parser.add_argument("--keep", type=Path, help="leave the atlas in this folder")
+    options = parser.parse_args()
+
+    images = make_images(options.images)
+    assert images.labels is not None
+    runs = [make_run("BayesNCL", images.labels, options.dims, 1, True)]
+    if options.runs == 2:
+        runs.append(make_run("NCL", images.labels, options.dims, 2, False))
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.perf_counter()
+        index = build_atlas(options.keep or Path(folder) / "atlas", runs, images, "Benchmark")
+        sizes = [f.stat().st_size for f in index.parent.rglob("*") if f.is_file()]
+        result: dict[str, object] = {
+            "images": options.images, "dims": options.dims, "runs": options.runs,
+            "build_s": round(time.perf_counter() - begin, 1),
+            "folder_mb": round(sum(sizes) / 1e6, 1), "files": len(sizes),
+        }  # fmt: skip
+        if find_chromium():
+            ready, views = [], {}
+            for _ in range(3):
+                with open_chromium() as driver:
+                    visit(driver, index)
+                    ready.append(int(driver.execute_script("return document.documentElement.dataset.ready")))
+            with open_chromium() as driver:
+                visit(driver, index)
+                for address in VIEWS + (("#/compare",) if options.runs == 2 else ()):
+                    begin = time.perf_counter()
+                    visit(driver, index, address)
+                    views[address] = round(1000 * (time.perf_counter() - begin))
+            result |= {"ready_ms": sorted(ready), "view_ms": views}
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The system's Chromium without a window, for the browser tests, the benchmark and the screenshots of the docs.
+
+Screenshots: python tests/chromium.py ATLAS_FOLDER OUT_FOLDER
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+MISSING = "no browser: chromium and chromedriver are not installed"
+ARGUMENTS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage", "--hide-scrollbars",
+    "--force-color-profile=srgb",
+)  # fmt: skip
+SHOTS = {  # name: address, width, height, dark
+    "overview": ("#/", 1280, 1000, False),
+    "dimension": ("#/dim/{k}", 1280, 1000, False),
+    "pair": ("#/pair/{i}/{j}", 1280, 1000, True),
+}
+
+
+def find_chromium() -> tuple[str, str] | None:
+    """Paths of browser and driver, or None."""
+    browser, driver = shutil.which("chromium") or shutil.which("chromium-browser"), shutil.which("chromedriver")
+    return (browser, driver) if browser and driver else None
+
+
+@contextmanager
+def open_chromium(width: int = 1280, height: int = 900, dark: bool = False) -> Iterator:
+    """A selenium driver with a fresh profile that logs its console and every request."""
+    from selenium import webdriver
+
+    found = find_chromium()
+    if found is None:
+        raise RuntimeError(MISSING)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        options = webdriver.ChromeOptions()
+        options.binary_location = found[0]
+        for argument in (*ARGUMENTS, f"--user-data-dir={profile}", f"--window-size={width},{height}"):
+            options.add_argument(argument)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(found[1]))
+        try:
+            resize(driver, width, height)
+            set_dark(driver, dark)
+            yield driver
+        finally:
+            driver.quit()
+
+
+def resize(driver, width: int, height: int) -> None:
+    """Viewport of exactly this size (a headless window does not get narrower than 500)."""
+    sizes = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", sizes)
+
+
+def set_dark(driver, dark: bool) -> None:
+    """What the system says it prefers."""
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+
+
+def visit(driver, index: Path | str, address: str = "#/", seconds: float = 10) -> None:
+    """Open a view of the atlas and wait until it is drawn, pictures included."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    base = index if isinstance(index, str) else index.resolve().as_uri()
+    here = driver.current_url.split("#")[0]
+    if here == base:
+        driver.execute_script("location.hash = arguments[0]", address)
+    else:
+        driver.get(base + address)
+    ready = """return document.documentElement.dataset.ready
+        && document.querySelector('main').dataset.view === arguments[0]"""
+    WebDriverWait(driver, seconds, 0.05).until(lambda d: d.execute_script(ready, address))
+    driver.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 60))")
+
+
+def take_screenshots(index: Path, out: Path, k: int = 0, i: int = 0, j: int = 1) -> list[Path]:
+    """Three views for the docs: overview, dimension `k`, and why images `i` and `j` are similar."""
+    out.mkdir(parents=True, exist_ok=True)
+    files = []
+    for name, (address, width, height, dark) in SHOTS.items():
+        with open_chromium(width, height, dark) as driver:
+            visit(driver, index, address.format(k=k, i=i, j=j))
+            files.append(out / f"atlas-{name}.png")
+            driver.save_screenshot(str(files[-1]))
+    return files
+
+
+if __name__ == "__main__":
+    print(*take_screenshots(Path(sys.argv[1]) / "index.html", Path(sys.argv[2]), *map(int, sys.argv[3:])), sep="\n")

@@ -1,0 +1,34 @@
+"""Small things shared by the tests."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+import numpy as np
+import pytest
+
+from bayesncl.data.images import Images
+from bayesncl.recipes import Recipe, change, named
+
+TINY = ["data.size=16", "views.size=16", "model.hidden=24", "model.dim=12", "run.batch=16", "run.epochs=3", "run.log_every=2", "run.checkpoint_every=1"]
+
+
+def tiny_recipe(method: str = "bayesncl", *changes: str) -> Recipe:
+    """A recipe that trains in about a second."""
+    return change(named(f"scenes-{method}"), [*TINY, *changes])
+
+
+def tiny_images(n: int = 70, size: int = 16, classes: int = 3, seed: int = 0) -> Images:
+    """Blurry blobs, one colour a class."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, classes, n)
+    tint = rng.uniform(40, 215, (classes, 3, 1, 1))
+    pixels = tint[labels] + rng.normal(0, 25, (n, 3, size, size))
+    return Images(pixels.clip(0, 255).astype(np.uint8), labels, class_names=tuple(f"class {c}" for c in range(classes)))
+
+
+@pytest.fixture
+def images() -> Images:
+    return tiny_images()

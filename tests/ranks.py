@@ -1,0 +1,207 @@
+"""What each process of the distributed tests does: python -m tests.ranks SCENARIO WORLD FOLDER.
+
+One interpreter imports torch, then forks WORLD processes that meet over gloo. Each writes FOLDER/rank-R.safetensors.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import bayesncl.train as loop
+from bayesncl import distributed
+from bayesncl.augment import make_views
+from bayesncl.features import extract
+from bayesncl.feed import batch_rows, epoch_order
+from bayesncl.model import Encoder, build_model
+from bayesncl.recipes import Recipe
+from tests.conftest import tiny_images, tiny_recipe
+
+N = 70  # images: 4 batches of 16 and 6 left over
+EPOCHS = 5  # 20 steps
+CPU = torch.device("cpu")
+
+
+class Plain(nn.Module):
+    """A backbone without BatchNorm."""
+
+    features = 16
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).mean((2, 3))
+
+
+def plain_model(recipe: Recipe) -> Encoder:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.run.seed)
+        return Encoder(recipe, Plain())
+
+
+def double(recipe: Recipe) -> Encoder:
+    return build_model(recipe).double()
+
+
+KINDS = {
+    "batchnorm": ("bayesncl", build_model),
+    "double": ("bayesncl", double),  # tells an error from rounding that training amplifies
+    "plain": ("bayesncl", plain_model),
+    "gumbel": ("bayesncl-gs", plain_model),
+}
+
+
+def recipe_of(method: str = "bayesncl") -> Recipe:
+    return tiny_recipe(method, f"run.epochs={EPOCHS}", "run.log_every=4", *os.environ.get("TINY_SET", "").split())
+
+
+def compare(folder: Path) -> dict[str, Tensor]:
+    """Everything that must not depend on the number of processes."""
+    out: dict[str, Tensor] = {}
+    images = tiny_images(N)
+    for kind, (method, builder) in KINDS.items():
+        recipe = recipe_of(method)
+        model = builder(recipe).train()
+        loop.set_views(model, 2)
+        rows = batch_rows(epoch_order(0, 0, N), 0, 16)
+        loss, averages, _ = loop.losses(model, torch.from_numpy(images.pixels)[rows], rows, torch.tensor(0), torch.float32)
+        loss.backward()
+        distributed.sum_gradients(model.parameters())
+        out[f"{kind}.loss"] = distributed.all_reduce_sum(averages)
+        for name, p in model.named_parameters():
+            out[f"{kind}.gradient.{name}"] = p.grad.contiguous()
+        loop.build_model = builder
+        trained = loop.train(recipe, images, folder / f"{kind}-{distributed.rank()}", device=CPU)
+        for name, value in trained.state_dict().items():
+            out[f"{kind}.weight.{name}"] = value.contiguous()
+        out[f"{kind}.rates"] = loop.schedule(recipe, N // 16)
+    fresh = build_model(recipe_of())
+    for mode, n in (("sound", N), ("paper", N), ("sound", 3)):  # 3 images: some processes have none
+        found = extract(fresh, tiny_images(n), mode, batch=8 if n > 3 else 2)
+        for what, array in found._asdict().items():
+            out[f"extract.{mode}-{n}.{what}"] = torch.from_numpy(array).float()
+    out["gathered"] = distributed.gather_arrays(torch.full((distributed.rank() + 1, 2), float(distributed.rank())))
+    out |= seen_views(recipe_of(), torch.from_numpy(images.pixels))
+    return out
+
+
+def seen_views(recipe: Recipe, pixels: Tensor) -> dict[str, Tensor]:
+    """Which images this process sees over two epochs and a fingerprint of the views it makes of them."""
+    index, prints = [], []
+    for epoch in range(2):
+        for step in range(N // 16):
+            rows = batch_rows(epoch_order(recipe.run.seed, epoch, N), step, 16)
+            views = make_views(pixels[rows], rows, torch.tensor(epoch), recipe.run.seed, recipe.views)
+            index.append(rows + 1000 * step + 100_000 * epoch)
+            prints.append(views.double().flatten(1).sum(1).view(2, -1).T)
+    return {"seen.index": torch.cat(index), "seen.views": torch.cat(prints).contiguous()}
+
+
+def train_and_die(folder: Path) -> dict[str, Tensor]:
+    """The last process kills itself in step 11; the others must notice."""
+    contrast = loop.contrast
+    calls = 0
+
+    def fatal(*arguments: object) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 11 and distributed.rank() == distributed.world_size() - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return contrast(*arguments)
+
+    loop.contrast = fatal
+    return train_on(folder)
+
+
+def train_and_hang(folder: Path) -> dict[str, Tensor]:
+    """The last process stops answering in step 3."""
+    distributed.stop()
+    distributed.TIMEOUT = datetime.timedelta(seconds=3)
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+    distributed.start()
+    contrast = loop.contrast
+    calls = 0
+
+    def sleepy(*arguments: object) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 3 and distributed.rank() == distributed.world_size() - 1:
+            time.sleep(8)
+            os._exit(0)
+        return contrast(*arguments)
+
+    loop.contrast = sleepy
+    return train_on(folder)
+
+
+def train_on(folder: Path) -> dict[str, Tensor]:
+    """Train, or go on, in FOLDER/run."""
+    model = loop.train(recipe_of(), tiny_images(N), folder / "run", device=CPU)
+    return {name: value.contiguous() for name, value in model.state_dict().items()}
+
+
+def disagree(folder: Path) -> dict[str, Tensor]:
+    """Each process looks at a folder of its own: only process 0 finds a checkpoint."""
+    run = folder / ("run" if distributed.rank() == 0 else "elsewhere")
+    return {"x": torch.zeros(1)} if loop.train(recipe_of(), tiny_images(N), run, device=CPU) else {}
+
+
+def late(folder: Path) -> dict[str, Tensor]:
+    """Process 0 takes longer than a step may before it comes to the barrier, as when it decodes a data set."""
+    distributed.stop()
+    distributed.TIMEOUT = datetime.timedelta(seconds=1)
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+    distributed.start()
+    if distributed.rank() == 0:
+        time.sleep(3)
+    distributed.barrier()
+    return {"agree": torch.tensor([distributed.agree(5), distributed.agree(distributed.rank())])}
+
+
+SCENARIOS = {f.__name__: f for f in (compare, train_and_die, train_and_hang, train_on, disagree, late)}
+
+
+def work(scenario: str, rank: int, folder: Path) -> int:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    torch.set_num_threads(1)
+    distributed.start()
+    try:
+        save_file(SCENARIOS[scenario](folder), folder / f"rank-{rank}.safetensors")
+    except Exception as error:
+        print(f"process {rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        if not isinstance(error, loop.InputError | ConnectionError):
+            traceback.print_exc()
+        return 1
+    distributed.stop()
+    return 0
+
+
+def main(scenario: str, world: int, folder: Path) -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ |= {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    children = []
+    for rank in range(world):
+        if (child := os.fork()) == 0:
+            os._exit(work(scenario, rank, folder))
+        children.append(child)
+    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])))

@@ -1,0 +1,77 @@
+"""The background probe and accuracy by group, against loops over groups."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bayesncl.errors import InputError
+from bayesncl.measure.background import background_probe, group_probe
+from bayesncl.measure.probe import fast_probe, rank_classes
+
+
+def split(n: int, tied: float, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Two classes and two backgrounds; the feature shows the background more plainly than the class."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 2, n)
+    b = np.where(rng.random(n) < tied, y, 1 - y)
+    signs = np.stack([1.0 * (2 * y - 1), 2.0 * (2 * b - 1), np.zeros(n)], axis=1)
+    return (signs + rng.normal(size=(n, 3))).astype(np.float32), y, b
+
+
+def test_group_probe_is_the_loop_over_groups() -> None:
+    (x, y, b), (x_test, y_test, b_test) = split(600, 0.95, 0), split(400, 0.5, 1)
+    found = group_probe(x, y, b, x_test, y_test, b_test, seeds=(0, 1), device="cpu")
+    rankings = rank_classes(x, y, x_test, seeds=(0, 1), device="cpu")
+    by_seed = []
+    for ranking in rankings:
+        accuracy = {}
+        for c in range(2):
+            for d in range(2):
+                rows = [i for i in range(400) if y_test[i] == c and b_test[i] == d]
+                accuracy[c, d] = 100 * np.mean([ranking.top[i, 0] == y_test[i] for i in rows])
+        by_seed.append(accuracy)
+    assert found["worst_per_seed"] == pytest.approx([min(a.values()) for a in by_seed])
+    assert found["worst"] == pytest.approx(np.mean(found["worst_per_seed"]))
+    assert found["balanced"] == pytest.approx(np.mean([list(a.values()) for a in by_seed]))
+    assert found["average"] == pytest.approx(fast_probe(x, y, x_test, y_test, seeds=(0, 1), device="cpu")["acc1"])
+    for row in found["groups"]:
+        key = row["label"], row["background"]
+        assert row["accuracy"] == pytest.approx(np.mean([a[key] for a in by_seed]))
+        assert row["images"] == sum(y_test[i] == key[0] and b_test[i] == key[1] for i in range(400))
+        assert row["train_images"] == sum(y[i] == key[0] and b[i] == key[1] for i in range(600))
+    assert [row["accuracy"] for row in found["groups"]] == sorted(row["accuracy"] for row in found["groups"])
+    assert found["missing"] == 0
+    for name, rows in (("usual", y_test == b_test), ("unusual", y_test != b_test)):
+        expected = [100 * np.mean(r.top[rows, 0] == y_test[rows]) for r in rankings]
+        assert found[name] == pytest.approx(np.mean(expected))
+    assert found["worst"] < found["average"] - 10, "tied backgrounds must hurt the groups they do not fit"
+
+
+def test_missing_groups_are_counted() -> None:
+    x, y, b = split(200, 0.95, 2)
+    keep = ~((y == 0) & (b == 1))
+    found = group_probe(x, y, b, x[keep], y[keep], b[keep], seeds=(0,), device="cpu")
+    assert found["missing"] == 1
+    assert len(found["groups"]) == 3
+    assert found["worst_spread"] == 0
+    only = group_probe(x, y, b, x[y == b], y[y == b], b[y == b], seeds=(0,), device="cpu")
+    assert only["unusual"] is None
+    assert only["usual"] == pytest.approx(only["average"])
+
+
+def test_background_probe_reads_each_kind_of_feature() -> None:
+    (x, _, b), (x_test, _, b_test) = split(500, 0.5, 3), split(300, 0.5, 4)
+    train, test = {"h": x, "gated": x[:, [0, 2]]}, {"h": x_test, "gated": x_test[:, [0, 2]]}
+    found = background_probe(train, b, test, b_test, seeds=(0,), device="cpu")
+    assert found["h"] == fast_probe(x, b, x_test, b_test, seeds=(0,), device="cpu")
+    assert found["h"]["acc1"] > 95
+    assert found["gated"]["acc1"] < 62, "without the background dimension nothing is left"
+
+
+def test_bad_input_gets_one_clear_line() -> None:
+    x, y, b = split(50, 0.5, 5)
+    with pytest.raises(InputError, match=r"test backgrounds must be \[50\], one per image, got \[49\]"):
+        group_probe(x, y, b, x, y, b[:49])
+    with pytest.raises(InputError, match=r"train features are \['h'\], test features \['z'\]"):
+        background_probe({"h": x}, b, {"z": x}, b)

@@ -1,0 +1,75 @@
+"""Counted operations: the published figures to the printed digit, and small cases by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from bayesncl.measure.cost import cost, operations
+from bayesncl.recipes import change, named
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "changes", "counted", "printed"),
+    [
+        ("cifar100-ncl", "macs_per_image", [], 1_416_176_128, "1.416176e+09"),
+        ("cifar100-bayesncl", "macs_per_image", [], 1_419_321_856, "1.419322e+09"),
+        ("imagenet100-ncl", "macs_per_image", [], 3_731_032_064, "3.731032e+09"),
+        ("imagenet100-bayesncl", "macs_per_image", [], 3_814_918_144, "3.814918e+09"),
+        ("cifar100-bayesncl", "macs_per_batch", [], 363_346_395_136, "3.63346e+11"),
+        ("cifar100-ncl", "macs_per_batch", ["run.batch=4096"], 5_800_657_420_288, "5.8007e+12"),
+    ],
+)
+def test_published_figures(name: str, key: str, changes: list[str], counted: int, printed: str) -> None:
+    value = cost(change(named(name), changes))[key]
+    assert value == counted
+    assert f"{value:.{len(printed) - 6}e}" == printed
+
+
+def test_parameters_are_those_of_the_model() -> None:
+    from bayesncl.model import build_model
+
+    recipe = named("scenes-bayesncl")
+    result = cost(recipe)
+    assert result["params"] == sum(p.numel() for p in build_model(recipe).parameters())
+    assert result["params_by_part"]["classifier"] == 10 * (256 + 1)
+    assert result["params_by_part"]["gate"] == result["params_by_part"]["projector"]
+    assert cost(named("scenes-ncl"))["params_by_part"]["gate"] == 0
+
+
+def test_parts_add_up() -> None:
+    result = cost(named("scenes-bayesncl"), classes=7)
+    assert sum(result["macs_by_part"].values()) == result["macs_per_image"]
+    assert result["macs_by_part"]["projector"] == 2 * (256 * 256 + 256 * 64)
+    assert result["macs_by_part"]["classifier"] == 2 * 256 * 7
+    assert result["macs_per_batch"] == result["macs_per_image"] * result["batch"]
+
+
+def test_layers_by_hand() -> None:
+    x = torch.zeros(2, 4, 6, 6)
+    for layer, expected in (
+        (nn.Conv2d(4, 8, 3, padding=1), 2 * 8 * 36 * 4 * 9),
+        (nn.Conv2d(4, 8, 3, padding=1, groups=2), 2 * 8 * 36 * 2 * 9),
+        (nn.BatchNorm2d(4), 4 * 2 * 4 * 36),
+        (nn.BatchNorm2d(4, affine=False), 2 * 2 * 4 * 36),
+        (nn.AdaptiveAvgPool2d(1), 2 * 4 * (36 + 1)),
+        (nn.AdaptiveAvgPool2d(2), 2 * 4 * 4 * (9 + 1)),
+        (nn.Linear(6, 5), 2 * 4 * 6 * 5 * 6),
+        (nn.ReLU(), 0),
+    ):
+        assert operations(layer, x, layer(x)) == expected
+
+
+def test_flops_of_a_step() -> None:
+    """Matrix products and convolutions: forward twice the multiply-adds, backward about twice the forward."""
+    for name in ("scenes-cl", "scenes-ncl-topk", "scenes-bayesncl", "scenes-bayesncl-gs", "scenes-bayesncl-soft"):
+        recipe = named(name)
+        result = cost(recipe)
+        ratio = result["flops_per_step"] / result["macs_per_batch"]
+        assert 5 < ratio < 6.5
+    # what the batch adds beyond its images is the similarity matrix: one product forward, two backward
+    small, large = (cost(change(named("scenes-ncl"), [f"run.batch={b}"]))["flops_per_step"] for b in (64, 128))
+    dim = named("scenes-ncl").model.dim
+    products = [3 * 2 * (2 * b) ** 2 * dim for b in (64, 128)]
+    assert large - products[1] == 2 * (small - products[0])

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from bayesncl import data, recipes
+from bayesncl.data import scenes
+from bayesncl.errors import InputError
+
+DATA = recipes.Data(name="scenes", train_images=1000, test_images=400)
+
+
+def test_same_seed_same_bytes_other_seed_other_bytes() -> None:
+    first, again = data.load(DATA, "train"), data.load(DATA, "train")
+    scenes._bank.cache_clear()
+    fresh = data.load(DATA, "train")
+    assert (first.pixels == again.pixels).all()
+    assert (first.pixels == fresh.pixels).all()
+    other = data.load(dataclasses.replace(DATA, seed=1), "train")
+    assert (first.pixels != other.pixels).mean() > 0.5
+
+
+def test_shapes_labels_and_names() -> None:
+    images = data.load(DATA, "test")
+    assert images.pixels.shape == (400, 3, 32, 32)
+    assert images.labels is not None
+    assert images.backgrounds is not None
+    assert images.class_names == tuple("0123456789")
+    assert images.background_names is not None
+    assert len(images.background_names) == 10
+
+
+@pytest.mark.parametrize("tied", [0.0, 0.5, 0.95, 1.0])
+def test_share_of_tied_objects_is_exact(tied: float) -> None:
+    plan = scenes.plan(dataclasses.replace(DATA, tied=tied), "train")
+    assert (plan.labels == plan.backgrounds).sum() == round(tied * 1000)
+    assert (np.bincount(plan.labels, minlength=10) == 100).all()
+
+
+def test_test_split_is_balanced_over_object_and_background() -> None:
+    plan = scenes.plan(DATA, "test")
+    assert (np.bincount(plan.labels * 10 + plan.backgrounds, minlength=100) == 4).all()
+
+
+def test_training_never_sees_a_test_digit() -> None:
+    big = dataclasses.replace(DATA, train_images=5000, test_images=5000)
+    train = {seed: set(scenes.plan(dataclasses.replace(big, seed=seed), "train").digits) for seed in (0, 1)}
+    test = set(scenes.plan(big, "test").digits)
+    assert not (train[0] | train[1]) & test
+    _, targets, for_test = scenes.digits()
+    plan = scenes.plan(big, "test")
+    assert (targets[plan.digits] == plan.labels).all()
+    assert 0.15 < for_test.mean() < 0.25
+
+
+def test_redraw_on_the_same_background_is_the_same_image() -> None:
+    images = data.load(DATA, "test")
+    assert images.backgrounds is not None
+    assert (scenes.redraw(DATA, "test", images.backgrounds).pixels == images.pixels).all()
+
+
+def test_redraw_changes_the_background_and_keeps_the_object() -> None:
+    images = data.load(DATA, "test")
+    assert images.backgrounds is not None
+    other = scenes.redraw(DATA, "test")
+    assert other.backgrounds is not None
+    assert (other.backgrounds != images.backgrounds).all()
+    assert (other.labels == images.labels).all()
+    inside = _slow_fill(scenes.plan(DATA, "test"), 32)[:60] > 0.9999  # where the object covers the background
+    assert inside.mean() > 0.03
+    same = (images.pixels == other.pixels).all(1)[:60]
+    assert same[inside].all()
+    assert not same[~inside].all()
+    assert (scenes.redraw(DATA, "test", 3).backgrounds == 3).all()
+
+
+def _slow_fill(plan: scenes.Plan, size: int) -> np.ndarray:
+    """The masks of the first 60 objects, pixel by pixel; bilinear in the digit with its border of zeros."""
+    fill = np.zeros((len(plan.labels), size, size))
+    masks = scenes.digits()[0][0].astype(float)
+    grid = masks.shape[-1]
+    for i, digit in enumerate(plan.digits[:60]):
+        side = plan.scales[i] * size
+        top, left = plan.places[i] * (size - side)
+        for r in range(size):
+            for c in range(size):
+                y, x = (r + 0.5 - top) / side * 8 + 1.5, (c + 0.5 - left) / side * 8 + 1.5
+                value = 0.0
+                for a in (int(np.floor(y)), int(np.floor(y)) + 1):
+                    for b in (int(np.floor(x)), int(np.floor(x)) + 1):
+                        if 0 <= a < grid and 0 <= b < grid:
+                            value += (1 - abs(y - a)) * (1 - abs(x - b)) * masks[digit, a, b]
+                fill[i, r, c] = min(max(value * 2.2 - 0.5, 0), 1)
+    return fill
+
+
+def test_pixels_are_tint_where_the_object_is() -> None:
+    images, plan = data.load(DATA, "test"), scenes.plan(DATA, "test")
+    fill = _slow_fill(plan, 32)
+    for i in range(60):
+        inside = fill[i] > 0.9999
+        assert inside.any()
+        assert np.abs(images.pixels[i][:, inside] - plan.tints[i][:, None]).max() <= 1.5
+
+
+def test_objects_are_learnable_and_backgrounds_too() -> None:
+    """A nearest neighbour on pixels beats chance for both labels when nothing is tied."""
+    loose = dataclasses.replace(DATA, train_images=4000, test_images=400, tied=0.1)
+    train, test = data.load(loose, "train"), data.load(loose, "test")
+    assert train.labels is not None
+    assert train.backgrounds is not None
+    a, b = (x.pixels.reshape(len(x), -1).astype(np.float32) / 255 for x in (train, test))
+    nearest = ((b**2).sum(1)[:, None] - 2 * b @ a.T + (a**2).sum(1)).argmin(1)
+    assert (train.labels[nearest] == test.labels).mean() > 0.13
+    assert (train.backgrounds[nearest] == test.backgrounds).mean() > 0.3
+    # The object itself, cut out at its place, tells its class: template match on the undistorted digit.
+    masks, targets, for_test = scenes.digits()
+    flat = masks[0].reshape(len(targets), -1)
+    match = (flat[for_test] @ flat[~for_test].T / np.linalg.norm(flat[~for_test], axis=1)).argmax(1)
+    assert (targets[~for_test][match] == targets[for_test]).mean() > 0.95
+
+
+def test_other_sizes() -> None:
+    for size in (8, 48):
+        small = dataclasses.replace(DATA, size=size, train_images=7)
+        assert data.load(small, "train").pixels.shape == (7, 3, size, size)
+
+
+@pytest.mark.parametrize("background", [10, -1, 0.5, np.zeros(3, int)])
+def test_redraw_refuses_what_is_not_a_background(background: object) -> None:
+    with pytest.raises(InputError, match="background must be"):
+        scenes.redraw(DATA, "test", background)  # type: ignore[arg-type]
+
+
+def test_unknown_split_and_name() -> None:
+    with pytest.raises(InputError, match="expected train or test"):
+        data.load(DATA, "val")
+    with pytest.raises(InputError, match="no data set 'sceens'"):
+        data.load(dataclasses.replace(DATA, name="sceens"), "train")
+
+
+def test_progress_reaches_its_total() -> None:
+    seen: list[tuple[int, int, str]] = []
+    data.load(DATA, "train", lambda *step: seen.append(step))
+    assert seen[-1][:2] == (1000, 1000)

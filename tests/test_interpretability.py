@@ -1,0 +1,391 @@
+"""Interpretability measures against slow twins (loops, float64), worked examples and known limits."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score
+
+from bayesncl.errors import InputError
+from bayesncl.measure import counts
+from bayesncl.measure.interpretability import (
+    CURVE,
+    chance,
+    consistency_by_support,
+    evaluate,
+    interpretability,
+    per_dimension,
+)
+
+EPS = 1e-5
+
+# The example of docs/measures.md: six images, two classes, four dimensions. Rows have unit length.
+EXAMPLE = np.array(
+    [
+        [1.0, 0.0, 0.0, 0.0],
+        [0.6, 0.8, 0.0, 0.0],
+        [0.6, 0.8, 0.0, 0.0],
+        [0.0, 1.0, 0.0, 0.0],
+        [0.0, 1.0, 0.0, 0.0],
+        [0.8, 0.6, 0.0, 0.000012],
+    ]
+)
+EXAMPLE_LABELS = np.array([0, 0, 0, 1, 1, 1])
+
+
+def sparse(
+    n: int = 300, d: int = 40, classes: int = 7, seed: int = 0, scale: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Non-negative features that know something of an unbalanced labelling, with dead, near-dead and faint columns."""
+    rng = np.random.default_rng(seed)
+    labels = rng.choice(classes, n, p=np.arange(1, classes + 1) / (classes * (classes + 1) / 2))
+    labels[:classes] = np.arange(classes)
+    z = np.maximum(rng.standard_normal((n, d)) - 1 + 2 * (np.arange(d) % classes == labels[:, None]), 0)
+    z[:, 3] = 0  # dead
+    z[:, 4] = 0
+    z[5, 4] = 1  # fires once
+    z[:, 6] = 0
+    z[8, 6] = 3e-5  # fires once, faintly
+    z[:, 9] = 1e-7  # below the threshold everywhere, yet its sum is not
+    z[11] = 0  # an image without features
+    if scale:
+        z *= rng.uniform(0.5, 20, (n, 1))
+    else:
+        z /= np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
+    return z, labels
+
+
+def twin_entropy(weights: list[float], floor: float) -> float:
+    total = sum(weights)
+    return -sum(w / total * math.log(w / total) for w in weights if w / total > floor)
+
+
+def twin_paper(z: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    n, d = z.shape
+    classes = sorted(set(labels.tolist()))
+    size = Counter(labels.tolist())
+    unit = np.array([row / max(np.linalg.norm(row), 1e-12) for row in z])
+    shares, h_sum, h_mean, h_freq = [], [], [], []
+    for j in range(d):
+        column = np.abs(z[:, j])
+        if column.sum() > 0:
+            fired = [labels[i] for i in range(n) if abs(unit[i, j]) > EPS]
+            if fired:
+                shares.append(max(Counter(fired).values()) / len(fired))
+        if column.sum() > EPS:
+            sums = [column[labels == c].sum() for c in classes]
+            means = [column[labels == c].sum() / (size[c] + EPS) for c in classes]
+            freq = [float((column[labels == c] > EPS).sum()) for c in classes]
+            h_sum.append(twin_entropy(sums, EPS))
+            if sum(means) >= EPS:
+                h_mean.append(twin_entropy(means, EPS))
+            if sum(freq) > 0:
+                h_freq.append(twin_entropy(freq, EPS))
+    s = np.linalg.svd(z, compute_uv=False)
+    p = s / s.sum()
+    columns = z / np.maximum(np.linalg.norm(z, axis=0), 1e-12)
+    return {
+        "consistency": 100 * np.mean(shares),
+        "entropy_sum": np.mean(h_sum),
+        "entropy_mean": np.mean(h_mean),
+        "entropy_freq": np.mean(h_freq),
+        "activation_ratio": sum(np.abs(z[:, j]).mean() > 0 for j in range(d)) / d,
+        "sparsity": 1 - (np.abs(z) > EPS).mean(),
+        "effective_rank": -(p * np.log(p + 1e-6)).sum(),
+        "orthogonality": (np.abs(columns.T @ columns - np.eye(d)) / (d * (d - 1))).mean(),
+    }
+
+
+def twin_sound(z: np.ndarray, labels: np.ndarray, threshold: float = EPS, least: int = 10) -> dict[str, float]:
+    unit = np.abs(np.array([row / max(np.linalg.norm(row), 1e-12) for row in z]))
+    n, d = unit.shape
+    classes = sorted(set(labels.tolist()))
+    size = {c: int((labels == c).sum()) for c in classes}
+    support, share, mass, ap, owned = [], [], [], [], set()
+    h_sum, h_mean, h_freq = [], [], []
+    for j in range(d):
+        on = unit[:, j] > threshold
+        support.append(int(on.sum()))
+        freq = [float((on & (labels == c)).sum()) for c in classes]
+        share.append(max(freq) / sum(freq) if sum(freq) else math.nan)
+        sums = [unit[on & (labels == c), j].sum() for c in classes]
+        mass.append(sum(sums))
+        means = [s / size[c] for s, c in zip(sums, classes)]
+        if support[-1]:
+            detected = classes[int(np.argmax(means))]
+            ap.append(average_precision_score(labels == detected, np.where(on, unit[:, j], 0)))
+        if support[-1] >= least:
+            h_sum.append(twin_entropy(sums, 0))
+            h_mean.append(twin_entropy(means, 0))
+            h_freq.append(twin_entropy(freq, 0))
+            owned |= {c for c, f in zip(classes, freq) if f / support[-1] >= 0.5 and f / size[c] >= 0.1}
+    live = [j for j in range(d) if support[j]]
+    kept = [j for j in range(d) if support[j] >= least]
+    s = np.linalg.svd(unit, compute_uv=False)
+    p = s[s > 1e-9] / s.sum()
+    columns = unit[:, unit.any(0)] / np.linalg.norm(unit[:, unit.any(0)], axis=0)
+    pairs = [abs(columns[:, a] @ columns[:, b]) for a in range(columns.shape[1]) for b in range(a)]
+    return {
+        "consistency": 100 * np.mean([share[j] for j in kept]),
+        "consistency_mass": 100 * sum(share[j] * mass[j] for j in live) / sum(mass[j] for j in live),
+        "entropy_sum": np.mean(h_sum),
+        "entropy_mean": np.mean(h_mean),
+        "entropy_freq": np.mean(h_freq),
+        "activation_ratio": len(live) / d,
+        "dead_share": 1 - len(live) / d,
+        "near_dead_share": sum(0 < s < least for s in support) / d,
+        "l0": sum(support) / n,
+        "sparsity": 1 - sum(support) / (n * d),
+        "detector_ap": np.mean(ap),
+        "classes_owned": len(owned),
+        "effective_rank": math.exp(-(p * np.log(p)).sum()),
+        "orthogonality": np.mean(pairs),
+    }
+
+
+def assert_agree(fast: dict, slow: dict, rel: float = 1e-6) -> None:
+    for key, value in slow.items():
+        assert fast[key] == (value if value is None else pytest.approx(value, rel=rel, abs=1e-9)), key
+
+
+@pytest.mark.parametrize("scale", [False, True])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_paper_agrees_with_loops(seed: int, scale: bool) -> None:
+    z, labels = sparse(seed=seed, scale=scale)
+    assert_agree(interpretability(z, labels, "paper"), twin_paper(z, labels))
+
+
+@pytest.mark.parametrize("scale", [False, True])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_sound_agrees_with_loops(seed: int, scale: bool) -> None:
+    z, labels = sparse(seed=seed, scale=scale)
+    fast = interpretability(z, labels)
+    assert_agree(fast, twin_sound(z, labels))
+    for threshold in CURVE[1:]:
+        at = twin_sound(z, labels, threshold)
+        assert fast[f"l0_at_{threshold:g}"] == pytest.approx(at["l0"])
+        assert fast[f"consistency_at_{threshold:g}"] == pytest.approx(at["consistency"])
+        assert fast[f"classes_owned_at_{threshold:g}"] == at["classes_owned"]
+
+
+def test_paper_skip_rules_differ() -> None:
+    """A faint column counts in consistency and by sum, not by mean; a column without a firing entry only by sum."""
+    z = np.zeros((400, 2))
+    z[:, 0] = np.tile([2.0, 1.0], 200)
+    labels = np.tile([0, 1], 200)
+    plain = interpretability(z, labels, "paper")
+    z[0, 1] = 3e-5  # one image: consistency 1, entropies 0, sum over classes of its class means 1.5e-7 < 1e-5
+    faint = interpretability(z, labels, "paper")
+    assert faint["consistency"] == pytest.approx((plain["consistency"] + 100) / 2)
+    assert faint["entropy_sum"] == pytest.approx(plain["entropy_sum"] / 2)
+    assert faint["entropy_freq"] == pytest.approx(plain["entropy_freq"] / 2)
+    assert faint["entropy_mean"] == pytest.approx(plain["entropy_mean"])
+    z[:, 1] = 9e-6  # fires nowhere, sum 3.6e-3, class means sum to 1.8e-5
+    never = interpretability(z, labels, "paper")
+    assert never["consistency"] == pytest.approx(plain["consistency"])
+    assert never["entropy_freq"] == pytest.approx(plain["entropy_freq"])
+    assert never["entropy_sum"] == pytest.approx((plain["entropy_sum"] + math.log(2)) / 2)
+    assert never["activation_ratio"] == 1
+
+
+def test_worked_example() -> None:
+    """Every number of the example in docs/measures.md."""
+    log = math.log
+    paper = interpretability(EXAMPLE, EXAMPLE_LABELS, "paper")
+    assert paper["consistency"] == pytest.approx(100 * (3 / 4 + 3 / 5 + 1) / 3)  # 78.33
+    h = [-(a * log(a) + b * log(b)) for a, b in ((2.2 / 3, 0.8 / 3), (1.6 / 4.2, 2.6 / 4.2))]
+    assert paper["entropy_sum"] == pytest.approx((h[0] + h[1] + 0) / 3)  # 0.4148
+    assert paper["entropy_mean"] == pytest.approx((h[0] + h[1]) / 2)  # 0.6222: the faint column is skipped
+    f = [-(a * log(a) + b * log(b)) for a, b in ((3 / 4, 1 / 4), (2 / 5, 3 / 5))]
+    assert paper["entropy_freq"] == pytest.approx((f[0] + f[1] + 0) / 3)  # 0.4118
+    assert paper["activation_ratio"] == 0.75
+    assert paper["sparsity"] == pytest.approx(1 - 10 / 24)
+    sound = interpretability(EXAMPLE, EXAMPLE_LABELS, min_support=2)
+    assert sound["consistency"] == pytest.approx(100 * (3 / 4 + 3 / 5) / 2)  # 67.5
+    assert sound["consistency_mass"] == pytest.approx(100 * (3 * 0.75 + 4.2 * 0.6) / 7.2, abs=1e-3)  # 66.25
+    assert sound["dead_share"] == 0.25
+    assert sound["near_dead_share"] == 0.25
+    assert sound["l0"] == pytest.approx(10 / 6)
+    # dimension 0 ranks 1.0 (class 0), 0.8 (class 1), 0.6 twice (class 0): AP = (1 + 2 * 3/4) / 3 = 5/6;
+    # dimension 1 ranks 1.0 twice (class 1), 0.8 twice (class 0), 0.6 (class 1): AP = (2 + 3/5) / 3 = 13/15;
+    # dimension 3 has class 1 first, and the rest tie at zero: AP = (1 + 2 * 3/6) / 3 = 2/3
+    assert sound["detector_ap"] == pytest.approx((5 / 6 + 13 / 15 + 2 / 3) / 3)
+    assert sound["classes_owned"] == 2
+    page = (Path(__file__).parents[1] / "docs" / "measures.md").read_text()
+    for value in ("78.33", "0.4148", "0.6222", "0.4118", "67.50", "66.25", "0.7889"):
+        assert value in page
+
+
+def test_every_key_is_documented() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "measures.md").read_text()
+    z, labels = sparse()
+    keys = {*interpretability(z, labels), *interpretability(z, labels, "paper")}
+    keys |= {*per_dimension(z, labels), *per_dimension(z, labels, "paper")}
+    for key in keys:
+        name = key if not any(f"_at_{t:g}" in key for t in CURVE) else key.rpartition("_")[0] + "_T"
+        assert f"`{name}`" in page, name
+
+
+@pytest.mark.parametrize("classes", [10, 100])
+@pytest.mark.parametrize("definition", ["paper", "sound"])
+def test_dense_signed_features_give_chance(classes: int, definition: str) -> None:
+    """Plain contrastive learning: every entry fires, hence consistency 1/C and frequency entropy ln C."""
+    rng = np.random.default_rng(0)
+    z = rng.uniform(0.1, 1, (classes * 20, 12)) * rng.choice([-1, 1], (classes * 20, 12))
+    result = interpretability(z, np.arange(len(z)) % classes, definition)
+    assert result["consistency"] == pytest.approx(100 / classes)
+    assert result["entropy_freq"] == pytest.approx(math.log(classes))
+
+
+def test_perfect_detectors() -> None:
+    labels = np.repeat(np.arange(5), 20)
+    result = interpretability(np.eye(5)[labels], labels)
+    assert result["consistency"] == result["consistency_mass"] == 100
+    assert result["entropy_freq"] == 0
+    assert result["detector_ap"] == 1
+    assert result["classes_owned"] == 5
+    assert result["orthogonality"] == 0
+    assert result["effective_rank"] == pytest.approx(5)
+    assert result["consistency_at_l0_2"] is None  # one active dimension per image: two cannot be reached
+
+
+def test_matched_sparsity_has_the_wanted_l0() -> None:
+    rng = np.random.default_rng(0)
+    z = np.abs(rng.standard_normal((400, 50)))
+    labels = np.arange(400) % 4
+    z[:, :4] += 2 * np.eye(4)[labels]
+    result = interpretability(z, labels)
+    unit = z / np.linalg.norm(z, axis=1, keepdims=True)
+    for l0 in (10, 5, 2):
+        threshold = np.sort(unit.ravel())[-l0 * 400 - 1]
+        assert (unit > threshold).sum() == l0 * 400
+        assert result[f"consistency_at_l0_{l0}"] == pytest.approx(twin_sound(z, labels, threshold)["consistency"])
+    equal = np.ones((40, 20))  # 20 equal entries per image: no threshold leaves 10
+    assert interpretability(equal, np.arange(40) % 2)["consistency_at_l0_10"] is None
+
+
+def test_per_dimension_is_what_the_means_are_made_of() -> None:
+    z, labels = sparse()
+    columns, result = per_dimension(z, labels), interpretability(z, labels)
+    kept = columns["support"] >= 10
+    assert columns["consistency"][kept].mean() == pytest.approx(result["consistency"])
+    assert columns["ap"][~columns["dead"]].mean() == pytest.approx(result["detector_ap"])
+    assert columns["dead"].mean() == result["dead_share"]
+    assert columns["best_class"][columns["dead"]].tolist() == [-1] * int(columns["dead"].sum())
+    j = int(np.flatnonzero(kept)[0])
+    fired = labels[z[:, j] > EPS]
+    best = int(columns["best_class"][j])
+    assert columns["precision"][j] == pytest.approx((fired == best).mean())
+    assert columns["recall"][j] == pytest.approx((fired == best).sum() / (labels == best).sum())
+    paper = per_dimension(z, labels, "paper")
+    for name in ("consistency", "entropy_sum", "entropy_mean", "entropy_freq"):
+        assert np.nanmean(paper[name]) == pytest.approx(interpretability(z, labels, "paper")[name])
+
+
+def test_consistency_by_support() -> None:
+    z, labels = sparse()
+    curve = consistency_by_support(z, labels, (1, 10, 1000))
+    assert curve["consistency"][0] == pytest.approx(interpretability(z, labels, "paper")["consistency"])
+    assert curve["consistency"][1] == pytest.approx(interpretability(z, labels)["consistency"])
+    assert np.isnan(curve["consistency"][2])
+    assert curve["dimensions"].tolist()[2] == 0
+
+
+def test_chance_is_the_shuffled_measure() -> None:
+    z, labels = sparse(n=2000, scale=True)
+    by_chance = chance(lambda y: interpretability(z, y), labels, seed=3)
+    assert by_chance == chance(lambda y: interpretability(z, y), labels, seed=3)
+    assert by_chance["consistency"] < interpretability(z, labels)["consistency"]
+    assert by_chance["detector_ap"] < interpretability(z, labels)["detector_ap"]
+    assert by_chance["l0"] == interpretability(z, labels)["l0"]
+    shuffled = np.random.default_rng(3).permutation(labels)
+    assert by_chance["consistency"] == pytest.approx(twin_sound(z, shuffled)["consistency"])
+
+
+def test_inputs_of_every_kind_agree() -> None:
+    z, labels = sparse()
+    z = np.round(z * 64) / 64  # exact in float16
+    expected = interpretability(z, labels)
+    for other in (
+        z.astype(np.float16),
+        z.astype(np.float32),
+        torch.from_numpy(z),
+        torch.from_numpy(z).bfloat16(),
+        z.astype(">f4"),
+    ):
+        assert_agree(interpretability(other, labels), expected, rel=1e-5)
+    for other in (labels * 5 - 9, labels.astype(float), np.array(list("abcdefg"))[labels], torch.from_numpy(labels)):
+        assert interpretability(z, other) == expected
+    assert interpretability(z[::-1], labels[::-1])["consistency"] == pytest.approx(expected["consistency"])
+
+
+def test_blocks_and_shared_labellings_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    z, labels = sparse()
+    shuffled = np.random.default_rng(0).permutation(labels)
+    whole = [interpretability(z, y, "sound") | {"paper": interpretability(z, y, "paper")} for y in (labels, shuffled)]
+    monkeypatch.setattr(counts, "BLOCK", 7 * z.shape[1])
+    monkeypatch.setattr(counts, "FLUSH", 20)
+    for result, expected in zip(evaluate(z, [labels, shuffled]), whole):
+        assert_agree(result["sound"], {k: v for k, v in expected.items() if k != "paper"})
+        assert_agree(result["paper"], expected["paper"])
+
+
+def test_average_precision_from_bins_is_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    labels = np.arange(3000) % 5
+    z = np.abs(rng.standard_normal((3000, 20))) + np.eye(20)[labels]
+    exact = per_dimension(z, labels)["ap"]
+    monkeypatch.setattr(counts, "EXACT_ENTRIES", 0)
+    binned = per_dimension(z, labels)["ap"]
+    assert np.abs(exact - binned).max() < 1e-3
+    assert not np.array_equal(exact, binned)
+
+
+def test_largest_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counts, "BLOCK", 10)
+    values = np.random.default_rng(0).integers(1, 30, 1000).astype(np.float32)
+    stream = counts._Largest(40)
+    for part in np.split(values, 100):
+        stream.add(torch.from_numpy(part))
+    assert stream.sorted().tolist() == sorted(values.tolist(), reverse=True)[:40]
+
+
+def test_progress_reaches_the_end() -> None:
+    seen: dict[str, tuple[int, int]] = {}
+    z, labels = sparse()
+    interpretability(z, labels, progress=lambda done, total, what: seen.update({what: (done, total)}))
+    assert set(seen) == {"counting", "spectrum", "average precision", "matching sparsity"}
+    assert all(done == total == 300 for done, total in seen.values())
+
+
+@pytest.mark.parametrize(
+    ("features", "labels", "definition", "message"),
+    [
+        (np.ones((4, 2)), [0, 0, 0, 0], "sound", "one class"),
+        (np.ones((4, 2)), [0, 1, 0], "sound", "3 labels for 4 rows"),
+        (np.ones(4), [0, 1, 0, 1], "sound", r"\[N, D\]"),
+        (np.ones((0, 2)), [], "sound", "empty"),
+        (np.array([[1.0, 2.0], [np.nan, 1.0]]), [0, 1], "sound", "row 1 holds NaN"),
+        (np.array([[1.0, 2.0], [np.inf, 1.0]]), [0, 1], "paper", "row 1 holds NaN or infinity"),
+        (np.ones((2, 2)), [0.5, 1], "sound", "whole numbers"),
+        (np.ones((2, 2)), [np.nan, 1], "sound", "whole numbers"),
+        (np.ones((2, 2), complex), [0, 1], "sound", "complex"),
+        (np.ones((2, 2)), [0, 1], "published", "paper or sound"),
+    ],
+)
+def test_bad_input(features: np.ndarray, labels: list, definition: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        interpretability(features, labels, definition)
+    assert "\n" not in str(error.value)
+
+
+def test_nothing_fires() -> None:
+    for definition in ("paper", "sound"):
+        result = interpretability(np.zeros((20, 3)), np.arange(20) % 2, definition)
+        assert result["consistency"] is None
+        assert result["activation_ratio"] == 0

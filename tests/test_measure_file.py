@@ -1,0 +1,239 @@
+"""Measuring files: what comes out, what is refused, and how results are printed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import pickle
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bayesncl.errors import InputError
+from bayesncl.measure import arrays, file
+from bayesncl.measure.arrays import read
+from bayesncl.measure.file import measure_features, measure_file
+from bayesncl.measure.interpretability import interpretability
+from bayesncl.measure.report import compare, render, to_json
+from bayesncl.measure.retrieval import retrieval
+
+RNG = np.random.default_rng(0)
+LABELS = RNG.integers(0, 4, 120)
+FEATURES = np.maximum(RNG.standard_normal((120, 80)) + 2 * np.eye(80)[LABELS] - 1, 0).astype(np.float32)
+
+
+@pytest.fixture
+def npz(tmp_path: Path) -> Path:
+    np.savez(tmp_path / "features.npz", z=FEATURES, y=LABELS)
+    return tmp_path / "features.npz"
+
+
+def plain(result: dict) -> dict:
+    return {key: value for key, value in result.items() if key != "parameters"}
+
+
+def test_result_is_the_functions_by_name(npz: Path) -> None:
+    result = measure_file(npz)
+    assert set(result) == {"paper", "sound", "retrieval", "chance", "parameters"}
+    for definition in ("paper", "sound"):
+        expected = interpretability(FEATURES, LABELS, definition)
+        for key, value in result[definition].items():
+            assert value == (value if value is None else pytest.approx(expected[key], rel=1e-6)), key
+        for kept, dims in (("64", 64), ("all", None)):
+            by_k = retrieval(FEATURES, LABELS, dims, definition=definition)
+            assert result["retrieval"][definition][kept] == pytest.approx({str(k): v for k, v in by_k.items()})
+    assert set(result["retrieval"]["sound"]) == {"64", "all"}
+    shuffled = np.random.default_rng(0).permutation(LABELS)
+    by_chance = interpretability(FEATURES, shuffled)
+    assert result["chance"]["sound"]["consistency"] == pytest.approx(by_chance["consistency"])
+    assert "l0" not in result["chance"]["sound"]
+    assert set(result["chance"]["retrieval"]) == {"paper", "sound"}
+    parameters = result["parameters"]
+    assert (parameters["images"], parameters["classes"], parameters["queries"]) == (120, 4, 120)
+    assert parameters["images_per_class"] == [int(np.bincount(LABELS).min()), int(np.bincount(LABELS).max())]
+    assert json.loads(to_json(result)) == result  # nothing JSON cannot hold; a second run gives the same
+    assert measure_file(npz) == result
+
+
+def test_storage_does_not_matter(npz: Path, tmp_path: Path) -> None:
+    expected = plain(measure_file(npz))
+    np.savez_compressed(tmp_path / "packed.npz", z=FEATURES, y=LABELS)
+    np.savez(tmp_path / "fortran.npz", z=np.asfortranarray(FEATURES), y=LABELS.astype(float))
+    np.savez(tmp_path / "words.npz", z=FEATURES, y=np.array(["ant", "bee", "cow", "dog"])[LABELS])
+    np.savez(tmp_path / "offset.npz", z=FEATURES, y=LABELS * 3 - 5)
+    np.save(tmp_path / "z.npy", FEATURES)
+    np.save(tmp_path / "y.npy", LABELS)
+    for name in ("packed.npz", "fortran.npz", "words.npz", "offset.npz", "z.npy"):
+        assert plain(measure_file(tmp_path / name)) == expected, name
+    np.savez(tmp_path / "unlabelled.npz", z=FEATURES)
+    assert plain(measure_file(tmp_path / "unlabelled.npz", tmp_path / "y.npy")) == expected
+    assert plain(measure_features(torch.from_numpy(FEATURES), torch.from_numpy(LABELS))) == expected
+
+
+def test_uncompressed_arrays_are_mapped(npz: Path, tmp_path: Path) -> None:
+    features, _ = read(npz)
+    assert isinstance(features, np.memmap)
+    assert np.array_equal(features, FEATURES)
+    np.save(tmp_path / "z.npy", FEATURES)
+    np.save(tmp_path / "y.npy", LABELS)
+    assert isinstance(read(tmp_path / "z.npy")[0], np.memmap)
+
+
+def test_many_rows_use_a_sample_of_queries(npz: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file, "MANY_ROWS", 100)
+    monkeypatch.setattr(file, "SAMPLED_QUERIES", 30)
+    result = measure_file(npz)
+    assert (result["parameters"]["queries"], result["parameters"]["queries_sampled"]) == (30, True)
+    rows = np.sort(np.random.default_rng(0).choice(120, 30, replace=False))
+    assert result["retrieval"]["sound"]["all"]["5"] == pytest.approx(retrieval(FEATURES, LABELS, queries=rows)[5])
+
+
+def test_features_by_definition_and_strict_ranking() -> None:
+    other = FEATURES[:, ::-1] ** 2
+    ranking = np.arange(80.0)
+    result = measure_features({"paper": FEATURES, "sound": other}, LABELS, dims=(8,), ks=(5, 500), ranking=ranking)
+    assert result["paper"]["consistency"] == pytest.approx(interpretability(FEATURES, LABELS, "paper")["consistency"])
+    assert result["sound"]["consistency"] == pytest.approx(interpretability(other, LABELS)["consistency"])
+    assert result["retrieval"]["sound"]["8"]["5"] == pytest.approx(retrieval(other, LABELS, 8, ranking=ranking)[5])
+    by_paper = retrieval(FEATURES, LABELS, 8, definition="paper")[5]
+    assert result["retrieval"]["paper"]["8"] == {"5": pytest.approx(by_paper)}
+    assert "sound" not in measure_features(FEATURES, LABELS, definitions=("paper",))
+
+
+def header(shape: tuple[int, ...], descr: str = "<f4") -> bytes:
+    text = repr({"descr": descr, "fortran_order": False, "shape": shape}).encode()
+    text += b" " * (-(len(text) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+def forge(path: Path, compression: int, members: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return path
+
+
+class Bomb:
+    """Unpickling this would leave a mark."""
+
+    def __reduce__(self) -> tuple:
+        return Path.touch, (Path("unpickled"),)
+
+
+def test_pickles_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez(tmp_path / "objects.npz", z=np.array([[Bomb()], [Bomb()]], dtype=object), y=[0, 1])
+    np.savez_compressed(tmp_path / "packed.npz", z=np.ones((2, 2)), y=np.array([Bomb(), 1], dtype=object))
+    np.save(tmp_path / "z.npy", np.array([[Bomb()]], dtype=object))
+    (tmp_path / "y.npy").write_bytes(b"")
+    (tmp_path / "raw.npz").write_bytes(pickle.dumps(Bomb()))
+    for name, message in (
+        ("objects.npz", "pickled"),
+        ("packed.npz", "pickled"),
+        ("z.npy", "pickled"),
+        ("raw.npz", "not an .npz"),
+    ):
+        with pytest.raises(InputError, match=message):
+            measure_file(tmp_path / name)
+    assert not (tmp_path / "unpickled").exists()
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_lying_headers_are_refused(tmp_path: Path, compression: int) -> None:
+    huge = {"z.npy": header((10**9, 10**9)) + bytes(64), "y.npy": header((2,), "<i8") + bytes(16)}
+    with pytest.raises(InputError, match="need"):
+        measure_file(forge(tmp_path / "huge.npz", compression, huge))
+    negative = {"z.npy": header((-4, -4)) + bytes(64), "y.npy": header((2,), "<i8") + bytes(16)}
+    with pytest.raises(InputError):
+        measure_file(forge(tmp_path / "negative.npz", compression, negative))
+
+
+def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez_compressed(tmp_path / "bomb.npz", z=np.zeros((1000, 1000), np.float32), y=np.arange(1000) % 2)
+    monkeypatch.setattr(arrays, "memory", lambda: 4_000_000)
+    with pytest.raises(InputError, match="over half of free memory"):
+        measure_file(tmp_path / "bomb.npz")
+
+
+def test_bad_files(tmp_path: Path) -> None:
+    good = {"z": FEATURES, "y": LABELS}
+    nan = FEATURES.copy()
+    nan[7, 3] = np.nan
+    cases: list[tuple[dict[str, np.ndarray], str]] = [
+        ({"z": FEATURES}, "labels missing"),
+        ({"y": LABELS}, "features missing"),
+        (good | {"y": LABELS * 0}, "one class"),
+        (good | {"y": LABELS[:-1]}, "119 labels for 120 rows"),
+        (good | {"y": FEATURES}, r"labels must be \[N\]"),
+        (good | {"z": nan}, "row 7 holds NaN"),
+        (good | {"z": FEATURES[:0], "y": LABELS[:0]}, "empty"),
+        (good | {"z": FEATURES[:, 0]}, r"\[N, D\]"),
+        (good | {"z": FEATURES.astype("S3")}, "float16"),
+    ]
+    for number, (members, message) in enumerate(cases):
+        for save in (np.savez, np.savez_compressed):
+            path = tmp_path / f"{number}.npz"
+            save(path, **members)
+            with pytest.raises(InputError, match=message) as error:
+                measure_file(path)
+            assert "\n" not in str(error.value)
+    (tmp_path / "text.npz").write_text("hello")
+    (tmp_path / "empty.npz").write_bytes(b"")
+    for name, message in (
+        ("text.npz", "not an .npz"),
+        ("empty.npz", "not an .npz"),
+        ("none.npz", "no file"),
+        (".", "no file"),
+    ):
+        with pytest.raises(InputError, match=message):
+            measure_file(tmp_path / name)
+
+
+def test_damaged_files(npz: Path, tmp_path: Path) -> None:
+    """Every cut, and bytes changed all over, give a result or one clear line."""
+    for packed in (False, True):
+        (np.savez_compressed if packed else np.savez)(npz, z=FEATURES[:12, :3], y=LABELS[:12])
+        data = npz.read_bytes()
+        broken = tmp_path / "broken.npz"
+        damaged = [data[:size] for size in range(0, len(data), 37)]
+        damaged += [data[:i] + bytes([data[i] ^ 0xFF]) + data[i + 1 :] for i in range(0, len(data), 11)]
+        for content in damaged:
+            broken.write_bytes(content)
+            message = ""
+            try:
+                measure_file(broken)
+            except InputError as error:
+                message = str(error)
+            assert "\n" not in message
+
+
+def test_render(npz: Path) -> None:
+    result = measure_file(npz)
+    table = render(result)
+    assert f"{result['sound']['consistency_mass']:.3f}" in table
+    assert "retrieval, 64 dimensions, precision at 5" in table
+    rows = list(csv.DictReader(io.StringIO(render(result, "csv"))))
+    sound = {row["measure"]: row for row in rows if row["definition"] == "sound"}
+    assert float(sound["consistency"]["value"]) == result["sound"]["consistency"]
+    assert float(sound["consistency"]["chance"]) == result["chance"]["sound"]["consistency"]
+    assert sound["l0"]["chance"] == ""
+    by_chance = result["chance"]["retrieval"]["sound"]["64"]["5"]
+    assert float(sound["retrieval, 64 dimensions, precision at 5"]["chance"]) == by_chance
+    markdown = render(result, "markdown").splitlines()
+    assert markdown[0] == "| definition | measure | value | chance |"
+    assert all(line.count("|") == 5 for line in markdown)
+    latex = render(result, "latex")
+    assert r"consistency\_mass" in latex
+    assert latex.count("\\\\\n") == len(rows) + 1
+    with pytest.raises(InputError, match="table, csv"):
+        render(result, "html")
+
+
+def test_compare() -> None:
+    text = compare({"a": {"params": 14_319_168, "x": 0.5}, "b": {"params": 3, "y": None}}, "markdown")
+    assert text.splitlines()[2:] == ["|  | params | 14,319,168 | 3 |", "|  | x | 0.500 | - |", "|  | y | - | - |"]
+    assert "params" in compare({"a": {"params": 1}}, "table")

@@ -1,0 +1,101 @@
+"""Every plot is written, shows what it was given, and needs no display."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from bayesncl.errors import InputError
+from bayesncl.measure import plots
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that were saved."""
+    figures: list[Figure] = []
+    write = plots._write
+    monkeypatch.setattr(plots, "_write", lambda figure, path: (figures.append(figure), write(figure, path))[1])
+    return figures
+
+
+def check(path: Path) -> None:
+    image = np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3)
+    assert (image == 255).all(1).mean() > 0.5, "a light figure"
+    assert len(np.unique(image, axis=0)) > 20, "with something on it"
+
+
+def test_consistency(tmp_path: Path, drawn: list[Figure]) -> None:
+    runs = {
+        "NCL": (np.array([0, 1, 20, 300]), np.array([np.nan, 100, 40, 12.0])),
+        "B": (np.array([5]), np.array([60.0])),
+    }
+    check(plots.plot_consistency(runs, tmp_path / "new" / "a.png"))
+    (axes,) = drawn[0].axes
+    assert axes.collections[0].get_offsets().tolist() == [[1, 100], [20, 40], [300, 12]]
+    assert axes.get_xscale() == "log"
+    assert [t.get_text() for t in axes.get_legend().get_texts()] == ["NCL", "B"]
+    assert axes.lines[0].get_xdata()[0] == 10
+
+
+def test_entropy(tmp_path: Path, drawn: list[Figure]) -> None:
+    check(plots.plot_entropy({"NCL": np.array([0.0, 1.0, np.nan, np.log(10)])}, tmp_path / "a.png", classes=10))
+    (axes,) = drawn[0].axes
+    assert axes.patches[0].get_data().values.sum() == 3
+    assert axes.lines[0].get_xdata()[0] == pytest.approx(np.log(10))
+    assert "nats" in axes.get_xlabel()
+
+
+def test_retrieval(tmp_path: Path, drawn: list[Figure]) -> None:
+    check(plots.plot_retrieval({"NCL": {64: 20.0, 16: 10.0, 256: 25.0}}, tmp_path / "a.png", k=5, chance=1.0))
+    curve, chance = drawn[0].axes[0].lines
+    assert list(curve.get_xdata()) == [16, 64, 256]
+    assert list(curve.get_ydata()) == [10, 20, 25]
+    assert list(chance.get_ydata()) == [1, 1]
+
+
+@pytest.mark.parametrize("definition", ["sound", "paper"])
+def test_dynamics(tmp_path: Path, drawn: list[Figure], definition: str) -> None:
+    def row(epoch: int) -> dict:
+        rows = {"sound": 0.1, "paper": 0.2, "chance": 0.3}
+        return {"epoch": epoch, **{k: {"af_gv": v, "af_sc": -v, "gv_sc": None} for k, v in rows.items()}}
+
+    check(plots.plot_dynamics({"NCL": [row(10), row(20)]}, tmp_path / "a.png", definition))
+    first, second, third = drawn[0].axes
+    value = {"sound": 0.1, "paper": 0.2}[definition]
+    assert list(first.lines[1].get_xdata()) == [10, 20]
+    assert list(first.lines[1].get_ydata()) == [value] * 2
+    assert list(second.lines[1].get_ydata()) == [-value] * 2
+    assert list(second.lines[2].get_ydata()) == [-0.3] * 2
+    assert np.isnan(third.lines[1].get_ydata()).all()
+
+
+def test_conflict(tmp_path: Path, drawn: list[Figure]) -> None:
+    runs = {"before": np.array([0.1, 0.3, -0.1]), "after": np.array([0.05, 0.0, 0.02])}
+    check(plots.plot_conflict(runs, tmp_path / "a.png"))
+    before, after = drawn[0].axes[0].lines[:2]
+    assert list(before.get_ydata()) == [0.3, 0.1, -0.1]
+    assert list(after.get_ydata()) == [0.0, 0.05, 0.02], "in the order of the first"
+    assert "0.3 in total" in before.get_label()
+
+
+def test_thresholds(tmp_path: Path, drawn: list[Figure]) -> None:
+    check(plots.plot_thresholds({"NCL": (np.array([13.7, 4.8, 1.2]), np.array([12.5, 24, 41]))}, tmp_path / "a.png"))
+    (axes,) = drawn[0].axes
+    assert list(axes.lines[0].get_ydata()) == [12.5, 24, 41]
+    assert axes.xaxis_inverted()
+
+
+def test_many_runs_keep_distinct_marks() -> None:
+    marks = {(plots._colour(i), plots._marker(i)) for i in range(7)}
+    assert len(marks) == 7
+
+
+def test_nothing_to_plot(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no runs"):
+        plots.plot_thresholds({}, tmp_path / "a.png")
+    with pytest.raises(InputError, match="no runs"):
+        plots.plot_dynamics({}, tmp_path / "a.png")
