@@ -151,7 +151,7 @@ def evaluate(
     splits = [load_split(recipe, split, display) for split in ("train", "test")]
     results = evaluate_model(model, *splits, paper_probe=paper_probe, progress=display.count)
     display.close()
-    results["recipe"] = recipe.to_dict()
+    results["parameters"]["recipe"] = recipe.to_dict()
     write_atomic(run / "evaluation.json", to_json(results))
     show(results, json, csv, markdown, latex)
     if plots is not None:

@@ -21,6 +21,7 @@ SUPPORTS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100)
 CURVE_DIMS = (16, 32, 48, 64, 80, 96, 128, 192, 256, 384, 512, 1024)
 PAPER_DIMS = {"cifar10": 64, "cifar100": 128, "imagenet100": 256}  # K of the published retrieval tables
 PUBLISHED_SEEDS = (42, 43, 44)
+LISTED = 12  # of lists that could be long
 
 
 def evaluate(
@@ -57,10 +58,7 @@ def evaluate(
     per = per_dimension(sound.gated, test.labels)
     results["dimensions"] = {key: rounded(per[key]) for key in ("support", "consistency", "entropy_freq", "mass")}
     results["curves"] = curves(sound, paper, test.labels, ranking)
-    results["conflicting"] = {
-        str(t): {k: v for k, v in conflict.conflicting_features(sound.gated, test.labels, t).items() if k in ("count", "chance_count")}
-        for t in (0.9, 0.5)
-    }
+    results["conflicting"] = {str(t): conflicting(sound.gated, test, t) for t in (0.9, 0.5)}
     if train.labels is not None:
         results["probe"] = {"fast": probe.fast_probe(seen.h, train.labels, sound.h, test.labels)}
         results["knn"] = {
@@ -68,7 +66,7 @@ def evaluate(
         }
         if paper_probe:
             results["probe"]["paper"] = published_probe(model, train, test, progress)
-    if sound.open is not None:
+    if sound.open is not None and model.recipe.gate.kind != "soft":  # the theory is of gates that are open or closed
         gate = model.recipe.gate
         results["theory"] = theory.compare(sound.z, sound.gated, sound.open, test.labels, test.backgrounds, gate.prior, gate.weight)
         results["gates"] = {"open": float(sound.open.mean()), "open_where_active": float(sound.open[sound.z > 0].mean())}
@@ -102,7 +100,7 @@ def background_measures(model: Encoder, train: Images, test: Images, seen: Extra
             {k: getattr(seen, k) for k in kinds}, train.backgrounds, {k: getattr(sound, k) for k in kinds}, test.backgrounds
         )
         group = background.group_probe(seen.h, train.labels, train.backgrounds, sound.h, test.labels, test.backgrounds)
-        out["worst_group"] = {k: group[k] for k in ("worst", "worst_spread", "average", "balanced")}
+        out["worst_group"] = scalars(group) | {"groups": group["groups"][:LISTED]}
     found = {name: conflict.conflict(getattr(sound, name), test.labels, test.backgrounds) for name in ("z", "gated")}
     out["conflict"] = {
         name: scalars(value) | {"by_dimension": rounded(value["by_dimension"]["error"])} for name, value in found.items()
@@ -110,7 +108,7 @@ def background_measures(model: Encoder, train: Images, test: Images, seen: Extra
     out["ipw"] = theory.ipw_effect(sound.gated, test.labels, test.backgrounds, pi=theory.prevalence(seen.gated))
     out["ipw"]["conflict"] = {k: scalars(v) for k, v in out["ipw"]["conflict"].items()}
     out["ipw"]["retrieval"] = as_text(out["ipw"]["retrieval"])
-    if sound.open is not None:
+    if sound.open is not None and model.recipe.gate.kind != "soft":
         out["gate_effect"] = scalars(conflict.gate_effect(sound.z, sound.gated, test.labels, test.backgrounds, sound.open))
     other = counterfactual(model, test)
     if other is not None:
@@ -138,8 +136,20 @@ def published_probe(model: Encoder, train: Images, test: Images, progress: Progr
     variant = "imagenet" if data.name == "imagenet100" else "cifar"
     return probe.paper_probe(
         model.backbone, train, test, data.paper_mean or data.mean, data.paper_std or data.std, variant,
-        batch=model.recipe.run.batch, seeds=PUBLISHED_SEEDS, size=model.recipe.views.size, device=model.mean.device, progress=progress,
+        seeds=PUBLISHED_SEEDS, size=model.recipe.views.size, device=model.mean.device, progress=progress,
     )
+
+
+def conflicting(z: np.ndarray, test: Images, threshold: float) -> dict[str, Any]:
+    """How many dimensions conflict by the paper's definition, and the worst of them with the classes they join."""
+    assert test.labels is not None
+    found = conflict.conflicting_features(z, test.labels, threshold)
+    names = test.class_names or [str(c) for c in range(int(test.labels.max()) + 1)]
+    worst = [
+        {"dim": row["dim"], "product": row["product"], "classes": [names[int(c)] for c in row["classes"][:LISTED]]}
+        for row in found["dims"][:LISTED]
+    ]
+    return {"count": found["count"], "chance_count": found["chance_count"], "worst": worst}
 
 
 def scalars(tree: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .backbones import build_backbone
+from .backbones import build_backbone, settle_statistics
 from .errors import InputError
 from .files import write_atomic
 from .gates import open_gates, rectify, top_k_mask
@@ -64,6 +64,8 @@ class Encoder(nn.Module):
     def forward(self, x: Tensor, uniform: Tensor | None = None) -> Features:
         """Features of normalised pixels x [N, 3, H, W]; `uniform` [N, D] feeds the noise of Gumbel gates in training."""
         h = self.backbone(x)
+        if self.training:
+            settle_statistics(self.backbone)
         z = self.projector(h)
         if self.recipe.model.layer_norm:
             z = F.layer_norm(z.float(), z.shape[1:])

@@ -24,6 +24,9 @@ Progress = Callable[[int, int, str], None]
 
 EPSILON = 1e-5  # a dimension fires on an image where |z| exceeds this
 BLOCK = 2**20  # elements in a block of rows
+SPARSE = (
+    8  # where fewer than one in this many entries fire, they are picked out before they are compared with thresholds
+)
 FLUSH = 2**13  # rows summed in the precision of the features before they are added up in float64
 EXACT_ENTRIES = 2**26  # average precision sorts up to this many firing entries (512 MB); above, values are rounded
 BIN_BITS = 9  # ... to this many bits of mantissa, one part in 512
@@ -77,14 +80,27 @@ def norms(block: Tensor, start: int = 0) -> Tensor:
     return norm
 
 
-def unit(block: Tensor, start: int = 0) -> Tensor:
-    """Rows of unit length; zero rows stay zero."""
-    return block / norms(block, start).clamp_min_(1e-12)
+def unit(block: Tensor, start: int = 0, norm: Tensor | None = None) -> Tensor:
+    """Rows of unit length; zero rows stay zero. A block whose rows have it to 1e-6 comes back as it is, not copied."""
+    norm = norms(block, start) if norm is None else norm
+    return block / norm.clamp_min(1e-12) if _off(norm) > 1e-6 else block
+
+
+def _off(norm: Tensor) -> float:
+    """How far the rows are from unit length, zero rows aside."""
+    return float((norm - 1).abs_().where(norm > 0, 0.0).max())
 
 
 def firing(rows: Tensor, threshold: float = EPSILON) -> Tensor:
     """Non-negative entries, with 0 for those not above the threshold."""
     return F.threshold(rows, threshold, 0.0)
+
+
+def positive(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Row, column and value of the entries of a non-negative z [n, D] that are not zero, row by row."""
+    place = z.view(-1).nonzero().squeeze(1)
+    row = torch.div(place, z.shape[1], rounding_mode="floor")
+    return row, place - row * z.shape[1], z.view(-1)[place]
 
 
 def count(
@@ -104,7 +120,7 @@ def count(
     ----------
     features : [N, D], finite.
     labellings : int64 [N] each, values 0..C-1, every class present.
-    thresholds : on unit-norm features, none below EPSILON.
+    thresholds : on unit-norm features, ascending, none below EPSILON.
     raw, mass : also fill these fields, which are zero otherwise.
     largest : how many of the largest entries to return; needs `mass`.
     """
@@ -114,6 +130,8 @@ def count(
     kinds = 3 + len(thresholds)  # raw mass, raw fires, mass, then fires by threshold
     total = torch.zeros(len(labels), kinds, classes, dims, dtype=torch.float64)
     partial = torch.zeros(total.shape, dtype=torch.float64 if features.dtype == np.float64 else torch.float32)
+    steps = torch.zeros_like(partial[:, 3:])  # entries between one threshold and the next
+    edges = torch.tensor(thresholds, dtype=partial.dtype)
     above = torch.empty(0, dims, dtype=partial.dtype)
     top, all_unit, pending = _Largest(largest), True, 0
     for part, block in blocks(features, what, progress):
@@ -125,10 +143,8 @@ def count(
         above.resize_(block.shape)
         given = block.abs()
         norm = norms(block, part.start)
-        off = (norm - 1).abs_()[norm > 0]
-        all_unit = all_unit and not off.gt(1e-4).any()
-        # rows of unit length need no division
-        z = given / norm.clamp_min_(1e-12) if off.gt(1e-6).any() else given
+        all_unit = all_unit and _off(norm) < 1e-4
+        z = unit(given, part.start, norm)
         if raw:
             add(0, given)
             add(1, torch.gt(given, EPSILON, out=above))
@@ -136,12 +152,22 @@ def count(
             F.threshold(z, EPSILON, 0.0, inplace=True)
             add(2, z)
         top.add(z)
-        for kind, threshold in enumerate(thresholds, 3):
-            add(kind, torch.gt(z, threshold, out=above))
+        if len(thresholds) > 1 and int(z.count_nonzero()) < z.numel() // SPARSE:
+            row, column, value = positive(z)
+            step = torch.bucketize(value, edges) - 1  # the highest threshold it exceeds
+            row, column, step = (index[step >= 0] for index in (row, column, step))
+            for sums, y in zip(steps, labels):
+                place = (step * classes + y[part][row]) * dims + column
+                sums.view(-1).index_add_(0, place, torch.ones(len(place), dtype=sums.dtype))
+        else:
+            for kind, threshold in enumerate(thresholds, 3):
+                add(kind, torch.gt(z, threshold, out=above))
         pending += len(block)
         if pending >= FLUSH or part.stop == n:
+            partial[:, 3:] += steps.flip(1).cumsum(1).flip(1)
             total += partial
             partial.zero_()
+            steps.zero_()
             pending = 0
     values = top.sorted()
     return [
@@ -253,9 +279,8 @@ def _entries(
 ) -> Iterator[tuple[np.ndarray, np.ndarray, list[np.ndarray]]]:
     """Firing entries by block: dimension, float32 bits (which order as the values do), is the image of the class."""
     for part, block in blocks(features, "average precision", progress):
-        z = firing(unit(block, part.start).abs_())
-        row, column = (index.numpy() for index in z.nonzero(as_tuple=True))
-        bits = z[z > 0].float().numpy().view(np.int32).astype(np.int64)
+        row, column, values = (each.numpy() for each in positive(firing(unit(block.abs(), part.start))))
+        bits = values.astype(np.float32, copy=False).view(np.int32).astype(np.int64)
         yield column, bits, [y[part][row] == best[column] for y, best in zip(labellings, detected)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ __all__ = ["reproduce", "run_list"]
 
 LEDGER = Path("results")
 SMOKE_LEDGER = Path("runs/smoke/results")  # smoke runs never enter the ledger of the repository
-MODELS = {"paper": Path("runs/reproduce"), "smoke": Path("runs/smoke/models")}
+WORK = {LEDGER: Path("runs/reproduce"), SMOKE_LEDGER: Path("runs/smoke")}  # run folders and figures, by ledger
 
 
 def reproduce(
@@ -44,9 +45,10 @@ def reproduce(
     name : of an experiment, or `all`; None lists them.
     listing : only list what exists, what is in the ledger and what the rest would cost.
     scale : `paper`, or `smoke` for scenes on a CPU, with a ledger of its own unless `results` names one.
-    data : folder that holds a folder for each data set, or the one data set. Without it nothing is trained at full size.
+    data : folder that holds a folder for each data set, or the one data set. Without it nothing is trained at full
+        size.
     results : the ledger.
-    pages : where results.md and figures/ go; figures shown alone go to runs/reproduce/figures without it.
+    pages : where results.md and figures/ go; without it a figure goes to runs/reproduce/figures.
     dry : train nothing.
     """
     display = display or Display(quiet=True)
@@ -62,13 +64,18 @@ def reproduce(
         train_missing(chosen, scale, data, results, open_device(device, scale), display)
     entries = ledger.read(results)
     found = ledger.by_setting(entries)
-    folder = (pages or MODELS[scale]) / "figures"
+    folder = (pages or workplace(results)) / "figures"
     for experiment in chosen:
         show(experiment, found, scale)
         if experiment.is_figure and (pages is None or scale == "smoke"):
             draw(experiment, found, scale, folder, data, display)
     if pages is not None and scale == "paper":
         display.note(f"wrote {page.write(pages, entries, cifar100_test(data, display))}")
+
+
+def workplace(results: Path) -> Path:
+    """Where run folders and figures of a ledger go: never into the repository's own."""
+    return WORK.get(results, results / "work")
 
 
 def open_device(name: str | None, scale: str) -> torch.device:
@@ -91,14 +98,17 @@ def is_complete(entry: ledger.Entry | None, experiment: Experiment) -> bool:
     """Whether an entry has what the experiment shows."""
     if entry is None:
         return False
-    needs = {"": True, "dynamics": bool(entry["dynamics"]), "background": bool(entry["extra"])}
-    return needs[experiment.needs]
+    if experiment.needs == "dynamics":
+        return bool(entry["dynamics"])
+    on_scenes = entry["recipe"]["data"]["name"] == "scenes"
+    return not experiment.needs or ("scenes" if on_scenes else experiment.needs) in entry["extra"]
 
 
 def train_missing(
     chosen: list[Experiment], scale: str, data: str | None, results: Path, device: torch.device, display: Display
 ) -> None:
     """Do the runs that are not in the ledger, as far as their images are there."""
+    models = workplace(results) / "models"
     for experiment in chosen:
         entries = ledger.read(results)
         todo = missing(experiment, entries, scale)
@@ -107,16 +117,16 @@ def train_missing(
         if scale == "paper" and data is None:
             display.note(f"{experiment.name}: {len(todo)} runs are not in the ledger; --data DIR would train them")
             continue
-        if scale == "paper" and experiment.needs == "background" and not Library(data, display).backgrounds():
-            display.note(f"{experiment.name}: no waterbirds or waterbirds-like under {data}")
+        background = experiment.needs not in ("", "dynamics")
+        if scale == "paper" and background and experiment.needs not in Library(data, display).backgrounds():
+            display.note(f"{experiment.name}: no {experiment.needs.replace('_', '-')} under {data}")
             continue
         minutes = sum(estimate(recipe, entries) for recipe in todo) / 60
         display.note(f"{experiment.name}: {len(todo)} runs to do, about {minutes:.0f} minutes on one H200")
         try:
             run_list(
-                todo, data, results, MODELS[scale] if results in (LEDGER, SMOKE_LEDGER) else results / "models",
-                device=device, display=display, paper_probe=scale == "paper", background=bool(experiment.needs == "background"),
-                complete=lambda entry, experiment=experiment: is_complete(entry, experiment),
+                todo, data, results, models, device=device, display=display, paper_probe=scale == "paper",
+                background=background, complete=partial(is_complete, experiment=experiment),
             )  # fmt: skip
         except Interrupted:
             display.note("stopped; the same command goes on from here")
@@ -126,20 +136,29 @@ def train_missing(
 def show_list(chosen: list[Experiment], entries: list[ledger.Entry], scale: str) -> None:
     """What exists, what is in the ledger, what the rest would cost."""
     table = Table(box=None, pad_edge=False)
-    for heading, side in (("name", "left"), ("shows", "left"), ("runs", "right"), ("in ledger", "right"), ("GPU minutes left", "right")):
+    for heading, side in (
+        ("name", "left"),
+        ("shows", "left"),
+        ("runs", "right"),
+        ("in ledger", "right"),
+        ("GPU minutes left", "right"),
+    ):
         table.add_column(heading, justify=side, no_wrap=heading != "shows")  # type: ignore[arg-type]
     everything: dict[str, Recipe] = {}
     for experiment in chosen:
         needed, todo = runs(experiment, scale), missing(experiment, entries, scale)
         everything.update({ledger.identity(recipe): recipe for recipe in todo})
         minutes = sum(estimate(recipe, entries) for recipe in todo) / 60
-        table.add_row(experiment.name, title(experiment), str(len(needed)), str(len(needed) - len(todo)), f"{minutes:.0f}")
+        table.add_row(
+            experiment.name, title(experiment), str(len(needed)), str(len(needed) - len(todo)), f"{minutes:.0f}"
+        )
     console = open_console()
     console.print(table)
     total = sum(estimate(recipe, entries) for recipe in everything.values()) / 60
     console.print(
-        f"{len(entries)} runs in the ledger. Tables share runs: {len(everything)} are left in all, about {total:.0f} minutes "
-        "on one H200 (by the times in the ledger, else 5 minutes for 200 epochs of CIFAR and 20 for ImageNet-100)."
+        f"{len(entries)} runs in the ledger. Tables share runs: {len(everything)} are left in all, "
+        f"about {total:.0f} minutes on one H200 (by the times in the ledger, else 5 minutes for 200 epochs of CIFAR "
+        "and 20 for ImageNet-100)."
     )
 
 
@@ -149,19 +168,25 @@ def show(experiment: Experiment, found: dict[str, list[ledger.Entry]], scale: st
     for section in sections(experiment, found, scale):
         header, rows = text(section)
         where = DATASET_NAMES.get(section.dataset, section.dataset)
-        table = Table(title=f"{experiment.name}: {title(experiment)}, {where}", box=None, pad_edge=False, title_justify="left")
+        console.print(f"{experiment.name}: {title(experiment)}, {where}", style="bold")
+        table = Table(box=None, pad_edge=False)
         for i, heading in enumerate(header):
             table.add_column(heading, justify="left" if i < 2 else "right", no_wrap=True)
         for row in rows:
             table.add_row(*row)
         console.print(table)
         console.print()
-    for note in page.notes().get(experiment.name, []):
+    for note in page.notes().get(experiment.name, []) if scale == "paper" else ():
         console.print(note)
 
 
 def draw(
-    experiment: Experiment, found: dict[str, list[ledger.Entry]], scale: str, folder: Path, data: str | None, display: Display
+    experiment: Experiment,
+    found: dict[str, list[ledger.Entry]],
+    scale: str,
+    folder: Path,
+    data: str | None,
+    display: Display,
 ) -> None:
     """Draw one figure; a sheet of images only where the images are at hand."""
     dataset = "scenes" if scale == "smoke" else "cifar100"

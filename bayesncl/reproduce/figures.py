@@ -100,7 +100,8 @@ def draw_tradeoff(runs: list[Line], lines: list[Line], entries: Entries, path: P
         axes.set_title("prior" if axis == "rho" else "KL weight", fontsize=9)
         mine = [line for line in lines if axis in line.row.axes]
         for i, (name, pick) in enumerate((("published", _published), ("ours", _ours))):
-            points = [(x, y, line.row.axes[axis]) for line in mine if (x := pick(line, "consistency")) and (y := pick(line, "acc1"))]
+            pairs = [(pick(line, "consistency"), pick(line, "acc1"), line.row.axes[axis]) for line in mine]
+            points = [(x, y, value) for x, y, value in pairs if x is not None and y is not None]
             style = "--" if name == "published" else "-"
             _plot(axes, i, [(x, y) for x, y, _ in points], name, style)
             for x, y, value in points:
@@ -191,6 +192,7 @@ def _plot(axes: Axes, i: int, points: Sequence[tuple[Any, Any]], name: str | Non
 
 
 def _save(figure: Figure, axes: Axes, path: Path) -> Path:
-    axes.legend(frameon=False, fontsize=8)
+    handles, names = axes.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 3), frameon=False, fontsize=8)
     figure.savefig(path)
     return path

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,14 @@ def record(
     entry["checksum"] = checksum(entry)
     results.mkdir(parents=True, exist_ok=True)
     path = results / file_name(recipe)
-    write_atomic(path, json.dumps(entry, indent=1, allow_nan=False) + "\n")
+    write_atomic(path, layout(entry))
     return path
+
+
+def layout(entry: Entry) -> str:
+    """JSON with a line per field; lists of numbers or words stay on one."""
+    text = json.dumps(entry, indent=1, allow_nan=False)
+    return re.sub(r"\[\n([^][{}]*)\n\s*\]", lambda m: "[" + re.sub(r"\s*\n\s*", " ", m[1]).strip() + "]", text) + "\n"
 
 
 def read(results: Path) -> list[Entry]:
@@ -128,7 +135,7 @@ def checksum(entry: Entry) -> str:
 
 
 def train_seconds(lines: list[dict[str, Any]], recipe: Recipe) -> tuple[float | None, float | None]:
-    """Seconds of training, and the median per epoch, from the throughput in metrics.jsonl: right for resumed runs too."""
+    """Seconds of training and the median per epoch, by the throughput in metrics.jsonl: right for resumed runs too."""
     intervals, rates, before = 0.0, [], 0
     steps = None  # per epoch
     for line in lines:

@@ -22,8 +22,8 @@ How to read it. Each row of a table of the paper has up to three lines:
 
 - **paper**: the published value;
 - **ours**: our runs by the paper's own definition of the measure, mean ± standard deviation over seeds, and the number
-  of runs. ▲ or ▼: above or below the published value by more than twice that deviation (marked from two runs on). {FAST}: the
-  published 50-epoch probe was not run; the accuracy is that of a logistic regression on the same features;
+  of runs. ▲ or ▼: above or below the published value by more than twice that deviation (marked from two runs on).
+  {FAST}: the published 50-epoch probe was not run; the accuracy is that of a logistic regression on the same features;
 - **sound**: the same runs measured soundly: model in eval mode, dimensions count if they fire on at least 10 test
   images, the query itself left out of retrieval by identity, a probe with a penalty chosen on held-out images.
   [measures.md](measures.md) has the definitions.
@@ -48,26 +48,33 @@ SOUND = (
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper as a difference of two rows: `better` minus `worse` has `sign`, or (0) is within a point."""
+    """A sentence of the paper as a difference of two rows: first minus second has `sign`, or 0: is within a point."""
 
     sentence: str
     table: str
     column: str
-    better: str
-    worse: str
+    first: str
+    second: str
     sign: int
     axes: tuple[tuple[str, float], ...] = ()
 
 
+MAIN = ("bayesncl", "ncl")
 CLAIMS = (
-    Claim("BayesNCL's dimensions are more consistent than NCL's", "interpretability", "consistency", "bayesncl", "ncl", 1),
+    Claim("BayesNCL's dimensions are more consistent than NCL's", "interpretability", "consistency", *MAIN, 1),
     Claim("... and than those of NCL+TopK", "interpretability", "consistency", "bayesncl", "ncl-topk", 1),
-    Claim("BayesNCL's classes per dimension have the lower entropy H_f", "interpretability", "entropy_freq", "bayesncl", "ncl", -1),
-    Claim("Probe accuracy is kept (within a point)", "downstream", "acc1", "bayesncl", "ncl", 0),
-    Claim("Retrieval with 128 dimensions is better (P@5)", "downstream", "p@5", "bayesncl", "ncl", 1),
-    Claim("Gates weaken the tie of frequency and gradient variance (epoch 100)", "gradients", "af_gv", "bayesncl", "ncl", -1, (("epoch", 100),)),
+    Claim("BayesNCL's dimensions have the lower class entropy H_f", "interpretability", "entropy_freq", *MAIN, -1),
+    Claim("Probe accuracy is kept (within a point)", "downstream", "acc1", *MAIN, 0),
+    Claim("Retrieval with 128 dimensions is better (P@5)", "downstream", "p@5", *MAIN, 1),
+    Claim(
+        "Gates weaken the tie of frequency and gradient variance (epoch 100)",
+        "gradients", "af_gv", *MAIN, -1, (("epoch", 100),),
+    ),
     Claim("Hard gates are more consistent than soft ones", "gating", "consistency", "bayesncl", "bayesncl-soft", 1),
-    Claim("A prior of 0.8 is more consistent than one of 0.1", "prior", "consistency", "bayesncl", "bayesncl", 1, (("rho", 0.8), ("rho", 0.1))),
+    Claim(
+        "A prior of 0.8 is more consistent than one of 0.1",
+        "prior", "consistency", "bayesncl", "bayesncl", 1, (("rho", 0.8), ("rho", 0.1)),
+    ),
 )  # fmt: skip
 
 
@@ -134,8 +141,9 @@ def at_a_glance(found: Entries) -> str:
     rows = [claim_row(claim, found) for claim in CLAIMS]
     head = ["the paper's claim, CIFAR-100", "paper", "ours", "sound", "holds in ours", "holds in sound"]
     return (
-        "## At a glance\n\nEach claim is a difference between two rows of a table. It holds if our difference has its sign and exceeds"
-        f" twice its standard error over seeds; with one run on a side only the sign is said.\n\n{markdown(head, rows, left=1)}"
+        "## At a glance\n\nEach claim is a difference between two rows of a table. It holds if our difference has its "
+        "sign and exceeds twice its standard error over seeds; with one run on a side only the sign is said.\n\n"
+        + markdown(head, rows, left=1)
     )
 
 
@@ -143,9 +151,10 @@ def claim_row(claim: Claim, found: Entries) -> list[str]:
     lines = [line for s in sections(EXPERIMENTS[claim.table], found) if s.dataset == "cifar100" for line in s.lines]
     wanted = claim.axes if len(claim.axes) == 2 else claim.axes * 2
     sides: list[Cell] = []
-    for i, method in enumerate((claim.better, claim.worse)):
+    for i, method in enumerate((claim.first, claim.second)):
         axes = dict(wanted[i : i + 1])
-        sides.append(next(line.cells[claim.column] for line in lines if line.row.method == method and axes.items() <= line.row.axes.items()))
+        of_method = (line for line in lines if line.row.method == method)
+        sides.append(next(line.cells[claim.column] for line in of_method if axes.items() <= line.row.axes.items()))
     a, b = sides
     theirs = f"{a.published - b.published:+.2f}" if a.published is not None and b.published is not None else ""
     ours, sound = difference(a.ours, b.ours), difference(a.sound, b.sound)
@@ -174,7 +183,7 @@ class Difference:
         if self.error is None:
             return "sign only" if self.value * sign > 0 else "no (one run)"
         if abs(self.value) <= 2 * self.error:
-            return "no difference"
+            return "no difference seen"
         return "yes" if self.value * sign > 0 else "no, the reverse"
 
 
@@ -189,17 +198,20 @@ def difference(a: tuple[float, ...], b: tuple[float, ...]) -> Difference:
 def where_the_gain_comes_from(found: Entries, drawn: dict[str, str]) -> str:
     """Consistency by minimum support, and the sound measures of the main methods."""
     opening = (
-        "## Where the consistency gain comes from\n\nBy the paper's definition a dimension that fires on a single image is perfectly consistent."
-        " The figure asks for more: consistency over the dimensions that fire on at least *s* test images, for *s* from 1 to 100"
-        " (CIFAR-100, eval mode, one line per seed).\n"
+        "## Where the consistency gain comes from\n\nBy the paper's definition a dimension that fires on one image "
+        "is perfectly consistent. The figure asks for more: consistency over the dimensions that fire on at least *s* "
+        "test images, for *s* from 1 to 100 (CIFAR-100, eval mode, one line per seed).\n"
     )
     section = next(s for s in sections(EXPERIMENTS["interpretability"], found) if s.dataset == "cifar100")
-    parts = [opening]
-    parts.append(f"![Consistency by minimum support](figures/{drawn['figure-support']})\n" if "figure-support" in drawn else f"Figure: {NOT_RUN}.\n")
-    parts.append(support_table(section, found))
-    parts.append("The sound measures of the same runs. *At L0 k*: all features cut at one threshold that leaves *k* active dimensions per image.\n")
-    parts.append(sound_table(section, found))
-    return "\n".join(parts)
+    drawing = drawn.get("figure-support")
+    figure = f"![Consistency by minimum support](figures/{drawing})\n" if drawing else ""
+    legend = (
+        "The sound measures of the main methods. *At L0 k*: all features cut at one threshold that leaves *k* active "
+        "dimensions per image; *AP*: average precision of a dimension as a detector of its best class.\n"
+    )
+    parts = [opening, figure, support_table(section, found), legend, sound_table(section, found)]
+    parts += [f"{note}\n" for note in notes().get("figure-support", [])]
+    return "\n".join(part for part in parts if part)
 
 
 def support_table(section: Section, found: Entries) -> str:
@@ -208,9 +220,11 @@ def support_table(section: Section, found: Entries) -> str:
     rows = []
     for line in section.lines:
         if line.row.method in PAIR:
-            curves = [e["measures"]["curves"]["consistency_by_support"] for e in found.get(ledger.setting(line.row.recipe), [])]
+            runs = found.get(ledger.setting(line.row.recipe), [])
+            curves = [entry["measures"]["curves"]["consistency_by_support"] for entry in runs]
             values = [[c[s] for c in curves if c.get(s) is not None] for s in shown]
-            rows.append([paper()["methods"][line.row.method], *(plain(v, 2) for v in values), str(len(curves) or NOT_RUN)])
+            name = paper()["methods"][line.row.method]
+            rows.append([name, *(plain(v, 2) for v in values), str(len(runs) or NOT_RUN)])
     return markdown(["support at least", *shown, "runs"], rows, left=1)
 
 
@@ -218,18 +232,17 @@ def sound_table(section: Section, found: Entries) -> str:
     """Every sound measure of the main methods, with the level shuffled labels give."""
     rows = []
     for line in section.lines:
-        runs = found.get(ledger.setting(line.row.recipe), [])
+        measures = [entry["measures"] for entry in found.get(ledger.setting(line.row.recipe), [])]
         name = paper()["methods"][line.row.method]
-        rows.append([name, *(_sound_cell(runs, "sound", *column) for column in SOUND), str(len(runs) or NOT_RUN)])
-        if runs and line.row.method == "bayesncl":
-            shuffled = [{"sound": entry["measures"]["chance"]["sound"]} for entry in runs]
-            rows.append([f"{name}, labels shuffled", *(_sound_cell([{"measures": m} for m in shuffled], "sound", *c) for c in SOUND), ""])
+        rows.append([name, *_sound_cells([m["sound"] for m in measures]), str(len(measures) or NOT_RUN)])
+        if measures and line.row.method in PAIR:
+            rows.append([f"{name}, labels shuffled", *_sound_cells([m["chance"]["sound"] for m in measures]), ""])
     return markdown(["method", *(heading for _, heading, _, _ in SOUND), "runs"], rows, left=1)
 
 
-def _sound_cell(runs: list[dict[str, Any]], definition: str, key: str, heading: str, factor: float, decimals: int) -> str:
-    values = [entry["measures"][definition].get(key) for entry in runs]
-    return plain([factor * v for v in values if v is not None], decimals)
+def _sound_cells(runs: list[dict[str, Any]]) -> list[str]:
+    known = [[factor * run[key] for run in runs if run.get(key) is not None] for key, _, factor, _ in SOUND]
+    return [plain(values, decimals) for values, (_, _, _, decimals) in zip(known, SOUND)]
 
 
 def plain(values: list[float], decimals: int) -> str:
@@ -239,9 +252,9 @@ def plain(values: list[float], decimals: int) -> str:
 
 
 def table_part(experiment: Experiment, found: Entries) -> str:
-    """A table of the paper; data sets without a run come folded."""
+    """A table of the paper; data sets without a run come last and folded."""
     parts = [f"## {experiment.name}\n", f"{title(experiment)}.\n"]
-    for section in sections(experiment, found):
+    for section in sorted(sections(experiment, found), key=lambda section: not section.runs):
         name = DATASET_NAMES.get(section.dataset, section.dataset)
         header, rows = text(section)
         body = markdown(header, rows, left=2)
@@ -269,9 +282,8 @@ def figure_part(experiment: Experiment, found: Entries, drawn: dict[str, str]) -
 def exemplar_table(kind: str, entry: ledger.Entry) -> str:
     """The dimensions of a sheet and the classes of their strongest images."""
     value = "class entropy (nats)" if kind == "high_entropy" else "closed where it would fire"
-    rows = [
-        [str(d["dim"]), f"{d['value']:.2f}", str(d["support"]), ", ".join(d["classes"])] for d in entry["exemplars"][kind]
-    ]
+    chosen = entry["exemplars"][kind]
+    rows = [[str(d["dim"]), f"{d['value']:.2f}", str(d["support"]), ", ".join(d["classes"])] for d in chosen]
     return markdown(["dimension", value, "fires on", "classes of its strongest test images"], rows, left=1)
 
 

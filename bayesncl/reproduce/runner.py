@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import shutil
 import time
@@ -33,7 +34,8 @@ MINUTES = {"cifar10": 5.0, "cifar100": 5.0, "imagenet100": 20.0, "scenes": 0.1}
 EPOCHS = {"cifar10": 200, "cifar100": 200, "imagenet100": 100, "scenes": 2}
 DEEPER = 2.3  # ResNet-50 over ResNet-18, by multiply-adds
 SHOWN_DIMS, SHOWN_IMAGES = 3, 10  # of the figures that show what dimensions respond to
-BACKGROUND_SETS = {"waterbirds": "waterbirds", "waterbirds-like": "waterbirds_like"}  # folder under --data: key in `extra`
+# folder under --data: key in `extra`
+BACKGROUND_SETS = {"waterbirds": "waterbirds", "waterbirds-like": "waterbirds_like"}
 
 Splits = tuple[Images, Images]
 
@@ -66,6 +68,7 @@ def run_experiment_run(
     Path of the ledger entry.
     """
     images, test = splits
+    clear_gpu()
     display = display or Display(quiet=True)
     run_dir = models / Path(ledger.file_name(recipe)).stem
 
@@ -88,6 +91,14 @@ def run_experiment_run(
     return path
 
 
+def clear_gpu() -> None:
+    """Forget the run before: its graph and memory, and its compiled step, of which only eight versions are kept."""
+    if torch.cuda.is_available():
+        torch.compiler.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
 def background_like(model: Encoder, root: str) -> dict[str, Any]:
     """Probes for the background with a frozen encoder.
 
@@ -98,21 +109,24 @@ def background_like(model: Encoder, root: str) -> dict[str, Any]:
 
     Returns
     -------
-    `acc1` (percent), `acc1_spread` over probe seeds and `acc1_chance` for each of `h`, `z`, `gated`; `worst_group` of the
-    object probe on h; `size` and `images` (training, test).
+    `acc1` (percent), `acc1_spread` over probe seeds and `acc1_chance` for each of `h`, `z`, `gated`; `worst_group` of
+    the object probe on h; `size` and `images` (training, test).
     """
     own = model.recipe.data
     size = model.recipe.views.size
     data = dataclasses.replace(own, name="waterbirds", root=root, size=size) if root else own
     train_split, test_split = (datasets.load(data, split) for split in ("train", "test"))
-    assert train_split.labels is not None and train_split.backgrounds is not None
-    assert test_split.labels is not None and test_split.backgrounds is not None
+    if train_split.labels is None or train_split.backgrounds is None:
+        raise InputError(f"{root or data.name} has no background labels")
+    assert test_split.labels is not None
+    assert test_split.backgrounds is not None
     seen, new = extract(model, train_split), extract(model, test_split)
     kinds = ("h", "z", "gated")
-    probes = background_probe(
-        {k: getattr(seen, k) for k in kinds}, train_split.backgrounds, {k: getattr(new, k) for k in kinds}, test_split.backgrounds
+    features = [{k: getattr(extracted, k) for k in kinds} for extracted in (seen, new)]
+    probes = background_probe(features[0], train_split.backgrounds, features[1], test_split.backgrounds)
+    group = group_probe(
+        seen.h, train_split.labels, train_split.backgrounds, new.h, test_split.labels, test_split.backgrounds
     )
-    group = group_probe(seen.h, train_split.labels, train_split.backgrounds, new.h, test_split.labels, test_split.backgrounds)
     return {
         **{k: {m: probes[k][m] for m in ("acc1", "acc1_spread", "acc1_chance")} for k in kinds},
         "worst_group": {k: group[k] for k in ("worst", "average", "balanced")},
@@ -129,8 +143,8 @@ def exemplars(model: Encoder, test: Images) -> dict[str, Any]:
 
     Returns
     -------
-    `high_entropy` and `suppressed`: lists of `dim`, `value` (nats; share), `support`, `images` (numbers in the test split,
-    strongest first), `classes` (their names).
+    `high_entropy` and `suppressed`: lists of `dim`, `value` (nats; share), `support`, `images` (numbers in the test
+    split, strongest first), `classes` (their names).
     """
     if test.labels is None:
         return {}
@@ -205,10 +219,8 @@ class Library:
         """Where a data set lies."""
         if self.root is None:
             return ""
-        for child in (Path(self.root) / name, Path(self.root) / f"{name}.tar"):
-            if child.exists():
-                return str(child.resolve())
-        return str(Path(self.root).expanduser().resolve())
+        whole = Path(self.root).expanduser().resolve()
+        return next((str(path) for path in (whole / name, whole / f"{name}.tar") if path.exists()), str(whole))
 
     def rooted(self, recipe: Recipe) -> Recipe:
         return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, root=self.place(recipe.data.name)))
@@ -220,7 +232,9 @@ class Library:
             raise self.missing[data.name]
         if data not in self.splits:
             try:
-                train_split, test_split = (datasets.load(data, split, self.display.count) for split in ("train", "test"))
+                train_split, test_split = (
+                    datasets.load(data, split, self.display.count) for split in ("train", "test")
+                )
             except InputError as error:
                 self.missing[data.name] = error
                 raise

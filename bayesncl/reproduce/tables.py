@@ -9,12 +9,24 @@ from functools import cache
 from typing import Any
 
 from ..measure.cost import cost
-from ..recipes import Recipe, recipe_from_json
+from ..recipes import Recipe, change, recipe_from_json
 from . import ledger
-from .experiments import Experiment, Row, columns, paper, rows
+from .experiments import Experiment, Row, columns, paper, rows, with_seed
 
-DATASET_NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet100": "ImageNet-100", "waterbirds": "Waterbirds"}
-AXIS_NAMES = {"dim": "D", "rho": "rho", "lambda": "lambda", "gate_lr": "gate rate", "batch_size": "batch", "layers": "layers"}
+DATASET_NAMES = {
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "imagenet100": "ImageNet-100",
+    "waterbirds": "Waterbirds",
+}
+AXIS_NAMES = {
+    "dim": "D",
+    "rho": "rho",
+    "lambda": "lambda",
+    "gate_lr": "gate rate",
+    "batch_size": "batch",
+    "layers": "layers",
+}
 RETRIEVED = {"p@1": "1", "p@3": "3", "p@5": "5", "p@10": "10"}
 CORRELATED = ("af_gv", "af_sc", "gv_sc")
 ALIKE = ("running_time_min",)  # depends on the machine: not marked as differing
@@ -79,7 +91,7 @@ def spread(values: Sequence[float]) -> float:
 
 
 def sections(experiment: Experiment, entries: Entries, scale: str = "paper") -> list[Section]:
-    """The table of an experiment, a section per data set; measures the paper never gives for a data set are left out."""
+    """The table of an experiment by data set; measures the paper never gives for a data set are left out."""
     found = []
     everything = rows(experiment, scale)
     for dataset in dict.fromkeys(row.dataset for row in everything):
@@ -104,8 +116,7 @@ def cell(row: Row, column: str, runs: Sequence[ledger.Entry]) -> Cell:
     """One measure of a row over its runs."""
     published = row.published.get(column)
     if column == "flops":  # counted, not run; the published tables are per image or, where the batch varies, per batch
-        counted = float(operations(row.recipe)["macs_per_batch" if "batch_size" in row.axes else "macs_per_image"])
-        return Cell(column, published, (counted,))
+        return Cell(column, published, (float(operations(row.recipe) * row.axes.get("batch_size", 1)),))
     ours, sound = ([value(entry, row, column, d) for entry in runs] for d in ("paper", "sound"))
     fast = column in ("acc1", "acc5") and any("paper" not in entry["measures"].get("probe", {}) for entry in runs)
     return Cell(column, published, _known(ours), _known(sound), FAST if fast else "")
@@ -130,7 +141,7 @@ def value(entry: ledger.Entry, row: Row, column: str, definition: str) -> float 
         seconds = entry["seconds"]["train"]
         return seconds / 60 if seconds is not None and definition == "paper" else None
     if column.startswith("background"):
-        probed = _background(entry, row) or {}
+        probed = _background(entry, row) if definition == "paper" else None  # one probe, a sound one, serves for both
         kind = column.removeprefix("background_").replace("acc", "h")  # the paper does not say which feature: h
         return probed[kind]["acc1"] if probed else None
     return measures[definition].get(column)
@@ -144,7 +155,8 @@ def text(section: Section) -> tuple[list[str], list[list[str]]]:
     for line in section.lines:
         cells = [line.cells[c] for c in section.columns]
         runs = str(line.runs) if line.runs else NOT_RUN
-        block = [["paper", *("–" if c.published is None else number(c.published, c.column) for c in cells), ""]] if in_paper else []
+        published = ["–" if c.published is None else number(c.published, c.column) for c in cells]
+        block = [["paper", *published, ""]] if in_paper else []
         if any(c.ours for c in cells) or not in_paper:
             block.append(["ours", *(_ours(c) for c in cells), ""])
         if any(c.sound for c in cells):
@@ -176,19 +188,19 @@ def summary(values: Sequence[float], column: str) -> str:
     return f"{centre} ± {number(spread(values), column)}" if len(values) > 1 else centre
 
 
+def operations(recipe: Recipe) -> int:
+    """Multiply-adds per image, both views, in the published counting."""
+    return _operations(with_seed(change(recipe, ["run.batch=2"]), 0).to_json())  # the batch does not enter
+
+
 @cache
-def _cost_of(text: str) -> dict[str, Any]:
-    return cost(recipe_from_json(text))
-
-
-def operations(recipe: Recipe) -> dict[str, Any]:
-    """`cost` of a recipe, counted once."""
-    return _cost_of(recipe.to_json())
+def _operations(recipe: str) -> int:
+    return int(cost(recipe_from_json(recipe))["macs_per_image"])
 
 
 def _ours(cell: Cell) -> str:
     if not cell.ours:
-        return ""
+        return NOT_RUN if cell.published is not None else ""
     return f"{summary(cell.ours, cell.column)}{cell.mark} {cell.verdict()}".rstrip()
 
 

@@ -4,7 +4,7 @@
 function bars(rows, label) {
   return h("ul", { class: "bars", "aria-label": label }, rows.map((row) =>
     h("li", { title: row.title },
-      row.href ? h("a", { class: "bar-label", href: row.href }, row.label) : h("span", { class: "bar-label" }, row.label),
+      h(row.href ? "a" : "span", { class: "bar-label", href: row.href }, row.label),
       h("span", { class: "track", "aria-hidden": "true" }, meter(row.value, row.tone)),
       h("span", { class: "bar-text" }, row.text))));
 }
@@ -33,7 +33,6 @@ function histogram(counts, low, high, label) {
       svg("text", { x: width, y: height + 14, "text-anchor": "end" }, fixed(high, 2))));
 }
 
-// Two kinds of rows, one class of table: cells that are numbers line up.
 function table(head, rows, attributes = {}) {
   return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": attributes.label || "Table" },
     h("table", { class: attributes.class },
@@ -41,6 +40,7 @@ function table(head, rows, attributes = {}) {
       h("tbody", {}, rows)));
 }
 
-function figureNumber(value, label, note) {
-  return h("div", { class: "figure-number" }, h("strong", {}, value), h("span", {}, label), note && h("small", {}, note));
+function figureNumber(value, label, remark) {
+  return h("div", { class: "figure-number" },
+    h("strong", {}, value), h("span", {}, label), remark && h("small", {}, remark));
 }

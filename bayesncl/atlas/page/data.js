@@ -1,4 +1,4 @@
-// Numbers arrive as scripts that call atlasData(key, plain, arrays): a page opened from disk may load scripts but not fetch.
+// Numbers arrive as scripts that call atlasData(key, plain, arrays): from disk a page may load scripts but not fetch.
 const loaded = new Map(); // key -> Promise of its data
 const arriving = new Map(); // key -> resolve
 
@@ -45,7 +45,7 @@ const runs = []; // per run: its numbers by dimension
 async function openAtlas() {
   atlas = await load("atlas");
   const parts = await Promise.all(atlas.runs.map((_, r) => load(`run${r}`)));
-  parts.forEach((part, r) => runs.push({ ...atlas.runs[r], ...part, key: `run${r}`, number: r, after: part.after }));
+  parts.forEach((part, r) => runs.push({ ...atlas.runs[r], ...part, key: `run${r}`, number: r }));
   for (const run of runs) {
     for (const stage of Object.keys(run.stages)) {
       const s = run[stage];
@@ -76,7 +76,8 @@ async function loadDimension(run, stage, k) {
   const value = slice(part.value);
   const top = [];
   for (let j = 0; j < index.length && value[j] > 0; j++) {
-    top.push({ image: index[j], value: value[j] / atlas.scale, open: part.open ? bit(part.open, row * index.length + j) : 1 });
+    const open = part.open ? bit(part.open, row * index.length + j) : 1;
+    top.push({ image: index[j], value: value[j] / atlas.scale, open });
   }
   const near = [...slice(part.near)].map((dim, j) => ({ dim, cosine: slice(part.cosine)[j] / atlas.scale }));
   const [low, high] = slice(part.edges);

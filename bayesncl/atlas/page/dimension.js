@@ -1,73 +1,80 @@
 async function viewDimension({ run, stage, args }) {
   const k = Number(args[0]);
-  if (!Number.isInteger(k) || k < 0 || k >= run.dims) throw new Error(`There is no dimension ${args[0]}; they go from 0 to ${run.dims - 1}.`);
+  if (!Number.isInteger(k) || k < 0 || k >= run.dims) {
+    throw new Error(`There is no dimension ${args[0]}; they go from 0 to ${run.dims - 1}.`);
+  }
   const s = run[stage];
-  const [more, classes, grounds] = await Promise.all([
-    loadDimension(run, stage, k), loadCounts(run, stage, "classes", k), loadCounts(run, stage, "backgrounds", k)]);
-  const best = bestClass(run, stage, k);
-  const lede = s.support[k]
-    ? `Fires on ${plural(s.support[k], "image")} of ${whole(atlas.count)} (${percent(s.support[k] / atlas.count)})` +
-      (best ? `; ${percent(s.consistency[k])} of them are ${clip(best)}.` : ".")
-    : "Never fires on these images: a dead dimension.";
-
-  const grid = h("div", { class: "wall" });
-  const button = growing(grid, more.top, (t) => thumb(t.image, { caption: fixed(t.value, 2), closed: run.gated && !t.open }), 48, !narrow());
-  const facts = h("dl", { class: "facts" }, columnsOf(run, stage).map((c) =>
-    h("div", { title: c.help }, h("dt", {}, c.name), h("dd", {}, c.show(c.of(k))))));
-  const firing = more.histogram.reduce((a, b) => a + b, 0);
-
   const alive = s.support[k] > 0;
-  const near = more.near.filter((n) => n.cosine > 0.001).slice(0, 6);
+  const [{ top, near, low, high, histogram: counts }, classes, grounds, gates] = await Promise.all([
+    loadDimension(run, stage, k), loadCounts(run, stage, "classes", k), loadCounts(run, stage, "backgrounds", k),
+    run.gated && gateBars(run, k)]);
+
+  const wall = h("div", { class: "wall" });
+  const picked = (t) => thumb(t.image, { caption: fixed(t.value, 2), closed: run.gated && !t.open });
+  const more = growing(wall, top, picked, 48, !narrow());
+  const fewer = top.length < s.support[k] ? `The ${whole(top.length)} strongest of ${whole(s.support[k])}. ` : "";
+  const closed = run.gated ? " A struck circle marks images whose gate is closed." : "";
+  const alike = near.filter((n) => n.cosine > 0.001).slice(0, 6);
+  const ends = `Distribution of activations between ${fixed(low, 2)} and ${fixed(high, 2)}`;
+
+  const aside = h("aside", {},
+    alive && classes && section("Classes it fires on", shares(classes, atlas.classes, (c) => link(`class/${c}`))),
+    alive && grounds && section("Backgrounds it fires on", shares(grounds, atlas.backgrounds, () => null)),
+    run.gated && section("Its gate", gates),
+    alive && section("How strongly it fires", histogram(counts, low, high, ends)),
+    section("In numbers", facts(columnsOf(run, stage).map((c) => [c.name, c.show(c.of(k)), c.help]))),
+    alike.length > 0 && section("Dimensions most like it",
+      h("div", { class: "tiles" }, alike.map((n) => dimensionTile(run, stage, n.dim, `cosine ${fixed(n.cosine, 2)}`))),
+      note("Cosine of the two dimensions' activations over all images.")));
   const node = h("div", {},
-    h("div", { class: "with-steps" }, heading(`Dimension ${k}`, h("p", { class: "lede" }, lede)), steps(k, run.dims, "dim")),
+    h("div", { class: "with-steps" },
+      heading(`Dimension ${k}`, lede(dimensionSentence(run, stage, k))), steps(k, run.dims, "dim")),
     h("div", { class: "split" },
-      section("Images that activate it most", more.top.length
-        ? [grid, button, note(
-          more.top.length < s.support[k] ? `The ${whole(more.top.length)} strongest of ${whole(s.support[k])}. ` : "",
-          "Below each image, its activation.", run.gated ? " A struck circle marks images whose gate is closed." : "")]
+      section("Images that activate it most", top.length
+        ? [wall, more, note(`${fewer}Below each image, its activation.${closed}`)]
         : note(alive ? "Its activations are all negative." : "None.")),
-      h("aside", {},
-        alive && classes && section("Classes it fires on", shares(classes, atlas.classes, (c) => link(`class/${c}`))),
-        alive && grounds && section("Backgrounds it fires on", shares(grounds, atlas.backgrounds, () => null)),
-        run.gated && section("Its gate", await gateBars(run, k)),
-        alive && section("How strongly it fires", histogram(more.histogram, more.low, more.high, `Distribution of ${plural(firing, "activation")} between ${fixed(more.low, 2)} and ${fixed(more.high, 2)}`)),
-        section("In numbers", facts),
-        near.length > 0 && section("Dimensions most like it",
-          h("div", { class: "tiles" }, near.map((n) => dimensionTile(run, stage, n.dim, `cosine ${fixed(n.cosine, 2)}`))),
-          note("Cosine of the two dimensions' activations over all images.")))),
+      aside),
     galleryLinks(run));
-  return { title: `Dimension ${k}`, node, previous: k > 0 && link(`dim/${k - 1}`), next: k < run.dims - 1 && link(`dim/${k + 1}`) };
+  return { title: `Dimension ${k}`, node, ...neighbours(k, run.dims, "dim") };
 }
 
-function steps(i, count, path) {
-  return h("p", { class: "steps" },
-    i > 0 && h("a", { href: link(`${path}/${i - 1}`), rel: "prev" }, "← Previous"),
-    i < count - 1 && h("a", { href: link(`${path}/${i + 1}`), rel: "next" }, "Next →"));
+function dimensionSentence(run, stage, k) {
+  const s = run[stage];
+  if (!s.support[k]) return "Never fires on these images: a dead dimension.";
+  const best = bestClass(run, stage, k);
+  const share = percent(s.support[k] / atlas.count);
+  const fires = `Fires on ${plural(s.support[k], "image")} of ${whole(atlas.count)} (${share})`;
+  return best ? `${fires}; ${percent(s.consistency[k])} of them are ${clip(best)}.` : `${fires}.`;
 }
 
+// The ten largest shares as bars, the others folded away.
 function shares(counts, names, href, most = 10) {
   const total = counts.reduce((a, b) => a + b, 0) || 1;
   const order = [...counts.keys()].filter((c) => counts[c] > 0).sort((a, b) => counts[b] - counts[a]);
-  const rows = (list) => bars(list.map((c) => ({
-    label: names[c], href: href(c), value: counts[c] / total, text: percent(counts[c] / total), title: plural(counts[c], "image"),
-  })), "Share of firing images");
-  return [rows(order.slice(0, most)),
-    order.length > most && h("details", {}, h("summary", {}, `${order.length - most} more`), rows(order.slice(most)))];
+  const row = (c) => {
+    const value = counts[c] / total;
+    return { label: names[c], href: href(c), value, text: percent(value), title: plural(counts[c], "image") };
+  };
+  const draw = (list) => bars(list.map(row), "Share of firing images");
+  return [draw(order.slice(0, most)),
+    order.length > most && h("details", {}, h("summary", {}, `${order.length - most} more`), draw(order.slice(most)))];
 }
 
 async function gateBars(run, k) {
-  const rate = run.open_rate[k];
-  const overall = bars([
-    { label: "All images", value: rate, text: percent(rate), tone: "open" },
-    { label: "Where it fires", value: 1 - run.closed_rate[k], text: percent(1 - run.closed_rate[k]), tone: "open" },
-  ], "Gate open");
-  if (!atlas.classes) return [note("Share of images whose gate is open."), overall];
+  const row = (label, rate, href) => ({ label, href, value: rate, text: percent(rate), tone: "open" });
+  const overall = [note("Share of images whose gate is open."),
+    bars([row("All images", run.open_rate[k]), row("Where it fires", 1 - run.closed_rate[k])], "Gate open")];
+  if (!atlas.classes) return overall;
+
   const open = (await load(`${run.key}-classes`)).open;
   const width = atlas.classes.length;
-  const order = [...atlas.classes.keys()].filter((c) => atlas.sizes[c]).map((c) => ({ c, rate: open[k * width + c] / atlas.sizes[c] })).sort((a, b) => b.rate - a.rate);
-  const row = ({ c, rate: r }) => ({ label: atlas.classes[c], href: link(`class/${c}`), value: r, text: percent(r), tone: "open" });
-  const ends = order.length > 8 ? [...order.slice(0, 3), ...order.slice(-3)] : order;
-  return [note("Share of images whose gate is open."), overall,
-    h("h3", {}, order.length > 8 ? "Most and least open classes" : "By class"), bars(ends.map(row), "Gate open by class"),
-    order.length > 8 && h("details", {}, h("summary", {}, `All ${order.length} classes`), bars(order.map(row), "Gate open by class"))];
+  const rates = [...atlas.classes.keys()].filter((c) => atlas.sizes[c])
+    .map((c) => ({ c, rate: open[k * width + c] / atlas.sizes[c] }))
+    .sort((a, b) => b.rate - a.rate);
+  const classRow = ({ c, rate }) => row(atlas.classes[c], rate, link(`class/${c}`));
+  const draw = (list) => bars(list.map(classRow), "Gate open by class");
+  if (rates.length <= 8) return [overall, h("h3", {}, "By class"), draw(rates)];
+  return [overall,
+    h("h3", {}, "Most and least open classes"), draw([...rates.slice(0, 3), ...rates.slice(-3)]),
+    h("details", {}, h("summary", {}, `All ${rates.length} classes`), draw(rates))];
 }

@@ -1,4 +1,4 @@
-// Elements are made here and nowhere else. Names of classes and files are a stranger's text: they only ever become text nodes.
+// Elements are made here and nowhere else. Names of classes and files are a stranger's text: they only become text nodes.
 function h(tag, attributes, ...children) {
   const element = document.createElement(tag);
   set(element, attributes);
@@ -36,7 +36,7 @@ const clip = (text, most = 40) => (text.length > most ? `${text.slice(0, most - 
 function link(path, changes = {}) {
   const query = new URLSearchParams();
   const wanted = { run: route.run || null, stage: route.stage === "after" ? "after" : null, ...changes };
-  for (const [name, value] of Object.entries(wanted)) if (value !== null && value !== "" && value !== 0) query.set(name, value);
+  for (const [name, value] of Object.entries(wanted)) if (value) query.set(name, value);
   const tail = query.toString();
   return `#/${path}${tail ? `?${tail}` : ""}`;
 }

@@ -46,7 +46,8 @@ async function show() {
     view = next;
   } catch (error) {
     if (mine !== visit) return;
-    view = { title: "Not here", node: h("div", {}, heading("Not here", h("p", { class: "lede" }, error.message)), h("p", {}, h("a", { class: "button", href: "#/" }, "To the overview"))) };
+    const node = h("div", {}, heading("Not here", lede(error.message)), actions(button("To the overview", "#/")));
+    view = { title: "Not here", node };
   }
   main.removeAttribute("aria-busy");
   main.replaceChildren(view.node);
@@ -64,59 +65,98 @@ async function show() {
 function switches() {
   const path = [route.name, ...route.args].join("/");
   const { run, stage } = current();
-  const choice = (label, options) => h("div", { class: "switch", role: "group", "aria-label": label }, options.map((o) => h("a", { href: o.href, "aria-current": o.on ? "true" : null }, o.text)));
   const alone = route.name === "compare"; // shows both runs anyway
+  const gated = alone ? runs.some((r) => r.after) : run.after;
+  const choice = (label, options) => h("div", { class: "switch", role: "group", "aria-label": label },
+    options.map(([text, on, changes]) =>
+      h("a", { href: link(path, { ...route.tail, ...changes }), "aria-current": on ? "true" : null }, text)));
+  const shown = alone ? route.stage : stage;
   document.getElementById("switches").replaceChildren(...[
-    runs.length > 1 && !alone && choice("Run", runs.map((r) => ({ text: r.name, on: r === run, href: link(path, { ...route.tail, run: r.number || null }) }))),
-    (alone ? runs.some((r) => r.after) : run.after) && !["pair", "images"].includes(route.name) && choice("Features", ["before", "after"].map((s) => ({ text: `${s === "before" ? "Before" : "After"} gates`, on: s === (alone ? route.stage : stage), href: link(path, { ...route.tail, stage: s === "after" ? "after" : null }) }))),
+    runs.length > 1 && !alone && choice("Run", runs.map((r) => [r.name, r === run, { run: r.number || null }])),
+    gated && !["pair", "images"].includes(route.name) && choice("Features", [
+      ["Before gates", shown === "before", { stage: null }],
+      ["After gates", shown === "after", { stage: "after" }]]),
   ].filter(Boolean));
-  const entries = [["", "Overview"], ["dims", "Dimensions"], atlas.classes && ["classes", "Classes"], ["images", "Images"], ["gallery/entropy", "Galleries"], ["pair", "Why similar?"], runs.length > 1 && ["compare", "Compare"]].filter(Boolean);
-  const here = { dim: "dims", class: "classes", image: "images", gallery: "gallery/entropy" }[route.name] ?? route.name;
+
   const picking = route.name === "images" && (route.params.has("with") || route.params.has("pick"));
-  document.getElementById("nav").replaceChildren(...entries.map(([to, text]) =>
-    h("a", { href: to === "pair" ? link("images", { pick: "1" }) : link(to), "aria-current": (picking ? "pair" : here) === to ? "page" : null }, text)));
-  document.querySelector("#nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest", behavior: "instant" });
+  const home = { dim: "dims", class: "classes", image: "images", gallery: "gallery/entropy" };
+  const here = picking ? "pair" : home[route.name] ?? route.name;
+  const entry = (to, text, href = link(to)) => h("a", { href, "aria-current": here === to ? "page" : null }, text);
+  document.getElementById("nav").replaceChildren(...[
+    entry("", "Overview"),
+    entry("dims", "Dimensions"),
+    atlas.classes && entry("classes", "Classes"),
+    entry("images", "Images"),
+    entry("gallery/entropy", "Galleries"),
+    entry("pair", "Why similar?", link("images", { pick: "1" })),
+    runs.length > 1 && entry("compare", "Compare"),
+  ].filter(Boolean));
+  const active = document.querySelector("#nav [aria-current]");
+  active?.scrollIntoView({ inline: "center", block: "nearest", behavior: "instant" });
 }
 
 function themeButton() {
-  const button = document.getElementById("theme");
-  const dark = () => (document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
-  const name = () => { button.textContent = dark() ? "Light" : "Dark"; button.setAttribute("aria-label", `Switch to ${dark() ? "light" : "dark"} colours`); };
-  if (remember("theme")) document.documentElement.dataset.theme = remember("theme");
-  button.addEventListener("click", () => {
-    document.documentElement.dataset.theme = dark() ? "light" : "dark";
-    remember("theme", document.documentElement.dataset.theme);
+  const toggle = document.getElementById("theme");
+  const root = document.documentElement;
+  const system = () => (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  const other = () => ((root.dataset.theme || system()) === "dark" ? "light" : "dark");
+  const name = () => {
+    toggle.textContent = other() === "dark" ? "Dark" : "Light";
+    toggle.setAttribute("aria-label", `Switch to ${other()} colours`);
+  };
+  if (["light", "dark"].includes(remember("theme"))) root.dataset.theme = remember("theme");
+  toggle.addEventListener("click", () => {
+    root.dataset.theme = other();
+    remember("theme", root.dataset.theme);
     name();
   });
   name();
 }
 
+const KEYS = [
+  ["/", "search"],
+  ["n, p", "next and previous dimension, image or class"],
+  ["o, d, c", "overview, dimensions, classes"],
+  ["arrows", "on the map: from dot to dot; Home and End: the rarest and the most common"],
+  ["Enter", "open"],
+  ["?", "this help"],
+];
+
 function keyboard() {
   const box = h("input", { type: "checkbox", id: "keys" });
   box.checked = remember("keys") !== "off";
   box.addEventListener("change", () => remember("keys", box.checked ? "on" : "off"));
-  const rows = [["/", "search"], ["n, p", "next and previous dimension, image or class"], ["o, d, c", "overview, dimensions, classes"], ["arrows", "on the map: from dot to dot; Home and End: the rarest and the most common"], ["Enter", "open"], ["?", "this help"]];
   const dialog = h("dialog", { "aria-labelledby": "help-title" },
     h("h2", { id: "help-title" }, "Keyboard"),
-    h("dl", { class: "keys" }, rows.map(([key, what]) => h("div", {}, h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)))),
+    facts(KEYS.map(([key, what]) => [h("kbd", {}, key), what]), "keys"),
     h("label", { for: "keys", class: "check" }, box, "Single-key shortcuts"),
-    h("form", { method: "dialog" }, h("button", { class: "button" }, "Close")));
+    h("form", { method: "dialog" }, h("button", {}, "Close")));
   document.body.append(dialog);
   document.getElementById("help").addEventListener("click", () => dialog.showModal());
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || dialog.open || !box.checked) return;
     if (event.target.closest("input, select, textarea")) return;
-    const go = { n: view?.next, p: view?.previous, o: link(""), d: link("dims"), c: atlas.classes && link("classes") }[event.key];
-    if (event.key === "/") { event.preventDefault(); document.getElementById("find").focus(); }
-    else if (event.key === "?") dialog.showModal();
-    else if (go) { travelled = true; location.hash = go; }
+    const targets = { n: view?.next, p: view?.previous, o: link(""), d: link("dims"), c: atlas.classes && link("classes") };
+    if (event.key === "/") {
+      event.preventDefault();
+      document.getElementById("find").focus();
+    } else if (event.key === "?") {
+      dialog.showModal();
+    } else if (targets[event.key]) {
+      travelled = true;
+      location.hash = targets[event.key];
+    }
   });
 }
 
 document.addEventListener("click", (event) => {
   const anchor = event.target.closest("a[href^='#']");
   if (!anchor) return;
-  if (anchor.classList.contains("skip")) { event.preventDefault(); document.getElementById("main").focus(); return; }
+  if (anchor.classList.contains("skip")) {
+    event.preventDefault();
+    document.getElementById("main").focus();
+    return;
+  }
   travelled = true;
   scrolls.set(location.hash, scrollY);
 });
@@ -126,13 +166,16 @@ if ("scrollRestoration" in history) history.scrollRestoration = "manual";
 
 openAtlas().then(async () => {
   const held = [plural(atlas.count, "image"), ...runs.map((run) => `${run.name}: ${plural(run.dims, "dimension")}`)];
-  document.getElementById("foot").textContent = `${held.join(" · ")}. Made with bayesncl; nothing on this page comes from, or goes to, the network.`;
-  document.documentElement.classList.toggle("small-images", Math.max(...atlas.sprites.size) <= 48); // enlarged in whole pixels
+  document.getElementById("foot").textContent =
+    `${held.join(" · ")}. Made with bayesncl; nothing on this page comes from, or goes to, the network.`;
+  const small = Math.max(...atlas.sprites.size) <= 48;
+  document.documentElement.classList.toggle("small-images", small); // enlarged in whole pixels
   themeButton();
   searchField();
   keyboard();
   await show();
   document.documentElement.dataset.ready = Math.round(performance.now());
 }).catch((error) => {
-  document.getElementById("main").append(h("p", { class: "plain" }, `The atlas could not be opened: ${error.message}.`));
+  const text = `The atlas could not be opened: ${error.message}.`;
+  document.getElementById("main").append(h("p", { class: "plain" }, text));
 });

@@ -1,14 +1,15 @@
 // The map of all dimensions: how many images each fires on, against how much they have in common.
 const TICKS = [0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1];
 
-function dimensionMap(run, stage, { compact = false, shape = null } = {}) {
-  const [width, height] = shape || (narrow() ? [390, 400] : compact ? [560, 440] : [1040, 540]);
+function dimensionMap(run, stage, compact = false) {
+  const [width, height] = narrow() ? [390, 400] : compact ? [560, 440] : [1040, 540];
   const pad = { left: 48, right: 22, top: 40, bottom: 64 };
   const across = width - pad.left - pad.right;
   const down = height - pad.top - pad.bottom;
   const largest = narrow() ? 13 : compact ? 16 : 21;
-  const x = (prevalence) => pad.left + across * Math.sqrt(prevalence); // most dimensions are rare, and impure where classes are many:
-  const y = (share) => pad.top + down * (1 - Math.sqrt(Math.min(1, share))); // the root gives them room
+  // Most dimensions are rare, and impure where classes are many: square roots give them room.
+  const x = (prevalence) => pad.left + across * Math.sqrt(prevalence);
+  const y = (share) => pad.top + down * (1 - Math.sqrt(Math.min(1, share)));
   let now = stage;
   let dots = [];
 
@@ -19,34 +20,38 @@ function dimensionMap(run, stage, { compact = false, shape = null } = {}) {
   };
   const place = (k) => {
     const s = run[now];
-    return { k, dead: !s.support[k], x: x(s.support[k] / atlas.count), y: y(height01(k)), r: 2 + largest * Math.sqrt(s.mass[k] / s.heaviest) };
+    const r = 2 + largest * Math.sqrt(s.mass[k] / s.heaviest);
+    return { k, r, dead: !s.support[k], x: x(s.support[k] / atlas.count), y: y(height01(k)) };
   };
 
+  const right = pad.left + across;
+  const remark = (at, words) => svg("text", { x: right - 12, y: at, class: "remark", "text-anchor": "end" }, words);
   const grid = svg("g", { class: "grid", "aria-hidden": "true" },
     (narrow() || compact ? TICKS.filter((t) => ![0.05, 0.75].includes(t)) : TICKS).map((t) => [
       svg("line", { x1: x(t), x2: x(t), y1: pad.top, y2: pad.top + down + 14 }),
       svg("text", { x: x(t), y: pad.top + down + 32, "text-anchor": "middle" }, `${100 * t} %`)]),
     TICKS.filter((t) => t !== 0.75).map((t) => [
-      svg("line", { x1: pad.left, x2: pad.left + across, y1: y(t), y2: y(t) }),
+      svg("line", { x1: pad.left, x2: right, y1: y(t), y2: y(t) }),
       svg("text", { x: pad.left - 10, y: y(t) + 4, "text-anchor": "end" }, run[now].consistency ? `${100 * t} %` : t)]),
-    svg("line", { x1: pad.left, x2: pad.left + across, y1: y(0), y2: y(0) }),
-    svg("text", { x: pad.left + across, y: height - 8, "text-anchor": "end", class: "axis-name" }, "images it fires on →"),
+    svg("line", { x1: pad.left, x2: right, y1: y(0), y2: y(0) }),
+    svg("text", { x: right, y: height - 8, "text-anchor": "end", class: "axis-name" }, "images it fires on →"),
     svg("text", { x: 8, y: 16, class: "axis-name" }, run[now].consistency ? "↑ consistency" : "↑ mean strength"),
     !compact && !narrow() && run[now].consistency && [
       svg("text", { x: pad.left + 14, y: pad.top + 22, class: "remark" }, "rare and pure"),
-      svg("text", { x: pad.left + across - 12, y: pad.top + 22, class: "remark", "text-anchor": "end" }, "common and pure"),
-      svg("text", { x: pad.left + across - 12, y: y(0.25) - 10, class: "remark", "text-anchor": "end" }, "below: common to many classes, conflicting")]);
+      remark(pad.top + 22, "common and pure"),
+      remark(y(0.25) - 10, "below: common to many classes, conflicting")]);
   const points = svg("g", { class: "dots" });
   const node = svg("svg", {
     viewBox: `0 0 ${width} ${height}`, class: "map", role: "group",
     "aria-label": `Map of ${plural(run.dims, "dimension")}. Arrow keys move between dimensions, Enter opens one.`,
   }, grid, points);
 
-  const order = [...run.before.mass.keys()].sort((a, b) => run.before.mass[b] - run.before.mass[a]); // small ones lie on top
+  const { mass } = run.before;
+  const order = [...mass.keys()].sort((a, b) => mass[b] - mass[a]); // small ones lie on top
   const anchors = new Map();
   for (const k of order) {
     const dot = svg("g", {}, svg("circle", { r: 3 }));
-    const anchor = svg("a", { href: link(`dim/${k}`, { run: run.number || null }), tabindex: -1, "data-dim": k }, dot);
+    const anchor = svg("a", { href: dimensionLink(run, k), tabindex: -1, "data-dim": k }, dot);
     if (run.gated) dot.style.setProperty("--closed", run.closed_rate[k]);
     anchors.set(k, { anchor, dot });
     points.append(anchor);
@@ -60,7 +65,7 @@ function dimensionMap(run, stage, { compact = false, shape = null } = {}) {
       anchor.classList.toggle("gone", p.dead);
       dot.style.transform = `translate(${p.x.toFixed(1)}px, ${p.y.toFixed(1)}px)`;
       dot.firstChild.style.r = `${p.r.toFixed(1)}px`;
-      anchor.setAttribute("href", link(`dim/${k}`, { run: run.number || null, stage: now === "after" ? "after" : null }));
+      anchor.setAttribute("href", dimensionLink(run, k));
       if (!p.dead) dots.push(p);
     }
     hang();
@@ -93,7 +98,7 @@ function dimensionMap(run, stage, { compact = false, shape = null } = {}) {
     anchor.setAttribute("aria-label", dimensionTitle(run, now, k));
     if (focus) anchor.focus({ preventScroll: true });
   }
-  const KEYS = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+  const WAYS = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
   node.addEventListener("keydown", (event) => {
     if (event.key === "Home" || event.key === "End") {
       const end = event.key === "End" ? 1 : -1;
@@ -101,7 +106,7 @@ function dimensionMap(run, stage, { compact = false, shape = null } = {}) {
       event.preventDefault();
       return;
     }
-    const way = KEYS[event.key];
+    const way = WAYS[event.key];
     if (!way || here < 0) return;
     event.preventDefault();
     const from = place(here);
@@ -123,7 +128,8 @@ function dimensionMap(run, stage, { compact = false, shape = null } = {}) {
     const py = (event.clientY - box.top) * scale;
     let best = null;
     for (const p of dots) {
-      const gap = p.side && Math.max(Math.abs(p.x - px), Math.abs(p.y - py)) <= p.side / 2 ? -1e3 : Math.hypot(p.x - px, p.y - py) - Math.min(p.r, 4);
+      const on = p.side && Math.max(Math.abs(p.x - px), Math.abs(p.y - py)) <= p.side / 2; // on its picture
+      const gap = on ? -1e3 : Math.hypot(p.x - px, p.y - py) - Math.min(p.r, 4);
       if (gap < 22 * scale && (!best || gap < best.gap)) best = { k: p.k, gap };
     }
     return best;
@@ -178,7 +184,10 @@ function hideCard() {
 }
 
 function mapLegend(run) {
+  const part = (...content) => h("span", { class: "legend-part" }, ...content);
   return h("div", { class: "legend" },
-    run.gated && h("span", { class: "legend-part" }, h("span", {}, "gate never closes it"), h("span", { class: "ramp", "aria-hidden": "true" }), h("span", {}, "always closes it, where it fires")),
-    h("span", { class: "legend-part" }, h("span", { class: "sizes", "aria-hidden": "true" }, h("i"), h("i"), h("i")), h("span", {}, "size: activation mass")));
+    run.gated && part(h("span", {}, "gate never closes it"), h("span", { class: "ramp", "aria-hidden": "true" }),
+      h("span", {}, "always closes it, where it fires")),
+    part(h("span", { class: "sizes", "aria-hidden": "true" }, h("i"), h("i"), h("i")),
+      h("span", {}, "size: activation mass")));
 }

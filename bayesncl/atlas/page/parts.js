@@ -21,56 +21,99 @@ function shortNumbers(run, stage, k) {
 }
 
 const dimensionTitle = (run, stage, k) => `Dimension ${k}: ${shortNumbers(run, stage, k)}`;
+const dimensionLink = (run, k) => link(`dim/${k}`, { run: run.number || null });
 
 function dimensionStrip(run, stage, k, most = 8) {
-  const images = topOf(run, stage, k).slice(0, most);
-  return strip(images, images.length ? `Top images of dimension ${k}` : `No image activates dimension ${k}`);
+  return strip(topOf(run, stage, k).slice(0, most), `Top images of dimension ${k}`);
+}
+
+// For the pointer the pictures lead to the dimension; keyboards and readers have the name beside them.
+function linkedStrip(run, stage, k, most) {
+  return h("a", { href: dimensionLink(run, k), tabindex: -1, "aria-hidden": "true" }, dimensionStrip(run, stage, k, most));
 }
 
 // A dimension as a tile: pictures first, then its name and a line of numbers.
-function dimensionTile(run, stage, k, line, most = 8) {
-  return h("a", { class: "tile", href: link(`dim/${k}`, { run: run.number || null }) },
-    dimensionStrip(run, stage, k, most),
+function dimensionTile(run, stage, k, line) {
+  return h("a", { class: "tile", href: dimensionLink(run, k) },
+    dimensionStrip(run, stage, k),
     h("span", { class: "tile-name" }, `Dimension ${k}`),
     h("span", { class: "tile-line" }, line ?? shortNumbers(run, stage, k)));
+}
+
+// A dimension as the head of a row: its number and what it is mostly about.
+function dimensionName(run, stage, k) {
+  return h("a", { class: "feature-name", href: dimensionLink(run, k) },
+    h("b", {}, k), h("span", {}, bestClass(run, stage, k) || bestClass(run, "before", k) || ""));
+}
+
+// A number before gates and, where there are gates, after, as one bar above the other.
+function twoBars(run, before, after, largest, digits) {
+  const bar = (word, value, tone) => h("span", { class: "feature-bar" },
+    h("span", { class: "track", "aria-hidden": "true" }, meter(Math.abs(value) / largest, tone)),
+    h("span", { class: "bar-text" }, run.after && h("span", { class: "unseen" }, `${word} `), fixed(value, digits)));
+  return h("span", { class: "feature-bars" }, bar("before", before, ""), run.after && bar("after", after, "open"));
+}
+
+function gate(open) {
+  return h("span", { class: open ? "gate" : "gate shut" }, open ? "open" : "closed");
 }
 
 function heading(title, ...below) {
   return h("div", { class: "heading" }, h("h1", { tabindex: -1 }, title), below);
 }
 
-function section(title, ...content) {
-  return h("section", {}, h("h2", {}, title), content);
+const section = (title, ...content) => h("section", {}, h("h2", {}, title), content);
+const lede = (...text) => h("p", { class: "lede" }, ...text);
+const intro = (...text) => h("p", { class: "intro" }, ...text);
+const note = (...text) => h("p", { class: "note" }, ...text);
+const button = (text, href, on) => h("a", { class: "button", href, "aria-current": on ? "true" : null }, text);
+const actions = (...buttons) => h("p", { class: "actions" }, ...buttons);
+
+// rows: [name, value, help]; a row that is false is left out.
+function facts(rows, kind = "facts") {
+  return h("dl", { class: kind }, rows.filter(Boolean).map(([name, value, help]) =>
+    h("div", { title: help }, h("dt", {}, name), h("dd", {}, value))));
 }
 
-const note = (...text) => h("p", { class: "note" }, ...text);
+function steps(i, count, path) {
+  return h("p", { class: "steps" },
+    i > 0 && h("a", { href: link(`${path}/${i - 1}`), rel: "prev" }, "← Previous"),
+    i < count - 1 && h("a", { href: link(`${path}/${i + 1}`), rel: "next" }, "Next →"));
+}
 
-function gate(open) {
-  return h("span", { class: open ? "gate" : "gate shut" }, open ? "open" : "closed");
+// Where the keys p and n lead.
+function neighbours(i, count, path) {
+  return { previous: i > 0 && link(`${path}/${i - 1}`), next: i < count - 1 && link(`${path}/${i + 1}`) };
 }
 
 // The numbers of a dimension that can be listed, sorted and shown; those that need labels or gates come only with them.
 function columnsOf(run, stage) {
   const s = run[stage];
-  const all = [
-    s.consistency && { key: "consistency", name: "Consistency", of: (k) => s.consistency[k], show: (v) => percent(v),
-      help: "share of the most frequent class among the images it fires on" },
-    { key: "support", name: "Support", of: (k) => s.support[k], show: whole, help: "images it fires on" },
-    { key: "prevalence", name: "Prevalence", of: (k) => s.support[k] / atlas.count, show: (v) => percent(v), help: "share of images it fires on" },
-    s.entropy_freq && { key: "entropy_freq", name: "Entropy, firing", of: (k) => s.entropy_freq[k], show: (v) => fixed(v, 2), help: "over classes, of firing counts (nats)" },
-    s.entropy_sum && { key: "entropy_sum", name: "Entropy, sum", of: (k) => s.entropy_sum[k], show: (v) => fixed(v, 2), help: "over classes, of summed activation (nats)" },
-    s.entropy_mean && { key: "entropy_mean", name: "Entropy, mean", of: (k) => s.entropy_mean[k], show: (v) => fixed(v, 2), help: "over classes, of mean activation (nats)" },
-    { key: "mass", name: "Mass", of: (k) => s.mass[k] / s.total, show: (v) => percent(v, 2), help: "share of all activation" },
-    run.gated && { key: "closed", name: "Gate closes", of: (k) => run.closed_rate[k], show: (v) => percent(v),
-      help: "of the images it fires on, the share whose gate is closed" },
-    run.gated && { key: "open", name: "Gate open", of: (k) => run.open_rate[k], show: (v) => percent(v), help: "share of all images whose gate is open" },
-  ];
-  return all.filter(Boolean);
+  const column = (key, name, help, of, show) => ({ key, name, help, of, show });
+  const share = (v) => percent(v);
+  const nats = (v) => fixed(v, 2);
+  return [
+    s.consistency && column("consistency", "Consistency",
+      "share of the most frequent class among the images it fires on", (k) => s.consistency[k], share),
+    column("support", "Support", "images it fires on", (k) => s.support[k], whole),
+    column("prevalence", "Prevalence", "share of images it fires on", (k) => s.support[k] / atlas.count, share),
+    s.entropy_freq && column("entropy_freq", "Entropy, firing",
+      "over classes, of firing counts (nats)", (k) => s.entropy_freq[k], nats),
+    s.entropy_sum && column("entropy_sum", "Entropy, sum",
+      "over classes, of summed activation (nats)", (k) => s.entropy_sum[k], nats),
+    s.entropy_mean && column("entropy_mean", "Entropy, mean",
+      "over classes, of mean activation (nats)", (k) => s.entropy_mean[k], nats),
+    column("mass", "Mass", "share of all activation", (k) => s.mass[k] / s.total, (v) => percent(v, 2)),
+    run.gated && column("closed", "Gate closes",
+      "of the images it fires on, the share whose gate is closed", (k) => run.closed_rate[k], share),
+    run.gated && column("open", "Gate open", "share of all images whose gate is open", (k) => run.open_rate[k], share),
+  ].filter(Boolean);
 }
 
 // How much of a run's features the page holds, said wherever it matters.
 function coverage(run) {
   if (run.whole) return null;
-  const share = run.covered[run.after ? 1 : 0];
-  return note(`Of each image the page holds the ${run.keep} strongest features, on average ${percent(share, 1)} of their squared length.`);
+  const share = percent(run.covered[run.after ? 1 : 0], 1);
+  return note(`Of each image the page holds the ${run.keep} strongest features, `,
+    `on average ${share} of their squared length.`);
 }

@@ -6,14 +6,21 @@ async function find(text) {
   const number = q.match(/^(dim(?:ension)?|image|img)?\s*(\d+)$/);
   if (number) {
     const n = Number(number[2]);
-    const { run } = current();
-    if (!/^im/.test(number[1] || "") && n < run.dims) found.push({ text: `Dimension ${n}`, hint: shortNumbers(run, current().stage, n), href: link(`dim/${n}`) });
-    if (!/^d/.test(number[1] || "") && n < atlas.count) found.push({ text: `Image ${n}`, hint: labelOf(n) || "", href: link(`image/${n}`) });
+    const { run, stage } = current();
+    const wanted = number[1] || "";
+    if (!wanted.startsWith("im") && n < run.dims) {
+      found.push({ text: `Dimension ${n}`, hint: shortNumbers(run, stage, n), href: link(`dim/${n}`) });
+    }
+    if (!wanted.startsWith("d") && n < atlas.count) {
+      found.push({ text: `Image ${n}`, hint: labelOf(n) || "", href: link(`image/${n}`) });
+    }
   }
   (atlas.classes || []).forEach((name, c) => {
     if (name.toLowerCase().includes(q)) found.push({ text: name, hint: "class", href: link(`class/${c}`) });
   });
-  if (found.some((f) => f.hint === "class")) found.push({ text: `Dimensions for “${text.trim()}”`, hint: "list", href: link("dims", { q: text.trim() }) });
+  if (found.some((f) => f.hint === "class")) {
+    found.push({ text: `Dimensions for “${text.trim()}”`, hint: "list", href: link("dims", { q: text.trim() }) });
+  }
   if (atlas.named && q.length > 1) {
     const files = Math.ceil(atlas.count / atlas.files.images);
     const parts = await Promise.all([...Array(files).keys()].map((f) => load(`names-${f}`)));
@@ -28,10 +35,14 @@ async function find(text) {
 function searchField() {
   const list = h("ul", { id: "found", role: "listbox", "aria-label": "Results", hidden: true });
   const field = h("input", {
-    type: "search", id: "find", role: "combobox", "aria-label": atlas.classes ? "Search classes, dimensions, images" : "Search dimensions, images", "aria-controls": "found",
-    "aria-expanded": "false", "aria-autocomplete": "list", placeholder: atlas.classes ? "Search: tiger, 42 …" : "Search: 42 …", autocomplete: "off",
+    type: "search", id: "find", role: "combobox", autocomplete: "off",
+    "aria-controls": "found", "aria-expanded": "false", "aria-autocomplete": "list",
+    "aria-label": atlas.classes ? "Search classes, dimensions, images" : "Search dimensions, images",
+    placeholder: atlas.classes ? "Search: tiger, 42 …" : "Search: 42 …",
   });
   let chosen = -1;
+  let searching = Promise.resolve(); // the answer to what was typed last
+
   const show = (open) => {
     list.hidden = !open;
     field.setAttribute("aria-expanded", String(open));
@@ -49,22 +60,35 @@ function searchField() {
     field.blur();
     location.hash = item.dataset.href;
   };
-  field.addEventListener("input", async () => {
+  const option = (f, n) => h("li", {
+    role: "option", id: `found-${n}`, "aria-selected": "false", "data-href": f.href,
+    onmousedown: (event) => event.preventDefault(), // the field keeps the focus
+    onclick: (event) => open(event.currentTarget),
+  }, h("span", {}, f.text), h("small", {}, f.hint));
+
+  async function answer() {
     const text = field.value;
     const found = await find(text);
     if (text !== field.value) return; // typed on meanwhile
-    list.replaceChildren(...(found.length || !text.trim() ? found.map((f, n) => h("li", { role: "option", id: `found-${n}`, "aria-selected": "false", "data-href": f.href, onmousedown: (e) => e.preventDefault(), onclick: (e) => open(e.currentTarget) },
-      h("span", {}, f.text), h("small", {}, f.hint))) : [h("li", { class: "none", role: "option", "aria-disabled": "true" }, "Nothing of that name")]));
+    const nothing = h("li", { role: "option", "aria-disabled": "true" }, "Nothing of that name");
+    list.replaceChildren(...(found.length ? found.map(option) : [nothing]));
     show(text.trim() !== "");
     choose(found.length ? 0 : -1);
-  });
-  field.addEventListener("keydown", (event) => {
-    const items = list.querySelectorAll("[data-href]");
+  }
+  field.addEventListener("input", () => { searching = answer(); });
+  field.addEventListener("keydown", async (event) => {
     if (event.key === "ArrowDown" || event.key === "ArrowUp") {
       event.preventDefault();
-      if (items.length) choose((chosen + (event.key === "ArrowDown" ? 1 : items.length - 1)) % items.length);
-    } else if (event.key === "Enter" && items[chosen]) open(items[chosen]);
-    else if (event.key === "Escape") { show(false); field.blur(); }
+      const count = list.querySelectorAll("[data-href]").length;
+      if (count) choose((chosen + (event.key === "ArrowDown" ? 1 : count - 1)) % count);
+    } else if (event.key === "Escape") {
+      show(false);
+      field.blur();
+    } else if (event.key === "Enter") {
+      await searching;
+      const item = list.querySelectorAll("[data-href]")[chosen];
+      if (item && !list.hidden) open(item);
+    }
   });
   field.addEventListener("blur", () => show(false));
   document.getElementById("search").replaceChildren(field, list);

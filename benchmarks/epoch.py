@@ -1,0 +1,224 @@
+"""A training epoch: ours against a conventional pipeline, on the machine at hand.
+
+    python benchmarks/epoch.py                                    # cifar100-bayesncl and -ncl, random pixels
+    python benchmarks/epoch.py --recipe imagenet100-bayesncl
+    python benchmarks/epoch.py --conventional 4 16                # also torchvision transforms in 4 and 16 DataLoader workers
+
+Ours is the step that `bayesncl train` runs: compiled and replayed as a CUDA graph on a GPU, as it is on a CPU. Conventional is what
+most contrastive code does: Pillow images, torchvision transforms in worker processes, the two views forwarded one after the other, an
+eager step under autocast. Both train the same model with the same batch; times are medians over repeated blocks of steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bayesncl.augment import make_views
+from bayesncl.backbones import set_views
+from bayesncl.measure.cost import cost
+from bayesncl.model import build_model
+from bayesncl.objective import info_nce
+from bayesncl.recipes import Recipe, change, named
+from bayesncl.train import Meter, capture, default_device, losses, make_optimiser, make_step, momenta
+
+IMAGES = {"cifar10": 50_000, "cifar100": 50_000, "imagenet100": 126_689, "scenes": 6_000}
+CEILING = 790.0  # TFLOP/s of a large bf16 product on one H200, measured
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", nargs="+", default=["cifar100-bayesncl", "cifar100-ncl"])
+    parser.add_argument("--set", nargs="*", default=[], dest="changes", metavar="PART.FIELD=VALUE")
+    parser.add_argument("--steps", type=int, default=100, help="steps per timed block")
+    parser.add_argument("--conventional", type=int, nargs="*", default=[], metavar="WORKERS")
+    parser.add_argument("--parts", action="store_true", help="also the shares of views, forward, backward, optimiser")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    device = default_device()
+    rows: list[dict[str, Any]] = []
+    for name in options.recipe:
+        recipe = change(named(name), options.changes)
+        rows.append(time_ours(recipe, device, options.steps, options.parts))
+        print_row(rows[-1])
+    for workers in options.conventional:
+        rows.append(time_conventional(recipe, device, options.steps, workers))
+        rows[-1]["ratio"] = rows[-1]["epoch_s"] / rows[0]["epoch_s"]
+        print_row(rows[-1])
+    if options.json:
+        options.json.write_text(json.dumps({"device": str(torch.cuda.get_device_name() if device.type == "cuda" else "CPU"),
+                                            "torch": torch.__version__, "rows": rows}, indent=2) + "\n")
+
+
+def print_row(row: dict[str, Any]) -> None:
+    print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()), flush=True)
+
+
+def time_ours(recipe: Recipe, device: torch.device, steps: int, parts: bool) -> dict[str, Any]:
+    """Seconds of an epoch with the whole set on the device."""
+    n, batch, side = IMAGES[recipe.data.name], recipe.run.batch, recipe.data.size
+    pixels = torch.randint(0, 256, (min(n, 20_000), 3, side, side), dtype=torch.uint8, device=device)
+    model = build_model(recipe).to(device, memory_format=torch.channels_last).train()
+    set_views(model, 2)
+    optimiser, meter = make_optimiser(model, device), Meter(recipe.model.dim, device)
+    step = make_step(model, optimiser, meter, recipe, pixels, device)
+    rates = torch.full((len(optimiser.param_groups),), 0.01, device=device)
+    order = torch.randperm(len(pixels), device=device)
+
+    def block(count: int) -> None:
+        for i in range(count):
+            index = order[(i * batch) % (len(pixels) - batch) :][:batch]
+            step(pixels.index_select(0, index), index, 0, rates)
+        wait(device)
+
+    began = time.perf_counter()
+    block(1)
+    ready = time.perf_counter() - began
+    seconds = measure(lambda: block(steps)) / steps
+    row: dict[str, Any] = {"what": recipe.name, "step_ms": 1000 * seconds, "epoch_s": seconds * (n // batch), "ready_s": ready}
+    flops = cost(recipe)["flops_per_step"]
+    row |= {"tflops": flops / seconds / 1e12, "of_ceiling": flops / seconds / 1e12 / CEILING}
+    if device.type == "cuda":
+        row["memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        if parts:
+            row |= time_parts(recipe, model, optimiser, meter, pixels[:batch], order[:batch])
+    return row
+
+
+def time_parts(recipe: Recipe, model: Any, optimiser: Any, meter: Meter, pixels: torch.Tensor, index: torch.Tensor) -> dict[str, float]:
+    """Milliseconds of views, forward, backward and optimiser: differences between graphs that each do one thing more."""
+    epoch = torch.zeros((), dtype=torch.int64, device=pixels.device)
+    loss_function = torch.compile(losses, dynamic=False)
+    draw = torch.compile(make_views, dynamic=False)
+
+    def views() -> None:
+        draw(pixels, index, epoch, recipe.run.seed, recipe.views)
+
+    def forward() -> torch.Tensor:
+        loss, averages, active = loss_function(model, pixels, index, epoch, torch.bfloat16)
+        meter.add(averages, active)
+        return loss
+
+    def backward() -> None:
+        optimiser.zero_grad(set_to_none=True)
+        forward().backward()
+
+    def everything() -> None:
+        backward()
+        optimiser.step()
+
+    state = [*model.state_dict().values(), *meter.state, *momenta(optimiser)]
+    times = []
+    for body in (views, forward, backward, everything):
+        replay = capture(body, state)  # type: ignore[arg-type]
+
+        def fifty(replay: Callable[[], object] = replay) -> None:
+            for _ in range(50):
+                replay()
+            torch.cuda.synchronize()
+
+        times.append(20 * measure(fifty))
+    return dict(zip(("views_ms", "forward_ms", "backward_ms", "optimiser_ms"), [times[0], *(b - a for a, b in zip(times, times[1:]))]))
+
+
+def time_conventional(recipe: Recipe, device: torch.device, steps: int, workers: int) -> dict[str, Any]:
+    """Seconds of an epoch with Pillow transforms in worker processes and an eager step."""
+    try:
+        from torch.utils.data import DataLoader
+        from torchvision import transforms
+    except (ImportError, RuntimeError) as error:
+        return {"what": f"conventional, {workers} workers", "epoch_s": float("nan"), "left_out": str(error)}
+    v = recipe.views
+    jitter = transforms.ColorJitter(v.brightness, v.contrast, v.saturation, v.hue)
+    transform = transforms.Compose([
+        transforms.RandomResizedCrop(v.size, interpolation=transforms.InterpolationMode.BICUBIC),
+        transforms.RandomApply([jitter], v.jitter), transforms.RandomGrayscale(v.greyscale),
+        transforms.RandomApply([PillowBlur(v.blur_sigma)], v.blur), transforms.RandomHorizontalFlip(v.flip),
+        transforms.ToTensor(), transforms.Normalize(recipe.data.mean, recipe.data.std),
+    ])
+    n, batch = IMAGES[recipe.data.name], recipe.run.batch
+    loader = DataLoader(
+        TwoViews(n, recipe.data.size, transform), batch, shuffle=True, drop_last=True, num_workers=workers,
+        pin_memory=device.type == "cuda", persistent_workers=workers > 0,
+    )
+    model = build_model(recipe).to(device, memory_format=torch.channels_last).train()
+    optimiser = make_optimiser(model, device)
+    for group in optimiser.param_groups:
+        group["lr"].fill_(0.01)
+
+    def step(both: list[torch.Tensor]) -> None:
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+            z = torch.cat([model(x.to(device, non_blocking=True, memory_format=torch.channels_last)).gated for x in both])
+        optimiser.zero_grad(set_to_none=True)
+        info_nce(z, recipe.objective.temperature).backward()
+        optimiser.step()
+
+    stream: Iterator[list[torch.Tensor]] = iter(loader)
+    for _ in range(10):
+        step(next(stream))
+    wait(device)
+    began = time.perf_counter()
+    for _ in range(steps):
+        step(next(stream))
+    wait(device)
+    seconds = (time.perf_counter() - began) / steps
+    return {"what": f"conventional, {workers} workers", "step_ms": 1000 * seconds, "epoch_s": seconds * (n // batch)}
+
+
+class PillowBlur:
+    """Pillow's Gaussian blur with a random radius, as SimCLR code has it."""
+
+    def __init__(self, sigma: tuple[float, float]) -> None:
+        self.sigma = sigma
+
+    def __call__(self, image: Any) -> Any:
+        from PIL import ImageFilter
+
+        return image.filter(ImageFilter.GaussianBlur(float(torch.empty(1).uniform_(*self.sigma))))
+
+
+class TwoViews:
+    """Random pixels as Pillow images, two views each."""
+
+    def __init__(self, n: int, side: int, transform: Callable[[Any], torch.Tensor]) -> None:
+        self.n, self.side, self.transform = n, side, transform
+        self.pixels = torch.randint(0, 256, (min(n, 5000), side, side, 3), dtype=torch.uint8).numpy()
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> list[torch.Tensor]:
+        from PIL import Image
+
+        image = Image.fromarray(self.pixels[i % len(self.pixels)])
+        return [self.transform(image), self.transform(image)]
+
+
+def measure(function: Callable[[], None], repeats: int = 3) -> float:
+    """Median seconds of a call, after one to warm up."""
+    function()
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()

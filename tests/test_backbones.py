@@ -1,0 +1,130 @@
+"""Per-view BatchNorm in its two forms, and the shapes and initial weights of the backbones."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from bayesncl.backbones import ViewBatchNorm2d, batch_statistics, build_backbone, per_view, set_views, settle_statistics
+from bayesncl.errors import InputError
+from bayesncl.recipes import Model
+
+
+def layer(channels=3):
+    torch.manual_seed(1)
+    norm = ViewBatchNorm2d(channels).double().train()
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    norm.views = 2
+    return norm
+
+
+def one_after_the_other(norm, x):
+    """The definition: a plain BatchNorm2d forwarded on each view in turn."""
+    plain = nn.BatchNorm2d(norm.num_features).double().train()
+    plain.load_state_dict(norm.state_dict())
+    return torch.cat([plain(part) for part in x.chunk(2)]), plain
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["built-in", "fused"])
+def test_per_view_statistics(fused):
+    """Values, gradients of everything and running statistics, of the CPU's form and of the GPU's."""
+    x = torch.randn(8, 3, 5, 4, dtype=torch.float64)
+    weight = torch.randn_like(x)
+    norm = layer()
+    expected, plain = one_after_the_other(norm, first := x.clone().requires_grad_())
+    got = (norm._normalise_parts if fused else norm)(second := x.clone().requires_grad_())
+    settle_statistics(norm)
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+    (expected * weight).sum().backward()
+    (got * weight).sum().backward()
+    torch.testing.assert_close(second.grad, first.grad, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(norm.weight.grad, plain.weight.grad)
+    torch.testing.assert_close(norm.bias.grad, plain.bias.grad)
+    torch.testing.assert_close(norm.running_mean, plain.running_mean)
+    torch.testing.assert_close(norm.running_var, plain.running_var)
+    assert norm.seen is None
+
+
+def test_views_do_not_share_statistics():
+    x = torch.randn(8, 3, 4, 4, dtype=torch.float64)
+    moved = x.clone()
+    moved[4:] = 5 * moved[4:] + 3
+    norm = layer()
+    assert torch.equal(norm(x)[:4], norm(moved)[:4])
+    norm.views = 1
+    assert not torch.allclose(norm(x)[:4], norm(moved)[:4])
+
+
+def test_batch_statistics_change_nothing():
+    model = nn.Sequential(layer()).eval()
+    before = copy.deepcopy(model.state_dict())
+    x = torch.randn(6, 3, 4, 4, dtype=torch.float64)
+    with batch_statistics(model):
+        y = model(x)
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values()))
+    plain = nn.BatchNorm2d(3).double().train()
+    plain.load_state_dict(before and {k.removeprefix("0."): v for k, v in before.items()})
+    torch.testing.assert_close(y, plain(x))
+    assert not torch.allclose(model(x), y)  # outside, the running statistics
+
+
+@pytest.mark.parametrize(
+    ("backbone", "stem", "size", "features", "parameters"),
+    [
+        ("resnet18", "cifar", 32, 512, 11_168_832),
+        ("resnet18", "imagenet", 64, 512, 11_176_512),
+        ("resnet50", "cifar", 32, 2048, 23_500_352),
+        ("resnet50", "imagenet", 64, 2048, 23_508_032),
+        ("small", "cifar", 32, 256, 388_896),
+    ],
+)
+def test_shapes(backbone, stem, size, features, parameters):
+    net = build_backbone(Model(backbone=backbone, stem=stem)).eval()
+    h = net(torch.randn(2, 3, size, size))
+    assert h.shape == (2, features) == (2, net.features)
+    assert (h >= 0).all()  # post-ReLU
+    assert sum(p.numel() for p in net.parameters()) == parameters
+
+
+def test_cifar_stem_makes_34_pixel_maps():
+    net = build_backbone(Model())
+    assert net.stem(torch.randn(1, 3, 32, 32)).shape == (1, 64, 34, 34)
+    assert build_backbone(Model(stem_padding=1)).stem(torch.randn(1, 3, 32, 32)).shape == (1, 64, 32, 32)
+
+
+def test_initial_weights():
+    """Kaiming-normal by fan out everywhere but in the CIFAR stem, which keeps PyTorch's uniform default."""
+    torch.manual_seed(0)
+    net = build_backbone(Model())
+    stem = net.stem[0].weight
+    assert stem.abs().max() <= 1 / 27**0.5
+    assert stem.std().item() == pytest.approx(1 / (3 * 27) ** 0.5, rel=0.1)
+    inner = net.blocks[-1].conv2.weight
+    assert inner.std().item() == pytest.approx((2 / (512 * 9)) ** 0.5, rel=0.02)
+    assert all((m.weight == 1).all() and (m.bias == 0).all() for m in net.modules() if isinstance(m, nn.BatchNorm2d))
+
+
+def test_foreign_batch_norm_becomes_per_view():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).train()
+    per_view(net)
+    set_views(net, 2)
+    assert type(net[1]) is ViewBatchNorm2d
+    assert net[1].views == 2
+    net(torch.randn(4, 3, 6, 6))
+
+
+def test_unknown_backbone():
+    with pytest.raises(InputError, match="no backbone 'vgg'; there are resnet18"):
+        build_backbone(Model(backbone="vgg"))
+
+
+def test_timm_is_asked_for_by_name():
+    try:
+        import timm  # noqa: F401
+    except ImportError:
+        with pytest.raises(InputError, match=r"pip install 'bayesncl\[timm\]'"):
+            build_backbone(Model(backbone="timm:resnet10t"))
+    else:
+        assert build_backbone(Model(backbone="timm:resnet10t")).features > 0
