@@ -19,7 +19,7 @@ from torch import Tensor
 
 from . import distributed
 from .errors import InputError
-from .files import write_atomic
+from .files import tensor_bytes, write_atomic
 from .lars import LARS
 from .model import Encoder
 from .recipes import recipe_from_json
@@ -43,14 +43,19 @@ def save(run_dir: Path, model: Encoder, optimiser: LARS, step: int, keep: int) -
         if p in optimiser.state:
             tensors[f"momentum.{name}"] = optimiser.state[p]["momentum_buffer"].detach().cpu().contiguous()
     metadata = {"step": str(step), "recipe": json.dumps(model.recipe.to_dict())}
-    payload = safetensors.torch.save(tensors, metadata)
+    payload = tensor_bytes(tensors, metadata)
     path = run_dir / FOLDER / f"step-{step:08d}.ckpt"
     path.parent.mkdir(exist_ok=True)
     write_atomic(path, payload + hashlib.sha256(payload).digest())
+    prune(run_dir, keep)
+    return path
+
+
+def prune(run_dir: Path, keep: int) -> None:
+    """Drop all but the newest `keep` checkpoints."""
     for old in listed(run_dir)[:-keep]:
         with contextlib.suppress(FileNotFoundError):
             old.unlink()
-    return path
 
 
 def listed(run_dir: Path) -> list[Path]:

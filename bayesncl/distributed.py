@@ -5,12 +5,14 @@ from __future__ import annotations
 import datetime
 import errno
 import os
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from .errors import InputError
 
@@ -33,7 +35,13 @@ def start() -> None:
         if local >= gpus:
             raise InputError(f"{gpus} GPUs on this machine, so no more processes than that: torchrun --nproc-per-node {gpus}")
         torch.cuda.set_device(local)
-    _checked(dist.init_process_group, "cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=TIMEOUT)
+    store, rank, world = _checked(lambda: next(rendezvous("env://", timeout=TIMEOUT)))
+    if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+        # on one machine torchrun keeps its store over restarts, and in it the addresses of the dead;
+        # on several it needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for a fresh one (docs/scaling.md)
+        store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
+    _checked(dist.init_process_group, backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
     _patient = _checked(dist.new_group, backend="gloo", timeout=PATIENCE)
 
 
@@ -115,7 +123,7 @@ def _checked(collective: Callable[..., Any], *arguments: Any, **options: Any) ->
     try:
         return collective(*arguments, **options)
     except RuntimeError as error:
-        reason = str(error).splitlines()[0][:120]
+        reason = re.sub(r"\[/\S*\] ", "", str(error).splitlines()[0])[:120]  # without the backend's source lines
         raise ConnectionError(
             errno.ECONNRESET,
             f"another process ended or did not answer in time ({reason}); stopping. "

@@ -5,11 +5,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import glob
+import json
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TEMPORARY = ".partial"  # suffix of what is being written
 
@@ -29,6 +34,17 @@ def write_atomic(path: Path | str, data: bytes | str) -> None:
         error.filename = str(path)  # a full disk does not say where
         error.filename2 = None
         raise
+
+
+def tensor_bytes(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
+    """A safetensors file. The library writes metadata in random order; here equal contents give equal bytes."""
+    import safetensors.torch
+
+    raw = safetensors.torch.save(tensors, metadata)
+    end = 8 + int.from_bytes(raw[:8], "little")
+    header = json.dumps(json.loads(raw[8:end]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # tensors begin at a multiple of 8
+    return len(header).to_bytes(8, "little") + header + raw[end:]
 
 
 @contextlib.contextmanager

@@ -148,7 +148,7 @@ def test_lying_headers_are_refused(tmp_path: Path, compression: int) -> None:
     with pytest.raises(InputError, match="need"):
         measure_file(forge(tmp_path / "huge.npz", compression, huge))
     negative = {"z.npy": header((-4, -4)) + bytes(64), "y.npy": header((2,), "<i8") + bytes(16)}
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match="shape"):
         measure_file(forge(tmp_path / "negative.npz", compression, negative))
 
 

@@ -160,9 +160,10 @@ def test_knn_agrees_with_loops() -> None:
 def test_knn_ties_share_places() -> None:
     """Three rows equally near and one place: the class with two of the three wins, wherever it stands."""
     z = np.array([[1.0, 0], [1, 0], [1, 0], [0, 1]])
-    for labels in ([1, 0, 0, 1], [0, 1, 0, 1], [0, 0, 1, 1]):
-        assert knn_accuracy(z, labels, z[:1], [0], k=1) == 100
-        assert knn_accuracy(z, labels, z[:1], [1], k=1) == 0
+    for labels in ([0, 1, 1, 0], [1, 0, 1, 0], [1, 1, 0, 0]):
+        assert knn_accuracy(z, labels, z[:1], [1], k=1) == 100
+        assert knn_accuracy(z, labels, z[:1], [0], k=1) == 0
+    assert knn_accuracy(z, [0, 0, 0, 1], z[3:], [1], k=1) == 100
 
 
 def test_zero_rows_give_no_nan() -> None:

@@ -27,7 +27,7 @@ BLOCK = 2**20  # elements in a block of rows
 SPARSE = (
     8  # where fewer than one in this many entries fire, they are picked out before they are compared with thresholds
 )
-FLUSH = 2**13  # rows summed in the precision of the features before they are added up in float64
+FLUSH = 2**14  # rows summed in the precision of the features before they are added up in float64
 EXACT_ENTRIES = 2**26  # average precision sorts up to this many firing entries (512 MB); above, values are rounded
 BIN_BITS = 9  # ... to this many bits of mantissa, one part in 512
 
@@ -44,7 +44,7 @@ class Counts:
     raw_fires: np.ndarray  # [C, D] as `fires`, features as given, at EPSILON
     raw_mass: np.ndarray  # [C, D] sum of |z_j| as given, over all images
     largest: np.ndarray  # the largest unit-norm |z| of all entries, descending; as many as asked for
-    unit: bool  # whether the rows had unit length (or were zero) as given
+    unit: bool  # whether the rows had unit length as given, to 1e-3 (float16), or were zero
 
 
 def blocks(features: np.ndarray, what: str = "", progress: Progress | None = None) -> Iterator[tuple[slice, Tensor]]:
@@ -121,18 +121,18 @@ def count(
     features : [N, D], finite.
     labellings : int64 [N] each, values 0..C-1, every class present.
     thresholds : on unit-norm features, ascending, none below EPSILON.
-    raw, mass : also fill these fields, which are zero otherwise.
+    raw, mass : also fill these fields, which mean nothing otherwise; `raw` needs EPSILON as the first threshold.
     largest : how many of the largest entries to return; needs `mass`.
     """
     n, dims = features.shape
     classes = int(labellings[0].max()) + 1
     labels = [torch.from_numpy(labelling) for labelling in labellings]
-    kinds = 3 + len(thresholds)  # raw mass, raw fires, mass, then fires by threshold
+    kinds = 3 + len(thresholds)  # raw mass, raw fires less fires, mass, then fires by threshold
     total = torch.zeros(len(labels), kinds, classes, dims, dtype=torch.float64)
     partial = torch.zeros(total.shape, dtype=torch.float64 if features.dtype == np.float64 else torch.float32)
     steps = torch.zeros_like(partial[:, 3:])  # entries between one threshold and the next
     edges = torch.tensor(thresholds, dtype=partial.dtype)
-    above = torch.empty(0, dims, dtype=partial.dtype)
+    given, above = (torch.empty(0, dims, dtype=partial.dtype) for _ in range(2))  # new memory costs more than sums
     top, all_unit, pending = _Largest(largest), True, 0
     for part, block in blocks(features, what, progress):
 
@@ -141,13 +141,14 @@ def count(
                 sums[kind].index_add_(0, y[part], values)  # [C, D] += Y^T values
 
         above.resize_(block.shape)
-        given = block.abs()
+        torch.abs(block, out=given.resize_(block.shape))
         norm = norms(block, part.start)
-        all_unit = all_unit and _off(norm) < 1e-4
+        all_unit = all_unit and _off(norm) < 1e-3
         z = unit(given, part.start, norm)
         if raw:
             add(0, given)
-            add(1, torch.gt(given, EPSILON, out=above))
+            if z is not given:
+                add(1, torch.gt(given, EPSILON, out=above).sub_(z.gt(EPSILON).to(z.dtype)))
         if mass:  # in place, as `given` is not needed any more
             F.threshold(z, EPSILON, 0.0, inplace=True)
             add(2, z)
@@ -164,10 +165,11 @@ def count(
                 add(kind, torch.gt(z, threshold, out=above))
         pending += len(block)
         if pending >= FLUSH or part.stop == n:
-            partial[:, 3:] += steps.flip(1).cumsum(1).flip(1)
+            if len(thresholds) > 1:
+                partial[:, 3:] += steps.flip(1).cumsum(1).flip(1)
+                steps.zero_()
             total += partial
             partial.zero_()
-            steps.zero_()
             pending = 0
     values = top.sorted()
     return [
@@ -177,7 +179,7 @@ def count(
             thresholds=tuple(thresholds),
             fires=sums[3:],
             mass=sums[2],
-            raw_fires=sums[1],
+            raw_fires=sums[1] + sums[3],
             raw_mass=sums[0],
             largest=values,
             unit=all_unit,
