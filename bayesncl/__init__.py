@@ -10,7 +10,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .gates import bernoulli_kl, open_gates, rep_relu, top_k_mask
     from .lars import LARS
-    from .measure import interpretability, retrieval
+    from .measure.interpretability import interpretability
+    from .measure.retrieval import retrieval
     from .model import load
     from .objective import info_nce, ipw_similarity
     from .schedule import warmup_cosine
@@ -30,8 +31,17 @@ _HOME = {
 }
 
 __all__ = [
-    "LARS", "bernoulli_kl", "info_nce", "interpretability", "ipw_similarity", "load",
-    "open_gates", "rep_relu", "retrieval", "top_k_mask", "warmup_cosine",
+    "LARS",
+    "bernoulli_kl",
+    "info_nce",
+    "interpretability",
+    "ipw_similarity",
+    "load",
+    "open_gates",
+    "rep_relu",
+    "retrieval",
+    "top_k_mask",
+    "warmup_cosine",
 ]
 
 

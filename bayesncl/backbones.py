@@ -26,7 +26,9 @@ class ViewBatchNorm2d(nn.BatchNorm2d):
     """
 
     views = 1
-    batch_only = False  # the published evaluation: statistics of the batch at hand, running statistics neither used nor changed
+    batch_only = (
+        False  # the published evaluation: statistics of the batch at hand, running statistics neither used nor changed
+    )
     seen: tuple[Tensor, Tensor] | None = None  # mean and unbiased variance [views, C] not yet in the running statistics
 
     def forward(self, x: Tensor) -> Tensor:  # [views * B, C, H, W]
@@ -40,7 +42,7 @@ class ViewBatchNorm2d(nn.BatchNorm2d):
         return torch.cat([super(ViewBatchNorm2d, self).forward(part) for part in x.chunk(self.views)])
 
     def _normalise_parts(self, x: Tensor) -> Tensor:
-        """All parts at once, for the compiler to fuse and for statistics over all processes; see `settle_statistics`."""
+        """All parts at once: for the compiler to fuse, and for statistics over all processes."""
         parts = x.unflatten(0, (self.views, -1))  # [views, B, C, H, W]
         y, mean, var = _PartNorm.apply(parts, self.weight, self.bias, self.eps)
         n = part_size(parts)
@@ -51,7 +53,8 @@ class ViewBatchNorm2d(nn.BatchNorm2d):
 class _PartNorm(torch.autograd.Function):
     """y = (x - mean) / sqrt(var + eps) weight + bias with mean and var [V, C] of each part of x [V, B, C, H, W].
 
-    With x^ = (x - mean) / sqrt(var + eps) and means over a part, dx = weight / sqrt(var + eps) (g - mean(g) - x^ mean(g x^)).
+    With x^ = (x - mean) / sqrt(var + eps) and means over a part,
+    dx = weight / sqrt(var + eps) (g - mean(g) - x^ mean(g x^)).
     Written out because the compiler makes of it one reduction and one pass over memory each way.
     """
 
@@ -100,7 +103,8 @@ def settle_statistics(model: nn.Module) -> None:
     for part in range(layers[0].views):
         for running, which in (("running_mean", 0), ("running_var", 1)):
             now = [getattr(layer, running) for layer in layers]
-            torch._foreach_lerp_(now, [layer.seen[which][part] for layer in layers], layers[0].momentum)  # type: ignore[index]
+            new = [layer.seen[which][part] for layer in layers if layer.seen is not None]
+            torch._foreach_lerp_(now, new, layers[0].momentum or 0.0)
     for layer in layers:
         layer.seen = None
 
@@ -176,10 +180,12 @@ def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
 class ResNet(nn.Module):
     """Four stages of blocks after a stem, averaged over space. h [N, features] is non-negative (post-ReLU)."""
 
-    def __init__(self, block: type[BasicBlock] | type[Bottleneck], depths: tuple[int, ...], *, stem: str, stem_padding: int) -> None:
+    def __init__(
+        self, block: type[BasicBlock] | type[Bottleneck], depths: tuple[int, ...], *, stem: str, stem_padding: int
+    ) -> None:
         super().__init__()
         if stem == "cifar":
-            # 3x3 at full resolution, with PyTorch's default initialisation; padding 2 makes a 34 x 34 map of a 32 x 32 image
+            # 3x3 at full resolution, PyTorch's default initialisation; padding 2 makes a 34 x 34 map of 32 x 32 pixels
             self.stem = nn.Sequential(nn.Conv2d(3, 64, 3, 1, stem_padding, bias=False), ViewBatchNorm2d(64), nn.ReLU())
         else:
             self.stem = nn.Sequential(conv(3, 64, 7, 2), ViewBatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1))

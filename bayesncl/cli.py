@@ -23,13 +23,22 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Image encoders whose feature dimensions a person can read.",
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
-RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="DATASET-METHOD, a plain DATASET, or a recipe.json; see: bayesncl recipes")]
+RecipeName = Annotated[
+    str,
+    typer.Argument(metavar="RECIPE", help="DATASET-METHOD, a plain DATASET, or a recipe.json; see: bayesncl recipes"),
+]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
 DataDir = Annotated[str | None, typer.Option("--data", metavar="DIR", help="where the images are")]
-Changes = Annotated[list[str] | None, typer.Option("--set", metavar="PART.FIELD=VALUE", help="change a field of the recipe; may be repeated")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PART.FIELD=VALUE", help="change a field of the recipe; may be repeated"),
+]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; default the GPU if there is one")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="write the results as JSON")]
@@ -67,11 +76,17 @@ def version(show: Annotated[bool, typer.Option("--version", help="print the vers
 
 
 @app.command()
-def recipes(name: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="show this one with an explanation of every field")] = None) -> None:
+def recipes(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[RECIPE]", help="show this one with an explanation of every field")
+    ] = None,
+) -> None:
     """List the recipes, or show one."""
     if name is None:
         print(f"DATASET-METHOD, with DATASET one of\n  {' '.join(DATASETS)}\nand METHOD one of\n  {' '.join(METHODS)}")
-        print(f"A plain DATASET means DATASET-bayesncl. {len(RECIPES)} recipes in all; bayesncl recipes NAME explains one.")
+        print(
+            f"A plain DATASET means DATASET-bayesncl. {len(RECIPES)} recipes; bayesncl recipes NAME explains one."
+        )
         return
     recipe = find_recipe(name)
     print(recipe.name)
@@ -88,7 +103,9 @@ def train(
     recipe: RecipeName,
     data: DataDir = None,
     changes: Changes = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="run folder; default runs/RECIPE, numbered if it exists")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="run folder; default runs/RECIPE, numbered if it exists")
+    ] = None,
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
@@ -132,7 +149,9 @@ def resume(run: RunDir, data: DataDir = None, device: Device = None, quiet: Quie
 def evaluate(
     run: RunDir,
     data: DataDir = None,
-    paper_probe: Annotated[bool, typer.Option("--paper-probe", help="also the published 50-epoch linear probe (minutes)")] = False,
+    paper_probe: Annotated[
+        bool, typer.Option("--paper-probe", help="also the published 50-epoch linear probe (minutes)")
+    ] = False,
     plots: Annotated[Path | None, typer.Option("--plots", metavar="DIR", help="also draw the figures there")] = None,
     json: Json = None,
     csv: Csv = None,
@@ -161,8 +180,12 @@ def evaluate(
 
 @app.command()
 def measure(
-    features: Annotated[Path, typer.Argument(metavar="FILE", help=".npz with z [N, D] and y [N], or .npy of z with --labels")],
-    labels: Annotated[Path | None, typer.Option("--labels", metavar="FILE", help=".npy of y, beside a .npy of z")] = None,
+    features: Annotated[
+        Path, typer.Argument(metavar="FILE", help=".npz with z [N, D] and y [N], or .npy of z with --labels")
+    ],
+    labels: Annotated[
+        Path | None, typer.Option("--labels", metavar="FILE", help=".npy of y, beside a .npy of z")
+    ] = None,
     json: Json = None,
     csv: Csv = None,
     markdown: Markdown = None,
@@ -194,8 +217,15 @@ def cost(recipe: RecipeName, changes: Changes = None, json: Json = None) -> None
 def embed(
     run: RunDir,
     folder: Annotated[Path, typer.Argument(metavar="IMAGES", help="a folder of images")],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE.npz", help="arrays z [N, D], names [N], and y [N] of labelled folders")] = Path("embedding.npz"),
-    keep: Annotated[int | None, typer.Option("--keep", min=1, help="keep only each image's strongest dimensions")] = None,
+    out: Annotated[
+        Path,
+        typer.Option(
+            "-o", "--out", metavar="FILE.npz", help="arrays z [N, D], names [N], and y [N] of labelled folders"
+        ),
+    ] = Path("embedding.npz"),
+    keep: Annotated[
+        int | None, typer.Option("--keep", min=1, help="keep only each image's strongest dimensions")
+    ] = None,
     ungated: Annotated[bool, typer.Option("--ungated", help="features before the gates")] = False,
     device: Device = None,
     quiet: Quiet = False,
@@ -213,7 +243,12 @@ def embed(
 @app.command()
 def atlas(
     runs: Annotated[list[Path] | None, typer.Argument(metavar="RUN [OTHER]", help="one run, or two to compare")] = None,
-    features: Annotated[Path | None, typer.Option("--features", metavar="FILE.npz", help="instead of a run: arrays z, images, and y if there are labels")] = None,
+    features: Annotated[
+        Path | None,
+        typer.Option(
+            "--features", metavar="FILE.npz", help="instead of a run: arrays z, images, and y if there are labels"
+        ),
+    ] = None,
     data: DataDir = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="DIR", help="default RUN/atlas")] = None,
     images: Annotated[int, typer.Option("--images", min=1, help="at most this many test images")] = 10_000,
@@ -278,10 +313,15 @@ def download(
 def reproduce(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="a table or figure of the paper, or all")] = None,
     listing: Annotated[bool, typer.Option("--list", help="what exists, what has been run, what it would cost")] = False,
-    scale: Annotated[str, typer.Option("--scale", help="smoke: scenes on a CPU in a minute; paper: full size")] = "paper",
+    scale: Annotated[
+        str, typer.Option("--scale", help="smoke: scenes on a CPU in a minute; paper: full size")
+    ] = "paper",
     data: DataDir = None,
     results: Annotated[Path, typer.Option("--results", metavar="DIR", help="the ledger")] = Path("results"),
-    pages: Annotated[Path | None, typer.Option("--pages", metavar="DIR", help="write the page and its figures there; default: no page")] = None,
+    pages: Annotated[
+        Path | None,
+        typer.Option("--pages", metavar="DIR", help="write the page and its figures there; default: no page"),
+    ] = None,
     dry: Annotated[bool, typer.Option("--dry-run", help="show from the ledger alone; train nothing")] = False,
     device: Device = None,
     quiet: Quiet = False,
@@ -290,13 +330,23 @@ def reproduce(
     from .reproduce import command
 
     command.reproduce(
-        name, listing=listing, scale=scale, data=data, results=results, pages=pages, dry=dry, device=device, display=open_display(quiet)
+        name,
+        listing=listing,
+        scale=scale,
+        data=data,
+        results=results,
+        pages=pages,
+        dry=dry,
+        device=device,
+        display=open_display(quiet),
     )
 
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where runs, report and atlas go")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where runs, report and atlas go")] = Path(
+        "runs/demo"
+    ),
     changes: Changes = None,
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="open the report in a browser")] = True,
     quiet: Quiet = False,
@@ -402,7 +452,9 @@ def train_run(recipe: Recipe, images: Images, folder: Path, device: str | None, 
     distributed.stop()
 
 
-def show(results: dict[str, Any], json: Path | None, csv: Path | None, markdown: Path | None, latex: Path | None) -> None:
+def show(
+    results: dict[str, Any], json: Path | None, csv: Path | None, markdown: Path | None, latex: Path | None
+) -> None:
     """Print results and write the files asked for."""
     from .measure.report import render, to_json
 

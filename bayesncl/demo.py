@@ -104,5 +104,5 @@ def write_report(folder: Path, table: list[tuple[str, list[str]]], figures: list
     page = folder / "index.html"
     theory = results["bayesncl"].get("theory", [])
     write_atomic(page, template.render(methods=METHODS, table=table, figures=shown, theory=theory))
-    write_atomic(folder / "table.json", json.dumps({label: cells for label, cells in table}, indent=2) + "\n")
+    write_atomic(folder / "table.json", json.dumps(dict(table), indent=2) + "\n")
     return page

@@ -33,7 +33,9 @@ def start() -> None:
     gpus, local = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", "0"))
     if gpus:
         if local >= gpus:
-            raise InputError(f"{gpus} GPUs on this machine, so no more processes than that: torchrun --nproc-per-node {gpus}")
+            raise InputError(
+                f"{gpus} GPUs on this machine, so no more processes than that: torchrun --nproc-per-node {gpus}"
+            )
         torch.cuda.set_device(local)
     store, rank, world = _checked(lambda: next(rendezvous("env://", timeout=TIMEOUT)))
     if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
@@ -91,6 +93,12 @@ def all_reduce_sum(x: Tensor) -> Tensor:
 def all_gather_rows(x: Tensor) -> Tensor:
     """[world * N, D]: the rows of all processes in rank order, with gradient."""
     return _AllGatherRows.apply(x) if world_size() > 1 else x
+
+
+def any_of(flag: bool) -> bool:
+    """Whether any process says so."""
+    device = "cuda" if dist.is_initialized() and dist.get_backend() == "nccl" else "cpu"
+    return bool(all_reduce_sum(torch.tensor(float(flag), device=device)) > 0)
 
 
 def sum_gradients(parameters: Iterable[Tensor]) -> None:

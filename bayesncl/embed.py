@@ -22,9 +22,15 @@ from .objective import normalise
 
 
 def embed_folder(
-    model: Encoder, folder: Path, out: Path, *, keep: int | None = None, gated: bool = True, progress: Progress | None = None
+    model: Encoder,
+    folder: Path,
+    out: Path,
+    *,
+    keep: int | None = None,
+    gated: bool = True,
+    progress: Progress | None = None,
 ) -> tuple[int, int]:
-    """Write z [N, D] and names [N] of every image at and below `folder`; with class subfolders also y [N] and class_names.
+    """Write z [N, D] and names [N] of every image at and below `folder`; of class subfolders also y [N], class_names.
 
     Returns
     -------

@@ -38,9 +38,9 @@ def evaluate(
 
     Returns
     -------
-    dict ready for JSON: `paper`, `sound`, `retrieval`, `chance`, `parameters` (see measure_features), `dimensions` (a list per
-    measure), `curves`, `conflicting`, `probe`, `knn`, `seconds`; with gates `theory` and `gates`; with backgrounds `background`,
-    `worst_group`, `conflict`, `ipw`, `gate_effect`, `stability`.
+    dict ready for JSON: `paper`, `sound`, `retrieval`, `chance`, `parameters` (see measure_features), `dimensions` (a
+    list per measure), `curves`, `conflicting`, `probe`, `knn`, `seconds`; with gates `theory` and `gates`; with
+    backgrounds `background`, `worst_group`, `conflict`, `ipw`, `gate_effect`, `stability`.
     """
     began = time.perf_counter()
     if test.labels is None:
@@ -62,14 +62,20 @@ def evaluate(
     if train.labels is not None:
         results["probe"] = {"fast": probe.fast_probe(seen.h, train.labels, sound.h, test.labels)}
         results["knn"] = {
-            name: knn_accuracy(getattr(seen, name), train.labels, getattr(sound, name), test.labels) for name in ("h", "gated")
+            name: knn_accuracy(getattr(seen, name), train.labels, getattr(sound, name), test.labels)
+            for name in ("h", "gated")
         }
         if paper_probe:
             results["probe"]["paper"] = published_probe(model, train, test, progress)
     if sound.open is not None and model.recipe.gate.kind != "soft":  # the theory is of gates that are open or closed
         gate = model.recipe.gate
-        results["theory"] = theory.compare(sound.z, sound.gated, sound.open, test.labels, test.backgrounds, gate.prior, gate.weight)
-        results["gates"] = {"open": float(sound.open.mean()), "open_where_active": float(sound.open[sound.z > 0].mean())}
+        results["theory"] = theory.compare(
+            sound.z, sound.gated, sound.open, test.labels, test.backgrounds, gate.prior, gate.weight
+        )
+        results["gates"] = {
+            "open": float(sound.open.mean()),
+            "open_where_active": float(sound.open[sound.z > 0].mean()),
+        }
     if test.backgrounds is not None:
         results.update(background_measures(model, train, test, seen, sound))
     results["seconds"] = round(time.perf_counter() - began, 2)
@@ -90,30 +96,40 @@ def curves(sound: Extracted, paper: Extracted, labels: np.ndarray, ranking: np.n
     }
 
 
-def background_measures(model: Encoder, train: Images, test: Images, seen: Extracted, sound: Extracted) -> dict[str, Any]:
-    """Probes for the second label, worst group, conflict with and without gates, and stability under another background."""
+def background_measures(
+    model: Encoder, train: Images, test: Images, seen: Extracted, sound: Extracted
+) -> dict[str, Any]:
+    """Probes for the second label, worst group, conflict with and without gates, stability under another background."""
     assert test.labels is not None and test.backgrounds is not None
     out: dict[str, Any] = {}
     if train.backgrounds is not None and train.labels is not None:
         kinds = ("h", "z", "gated")
         out["background"] = background.background_probe(
-            {k: getattr(seen, k) for k in kinds}, train.backgrounds, {k: getattr(sound, k) for k in kinds}, test.backgrounds
+            {k: getattr(seen, k) for k in kinds},
+            train.backgrounds,
+            {k: getattr(sound, k) for k in kinds},
+            test.backgrounds,
         )
         group = background.group_probe(seen.h, train.labels, train.backgrounds, sound.h, test.labels, test.backgrounds)
         out["worst_group"] = scalars(group) | {"groups": group["groups"][:LISTED]}
     found = {name: conflict.conflict(getattr(sound, name), test.labels, test.backgrounds) for name in ("z", "gated")}
     out["conflict"] = {
-        name: scalars(value) | {"by_dimension": rounded(value["by_dimension"]["error"])} for name, value in found.items()
+        name: scalars(value) | {"by_dimension": rounded(value["by_dimension"]["error"])}
+        for name, value in found.items()
     }
     out["ipw"] = theory.ipw_effect(sound.gated, test.labels, test.backgrounds, pi=theory.prevalence(seen.gated))
     out["ipw"]["conflict"] = {k: scalars(v) for k, v in out["ipw"]["conflict"].items()}
     out["ipw"]["retrieval"] = as_text(out["ipw"]["retrieval"])
     if sound.open is not None and model.recipe.gate.kind != "soft":
-        out["gate_effect"] = scalars(conflict.gate_effect(sound.z, sound.gated, test.labels, test.backgrounds, sound.open))
+        out["gate_effect"] = scalars(
+            conflict.gate_effect(sound.z, sound.gated, test.labels, test.backgrounds, sound.open)
+        )
     other = counterfactual(model, test)
     if other is not None:
         moved = extract(model, other, "sound")
-        out["stability"] = {name: conflict.stability(getattr(sound, name), getattr(moved, name)) for name in ("h", "z", "gated")}
+        out["stability"] = {
+            name: conflict.stability(getattr(sound, name), getattr(moved, name)) for name in ("h", "z", "gated")
+        }
     return out
 
 
@@ -135,8 +151,16 @@ def published_probe(model: Encoder, train: Images, test: Images, progress: Progr
     data = model.recipe.data
     variant = "imagenet" if data.name == "imagenet100" else "cifar"
     return probe.paper_probe(
-        model.backbone, train, test, data.paper_mean or data.mean, data.paper_std or data.std, variant,
-        seeds=PUBLISHED_SEEDS, size=model.recipe.views.size, device=model.mean.device, progress=progress,
+        model.backbone,
+        train,
+        test,
+        data.paper_mean or data.mean,
+        data.paper_std or data.std,
+        variant,
+        seeds=PUBLISHED_SEEDS,
+        size=model.recipe.views.size,
+        device=model.mean.device,
+        progress=progress,
     )
 
 

@@ -14,7 +14,8 @@ from .data import arrays, load
 from .data.images import Images
 from .errors import InputError
 from .features import extract
-from .model import Encoder, load as load_model
+from .model import Encoder
+from .model import load as load_model
 from .progress import Display
 from .recipes import Data, Recipe
 
@@ -37,10 +38,12 @@ def describe_run(model: Encoder, run: Path, images: Images, display: Display | N
     found = extract(model, images, "sound", progress=display.count if display else None)
     recipe = model.recipe
     sentence = (
-        f"{recipe.name}: {recipe.model.dim} dimensions learnt from {recipe.data.name} without labels, {recipe.run.epochs} epochs, "
-        f"seed {recipe.run.seed}."
+        f"{recipe.name}: {recipe.model.dim} dimensions learnt from {recipe.data.name} without labels, "
+        f"{recipe.run.epochs} epochs, seed {recipe.run.seed}."
     )
-    return AtlasRun(recipe.name, found.z, found.gated if found.open is not None else None, found.open, read_summary(run), sentence)
+    return AtlasRun(
+        recipe.name, found.z, found.gated if found.open is not None else None, found.open, read_summary(run), sentence
+    )
 
 
 def read_summary(run: Path) -> dict[str, dict[str, float]] | None:
@@ -92,7 +95,8 @@ def first(images: Images, most: int) -> Images:
         return images
     rows = np.linspace(0, len(images) - 1, most).astype(np.int64)
     picked = {
-        field: None if (value := getattr(images, field)) is None else value[rows] for field in ("pixels", "labels", "backgrounds")
+        field: None if (value := getattr(images, field)) is None else value[rows]
+        for field in ("pixels", "labels", "backgrounds")
     }
     names = None if images.names is None else tuple(images.names[i] for i in rows)
     return dataclasses.replace(images, **picked, names=names)  # type: ignore[arg-type]

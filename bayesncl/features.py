@@ -1,7 +1,7 @@
 """The only file that extracts features: every measure and the atlas take them from here.
 
-`sound`: eval mode and the normalisation of training. `paper`: BatchNorm with the statistics of each evaluation batch, the data's order,
-the training batch size, and the pixel statistics of the published evaluation.
+`sound`: eval mode and the normalisation of training. `paper`: BatchNorm with the statistics of each evaluation batch,
+the data's order, the training batch size, and the pixel statistics of the published evaluation.
 """
 
 from __future__ import annotations
@@ -80,7 +80,11 @@ def extract(
                     features = model(x)
             else:
                 features = model(x)
-            opened = features.mask > model.recipe.gate.threshold if features.mask is not None else features.z.new_zeros(len(x), 0)
+            opened = (
+                features.mask > model.recipe.gate.threshold
+                if features.mask is not None
+                else features.z.new_zeros(len(x), 0)
+            )
             parts.append((features.h.float(), features.z, features.gated, opened))
             if progress:
                 progress(i + 1, len(mine), "features")
@@ -91,6 +95,8 @@ def extract(
             raise InputError("there are no images to take features of")
         empty = torch.empty(0, 3, *images.pixels.shape[2:], device=mean.device)
         features = model(empty)
-        parts = [(features.h, features.z, features.gated, features.z.new_zeros(0, recipe.model.dim if model.gate else 0))]
+        parts = [
+            (features.h, features.z, features.gated, features.z.new_zeros(0, recipe.model.dim if model.gate else 0))
+        ]
     h, z, gated, opened = (distributed.gather_arrays(torch.cat(part)).cpu().numpy() for part in zip(*parts))
     return Extracted(h, z, gated, opened.astype(bool) if model.gate is not None else None)

@@ -46,7 +46,9 @@ def settle(pixels: np.ndarray, device: torch.device) -> Pixels:
     return resident
 
 
-def batches(pixels: Pixels, batch: int, seed: int, epoch: int, first: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(
+    pixels: Pixels, batch: int, seed: int, epoch: int, first: int, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Pixels uint8 [b, 3, H, W] and index int64 [b], on the device, for steps first, first + 1, ... of an epoch.
 
     The global batch is `batch` images, b of them for this process; the N mod batch images left over are dropped.

@@ -26,17 +26,22 @@ def draw_figures(runs: Mapping[str, tuple[Path, dict[str, Any]]], out: Path) -> 
     classes = next(iter(results.values()))["parameters"]["classes"]
     k = next(iter(results.values()))["parameters"]["retrieval_ks"][-1]
     written = [
-        plots.plot_consistency({n: (c["support"], c["consistency"]) for n, c in columns.items()}, out / "consistency.png"),
+        plots.plot_consistency(
+            {n: (c["support"], c["consistency"]) for n, c in columns.items()}, out / "consistency.png"
+        ),
         plots.plot_entropy({n: c["entropy_freq"] for n, c in columns.items()}, out / "entropy.png", classes),
         plots.plot_retrieval(
             {n: {int(d): p[str(k)] for d, p in r["curves"]["retrieval_sound"].items()} for n, r in results.items()},
-            out / "retrieval.png", k, next(iter(results.values()))["chance"]["retrieval"]["sound"]["all"][str(k)],
+            out / "retrieval.png",
+            k,
+            next(iter(results.values()))["chance"]["retrieval"]["sound"]["all"][str(k)],
         ),
         plots.plot_thresholds({n: threshold_curve(r["sound"]) for n, r in results.items()}, out / "thresholds.png"),
     ]
     conflict = {
         f"{name}, {kind}" if kind == "gated" and "gates" in r else name: as_array(r["conflict"][kind]["by_dimension"])
-        for name, r in results.items() if "conflict" in r
+        for name, r in results.items()
+        if "conflict" in r
         for kind in (("z", "gated") if "gates" in r else ("gated",))
     }
     if conflict:

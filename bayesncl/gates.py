@@ -66,7 +66,7 @@ def open_gates(
     ----------
     logits : [N, D].
     kind : ``ste`` (hard forward, gradient of the sigmoid), ``soft`` (the sigmoid itself), ``gumbel`` (``ste`` on logits
-        with logistic noise, the binary-concrete law), ``gumbel-paper`` (``ste`` with one Gumbel sample, as published: biased open).
+        with logistic noise, the binary-concrete law), ``gumbel-paper`` (one Gumbel sample, as published: biased open).
     threshold : a gate is open where its probability is strictly above this.
     temperature : T of the sigmoid.
     generator : source of the noise of the two Gumbel kinds.

@@ -38,7 +38,9 @@ class LARS(torch.optim.Optimizer):
         eta: float = 0.02,
         clip: bool = True,
     ) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "eta": eta, "clip": clip})
+        super().__init__(
+            params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "eta": eta, "clip": clip}
+        )
         self.move: Callable[..., None] = move
 
     def compile(self) -> None:
@@ -73,18 +75,30 @@ class LARS(torch.optim.Optimizer):
         s, w = [torch.ones_like(lr)] * len(params), [torch.zeros_like(lr)] * len(params)
         if adapted:
             p_norm = torch.stack(torch._foreach_norm(adapted))  # [P]
-            g_norm = torch.stack(torch._foreach_norm([p.grad for p in adapted]))
+            g_norm = torch.stack(torch._foreach_norm([grad(p) for p in adapted]))
             trust = group["eta"] * p_norm / (g_norm + group["weight_decay"] * p_norm + EPS)
             usable = (p_norm > 0) & (g_norm > 0)
             scale = torch.where(usable, (trust / lr).clamp_max(1.0) if group["clip"] else trust, 1.0)
             decay = usable.to(lr.dtype) * group["weight_decay"]
             s[: len(adapted)], w[: len(adapted)] = scale.unbind(), decay.unbind()
         v = [self.state[p]["momentum_buffer"] for p in params]
-        self.move(params, [p.grad for p in params], v, s, w, lr, group["momentum"])
+        self.move(params, [grad(p) for p in params], v, s, w, lr, group["momentum"])
+
+
+def grad(p: Tensor) -> Tensor:
+    """The gradient of a parameter that has one."""
+    assert p.grad is not None
+    return p.grad
 
 
 def move(
-    params: list[Tensor], grads: list[Tensor], v: list[Tensor], s: list[Tensor], w: list[Tensor], lr: Tensor, momentum: float
+    params: list[Tensor],
+    grads: list[Tensor],
+    v: list[Tensor],
+    s: list[Tensor],
+    w: list[Tensor],
+    lr: Tensor,
+    momentum: float,
 ) -> None:
     """v <- momentum v + s (g + w p);  p <- p - lr v, for lists of tensors, in place."""
     d = torch._foreach_mul(params, w)

@@ -57,12 +57,14 @@ class Encoder(nn.Module):
         self.backbone = backbone or build_backbone(model)
         features = int(self.backbone.features)  # type: ignore[arg-type]
         self.projector = mlp(features, model.hidden, model.dim, depth=2)
-        self.gate = mlp(features, gate.hidden or model.hidden, model.dim, depth=gate.depth) if gate.kind != "none" else None
+        self.gate = (
+            mlp(features, gate.hidden or model.hidden, model.dim, depth=gate.depth) if gate.kind != "none" else None
+        )
         self.register_buffer("mean", torch.tensor(recipe.data.mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(recipe.data.std).view(1, 3, 1, 1), persistent=False)
 
     def forward(self, x: Tensor, uniform: Tensor | None = None) -> Features:
-        """Features of normalised pixels x [N, 3, H, W]; `uniform` [N, D] feeds the noise of Gumbel gates in training."""
+        """Features of normalised pixels x [N, 3, H, W]; in training `uniform` [N, D] feeds the noise of Gumbel gates."""
         h = self.backbone(x)
         if self.training:
             settle_statistics(self.backbone)
@@ -90,13 +92,17 @@ class Encoder(nn.Module):
 
     @torch.inference_mode()
     def encode(
-        self, images: Tensor | np.ndarray | Sequence[Image], gated: bool = True, keep: int | None = None, batch: int = 256
+        self,
+        images: Tensor | np.ndarray | Sequence[Image],
+        gated: bool = True,
+        keep: int | None = None,
+        batch: int = 256,
     ) -> Tensor:
         """Features of images, in eval mode.
 
         Parameters
         ----------
-        images : uint8, or float in [0, 1], [N, 3, H, W]; or a list of PIL images, which are resized and cropped as the recipe's data are.
+        images : uint8, or float in [0, 1], [N, 3, H, W]; or a list of PIL images, resized and cropped as in training.
         gated : apply the gates, if the model has them.
         keep : keep only each image's `keep` strongest dimensions, renormalised.
         batch : images at a time.

@@ -40,11 +40,13 @@ def info_nce(z: Tensor, temperature: float = 0.2, block: int = 0) -> Tensor:
     return info_nce_sum(z, z, anchors, (anchors + n // 2) % n, temperature, block) / n
 
 
-def info_nce_sum(a: Tensor, c: Tensor, self_index: Tensor, positive: Tensor, temperature: float, block: int = 0) -> Tensor:
+def info_nce_sum(
+    a: Tensor, c: Tensor, self_index: Tensor, positive: Tensor, temperature: float, block: int = 0
+) -> Tensor:
     """Sum of the anchors' losses; anchors `a` [M, D] against candidates `c` [N, D].
 
-    Anchor i is candidate self_index[i], which is left out; its positive is candidate positive[i]. One process has a = c;
-    with several, a holds the rows of this process and c those of all.
+    Anchor i is candidate self_index[i], which is left out; its positive is candidate positive[i]. One process has
+    a = c; with several, a holds the rows of this process and c those of all.
     """
     with torch.autocast(a.device.type, enabled=False):
         a, c = at_least_float32(a), at_least_float32(c)
@@ -68,7 +70,9 @@ class _BlockedSum(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, c: Tensor, self_index: Tensor, positive: Tensor, temperature: float, block: int) -> Tensor:
+    def forward(
+        ctx: Any, a: Tensor, c: Tensor, self_index: Tensor, positive: Tensor, temperature: float, block: int
+    ) -> Tensor:
         wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         da = torch.empty_like(a) if wanted else None
         dc = torch.zeros_like(c) if wanted else None
@@ -110,6 +114,8 @@ def ipw_similarity(z: Tensor, z2: Tensor, prevalence: Tensor) -> Tensor:
     [N, M].
     """
     if prevalence.shape != z.shape[1:]:
-        raise InputError(f"prevalence must have one entry for each of {z.shape[1]} dimensions, got {list(prevalence.shape)}")
+        raise InputError(
+            f"prevalence must have one entry for each of {z.shape[1]} dimensions, got {list(prevalence.shape)}"
+        )
     weight = torch.where(prevalence > 0, 1 / prevalence.clamp_min(torch.finfo(prevalence.dtype).tiny), 0.0)
     return (z * weight) @ z2.T

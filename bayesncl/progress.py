@@ -24,6 +24,7 @@ class Display:
         self.live = self.console.is_terminal and not self.quiet
         self.bar: Progress | None = None
         self.task: Any = None
+        self.what = ""
         self.spoke = 0.0
 
     def note(self, text: str) -> None:
@@ -42,8 +43,8 @@ class Display:
         if self.quiet:
             return
         text = (
-            f"epoch {line['epoch']:.1f}  loss {line['loss']:.3f}  kl {line['kl']:.2f}  open {100 * line['open']:.0f} %  "
-            f"active {line['active']} ({line['near_dead']} nearly dead)  {line['images_per_second']:.0f} images/s"
+            f"epoch {line['epoch']:.1f}  loss {line['loss']:.3f}  kl {line['kl']:.2f}  "
+            f"open {100 * line['open']:.0f} %  active {line['active']} ({line['near_dead']} nearly dead)  {line['images_per_second']:.0f} images/s"
         )
         if self.bar is not None:
             self.bar.update(self.task, completed=line["step"], text=text)
@@ -74,7 +75,12 @@ class Display:
             self.note(f"{what}: {done}/{total}")
 
     def _open(self, name: str, total: int, done: int) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[text]}"), TimeRemainingColumn(compact=True))
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(20),
+            TextColumn("{task.fields[text]}"),
+            TimeRemainingColumn(compact=True),
+        )
         self.bar = Progress(*columns, console=self.console, transient=True)
         self.what = name
         self.task = self.bar.add_task(name, total=total, completed=done, text="")

@@ -29,7 +29,9 @@ Triple = tuple[float, float, float]
 Pair = tuple[float, float]
 
 
-def _f(default: Any, doc: str, choices: tuple[str, ...] = (), least: float | None = None, most: float | None = None) -> Any:
+def _f(
+    default: Any, doc: str, choices: tuple[str, ...] = (), least: float | None = None, most: float | None = None
+) -> Any:
     return field(default=default, metadata={"doc": doc, "choices": choices, "least": least, "most": most})
 
 
@@ -39,8 +41,18 @@ class Data:
 
     name: str = _f("scenes", "which reader: one of the data sets", DATASETS)
     root: str = _f("", "folder or file that holds the images (unused by scenes)")
-    size: int = _f(32, "side of the stored square images, pixels; larger ones are resized (short side) and centre-cropped", least=8, most=1024)
-    holdout: float = _f(0.1, "folder, shards, arrays: share of the images kept for testing where no test split exists", least=0.0, most=0.9)
+    size: int = _f(
+        32,
+        "side of the stored square images, pixels; larger ones are resized (short side) and centre-cropped",
+        least=8,
+        most=1024,
+    )
+    holdout: float = _f(
+        0.1,
+        "folder, shards, arrays: share of the images kept for testing where no test split exists",
+        least=0.0,
+        most=0.9,
+    )
     strict: bool = _f(False, "folder: a file that cannot be decoded is an error instead of being skipped")
     train_images: int = _f(6000, "scenes: number of training images", least=2)
     test_images: int = _f(2000, "scenes: number of test images", least=2)
@@ -77,7 +89,9 @@ class Model:
     """The encoder: backbone h = f(x), projector z = p(h), rectifier."""
 
     backbone: str = _f("resnet18", "resnet18, resnet50, small, or timm:NAME")
-    stem: str = _f("cifar", "cifar: 3x3 stride 1, no pooling; imagenet: 7x7 stride 2 and pooling", ("cifar", "imagenet"))
+    stem: str = _f(
+        "cifar", "cifar: 3x3 stride 1, no pooling; imagenet: 7x7 stride 2 and pooling", ("cifar", "imagenet")
+    )
     stem_padding: int = _f(2, "padding of the cifar stem; the published experiments used 2", least=0, most=3)
     hidden: int = _f(2048, "hidden width of the projector", least=1)
     dim: int = _f(256, "D, the number of feature dimensions", least=1)
@@ -90,7 +104,9 @@ class Model:
 class Gate:
     """The Bernoulli gate per feature: q = sigmoid(g(h) / T)."""
 
-    kind: str = _f("ste", "none, ste (straight-through), soft, gumbel (logistic noise), gumbel-paper (one Gumbel sample)", GATES)
+    kind: str = _f(
+        "ste", "none, ste (straight-through), soft, gumbel (logistic noise), gumbel-paper (one Gumbel sample)", GATES
+    )
     depth: int = _f(2, "layers of the gating head", least=1, most=3)
     hidden: int = _f(0, "hidden width of the gating head; 0 takes the projector's", least=0)
     prior: float = _f(0.8, "rho, the prior probability that a gate is open", least=0.01, most=0.99)
@@ -281,7 +297,12 @@ def _named(kind: Any) -> str:
 
 def _check_ranges(part: Any, where: str) -> None:
     for f in dataclasses.fields(part):
-        value, choices, least, most = getattr(part, f.name), f.metadata["choices"], f.metadata["least"], f.metadata["most"]
+        value, choices, least, most = (
+            getattr(part, f.name),
+            f.metadata["choices"],
+            f.metadata["least"],
+            f.metadata["most"],
+        )
         if choices and value not in choices:
             raise InputError(f"{where}.{f.name}: no {value!r}{nearest(value, choices)}")
         if least is not None and value < least:
@@ -316,15 +337,21 @@ def _datasets() -> dict[str, Recipe]:
         "cifar10": dataclasses.replace(
             cifar,
             data=Data(
-                name="cifar10", mean=CIFAR10_STATS[0], std=CIFAR10_STATS[1],
-                paper_mean=CIFAR10_EVAL_STATS[0], paper_std=CIFAR10_EVAL_STATS[1],
+                name="cifar10",
+                mean=CIFAR10_STATS[0],
+                std=CIFAR10_STATS[1],
+                paper_mean=CIFAR10_EVAL_STATS[0],
+                paper_std=CIFAR10_EVAL_STATS[1],
             ),
         ),
         "cifar100": dataclasses.replace(
             cifar,
             data=Data(
-                name="cifar100", mean=CIFAR100_STATS[0], std=CIFAR100_STATS[1],
-                paper_mean=CIFAR10_EVAL_STATS[0], paper_std=CIFAR10_EVAL_STATS[1],
+                name="cifar100",
+                mean=CIFAR100_STATS[0],
+                std=CIFAR100_STATS[1],
+                paper_mean=CIFAR10_EVAL_STATS[0],
+                paper_std=CIFAR10_EVAL_STATS[1],
             ),
         ),
         "imagenet100": dataclasses.replace(
@@ -338,7 +365,9 @@ def _datasets() -> dict[str, Recipe]:
         ),
         "folder": photos,
         **{
-            name: dataclasses.replace(photos, data=dataclasses.replace(photos.data, name=name, size=size), views=Views(size=view))
+            name: dataclasses.replace(
+                photos, data=dataclasses.replace(photos.data, name=name, size=size), views=Views(size=view)
+            )
             for name, size, view in (("waterbirds", 128, 112), ("shards", 256, 224), ("arrays", 32, 32))
         },
     }
@@ -364,7 +393,9 @@ def _with_method(recipe: Recipe, method: str) -> Recipe:
     return dataclasses.replace(recipe, name=f"{recipe.data.name}-{method}", model=model, gate=gate)
 
 
-RECIPES = {f"{dataset}-{method}": _with_method(recipe, method) for dataset, recipe in _datasets().items() for method in METHODS}
+RECIPES = {
+    f"{dataset}-{method}": _with_method(recipe, method) for dataset, recipe in _datasets().items() for method in METHODS
+}
 
 
 def named(name: str) -> Recipe:

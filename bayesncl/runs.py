@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
+import signal
 import subprocess
 import sys
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from types import FrameType
 
 import torch
 
@@ -76,6 +78,37 @@ class RunLock:
             self.file.close()
 
 
+class Stopper:
+    """Turns Ctrl-C and SIGTERM into a request to save and leave; a second one leaves at once."""
+
+    def __init__(self) -> None:
+        self.flag = False
+
+    def __enter__(self) -> Stopper:
+        try:
+            self.old = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not the main thread: whoever runs us there handles signals
+            self.old = {}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for s, handler in self.old.items():
+            signal.signal(s, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.flag:
+            raise KeyboardInterrupt
+        self.flag = True
+
+    def asked(self, done: int, every: int) -> bool:
+        """Whether to stop; several processes agree on it every so many steps."""
+        if distributed.world_size() == 1:
+            return self.flag
+        if done % every:
+            return False
+        return distributed.any_of(self.flag)
+
+
 def environment() -> dict[str, object]:
     """Versions, device, git revision, command and date."""
     packages = ("torch", "numpy", "scikit-learn", "pillow", "safetensors")
@@ -108,7 +141,9 @@ def git_revision() -> str | None:
     here = Path(__file__).parent
     try:
         answers = [
-            subprocess.run(["git", "-C", str(here), *command], capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+            subprocess.run(
+                ["git", "-C", str(here), *command], capture_output=True, text=True, timeout=5, check=True
+            ).stdout.strip()
             for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no", "--", "."])
         ]
     except (OSError, subprocess.SubprocessError):

@@ -1,18 +1,15 @@
 """Training: one visible loop, the same on a CPU, one GPU and many.
 
-The step (views, forward, loss, backward, LARS) never waits for the host. On one GPU it is compiled and replayed as a CUDA graph;
-everywhere else the same function runs as it is written.
+The step (views, forward, loss, backward, LARS) never waits for the host. On one GPU it is compiled and replayed as a
+CUDA graph; everywhere else the same function runs as it is written.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import torch
 from torch import Tensor
@@ -22,21 +19,19 @@ from .augment import make_views
 from .backbones import set_views
 from .data.images import Images
 from .errors import InputError
-from .feed import batches, settle
+from .feed import Pixels, batches, settle
 from .files import write_atomic
 from .gates import bernoulli_kl, gate_probability
 from .lars import LARS
+from .meter import Logger, Meter, cut_metrics, raise_if_bad
 from .model import WEIGHTS, Encoder, build_model, save_model
 from .objective import info_nce_sum
 from .progress import Display
 from .recipes import Recipe
-from .runs import RunLock, environment
+from .runs import RunLock, Stopper, environment
 from .schedule import warmup_cosine
 
-TERMS = ("loss", "nce", "kl")  # what must stay finite
-AVERAGES = (*TERMS, "open", "l0")  # what is logged: + share of open gates, active dimensions per row
 ACTIVE = 1e-5  # a unit-norm feature above this is active
-NEVER = 2**62  # "no step yet" in Meter.first_bad
 
 AfterEpoch = Callable[[Encoder, int], dict[str, object] | None]
 
@@ -60,10 +55,10 @@ def train(
     ----------
     recipe : what to train.
     images : the training split.
-    run_dir : folder of the run; holds recipe.json, environment.json, metrics.jsonl, checkpoints and, at the end, model.safetensors.
+    run_dir : folder of the run: recipe.json, environment.json, metrics.jsonl, checkpoints, finally model.safetensors.
     device : default the GPU if there is one.
     display : where progress goes; default nowhere.
-    after_epoch : called with the model and the number of epochs done; a dict it returns becomes a line of metrics.jsonl.
+    after_epoch : called with the model and the epochs done; a dict it returns becomes a line of metrics.jsonl.
 
     Returns
     -------
@@ -75,7 +70,7 @@ def train(
     check_batch(recipe, len(images))
     steps = len(images) // batch  # per epoch
     with RunLock(run_dir) as lock, Stopper() as stopper:
-        model = build_model(recipe).to(device, memory_format=torch.channels_last)
+        model = build_model(recipe).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         optimiser = make_optimiser(model, device)
         done = resume_or_begin(run_dir, model, optimiser, display, lock)
         try:
@@ -95,7 +90,9 @@ def train(
                     if stopper.asked(done, recipe.run.log_every):
                         logger.finish()
                         save_checkpoint(run_dir, model, optimiser, done, meter, recipe)
-                        raise Interrupted(f"stopped after {done} of {steps * epochs} steps; go on with: bayesncl resume {run_dir}")
+                        raise Interrupted(
+                            f"stopped after {done} of {steps * epochs} steps; go on with: bayesncl resume {run_dir}"
+                        )
                 if after_epoch is not None:
                     logger.extra(after_epoch(model, epoch + 1), done)
                 if (epoch + 1) % recipe.run.checkpoint_every == 0 or epoch + 1 == epochs:
@@ -124,18 +121,23 @@ def check_batch(recipe: Recipe, n: int) -> None:
     if n < batch:
         raise InputError(f"{n} images do not fill one batch of {batch}: --set run.batch={max(2, n - n % 2)}")
     if batch % world:
-        raise InputError(f"a batch of {batch} cannot be shared by {world} processes: --set run.batch={batch // world * world or world}")
+        fits = batch // world * world or world
+        raise InputError(f"a batch of {batch} cannot be shared by {world} processes: --set run.batch={fits}")
 
 
 def make_optimiser(model: Encoder, device: torch.device) -> LARS:
-    """LARS with a group for backbone and projector and one for the gating head; rates are tensors that the step fills."""
+    """LARS, a group for backbone and projector and one for the gating head; rates are tensors that the step fills."""
     groups = [[*model.backbone.parameters(), *model.projector.parameters()]]
     if model.gate is not None:
         groups.append(list(model.gate.parameters()))
     o = model.recipe.optimiser
     optimiser = LARS(
         [{"params": group, "lr": torch.zeros((), device=device)} for group in groups],
-        lr=0.0, momentum=o.momentum, weight_decay=o.weight_decay, eta=o.eta, clip=o.clip,
+        lr=0.0,
+        momentum=o.momentum,
+        weight_decay=o.weight_decay,
+        eta=o.eta,
+        clip=o.clip,
     )
     optimiser.prepare()
     return optimiser
@@ -149,7 +151,9 @@ def schedule(recipe: Recipe, steps: int) -> Tensor:
     return torch.tensor([[warmup_cosine(t, base, warmup, total, o.start_lr) for base in bases] for t in range(total)])
 
 
-def losses(model: Encoder, pixels: Tensor, index: Tensor, epoch: Tensor, precision: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def losses(
+    model: Encoder, pixels: Tensor, index: Tensor, epoch: Tensor, precision: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
     """Loss of a batch; averages [5] (AVERAGES) and active rows per dimension [D], both without gradient.
 
     With several processes these are this process's shares, which add up to the loss of the global batch.
@@ -188,7 +192,9 @@ def contrast(z: Tensor, temperature: float, block: int) -> Tensor:
 Step = Callable[[Tensor, Tensor, int, Tensor], None]
 
 
-def make_step(model: Encoder, optimiser: LARS, meter: Meter, recipe: Recipe, pixels: Tensor | object, device: torch.device) -> Step:
+def make_step(
+    model: Encoder, optimiser: LARS, meter: Meter, recipe: Recipe, pixels: Pixels, device: torch.device
+) -> Step:
     """The training step as a function of (pixels, index, epoch, rates)."""
     gpu = device.type == "cuda"
     bf16 = recipe.run.precision == "bf16" or (recipe.run.precision == "auto" and gpu)
@@ -196,8 +202,7 @@ def make_step(model: Encoder, optimiser: LARS, meter: Meter, recipe: Recipe, pix
     compiled = recipe.run.compile and gpu
     loss_function = torch.compile(losses, dynamic=False) if compiled else losses
     share = recipe.run.batch // distributed.world_size()
-    side = pixels.shape[2:]  # type: ignore[attr-defined]
-    held = torch.zeros(share, 3, *side, dtype=torch.uint8, device=device)
+    held = torch.zeros(share, *pixels.shape[1:], dtype=torch.uint8, device=device)
     held_index = torch.arange(share, device=device)
     held_epoch = torch.zeros((), dtype=torch.int64, device=device)
     rates = [group["lr"] for group in optimiser.param_groups]
@@ -209,6 +214,9 @@ def make_step(model: Encoder, optimiser: LARS, meter: Meter, recipe: Recipe, pix
         distributed.sum_gradients(p for group in optimiser.param_groups for p in group["params"])
         optimiser.step()
         meter.add(averages, active)
+
+    # collectives are left out of graphs: with several processes the compiled step is launched kernel by kernel
+    run: Callable[[], object] | None = None if compiled and distributed.world_size() == 1 else body
 
     def step(pixels: Tensor, index: Tensor, epoch: int, rate: Tensor) -> None:
         nonlocal run
@@ -225,8 +233,6 @@ def make_step(model: Encoder, optimiser: LARS, meter: Meter, recipe: Recipe, pix
         torch.backends.cudnn.benchmark = True
     if compiled:
         optimiser.compile()
-    # collectives are left out of graphs: with several processes the compiled step is launched kernel by kernel
-    run: Callable[[], object] | None = None if compiled and distributed.world_size() == 1 else body
     return step
 
 
@@ -251,112 +257,6 @@ def capture(body: Callable[[], None], state: list[Tensor]) -> Callable[[], objec
         for tensor, value in zip(state, saved):
             tensor.copy_(value)
     return graph.replay
-
-
-class Meter:
-    """Sums over steps, kept on the device and read back without waiting for it."""
-
-    def __init__(self, dim: int, device: torch.device) -> None:
-        self.sums = torch.zeros(len(AVERAGES), dtype=torch.float64, device=device)
-        self.fired = torch.zeros(dim, device=device)  # active rows per dimension
-        self.steps = torch.zeros((), dtype=torch.int64, device=device)  # since the start of this process
-        self.first_bad = torch.full((len(TERMS),), NEVER, device=device)  # first step at which a term was not finite
-        self.state = [self.sums, self.fired, self.steps, self.first_bad]
-
-    def add(self, averages: Tensor, active: Tensor) -> None:
-        """Take in one step."""
-        bad = torch.where(averages[: len(TERMS)].isfinite(), NEVER, self.steps)
-        self.first_bad.copy_(torch.minimum(self.first_bad, bad))
-        self.sums.add_(averages)
-        self.fired.add_(active)
-        self.steps.add_(1)
-
-    def snapshot(self) -> tuple[list[Tensor], torch.cuda.Event | None]:
-        """Start copying sums, fired and first_bad to the host and set the first two to zero."""
-        on_gpu = self.sums.is_cuda
-        copies = []
-        for tensor in (self.sums, self.fired, self.first_bad):
-            whole = tensor if tensor is self.first_bad else distributed.all_reduce_sum(tensor)
-            host = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=on_gpu)
-            copies.append(host.copy_(whole, non_blocking=on_gpu))
-        event = None
-        if on_gpu:
-            event = torch.cuda.Event()
-            event.record()
-        self.sums.zero_()
-        self.fired.zero_()
-        return copies, event
-
-
-class Logger:
-    """Turns snapshots of the meter into lines of metrics.jsonl and of the display, one interval late on a GPU so as not to wait."""
-
-    def __init__(self, run_dir: Path, meter: Meter, display: Display, recipe: Recipe, steps: int, done: int) -> None:
-        self.path, self.meter, self.display, self.recipe, self.steps = run_dir / "metrics.jsonl", meter, display, recipe, steps
-        self.start, self.last, self.last_time = done, done, time.perf_counter()
-        self.pending: tuple[int, int, float, list[Tensor], torch.cuda.Event | None] | None = None
-        display.begin(recipe, steps * recipe.run.epochs, done)
-
-    def log(self, done: int) -> None:
-        """Report on the steps since the last report."""
-        snapshot, event = self.meter.snapshot()
-        self._write()
-        now = time.perf_counter()
-        self.pending = (done, done - self.last, now - self.last_time, snapshot, event)
-        self.last, self.last_time = done, now
-        if event is None:
-            self._write()
-
-    def finish(self) -> None:
-        """Report what is pending."""
-        if self.last_pending() and self.meter.sums.is_cuda:
-            torch.cuda.synchronize()
-        self._write()
-
-    def last_pending(self) -> bool:
-        return self.pending is not None
-
-    def extra(self, fields: dict[str, object] | None, done: int) -> None:
-        """Append a line of its own."""
-        if fields is not None and distributed.rank() == 0:
-            self._append({"step": done, **fields})
-        self.last_time = time.perf_counter()
-
-    def _write(self) -> None:
-        if self.pending is None:
-            return
-        done, count, seconds, (sums, fired, first_bad), event = self.pending
-        self.pending = None
-        if event is not None:
-            event.synchronize()
-        raise_if_bad(first_bad, self.start, self.path.parent)
-        rows = 2 * self.recipe.run.batch * count
-        line = {
-            "step": done,
-            "epoch": round(done / self.steps, 3),
-            **dict(zip(AVERAGES, (sums / max(count, 1)).tolist())),
-            "active": int((fired > 0).sum()),
-            "near_dead": int(((fired > 0) & (fired < 1e-3 * rows)).sum()),
-            "images_per_second": round(count * self.recipe.run.batch / max(seconds, 1e-9), 1),
-        }
-        if distributed.rank() == 0:
-            self._append(line)
-            self.display.update(line)
-
-    def _append(self, line: dict[str, object]) -> None:
-        with open(self.path, "a") as file:
-            file.write(json.dumps(line) + "\n")
-
-
-def raise_if_bad(first_bad: Tensor, start: int, run_dir: Path) -> None:
-    """Stop the run if a term of the loss was not finite, naming the term, the step and the last good checkpoint."""
-    if int(first_bad.min()) == NEVER:
-        return
-    step = int(first_bad.min())
-    terms = [name for name, bad in zip(TERMS, first_bad.tolist()) if bad == step and name != "loss"] or ["loss"]
-    saved = checkpoint.listed(run_dir)
-    good = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"
-    raise InputError(f"{' and '.join(terms)} is not finite at step {start + step}; {good}")
 
 
 def save_checkpoint(run_dir: Path, model: Encoder, optimiser: LARS, done: int, meter: Meter, recipe: Recipe) -> None:
@@ -384,52 +284,6 @@ def resume_or_begin(run_dir: Path, model: Encoder, optimiser: LARS, display: Dis
         cut_metrics(run_dir / "metrics.jsonl", done)
     distributed.barrier()
     return done
-
-
-def cut_metrics(path: Path, done: int) -> None:
-    """Drop the lines of steps that will be run again, and a last line cut short by a kill."""
-    kept = []
-    if path.exists():
-        for text in path.read_text(errors="replace").splitlines():
-            try:
-                line = json.loads(text)
-            except ValueError:
-                continue
-            if line["step"] <= done:
-                kept.append(text + "\n")
-    write_atomic(path, "".join(kept))
-
-
-class Stopper:
-    """Turns Ctrl-C and SIGTERM into a request to save and leave; a second one leaves at once."""
-
-    def __init__(self) -> None:
-        self.flag = False
-
-    def __enter__(self) -> Stopper:
-        try:
-            self.old = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not the main thread: whoever runs us there handles signals
-            self.old = {}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for s, handler in self.old.items():
-            signal.signal(s, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.flag:
-            raise KeyboardInterrupt
-        self.flag = True
-
-    def asked(self, done: int, every: int) -> bool:
-        """Whether to stop; several processes agree on it every so many steps."""
-        if distributed.world_size() == 1:
-            return self.flag
-        if done % every:
-            return False
-        device = default_device()
-        return bool(distributed.all_reduce_sum(torch.tensor(float(self.flag), device=device)) > 0)
 
 
 def fit_batch(recipe: Recipe, n: int) -> tuple[Recipe, str | None]:

@@ -56,8 +56,17 @@ def main() -> None:
         rows[-1]["ratio"] = rows[-1]["epoch_s"] / rows[0]["epoch_s"]
         print_row(rows[-1])
     if options.json:
-        options.json.write_text(json.dumps({"device": str(torch.cuda.get_device_name() if device.type == "cuda" else "CPU"),
-                                            "torch": torch.__version__, "rows": rows}, indent=2) + "\n")
+        options.json.write_text(
+            json.dumps(
+                {
+                    "device": str(torch.cuda.get_device_name() if device.type == "cuda" else "CPU"),
+                    "torch": torch.__version__,
+                    "rows": rows,
+                },
+                indent=2,
+            )
+            + "\n"
+        )
 
 
 def print_row(row: dict[str, Any]) -> None:
@@ -85,7 +94,12 @@ def time_ours(recipe: Recipe, device: torch.device, steps: int, parts: bool) -> 
     block(1)
     ready = time.perf_counter() - began
     seconds = measure(lambda: block(steps)) / steps
-    row: dict[str, Any] = {"what": recipe.name, "step_ms": 1000 * seconds, "epoch_s": seconds * (n // batch), "ready_s": ready}
+    row: dict[str, Any] = {
+        "what": recipe.name,
+        "step_ms": 1000 * seconds,
+        "epoch_s": seconds * (n // batch),
+        "ready_s": ready,
+    }
     flops = cost(recipe)["flops_per_step"]
     row |= {"tflops": flops / seconds / 1e12, "of_ceiling": flops / seconds / 1e12 / CEILING}
     if device.type == "cuda":
@@ -95,7 +109,9 @@ def time_ours(recipe: Recipe, device: torch.device, steps: int, parts: bool) -> 
     return row
 
 
-def time_parts(recipe: Recipe, model: Any, optimiser: Any, meter: Meter, pixels: torch.Tensor, index: torch.Tensor) -> dict[str, float]:
+def time_parts(
+    recipe: Recipe, model: Any, optimiser: Any, meter: Meter, pixels: torch.Tensor, index: torch.Tensor
+) -> dict[str, float]:
     """Milliseconds of views, forward, backward and optimiser: differences between graphs that each do one thing more."""
     epoch = torch.zeros((), dtype=torch.int64, device=pixels.device)
     loss_function = torch.compile(losses, dynamic=False)
@@ -128,7 +144,12 @@ def time_parts(recipe: Recipe, model: Any, optimiser: Any, meter: Meter, pixels:
             torch.cuda.synchronize()
 
         times.append(20 * measure(fifty))
-    return dict(zip(("views_ms", "forward_ms", "backward_ms", "optimiser_ms"), [times[0], *(b - a for a, b in zip(times, times[1:]))]))
+    return dict(
+        zip(
+            ("views_ms", "forward_ms", "backward_ms", "optimiser_ms"),
+            [times[0], *(b - a for a, b in zip(times, times[1:]))],
+        )
+    )
 
 
 def time_conventional(recipe: Recipe, device: torch.device, steps: int, workers: int) -> dict[str, Any]:
@@ -140,16 +161,26 @@ def time_conventional(recipe: Recipe, device: torch.device, steps: int, workers:
         return {"what": f"conventional, {workers} workers", "epoch_s": float("nan"), "left_out": str(error)}
     v = recipe.views
     jitter = transforms.ColorJitter(v.brightness, v.contrast, v.saturation, v.hue)
-    transform = transforms.Compose([
-        transforms.RandomResizedCrop(v.size, interpolation=transforms.InterpolationMode.BICUBIC),
-        transforms.RandomApply([jitter], v.jitter), transforms.RandomGrayscale(v.greyscale),
-        transforms.RandomApply([PillowBlur(v.blur_sigma)], v.blur), transforms.RandomHorizontalFlip(v.flip),
-        transforms.ToTensor(), transforms.Normalize(recipe.data.mean, recipe.data.std),
-    ])
+    transform = transforms.Compose(
+        [
+            transforms.RandomResizedCrop(v.size, interpolation=transforms.InterpolationMode.BICUBIC),
+            transforms.RandomApply([jitter], v.jitter),
+            transforms.RandomGrayscale(v.greyscale),
+            transforms.RandomApply([PillowBlur(v.blur_sigma)], v.blur),
+            transforms.RandomHorizontalFlip(v.flip),
+            transforms.ToTensor(),
+            transforms.Normalize(recipe.data.mean, recipe.data.std),
+        ]
+    )
     n, batch = IMAGES[recipe.data.name], recipe.run.batch
     loader = DataLoader(
-        TwoViews(n, recipe.data.size, transform), batch, shuffle=True, drop_last=True, num_workers=workers,
-        pin_memory=device.type == "cuda", persistent_workers=workers > 0,
+        TwoViews(n, recipe.data.size, transform),
+        batch,
+        shuffle=True,
+        drop_last=True,
+        num_workers=workers,
+        pin_memory=device.type == "cuda",
+        persistent_workers=workers > 0,
     )
     model = build_model(recipe).to(device, memory_format=torch.channels_last).train()
     optimiser = make_optimiser(model, device)
@@ -158,7 +189,9 @@ def time_conventional(recipe: Recipe, device: torch.device, steps: int, workers:
 
     def step(both: list[torch.Tensor]) -> None:
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
-            z = torch.cat([model(x.to(device, non_blocking=True, memory_format=torch.channels_last)).gated for x in both])
+            z = torch.cat(
+                [model(x.to(device, non_blocking=True, memory_format=torch.channels_last)).gated for x in both]
+            )
         optimiser.zero_grad(set_to_none=True)
         info_nce(z, recipe.objective.temperature).backward()
         optimiser.step()

@@ -12,7 +12,16 @@ import pytest
 from bayesncl.data.images import Images
 from bayesncl.recipes import Recipe, change, named
 
-TINY = ["data.size=16", "views.size=16", "model.hidden=24", "model.dim=12", "run.batch=16", "run.epochs=3", "run.log_every=2", "run.checkpoint_every=1"]
+TINY = [
+    "data.size=16",
+    "views.size=16",
+    "model.hidden=24",
+    "model.dim=12",
+    "run.batch=16",
+    "run.epochs=3",
+    "run.log_every=2",
+    "run.checkpoint_every=1",
+]
 
 
 def tiny_recipe(method: str = "bayesncl", *changes: str) -> Recipe:

@@ -448,7 +448,7 @@ def test_gpu_gives_the_same_views_and_fits_in_a_graph() -> None:
         out = augment.make_views(pixels, index, epoch, 6, views)
     epoch.fill_(5)
     graph.replay()
-    assert (out.cpu() - expected).abs().max() < 1e-4
+    assert (out.cpu() - expected).abs().max() < 1 / 255  # products in half precision
 
 
 # -- input and the sheet ------------------------------------------------------------------------------------------

@@ -36,8 +36,8 @@ def test_value_and_gradient(block, tau):
 
 def test_blocks_equal_dense_gradient():
     z = features(34, 8)
-    dense, = torch.autograd.grad(bayesncl.info_nce(z), z)
-    blocked, = torch.autograd.grad(3 * bayesncl.info_nce(z, block=5), z)
+    (dense,) = torch.autograd.grad(bayesncl.info_nce(z), z)
+    (blocked,) = torch.autograd.grad(3 * bayesncl.info_nce(z, block=5), z)
     torch.testing.assert_close(blocked, 3 * dense, rtol=1e-12, atol=1e-14)
 
 

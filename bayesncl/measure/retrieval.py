@@ -22,6 +22,11 @@ KS = (1, 3, 5, 10)
 QUERY_ROWS, GALLERY_ROWS = 1024, 4096
 
 
+def place() -> torch.device:
+    """Where neighbours are sought: on the GPU if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def retrieval(
     features: Array,
     labels: Array,
@@ -112,7 +117,7 @@ def knn_accuracy(
     if not 0 < k <= len(features):
         raise InputError(f"k = {k} neighbours of {len(features)} rows")
     index, _ = as_labels(np.concatenate([_plain(labels), _plain(query_labels)]), len(features) + len(queries))
-    known, wanted = torch.from_numpy(index[: len(features)]), index[len(features) :]
+    known, wanted = torch.from_numpy(index[: len(features)]).to(place()), index[len(features) :]
     right = 0
     for start in range(0, len(queries), QUERY_ROWS):
         stop = min(start + QUERY_ROWS, len(queries))
@@ -122,17 +127,17 @@ def knn_accuracy(
         values, found, last = values[:, :k], found[:, :k], values[:, k - 1 : k]
         # less the largest, which no comparison feels and exp survives
         weight = ((values.double() - values[:, :1]) / temperature).exp()
-        votes = torch.zeros(len(q), int(index.max()) + 1, dtype=torch.float64)
-        beyond = torch.zeros(len(q), 1, dtype=torch.bool)
+        votes = torch.zeros(len(q), int(index.max()) + 1, dtype=torch.float64, device=q.device)
+        beyond = torch.zeros(len(q), 1, dtype=torch.bool, device=q.device)
         beyond[open_end] = True
         votes.scatter_add_(1, known[found], weight.where((values > last) | ~beyond, 0.0))
         if len(open_end):  # the last tie shares the places that are left
             places = weight.where(values == last, 0.0).sum(1)[open_end]
             counts = _count_equal(q[open_end], last[open_end], features, None, known[None])[0]
-            shares = torch.zeros(len(open_end), votes.shape[1], dtype=torch.float64)
+            shares = torch.zeros(len(open_end), votes.shape[1], dtype=torch.float64, device=q.device)
             shares[:, : counts.shape[1]] = counts / counts.sum(1, keepdim=True).clamp_min(1)
             votes[open_end] += places[:, None] * shares
-        right += int((votes.argmax(1).numpy() == wanted[start:stop]).sum())
+        right += int((votes.argmax(1).cpu().numpy() == wanted[start:stop]).sum())
         if progress:
             progress(stop, len(queries), "nearest neighbours")
     return 100 * right / len(queries)
@@ -178,11 +183,13 @@ def rank_relevance(
     n = len(features)
     rows = np.arange(n) if queries is None else np.asarray(queries, np.int64)
     weight = _checked_weights(weights, features.shape[1], columns)
-    labels = torch.from_numpy(np.stack(labellings))  # [L, N]
+    labels = torch.from_numpy(np.stack(labellings)).to(place())  # [L, N]
     ranks = min(depth + 1, n - 1)
-    totals = {name: torch.zeros(len(labels), depth, dtype=torch.float64) for name in ("sound", "paper")}
+    totals = {
+        name: torch.zeros(len(labels), depth, dtype=torch.float64, device=labels.device) for name in ("sound", "paper")
+    }
     for start in range(0, len(rows), QUERY_ROWS):
-        own = torch.from_numpy(rows[start : start + QUERY_ROWS])
+        own = torch.from_numpy(rows[start : start + QUERY_ROWS]).to(place())
         q = _prepare(features, rows[start : start + QUERY_ROWS], columns)
         weighted = q if weight is None else q * weight
         values, found = _nearest(weighted, features, columns, min(ranks + 1, n - 1), own)
@@ -203,7 +210,7 @@ def rank_relevance(
         totals["paper"] += _with_self(values, size, hits, self_value)[:, :, 1 : depth + 1].sum(1)
         if progress:
             progress(min(start + QUERY_ROWS, len(rows)), len(rows), "nearest neighbours")
-    return {name: (total / len(rows)).numpy() for name, total in totals.items()}
+    return {name: (total / len(rows)).cpu().numpy() for name, total in totals.items()}
 
 
 def _ties(values: Tensor, match: Tensor) -> tuple[Tensor, Tensor]:
@@ -229,7 +236,7 @@ def _with_self(values: Tensor, size: Tensor, hits: Tensor, self_value: Tensor) -
 def _prepare(features: np.ndarray, rows: slice | np.ndarray, columns: np.ndarray | None) -> Tensor:
     """Rows cut to the kept columns, at unit length, float64; zero rows stay zero."""
     block = features[rows]
-    kept = as_tensor(block if columns is None else block[:, columns]).double()
+    kept = as_tensor(block if columns is None else block[:, columns]).to(place()).double()
     # rows picked by number are rows of the gallery too, and checked as such
     norm = norms(kept, rows.start) if isinstance(rows, slice) else torch.linalg.vector_norm(kept, dim=1, keepdim=True)
     return kept / norm.clamp_min_(1e-12)
@@ -253,7 +260,7 @@ def _nearest(
     q: Tensor, features: np.ndarray, columns: np.ndarray | None, k: int, own: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The k most similar rows of each query: similarity, descending, and row. Which of equals is not defined."""
-    values, rows = torch.empty(len(q), 0), torch.empty(len(q), 0, dtype=torch.int64)
+    values, rows = q.new_empty(len(q), 0, dtype=torch.float32), q.new_empty(len(q), 0, dtype=torch.int64)
     for part, s in _similarities(q, features, columns, own):
         top, place = s.topk(min(k, s.shape[1]), dim=1)
         values, rows = torch.cat([values, top], 1), torch.cat([rows, place + part.start], 1)
@@ -271,7 +278,7 @@ def _count_equal(
     own: Tensor | None = None,
 ) -> Tensor:
     """By class, how many rows have just the similarity value [q, 1] to each query: [L, q, C] for labels [L, N]."""
-    counts = torch.zeros(len(labels), int(labels.max()) + 1, len(q))
+    counts = torch.zeros(len(labels), int(labels.max()) + 1, len(q), device=q.device)
     for part, s in _similarities(q, features, columns, own):
         equal = (s == value).T.float()
         for count, label in zip(counts, labels):
@@ -291,7 +298,7 @@ def _checked_weights(weights: Array | None, width: int, columns: np.ndarray | No
     weight = _plain(weights).astype(np.float64)
     if weight.shape != (width,) or not (np.isfinite(weight).all() and (weight >= 0).all()):
         raise InputError(f"weights must be {width} finite numbers from 0 up, got shape {list(weight.shape)}")
-    return torch.from_numpy(weight if columns is None else weight[columns])
+    return torch.from_numpy(weight if columns is None else weight[columns]).to(place())
 
 
 def _plain(values: Array) -> np.ndarray:
