@@ -12,6 +12,7 @@ test: $(VENV)/ready
 	$(BIN)/python -m pytest
 
 test-long: $(VENV)/ready
+	$(BIN)/python -m pytest -m slow
 	$(BIN)/python -m tests.faults --long
 
 lint: $(VENV)/ready

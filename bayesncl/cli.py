@@ -58,13 +58,18 @@ def main() -> None:
         fail("stopped", 130)
     except MemoryError:
         fail("out of memory", 1)
+    except RuntimeError as error:  # torch's two ways to say it
+        if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in str(error):
+            raise
+        fail("out of memory", 1)
     except OSError as error:
         fail(f"{error.filename or 'i/o'}: {error.strerror or error}", 1)
 
 
 def fail(message: str, status: int) -> None:
     """Say what is wrong in one line and leave; other processes of a group must not be waited for."""
-    print(f"bayesncl: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    line = " ".join(message.split())  # and nothing that a terminal would obey: names come from strangers' files
+    print("bayesncl:", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line), file=sys.stderr, flush=True)
     sys.exit(status)
 
 
@@ -106,26 +111,32 @@ def train(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="run folder; default runs/RECIPE, numbered if it exists")
     ] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="also write RUN/tensorboard")] = False,
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
     """Train a recipe. Everything goes into a run folder; a killed run goes on with: bayesncl resume."""
     from . import distributed
+    from .progress import Display
     from .runs import new_run
     from .train import fit_batch
 
     chosen = find_recipe(recipe, changes, data)
     distributed.start()
+    open_device(device)  # complains now rather than after the images are read
+    folder = out or Path("runs") / chosen.name
+    numbered = distributed.world_size() == 1 and out is None
+    if not numbered and (folder / "recipe.json").exists() and not distributed.restarted():
+        raise InputError(f"{folder} holds a run already: bayesncl resume {folder}, or choose another --out")
     display = open_display(quiet)
     images = load_split(chosen, "train", display)
     chosen, note = fit_batch(chosen, len(images))
     if note:
         display.note(note)
-    folder = out or Path("runs") / chosen.name
-    if distributed.world_size() == 1 and out is None:
+    if numbered:
         folder = new_run(folder.parent, folder.name)
-    elif (folder / "recipe.json").exists() and not distributed.restarted():
-        raise InputError(f"{folder} holds a run already: bayesncl resume {folder}, or choose another --out")
+    if tensorboard:
+        display = Display(quiet, board=folder / "tensorboard")
     train_run(chosen, images, folder, device, display)
 
 
@@ -171,7 +182,8 @@ def evaluate(
     results = evaluate_model(model, *splits, paper_probe=paper_probe, progress=display.count)
     display.close()
     results["parameters"]["recipe"] = recipe.to_dict()
-    write_atomic(run / "evaluation.json", to_json(results))
+    if run.is_dir():  # it may be a model file
+        write_atomic(run / "evaluation.json", to_json(results))
     show(results, json, csv, markdown, latex)
     if plots is not None:
         for path in draw_figures({recipe.name: (run, results)}, plots):
@@ -268,7 +280,7 @@ def atlas(
         page = atlas_of_arrays(features, out or features.with_suffix("").with_name(features.stem + "-atlas"))
     else:
         assert runs
-        page = atlas_of_runs(runs, out or runs[0] / "atlas", data, images, device, display)
+        page = atlas_of_runs(runs, out or runs[0] / "atlas", data, images, open_device(device), display)
     display.close()
     display.note(f"open {page}")
     if serve:
@@ -373,7 +385,10 @@ def with_root(recipe: Recipe, root: str | None) -> Recipe:
     """The recipe with its data at another place."""
     if root is None:
         return recipe
-    place = str(Path(root).expanduser().resolve())
+    try:
+        place = str(Path(root).expanduser().resolve())
+    except (RuntimeError, OSError) as error:  # no such user, links in a circle
+        raise InputError(f"--data {root}: {error}") from None
     return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, root=place))
 
 
@@ -386,19 +401,9 @@ def open_display(quiet: bool) -> Display:
 
 def open_device(name: str | None) -> Any:
     """The device a person asked for, or the best there is."""
-    import torch
+    from .train import find_device
 
-    from .train import default_device
-
-    if name is None:
-        return default_device()
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InputError(f"no device {name!r}: cpu or cuda") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError("no GPU that torch can use: --device cpu")
-    return device
+    return find_device(name)
 
 
 def open_run(run: Path, device: str | None, root: str | None = None) -> tuple[Encoder, Recipe]:

@@ -20,6 +20,7 @@ from .model import Encoder
 SUPPORTS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100)
 CURVE_DIMS = (16, 32, 48, 64, 80, 96, 128, 192, 256, 384, 512, 1024)
 PAPER_DIMS = {"cifar10": 64, "cifar100": 128, "imagenet100": 256}  # K of the published retrieval tables
+NEIGHBOURS = 20  # of the kNN classifier
 PUBLISHED_SEEDS = (42, 43, 44)
 LISTED = 12  # of lists that could be long
 
@@ -61,8 +62,9 @@ def evaluate(
     results["conflicting"] = {str(t): conflicting(sound.gated, test, t) for t in (0.9, 0.5)}
     if train.labels is not None:
         results["probe"] = {"fast": probe.fast_probe(seen.h, train.labels, sound.h, test.labels)}
+        k = results["parameters"]["knn_k"] = min(NEIGHBOURS, len(train))
         results["knn"] = {
-            name: knn_accuracy(getattr(seen, name), train.labels, getattr(sound, name), test.labels)
+            name: knn_accuracy(getattr(seen, name), train.labels, getattr(sound, name), test.labels, k)
             for name in ("h", "gated")
         }
         if paper_probe:
@@ -74,7 +76,7 @@ def evaluate(
         )
         results["gates"] = {
             "open": float(sound.open.mean()),
-            "open_where_active": float(sound.open[sound.z > 0].mean()),
+            "open_where_active": float(sound.open[sound.z > 0].mean()) if (sound.z > 0).any() else None,
         }
     if test.backgrounds is not None:
         results.update(background_measures(model, train, test, seen, sound))
@@ -117,7 +119,7 @@ def background_measures(
         name: scalars(value) | {"by_dimension": rounded(value["by_dimension"]["error"])}
         for name, value in found.items()
     }
-    out["ipw"] = theory.ipw_effect(sound.gated, test.labels, test.backgrounds, pi=theory.prevalence(seen.gated))
+    out["ipw"] = theory.ipw_effect(sound.gated, test.labels, test.backgrounds, pi=theory.prevalence(seen.z))
     out["ipw"]["conflict"] = {k: scalars(v) for k, v in out["ipw"]["conflict"].items()}
     out["ipw"]["retrieval"] = as_text(out["ipw"]["retrieval"])
     if sound.open is not None and model.recipe.gate.kind != "soft":
@@ -168,9 +170,9 @@ def conflicting(z: np.ndarray, test: Images, threshold: float) -> dict[str, Any]
     """How many dimensions conflict by the paper's definition, and the worst of them with the classes they join."""
     assert test.labels is not None
     found = conflict.conflicting_features(z, test.labels, threshold)
-    names = test.class_names or [str(c) for c in range(int(test.labels.max()) + 1)]
+    name = test.class_names.__getitem__ if test.class_names else str
     worst = [
-        {"dim": row["dim"], "product": row["product"], "classes": [names[int(c)] for c in row["classes"][:LISTED]]}
+        {"dim": row["dim"], "product": row["product"], "classes": [name(int(c)) for c in row["classes"][:LISTED]]}
         for row in found["dims"][:LISTED]
     ]
     return {"count": found["count"], "chance_count": found["chance_count"], "worst": worst}

@@ -53,7 +53,9 @@ def read_summary(run: Path) -> dict[str, dict[str, float]] | None:
         return None
     try:
         results = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(results, dict):
         return None
     return {name: results[name] for name in ("paper", "sound") if isinstance(results.get(name), dict)}
 

@@ -73,7 +73,7 @@ def extract(
     model.eval()
     try:
         for i, start in enumerate(mine):
-            pixels = torch.from_numpy(np.ascontiguousarray(images.pixels[start : start + size])).to(mean.device)
+            pixels = torch.from_numpy(np.array(images.pixels[start : start + size])).to(mean.device)
             x = (centre_crop(pixels, recipe.views.size).float() / 255 - mean) / std
             if mode == "paper":
                 with batch_statistics(model):

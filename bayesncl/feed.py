@@ -41,7 +41,7 @@ def settle(pixels: np.ndarray, device: torch.device) -> Pixels:
         return pixels
     resident = torch.empty(pixels.shape, dtype=torch.uint8, device=device)
     for start in range(0, len(pixels), 8192):  # in parts: a memory-mapped set need not fit into host memory
-        part = torch.from_numpy(np.ascontiguousarray(pixels[start : start + 8192]))
+        part = torch.from_numpy(np.array(pixels[start : start + 8192]))
         resident[start : start + len(part)] = part.to(device)
     return resident
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,8 +58,13 @@ def dynamics_rows(run: Path) -> list[dict[str, Any]]:
     path = run / "metrics.jsonl"
     if not path.exists():
         return []
-    lines = (json.loads(text) for text in path.read_text().splitlines())
-    return [line for line in lines if line.get("kind") == "dynamics"]
+    rows = []
+    for text in path.read_text(errors="replace").splitlines():
+        with contextlib.suppress(ValueError):  # a line cut short by a kill
+            line = json.loads(text)
+            if isinstance(line, dict) and line.get("kind") == "dynamics":
+                rows.append(line)
+    return rows
 
 
 def threshold_curve(sound: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:

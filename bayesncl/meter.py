@@ -23,10 +23,10 @@ NEVER = 2**62  # "no step yet" in Meter.first_bad
 class Meter:
     """Sums over steps, kept on the device and read back without waiting for it."""
 
-    def __init__(self, dim: int, device: torch.device) -> None:
+    def __init__(self, dim: int, device: torch.device, done: int = 0) -> None:
         self.sums = torch.zeros(len(AVERAGES), dtype=torch.float64, device=device)
         self.fired = torch.zeros(dim, device=device)  # active rows per dimension
-        self.steps = torch.zeros((), dtype=torch.int64, device=device)  # since the start of this process
+        self.steps = torch.full((), done, dtype=torch.int64, device=device)  # steps of the run so far
         self.first_bad = torch.full((len(TERMS),), NEVER, device=device)  # first step at which a term was not finite
         self.state = [self.sums, self.fired, self.steps, self.first_bad]
 
@@ -66,7 +66,7 @@ class Logger:
             recipe,
             steps,
         )
-        self.start, self.last, self.last_time = done, done, time.perf_counter()
+        self.last, self.last_time = done, time.perf_counter()
         self.pending: tuple[int, int, float, list[Tensor], torch.cuda.Event | None] | None = None
         display.begin(recipe, steps * recipe.run.epochs, done)
 
@@ -82,12 +82,7 @@ class Logger:
 
     def finish(self) -> None:
         """Report what is pending."""
-        if self.last_pending() and self.meter.sums.is_cuda:
-            torch.cuda.synchronize()
         self._write()
-
-    def last_pending(self) -> bool:
-        return self.pending is not None
 
     def extra(self, fields: dict[str, object] | None, done: int) -> None:
         """Append a line of its own."""
@@ -102,7 +97,7 @@ class Logger:
         self.pending = None
         if event is not None:
             event.synchronize()
-        raise_if_bad(first_bad, self.start, self.path.parent)
+        raise_if_bad(first_bad, self.path.parent)
         rows = 2 * self.recipe.run.batch * count
         line = {
             "step": done,
@@ -121,7 +116,7 @@ class Logger:
             file.write(json.dumps(line) + "\n")
 
 
-def raise_if_bad(first_bad: Tensor, start: int, run_dir: Path) -> None:
+def raise_if_bad(first_bad: Tensor, run_dir: Path) -> None:
     """Stop the run if a term of the loss was not finite, naming the term, the step and the last good checkpoint."""
     if int(first_bad.min()) == NEVER:
         return
@@ -129,7 +124,7 @@ def raise_if_bad(first_bad: Tensor, start: int, run_dir: Path) -> None:
     terms = [name for name, bad in zip(TERMS, first_bad.tolist()) if bad == step and name != "loss"] or ["loss"]
     saved = checkpoint.listed(run_dir)
     good = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"
-    raise InputError(f"{' and '.join(terms)} is not finite at step {start + step}; {good}")
+    raise InputError(f"{' and '.join(terms)} is not finite at step {step}; {good}")
 
 
 def cut_metrics(path: Path, done: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from .backbones import build_backbone, settle_statistics
 from .errors import InputError
 from .files import write_atomic
-from .gates import open_gates, rectify, top_k_mask
+from .gates import at_least_float32, open_gates, rectify, top_k_mask
 from .objective import normalise
 from .recipes import Recipe, recipe_from_json
 
@@ -64,13 +65,13 @@ class Encoder(nn.Module):
         self.register_buffer("std", torch.tensor(recipe.data.std).view(1, 3, 1, 1), persistent=False)
 
     def forward(self, x: Tensor, uniform: Tensor | None = None) -> Features:
-        """Features of normalised pixels x [N, 3, H, W]; in training `uniform` [N, D] feeds the noise of Gumbel gates."""
+        """Features of normalised pixels x [N, 3, H, W]; `uniform` [N, D] feeds Gumbel gates their noise in training."""
         h = self.backbone(x)
         if self.training:
             settle_statistics(self.backbone)
         z = self.projector(h)
         if self.recipe.model.layer_norm:
-            z = F.layer_norm(z.float(), z.shape[1:])
+            z = F.layer_norm(at_least_float32(z), z.shape[1:])
         z = rectify(z, self.recipe.model.rectifier)
         if self.recipe.model.top_k:
             z = z * top_k_mask(z, self.recipe.model.top_k)
@@ -142,21 +143,30 @@ def build_model(recipe: Recipe) -> Encoder:
     if recipe.model.top_k > recipe.model.dim:
         raise InputError(f"model.top_k = {recipe.model.top_k} is more than model.dim = {recipe.model.dim}")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.run.seed)
+        torch.default_generator.manual_seed(recipe.run.seed)  # the CPU's: torch.manual_seed would reset the GPU's too
         return Encoder(recipe)
 
 
 def as_pixels(images: Tensor | np.ndarray | Sequence[Image], recipe: Recipe) -> Tensor:
     """Whatever a person hands to `encode` as uint8 or float [N, 3, H, W]."""
     if isinstance(images, list | tuple):
+        from PIL.Image import Image as PillowImage
+
         from .data.decode import fit, to_rgb
 
+        if strange := [type(image).__name__ for image in images if not isinstance(image, PillowImage)]:
+            raise InputError(f"a list must hold PIL images, got {strange[0]}; arrays go in as one [N, 3, H, W]")
         arrays = [np.asarray(fit(to_rgb(image), recipe.data.size, recipe.views.size)) for image in images]
         if not arrays:
             return torch.empty(0, 3, recipe.views.size, recipe.views.size, dtype=torch.uint8)
         return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2)
-    pixels = torch.as_tensor(images)
-    if pixels.ndim != 4 or pixels.shape[1] != 3:
+    if not isinstance(images, Tensor | np.ndarray):
+        raise InputError(f"images must be a tensor, an array or a list of PIL images, got {type(images).__name__}")
+    try:
+        pixels = images if isinstance(images, Tensor) else torch.from_numpy(np.array(images))  # a copy: any strides
+    except TypeError:
+        raise InputError(f"images must be uint8 or float in [0, 1], got {images.dtype}") from None
+    if pixels.ndim != 4 or pixels.shape[1] != 3 or 0 in pixels.shape[2:]:
         raise InputError(f"images must be [N, 3, H, W], got {list(pixels.shape)}")
     if pixels.dtype == torch.uint8:
         return pixels
@@ -180,7 +190,9 @@ def digest(tensors: dict[str, Tensor]) -> str:
 def save_model(model: Encoder, path: Path) -> None:
     """Write weights as safetensors, with the recipe and a checksum in the metadata."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    metadata = {"format": "bayesncl-1", "recipe": json.dumps(model.recipe.to_dict()), "sha256": digest(tensors)}
+    recipe = model.recipe.to_dict()
+    recipe["data"]["root"] = ""  # where the images lay is nobody else's business
+    metadata = {"format": "bayesncl-1", "recipe": json.dumps(recipe), "sha256": digest(tensors)}
     write_atomic(path, safetensors.torch.save(tensors, metadata))
 
 
@@ -196,7 +208,7 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Encoder:
     -------
     Encoder in eval mode. Nothing is unpickled; a damaged file raises InputError.
     """
-    path = Path(path)
+    path = folder = Path(path)
     if path.is_dir():
         if not (path / WEIGHTS).exists() and (path / "recipe.json").exists():
             raise InputError(f"{path} is not finished: bayesncl resume {path}")
@@ -213,9 +225,14 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Encoder:
         raise InputError(f"{path} carries no recipe, so it was not written by bayesncl")
     if metadata.get("sha256") != digest(tensors):
         raise InputError(f"{path} is damaged: its checksum does not match")
-    model = build_model(recipe_from_json(metadata["recipe"], str(path)))
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise InputError(f"{path} does not fit its own recipe: {str(error).splitlines()[0]}") from None
+    recipe = recipe_from_json(metadata["recipe"], str(path))
+    if (folder / "recipe.json").is_file():  # a run's own folder knows where its images are; the weights do not
+        own = recipe_from_json((folder / "recipe.json").read_text(errors="replace"), str(folder / "recipe.json"))
+        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, root=own.data.root))
+    with torch.device("meta"):  # shapes alone: a stranger's recipe must not take memory that its tensors do not fill
+        wanted = {name: tensor.shape for name, tensor in build_model(recipe).state_dict().items()}
+    if wanted != {name: tensor.shape for name, tensor in tensors.items()}:
+        raise InputError(f"{path} does not fit its own recipe: names or shapes of its tensors differ")
+    model = build_model(recipe)
+    model.load_state_dict(tensors)
     return model.eval().to(device)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from . import distributed
+from .errors import InputError
 from .recipes import Recipe
 
 PLAIN_SECONDS = 5.0  # least time between plain lines
@@ -18,9 +20,10 @@ PLAIN_SECONDS = 5.0  # least time between plain lines
 class Display:
     """Shows how a training run, or any counted work, is getting on. Process 0 speaks, the others are silent."""
 
-    def __init__(self, quiet: bool = False) -> None:
+    def __init__(self, quiet: bool = False, board: Path | None = None) -> None:
         self.quiet = quiet or distributed.rank() != 0
         self.console = Console(stderr=True, highlight=False)
+        self.board = open_board(board) if board is not None and distributed.rank() == 0 else None
         self.live = self.console.is_terminal and not self.quiet
         self.bar: Progress | None = None
         self.task: Any = None
@@ -40,11 +43,15 @@ class Display:
 
     def update(self, line: dict[str, Any]) -> None:
         """Show a line of metrics."""
+        if self.board is not None:
+            for name, value in line.items():
+                self.board.add_scalar(name, value, line["step"])
         if self.quiet:
             return
         text = (
             f"epoch {line['epoch']:.1f}  loss {line['loss']:.3f}  kl {line['kl']:.2f}  "
-            f"open {100 * line['open']:.0f} %  active {line['active']} ({line['near_dead']} nearly dead)  {line['images_per_second']:.0f} images/s"
+            f"open {100 * line['open']:.0f} %  active {line['active']} ({line['near_dead']} nearly dead)  "
+            f"{line['images_per_second']:.0f} images/s"
         )
         if self.bar is not None:
             self.bar.update(self.task, completed=line["step"], text=text)
@@ -89,9 +96,20 @@ class Display:
     def close(self) -> None:
         """Leave the terminal as it was."""
         self._close()
+        if self.board is not None:
+            self.board.flush()
 
     def _close(self) -> None:
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
         sys.stderr.flush()
+
+
+def open_board(folder: Path) -> Any:
+    """A TensorBoard writer, from the extra."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise InputError("--tensorboard needs the extra: pip install 'bayesncl[tensorboard]'") from None
+    return SummaryWriter(str(folder))

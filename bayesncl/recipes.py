@@ -25,6 +25,9 @@ CIFAR10_EVAL_STATS = ((0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.261))
 CIFAR100_STATS = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 IMAGENET_STATS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
+SEEDS = 2**63 - 1  # the largest seed torch takes
+WIDEST = 2**20  # of a layer: more is a slip of the pen, or a file that wants our memory
+
 Triple = tuple[float, float, float]
 Pair = tuple[float, float]
 
@@ -57,7 +60,7 @@ class Data:
     train_images: int = _f(6000, "scenes: number of training images", least=2)
     test_images: int = _f(2000, "scenes: number of test images", least=2)
     tied: float = _f(0.95, "scenes: share of training objects that stand on their own background", least=0.0, most=1.0)
-    seed: int = _f(0, "scenes: seed of the images; folder, shards, arrays: seed of the held-out choice", least=0)
+    seed: int = _f(0, "seed of the images (scenes) or of the held-out choice (all others)", least=0, most=SEEDS)
     mean: Triple = _f((0.5, 0.5, 0.5), "per-channel mean subtracted from pixels in [0, 1]")
     std: Triple = _f((0.25, 0.25, 0.25), "per-channel standard deviation pixels are divided by")
     paper_mean: Triple | None = _f(None, "mean the published evaluation used, where it differs from `mean`")
@@ -93,8 +96,8 @@ class Model:
         "cifar", "cifar: 3x3 stride 1, no pooling; imagenet: 7x7 stride 2 and pooling", ("cifar", "imagenet")
     )
     stem_padding: int = _f(2, "padding of the cifar stem; the published experiments used 2", least=0, most=3)
-    hidden: int = _f(2048, "hidden width of the projector", least=1)
-    dim: int = _f(256, "D, the number of feature dimensions", least=1)
+    hidden: int = _f(2048, "hidden width of the projector", least=1, most=WIDEST)
+    dim: int = _f(256, "D, the number of feature dimensions", least=1, most=WIDEST)
     rectifier: str = _f("rep_relu", "what makes z non-negative; none gives plain contrastive learning", RECTIFIERS)
     layer_norm: bool = _f(False, "parameter-free layer norm on z before the rectifier")
     top_k: int = _f(0, "keep only the k largest entries of each row of z; 0 keeps all", least=0)
@@ -108,7 +111,7 @@ class Gate:
         "ste", "none, ste (straight-through), soft, gumbel (logistic noise), gumbel-paper (one Gumbel sample)", GATES
     )
     depth: int = _f(2, "layers of the gating head", least=1, most=3)
-    hidden: int = _f(0, "hidden width of the gating head; 0 takes the projector's", least=0)
+    hidden: int = _f(0, "hidden width of the gating head; 0 takes the projector's", least=0, most=WIDEST)
     prior: float = _f(0.8, "rho, the prior probability that a gate is open", least=0.01, most=0.99)
     weight: float = _f(3e-5, "lambda, the weight of the KL term", least=0.0)
     threshold: float = _f(0.5, "a gate is open where q > threshold", least=0.0, most=1.0)
@@ -142,9 +145,9 @@ class Optimiser:
 class Run:
     """How long, how large, how often."""
 
-    epochs: int = _f(200, "passes over the training images", least=1)
+    epochs: int = _f(200, "passes over the training images", least=1, most=1_000_000)
     batch: int = _f(256, "images per step over all processes; each gives two views", least=2)
-    seed: int = _f(0, "seed of weights, order and views", least=0)
+    seed: int = _f(0, "seed of weights, order and views", least=0, most=SEEDS)
     checkpoint_every: int = _f(10, "epochs between checkpoints", least=1)
     keep_checkpoints: int = _f(2, "how many of the newest checkpoints stay on disk", least=1)
     log_every: int = _f(50, "steps between progress reports", least=1)
@@ -199,7 +202,7 @@ def recipe_from_dict(tree: Any, source: str = "recipe") -> Recipe:
     parts: dict[str, Any] = {}
     for part, values in tree.items():
         if part == "name":
-            parts["name"] = _checked(values, str, f"{source}: name")
+            parts["name"] = _checked_name(_checked(values, str, f"{source}: name"), source)
             continue
         if part not in PARTS:
             raise InputError(f"{source}: no part {part!r}{nearest(str(part), PARTS)}")
@@ -214,6 +217,13 @@ def recipe_from_dict(tree: Any, source: str = "recipe") -> Recipe:
         parts[part] = cls(**values)
         _check_ranges(parts[part], f"{source}: {part}")
     return Recipe(**parts)
+
+
+def _checked_name(name: str, source: str) -> str:
+    """A recipe's name becomes that of a folder, so it must be one."""
+    if not name or len(name) > 100 or not name.isprintable() or "/" in name or name in (".", ".."):
+        raise InputError(f"{source}: name: expected one to 100 plain characters without /, got {name[:80]!r}")
+    return name
 
 
 def recipe_from_json(text: str, source: str = "recipe") -> Recipe:
@@ -261,7 +271,7 @@ def _parsed(text: str, kind: Any, where: str) -> Any:
             return float(text)
         return tuple(float(item) for item in text.strip("()[]").split(","))
     except ValueError:
-        raise InputError(f"{where}: expected {_named(kind)}, got {text!r}") from None
+        raise InputError(f"{where[:200]}: expected {_named(kind)}, got {text[:80]!r}") from None
 
 
 def _checked(value: Any, kind: Any, where: str) -> Any:
@@ -274,7 +284,7 @@ def _checked(value: Any, kind: Any, where: str) -> Any:
     if typing.get_origin(kind) is tuple:
         n = len(typing.get_args(kind))
         if not isinstance(value, list | tuple) or len(value) != n:
-            raise InputError(f"{where}: expected {wanted}, got {value!r}")
+            raise InputError(f"{where}: expected {wanted}, got {str(value)[:80]!r}")
         return tuple(_checked(item, float, where) for item in value)
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         if not -1e30 < value < 1e30:
@@ -282,6 +292,8 @@ def _checked(value: Any, kind: Any, where: str) -> Any:
         return float(value)
     if type(value) is not kind:
         raise InputError(f"{where}: expected {wanted}, got {str(value)[:80]!r}")
+    if kind is str and "\0" in value:
+        raise InputError(f"{where}: expected text without NUL, got {value[:80]!r}")
     return value
 
 
@@ -309,8 +321,10 @@ def _check_ranges(part: Any, where: str) -> None:
             raise InputError(f"{where}.{f.name}: must be at least {least}, got {value}")
         if most is not None and value > most:
             raise InputError(f"{where}.{f.name}: must be at most {most}, got {value}")
-    if isinstance(part, Data) and min(part.std) <= 0:
-        raise InputError(f"{where}.std: must be positive, got {part.std}")
+    for name in ("std", "paper_std"):
+        std = getattr(part, name, None)
+        if std is not None and min(std) <= 0:
+            raise InputError(f"{where}.{name}: must be positive, got {std}")
     for name in ("crop_scale", "crop_ratio", "blur_sigma"):
         low, high = getattr(part, name, (1.0, 1.0))
         if not 0 < low <= high:
@@ -320,11 +334,13 @@ def _check_ranges(part: Any, where: str) -> None:
 def _datasets() -> dict[str, Recipe]:
     """The recipe of each data set with the method `bayesncl`."""
     cifar = Recipe(run=Run(epochs=200, batch=256))
+    # Sized for a minute on two cores. Gentle crops without flips keep the digits whole; small batches make more steps.
     small = Recipe(
+        data=Data(train_images=4000, test_images=2000),
+        views=Views(crop_scale=(0.6, 1.0), hue=0.1, blur=0.0, flip=0.0),
         model=Model(backbone="small", hidden=256, dim=64),
-        gate=Gate(lr=0.1),
-        optimiser=Optimiser(lr=0.4, warmup_epochs=1),
-        run=Run(epochs=12, batch=128, checkpoint_every=4, log_every=10),
+        optimiser=Optimiser(lr=2.0, eta=0.1, warmup_epochs=1),
+        run=Run(epochs=14, batch=64, checkpoint_every=2, log_every=20),
     )
     photos = dataclasses.replace(
         cifar,

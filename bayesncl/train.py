@@ -76,28 +76,29 @@ def train(
         try:
             rates = schedule(recipe, steps).to(device)  # [T, groups]
             pixels = settle(images.pixels, device)
-            meter = Meter(recipe.model.dim, device)
+            meter = Meter(recipe.model.dim, device, done)
             step = make_step(model, optimiser, meter, recipe, pixels, device)
             logger = Logger(run_dir, meter, display, recipe, steps, done)
             model.train()
             set_views(model, 2)
+            stop = False
             for epoch in range(done // steps, epochs):
                 for part, index in batches(pixels, batch, recipe.run.seed, epoch, done % steps, device):
                     step(part, index, epoch, rates[done])
                     done += 1
                     if done % recipe.run.log_every == 0 or done == steps * epochs:
                         logger.log(done)
-                    if stopper.asked(done, recipe.run.log_every):
-                        logger.finish()
-                        save_checkpoint(run_dir, model, optimiser, done, meter, recipe)
-                        raise Interrupted(
-                            f"stopped after {done} of {steps * epochs} steps; go on with: bayesncl resume {run_dir}"
-                        )
-                if after_epoch is not None:
+                    stop = stopper.asked(done, recipe.run.log_every)
+                    if stop:
+                        break
+                if after_epoch is not None and done == (epoch + 1) * steps:
                     logger.extra(after_epoch(model, epoch + 1), done)
-                if (epoch + 1) % recipe.run.checkpoint_every == 0 or epoch + 1 == epochs:
+                if stop or (epoch + 1) % recipe.run.checkpoint_every == 0 or epoch + 1 == epochs:
                     logger.finish()
-                    save_checkpoint(run_dir, model, optimiser, done, meter, recipe)
+                    save_checkpoint(run_dir, model, optimiser, done, meter)
+                if stop and done < steps * epochs:
+                    progress = f"stopped after {done} of {steps * epochs} steps"
+                    raise Interrupted(f"{progress}; go on with: bayesncl resume {run_dir}")
             logger.finish()
         except torch.OutOfMemoryError:
             raise InputError(
@@ -113,6 +114,23 @@ def train(
 def default_device() -> torch.device:
     """The GPU of this process, or the CPU."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def find_device(name: str | None) -> torch.device:
+    """The device a person asked for, or the best there is."""
+    if name is None:
+        return default_device()
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"no device {name!r}: cpu or cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("no GPU that torch can use: --device cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"no device {name!r}: {torch.cuda.device_count()} GPUs, counted from cuda:0")
+    return device
 
 
 def check_batch(recipe: Recipe, n: int) -> None:
@@ -259,11 +277,11 @@ def capture(body: Callable[[], None], state: list[Tensor]) -> Callable[[], objec
     return graph.replay
 
 
-def save_checkpoint(run_dir: Path, model: Encoder, optimiser: LARS, done: int, meter: Meter, recipe: Recipe) -> None:
+def save_checkpoint(run_dir: Path, model: Encoder, optimiser: LARS, done: int, meter: Meter) -> None:
     """Checkpoint from process 0, unless a loss was not finite."""
-    raise_if_bad(meter.first_bad.cpu(), 0, run_dir)
+    raise_if_bad(meter.first_bad.cpu(), run_dir)
     if distributed.rank() == 0:
-        checkpoint.save(run_dir, model, optimiser, done, recipe.run.keep_checkpoints)
+        checkpoint.save(run_dir, model, optimiser, done, model.recipe.run.keep_checkpoints)
 
 
 def resume_or_begin(run_dir: Path, model: Encoder, optimiser: LARS, display: Display, lock: RunLock) -> int:

@@ -1,7 +1,8 @@
 """Where images come from. Each data set is a function that gives Images for a split; LOADERS lists them by name.
 
-To add one: write a module with `load(data, split, progress) -> Images`, enter it in LOADERS, and add its name to
-recipes.DATASETS. Raise InputError, with the path in the message, for anything wrong with the files.
+To add one: write a module with `load(data, split, progress) -> Images`, enter it in LOADERS, add its name to
+recipes.DATASETS and its settings to recipes._datasets. Raise InputError, with the path in the message, for anything
+wrong with the files.
 """
 
 from __future__ import annotations

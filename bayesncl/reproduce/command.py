@@ -13,7 +13,7 @@ from .. import data as datasets
 from ..errors import InputError
 from ..progress import Display
 from ..recipes import Recipe
-from ..train import Interrupted, default_device
+from ..train import Interrupted, find_device
 from . import figures, ledger, page
 from .experiments import EXPERIMENTS, SCALES, Experiment, find, runs, title
 from .runner import Library, estimate, run_list
@@ -80,12 +80,7 @@ def workplace(results: Path) -> Path:
 
 def open_device(name: str | None, scale: str) -> torch.device:
     """The device asked for; smoke runs are for a CPU."""
-    if name is not None:
-        try:
-            return torch.device(name)
-        except RuntimeError:
-            raise InputError(f"no device {name!r}: cpu or cuda") from None
-    return torch.device("cpu") if scale == "smoke" else default_device()
+    return torch.device("cpu") if name is None and scale == "smoke" else find_device(name)
 
 
 def missing(experiment: Experiment, entries: list[ledger.Entry], scale: str) -> list[Recipe]:

@@ -27,7 +27,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_lost(outcomes: dict[str, Any], kind: str) -> None:
-    assert outcomes[kind]["tries"] > 0
+    assert outcomes[kind]["tries"] > 0 or "cannot be tried" in outcomes[kind]["kind"]
     assert outcomes[kind]["lost"] == []
 
 

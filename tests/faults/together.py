@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -52,12 +53,16 @@ def same_runs(tries: int, folder: Path, rng: random.Random) -> Outcome:
         first = Child(command("train", "scenes", "--out", place, *CHANGES), folder)
         while not (place / "checkpoints").exists():
             time.sleep(0.005)
-        others = [run(command(*words), folder) for words in (("train", "scenes", "--out", place, *CHANGES), ("evaluate", place), ("resume", place))]
-        still = not (place / "model.safetensors").exists()
+        first.kill(signal.SIGSTOP)  # so that it does not end before the others have looked
+        for words, answer in (
+            (("train", "scenes", "--out", place, *CHANGES), "holds a run already"),
+            (("evaluate", place), "is not finished"),
+            (("resume", place), "is being trained by another process"),
+        ):
+            other = run(command(*words), folder)
+            outcome.check(other.status == 2 and answer in (other.one_line or ""), f"{words[0]}: {other.status} {other.text[-300:]}")
+        first.kill(signal.SIGCONT)
         ended = first.wait()
-        for other, words in zip(others, ("holds a run already", "is not finished", "is being trained by another process")):
-            if still:
-                outcome.check(other.status == 2 and words in (other.one_line or ""), f"{words}: {other.status} {other.text[-300:]}")
         wrong = same_run(place, alone)
         outcome.check(ended.status == 0 and not wrong, f"the first run: {ended.status} {wrong} {ended.text[-300:]}")
         shutil.rmtree(place)

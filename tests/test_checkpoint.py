@@ -1,0 +1,171 @@
+"""Checkpoints and the files they are made of: atomic, checked, the same bytes for the same contents."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from bayesncl import checkpoint, files
+from bayesncl.errors import InputError
+from bayesncl.lars import LARS
+from bayesncl.model import Encoder, build_model
+from bayesncl.recipes import change
+from bayesncl.runs import RunLock, new_run, read_recipe
+from tests.conftest import tiny_recipe
+
+
+def model_and_optimiser(seed: int = 0, *changes: str) -> tuple[Encoder, LARS]:
+    model = build_model(change(tiny_recipe(), [f"run.seed={seed}", *changes]))
+    optimiser = LARS(model.parameters(), lr=0.1, momentum=0.9)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimiser.step()
+    return model, optimiser
+
+
+def test_round_trip_restores_every_bit(tmp_path: Path) -> None:
+    model, optimiser = model_and_optimiser(1)
+    checkpoint.save(tmp_path, model, optimiser, 7, keep=2)
+    other, other_optimiser = model_and_optimiser(2)
+    found, complaints = checkpoint.newest(tmp_path)
+    assert found is not None
+    assert (found.step, complaints) == (7, [])
+    checkpoint.restore(found, other, other_optimiser)
+    for (name, a), b in zip(model.state_dict().items(), other.state_dict().values()):
+        assert torch.equal(a, b), name
+    for p, q in zip(model.parameters(), other.parameters()):
+        momentum = optimiser.state[p]["momentum_buffer"]
+        assert momentum.any()
+        assert torch.equal(momentum, other_optimiser.state[q]["momentum_buffer"])
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    model, optimiser = model_and_optimiser()
+    for step in (1, 2, 9, 10):
+        checkpoint.save(tmp_path, model, optimiser, step, keep=2)
+    assert [p.name for p in checkpoint.listed(tmp_path)] == ["step-00000009.ckpt", "step-00000010.ckpt"]
+    checkpoint.prune(tmp_path, 1)
+    assert [p.name for p in checkpoint.listed(tmp_path)] == ["step-00000010.ckpt"]
+
+
+def test_damage_is_named_and_the_one_before_used(tmp_path: Path) -> None:
+    model, optimiser = model_and_optimiser()
+    for step in (1, 2):
+        path = checkpoint.save(tmp_path, model, optimiser, step, keep=2)
+    whole = path.read_bytes()
+    for spoilt in (whole[:-1], whole[:40], b"", whole[:100] + bytes([whole[100] ^ 1]) + whole[101:]):
+        path.write_bytes(spoilt)
+        found, complaints = checkpoint.newest(tmp_path)
+        assert found is not None
+        assert found.step == 1
+        assert complaints == [f"{path} is damaged: its checksum does not match; going back to the one before"]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"x" * 50, safetensors.torch.save({"x": torch.zeros(1)}), safetensors.torch.save({}, {"step": "x", "recipe": "{}"}),
+     safetensors.torch.save({}, {"step": "3", "recipe": '{"run": 5}'})],
+)  # fmt: skip
+def test_a_good_checksum_is_not_enough(tmp_path: Path, payload: bytes) -> None:
+    path = tmp_path / "step-00000001.ckpt"
+    path.write_bytes(payload + hashlib.sha256(payload).digest())
+    with pytest.raises(InputError, match=r"step-00000001\.ckpt"):
+        checkpoint.read(path)
+
+
+def test_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    model, optimiser = model_and_optimiser()
+    found = checkpoint.read(checkpoint.save(tmp_path, model, optimiser, 1, keep=1))
+    with pytest.raises(InputError, match="does not fit the recipe"):
+        checkpoint.restore(found, *model_and_optimiser(0, "model.dim=8"))
+    odd = found._replace(tensors={k: v[:1] if k.startswith("momentum") else v for k, v in found.tensors.items()})
+    with pytest.raises(InputError, match="does not fit the recipe: momentum of"):
+        checkpoint.restore(odd, model, optimiser)
+
+
+def test_equal_contents_give_equal_bytes() -> None:
+    tensors = {"b": torch.arange(5.0), "a": torch.ones(2, 3)}
+    metadata = {"one": "1", "two": "2", "three": "ü", "four": "4"}
+    made = {files.tensor_bytes(tensors, dict(sorted(metadata.items(), reverse=r))) for r in (True, False) for _ in range(10)}
+    assert len(made) == 1
+    raw = made.pop()
+    assert int.from_bytes(raw[:8], "little") % 8 == 0
+    back = safetensors.torch.load(raw)
+    assert all(torch.equal(back[name], tensors[name]) for name in tensors)
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.json"
+    files.write_atomic(path, "old")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        files.write_atomic(path, "new")
+    assert caught.value.filename == str(path), "the message can say where"
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> None:
+    dead = tmp_path / ".x [1].json.0123abcd.partial"
+    dead_folder = tmp_path / "below" / ".atlas.0123abcd.partial"
+    other = tmp_path / ".y.json.0123abcd.partial"
+    dead_folder.mkdir(parents=True)
+    (dead_folder / "page.html").touch()
+    dead.touch()
+    other.touch()
+    with files.temporary_beside(tmp_path / "x [1].json") as alive:
+        assert not dead.exists(), "swept by the next writer of the same file"
+        assert other.exists()
+        files.sweep(tmp_path)
+        assert alive.exists()
+        assert not other.exists()
+        assert not dead_folder.exists()
+    assert not alive.exists()
+    with files.temporary_beside(tmp_path / "atlas", folder=True) as made:
+        (made / "page.html").touch()
+        made.rename(tmp_path / "atlas")
+    assert (tmp_path / "atlas/page.html").exists()
+
+
+def test_lock_is_for_one_and_leaves_nothing(tmp_path: Path) -> None:
+    with RunLock(tmp_path / "run"):
+        with pytest.raises(InputError, match="is being trained by another process"), RunLock(tmp_path / "run"):
+            pass
+        assert (tmp_path / "run/.lock").exists()
+    assert list((tmp_path / "run").iterdir()) == []
+    with RunLock(tmp_path / "run"):
+        pass
+
+
+def test_lock_file_taken_away_between_opening_and_locking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise two processes could hold locks on two files of the same name."""
+    import fcntl
+
+    lock = fcntl.flock
+
+    def flock(file: object, how: int) -> None:
+        (tmp_path / ".lock").unlink()
+        lock(file, how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(InputError, match="another process"), RunLock(tmp_path):
+        pass
+
+
+def test_run_folders_are_numbered(tmp_path: Path) -> None:
+    assert [new_run(tmp_path, "a").name for _ in range(3)] == ["a", "a-2", "a-3"]
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot make a run folder"):
+        new_run(tmp_path / "file", "a")
+    for folder, message in ((tmp_path / "none", "no run folder"), (tmp_path / "a", "has no recipe.json")):
+        with pytest.raises(InputError, match=message):
+            read_recipe(folder)

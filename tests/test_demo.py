@@ -1,0 +1,134 @@
+"""The demonstration, at a size that takes seconds."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from bayesncl import demo
+from bayesncl.demo import METHODS, ROWS, run_demo, summary, write_report
+from bayesncl.progress import Display
+from tests.conftest import TINY
+
+CHANGES = [*TINY, "run.epochs=1", "data.train_images=200", "data.test_images=100"]
+
+
+class Page(HTMLParser):
+    """What a page refers to, and its tags."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.tags: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href") and value]
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("demo")
+    run_demo(out, CHANGES, False, Display(quiet=True))
+    return out
+
+
+def test_three_runs_with_their_evaluations(shown: Path) -> None:
+    for method in METHODS:
+        assert (shown / method / "model.safetensors").is_file()
+        results = json.loads((shown / method / "evaluation.json").read_text())
+        assert {"paper", "sound", "chance", "probe", "conflict", "stability"} <= set(results)
+
+
+def test_the_report_shows_the_table_and_pictures_that_exist(shown: Path) -> None:
+    text = (shown / "report" / "index.html").read_text()
+    page = Page(text)
+    pictures = [link for link in page.links if link.endswith(".png")]
+    assert len(pictures) >= 6
+    for link in page.links:
+        assert (shown / "report" / link).is_file(), link
+    for name in pictures:
+        with Image.open(shown / "report" / name) as picture:
+            picture.load()
+            assert min(picture.size) > 50
+    table = json.loads((shown / "report" / "table.json").read_text())
+    assert list(table) == [label for label, _, _ in ROWS]
+    for label, cells in table.items():
+        assert len(cells) == 3
+        row = re.search(rf"<td>{re.escape(label).replace(chr(39), '(?:&#39;|.)')}</td>(.*?)</tr>", text)
+        assert row, label
+        assert re.findall("<td>(.*?)</td>", row[1]) == cells
+    results = json.loads((shown / "ncl" / "evaluation.json").read_text())
+    assert table["consistency, sound (%)"][1] == f"{results['sound']['consistency']:.1f}"
+    assert table["active dimensions per image"][1] == f"{results['sound']['l0']:.1f}"
+    assert "What the theory predicts" in text
+
+
+def test_the_atlas_is_there(shown: Path) -> None:
+    assert (shown / "atlas" / "index.html").is_file()
+
+
+def test_again_nothing_is_trained(
+    shown: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def forbidden(*_: Any, **__: Any) -> None:
+        raise AssertionError("trained again")
+
+    weights = {method: (shown / method / "model.safetensors").read_bytes() for method in METHODS}
+    table = (shown / "report" / "table.json").read_text()
+    opened: list[str] = []
+    monkeypatch.setattr(demo, "train", forbidden)
+    monkeypatch.setattr(demo.webbrowser, "open", opened.append)
+    run_demo(shown, CHANGES, True, Display())
+    out, err = capsys.readouterr()
+    for method in METHODS:
+        assert method in out
+        assert f"{shown / method} is trained already" in err
+        assert (shown / method / "model.safetensors").read_bytes() == weights[method]
+    assert "linear probe, object" in out
+    assert (shown / "report" / "table.json").read_text() == table
+    assert opened == [(shown / "report" / "index.html").resolve().as_uri()]
+
+
+def test_another_recipe_is_trained_anew(shown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+
+    from bayesncl.recipes import change, named
+    from tests.conftest import tiny_images
+
+    folder = tmp_path / "cl"
+    shutil.copytree(shown / "cl", folder)
+    recipe = change(named("scenes-cl"), [*CHANGES, "run.seed=1"])
+    model = demo.trained(recipe, folder, tiny_images(40), Display(quiet=True))
+    assert model.recipe == recipe
+    assert json.loads((folder / "recipe.json").read_text())["run"]["seed"] == 1
+    assert not (folder / "evaluation.json").exists()  # nothing of the old run stays
+
+
+def test_html_is_escaped(tmp_path: Path) -> None:
+    nasty = "<script>alert('x')</script>&\""
+    row = {"statement": nasty, "note": nasty, "predicted": nasty, "observed": 1.0, "holds": None}
+    (tmp_path / "<i>.png").touch()
+    results = {"bayesncl": {"theory": [row]}}
+    page = write_report(tmp_path, [(nasty, [nasty] * 3)], ["<i>.png"], results)
+    text = page.read_text()
+    assert "<script" not in text
+    assert text.count("&lt;script&gt;") == 7
+    found = Page(text)
+    assert "<i>.png" in found.links
+    assert "i" not in found.tags
+
+
+def test_missing_values_are_dashes() -> None:
+    table = dict(summary({"a": {"sound": {"l0": 3.14159, "consistency": None}}, "b": {}}))
+    assert table["active dimensions per image"] == ["3.1", "-"]
+    assert table["consistency, sound (%)"] == ["-", "-"]
+    assert demo.flat(list(table.items()), 0)["active dimensions per image"] == 3.1
+    assert demo.flat(list(table.items()), 1)["active dimensions per image"] is None

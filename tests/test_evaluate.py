@@ -1,0 +1,143 @@
+"""Every measure of a model together: what the result holds, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bayesncl.data import load, scenes
+from bayesncl.errors import InputError
+from bayesncl.evaluate import evaluate
+from bayesncl.features import extract
+from bayesncl.measure import conflict, probe
+from bayesncl.measure.interpretability import interpretability
+from bayesncl.measure.report import to_json
+from bayesncl.measure.retrieval import knn_accuracy
+from bayesncl.model import Encoder, build_model
+from tests.conftest import tiny_images, tiny_recipe
+
+ALWAYS = {
+    "paper", "sound", "retrieval", "chance", "parameters", "dimensions", "curves", "conflicting", "probe", "knn", "seconds",
+}
+WITH_GATES = {"theory", "gates"}
+WITH_BACKGROUNDS = {"background", "worst_group", "conflict", "ipw", "stability"}
+SCENES = ("data.train_images=300", "data.test_images=200")
+
+
+def fresh(method: str = "bayesncl", *changes: str) -> Encoder:
+    return build_model(tiny_recipe(method, *changes)).eval()
+
+
+@pytest.fixture(scope="module")
+def scenes_result() -> tuple[Encoder, dict[str, Any]]:
+    model = fresh("bayesncl", *SCENES)
+    splits = [load(model.recipe.data, split) for split in ("train", "test")]
+    return model, evaluate(model, *splits)
+
+
+@pytest.mark.parametrize(("method", "keys"), [
+    ("cl", set()), ("ncl", set()), ("bayesncl", WITH_GATES), ("bayesncl-gs", WITH_GATES), ("bayesncl-soft", set()),
+])
+def test_keys_by_method(method: str, keys: set[str]) -> None:
+    results = evaluate(fresh(method, "data.name=arrays"), tiny_images(60), tiny_images(50, seed=1))
+    assert set(results) == ALWAYS | keys
+    assert json.loads(to_json(results)) == results  # plain data, no NaN, keys are text
+
+
+def test_keys_with_backgrounds(scenes_result: tuple[Encoder, dict[str, Any]]) -> None:
+    _, results = scenes_result
+    assert set(results) == ALWAYS | WITH_GATES | WITH_BACKGROUNDS | {"gate_effect"}
+    assert json.loads(to_json(results)) == results
+
+
+def test_values_are_those_of_the_measures(scenes_result: tuple[Encoder, dict[str, Any]]) -> None:
+    model, results = scenes_result
+    train, test = (load(model.recipe.data, split) for split in ("train", "test"))
+    seen, sound, paper = extract(model, train), extract(model, test), extract(model, test, "paper")
+    for definition, features in (("paper", paper), ("sound", sound)):
+        wanted = interpretability(features.gated, test.labels, definition)
+        for name, value in results[definition].items():
+            assert value is None or value == pytest.approx(wanted[name], nan_ok=True), (definition, name)
+        assert len(results[definition]) >= 7
+    assert results["paper"]["consistency"] != results["sound"]["consistency"]
+    assert results["probe"]["fast"] == probe.fast_probe(seen.h, train.labels, sound.h, test.labels)
+    assert results["knn"]["gated"] == knn_accuracy(seen.gated, train.labels, sound.gated, test.labels)
+    assert results["gates"]["open"] == pytest.approx(sound.open.mean())
+    assert results["gates"]["open_where_active"] == pytest.approx(sound.open[sound.z > 0].mean())
+    other = extract(model, scenes.redraw(model.recipe.data, "test"))
+    assert results["stability"]["gated"] == conflict.stability(sound.gated, other.gated)
+    for kind in ("z", "gated"):
+        wanted = conflict.conflict(getattr(sound, kind), test.labels, test.backgrounds)
+        assert results["conflict"][kind]["error"] == pytest.approx(wanted["error"])
+        assert results["conflict"][kind]["by_dimension"] == pytest.approx(wanted["by_dimension"]["error"], rel=1e-5)
+
+
+def test_lists_have_an_entry_per_dimension(scenes_result: tuple[Encoder, dict[str, Any]]) -> None:
+    model, results = scenes_result
+    assert {len(column) for column in results["dimensions"].values()} == {model.recipe.model.dim}
+    assert set(results["dimensions"]) == {"support", "consistency", "entropy_freq", "mass"}
+    assert results["parameters"]["classes"] == 10
+
+
+def test_every_definition_has_its_chance_level(scenes_result: tuple[Encoder, dict[str, Any]]) -> None:
+    _, results = scenes_result
+    for definition in ("paper", "sound"):
+        assert "consistency" in results["chance"][definition]
+        assert set(results["chance"]["retrieval"][definition]) == set(results["retrieval"][definition])
+
+
+def test_same_result_each_time() -> None:
+    model = fresh("bayesncl", "data.name=arrays")
+    first, second = (evaluate(model, tiny_images(60), tiny_images(50, seed=1)) for _ in range(2))
+    del first["seconds"], second["seconds"]
+    assert first == second
+
+
+def test_unlabelled_training_images_leave_the_probes_out() -> None:
+    unlabelled = dataclasses.replace(tiny_images(60), labels=None)
+    results = evaluate(fresh("ncl", "data.name=arrays"), unlabelled, tiny_images(50, seed=1))
+    assert set(results) == ALWAYS - {"probe", "knn"}
+
+
+def test_the_published_probe_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: dict[str, Any] = {}
+
+    def stand_in(backbone: Any, train: Any, test: Any, mean: Any, std: Any, variant: str, **options: Any) -> dict[str, Any]:
+        called.update(options, mean=mean, std=std, variant=variant)
+        return {"acc1": 1.0}
+
+    monkeypatch.setattr(probe, "paper_probe", stand_in)
+    model = fresh("ncl", "data.name=arrays", "data.paper_mean=0.1,0.2,0.3", "data.paper_std=0.4,0.5,0.6")
+    results = evaluate(model, tiny_images(60), tiny_images(50, seed=1), paper_probe=True)
+    assert results["probe"]["paper"] == {"acc1": 1.0}
+    assert (called["mean"], called["std"], called["variant"]) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "cifar")
+    assert (called["seeds"], called["size"]) == ((42, 43, 44), 16)
+
+
+def test_no_labels_and_one_class() -> None:
+    model, train = fresh("ncl", "data.name=arrays"), tiny_images(60)
+    test = tiny_images(50, seed=1)
+    with pytest.raises(InputError, match="no labels: nothing to evaluate against"):
+        evaluate(model, train, dataclasses.replace(test, labels=None))
+    with pytest.raises(InputError, match=r"one class only \(50 images\)"):
+        evaluate(model, train, dataclasses.replace(test, labels=np.zeros(50, np.int64)))
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 12])
+def test_few_test_images(n: int) -> None:
+    test = dataclasses.replace(tiny_images(n), labels=np.arange(n) % 2)
+    results = evaluate(fresh("bayesncl", "data.name=arrays"), tiny_images(30), test)
+    assert json.loads(to_json(results)) == results
+
+
+def test_labels_may_be_any_numbers() -> None:
+    """Of classes that training lacks, with a gap of 2^40 between two of them, and without names."""
+    test = tiny_images(40, seed=1)
+    strange = dataclasses.replace(test, labels=np.array([5, 2**40, 7])[test.labels], class_names=None)
+    results = evaluate(fresh("ncl", "data.name=arrays"), tiny_images(40), strange)
+    assert results["knn"]["gated"] == 0
+    assert results["parameters"]["classes"] == 3
