@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -251,6 +252,8 @@ def make_step(
         torch.backends.cudnn.benchmark = True
     if compiled:
         optimiser.compile()
+        # the float32 products that are left are those of InfoNCE, and meant to be
+        warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
     return step
 
 

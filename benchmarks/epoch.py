@@ -1,12 +1,12 @@
 """A training epoch: ours against a conventional pipeline, on the machine at hand.
 
-    python benchmarks/epoch.py                                    # cifar100-bayesncl and -ncl, random pixels
+    python benchmarks/epoch.py                              # cifar100-bayesncl and -ncl, random pixels
     python benchmarks/epoch.py --recipe imagenet100-bayesncl
-    python benchmarks/epoch.py --conventional 4 16                # also torchvision transforms in 4 and 16 DataLoader workers
+    python benchmarks/epoch.py --conventional 4 16          # also torchvision transforms in 4 and 16 DataLoader workers
 
-Ours is the step that `bayesncl train` runs: compiled and replayed as a CUDA graph on a GPU, as it is on a CPU. Conventional is what
-most contrastive code does: Pillow images, torchvision transforms in worker processes, the two views forwarded one after the other, an
-eager step under autocast. Both train the same model with the same batch; times are medians over repeated blocks of steps.
+Ours is the step that `bayesncl train` runs: compiled and replayed as a CUDA graph on a GPU, as it is on a CPU.
+Conventional is what most contrastive code does: Pillow images, torchvision transforms in worker processes, the two
+views forwarded one after the other, an eager step under autocast. Both train the same model with the same batch.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def time_ours(recipe: Recipe, device: torch.device, steps: int, parts: bool) -> 
 def time_parts(
     recipe: Recipe, model: Any, optimiser: Any, meter: Meter, pixels: torch.Tensor, index: torch.Tensor
 ) -> dict[str, float]:
-    """Milliseconds of views, forward, backward and optimiser: differences between graphs that each do one thing more."""
+    """Milliseconds of views, forward, backward and optimiser, from graphs that each do one thing more."""
     epoch = torch.zeros((), dtype=torch.int64, device=pixels.device)
     loss_function = torch.compile(losses, dynamic=False)
     draw = torch.compile(make_views, dynamic=False)

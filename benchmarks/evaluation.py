@@ -1,4 +1,4 @@
-"""Seconds of `evaluate` (all measures but the 50-epoch probe) for a run of CIFAR-100's size: random pixels, untrained weights.
+"""Seconds of `evaluate` (all but the 50-epoch probe) at the size of CIFAR-100: random pixels, untrained weights.
 
     python benchmarks/evaluation.py --json evaluation.json
 """
@@ -37,7 +37,7 @@ def main() -> None:
     splits = []
     for n in (options.train, options.test):
         labels = np.arange(n) % options.classes
-        tint = rng.integers(0, 160, (options.classes, 3, 1, 1))  # a class has a colour, so that features are not all noise
+        tint = rng.integers(0, 160, (options.classes, 3, 1, 1))  # a colour a class: features are not all noise
         pixels = (tint[labels] + rng.integers(0, 96, (n, 3, side, side))).astype(np.uint8)
         splits.append(Images(pixels, labels))
     model = build_model(recipe).to(device).eval()

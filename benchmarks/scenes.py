@@ -1,6 +1,6 @@
 """CL, NCL and BayesNCL on the built-in scenes over several seeds: one table, mean and spread, as Markdown and JSON.
 
-    python benchmarks/scenes.py --out runs/scenes --seeds 0 1 2      # about ten minutes on two cores; goes on where it stopped
+    python benchmarks/scenes.py --out runs/scenes --seeds 0 1 2   # goes on where it stopped
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Images per second out of tar shards: the first time (decoding into the cache) and every epoch after (shuffled).
 
-    python benchmarks/shards.py [--images 4000] [--side 256] [--batch 256]
+python benchmarks/shards.py [--images 4000] [--side 256] [--batch 256]
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def main() -> None:
                 torch.cuda.synchronize()
             seconds = time.perf_counter() - began
             rate = count * images.pixels[0].nbytes / seconds / 2**20
-            print(f"{f'epoch {epoch}, shuffled':28} {count / seconds:10.0f} images/s  {seconds:6.2f} s  {rate:.0f} MiB/s")
+            print(
+                f"{f'epoch {epoch}, shuffled':28} {count / seconds:10.0f} images/s  {seconds:6.2f} s  {rate:.0f} MiB/s"
+            )
 
 
 if __name__ == "__main__":

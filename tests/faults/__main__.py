@@ -62,7 +62,13 @@ def main() -> int:
         print(f"{outcome.kind:52} {outcome.tries:6} {outcome.tries - lost:8} {lost:5} {seconds:8.1f}", flush=True)
         for text in outcome.lost[:10]:
             print(f"    {text}", flush=True)
-        rows[name] = {"kind": outcome.kind, "tries": outcome.tries, "survived": outcome.tries - lost, "lost": outcome.lost, "seconds": round(seconds, 1)}
+        rows[name] = {
+            "kind": outcome.kind,
+            "tries": outcome.tries,
+            "survived": outcome.tries - lost,
+            "lost": outcome.lost,
+            "seconds": round(seconds, 1),
+        }
     if args.json:
         args.json.write_text(json.dumps(rows, indent=2) + "\n")
     return 1 if any(row["lost"] for row in rows.values()) else 0

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +55,9 @@ def checkpoints(tries: int, folder: Path, rng: random.Random) -> Outcome:
             after = run(resume, folder)
             wrong = same_run(place, undisturbed)
             said = f"{file} is damaged: its checksum does not match; going back to the one before" in after.text
-            outcome.check(after.status == 0 and said and not wrong, f"try {i}: {after.status} {wrong} {after.text[-300:]}")
+            outcome.check(
+                after.status == 0 and said and not wrong, f"try {i}: {after.status} {wrong} {after.text[-300:]}"
+            )
         else:
             found, complaints = checkpoint.newest(place)
             good = found is not None and found.step == 8 and len(complaints) == 1
@@ -87,10 +90,11 @@ def full_disk(tries: int, folder: Path, rng: random.Random) -> Outcome:
         except OSError as error:
             cli.fail(f"{error.filename}: {error.strerror}", 1)
 
+    place = disk / "run"
     for i in range(tries):
         mounted = i % 2 == 0 and mount(rng.randint(20, 280) * largest // 100)
-        place = disk / "run"
-        ended = run((lambda: cli_train(place)) if mounted else lambda: limited(place, rng.randint(1, 99) * largest // 100), folder)
+        limit = rng.randint(1, 99) * largest // 100
+        ended = run(partial(cli_train, place) if mounted else partial(limited, place, limit), folder)
         half = [p.name for p in place.rglob("*.partial")] if place.exists() else []
         good = (ended.status == 1 and ended.one_line is not None and "run" in ended.one_line) or ended.status == 0
         if mounted:
@@ -98,7 +102,9 @@ def full_disk(tries: int, folder: Path, rng: random.Random) -> Outcome:
             good = good and mount_again.returncode == 0
         after = run(lambda: train_in(place), folder)
         wrong = same_run(place, undisturbed)
-        outcome.check(good and not half and not wrong, f"{ended.status} {half} {wrong} {after.status} {ended.text[-300:]}")
+        outcome.check(
+            good and not half and not wrong, f"{ended.status} {half} {wrong} {after.status} {ended.text[-300:]}"
+        )
         if mounted:
             subprocess.run(["umount", str(disk)], check=True)
         else:
@@ -121,7 +127,10 @@ def read_only(tries: int, folder: Path, rng: random.Random) -> Outcome:
 
     shut.chmod(0o555)
     mounted = os.getuid() == 0  # whom permissions do not stop
-    if mounted and subprocess.run(["mount", "--bind", "-o", "ro", str(shut), str(shut)], capture_output=True).returncode:
+    if (
+        mounted
+        and subprocess.run(["mount", "--bind", "-o", "ro", str(shut), str(shut)], capture_output=True).returncode
+    ):
         outcome.kind += " (cannot be tried: root, without mount)"
         return outcome
     try:
@@ -131,7 +140,7 @@ def read_only(tries: int, folder: Path, rng: random.Random) -> Outcome:
             ("embed", folder / "kept.safetensors", pictures, "-o", shut / "z.npz"),
             ("train", "folder", "--data", pictures, "--out", folder / "new"),  # the cache cannot be written
         ):
-            ended = run(lambda: work(*words), folder)  # noqa: B023
+            ended = run(partial(work, *words), folder)
             good = ended.status in (1, 2) and ended.one_line is not None
             outcome.check(good, f"{words[0]}: {ended.status} {ended.text[-300:]}")
     finally:

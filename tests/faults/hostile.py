@@ -44,7 +44,7 @@ class Bomb:
 
 def refused(outcome: Outcome, folder: Path, words: tuple[str | Path, ...], what: str) -> None:
     """The command must leave with status 2 and one line, and leave no new file."""
-    before = {path for path in folder.rglob("*")}
+    before = set(folder.rglob("*"))
 
     def work() -> None:
         os.chdir(folder)
@@ -52,7 +52,7 @@ def refused(outcome: Outcome, folder: Path, words: tuple[str | Path, ...], what:
         command(*words)()
 
     ended = run(work, folder.parent, bounded=True)
-    left = {path for path in folder.rglob("*")} - before
+    left = set(folder.rglob("*")) - before
     good = ended.status == 2 and ended.one_line is not None and len(ended.one_line) < 2000 and not left
     outcome.check(good, f"{what}: status {ended.status}, left {[p.name for p in left]}: {ended.text[-400:]}")
 
@@ -126,8 +126,16 @@ def archives(tries: int, folder: Path, rng: random.Random) -> Outcome:
     refused(outcome, folder, ("train", "shards", "--data", shards), "noise as tar")
 
     for what, header, body in (
-        ("promises more than it holds", "{'descr': '|u1', 'fortran_order': False, 'shape': (999999999999, 3, 32, 32), }", b""),
-        ("unpacks to 8 GiB", "{'descr': '|u1', 'fortran_order': False, 'shape': (8388608, 3, 16, 22), }", bytes(1 << 20)),
+        (
+            "promises more than it holds",
+            "{'descr': '|u1', 'fortran_order': False, 'shape': (999999999999, 3, 32, 32), }",
+            b"",
+        ),
+        (
+            "unpacks to 8 GiB",
+            "{'descr': '|u1', 'fortran_order': False, 'shape': (8388608, 3, 16, 22), }",
+            bytes(1 << 20),
+        ),
         ("object array", "{'descr': '|O', 'fortran_order': False, 'shape': (2,), }", pickle.dumps([Bomb(), 1])),
         ("negative shape", "{'descr': '|u1', 'fortran_order': False, 'shape': (-5, 3, 32, 32), }", b""),
     ):
@@ -158,7 +166,12 @@ def _picture_bomb(side: int) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
     head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(1 << 20))) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", head)
+        + chunk(b"IDAT", zlib.compress(bytes(1 << 20)))
+        + chunk(b"IEND", b"")
+    )
 
 
 def pictures(tries: int, folder: Path, rng: random.Random) -> Outcome:
@@ -197,7 +210,9 @@ def pictures(tries: int, folder: Path, rng: random.Random) -> Outcome:
     ended = run(work, folder, bounded=True)
     survived = int((folder / "done").read_text()) if (folder / "done").exists() else 0
     outcome.tries = tries
-    outcome.lost = [] if ended.status == 0 and survived == tries else [f"after {survived}: {ended.status} {ended.text[-400:]}"]
+    outcome.lost = (
+        [] if ended.status == 0 and survived == tries else [f"after {survived}: {ended.status} {ended.text[-400:]}"]
+    )
     return outcome
 
 
@@ -211,7 +226,12 @@ def recipes(tries: int, folder: Path, rng: random.Random) -> Outcome:
     """Every field of a recipe with every wrong value: a recipe whose types are right, or InputError of one line."""
     outcome = Outcome("JSON recipes with wrong values")
     good = json.loads(tiny_recipe().to_json())
-    cases = [({**good, part: {**good[part], f.name: value}}) for part in PARTS for f in dataclasses.fields(PARTS[part]) for value in WRONG]
+    cases = [
+        ({**good, part: {**good[part], f.name: value}})
+        for part in PARTS
+        for f in dataclasses.fields(PARTS[part])
+        for value in WRONG
+    ]
     cases += [{**good, part: value} for part in (*PARTS, "name", "other") for value in WRONG]
     cases += [*WRONG, [good], {"model": good}]
     for case in cases:
@@ -225,7 +245,15 @@ def recipes(tries: int, folder: Path, rng: random.Random) -> Outcome:
             wrong = f"{type(error).__name__}: {error}"
         outcome.check(not wrong, f"{wrong} from {text[:200]}")
     (folder / "work").mkdir()
-    for i, case in enumerate(({"name": "../../outside"}, {"run": {"seed": 2**80}}, {"data": {"root": "\0", "name": "arrays"}}, [1], {"run": {"epochs": 10**15}})):
+    for i, case in enumerate(
+        (
+            {"name": "../../outside"},
+            {"run": {"seed": 2**80}},
+            {"data": {"root": "\0", "name": "arrays"}},
+            [1],
+            {"run": {"epochs": 10**15}},
+        )
+    ):
         path = folder / "work" / f"{i}.json"
         path.write_text(json.dumps(case))
         refused(outcome, folder / "work", ("train", path), f"recipe {case}")
@@ -239,7 +267,10 @@ def names(tries: int, folder: Path, rng: random.Random) -> Outcome:
     bad = ["<script>alert(1)</script>", "[bold red]x[/]", "\x1b[2J\x07", "a\nb", "9" * 10_000, "{{ 7*7 }}", "../../x"]
     images = tiny_images(14)
     images = Images(images.pixels, np.arange(14) % 7, class_names=tuple(bad), names=tuple(bad) * 2)
-    outcome.check(all(name.isprintable() and len(name) <= 800 for name in images.class_names or ()), "class names not made printable")
+    outcome.check(
+        all(name.isprintable() and len(name) <= 800 for name in images.class_names or ()),
+        "class names not made printable",
+    )
     z = np.random.default_rng(0).random((14, 5), dtype=np.float32)
     ended = run(lambda: build_atlas(folder / "atlas", [AtlasRun(bad[0], z)], images, title=bad[0]), folder)
     page = (folder / "atlas/index.html").read_text() if ended.status == 0 else ""

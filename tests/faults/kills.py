@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -47,8 +48,8 @@ def training(tries: int, folder: Path, rng: random.Random) -> Outcome:
     outcome = Outcome("SIGKILL in training")
     ended = run(lambda: train_in(folder / "undisturbed"), folder)
     undisturbed = contents(folder / "undisturbed")
+    place = folder / "killed"
     while outcome.tries < tries:
-        place = folder / "killed"
         for _ in range(rng.randint(1, 3)):
             child = Child(lambda: train_in(place), folder)
             time.sleep(rng.uniform(0, ended.seconds))
@@ -85,10 +86,10 @@ def checkpointing(tries: int, folder: Path, rng: random.Random) -> Outcome:
 
     run(lambda: traced(folder / "undisturbed", -1), folder)
     undisturbed, total = contents(folder / "undisturbed"), int(lines.read_text())
+    place = folder / "killed"
     while outcome.tries < tries:
-        place = folder / "killed"
         fatal = rng.randint(1, total)
-        first = run(lambda: traced(place, fatal), folder)
+        first = run(partial(traced, place, fatal), folder)
         after = run(lambda: train_in(place), folder)
         wrong = f"status {after.status}: {after.text[-300:]}" if after.status else same_run(place, undisturbed)
         outcome.check(first.status == -signal.SIGKILL and not wrong, f"line event {fatal}: {first.status} {wrong}")
@@ -117,8 +118,8 @@ def caching(tries: int, folder: Path, rng: random.Random) -> Outcome:
 
     ended = run(lambda: build(folder / "undisturbed"), folder)
     pixels, names = (folder / "pixels.npy").read_bytes(), contents(folder / "undisturbed").keys()
+    place = folder / "killed"
     while outcome.tries < tries:
-        place = folder / "killed"
         child = Child(lambda: build(place), folder)
         time.sleep(rng.uniform(0, ended.seconds))
         child.kill()
@@ -154,7 +155,9 @@ def reporting(tries: int, folder: Path, rng: random.Random) -> Outcome:
         found = contents(place)
         wrong = sorted(k for k in found.keys() | undisturbed.keys() if found.get(k) != undisturbed.get(k))
         left = [p.name for p in place.iterdir() if p.name not in ("evaluation.json", "atlas")]
-        outcome.check(after.status == 0 and not wrong and not left, f"status {after.status} {wrong} {left} {after.text[-300:]}")
+        outcome.check(
+            after.status == 0 and not wrong and not left, f"status {after.status} {wrong} {left} {after.text[-300:]}"
+        )
         if rng.random() < 0.5:
             shutil.rmtree(place)
     return outcome

@@ -20,7 +20,9 @@ KINDS = (
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("faults") / "outcomes.json"
-    done = subprocess.run([sys.executable, "-m", "tests.faults", "--json", str(out)], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults", "--json", str(out)], cwd=ROOT, capture_output=True, text=True
+    )
     assert out.exists(), done.stdout + done.stderr
     return json.loads(out.read_text())
 

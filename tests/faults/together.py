@@ -60,7 +60,10 @@ def same_runs(tries: int, folder: Path, rng: random.Random) -> Outcome:
             (("resume", place), "is being trained by another process"),
         ):
             other = run(command(*words), folder)
-            outcome.check(other.status == 2 and answer in (other.one_line or ""), f"{words[0]}: {other.status} {other.text[-300:]}")
+            outcome.check(
+                other.status == 2 and answer in (other.one_line or ""),
+                f"{words[0]}: {other.status} {other.text[-300:]}",
+            )
         first.kill(signal.SIGCONT)
         ended = first.wait()
         wrong = same_run(place, alone)
@@ -74,6 +77,10 @@ def same_runs(tries: int, folder: Path, rng: random.Random) -> Outcome:
     both = [Child(in_folder, folder) for _ in range(2)]
     statuses = [child.wait().status for child in both]
     found = {path.name: (path / "model.safetensors").read_bytes() for path in (folder / "runs").iterdir()}
-    good = statuses == [0, 0] and found.keys() == {"scenes-bayesncl", "scenes-bayesncl-2"} and len(set(found.values())) == 1
+    good = (
+        statuses == [0, 0]
+        and found.keys() == {"scenes-bayesncl", "scenes-bayesncl-2"}
+        and len(set(found.values())) == 1
+    )
     outcome.check(good, f"{statuses} {sorted(found)}")
     return outcome
