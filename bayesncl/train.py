@@ -70,10 +70,10 @@ def train(
     batch, epochs = recipe.run.batch, recipe.run.epochs
     check_batch(recipe, len(images))
     steps = len(images) // batch  # per epoch
-    with RunLock(run_dir) as lock, Stopper() as stopper:
+    with RunLock(run_dir), Stopper() as stopper:
         model = build_model(recipe).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         optimiser = make_optimiser(model, device)
-        done = resume_or_begin(run_dir, model, optimiser, display, lock)
+        done = resume_or_begin(run_dir, model, optimiser, display)
         try:
             rates = schedule(recipe, steps).to(device)  # [T, groups]
             pixels = settle(images.pixels, device)
@@ -217,6 +217,8 @@ def make_step(
     """The training step as a function of (pixels, index, epoch, rates)."""
     gpu = device.type == "cuda"
     bf16 = recipe.run.precision == "bf16" or (recipe.run.precision == "auto" and gpu)
+    if bf16 and not gpu:
+        raise InputError("run.precision=bf16 is for a GPU: some CPUs have no bfloat16 products")
     precision = torch.bfloat16 if bf16 else torch.float32
     compiled = recipe.run.compile and gpu
     loss_function = torch.compile(losses, dynamic=False) if compiled else losses
@@ -287,7 +289,7 @@ def save_checkpoint(run_dir: Path, model: Encoder, optimiser: LARS, done: int, m
         checkpoint.save(run_dir, model, optimiser, done, model.recipe.run.keep_checkpoints)
 
 
-def resume_or_begin(run_dir: Path, model: Encoder, optimiser: LARS, display: Display, lock: RunLock) -> int:
+def resume_or_begin(run_dir: Path, model: Encoder, optimiser: LARS, display: Display) -> int:
     """Steps already done: restored from the newest good checkpoint, or 0 in a fresh folder."""
     found, complaints = checkpoint.newest(run_dir)
     for complaint in complaints:

@@ -100,9 +100,8 @@ def main() -> None:
             measure(loss, z[: 2 * min(batch, 64)])  # warm up
             seconds, peak, value, gradient = measure(loss, z)
             gradients.append(gradient)
-            print(
-                f"{batch:7} {rows:7} {args.dim:5} {kind:>8} {seconds:8.2f} {peak / 2**20:8.0f} {count >> 20:9}   {value:.6f}"
-            )
+            size = f"{batch:7} {rows:7} {args.dim:5} {kind:>8}"
+            print(f"{size} {seconds:8.2f} {peak / 2**20:8.0f} {count >> 20:9}   {value:.6f}")
         if len(gradients) == 2:
             scale = gradients[0].abs().max()
             apart = float((gradients[0] - gradients[1]).abs().max() / scale)

@@ -157,7 +157,7 @@ def train_on(folder: Path) -> dict[str, Tensor]:
     """Train, or go on, in FOLDER/run."""
     loop.build_model = double
     model = loop.train(recipe_of(), tiny_images(N), folder / "run", device=CPU)
-    return {name: p.detach() for name, p in model.named_parameters()}
+    return {name: p.detach().contiguous() for name, p in model.named_parameters()}
 
 
 def disagree(folder: Path) -> dict[str, Tensor]:

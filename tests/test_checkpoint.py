@@ -68,9 +68,14 @@ def test_damage_is_named_and_the_one_before_used(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "payload",
-    [b"", b"x" * 50, safetensors.torch.save({"x": torch.zeros(1)}), safetensors.torch.save({}, {"step": "x", "recipe": "{}"}),
-     safetensors.torch.save({}, {"step": "3", "recipe": '{"run": 5}'})],
-)  # fmt: skip
+    [
+        b"",
+        b"x" * 50,
+        safetensors.torch.save({"x": torch.zeros(1)}),
+        safetensors.torch.save({}, {"step": "x", "recipe": "{}"}),
+        safetensors.torch.save({}, {"step": "3", "recipe": '{"run": 5}'}),
+    ],
+)
 def test_a_good_checksum_is_not_enough(tmp_path: Path, payload: bytes) -> None:
     path = tmp_path / "step-00000001.ckpt"
     path.write_bytes(payload + hashlib.sha256(payload).digest())

@@ -23,7 +23,9 @@ from bayesncl.recipes import named, recipe_from_json
 from tests.conftest import TINY, tiny_recipe
 
 ROOT = Path(__file__).parent.parent
-SETTINGS = [word for text in [*TINY, "run.epochs=1", "data.train_images=96", "data.test_images=60"] for word in ("--set", text)]
+SETTINGS = [
+    word for text in [*TINY, "run.epochs=1", "data.train_images=96", "data.test_images=60"] for word in ("--set", text)
+]
 
 
 class Answer(NamedTuple):
@@ -137,7 +139,13 @@ def test_resume_a_run_whose_model_is_missing(run, trained: Path, tmp_path: Path)
 def test_a_folder_of_images(run, tmp_path: Path) -> None:
     """Training on one's own images: fewer than a batch, with class subfolders, then every command that takes a run."""
     pictures = draw_folder(tmp_path / "pictures")
-    small = ["--set", "model.backbone=small", *[w for t in TINY if "batch" not in t for w in ("--set", t)], "--set", "run.epochs=1"]
+    small = [
+        "--set",
+        "model.backbone=small",
+        *[w for t in TINY if "batch" not in t for w in ("--set", t)],
+        "--set",
+        "run.epochs=1",
+    ]
     answer = run("train", "folder", "--data", pictures, *small, "--set", "data.holdout=0.3", "--out", "own")
     assert answer.status == 0, answer
     assert "only 17 training images: batch lowered from 256 to 16" in answer.err
@@ -172,18 +180,33 @@ def test_a_folder_without_classes(run, tmp_path: Path) -> None:
 
 
 def test_evaluate_writes_every_format(run, trained: Path) -> None:
-    answer = run("evaluate", trained, "--json", "e.json", "--csv", "e.csv", "--markdown", "e.md", "--latex", "e.tex", "--plots", "plots")
+    answer = run(
+        "evaluate",
+        trained,
+        "--json",
+        "e.json",
+        "--csv",
+        "e.csv",
+        "--markdown",
+        "e.md",
+        "--latex",
+        "e.tex",
+        "--plots",
+        "plots",
+    )
     assert answer.status == 0, answer
     assert re.search(r"paper\s+consistency", answer.out)
     results = json.loads(Path("e.json").read_text())
     assert json.loads((trained / "evaluation.json").read_text()) == results
     assert results["parameters"]["recipe"] == json.loads((trained / "recipe.json").read_text())
-    rows = list(csv.reader(Path("e.csv").open()))
+    rows = list(csv.reader(Path("e.csv").read_text().splitlines()))
     assert rows[0] == ["definition", "measure", "value", "chance"]
     value = next(row for row in rows if row[:2] == ["sound", "consistency"])
     assert float(value[2]) == results["sound"]["consistency"]
     assert float(value[3]) == results["chance"]["sound"]["consistency"]
-    assert Path("e.md").read_text().startswith("| definition | measure | value | chance |\n| --- | --- | ---: | ---: |\n")
+    assert (
+        Path("e.md").read_text().startswith("| definition | measure | value | chance |\n| --- | --- | ---: | ---: |\n")
+    )
     assert Path("e.tex").read_text().startswith("\\begin{tabular}{llrr}")
     assert len(Path("e.md").read_text().splitlines()) == len(rows) + 1
     pictures = {path.name for path in Path("plots").iterdir()}
@@ -263,7 +286,10 @@ def test_views(run) -> None:
     answer = run("views", "scenes", *SETTINGS, "--count", "3", "-o", "v.png")
     assert (answer.status, answer.out) == (0, "wrote v.png\n")
     with Image.open("v.png") as sheet:
-        assert sheet.size == (9 * 18, 3 * 18)  # the image and two views of each of four epochs, 16 pixels and a gap of 2
+        assert sheet.size == (
+            9 * 18,
+            3 * 18,
+        )  # the image and two views of each of four epochs, 16 pixels and a gap of 2
 
 
 def test_version(run) -> None:
@@ -286,43 +312,55 @@ def damaged_run(tmp_path: Path, recipe: str | bytes) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["train", "scene"], "did you mean scenes"),
-    (["train", "nowhere.json"], "cannot read nowhere.json"),
-    (["train", "scenes", "--set", "run.epoch=3"], "did you mean epochs"),
-    (["train", "scenes", "--set", "run.batch=x"], "expected a whole number, got 'x'"),
-    (["train", "scenes", "--set", "gate.prior=nan"], "finite"),
-    (["train", "scenes", "--set", "model.backbone=resnet19"], "no backbone 'resnet19'"),
-    (["train", "scenes-ncl-topk", "--set", "model.dim=8"], "model.top_k = 51 is more than model.dim = 8"),
-    (["train", "scenes", "--device", "abacus"], "no device 'abacus'"),
-    (["train", "scenes", "--device", "meta"], "no device 'meta'"),
-    (["train", "folder"], "--data"),
-    (["train", "folder", "--data", "nowhere"], "nowhere"),
-    (["train", "folder", "--data", "~nobody-by-that-name/x"], "nobody-by-that-name"),
-    (["train", "cifar10", "--data", "."], "cifar"),
-    (["resume", "nowhere"], "no run folder nowhere"),
-    (["resume", "."], "is not a run"),
-    (["evaluate", "nowhere"], "no trained model"),
-    (["evaluate", "."], "no trained model"),
-    (["embed", "nowhere", "."], "no trained model"),
-    (["measure", "nowhere.npz"], "nowhere.npz"),
-    (["atlas", "nowhere"], "no trained model"),
-    (["atlas", "--features", "nowhere.npz"], "nowhere.npz"),
-    (["cost", "cifar"], "did you mean cifar10"),
-    (["views", "folder", "--data", "."], "no image files"),
-    (["recipes", "nowhere.json"], "cannot read"),
-    (["reproduce", "nothing"], "nothing"),
-    (["demo", "--set", "run.epoch=2", "--no-open"], "did you mean epochs"),
-])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "scene"], "did you mean scenes"),
+        (["train", "nowhere.json"], "cannot read nowhere.json"),
+        (["train", "scenes", "--set", "run.epoch=3"], "did you mean epochs"),
+        (["train", "scenes", "--set", "run.batch=x"], "expected a whole number, got 'x'"),
+        (["train", "scenes", "--set", "gate.prior=nan"], "finite"),
+        (["train", "scenes", "--set", "model.backbone=resnet19"], "no backbone 'resnet19'"),
+        (["train", "scenes-ncl-topk", "--set", "model.dim=8"], "model.top_k = 51 is more than model.dim = 8"),
+        (["train", "scenes", "--device", "abacus"], "no device 'abacus'"),
+        (["train", "scenes", "--device", "meta"], "no device 'meta'"),
+        (["train", "folder"], "--data"),
+        (["train", "folder", "--data", "nowhere"], "nowhere"),
+        (["train", "folder", "--data", "~nobody-by-that-name/x"], "nobody-by-that-name"),
+        (["train", "cifar10", "--data", "."], "cifar"),
+        (["resume", "nowhere"], "no run folder nowhere"),
+        (["resume", "."], "is not a run"),
+        (["evaluate", "nowhere"], "no trained model"),
+        (["evaluate", "."], "no trained model"),
+        (["embed", "nowhere", "."], "no trained model"),
+        (["measure", "nowhere.npz"], "nowhere.npz"),
+        (["atlas", "nowhere"], "no trained model"),
+        (["atlas", "--features", "nowhere.npz"], "nowhere.npz"),
+        (["cost", "cifar"], "did you mean cifar10"),
+        (["views", "folder", "--data", "."], "no image files"),
+        (["recipes", "nowhere.json"], "cannot read"),
+        (["reproduce", "nothing"], "nothing"),
+        (["demo", "--set", "run.epoch=2", "--no-open"], "did you mean epochs"),
+    ],
+)
 def test_bad_input_is_one_line(run, words: list[str], message: str) -> None:
     small = SETTINGS if words[0] == "train" and "scenes" in words[1] else []
     quiet = ["--quiet"] if words[0] in ("train", "evaluate", "embed", "atlas", "measure") else []
     refused(run(*words[:2], *small, *words[2:], *quiet), message)
 
 
-@pytest.mark.parametrize("words", [
-    [], ["tain"], ["train"], ["train", "scenes", "--epochs", "3"], ["embed", "a"], ["embed", "a", "b", "--keep", "0"], ["views", "scenes", "--count", "x"],
-])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["tain"],
+        ["train"],
+        ["train", "scenes", "--epochs", "3"],
+        ["embed", "a"],
+        ["embed", "a", "b", "--keep", "0"],
+        ["views", "scenes", "--count", "x"],
+    ],
+)
 def test_bad_usage(run, words: list[str]) -> None:
     answer = run(*words)
     assert answer.status == 2
@@ -330,7 +368,9 @@ def test_bad_usage(run, words: list[str]) -> None:
     assert "Traceback" not in answer.err
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"run": {"batch": "x"}}', '{"\x1b[31mrun\\u001b[31m": {}}', b"\xff\xfe\x00", "[" * 99_999])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"run": {"batch": "x"}}', '{"\x1b[31mrun\\u001b[31m": {}}', b"\xff\xfe\x00", "[" * 99_999]
+)
 def test_damaged_recipes(run, tmp_path: Path, text: str | bytes) -> None:
     line = refused(run("resume", damaged_run(tmp_path, text)), "recipe.json")
     assert line[:-1].isprintable()  # nothing a terminal obeys
@@ -372,13 +412,18 @@ def test_where_nothing_can_be_written(run, trained: Path) -> None:
     refused(run("train", "scenes", *SETTINGS, "--out", "file", "--quiet"), "cannot write to file")
 
 
-@pytest.mark.parametrize(("error", "status", "line"), [
-    (InputError("two\nlines \x1b[31m"), 2, "bayesncl: two lines \\x1b[31m\n"),
-    (MemoryError(), 1, "bayesncl: out of memory\n"),
-    (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), 1, "bayesncl: out of memory\n"),
-    (OSError(28, "No space left on device", "x.npz"), 1, "bayesncl: x.npz: No space left on device\n"),
-])
-def test_what_goes_wrong_is_one_line(run, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int, line: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (InputError("two\nlines \x1b[31m"), 2, "bayesncl: two lines \\x1b[31m\n"),
+        (MemoryError(), 1, "bayesncl: out of memory\n"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), 1, "bayesncl: out of memory\n"),
+        (OSError(28, "No space left on device", "x.npz"), 1, "bayesncl: x.npz: No space left on device\n"),
+    ],
+)
+def test_what_goes_wrong_is_one_line(
+    run, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int, line: str
+) -> None:
     def fail(*_: object) -> None:
         raise error
 
@@ -403,8 +448,13 @@ def test_mistakes_of_ours_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> Non
 def process(*words: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     inherited = {"PATH": os.environ["PATH"], "HOME": str(cwd), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, "-m", "bayesncl", *map(str, words)], cwd=cwd, env=inherited | environment, capture_output=True, text=True,
-        timeout=300, check=False,
+        [sys.executable, "-m", "bayesncl", *map(str, words)],
+        cwd=cwd,
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
 
 
@@ -412,7 +462,19 @@ def test_help_needs_no_torch(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
     answer = process("--help", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
-    for command in ("train", "resume", "evaluate", "measure", "embed", "atlas", "reproduce", "demo", "cost", "recipes", "views"):
+    for command in (
+        "train",
+        "resume",
+        "evaluate",
+        "measure",
+        "embed",
+        "atlas",
+        "reproduce",
+        "demo",
+        "cost",
+        "recipes",
+        "views",
+    ):
         assert re.search(rf"^\s+{command}\b", answer.stdout, re.MULTILINE), command
 
 

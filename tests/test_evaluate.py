@@ -21,7 +21,17 @@ from bayesncl.model import Encoder, build_model
 from tests.conftest import tiny_images, tiny_recipe
 
 ALWAYS = {
-    "paper", "sound", "retrieval", "chance", "parameters", "dimensions", "curves", "conflicting", "probe", "knn", "seconds",
+    "paper",
+    "sound",
+    "retrieval",
+    "chance",
+    "parameters",
+    "dimensions",
+    "curves",
+    "conflicting",
+    "probe",
+    "knn",
+    "seconds",
 }
 WITH_GATES = {"theory", "gates"}
 WITH_BACKGROUNDS = {"background", "worst_group", "conflict", "ipw", "stability"}
@@ -39,9 +49,16 @@ def scenes_result() -> tuple[Encoder, dict[str, Any]]:
     return model, evaluate(model, *splits)
 
 
-@pytest.mark.parametrize(("method", "keys"), [
-    ("cl", set()), ("ncl", set()), ("bayesncl", WITH_GATES), ("bayesncl-gs", WITH_GATES), ("bayesncl-soft", set()),
-])
+@pytest.mark.parametrize(
+    ("method", "keys"),
+    [
+        ("cl", set()),
+        ("ncl", set()),
+        ("bayesncl", WITH_GATES),
+        ("bayesncl-gs", WITH_GATES),
+        ("bayesncl-soft", set()),
+    ],
+)
 def test_keys_by_method(method: str, keys: set[str]) -> None:
     results = evaluate(fresh(method, "data.name=arrays"), tiny_images(60), tiny_images(50, seed=1))
     assert set(results) == ALWAYS | keys
@@ -106,7 +123,9 @@ def test_unlabelled_training_images_leave_the_probes_out() -> None:
 def test_the_published_probe_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     called: dict[str, Any] = {}
 
-    def stand_in(backbone: Any, train: Any, test: Any, mean: Any, std: Any, variant: str, **options: Any) -> dict[str, Any]:
+    def stand_in(
+        backbone: Any, train: Any, test: Any, mean: Any, std: Any, variant: str, **options: Any
+    ) -> dict[str, Any]:
         called.update(options, mean=mean, std=std, variant=variant)
         return {"acc1": 1.0}
 

@@ -20,7 +20,12 @@ from bayesncl.model import Encoder, build_model
 from bayesncl.recipes import Recipe
 from tests.conftest import tiny_images, tiny_recipe
 
-PAPER = ["data.mean=0.4,0.5,0.6", "data.std=0.2,0.25,0.3", "data.paper_mean=0.45,0.5,0.55", "data.paper_std=0.3,0.3,0.2"]
+PAPER = [
+    "data.mean=0.4,0.5,0.6",
+    "data.std=0.2,0.25,0.3",
+    "data.paper_mean=0.45,0.5,0.55",
+    "data.paper_std=0.3,0.3,0.2",
+]
 
 
 def warm(recipe: Recipe) -> Encoder:
@@ -46,7 +51,7 @@ def batch_norm_by_hand(x: Tensor, layer: nn.BatchNorm2d) -> Tensor:
 
 @torch.no_grad()
 def paper_by_hand(model: Encoder, images: Images, batch: int) -> list[np.ndarray]:
-    """h, z, gated and open of the published evaluation: unshuffled batches, their own BatchNorm statistics, other pixel statistics."""
+    """h, z, gated and open of the published evaluation: batches in order, with their own BatchNorm statistics."""
     data = model.recipe.data
     parts = []
     for start in range(0, len(images), batch):
@@ -119,7 +124,9 @@ def test_sound_mode_is_eval_mode() -> None:
     assert np.array_equal(found.open, wanted.logits.numpy() > 0)
 
 
-@pytest.mark.parametrize(("method", "gated"), [("cl", False), ("ncl", False), ("bayesncl", True), ("bayesncl-soft", True)])
+@pytest.mark.parametrize(
+    ("method", "gated"), [("cl", False), ("ncl", False), ("bayesncl", True), ("bayesncl-soft", True)]
+)
 def test_shapes_and_types(method: str, gated: bool) -> None:
     model = build_model(tiny_recipe(method))
     for mode in ("sound", "paper"):
@@ -145,7 +152,11 @@ def test_soft_gates_count_as_open_above_the_threshold() -> None:
 
 
 def state(model: Encoder) -> dict[str, Tensor]:
-    return {**{n: t.clone() for n, t in model.state_dict().items()}, "mean": model.mean.clone(), "std": model.std.clone()}
+    return {
+        **{n: t.clone() for n, t in model.state_dict().items()},
+        "mean": model.mean.clone(),
+        "std": model.std.clone(),
+    }
 
 
 MEASURES: dict[str, Callable[[Encoder, Images], object]] = {
@@ -198,7 +209,9 @@ def test_bad_input() -> None:
         extract(model, Images(np.zeros((0, 3, 16, 16), np.uint8)))
 
 
-@pytest.mark.parametrize(("height", "width", "size"), [(16, 16, 16), (16, 16, 10), (17, 12, 5), (9, 30, 8), (8, 8, 16), (8, 20, 10)])
+@pytest.mark.parametrize(
+    ("height", "width", "size"), [(16, 16, 16), (16, 16, 10), (17, 12, 5), (9, 30, 8), (8, 8, 16), (8, 20, 10)]
+)
 def test_centre_crop(height: int, width: int, size: int) -> None:
     pixels = torch.arange(3 * height * width).view(1, 3, height, width)
     found = centre_crop(pixels, size)

@@ -77,9 +77,13 @@ def by_hand(model: Encoder, x: Tensor, uniform: Tensor | None) -> dict[str, list
             deviation = math.sqrt(sum((v - mean) ** 2 for v in z) / D + 1e-5)
             z = [(v - mean) / deviation for v in z]
         activation = {
-            "none": lambda v: v, "relu": lambda v: max(v, 0.0), "rep_relu": lambda v: max(v, 0.0),
-            "gelu": lambda v: v * (1 + math.erf(v / math.sqrt(2))) / 2, "softplus": lambda v: math.log1p(math.exp(v)),
-            "sigmoid": lambda v: 1 / (1 + math.exp(-v)), "exp": math.exp,
+            "none": lambda v: v,
+            "relu": lambda v: max(v, 0.0),
+            "rep_relu": lambda v: max(v, 0.0),
+            "gelu": lambda v: v * (1 + math.erf(v / math.sqrt(2))) / 2,
+            "softplus": lambda v: math.log1p(math.exp(v)),
+            "sigmoid": lambda v: 1 / (1 + math.exp(-v)),
+            "exp": math.exp,
         }[m.rectifier]
         z = [activation(v) for v in z]
         if m.top_k:
@@ -181,7 +185,9 @@ def test_gradients(method: str) -> None:
         torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-8, msg=name)
 
 
-@pytest.mark.parametrize(("method", "reaches"), [("bayesncl", False), ("bayesncl-soft", False), ("bayesncl-nodetach", True)])
+@pytest.mark.parametrize(
+    ("method", "reaches"), [("bayesncl", False), ("bayesncl-soft", False), ("bayesncl-nodetach", True)]
+)
 def test_the_gate_sees_h_without_sending_gradients_back(method: str, reaches: bool) -> None:
     model = flat_model(tiny_recipe(method))
     found = model(pixels())
@@ -190,7 +196,11 @@ def test_the_gate_sees_h_without_sending_gradients_back(method: str, reaches: bo
     for scalar in (bernoulli_kl(gate_probability(found.logits), 0.8), (found.z.detach() * found.mask).square().sum()):
         model.zero_grad()
         scalar.backward(retain_graph=True)
-        touched = {name.partition(".")[0] for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
+        touched = {
+            name.partition(".")[0]
+            for name, p in model.named_parameters()
+            if p.grad is not None and p.grad.abs().max() > 0
+        }
         assert touched == ({"gate", "backbone"} if reaches else {"gate"})
 
 
@@ -217,13 +227,16 @@ def test_noise_in_training_only(kind: str) -> None:
     assert torch.equal(model(pixels()).mask, hard)
 
 
-@pytest.mark.parametrize(("changes", "gate"), [
-    (("gate.depth=1",), [(256, 12)]),
-    (("gate.depth=2",), [(256, 24), (24, 12)]),
-    (("gate.depth=3",), [(256, 24), (24, 12), (12, 12)]),
-    (("gate.depth=3", "gate.hidden=9"), [(256, 9), (9, 4), (4, 12)]),
-    (("gate.depth=3", "gate.hidden=1"), [(256, 1), (1, 1), (1, 12)]),
-])
+@pytest.mark.parametrize(
+    ("changes", "gate"),
+    [
+        (("gate.depth=1",), [(256, 12)]),
+        (("gate.depth=2",), [(256, 24), (24, 12)]),
+        (("gate.depth=3",), [(256, 24), (24, 12), (12, 12)]),
+        (("gate.depth=3", "gate.hidden=9"), [(256, 9), (9, 4), (4, 12)]),
+        (("gate.depth=3", "gate.hidden=1"), [(256, 1), (1, 1), (1, 12)]),
+    ],
+)
 def test_widths_of_the_heads(changes: tuple[str, ...], gate: list[tuple[int, int]]) -> None:
     model = build_model(tiny_recipe("bayesncl", *changes))
 
@@ -261,7 +274,7 @@ def test_weights_depend_on_the_seed_alone() -> None:
 
 
 def test_top_k_must_fit() -> None:
-    with pytest.raises(InputError, match="top_k = 13 is more than model.dim = 12"):
+    with pytest.raises(InputError, match=r"top_k = 13 is more than model.dim = 12"):
         build_model(tiny_recipe("ncl-topk", "model.top_k=13"))
 
 
@@ -296,8 +309,12 @@ def test_encode_takes_images_in_every_form(model: Encoder) -> None:
     wanted = model.encode(raw)
     pictures = [Image.fromarray(p.transpose(1, 2, 0)) for p in raw]
     forms = {
-        "tensor": torch.from_numpy(raw), "float": raw / 255, "float32": torch.from_numpy(raw).float() / 255, "pil": pictures,
-        "tuple": tuple(pictures), "reversed": np.ascontiguousarray(raw[:, ::-1])[:, ::-1],
+        "tensor": torch.from_numpy(raw),
+        "float": raw / 255,
+        "float32": torch.from_numpy(raw).float() / 255,
+        "pil": pictures,
+        "tuple": tuple(pictures),
+        "reversed": np.ascontiguousarray(raw[:, ::-1])[:, ::-1],
     }
     readonly = raw.copy()
     readonly.flags.writeable = False
@@ -327,21 +344,24 @@ def test_keep(model: Encoder) -> None:
         model.encode(raw, keep=0)
 
 
-@pytest.mark.parametrize(("images", "message"), [
-    (np.zeros((3, 16, 16), np.uint8), r"must be \[N, 3, H, W\], got \[3, 16, 16\]"),
-    (np.zeros((2, 16, 16, 3), np.uint8), r"got \[2, 16, 16, 3\]"),
-    (np.zeros((2, 3, 0, 4), np.uint8), r"got \[2, 3, 0, 4\]"),
-    (np.zeros((2, 3, 4, 4), np.int64), "uint8 or float in"),
-    (np.zeros((2, 3, 4, 4), object), "uint8 or float in"),
-    (np.zeros((2, 3, 4, 4), "U1"), "uint8 or float in"),
-    (np.full((2, 3, 4, 4), 255.0), r"float images must lie in \[0, 1\], got \[255, 255\]"),
-    (torch.full((2, 3, 4, 4), -0.1), "float images must lie"),
-    (torch.full((2, 3, 4, 4), float("nan")), "float images must lie"),
-    ([np.zeros((16, 16, 3), np.uint8)], "must hold PIL images, got ndarray"),
-    (["a.png"], "must hold PIL images, got str"),
-    ("a.png", "list of PIL images, got str"),
-    (Image.new("RGB", (16, 16)), "list of PIL images, got Image"),
-])
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (np.zeros((3, 16, 16), np.uint8), r"must be \[N, 3, H, W\], got \[3, 16, 16\]"),
+        (np.zeros((2, 16, 16, 3), np.uint8), r"got \[2, 16, 16, 3\]"),
+        (np.zeros((2, 3, 0, 4), np.uint8), r"got \[2, 3, 0, 4\]"),
+        (np.zeros((2, 3, 4, 4), np.int64), "uint8 or float in"),
+        (np.zeros((2, 3, 4, 4), object), "uint8 or float in"),
+        (np.zeros((2, 3, 4, 4), "U1"), "uint8 or float in"),
+        (np.full((2, 3, 4, 4), 255.0), r"float images must lie in \[0, 1\], got \[255, 255\]"),
+        (torch.full((2, 3, 4, 4), -0.1), "float images must lie"),
+        (torch.full((2, 3, 4, 4), float("nan")), "float images must lie"),
+        ([np.zeros((16, 16, 3), np.uint8)], "must hold PIL images, got ndarray"),
+        (["a.png"], "must hold PIL images, got str"),
+        ("a.png", "list of PIL images, got str"),
+        (Image.new("RGB", (16, 16)), "list of PIL images, got Image"),
+    ],
+)
 def test_encode_refuses(model: Encoder, images: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         model.encode(images)
@@ -406,7 +426,11 @@ def strangers(saved: Path) -> dict[str, bytes]:
     recipe = tiny_recipe()
 
     def file(tensors: dict[str, Tensor], recipe: object, **extra: str) -> bytes:
-        metadata = {"recipe": recipe if isinstance(recipe, str) else json.dumps(recipe), "sha256": digest(tensors), **extra}
+        metadata = {
+            "recipe": recipe if isinstance(recipe, str) else json.dumps(recipe),
+            "sha256": digest(tensors),
+            **extra,
+        }
         return safetensors.torch.save(tensors, metadata)
 
     fewer = {name: t for name, t in tensors.items() if not name.startswith("gate")}

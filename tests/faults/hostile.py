@@ -217,8 +217,8 @@ def pictures(tries: int, folder: Path, rng: random.Random) -> Outcome:
 
 
 WRONG: tuple[Any, ...] = (
-    None, True, -1, 0, 2**80, -1e308, 1e400, "", "x", "\0", "../../x", "[red]", "\x1b[2J", "9" * 5000, [], [1], [None] * 3,
-    ["a", "b", "c"], {}, {"a": 1}, float("nan"), "1",
+    None, True, -1, 0, 2**80, -1e308, 1e400, "", "x", "\0", "../../x", "[red]", "\x1b[2J", "9" * 5000, [], [1],
+    [None] * 3, ["a", "b", "c"], {}, {"a": 1}, float("nan"), "1",
 )  # fmt: skip
 
 
@@ -294,6 +294,6 @@ def names(tries: int, folder: Path, rng: random.Random) -> Outcome:
 
 
 TINY_PHOTOS = (
-    "data.size=16", "views.size=16", "model.backbone=small", "model.hidden=8", "model.dim=4", "run.epochs=1", "run.batch=4",
-    "data.holdout=0.2",
+    "data.size=16", "views.size=16", "model.backbone=small", "model.hidden=8", "model.dim=4", "run.epochs=1",
+    "run.batch=4", "data.holdout=0.2",
 )  # fmt: skip

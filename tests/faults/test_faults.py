@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 KINDS = (
-    "training", "checkpointing", "caching", "reporting", "checkpoints", "full_disk", "read_only", "vanishing_data", "out_of_memory",
-    "weights", "archives", "pictures", "recipes", "names", "numbers", "caches", "same_runs",
+    "training", "checkpointing", "caching", "reporting", "checkpoints", "full_disk", "read_only", "vanishing_data",
+    "out_of_memory", "weights", "archives", "pictures", "recipes", "names", "numbers", "caches", "same_runs",
 )  # fmt: skip
 
 

@@ -1,0 +1,189 @@
+"""What only a GPU can show: compiled and graphed steps, streaming, memory. Skipped without one."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bayesncl import feed
+from bayesncl.backbones import set_views
+from bayesncl.data.images import Images
+from bayesncl.errors import InputError
+from bayesncl.features import extract
+from bayesncl.feed import batches, settle
+from bayesncl.meter import Meter
+from bayesncl.model import build_model, load
+from bayesncl.recipes import Recipe, change, named
+from bayesncl.train import make_optimiser, make_step, schedule, train
+from tests.conftest import tiny_images, tiny_recipe
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
+
+STEPS = 12
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    """TF32 would hide what float32 is to show; compiled code and memory of one test do not serve the next."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch._dynamo.reset()
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def curve(recipe: Recipe, images: Images, device: str = "cuda") -> tuple[np.ndarray, dict[str, Tensor]]:
+    """Loss of every step, and the weights after the last, by the step that training takes."""
+    place = torch.device(device)
+    model = build_model(recipe).to(place, memory_format=torch.channels_last).train()
+    set_views(model, 2)
+    optimiser = make_optimiser(model, place)
+    meter = Meter(recipe.model.dim, place)
+    pixels = settle(images.pixels, place)
+    step = make_step(model, optimiser, meter, recipe, pixels, place)
+    rates = schedule(recipe, STEPS).to(place)
+    seen, last = [], 0.0
+    for done, (part, index) in enumerate(batches(pixels, recipe.run.batch, recipe.run.seed, 0, 0, place)):
+        step(part, index, 0, rates[done])
+        total = float(meter.sums[0])
+        seen.append(total - last)
+        last = total
+    assert int(meter.steps) == STEPS
+    return np.array(seen), {name: t.cpu() for name, t in model.state_dict().items()}
+
+
+def gpu_recipe(method: str, *changes: str) -> Recipe:
+    return tiny_recipe(
+        method, "run.epochs=1", "optimiser.warmup_epochs=0", "model.hidden=64", "model.dim=32", "run.batch=32", *changes
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "precision", "tolerance"),
+    [
+        ("bayesncl", "float32", 1e-3),  # sums in another order, twelve steps of it
+        ("bayesncl-gs", "float32", 1e-3),
+        ("ncl", "float32", 1e-3),
+        ("bayesncl", "bf16", 5e-2),  # eight bits of mantissa
+    ],
+)
+def test_compiled_and_graphed_step_is_the_eager_step(method: str, precision: str, tolerance: float) -> None:
+    images = tiny_images(32 * STEPS)
+    recipe = gpu_recipe(method, f"run.precision={precision}")
+    plain, weights = curve(change(recipe, ["run.compile=false"]), images)
+    compiled, others = curve(recipe, images)
+    np.testing.assert_allclose(compiled, plain, rtol=tolerance)
+    assert len(set(np.round(plain, 6))) == STEPS  # twelve different batches
+    if precision == "float32":
+        for name, tensor in weights.items():
+            if not name.endswith("num_batches_tracked"):
+                torch.testing.assert_close(
+                    others[name], tensor, rtol=1e-2, atol=1e-3, msg=lambda t, n=name: f"{n}: {t}"
+                )
+
+
+def test_gpu_step_is_the_cpu_step() -> None:
+    images = tiny_images(32 * STEPS)
+    recipe = gpu_recipe("bayesncl", "run.precision=float32")
+    np.testing.assert_allclose(curve(recipe, images)[0], curve(recipe, images, "cpu")[0], rtol=2e-3)
+
+
+def test_streamed_batches_are_the_resident_ones(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (1000, 3, 24, 24), np.uint8)
+    np.save(tmp_path / "pixels.npy", pixels)
+    mapped = np.load(tmp_path / "pixels.npy", mmap_mode="r")
+    place = torch.device("cuda")
+    resident = settle(mapped, place)
+    assert isinstance(resident, Tensor)
+    assert resident.is_cuda
+    assert torch.equal(resident.cpu(), torch.from_numpy(pixels))
+    for epoch, first in ((0, 0), (1, 7)):
+        streamed = list(batches(mapped, 64, 3, epoch, first, place))
+        kept = list(batches(resident, 64, 3, epoch, first, place))
+        assert len(streamed) == len(kept) == 1000 // 64 - first
+        for (a, i), (b, j) in zip(streamed, kept):
+            assert a.is_cuda
+            assert torch.equal(a, b)
+            assert torch.equal(i, j)
+            assert torch.equal(a.cpu(), torch.from_numpy(pixels[i.cpu().numpy()]))
+
+
+def test_a_set_that_does_not_fit_is_streamed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    images = tiny_images(32 * STEPS)
+    recipe = gpu_recipe("bayesncl", "run.precision=float32", "run.compile=false")
+    resident, _ = curve(recipe, images)
+    monkeypatch.setattr(feed, "RESIDENT_SHARE", 0.0)
+    assert settle(images.pixels, torch.device("cuda")) is images.pixels
+    streamed, _ = curve(recipe, images)
+    np.testing.assert_allclose(streamed, resident, rtol=1e-4)
+
+
+def test_training_compiled_stopped_and_resumed(tmp_path: Path) -> None:
+    images = tiny_images(32 * STEPS)
+    recipe = gpu_recipe("bayesncl", "run.epochs=3", "run.precision=float32", "run.log_every=4")
+    whole = train(recipe, images, tmp_path / "whole").state_dict()
+
+    class Stop(Exception):
+        pass
+
+    def stop(model: object, epoch: int) -> None:
+        if epoch == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(recipe, images, tmp_path / "parts", after_epoch=stop)
+    torch._dynamo.reset()
+    parts = train(recipe, images, tmp_path / "parts").state_dict()
+    for name, tensor in whole.items():
+        # the GPU does not add in a fixed order: close, not equal
+        torch.testing.assert_close(
+            parts[name].float(), tensor.float(), rtol=2e-2, atol=5e-3, msg=lambda t, n=name: f"{n}: {t}"
+        )
+    lines = [
+        [json.loads(t) for t in (tmp_path / r / "metrics.jsonl").read_text().splitlines()] for r in ("whole", "parts")
+    ]
+    assert (
+        [line["step"] for line in lines[0]] == [line["step"] for line in lines[1]] == list(range(4, 3 * STEPS + 1, 4))
+    )
+    assert lines[1][-1]["loss"] == pytest.approx(lines[0][-1]["loss"], rel=1e-2)
+    assert load(tmp_path / "parts", "cuda").encode(images.pixels[:5]).shape == (5, 32)
+
+
+def test_out_of_memory_is_one_line(tmp_path: Path) -> None:
+    free = torch.cuda.mem_get_info()[0]
+    hog = torch.empty(max(free - 300 * 2**20, 1), dtype=torch.uint8, device="cuda")  # leaves 300 MiB
+    recipe = change(named("cifar100"), ["run.batch=2048", "run.epochs=1", "run.compile=false"])
+    images = Images(np.zeros((2048, 3, 32, 32), np.uint8))
+    try:
+        with pytest.raises(
+            InputError, match=r"out of GPU memory at batch 2048, 32 px, 256 dimensions: lower run.batch"
+        ):
+            train(recipe, images, tmp_path)
+    finally:
+        del hog
+
+
+def test_building_a_model_leaves_the_gpu_generator_alone() -> None:
+    torch.cuda.manual_seed(7)
+    before = torch.cuda.get_rng_state()
+    build_model(tiny_recipe())
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+def test_features_agree_with_the_cpu() -> None:
+    model, images = build_model(tiny_recipe()), tiny_images(40)
+    for mode in ("sound", "paper"):
+        here = extract(model, images, mode)
+        there = extract(model.cuda(), images, mode)
+        model.cpu()
+        np.testing.assert_allclose(there.h, here.h, atol=2e-4)
+        np.testing.assert_allclose(there.z, here.z, atol=2e-3)
