@@ -234,6 +234,8 @@ class Timm(nn.Module):
         except ImportError:
             raise InputError(f"backbone timm:{name} needs the extra: pip install 'bayesncl[timm]'") from None
         try:
+            if not timm.is_model(name):  # a stranger's recipe may say hf-hub:..., which would be fetched
+                raise RuntimeError("not one of its own")
             self.body = timm.create_model(name, pretrained=False, num_classes=0)
         except RuntimeError as error:
             raise InputError(f"timm has no model {name!r}: {error}") from None

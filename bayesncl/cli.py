@@ -172,6 +172,7 @@ def evaluate(
     quiet: Quiet = False,
 ) -> None:
     """Every measure of a run, printed as a table and saved as RUN/evaluation.json."""
+    from . import distributed
     from .evaluate import evaluate as evaluate_model
     from .figures import draw_figures
     from .measure.report import to_json
@@ -181,6 +182,8 @@ def evaluate(
     splits = [load_split(recipe, split, display) for split in ("train", "test")]
     results = evaluate_model(model, *splits, paper_probe=paper_probe, progress=display.count)
     display.close()
+    if distributed.rank() != 0:
+        return
     results["parameters"]["recipe"] = recipe.to_dict()
     if run.is_dir():  # it may be a model file
         write_atomic(run / "evaluation.json", to_json(results))

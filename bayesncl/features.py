@@ -83,7 +83,7 @@ def extract(
             opened = (
                 features.mask > model.recipe.gate.threshold
                 if features.mask is not None
-                else features.z.new_zeros(len(x), 0)
+                else features.z.new_zeros(len(x), 0, dtype=torch.bool)
             )
             parts.append((features.h.float(), features.z, features.gated, opened))
             if progress:
@@ -93,10 +93,8 @@ def extract(
     if not parts:
         if distributed.world_size() == 1:
             raise InputError("there are no images to take features of")
-        empty = torch.empty(0, 3, *images.pixels.shape[2:], device=mean.device)
-        features = model(empty)
-        parts = [
-            (features.h, features.z, features.gated, features.z.new_zeros(0, recipe.model.dim if model.gate else 0))
-        ]
+        widths = (int(model.backbone.features), recipe.model.dim, recipe.model.dim)  # type: ignore[arg-type]
+        gates = mean.new_zeros(0, recipe.model.dim if model.gate is not None else 0, dtype=torch.bool)
+        parts = [(*(mean.new_zeros(0, width) for width in widths), gates)]
     h, z, gated, opened = (distributed.gather_arrays(torch.cat(part)).cpu().numpy() for part in zip(*parts))
     return Extracted(h, z, gated, opened.astype(bool) if model.gate is not None else None)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .backbones import build_backbone, settle_statistics
 from .errors import InputError
-from .files import write_atomic
+from .files import tensor_bytes, write_atomic
 from .gates import at_least_float32, open_gates, rectify, top_k_mask
 from .objective import normalise
 from .recipes import Recipe, recipe_from_json
@@ -193,7 +193,7 @@ def save_model(model: Encoder, path: Path) -> None:
     recipe = model.recipe.to_dict()
     recipe["data"]["root"] = ""  # where the images lay is nobody else's business
     metadata = {"format": "bayesncl-1", "recipe": json.dumps(recipe), "sha256": digest(tensors)}
-    write_atomic(path, safetensors.torch.save(tensors, metadata))
+    write_atomic(path, tensor_bytes(tensors, metadata))
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> Encoder:

@@ -16,8 +16,10 @@ BLOCK_ROWS = 1024
 
 
 def normalise(z: Tensor) -> Tensor:
-    """Rows of z [N, D] at unit length, in float32 or better; an all-zero row stays zero."""
-    return F.normalize(at_least_float32(z), dim=1, eps=1e-12)
+    """Rows of z [N, D] at unit length, in float32 or better; an all-zero row stays zero and sends no gradient."""
+    z = at_least_float32(z)
+    # F.normalize divides the gradient of a zero row by its eps: one closed row would send 1e12 into every bias
+    return F.normalize(torch.where((z != 0).any(1, keepdim=True), z, 0.0), dim=1, eps=1e-12)
 
 
 def info_nce(z: Tensor, temperature: float = 0.2, block: int = 0) -> Tensor:
@@ -49,11 +51,13 @@ def info_nce_sum(
     a = c; with several, a holds the rows of this process and c those of all.
     """
     with torch.autocast(a.device.type, enabled=False):
-        a, c = at_least_float32(a), at_least_float32(c)
+        same = a is c
+        a = at_least_float32(a)
+        c = a if same else at_least_float32(c)
         if block == 0 and len(c) > DENSE_ROWS:
             block = BLOCK_ROWS
         if block:
-            loss: Tensor = _BlockedSum.apply(a, c, self_index, positive, temperature, block)
+            loss: Tensor = _BlockedSum.apply(a, None if same else c, self_index, positive, temperature, block)
             return loss
         s = a @ c.T / temperature  # [M, N]
         pull = s.gather(1, positive[:, None]).squeeze(1)
@@ -66,16 +70,18 @@ class _BlockedSum(torch.autograd.Function):
 
     The loss is a scalar, so its gradient is known up to one factor already in the forward pass:
     with P = softmax(s) row by row,  da = (P c - c+) / tau  and  dc = (P' a - scatter of a to its positive) / tau.
-    Each block of P is made once, used for all three and dropped.
+    Each block of P is made once, used for all three and dropped. Without `other` the anchors are the candidates, and
+    da + dc is one buffer.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, a: Tensor, c: Tensor, self_index: Tensor, positive: Tensor, temperature: float, block: int
+        ctx: Any, a: Tensor, other: Tensor | None, self_index: Tensor, positive: Tensor, temperature: float, block: int
     ) -> Tensor:
+        c = a if other is None else other
         wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        da = torch.empty_like(a) if wanted else None
         dc = torch.zeros_like(c) if wanted else None
+        da = dc if other is None or dc is None else torch.zeros_like(a)
         loss = a.new_zeros(())
         for start in range(0, len(a), block):
             rows = slice(start, start + block)
@@ -88,17 +94,17 @@ class _BlockedSum(torch.autograd.Function):
             if da is not None and dc is not None:
                 p = s.sub_(total).exp_()
                 p.scatter_add_(1, positive[rows, None], torch.full_like(pull, -1.0))
-                torch.mm(p, c, out=da[rows])
+                da[rows].addmm_(p, c)
                 dc.addmm_(p.T, a[rows])
         if da is not None and dc is not None:
-            ctx.save_for_backward(da.div_(temperature), dc.div_(temperature))
+            ctx.save_for_backward(*(g.div_(temperature) for g in ((da,) if da is dc else (da, dc))))
         return loss
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        da, dc = ctx.saved_tensors
+        da, *dc = ctx.saved_tensors
         factor = gradients[0]
-        return da * factor, dc * factor, None, None, None, None
+        return da * factor, dc[0] * factor if dc else None, None, None, None, None
 
 
 def ipw_similarity(z: Tensor, z2: Tensor, prevalence: Tensor) -> Tensor:

@@ -302,6 +302,7 @@ def resume_or_begin(run_dir: Path, model: Encoder, optimiser: LARS, display: Dis
         checkpoint.restore(found, model, optimiser)
     done = found.step if found is not None else 0
     if distributed.rank() == 0:
+        checkpoint.prune(run_dir, model.recipe.run.keep_checkpoints)
         write_atomic(run_dir / "recipe.json", model.recipe.to_json())
         write_atomic(run_dir / "environment.json", json.dumps(environment(), indent=2) + "\n")
         cut_metrics(run_dir / "metrics.jsonl", done)

@@ -238,6 +238,10 @@ def test_embed_then_measure_and_atlas(run, trained: Path, tmp_path: Path) -> Non
     with np.load("k.npz") as file:
         wanted = model.encode([Image.open(pictures / name) for name in names], gated=False, keep=2)
         np.testing.assert_allclose(file["z"], wanted, atol=1e-5)
+    assert run("embed", trained, pictures, "-o", "u.npz", "--ungated", "--quiet").status == 0
+    with np.load("u.npz") as file:
+        np.testing.assert_allclose(file["z"], model.encode([Image.open(pictures / n) for n in names], gated=False), atol=1e-5)
+        assert np.abs(file["z"] - z).max() > 1e-3
     answer = run("measure", "z.npz", "--json", "m.json", "--csv", "m.csv", "--markdown", "m.md", "--latex", "m.tex")
     assert answer.status == 0, answer
     assert {"paper", "sound", "retrieval", "chance", "parameters"} <= set(json.loads(Path("m.json").read_text()))

@@ -19,8 +19,9 @@ from tests.conftest import tiny_images, tiny_recipe
 
 CPU = torch.device("cpu")
 STEPS = 5
-# float32, five steps: the compiler orders sums otherwise. Weights move by 1e-2 and more in that time.
-LOSS, WEIGHTS = {"rtol": 1e-4, "atol": 0.0}, {"rtol": 1e-3, "atol": 1e-5}
+# float32, and the compiler adds in another order; five steps of the optimiser magnify that.
+LOSS = 1e-4  # relative
+WEIGHTS = 0.02  # distance between the two, as a share of the way they went
 
 
 def curve(recipe: Recipe, loss_function: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -45,17 +46,18 @@ def curve(recipe: Recipe, loss_function: Callable[..., Any]) -> tuple[Tensor, di
 
 
 def assert_agree(method: str, backend: str) -> None:
-    recipe = tiny_recipe(method, "run.epochs=2", "optimiser.warmup_epochs=0")
+    recipe = tiny_recipe(method, "run.epochs=2", "optimiser.warmup_epochs=0", "optimiser.lr=0.1", "gate.lr=0.02")
     eager, weights = curve(recipe, losses)
     torch._dynamo.reset()
     compiled, others = curve(recipe, torch.compile(losses, dynamic=False, backend=backend, fullgraph=True))
     assert eager.shape == (STEPS,)
-    torch.testing.assert_close(compiled, eager, **LOSS)
+    torch.testing.assert_close(compiled, eager, rtol=LOSS, atol=0)
     fresh = build_model(recipe).state_dict()
     for name, tensor in weights.items():
-        torch.testing.assert_close(others[name], tensor, **WEIGHTS, msg=lambda text, name=name: f"{name}: {text}")
         if not name.endswith("num_batches_tracked"):
-            assert not torch.equal(fresh[name], tensor), f"{name} did not move: the test says nothing of it"
+            moved, apart = (tensor - fresh[name]).norm(), (tensor - others[name]).norm()
+            assert moved > 1e-3, f"{name} did not move: the test says nothing of it"
+            assert apart <= WEIGHTS * moved, f"{name}: {apart:.2g} apart after moving {moved:.2g}"
 
 
 @pytest.fixture(params=["built-in", "fused"])

@@ -16,7 +16,7 @@ from bayesncl.features import extract
 from bayesncl.measure import conflict, probe
 from bayesncl.measure.interpretability import interpretability
 from bayesncl.measure.report import to_json
-from bayesncl.measure.retrieval import knn_accuracy
+from bayesncl.measure.retrieval import knn_accuracy, retrieval_curve
 from bayesncl.model import Encoder, build_model
 from tests.conftest import tiny_images, tiny_recipe
 
@@ -44,7 +44,7 @@ def fresh(method: str = "bayesncl", *changes: str) -> Encoder:
 
 @pytest.fixture(scope="module")
 def scenes_result() -> tuple[Encoder, dict[str, Any]]:
-    model = fresh("bayesncl", *SCENES)
+    model = fresh("bayesncl", *SCENES, "model.dim=24")  # more than the least number of dimensions that curves keep
     splits = [load(model.recipe.data, split) for split in ("train", "test")]
     return model, evaluate(model, *splits)
 
@@ -91,6 +91,22 @@ def test_values_are_those_of_the_measures(scenes_result: tuple[Encoder, dict[str
         wanted = conflict.conflict(getattr(sound, kind), test.labels, test.backgrounds)
         assert results["conflict"][kind]["error"] == pytest.approx(wanted["error"])
         assert results["conflict"][kind]["by_dimension"] == pytest.approx(wanted["by_dimension"]["error"], rel=1e-5)
+
+
+def test_dimensions_are_chosen_on_the_training_images(scenes_result: tuple[Encoder, dict[str, Any]]) -> None:
+    model, results = scenes_result
+    train, test = (load(model.recipe.data, split) for split in ("train", "test"))
+    seen, sound = extract(model, train).gated, extract(model, test).gated
+    ranking = seen.sum(0, dtype=np.float64)
+    kept = [set(np.argsort(-sums)[:16]) for sums in (ranking, sound.sum(0))]
+    found = results["curves"]["retrieval_sound"]
+    assert set(found) == {"16"}
+    wanted = retrieval_curve(sound, test.labels, [16], (1, 3, 5, 10), "sound", ranking)
+    assert found["16"] == {str(k): p for k, p in wanted[16].items()}
+    if kept[0] != kept[1]:  # so it would show
+        assert found["16"] != {
+            str(k): p for k, p in retrieval_curve(sound, test.labels, [16], (1, 3, 5, 10), "sound", sound.sum(0))[16].items()
+        }
 
 
 def test_lists_have_an_entry_per_dimension(scenes_result: tuple[Encoder, dict[str, Any]]) -> None:

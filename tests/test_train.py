@@ -19,7 +19,7 @@ from torch import nn
 
 import bayesncl.train as loop
 from bayesncl import checkpoint
-from bayesncl.backbones import ViewBatchNorm2d, build_backbone, set_views
+from bayesncl.backbones import BasicBlock, Bottleneck, ViewBatchNorm2d, build_backbone, set_views
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
 from bayesncl.feed import ahead, batch_rows, batches, epoch_order
@@ -189,13 +189,15 @@ def test_metrics_of_steps_to_come_again_are_cut(tmp_path: Path) -> None:
     assert path.read_text() == '{"step": 2}\n{"step": 4}\n'
 
 
-@pytest.mark.parametrize("backbone", ["small", "resnet18"])
-def test_views_together_equal_views_one_after_the_other(backbone: str) -> None:
+@pytest.mark.parametrize("kind", ["small", "basic", "bottleneck"])
+def test_views_together_equal_views_one_after_the_other(kind: str) -> None:
     """Outputs, gradients and running statistics of per-view BatchNorm against plain BatchNorm fed view by view."""
 
     def make() -> nn.Module:
         torch.manual_seed(0)
-        return build_backbone(Model(backbone=backbone, stem_padding=1)).double()
+        blocks = {"basic": BasicBlock, "bottleneck": Bottleneck}
+        module = blocks[kind](3, 6, 2) if kind in blocks else build_backbone(Model(backbone=kind))
+        return module.double()
 
     together, plain = make(), make()
     for module in plain.modules():

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import html
 import json
-import secrets
-import shutil
 from importlib import resources
 from pathlib import Path
 
 from ..data.images import Images
 from ..errors import InputError
+from ..files import temporary_beside
 from .contents import AtlasRun, prepare, write_images, write_matches, write_run
 
 MARKER = "atlas.json"  # says that a folder is an atlas and may be replaced by another
@@ -38,8 +37,7 @@ def build_atlas(out: Path, runs: list[AtlasRun], images: Images, title: str = "A
         raise InputError(f"{out} exists and is not an atlas (no {MARKER} in it): not overwritten")
     features = [prepare(run, images) for run in runs]
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.parent / f".{out.name}.partial-{secrets.token_hex(4)}"
-    try:
+    with temporary_beside(out, folder=True) as partial:
         _write_page(partial, title)
         write_images(partial, images, runs, title)
         for r, arrays in enumerate(features):
@@ -48,14 +46,12 @@ def build_atlas(out: Path, runs: list[AtlasRun], images: Images, title: str = "A
             write_matches(partial, features[0].z, features[1].z)
         (partial / MARKER).write_text(json.dumps({"format": 1, "title": title, "runs": [run.name for run in runs]}))
         _replace(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return out / "index.html"
 
 
 def _write_page(folder: Path, title: str) -> None:
     page = resources.files(__package__) / "page"
-    (folder / "data").mkdir(parents=True)
+    (folder / "data").mkdir()
     text = (page / "index.html").read_text(encoding="utf-8").replace("{{ title }}", html.escape(title))
     (folder / "index.html").write_bytes(text.encode("ascii", "xmlcharrefreplace"))
     (folder / "atlas.css").write_text((page / "atlas.css").read_text(encoding="utf-8"), encoding="utf-8")
@@ -69,11 +65,10 @@ def _replace(partial: Path, out: Path) -> None:
     if not out.exists():
         partial.rename(out)
         return
-    old = partial.with_name(partial.name.replace("partial", "old"))
-    out.rename(old)
-    try:
-        partial.rename(out)
-    except OSError:
-        old.rename(out)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+    with temporary_beside(out, folder=True) as old:
+        out.rename(old)  # onto an empty folder
+        try:
+            partial.rename(out)
+        except OSError:
+            old.rename(out)
+            raise
