@@ -339,7 +339,7 @@ def _datasets() -> dict[str, Recipe]:
         data=Data(train_images=4000, test_images=2000),
         views=Views(crop_scale=(0.6, 1.0), hue=0.1, blur=0.0, flip=0.0),
         model=Model(backbone="small", hidden=256, dim=64),
-        optimiser=Optimiser(lr=2.0, eta=0.1, warmup_epochs=1),
+        optimiser=Optimiser(lr=1.0, eta=0.05, warmup_epochs=1),
         run=Run(epochs=14, batch=64, checkpoint_every=2, log_every=20),
     )
     photos = dataclasses.replace(

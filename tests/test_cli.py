@@ -106,6 +106,7 @@ def test_train_numbers_its_folders_and_guards_them(run, trained: Path) -> None:
         assert f"trained: {folder}\n" in answer.err
         assert Path(folder, "model.safetensors").exists()
     refused(run("train", "scenes", *SETTINGS, "--out", trained), "holds a run already", "bayesncl resume")
+    refused(run("train", "scenes", *SETTINGS, "--device", "abacus"), "no device")  # said before anything is drawn
 
 
 def test_train_from_a_recipe_file(run, tmp_path: Path) -> None:
@@ -240,7 +241,9 @@ def test_embed_then_measure_and_atlas(run, trained: Path, tmp_path: Path) -> Non
         np.testing.assert_allclose(file["z"], wanted, atol=1e-5)
     assert run("embed", trained, pictures, "-o", "u.npz", "--ungated", "--quiet").status == 0
     with np.load("u.npz") as file:
-        np.testing.assert_allclose(file["z"], model.encode([Image.open(pictures / n) for n in names], gated=False), atol=1e-5)
+        np.testing.assert_allclose(
+            file["z"], model.encode([Image.open(pictures / n) for n in names], gated=False), atol=1e-5
+        )
         assert np.abs(file["z"] - z).max() > 1e-3
     answer = run("measure", "z.npz", "--json", "m.json", "--csv", "m.csv", "--markdown", "m.md", "--latex", "m.tex")
     assert answer.status == 0, answer
