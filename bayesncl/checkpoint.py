@@ -77,8 +77,10 @@ def read(path: Path) -> Checkpoint:
         metadata = json.loads(payload[8 : 8 + length])["__metadata__"]
         tensors = safetensors.torch.load(payload)
         step = int(metadata["step"])
+        if step < 0:
+            raise ValueError(f"step {step}")
         recipe_from_json(metadata["recipe"], str(path))
-    except (ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, safetensors.SafetensorError) as error:
         raise InputError(f"{path} is not a checkpoint: {type(error).__name__} {error}") from None
     return Checkpoint(step, metadata["recipe"], tensors)
 

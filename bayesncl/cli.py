@@ -464,9 +464,11 @@ def show(
     results: dict[str, Any], json: Path | None, csv: Path | None, markdown: Path | None, latex: Path | None
 ) -> None:
     """Print results and write the files asked for."""
-    from .measure.report import render, to_json
+    from .measure.report import render, render_theory, to_json
 
     print(render(results))
+    if "theory" in results:
+        print(render_theory(results["theory"]))
     if json is not None:
         write_atomic(json, to_json(results))
     for kind, path in (("csv", csv), ("markdown", markdown), ("latex", latex)):

@@ -26,7 +26,10 @@ def atlas_of_runs(runs: list[Path], out: Path, root: str | None, most: int, devi
         raise InputError(f"an atlas shows one or two runs, got {len(runs)}")
     models = [load_model(run, device or "cpu") for run in runs]
     recipes = [place(model.recipe, root) for model in models]
-    if len({(r.data.name, r.data.root, r.data.seed, r.data.size) for r in recipes}) > 1:
+    same = Data()  # but for how pixels are normalised
+    free = {name: getattr(same, name) for name in ("mean", "std", "paper_mean", "paper_std")}
+    shown = [dataclasses.replace(recipe.data, **free) for recipe in recipes]
+    if shown[0] != shown[-1]:
         raise InputError(f"{runs[0]} and {runs[1]} are of different images: an atlas compares runs on the same ones")
     images = first(shown_split(recipes[0], display), most)
     described = [describe_run(model, run, images, display) for model, run in zip(models, runs)]
@@ -82,7 +85,8 @@ def shown_split(recipe: Recipe, display: Display) -> Images:
     """The test split, or the training split where there is none."""
     try:
         return load(recipe.data, "test", display.count)
-    except InputError:
+    except InputError as error:
+        display.note(f"{error}; the training images are shown")
         return load(recipe.data, "train", display.count)
 
 

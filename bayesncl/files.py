@@ -7,6 +7,7 @@ import fcntl
 import glob
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TEMPORARY = ".partial"  # suffix of what is being written
+OURS = re.compile(r"\..+\.[0-9a-f]{8}\.partial")  # names that `temporary_beside` makes; a stranger's are left alone
 
 
 def write_atomic(path: Path | str, data: bytes | str) -> None:
@@ -72,6 +74,8 @@ def sweep(folder: Path, name: str | None = None) -> None:
     """Remove what killed processes left half-written: in `folder` and below, or beside the one file `name` of it."""
     leftovers = folder.rglob(f".*{TEMPORARY}") if name is None else folder.glob(f".{glob.escape(name)}.*{TEMPORARY}")
     for leftover in list(leftovers):
+        if not OURS.fullmatch(leftover.name):
+            continue
         handle = _hold(leftover)
         if handle is not None:
             _remove(leftover)

@@ -134,8 +134,8 @@ def cut_metrics(path: Path, done: int) -> None:
         for text in path.read_text(errors="replace").splitlines():
             try:
                 line = json.loads(text)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
-            if line["step"] <= done:
+            if isinstance(line, dict) and isinstance(line.get("step"), int) and line["step"] <= done:
                 kept.append(text + "\n")
     write_atomic(path, "".join(kept))

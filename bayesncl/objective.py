@@ -123,5 +123,6 @@ def ipw_similarity(z: Tensor, z2: Tensor, prevalence: Tensor) -> Tensor:
         raise InputError(
             f"prevalence must have one entry for each of {z.shape[1]} dimensions, got {list(prevalence.shape)}"
         )
+    prevalence = prevalence.to(z.dtype)
     weight = torch.where(prevalence > 0, 1 / prevalence.clamp_min(torch.finfo(prevalence.dtype).tiny), 0.0)
     return (z * weight) @ z2.T

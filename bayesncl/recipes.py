@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import re
 import types
 import typing
 from dataclasses import dataclass, field
@@ -221,8 +222,8 @@ def recipe_from_dict(tree: Any, source: str = "recipe") -> Recipe:
 
 def _checked_name(name: str, source: str) -> str:
     """A recipe's name becomes that of a folder, so it must be one."""
-    if not name or len(name) > 100 or not name.isprintable() or "/" in name or name in (".", ".."):
-        raise InputError(f"{source}: name: expected one to 100 plain characters without /, got {name[:80]!r}")
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name):
+        raise InputError(f"{source}: name: expected up to 100 letters, digits, dots and dashes, got {name[:80]!r}")
     return name
 
 

@@ -28,7 +28,7 @@ from .meter import Logger, Meter, cut_metrics, raise_if_bad
 from .model import WEIGHTS, Encoder, build_model, save_model
 from .objective import info_nce_sum
 from .progress import Display
-from .recipes import Recipe
+from .recipes import Recipe, recipe_from_json
 from .runs import RunLock, Stopper, environment
 from .schedule import warmup_cosine
 
@@ -71,10 +71,10 @@ def train(
     check_batch(recipe, len(images))
     steps = len(images) // batch  # per epoch
     with RunLock(run_dir), Stopper() as stopper:
-        model = build_model(recipe).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        optimiser = make_optimiser(model, device)
-        done = resume_or_begin(run_dir, model, optimiser, display)
         try:
+            model = build_model(recipe).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            optimiser = make_optimiser(model, device)
+            done = resume_or_begin(run_dir, model, optimiser, display)
             rates = schedule(recipe, steps).to(device)  # [T, groups]
             pixels = settle(images.pixels, device)
             meter = Meter(recipe.model.dim, device, done)
@@ -274,7 +274,7 @@ def capture(body: Callable[[], None], state: list[Tensor]) -> Callable[[], objec
             body()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # the feed's thread may pin memory meanwhile
         body()
     with torch.no_grad():
         for tensor, value in zip(state, saved):
@@ -287,6 +287,7 @@ def save_checkpoint(run_dir: Path, model: Encoder, optimiser: LARS, done: int, m
     raise_if_bad(meter.first_bad.cpu(), run_dir)
     if distributed.rank() == 0:
         checkpoint.save(run_dir, model, optimiser, done, model.recipe.run.keep_checkpoints)
+    distributed.barrier()  # which is patient: the next collective is not, and a slow disk is no death
 
 
 def resume_or_begin(run_dir: Path, model: Encoder, optimiser: LARS, display: Display) -> int:
@@ -295,9 +296,9 @@ def resume_or_begin(run_dir: Path, model: Encoder, optimiser: LARS, display: Dis
     for complaint in complaints:
         display.note(complaint)
     if found is not None:
-        saved, wanted = (json.loads(text) for text in (found.recipe, json.dumps(model.recipe.to_dict())))
-        saved["data"]["root"] = wanted["data"]["root"]  # the images may have moved
-        if saved != wanted:
+        saved = recipe_from_json(found.recipe, str(run_dir))
+        moved = dataclasses.replace(saved.data, root=model.recipe.data.root)  # the images may lie elsewhere now
+        if dataclasses.replace(saved, data=moved) != model.recipe:
             raise InputError(f"the checkpoint in {run_dir} is of another recipe")
         checkpoint.restore(found, model, optimiser)
     done = found.step if found is not None else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from bayesncl import checkpoint, files
 from bayesncl.errors import InputError
 from bayesncl.lars import LARS
 from bayesncl.model import Encoder, build_model
+from bayesncl.progress import Display
 from bayesncl.recipes import change
 from bayesncl.runs import RunLock, new_run, read_recipe
 from tests.conftest import tiny_recipe
@@ -176,3 +178,43 @@ def test_run_folders_are_numbered(tmp_path: Path) -> None:
     for folder, message in ((tmp_path / "none", "no run folder"), (tmp_path / "a", "has no recipe.json")):
         with pytest.raises(InputError, match=message):
             read_recipe(folder)
+
+
+def test_a_checkpoint_of_an_older_recipe_goes_on(tmp_path: Path) -> None:
+    """A field that a checkpoint does not know has its default: a newer version resumes an older run."""
+    from bayesncl.train import make_optimiser, resume_or_begin
+
+    model = build_model(tiny_recipe())
+    optimiser = make_optimiser(model, torch.device("cpu"))
+    checkpoint.save(tmp_path, model, optimiser, 4, keep=1)
+    path = checkpoint.listed(tmp_path)[0]
+    payload = path.read_bytes()[: -checkpoint.DIGEST]
+    end = 8 + int.from_bytes(payload[:8], "little")
+    header = json.loads(payload[8:end])
+    recipe = json.loads(header["__metadata__"]["recipe"])
+    del recipe["run"]["dynamics_every"]
+    header["__metadata__"]["recipe"] = json.dumps(recipe)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    payload = len(text).to_bytes(8, "little") + text + payload[end:]
+    path.write_bytes(payload + hashlib.sha256(payload).digest())
+    assert resume_or_begin(tmp_path, model, optimiser, Display(quiet=True)) == 4
+
+
+def test_foreign_lines_of_metrics_are_dropped(tmp_path: Path) -> None:
+    from bayesncl.meter import cut_metrics
+
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n12\n[]\n{"a": 1}\n{"step": "x"}\n{"step": 9}\n{"st')
+    cut_metrics(path, 5)
+    assert path.read_text() == '{"step": 1}\n'
+
+
+def test_sweeping_leaves_strangers_alone(tmp_path: Path) -> None:
+    from bayesncl.files import sweep
+
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/.video.partial").write_text("mine")
+    (tmp_path / "sub/.model.safetensors.0123abcd.partial").write_text("ours")
+    sweep(tmp_path)
+    assert [p.name for p in (tmp_path / "sub").iterdir()] == [".video.partial"]

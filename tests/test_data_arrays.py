@@ -144,3 +144,12 @@ def test_no_holdout_no_test(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", images=PIXELS)
     with pytest.raises(InputError, match=r"data\.holdout"):
         data.load(of(tmp_path / "a.npz", 0), "test")
+
+
+@pytest.mark.parametrize("header", [b"{'descr': '<f8', ", b"{[]: 1}", b"(((((", b"\x00" * 20])
+def test_malformed_headers_are_one_line(tmp_path: Path, header: bytes) -> None:
+    """NumPy's header parser raises tokenizer, type and syntax errors over these."""
+    path = tmp_path / "x.npy"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    with pytest.raises(InputError, match="cannot be read"):
+        data.load(recipes.Data(name="arrays", root=str(path)), "train")

@@ -259,3 +259,10 @@ def test_download_without_network_says_what_to_do(tmp_path: Path, monkeypatch: p
         data.download("cifar10", tmp_path)
     with pytest.raises(InputError, match="cannot be downloaded"):
         data.download("imagenet", tmp_path)
+
+
+def test_a_pickle_cannot_reserve_memory_by_a_far_memo() -> None:
+    """Nine bytes that would make the unpickler reserve a table of 67 million entries."""
+    bomb = b"\x80\x02}r\xff\xff\xff\x03."
+    with pytest.raises(InputError, match="value 1 is remembered as number 67108863"):
+        cifar.unpickle(bomb, "x")

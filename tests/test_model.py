@@ -66,7 +66,7 @@ def unit(x: list[float]) -> list[float]:
 
 
 def by_hand(model: Encoder, x: Tensor, uniform: Tensor | None) -> dict[str, list[list[float]]]:
-    """PROTOCOL order: rectify, top-k, normalise; gate; mask; normalise again. Values only, one image after another."""
+    """The published order: rectify, top-k, normalise; gate; mask; normalise again. Values only, image by image."""
     m, g = model.recipe.model, model.recipe.gate
     out: dict[str, list[list[float]]] = {"h": [], "z": [], "mask": [], "gated": []}
     for i, image in enumerate(x):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -20,7 +22,10 @@ from .images import Images, Progress, at_least_two, held_out, no_test_split, pri
 
 WANTED = ("images", "labels", "y", "backgrounds", "class_names", "background_names")
 WANTED_TEST = ("test_images", "test_labels", "test_backgrounds")
-UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError)
+UNREADABLE = (  # what zipfile, zlib and NumPy's header parser raise over damaged bytes
+    *(OSError, ValueError, EOFError, SyntaxError, TypeError, KeyError, OverflowError, MemoryError, RuntimeError),
+    *(struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+)
 CHUNK = 1024  # images converted at a time
 
 

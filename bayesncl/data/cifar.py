@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import pickletools
 import tarfile
 import warnings
 from collections.abc import Callable
@@ -191,6 +192,7 @@ def _class_names(raw: bytes | None, layout: Layout, count: int, where: str) -> t
 def unpickle(raw: bytes, where: str) -> dict[str, Any]:
     """Read a pickled dict of plain values and NumPy arrays of numbers; anything else in it is refused."""
     try:
+        _check_memo(raw)
         content = _Unpickler(io.BytesIO(raw), encoding="latin1").load()
         if not isinstance(content, dict):
             raise pickle.UnpicklingError(f"a {type(content).__name__}, expected a dict")
@@ -199,6 +201,16 @@ def unpickle(raw: bytes, where: str) -> dict[str, Any]:
         return {key: value.array() if isinstance(value, _Array) else value for key, value in content.items()}
     except Exception as error:  # damaged pickles raise nearly anything
         raise InputError(f"{where} is not a CIFAR file ({printable(str(error), 200)})") from None
+
+
+def _check_memo(raw: bytes) -> None:
+    """Refuse a pickle that remembers a value under a number far beyond their count: it would take that much memory."""
+    seen = 0
+    for opcode, argument, _ in pickletools.genops(raw):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT"):
+            seen += 1
+            if not isinstance(argument, int) or argument > seen + 1000:
+                raise pickle.UnpicklingError(f"value {seen} is remembered as number {argument}")
 
 
 class _Array:

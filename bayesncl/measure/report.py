@@ -9,11 +9,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ..errors import InputError
 
@@ -41,6 +42,20 @@ def compare(results: Mapping[str, Mapping[str, Any]], kind: str = "table", width
     paths = dict.fromkeys(path for column in columns.values() for path in column)
     rows = [(*_names(path), *(_number(column.get(path), kind) for column in columns.values())) for path in paths]
     return _write(("definition", "measure", *columns), rows, kind, width)
+
+
+def render_theory(rows: Sequence[Mapping[str, Any]], width: int = 100) -> str:
+    """What the paper's theory predicts of a model against what is seen, a statement a row, with a sentence each."""
+    table = Table(title="theory: predicted against observed", title_justify="left", box=None, show_edge=False)
+    for column, side in (("statement", "left"), ("predicted", "right"), ("observed", "right"), ("holds", "left")):
+        table.add_column(column, justify=side)  # type: ignore[arg-type]
+    for row in rows:
+        holds = {None: "cannot tell", True: "yes", False: "no"}[row["holds"]]
+        numbers = (_number(row[key], "table") for key in ("predicted", "observed"))
+        table.add_row(Text(f"{row['statement']}\n  {row['note']}"), *numbers, holds)
+    console = Console(width=width, file=io.StringIO(), highlight=False)
+    console.print(table)
+    return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def to_json(results: Mapping[str, Any]) -> str:
