@@ -217,15 +217,25 @@ def measure(
 
 
 @app.command()
-def cost(recipe: RecipeName, changes: Changes = None, json: Json = None) -> None:
+def cost(
+    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE ...", help="one recipe, or several side by side")],
+    changes: Changes = None,
+    timed: Annotated[bool, typer.Option("--time", help="also run steps: seconds and peak memory, measured")] = False,
+    device: Device = None,
+    json: Json = None,
+) -> None:
     """Parameters, multiply-adds in the paper's counting, and operations of a training step."""
     from .measure.cost import cost as count_cost
-    from .measure.report import render, to_json
+    from .measure.cost import time_steps
+    from .measure.report import compare, to_json
 
-    results = count_cost(find_recipe(recipe, changes))
-    print(render({recipe: results}))
+    chosen = [find_recipe(name, changes) for name in recipes]
+    results = {}
+    for recipe in chosen:
+        results[recipe.name] = count_cost(recipe) | (time_steps(recipe, open_device(device)) if timed else {})
+    print(compare(results))
     if json is not None:
-        write_atomic(json, to_json(results))
+        write_atomic(json, to_json(results if len(results) > 1 else results[chosen[0].name]))
 
 
 @app.command()

@@ -11,6 +11,7 @@ all count.
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import torch
@@ -18,8 +19,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..backbones import set_views
+from ..meter import Meter
 from ..model import Encoder, build_model
 from ..recipes import Recipe
+from ..train import make_optimiser, make_step
 
 CLASSES = {"scenes": 10, "cifar10": 10, "waterbirds": 2}  # of the online classifier; 100 for the others
 PARTS = ("backbone", "projector", "gate", "classifier")
@@ -57,6 +60,47 @@ def cost(recipe: Recipe, classes: int | None = None) -> dict[str, Any]:
         "batch": recipe.run.batch,
         "classes": classes,
     }
+
+
+def time_steps(recipe: Recipe, device: torch.device, steps: int = 20, images: int = 50_000) -> dict[str, float]:
+    """Run real training steps on random pixels.
+
+    Parameters
+    ----------
+    recipe, device : the step is that of `train` for them, compiled on a GPU.
+    steps : how many are timed, after a few to warm up.
+    images : size of the epoch that `seconds_per_epoch` is for.
+
+    Returns
+    -------
+    `seconds_per_step`, `seconds_per_epoch`, `images_per_second`, and on a GPU `peak_memory_gib`.
+    """
+    side, batch = recipe.data.size, recipe.run.batch
+    pixels = torch.randint(0, 256, (2 * batch, 3, side, side), dtype=torch.uint8, device=device)
+    model = build_model(recipe).to(device).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    set_views(model, 2)
+    optimiser = make_optimiser(model, device)
+    step = make_step(model, optimiser, Meter(recipe.model.dim, device), recipe, pixels, device)
+    rates = torch.full((len(optimiser.param_groups),), 0.01, device=device)
+    index = torch.arange(batch, device=device)
+    gpu = device.type == "cuda"
+    if gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+    for i in range(steps + 3):
+        if i == 3:
+            if gpu:
+                torch.cuda.synchronize(device)
+            began = time.perf_counter()
+        step(pixels[i % 2 :: 2], index, i, rates)
+    if gpu:
+        torch.cuda.synchronize(device)
+    seconds = (time.perf_counter() - began) / steps
+    out = {
+        "seconds_per_step": seconds,
+        "seconds_per_epoch": seconds * (images // batch),
+        "images_per_second": batch / seconds,
+    }
+    return out | ({"peak_memory_gib": torch.cuda.max_memory_allocated(device) / 2**30} if gpu else {})
 
 
 def _macs(model: Encoder, classifier: nn.Module, size: int) -> dict[str, int]:
