@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from rich.console import Console
+from rich.table import Table
 
 from .atlas import build_atlas, galleries
 from .data import load
@@ -16,7 +18,7 @@ from .evaluate import evaluate
 from .explore import describe_run
 from .figures import draw_figures
 from .files import write_atomic
-from .measure.report import compare, to_json
+from .measure.report import to_json
 from .model import WEIGHTS, Encoder
 from .model import load as load_model
 from .progress import Display
@@ -61,7 +63,7 @@ def run_demo(out: Path, changes: list[str], open_browser: bool, display: Display
     atlas = build_atlas(out / "atlas", runs, splits[1], title="BayesNCL and NCL on the built-in scenes")
     table = summary(results)
     page = write_report(report, table, [path.name for path in figures], results)
-    print(compare({m: flat(table, i) for i, m in enumerate(METHODS)}))
+    print_table(table)
     display.note(f"report: {page}\natlas:  {atlas}")
     if open_browser:
         webbrowser.open(page.resolve().as_uri())
@@ -92,9 +94,14 @@ def summary(results: dict[str, dict[str, Any]]) -> list[tuple[str, list[str]]]:
     return rows
 
 
-def flat(table: list[tuple[str, list[str]]], column: int) -> dict[str, float | None]:
-    """One column of the table as numbers, for `compare`."""
-    return {label: None if cells[column] == "-" else float(cells[column]) for label, cells in table}
+def print_table(rows: list[tuple[str, list[str]]]) -> None:
+    """The table on the terminal."""
+    table = Table("", *METHODS, box=None, show_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for label, cells in rows:
+        table.add_row(label, *cells)
+    Console(width=100, highlight=False).print(table)
 
 
 def write_report(folder: Path, table: list[tuple[str, list[str]]], figures: list[str], results: dict[str, Any]) -> Path:

@@ -28,6 +28,7 @@ MORE: tuple[tuple[str, tuple[str, ...], int], ...] = (
     ("same object, other background: h (cosine)", ("stability", "h", "cosine"), 3),
     ("same object, other background: gain over chance", ("stability", "gated", "gain"), 3),
     ("share of open gates", ("gates", "open"), 2),
+    ("Spearman of prevalence and open rate", ("spearman",), 2),
 )
 
 
@@ -47,9 +48,17 @@ def main() -> None:
             path = folder / "evaluation.json"
             if not path.exists():
                 write_atomic(path, to_json(evaluate(model, *splits)))
-            found[method].append(json.loads(path.read_text()))
+            result = json.loads(path.read_text())
+            rows = [row for row in result.get("theory", []) if row["statement"].startswith("filtering: Spearman")]
+            result["spearman"] = rows[0]["observed"] if rows else None
+            found[method].append(result)
     table = make_table(found)
     (options.out / "table.md").write_text(table)
+    values = {
+        label: {method: [dig(result, path) for result in results] for method, results in found.items()}
+        for label, path, _ in (*ROWS, *MORE)
+    }
+    (options.out / "table.json").write_text(json.dumps({"seeds": options.seeds, "values": values}, indent=1) + "\n")
     print(table)
 
 
