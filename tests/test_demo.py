@@ -132,5 +132,10 @@ def test_missing_values_are_dashes() -> None:
     table = dict(summary({"a": {"sound": {"l0": 3.14159, "consistency": None}}, "b": {}}))
     assert table["active dimensions per image"] == ["3.1", "-"]
     assert table["consistency, sound (%)"] == ["-", "-"]
-    assert demo.flat(list(table.items()), 0)["active dimensions per image"] == 3.1
-    assert demo.flat(list(table.items()), 1)["active dimensions per image"] is None
+
+
+def test_the_table_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    demo.print_table([("some measure", ["1.0", "-", "22.50"])])
+    header, row = capsys.readouterr().out.splitlines()[:2]
+    assert header.split() == ["cl", "ncl", "bayesncl"]
+    assert row.split() == ["some", "measure", "1.0", "-", "22.50"]
