@@ -19,6 +19,9 @@ from .model import load as load_model
 from .progress import Display
 from .recipes import Data, Recipe
 
+FEW = 500  # images: fewer give a poor picture of a dimension
+HELD_OUT = ("folder", "shards", "arrays")  # data sets whose test images may be held out of the same pile
+
 
 def atlas_of_runs(runs: list[Path], out: Path, root: str | None, most: int, device: Any, display: Display) -> Path:
     """The atlas of one run, or of two on the same test images (the training images where nothing is held out)."""
@@ -82,12 +85,16 @@ def atlas_of_arrays(path: Path, out: Path) -> Path:
 
 
 def shown_split(recipe: Recipe, display: Display) -> Images:
-    """The test split, or the training split where there is none."""
+    """The test split; the whole set where there is none, or where too few images were held out to look at."""
     try:
-        return load(recipe.data, "test", display.count)
+        images = load(recipe.data, "test", display.count)
+        if len(images) >= FEW or recipe.data.name not in HELD_OUT:
+            return images
+        reason = f"only {len(images)} images are held out"
     except InputError as error:
-        display.note(f"{error}; the training images are shown")
-        return load(recipe.data, "train", display.count)
+        reason = str(error)
+    display.note(f"{reason}: the training images are shown too")
+    return load(dataclasses.replace(recipe.data, holdout=0.0), "train", display.count)
 
 
 def place(recipe: Recipe, root: str | None) -> Recipe:

@@ -312,10 +312,11 @@ def resume_or_begin(run_dir: Path, model: Encoder, optimiser: LARS, display: Dis
 
 
 def fit_batch(recipe: Recipe, n: int) -> tuple[Recipe, str | None]:
-    """For sets smaller than a batch: the recipe with the largest even batch that fits, and a line that says so."""
+    """For sets smaller than a batch: a smaller one, for four steps an epoch if they are of 16 images, and a note."""
     if n >= recipe.run.batch:
         return recipe, None
     if n < 2:
         raise InputError(f"contrastive learning needs at least 2 images, got {n}")
-    smaller = dataclasses.replace(recipe, run=dataclasses.replace(recipe.run, batch=n - n % 2))
+    batch = max(n // 4, min(n, 16)) // 2 * 2
+    smaller = dataclasses.replace(recipe, run=dataclasses.replace(recipe.run, batch=batch))
     return smaller, f"only {n} training images: batch lowered from {recipe.run.batch} to {smaller.run.batch}"

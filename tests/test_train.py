@@ -178,6 +178,7 @@ def test_batches_must_fit(tmp_path: Path) -> None:
     assert smaller.run.batch == 8
     assert note == "only 9 training images: batch lowered from 16 to 8"
     assert loop.fit_batch(tiny_recipe(), 16) == (tiny_recipe(), None)
+    assert loop.fit_batch(tiny_recipe("bayesncl", "run.batch=256"), 133)[0].run.batch == 32  # four steps an epoch
     with pytest.raises(InputError, match="at least 2 images, got 1"):
         loop.fit_batch(tiny_recipe(), 1)
 
