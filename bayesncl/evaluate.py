@@ -13,7 +13,7 @@ from .errors import InputError
 from .features import Extracted, Progress, extract
 from .measure import background, conflict, counts, probe, theory
 from .measure.file import measure_features
-from .measure.interpretability import consistency_by_support, per_dimension
+from .measure.interpretability import consistency_by_support, per_dimension, shuffled
 from .measure.retrieval import knn_accuracy, retrieval_curve
 from .model import Encoder
 
@@ -63,10 +63,15 @@ def evaluate(
     if train.labels is not None:
         results["probe"] = {"fast": probe.fast_probe(seen.h, train.labels, sound.h, test.labels)}
         k = results["parameters"]["knn_k"] = min(NEIGHBOURS, len(train))
-        results["knn"] = {
-            name: knn_accuracy(getattr(seen, name), train.labels, getattr(sound, name), test.labels, k)
-            for name in ("h", "gated")
+        labellings = {"knn": train.labels, "chance": shuffled(train.labels)}
+        found = {
+            what: {
+                name: knn_accuracy(getattr(seen, name), labels, getattr(sound, name), test.labels, k)
+                for name in ("h", "gated")
+            }
+            for what, labels in labellings.items()
         }
+        results["knn"], results["chance"]["knn"] = found["knn"], found["chance"]
         if paper_probe:
             results["probe"]["paper"] = published_probe(model, train, test, progress)
     if sound.open is not None and model.recipe.gate.kind != "soft":  # the theory is of gates that are open or closed

@@ -16,7 +16,7 @@ from bayesncl.evaluate import evaluate
 from bayesncl.features import extract
 from bayesncl.measure import conflict, probe
 from bayesncl.measure.file import measure_features
-from bayesncl.measure.interpretability import interpretability
+from bayesncl.measure.interpretability import interpretability, shuffled
 from bayesncl.measure.report import to_json
 from bayesncl.measure.retrieval import knn_accuracy, retrieval_curve
 from bayesncl.model import Encoder, build_model
@@ -85,6 +85,9 @@ def test_values_are_those_of_the_measures(scenes_result: tuple[Encoder, dict[str
     assert results["paper"]["consistency"] != results["sound"]["consistency"]
     assert results["probe"]["fast"] == probe.fast_probe(seen.h, train.labels, sound.h, test.labels)
     assert results["knn"]["gated"] == knn_accuracy(seen.gated, train.labels, sound.gated, test.labels)
+    assert results["chance"]["knn"]["gated"] == knn_accuracy(
+        seen.gated, shuffled(train.labels), sound.gated, test.labels
+    )
     assert results["gates"]["open"] == pytest.approx(sound.open.mean())
     assert results["gates"]["open_where_active"] == pytest.approx(sound.open[sound.z > 0].mean())
     other = extract(model, scenes.redraw(model.recipe.data, "test"))
