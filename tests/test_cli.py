@@ -282,18 +282,6 @@ def test_recipes(run) -> None:
     refused(run("recipes", "cifar1000"), "no recipe 'cifar1000'", "did you mean cifar100")
 
 
-def test_cost_of_two_recipes_side_by_side_with_times(run) -> None:
-    small = ["--set", "run.batch=8", "--set", "model.hidden=16", "--set", "model.dim=8"]
-    answer = run("cost", "scenes-ncl", "scenes-bayesncl", "--time", *small, "--device", "cpu", "--json", "two.json")
-    found = json.loads(Path("two.json").read_text())
-    assert set(found) == {"scenes-ncl", "scenes-bayesncl"}
-    for name, row in found.items():
-        assert name in answer.out
-        assert row["seconds_per_epoch"] == pytest.approx(row["seconds_per_step"] * (50_000 // 8))
-        assert row["images_per_second"] == pytest.approx(8 / row["seconds_per_step"])
-    assert found["scenes-bayesncl"]["params"] > found["scenes-ncl"]["params"]
-
-
 def test_cost(run) -> None:
     answer = run("cost", "cifar100-ncl", "--json", "cost.json")
     assert answer.status == 0

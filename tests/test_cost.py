@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
+from bayesncl.cli import app
 from bayesncl.measure.cost import cost, operations
 from bayesncl.recipes import change, named
 
@@ -73,3 +78,18 @@ def test_flops_of_a_step() -> None:
     dim = named("scenes-ncl").model.dim
     products = [3 * 2 * (2 * b) ** 2 * dim for b in (64, 128)]
     assert large - products[1] == 2 * (small - products[0])
+
+
+def test_two_recipes_side_by_side_with_measured_times(tmp_path: Path) -> None:
+    small = ["--set", "run.batch=8", "--set", "model.hidden=16", "--set", "model.dim=8"]
+    out = tmp_path / "two.json"
+    words = ["cost", "scenes-ncl", "scenes-bayesncl", "--time", *small, "--device", "cpu", "--json", str(out)]
+    answer = CliRunner().invoke(app, words)
+    assert answer.exit_code == 0, answer.output
+    found = json.loads(out.read_text())
+    assert set(found) == {"scenes-ncl", "scenes-bayesncl"}
+    for name, row in found.items():
+        assert name in answer.output
+        assert row["seconds_per_epoch"] == pytest.approx(row["seconds_per_step"] * (50_000 // 8))
+        assert row["images_per_second"] == pytest.approx(8 / row["seconds_per_step"])
+    assert found["scenes-bayesncl"]["params"] > found["scenes-ncl"]["params"]
