@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import webbrowser
 from importlib import resources
 from pathlib import Path
@@ -65,8 +67,13 @@ def run_demo(out: Path, changes: list[str], open_browser: bool, display: Display
     page = write_report(report, table, [path.name for path in figures], results)
     print_table(table)
     display.note(f"report: {page}\natlas:  {atlas}")
-    if open_browser:
+    if open_browser and has_screen():
         webbrowser.open(page.resolve().as_uri())
+
+
+def has_screen() -> bool:
+    """Whether a browser would have a place to show: on Linux a display, elsewhere it is taken for granted."""
+    return not sys.platform.startswith("linux") or any(os.environ.get(k) for k in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 def trained(recipe: Recipe, folder: Path, images: Any, display: Display) -> Encoder:

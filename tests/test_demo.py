@@ -88,6 +88,7 @@ def test_again_nothing_is_trained(
     found = iter([json.loads((shown / method / "evaluation.json").read_text()) for method in METHODS])
     monkeypatch.setattr(demo, "evaluate", lambda *_, **__: next(found))  # measuring again takes seconds
     monkeypatch.setattr(demo.webbrowser, "open", opened.append)
+    monkeypatch.setenv("DISPLAY", ":0")
     run_demo(shown, CHANGES, True, Display())
     out, err = capsys.readouterr()
     for method in METHODS:
@@ -139,3 +140,12 @@ def test_the_table_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     header, row = capsys.readouterr().out.splitlines()[:2]
     assert header.split() == ["cl", "ncl", "bayesncl"]
     assert row.split() == ["some", "measure", "1.0", "-", "22.50"]
+
+
+def test_no_browser_is_started_without_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(demo.sys, "platform", "linux")
+    assert not demo.has_screen()
+    monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-0")
+    assert demo.has_screen()
