@@ -14,7 +14,7 @@ import typer
 from . import __version__
 from .errors import InputError
 from .files import write_atomic
-from .recipes import DATASETS, METHODS, PARTS, RECIPES, Recipe, change, explain, named, recipe_from_json
+from .recipes import DATASETS, METHODS, PARTS, RECIPES, Recipe, change, explain, named, recipe_from_json, with_root
 
 if TYPE_CHECKING:
     from .data.images import Images
@@ -394,17 +394,6 @@ def find_recipe(name: str, changes: list[str] | None = None, root: str | None = 
     return with_root(change(recipe, changes) if changes else recipe, root)
 
 
-def with_root(recipe: Recipe, root: str | None) -> Recipe:
-    """The recipe with its data at another place."""
-    if root is None:
-        return recipe
-    try:
-        place = str(Path(root).expanduser().resolve())
-    except (RuntimeError, OSError) as error:  # no such user, links in a circle
-        raise InputError(f"--data {root}: {error}") from None
-    return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, root=place))
-
-
 def open_display(quiet: bool) -> Display:
     """Where progress goes."""
     from .progress import Display
@@ -448,17 +437,12 @@ def load_split(recipe: Recipe, split: str, display: Display) -> Images:
 def train_run(recipe: Recipe, images: Images, folder: Path, device: str | None, display: Display) -> None:
     """Train in a folder, with the gradient dynamics if the recipe wants them."""
     from . import distributed
-    from .measure.dynamics import record
+    from .measure.dynamics import recorder
     from .train import Interrupted
     from .train import train as train_model
 
-    def after_epoch(model: Encoder, epoch: int) -> dict[str, object] | None:
-        if epoch % recipe.run.dynamics_every:
-            return None
-        return {"kind": "dynamics", **record(model, images.pixels, images.labels, recipe, epoch)}
-
     try:
-        hook = after_epoch if recipe.run.dynamics_every else None
+        hook = recorder(images, recipe)
         train_model(recipe, images, folder, device=open_device(device), display=display, after_epoch=hook)
     except Interrupted as stop:
         display.close()

@@ -17,7 +17,7 @@ from .features import extract
 from .model import Encoder
 from .model import load as load_model
 from .progress import Display
-from .recipes import Data, Recipe
+from .recipes import Data, Recipe, with_root
 
 FEW = 500  # images: fewer give a poor picture of a dimension
 HELD_OUT = ("folder", "shards", "arrays")  # data sets whose test images may be held out of the same pile
@@ -28,7 +28,7 @@ def atlas_of_runs(runs: list[Path], out: Path, root: str | None, most: int, devi
     if len(runs) > 2:
         raise InputError(f"an atlas shows one or two runs, got {len(runs)}")
     models = [load_model(run, device or "cpu") for run in runs]
-    recipes = [place(model.recipe, root) for model in models]
+    recipes = [with_root(model.recipe, root) for model in models]
     same = Data()  # but for how pixels are normalised
     free = {name: getattr(same, name) for name in ("mean", "std", "paper_mean", "paper_std")}
     shown = [dataclasses.replace(recipe.data, **free) for recipe in recipes]
@@ -95,11 +95,6 @@ def shown_split(recipe: Recipe, display: Display) -> Images:
         reason = str(error)
     display.note(f"{reason}: the training images are shown too")
     return load(dataclasses.replace(recipe.data, holdout=0.0), "train", display.count)
-
-
-def place(recipe: Recipe, root: str | None) -> Recipe:
-    """The recipe with its images at another place."""
-    return recipe if root is None else dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, root=root))
 
 
 def first(images: Images, most: int) -> Images:

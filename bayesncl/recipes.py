@@ -12,6 +12,7 @@ import re
 import types
 import typing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from .errors import InputError
@@ -251,6 +252,17 @@ def change(recipe: Recipe, changes: typing.Iterable[str]) -> Recipe:
             raise InputError(f"--set {text}: no field {part}.{key}{nearest(key, hints)}")
         tree[part][key] = _parsed(value.strip(), hints[key], f"--set {text}")
     return recipe_from_dict(tree, "--set" if changes else recipe.name)
+
+
+def with_root(recipe: Recipe, root: str | None) -> Recipe:
+    """The recipe with its images at another place; None leaves them where they are."""
+    if root is None:
+        return recipe
+    try:
+        place = str(Path(root).expanduser().resolve())
+    except (RuntimeError, OSError) as error:  # no such user, links in a circle
+        raise InputError(f"--data {root}: {error}") from None
+    return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, root=place))
 
 
 def _parsed(text: str, kind: Any, where: str) -> Any:

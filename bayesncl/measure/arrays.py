@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
-import tokenize
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +16,11 @@ import numpy as np
 import torch
 from numpy.lib import format as npy
 
+from ..data.arrays import UNREADABLE as DAMAGE
 from ..errors import InputError
 
 Array = Any  # numpy array or torch tensor, or what numpy makes an array of
 MAX_HEADER = 10_000  # bytes; the header of a plain array takes 128
-DAMAGE = (  # what zipfile, zlib and numpy's header parser raise over damaged bytes
-    *(ValueError, SyntaxError, TypeError, KeyError, EOFError, OSError, OverflowError, MemoryError, RuntimeError),
-    *(struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
-)
 
 
 def as_features(features: Array) -> np.ndarray:

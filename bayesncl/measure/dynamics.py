@@ -9,7 +9,7 @@ updated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from scipy.stats import rankdata
 from torch import Tensor, nn
 
 from ..augment import make_views
+from ..data.images import Images
 from ..errors import InputError
 from ..objective import info_nce
 from ..recipes import Recipe
@@ -302,3 +303,16 @@ def record(
         )
         row, _ = dynamics(stream, recipe.objective.temperature, 0 if index is None else int(index.max()) + 1)
     return {"epoch": epoch, "batches": len(chosen), "mode": "eval", **row}
+
+
+def recorder(images: Images, recipe: Recipe) -> Callable[[nn.Module, int], dict[str, Any] | None] | None:
+    """What `train` calls after every epoch for lines of gradient dynamics; None if the recipe wants none."""
+    if not recipe.run.dynamics_every:
+        return None
+
+    def after_epoch(model: nn.Module, epoch: int) -> dict[str, Any] | None:
+        if epoch % recipe.run.dynamics_every:
+            return None
+        return {"kind": "dynamics", **record(model, images.pixels, images.labels, recipe, epoch)}
+
+    return after_epoch

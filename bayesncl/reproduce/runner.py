@@ -20,7 +20,7 @@ from ..errors import InputError
 from ..evaluate import evaluate
 from ..features import Extracted, extract
 from ..measure.background import background_probe, group_probe
-from ..measure.dynamics import record as record_dynamics
+from ..measure.dynamics import recorder
 from ..measure.interpretability import MIN_SUPPORT, per_dimension
 from ..model import WEIGHTS, Encoder, load
 from ..progress import Display
@@ -72,16 +72,10 @@ def run_experiment_run(
     display = display or Display(quiet=True)
     run_dir = models / Path(ledger.file_name(recipe)).stem
 
-    def after_epoch(model: Encoder, epoch: int) -> dict[str, object] | None:
-        if epoch % recipe.run.dynamics_every:
-            return None
-        return {"kind": "dynamics", **record_dynamics(model, images.pixels, images.labels, recipe, epoch)}
-
-    hook = after_epoch if recipe.run.dynamics_every else None
     if (run_dir / WEIGHTS).exists():
         model = load(run_dir, device or default_device())
     else:
-        model = train(recipe, images, run_dir, device=device, display=display, after_epoch=hook)
+        model = train(recipe, images, run_dir, device=device, display=display, after_epoch=recorder(images, recipe))
     # on scenes the probes for the background are most of the work: they are left to the experiments that ask for them
     plain = [dataclasses.replace(split, backgrounds=None) for split in splits]
     evaluation = evaluate(model, plain[0], plain[1], paper_probe=paper_probe, progress=display.count)
