@@ -13,9 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from bayesncl.augment import make_views
+from bayesncl.data.images import Images
 from bayesncl.errors import InputError
 from bayesncl.measure import dynamics
+from bayesncl.model import build_model
 from bayesncl.recipes import Data, Recipe, Run
+from tests.conftest import tiny_recipe
 
 
 def batches(count: int = 4, size: int = 8, dim: int = 6, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
@@ -251,3 +254,15 @@ def test_bad_input_gets_one_clear_line() -> None:
         dynamics.Gradients(0.2).update(torch.ones(3, 4))
     with pytest.raises(InputError, match="at least one batch"):
         dynamics.Gradients(0.2).result()
+
+
+def test_recorder_speaks_every_so_many_epochs(images: Images) -> None:
+    assert dynamics.recorder(images, tiny_recipe()) is None
+    recipe = tiny_recipe("bayesncl", "run.dynamics_every=2")
+    model, hook = build_model(recipe), dynamics.recorder(images, recipe)
+    assert hook is not None
+    assert [hook(model, epoch) is not None for epoch in (1, 2, 3, 4)] == [False, True, False, True]
+    line = hook(model, 4)
+    assert line is not None
+    assert line["kind"] == "dynamics"
+    assert line["epoch"] == 4
