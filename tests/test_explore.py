@@ -1,0 +1,50 @@
+"""Which images an atlas shows, and the theory's table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bayesncl.explore import first, shown_split
+from bayesncl.measure.report import render_theory
+from bayesncl.progress import Display
+from bayesncl.recipes import change, named
+from tests.conftest import tiny_images
+
+
+def test_a_small_folder_is_shown_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    monkeypatch.setenv("BAYESNCL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "photos").mkdir()
+    for i in range(10):
+        Image.fromarray(np.full((20, 20, 3), 20 * i, np.uint8)).save(tmp_path / "photos" / f"{i}.png")
+    recipe = change(named("folder"), [f"data.root={tmp_path / 'photos'}", "data.size=16", "data.holdout=0.3"])
+    assert len(shown_split(recipe, Display())) == 10
+    assert "only 3 images are held out: the training images are shown too" in capsys.readouterr().err
+
+
+def test_a_true_test_split_is_shown_however_small() -> None:
+    recipe = change(named("scenes"), ["data.train_images=40", "data.test_images=20"])
+    assert len(shown_split(recipe, Display(quiet=True))) == 20
+
+
+def test_at_most_so_many_spread_evenly() -> None:
+    images = tiny_images(70)
+    few = first(images, 8)
+    rows = np.linspace(0, 69, 8).astype(int)
+    assert np.array_equal(few.pixels, images.pixels[rows])
+    assert np.array_equal(few.labels, images.labels[rows])
+    assert first(images, 70) is images
+
+
+def test_theory_table_says_what_holds() -> None:
+    rows = [
+        {"statement": "a", "predicted": 1.5, "observed": None, "holds": None, "note": "why [b]not[/b]"},
+        {"statement": "c", "predicted": 2.0, "observed": 3.0, "holds": False, "note": "so"},
+    ]
+    text = render_theory(rows)
+    assert "cannot tell" in text
+    assert "why [b]not[/b]" in text  # text, not markup
+    assert ["c", "2.000", "3.000", "no"] in [line.split() for line in text.splitlines()]
