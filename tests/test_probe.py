@@ -39,7 +39,7 @@ def test_fit_in_blocks_is_the_fit_at_once(monkeypatch: pytest.MonkeyPatch) -> No
     x, y = (torch.from_numpy(a) for a in blobs(300, 1))
     x = (x - x.mean(0)) / x.std(0)
     whole = probe._fit(x, y, torch.zeros(13, 7), 1e-2)
-    monkeypatch.setattr(probe, "ROWS", 37)
+    monkeypatch.setitem(probe.ROWS, "cpu", 37)
     torch.testing.assert_close(probe._fit(x, y, torch.zeros(13, 7), 1e-2), whole, atol=1e-3, rtol=0)
 
 
@@ -139,6 +139,14 @@ def test_gpu_and_cpu_agree() -> None:
     assert found["cuda"] == probe.fast_probe(x, y, x_test, y_test, seeds=(0, 5), device="cuda")
     train, net, halves = coloured(64, 2), Backbone().cuda(), ((0.5,) * 3, (0.25,) * 3)
     assert probe.paper_probe(net, train, train, *halves, epochs=12, batch=32, device="cuda")["acc1"] > 45
+    for variant in ("cifar", "imagenet"):
+        same = {
+            d: probe.paper_probe(
+                net.to(d), train, train, *halves, variant, epochs=4, batch=32, device=d, precision="float32"
+            )["acc1"]
+            for d in ("cpu", "cuda")
+        }
+        assert same["cuda"] == pytest.approx(same["cpu"], abs=3.2)  # two of the 64 images
 
 
 class Backbone(nn.Module):

@@ -19,14 +19,17 @@ from ..augment import make_views
 from ..data.images import Images
 from ..errors import InputError
 from ..features import Progress, centre_crop
+from ..feed import Pixels, settle
 from ..lars import LARS
 from ..recipes import Views
 from ..schedule import warmup_cosine
+from ..train import capture
 from .arrays import Array, as_features, as_labels
 
 PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # of ||W||^2 / 2 beside the mean cross-entropy, strongest first
 VALIDATION = 0.2  # share of the training images the penalty is chosen on
-ROWS = 8192  # rows per block: the logits of one block stay in cache, and memory does not grow with N
+# rows per block: on a CPU the logits of one block stay in cache; a GPU takes few and large steps
+ROWS = {"cpu": 8192, "cuda": 131072}
 
 
 class Ranking(NamedTuple):
@@ -136,6 +139,7 @@ def _choose_penalty(x: Tensor, y: Tensor, classes: int, seed: int) -> tuple[floa
 def _fit(x: Tensor, y: Tensor, start: Tensor, penalty: float, steps: int = 60) -> Tensor:
     """Minimise mean CE(x W + b, y) + penalty/2 ||W||^2 by L-BFGS; rows of the result [F + 1, C] are W, then b."""
     weight = start.clone().requires_grad_()
+    rows = ROWS[x.device.type]
     lbfgs = torch.optim.LBFGS(
         [weight], max_iter=steps, tolerance_grad=1e-4, tolerance_change=1e-6, line_search_fn="strong_wolfe"
     )
@@ -145,7 +149,7 @@ def _fit(x: Tensor, y: Tensor, start: Tensor, penalty: float, steps: int = 60) -
         gradient = penalty * weight
         gradient[-1] = 0  # the intercept is free
         loss = penalty / 2 * weight[:-1].square().sum()
-        for block, target in zip(x.split(ROWS), y.split(ROWS)):
+        for block, target in zip(x.split(rows), y.split(rows)):
             # d CE / d logits = softmax - onehot
             log_p = torch.addmm(weight[-1], block, weight[:-1]).log_softmax(1)
             loss -= log_p.gather(1, target[:, None]).sum() / len(x)
@@ -161,8 +165,8 @@ def _fit(x: Tensor, y: Tensor, start: Tensor, penalty: float, steps: int = 60) -
 
 
 def _top(x: Tensor, weight: Tensor) -> Tensor:
-    k = min(5, weight.shape[1])
-    return torch.cat([torch.addmm(weight[-1], block, weight[:-1]).topk(k, dim=1).indices for block in x.split(ROWS)])
+    k, blocks = min(5, weight.shape[1]), x.split(ROWS[x.device.type])
+    return torch.cat([torch.addmm(weight[-1], block, weight[:-1]).topk(k, dim=1).indices for block in blocks])
 
 
 def paper_probe(
@@ -224,7 +228,7 @@ def paper_probe(
 
     with in_eval_mode(backbone):
         h_test = torch.cat(
-            [encode(centre_crop(pixels, side).float() / 255) for _, pixels in _batches(test.pixels, batch, place)]
+            [encode(centre_crop(part, side).float() / 255) for _, part in _batches(test.pixels, batch, place)]
         )
         heads = [_head(h_test.shape[1], len(classes), seed).to(place) for seed in seeds]
         rate = (0.4 if variant == "cifar" else 1.0) * batch / 256
@@ -235,18 +239,18 @@ def paper_probe(
         else:
             optimiser = torch.optim.SGD(params, lr=rate, momentum=0.9)
         per_epoch = len(train) // batch  # the last, smaller batch is dropped
+        encode_view = _view_encoder(encode, train.pixels.shape[1:], batch, seeds[0], views, place)
+        pixels, targets = settle(train.pixels, place), torch.from_numpy(index).to(place)
         best = 0.0
         summary: dict[str, Any] = {}
         for epoch in range(epochs):
             order = np.random.default_rng((seeds[0], epoch)).permutation(len(train))[: per_epoch * batch]
-            for step, (rows, pixels) in enumerate(_batches(train.pixels, batch, place, order), epoch * per_epoch):
+            for step, (rows, part) in enumerate(_batches(pixels, batch, place, order), epoch * per_epoch):
                 if variant == "cifar":
                     lr = warmup_cosine(step, rate, min(10, epochs - 1) * per_epoch, epochs * per_epoch, 3e-5)
                     for group in optimiser.param_groups:
                         group["lr"] = lr
-                target = torch.from_numpy(index[rows]).to(place)
-                image_index = torch.from_numpy(rows).to(place)
-                h = encode(make_views(pixels, image_index, epoch, seeds[0], views)[:batch])  # one view of the two
+                h, target = encode_view(part, rows, epoch), targets[rows]
                 optimiser.zero_grad()
                 # each head has its own weights: the gradient of the sum is each one's own gradient
                 torch.stack([F.cross_entropy(head(h), target) for head in heads]).sum().backward()
@@ -291,14 +295,49 @@ def _head(width: int, classes: int, seed: int) -> nn.Linear:
     return head
 
 
+def _view_encoder(
+    encode: Callable[[Tensor], Tensor], shape: Sequence[int], batch: int, seed: int, views: Views, place: torch.device
+) -> Callable[[Tensor, Tensor, int], Tensor]:
+    """h of a random view of each image as a function of (pixels, row numbers, epoch); on a GPU a recorded graph.
+
+    The graph writes every result to the same place: use it before the next call.
+    """
+    if place.type != "cuda":
+        return lambda pixels, rows, epoch: encode(make_views(pixels, rows, epoch, seed, views)[: len(rows)])
+    held = torch.zeros(batch, *shape, dtype=torch.uint8, device=place)
+    held_rows = torch.zeros(batch, dtype=torch.int64, device=place)
+    held_epoch = torch.zeros((), dtype=torch.int64, device=place)
+    h = torch.empty(0)
+
+    def body() -> None:
+        nonlocal h
+        h = encode(make_views(held, held_rows, held_epoch, seed, views)[:batch])  # one view of the two
+
+    replay = capture(body, [])
+
+    def replayed(pixels: Tensor, rows: Tensor, epoch: int) -> Tensor:
+        held.copy_(pixels)
+        held_rows.copy_(rows)
+        held_epoch.fill_(epoch)
+        replay()
+        return h
+
+    return replayed
+
+
 def _batches(
-    pixels: np.ndarray, batch: int, place: torch.device, order: np.ndarray | None = None
-) -> Iterator[tuple[np.ndarray, Tensor]]:
+    pixels: Pixels, batch: int, place: torch.device, order: np.ndarray | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Row numbers and uint8 pixels on the device, one batch at a time; the images may be memory-mapped."""
     rows_in_order = np.arange(len(pixels)) if order is None else order
+    on_device = torch.from_numpy(rows_in_order).to(place)
     for start in range(0, len(rows_in_order), batch):
-        rows = rows_in_order[start : start + batch]
-        yield rows, torch.from_numpy(np.ascontiguousarray(pixels[rows])).to(place)
+        rows = on_device[start : start + batch]
+        if isinstance(pixels, Tensor):
+            yield rows, pixels.index_select(0, rows)
+        else:
+            part = np.ascontiguousarray(pixels[rows_in_order[start : start + batch]])
+            yield rows, torch.from_numpy(part).to(place)
 
 
 def _summary(predictions: list[tuple[np.ndarray, np.ndarray]], truth: np.ndarray) -> dict[str, Any]:

@@ -8,7 +8,7 @@ part is zero ties with everything and scores the share of its class.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -118,11 +118,11 @@ def knn_accuracy(
         raise InputError(f"k = {k} neighbours of {len(features)} rows")
     index, _ = as_labels(np.concatenate([_plain(labels), _plain(query_labels)]), len(features) + len(queries))
     known, wanted = torch.from_numpy(index[: len(features)]).to(place()), index[len(features) :]
-    right = 0
+    right, gallery = 0, _Gallery(features, None)
     for start in range(0, len(queries), QUERY_ROWS):
         stop = min(start + QUERY_ROWS, len(queries))
         q = _prepare(queries, slice(start, stop), None)
-        values, found = _nearest(q, features, None, min(k + 1, len(features)))
+        values, found = _nearest(q, gallery, min(k + 1, len(features)))
         open_end = torch.nonzero(values[:, k - 1] == values[:, -1]).flatten()
         values, found, last = values[:, :k], found[:, :k], values[:, k - 1 : k]
         # less the largest, which no comparison feels and exp survives
@@ -133,7 +133,7 @@ def knn_accuracy(
         votes.scatter_add_(1, known[found], weight.where((values > last) | ~beyond, 0.0))
         if len(open_end):  # the last tie shares the places that are left
             places = weight.where(values == last, 0.0).sum(1)[open_end]
-            counts = _count_equal(q[open_end], last[open_end], features, None, known[None])[0]
+            counts = _count_equal(q[open_end], last[open_end], gallery, known[None])[0]
             shares = torch.zeros(len(open_end), votes.shape[1], dtype=torch.float64, device=q.device)
             shares[:, : counts.shape[1]] = counts / counts.sum(1, keepdim=True).clamp_min(1)
             votes[open_end] += places[:, None] * shares
@@ -185,6 +185,7 @@ def rank_relevance(
     weight = _checked_weights(weights, features.shape[1], columns)
     labels = torch.from_numpy(np.stack(labellings)).to(place())  # [L, N]
     ranks = min(depth + 1, n - 1)
+    gallery = _Gallery(features, columns)
     totals = {
         name: torch.zeros(len(labels), depth, dtype=torch.float64, device=labels.device) for name in ("sound", "paper")
     }
@@ -192,14 +193,14 @@ def rank_relevance(
         own = torch.from_numpy(rows[start : start + QUERY_ROWS]).to(place())
         q = _prepare(features, rows[start : start + QUERY_ROWS], columns)
         weighted = q if weight is None else q * weight
-        values, found = _nearest(weighted, features, columns, min(ranks + 1, n - 1), own)
+        values, found = _nearest(weighted, gallery, min(ranks + 1, n - 1), own)
         match = (labels[:, found] == labels[:, own, None]).double()  # [L, q, ranks + 1]
         size, hits = _ties(values, match)
         # the last tie of these queries may go on beyond the list
         open_end = torch.nonzero(values[:, ranks - 1] == values[:, -1]).flatten()
         if values.shape[1] > ranks and len(open_end):
             last = values[open_end, -1:]
-            counts = _count_equal(weighted[open_end], last, features, columns, labels, own[open_end])
+            counts = _count_equal(weighted[open_end], last, gallery, labels, own[open_end])
             more, hit = counts[0].sum(1), counts.gather(2, labels[:, own[open_end], None])  # [q], [L, q, 1]
             tied = values[open_end] == last
             size[open_end] = torch.where(tied, torch.maximum(more[:, None], size[open_end]), size[open_end])
@@ -242,26 +243,41 @@ def _prepare(features: np.ndarray, rows: slice | np.ndarray, columns: np.ndarray
     return kept / norm.clamp_min_(1e-12)
 
 
-def _similarities(
-    q: Tensor, features: np.ndarray, columns: np.ndarray | None, own: Tensor | None
-) -> Iterable[tuple[slice, Tensor]]:
+class _Gallery:
+    """Blocks of prepared rows: made anew for every block of queries, but kept on a GPU that has room for them all."""
+
+    def __init__(self, features: np.ndarray, columns: np.ndarray | None) -> None:
+        self.features, self.columns = features, columns
+        size = 8 * len(features) * (features.shape[1] if columns is None else len(columns))
+        self.keeps = place().type == "cuda" and size < torch.cuda.mem_get_info()[0] / 4
+        self.kept: dict[int, Tensor] = {}
+
+    def __iter__(self) -> Iterator[tuple[slice, Tensor]]:
+        for start in range(0, len(self.features), GALLERY_ROWS):
+            part = slice(start, min(start + GALLERY_ROWS, len(self.features)))
+            rows = self.kept.get(start)
+            if rows is None:
+                rows = _prepare(self.features, part, self.columns)
+                if self.keeps:
+                    self.kept[start] = rows
+            yield part, rows
+            release(self.features)
+
+
+def _similarities(q: Tensor, gallery: _Gallery, own: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
     """Similarities of queries q [q, K] to blocks of rows, float32; to the query's own row -infinity."""
-    for start in range(0, len(features), GALLERY_ROWS):
-        part = slice(start, min(start + GALLERY_ROWS, len(features)))
-        s = (q @ _prepare(features, part, columns).T).float()
+    for part, rows in gallery:
+        s = (q @ rows.T).float()
         if own is not None:
             here = torch.nonzero((own >= part.start) & (own < part.stop)).flatten()
             s[here, own[here] - part.start] = -torch.inf
-        release(features)
         yield part, s
 
 
-def _nearest(
-    q: Tensor, features: np.ndarray, columns: np.ndarray | None, k: int, own: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def _nearest(q: Tensor, gallery: _Gallery, k: int, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The k most similar rows of each query: similarity, descending, and row. Which of equals is not defined."""
     values, rows = q.new_empty(len(q), 0, dtype=torch.float32), q.new_empty(len(q), 0, dtype=torch.int64)
-    for part, s in _similarities(q, features, columns, own):
+    for part, s in _similarities(q, gallery, own):
         top, place = s.topk(min(k, s.shape[1]), dim=1)
         values, rows = torch.cat([values, top], 1), torch.cat([rows, place + part.start], 1)
         values, order = values.topk(min(k, values.shape[1]), dim=1)
@@ -269,17 +285,10 @@ def _nearest(
     return values, rows
 
 
-def _count_equal(
-    q: Tensor,
-    value: Tensor,
-    features: np.ndarray,
-    columns: np.ndarray | None,
-    labels: Tensor,
-    own: Tensor | None = None,
-) -> Tensor:
+def _count_equal(q: Tensor, value: Tensor, gallery: _Gallery, labels: Tensor, own: Tensor | None = None) -> Tensor:
     """By class, how many rows have just the similarity value [q, 1] to each query: [L, q, C] for labels [L, N]."""
     counts = torch.zeros(len(labels), int(labels.max()) + 1, len(q), device=q.device)
-    for part, s in _similarities(q, features, columns, own):
+    for part, s in _similarities(q, gallery, own):
         equal = (s == value).T.float()
         for count, label in zip(counts, labels):
             count.index_add_(0, label[part], equal)
