@@ -46,44 +46,49 @@ class ViewBatchNorm2d(nn.BatchNorm2d):
     def _normalise_parts(self, x: Tensor) -> Tensor:
         """All parts at once: for the compiler to fuse, and for statistics over all processes."""
         parts = x.unflatten(0, (self.views, -1))  # [views, B, C, H, W]
-        y, mean, var = _PartNorm.apply(parts, self.weight, self.bias, self.eps)
+        mean, var = part_statistics(parts.detach())
+        y = _PartNorm.apply(parts, self.weight, self.bias, mean, torch.rsqrt(var + self.eps))
         n = part_size(parts)
         self.seen = mean, var * (n / (n - 1))
         return y.flatten(0, 1)
 
 
-class _PartNorm(torch.autograd.Function):
-    """y = (x - mean) / sqrt(var + eps) weight + bias with mean and var [V, C] of each part of x [V, B, C, H, W].
+def part_statistics(parts: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance [V, C] of each part of [V, B, C, H, W], over all processes, in float32 or better."""
+    f = parts.float() if parts.dtype != torch.float64 else parts
+    if distributed.world_size() == 1:
+        var, mean = torch.var_mean(f, (1, 3, 4), correction=0)
+    else:
+        mean = distributed.all_reduce_sum(f.sum((1, 3, 4))) / part_size(parts)
+        var = distributed.all_reduce_sum((f - wide(mean)).square().sum((1, 3, 4))) / part_size(parts)
+    return mean, var
 
-    With x^ = (x - mean) / sqrt(var + eps) and means over a part,
-    dx = weight / sqrt(var + eps) (g - mean(g) - x^ mean(g x^)).
+
+class _PartNorm(torch.autograd.Function):
+    """y = (x - mean) inverse weight + bias for x [V, B, C, H, W] with its own statistics, mean and inverse [V, C].
+
+    With inverse = 1 / sqrt(var + eps), x^ = (x - mean) inverse and means over a part,
+    dx = weight inverse (g - mean(g) - x^ mean(g x^)), which holds that the statistics depend on x.
     Written out because the compiler makes of it one reduction and one pass over memory each way.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        f = x.float() if x.dtype != torch.float64 else x
-        if distributed.world_size() == 1:
-            var, mean = torch.var_mean(f, (1, 3, 4), correction=0)
-        else:
-            mean = distributed.all_reduce_sum(f.sum((1, 3, 4))) / part_size(x)
-            var = distributed.all_reduce_sum((f - wide(mean)).square().sum((1, 3, 4))) / part_size(x)
-        inverse = torch.rsqrt(var + eps)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight, mean, inverse)
-        ctx.mark_non_differentiable(mean, var)
-        y = (f - wide(mean)) * wide(inverse * weight) + bias[:, None, None]
-        return y.to(x.dtype), mean, var
+        y = (x - wide(mean)) * wide(inverse * weight) + bias[:, None, None]  # in the type of the statistics
+        # torch 2.11 compiles a function whose result went through a cast that casts nothing without its gradient
+        return y if y.dtype == x.dtype else y.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, inverse = ctx.saved_tensors
         g = gradients[0].to(mean.dtype)
-        normal = (x.to(mean.dtype) - wide(mean)) * wide(inverse)
+        normal = (x - wide(mean)) * wide(inverse)
         sum_g, sum_gx = g.sum((1, 3, 4)), (g * normal).sum((1, 3, 4))  # [V, C]
         n = part_size(x)
         mean_g, mean_gx = distributed.all_reduce_sum(sum_g) / n, distributed.all_reduce_sum(sum_gx) / n
         dx = wide(inverse * weight) * (g - wide(mean_g) - normal * wide(mean_gx))
-        return dx.to(x.dtype), sum_gx.sum(0), sum_g.sum(0), None
+        return dx.to(x.dtype), sum_gx.sum(0), sum_g.sum(0), None, None
 
 
 def part_size(parts: Tensor) -> int:

@@ -71,7 +71,7 @@ class _BlockedSum(torch.autograd.Function):
     The loss is a scalar, so its gradient is known up to one factor already in the forward pass:
     with P = softmax(s) row by row,  da = (P c - c+) / tau  and  dc = (P' a - scatter of a to its positive) / tau.
     Each block of P is made once, used for all three and dropped. Without `other` the anchors are the candidates, and
-    da + dc is one buffer.
+    da + dc is one buffer. The loss is not added up in place: torch 2.11 compiles that without a gradient.
     """
 
     @staticmethod
@@ -82,7 +82,7 @@ class _BlockedSum(torch.autograd.Function):
         wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         dc = torch.zeros_like(c) if wanted else None
         da = dc if other is None or dc is None else torch.zeros_like(a)
-        loss = a.new_zeros(())
+        losses = []
         for start in range(0, len(a), block):
             rows = slice(start, start + block)
             s = a[rows] @ c.T  # [block, N]
@@ -90,7 +90,7 @@ class _BlockedSum(torch.autograd.Function):
             pull = s.gather(1, positive[rows, None])
             s.scatter_(1, self_index[rows, None], float("-inf"))
             total = torch.logsumexp(s, 1, keepdim=True)
-            loss += (total - pull).sum()
+            losses.append((total - pull).sum())
             if da is not None and dc is not None:
                 p = s.sub_(total).exp_()
                 p.scatter_add_(1, positive[rows, None], torch.full_like(pull, -1.0))
@@ -98,7 +98,7 @@ class _BlockedSum(torch.autograd.Function):
                 dc.addmm_(p.T, a[rows])
         if da is not None and dc is not None:
             ctx.save_for_backward(*(g.div_(temperature) for g in ((da,) if da is dc else (da, dc))))
-        return loss
+        return torch.stack(losses).sum()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

@@ -236,6 +236,14 @@ def make_step(
         optimiser.step()
         meter.add(averages, active)
 
+    def check() -> None:
+        lost = find_lost_gradients(model, lambda: losses(model, held, held_index, held_epoch, precision)[0])
+        if lost:
+            raise InputError(
+                f"torch {torch.__version__} compiles this step without the gradient of {lost[0]} "
+                f"({len(lost)} parameters): go on with --set run.compile=false, or another torch"
+            )
+
     # collectives are left out of graphs: with several processes the compiled step is launched kernel by kernel
     run: Callable[[], object] | None = None if compiled and distributed.world_size() == 1 else body
 
@@ -247,7 +255,7 @@ def make_step(
         torch._foreach_copy_(rates, list(rate.unbind()))
         if run is None:
             model.train()
-            run = capture(body, [*model.state_dict().values(), *meter.state, *momenta(optimiser)])
+            run = capture(body, [*model.state_dict().values(), *meter.state, *momenta(optimiser)], check)
         run()
 
     if gpu:
@@ -259,18 +267,40 @@ def make_step(
     return step
 
 
+def find_lost_gradients(model: Encoder, loss: Callable[[], Tensor]) -> list[str]:
+    """Parameters whose gradient is nothing after the compiled backward pass, but not after that of `loss` as written.
+
+    Compilers have dropped gradients without a word. The second pass is taken only if there is something to explain.
+    """
+
+    def empty() -> list[str]:
+        return [name for name, p in model.named_parameters() if p.grad is None or not bool(p.grad.any())]
+
+    suspects = empty()
+    if not suspects:
+        return []
+    model.zero_grad(set_to_none=True)
+    loss().backward()
+    return sorted(set(suspects) - set(empty()))
+
+
 def momenta(optimiser: LARS) -> list[Tensor]:
     """Every momentum buffer."""
     return [state["momentum_buffer"] for state in optimiser.state.values()]
 
 
-def capture(body: Callable[[], None], state: list[Tensor]) -> Callable[[], object]:
-    """Record `body` as a CUDA graph; the warm-up runs it needs leave `state` as it was."""
+def capture(
+    body: Callable[[], None], state: list[Tensor], check: Callable[[], None] | None = None
+) -> Callable[[], object]:
+    """Record `body` as a CUDA graph; the warm-up runs it needs leave `state` as it was. `check` follows the first."""
     saved = [tensor.clone() for tensor in state]
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(3):
+        body()
+        if check is not None:
+            check()
+        for _ in range(2):
             body()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()

@@ -14,7 +14,7 @@ from bayesncl.backbones import ViewBatchNorm2d, set_views
 from bayesncl.feed import batches
 from bayesncl.model import build_model
 from bayesncl.recipes import Recipe
-from bayesncl.train import losses, make_optimiser, schedule
+from bayesncl.train import find_lost_gradients, losses, make_optimiser, schedule
 from tests.conftest import tiny_images, tiny_recipe
 
 CPU = torch.device("cpu")
@@ -45,8 +45,9 @@ def curve(recipe: Recipe, loss_function: Callable[..., Any]) -> tuple[Tensor, di
     return torch.stack(seen), {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
-def assert_agree(method: str, backend: str) -> None:
-    recipe = tiny_recipe(method, "run.epochs=2", "optimiser.warmup_epochs=0", "optimiser.lr=0.1", "gate.lr=0.02")
+def assert_agree(method: str, backend: str, *changes: str) -> None:
+    small = ("run.epochs=2", "optimiser.warmup_epochs=0", "optimiser.lr=0.1", "gate.lr=0.02")
+    recipe = tiny_recipe(method, *small, *changes)
     eager, weights = curve(recipe, losses)
     torch._dynamo.reset()
     compiled, others = curve(recipe, torch.compile(losses, dynamic=False, backend=backend, fullgraph=True))
@@ -78,6 +79,32 @@ def batch_norm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 )
 def test_traced_step(method: str) -> None:
     assert_agree(method, "aot_eager")
+
+
+def test_traced_step_with_a_loss_in_blocks() -> None:
+    assert_agree("bayesncl", "aot_eager", "objective.block=12")
+
+
+def test_lost_gradients_are_found() -> None:
+    model = build_model(tiny_recipe()).train()
+    set_views(model, 2)
+    pixels, index = torch.from_numpy(tiny_images(16).pixels), torch.arange(16)
+
+    def loss() -> Tensor:
+        return losses(model, pixels, index, torch.tensor(0), torch.float32)[0]
+
+    loss().backward()
+    assert find_lost_gradients(model, loss) == []
+    names = [name for name, _ in model.named_parameters()]
+    model.get_parameter(names[0]).grad = None
+    model.get_parameter(names[-1]).grad = torch.zeros_like(model.get_parameter(names[-1]))
+    assert find_lost_gradients(model, loss) == sorted([names[0], names[-1]])
+    # where nothing flows as written, nothing was lost
+    weight = model.gate[0].weight
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    weight.grad = None
+    assert find_lost_gradients(model, lambda: (model.projector[0].weight ** 2).sum()) == []
 
 
 @pytest.mark.slow
