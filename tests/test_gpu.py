@@ -26,7 +26,7 @@ from tests.conftest import tiny_images, tiny_recipe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
 
-STEPS = 12
+STEPS = 6
 
 
 @pytest.fixture(autouse=True)
@@ -61,40 +61,64 @@ def curve(recipe: Recipe, images: Images, device: str = "cuda") -> tuple[np.ndar
     return np.array(seen), {name: t.cpu() for name, t in model.state_dict().items()}
 
 
+# At the recipe's own rates a few steps of a tiny model are chaos: a change of 1e-4 in the pixels is 4 % of the loss.
+SMALL = ("optimiser.lr=0.005", "gate.lr=0.001", "optimiser.warmup_epochs=0")
+# Flips alone: other views are made with products of half precision, of which a compiler may choose other ones.
+EXACT = (
+    "views.jitter=0", "views.blur=0", "views.greyscale=0", "views.crop_scale=[1,1]", "views.crop_ratio=[1,1]",
+)  # fmt: skip
+
+
 def gpu_recipe(method: str, *changes: str) -> Recipe:
-    return tiny_recipe(
-        method, "run.epochs=1", "optimiser.warmup_epochs=0", "model.hidden=64", "model.dim=32", "run.batch=32", *changes
-    )
+    small = ("run.epochs=1", "model.hidden=64", "model.dim=32", "run.batch=32")
+    return tiny_recipe(method, *small, *SMALL, *EXACT, *changes)
+
+
+def assert_same_way(recipe: Recipe, found: dict[str, Tensor], expected: dict[str, Tensor], share: float) -> None:
+    """Weights went the same way: apart by no more than a share of the distance they moved from the start."""
+    start = build_model(recipe).state_dict()
+    for name, tensor in expected.items():
+        if not name.endswith("num_batches_tracked"):
+            moved, apart = (tensor - start[name]).norm(), (tensor - found[name]).norm()
+            assert moved > 1e-4, f"{name} did not move: the test says nothing of it"
+            assert apart <= share * moved, f"{name}: {apart:.2g} apart after moving {moved:.2g}"
 
 
 @pytest.mark.parametrize(
-    ("method", "precision", "tolerance"),
+    ("method", "precision", "loss", "share"),
     [
-        ("bayesncl", "float32", 1e-3),  # sums in another order, twelve steps of it
-        ("bayesncl-gs", "float32", 1e-3),
-        ("ncl", "float32", 1e-3),
-        ("bayesncl", "bf16", 5e-2),  # eight bits of mantissa
+        ("bayesncl", "float32", 1e-3, 0.1),
+        ("bayesncl-gs", "float32", 1e-3, 0.1),
+        ("ncl", "float32", 1e-3, 0.1),
+        ("ncl", "bf16", 5e-2, 0.8),  # eight bits of mantissa; a gradient that is lost is 1 apart
     ],
 )
-def test_compiled_and_graphed_step_is_the_eager_step(method: str, precision: str, tolerance: float) -> None:
+def test_compiled_and_graphed_step_is_the_eager_step(method: str, precision: str, loss: float, share: float) -> None:
     images = tiny_images(32 * STEPS)
     recipe = gpu_recipe(method, f"run.precision={precision}")
     plain, weights = curve(change(recipe, ["run.compile=false"]), images)
     compiled, others = curve(recipe, images)
-    np.testing.assert_allclose(compiled, plain, rtol=tolerance)
-    assert len(set(np.round(plain, 6))) == STEPS  # twelve different batches
-    if precision == "float32":
-        for name, tensor in weights.items():
-            if not name.endswith("num_batches_tracked"):
-                torch.testing.assert_close(
-                    others[name], tensor, rtol=1e-2, atol=1e-3, msg=lambda t, n=name: f"{n}: {t}"
-                )
+    np.testing.assert_allclose(compiled, plain, rtol=loss)
+    assert len(set(np.round(plain, 6))) == STEPS  # as many different batches
+    assert_same_way(recipe, others, weights, share)
+
+
+def test_compiled_loss_in_blocks() -> None:
+    images = tiny_images(32 * STEPS)
+    recipe = gpu_recipe("bayesncl", "run.precision=float32", "objective.block=24")
+    plain, weights = curve(change(recipe, ["run.compile=false"]), images)
+    compiled, others = curve(recipe, images)
+    np.testing.assert_allclose(compiled, plain, rtol=1e-3)
+    assert_same_way(recipe, others, weights, 0.1)
 
 
 def test_gpu_step_is_the_cpu_step() -> None:
     images = tiny_images(32 * STEPS)
     recipe = gpu_recipe("bayesncl", "run.precision=float32")
-    np.testing.assert_allclose(curve(recipe, images)[0], curve(recipe, images, "cpu")[0], rtol=2e-3)
+    there, weights = curve(recipe, images)
+    here, others = curve(recipe, images, "cpu")
+    np.testing.assert_allclose(there, here, rtol=1e-2)  # the GPU's pixels have eleven bits
+    assert_same_way(recipe, weights, others, 0.5)
 
 
 def test_streamed_batches_are_the_resident_ones(tmp_path: Path) -> None:
@@ -129,7 +153,7 @@ def test_a_set_that_does_not_fit_is_streamed(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_training_compiled_stopped_and_resumed(tmp_path: Path) -> None:
     images = tiny_images(32 * STEPS)
-    recipe = gpu_recipe("bayesncl", "run.epochs=3", "run.precision=float32", "run.log_every=4")
+    recipe = gpu_recipe("bayesncl", "run.epochs=3", "run.precision=float32", "run.log_every=3")
     whole = train(recipe, images, tmp_path / "whole").state_dict()
 
     class Stop(Exception):
@@ -143,16 +167,14 @@ def test_training_compiled_stopped_and_resumed(tmp_path: Path) -> None:
         train(recipe, images, tmp_path / "parts", after_epoch=stop)
     torch._dynamo.reset()
     parts = train(recipe, images, tmp_path / "parts").state_dict()
-    for name, tensor in whole.items():
-        # the GPU does not add in a fixed order: close, not equal
-        torch.testing.assert_close(
-            parts[name].float(), tensor.float(), rtol=2e-2, atol=5e-3, msg=lambda t, n=name: f"{n}: {t}"
-        )
+    for state in (whole, parts):
+        state.update({name: tensor.cpu() for name, tensor in state.items()})
+    assert_same_way(recipe, parts, whole, 0.3)  # the GPU does not add in a fixed order: close, not equal
     lines = [
         [json.loads(t) for t in (tmp_path / r / "metrics.jsonl").read_text().splitlines()] for r in ("whole", "parts")
     ]
     assert (
-        [line["step"] for line in lines[0]] == [line["step"] for line in lines[1]] == list(range(4, 3 * STEPS + 1, 4))
+        [line["step"] for line in lines[0]] == [line["step"] for line in lines[1]] == list(range(3, 3 * STEPS + 1, 3))
     )
     assert lines[1][-1]["loss"] == pytest.approx(lines[0][-1]["loss"], rel=1e-2)
     assert load(tmp_path / "parts", "cuda").encode(images.pixels[:5]).shape == (5, 32)

@@ -299,6 +299,20 @@ def test_the_page_is_the_same_each_time_and_shows_every_figure(tmp_path: Path, e
     assert f"{len(unique)} runs ({len(unique)} on CIFAR-100" in first.decode()
 
 
+def test_retrieval_stands_beside_the_dimensions_in_use(entry: dict[str, Any]) -> None:
+    ncl, bayesncl = (at_full_size(entry, named(f"cifar100-{method}")) for method in ("ncl", "bayesncl"))
+    for one, used, precision in ((ncl, 234, 13.2), (bayesncl, 167, 15.4)):
+        one["measures"]["curves"]["dimensions_by_support"]["10"] = used
+        one["measures"]["curves"]["retrieval_sound"] = {"64": {"1": 99.0, "5": precision}}
+    again = copy.deepcopy(ncl)
+    again["seed"] = again["recipe"]["run"]["seed"] = 1
+    again["measures"]["curves"]["retrieval_sound"]["64"]["5"] = 13.4
+    text = page.where_retrieval_gains(ledger.by_setting([ncl, again, bayesncl]))
+    assert "| NCL | 234 ± 0 |  | 13.30 ± 0.14 |  |  |  |  | 2 |\n" in text
+    assert "| BayesNCL | 167 |  | 15.40 |  |  |  |  | 1 |\n" in text
+    assert "| CL |  |  |  |  |  |  |  | not run |\n" in text
+
+
 @pytest.mark.parametrize(
     ("a", "b", "sign", "text", "verdict"),
     [
