@@ -313,6 +313,31 @@ def test_retrieval_stands_beside_the_dimensions_in_use(entry: dict[str, Any]) ->
     assert "| CL |  |  |  |  |  |  |  | not run |\n" in text
 
 
+def test_numbers_of_the_readme_are_the_ledgers() -> None:
+    root = Path(__file__).parents[1]
+    found = ledger.by_setting(ledger.read(root / "results"))
+    text = (root / "README.md").read_text()
+    for row in rows(EXPERIMENTS["interpretability"]):
+        first = [e["measures"] for e in found.get(ledger.setting(row.recipe), []) if e["seed"] == 0]
+        name = paper()["methods"][row.method]
+        if row.dataset != "cifar100":
+            continue
+        if not first:
+            assert f"| {name} |" not in text
+            continue
+        (measures,) = first
+        retrieval = measures["retrieval"]["sound"]
+        cells = [
+            name,
+            f"{row.published['consistency']:.2f}",
+            *(f"{measures[definition]['consistency']:.2f}" for definition in ("paper", "sound")),
+            str(measures["curves"]["dimensions_by_support"]["10"]),
+            *(f"{retrieval[kept]['5']:.1f}" for kept in ("128", "all")),
+            f"{measures['probe']['fast']['acc1']:.1f}",
+        ]
+        assert f"| {' | '.join(cells)} |\n" in text
+
+
 @pytest.mark.parametrize(
     ("a", "b", "sign", "text", "verdict"),
     [

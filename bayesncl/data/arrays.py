@@ -119,7 +119,8 @@ def _integers(values: np.ndarray | None, count: int, what: str, shown: str) -> n
     if values.shape != (count,):
         raise InputError(f"{shown}: {what} of shape {list(values.shape)} for {count} images")
     if values.dtype.kind not in "iu":
-        raise InputError(f"{shown}: {what} are {values.dtype}, expected integers")
+        names = "background_names" if what == "backgrounds" else "class_names"
+        raise InputError(f"{shown}: {what} are {values.dtype}, expected integers (names go into {names})")
     if count and values.min() < 0:
         raise InputError(f"{shown}: {what} go down to {values.min()}, expected 0 or more")
     return values.astype(np.int64)
