@@ -66,7 +66,7 @@ class RunLock:
                 if not os.path.samestat(os.fstat(self.file.fileno()), os.stat(self.path)):
                     raise FileNotFoundError  # a run that just ended took its lock file away between our two lines
             except (BlockingIOError, FileNotFoundError):
-                raise InputError(f"{self.path.parent} is being trained by another process") from None
+                raise InputError(f"{self.path.parent} is in use by another process") from None
             except OSError as error:
                 raise InputError(f"cannot write to {self.path.parent}: {error.strerror}") from None
             sweep(self.path.parent)

@@ -147,7 +147,7 @@ def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -
 
 def test_lock_is_for_one_and_leaves_nothing(tmp_path: Path) -> None:
     with RunLock(tmp_path / "run"):
-        with pytest.raises(InputError, match="is being trained by another process"), RunLock(tmp_path / "run"):
+        with pytest.raises(InputError, match="is in use by another process"), RunLock(tmp_path / "run"):
             pass
         assert (tmp_path / "run/.lock").exists()
     assert list((tmp_path / "run").iterdir()) == []

@@ -164,7 +164,7 @@ def test_out_of_memory_names_what_to_lower(tmp_path: Path, images: Images, monke
 
 
 def test_locked_folder_and_another_recipe_are_refused(tmp_path: Path, images: Images) -> None:
-    with RunLock(tmp_path), pytest.raises(InputError, match="is being trained by another process"):
+    with RunLock(tmp_path), pytest.raises(InputError, match="is in use by another process"):
         loop.train(tiny_recipe(), images, tmp_path, device=CPU)
     loop.train(tiny_recipe(), images, tmp_path, device=CPU)
     with pytest.raises(InputError, match="of another recipe"):

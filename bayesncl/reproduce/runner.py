@@ -25,6 +25,7 @@ from ..measure.interpretability import MIN_SUPPORT, per_dimension
 from ..model import WEIGHTS, Encoder, load
 from ..progress import Display
 from ..recipes import Data, Recipe
+from ..runs import RunLock
 from ..train import default_device, train
 from . import ledger
 from .experiments import recipe_of
@@ -78,9 +79,10 @@ def run_experiment_run(
         model = train(recipe, images, run_dir, device=device, display=display, after_epoch=recorder(images, recipe))
     # on scenes the probes for the background are most of the work: they are left to the experiments that ask for them
     plain = [dataclasses.replace(split, backgrounds=None) for split in splits]
-    evaluation = evaluate(model, plain[0], plain[1], paper_probe=paper_probe, progress=display.count)
-    extra = {key: background_like(model, root) for key, root in (backgrounds or {}).items()}
-    path = ledger.record(results, run_dir, evaluation, recipe, exemplars=exemplars(model, test), extra=extra)
+    with RunLock(run_dir):  # of several processes with one list, one measures
+        evaluation = evaluate(model, plain[0], plain[1], paper_probe=paper_probe, progress=display.count)
+        extra = {key: background_like(model, root) for key, root in (backgrounds or {}).items()}
+        path = ledger.record(results, run_dir, evaluation, recipe, exemplars=exemplars(model, test), extra=extra)
     shutil.rmtree(run_dir / "checkpoints" if keep_model else run_dir, ignore_errors=True)
     return path
 

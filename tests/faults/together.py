@@ -57,7 +57,7 @@ def same_runs(tries: int, folder: Path, rng: random.Random) -> Outcome:
         for words, answer in (
             (("train", "scenes", "--out", place, *CHANGES), "holds a run already"),
             (("evaluate", place), "is not finished"),
-            (("resume", place), "is being trained by another process"),
+            (("resume", place), "is in use by another process"),
         ):
             other = run(command(*words), folder)
             outcome.check(
