@@ -8,9 +8,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 import numpy as np
 import pytest
+import torch
 
 from bayesncl.data.images import Images
 from bayesncl.recipes import Recipe, change, named
+
+# Tests run on the CPU, children included, wherever they are run; those marked `gpu` see the GPU, if there is one.
+see_gpu, GPU = torch.cuda.is_available, torch.cuda.is_available()
+VISIBLE = os.environ.get("CUDA_VISIBLE_DEVICES")
+torch.cuda.is_available = lambda: False
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 TINY = [
     "data.size=16",
@@ -36,6 +43,18 @@ def tiny_images(n: int = 70, size: int = 16, classes: int = 3, seed: int = 0) ->
     tint = rng.uniform(40, 215, (classes, 3, 1, 1))
     pixels = tint[labels] + rng.normal(0, 25, (n, 3, size, size))
     return Images(pixels.clip(0, 255).astype(np.uint8), labels, class_names=tuple(f"class {c}" for c in range(classes)))
+
+
+@pytest.fixture(autouse=True)
+def gpu_where_asked_for(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.node.get_closest_marker("gpu"):
+        if not GPU:
+            pytest.skip("needs a GPU that torch can use")
+        monkeypatch.setattr(torch.cuda, "is_available", see_gpu)
+        if VISIBLE is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        else:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", VISIBLE)
 
 
 @pytest.fixture

@@ -436,7 +436,7 @@ def test_compiles_to_one_graph(backend: str) -> None:
         assert not _differs(compiled(pixels, index, torch.tensor(epoch), 7, views), eager)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_gpu_gives_the_same_views_and_fits_in_a_graph() -> None:
     pixels, index, views = _photos(32, 32, 32), torch.arange(32), Views()
     expected = augment.make_views(pixels, index, 5, 6, views)

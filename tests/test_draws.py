@@ -106,7 +106,7 @@ def test_same_bits_when_compiled() -> None:
         assert torch.equal(compiled(torch.tensor(epoch), index), draws.uniform(draws.make_key(5, epoch, index), 8))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_same_bits_on_the_gpu() -> None:
     index = torch.arange(100_000)
     gpu = draws.uniform(draws.make_key(5, torch.tensor(2, device="cuda"), index.cuda()), 8)

@@ -235,7 +235,7 @@ def test_record_leaves_the_model_alone(kind) -> None:
     assert row == dynamics.record(model, pixels, None, RECIPE, epoch=1)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_gpu_and_cpu_agree() -> None:
     rng = np.random.default_rng(0)
     pixels, labels = rng.integers(0, 256, (50, 3, 32, 32), dtype=np.uint8), rng.integers(0, 3, 50)

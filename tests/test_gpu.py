@@ -1,4 +1,4 @@
-"""What only a GPU can show: compiled and graphed steps, streaming, memory. Skipped without one."""
+"""What only a GPU can show: compiled and graphed steps, streaming, memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bayesncl.recipes import Recipe, change, named
 from bayesncl.train import make_optimiser, make_step, schedule, train
 from tests.conftest import tiny_images, tiny_recipe
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
+pytestmark = pytest.mark.gpu
 
 STEPS = 6
 

@@ -131,7 +131,7 @@ def test_bad_input_gets_one_clear_line(change: dict, message: str) -> None:
         probe.fast_probe(**(good | change))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_gpu_and_cpu_agree() -> None:
     (x, y), (x_test, y_test) = blobs(500, 2), blobs(300, 3)
     found = {d: probe.fast_probe(x, y, x_test, y_test, seeds=(0, 5), device=d) for d in ("cpu", "cuda")}
