@@ -65,10 +65,11 @@ def part_statistics(parts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _PartNorm(torch.autograd.Function):
-    """y = (x - mean) inverse weight + bias for x [V, B, C, H, W] with its own statistics, mean and inverse [V, C].
+    """y = (x - mean) inverse weight + bias for x [V, B, C, H, W] and its own statistics, mean and inverse [V, C].
 
     With inverse = 1 / sqrt(var + eps), x^ = (x - mean) inverse and means over a part,
-    dx = weight inverse (g - mean(g) - x^ mean(g x^)), which holds that the statistics depend on x.
+    dx = weight inverse (g - mean(g) - x^ mean(g x^)). The last two terms are the gradient through mean and inverse,
+    which get none of their own: they must be those of x.
     Written out because the compiler makes of it one reduction and one pass over memory each way.
     """
 

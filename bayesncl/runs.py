@@ -51,7 +51,7 @@ def read_recipe(run_dir: Path) -> Recipe:
 
 
 class RunLock:
-    """Holds a run folder for one training at a time; the system frees it when the process ends, however it ends."""
+    """Holds a run folder for one process, to train or to measure; the system frees it however the process ends."""
 
     def __init__(self, run_dir: Path) -> None:
         self.path = run_dir / ".lock"

@@ -131,6 +131,8 @@ def find_device(name: str | None) -> torch.device:
         raise InputError("no GPU that torch can use: --device cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InputError(f"no device {name!r}: {torch.cuda.device_count()} GPUs, counted from cuda:0")
+    if device.index is not None:
+        torch.cuda.set_device(device)  # also for what asks for no more than "cuda"
     return device
 
 
@@ -240,12 +242,11 @@ def make_step(
         lost = find_lost_gradients(model, lambda: losses(model, held, held_index, held_epoch, precision)[0])
         if lost:
             raise InputError(
-                f"torch {torch.__version__} compiles this step without the gradient of {lost[0]} "
-                f"({len(lost)} parameters): go on with --set run.compile=false, or another torch"
+                f"torch {torch.__version__} compiles this step without the gradient of {lost[0]} ({len(lost)} "
+                "parameters): start again with --set run.compile=false and another --out, or with another torch"
             )
 
-    # collectives are left out of graphs: with several processes the compiled step is launched kernel by kernel
-    run: Callable[[], object] | None = None if compiled and distributed.world_size() == 1 else body
+    run: Callable[[], object] | None = None if compiled else body
 
     def step(pixels: Tensor, index: Tensor, epoch: int, rate: Tensor) -> None:
         nonlocal run
@@ -255,7 +256,10 @@ def make_step(
         torch._foreach_copy_(rates, list(rate.unbind()))
         if run is None:
             model.train()
-            run = capture(body, [*model.state_dict().values(), *meter.state, *momenta(optimiser)], check)
+            state = [*model.state_dict().values(), *meter.state, *momenta(optimiser)]
+            rehearse(body, state, check)
+            # collectives are left out of graphs: with several processes the step is launched kernel by kernel
+            run = capture(body, state, device) if distributed.world_size() == 1 else body
         run()
 
     if gpu:
@@ -289,26 +293,37 @@ def momenta(optimiser: LARS) -> list[Tensor]:
     return [state["momentum_buffer"] for state in optimiser.state.values()]
 
 
-def capture(
-    body: Callable[[], None], state: list[Tensor], check: Callable[[], None] | None = None
-) -> Callable[[], object]:
-    """Record `body` as a CUDA graph; the warm-up runs it needs leave `state` as it was. `check` follows the first."""
+@torch.no_grad()
+def restore(state: list[Tensor], saved: list[Tensor]) -> None:
+    """Copy values back in place."""
+    for tensor, value in zip(state, saved):
+        tensor.copy_(value)
+
+
+def rehearse(body: Callable[[], None], state: list[Tensor], check: Callable[[], None]) -> None:
+    """Run `body` once, then `check` what gradients it left; `state` stays as it was, for `check` too."""
     saved = [tensor.clone() for tensor in state]
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        body()
-        if check is not None:
-            check()
-        for _ in range(2):
+    body()
+    restore(state, saved)
+    check()
+    restore(state, saved)
+
+
+def capture(body: Callable[[], None], state: list[Tensor], device: torch.device) -> Callable[[], object]:
+    """Record `body` as a CUDA graph; the warm-up runs it needs leave `state` as it was."""
+    saved = [tensor.clone() for tensor in state]
+    with torch.cuda.device(device):  # graphs and streams are made on the current device, which may be another
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                body()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # thread_local: the feed's thread may pin memory meanwhile
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             body()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # the feed's thread may pin memory meanwhile
-        body()
-    with torch.no_grad():
-        for tensor, value in zip(state, saved):
-            tensor.copy_(value)
+    restore(state, saved)
     return graph.replay
 
 
@@ -328,7 +343,8 @@ def resume_or_begin(run_dir: Path, model: Encoder, optimiser: LARS, display: Dis
     if found is not None:
         saved = recipe_from_json(found.recipe, str(run_dir))
         moved = dataclasses.replace(saved.data, root=model.recipe.data.root)  # the images may lie elsewhere now
-        if dataclasses.replace(saved, data=moved) != model.recipe:
+        run = dataclasses.replace(saved.run, compile=model.recipe.run.compile)  # and another torch be at work
+        if dataclasses.replace(saved, data=moved, run=run) != model.recipe:
             raise InputError(f"the checkpoint in {run_dir} is of another recipe")
         checkpoint.restore(found, model, optimiser)
     done = found.step if found is not None else 0

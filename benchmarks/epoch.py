@@ -136,7 +136,7 @@ def time_parts(
     state = [*model.state_dict().values(), *meter.state, *momenta(optimiser)]
     times = []
     for body in (views, forward, backward, everything):
-        replay = capture(body, state)  # type: ignore[arg-type]
+        replay = capture(body, state, pixels.device)  # type: ignore[arg-type]
 
         def fifty(replay: Callable[[], object] = replay) -> None:
             for _ in range(50):

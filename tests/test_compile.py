@@ -14,7 +14,7 @@ from bayesncl.backbones import ViewBatchNorm2d, set_views
 from bayesncl.feed import batches
 from bayesncl.model import build_model
 from bayesncl.recipes import Recipe
-from bayesncl.train import find_lost_gradients, losses, make_optimiser, schedule
+from bayesncl.train import find_lost_gradients, losses, make_optimiser, momenta, rehearse, schedule
 from tests.conftest import tiny_images, tiny_recipe
 
 CPU = torch.device("cpu")
@@ -105,6 +105,36 @@ def test_lost_gradients_are_found() -> None:
         p.grad = torch.ones_like(p)
     weight.grad = None
     assert find_lost_gradients(model, lambda: (model.projector[0].weight ** 2).sum()) == []
+
+
+def test_a_gradient_that_is_zero_at_first_is_not_taken_for_lost() -> None:
+    """Many residual networks start with gains of zero: the weights before them get a gradient from step two on."""
+    recipe = tiny_recipe("ncl", "model.backbone=resnet18")
+    model = build_model(recipe).train()
+    set_views(model, 2)
+    for block in model.backbone.blocks:
+        torch.nn.init.zeros_(block.bn2.weight)
+    optimiser = make_optimiser(model, CPU)
+    for group in optimiser.param_groups:
+        group["lr"].fill_(0.1)
+    pixels, index = torch.from_numpy(tiny_images(16).pixels), torch.arange(16)
+    found: list[str] = []
+
+    def loss() -> Tensor:
+        return losses(model, pixels, index, torch.tensor(0), torch.float32)[0]
+
+    def body() -> None:
+        optimiser.zero_grad()
+        loss().backward()
+        optimiser.step()
+
+    state = [*model.state_dict().values(), *momenta(optimiser)]
+    before = [tensor.clone() for tensor in state]
+    rehearse(body, state, lambda: found.extend(find_lost_gradients(model, loss)))
+    assert found == []
+    assert all(torch.equal(tensor, value) for tensor, value in zip(state, before))
+    body()
+    assert find_lost_gradients(model, loss) != []  # which is why the state is put back before they are compared
 
 
 @pytest.mark.slow

@@ -331,11 +331,14 @@ def test_numbers_of_the_readme_are_the_ledgers() -> None:
             name,
             f"{row.published['consistency']:.2f}",
             *(f"{measures[definition]['consistency']:.2f}" for definition in ("paper", "sound")),
+            f"{measures['sound']['consistency_at_l0_5']:.1f}",
             str(measures["curves"]["dimensions_by_support"]["10"]),
             *(f"{retrieval[kept]['5']:.1f}" for kept in ("128", "all")),
             f"{measures['probe']['fast']['acc1']:.1f}",
         ]
         assert f"| {' | '.join(cells)} |\n" in text
+        if row.method == "bayesncl":
+            assert f"close only {100 * (1 - measures['gates']['open_where_active']):.1f} % of" in text
 
 
 @pytest.mark.parametrize(
@@ -347,8 +350,8 @@ def test_numbers_of_the_readme_are_the_ledgers() -> None:
         ((3.0, 3.2), (1.0, 1.2), 1, "+2.00 ± 0.14", "yes"),
         ((3.0, 3.2), (1.0, 1.2), -1, "+2.00 ± 0.14", "no, the reverse"),
         ((1.0, 3.0), (1.5, 2.0), 1, "+0.25 ± 1.03", "no difference seen"),
-        ((60.5,), (60.0,), 0, "+0.50", "yes"),
-        ((62.5,), (60.0,), 0, "+2.50", "no"),
+        ((60.5,), (60.0,), 0, "+0.50", "yes (one run)"),
+        ((62.5, 62.7), (60.0, 60.2), 0, "+2.50 ± 0.14", "no"),
     ],
 )  # fmt: skip
 def test_what_is_said_of_a_claim(
@@ -375,8 +378,9 @@ def test_a_sheet_has_a_row_per_dimension(tmp_path: Path, entry: dict[str, Any]) 
     chosen = entry["exemplars"]["high_entropy"]
     sheet = np.asarray(Image.open(figures.draw_sheet("high_entropy", entry, test, tmp_path / "s.png")))
     step = figures.TILE + 2
-    assert sheet.shape == (len(chosen) * step - 2, 10 * step - 2, 3)
-    tile = sheet[step : step + figures.TILE, 2 * step : 2 * step + figures.TILE]
+    assert sheet.shape == (len(chosen) * step - 2, figures.MARGIN + 10 * step - 2, 3)
+    left = figures.MARGIN + 2 * step
+    tile = sheet[step : step + figures.TILE, left : left + figures.TILE]
     wanted = test.pixels[chosen[1]["images"][2]].transpose(1, 2, 0)
     assert np.array_equal(tile[:: figures.TILE // 16, :: figures.TILE // 16], wanted)
 

@@ -84,8 +84,9 @@ def test_worked_example() -> None:
     assert result == {1: pytest.approx(100 * 4 / 6), 3: pytest.approx(100 * 2 / 6)}
 
 
+@pytest.mark.parametrize("kept", [False, True], ids=["made anew", "kept, as on a GPU"])
 @pytest.mark.parametrize("features", ["dense", "tied"])
-def test_blocks_and_order_change_nothing(features: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_and_order_change_nothing(features: str, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 3, 90)
     z = rng.standard_normal((90, 6)) if features == "dense" else (rng.random((90, 6)) < 0.25).astype(float)
@@ -93,6 +94,7 @@ def test_blocks_and_order_change_nothing(features: str, monkeypatch: pytest.Monk
     shuffle = rng.permutation(90)
     monkeypatch.setattr(module, "QUERY_ROWS", 13)
     monkeypatch.setattr(module, "GALLERY_ROWS", 17)
+    monkeypatch.setattr(module, "_fits_gpu", lambda size: kept)
     for definition, expected in whole.items():
         assert retrieval(z, labels, definition=definition) == pytest.approx(expected)
         assert retrieval(z[shuffle], labels[shuffle], definition=definition) == pytest.approx(expected)

@@ -188,7 +188,8 @@ def paper_probe(
 
     Parameters
     ----------
-    backbone : normalised images [B, 3, S, S] to h [B, F]; a module is put in eval mode and given back as it was.
+    backbone : normalised images [B, 3, S, S] to h [B, F]; a module is put in eval mode and given back as it was. On a
+        GPU it is recorded as a CUDA graph, so it must not wait for the host.
     train, test : labelled images; the test split is seen once, without augmentation.
     mean, std : channel statistics, of pixels in [0, 1].
     variant : `cifar` is LARS (lr 0.4, weight decay 1e-4, 10 epochs of warm-up, cosine), bilinear crops; `imagenet` is
@@ -313,7 +314,7 @@ def _view_encoder(
         nonlocal h
         h = encode(make_views(held, held_rows, held_epoch, seed, views)[:batch])  # one view of the two
 
-    replay = capture(body, [])
+    replay = capture(body, [], place)
 
     def replayed(pixels: Tensor, rows: Tensor, epoch: int) -> Tensor:
         held.copy_(pixels)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from ..data.images import Images
 from ..measure.plots import COLOURS, MARKERS, plot_dynamics
@@ -18,7 +18,7 @@ from .experiments import EXPERIMENTS, paper
 from .tables import Entries, Line, mean, sections
 
 MEASURE = {"cifar10": "p@1", "cifar100": "p@5", "imagenet100": "p@5", "scenes": "p@1"}  # as the paper plots retrieval
-TILE = 48  # pixels of an image on a sheet
+TILE, MARGIN = 64, 44  # pixels of an image on a sheet, and of the dimension's number before them
 MOST_RUNS = 3  # drawn of a method
 
 
@@ -44,12 +44,14 @@ def draw_sheet(kind: str, entry: ledger.Entry, test: Images, path: Path) -> Path
     chosen = entry["exemplars"][kind]
     width = max(len(dimension["images"]) for dimension in chosen)
     gap = 2
-    sheet = Image.new("RGB", (width * (TILE + gap) - gap, len(chosen) * (TILE + gap) - gap), "white")
+    sheet = Image.new("RGB", (MARGIN + width * (TILE + gap) - gap, len(chosen) * (TILE + gap) - gap), "white")
+    write = ImageDraw.Draw(sheet).text
     for row, dimension in enumerate(chosen):
+        write((4, row * (TILE + gap) + TILE // 2), str(dimension["dim"]), "black", ImageFont.load_default(18), "lm")
         for column, number in enumerate(dimension["images"]):
             pixels = np.ascontiguousarray(test.pixels[number].transpose(1, 2, 0))
             tile = Image.fromarray(pixels).resize((TILE, TILE), Image.Resampling.NEAREST)
-            sheet.paste(tile, (column * (TILE + gap), row * (TILE + gap)))
+            sheet.paste(tile, (MARGIN + column * (TILE + gap), row * (TILE + gap)))
     path.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(path)
     return path
@@ -104,8 +106,10 @@ def draw_tradeoff(runs: list[Line], lines: list[Line], entries: Entries, path: P
             points = [(x, y, value) for x, y, value in pairs if x is not None and y is not None]
             style = "--" if name == "published" else "-"
             _plot(axes, i, [(x, y) for x, y, _ in points], name, style)
-            for x, y, value in points:
-                axes.annotate(f"{value:g}", (x, y), (4, 3), textcoords="offset points", fontsize=7, color=COLOURS[i])
+            for j, (x, y, value) in enumerate(points):  # neighbours on different sides of their points
+                place = (4, 3) if j % 2 else (4, -10)
+                text = f"{value:g}".replace("e-0", "e-")
+                axes.annotate(text, (x, y), place, textcoords="offset points", fontsize=7, color=COLOURS[i])
     panels[0].set_ylabel("probe accuracy (%)")
     return _save(figure, panels[0], path)
 
@@ -187,8 +191,12 @@ def _style(axes: Axes, x: str, y: str) -> None:
 
 
 def _plot(axes: Axes, i: int, points: Sequence[tuple[Any, Any]], name: str | None, style: str = "-") -> None:
+    """Published points (dashed) are small, ours (solid) large, sound ones (dotted) large and hollow."""
     x, y = zip(*points) if points else ((), ())
-    axes.plot(x, y, color=COLOURS[i], marker=MARKERS[i], markersize=4, linewidth=1.5, linestyle=style, label=name)
+    axes.plot(
+        x, y, color=COLOURS[i], linewidth=1.5, linestyle=style, label=name, marker=MARKERS[i],
+        markersize=3 if style == "--" else 6, markerfacecolor="white" if style == ":" else COLOURS[i],
+    )  # fmt: skip
 
 
 def _save(figure: Figure, axes: Axes, path: Path) -> Path:

@@ -16,8 +16,8 @@ from .tables import DATASET_NAMES, FAST, NOT_RUN, Cell, Entries, Section, mean, 
 
 INTRO = f"""# Results
 
-Generated from the ledger in [results/](../results) by `bayesncl reproduce all --dry-run --pages docs`; nothing here is
-typed in by hand. The ledger holds {{runs}}.
+Tables and figures are generated from the ledger in [results/](../results) by `bayesncl reproduce all --dry-run --pages
+docs`; the remarks under them are written by hand. The ledger holds {{runs}}.
 
 How to read it. Each row of a table of the paper has up to three lines:
 
@@ -25,8 +25,9 @@ How to read it. Each row of a table of the paper has up to three lines:
 - **ours**: our runs by the paper's own definition of the measure, mean ± standard deviation over seeds, and the number
   of runs. ▲ or ▼: above or below the published value by more than twice that deviation (marked from two runs on).
   {FAST}: the published 50-epoch probe was not run; the accuracy is that of a logistic regression on the same features;
-- **sound**: the same runs measured soundly: model in eval mode, dimensions count if they fire on at least 10 test
-  images, the query itself left out of retrieval by identity, a probe with a penalty chosen on held-out images.
+- **sound**: the same runs measured soundly: model in eval mode, the data set's own pixel statistics, dimensions count
+  if they fire on at least 10 test images, the query itself left out of retrieval by identity, a probe with a penalty
+  chosen on held-out images.
   [measures.md](measures.md) has the definitions.
 
 Rows that have no run yet say so ({NOT_RUN}).
@@ -160,7 +161,8 @@ def claim_row(claim: Claim, found: Entries) -> list[str]:
     a, b = sides
     theirs = f"{a.published - b.published:+.2f}" if a.published is not None and b.published is not None else ""
     ours, sound = difference(a.ours, b.ours), difference(a.sound, b.sound)
-    return [claim.sentence, theirs, *(d.text for d in (ours, sound)), *(d.verdict(claim.sign) for d in (ours, sound))]
+    marked = ours.text + (FAST if FAST in (a.mark, b.mark) and ours.value is not None else "")
+    return [claim.sentence, theirs, marked, sound.text, *(d.verdict(claim.sign) for d in (ours, sound))]
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ class Difference:
         if self.value is None:
             return ""
         if sign == 0:
-            return "yes" if abs(self.value) <= 1 else "no"
+            return ("yes" if abs(self.value) <= 1 else "no") + (" (one run)" if self.error is None else "")
         if self.error is None:
             return "sign only" if self.value * sign > 0 else "no (one run)"
         if abs(self.value) <= 2 * self.error:
@@ -211,7 +213,8 @@ def where_the_gain_comes_from(found: Entries, drawn: dict[str, str]) -> str:
         "The sound measures of the main methods. *At L0 k*: all features cut at one threshold that leaves *k* active "
         "dimensions per image; *AP*: average precision of a dimension as a detector of its best class.\n"
     )
-    parts = [opening, figure, support_table(section, found), legend, sound_table(section, found)]
+    tables = support_table(section, found), legend, sound_table(section, found), gate_use(section, found)
+    parts = [opening, figure, *tables]
     parts += [f"{note}\n" for note in notes().get("figure-support", [])]
     return "\n".join(part for part in parts if part)
 
@@ -240,6 +243,17 @@ def sound_table(section: Section, found: Entries) -> str:
         if measures and line.row.method in PAIR:
             rows.append([f"{name}, labels shuffled", *_sound_cells([m["chance"]["sound"] for m in measures]), ""])
     return markdown(["method", *(heading for _, heading, _, _ in SOUND), "runs"], rows, left=1)
+
+
+def gate_use(section: Section, found: Entries) -> str:
+    """How much of what would fire the gates of the trained BayesNCL close."""
+    (line,) = (line for line in section.lines if line.row.method == "bayesncl")
+    gates = [entry["measures"]["gates"] for entry in found.get(ledger.setting(line.row.recipe), [])]
+    closed = [100 * (1 - g["open_where_active"]) for g in gates if g["open_where_active"] is not None]
+    if not closed:
+        return ""
+    share = plain(closed, 1)
+    return f"The gates of the trained BayesNCL close {share} % of the features that would fire on the test images.\n"
 
 
 def _sound_cells(runs: list[dict[str, Any]]) -> list[str]:
@@ -297,6 +311,7 @@ def figure_part(experiment: Experiment, found: Entries, drawn: dict[str, str]) -
     if experiment.name in figures.SHEETS:
         entry = figures.sheet_entry(experiment.name, found)
         parts.append(exemplar_table(figures.SHEETS[experiment.name], entry) if entry else f"{NOT_RUN.capitalize()}.\n")
+    parts += [f"{note}\n" for note in notes().get(experiment.name, [])]
     return "\n".join(parts)
 
 

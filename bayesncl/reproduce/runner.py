@@ -52,6 +52,7 @@ def run_experiment_run(
     paper_probe: bool = False,
     backgrounds: dict[str, str] | None = None,
     keep_model: bool = True,
+    complete: Callable[[ledger.Entry], bool] = lambda entry: False,
 ) -> Path:
     """Train a recipe, take every measure and enter it in the ledger.
 
@@ -63,6 +64,7 @@ def run_experiment_run(
     paper_probe : also the published 50-epoch linear probe.
     backgrounds : key in the entry's `extra` to the root of a data set in the layout of waterbirds.
     keep_model : leave the run folder (without checkpoints) in place.
+    complete : whether an entry that another process made meanwhile will do.
 
     Returns
     -------
@@ -79,11 +81,16 @@ def run_experiment_run(
         model = train(recipe, images, run_dir, device=device, display=display, after_epoch=recorder(images, recipe))
     # on scenes the probes for the background are most of the work: they are left to the experiments that ask for them
     plain = [dataclasses.replace(split, backgrounds=None) for split in splits]
-    with RunLock(run_dir):  # of several processes with one list, one measures
+    with RunLock(run_dir):  # several processes may share a list
+        known = ledger.by_identity(ledger.read(results)).get(ledger.identity(recipe))
+        if known is not None and complete(known):
+            return results / ledger.file_name(recipe)
+        if not (run_dir / WEIGHTS).exists():
+            raise InputError(f"{run_dir} was taken away by another process")
         evaluation = evaluate(model, plain[0], plain[1], paper_probe=paper_probe, progress=display.count)
         extra = {key: background_like(model, root) for key, root in (backgrounds or {}).items()}
         path = ledger.record(results, run_dir, evaluation, recipe, exemplars=exemplars(model, test), extra=extra)
-    shutil.rmtree(run_dir / "checkpoints" if keep_model else run_dir, ignore_errors=True)
+        shutil.rmtree(run_dir / "checkpoints" if keep_model else run_dir, ignore_errors=True)
     return path
 
 
@@ -174,8 +181,11 @@ def _strongest(value: np.ndarray, features: np.ndarray, test: Images) -> list[di
     return out
 
 
-def estimate(recipe: Recipe, entries: Iterable[ledger.Entry] = ()) -> float:
-    """Seconds a run will take: by the fastest of such runs in the ledger (others shared a GPU), else as stated."""
+def estimate(recipe: Recipe, entries: Iterable[ledger.Entry] = (), of: Callable[[list[float]], float] = min) -> float:
+    """Seconds a run will take, by the runs of its data set and backbone in the ledger, else as stated.
+
+    They may have shared their GPU: the fastest is the one to go by, the slowest (`of=max`) the one to be safe.
+    """
     times = []
     for entry in entries:
         known, seconds = entry["recipe"], entry["seconds"]
@@ -183,7 +193,7 @@ def estimate(recipe: Recipe, entries: Iterable[ledger.Entry] = ()) -> float:
         if same and seconds["train"] is not None:
             times.append((seconds["train"] + (seconds["evaluate"] or 0.0)) / entry["epochs"])
     if times:
-        return min(times) * recipe.run.epochs
+        return of(times) * recipe.run.epochs
     per_epoch = 60 * MINUTES.get(recipe.data.name, 5.0) / EPOCHS.get(recipe.data.name, 200)
     return per_epoch * recipe.run.epochs * (DEEPER if recipe.model.backbone == "resnet50" else 1.0)
 
@@ -288,7 +298,7 @@ def run_list(
         stem = Path(ledger.file_name(recipe)).stem
         ahead = recipe.run.epochs * (1 - share_done(models / stem, recipe))
         kind = (recipe.data.name, recipe.model.backbone)
-        per_epoch = max(measured[kind]) if kind in measured else estimate(recipe, entries) / recipe.run.epochs
+        per_epoch = max(measured[kind]) if kind in measured else estimate(recipe, entries, max) / recipe.run.epochs
         if deadline_seconds is not None and time.monotonic() - began + ahead * per_epoch > deadline_seconds:
             display.note(f"not started: {stem} would take about {ahead * per_epoch:.0f} s, past the time limit")
             continue
@@ -299,7 +309,7 @@ def run_list(
             roots = ({"scenes": ""} if own else library.backgrounds()) if background else {}
             path = run_experiment_run(
                 library.rooted(recipe), splits, results, models, device=device, display=display,
-                paper_probe=paper_probe, backgrounds=roots, keep_model=keep_models,
+                paper_probe=paper_probe, backgrounds=roots, keep_model=keep_models, complete=complete,
             )  # fmt: skip
         except InputError as error:
             display.note(f"not run: {stem}: {error}")
