@@ -321,7 +321,7 @@ def capture(body: Callable[[], None], state: list[Tensor], device: torch.device)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # thread_local: the feed's thread may pin memory meanwhile
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
             body()
     restore(state, saved)
     return graph.replay
