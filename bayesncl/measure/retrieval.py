@@ -258,10 +258,10 @@ class _Gallery:
             rows = self.kept.get(start)
             if rows is None:
                 rows = _prepare(self.features, part, self.columns)
+                release(self.features)
                 if self.keeps:
                     self.kept[start] = rows
             yield part, rows
-            release(self.features)
 
 
 def _fits_gpu(size: int) -> bool:
