@@ -118,7 +118,7 @@ def default_device() -> torch.device:
 
 
 def find_device(name: str | None) -> torch.device:
-    """The device a person asked for, or the best there is."""
+    """The device a person asked for, or the best there is; a GPU asked for by number becomes the current one."""
     if name is None:
         return default_device()
     try:
@@ -131,7 +131,7 @@ def find_device(name: str | None) -> torch.device:
         raise InputError("no GPU that torch can use: --device cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InputError(f"no device {name!r}: {torch.cuda.device_count()} GPUs, counted from cuda:0")
-    if device.index is not None:
+    if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # also for what asks for no more than "cuda"
     return device
 
@@ -343,8 +343,7 @@ def resume_or_begin(run_dir: Path, model: Encoder, optimiser: LARS, display: Dis
     if found is not None:
         saved = recipe_from_json(found.recipe, str(run_dir))
         moved = dataclasses.replace(saved.data, root=model.recipe.data.root)  # the images may lie elsewhere now
-        run = dataclasses.replace(saved.run, compile=model.recipe.run.compile)  # and another torch be at work
-        if dataclasses.replace(saved, data=moved, run=run) != model.recipe:
+        if dataclasses.replace(saved, data=moved) != model.recipe:
             raise InputError(f"the checkpoint in {run_dir} is of another recipe")
         checkpoint.restore(found, model, optimiser)
     done = found.step if found is not None else 0

@@ -163,6 +163,11 @@ def test_out_of_memory_names_what_to_lower(tmp_path: Path, images: Images, monke
         loop.train(tiny_recipe(), images, tmp_path, device=CPU)
 
 
+@pytest.mark.parametrize("name", ["cpu", "cpu:0"])
+def test_the_cpu_can_be_asked_for(name: str) -> None:
+    assert loop.find_device(name).type == "cpu"
+
+
 def test_locked_folder_and_another_recipe_are_refused(tmp_path: Path, images: Images) -> None:
     with RunLock(tmp_path), pytest.raises(InputError, match="is in use by another process"):
         loop.train(tiny_recipe(), images, tmp_path, device=CPU)
