@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from bayesncl.data.images import Images
+from bayesncl.model import build_model
 from bayesncl.recipes import Recipe, change, named
 
 # Tests run on the CPU, children included, wherever they are run; those marked `gpu` see the GPU, if there is one.
@@ -43,6 +44,18 @@ def tiny_images(n: int = 70, size: int = 16, classes: int = 3, seed: int = 0) ->
     tint = rng.uniform(40, 215, (classes, 3, 1, 1))
     pixels = tint[labels] + rng.normal(0, 25, (n, 3, size, size))
     return Images(pixels.clip(0, 255).astype(np.uint8), labels, class_names=tuple(f"class {c}" for c in range(classes)))
+
+
+def assert_same_way(
+    recipe: Recipe, found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], share: float, least: float
+) -> None:
+    """Weights went the same way from the start: `least` or more, and apart by at most a share of that."""
+    start = build_model(recipe).state_dict()
+    for name, tensor in expected.items():
+        if not name.endswith("num_batches_tracked"):
+            moved, apart = (tensor - start[name]).norm(), (tensor - found[name]).norm()
+            assert moved > least, f"{name} did not move: the test says nothing of it"
+            assert apart <= share * moved, f"{name}: {apart:.2g} apart after moving {moved:.2g}"
 
 
 @pytest.fixture(autouse=True)

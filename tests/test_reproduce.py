@@ -313,6 +313,20 @@ def test_retrieval_stands_beside_the_dimensions_in_use(entry: dict[str, Any]) ->
     assert "| CL |  |  |  |  |  |  |  | not run |\n" in text
 
 
+def test_a_claim_says_which_probe_and_the_gates_what_they_close(entry: dict[str, Any]) -> None:
+    ncl, bayesncl = (at_full_size(entry, named(f"cifar100-{method}")) for method in ("ncl", "bayesncl"))
+    for one, accuracy in ((ncl, 62.5), (bayesncl, 62.0)):
+        one["measures"]["probe"] = {"fast": {"acc1": accuracy, "acc5": 87.0}}
+    (claim,) = [c for c in page.CLAIMS if c.column == "acc1"]
+    found = ledger.by_setting([ncl, bayesncl])
+    assert page.claim_row(claim, found)[2:] == ["-0.50†", "-0.50", "yes (one run)", "yes (one run)"]
+    for one, accuracy in ((ncl, 60.0), (bayesncl, 61.5)):
+        one["measures"]["probe"]["paper"] = {"acc1": accuracy, "acc5": 87.0}
+    assert page.claim_row(claim, found)[2:] == ["+1.50", "-0.50", "no (one run)", "yes (one run)"]
+    bayesncl["measures"]["gates"] = {"open": 0.9, "open_where_active": 0.75}
+    assert "close 25.0 % of the features that would fire" in page.where_the_gain_comes_from(found, {})
+
+
 def test_numbers_of_the_readme_are_the_ledgers() -> None:
     root = Path(__file__).parents[1]
     found = ledger.by_setting(ledger.read(root / "results"))

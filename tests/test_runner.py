@@ -76,6 +76,24 @@ def test_a_trained_run_is_only_measured(tmp_path: Path, monkeypatch: pytest.Monk
     assert not (tmp_path / "models" / path.stem).exists()
 
 
+def test_what_another_process_measured_meanwhile_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, train = smoke("ncl"), runner.train
+
+    def overtaken(*arguments: Any, **options: Any) -> Any:
+        model = train(*arguments, **options)
+        with monkeypatch.context() as patch:  # while we load and train, another one does the same run
+            patch.setattr(runner, "train", train)
+            runner.run_list([recipe], None, tmp_path, tmp_path / "models")
+        return model
+
+    monkeypatch.setattr(runner, "train", overtaken)
+    assert runner.run_list([recipe], None, tmp_path, tmp_path / "models", display=Display()) == []
+    assert "another process has measured it meanwhile" in capsys.readouterr().err
+    assert len(ledger.read(tmp_path)) == 1
+
+
 def test_a_list_is_recorded_run_by_run_and_stops_at_the_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +133,7 @@ def test_time_is_estimated_from_the_ledger_or_as_stated(entry: dict[str, Any]) -
     known |= {"epochs": 200, "seconds": {"train": 380.0, "per_epoch": 1.9, "evaluate": 20.0}}
     shared = known | {"seconds": {"train": 900.0, "per_epoch": 4.5, "evaluate": 20.0}}
     assert runner.estimate(named("cifar100-cl"), [shared, known, entry]) == pytest.approx(400.0)
+    assert runner.estimate(named("cifar100-cl"), [shared, known, entry], max) == pytest.approx(920.0)
 
 
 def test_suppression_against_loops() -> None:

@@ -64,7 +64,7 @@ def run_experiment_run(
     paper_probe : also the published 50-epoch linear probe.
     backgrounds : key in the entry's `extra` to the root of a data set in the layout of waterbirds.
     keep_model : leave the run folder (without checkpoints) in place.
-    complete : whether an entry that another process made meanwhile will do.
+    complete : whether an entry that another process made meanwhile will do; then InputError, and nothing is changed.
 
     Returns
     -------
@@ -84,9 +84,7 @@ def run_experiment_run(
     with RunLock(run_dir):  # several processes may share a list
         known = ledger.by_identity(ledger.read(results)).get(ledger.identity(recipe))
         if known is not None and complete(known):
-            return results / ledger.file_name(recipe)
-        if not (run_dir / WEIGHTS).exists():
-            raise InputError(f"{run_dir} was taken away by another process")
+            raise InputError("another process has measured it meanwhile")
         evaluation = evaluate(model, plain[0], plain[1], paper_probe=paper_probe, progress=display.count)
         extra = {key: background_like(model, root) for key, root in (backgrounds or {}).items()}
         path = ledger.record(results, run_dir, evaluation, recipe, exemplars=exemplars(model, test), extra=extra)
