@@ -3,9 +3,9 @@
     python benchmarks/agreement.py                             # cifar100-bayesncl, float32 and bf16, 20 steps
     python benchmarks/agreement.py --recipe cifar100-ncl --steps 50 --json agreement.json
 
-Both start from the same weights and see the same blurry random images, at the rates of the recipe's warm-up with epochs
-of `--steps`. Apart: the distance between the two at the end, as a share of the way the eager one went (1 if the compiled
-one did not move).
+Both start from the same weights and see the same blurry random images, at the rates of the recipe's warm-up with
+epochs of `--steps`. Apart: the distance between the two at the end, as a share of the way the eager one went (1 if the
+compiled one did not move).
 """
 
 from __future__ import annotations

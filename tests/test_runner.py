@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -134,6 +135,19 @@ def test_time_is_estimated_from_the_ledger_or_as_stated(entry: dict[str, Any]) -
     shared = known | {"seconds": {"train": 900.0, "per_epoch": 4.5, "evaluate": 20.0}}
     assert runner.estimate(named("cifar100-cl"), [shared, known, entry]) == pytest.approx(400.0)
     assert runner.estimate(named("cifar100-cl"), [shared, known, entry], max) == pytest.approx(920.0)
+
+
+def test_a_time_limit_goes_by_the_slowest_run_known(
+    tmp_path: Path, entry: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for method, seconds in (("ncl", 380.0), ("cl", 900.0)):  # the second shared its GPU
+        known = at_full_size(entry, named(f"cifar100-{method}"))
+        known |= {"epochs": 200, "seconds": {"train": seconds, "per_epoch": seconds / 200, "evaluate": 20.0}}
+        known["checksum"] = ledger.checksum(known)
+        (tmp_path / ledger.file_name(named(f"cifar100-{method}"))).write_text(json.dumps(known))
+    todo = [("cifar100-bayesncl", [])]
+    assert runner.run_list(todo, None, tmp_path, tmp_path / "m", deadline_seconds=500.0, display=Display()) == []
+    assert "would take about 920 s, past the time limit" in capsys.readouterr().err
 
 
 def test_suppression_against_loops() -> None:
