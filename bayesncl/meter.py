@@ -23,10 +23,10 @@ NEVER = 2**62  # "no step yet" in Meter.first_bad
 class Meter:
     """Sums over steps, kept on the device and read back without waiting for it."""
 
-    def __init__(self, dim: int, device: torch.device, done: int = 0) -> None:
+    def __init__(self, dim: int, device: torch.device) -> None:
         self.sums = torch.zeros(len(AVERAGES), dtype=torch.float64, device=device)
         self.fired = torch.zeros(dim, device=device)  # active rows per dimension
-        self.steps = torch.full((), done, dtype=torch.int64, device=device)  # steps of the run so far
+        self.steps = torch.zeros((), dtype=torch.int64, device=device)  # steps of the run so far
         self.first_bad = torch.full((len(TERMS),), NEVER, device=device)  # first step at which a term was not finite
         self.state = [self.sums, self.fired, self.steps, self.first_bad]
 

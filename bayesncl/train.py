@@ -72,16 +72,12 @@ def train(
     steps = len(images) // batch  # per epoch
     with RunLock(run_dir), Stopper() as stopper:
         try:
-            model = build_model(recipe).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            optimiser = make_optimiser(model, device)
-            done = resume_or_begin(run_dir, model, optimiser, display)
-            rates = schedule(recipe, steps).to(device)  # [T, groups]
             pixels = settle(images.pixels, device)
-            meter = Meter(recipe.model.dim, device, done)
-            step = make_step(model, optimiser, meter, recipe, pixels, device)
+            model, optimiser, meter, step = assemble(recipe, pixels, device)
+            done = resume_or_begin(run_dir, model, optimiser, display)
+            meter.steps.fill_(done)
+            rates = schedule(recipe, steps).to(device)  # [T, groups]
             logger = Logger(run_dir, meter, display, recipe, steps, done)
-            model.train()
-            set_views(model, 2)
             stop = False
             for epoch in range(done // steps, epochs):
                 for part, index in batches(pixels, batch, recipe.run.seed, epoch, done % steps, device):
@@ -144,6 +140,18 @@ def check_batch(recipe: Recipe, n: int) -> None:
     if batch % world:
         fits = batch // world * world or world
         raise InputError(f"a batch of {batch} cannot be shared by {world} processes: --set run.batch={fits}")
+
+
+Step = Callable[[Tensor, Tensor, int, Tensor], None]  # of (pixels, index, epoch, rates)
+
+
+def assemble(recipe: Recipe, pixels: Pixels, device: torch.device) -> tuple[Encoder, LARS, Meter, Step]:
+    """A fresh model in training mode, its optimiser, its meter, and the step that moves all three for such pixels."""
+    model = build_model(recipe).to(device).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    set_views(model, 2)
+    optimiser = make_optimiser(model, device)
+    meter = Meter(recipe.model.dim, device)
+    return model, optimiser, meter, make_step(model, optimiser, meter, pixels, device)
 
 
 def make_optimiser(model: Encoder, device: torch.device) -> LARS:
@@ -210,13 +218,9 @@ def contrast(z: Tensor, temperature: float, block: int) -> Tensor:
     return info_nce_sum(z, everyone, rows + offset, (rows + n // 2) % n + offset, temperature, block) / len(everyone)
 
 
-Step = Callable[[Tensor, Tensor, int, Tensor], None]
-
-
-def make_step(
-    model: Encoder, optimiser: LARS, meter: Meter, recipe: Recipe, pixels: Pixels, device: torch.device
-) -> Step:
-    """The training step as a function of (pixels, index, epoch, rates)."""
+def make_step(model: Encoder, optimiser: LARS, meter: Meter, pixels: Pixels, device: torch.device) -> Step:
+    """The training step; nothing is compiled before it is first taken."""
+    recipe = model.recipe
     gpu = device.type == "cuda"
     bf16 = recipe.run.precision == "bf16" or (recipe.run.precision == "auto" and gpu)
     if bf16 and not gpu:

@@ -23,11 +23,9 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bayesncl.backbones import set_views
-from bayesncl.meter import Meter
 from bayesncl.model import build_model
 from bayesncl.recipes import Recipe, change, named
-from bayesncl.train import default_device, make_optimiser, make_step, schedule
+from bayesncl.train import assemble, default_device, schedule
 
 
 def main() -> None:
@@ -79,10 +77,7 @@ def follow(recipe: Recipe, steps: int) -> tuple[list[float], dict[str, Tensor]]:
     coarse = torch.rand(4 * batch, 3, 5, 5, generator=torch.Generator().manual_seed(0))
     blurry = F.interpolate(coarse, side, mode="bicubic").mul(255).clamp(0, 255)
     pixels = blurry.byte().to(device)
-    model = build_model(recipe).to(device, memory_format=torch.channels_last).train()
-    set_views(model, 2)
-    optimiser, meter = make_optimiser(model, device), Meter(recipe.model.dim, device)
-    step = make_step(model, optimiser, meter, recipe, pixels, device)
+    model, _, meter, step = assemble(recipe, pixels, device)
     rates = schedule(recipe, steps).to(device)
     losses, total = [], 0.0
     for i in range(steps):

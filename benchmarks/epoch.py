@@ -25,12 +25,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bayesncl.augment import make_views
-from bayesncl.backbones import set_views
 from bayesncl.measure.cost import cost
+from bayesncl.meter import Meter
 from bayesncl.model import build_model
 from bayesncl.objective import info_nce
 from bayesncl.recipes import Recipe, change, named
-from bayesncl.train import Meter, capture, default_device, losses, make_optimiser, make_step, momenta
+from bayesncl.train import assemble, capture, default_device, losses, make_optimiser, momenta
 
 IMAGES = {"cifar10": 50_000, "cifar100": 50_000, "imagenet100": 126_689, "scenes": 6_000}
 CEILING = 790.0  # TFLOP/s of a large bf16 product on one H200, measured
@@ -77,10 +77,7 @@ def time_ours(recipe: Recipe, device: torch.device, steps: int, parts: bool) -> 
     """Seconds of an epoch with the whole set on the device."""
     n, batch, side = IMAGES[recipe.data.name], recipe.run.batch, recipe.data.size
     pixels = torch.randint(0, 256, (min(n, 20_000), 3, side, side), dtype=torch.uint8, device=device)
-    model = build_model(recipe).to(device, memory_format=torch.channels_last).train()
-    set_views(model, 2)
-    optimiser, meter = make_optimiser(model, device), Meter(recipe.model.dim, device)
-    step = make_step(model, optimiser, meter, recipe, pixels, device)
+    model, optimiser, meter, step = assemble(recipe, pixels, device)
     rates = torch.full((len(optimiser.param_groups),), 0.01, device=device)
     order = torch.randperm(len(pixels), device=device)
 

@@ -14,16 +14,14 @@ import torch
 from torch import Tensor
 
 from bayesncl import feed
-from bayesncl.backbones import set_views
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
 from bayesncl.features import extract
 from bayesncl.feed import batches, settle
 from bayesncl.measure import retrieval
-from bayesncl.meter import Meter
 from bayesncl.model import Encoder, build_model, load
 from bayesncl.recipes import Recipe, change, named
-from bayesncl.train import losses, make_optimiser, make_step, schedule, train
+from bayesncl.train import assemble, losses, schedule, train
 from tests.conftest import assert_same_way, tiny_images, tiny_recipe
 
 pytestmark = pytest.mark.gpu
@@ -46,12 +44,8 @@ def clean() -> Iterator[None]:
 def curve(recipe: Recipe, images: Images, device: str = "cuda") -> tuple[np.ndarray, dict[str, Tensor]]:
     """Loss of every step, and the weights after the last, by the step that training takes."""
     place = torch.device(device)
-    model = build_model(recipe).to(place, memory_format=torch.channels_last).train()
-    set_views(model, 2)
-    optimiser = make_optimiser(model, place)
-    meter = Meter(recipe.model.dim, place)
     pixels = settle(images.pixels, place)
-    step = make_step(model, optimiser, meter, recipe, pixels, place)
+    model, _, meter, step = assemble(recipe, pixels, place)
     rates = schedule(recipe, STEPS).to(place)
     seen, last = [], 0.0
     for done, (part, index) in enumerate(batches(pixels, recipe.run.batch, recipe.run.seed, 0, 0, place)):

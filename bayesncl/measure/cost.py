@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..backbones import set_views
-from ..meter import Meter
 from ..model import Encoder, build_model
 from ..recipes import Recipe
-from ..train import make_optimiser, make_step
+from ..train import assemble
 
 CLASSES = {"scenes": 10, "cifar10": 10, "waterbirds": 2}  # of the online classifier; 100 for the others
 PARTS = ("backbone", "projector", "gate", "classifier")
@@ -77,10 +76,7 @@ def time_steps(recipe: Recipe, device: torch.device, steps: int = 20, images: in
     """
     side, batch = recipe.data.size, recipe.run.batch
     pixels = torch.randint(0, 256, (2 * batch, 3, side, side), dtype=torch.uint8, device=device)
-    model = build_model(recipe).to(device).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-    set_views(model, 2)
-    optimiser = make_optimiser(model, device)
-    step = make_step(model, optimiser, Meter(recipe.model.dim, device), recipe, pixels, device)
+    _, optimiser, _, step = assemble(recipe, pixels, device)
     rates = torch.full((len(optimiser.param_groups),), 0.01, device=device)
     index = torch.arange(batch, device=device)
     gpu = device.type == "cuda"
