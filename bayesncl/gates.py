@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,8 +25,28 @@ def rep_relu(z: Tensor) -> Tensor:
     -------
     Tensor of the same shape, exactly ``relu(z)``.
     """
-    g = F.gelu(z)
-    return F.relu(z).detach() + (g - g.detach())  # the bracket is exactly 0 and carries the gradient
+    return straight_through(F.relu(z.detach()), F.gelu(z))
+
+
+def straight_through(value: Tensor, carrier: Tensor) -> Tensor:
+    """Exactly `value`, with the gradient of `carrier`; both of one shape and type.
+
+    The usual value + (carrier - carrier.detach()) is not exact once compiled for a GPU: where the carrier ends in a
+    product, product and difference become one fused operation that does not round the product, so the bracket is its
+    rounding error, 1e-9 in place of 0. A row of zeros then has a direction, and 1e9 times the gradient.
+    """
+    result: Tensor = _StraightThrough.apply(value, carrier)
+    return result
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, carrier: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+        return None, gradients[0]
 
 
 def rectify(z: Tensor, rectifier: str) -> Tensor:
@@ -87,7 +109,7 @@ def open_gates(
     q = gate_probability(logits, temperature)
     if kind == "soft":
         return q
-    return (q > threshold).to(q.dtype) + (q - q.detach())  # straight-through: the bracket is exactly 0
+    return straight_through((q > threshold).to(q.dtype), q)
 
 
 def logistic_noise(u: Tensor) -> Tensor:

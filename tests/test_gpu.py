@@ -18,8 +18,10 @@ from bayesncl.data.images import Images
 from bayesncl.errors import InputError
 from bayesncl.features import extract
 from bayesncl.feed import batches, settle
+from bayesncl.gates import open_gates, rep_relu
 from bayesncl.measure import retrieval
 from bayesncl.model import Encoder, build_model, load
+from bayesncl.objective import normalise
 from bayesncl.recipes import Recipe, change, named
 from bayesncl.train import assemble, losses, schedule, train
 from tests.conftest import assert_same_way, tiny_images, tiny_recipe
@@ -94,6 +96,39 @@ def test_compiled_step_in_bf16_goes_as_far_as_the_eager_one(method: str) -> None
     for name, _ in build_model(recipe).named_parameters():
         went, other = (float((w[name] - start[name]).norm()) for w in (weights, others))
         assert 0.3 < other / went < 3, f"{name}: {other:.2g} against {went:.2g}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_zeros_are_exact_when_compiled(dtype: torch.dtype) -> None:
+    """A fused multiply-add turns x - x into the rounding error of x, and a row of zeros into a direction."""
+    z = torch.randn(512, 256, device="cuda", generator=torch.Generator("cuda").manual_seed(0)).to(dtype)
+    z[:7] = -z[:7].abs()
+
+    def features(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        rectified = rep_relu(z)
+        mask = open_gates(1.7 * z, "ste")
+        return rectified, mask, normalise(rectified * mask)
+
+    rectified, mask, unit = torch.compile(features, dynamic=False)(z.requires_grad_())
+    assert torch.equal(rectified, torch.relu(z))
+    assert torch.equal(mask.unique().cpu(), torch.tensor([0.0, 1.0]))
+    assert not unit[:7].any()
+    (gradient,) = torch.autograd.grad(unit.sum(), z)
+    assert not gradient[:7].any()
+    assert gradient[7:].any(1).all()
+
+
+def test_two_compiled_runs_agree(tmp_path: Path) -> None:
+    """Without a wait between the steps, over several epochs."""
+    images = tiny_images(32 * STEPS)
+    recipe = gpu_recipe("bayesncl", "run.epochs=3", "run.precision=float32")
+    weights = []
+    for name, compiled in (("a", True), ("b", True), ("c", False)):
+        torch._dynamo.reset()
+        model = train(change(recipe, [f"run.compile={compiled}"]), images, tmp_path / name)
+        weights.append({key: tensor.cpu() for key, tensor in model.state_dict().items()})
+    assert_same_way(recipe, weights[1], weights[0], 0.3, LEAST)
+    assert_same_way(recipe, weights[2], weights[0], 0.3, LEAST)
 
 
 def test_a_compiler_that_loses_a_gradient_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
