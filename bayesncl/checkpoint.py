@@ -34,15 +34,19 @@ class Checkpoint(NamedTuple):
     step: int
     recipe: str  # JSON
     tensors: dict[str, Tensor]
+    images: tuple[str, str]  # fingerprint of the training images; empty in checkpoints of version 0.1.0
 
 
-def save(run_dir: Path, model: Encoder, optimiser: LARS, step: int, keep: int) -> Path:
+def save(
+    run_dir: Path, model: Encoder, optimiser: LARS, step: int, keep: int, images: tuple[str, str] = ("", "")
+) -> Path:
     """Write the state after `step` steps and drop all but the newest `keep` checkpoints."""
     tensors = {f"model.{name}": t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
     for name, p in model.named_parameters():
         if p in optimiser.state:
             tensors[f"momentum.{name}"] = optimiser.state[p]["momentum_buffer"].detach().cpu().contiguous()
     metadata = {"step": str(step), "recipe": json.dumps(model.recipe.to_dict())}
+    metadata |= {"images": images[0], "images_hash": images[1]}
     payload = tensor_bytes(tensors, metadata)
     path = run_dir / FOLDER / f"step-{step:08d}.ckpt"
     path.parent.mkdir(exist_ok=True)
@@ -82,7 +86,8 @@ def read(path: Path) -> Checkpoint:
         recipe_from_json(metadata["recipe"], str(path))
     except (ValueError, KeyError, TypeError, RecursionError, safetensors.SafetensorError) as error:
         raise InputError(f"{path} is not a checkpoint: {type(error).__name__} {error}") from None
-    return Checkpoint(step, metadata["recipe"], tensors)
+    images = str(metadata.get("images", "")), str(metadata.get("images_hash", ""))
+    return Checkpoint(step, metadata["recipe"], tensors, images)
 
 
 def newest(run_dir: Path) -> tuple[Checkpoint | None, list[str]]:

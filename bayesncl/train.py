@@ -18,7 +18,7 @@ from torch import Tensor
 from . import checkpoint, distributed, draws
 from .augment import make_views
 from .backbones import set_views
-from .data.images import Images
+from .data.images import Images, fingerprint
 from .errors import InputError
 from .feed import Pixels, batches, settle
 from .files import write_atomic
@@ -74,7 +74,8 @@ def train(
         try:
             pixels = settle(images.pixels, device)
             model, optimiser, meter, step = assemble(recipe, pixels, device)
-            done = resume_or_begin(run_dir, model, optimiser, display)
+            seen = fingerprint(images.pixels)
+            done = resume_or_begin(run_dir, model, optimiser, seen, display)
             meter.steps.fill_(done)
             rates = schedule(recipe, steps).to(device)  # [T, groups]
             logger = Logger(run_dir, meter, display, recipe, steps, done)
@@ -92,7 +93,7 @@ def train(
                     logger.extra(after_epoch(model, epoch + 1), done)
                 if stop or (epoch + 1) % recipe.run.checkpoint_every == 0 or epoch + 1 == epochs:
                     logger.finish()
-                    save_checkpoint(run_dir, model, optimiser, done, meter)
+                    save_checkpoint(run_dir, model, optimiser, seen, done, meter)
                 if stop and done < steps * epochs:
                     progress = f"stopped after {done} of {steps * epochs} steps"
                     raise Interrupted(f"{progress}; go on with: bayesncl resume {run_dir}")
@@ -331,15 +332,17 @@ def capture(body: Callable[[], None], state: list[Tensor], device: torch.device)
     return graph.replay
 
 
-def save_checkpoint(run_dir: Path, model: Encoder, optimiser: LARS, done: int, meter: Meter) -> None:
+def save_checkpoint(
+    run_dir: Path, model: Encoder, optimiser: LARS, images: tuple[str, str], done: int, meter: Meter
+) -> None:
     """Checkpoint from process 0, unless a loss was not finite."""
     raise_if_bad(meter.first_bad.cpu(), run_dir)
     if distributed.rank() == 0:
-        checkpoint.save(run_dir, model, optimiser, done, model.recipe.run.keep_checkpoints)
+        checkpoint.save(run_dir, model, optimiser, done, model.recipe.run.keep_checkpoints, images)
     distributed.barrier()  # which is patient: the next collective is not, and a slow disk is no death
 
 
-def resume_or_begin(run_dir: Path, model: Encoder, optimiser: LARS, display: Display) -> int:
+def resume_or_begin(run_dir: Path, model: Encoder, optimiser: LARS, images: tuple[str, str], display: Display) -> int:
     """Steps already done: restored from the newest good checkpoint, or 0 in a fresh folder."""
     found, complaints = checkpoint.newest(run_dir)
     for complaint in complaints:
@@ -349,6 +352,13 @@ def resume_or_begin(run_dir: Path, model: Encoder, optimiser: LARS, display: Dis
         moved = dataclasses.replace(saved.data, root=model.recipe.data.root)  # the images may lie elsewhere now
         if dataclasses.replace(saved, data=moved) != model.recipe:
             raise InputError(f"the checkpoint in {run_dir} is of another recipe")
+        (then, old), (now, new) = found.images, images
+        if then and then != now:
+            raise InputError(
+                f"{run_dir} was begun with {then}, here are {now}: give it its own (--data), or begin a new run"
+            )
+        if old and old != new:
+            display.note(f"{run_dir} was begun with other images, or they are read differently here")
         checkpoint.restore(found, model, optimiser)
     done = found.step if found is not None else 0
     if distributed.rank() == 0:

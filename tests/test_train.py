@@ -24,6 +24,7 @@ from bayesncl.data.images import Images
 from bayesncl.errors import InputError
 from bayesncl.feed import ahead, batch_rows, batches, epoch_order
 from bayesncl.model import Encoder, load
+from bayesncl.progress import Display
 from bayesncl.recipes import Model
 from bayesncl.runs import RunLock
 from tests.conftest import TINY, tiny_images, tiny_recipe
@@ -174,6 +175,28 @@ def test_locked_folder_and_another_recipe_are_refused(tmp_path: Path, images: Im
     loop.train(tiny_recipe(), images, tmp_path, device=CPU)
     with pytest.raises(InputError, match="of another recipe"):
         loop.train(tiny_recipe("bayesncl", "gate.prior=0.5"), images, tmp_path, device=CPU)
+
+
+def test_a_run_goes_on_with_its_own_images(tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(model: object, epoch: int) -> None:
+        if epoch == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        loop.train(tiny_recipe(), images, tmp_path, device=CPU, after_epoch=stop)
+    fewer = Images(images.pixels[:-3])
+    with pytest.raises(
+        InputError, match=r"was begun with 70 images of 16 x 16, here are 67 images of 16 x 16: give it"
+    ):
+        loop.train(tiny_recipe(), fewer, tmp_path, device=CPU)
+    notes: list[str] = []
+    monkeypatch.setattr(Display, "note", lambda self, text: notes.append(text))
+    loop.train(tiny_recipe(), Images(255 - images.pixels), tmp_path, device=CPU)
+    assert notes == [f"{tmp_path} was begun with other images, or they are read differently here"]
+    assert (tmp_path / "model.safetensors").exists()
 
 
 def test_batches_must_fit(tmp_path: Path) -> None:
