@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import __version__
+from .cpu import rest_when_busy
 from .errors import InputError
 from .files import write_atomic
 from .recipes import DATASETS, METHODS, PARTS, RECIPES, Recipe, change, explain, named, recipe_from_json, with_root
@@ -50,6 +51,7 @@ Latex = Annotated[Path | None, typer.Option("--latex", metavar="FILE", help="...
 def main() -> None:
     """Entry point: runs a command and turns what can go wrong into one line and an exit status."""
     warnings.showwarning = lambda message, *_args, **_kwargs: print(f"bayesncl: note: {message}", file=sys.stderr)
+    rest_when_busy()
     try:
         app()
     except InputError as error:
@@ -174,20 +176,25 @@ def evaluate(
     """Every measure of a run, printed as a table and saved as RUN/evaluation.json."""
     from . import distributed
     from .evaluate import evaluate as evaluate_model
+    from .evaluate import scarce
     from .figures import draw_figures
     from .measure.report import to_json
 
     display = open_display(quiet)
     model, recipe = open_run(run, device, data)
     splits = [load_split(recipe, split, display) for split in ("train", "test")]
+    if (few := scarce(*splits)) is not None:
+        display.note(few)
     results = evaluate_model(model, *splits, paper_probe=paper_probe, progress=display.count)
     display.close()
     if distributed.rank() != 0:
         return
     results["parameters"]["recipe"] = recipe.to_dict()
-    if run.is_dir():  # it may be a model file
-        write_atomic(run / "evaluation.json", to_json(results))
-    show(results, json, csv, markdown, latex)
+    try:
+        if run.is_dir():  # it may be a model file
+            write_atomic(run / "evaluation.json", to_json(results))
+    finally:  # a folder that cannot be written to does not cost the results
+        show(results, json, csv, markdown, latex)
     if plots is not None:
         for path in draw_figures({recipe.name: (run, results)}, plots):
             display.note(f"wrote {path}")
@@ -378,8 +385,15 @@ def demo(
 ) -> None:
     """Train CL, NCL and BayesNCL on the built-in scenes, print one table, write a report and an atlas."""
     from .demo import run_demo
+    from .train import Interrupted
 
-    run_demo(out, changes or [], open_browser, open_display(quiet))
+    display = open_display(quiet)
+    try:
+        run_demo(out, changes or [], open_browser, display)
+    except Interrupted as stop:
+        display.close()
+        display.note(f"{str(stop).split(';')[0]}; the same command goes on")
+        raise typer.Exit(130) from None
 
 
 def find_recipe(name: str, changes: list[str] | None = None, root: str | None = None) -> Recipe:
@@ -457,14 +471,16 @@ def train_run(recipe: Recipe, images: Images, folder: Path, device: str | None, 
 def show(
     results: dict[str, Any], json: Path | None, csv: Path | None, markdown: Path | None, latex: Path | None
 ) -> None:
-    """Print results and write the files asked for."""
+    """Write the files asked for and print results."""
     from .measure.report import render, render_theory, to_json
 
-    print(render(results))
-    if "theory" in results:
-        print(render_theory(results["theory"]))
-    if json is not None:
-        write_atomic(json, to_json(results))
-    for kind, path in (("csv", csv), ("markdown", markdown), ("latex", latex)):
-        if path is not None:
-            write_atomic(path, render(results, kind))
+    try:  # files first, as the reader of a pipe may leave; then the table, whatever became of the files
+        if json is not None:
+            write_atomic(json, to_json(results))
+        for kind, path in (("csv", csv), ("markdown", markdown), ("latex", latex)):
+            if path is not None:
+                write_atomic(path, render(results, kind))
+    finally:
+        print(render(results))
+        if "theory" in results:
+            print(render_theory(results["theory"]))

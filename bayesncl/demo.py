@@ -45,6 +45,17 @@ ROWS: tuple[tuple[str, tuple[str, ...], int], ...] = (
     ("background-induced error, relative", ("conflict", "gated", "error_relative"), 2),
     ("same object, other background (cosine)", ("stability", "gated", "cosine"), 2),
 )
+# What the pictures of the report show, by file.
+CAPTIONS = {
+    "consistency.png": "Each dot a dimension: how many test images it fires on, and the share of its largest class.",
+    "entropy.png": "How mixed the dimensions are: entropy over classes of the images each fires on.",
+    "retrieval.png": "Share of the nearest images that have the right class, with only so many dimensions kept.",
+    "thresholds.png": "Consistency as small features are cut away: compare the methods at equal activity.",
+    "conflict.png": "How much a shared background adds to the similarity of different objects, by dimension.",
+    "dynamics.png": "Correlations across dimensions while training went on.",
+    "high-entropy.png": "The most mixed dimensions of BayesNCL: a row each, the images it fires on most.",
+    "most-suppressed.png": "The dimensions its gates close most: a row each, with the images where they would fire.",
+}
 
 
 def run_demo(out: Path, changes: list[str], open_browser: bool, display: Display) -> None:
@@ -117,6 +128,7 @@ def write_report(folder: Path, table: list[tuple[str, list[str]]], figures: list
     shown = [name for name in (*figures, "high-entropy.png", "most-suppressed.png") if (folder / name).exists()]
     page = folder / "index.html"
     theory = results["bayesncl"].get("theory", [])
-    write_atomic(page, template.render(methods=METHODS, table=table, figures=shown, theory=theory))
+    captions = [(name, CAPTIONS.get(name, "")) for name in shown]
+    write_atomic(page, template.render(methods=METHODS, table=table, figures=captions, theory=theory))
     write_atomic(folder / "table.json", json.dumps(dict(table), indent=2) + "\n")
     return page

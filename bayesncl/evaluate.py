@@ -23,6 +23,17 @@ PAPER_DIMS = {"cifar10": 64, "cifar100": 128, "imagenet100": 256}  # K of the pu
 NEIGHBOURS = 20  # of the kNN classifier
 PUBLISHED_SEEDS = (42, 43, 44)
 LISTED = 12  # of lists that could be long
+FEW = 20  # test images of a class: with fewer on average its numbers are mostly chance
+
+
+def scarce(train: Images, test: Images) -> str | None:
+    """A warning where the test images are too few to say much, or lack classes of the training images."""
+    if train.labels is None or test.labels is None:
+        return None
+    known, met = len(np.unique(train.labels)), len(np.unique(test.labels))
+    if met == known and len(test) >= FEW * met:
+        return None
+    return f"only {len(test)} test images, of {met} of {known} classes: take these numbers for a rough guide at most"
 
 
 def evaluate(

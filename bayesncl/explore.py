@@ -20,6 +20,7 @@ from .progress import Display
 from .recipes import Data, Recipe, with_root
 
 FEW = 500  # images: fewer give a poor picture of a dimension
+TRAINED_ON = "The images shown include those it was trained on."
 HELD_OUT = ("folder", "shards", "arrays")  # data sets whose test images may be held out of the same pile
 
 
@@ -34,8 +35,11 @@ def atlas_of_runs(runs: list[Path], out: Path, root: str | None, most: int, devi
     shown = [dataclasses.replace(recipe.data, **free) for recipe in recipes]
     if shown[0] != shown[-1]:
         raise InputError(f"{runs[0]} and {runs[1]} are of different images: an atlas compares runs on the same ones")
-    images = first(shown_split(recipes[0], display), most)
+    split, trained_on = shown_split(recipes[0], display)
+    images = first(split, most)
     described = [describe_run(model, run, images, display) for model, run in zip(models, runs)]
+    if trained_on:
+        described = [dataclasses.replace(run, sentence=f"{run.sentence} {TRAINED_ON}") for run in described]
     return build_atlas(out, described, images, title=" and ".join(run.name for run in described))
 
 
@@ -84,17 +88,17 @@ def atlas_of_arrays(path: Path, out: Path) -> Path:
     return build_atlas(out, [run], images, title=path.stem)
 
 
-def shown_split(recipe: Recipe, display: Display) -> Images:
-    """The test split; the whole set where there is none, or where too few images were held out to look at."""
+def shown_split(recipe: Recipe, display: Display) -> tuple[Images, bool]:
+    """The test split; the whole set (and True) where there is none, or where too few were held out to look at."""
     try:
         images = load(recipe.data, "test", display.count)
         if len(images) >= FEW or recipe.data.name not in HELD_OUT:
-            return images
+            return images, False
         reason = f"only {len(images)} images are held out"
     except InputError as error:
         reason = str(error)
     display.note(f"{reason}: the training images are shown too")
-    return load(dataclasses.replace(recipe.data, holdout=0.0), "train", display.count)
+    return load(dataclasses.replace(recipe.data, holdout=0.0), "train", display.count), True
 
 
 def first(images: Images, most: int) -> Images:

@@ -79,7 +79,7 @@ BAD = {
     "no image": {"images": PIXELS[:0]},
     "labels of shape": {"images": PIXELS, "labels": np.arange(19)},
     "labels are float64, expected integers": {"images": PIXELS, "labels": np.linspace(0, 1, 20)},
-    "names go into class_names": {"images": PIXELS, "labels": np.array(["cat", "dog"] * 10)},
+    "names go into class_names": {"images": PIXELS, "labels": np.array(["cat"] * 20), "class_names": np.array(["a"])},
     "names go into background_names": {"images": PIXELS, "backgrounds": np.array(["sea", "sky"] * 10)},
     "expected 0 or more": {"images": PIXELS, "labels": np.arange(20) - 1},
     "only 2 class_names": {"images": PIXELS, "labels": np.arange(20), "class_names": np.array(["a", "b"])},
@@ -155,3 +155,17 @@ def test_malformed_headers_are_one_line(tmp_path: Path, header: bytes) -> None:
     path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
     with pytest.raises(InputError, match="cannot be read"):
         data.load(recipes.Data(name="arrays", root=str(path)), "train")
+
+
+def test_words_are_labels(tmp_path: Path) -> None:
+    words = np.array(["plum", "fig"] * 10)
+    np.savez(
+        tmp_path / "a.npz", images=PIXELS, y=words, test_images=PIXELS[:3], test_labels=np.array(["fig", "kiwi", "fig"])
+    )
+    place = recipes.Data(name="arrays", root=str(tmp_path / "a.npz"), size=16)
+    train, test = (data.load(place, split) for split in ("train", "test"))
+    assert train.class_names == test.class_names == ("fig", "kiwi", "plum")
+    assert train.labels is not None
+    assert test.labels is not None
+    assert train.labels.tolist() == [2, 0] * 10
+    assert test.labels.tolist() == [0, 1, 0]

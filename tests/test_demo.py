@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
 from bayesncl import demo
+from bayesncl.cli import app
 from bayesncl.demo import METHODS, ROWS, run_demo, summary, write_report
 from bayesncl.progress import Display
+from bayesncl.train import Interrupted
 from tests.conftest import TINY
 
 CHANGES = [*TINY, "run.epochs=1", "data.train_images=120", "data.test_images=80"]
@@ -113,6 +116,16 @@ def test_another_recipe_is_trained_anew(shown: Path, tmp_path: Path, monkeypatch
     assert model.recipe == recipe
     assert json.loads((folder / "recipe.json").read_text())["run"]["seed"] == 1
     assert not (folder / "evaluation.json").exists()  # nothing of the old run stays
+
+
+def test_stopped_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: Any, **__: Any) -> None:
+        raise Interrupted("stopped after 3 of 9 steps; go on with: bayesncl resume X")
+
+    monkeypatch.setattr(demo, "train", stopped)
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "out"), "--no-open"])
+    assert result.exit_code == 130
+    assert "stopped after 3 of 9 steps; the same command goes on" in result.output + result.stderr
 
 
 def test_html_is_escaped(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from bayesncl.data import load, scenes
+from bayesncl.data.images import Images
 from bayesncl.errors import InputError
-from bayesncl.evaluate import evaluate
+from bayesncl.evaluate import evaluate, scarce
 from bayesncl.features import extract
 from bayesncl.measure import conflict, probe
 from bayesncl.measure.file import measure_features
@@ -187,3 +188,15 @@ def test_labels_may_be_any_numbers() -> None:
     results = evaluate(fresh("ncl", "data.name=arrays"), tiny_images(40), strange)
     assert results["knn"]["gated"] == 0
     assert results["parameters"]["classes"] == 3
+
+
+def test_a_small_test_split_is_warned_of() -> None:
+    pixels = np.zeros((100, 3, 4, 4), np.uint8)
+    labels = np.arange(100) % 4
+    train, large = Images(pixels, labels), Images(pixels, labels)
+    assert scarce(train, large) is None
+    assert scarce(train, Images(pixels)) is None  # `evaluate` says what is missing
+    small = Images(pixels[:7], np.array([0, 1, 1, 1, 1, 1, 1]))
+    assert scarce(train, small) == "only 7 test images, of 2 of 4 classes: take these numbers for a rough guide at most"
+    lacking = Images(pixels, labels % 3)
+    assert "100 test images, of 3 of 4 classes" in str(scarce(train, lacking))

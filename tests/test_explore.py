@@ -21,13 +21,15 @@ def test_a_small_folder_is_shown_whole(tmp_path: Path, capsys: pytest.CaptureFix
     for i in range(10):
         Image.fromarray(np.full((20, 20, 3), 20 * i, np.uint8)).save(tmp_path / "photos" / f"{i}.png")
     recipe = change(named("folder"), [f"data.root={tmp_path / 'photos'}", "data.size=16", "data.holdout=0.3"])
-    assert len(shown_split(recipe, Display())) == 10
+    images, trained_on = shown_split(recipe, Display())
+    assert (len(images), trained_on) == (10, True)
     assert "only 3 images are held out: the training images are shown too" in capsys.readouterr().err
 
 
 def test_a_true_test_split_is_shown_however_small() -> None:
     recipe = change(named("scenes"), ["data.train_images=40", "data.test_images=20"])
-    assert len(shown_split(recipe, Display(quiet=True))) == 20
+    images, trained_on = shown_split(recipe, Display(quiet=True))
+    assert (len(images), trained_on) == (20, False)
 
 
 def test_at_most_so_many_spread_evenly() -> None:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from bayesncl.cli import app
 from bayesncl.data import load
 from bayesncl.errors import InputError
+from bayesncl.measure.plots import CORRELATIONS
 from bayesncl.recipes import Recipe, change, named
 from bayesncl.reproduce import command, figures, ledger, page, runner, tables
 from bayesncl.reproduce.experiments import EXPERIMENTS, SMOKE, find, paper, recipe_of, rows, runs, with_seed
@@ -414,6 +415,25 @@ def test_the_list_counts_runs_and_minutes(tmp_path: Path, entry: dict[str, Any])
     assert lines["prior"][-3:] == ["9", "1", "80"]  # eight left at ten minutes each
     assert lines["figure-suppressed"][-3:] == ["3", "1", "25"]  # CIFAR-10 and ImageNet-100, as stated
     assert set(ASKED) <= set(lines)
+
+
+def test_wrong_folders_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nowhere: no such folder"):
+        command.reproduce("interpretability", data=str(tmp_path / "nowhere"), results=tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        command.reproduce("interpretability", scale="smoke", results=tmp_path / "file" / "results")
+
+
+def test_dynamics_are_averaged_over_runs() -> None:
+    def row(epoch: int, value: float | None) -> dict[str, Any]:
+        return {"epoch": epoch, "sound": dict.fromkeys(CORRELATIONS, value), "chance": dict.fromkeys(CORRELATIONS, 0.5)}
+
+    found = figures.mean_dynamics([[row(10, 0.2), row(20, None), row(30, 1.0)], [row(10, 0.6), row(20, 0.1)]])
+    assert [r["epoch"] for r in found] == [10, 20]  # what both recorded
+    assert found[0]["sound"]["af_gv"] == pytest.approx(0.4)
+    assert found[0]["chance"]["gv_sc"] == 0.5
+    assert found[1]["sound"]["af_sc"] is None
 
 
 def test_without_data_the_ledger_is_shown_and_what_is_missing_said(tmp_path: Path) -> None:

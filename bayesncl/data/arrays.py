@@ -32,9 +32,9 @@ CHUNK = 1024  # images converted at a time
 def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Images:
     """Read one split of an array file.
 
-    An .npz holds `images` (uint8, or float in [0, 1]; [N, H, W, 3] or [N, 3, H, W]) and optionally `labels` (or `y`),
-    `backgrounds`, `class_names`, `background_names`, `test_images`, `test_labels`, `test_backgrounds`. An .npy is
-    `images` alone. Without `test_images` a share of the images is held out.
+    An .npz holds `images` (uint8, or float in [0, 1]; [N, H, W, 3] or [N, 3, H, W]) and optionally `labels` (or `y`;
+    integers, or words), `backgrounds`, `class_names`, `background_names`, `test_images`, `test_labels`,
+    `test_backgrounds`. An .npy is `images` alone. Without `test_images` a share of the images is held out.
     """
     path = given_path(data.root)
     shown = printable(str(path), 300)
@@ -49,11 +49,20 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
             raise InputError(f"{shown}: expected an .npz or .npy file")
         if "images" not in arrays:
             raise InputError(f"{shown}: no array named images in it")
-        return _split(arrays, data, split, shown)
+        return _split(_number_labels(arrays), data, split, shown)
     except InputError:
         raise
     except UNREADABLE as error:
         raise InputError(f"{shown}: cannot be read: {printable(str(error), 200)}") from None
+
+
+def _number_labels(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Labels that are words become numbers, and the words class names; the same in both splits."""
+    keys = [key for key in ("labels" if "labels" in arrays else "y", "test_labels") if key in arrays]
+    if "class_names" in arrays or not keys or any(arrays[key].dtype.kind != "U" for key in keys):
+        return arrays
+    words = np.unique(np.concatenate([arrays[key].ravel() for key in keys]))
+    return arrays | {key: np.searchsorted(words, arrays[key]) for key in keys} | {"class_names": words}
 
 
 def _split(arrays: dict[str, np.ndarray], data: recipes.Data, split: str, shown: str) -> Images:

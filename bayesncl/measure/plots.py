@@ -132,21 +132,18 @@ def plot_dynamics(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: str | P
 
 
 def plot_conflict(runs: Mapping[str, np.ndarray], path: str | Path) -> Path:
-    """Background-induced error by dimension, in one order for all: greatest in the first run first.
+    """Background-induced error by dimension, greatest first in each curve: those of two models do not correspond.
 
     Parameters
     ----------
-    runs : error [D] by name, of one model before and after its gates, say; `by_dimension` of `conflict.conflict`.
+    runs : error [D] by name; `by_dimension` of `conflict.conflict`.
     """
-    figure, axes = _canvas(runs, "dimension, by its error in the first curve", "background-induced error (similarity)")
-    order: np.ndarray | None = None
+    figure, axes = _canvas(runs, "dimensions, greatest error first", "background-induced error (similarity)")
     for i, (name, error) in enumerate(runs.items()):
-        values = np.asarray(error, dtype=float)
-        if order is None or len(order) != len(values):
-            order = np.argsort(-values, kind="stable")
+        values = -np.sort(-np.asarray(error, dtype=float))
         x = np.arange(1, len(values) + 1)
-        axes.plot(x, values[order], color=_colour(i), linewidth=1.4, label=f"{name}: {values.sum():.3g} in total")
-        axes.fill_between(x, values[order], color=_colour(i), alpha=0.12, linewidth=0)
+        axes.plot(x, values, color=_colour(i), linewidth=1.4, label=f"{name}: {values.sum():.3g} in total")
+        axes.fill_between(x, values, color=_colour(i), alpha=0.12, linewidth=0)
     axes.axhline(0, color="0.7", linewidth=0.8)
     return _save(figure, axes, path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def reproduce(
         results = SMOKE_LEDGER
     chosen = list(EXPERIMENTS.values()) if name in (None, "all") else [find(str(name))]
     if listing or name is None:
-        show_list(chosen, ledger.read(results), scale)
+        show_list(chosen, ledger.read(results), scale, results)
         return
     if not dry:
         train_missing(chosen, scale, data, results, open_device(device, scale), display)
@@ -104,6 +105,12 @@ def train_missing(
 ) -> None:
     """Do the runs that are not in the ledger, as far as their images are there."""
     models = workplace(results) / "models"
+    if data is not None and not Path(data).expanduser().exists():
+        raise InputError(f"{data}: no such folder")
+    for folder in (results, models):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise InputError(f"{folder} cannot be written to")
     for experiment in chosen:
         entries = ledger.read(results)
         todo = missing(experiment, entries, scale)
@@ -128,7 +135,7 @@ def train_missing(
             raise KeyboardInterrupt from None
 
 
-def show_list(chosen: list[Experiment], entries: list[ledger.Entry], scale: str) -> None:
+def show_list(chosen: list[Experiment], entries: list[ledger.Entry], scale: str, results: Path) -> None:
     """What exists, what is in the ledger, what the rest would cost."""
     table = Table(box=None, pad_edge=False)
     for heading, side in (
@@ -151,7 +158,7 @@ def show_list(chosen: list[Experiment], entries: list[ledger.Entry], scale: str)
     console.print(table)
     total = sum(estimate(recipe, entries) for recipe in everything.values()) / 60
     console.print(
-        f"{len(entries)} runs in the ledger. Tables share runs: {len(everything)} are left in all, "
+        f"{len(entries)} runs in the ledger ({results}). Tables share runs: {len(everything)} are left in all, "
         f"about {total:.0f} minutes on one H200 (by the times in the ledger, else 5 minutes for 200 epochs of CIFAR "
         "and 20 for ImageNet-100)."
     )

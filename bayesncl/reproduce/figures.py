@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 
 from ..data.images import Images
-from ..measure.plots import COLOURS, MARKERS, plot_dynamics
+from ..measure.plots import COLOURS, CORRELATIONS, MARKERS, plot_dynamics
 from . import ledger
 from .experiments import EXPERIMENTS, paper
 from .tables import Entries, Line, mean, sections
@@ -115,12 +115,26 @@ def draw_tradeoff(runs: list[Line], lines: list[Line], entries: Entries, path: P
 
 
 def draw_gradients(runs: list[Line], lines: list[Line], entries: Entries, path: Path) -> Path:
-    """Correlations of frequency, gradient variance and consistency over epochs."""
+    """Correlations of frequency, gradient variance and consistency over epochs, means over seeds."""
     methods = {}
     for line in runs:
-        dynamics = next(entry["dynamics"] for entry in runs_of(line, entries) if entry["dynamics"])
-        methods[paper()["methods"][line.row.method]] = dynamics
+        found = [entry["dynamics"] for entry in runs_of(line, entries) if entry["dynamics"]]
+        several = f", {len(found)} runs" if len(found) > 1 else ""
+        methods[paper()["methods"][line.row.method] + several] = mean_dynamics(found)
     return plot_dynamics(methods, path)
+
+
+def mean_dynamics(runs: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Correlations, epoch by epoch, averaged over runs; of the epochs that all recorded."""
+    by_epoch = [{row["epoch"]: row for row in rows} for rows in runs]
+    means = []
+    for epoch in sorted(set.intersection(*(set(rows) for rows in by_epoch))):
+        row: dict[str, Any] = {"epoch": epoch}
+        for definition in ("sound", "chance"):
+            found = {key: [rows[epoch][definition][key] for rows in by_epoch] for key in CORRELATIONS}
+            row[definition] = {key: None if None in values else mean(values) for key, values in found.items()}
+        means.append(row)
+    return means
 
 
 Draw = Callable[[list[Line], list[Line], Entries, Path], Path]

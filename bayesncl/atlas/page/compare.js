@@ -27,7 +27,7 @@ async function viewCompare({ params }) {
   const node = h("div", {},
     heading(`${runs[0].name} and ${runs[1].name}`, lede(`Two runs on the same ${plural(atlas.count, "image")}.`)),
     side((run, stage) => [run.sentence && h("p", {}, run.sentence), headlineFigures(run, stage)]),
-    runs.some((run) => run.summary) && section("Headline numbers", summaryTable(runs)),
+    runs.some((run) => run.summary) && section("Headline numbers", intro(summaryIntro(runs)), summaryTable(runs)),
     section("All dimensions", side((run, stage) => [dimensionMap(run, stage, true).node, mapLegend(run)])),
     section("One image, described twice",
       h("div", { class: "portrait small" }, picture(i), h("div", {},

@@ -21,6 +21,11 @@ function headlineFigures(run, stage) {
     run.gated && figureNumber(percent(run.closed, 1), "of firing features closed", "by the gates"));
 }
 
+function summaryIntro(list) {
+  const gated = list.some((run) => run.gated) ? " Of features after the gates, whatever is shown elsewhere." : "";
+  return `By both definitions: to the letter of the paper, and the sound one.${gated}`;
+}
+
 // One row a measure, one column a definition (and a run, where there are two).
 function summaryTable(list) {
   const head = [{ text: "Measure" }];
@@ -88,8 +93,7 @@ async function viewOverview({ run, stage }) {
     ? "A dimension far to the right fires on most images; one far up fires on a single class. Those to the right and low "
       + "down are shared by all classes: the conflicting features. Both scales are square roots."
     : "A dimension far to the right fires on most images. There are no class labels, so height is how strongly it fires.";
-  const both = run.summary?.columns.length > 1
-    && intro("By both definitions: to the letter of the paper, and the sound one.");
+  const both = run.summary?.columns.length > 1 && intro(summaryIntro([run]));
   const node = h("div", {},
     h("div", { class: "masthead" }, heading(atlas.title, run.sentence && lede(run.sentence)), figures),
     section("Every dimension at a glance", intro(reading), map.node, mapLegend(run), dead),

@@ -1,0 +1,56 @@
+"""Whether others use the processors, by a made-up /proc/stat."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bayesncl import cpu
+
+
+def at(monkeypatch: pytest.MonkeyPatch, path: Path, *lines: str) -> None:
+    """/proc/stat says one line after the other."""
+    said = iter(lines)
+    monkeypatch.setattr(cpu, "STAT", path)
+    monkeypatch.setattr(Path, "read_text", lambda self: next(said))
+
+
+@pytest.mark.parametrize(
+    ("then", "share"),
+    [
+        ("cpu 110 5 20 980 15 0 0 0 9 9\ncpu0 1", 10 / 95),  # 10 of 95 ticks busy
+        ("cpu 195 5 20 900 10 0 0 0 0 0", 1.0),
+        ("cpu 100 5 20 1000 10 0 0 0 0 0", 0.0),
+        ("cpu 100 5 20 900 10 0 0 0 0 0", 0.0),  # no tick at all
+        ("what else", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_share_of_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, then: str, share: float) -> None:
+    at(monkeypatch, tmp_path, "cpu 100 5 20 900 10 0 0 0 0 0\ncpu0 1", then)
+    assert cpu.busy_share(0.0) == pytest.approx(share)
+
+
+def test_no_such_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cpu, "STAT", tmp_path / "none")
+    assert cpu.busy_share(0.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("share", "given", "found"), [(0.9, None, "PASSIVE"), (0.9, "ACTIVE", "ACTIVE"), (0.1, None, None)]
+)
+def test_threads_rest_if_others_are_busy(share: float, given: str | None, found: str | None) -> None:
+    code = (
+        "import os, sys; from bayesncl import cpu; cpu.busy_share = lambda: float(sys.argv[1]); "
+        "cpu.rest_when_busy(); print(os.environ.get('OMP_WAIT_POLICY'))"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_WAIT_POLICY": given} if given else {}
+    out = subprocess.run(
+        [sys.executable, "-c", code, str(share)], env=environment, capture_output=True, text=True, check=True
+    )
+    assert out.stdout.strip() == str(found)
