@@ -61,7 +61,7 @@ def main() -> None:
     except MemoryError:
         fail("out of memory", 1)
     except RuntimeError as error:  # torch's two ways to say it
-        if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in str(error):
+        if not any(words in str(error) for words in ("out of memory", "can't allocate memory")):
             raise
         fail("out of memory", 1)
     except OSError as error:

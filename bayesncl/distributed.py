@@ -20,6 +20,8 @@ TIMEOUT = datetime.timedelta(seconds=60)  # a collective of the step that waits 
 PATIENCE = datetime.timedelta(hours=24)  # at a barrier process 0 may be decoding a data set; its death ends the wait
 
 _patient: dist.ProcessGroup | None = None  # of barriers, on the CPU
+# what backends speak of when another process is gone
+BACKEND = re.compile("gloo|nccl|socket|connection|peer|time.?out|timed out|pipe", re.IGNORECASE)
 
 
 def start() -> None:
@@ -37,14 +39,14 @@ def start() -> None:
                 f"{gpus} GPUs on this machine, so no more processes than that: torchrun --nproc-per-node {gpus}"
             )
         torch.cuda.set_device(local)
-    store, rank, world = _checked(lambda: next(rendezvous("env://", timeout=TIMEOUT)))
+    store, rank, world = checked(lambda: next(rendezvous("env://", timeout=TIMEOUT)))
     if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
         # on one machine torchrun keeps its store over restarts, and in it the addresses of the dead;
         # on several it needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for a fresh one (docs/scaling.md)
         store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
-    _checked(dist.init_process_group, backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
-    _patient = _checked(dist.new_group, backend="gloo", timeout=PATIENCE)
+    checked(dist.init_process_group, backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
+    _patient = checked(dist.new_group, backend="gloo", timeout=PATIENCE)
 
 
 def stop() -> None:
@@ -73,7 +75,7 @@ def restarted() -> bool:
 def barrier() -> None:
     """Wait for all, however long it takes."""
     if world_size() > 1:
-        _checked(dist.barrier, group=_patient)
+        checked(dist.barrier, group=_patient)
 
 
 def agree(value: int) -> bool:
@@ -81,7 +83,7 @@ def agree(value: int) -> bool:
     if world_size() == 1:
         return True
     ends = torch.tensor([value, -value])
-    _checked(dist.all_reduce, ends, dist.ReduceOp.MAX, group=_patient)
+    checked(dist.all_reduce, ends, dist.ReduceOp.MAX, group=_patient)
     return bool(ends[0] == -ends[1])
 
 
@@ -107,7 +109,7 @@ def sum_gradients(parameters: Iterable[Tensor]) -> None:
         return
     grads = [p.grad for p in parameters if p.grad is not None]
     flat = torch.cat([g.flatten() for g in grads])
-    _checked(dist.all_reduce, flat)
+    checked(dist.all_reduce, flat)
     for g, part in zip(grads, flat.split([g.numel() for g in grads])):
         g.copy_(part.view_as(g))
 
@@ -117,20 +119,22 @@ def gather_arrays(x: Tensor) -> Tensor:
     if world_size() == 1:
         return x
     counts = [torch.zeros(1, dtype=torch.int64, device=x.device) for _ in range(world_size())]
-    _checked(dist.all_gather, counts, torch.tensor([len(x)], device=x.device))
+    checked(dist.all_gather, counts, torch.tensor([len(x)], device=x.device))
     most = max(int(c) for c in counts)
     padded = torch.zeros(most, *x.shape[1:], dtype=x.dtype, device=x.device)
     padded[: len(x)] = x
     parts = [torch.empty_like(padded) for _ in range(world_size())]
-    _checked(dist.all_gather, parts, padded)
+    checked(dist.all_gather, parts, padded)
     return torch.cat([part[: int(c)] for part, c in zip(parts, counts)])
 
 
-def _checked(collective: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Call a collective; what a backend says when another process has died or hangs becomes one line."""
+def checked(collective: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call what has collectives in it; what a backend says when another process has died or hangs becomes one line."""
     try:
         return collective(*arguments, **options)
     except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and not BACKEND.search(str(error)):
+            raise
         reason = re.sub(r"\[/\S*\] ", "", str(error).splitlines()[0])[:120]  # without the backend's source lines
         raise ConnectionError(
             errno.ECONNRESET,
@@ -144,13 +148,13 @@ class _AllReduceSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: object, x: Tensor) -> Tensor:
         y = x.clone()
-        _checked(dist.all_reduce, y)
+        checked(dist.all_reduce, y)
         return y
 
     @staticmethod
     def backward(ctx: object, *gradients: Tensor) -> Tensor:
         g = gradients[0].contiguous().clone()
-        _checked(dist.all_reduce, g)
+        checked(dist.all_reduce, g)
         return g
 
 
@@ -158,11 +162,11 @@ class _AllGatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: object, x: Tensor) -> Tensor:
         parts = [torch.empty_like(x) for _ in range(world_size())]
-        _checked(dist.all_gather, parts, x.contiguous())
+        checked(dist.all_gather, parts, x.contiguous())
         return torch.cat(parts)
 
     @staticmethod
     def backward(ctx: object, *gradients: Tensor) -> Tensor:
         g = gradients[0].contiguous().clone()
-        _checked(dist.all_reduce, g)
+        checked(dist.all_reduce, g)
         return g.chunk(world_size())[rank()]

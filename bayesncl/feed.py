@@ -75,6 +75,7 @@ def _streamed(
     stream = torch.cuda.Stream(device)
 
     def read() -> Iterator[tuple[Tensor, Tensor, torch.cuda.Event]]:
+        torch.cuda.set_device(stream.device)  # of this thread: it would begin, and take memory, on the first GPU
         for step in steps:
             index = batch_rows(order, step, batch)
             host = torch.from_numpy(_read(pixels, index)).pin_memory()

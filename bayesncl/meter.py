@@ -49,7 +49,7 @@ class Meter:
         event = None
         if on_gpu:
             event = torch.cuda.Event()
-            event.record()
+            event.record(torch.cuda.current_stream(self.sums.device))
         self.sums.zero_()
         self.fired.zero_()
         return copies, event

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._triton import has_triton
 
 from bayesncl.data.images import Images
 from bayesncl.model import build_model
@@ -59,7 +61,7 @@ def assert_same_way(
 
 
 @pytest.fixture(autouse=True)
-def gpu_where_asked_for(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def gpu_where_asked_for(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if request.node.get_closest_marker("gpu"):
         if not GPU:
             pytest.skip("needs a GPU that torch can use")
@@ -68,6 +70,9 @@ def gpu_where_asked_for(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
             monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
         else:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", VISIBLE)
+    has_triton.cache_clear()  # it remembers whether there is a GPU
+    yield
+    has_triton.cache_clear()
 
 
 @pytest.fixture

@@ -234,7 +234,7 @@ def test_training_compiled_stopped_and_resumed(tmp_path: Path) -> None:
     assert (
         [line["step"] for line in lines[0]] == [line["step"] for line in lines[1]] == list(range(3, 3 * STEPS + 1, 3))
     )
-    assert lines[1][-1]["loss"] == pytest.approx(lines[0][-1]["loss"], rel=1e-2)
+    assert lines[1][-1]["loss"] == pytest.approx(lines[0][-1]["loss"], rel=0.05)
     assert load(tmp_path / "parts", "cuda").encode(images.pixels[:5]).shape == (5, 32)
 
 
