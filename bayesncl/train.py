@@ -298,7 +298,12 @@ def find_lost_gradients(model: Encoder, backward_as_written: Callable[[], None])
 
     compiled = lengths()
     model.zero_grad(set_to_none=True)
-    backward_as_written()
+    try:
+        backward_as_written()
+    except torch.OutOfMemoryError:  # the step as written takes more memory, and may not be wanted
+        if distributed.world_size() > 1:  # the others are waiting in a collective
+            raise
+        return []
     written = lengths()
     least = ROUNDING * max(written.values())
     return sorted(name for name, length in written.items() if length > least and compiled[name] < LOST * length)
