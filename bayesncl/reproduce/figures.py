@@ -164,7 +164,8 @@ def sheet_entry(name: str, entries: Entries, dataset: str = "cifar100", scale: s
 
 
 def _theirs_and_ours(axes: Axes, lines: list[Line], axis: str, column: str, sound: bool = False) -> None:
-    for i, method in enumerate(dict.fromkeys(line.row.method for line in lines)):
+    methods = dict.fromkeys(line.row.method for line in lines)
+    for i, method in enumerate(sorted(methods, key=lambda m: m == "cl")):  # NCL has one colour in all figures
         mine = [line for line in lines if line.row.method == method]
         name = paper()["methods"][method]
         for pick, style, said in ((_published, "--", "published"), (_ours, "-", "ours"), (_sound, ":", "sound")):
