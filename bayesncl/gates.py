@@ -33,7 +33,7 @@ def straight_through(value: Tensor, carrier: Tensor) -> Tensor:
 
     The usual value + (carrier - carrier.detach()) is not exact once compiled for a GPU: where the carrier ends in a
     product, product and difference become one fused operation that does not round the product, so the bracket is its
-    rounding error, 1e-9 in place of 0. A row of zeros then has a direction, and 1e9 times the gradient.
+    rounding error, 1e-9 in place of 0. A row of zeros then has a direction, and a gradient divided by its tiny length.
     """
     result: Tensor = _StraightThrough.apply(value, carrier)
     return result

@@ -236,18 +236,19 @@ def make_step(model: Encoder, optimiser: LARS, meter: Meter, pixels: Pixels, dev
     held_index = torch.arange(share, device=device)
     held_epoch = torch.zeros((), dtype=torch.int64, device=device)
     rates = [group["lr"] for group in optimiser.param_groups]
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
 
     def body() -> None:
         optimiser.zero_grad(set_to_none=True)
         loss, averages, active = loss_function(model, held, held_index, held_epoch, precision)
         loss.backward()
-        distributed.sum_gradients(p for group in optimiser.param_groups for p in group["params"])
+        distributed.sum_gradients(parameters)
         optimiser.step()
         meter.add(averages, active)
 
     def backward_as_written() -> None:
         losses(model, held, held_index, held_epoch, precision)[0].backward()
-        distributed.sum_gradients(p for group in optimiser.param_groups for p in group["params"])
+        distributed.sum_gradients(parameters)
 
     def check() -> None:
         lost = find_lost_gradients(model, backward_as_written)

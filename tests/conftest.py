@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
@@ -58,6 +58,20 @@ def assert_same_way(
             moved, apart = (tensor - start[name]).norm(), (tensor - found[name]).norm()
             assert moved > least, f"{name} did not move: the test says nothing of it"
             assert apart <= share * moved, f"{name}: {apart:.2g} apart after moving {moved:.2g}"
+
+
+class Stopped(Exception):
+    """A training was cut off by `stop_after`."""
+
+
+def stop_after(epochs: int) -> Callable[[object, int], None]:
+    """An `after_epoch` for `train` that cuts it off, as a kill between two checkpoints would."""
+
+    def stop(model: object, epoch: int) -> None:
+        if epoch == epochs:
+            raise Stopped
+
+    return stop
 
 
 @pytest.fixture(autouse=True)

@@ -217,3 +217,20 @@ def test_wrong_surroundings_get_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_slurm_script_is_sound_bash() -> None:
     subprocess.run(["bash", "-n", str(ROOT / "docs/slurm.sbatch")], check=True)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("[/a/gloo/pair.cc:1] Connection closed by peer [127.0.0.1]:1", ConnectionError),
+        ("Timed out waiting 60000ms for recv operation", ConnectionError),
+        ("The size of tensor a (3) must match the size of tensor b (4)", RuntimeError),
+    ],
+)
+def test_only_what_backends_say_is_taken_for_a_lost_process(said: str, kind: type[Exception]) -> None:
+    def fail() -> None:
+        raise RuntimeError(said)
+
+    with pytest.raises(kind) as caught:
+        distributed.checked(fail)
+    assert type(caught.value) is kind

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from bayesncl import explore
+from bayesncl.atlas import AtlasRun
 from bayesncl.explore import first, shown_split
 from bayesncl.measure.report import render_theory
+from bayesncl.model import WEIGHTS, build_model, save_model
 from bayesncl.progress import Display
 from bayesncl.recipes import change, named
-from tests.conftest import tiny_images
+from tests.conftest import tiny_images, tiny_recipe
 
 
 def test_a_small_folder_is_shown_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
@@ -50,3 +53,16 @@ def test_theory_table_says_what_holds() -> None:
     assert "cannot tell" in text
     assert "why [b]not[/b]" in text  # text, not markup
     assert ["c", "2.000", "3.000", "no"] in [line.split() for line in text.splitlines()]
+
+
+def test_the_page_says_whether_the_model_was_trained_on_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[AtlasRun] = []
+    monkeypatch.setattr(explore, "build_atlas", lambda out, runs, images, title: shown.extend(runs) or out)
+    for trained_on in (True, False):
+        monkeypatch.setattr(explore, "shown_split", lambda *_, answer=trained_on: (tiny_images(10), answer))
+        save_model(build_model(tiny_recipe()), tmp_path / WEIGHTS)
+        explore.atlas_of_runs([tmp_path], tmp_path / "atlas", None, 10, "cpu", Display(quiet=True))
+    assert [run.sentence.endswith(explore.TRAINED_ON) for run in shown] == [True, False]
+    assert shown[0].sentence.startswith(shown[1].sentence)

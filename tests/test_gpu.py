@@ -24,7 +24,7 @@ from bayesncl.model import Encoder, build_model, load
 from bayesncl.objective import normalise
 from bayesncl.recipes import Recipe, change, named
 from bayesncl.train import assemble, losses, schedule, train
-from tests.conftest import assert_same_way, tiny_images, tiny_recipe
+from tests.conftest import Stopped, assert_same_way, stop_after, tiny_images, tiny_recipe
 
 pytestmark = pytest.mark.gpu
 
@@ -213,16 +213,8 @@ def test_training_compiled_stopped_and_resumed(tmp_path: Path) -> None:
     images = tiny_images(32 * STEPS)
     recipe = gpu_recipe("bayesncl", "run.epochs=3", "run.precision=float32", "run.log_every=3")
     whole = train(recipe, images, tmp_path / "whole").state_dict()
-
-    class Stop(Exception):
-        pass
-
-    def stop(model: object, epoch: int) -> None:
-        if epoch == 2:
-            raise Stop
-
-    with pytest.raises(Stop):
-        train(recipe, images, tmp_path / "parts", after_epoch=stop)
+    with pytest.raises(Stopped):
+        train(recipe, images, tmp_path / "parts", after_epoch=stop_after(2))
     torch._dynamo.reset()
     parts = train(recipe, images, tmp_path / "parts").state_dict()
     for state in (whole, parts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import csv
 import io
 import json
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from bayesncl import cli
 from bayesncl.errors import InputError
 from bayesncl.measure import arrays, file
 from bayesncl.measure.arrays import read
@@ -237,3 +239,23 @@ def test_compare() -> None:
     text = compare({"a": {"params": 14_319_168, "x": 0.5}, "b": {"params": 3, "y": None}}, "markdown")
     assert text.splitlines()[2:] == ["|  | params | 14,319,168 | 3 |", "|  | x | 0.500 | - |", "|  | y | - | - |"]
     assert "params" in compare({"a": {"params": 1}}, "table")
+
+
+def test_files_do_not_hang_on_the_table_nor_the_table_on_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "f.npz", z=np.abs(rng.normal(size=(40, 6))), y=np.arange(40) % 4)
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        cli.measure(tmp_path / "f.npz", json=tmp_path / "file" / "m.json", quiet=True)
+    assert "consistency" in capsys.readouterr().out
+
+    def closed(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(builtins, "print", closed)
+    with pytest.raises(BrokenPipeError):
+        cli.measure(tmp_path / "f.npz", json=tmp_path / "m.json", csv=tmp_path / "m.csv", quiet=True)
+    assert "consistency" in (tmp_path / "m.json").read_text()
+    assert "consistency" in (tmp_path / "m.csv").read_text()

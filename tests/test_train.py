@@ -27,7 +27,7 @@ from bayesncl.model import Encoder, load
 from bayesncl.progress import Display
 from bayesncl.recipes import Model
 from bayesncl.runs import RunLock
-from tests.conftest import TINY, tiny_images, tiny_recipe
+from tests.conftest import TINY, Stopped, stop_after, tiny_images, tiny_recipe
 
 ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
@@ -178,15 +178,8 @@ def test_locked_folder_and_another_recipe_are_refused(tmp_path: Path, images: Im
 
 
 def test_a_run_goes_on_with_its_own_images(tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stop(Exception):
-        pass
-
-    def stop(model: object, epoch: int) -> None:
-        if epoch == 2:
-            raise Stop
-
-    with pytest.raises(Stop):
-        loop.train(tiny_recipe(), images, tmp_path, device=CPU, after_epoch=stop)
+    with pytest.raises(Stopped):
+        loop.train(tiny_recipe(), images, tmp_path, device=CPU, after_epoch=stop_after(2))
     fewer = Images(images.pixels[:-3])
     with pytest.raises(
         InputError, match=r"was begun with 70 images of 16 x 16, here are 67 images of 16 x 16: give it"

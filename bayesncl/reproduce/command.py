@@ -107,10 +107,6 @@ def train_missing(
     models = workplace(results) / "models"
     if data is not None and not Path(data).expanduser().exists():
         raise InputError(f"{data}: no such folder")
-    for folder in (results, models):
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise InputError(f"{folder} cannot be written to")
     for experiment in chosen:
         entries = ledger.read(results)
         todo = missing(experiment, entries, scale)
@@ -123,6 +119,10 @@ def train_missing(
         if scale == "paper" and background and experiment.needs not in Library(data, display).backgrounds():
             display.note(f"{experiment.name}: no {experiment.needs.replace('_', '-')} under {data}")
             continue
+        for folder in (results, models):  # a run would only find out when it is done
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK):
+                raise InputError(f"{folder} cannot be written to")
         minutes = sum(estimate(recipe, entries) for recipe in todo) / 60
         display.note(f"{experiment.name}: {len(todo)} runs to do, about {minutes:.0f} minutes on one H200")
         try:
