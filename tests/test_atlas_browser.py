@@ -138,6 +138,7 @@ def test_overview_shows_sentence_figures_and_every_live_dimension(driver, index:
     assert figures[2] == f"{100 * case.dims.consistency[case.dims.support >= 10].mean():.1f} %"
     assert figures[3] == f"{100 * (fires & ~case.open).sum() / fires.sum():.1f} %"
     assert {"18.5", "11.3", "4.500"} <= set(text(driver, "td.number"))
+    assert "Of features after the gates, whatever is shown elsewhere." in driver.page_source
     shown = data(driver, ".dots a:not(.gone)", "dim")
     assert sorted(shown) == np.flatnonzero(alive).tolist()
     places = driver.execute_script(

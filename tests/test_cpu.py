@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bayesncl import cpu
+from bayesncl import cli, cpu
 
 
 def at(monkeypatch: pytest.MonkeyPatch, path: Path, *lines: str) -> None:
@@ -38,6 +38,14 @@ def test_share_of_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, then: 
 def test_no_such_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cpu, "STAT", tmp_path / "none")
     assert cpu.busy_share(0.0) == 0
+
+
+def test_every_command_begins_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(cli, "rest_when_busy", lambda: called.append("rest"))
+    monkeypatch.setattr(cli, "app", lambda: called.append("app"))
+    cli.main()
+    assert called == ["rest", "app"]
 
 
 @pytest.mark.parametrize(

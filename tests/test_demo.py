@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from bayesncl import demo
 from bayesncl.cli import app
-from bayesncl.demo import METHODS, ROWS, run_demo, summary, write_report
+from bayesncl.demo import CAPTIONS, METHODS, ROWS, run_demo, summary, write_report
 from bayesncl.progress import Display
 from bayesncl.train import Interrupted
 from tests.conftest import TINY
@@ -61,6 +61,7 @@ def test_the_report_shows_the_table_and_pictures_that_exist(shown: Path) -> None
         with Image.open(shown / "report" / name) as picture:
             picture.load()
             assert min(picture.size) > 50
+        assert f"<figcaption>{CAPTIONS[name]}</figcaption>" in text
     table = json.loads((shown / "report" / "table.json").read_text())
     assert list(table) == [label for label, _, _ in ROWS]
     for label, cells in table.items():

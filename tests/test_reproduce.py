@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -432,6 +433,16 @@ def test_wrong_folders_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         command.reproduce("interpretability", scale="smoke", results=tmp_path / "read-only")
     command.reproduce("interpretability", results=tmp_path / "none")  # which trains nothing, and so writes nothing
     assert not (tmp_path / "none").exists()
+
+
+def test_a_method_has_one_colour_in_all_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: dict[str, set[int]] = {}
+    monkeypatch.setattr(figures, "_plot", lambda axes, i, points, name, style="-": drawn.setdefault(name, set()).add(i))
+    for name in ("figure-dimensions", "figure-retrieval"):
+        (section,) = [s for s in tables.sections(EXPERIMENTS[name], {}, "paper") if s.dataset == "cifar100"]
+        axis, column = ("dim", "consistency") if name == "figure-dimensions" else ("K", "p@5")
+        figures._theirs_and_ours(Figure().subplots(), section.lines, axis, column)
+    assert drawn == {"NCL, published": {0}, "BayesNCL, published": {1}, "CL, published": {2}}
 
 
 def test_dynamics_are_averaged_over_runs() -> None:
