@@ -45,27 +45,23 @@ class ViewBatchNorm2d(nn.BatchNorm2d):
 
     def _normalise_parts(self, x: Tensor) -> Tensor:
         """All parts at once: for the compiler to fuse, and for statistics over all processes."""
-        parts = x.unflatten(0, (self.views, -1))  # [views, B, C, H, W]
-        mean, var = part_statistics(parts.detach())
-        y = _PartNorm.apply(parts, self.weight, self.bias, mean, torch.rsqrt(var + self.eps))
-        n = part_size(parts)
+        mean, var = part_statistics(x.detach(), self.views)
+        n = part_size(x, self.views)
         self.seen = mean, var * (n / (n - 1))
-        return y.flatten(0, 1)
+        y: Tensor = _PartNorm.apply(x, self.weight, self.bias, mean, torch.rsqrt(var + self.eps))
+        return y
 
 
-def part_statistics(parts: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance [V, C] of each part of [V, B, C, H, W], over all processes, in float32 or better."""
-    f = parts.float() if parts.dtype != torch.float64 else parts
-    if distributed.world_size() == 1:
-        var, mean = torch.var_mean(f, (1, 3, 4), correction=0)
-    else:
-        mean = distributed.all_reduce_sum(f.sum((1, 3, 4))) / part_size(parts)
-        var = distributed.all_reduce_sum((f - wide(mean)).square().sum((1, 3, 4))) / part_size(parts)
-    return mean, var
+def part_statistics(x: Tensor, views: int) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance [V, C] of each part of x [V * B, C, H, W], over all processes, in float32 or better."""
+    f = x.float() if x.dtype != torch.float64 else x
+    n = part_size(x, views)
+    mean, square = (distributed.all_reduce_sum(sum_parts(t, views)) / n for t in (f, f.square()))
+    return mean, (square - mean.square()).clamp_min(0)
 
 
 class _PartNorm(torch.autograd.Function):
-    """y = (x - mean) inverse weight + bias for x [V, B, C, H, W] and its own statistics, mean and inverse [V, C].
+    """y = (x - mean) inverse weight + bias for x [V * B, C, H, W] and the statistics [V, C] of its parts.
 
     With inverse = 1 / sqrt(var + eps), x^ = (x - mean) inverse and means over a part,
     dx = weight inverse (g - mean(g) - x^ mean(g x^)). The last two terms are the gradient through mean and inverse,
@@ -76,7 +72,7 @@ class _PartNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight, mean, inverse)
-        y = (x - wide(mean)) * wide(inverse * weight) + bias[:, None, None]  # in the type of the statistics
+        y = (x - wide(mean, x)) * wide(inverse * weight, x) + bias[:, None, None]  # in the type of the statistics
         # torch 2.11 compiles a function whose result went through a cast that casts nothing without its gradient
         return y if y.dtype == x.dtype else y.to(x.dtype)
 
@@ -84,22 +80,30 @@ class _PartNorm(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, inverse = ctx.saved_tensors
         g = gradients[0].to(mean.dtype)
-        normal = (x - wide(mean)) * wide(inverse)
-        sum_g, sum_gx = g.sum((1, 3, 4)), (g * normal).sum((1, 3, 4))  # [V, C]
-        n = part_size(x)
+        normal = (x - wide(mean, x)) * wide(inverse, x)
+        sum_g, sum_gx = sum_parts(g, len(mean)), sum_parts(g * normal, len(mean))
+        n = part_size(x, len(mean))
         mean_g, mean_gx = distributed.all_reduce_sum(sum_g) / n, distributed.all_reduce_sum(sum_gx) / n
-        dx = wide(inverse * weight) * (g - wide(mean_g) - normal * wide(mean_gx))
+        dx = wide(inverse * weight, x) * (g - wide(mean_g, x) - normal * wide(mean_gx, x))
         return dx.to(x.dtype), sum_gx.sum(0), sum_g.sum(0), None, None
 
 
-def part_size(parts: Tensor) -> int:
-    """Values per channel of one part [V, B, C, H, W], over all processes."""
-    return parts[0].numel() // parts.shape[2] * distributed.world_size()
+def part_size(x: Tensor, views: int) -> int:
+    """Values per channel of one part of x [V * B, C, H, W], over all processes."""
+    return x.numel() // (views * x.shape[1]) * distributed.world_size()
 
 
-def wide(channels: Tensor) -> Tensor:
-    """[V, C] to [V, 1, C, 1, 1]."""
-    return channels[:, None, :, None, None]
+def sum_parts(x: Tensor, views: int) -> Tensor:
+    """Sums [V, C] over each part of x [V * B, C, H, W].
+
+    Image by image at first: to view x itself in V parts would make the compiler store it with its channels apart.
+    """
+    return x.sum((2, 3)).unflatten(0, (views, -1)).sum(1)
+
+
+def wide(channels: Tensor, x: Tensor) -> Tensor:
+    """[V, C] to [V * B, C, 1, 1], for x [V * B, C, H, W]."""
+    return channels.repeat_interleave(len(x) // len(channels), 0)[:, :, None, None]
 
 
 @torch.no_grad()

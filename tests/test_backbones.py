@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from bayesncl.backbones import ViewBatchNorm2d, batch_statistics, build_backbone, per_view, set_views, settle_statistics
+from bayesncl.backbones import (
+    ViewBatchNorm2d,
+    batch_statistics,
+    build_backbone,
+    part_statistics,
+    per_view,
+    set_views,
+    settle_statistics,
+)
 from bayesncl.errors import InputError
 from bayesncl.recipes import Model
 
@@ -45,6 +53,18 @@ def test_per_view_statistics(fused):
     torch.testing.assert_close(norm.running_mean, plain.running_mean)
     torch.testing.assert_close(norm.running_var, plain.running_var)
     assert norm.seen is None
+
+
+@pytest.mark.parametrize(("offset", "tolerance"), [(0.0, 1e-6), (30.0, 3e-4)])
+def test_statistics_far_from_zero(offset, tolerance):
+    """The variance is a difference of sums, in float32: what it loses where the mean is 30 deviations from zero."""
+    x = offset + torch.randn(12, 5, 9, 9, generator=torch.Generator().manual_seed(3))
+    mean, var = part_statistics(x, 3)
+    parts = x.double().unflatten(0, (3, 4)).transpose(1, 2).flatten(2)  # [V, C, B * H * W]
+    torch.testing.assert_close(mean.double(), parts.mean(2), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(var.double(), parts.var(2, correction=0), rtol=tolerance, atol=0)
+    _, var = part_statistics(torch.full((4, 1, 3, 3), 7.3), 2)
+    assert 0 <= float(var.max()) < 1e-4
 
 
 def test_views_do_not_share_statistics():
