@@ -14,7 +14,7 @@ import typer
 from . import __version__
 from .cpu import rest_when_busy
 from .errors import InputError
-from .files import write_atomic
+from .files import check_place, write_atomic
 from .recipes import DATASETS, METHODS, PARTS, RECIPES, Recipe, change, explain, named, recipe_from_json, with_root
 
 if TYPE_CHECKING:
@@ -42,10 +42,17 @@ Changes = Annotated[
 ]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; default the GPU if there is one")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
-Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="write the results as JSON")]
-Csv = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="... as CSV")]
-Markdown = Annotated[Path | None, typer.Option("--markdown", metavar="FILE", help="... as a Markdown table")]
-Latex = Annotated[Path | None, typer.Option("--latex", metavar="FILE", help="... as a LaTeX table")]
+
+
+def written(*names: str, help: str | None = None, metavar: str = "FILE") -> Any:
+    """An option for a file to write; a place where it cannot be is told before the work, not after it."""
+    return typer.Option(*names, metavar=metavar, callback=check_place, help=help)
+
+
+Json = Annotated[Path | None, written("--json", help="write the results as JSON")]
+Csv = Annotated[Path | None, written("--csv", help="... as CSV")]
+Markdown = Annotated[Path | None, written("--markdown", help="... as a Markdown table")]
+Latex = Annotated[Path | None, written("--latex", help="... as a LaTeX table")]
 
 
 def main() -> None:
@@ -248,12 +255,9 @@ def cost(
 @app.command()
 def embed(
     run: RunDir,
-    folder: Annotated[Path, typer.Argument(metavar="IMAGES", help="a folder of images")],
+    images: Annotated[Path, typer.Argument(metavar="IMAGES", help="a folder of images, or one image")],
     out: Annotated[
-        Path,
-        typer.Option(
-            "-o", "--out", metavar="FILE.npz", help="arrays z [N, D], names [N], and y [N] of labelled folders"
-        ),
+        Path, written("-o", "--out", metavar="FILE.npz", help="arrays z [N, D], names [N], y [N] of labelled folders")
     ] = Path("embedding.npz"),
     keep: Annotated[
         int | None, typer.Option("--keep", min=1, help="keep only each image's strongest dimensions")
@@ -263,11 +267,11 @@ def embed(
     quiet: Quiet = False,
 ) -> None:
     """Features of one's own images."""
-    from .embed import embed_folder
+    from .embed import embed_images
 
     display = open_display(quiet)
     model, _ = open_run(run, device)
-    count, width = embed_folder(model, folder, out, keep=keep, gated=not ungated, progress=display.count)
+    count, width = embed_images(model, images, out, keep=keep, gated=not ungated, progress=display.count)
     display.close()
     display.note(f"{out}: {count} images x {width} dimensions")
 
@@ -312,7 +316,7 @@ def views(
     recipe: RecipeName,
     data: DataDir = None,
     changes: Changes = None,
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE.png")] = Path("views.png"),
+    out: Annotated[Path, written("-o", "--out", metavar="FILE.png")] = Path("views.png"),
     count: Annotated[int, typer.Option("--count", min=1, max=64, help="images shown")] = 12,
 ) -> None:
     """A contact sheet of augmented views, to look at before training."""

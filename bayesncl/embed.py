@@ -1,14 +1,16 @@
-"""Features of a folder of images, as a file."""
+"""Features of one's own images, as a file."""
 
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from . import distributed
+from .data.archive import Entry
 from .data.cache import decoded
 from .data.decode import Square
 from .data.folder import existing_folder, scan
@@ -21,22 +23,22 @@ from .model import Encoder
 from .objective import normalise
 
 
-def embed_folder(
+def embed_images(
     model: Encoder,
-    folder: Path,
+    place: Path,
     out: Path,
     *,
     keep: int | None = None,
     gated: bool = True,
     progress: Progress | None = None,
 ) -> tuple[int, int]:
-    """Write z [N, D] and names [N] of every image at and below `folder`; of class subfolders also y [N], class_names.
+    """Write z [N, D] and names [N] of an image, or of a folder's; of class subfolders also y [N] and class_names.
 
     Returns
     -------
     N and D.
     """
-    images = images_below(folder, model.recipe.data.size, progress)
+    images = images_at(place, model.recipe.data.size, progress)
     found = extract(model, images, "sound", progress=progress)
     z = found.gated if gated else found.z
     if keep is not None and keep < z.shape[1]:
@@ -52,12 +54,13 @@ def embed_folder(
     return len(z), z.shape[1]
 
 
-def images_below(folder: Path, size: int, progress: Progress | None) -> Images:
-    """Every image at and below a folder, whole: no split; the first folder of its path is an image's class."""
-    entries = scan(existing_folder(str(folder)))
+def images_at(place: Path, size: int, progress: Progress | None) -> Images:
+    """One image, or every one at and below a folder: no split; the first folder of its path is an image's class."""
+    alone = os.path.isfile(place)
+    entries = [Entry(place.name, place)] if alone else scan(existing_folder(str(place)))
     if not entries:
-        raise InputError(f"{folder}: no image files in it")
-    pixels, kept = decoded(entries, Square(size, size), what=str(folder), progress=progress)
+        raise InputError(f"{place}: no image files in it")
+    pixels, kept = decoded(entries, Square(size, size), what=str(place), strict=alone, progress=progress)
     names = tuple(entries[i].name for i in kept)
     tops = [name.partition("/")[0] for name in names]
     if not all("/" in name for name in names):

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .errors import InputError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -36,6 +38,19 @@ def write_atomic(path: Path | str, data: bytes | str) -> None:
         error.filename = str(path)  # a full disk does not say where
         error.filename2 = None
         raise
+
+
+def check_place(path: Path | None) -> Path | None:
+    """`path`, if a file can be written there; said before long work, not after it."""
+    if path is None:
+        return None
+    if path.is_dir():
+        raise InputError(f"{path}: a folder, expected the name of a file")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"{path}: not permitted to write in {path.parent}")
+    return path
 
 
 def tensor_bytes(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:

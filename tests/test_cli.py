@@ -384,6 +384,39 @@ def test_damaged_recipes(run, tmp_path: Path, text: str | bytes) -> None:
     refused(run("evaluate", tmp_path / "damaged"), "not finished")
 
 
+def test_embed_one_image(run, trained: Path, tmp_path: Path) -> None:
+    picture = draw_folder(tmp_path / "pictures") / "ant" / "00.png"
+    answer = run("embed", trained, picture, "-o", "z.npz")
+    assert answer.status == 0, answer
+    with np.load("z.npz", allow_pickle=False) as file:
+        assert set(file) == {"z", "names"}
+        assert file["names"].tolist() == ["00.png"]
+        np.testing.assert_allclose(file["z"], bayesncl.load(trained).encode([Image.open(picture)]), atol=1e-5)
+    (tmp_path / "not.png").write_bytes(b"not a picture")
+    refused(run("embed", trained, tmp_path / "not.png", "-o", "n.npz", "--quiet"), "not.png")
+    assert not Path("n.npz").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["measure", "z.npz", "--json", "nowhere/m.json"], "there is no folder nowhere"),
+        (["measure", "z.npz", "--csv", "."], "a folder, expected the name of a file"),
+        (["evaluate", "RUN", "--markdown", "nowhere/m.md"], "there is no folder nowhere"),
+        (["evaluate", "RUN", "--latex", "nowhere/m.tex"], "there is no folder nowhere"),
+        (["cost", "scenes", "--json", "nowhere/c.json"], "there is no folder nowhere"),
+        (["embed", "RUN", "pictures", "-o", "nowhere/z.npz"], "there is no folder nowhere"),
+        (["views", "scenes", "-o", "nowhere/v.png"], "there is no folder nowhere"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_told_first(run, trained: Path, words: list[str], message: str) -> None:
+    before = set(trained.iterdir())
+    answer = run(*(trained if word == "RUN" else word for word in words))
+    refused(answer, message)
+    assert not answer.out
+    assert set(trained.iterdir()) == before  # nothing was computed: an evaluation would be here
+
+
 def test_damaged_models(run, trained: Path, tmp_path: Path) -> None:
     good = (trained / "model.safetensors").read_bytes()
     for data in (b"", good[:1000], good[:-1] + b"\0", b"\x80\x04K\x01."):
@@ -412,9 +445,6 @@ def test_images_that_cannot_be_used(run, trained: Path, tmp_path: Path) -> None:
 
 
 def test_where_nothing_can_be_written(run, trained: Path) -> None:
-    answer = run("cost", "scenes", "--json", "no/such/folder/x.json")
-    assert answer.status == 1
-    assert "bayesncl: no/such/folder/x.json: No such file or directory\n" in answer.err
     Path("file").touch()
     refused(run("train", "scenes", *SETTINGS, "--out", "file", "--quiet"), "cannot write to file")
 
