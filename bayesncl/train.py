@@ -234,7 +234,7 @@ def make_step(model: Encoder, optimiser: LARS, meter: Meter, pixels: Pixels, dev
         raise InputError("run.precision=bf16 is for a GPU: some CPUs have no bfloat16 products")
     precision = torch.bfloat16 if bf16 else torch.float32
     compiled = recipe.run.compile and gpu
-    loss_function = torch.compile(losses, dynamic=False, options=COMPILER) if compiled else losses
+    loss_function = compile_losses() if compiled else losses
     share = recipe.run.batch // distributed.world_size()
     held = torch.zeros(share, *pixels.shape[1:], dtype=torch.uint8, device=device)
     held_index = torch.arange(share, device=device)
@@ -289,6 +289,13 @@ def make_step(model: Encoder, optimiser: LARS, meter: Meter, pixels: Pixels, dev
         # the float32 products that are left are those of InfoNCE, and meant to be
         warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
     return step
+
+
+def compile_losses() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """`losses` for one GPU, with those of our options that this torch still has."""
+    known = set(torch._inductor.list_options())
+    options = {name: value for name, value in COMPILER.items() if name in known}
+    return torch.compile(losses, dynamic=False, options=options)
 
 
 def find_lost_gradients(model: Encoder, backward_as_written: Callable[[], None]) -> list[str]:

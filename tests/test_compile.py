@@ -14,7 +14,16 @@ from bayesncl.backbones import ViewBatchNorm2d, set_views
 from bayesncl.feed import batches
 from bayesncl.model import build_model
 from bayesncl.recipes import Recipe
-from bayesncl.train import find_lost_gradients, losses, make_optimiser, momenta, rehearse, schedule
+from bayesncl.train import (
+    COMPILER,
+    compile_losses,
+    find_lost_gradients,
+    losses,
+    make_optimiser,
+    momenta,
+    rehearse,
+    schedule,
+)
 from tests.conftest import assert_same_way, tiny_images, tiny_recipe
 
 CPU = torch.device("cpu")
@@ -54,6 +63,16 @@ def assert_agree(method: str, backend: str, *changes: str) -> None:
     assert eager.shape == (STEPS,)
     torch.testing.assert_close(compiled, eager, rtol=LOSS, atol=0)
     assert_same_way(recipe, others, weights, WEIGHTS, least=1e-3)
+
+
+def test_options_of_the_compiler_that_torch_has_no_more_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(COMPILER) <= set(torch._inductor.list_options())
+    asked: list[dict[str, object]] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **how: asked.append(how) or function)
+    assert compile_losses() is losses
+    monkeypatch.setattr(torch._inductor, "list_options", lambda: ["triton.persistent_reductions", "others"])
+    compile_losses()
+    assert [how["options"] for how in asked] == [COMPILER, {"triton.persistent_reductions": False}]
 
 
 @pytest.fixture(params=["built-in", "fused"])
