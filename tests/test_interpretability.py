@@ -387,12 +387,20 @@ def test_progress_reaches_the_end() -> None:
         (np.ones((2, 2)), [np.nan, 1], "sound", "whole numbers"),
         (np.ones((2, 2), complex), [0, 1], "sound", "complex"),
         (np.ones((2, 2)), [0, 1], "published", "paper or sound"),
+        (np.ones((1, 2)), [0], "sound", "one row"),
+        (np.array([[1.0, 2.0], [9e153, 1.0]]), [0, 1], "paper", "row 1 .* length 9e[+]153, beyond 1e[+]150"),
+        (np.array([[1.0, 2.0], [3e38, 3e38]], np.float32), [0, 1], "sound", "row 1 .* length inf, beyond 1e[+]30"),
     ],
 )
 def test_bad_input(features: np.ndarray, labels: list, definition: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as error:
         interpretability(features, labels, definition)
     assert "\n" not in str(error.value)
+
+
+def test_least_support_is_an_image() -> None:
+    with pytest.raises(InputError, match="min_support"):
+        interpretability(np.eye(4), [0, 1, 0, 1], min_support=0)
 
 
 def test_nothing_fires() -> None:

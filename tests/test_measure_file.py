@@ -106,6 +106,33 @@ def test_features_by_definition_and_strict_ranking() -> None:
     assert "sound" not in measure_features(FEATURES, LABELS, definitions=("paper",))
 
 
+@pytest.mark.parametrize(
+    ("kind", "scale"),
+    [(np.float64, s) for s in (1e-300, 1e-100, 1e-13, 1e100, 1e148)] + [(np.float32, s) for s in (1e-30, 1e25)],
+)
+def test_the_length_of_rows_does_not_matter(kind: type, scale: float) -> None:
+    """What is defined on unit rows is the same for rows whose squares would be 0 or infinite."""
+    z = FEATURES.astype(np.float64)
+    z[7] = 0
+    expected = measure_features(z, LABELS, dims=(8,))
+    rows = np.where(np.arange(len(z)) % 3 == 0, scale, 1.0)[:, None]
+    for factor in (scale, rows):
+        result = measure_features((z * factor).astype(kind), LABELS, dims=(8,))
+        for key in ("retrieval", "sound"):
+            close = {"retrieval": 1e-9, "sound": 1e-9 if kind is np.float64 else 1e-5}[key]
+            for name, value in flat(expected[key]).items():
+                if not name.endswith(("effective_rank", "orthogonality")) or factor is rows:
+                    assert flat(result[key])[name] == pytest.approx(value, rel=close, abs=1e-9), (key, name)
+    assert measure_features(z, LABELS, dims=(8, 80, 300))["parameters"]["retrieval_dims"] == [8]
+
+
+def flat(tree: dict, above: str = "") -> dict:
+    leaves = {}
+    for key, value in tree.items():
+        leaves |= flat(value, f"{above}{key}/") if isinstance(value, dict) else {above + key: value}
+    return leaves
+
+
 def header(shape: tuple[int, ...], descr: str = "<f4") -> bytes:
     text = repr({"descr": descr, "fortran_order": False, "shape": shape}).encode()
     text += b" " * (-(len(text) + 11) % 64) + b"\n"

@@ -182,6 +182,8 @@ def test_zero_rows_give_no_nan() -> None:
     [
         ({"dims": 0}, "1 to 3"),
         ({"dims": 4}, "1 to 3"),
+        ({"dims": 2.5}, "whole number"),
+        ({"ranking": np.array([1, np.nan, 1]), "dims": 1}, "ranking"),
         ({"ks": (10,)}, "1 to 5"),
         ({"ranking": np.ones(2), "dims": 1}, "ranking"),
         ({"weights": np.ones(2)}, "weights"),
@@ -200,5 +202,9 @@ def test_bad_knn() -> None:
         knn_accuracy(z, [0, 1, 0, 1], np.ones((4, 3)), [0, 1, 0, 1])
     with pytest.raises(InputError, match="k = 20"):
         knn_accuracy(z, [0, 1, 0, 1], z, [0, 1, 0, 1])
+    with pytest.raises(InputError, match="temperature"):
+        knn_accuracy(z, [0, 1, 0, 1], z, [0, 1, 0, 1], k=1, temperature=0)
+    with pytest.raises(InputError, match="both be words"):
+        knn_accuracy(z, ["0", "1", "0", "1"], z, [0, 1, 0, 1], k=1)
     with pytest.raises(InputError, match="row 2 holds NaN"):
         retrieval(np.array([[1.0, 0], [0, 1], [np.nan, 1]]), [0, 1, 0], ks=(1,))

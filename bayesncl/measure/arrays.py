@@ -64,6 +64,8 @@ def as_labels(labels: Array, count: int) -> tuple[np.ndarray, np.ndarray]:
     if labels.dtype.kind not in "fiubUS":
         raise InputError(f"labels must be whole numbers or strings, got {labels.dtype}")
     names, index = np.unique(labels, return_inverse=True)
+    if count < 2:
+        raise InputError("one row of features only; the measures need at least two")
     if len(names) < 2:
         raise InputError(f"labels hold one class only ({names[0]}); the measures need at least two")
     return index.astype(np.int64), names

@@ -306,8 +306,8 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def _unit(z: np.ndarray) -> np.ndarray:
-    length = np.linalg.norm(z, axis=1, keepdims=True)
-    return z / np.where(length > 0, length, 1)
+    rows = torch.from_numpy(z)
+    return counts.divide(rows, counts.norms(rows)).numpy()
 
 
 def _shuffle_within(backgrounds: np.ndarray, labels: np.ndarray, seed: int) -> np.ndarray:

@@ -24,6 +24,8 @@ Progress = Callable[[int, int, str], None]
 
 EPSILON = 1e-5  # a dimension fires on an image where |z| exceeds this
 BLOCK = 2**20  # elements in a block of rows
+SHORT = 1e-12  # rows no longer than this are scaled before they are squared
+LONGEST = {torch.float32: 1e30, torch.float64: 1e150}  # sums of rows, or of their squares, stay finite
 SPARSE = (
     8  # where fewer than one in this many entries fire, they are picked out before they are compared with thresholds
 )
@@ -71,19 +73,48 @@ def release(features: np.ndarray) -> None:
 
 
 def norms(block: Tensor, start: int = 0) -> Tensor:
-    """Length of each row [n, 1]; raises on a value that is not finite. `start` is the number of the first row."""
+    """Length of each row [n, 1]; raises where it is not finite or beyond LONGEST. `start` numbers the first row."""
     norm = torch.linalg.vector_norm(block, dim=1, keepdim=True)
-    if not norm.isfinite().all():
-        row = int((~norm.isfinite()).nonzero()[0, 0])
-        what = "values too large to square" if block[row].isfinite().all() else "NaN or infinity"
-        raise InputError(f"features must be finite numbers, row {start + row} holds {what}")
+    odd = _odd(norm)
+    if len(odd):  # squares under- or overflow: the largest entry is taken out first
+        rows = block[odd]
+        if not rows.isfinite().all():
+            row = int(odd[~rows.isfinite().all(1)][0])
+            raise InputError(f"features must be finite numbers, row {start + row} holds NaN or infinity")
+        largest = _largest(rows)
+        norm[odd] = largest * torch.linalg.vector_norm(rows / largest, dim=1, keepdim=True)
+    longest = norm.max()
+    if longest > LONGEST[block.dtype]:
+        row, most = start + int(norm.argmax()), LONGEST[block.dtype]
+        raise InputError(f"row {row} of the features has length {longest:.2g}, beyond {most:.0e}: scale them down")
     return norm
 
 
 def unit(block: Tensor, start: int = 0, norm: Tensor | None = None) -> Tensor:
     """Rows of unit length; zero rows stay zero. A block whose rows have it to 1e-6 comes back as it is, not copied."""
     norm = norms(block, start) if norm is None else norm
-    return block / norm.clamp_min(1e-12) if _off(norm) > 1e-6 else block
+    return divide(block, norm) if _off(norm) > 1e-6 else block
+
+
+def divide(block: Tensor, norm: Tensor) -> Tensor:
+    """Rows over their lengths [n, 1]; zero rows stay zero."""
+    z = block / norm.where(norm > 0, 1.0)
+    odd = _odd(norm)
+    if len(odd):
+        rows = block[odd] / _largest(block[odd])
+        z[odd] = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp_min(1)  # 0 if the row is 0
+    return z
+
+
+def _odd(norm: Tensor) -> Tensor:
+    """Numbers of the rows so short or long that squares lose them; zero rows and what is not finite among them."""
+    return torch.nonzero(~((norm > SHORT) & norm.isfinite()).squeeze(1)).squeeze(1)
+
+
+def _largest(rows: Tensor) -> Tensor:
+    """The largest |z| of each row [n, 1], 1 for zero rows."""
+    largest = rows.abs().amax(1, keepdim=True)
+    return largest.where(largest > 0, 1.0)
 
 
 def _off(norm: Tensor) -> float:

@@ -115,7 +115,7 @@ def measure_features(
         "ap_exact_up_to_entries": counts.EXACT_ENTRIES,
         "ap_mantissa_bits_above": counts.BIN_BITS,
         "retrieval_ks": ks,
-        "retrieval_dims": list(dims),
+        "retrieval_dims": [k for k in dims if k < max(array.shape[1] for array in arrays.values())],
         "retrieval_ranking": "column sums" if ranking is None else "given",
         "retrieval_ties": "expected over all orders",
         "queries": n if rows is None else len(rows),

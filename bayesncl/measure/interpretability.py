@@ -80,6 +80,8 @@ def evaluate(
     For each labelling, the dict of `interpretability` by definition.
     """
     definitions = tuple(_checked(definition) for definition in definitions)
+    if min_support < 1:
+        raise InputError(f"min_support must be 1 or more images, got {min_support}")
     sound, paper = "sound" in definitions, "paper" in definitions
     n = len(features)
     thresholds = CURVE if sound else (EPSILON,)
@@ -106,7 +108,7 @@ def evaluate(
 def per_dimension(
     features: Array, labels: Array, definition: str = "sound", *, progress: Progress | None = None
 ) -> dict[str, np.ndarray]:
-    """The values behind the means, an entry per dimension; NaN where a dimension does not count.
+    """The values behind the means, an entry per dimension; NaN where there is none, as for one that never fires.
 
     Returns
     -------
@@ -173,13 +175,13 @@ def spectrum(product: np.ndarray | None, definition: str) -> dict[str, Value]:
     ``paper`` -sum p log(p + 1e-6), an entropy, and the mean over all D^2 entries of |c - I| / (D (D - 1)): divided
     twice.
     """
-    if product is None or not product.any():
+    if product is None or not product.any():  # all zero, or so small that squares are
         return {"effective_rank": None, "orthogonality": None}
     dims = len(product)
     norm = np.sqrt(np.diag(product))
     live = norm > 0
     product = product[np.ix_(live, live)]
-    cosines = np.abs(product / np.outer(norm[live], norm[live]))
+    cosines = np.abs(product / norm[live, None] / norm[live])
     distinct = cosines.sum() - np.trace(cosines)
     eigenvalues = np.linalg.eigvalsh(product)
     floor = eigenvalues[-1] * len(product) * np.finfo(np.float64).eps  # what rounding makes of a zero

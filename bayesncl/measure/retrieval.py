@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from .arrays import Array, as_features, as_labels
-from .counts import Progress, as_tensor, column_sums, norms, release
+from .counts import Progress, as_tensor, column_sums, divide, norms, release
 
 KS = (1, 3, 5, 10)
 QUERY_ROWS, GALLERY_ROWS = 1024, 4096
@@ -116,7 +116,12 @@ def knn_accuracy(
         raise InputError(f"features have {features.shape[1]} dimensions, queries {queries.shape[1]}")
     if not 0 < k <= len(features):
         raise InputError(f"k = {k} neighbours of {len(features)} rows")
-    index, _ = as_labels(np.concatenate([_plain(labels), _plain(query_labels)]), len(features) + len(queries))
+    if not temperature > 0:
+        raise InputError(f"the temperature must be positive, got {temperature}")
+    both = _plain(labels), _plain(query_labels)
+    if len({y.dtype.kind in "US" for y in both}) > 1:
+        raise InputError("labels and query labels must both be numbers or both be words")
+    index, _ = as_labels(np.concatenate(both), len(features) + len(queries))
     known, wanted = torch.from_numpy(index[: len(features)]).to(place()), index[len(features) :]
     right, gallery = 0, _Gallery(features, None)
     for start in range(0, len(queries), QUERY_ROWS):
@@ -148,11 +153,11 @@ def choose(features: np.ndarray, dims: int | None, ranking: Array | None = None)
     if dims is None:
         return None
     width = features.shape[1]
-    if not 1 <= dims <= width:
-        raise InputError(f"dims must be 1 to {width}, the width of the features, got {dims}")
+    if not isinstance(dims, int | np.integer) or not 1 <= dims <= width:
+        raise InputError(f"dims must be a whole number from 1 to {width}, the width of the features, got {dims}")
     order = column_sums(features) if ranking is None else _plain(ranking)
-    if order.shape != (width,):
-        raise InputError(f"ranking must have one entry for each of {width} dimensions, got shape {list(order.shape)}")
+    if order.shape != (width,) or not np.isfinite(order).all():
+        raise InputError(f"ranking must be {width} finite numbers, one per dimension, got shape {list(order.shape)}")
     return np.argsort(-order, kind="stable")[:dims]
 
 
@@ -238,9 +243,8 @@ def _prepare(features: np.ndarray, rows: slice | np.ndarray, columns: np.ndarray
     """Rows cut to the kept columns, at unit length, float64; zero rows stay zero."""
     block = features[rows]
     kept = as_tensor(block if columns is None else block[:, columns]).to(place()).double()
-    # rows picked by number are rows of the gallery too, and checked as such
-    norm = norms(kept, rows.start) if isinstance(rows, slice) else torch.linalg.vector_norm(kept, dim=1, keepdim=True)
-    return kept / norm.clamp_min_(1e-12)
+    # rows picked by number are rows of the gallery too, which names them
+    return divide(kept, norms(kept, rows.start if isinstance(rows, slice) else 0))
 
 
 class _Gallery:
