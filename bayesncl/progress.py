@@ -37,7 +37,8 @@ class Display:
 
     def begin(self, recipe: Recipe, total: int, done: int) -> None:
         """Start showing a run of `total` steps."""
-        self.name, self.total, self.start, self.began = recipe.name, total, done, time.perf_counter()
+        self.name, self.total, self.began = recipe.name, total, time.perf_counter()
+        self.first: tuple[int, float] | None = None  # step and time of the first line: before it lies the compiling
         if self.live:
             self._open(recipe.name, total, done)
 
@@ -60,9 +61,13 @@ class Display:
                 self.note(f"{self.name}: {text}  {time.perf_counter() - self.began:.0f} s")
         elif time.perf_counter() - self.spoke > PLAIN_SECONDS or line["step"] >= self.total:
             self.spoke = time.perf_counter()
-            ahead = self.total - line["step"]
-            left = (self.spoke - self.began) / max(line["step"] - self.start, 1) * ahead
-            self.note(f"{self.name}: step {line['step']}/{self.total}  {text}  {left:.0f} s left")
+            left = ""
+            if self.first is not None:
+                step, then = self.first
+                pace = (self.spoke - then) / max(line["step"] - step, 1)
+                left = f"  {pace * (self.total - line['step']):.0f} s left"
+            self.first = self.first or (line["step"], self.spoke)
+            self.note(f"{self.name}: step {line['step']}/{self.total}  {text}{left}")
 
     def count(self, done: int, total: int, what: str) -> None:
         """Progress of counted work such as decoding; fits the `progress` argument of data and measures."""

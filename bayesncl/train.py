@@ -84,6 +84,8 @@ def train(
             done = resume_or_begin(run_dir, model, optimiser, seen, display)
             meter.steps.fill_(done)
             rates = schedule(recipe, steps).to(device)  # [T, groups]
+            if compiles(recipe, device) and done < steps * epochs:
+                display.note("compiling the step for this GPU: about a minute, less the next time")
             logger = Logger(run_dir, meter, display, recipe, steps, done)
             stop = False
             for epoch in range(done // steps, epochs):
@@ -233,7 +235,7 @@ def make_step(model: Encoder, optimiser: LARS, meter: Meter, pixels: Pixels, dev
     if bf16 and not gpu:
         raise InputError("run.precision=bf16 is for a GPU: some CPUs have no bfloat16 products")
     precision = torch.bfloat16 if bf16 else torch.float32
-    compiled = recipe.run.compile and gpu
+    compiled = compiles(recipe, device)
     loss_function = compile_losses() if compiled else losses
     share = recipe.run.batch // distributed.world_size()
     held = torch.zeros(share, *pixels.shape[1:], dtype=torch.uint8, device=device)
@@ -289,6 +291,11 @@ def make_step(model: Encoder, optimiser: LARS, meter: Meter, pixels: Pixels, dev
         # the float32 products that are left are those of InfoNCE, and meant to be
         warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
     return step
+
+
+def compiles(recipe: Recipe, device: torch.device) -> bool:
+    """Whether the step is compiled."""
+    return recipe.run.compile and device.type == "cuda"
 
 
 def compile_losses() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
