@@ -35,6 +35,7 @@ RecipeName = Annotated[
     typer.Argument(metavar="RECIPE", help="DATASET-METHOD, a plain DATASET, or a recipe.json; see: bayesncl recipes"),
 ]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
+Trained = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder or a model file")]
 DataDir = Annotated[str | None, typer.Option("--data", metavar="DIR", help="where the images are")]
 Changes = Annotated[
     list[str] | None,
@@ -84,6 +85,7 @@ def fail(message: str, status: int) -> None:
 
 @app.callback(invoke_without_command=True)
 def version(show: Annotated[bool, typer.Option("--version", help="print the version and leave")] = False) -> None:
+    # a docstring would stand in for the help of the whole
     if show:
         print(__version__)
         raise typer.Exit
@@ -126,9 +128,8 @@ def train(
 ) -> None:
     """Train a recipe. Everything goes into a run folder; a killed run goes on with: bayesncl resume."""
     from . import distributed
-    from .progress import Display
     from .runs import new_run
-    from .train import fit_batch
+    from .train import fit_batch, short_schedule
 
     chosen = find_recipe(recipe, changes, data)
     distributed.start()
@@ -140,25 +141,26 @@ def train(
     display = open_display(quiet)
     images = load_split(chosen, "train", display)
     chosen, note = fit_batch(chosen, len(images))
-    if note:
-        display.note(note)
+    for text in (note, short_schedule(chosen)):
+        if text:
+            display.note(text)
     if numbered:
         folder = new_run(folder.parent, folder.name)
     if tensorboard:
-        display = Display(quiet, board=folder / "tensorboard")
+        display = open_display(quiet, folder / "tensorboard")
     train_run(chosen, images, folder, device, display)
 
 
 @app.command()
 def resume(run: RunDir, data: DataDir = None, device: Device = None, quiet: Quiet = False) -> None:
-    """Go on with a run after a crash, a kill or Ctrl-C, to the same result."""
+    """Go on with a run after a crash, a kill or Ctrl-C, as if nothing had happened."""
     from . import distributed
     from .model import WEIGHTS
     from .runs import read_recipe
 
     recipe = with_root(read_recipe(run), data)
     distributed.start()
-    display = open_display(quiet)
+    display = open_display(quiet, run / "tensorboard" if (run / "tensorboard").is_dir() else None)
     if (run / WEIGHTS).exists():
         display.note(f"{run} is finished")
         return
@@ -167,7 +169,7 @@ def resume(run: RunDir, data: DataDir = None, device: Device = None, quiet: Quie
 
 @app.command()
 def evaluate(
-    run: RunDir,
+    run: Trained,
     data: DataDir = None,
     paper_probe: Annotated[
         bool, typer.Option("--paper-probe", help="also the published 50-epoch linear probe (minutes)")
@@ -244,17 +246,20 @@ def cost(
     from .measure.report import compare, to_json
 
     chosen = [find_recipe(name, changes) for name in recipes]
+    names = [recipe.name for recipe in chosen]
+    if len(set(names)) < len(names):  # recipe.json files of one recipe with other values
+        names = recipes
     results = {}
-    for recipe in chosen:
-        results[recipe.name] = count_cost(recipe) | (time_steps(recipe, open_device(device)) if timed else {})
+    for name, recipe in zip(names, chosen):
+        results[name] = count_cost(recipe) | (time_steps(recipe, open_device(device)) if timed else {})
     print(compare(results))
     if json is not None:
-        write_atomic(json, to_json(results if len(results) > 1 else results[chosen[0].name]))
+        write_atomic(json, to_json(results if len(results) > 1 else results[names[0]]))
 
 
 @app.command()
 def embed(
-    run: RunDir,
+    run: Trained,
     images: Annotated[Path, typer.Argument(metavar="IMAGES", help="a folder of images, or one image")],
     out: Annotated[
         Path, written("-o", "--out", metavar="FILE.npz", help="arrays z [N, D], names [N], y [N] of labelled folders")
@@ -278,7 +283,7 @@ def embed(
 
 @app.command()
 def atlas(
-    runs: Annotated[list[Path] | None, typer.Argument(metavar="RUN [OTHER]", help="one run, or two to compare")] = None,
+    runs: Annotated[list[Path] | None, typer.Argument(metavar="RUN [OTHER]", help="one run or model file, or two to compare")] = None,
     features: Annotated[
         Path | None,
         typer.Option(
@@ -295,16 +300,16 @@ def atlas(
 ) -> None:
     """The page that shows what each dimension means; opens from disk in any browser."""
     from .atlas import serve as serve_folder
-    from .explore import atlas_of_arrays, atlas_of_runs
+    from .explore import atlas_of_arrays, atlas_of_runs, default_place
 
     display = open_display(quiet)
     if (features is None) == (not runs):
         raise InputError("atlas takes one or two RUNs, or --features FILE.npz")
     if features is not None:
-        page = atlas_of_arrays(features, out or features.with_suffix("").with_name(features.stem + "-atlas"))
+        page = atlas_of_arrays(features, out or default_place(features))
     else:
         assert runs
-        page = atlas_of_runs(runs, out or runs[0] / "atlas", data, images, open_device(device), display)
+        page = atlas_of_runs(runs, out or default_place(runs[0]), data, images, open_device(device), display)
     display.close()
     display.note(f"open {page}")
     if serve:
@@ -412,11 +417,11 @@ def find_recipe(name: str, changes: list[str] | None = None, root: str | None = 
     return with_root(change(recipe, changes) if changes else recipe, root)
 
 
-def open_display(quiet: bool) -> Display:
+def open_display(quiet: bool, board: Path | None = None) -> Display:
     """Where progress goes."""
     from .progress import Display
 
-    return Display(quiet)
+    return Display(quiet, board)
 
 
 def open_device(name: str | None) -> Any:

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from .atlas import build_atlas, galleries
 from .data import load
+from .errors import InputError
 from .evaluate import evaluate
 from .explore import describe_run
 from .figures import draw_figures
@@ -93,8 +94,7 @@ def trained(recipe: Recipe, folder: Path, images: Any, display: Display) -> Enco
         display.note(f"{folder} is trained already")
         return load_model(folder)
     if (folder / "recipe.json").exists() and read_recipe(folder) != recipe:
-        for path in sorted(folder.rglob("*"), reverse=True):  # of another recipe, so of no use
-            path.rmdir() if path.is_dir() else path.unlink()
+        raise InputError(f"{folder} holds a run of another recipe: remove it, or choose another --out")
     return train(recipe, images, folder, display=display)
 
 

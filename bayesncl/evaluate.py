@@ -31,9 +31,9 @@ def scarce(train: Images, test: Images) -> str | None:
     if train.labels is None or test.labels is None:
         return None
     known, met = len(np.unique(train.labels)), len(np.unique(test.labels))
-    if met == known and len(test) >= FEW * met:
-        return None
-    return f"only {len(test)} test images, of {met} of {known} classes: take these numbers for a rough guide at most"
+    if len(test) < FEW * met:
+        return f"only {len(test)} test images, of {met} of {known} classes: these numbers are a rough guide at most"
+    return None if met == known else f"the test images are of {met} of {known} classes"
 
 
 def evaluate(
@@ -85,7 +85,7 @@ def evaluate(
         results["knn"], results["chance"]["knn"] = found["knn"], found["chance"]
         if paper_probe:
             results["probe"]["paper"] = published_probe(model, train, test, progress)
-    if sound.open is not None and model.recipe.gate.kind != "soft":  # the theory is of gates that are open or closed
+    if sound.open is not None:  # the theory is of gates that are open or closed
         gate = model.recipe.gate
         results["theory"] = theory.compare(
             sound.z, sound.gated, sound.open, test.labels, test.backgrounds, gate.prior, gate.weight
@@ -138,7 +138,7 @@ def background_measures(
     out["ipw"] = theory.ipw_effect(sound.gated, test.labels, test.backgrounds, pi=theory.prevalence(seen.z))
     out["ipw"]["conflict"] = {k: scalars(v) for k, v in out["ipw"]["conflict"].items()}
     out["ipw"]["retrieval"] = as_text(out["ipw"]["retrieval"])
-    if sound.open is not None and model.recipe.gate.kind != "soft":
+    if sound.open is not None:
         out["gate_effect"] = scalars(
             conflict.gate_effect(sound.z, sound.gated, test.labels, test.backgrounds, sound.open)
         )
@@ -210,4 +210,5 @@ def as_text(tree: Any) -> Any:
 
 
 def none_if_nan(value: float) -> float | None:
+    """For JSON, which has no NaN."""
     return None if np.isnan(value) else float(value)

@@ -36,11 +36,18 @@ def atlas_of_runs(runs: list[Path], out: Path, root: str | None, most: int, devi
     if shown[0] != shown[-1]:
         raise InputError(f"{runs[0]} and {runs[1]} are of different images: an atlas compares runs on the same ones")
     split, trained_on = shown_split(recipes[0], display)
-    images = first(split, most)
+    images = thin_out(split, most)
     described = [describe_run(model, run, images, display) for model, run in zip(models, runs)]
+    if described[0].name == described[-1].name and len(runs) > 1:
+        described = [dataclasses.replace(each, name=run.resolve().name) for each, run in zip(described, runs)]
     if trained_on:
         described = [dataclasses.replace(run, sentence=f"{run.sentence} {TRAINED_ON}") for run in described]
     return build_atlas(out, described, images, title=" and ".join(run.name for run in described))
+
+
+def default_place(source: Path) -> Path:
+    """Where an atlas goes: into the folder of its run, or beside the file it is made from."""
+    return source.with_name(source.stem + "-atlas") if source.is_file() else source / "atlas"
 
 
 def describe_run(model: Encoder, run: Path, images: Images, display: Display | None = None) -> AtlasRun:
@@ -52,7 +59,7 @@ def describe_run(model: Encoder, run: Path, images: Images, display: Display | N
         f"{recipe.run.epochs} epochs, seed {recipe.run.seed}."
     )
     return AtlasRun(
-        recipe.name, found.z, found.gated if found.open is not None else None, found.open, read_summary(run), sentence
+        recipe.name, found.z, found.gated if model.gate is not None else None, found.open, read_summary(run), sentence
     )
 
 
@@ -101,7 +108,7 @@ def shown_split(recipe: Recipe, display: Display) -> tuple[Images, bool]:
     return load(dataclasses.replace(recipe.data, holdout=0.0), "train", display.count), True
 
 
-def first(images: Images, most: int) -> Images:
+def thin_out(images: Images, most: int) -> Images:
     """At most `most` images, spread evenly over the split."""
     if len(images) <= most:
         return images

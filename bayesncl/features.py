@@ -28,7 +28,7 @@ class Extracted(NamedTuple):
     h: np.ndarray  # float32 [N, F]
     z: np.ndarray  # float32 [N, D], no gate
     gated: np.ndarray  # float32 [N, D]
-    open: np.ndarray | None  # bool [N, D], None without gates
+    open: np.ndarray | None  # bool [N, D], None without gates that open and close: soft ones do neither
 
 
 def centre_crop(pixels: Tensor, size: int) -> Tensor:
@@ -66,6 +66,7 @@ def extract(
     if mode == "paper":
         mean = torch.tensor(recipe.data.paper_mean or recipe.data.mean, device=mean.device).view(1, 3, 1, 1)
         std = torch.tensor(recipe.data.paper_std or recipe.data.std, device=mean.device).view(1, 3, 1, 1)
+    hard = model.gate is not None and recipe.gate.kind != "soft"
     parts: list[tuple[Tensor, ...]] = []
     starts = list(range(0, len(images), size))
     mine = np.array_split(starts, distributed.world_size())[distributed.rank()].tolist()
@@ -82,7 +83,7 @@ def extract(
                 features = model(x)
             opened = (
                 features.mask > model.recipe.gate.threshold
-                if features.mask is not None
+                if features.mask is not None and hard
                 else features.z.new_zeros(len(x), 0, dtype=torch.bool)
             )
             parts.append((features.h.float(), features.z, features.gated, opened))
@@ -94,7 +95,7 @@ def extract(
         if distributed.world_size() == 1:
             raise InputError("there are no images to take features of")
         widths = (int(model.backbone.features), recipe.model.dim, recipe.model.dim)  # type: ignore[arg-type]
-        gates = mean.new_zeros(0, recipe.model.dim if model.gate is not None else 0, dtype=torch.bool)
+        gates = mean.new_zeros(0, recipe.model.dim if hard else 0, dtype=torch.bool)
         parts = [(*(mean.new_zeros(0, width) for width in widths), gates)]
     h, z, gated, opened = (distributed.gather_arrays(torch.cat(part)).cpu().numpy() for part in zip(*parts))
-    return Extracted(h, z, gated, opened.astype(bool) if model.gate is not None else None)
+    return Extracted(h, z, gated, opened.astype(bool) if hard else None)

@@ -155,7 +155,7 @@ class Run:
     log_every: int = _f(50, "steps between progress reports", least=1)
     dynamics_every: int = _f(0, "epochs between records of the gradient dynamics; 0 records none", least=0)
     precision: str = _f("auto", "auto takes bf16 on a GPU and float32 on a CPU", ("auto", "float32", "bf16"))
-    compile: bool = _f(True, "on a GPU: compile the step and replay it as one CUDA graph")
+    compile: bool = _f(True, "on a GPU: compile the step, and with one process replay it as a CUDA graph")
 
 
 @dataclass(frozen=True)
@@ -171,14 +171,12 @@ class Recipe:
     optimiser: Optimiser = field(default_factory=Optimiser)
     run: Run = field(default_factory=Run)
 
-    @property
-    def dataset(self) -> str:
-        return self.data.name
-
     def to_dict(self) -> dict[str, Any]:
+        """Parts and fields as plain values."""
         return dataclasses.asdict(self)
 
     def to_json(self) -> str:
+        """What `recipe_from_json` reads."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
 
@@ -397,8 +395,14 @@ def _datasets() -> dict[str, Recipe]:
             name: dataclasses.replace(
                 photos, data=dataclasses.replace(photos.data, name=name, size=size), views=Views(size=view)
             )
-            for name, size, view in (("waterbirds", 128, 112), ("shards", 256, 224), ("arrays", 32, 32))
+            for name, size, view in (("waterbirds", 128, 112), ("shards", 256, 224))
         },
+        "arrays": dataclasses.replace(
+            photos,
+            data=dataclasses.replace(photos.data, name="arrays", size=32),
+            views=Views(size=32),
+            model=dataclasses.replace(photos.model, stem="cifar"),
+        ),
     }
 
 

@@ -1,7 +1,7 @@
 """Training: one visible loop, the same on a CPU, one GPU and many.
 
-The step (views, forward, loss, backward, LARS) never waits for the host. On one GPU it is compiled and replayed as a
-CUDA graph; everywhere else the same function runs as it is written.
+The step (views, forward, loss, backward, LARS) never waits for the host. On a GPU it is compiled, and with one process
+replayed as a CUDA graph; on a CPU the same function runs as it is written.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ACTIVE = 1e-5  # a unit-norm feature above this is active
 LOST = 0.05  # of a gradient's length as written: what is shorter once compiled has lost something
 ROUNDING = 1e-6  # of the longest gradient: what is shorter may be nothing else
 COMPILER: dict[str, str | int | bool | Callable[..., object]] = {
-    "loop_ordering_after_fusion": False,  # a sixth less time to compile, and no slower
+    "loop_ordering_after_fusion": False,  # a sixth less of the compiler's Python; steps as fast where it was timed
     "triton.persistent_reductions": False,  # sums over an image of 5 x 5 or 9 x 9 are twice as fast in a loop
 }
 
@@ -299,7 +299,7 @@ def compiles(recipe: Recipe, device: torch.device) -> bool:
 
 
 def compile_losses() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """`losses` for one GPU, with those of our options that this torch still has."""
+    """`losses` for a GPU, with those of our options that this torch still has."""
     known = set(torch._inductor.list_options())
     options = {name: value for name, value in COMPILER.items() if name in known}
     return torch.compile(losses, dynamic=False, options=options)
@@ -403,6 +403,14 @@ def resume_or_begin(run_dir: Path, model: Encoder, optimiser: LARS, images: tupl
         cut_metrics(run_dir / "metrics.jsonl", done)
     distributed.barrier()
     return done
+
+
+def short_schedule(recipe: Recipe) -> str | None:
+    """A note for runs that end before their warm-up does."""
+    epochs, warmup = recipe.run.epochs, recipe.optimiser.warmup_epochs
+    if epochs > warmup:
+        return None
+    return f"{epochs} epochs end within the warm-up of {warmup}: --set optimiser.warmup_epochs=0 trains at full rate"
 
 
 def fit_batch(recipe: Recipe, n: int) -> tuple[Recipe, str | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
@@ -92,3 +93,24 @@ def gpu_where_asked_for(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
 @pytest.fixture
 def images() -> Images:
     return tiny_images()
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """Call a command in this process, in a folder of its own: exit status, stdout, stderr."""
+    from tests.commands import Answer, call
+
+    monkeypatch.setenv("BAYESNCL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: Answer(call(*words), *capsys.readouterr())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run on scenes."""
+    from tests.commands import SETTINGS, call
+
+    folder = tmp_path_factory.mktemp("scenes") / "a run"
+    assert call("train", "scenes", *SETTINGS, "--out", folder, "--quiet") == 0
+    return folder

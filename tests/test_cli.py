@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -20,73 +19,10 @@ from bayesncl import cli
 from bayesncl.data import load as load_images
 from bayesncl.errors import InputError
 from bayesncl.recipes import named, recipe_from_json
+from tests.commands import SETTINGS, Answer, draw_folder, refused
 from tests.conftest import TINY, tiny_recipe
 
 ROOT = Path(__file__).parent.parent
-SETTINGS = [
-    word for text in [*TINY, "run.epochs=1", "data.train_images=96", "data.test_images=60"] for word in ("--set", text)
-]
-
-
-class Answer(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    """Call a command in this process: exit status, stdout, stderr."""
-    monkeypatch.setenv("BAYESNCL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words: object) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["bayesncl", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        code = left.value.code
-        return Answer(0 if code is None else int(code), *capsys.readouterr())
-
-    return call
-
-
-def refused(answer: Answer, *words: str) -> str:
-    """Checks that it is one line on stderr, nothing on stdout and status 2; gives the line."""
-    assert answer.status == 2, answer
-    assert answer.out == ""
-    assert answer.err.startswith("bayesncl: "), answer.err
-    assert answer.err.count("\n") == 1, answer.err
-    assert "Traceback" not in answer.err
-    for word in words:
-        assert word in answer.err
-    return answer.err
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run on scenes."""
-    folder = tmp_path_factory.mktemp("scenes") / "a run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["bayesncl", "train", "scenes", *SETTINGS, "--out", str(folder), "--quiet"])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-    assert not left.value.code
-    return folder
-
-
-def draw_folder(folder: Path, classes: tuple[str, ...] = ("ant", "bee <b>", "cat"), each: int = 8) -> Path:
-    """Class subfolders of small coloured pictures; flat if there are no classes."""
-    rng = np.random.default_rng(0)
-    for c, name in enumerate(classes or ("",)):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        for i in range(each if classes else 3 * each):
-            tint = rng.integers(0, 256, 3) if not classes else np.array([60 * c + 40, 200 - 60 * c, 100])
-            noise = rng.integers(-30, 30, (20, 24, 3))
-            Image.fromarray((tint + noise).clip(0, 255).astype(np.uint8)).save(folder / name / f"{i:02}.png")
-    return folder
-
-
 # train
 
 
@@ -382,39 +318,6 @@ def test_damaged_recipes(run, tmp_path: Path, text: str | bytes) -> None:
     line = refused(run("resume", damaged_run(tmp_path, text)), "recipe.json")
     assert line[:-1].isprintable()  # nothing a terminal obeys
     refused(run("evaluate", tmp_path / "damaged"), "not finished")
-
-
-def test_embed_one_image(run, trained: Path, tmp_path: Path) -> None:
-    picture = draw_folder(tmp_path / "pictures") / "ant" / "00.png"
-    answer = run("embed", trained, picture, "-o", "z.npz")
-    assert answer.status == 0, answer
-    with np.load("z.npz", allow_pickle=False) as file:
-        assert set(file) == {"z", "names"}
-        assert file["names"].tolist() == ["00.png"]
-        np.testing.assert_allclose(file["z"], bayesncl.load(trained).encode([Image.open(picture)]), atol=1e-5)
-    (tmp_path / "not.png").write_bytes(b"not a picture")
-    refused(run("embed", trained, tmp_path / "not.png", "-o", "n.npz", "--quiet"), "not.png")
-    assert not Path("n.npz").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["measure", "z.npz", "--json", "nowhere/m.json"], "there is no folder nowhere"),
-        (["measure", "z.npz", "--csv", "."], "a folder, expected the name of a file"),
-        (["evaluate", "RUN", "--markdown", "nowhere/m.md"], "there is no folder nowhere"),
-        (["evaluate", "RUN", "--latex", "nowhere/m.tex"], "there is no folder nowhere"),
-        (["cost", "scenes", "--json", "nowhere/c.json"], "there is no folder nowhere"),
-        (["embed", "RUN", "pictures", "-o", "nowhere/z.npz"], "there is no folder nowhere"),
-        (["views", "scenes", "-o", "nowhere/v.png"], "there is no folder nowhere"),
-    ],
-)
-def test_a_place_that_cannot_be_written_is_told_first(run, trained: Path, words: list[str], message: str) -> None:
-    before = set(trained.iterdir())
-    answer = run(*(trained if word == "RUN" else word for word in words))
-    refused(answer, message)
-    assert not answer.out
-    assert set(trained.iterdir()) == before  # nothing was computed: an evaluation would be here
 
 
 def test_damaged_models(run, trained: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from bayesncl import demo
 from bayesncl.cli import app
 from bayesncl.demo import CAPTIONS, METHODS, ROWS, run_demo, summary, write_report
+from bayesncl.errors import InputError
 from bayesncl.progress import Display
 from bayesncl.train import Interrupted
 from tests.conftest import TINY
@@ -104,7 +105,7 @@ def test_again_nothing_is_trained(
     assert opened == [(shown / "report" / "index.html").resolve().as_uri()]
 
 
-def test_another_recipe_is_trained_anew(shown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_another_recipe_is_left_alone(shown: Path, tmp_path: Path) -> None:
     import shutil
 
     from bayesncl.recipes import change, named
@@ -112,11 +113,11 @@ def test_another_recipe_is_trained_anew(shown: Path, tmp_path: Path, monkeypatch
 
     folder = tmp_path / "cl"
     shutil.copytree(shown / "cl", folder)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     recipe = change(named("scenes-cl"), [*CHANGES, "run.seed=1"])
-    model = demo.trained(recipe, folder, tiny_images(40), Display(quiet=True))
-    assert model.recipe == recipe
-    assert json.loads((folder / "recipe.json").read_text())["run"]["seed"] == 1
-    assert not (folder / "evaluation.json").exists()  # nothing of the old run stays
+    with pytest.raises(InputError, match="cl holds a run of another recipe"):
+        demo.trained(recipe, folder, tiny_images(40), Display(quiet=True))
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def test_stopped_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

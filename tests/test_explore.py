@@ -10,7 +10,7 @@ from PIL import Image
 
 from bayesncl import explore
 from bayesncl.atlas import AtlasRun
-from bayesncl.explore import first, shown_split
+from bayesncl.explore import shown_split, thin_out
 from bayesncl.measure.report import render_theory
 from bayesncl.model import WEIGHTS, build_model, save_model
 from bayesncl.progress import Display
@@ -37,11 +37,11 @@ def test_a_true_test_split_is_shown_however_small() -> None:
 
 def test_at_most_so_many_spread_evenly() -> None:
     images = tiny_images(70)
-    few = first(images, 8)
+    few = thin_out(images, 8)
     rows = np.linspace(0, 69, 8).astype(int)
     assert np.array_equal(few.pixels, images.pixels[rows])
     assert np.array_equal(few.labels, images.labels[rows])
-    assert first(images, 70) is images
+    assert thin_out(images, 70) is images
 
 
 def test_theory_table_says_what_holds() -> None:

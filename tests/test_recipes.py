@@ -127,7 +127,7 @@ def test_published_values(dataset: str, method: str) -> None:
         wanted[path] = new[dataset] if isinstance(new, dict) else new
     recipe = named(f"{dataset}-{method}")
     assert recipe.name == f"{dataset}-{method}"
-    assert recipe.dataset == dataset
+    assert recipe.data.name == dataset
     assert {path: value(recipe, path) for path in wanted} == wanted
 
 
@@ -144,7 +144,7 @@ def test_names() -> None:
     assert set(RECIPES) == {f"{d}-{m}" for d in DATASETS for m in METHODS}
     for dataset in DATASETS:
         assert named(dataset) == RECIPES[f"{dataset}-bayesncl"]
-        assert named(dataset).dataset == dataset
+        assert named(dataset).data.name == dataset
     with pytest.raises(InputError, match="no recipe 'cifar100-bayesnlc'; did you mean cifar100-bayesncl"):
         named("cifar100-bayesnlc")
     with pytest.raises(InputError, match="no recipe '!!'; there are scenes, cifar10"):

@@ -87,6 +87,7 @@ def held_out(names: Sequence[str], share: float, seed: int) -> np.ndarray:
 
 
 def no_test_split(what: str) -> InputError:
+    """The error to raise where `what` has nothing to test on."""
     return InputError(f"{what} has no test split and data.holdout is 0: give it one, or set data.holdout to 0.1, say")
 
 

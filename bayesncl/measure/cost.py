@@ -41,7 +41,7 @@ def cost(recipe: Recipe, classes: int | None = None) -> dict[str, Any]:
     both views of one image; also `macs_by_part`), `macs_per_batch`, `flops_per_step` (forward and backward, two per
     multiply-add, by torch's counter, similarities included), `batch`, `classes`.
     """
-    classes = classes or CLASSES.get(recipe.dataset, 100)
+    classes = classes or CLASSES.get(recipe.data.name, 100)
     with torch.device("meta"):
         model = build_model(recipe)
         classifier = nn.Linear(int(model.backbone.features), classes)  # type: ignore[arg-type]

@@ -61,6 +61,7 @@ def blocks(features: np.ndarray, what: str = "", progress: Progress | None = Non
 
 
 def as_tensor(rows: np.ndarray) -> Tensor:
+    """As float32, or float64 where they are."""
     tensor = torch.from_numpy(np.require(rows, requirements=["C", "W"]))  # copies what is mapped read-only
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 

@@ -216,14 +216,14 @@ def instability(statistics: dict[str, np.ndarray], conflicting: np.ndarray, supp
             "holds": None,
             "note": f"nothing to compare: {a['dims']} conflicting dimensions, {b['dims']} others",
         }
-    steadier = a["mean_to_deviation"] < b["mean_to_deviation"]
+    unsteadier = a["mean_to_deviation"] < b["mean_to_deviation"]
     wilder = a["variance"] > b["variance"]
     note = (
-        f"|mean| / deviation is {'smaller' if steadier else 'not smaller'} "
+        f"|mean| / deviation is {'smaller' if unsteadier else 'not smaller'} "
         f"and the variance {'larger' if wilder else 'not larger'} "
         f"on the {a['dims']} conflicting dimensions than on the {b['dims']} others"
     )
-    return {**sides, "holds": bool(steadier and wilder), "note": note}
+    return {**sides, "holds": bool(unsteadier and wilder), "note": note}
 
 
 def _side(statistics: dict[str, np.ndarray], dims: np.ndarray) -> dict[str, Any]:

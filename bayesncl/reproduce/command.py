@@ -76,7 +76,8 @@ def reproduce(
 
 def workplace(results: Path) -> Path:
     """Where run folders and figures of a ledger go: never into the repository's own."""
-    return WORK.get(results, results / "work")
+    known = {place.resolve(): work for place, work in WORK.items()}
+    return known.get(results.resolve(), results / "work")
 
 
 def open_device(name: str | None, scale: str) -> torch.device:

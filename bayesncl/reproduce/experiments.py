@@ -64,6 +64,7 @@ class Experiment:
 
     @property
     def is_figure(self) -> bool:
+        """Whether it is drawn."""
         return self.name.startswith("figure-")
 
 
@@ -143,6 +144,7 @@ def find(name: str) -> Experiment:
 
 
 def title(experiment: Experiment) -> str:
+    """What it shows, in words."""
     return experiment.title or str(paper()["tables"][experiment.tables[0]]["title"])
 
 
@@ -158,6 +160,7 @@ def recipe_of(name: str, changes: Sequence[str] = ()) -> Recipe:
 
 
 def with_seed(recipe: Recipe, seed: int) -> Recipe:
+    """The same run from another seed."""
     return dataclasses.replace(recipe, run=dataclasses.replace(recipe.run, seed=seed))
 
 

@@ -152,6 +152,7 @@ def train_seconds(lines: list[dict[str, Any]], recipe: Recipe) -> tuple[float | 
 
 
 def without(tree: dict[str, Any], key: str) -> dict[str, Any]:
+    """A copy of the tree that lacks the key."""
     return {k: v for k, v in tree.items() if k != key}
 
 

@@ -113,6 +113,7 @@ def draw_figures(folder: Path, found: Entries, test: Images | None) -> dict[str,
 
 
 def file_stem(name: str) -> str:
+    """Of the file of a figure."""
     return name.removeprefix("figure-")
 
 
@@ -151,6 +152,7 @@ def at_a_glance(found: Entries) -> str:
 
 
 def claim_row(claim: Claim, found: Entries) -> list[str]:
+    """A claim, the published difference, ours by both definitions, and whether it holds by each."""
     lines = [line for s in sections(EXPERIMENTS[claim.table], found) if s.dataset == "cifar100" for line in s.lines]
     wanted = claim.axes if len(claim.axes) == 2 else claim.axes * 2
     sides: list[Cell] = []
@@ -174,6 +176,7 @@ class Difference:
 
     @property
     def text(self) -> str:
+        """With its sign and its error."""
         if self.value is None:
             return NOT_RUN
         return f"{self.value:+.2f}" + (f" ± {self.error:.2f}" if self.error is not None else "")
@@ -192,6 +195,7 @@ class Difference:
 
 
 def difference(a: tuple[float, ...], b: tuple[float, ...]) -> Difference:
+    """Of the means of two sets of runs; with an error if each has two or more."""
     if not a or not b:
         return Difference(None, None)
     both = len(a) > 1 and len(b) > 1
@@ -281,6 +285,7 @@ def where_retrieval_gains(found: Entries) -> str:
 
 
 def plain(values: list[float], decimals: int) -> str:
+    """Mean and spread, without marks; nothing for no values."""
     if not values:
         return ""
     return f"{mean(values):.{decimals}f}" + (f" ± {spread(values):.{decimals}f}" if len(values) > 1 else "")
@@ -317,7 +322,7 @@ def figure_part(experiment: Experiment, found: Entries, drawn: dict[str, str]) -
 
 def exemplar_table(kind: str, entry: ledger.Entry) -> str:
     """The dimensions of a sheet and the classes of their strongest images."""
-    value = "class entropy (nats)" if kind == "high_entropy" else "closed where it would fire"
+    value = "class entropy of its mass (nats)" if kind == "high_entropy" else "closed where it would fire"
     chosen = entry["exemplars"][kind]
     rows = [[str(d["dim"]), f"{d['value']:.2f}", str(d["support"]), ", ".join(d["classes"])] for d in chosen]
     return markdown(["dimension", value, "fires on", "classes of its strongest test images"], rows, left=1)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import json
 import shutil
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -159,12 +157,15 @@ def exemplars(model: Encoder, test: Images) -> dict[str, Any]:
 
 
 def suppression(features: Extracted) -> np.ndarray:
-    """Share of the images on which each dimension would fire where its gate is closed [D]; -inf below MIN_SUPPORT."""
+    """Share of the images on which each dimension would fire where its gate is closed [D].
+
+    -inf where it is closed on none of them, or would fire on fewer than MIN_SUPPORT.
+    """
     assert features.open is not None
     fires = features.z > 0
     support = fires.sum(0)
     closed = (fires & ~features.open).sum(0) / np.maximum(support, 1)
-    return np.where(support >= MIN_SUPPORT, closed, -np.inf)
+    return np.where((support >= MIN_SUPPORT) & (closed > 0), closed, -np.inf)
 
 
 def _strongest(value: np.ndarray, features: np.ndarray, test: Images) -> list[dict[str, Any]]:
@@ -179,10 +180,10 @@ def _strongest(value: np.ndarray, features: np.ndarray, test: Images) -> list[di
     return out
 
 
-def estimate(recipe: Recipe, entries: Iterable[ledger.Entry] = (), of: Callable[[list[float]], float] = min) -> float:
-    """Seconds a run will take, by the runs of its data set and backbone in the ledger, else as stated.
+def estimate(recipe: Recipe, entries: Iterable[ledger.Entry] = ()) -> float:
+    """Seconds a run will take, by the fastest of its data set and backbone in the ledger, else as stated.
 
-    They may have shared their GPU: the fastest is the one to go by, the slowest (`of=max`) the one to be safe.
+    The others may have shared their GPU.
     """
     times = []
     for entry in entries:
@@ -191,19 +192,9 @@ def estimate(recipe: Recipe, entries: Iterable[ledger.Entry] = (), of: Callable[
         if same and seconds["train"] is not None:
             times.append((seconds["train"] + (seconds["evaluate"] or 0.0)) / entry["epochs"])
     if times:
-        return of(times) * recipe.run.epochs
+        return min(times) * recipe.run.epochs
     per_epoch = 60 * MINUTES.get(recipe.data.name, 5.0) / EPOCHS.get(recipe.data.name, 200)
     return per_epoch * recipe.run.epochs * (DEEPER if recipe.model.backbone == "resnet50" else 1.0)
-
-
-def share_done(run_dir: Path, recipe: Recipe) -> float:
-    """How much of a run its folder says is done, from 0 to 1."""
-    try:
-        lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-        epochs = [json.loads(line).get("epoch", 0) for line in lines]
-    except (OSError, ValueError):
-        return 0.0
-    return min(max(epochs, default=0) / recipe.run.epochs, 1.0)
 
 
 class Library:
@@ -227,6 +218,7 @@ class Library:
         return next((str(path) for path in (whole / name, whole / f"{name}.tar") if path.exists()), str(whole))
 
     def rooted(self, recipe: Recipe) -> Recipe:
+        """The recipe with the place of its images."""
         return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, root=self.place(recipe.data.name)))
 
     def load(self, recipe: Recipe) -> Splits:
@@ -259,11 +251,9 @@ def run_list(
     models: Path,
     *,
     device: torch.device | None = None,
-    deadline_seconds: float | None = None,
     paper_probe: bool = False,
     background: bool = False,
     complete: Callable[[ledger.Entry], bool] = lambda entry: True,
-    after: Callable[[Path], None] | None = None,
     display: Display | None = None,
     keep_models: bool = True,
 ) -> list[Path]:
@@ -274,10 +264,8 @@ def run_list(
     runs : (recipe name, changes) each, or recipes. Those in the ledger already are passed over.
     data : folder that holds a folder for each data set, or the one data set.
     results, models : folders of the ledger and of the run folders.
-    deadline_seconds : start no run that would, by the times of the runs before it, end later than this from now.
     background : also probe for the background, on the sets found under `data`.
     complete : whether an entry in the ledger has all that is wanted of it.
-    after : called with the path of each new entry.
 
     Returns
     -------
@@ -285,22 +273,13 @@ def run_list(
     """
     display = display or Display(quiet=True)
     library = Library(data, display)
-    began, done = time.monotonic(), []
-    measured: dict[tuple[str, str], list[float]] = {}  # seconds per epoch, all included, by data set and backbone
+    done = []
     for item in runs:
         recipe = item if isinstance(item, Recipe) else recipe_of(item[0], item[1])
-        entries = ledger.read(results)
-        known = ledger.by_identity(entries).get(ledger.identity(recipe))
+        known = ledger.by_identity(ledger.read(results)).get(ledger.identity(recipe))
         if known is not None and complete(known):
             continue
         stem = Path(ledger.file_name(recipe)).stem
-        ahead = recipe.run.epochs * (1 - share_done(models / stem, recipe))
-        kind = (recipe.data.name, recipe.model.backbone)
-        per_epoch = max(measured[kind]) if kind in measured else estimate(recipe, entries, max) / recipe.run.epochs
-        if deadline_seconds is not None and time.monotonic() - began + ahead * per_epoch > deadline_seconds:
-            display.note(f"not started: {stem} would take about {ahead * per_epoch:.0f} s, past the time limit")
-            continue
-        start = time.monotonic()
         try:
             splits = library.load(recipe)
             own = recipe.data.name == "scenes"
@@ -314,10 +293,6 @@ def run_list(
             continue
         finally:
             display.close()
-        if ahead == recipe.run.epochs:
-            measured.setdefault(kind, []).append((time.monotonic() - start) / ahead)
         display.note(f"recorded {path}")
         done.append(path)
-        if after is not None:
-            after(path)
     return done

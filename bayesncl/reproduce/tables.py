@@ -29,7 +29,7 @@ AXIS_NAMES = {
 }
 RETRIEVED = {"p@1": "1", "p@3": "3", "p@5": "5", "p@10": "10"}
 CORRELATED = ("af_gv", "af_sc", "gv_sc")
-ALIKE = ("running_time_min",)  # depends on the machine: not marked as differing
+UNMARKED = ("running_time_min",)  # depends on the machine: not marked as differing
 FAST = "†"
 NOT_RUN = "not run"
 
@@ -48,7 +48,7 @@ class Cell:
 
     def verdict(self) -> str:
         """▲ or ▼ where ours lies above or below the published value by more than twice the seeds' spread."""
-        if self.published is None or len(self.ours) < 2 or self.column in ALIKE:
+        if self.published is None or len(self.ours) < 2 or self.column in UNMARKED:
             return ""
         decimals = paper()["columns"][self.column]["decimals"]
         rounding = 0.5 * 10.0**-decimals if decimals is not None else 5e-4 * self.published
@@ -75,10 +75,12 @@ class Section:
 
     @property
     def runs(self) -> int:
+        """How many stand behind the lines."""
         return sum(line.runs for line in self.lines)
 
 
 def mean(values: Sequence[float]) -> float:
+    """Arithmetic mean."""
     return sum(values) / len(values)
 
 
