@@ -283,7 +283,9 @@ def embed(
 
 @app.command()
 def atlas(
-    runs: Annotated[list[Path] | None, typer.Argument(metavar="RUN [OTHER]", help="one run or model file, or two to compare")] = None,
+    runs: Annotated[
+        list[Path] | None, typer.Argument(metavar="RUN [OTHER]", help="one run or model file, or two to compare")
+    ] = None,
     features: Annotated[
         Path | None,
         typer.Option(
