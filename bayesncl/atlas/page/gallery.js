@@ -7,7 +7,7 @@ async function viewGallery({ run, stage, args }) {
   const [title, words, empty] = suppressed
     ? ["Most suppressed dimensions",
       "What the gates take out: dimensions most often closed where they fire, with the images that activate them most.",
-      run.gated ? "The gates close nothing." : "This run has no gates."]
+      run.gated ? "The gates close nothing." : "This run has no gates that close."]
     : [atlas.classes ? "High-entropy dimensions" : "Most prevalent dimensions",
       atlas.classes
         ? "Shared by many classes: often a background, a colour or a texture rather than an object."
