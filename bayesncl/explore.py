@@ -39,7 +39,8 @@ def atlas_of_runs(runs: list[Path], out: Path, root: str | None, most: int, devi
     images = thin_out(split, most)
     described = [describe_run(model, run, images, display) for model, run in zip(models, runs)]
     if described[0].name == described[-1].name and len(runs) > 1:
-        described = [dataclasses.replace(each, name=run.resolve().name) for each, run in zip(described, runs)]
+        places = ["/".join(run.resolve().parts[-2:]) for run in runs]  # of model files the folder tells, too
+        described = [dataclasses.replace(each, name=place) for each, place in zip(described, places)]
     if trained_on:
         described = [dataclasses.replace(run, sentence=f"{run.sentence} {TRAINED_ON}") for run in described]
     return build_atlas(out, described, images, title=" and ".join(run.name for run in described))

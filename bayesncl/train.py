@@ -407,10 +407,10 @@ def resume_or_begin(run_dir: Path, model: Encoder, optimiser: LARS, images: tupl
 
 def short_schedule(recipe: Recipe) -> str | None:
     """A note for runs that end before their warm-up does."""
-    epochs, warmup = recipe.run.epochs, recipe.optimiser.warmup_epochs
-    if epochs > warmup:
+    warmup = recipe.optimiser.warmup_epochs
+    if recipe.run.epochs > warmup:
         return None
-    return f"{epochs} epochs end within the warm-up of {warmup}: --set optimiser.warmup_epochs=0 trains at full rate"
+    return f"the run ends within its warm-up of {warmup} epochs: --set optimiser.warmup_epochs=0 trains at full rate"
 
 
 def fit_batch(recipe: Recipe, n: int) -> tuple[Recipe, str | None]:

@@ -48,7 +48,7 @@ def test_tensorboard_goes_on_where_a_run_does(run, monkeypatch: pytest.MonkeyPat
 
 def test_a_run_that_ends_in_its_warm_up_says_so(run) -> None:
     answer = run("train", "scenes", *SETTINGS, "--set", "optimiser.warmup_epochs=3", "--out", "r")
-    assert "1 epochs end within the warm-up of 3: --set optimiser.warmup_epochs=0" in answer.err
+    assert "the run ends within its warm-up of 3 epochs: --set optimiser.warmup_epochs=0" in answer.err
     answer = run("train", "scenes", *SETTINGS, "--set", "optimiser.warmup_epochs=0", "--out", "s")
     assert "warm-up" not in answer.err
 
@@ -64,8 +64,12 @@ def test_atlas_of_a_model_file_and_of_two_runs_of_one_name(run, trained: Path, m
     monkeypatch.setattr(atlas, "serve", lambda folder, port: served.append((folder, port)))
     assert run("atlas", trained, "other", "-o", "two", "--serve", "--port", "8123", "--quiet").status == 0
     assert served == [(Path("two"), 8123)]
-    page = Path("two/atlas.json").read_text()
-    assert f"{trained.name} and other" in page
+    here = Path.cwd().name
+    assert f"{trained.parent.name}/{trained.name} and {here}/other" in Path("two/atlas.json").read_text()
+    files = [folder / "model.safetensors" for folder in (trained, Path("other"))]
+    assert run("atlas", *files, "-o", "files", "--quiet").status == 0
+    title = f"{trained.name}/model.safetensors and other/model.safetensors"
+    assert title in Path("files/atlas.json").read_text()
 
 
 def test_cost_of_two_recipes_of_one_name(run) -> None:

@@ -319,6 +319,25 @@ def test_retrieval_stands_beside_the_dimensions_in_use(entry: dict[str, Any]) ->
     assert "| CL |  |  |  |  |  |  |  | not run |\n" in text
 
 
+def test_consistency_stands_beside_what_shuffled_labels_give(entry: dict[str, Any]) -> None:
+    ncl, bayesncl = (at_full_size(entry, named(f"cifar100-{method}")) for method in ("ncl", "bayesncl"))
+    again = copy.deepcopy(ncl)
+    again["seed"] = again["recipe"]["run"]["seed"] = 1
+    for one, value, chance in ((ncl, 10.0, 2.0), (again, 11.0, 2.5), (bayesncl, None, None)):
+        one["measures"]["paper"]["consistency"] = value
+        one["measures"]["chance"]["paper"]["consistency"] = chance
+    text = page.where_the_gain_comes_from(ledger.by_setting([ncl, again, bayesncl]), {})
+    assert "| NCL | 10.50 ± 0.71 | 2.25 ± 0.35 | 8.25 ± 0.35 | 2 |\n" in text
+    assert "| BayesNCL |  |  |  | 1 |\n" in text  # nothing fires
+    assert "| CL |  |  |  | not run |\n" in text
+
+
+def test_runs_of_the_repositorys_ledger_go_elsewhere(tmp_path: Path) -> None:
+    for ledger_folder, work in command.WORK.items():
+        assert command.workplace(ledger_folder) == command.workplace(ledger_folder.resolve()) == work
+    assert command.workplace(tmp_path) == tmp_path / "work"
+
+
 def test_a_claim_says_which_probe_and_the_gates_what_they_close(entry: dict[str, Any]) -> None:
     ncl, bayesncl = (at_full_size(entry, named(f"cifar100-{method}")) for method in ("ncl", "bayesncl"))
     for one, accuracy in ((ncl, 62.5), (bayesncl, 62.0)):

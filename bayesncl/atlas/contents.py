@@ -47,7 +47,7 @@ class AtlasRun:
     name : shown wherever two runs must be told apart.
     z : float [N, D], features before gating; rows are scaled to length 1. May be signed.
     gated : float [N, D], features after gating, or None (then z * open, scaled to length 1, where there are gates).
-    open : bool [N, D], whether each gate is open, or None for a model without gates.
+    open : bool [N, D], whether each gate is open, or None for a model without gates, or with soft ones.
     summary : headline numbers by definition, such as {"paper": {...}, "sound": {...}}, or None.
     sentence : one sentence on the run.
     """
@@ -62,7 +62,7 @@ class AtlasRun:
 
 @dataclass(frozen=True)
 class Features:
-    """The checked arrays of a run, rows of length 1; `gated` is None where nothing is gated, `open` without gates."""
+    """The checked arrays of a run, rows of length 1; `gated` is None where nothing gates, `open` where no gate closes."""
 
     z: np.ndarray
     gated: np.ndarray | None = None

@@ -243,10 +243,11 @@ def shuffled_table(section: Section, found: Entries) -> str:
     rows = []
     for line in section.lines:
         measures = [entry["measures"] for entry in found.get(ledger.setting(line.row.recipe), [])]
-        pairs = [(m["paper"]["consistency"], m["chance"]["paper"]["consistency"]) for m in measures]
+        both = [(m["paper"]["consistency"], m["chance"]["paper"]["consistency"]) for m in measures]
+        pairs = [(a, b) for a, b in both if a is not None and b is not None]
         columns = [[a for a, _ in pairs], [b for _, b in pairs], [a - b for a, b in pairs]]
         name = paper()["methods"][line.row.method]
-        rows.append([name, *(plain(column, 2) for column in columns), str(len(pairs) or NOT_RUN)])
+        rows.append([name, *(plain(column, 2) for column in columns), str(len(both) or NOT_RUN)])
     opening = (
         "A dimension that fires on one image is as consistent if the labels mean nothing. The paper's definition, with "
         "the labels and with them shuffled among the test images:\n"
