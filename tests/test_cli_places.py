@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,6 +13,8 @@ from PIL import Image
 
 import bayesncl
 from bayesncl import atlas, progress
+from bayesncl.errors import InputError
+from bayesncl.files import check_place
 from bayesncl.recipes import change, named
 from tests.commands import SETTINGS, draw_folder, refused
 
@@ -79,6 +82,13 @@ def test_cost_of_two_recipes_of_one_name(run) -> None:
     assert answer.status == 0, answer
     counted = json.loads(Path("c.json").read_text())
     assert counted["a.json"]["params"] < counted["b.json"]["params"]
+
+
+def test_a_folder_one_may_not_write_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_place(tmp_path / "x.json") == tmp_path / "x.json"
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(InputError, match="not permitted to write"):
+        check_place(tmp_path / "x.json")
 
 
 def test_embed_one_image(run, trained: Path, tmp_path: Path) -> None:

@@ -55,6 +55,12 @@ def test_theory_table_says_what_holds() -> None:
     assert ["c", "2.000", "3.000", "no"] in [line.split() for line in text.splitlines()]
 
 
+@pytest.mark.parametrize(("method", "gated", "hard"), [("ncl", 0, 0), ("bayesncl-soft", 1, 0), ("bayesncl", 1, 1)])
+def test_soft_gates_are_shown_as_gates_that_close_nothing(method: str, gated: int, hard: int, tmp_path: Path) -> None:
+    run = explore.describe_run(build_model(tiny_recipe(method)), tmp_path, tiny_images(10))
+    assert (run.gated is not None, run.open is not None) == (bool(gated), bool(hard))
+
+
 def test_the_page_says_whether_the_model_was_trained_on_what_it_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

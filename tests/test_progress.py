@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from bayesncl import progress
+from bayesncl import progress, train
 from bayesncl.progress import Display
 from bayesncl.recipes import change, named
 from bayesncl.train import compiles
+from tests.conftest import tiny_images, tiny_recipe
 
 
 def test_time_left_is_by_the_pace_since_the_first_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,6 +28,16 @@ def test_time_left_is_by_the_pace_since_the_first_line(monkeypatch: pytest.Monke
     assert "left" not in notes[0]
     assert notes[1].endswith("  65 s left")  # 650 steps at 100 in 10 s
     assert notes[2].endswith("  0 s left")
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_compiling_is_announced(compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "compiles", lambda *_: compiled)
+    monkeypatch.setattr(train, "make_step", lambda *_: lambda *_: None)  # there is no GPU to compile for
+    notes: list[str] = []
+    monkeypatch.setattr(Display, "note", lambda self, text: notes.append(text))
+    train.train(tiny_recipe(), tiny_images(), tmp_path, display=Display())
+    assert any(note.startswith("compiling the step for this GPU") for note in notes) == compiled
 
 
 def test_only_a_gpu_compiles() -> None:

@@ -140,6 +140,12 @@ def test_rates_as_published() -> None:
     assert schedule(change(named("cifar100-ncl"), ["run.epochs=20"]), 3).shape == (60, 1)
 
 
+def test_small_images_get_the_stem_for_small_images() -> None:
+    for name in RECIPES:
+        recipe = named(name)
+        assert (recipe.model.stem == "cifar") == (recipe.views.size <= 32), name
+
+
 def test_names() -> None:
     assert set(RECIPES) == {f"{d}-{m}" for d in DATASETS for m in METHODS}
     for dataset in DATASETS:

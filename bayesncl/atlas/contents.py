@@ -62,7 +62,7 @@ class AtlasRun:
 
 @dataclass(frozen=True)
 class Features:
-    """The checked arrays of a run, rows of length 1; `gated` is None where nothing gates, `open` where no gate closes."""
+    """The checked arrays of a run, rows of length 1; `gated` is None without gates, `open` where none closes."""
 
     z: np.ndarray
     gated: np.ndarray | None = None
