@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .data import scenes, waterbirds
+from .data import DATASETS
 from .data.images import Images
 from .errors import InputError
 from .features import Extracted, Progress, extract
@@ -19,7 +19,6 @@ from .model import Encoder
 
 SUPPORTS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100)
 CURVE_DIMS = (16, 32, 48, 64, 80, 96, 128, 192, 256, 384, 512, 1024)
-PAPER_DIMS = {"cifar10": 64, "cifar100": 128, "imagenet100": 256}  # K of the published retrieval tables
 NEIGHBOURS = 20  # of the kNN classifier
 PUBLISHED_SEEDS = (42, 43, 44)
 LISTED = 12  # of lists that could be long
@@ -62,7 +61,7 @@ def evaluate(
     seen = extract(model, train, "sound", progress=progress)
     sound = extract(model, test, "sound", progress=progress)
     paper = extract(model, test, "paper", progress=progress)
-    dims = sorted({64, 128, 256, PAPER_DIMS.get(model.recipe.data.name, 64)})
+    dims = sorted({64, 128, 256, DATASETS[model.recipe.data.name].paper_dims})
     ranking = counts.column_sums(seen.gated)
     results = measure_features(
         {"paper": paper.gated, "sound": sound.gated}, test.labels, dims=dims, ranking=ranking, progress=progress
@@ -153,28 +152,20 @@ def background_measures(
 
 def counterfactual(model: Encoder, test: Images) -> Images | None:
     """The test images again, each object on another background, where the data set can draw them."""
-    data = model.recipe.data
-    if data.name == "scenes":
-        return scenes.redraw(data, "test")
-    if data.name == "waterbirds":
-        try:
-            return waterbirds.swapped(data)
-        except InputError:
-            return None
-    return None
+    again = DATASETS[model.recipe.data.name].counterfactual
+    return again(model.recipe.data) if again else None
 
 
 def published_probe(model: Encoder, train: Images, test: Images, progress: Progress | None) -> dict[str, Any]:
     """The 50-epoch probe of the published experiments, with their pixel statistics."""
     data = model.recipe.data
-    variant = "imagenet" if data.name == "imagenet100" else "cifar"
     return probe.paper_probe(
         model.backbone,
         train,
         test,
         data.paper_mean or data.mean,
         data.paper_std or data.std,
-        variant,
+        DATASETS[data.name].probe,
         seeds=PUBLISHED_SEEDS,
         size=model.recipe.views.size,
         device=model.mean.device,

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from .arrays import read_arrays, unit_rows
 from .atlas import AtlasRun, build_atlas
-from .data import arrays, load
+from .data import DATASETS, load
+from .data import arrays as array_images
 from .data.images import Images
 from .errors import InputError
 from .features import extract
@@ -21,7 +23,6 @@ from .recipes import Data, Recipe, with_root
 
 FEW = 500  # images: fewer give a poor picture of a dimension
 TRAINED_ON = "The images shown include those it was trained on."
-HELD_OUT = ("folder", "shards", "arrays")  # data sets whose test images may be held out of the same pile
 
 
 def atlas_of_runs(runs: list[Path], out: Path, root: str | None, most: int, device: Any, display: Display) -> Path:
@@ -80,19 +81,12 @@ def read_summary(run: Path) -> dict[str, dict[str, float]] | None:
 
 def atlas_of_arrays(path: Path, out: Path) -> Path:
     """The atlas of any model's features: an .npz with images, z [N, D] and, where there are such, y, gated and open."""
-    if not path.is_file():
-        raise InputError(f"{path}: no such file, expected an .npz")
-    try:
-        found = arrays.read_npz(path, ("z", "gated", "open", "images"))
-    except arrays.UNREADABLE as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
-    for name in ("z", "images"):
-        if name not in found:
-            raise InputError(f"{path}: no array named {name} in it")
+    found = read_arrays(path, ("z", "gated", "open", "images"), needed=("z", "images"))
+    z, gated = unit_rows(found["z"]), unit_rows(found["gated"]) if "gated" in found else None
     side = sorted(found["images"].shape[1:])[1:]  # of [3, H, W] or [H, W, 3]
     data = Data(name="arrays", root=str(path), holdout=0.0, size=min([*side, 1024]) if side else 32)
-    images = arrays.load(data, "train")
-    run = AtlasRun(path.stem, found["z"], found.get("gated"), found.get("open"), None, f"Features from {path.name}.")
+    images = array_images.load(data, "train")
+    run = AtlasRun(path.stem, z, gated, found.get("open"), None, f"Features from {path.name}.")
     return build_atlas(out, [run], images, title=path.stem)
 
 
@@ -100,7 +94,7 @@ def shown_split(recipe: Recipe, display: Display) -> tuple[Images, bool]:
     """The test split; the whole set (and True) where there is none, or where too few were held out to look at."""
     try:
         images = load(recipe.data, "test", display.count)
-        if len(images) >= FEW or recipe.data.name not in HELD_OUT:
+        if len(images) >= FEW or not DATASETS[recipe.data.name].holdout:
             return images, False
         reason = f"only {len(images)} images are held out"
     except InputError as error:

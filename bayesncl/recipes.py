@@ -1,47 +1,75 @@
-"""What a run is: frozen dataclasses, one per concern, and the named recipes of the paper.
+"""What a run is: frozen dataclasses, one for each concern, that check themselves when they are built.
 
-Every field carries its explanation in its metadata, so that `bayesncl recipes NAME` can print it.
+Every field carries its explanation, its range and its choices in its metadata: `bayesncl recipes NAME` prints the
+first, one check serves constructors, files and the command line. The settings of a data set are in its module in
+data/; the methods are below.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import re
-import types
 import typing
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .data import DATASETS
 from .errors import InputError
 
-DATASETS = ("scenes", "cifar10", "cifar100", "imagenet100", "folder", "waterbirds", "shards", "arrays")
-METHODS = ("cl", "ncl", "ncl-topk", "bayesncl", "bayesncl-gs", "bayesncl-soft", "bayesncl-nodetach")
 RECTIFIERS = ("none", "relu", "rep_relu", "gelu", "softplus", "sigmoid", "exp")
 GATES = ("none", "ste", "soft", "gumbel", "gumbel-paper")
 
-CIFAR10_STATS = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-CIFAR10_EVAL_STATS = ((0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.261))
-CIFAR100_STATS = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
-IMAGENET_STATS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-
 SEEDS = 2**63 - 1  # the largest seed torch takes
 WIDEST = 2**20  # of a layer: more is a slip of the pen, or a file that wants our memory
+MOST_SCENES = 1_000_000  # likewise
 
 Triple = tuple[float, float, float]
 Pair = tuple[float, float]
 
 
 def _f(
-    default: Any, doc: str, choices: tuple[str, ...] = (), least: float | None = None, most: float | None = None
+    default: Any,
+    doc: str,
+    choices: Collection[str] = (),
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    rising: bool = False,
+    added: str | None = None,
 ) -> Any:
-    return field(default=default, metadata={"doc": doc, "choices": choices, "least": least, "most": most})
+    """A field: its explanation, and what its value must be.
+
+    Parameters
+    ----------
+    choices : the words it may be.
+    least, most : bounds, which it may reach; `above` is one it may not. Of several numbers each must keep them.
+    rising : of two numbers, the first must not be the larger.
+    added : the version that brought the field, if later than 0.1.0. At its default it does not count in a run's
+        identity, so that older runs keep theirs.
+    """
+    rules = {"choices": choices, "least": least, "most": most, "above": above, "rising": rising}
+    return field(default=default, metadata={"doc": doc, "added": added, **rules})
+
+
+class Part:
+    """A part of a recipe. Building one checks every field; whole numbers become floats, lists tuples, where due."""
+
+    def __post_init__(self) -> None:
+        kinds = _kinds(type(self))
+        for f in dataclasses.fields(self):  # type: ignore[arg-type]  # its children are dataclasses
+            where = f"{type(self).__name__.lower()}.{f.name}"
+            value = _checked(getattr(self, f.name), kinds[f.name], where)
+            _check_range(value, f.metadata, where)
+            object.__setattr__(self, f.name, value)
 
 
 @dataclass(frozen=True)
-class Data:
+class Data(Part):
     """Where the images come from."""
 
     name: str = _f("scenes", "which reader: one of the data sets", DATASETS)
@@ -59,23 +87,25 @@ class Data:
         most=0.9,
     )
     strict: bool = _f(False, "folder: a file that cannot be decoded is an error instead of being skipped")
-    train_images: int = _f(6000, "scenes: number of training images", least=2)
-    test_images: int = _f(2000, "scenes: number of test images", least=2)
+    train_images: int = _f(6000, "scenes: number of training images", least=2, most=MOST_SCENES)
+    test_images: int = _f(2000, "scenes: number of test images", least=2, most=MOST_SCENES)
     tied: float = _f(0.95, "scenes: share of training objects that stand on their own background", least=0.0, most=1.0)
     seed: int = _f(0, "seed of the images (scenes) or of the held-out choice (all others)", least=0, most=SEEDS)
     mean: Triple = _f((0.5, 0.5, 0.5), "per-channel mean subtracted from pixels in [0, 1]")
-    std: Triple = _f((0.25, 0.25, 0.25), "per-channel standard deviation pixels are divided by")
+    std: Triple = _f((0.25, 0.25, 0.25), "per-channel standard deviation pixels are divided by", above=0.0)
     paper_mean: Triple | None = _f(None, "mean the published evaluation used, where it differs from `mean`")
-    paper_std: Triple | None = _f(None, "standard deviation the published evaluation used, where it differs from `std`")
+    paper_std: Triple | None = _f(
+        None, "standard deviation the published evaluation used, where it differs from `std`", above=0.0
+    )
 
 
 @dataclass(frozen=True)
-class Views:
+class Views(Part):
     """How two views of an image are drawn."""
 
     size: int = _f(32, "side of a view, pixels", least=8, most=1024)
-    crop_scale: Pair = _f((0.08, 1.0), "area of the random crop, as a share of the image")
-    crop_ratio: Pair = _f((3 / 4, 4 / 3), "aspect ratio of the random crop, drawn log-uniformly")
+    crop_scale: Pair = _f((0.08, 1.0), "area of the random crop, as a share of the image", above=0.0, rising=True)
+    crop_ratio: Pair = _f((3 / 4, 4 / 3), "aspect ratio of the random crop, drawn log-uniformly", above=0.0, rising=True)
     interpolation: str = _f("bicubic", "how the crop is resized", ("bicubic", "bilinear"))
     jitter: float = _f(0.8, "probability of the colour jitter", least=0.0, most=1.0)
     brightness: float = _f(0.8, "brightness factor is drawn from [1 - b, 1 + b]", least=0.0, most=1.0)
@@ -84,13 +114,13 @@ class Views:
     hue: float = _f(0.2, "hue shift is drawn from [-h, h], in turns of the colour wheel", least=0.0, most=0.5)
     greyscale: float = _f(0.2, "probability of greyscale", least=0.0, most=1.0)
     blur: float = _f(0.5, "probability of Gaussian blur", least=0.0, most=1.0)
-    blur_sigma: Pair = _f((0.1, 2.0), "standard deviation of the blur, pixels")
+    blur_sigma: Pair = _f((0.1, 2.0), "standard deviation of the blur, pixels", above=0.0, rising=True)
     solarise: float = _f(0.0, "probability of solarisation at mid-grey", least=0.0, most=1.0)
     flip: float = _f(0.5, "probability of a horizontal flip", least=0.0, most=1.0)
 
 
 @dataclass(frozen=True)
-class Model:
+class Model(Part):
     """The encoder: backbone h = f(x), projector z = p(h), rectifier."""
 
     backbone: str = _f("resnet18", "resnet18, resnet50, small, or timm:NAME")
@@ -106,7 +136,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Gate:
+class Gate(Part):
     """The Bernoulli gate per feature: q = sigmoid(g(h) / T)."""
 
     kind: str = _f(
@@ -123,7 +153,7 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class Objective:
+class Objective(Part):
     """The contrastive loss."""
 
     temperature: float = _f(0.2, "tau of InfoNCE", least=1e-3)
@@ -131,7 +161,7 @@ class Objective:
 
 
 @dataclass(frozen=True)
-class Optimiser:
+class Optimiser(Part):
     """LARS with linear warm-up and cosine decay, stepped per iteration."""
 
     lr: float = _f(0.4, "learning rate of backbone and projector at batch 256; scaled by batch / 256", least=0.0)
@@ -144,7 +174,7 @@ class Optimiser:
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Part):
     """How long, how large, how often."""
 
     epochs: int = _f(200, "passes over the training images", least=1, most=1_000_000)
@@ -171,9 +201,26 @@ class Recipe:
     optimiser: Optimiser = field(default_factory=Optimiser)
     run: Run = field(default_factory=Run)
 
+    def __post_init__(self) -> None:
+        # the name becomes that of a folder
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", _checked(self.name, str, "name")):
+            raise InputError(f"name: expected up to 100 letters, digits, dots and dashes, got {self.name[:80]!r}")
+        for name, cls in PARTS.items():
+            if type(getattr(self, name)) is not cls:
+                raise InputError(f"{name} must be a {cls.__name__}, got {type(getattr(self, name)).__name__}")
+
     def to_dict(self) -> dict[str, Any]:
         """Parts and fields as plain values."""
         return dataclasses.asdict(self)
+
+    def to_identity(self) -> dict[str, Any]:
+        """As `to_dict`, without the fields added since 0.1.0 that are at their default: what tells runs apart."""
+        tree = self.to_dict()
+        for part, cls in PARTS.items():
+            for f in dataclasses.fields(cls):
+                if f.metadata["added"] and tree[part][f.name] == f.default:
+                    del tree[part][f.name]
+        return tree
 
     def to_json(self) -> str:
         """What `recipe_from_json` reads."""
@@ -183,12 +230,67 @@ class Recipe:
 PARTS: dict[str, Any] = {f.name: f.default_factory for f in dataclasses.fields(Recipe) if f.name != "name"}
 
 
+@functools.cache
+def _kinds(part: type) -> dict[str, Any]:
+    return typing.get_type_hints(part)
+
+
+def _checked(value: Any, kind: Any, where: str) -> Any:
+    """A value of the right type (an int may stand for a float, a list for a tuple), or InputError."""
+    if type(None) in (options := typing.get_args(kind)):
+        return None if value is None else _checked(value, options[0], where)
+    if typing.get_origin(kind) is tuple:
+        if isinstance(value, list | tuple) and len(value) == len(options):
+            return tuple(_checked(item, float, where) for item in value)
+        wanted = f"{len(options)} numbers"
+    elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if -1e30 < value < 1e30:
+            return float(value)
+        wanted = "a finite number"
+    elif type(value) is kind and not (kind is str and "\0" in value):
+        return value
+    else:
+        wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
+    raise InputError(f"{where}: expected {wanted}, got {str(value)[:80]!r}")
+
+
+def _check_range(value: Any, rules: Mapping[str, Any], where: str) -> None:
+    if value is None:
+        return
+    if rules["choices"] and value not in rules["choices"]:
+        raise InputError(f"{where}: no {value[:80]!r}{nearest(value, rules['choices'])}")
+    for number in value if isinstance(value, tuple) else (value,):
+        if rules["least"] is not None and number < rules["least"]:
+            raise InputError(f"{where}: must be at least {rules['least']}, got {number}")
+        if rules["most"] is not None and number > rules["most"]:
+            raise InputError(f"{where}: must be at most {rules['most']}, got {number}")
+        if rules["above"] is not None and number <= rules["above"]:
+            raise InputError(f"{where}: must be more than {rules['above']:g}, got {number}")
+    if rules["rising"] and value[0] > value[1]:
+        raise InputError(f"{where}: the first must not be the larger, got {value[0]}, {value[1]}")
+
+
+def _parsed(text: str, kind: Any) -> Any:
+    """Text from a command line as the type a field has; what cannot be that stays text, which the field refuses."""
+    if kind is str:
+        return text
+    if kind is bool:
+        words = {True: ("true", "yes", "1", "on"), False: ("false", "no", "0", "off")}
+        return next((value for value, known in words.items() if text.lower() in known), text)
+    if text.lower() == "none" and type(None) in typing.get_args(kind):
+        return None
+    try:
+        return kind(text) if kind in (int, float) else tuple(float(item) for item in text.strip("()[]").split(","))
+    except ValueError:
+        return text
+
+
 def explain(part: str) -> list[tuple[str, str]]:
     """(field, explanation) for every field of a part such as ``gate``."""
     return [(f.name, f.metadata["doc"]) for f in dataclasses.fields(PARTS[part])]
 
 
-def nearest(word: str, known: typing.Iterable[str]) -> str:
+def nearest(word: str, known: Iterable[str]) -> str:
     """'; did you mean X?' for the nearest known word, or the list of them."""
     known = list(known)
     close = difflib.get_close_matches(word, known, 1, 0.4)
@@ -196,34 +298,25 @@ def nearest(word: str, known: typing.Iterable[str]) -> str:
 
 
 def recipe_from_dict(tree: Any, source: str = "recipe") -> Recipe:
-    """Build a recipe from plain data; every name, type and range is checked, missing fields take their defaults."""
-    if not isinstance(tree, dict):
-        raise InputError(f"{source}: a recipe is an object of parts, got {type(tree).__name__}")
-    parts: dict[str, Any] = {}
-    for part, values in tree.items():
-        if part == "name":
-            parts["name"] = _checked_name(_checked(values, str, f"{source}: name"), source)
-            continue
-        if part not in PARTS:
-            raise InputError(f"{source}: no part {part!r}{nearest(str(part), PARTS)}")
-        if not isinstance(values, dict):
-            raise InputError(f"{source}: {part} must be an object of fields, got {type(values).__name__}")
-        cls = PARTS[part]
-        hints = typing.get_type_hints(cls)
-        for key, value in values.items():
-            if key not in hints:
-                raise InputError(f"{source}: no field {part}.{key}{nearest(str(key), hints)}")
-            values = {**values, key: _checked(value, hints[key], f"{source}: {part}.{key}")}
-        parts[part] = cls(**values)
-        _check_ranges(parts[part], f"{source}: {part}")
-    return Recipe(**parts)
+    """Build a recipe from plain data; `source` names it in error messages, missing fields take their defaults."""
+    try:
+        if not isinstance(tree, dict):
+            raise InputError(f"a recipe is an object of parts, got {type(tree).__name__}")
+        return Recipe(**{part: values if part == "name" else _part(part, values) for part, values in tree.items()})
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from None
 
 
-def _checked_name(name: str, source: str) -> str:
-    """A recipe's name becomes that of a folder, so it must be one."""
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name):
-        raise InputError(f"{source}: name: expected up to 100 letters, digits, dots and dashes, got {name[:80]!r}")
-    return name
+def _part(part: Any, values: Any) -> Any:
+    if part not in PARTS:
+        raise InputError(f"no part {str(part)[:80]!r}{nearest(str(part), PARTS)}")
+    if not isinstance(values, dict):
+        raise InputError(f"{part} must be an object of fields, got {type(values).__name__}")
+    known = _kinds(PARTS[part])
+    for key in values:
+        if key not in known:
+            raise InputError(f"no field {part}.{str(key)[:80]}{nearest(str(key), known)}")
+    return PARTS[part](**values)
 
 
 def recipe_from_json(text: str, source: str = "recipe") -> Recipe:
@@ -235,21 +328,19 @@ def recipe_from_json(text: str, source: str = "recipe") -> Recipe:
     return recipe_from_dict(tree, source)
 
 
-def change(recipe: Recipe, changes: typing.Iterable[str]) -> Recipe:
+def change(recipe: Recipe, changes: Iterable[str]) -> Recipe:
     """Apply changes written as ``part.field=value``, as on the command line."""
-    tree = recipe.to_dict()
     for text in changes:
         path, equals, value = text.partition("=")
         part, dot, key = path.strip().partition(".")
         if not equals or not dot:
-            raise InputError(f"--set takes part.field=value, got {text!r}")
-        if part not in PARTS:
-            raise InputError(f"--set {text}: no part {part!r}{nearest(part, PARTS)}")
-        hints = typing.get_type_hints(PARTS[part])
-        if key not in hints:
-            raise InputError(f"--set {text}: no field {part}.{key}{nearest(key, hints)}")
-        tree[part][key] = _parsed(value.strip(), hints[key], f"--set {text}")
-    return recipe_from_dict(tree, "--set" if changes else recipe.name)
+            raise InputError(f"--set takes part.field=value, got {text[:80]!r}")
+        kind = _kinds(PARTS[part]).get(key) if part in PARTS else None
+        tree = recipe.to_dict()
+        known = tree[part] if part in PARTS else {}
+        tree[part] = known | {key: _parsed(value.strip(), kind)}  # an unknown name is refused below
+        recipe = recipe_from_dict(tree, f"--set {text[:80]}")
+    return recipe
 
 
 def with_root(recipe: Recipe, root: str | None) -> Recipe:
@@ -260,180 +351,54 @@ def with_root(recipe: Recipe, root: str | None) -> Recipe:
         place = str(Path(root).expanduser().resolve())
     except (RuntimeError, OSError) as error:  # no such user, links in a circle
         raise InputError(f"--data {root}: {error}") from None
-    return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, root=place))
+    return replace_fields(recipe, data={"root": place})
 
 
-def _parsed(text: str, kind: Any, where: str) -> Any:
-    """Text from a command line as the type a field has."""
-    if kind is str:
-        return text
-    if kind is bool:
-        if text.lower() in ("true", "yes", "1", "on"):
-            return True
-        if text.lower() in ("false", "no", "0", "off"):
-            return False
-        raise InputError(f"{where}: expected true or false, got {text!r}")
-    if text.lower() == "none" and _is_optional(kind):
-        return None
-    try:
-        if kind is int:
-            return int(text)
-        if kind is float:
-            return float(text)
-        return tuple(float(item) for item in text.strip("()[]").split(","))
-    except ValueError:
-        raise InputError(f"{where[:200]}: expected {_named(kind)}, got {text[:80]!r}") from None
+def replace_fields(recipe: Recipe, **parts: dict[str, Any]) -> Recipe:
+    """The recipe with other values of some fields: `replace_fields(recipe, gate={"kind": "soft"})`."""
+    new = {part: dataclasses.replace(getattr(recipe, part), **fields) for part, fields in parts.items()}
+    return dataclasses.replace(recipe, **new)
 
 
-def _checked(value: Any, kind: Any, where: str) -> Any:
-    """A value of the right type (an int may stand for a float, a list for a tuple), or InputError."""
-    if value is None and _is_optional(kind):
-        return None
-    if _is_optional(kind):
-        kind = next(k for k in typing.get_args(kind) if k is not type(None))
-    wanted = _named(kind)
-    if typing.get_origin(kind) is tuple:
-        n = len(typing.get_args(kind))
-        if not isinstance(value, list | tuple) or len(value) != n:
-            raise InputError(f"{where}: expected {wanted}, got {str(value)[:80]!r}")
-        return tuple(_checked(item, float, where) for item in value)
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if not -1e30 < value < 1e30:
-            raise InputError(f"{where}: expected a finite number, got {value!r}")
-        return float(value)
-    if type(value) is not kind:
-        raise InputError(f"{where}: expected {wanted}, got {str(value)[:80]!r}")
-    if kind is str and "\0" in value:
-        raise InputError(f"{where}: expected text without NUL, got {value[:80]!r}")
-    return value
-
-
-def _is_optional(kind: Any) -> bool:
-    return isinstance(kind, types.UnionType) and type(None) in typing.get_args(kind)
-
-
-def _named(kind: Any) -> str:
-    if typing.get_origin(kind) is tuple:
-        return f"{len(typing.get_args(kind))} numbers"
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(kind, "numbers or none")
-
-
-def _check_ranges(part: Any, where: str) -> None:
-    for f in dataclasses.fields(part):
-        value, choices, least, most = (
-            getattr(part, f.name),
-            f.metadata["choices"],
-            f.metadata["least"],
-            f.metadata["most"],
-        )
-        if choices and value not in choices:
-            raise InputError(f"{where}.{f.name}: no {value!r}{nearest(value, choices)}")
-        if least is not None and value < least:
-            raise InputError(f"{where}.{f.name}: must be at least {least}, got {value}")
-        if most is not None and value > most:
-            raise InputError(f"{where}.{f.name}: must be at most {most}, got {value}")
-    for name in ("std", "paper_std"):
-        std = getattr(part, name, None)
-        if std is not None and min(std) <= 0:
-            raise InputError(f"{where}.{name}: must be positive, got {std}")
-    for name in ("crop_scale", "crop_ratio", "blur_sigma"):
-        low, high = getattr(part, name, (1.0, 1.0))
-        if not 0 < low <= high:
-            raise InputError(f"{where}.{name}: must be 0 < low <= high, got {low}, {high}")
-
-
-def _datasets() -> dict[str, Recipe]:
-    """The recipe of each data set with the method `bayesncl`."""
-    cifar = Recipe(run=Run(epochs=200, batch=256))
-    # Sized for a minute on two cores. Gentle crops without flips keep the digits whole; small batches make more steps.
-    small = Recipe(
-        data=Data(train_images=4000, test_images=2000),
-        views=Views(crop_scale=(0.6, 1.0), hue=0.1, blur=0.0, flip=0.0),
-        model=Model(backbone="small", hidden=256, dim=64),
-        optimiser=Optimiser(lr=1.0, eta=0.05, warmup_epochs=1),
-        run=Run(epochs=14, batch=64, checkpoint_every=2, log_every=20),
-    )
-    photos = dataclasses.replace(
-        cifar,
-        data=Data(name="folder", size=128, mean=IMAGENET_STATS[0], std=IMAGENET_STATS[1]),
-        views=Views(size=112),
-        model=Model(stem="imagenet"),
-    )
-    return {
-        "scenes": small,
-        "cifar10": dataclasses.replace(
-            cifar,
-            data=Data(
-                name="cifar10",
-                mean=CIFAR10_STATS[0],
-                std=CIFAR10_STATS[1],
-                paper_mean=CIFAR10_EVAL_STATS[0],
-                paper_std=CIFAR10_EVAL_STATS[1],
-            ),
-        ),
-        "cifar100": dataclasses.replace(
-            cifar,
-            data=Data(
-                name="cifar100",
-                mean=CIFAR100_STATS[0],
-                std=CIFAR100_STATS[1],
-                paper_mean=CIFAR10_EVAL_STATS[0],
-                paper_std=CIFAR10_EVAL_STATS[1],
-            ),
-        ),
-        "imagenet100": dataclasses.replace(
-            cifar,
-            data=Data(name="imagenet100", size=256, mean=IMAGENET_STATS[0], std=IMAGENET_STATS[1]),
-            views=Views(size=224),
-            model=Model(stem="imagenet", hidden=16384, dim=2048, rectifier="relu"),
-            gate=Gate(prior=0.6, lr=0.0375),
-            optimiser=Optimiser(lr=0.3),
-            run=Run(epochs=100, batch=128),
-        ),
-        "folder": photos,
-        **{
-            name: dataclasses.replace(
-                photos, data=dataclasses.replace(photos.data, name=name, size=size), views=Views(size=view)
-            )
-            for name, size, view in (("waterbirds", 128, 112), ("shards", 256, 224))
-        },
-        "arrays": dataclasses.replace(
-            photos,
-            data=dataclasses.replace(photos.data, name="arrays", size=32),
-            views=Views(size=32),
-            model=dataclasses.replace(photos.model, stem="cifar"),
-        ),
-    }
-
-
-def _with_method(recipe: Recipe, method: str) -> Recipe:
-    """The same run with another method of the paper."""
-    model, gate = recipe.model, recipe.gate
-    off = dataclasses.replace(gate, kind="none")
-    match method:
-        case "cl":
-            model, gate = dataclasses.replace(model, rectifier="none"), off
-        case "ncl":
-            gate = off
-        case "ncl-topk":
-            model, gate = dataclasses.replace(model, top_k=round(gate.prior * model.dim)), off
-        case "bayesncl-gs":
-            gate = dataclasses.replace(gate, kind="gumbel-paper")
-        case "bayesncl-soft":
-            gate = dataclasses.replace(gate, kind="soft")
-        case "bayesncl-nodetach":
-            gate = dataclasses.replace(gate, detach=False)
-    return dataclasses.replace(recipe, name=f"{recipe.data.name}-{method}", model=model, gate=gate)
-
-
-RECIPES = {
-    f"{dataset}-{method}": _with_method(recipe, method) for dataset, recipe in _datasets().items() for method in METHODS
+# What each method makes of a data set's settings, which are those of `bayesncl`.
+METHODS: dict[str, Callable[[Recipe], Recipe]] = {
+    "cl": lambda recipe: replace_fields(recipe, model={"rectifier": "none"}, gate={"kind": "none"}),
+    "ncl": lambda recipe: replace_fields(recipe, gate={"kind": "none"}),
+    "ncl-topk": lambda recipe: replace_fields(
+        recipe, model={"top_k": round(recipe.gate.prior * recipe.model.dim)}, gate={"kind": "none"}
+    ),
+    "bayesncl": lambda recipe: recipe,
+    "bayesncl-gs": lambda recipe: replace_fields(recipe, gate={"kind": "gumbel-paper"}),
+    "bayesncl-soft": lambda recipe: replace_fields(recipe, gate={"kind": "soft"}),
+    "bayesncl-nodetach": lambda recipe: replace_fields(recipe, gate={"detach": False}),
 }
+
+
+class Recipes(Mapping[str, Recipe]):
+    """Every DATASET-METHOD; each is made when it is asked for."""
+
+    def __getitem__(self, name: str) -> Recipe:
+        for dataset in DATASETS:
+            method = name.removeprefix(f"{dataset}-")
+            if method != name and method in METHODS:
+                recipe = replace_fields(METHODS[method](DATASETS[dataset].settings), data={"name": dataset})
+                return dataclasses.replace(recipe, name=name)
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"{dataset}-{method}" for dataset in DATASETS for method in METHODS)
+
+    def __len__(self) -> int:
+        return len(DATASETS) * len(METHODS)
+
+
+RECIPES = Recipes()
 
 
 def named(name: str) -> Recipe:
     """The recipe DATASET-METHOD; a plain DATASET means DATASET-bayesncl."""
     full = f"{name}-bayesncl" if name in DATASETS else name
-    if full not in RECIPES:
-        raise InputError(f"no recipe {name!r}{nearest(name, [*DATASETS, *RECIPES])}")
-    return RECIPES[full]
+    try:
+        return RECIPES[full]
+    except KeyError:
+        raise InputError(f"no recipe {name[:80]!r}{nearest(name, [*DATASETS, *RECIPES])}") from None

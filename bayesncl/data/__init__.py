@@ -1,35 +1,110 @@
-"""Where images come from. Each data set is a function that gives Images for a split; LOADERS lists them by name.
+"""Where images come from: one Dataset object for each data set, and the registry of them.
 
-To add one: write a module with `load(data, split, progress) -> Images`, enter it in LOADERS, add its name to
-recipes.DATASETS and its settings to recipes._datasets. Raise InputError, with the path in the message, for anything
-wrong with the files.
+To add one: write a module with a Dataset in it and enter it in DATASETS, as an object or, to import it only when it is
+used, as "module:NAME". Tables, help, checks and recipes find it there. A reader raises InputError, with the path in
+the message, for anything wrong with the files.
+
+Nothing heavy is imported here: the names are needed by `bayesncl --help`, the readers are not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .. import recipes
 from ..errors import InputError
-from . import arrays, cifar, folder, imagenet100, scenes, shards, waterbirds
-from .cifar import download
-from .images import Images, Progress, printable
 
-__all__ = ["LOADERS", "Images", "download", "load"]
+if TYPE_CHECKING:
+    from ..recipes import Data, Recipe
+    from .images import Images, Progress
 
-LOADERS: dict[str, Callable[[recipes.Data, str, Progress | None], Images]] = {
-    "scenes": scenes.load,
-    "cifar10": cifar.load,
-    "cifar100": cifar.load,
-    "folder": folder.load,
-    "imagenet100": imagenet100.load,
-    "waterbirds": waterbirds.load,
-    "shards": shards.load,
-    "arrays": arrays.load,
-}
+__all__ = ["DATASETS", "Dataset", "download", "load"]
 
 
-def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Images:
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """All that the rest of the package knows of a data set.
+
+    Attributes
+    ----------
+    name, title : in recipes and commands; in tables.
+    settings : its recipe with the method `bayesncl`; the other methods are made from it. The name goes in by itself.
+    load : function of (data, split, progress) that reads one split.
+    splits : what `load` can read.
+    counterfactual : function of data that gives the test images again, each object on another background; or None.
+    download : function of (folder, progress) that fetches it and returns the path; or None.
+    second_label : whether its images have backgrounds.
+    holdout : whether test images may be held out of the same pile as the training images.
+    classes : outputs of the online classifier whose cost is counted.
+    images : training images, for estimates.
+    seconds : stated for an epoch of a published run on one H200; measured times are preferred where there are any.
+    paper_dims, paper_k : dimensions kept in the published retrieval tables, and the k of the published curves.
+    probe : which of the two published linear probes, ``cifar`` or ``imagenet``.
+    """
+
+    name: str
+    title: str
+    settings: Recipe
+    load: Callable[[Data, str, Progress | None], Images]
+    splits: tuple[str, ...] = ("train", "test")
+    counterfactual: Callable[[Data], Images | None] | None = None
+    download: Callable[[Path, Progress | None], Path] | None = None
+    second_label: bool = False
+    holdout: bool = False
+    classes: int = 100
+    images: int = 50_000
+    seconds: float = 1.5
+    paper_dims: int = 64
+    paper_k: int = 5
+    probe: str = "cifar"
+
+class Registry(MutableMapping[str, Dataset]):
+    """Data sets by name; one entered as "module:NAME" is imported when it is first asked for."""
+
+    def __init__(self, entries: dict[str, Dataset | str]) -> None:
+        self._entries = entries
+
+    def __getitem__(self, name: str) -> Dataset:
+        entry = self._entries[name]
+        if isinstance(entry, str):
+            module, _, attribute = entry.partition(":")
+            entry = self._entries[name] = getattr(importlib.import_module(module, __package__), attribute)
+        return entry
+
+    def __setitem__(self, name: str, entry: Dataset | str) -> None:
+        self._entries[name] = entry
+
+    def __delitem__(self, name: str) -> None:
+        del self._entries[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries  # without importing it
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+DATASETS = Registry(
+    {
+        "scenes": ".scenes:SCENES",
+        "cifar10": ".cifar:CIFAR10",
+        "cifar100": ".cifar:CIFAR100",
+        "imagenet100": ".imagenet100:IMAGENET100",
+        "folder": ".folder:FOLDER",
+        "waterbirds": ".waterbirds:WATERBIRDS",
+        "shards": ".shards:SHARDS",
+        "arrays": ".arrays:ARRAYS",
+    }
+)
+
+
+def load(data: Data, split: str, progress: Progress | None = None) -> Images:
     """Load one split of a data set.
 
     Parameters
@@ -42,11 +117,21 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     -------
     Images; pixels may be memory-mapped.
     """
-    if data.name not in LOADERS:
-        raise InputError(f"no data set {data.name!r}, expected one of {', '.join(LOADERS)}")
-    if split not in ("train", "test") and not (split == "val" and data.name == "waterbirds"):
-        raise InputError(f"{data.name} has no split {split!r}, expected train or test")
+    from .images import printable
+
+    known = DATASETS[data.name]
+    if split not in known.splits:
+        raise InputError(f"{data.name} has no split {split!r}, expected {' or '.join(known.splits)}")
     try:
-        return LOADERS[data.name](data, split, progress)
+        return known.load(data, split, progress)
     except OSError as error:
         raise InputError(f"{printable(str(error.filename or data.root), 300)}: {error.strerror or error}") from None
+
+
+def download(name: str, root: str | Path, progress: Progress | None = None) -> Path:
+    """Fetch a data set from its home into the folder `root`."""
+    fetch = DATASETS[name].download if name in DATASETS else None
+    if fetch is None:
+        can = [known for known in DATASETS if DATASETS[known].download]
+        raise InputError(f"{name!r} cannot be downloaded, expected one of {', '.join(can)}")
+    return fetch(Path(root).expanduser(), progress)

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import math
-import os
-import struct
-import tokenize
-import zipfile
-import zlib
-from collections.abc import Sequence
-from pathlib import Path
-from typing import IO
-
 import numpy as np
 
 from .. import recipes
+from ..arrays import check_room, read_arrays
 from ..errors import InputError
+from . import Dataset
 from .decode import resized
-from .folder import given_path
+from .folder import FOLDER, given_path
 from .images import Images, Progress, at_least_two, held_out, no_test_split, printable
 
-WANTED = ("images", "labels", "y", "backgrounds", "class_names", "background_names")
-WANTED_TEST = ("test_images", "test_labels", "test_backgrounds")
-UNREADABLE = (  # what zipfile, zlib and NumPy's header parser raise over damaged bytes
-    *(OSError, ValueError, EOFError, SyntaxError, TypeError, KeyError, OverflowError, MemoryError, RuntimeError),
-    *(struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+WANTED = (
+    *("images", "labels", "y", "backgrounds", "class_names", "background_names"),
+    *("test_images", "test_labels", "test_backgrounds"),
 )
 CHUNK = 1024  # images converted at a time
 
@@ -38,31 +28,26 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     """
     path = given_path(data.root)
     shown = printable(str(path), 300)
-    if not path.is_file():
-        raise InputError(f"{shown}: no such file, expected an .npz or .npy")
-    try:
-        if path.suffix == ".npy":
-            arrays = {"images": np.load(path, mmap_mode="r", allow_pickle=False)}
-        elif path.suffix == ".npz":
-            arrays = read_npz(path)
-        else:
-            raise InputError(f"{shown}: expected an .npz or .npy file")
-        if "images" not in arrays:
-            raise InputError(f"{shown}: no array named images in it")
-        return _split(_number_labels(arrays), data, split, shown)
-    except InputError:
-        raise
-    except UNREADABLE as error:
-        raise InputError(f"{shown}: cannot be read: {printable(str(error), 200)}") from None
+    arrays = read_arrays(path, WANTED, needed=("images",))
+    if "labels" not in arrays and "y" in arrays:
+        arrays["labels"] = arrays["y"]
+    for what, names in (("labels", "class_names"), ("backgrounds", "background_names")):
+        arrays |= _numbered(arrays, what, names, shown)
+    return _split(arrays, data, split, shown)
 
 
-def _number_labels(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Labels that are words become numbers, and the words class names; the same in both splits."""
-    keys = [key for key in ("labels" if "labels" in arrays else "y", "test_labels") if key in arrays]
-    if "class_names" in arrays or not keys or any(arrays[key].dtype.kind != "U" for key in keys):
-        return arrays
-    words = np.unique(np.concatenate([arrays[key].ravel() for key in keys]))
-    return arrays | {key: np.searchsorted(words, arrays[key]) for key in keys} | {"class_names": words}
+def _numbered(arrays: dict[str, np.ndarray], what: str, names: str, shown: str) -> dict[str, np.ndarray]:
+    """Labels without names, if they are words or numbers with gaps, as indices into those; the same in both splits.
+
+    So the largest number does not decide how much memory the classes take.
+    """
+    keys = [key for key in (what, f"test_{what}") if key in arrays]
+    if names in arrays or not keys or any(arrays[key].ndim != 1 or arrays[key].dtype.kind not in "Uiu" for key in keys):
+        return {}  # what is wrong with them is said where they are used
+    distinct = np.unique(np.concatenate([arrays[key] for key in keys]))
+    if distinct.dtype.kind != "U" and (not len(distinct) or distinct[0] < 0 or distinct[-1] == len(distinct) - 1):
+        return {}
+    return {key: np.searchsorted(distinct, arrays[key]) for key in keys} | {names: distinct.astype(str)}
 
 
 def _split(arrays: dict[str, np.ndarray], data: recipes.Data, split: str, shown: str) -> Images:
@@ -71,16 +56,14 @@ def _split(arrays: dict[str, np.ndarray], data: recipes.Data, split: str, shown:
     images = _channels_first(arrays[prefix + "images"], shown)
     if split == "train":
         at_least_two(len(images), shown)
-    labels = arrays.get("test_labels") if prefix else arrays.get("labels", arrays.get("y"))
-    whole = {"labels": labels, "backgrounds": arrays.get(prefix + "backgrounds")}
+    whole = {what: arrays.get(prefix + what) for what in ("labels", "backgrounds")}
     second = {what: _integers(values, len(images), what, shown) for what, values in whole.items()}
     if not own_test and (data.holdout > 0 or split == "test"):
         out = held_out([str(i) for i in range(len(images))], data.holdout, data.seed)
         if split == "test" and not out.any():
             raise no_test_split(shown)
         chosen = np.flatnonzero(out == (split == "test"))
-        if images[:1].nbytes * len(chosen) > _memory():
-            raise InputError(f"{shown}: larger than memory; with data.holdout=0 it is read in place")
+        check_room(images[:1].nbytes * len(chosen), f"{shown} (which data.holdout=0 reads in place)")
         images = images[chosen]
         second = {what: None if values is None else values[chosen] for what, values in second.items()}
         if split == "train":
@@ -111,6 +94,7 @@ def _bytes(images: np.ndarray, shown: str) -> np.ndarray:
     """Floats in [0, 1] to uint8, a chunk at a time; uint8 stays what it is, memory-mapped or not."""
     if images.dtype == np.uint8:
         return images
+    check_room(images.size, f"{shown} as bytes")
     out = np.empty(images.shape, np.uint8)
     for start in range(0, len(images), CHUNK):
         chunk = np.asarray(images[start : start + CHUNK], np.float32)
@@ -143,40 +127,12 @@ def _names(values: np.ndarray | None, what: str, shown: str) -> tuple[str, ...] 
     return tuple(str(value) for value in values)
 
 
-def read_npz(path: Path, names: Sequence[str] = WANTED + WANTED_TEST) -> dict[str, np.ndarray]:
-    """The arrays of these names, nothing pickled, and none that would not fit into memory (zip bombs)."""
-    arrays: dict[str, np.ndarray] = {}
-    with zipfile.ZipFile(path) as archive:
-        found = {name: f"{name}.npy" for name in names if f"{name}.npy" in archive.NameToInfo}
-        infos = [archive.getinfo(member) for member in found.values()]
-        total = sum(info.file_size for info in infos)
-        free = _memory()
-        if total > free:
-            raise InputError(f"{printable(str(path), 300)}: unpacks to {total >> 20} MiB, {free >> 20} MiB are free")
-        for info in infos:
-            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise InputError(f"{printable(str(path), 300)}: {info.filename} is packed in a way NumPy does not use")
-            with archive.open(info) as file:
-                _check_header(file, info)
-        for name, member in found.items():
-            with archive.open(member) as file:
-                arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
-    return arrays
-
-
-def _check_header(file: IO[bytes], info: zipfile.ZipInfo) -> None:
-    """NumPy believes a header, and allocates what it promises, before any data comes."""
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(file)
-    if math.prod(shape) * dtype.itemsize > info.file_size or min(shape, default=0) < 0:
-        raise ValueError(f"{info.filename} promises {shape} {dtype} in {info.file_size} bytes")
-
-
-def _memory() -> int:
-    """Bytes of memory that can be taken without swapping."""
-    try:
-        with open("/proc/meminfo") as file:
-            return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+ARRAYS = Dataset(
+    name="arrays",
+    title="Arrays",
+    settings=recipes.replace_fields(
+        FOLDER.settings, data={"size": 32}, views={"size": 32}, model={"stem": "cifar"}
+    ),
+    load=load,
+    holdout=True,
+)

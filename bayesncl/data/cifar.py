@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import pickle
@@ -17,6 +18,7 @@ import numpy as np
 
 from .. import recipes
 from ..errors import InputError
+from . import Dataset
 from .archive import TAR_ERRORS, safe_name
 from .decode import resized
 from .folder import existing_folder, given_path
@@ -66,6 +68,12 @@ LAYOUTS = {
     ),
 }  # fmt: skip
 CLASSES = {"cifar10": 10, "cifar100": 100}
+# mean and standard deviation of the training pixels; the published evaluation took the last pair for both data sets
+STATS = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
+EVALUATION_STATS = ((0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.261))
 OFFICIAL = {"train": 50_000, "test": 10_000}
 
 
@@ -94,12 +102,10 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     return Images(resized(every, data.size), np.concatenate(labels).astype(np.int64), class_names=names)
 
 
-def download(name: str, root: str | Path, progress: Progress | None = None) -> Path:
-    """Fetch the official binary archive of `name` ("cifar10" or "cifar100") into the folder `root`."""
-    if name not in LAYOUTS:
-        raise InputError(f"{name!r} cannot be downloaded, expected one of {', '.join(LAYOUTS)}")
+def fetch_archive(name: str, folder: Path, progress: Progress | None = None) -> Path:
+    """Fetch the official binary archive."""
     layout = LAYOUTS[name][0]
-    return fetch(HOME + layout.archive, Path(root).expanduser() / layout.archive, layout.md5, progress)
+    return fetch(HOME + layout.archive, folder / layout.archive, layout.md5, progress)
 
 
 def _find(name: str, root: str) -> tuple[Layout, Path]:
@@ -274,3 +280,27 @@ class _Unpickler(pickle.Unpickler):
 
 def _shown(path: Path) -> str:
     return printable(str(path), 300)
+
+
+def _dataset(name: str, title: str, paper_dims: int, paper_k: int) -> Dataset:
+    data = recipes.Data(
+        mean=STATS[name][0],
+        std=STATS[name][1],
+        paper_mean=EVALUATION_STATS[0],
+        paper_std=EVALUATION_STATS[1],
+    )
+    return Dataset(
+        name=name,
+        title=title,
+        settings=recipes.Recipe(data=data, run=recipes.Run(epochs=200, batch=256)),
+        load=load,
+        download=functools.partial(fetch_archive, name),
+        classes=CLASSES[name],
+        images=OFFICIAL["train"],
+        paper_dims=paper_dims,
+        paper_k=paper_k,
+    )
+
+
+CIFAR10 = _dataset("cifar10", "CIFAR-10", 64, 1)
+CIFAR100 = _dataset("cifar100", "CIFAR-100", 128, 5)

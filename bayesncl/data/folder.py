@@ -15,6 +15,7 @@ import numpy as np
 
 from .. import recipes
 from ..errors import InputError
+from . import Dataset
 from .archive import Entry
 from .cache import decoded
 from .decode import SUFFIXES, Square
@@ -139,3 +140,18 @@ def _identity(info: os.stat_result) -> tuple[int, int]:
 
 def _shown(path: Path) -> str:
     return printable(str(path), 300)
+
+
+IMAGENET_STATS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+FOLDER = Dataset(
+    name="folder",
+    title="Folder",
+    settings=recipes.Recipe(
+        data=recipes.Data(size=128, **IMAGENET_STATS),
+        views=recipes.Views(size=112),
+        model=recipes.Model(stem="imagenet"),
+        run=recipes.Run(epochs=200, batch=256),
+    ),
+    load=load,
+    holdout=True,
+)

@@ -8,9 +8,10 @@ import numpy as np
 
 from .. import recipes
 from ..errors import InputError
+from . import Dataset
 from .cache import decoded
 from .decode import BILINEAR, Square
-from .folder import existing_folder, scan
+from .folder import IMAGENET_STATS, existing_folder, scan
 from .images import Images, Progress, printable
 
 LAYOUTS = ("", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")  # where train/ and val/ lie in the usual copies
@@ -50,3 +51,22 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     number = {wnid: i for i, wnid in enumerate(wnids)}
     labels = np.array([number[name.split("/")[0]] for name in names], np.int64)
     return Images(pixels, labels, class_names=wnids, names=names)
+
+
+IMAGENET100 = Dataset(
+    name="imagenet100",
+    title="ImageNet-100",
+    settings=recipes.Recipe(
+        data=recipes.Data(size=256, **IMAGENET_STATS),
+        views=recipes.Views(size=224),
+        model=recipes.Model(stem="imagenet", hidden=16384, dim=2048, rectifier="relu"),
+        gate=recipes.Gate(prior=0.6, lr=0.0375),
+        optimiser=recipes.Optimiser(lr=0.3),
+        run=recipes.Run(epochs=100, batch=128),
+    ),
+    load=load,
+    images=126_689,
+    seconds=12.0,
+    paper_dims=256,
+    probe="imagenet",
+)

@@ -13,10 +13,11 @@ import numpy as np
 
 from .. import recipes
 from ..errors import InputError
+from . import Dataset
 from .archive import Entry, members
 from .cache import decoded
 from .decode import SUFFIXES, Square
-from .folder import existing_folder, split_folders
+from .folder import FOLDER, existing_folder, split_folders
 from .images import Images, Progress, at_least_two, held_out, no_test_split, printable
 
 MOST_CLASSES = 1_000_000
@@ -97,3 +98,12 @@ def _label(entry: Entry, shard: Path) -> int:
     if not 0 <= label < MOST_CLASSES:
         raise InputError(f"{printable(str(shard), 300)}: {printable(entry.name)} does not hold a class number")
     return label
+
+
+SHARDS = Dataset(
+    name="shards",
+    title="Shards",
+    settings=recipes.replace_fields(FOLDER.settings, data={"size": 256}, views={"size": 224}),
+    load=load,
+    holdout=True,
+)

@@ -15,15 +15,16 @@ import numpy as np
 
 from .. import recipes
 from ..errors import InputError
+from . import Dataset
 from .archive import Entry, members, safe_name
 from .cache import decoded
 from .decode import Square
-from .folder import existing_folder, given_path
+from .folder import FOLDER, existing_folder, given_path
 from .images import Images, Progress, printable
 
 BIRDS = ("landbird", "waterbird")
 PLACES = ("land", "water")
-SPLITS = {"train": "0", "val": "1", "test": "2"}
+SPLITS = {"train": "0", "test": "2", "val": "1"}
 MOST_TABLE = 64 << 20  # bytes of a csv
 
 Find = Callable[[str], Entry | None]  # from a name relative to the csv to where its bytes are
@@ -50,6 +51,14 @@ def swapped(data: recipes.Data, progress: Progress | None = None) -> Images:
             raise InputError(f"{where}: swapped.csv has no row for {printable(str(row.get('img_filename')))}")
         rows.append({**swap, "y": row.get("y", "")})
     return _images(data, rows, "swapped_filename", "swapped_place", find, where, progress)
+
+
+def swapped_if_there(data: recipes.Data) -> Images | None:
+    """As `swapped`; None where the release does not hold those images."""
+    try:
+        return swapped(data)
+    except InputError:
+        return None
 
 
 def _images(
@@ -116,3 +125,15 @@ def _binary(rows: list[dict[str, str]], column: str, where: str) -> np.ndarray:
         if row.get(column) not in ("0", "1"):
             raise InputError(f"{where}: column {column} holds {printable(str(row.get(column)))!r}, expected 0 or 1")
     return np.array([int(row[column]) for row in rows], np.int64)
+
+
+WATERBIRDS = Dataset(
+    name="waterbirds",
+    title="Waterbirds",
+    settings=FOLDER.settings,
+    load=load,
+    splits=tuple(SPLITS),
+    counterfactual=swapped_if_there,
+    second_label=True,
+    classes=len(BIRDS),
+)

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..backbones import set_views
+from ..data import DATASETS
 from ..model import Encoder, build_model
 from ..recipes import Recipe
 from ..train import assemble
 
-CLASSES = {"scenes": 10, "cifar10": 10, "waterbirds": 2}  # of the online classifier; 100 for the others
 PARTS = ("backbone", "projector", "gate", "classifier")
 
 
@@ -41,7 +41,7 @@ def cost(recipe: Recipe, classes: int | None = None) -> dict[str, Any]:
     both views of one image; also `macs_by_part`), `macs_per_batch`, `flops_per_step` (forward and backward, two per
     multiply-add, by torch's counter, similarities included), `batch`, `classes`.
     """
-    classes = classes or CLASSES.get(recipe.data.name, 100)
+    classes = classes or DATASETS[recipe.data.name].classes
     with torch.device("meta"):
         model = build_model(recipe)
         classifier = nn.Linear(int(model.backbone.features), classes)  # type: ignore[arg-type]

@@ -168,7 +168,7 @@ def rounded(tree: Any) -> Any:
 
 
 def _effective(recipe: Recipe) -> dict[str, Any]:
-    tree = recipe.to_dict()
+    tree = recipe.to_identity()
     del tree["name"], tree["data"]["root"]
     for field in WITHOUT_EFFECT:
         del tree["run"][field]

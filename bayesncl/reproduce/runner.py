@@ -28,9 +28,6 @@ from ..train import default_device, train
 from . import ledger
 from .experiments import recipe_of
 
-# Stated, not measured: minutes of a published run on one H200. The ledger's own times are used where there are any.
-MINUTES = {"cifar10": 5.0, "cifar100": 5.0, "imagenet100": 20.0, "scenes": 0.1}
-EPOCHS = {"cifar10": 200, "cifar100": 200, "imagenet100": 100, "scenes": 2}
 DEEPER = 2.3  # ResNet-50 over ResNet-18, by multiply-adds
 SHOWN_DIMS, SHOWN_IMAGES = 3, 10  # of the figures that show what dimensions respond to
 # folder under --data: key in `extra`
@@ -193,8 +190,7 @@ def estimate(recipe: Recipe, entries: Iterable[ledger.Entry] = ()) -> float:
             times.append((seconds["train"] + (seconds["evaluate"] or 0.0)) / entry["epochs"])
     if times:
         return min(times) * recipe.run.epochs
-    per_epoch = 60 * MINUTES.get(recipe.data.name, 5.0) / EPOCHS.get(recipe.data.name, 200)
-    return per_epoch * recipe.run.epochs * (DEEPER if recipe.model.backbone == "resnet50" else 1.0)
+    return datasets.DATASETS[recipe.data.name].seconds * recipe.run.epochs * (DEEPER if recipe.model.backbone == "resnet50" else 1.0)
 
 
 class Library:
@@ -282,8 +278,8 @@ def run_list(
         stem = Path(ledger.file_name(recipe)).stem
         try:
             splits = library.load(recipe)
-            own = recipe.data.name == "scenes"
-            roots = ({"scenes": ""} if own else library.backgrounds()) if background else {}
+            own = datasets.DATASETS[recipe.data.name].second_label
+            roots = ({recipe.data.name: ""} if own else library.backgrounds()) if background else {}
             path = run_experiment_run(
                 library.rooted(recipe), splits, results, models, device=device, display=display,
                 paper_probe=paper_probe, backgrounds=roots, keep_model=keep_models, complete=complete,

@@ -1,0 +1,394 @@
+"""Arrays from files that are not trusted, and features and labels from whatever people hold them in.
+
+`read_arrays` is the one reader of .npy, .npz, .safetensors, .csv and .parquet. Nothing is unpickled. What a header
+promises is compared with what is there, and with free memory, before anything is allocated; checksums are verified.
+Arrays that are not compressed are memory-mapped, so that their size does not matter.
+"""
+
+from __future__ import annotations
+
+import array
+import csv
+import json
+import os
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+from .data.images import printable
+from .errors import InputError
+
+Array = Any  # numpy array or torch tensor, or what numpy makes an array of
+
+DAMAGE = (  # what zipfile, zlib, JSON, csv and NumPy's header parser raise over damaged bytes
+    *(OSError, ValueError, EOFError, SyntaxError, TypeError, KeyError, OverflowError, MemoryError, RuntimeError),
+    *(struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error, csv.Error),
+)
+MAX_HEADER = 10_000  # bytes; the header of a plain .npy takes 128
+MAX_TENSORS = 16 << 20  # bytes of a safetensors header
+BLOCK = 1 << 20  # elements, or bytes, looked at in one go
+TENSORS = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
+    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
+}  # fmt: skip
+COLUMNS = {  # of tables: what they hold by their heading; all other columns are features
+    **dict.fromkeys(("y", "label", "labels", "class"), "y"),
+    **dict.fromkeys(("name", "names", "file", "path"), "names"),
+}
+
+Reader = Callable[[], np.ndarray]
+
+
+def read_arrays(path: str | Path, names: Sequence[str], needed: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """The arrays of a file that have these names.
+
+    Parameters
+    ----------
+    path : .npz or .safetensors, which hold arrays by name; .npy, which holds one: it gets the first of `names`; .csv or
+        .parquet, a table: columns headed y or label give `y`, name or path give `names`, all the others `z` [N, D] (in
+        .parquet also one column of lists).
+    names : those wanted.
+    needed : those that must be there.
+
+    Returns
+    -------
+    Numbers, booleans or text by name, memory-mapped where they are not compressed.
+    """
+    path = Path(path)
+    shown = printable(str(path), 300)
+    if not path.is_file():
+        raise InputError(f"no such file: {shown}")
+    try:
+        members = _members(path, names)
+        for name in needed:
+            if name not in members:
+                held = ", ".join(sorted(members)) or "nothing"
+                raise InputError(f"{shown}: no array named {name} in it, it holds {printable(held, 200)}")
+        found = {}
+        for name in names:
+            if name in members:
+                try:
+                    found[name] = _checked_text(members[name]())
+                except InputError as error:
+                    raise InputError(f"{shown}, array {name}: {error}") from None
+        return found
+    except InputError:
+        raise
+    except DAMAGE as error:
+        raise InputError(f"{shown}: cannot be read: {_line(error)}") from None
+
+
+def read_features(path: str | Path, labels_path: str | Path | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Features `z` and labels `y` of a file; labels may lie in another one, by default `y.npy` beside a `.npy`."""
+    path = Path(path)
+    if labels_path is None and path.suffix == ".npy":
+        labels_path = path.with_name("y.npy")
+    features = read_arrays(path, ("z",) if labels_path else ("z", "y"), needed=("z",))
+    labels = read_arrays(labels_path, ("y",)) if labels_path else features
+    if "y" not in labels:
+        raise InputError(f"labels missing: no array y [N] in {labels_path or path}")
+    return features["z"], labels["y"]
+
+
+def as_features(features: Array) -> np.ndarray:
+    """Features as float16, float32 or float64 [N, D]; a memory map stays one."""
+    features = _as_numpy(features)
+    if features.ndim != 2:
+        raise InputError(f"features must be [N, D], got shape {list(features.shape)}")
+    if 0 in features.shape:
+        raise InputError(f"features are empty: shape {list(features.shape)}")
+    if features.dtype.kind in "iub":
+        check_room(8 * features.size, "features as float64")
+        return features.astype(np.float64)
+    if features.dtype.kind != "f" or features.dtype.itemsize > 8:
+        raise InputError(f"features must be float16, float32 or float64, got {features.dtype}")
+    return features if features.dtype.isnative else features.astype(features.dtype.newbyteorder("="))
+
+
+def as_labels(labels: Array, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Labels of any kind as indices.
+
+    Parameters
+    ----------
+    labels : [N] integers (any, also negative or with gaps), integer-valued floats, booleans or strings.
+    count : N of the features they belong to.
+
+    Returns
+    -------
+    int64 [N] in 0..C-1, and the C distinct labels in sorted order.
+    """
+    labels = _as_numpy(labels)
+    if labels.ndim != 1:
+        raise InputError(f"labels must be [N], got shape {list(labels.shape)}")
+    if len(labels) != count:
+        raise InputError(f"{len(labels)} labels for {count} rows of features")
+    if labels.dtype.kind not in "fiubUS" or labels.dtype.itemsize == 0:
+        raise InputError(f"labels must be whole numbers or strings, got {labels.dtype}")
+    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
+        raise InputError("labels must be whole numbers or strings, got NaN or infinity")
+    if labels.dtype.kind == "f" and not np.array_equal(labels, np.trunc(labels)):
+        raise InputError(f"labels must be whole numbers or strings, got {labels[labels != np.trunc(labels)][0]}")
+    if count < 2:
+        raise InputError("one row of features only; the measures need at least two")
+    names, index = np.unique(_checked_text(labels), return_inverse=True)
+    if len(names) < 2:
+        raise InputError(f"labels hold one class only ({names[0]}); the measures need at least two")
+    return index.astype(np.int64), names
+
+
+def unit_rows(features: Array) -> np.ndarray:
+    """Rows of unit length, float32 [N, D], whatever the scale they come in; zero rows stay zero."""
+    features = as_features(features)
+    out = np.empty(features.shape, np.float32)
+    step = max(1, BLOCK // features.shape[1])
+    for start in range(0, len(features), step):
+        rows = np.asarray(features[start : start + step])
+        rows = rows.astype(np.float32) if rows.dtype.itemsize < 4 else rows
+        largest = np.abs(rows).max(1, keepdims=True)
+        if not np.isfinite(largest).all():
+            row = start + int(np.flatnonzero(~np.isfinite(largest))[0])
+            raise InputError(f"features must be finite numbers, row {row} holds NaN or infinity")
+        # The largest entry is taken out first: squares of very small or large numbers are 0 or infinite.
+        rows = rows / np.where(largest > 0, largest, 1)
+        length = np.sqrt(np.einsum("nd,nd->n", rows, rows))[:, None]
+        out[start : start + step] = rows / np.where(length > 0, length, 1)
+    return out
+
+
+def memory() -> int:
+    """Bytes of memory now available, or all there is where the system does not say."""
+    try:
+        with open("/proc/meminfo") as file:
+            return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_room(size: int, what: str) -> None:
+    """InputError where `size` bytes would take more than half of free memory."""
+    if size > memory() // 2:
+        raise InputError(f"{what} would take {size >> 20:,} MiB, over half of free memory ({memory() >> 20:,} MiB)")
+
+
+def _as_numpy(values: Array) -> np.ndarray:
+    if hasattr(values, "detach"):  # a tensor
+        values = values.detach().cpu()
+        values = (values.float() if str(values.dtype) == "torch.bfloat16" else values).numpy()
+    return values if isinstance(values, np.ndarray) else np.asarray(values)
+
+
+def _members(path: Path, names: Sequence[str]) -> dict[str, Reader]:
+    """How to read each array of a file, by name."""
+    with open(path, "rb") as file:
+        magic = file.read(8)
+    if magic.startswith(npy.MAGIC_PREFIX):
+        return {names[0]: lambda: _map_npy(path, 0, os.path.getsize(path))}
+    if magic.startswith(b"PK"):
+        with zipfile.ZipFile(path) as archive:
+            infos = [info for info in archive.infolist() if info.filename.endswith(".npy")]
+        return {info.filename.removesuffix(".npy"): _zipped(path, info) for info in infos}
+    if magic.startswith(b"PAR1"):
+        return _parquet(path)
+    if path.suffix == ".safetensors":
+        return _tensors(path)
+    if path.suffix == ".csv":
+        return _csv(path)
+    raise InputError(
+        f"{printable(str(path), 300)} is not an .npz, .npy, .safetensors, .csv or .parquet file that can be read"
+    )
+
+
+def _zipped(path: Path, info: zipfile.ZipInfo) -> Reader:
+    def read() -> np.ndarray:
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise InputError("it is packed in a way NumPy does not use")
+        with zipfile.ZipFile(path) as archive, archive.open(info) as stream:
+            if info.compress_type == zipfile.ZIP_STORED:
+                while stream.read(BLOCK):  # to the end, where zipfile compares the checksum
+                    pass
+                with open(path, "rb") as file:
+                    file.seek(info.header_offset + 26)  # lengths of name and extra field in the local header
+                    start = info.header_offset + 30 + sum(struct.unpack("<HH", file.read(4)))
+                return _map_npy(path, start, start + info.file_size)
+            shape, _, dtype = _header(stream)
+            size = _checked_size(shape, dtype, info.file_size)
+            check_room(size, "unpacked it")
+        with zipfile.ZipFile(path) as archive, archive.open(info) as stream:
+            values = npy.read_array(stream, allow_pickle=False, max_header_size=MAX_HEADER)
+            if stream.read(1):  # compares the checksum, too
+                raise InputError("it holds more than its header says")
+        return values
+
+    return read
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    version = npy.read_magic(file)
+    reader = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
+    if reader is None:
+        raise InputError(f"a .npy of version {version}, not a plain array")
+    shape, fortran, dtype = reader(file, max_header_size=MAX_HEADER)
+    if min(shape, default=0) < 0 or max(shape, default=0) >= 2**62:
+        raise InputError(f"not an array: it has shape {list(shape)}")
+    return shape, fortran, dtype
+
+
+def _map_npy(path: Path, start: int, end: int) -> np.ndarray:
+    """The array whose `.npy` image lies between two places of a file, memory-mapped."""
+    with open(path, "rb") as file:
+        file.seek(start)
+        shape, fortran, dtype = _header(file)
+        start = file.tell()
+    return _map(path, start, end, shape, dtype, fortran)
+
+
+def _map(
+    path: Path, start: int, end: int, shape: Sequence[int], dtype: np.dtype, fortran: bool = False
+) -> np.ndarray:
+    there = min(end, os.path.getsize(path)) - start
+    if _checked_size(shape, dtype, there) == 0:
+        return np.empty(shape, dtype)
+    return np.memmap(path, dtype, "r", start, tuple(shape), "F" if fortran else "C")
+
+
+def _checked_size(shape: Sequence[int], dtype: np.dtype, there: int) -> int:
+    """Bytes of an array that is to be made of `there` bytes; refuses what we never use and what cannot be."""
+    if dtype.hasobject:
+        raise InputError("it holds pickled Python objects, which are never read; save plain numbers")
+    if dtype.kind not in "fiubUS" or dtype.itemsize == 0:
+        raise InputError(f"it holds {dtype}, expected real numbers, booleans or text")
+    size = dtype.itemsize
+    for side in shape:  # Python integers: a header may declare more than 64 bits hold
+        size *= side
+    if size > there:
+        raise InputError(f"it is cut short: {list(shape)} {dtype} need {size:,} bytes, {max(there, 0):,} are there")
+    return size
+
+
+def _checked_text(values: np.ndarray) -> np.ndarray:
+    """Text must consist of characters: NumPy stores any 32 bits and fails only when they are looked at."""
+    if values.dtype.kind == "U":
+        codes = np.dtype(np.uint32).newbyteorder(values.dtype.byteorder)
+        flat = np.ascontiguousarray(values).reshape(-1).view(codes)
+        if any((flat[start : start + BLOCK] > 0x10FFFF).any() for start in range(0, len(flat), BLOCK)):
+            raise InputError("it holds text with characters beyond Unicode's last")
+    return values
+
+
+def _tensors(path: Path) -> dict[str, Reader]:
+    """The tensors of a safetensors file: a length, a JSON header with types, shapes and offsets, then the bytes."""
+    whole = os.path.getsize(path)
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(MAX_TENSORS, whole - 8):
+            raise InputError(f"{printable(str(path), 300)}: its header is said to take {length:,} bytes")
+        header = json.loads(file.read(length))
+
+    def reader(entry: Any) -> Reader:
+        def read() -> np.ndarray:
+            begin, end = entry["data_offsets"]
+            shape = entry["shape"]
+            if entry["dtype"] not in TENSORS or not all(type(n) is int and 0 <= n < 2**62 for n in [begin, end, *shape]):
+                raise InputError(f"not a tensor of a known type: {printable(str(entry))}")
+            values = _map(path, 8 + length + begin, 8 + length + end, shape, np.dtype(TENSORS[entry["dtype"]]))
+            if entry["dtype"] != "BF16":
+                return values
+            check_room(4 * values.size, "as float32 it")
+            return (values.astype(np.uint32) << 16).view(np.float32)
+
+        return read
+
+    return {str(name): reader(entry) for name, entry in header.items() if name != "__metadata__"}
+
+
+def _csv(path: Path) -> dict[str, Reader]:
+    """Features, labels and names of a table with a heading; one of numbers alone may do without."""
+    check_room(16 * os.path.getsize(path), f"{printable(str(path), 300)}: the table")
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        rows = csv.reader(file)
+        first = next(rows, [])
+        kinds = [COLUMNS.get(cell.strip().lower(), "z") for cell in first]
+        columns: dict[str, list[str]] = {kind: [] for kind in kinds if kind != "z"}
+        values = array.array("d")
+
+        def take(row: list[str]) -> None:
+            if len(row) != len(first):
+                raise InputError(
+                    f"{printable(str(path), 300)}, line {rows.line_num}: {len(row)} columns, expected {len(first)}"
+                )
+            values.extend([float(cell) for cell, kind in zip(row, kinds) if kind == "z"])
+            for cell, kind in zip(row, kinds):
+                if kind != "z":
+                    columns[kind].append(cell)
+
+        if all(_is_number(cell) for cell in first):
+            take(first)
+        for row in rows:
+            take(row)
+    width = kinds.count("z")
+    found: dict[str, Reader] = {kind: lambda column=column: _text(column) for kind, column in columns.items()}  # type: ignore[misc]
+    if width:
+        found["z"] = lambda: np.frombuffer(values, np.float64).reshape(-1, width)
+    return found
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _text(cells: list[Any]) -> np.ndarray:
+    """A column of whole numbers, or of text."""
+    try:
+        return np.array([int(cell) for cell in cells], np.int64)
+    except (ValueError, TypeError, OverflowError):
+        texts = [str(cell) for cell in cells]
+        check_room(4 * len(texts) * max(map(len, texts)), "as an array it")
+        return np.array(texts)
+
+
+def _parquet(path: Path) -> dict[str, Reader]:
+    try:
+        import pyarrow
+        from pyarrow import parquet, types
+    except ImportError:
+        raise InputError("a .parquet file needs the extra: pip install 'bayesncl[tables]'") from None
+    try:
+        batches = []
+        free = memory() // 2
+        for batch in parquet.ParquetFile(path).iter_batches(1024):
+            batches.append(batch)
+            free -= 2 * batch.nbytes
+            if free < 0:
+                raise InputError(f"{printable(str(path), 300)}: the table would take over half of free memory")
+        table = pyarrow.Table.from_batches(batches)
+        found: dict[str, Reader] = {}
+        features = []
+        for name, column in zip(table.column_names, table.columns):
+            kind = COLUMNS.get(name.lower(), "z")
+            if kind != "z":
+                found[kind] = lambda column=column: _text(column.to_pylist())  # type: ignore[misc]
+            elif types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type):
+                flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
+                features.append(flat.reshape(len(column), -1))
+            else:
+                features.append(column.to_numpy()[:, None])
+    except pyarrow.ArrowException as error:
+        raise InputError(f"{printable(str(path), 300)}: cannot be read: {_line(error)}") from None
+    if features:
+        found["z"] = lambda: features[0] if len(features) == 1 else np.hstack(features)
+    return found
+
+
+def _line(error: BaseException) -> str:
+    return printable(" ".join(str(error).split()), 200) or type(error).__name__
