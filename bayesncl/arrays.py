@@ -90,11 +90,10 @@ def read_features(path: str | Path, labels_path: str | Path | None = None) -> tu
     path = Path(path)
     if labels_path is None and path.suffix == ".npy":
         labels_path = path.with_name("y.npy")
-    features = read_arrays(path, ("z",) if labels_path else ("z", "y"), needed=("z",))
-    labels = read_arrays(labels_path, ("y",)) if labels_path else features
-    if "y" not in labels:
-        raise InputError(f"labels missing: no array y [N] in {labels_path or path}")
-    return features["z"], labels["y"]
+    if labels_path is None:
+        found = read_arrays(path, ("z", "y"), needed=("z", "y"))
+        return found["z"], found["y"]
+    return read_arrays(path, ("z",), ("z",))["z"], read_arrays(labels_path, ("y",), ("y",))["y"]
 
 
 def as_features(features: Array) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The only file that extracts features: every measure and the atlas take them from here.
+"""Features of a split: h, z, gated and which gates are open.
 
 `sound`: eval mode and the normalisation of training. `paper`: BatchNorm with the statistics of each evaluation batch,
 the data's order, the training batch size, and the pixel statistics of the published evaluation.
@@ -6,7 +6,6 @@ the data's order, the training batch size, and the pixel statistics of the publi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -15,11 +14,9 @@ from torch import Tensor
 
 from . import distributed
 from .backbones import batch_statistics
-from .data.images import Images
+from .data.images import Images, Progress
 from .errors import InputError
 from .model import Encoder
-
-Progress = Callable[[int, int, str], None]
 
 
 class Extracted(NamedTuple):

@@ -20,7 +20,7 @@ from .backbones import build_backbone, settle_statistics
 from .errors import InputError
 from .files import tensor_bytes, write_atomic
 from .gates import at_least_float32, open_gates, rectify, top_k_mask
-from .objective import normalise
+from .objective import keep_strongest, normalise
 from .recipes import Recipe, recipe_from_json
 
 if TYPE_CHECKING:
@@ -121,9 +121,7 @@ class Encoder(nn.Module):
             for part in pixels.split(batch):
                 features = self(self.normalise_pixels(part.to(device)))
                 z = features.gated if gated else features.z
-                if keep is not None:
-                    z = normalise(z * top_k_mask(z.abs(), min(keep, z.shape[1])))
-                rows.append(z.cpu())
+                rows.append(keep_strongest(z, keep).cpu())
             return torch.cat(rows) if rows else torch.empty(0, self.recipe.model.dim)
         finally:
             self.train(was_training)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .errors import InputError
-from .gates import at_least_float32
+from .gates import at_least_float32, top_k_mask
 
 DENSE_ROWS = 8192  # up to this many rows the similarity matrix is held whole (256 MiB in float32)
 BLOCK_ROWS = 1024
@@ -20,6 +20,11 @@ def normalise(z: Tensor) -> Tensor:
     z = at_least_float32(z)
     # F.normalize divides the gradient of a zero row by its eps: one closed row would send 1e12 into every bias
     return F.normalize(torch.where((z != 0).any(1, keepdim=True), z, 0.0), dim=1, eps=1e-12)
+
+
+def keep_strongest(z: Tensor, keep: int | None) -> Tensor:
+    """Each row's `keep` entries of largest size, renormalised; None or D and more leave the rows [N, D] as they are."""
+    return z if keep is None or keep >= z.shape[1] else normalise(z * top_k_mask(z.abs(), keep))
 
 
 def info_nce(z: Tensor, temperature: float = 0.2, block: int = 0) -> Tensor:

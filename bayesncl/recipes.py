@@ -38,7 +38,7 @@ def _f(
     choices: Collection[str] = (),
     least: float | None = None,
     most: float | None = None,
-    above: float | None = None,
+    positive: bool = False,
     rising: bool = False,
     added: str | None = None,
 ) -> Any:
@@ -47,12 +47,12 @@ def _f(
     Parameters
     ----------
     choices : the words it may be.
-    least, most : bounds, which it may reach; `above` is one it may not. Of several numbers each must keep them.
+    least, most, positive : bounds; of several numbers each must keep them.
     rising : of two numbers, the first must not be the larger.
     added : the version that brought the field, if later than 0.1.0. At its default it does not count in a run's
         identity, so that older runs keep theirs.
     """
-    rules = {"choices": choices, "least": least, "most": most, "above": above, "rising": rising}
+    rules = {"choices": choices, "least": least, "most": most, "positive": positive, "rising": rising}
     return field(default=default, metadata={"doc": doc, "added": added, **rules})
 
 
@@ -92,10 +92,10 @@ class Data(Part):
     tied: float = _f(0.95, "scenes: share of training objects that stand on their own background", least=0.0, most=1.0)
     seed: int = _f(0, "seed of the images (scenes) or of the held-out choice (all others)", least=0, most=SEEDS)
     mean: Triple = _f((0.5, 0.5, 0.5), "per-channel mean subtracted from pixels in [0, 1]")
-    std: Triple = _f((0.25, 0.25, 0.25), "per-channel standard deviation pixels are divided by", above=0.0)
+    std: Triple = _f((0.25, 0.25, 0.25), "per-channel standard deviation pixels are divided by", positive=True)
     paper_mean: Triple | None = _f(None, "mean the published evaluation used, where it differs from `mean`")
     paper_std: Triple | None = _f(
-        None, "standard deviation the published evaluation used, where it differs from `std`", above=0.0
+        None, "standard deviation the published evaluation used, where it differs from `std`", positive=True
     )
 
 
@@ -104,8 +104,8 @@ class Views(Part):
     """How two views of an image are drawn."""
 
     size: int = _f(32, "side of a view, pixels", least=8, most=1024)
-    crop_scale: Pair = _f((0.08, 1.0), "area of the random crop, as a share of the image", above=0.0, rising=True)
-    crop_ratio: Pair = _f((3 / 4, 4 / 3), "aspect ratio of the random crop, drawn log-uniformly", above=0.0, rising=True)
+    crop_scale: Pair = _f((0.08, 1.0), "area of the random crop, as a share of the image", positive=True, rising=True)
+    crop_ratio: Pair = _f((3 / 4, 4 / 3), "aspect ratio of the random crop, drawn log-uniformly", positive=True, rising=True)
     interpolation: str = _f("bicubic", "how the crop is resized", ("bicubic", "bilinear"))
     jitter: float = _f(0.8, "probability of the colour jitter", least=0.0, most=1.0)
     brightness: float = _f(0.8, "brightness factor is drawn from [1 - b, 1 + b]", least=0.0, most=1.0)
@@ -114,7 +114,7 @@ class Views(Part):
     hue: float = _f(0.2, "hue shift is drawn from [-h, h], in turns of the colour wheel", least=0.0, most=0.5)
     greyscale: float = _f(0.2, "probability of greyscale", least=0.0, most=1.0)
     blur: float = _f(0.5, "probability of Gaussian blur", least=0.0, most=1.0)
-    blur_sigma: Pair = _f((0.1, 2.0), "standard deviation of the blur, pixels", above=0.0, rising=True)
+    blur_sigma: Pair = _f((0.1, 2.0), "standard deviation of the blur, pixels", positive=True, rising=True)
     solarise: float = _f(0.0, "probability of solarisation at mid-grey", least=0.0, most=1.0)
     flip: float = _f(0.5, "probability of a horizontal flip", least=0.0, most=1.0)
 
@@ -251,7 +251,7 @@ def _checked(value: Any, kind: Any, where: str) -> Any:
         return value
     else:
         wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
-    raise InputError(f"{where}: expected {wanted}, got {str(value)[:80]!r}")
+    raise InputError(f"{where}: expected {wanted}, got {repr(value)[:80]}")
 
 
 def _check_range(value: Any, rules: Mapping[str, Any], where: str) -> None:
@@ -264,10 +264,10 @@ def _check_range(value: Any, rules: Mapping[str, Any], where: str) -> None:
             raise InputError(f"{where}: must be at least {rules['least']}, got {number}")
         if rules["most"] is not None and number > rules["most"]:
             raise InputError(f"{where}: must be at most {rules['most']}, got {number}")
-        if rules["above"] is not None and number <= rules["above"]:
-            raise InputError(f"{where}: must be more than {rules['above']:g}, got {number}")
+        if rules["positive"] and number <= 0:
+            raise InputError(f"{where}: must be positive, got {number}")
     if rules["rising"] and value[0] > value[1]:
-        raise InputError(f"{where}: the first must not be the larger, got {value[0]}, {value[1]}")
+        raise InputError(f"{where}: must be 0 < low <= high, got {value[0]}, {value[1]}")
 
 
 def _parsed(text: str, kind: Any) -> Any:

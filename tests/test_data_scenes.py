@@ -137,7 +137,7 @@ def test_redraw_refuses_what_is_not_a_background(background: object) -> None:
 def test_unknown_split_and_name() -> None:
     with pytest.raises(InputError, match="expected train or test"):
         data.load(DATA, "val")
-    with pytest.raises(InputError, match="no data set 'sceens'"):
+    with pytest.raises(InputError, match="no 'sceens'; did you mean scenes"):
         data.load(dataclasses.replace(DATA, name="sceens"), "train")
 
 

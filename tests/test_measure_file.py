@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from bayesncl import cli
+from bayesncl import arrays, cli
+from bayesncl.arrays import read_features
 from bayesncl.errors import InputError
-from bayesncl.measure import arrays, file
-from bayesncl.measure.arrays import read
+from bayesncl.measure import file
 from bayesncl.measure.file import measure_features, measure_file
 from bayesncl.measure.interpretability import interpretability
 from bayesncl.measure.report import compare, render, to_json
@@ -77,12 +77,12 @@ def test_storage_does_not_matter(npz: Path, tmp_path: Path) -> None:
 
 
 def test_uncompressed_arrays_are_mapped(npz: Path, tmp_path: Path) -> None:
-    features, _ = read(npz)
+    features, _ = read_features(npz)
     assert isinstance(features, np.memmap)
     assert np.array_equal(features, FEATURES)
     np.save(tmp_path / "z.npy", FEATURES)
     np.save(tmp_path / "y.npy", LABELS)
-    assert isinstance(read(tmp_path / "z.npy")[0], np.memmap)
+    assert isinstance(read_features(tmp_path / "z.npy")[0], np.memmap)
 
 
 def test_many_rows_use_a_sample_of_queries(npz: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,8 +193,8 @@ def test_bad_files(tmp_path: Path) -> None:
     nan = FEATURES.copy()
     nan[7, 3] = np.nan
     cases: list[tuple[dict[str, np.ndarray], str]] = [
-        ({"z": FEATURES}, "labels missing"),
-        ({"y": LABELS}, "features missing"),
+        ({"z": FEATURES}, "no array named y in it, it holds z"),
+        ({"y": LABELS}, "no array named z in it, it holds y"),
         (good | {"y": LABELS * 0}, "one class"),
         (good | {"y": LABELS[:-1]}, "119 labels for 120 rows"),
         (good | {"y": FEATURES}, r"labels must be \[N\]"),
@@ -215,8 +215,8 @@ def test_bad_files(tmp_path: Path) -> None:
     for name, message in (
         ("text.npz", "not an .npz"),
         ("empty.npz", "not an .npz"),
-        ("none.npz", "no file"),
-        (".", "no file"),
+        ("none.npz", "no such file"),
+        (".", "no such file"),
     ):
         with pytest.raises(InputError, match=message):
             measure_file(tmp_path / name)

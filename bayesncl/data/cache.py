@@ -23,7 +23,7 @@ import tempfile
 import time
 import warnings
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -52,7 +52,13 @@ def folder() -> Path:
 
 
 def decoded(
-    entries: Sequence[Entry], square: Square, *, what: str, strict: bool = False, progress: Progress | None = None
+    entries: Sequence[Entry],
+    square: Square,
+    *,
+    what: str,
+    strict: bool = False,
+    others: Sequence[str] = (),
+    progress: Progress | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Decode images, or find them decoded.
 
@@ -61,7 +67,8 @@ def decoded(
     entries : the image files, in the order wanted.
     square : stored size.
     what : name of the data set, for messages.
-    strict : a file that cannot be decoded is an error; otherwise it is left out and a warning names it.
+    strict : a file that cannot be decoded is an error; otherwise it is skipped and a warning says so.
+    others : names of files beside them that are no images we read; the same warning counts them.
     progress : called with (done, total, what).
 
     Returns
@@ -75,20 +82,20 @@ def decoded(
         raise InputError(
             f"cannot keep decoded images in {folder()}: {error.strerror or error} (BAYESNCL_CACHE names another folder)"
         ) from None
-    if bad:
-        message = _report(entries, bad, what)
-        if strict:
-            raise InputError(message)
-        warnings.warn(message + "; left out", stacklevel=2)
+    if bad and strict:
+        raise InputError(f"{what}: {len(bad)} of {len(entries)} files cannot be decoded: {_named(entries, bad)}")
+    if bad or others:
+        kinds = Counter(printable(Path(name).suffix.lower(), 12) or "without a suffix" for name in others)
+        counts = [f"{count} {kind}" for kind, count in kinds.most_common(5)] + [f"{len(bad)} broken"] * bool(bad)
+        names = _named(entries, bad) or printable(others[0])
+        warnings.warn(f"{what}: {len(bad) + len(others)} files skipped: {', '.join(counts)}, e.g. {names}", stacklevel=2)
     if not len(pixels):
         raise InputError(f"{what}: none of the {len(entries)} files could be decoded")
     return pixels, np.delete(np.arange(len(entries)), [i for i, _ in bad])
 
 
-def _report(entries: Sequence[Entry], bad: list[tuple[int, str]], what: str) -> str:
-    shown = ", ".join(f"{printable(entries[i].name)} ({printable(why)})" for i, why in bad[:5])
-    more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
-    return f"{what}: {len(bad)} of {len(entries)} files cannot be decoded: {shown}{more}"
+def _named(entries: Sequence[Entry], bad: list[tuple[int, str]]) -> str:
+    return ", ".join(f"{printable(entries[i].name)} ({printable(why)})" for i, why in bad[:3])
 
 
 def _find_or_build(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +15,10 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
 MOST_PIXELS = 89_478_485  # Pillow's own limit: more is taken for a decompression bomb
+MOST_DECODED = 50_000_000  # pixels held in memory; a JPEG is reduced while it is decoded, so it may have more
+MANY = 4_000_000  # images of more pixels than this are decoded one at a time
+STRIP = 1 << 20  # pixels converted at a time
+ONE_LARGE = threading.Lock()
 MOST_BYTES = 256 << 20  # of one image file
 
 BICUBIC, BILINEAR = int(Image.Resampling.BICUBIC), int(Image.Resampling.BILINEAR)
@@ -64,7 +70,11 @@ def decode(data: bytes, square: Square) -> np.ndarray:
             # A JPEG can be decoded at 1/2, 1/4 or 1/8; twice the wanted size leaves the resize something to filter.
             enough = 2 * square.resize
             image.draft("RGB", (enough, enough))
-            return _pixels(fit(to_rgb(_upright(image)), square.resize, square.crop, square.resample))
+            count = image.width * image.height
+            if count > MOST_DECODED:
+                raise Undecodable(f"{image.width} x {image.height} pixels, more than {MOST_DECODED:,}")
+            with ONE_LARGE if count > MANY else contextlib.nullcontext():
+                return _pixels(fit(to_rgb(image), square.resize, square.crop, square.resample))
     except Undecodable:
         raise
     except UnidentifiedImageError:
@@ -93,19 +103,27 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any mode to RGB: 16-bit and float scaled to 8 bits, transparency laid on white."""
+    """Any image as RGB: turned as its EXIF says, 16-bit and float scaled to 8 bits, transparency laid on white."""
+    image = _upright(image)
     if image.mode.startswith(("I", "F")):
         image = _eight_bits(image)
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image)
-    return image if image.mode == "RGB" else image.convert("RGB")
+    if not image.has_transparency_data:
+        return image if image.mode == "RGB" else image.convert("RGB")
+    out = Image.new("RGB", image.size)
+    for rows in _strips(image.width, image.height):  # else three copies would be held at once
+        strip = image.crop((0, rows.start, image.width, rows.stop)).convert("RGBA")
+        out.paste(Image.alpha_composite(Image.new("RGBA", strip.size, "white"), strip).convert("RGB"), (0, rows.start))
+    return out
+
+
+def _strips(width: int, height: int) -> list[slice]:
+    step = max(1, STRIP // width)
+    return [slice(top, min(top + step, height)) for top in range(0, height, step)]
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
     """I;16 reaches from 0 to 65535; I and F do not say, so the smallest usual range that holds them is taken."""
-    values = np.asarray(image).astype(np.float32)
+    values = np.asarray(image)
     if not np.isfinite(values).all():
         raise Undecodable("NaN or infinite pixels")
     if image.mode.startswith("I;16"):
@@ -113,7 +131,10 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     else:
         usual = (1.0, 255.0, 65535.0) if image.mode == "F" else (255.0, 65535.0)
         white = next((top for top in usual if values.max() <= top), float(values.max()))
-    return Image.fromarray((values.clip(0, white) * (255.0 / white)).round().astype(np.uint8))
+    out = np.empty(values.shape, np.uint8)
+    for rows in _strips(image.width, image.height):
+        out[rows] = (values[rows].astype(np.float32).clip(0, white) * (255.0 / white)).round()
+    return Image.fromarray(out)
 
 
 def fit(image: Image.Image, resize: int, crop: int, resample: int = BICUBIC) -> Image.Image:

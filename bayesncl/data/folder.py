@@ -26,8 +26,8 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     """Read one split of a folder of images, decoded once and cached."""
     root = existing_folder(data.root)
     train, test = split_folders(root)
-    here = scan(train)
-    there = scan(test) if test else []
+    here, others = scan(train)
+    there, others_there = scan(test) if test else ([], [])
     if not here:
         raise InputError(f"{_shown(train)}: no image files in it (looked for {' '.join(SUFFIXES)})")
     at_least_two(len(here), _shown(train))
@@ -38,12 +38,15 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
         if split == "test" and not out.any():
             raise no_test_split(_shown(root))
         chosen = [entry for entry, o in zip(here, out) if o == (split == "test")]
+        others = others if split == "train" else []  # told once
     else:
-        chosen = there if split == "test" else here
+        chosen, others = (there, others_there) if split == "test" else (here, others)
     if not chosen and split == "test":
         raise InputError(f"{_shown(test or root)}: no image files in it (looked for {' '.join(SUFFIXES)})")
     square = Square(data.size, data.size)
-    pixels, kept = decoded(chosen, square, what=_shown(root), strict=data.strict, progress=progress)
+    pixels, kept = decoded(
+        chosen, square, what=_shown(root), strict=data.strict, others=others, progress=progress
+    )
     if split == "train":
         at_least_two(len(pixels), _shown(root))
     names = [chosen[i].name for i in kept]
@@ -79,12 +82,11 @@ def existing_folder(root: str) -> Path:
     """The data folder, or one line that says what is wrong with it."""
     path = given_path(root)
     try:
-        if not path.exists():
-            raise InputError(f"{_shown(path)}: no such folder")
-        if not path.is_dir():
-            raise InputError(f"{_shown(path)}: a file, expected a folder")
+        there, folder = path.exists(), path.is_dir()
     except (OSError, ValueError) as error:  # a name too long, or with a null byte
         raise InputError(f"{_shown(path)}: {error.args[-1] if error.args else error}") from None
+    if not folder:
+        raise InputError(f"{_shown(path)}: {'a file, expected a folder' if there else 'no such folder'}")
     return path
 
 
@@ -102,15 +104,18 @@ def split_folders(root: Path) -> tuple[Path, Path | None]:
     return root / "train", root / test
 
 
-def scan(root: Path, only: frozenset[str] | None = None) -> list[Entry]:
-    """Image files at and below `root`, sorted by relative path; `only` limits the subfolders of the first level.
+def scan(root: Path, only: frozenset[str] | None = None) -> tuple[list[Entry], list[str]]:
+    """Image files at and below `root`, sorted by relative path, and the names of the other files.
 
     Links are followed, since data sets are often made of them, but no folder is entered twice: there are no loops.
+    `only` limits the subfolders of the first level.
     """
     try:
-        return sorted(_walk(root, "", {_identity(os.stat(root))}, only), key=lambda entry: entry.name)
+        found = sorted(_walk(root, "", {_identity(os.stat(root))}, only), key=lambda entry: entry.name)
     except OSError as error:
         raise InputError(f"{_shown(Path(error.filename or root))}: {error.strerror}") from None
+    images = [entry for entry in found if entry.name.lower().endswith(SUFFIXES)]
+    return images, [entry.name for entry in found if not entry.name.lower().endswith(SUFFIXES)]
 
 
 def _walk(folder: Path, prefix: str, entered: set[tuple[int, int]], only: frozenset[str] | None) -> Iterator[Entry]:
@@ -126,7 +131,7 @@ def _walk(folder: Path, prefix: str, entered: set[tuple[int, int]], only: frozen
             if stat.S_ISDIR(info.st_mode):
                 if only is None or item.name in only:
                     below.append((item.is_symlink(), item.name, info))
-            elif stat.S_ISREG(info.st_mode) and item.name.lower().endswith(SUFFIXES):  # no pipes: they would block
+            elif stat.S_ISREG(info.st_mode):  # no pipes: they would block
                 yield Entry(prefix + item.name, folder / item.name)
     for _, name, info in sorted(below, key=lambda b: b[:2]):  # real folders before links to them
         if _identity(info) not in entered:

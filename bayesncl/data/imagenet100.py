@@ -37,8 +37,7 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
         wanted = " or ".join(folders)
         raise InputError(f"{shown}: no folder {wanted} in it; expected train/WNID/*.JPEG and val/WNID/*.JPEG")
     wnids = classes()
-    entries = scan(found[0], only=frozenset(wnids))
-    entries = [entry for entry in entries if "/" in entry.name]
+    entries = [entry for entry in scan(found[0], only=frozenset(wnids))[0] if "/" in entry.name]
     missing = sorted(set(wnids) - {entry.name.split("/")[0] for entry in entries})
     if missing:
         flat = split == "test" and len(missing) == 100

@@ -13,7 +13,7 @@ from ..errors import InputError
 Progress = Callable[[int, int, str], None]  # done, total, what is being done
 
 NAME_LENGTH = 200  # class names are for people: longer ones are cut
-PATH_LENGTH = 4096  # image names are relative paths
+PATH_LENGTH = 16_384  # image names are relative paths; none is cut, so that no two become the same
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,16 @@ def fingerprint(pixels: np.ndarray) -> tuple[str, str]:
 
 
 def printable(text: str, length: int = 80) -> str:
-    """`text` fit for a terminal and for UTF-8 files: unprintable characters escaped, cut to `length`."""
+    """`text` fit for a terminal and for UTF-8 files: unprintable characters escaped, cut to `length`.
+
+    Backslashes are escaped too, so that texts that differ stay different.
+    """
     if len(text) > length:
         text = text[: length - 1] + "…"
-    if text.isprintable():
+    if text.isprintable() and "\\" not in text:
         return text
     # Escapes as Python writes them, without the quotes: \x1b, \n, \udcff (a byte of a name that is not UTF-8).
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)[: 2 * length]
+    return "".join(c if c.isprintable() and c != "\\" else ascii(c)[1:-1] for c in text)[: 2 * length]
 
 
 def held_out(names: Sequence[str], share: float, seed: int) -> np.ndarray:
