@@ -28,8 +28,8 @@ from .errors import InputError
 Array = Any  # numpy array or torch tensor, or what numpy makes an array of
 
 DAMAGE = (  # what zipfile, zlib, JSON, csv and NumPy's header parser raise over damaged bytes
-    *(OSError, ValueError, EOFError, SyntaxError, TypeError, KeyError, OverflowError, MemoryError, RuntimeError),
-    *(struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error, csv.Error),
+    *(OSError, ValueError, EOFError, SyntaxError, TypeError, KeyError, AttributeError, OverflowError),
+    *(MemoryError, RuntimeError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error, csv.Error),
 )
 MAX_HEADER = 10_000  # bytes; the header of a plain .npy takes 128
 MAX_TENSORS = 16 << 20  # bytes of a safetensors header

@@ -4,6 +4,8 @@ import io
 import os
 import random
 import shutil
+import subprocess
+import sys
 import tracemalloc
 import warnings
 import zlib
@@ -156,6 +158,35 @@ def test_bombs_and_strips_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         decode.decode(packed(flat(0), "PNG"), Square(8, 8))
 
 
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "I;16", "F"])
+def test_strips_do_not_show(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    if mode in ("I;16", "F"):
+        values = rng.integers(0, 65536, (30, 20)).astype(np.uint16)
+        image = Image.fromarray(values if mode == "I;16" else values.astype(np.float32) / 65535)
+    else:
+        image = Image.fromarray(rng.integers(0, 256, (30, 20, 4), dtype=np.uint8), "RGBA").convert(mode)
+        if mode == "P":
+            image.info["transparency"] = 3
+    whole = decode.to_rgb(image).tobytes()
+    monkeypatch.setattr(decode, "STRIP", 70)
+    assert decode.to_rgb(image).tobytes() == whole
+
+
+def test_small_files_of_many_pixels(tmp_path: Path) -> None:
+    """Files of some 100 kB: refused if too large; those that are not are decoded one at a time."""
+    for name, side in (("a", 7_000), ("b", 7_000), ("c", 9_000)):
+        Image.new("1", (side, side)).save(tmp_path / f"{name}.png")
+    script = (
+        "import sys, resource; from bayesncl import data, recipes;"
+        "data.load(recipes.Data(name='folder', root=sys.argv[1], holdout=0), 'train');"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True)
+    assert "c.png (9000 x 9000 pixels, more than 50,000,000)" in done.stderr
+    assert int(done.stdout) < 800_000  # kB
+
+
 def test_other_formats_are_not_tried() -> None:
     for raw in (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", b"P6 2 2 255\n" + bytes(12), b"", b"<svg/>"):
         with pytest.raises(Undecodable, match="not a JPEG"):
@@ -264,7 +295,7 @@ def test_undecodable_files_are_named_and_skipped(tmp_path: Path) -> None:
     for i in range(2):
         (tmp_path / "d" / "a" / f"{i}.HEIC").write_bytes(b"a phone's")
     for _ in range(2):  # decoded, then from the cache
-        with pytest.warns(UserWarning, match=r": 9 files skipped: 2 .heic, 7 broken, e.g. a/bad0.jpg \("):
+        with pytest.warns(UserWarning, match=r": 9 file.s. skipped: 2 .heic, 7 broken, e.g. a/bad0.jpg \("):
             got = data.load(of(tmp_path / "d", holdout=0.0), "train")
         assert [int(p[0, 0, 0]) for p in got.pixels] == list(range(6))
         assert got.names == tuple(f"a/{i}.png" for i in range(6))
@@ -300,7 +331,7 @@ def test_bad_folders_get_one_line(tmp_path: Path) -> None:
     (root / "1.png").unlink()
     for i in range(3):
         (root / f"{i}.png").write_bytes(b"")
-    with pytest.warns(UserWarning, match="3 files skipped: 3 broken"), pytest.raises(InputError, match="none of the 3 files"):
+    with pytest.warns(UserWarning, match="3 file.s. skipped: 3 broken"), pytest.raises(InputError, match="none of the 3 files"):
         data.load(of(root, holdout=0.0), "train")
 
 

@@ -134,6 +134,15 @@ def test_redraw_refuses_what_is_not_a_background(background: object) -> None:
         scenes.redraw(DATA, "test", background)  # type: ignore[arg-type]
 
 
+def test_too_many_scenes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for what in ("train_images", "test_images"):
+        with pytest.raises(InputError, match=f"{what}: must be at most 1000000"):
+            dataclasses.replace(DATA, **{what: 10**9})
+    monkeypatch.setattr("bayesncl.arrays.memory", lambda: 2_000_000)
+    with pytest.raises(InputError, match="1,000 scenes of 32 x 32 would take 2 MiB, over half of free memory"):
+        data.load(DATA, "train")
+
+
 def test_unknown_split_and_name() -> None:
     with pytest.raises(InputError, match="expected train or test"):
         data.load(DATA, "val")

@@ -299,6 +299,43 @@ def test_not_json(text: str) -> None:
         recipe_from_json(text, "there")
 
 
+@pytest.mark.parametrize(
+    ("part", "values", "message"),
+    [
+        ("gate", {"prior": 7}, "gate.prior: must be at most 0.99, got 7"),
+        ("gate", {"kind": "nonsense"}, "gate.kind: no 'nonsense'"),
+        ("gate", {"prior": "0.5"}, "gate.prior: expected a number, got '0.5'"),
+        ("data", {"name": "sceens"}, "data.name: no 'sceens'; did you mean scenes?"),
+        ("data", {"test_images": 10**9}, "data.test_images: must be at most 1000000"),
+        ("views", {"crop_scale": (0.5, 0.1)}, "views.crop_scale: must be 0 < low <= high"),
+        ("run", {"batch": 2.0}, "run.batch: expected a whole number, got 2.0"),
+    ],
+)
+def test_parts_check_themselves_when_built(part: str, values: dict[str, object], message: str) -> None:
+    for build in (lambda: PARTS[part](**values), lambda: dataclasses.replace(PARTS[part](), **values)):
+        with pytest.raises(InputError) as caught:
+            build()
+        assert str(caught.value).startswith(message)
+
+
+def test_values_become_what_their_fields_are() -> None:
+    built = PARTS["data"](mean=[0, 0, 1], holdout=0)
+    assert (built.mean, built.holdout) == ((0.0, 0.0, 1.0), 0.0)
+    assert type(built.holdout) is float
+    assert hash(built) == hash(PARTS["data"](mean=(0.0, 0.0, 1.0), holdout=0.0))
+    for wrong in ({"name": "a/b"}, {"name": 3}, {"gate": {"prior": 0.5}}):
+        with pytest.raises(InputError):
+            Recipe(**wrong)
+
+
+def test_a_field_added_later_counts_once_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Recipe().to_identity() == Recipe().to_dict()
+    field = next(f for f in dataclasses.fields(PARTS["model"]) if f.name == "top_k")
+    monkeypatch.setattr(field, "metadata", {**field.metadata, "added": "0.2.0"})
+    assert "top_k" not in Recipe().to_identity()["model"]
+    assert change(Recipe(), ["model.top_k=3"]).to_identity()["model"]["top_k"] == 3
+
+
 def test_nearest() -> None:
     assert nearest("epoch", ["epochs", "batch"]) == "; did you mean epochs?"
     assert nearest("zzz", ["epochs", "batch"]) == "; there are epochs, batch"

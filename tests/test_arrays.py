@@ -1,0 +1,228 @@
+"""The one reader of array files: what it reads, what it refuses, and what that costs."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bayesncl import arrays
+from bayesncl.arrays import as_features, as_labels, read_arrays, read_features, unit_rows
+from bayesncl.errors import InputError
+from bayesncl.explore import atlas_of_arrays
+
+RNG = np.random.default_rng(0)
+Z = RNG.standard_normal((30, 5)).astype(np.float32)
+Y = RNG.integers(0, 3, 30)
+
+
+def header(shape: tuple[int, ...], descr: str) -> bytes:
+    text = repr({"descr": descr, "fortran_order": False, "shape": shape}).encode()
+    text += b" " * (-(len(text) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+def npz(path: Path, packed: bool, **members: bytes) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED) as archive:
+        for name, raw in members.items():
+            archive.writestr(f"{name}.npy", raw)
+    return path
+
+
+def tensors(path: Path, entries: object, raw: bytes = b"") -> Path:
+    text = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + raw)
+    return path
+
+
+def test_every_format_gives_the_same(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", z=Z, y=Y)
+    np.savez_compressed(tmp_path / "b.npz", z=Z, y=Y)
+    np.save(tmp_path / "z.npy", np.asfortranarray(Z))
+    np.save(tmp_path / "y.npy", Y)
+    from safetensors.numpy import save_file
+
+    save_file({"z": Z, "y": Y}, tmp_path / "c.safetensors")
+    lines = ["label,a,b,c,d,e", *(f"{y}," + ",".join(map(repr, row)) for y, row in zip(Y, Z.tolist()))]
+    (tmp_path / "d.csv").write_text("\n".join(lines))
+    for name in ("a.npz", "b.npz", "z.npy", "c.safetensors", "d.csv"):
+        z, y = read_features(tmp_path / name)
+        assert np.array_equal(z, Z), name
+        assert np.array_equal(y, Y), name
+        assert isinstance(z, np.memmap) == (name in ("a.npz", "z.npy", "c.safetensors"))
+    (tmp_path / "plain.csv").write_text("\n".join(",".join(map(repr, row)) for row in Z.tolist()))
+    assert np.array_equal(read_arrays(tmp_path / "plain.csv", ("z",))["z"], Z)
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"label": Y, **{f"z{i}": c for i, c in enumerate(Z.T.copy())}}), tmp_path / "a")
+    parquet.write_table(pyarrow.table({"y": [f"c{y}" for y in Y], "embedding": Z.tolist()}), tmp_path / "b")
+    for name in ("a", "b"):
+        assert np.allclose(read_arrays(tmp_path / name, ("z",))["z"], Z)
+    assert read_features(tmp_path / "a")[1].tolist() == Y.tolist()
+    assert read_features(tmp_path / "b")[1].tolist() == [f"c{y}" for y in Y]
+    (tmp_path / "c").write_bytes((tmp_path / "a").read_bytes()[:300])
+    with pytest.raises(InputError, match="cannot be read"):
+        read_arrays(tmp_path / "c", ("z",))
+
+
+def test_parquet_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1....PAR1")
+    with pytest.raises(InputError, match=r"pip install 'bayesncl\[tables\]'"):
+        read_arrays(tmp_path / "a.parquet", ("z",))
+
+
+def test_bfloat16_tensors(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    z = torch.from_numpy(Z).bfloat16()
+    save_file({"z": z}, tmp_path / "a.safetensors")
+    assert np.array_equal(read_arrays(tmp_path / "a.safetensors", ("z",))["z"], z.float().numpy())
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "descr", "message"),
+    [
+        ((10**17,), "|V0", "holds .*V0"),
+        ((2 * 10**9,), "<U0", "holds <U0"),
+        ((2 * 10**9,), "|S0", "holds .*S0"),
+        ((10**17,), "<i8", "cut short"),
+        ((10**30, 10**30), "<i8", "shape"),
+        ((-5,), "<i8", "shape"),
+        ((30,), "<c8", "complex64"),
+        ((30,), "<M8[s]", "datetime64"),
+        ((30,), "<m8[s]", "timedelta64"),
+        ((30,), "|O", "pickled"),
+        ((30,), [("a", "<i4")], "expected real numbers"),
+    ],
+)
+def test_sizes_and_types_are_checked_before_anything_is_copied(
+    tmp_path: Path, packed: bool, shape: tuple[int, ...], descr: str, message: str
+) -> None:
+    path = npz(tmp_path / "a.npz", packed, y=header(shape, descr) + bytes(960))
+    with pytest.raises(InputError, match=message) as caught:
+        read_arrays(path, ("y",))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_characters_beyond_unicode(tmp_path: Path, packed: bool) -> None:
+    for order in "<>":
+        raw = np.array([65, 0x110000, 66, 67], f"{order}u4").tobytes()
+        path = npz(tmp_path / "a.npz", packed, y=header((4,), f"{order}U1") + raw)
+        with pytest.raises(InputError, match="beyond Unicode"):
+            read_arrays(path, ("y",))
+    with pytest.raises(InputError, match="beyond Unicode"):
+        as_labels(np.array([65, 2**31], "<u4").view("<U1"), 2)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_flipped_byte_is_noticed(tmp_path: Path, packed: bool) -> None:
+    path = tmp_path / "a.npz"
+    (np.savez_compressed if packed else np.savez)(path, z=Z)
+    raw = bytearray(path.read_bytes())
+    raw[300] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_arrays(path, ("z",))
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (b"{", "cannot be read"),
+        (b"[" * 100_000, "cannot be read"),
+        ([], "cannot be read"),
+        ({"z": 3}, "cannot be read"),
+        ({"z": {"dtype": "F32", "shape": [10**9, 10**9], "data_offsets": [0, 64]}}, "cut short"),
+        ({"z": {"dtype": "F32", "shape": [16], "data_offsets": [0, 10**15]}}, "cut short"),
+        ({"z": {"dtype": "F32", "shape": [-4], "data_offsets": [0, 64]}}, "not a tensor"),
+        ({"z": {"dtype": "F32", "shape": ["4"], "data_offsets": [0, 64]}}, "not a tensor"),
+        ({"z": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 64]}}, "not a tensor"),
+    ],
+)
+def test_hostile_tensors(tmp_path: Path, entries: object, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        read_arrays(tensors(tmp_path / "a.safetensors", entries, bytes(32)), ("z",))
+    assert "\n" not in str(caught.value)
+    (tmp_path / "b.safetensors").write_bytes((10**18).to_bytes(8, "little"))
+    with pytest.raises(InputError, match="header is said to take"):
+        read_arrays(tmp_path / "b.safetensors", ("z",))
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n1,2,3\n", "a,b\n1,x\n", "a\n" + "9" * 200_000, "a\n\xff"])
+def test_hostile_tables(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.csv").write_bytes(text.encode("latin1"))
+    with pytest.raises(InputError) as caught:
+        read_arrays(tmp_path / "a.csv", ("z",), needed=("z",))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 700
+
+
+def test_memory_is_asked_before_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez_compressed(tmp_path / "a.npz", z=np.zeros((1000, 1000), np.float32))
+    (tmp_path / "a.csv").write_text("a\n" + "1\n" * 500_000)
+    monkeypatch.setattr(arrays, "memory", lambda: 4_000_000)
+    for name in ("a.npz", "a.csv"):
+        with pytest.raises(InputError, match="over half of free memory"):
+            read_arrays(tmp_path / name, ("z",))
+
+
+@pytest.mark.parametrize(
+    ("kind", "scale"), [(np.float32, 1e20), (np.float32, 1e-30), (np.float64, 1e300), (np.float64, 1e-300)]
+)
+def test_unit_rows_of_any_scale(kind: type, scale: float) -> None:
+    wide = Z.astype(np.float64)
+    wide[3] = 0
+    expected = wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-9)
+    assert np.allclose(unit_rows((wide * scale).astype(kind)), expected, rtol=1e-5, atol=1e-7)
+    wide[7, 2] = np.nan
+    with pytest.raises(InputError, match="row 7 holds NaN"):
+        unit_rows(wide)
+
+
+def test_atlas_of_scaled_features(tmp_path: Path) -> None:
+    images = RNG.integers(0, 256, (30, 8, 8, 3), dtype=np.uint8)
+    pages = {}
+    for name, scale in (("plain", 1.0), ("large", 1e300), ("small", 1e-300)):
+        (tmp_path / name).mkdir()
+        np.savez(tmp_path / name / "f.npz", z=np.abs(Z).astype(np.float64) * scale, y=Y * 10**7, images=images)
+        page = atlas_of_arrays(tmp_path / name / "f.npz", tmp_path / name / "atlas")
+        pages[name] = {path.name: path.read_bytes() for path in page.parent.rglob("*") if path.is_file()}
+    assert pages["plain"] == pages["large"] == pages["small"]
+    np.savez(tmp_path / "c.npz", z=Z * 1j, images=images)
+    with pytest.raises(InputError, match="complex"):
+        atlas_of_arrays(tmp_path / "c.npz", tmp_path / "atlas")
+
+
+def test_features_and_labels_of_any_kind() -> None:
+    assert as_features([[1, 2], [3, 4]]).dtype == np.float64
+    assert as_features(torch.zeros(2, 2, dtype=torch.bfloat16)).dtype == np.float32
+    index, names = as_labels(np.array([7, -3, 7, 10**18]), 4)
+    assert (index.tolist(), names.tolist()) == ([1, 0, 1, 2], [-3, 7, 10**18])
+    for bad in (np.array([1j, 2]), np.array(["2020-01-01", "2021-01-01"], "M8[D]"), np.array([1.5, 2]), [np.nan, 1]):
+        with pytest.raises(InputError, match="whole numbers or strings"):
+            as_labels(bad, 2)
+
+
+def test_large_arrays_are_not_loaded(tmp_path: Path) -> None:
+    """A mapped array of 600 MB of zeros, which takes no room on disk, is read with far less memory than that."""
+    with open(tmp_path / "z.npy", "wb") as file:
+        file.write(header((150, 2**20), "<f4"))
+        file.truncate(file.tell() + 150 * 2**22)
+    script = "import sys; from bayesncl.arrays import read_arrays; print(read_arrays(sys.argv[1], 'z')['z'].shape)"
+    limit = lambda: resource.setrlimit(resource.RLIMIT_DATA, (400 << 20, 400 << 20))  # noqa: E731
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "z.npy"], preexec_fn=limit, capture_output=True)
+    assert done.stdout.split() == [b"(150,", b"1048576)"], done.stderr
