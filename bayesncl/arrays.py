@@ -294,7 +294,8 @@ def _tensors(path: Path) -> dict[str, Reader]:
         def read() -> np.ndarray:
             begin, end = entry["data_offsets"]
             shape = entry["shape"]
-            if entry["dtype"] not in TENSORS or not all(type(n) is int and 0 <= n < 2**62 for n in [begin, end, *shape]):
+            whole_numbers = all(type(n) is int and 0 <= n < 2**62 for n in [begin, end, *shape])
+            if entry["dtype"] not in TENSORS or not whole_numbers:
                 raise InputError(f"not a tensor of a known type: {printable(str(entry))}")
             values = _map(path, 8 + length + begin, 8 + length + end, shape, np.dtype(TENSORS[entry["dtype"]]))
             if entry["dtype"] != "BF16":
@@ -377,7 +378,7 @@ def _parquet(path: Path) -> dict[str, Reader]:
             kind = COLUMNS.get(name.lower(), "z")
             if kind != "z":
                 found[kind] = lambda column=column: _text(column.to_pylist())  # type: ignore[misc]
-            elif types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type):
+            elif types.is_nested(column.type):  # lists; anything else fails below
                 flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
                 features.append(flat.reshape(len(column), -1))
             else:

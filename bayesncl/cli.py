@@ -212,7 +212,7 @@ def evaluate(
 @app.command()
 def measure(
     features: Annotated[
-        Path, typer.Argument(metavar="FILE", help="z [N, D] and y [N] in .npz, .safetensors, .csv or .parquet; or .npy of z with --labels")
+        Path, typer.Argument(metavar="FILE", help="z [N, D] and y [N] in .npz, .csv, ...; or .npy of z with --labels")
     ],
     labels: Annotated[
         Path | None, typer.Option("--labels", metavar="FILE", help=".npy of y, beside a .npy of z")
@@ -262,7 +262,7 @@ def embed(
     run: Trained,
     images: Annotated[Path, typer.Argument(metavar="IMAGES", help="a folder of images, or one image")],
     out: Annotated[
-        Path, written("-o", "--out", metavar="FILE", help=".npz (z [N, D], names [N], y [N] of labelled folders), .csv or .parquet")
+        Path, written("-o", "--out", metavar="FILE", help=".npz (z [N, D], names, y), .csv or .parquet")
     ] = Path("embedding.npz"),
     keep: Annotated[
         int | None, typer.Option("--keep", min=1, help="keep only each image's strongest dimensions")

@@ -60,7 +60,7 @@ class Part:
     """A part of a recipe. Building one checks every field; whole numbers become floats, lists tuples, where due."""
 
     def __post_init__(self) -> None:
-        kinds = _kinds(type(self))
+        kinds = _kinds(type(self))  # type: ignore[arg-type]  # classes can be hashed
         for f in dataclasses.fields(self):  # type: ignore[arg-type]  # its children are dataclasses
             where = f"{type(self).__name__.lower()}.{f.name}"
             value = _checked(getattr(self, f.name), kinds[f.name], where)
@@ -105,7 +105,9 @@ class Views(Part):
 
     size: int = _f(32, "side of a view, pixels", least=8, most=1024)
     crop_scale: Pair = _f((0.08, 1.0), "area of the random crop, as a share of the image", positive=True, rising=True)
-    crop_ratio: Pair = _f((3 / 4, 4 / 3), "aspect ratio of the random crop, drawn log-uniformly", positive=True, rising=True)
+    crop_ratio: Pair = _f(
+        (3 / 4, 4 / 3), "aspect ratio of the random crop, drawn log-uniformly", positive=True, rising=True
+    )
     interpolation: str = _f("bicubic", "how the crop is resized", ("bicubic", "bilinear"))
     jitter: float = _f(0.8, "probability of the colour jitter", least=0.0, most=1.0)
     brightness: float = _f(0.8, "brightness factor is drawn from [1 - b, 1 + b]", least=0.0, most=1.0)
@@ -231,7 +233,7 @@ PARTS: dict[str, Any] = {f.name: f.default_factory for f in dataclasses.fields(R
 
 
 @functools.cache
-def _kinds(part: type) -> dict[str, Any]:
+def _kinds(part: Any) -> dict[str, Any]:
     return typing.get_type_hints(part)
 
 

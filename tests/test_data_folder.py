@@ -295,7 +295,7 @@ def test_undecodable_files_are_named_and_skipped(tmp_path: Path) -> None:
     for i in range(2):
         (tmp_path / "d" / "a" / f"{i}.HEIC").write_bytes(b"a phone's")
     for _ in range(2):  # decoded, then from the cache
-        with pytest.warns(UserWarning, match=r": 9 file.s. skipped: 2 .heic, 7 broken, e.g. a/bad0.jpg \("):
+        with pytest.warns(UserWarning, match=r": 9 files skipped: 2 .heic, 7 broken, e.g. a/bad0.jpg \("):
             got = data.load(of(tmp_path / "d", holdout=0.0), "train")
         assert [int(p[0, 0, 0]) for p in got.pixels] == list(range(6))
         assert got.names == tuple(f"a/{i}.png" for i in range(6))
@@ -331,7 +331,7 @@ def test_bad_folders_get_one_line(tmp_path: Path) -> None:
     (root / "1.png").unlink()
     for i in range(3):
         (root / f"{i}.png").write_bytes(b"")
-    with pytest.warns(UserWarning, match="3 file.s. skipped: 3 broken"), pytest.raises(InputError, match="none of the 3 files"):
+    with pytest.warns(UserWarning, match="3 files skipped"), pytest.raises(InputError, match="none of the 3 files"):
         data.load(of(root, holdout=0.0), "train")
 
 

@@ -88,7 +88,9 @@ def decoded(
         kinds = Counter(printable(Path(name).suffix.lower(), 12) or "without a suffix" for name in others)
         counts = [f"{count} {kind}" for kind, count in kinds.most_common(5)] + [f"{len(bad)} broken"] * bool(bad)
         names = _named(entries, bad) or printable(others[0])
-        warnings.warn(f"{what}: {len(bad) + len(others)} file(s) skipped: {', '.join(counts)}, e.g. {names}", stacklevel=2)
+        total = len(bad) + len(others)
+        files = "file" if total == 1 else "files"
+        warnings.warn(f"{what}: {total} {files} skipped: {', '.join(counts)}, e.g. {names}", stacklevel=2)
     if not len(pixels):
         raise InputError(f"{what}: none of the {len(entries)} files could be decoded")
     return pixels, np.delete(np.arange(len(entries)), [i for i, _ in bad])

@@ -147,12 +147,12 @@ def _shown(path: Path) -> str:
     return printable(str(path), 300)
 
 
-IMAGENET_STATS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 FOLDER = Dataset(
     name="folder",
     title="Folder",
     settings=recipes.Recipe(
-        data=recipes.Data(size=128, **IMAGENET_STATS),
+        data=recipes.Data(size=128, mean=IMAGENET_MEAN, std=IMAGENET_STD),
         views=recipes.Views(size=112),
         model=recipes.Model(stem="imagenet"),
         run=recipes.Run(epochs=200, batch=256),

@@ -11,7 +11,7 @@ from ..errors import InputError
 from . import Dataset
 from .cache import decoded
 from .decode import BILINEAR, Square
-from .folder import IMAGENET_STATS, existing_folder, scan
+from .folder import IMAGENET_MEAN, IMAGENET_STD, existing_folder, scan
 from .images import Images, Progress, printable
 
 LAYOUTS = ("", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")  # where train/ and val/ lie in the usual copies
@@ -56,7 +56,7 @@ IMAGENET100 = Dataset(
     name="imagenet100",
     title="ImageNet-100",
     settings=recipes.Recipe(
-        data=recipes.Data(size=256, **IMAGENET_STATS),
+        data=recipes.Data(size=256, mean=IMAGENET_MEAN, std=IMAGENET_STD),
         views=recipes.Views(size=224),
         model=recipes.Model(stem="imagenet", hidden=16384, dim=2048, rectifier="relu"),
         gate=recipes.Gate(prior=0.6, lr=0.0375),

@@ -190,7 +190,8 @@ def estimate(recipe: Recipe, entries: Iterable[ledger.Entry] = ()) -> float:
             times.append((seconds["train"] + (seconds["evaluate"] or 0.0)) / entry["epochs"])
     if times:
         return min(times) * recipe.run.epochs
-    return datasets.DATASETS[recipe.data.name].seconds * recipe.run.epochs * (DEEPER if recipe.model.backbone == "resnet50" else 1.0)
+    per_epoch = datasets.DATASETS[recipe.data.name].seconds
+    return per_epoch * recipe.run.epochs * (DEEPER if recipe.model.backbone == "resnet50" else 1.0)
 
 
 class Library:
