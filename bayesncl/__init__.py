@@ -35,6 +35,5 @@ def __getattr__(name: str) -> Any:
         return [*_HOME]
     if name in _HOME:
         value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
-        globals()[name] = value
-        return value
+        return globals().setdefault(name, value)  # `train` is also the name of a module, which can be called
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

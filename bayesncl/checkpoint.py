@@ -57,7 +57,8 @@ def prune(run: Run, keep: int, known: Path | None = None) -> list[str]:
     newest whatever its number.
     """
     good, notes = 0, []
-    for path in sorted(reversed(listed(run)), key=lambda path: path != known):
+    newest_first = listed(run)[::-1]
+    for path in sorted(newest_first, key=lambda path: path != known):
         if good == keep:
             path.unlink(missing_ok=True)
             continue

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from . import probe as published
 from .data import scenes, waterbirds
 from .data.images import Images
 from .errors import InputError
@@ -168,7 +169,7 @@ def published_probe(model: Encoder, train: Images, test: Images, progress: Progr
     """The 50-epoch probe of the published experiments, with their pixel statistics."""
     data = model.recipe.data
     variant = "imagenet" if data.name == "imagenet100" else "cifar"
-    return probe.paper_probe(
+    return published.paper_probe(
         model.backbone,
         train,
         test,

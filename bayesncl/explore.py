@@ -84,6 +84,8 @@ def atlas_of_arrays(path: Path, out: Path) -> Path:
         raise InputError(f"{path}: no such file, expected an .npz")
     try:
         found = arrays.read_npz(path, ("z", "gated", "open", "images"))
+    except InputError:
+        raise
     except arrays.UNREADABLE as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
     for name in ("z", "images"):

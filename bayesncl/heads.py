@@ -1,7 +1,7 @@
 """What maps a backbone's h to codes, and the loss that trains it.
 
-A head is a module with a width `dim`, a `forward` from h to `Features` and a `loss` of those features. Codes have rows of
-unit length, and a row's code depends on that row of h alone.
+A head is a module with a width `dim`, a `forward` from h to `Features` and a `loss` of those features. Rows of codes have
+unit length, and in evaluation a row's code depends on that row of h alone.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Projector(Head):
 
 
 def gather_partners(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows of all processes [world * 2B, D], and for each of our rows z [2B, D] its place and its partner's there."""
+    """The rows of all processes [world * 2B, D]; for each of our rows z [2B, D], where it and its partner are there."""
     n = len(z)
     rows = torch.arange(n, device=z.device)
     everyone = distributed.all_gather_rows(z)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -343,3 +345,12 @@ def fit_batch(recipe: Recipe, n: int) -> tuple[Recipe, str | None]:
     batch = max(n // 4, min(n, 16)) // 2 * 2
     smaller = dataclasses.replace(recipe, run=dataclasses.replace(recipe.run, batch=batch))
     return smaller, f"only {n} training images: batch lowered from {recipe.run.batch} to {smaller.run.batch}"
+
+
+class _Callable(ModuleType):
+    """A module that can be called: `bayesncl.train` is this file, and training for whoever calls it."""
+
+    __call__ = staticmethod(train)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -143,6 +143,8 @@ def _read(path: Path, layout: Layout, wanted: tuple[str, ...]) -> dict[str, byte
                 if base in wanted and member.isreg() and (stream := tar.extractfile(member)) is not None:
                     files[base] = stream.read()
         return files
+    except InputError:
+        raise
     except TAR_ERRORS as error:
         raise InputError(f"{_shown(path)}: cannot be read ({printable(str(error))})") from None
 

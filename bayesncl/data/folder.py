@@ -82,6 +82,8 @@ def existing_folder(root: str) -> Path:
             raise InputError(f"{_shown(path)}: no such folder")
         if not path.is_dir():
             raise InputError(f"{_shown(path)}: a file, expected a folder")
+    except InputError:
+        raise
     except (OSError, ValueError) as error:  # a name too long, or with a null byte
         raise InputError(f"{_shown(path)}: {error.args[-1] if error.args else error}") from None
     return path

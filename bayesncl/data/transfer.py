@@ -33,6 +33,8 @@ def fetch(url: str, path: Path, md5: str, progress: Progress | None = None) -> P
             raise InputError(f"{url}: what arrived has MD5 {seen}, expected {md5}; it was deleted, try again")
         os.replace(part, path)
         return path
+    except InputError:
+        raise
     except (OSError, http.client.HTTPException, ValueError) as error:  # URLError is an OSError
         raise InputError(
             f"cannot download {url} ({printable(str(error))}): "

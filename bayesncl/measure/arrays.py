@@ -97,6 +97,8 @@ def read(path: str | Path, labels_path: str | Path | None = None) -> tuple[np.nd
         with zipfile.ZipFile(path) as archive:
             features = _member(archive, path, "z")
             labels = _map(Path(labels_path), 0, str(labels_path)) if labels_path else _member(archive, path, "y")
+    except InputError:
+        raise
     except DAMAGE as error:
         raise InputError(f"{path} is not an .npz or .npy file that can be read: {_line(error)}") from None
     return features, np.array(labels)
@@ -154,6 +156,8 @@ def _header(file: Any, where: str) -> tuple[tuple[int, ...], bool, np.dtype]:
         if reader is None:
             raise InputError(f"{where} is a .npy of version {version}, not a plain array")
         shape, fortran, dtype = reader(file, max_header_size=MAX_HEADER)
+    except InputError:
+        raise
     except DAMAGE as error:
         raise InputError(f"{where} is not a .npy array: {_line(error)}") from None
     if min(shape, default=0) < 0:
