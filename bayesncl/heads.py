@@ -1,7 +1,7 @@
 """What maps a backbone's h to codes, and the loss that trains it.
 
-A head is a module with a width `dim`, a `forward` from h to `Features` and a `loss` of those features. Rows of codes have
-unit length, and in evaluation a row's code depends on that row of h alone.
+A head is a module with a width `dim`, a `forward` from h to `Features` and a `loss` of those features. Rows of codes
+have unit length, and in evaluation a row's code depends on that row of h alone.
 """
 
 from __future__ import annotations

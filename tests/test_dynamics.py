@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bayesncl.augment import make_views
 from bayesncl.data.images import Images
-from bayesncl.dynamics import record
+from bayesncl.dynamics import record, recorder
 from bayesncl.errors import InputError
 from bayesncl.measure import dynamics
 from bayesncl.model import build_model
@@ -258,9 +258,9 @@ def test_bad_input_gets_one_clear_line() -> None:
 
 
 def test_recorder_speaks_every_so_many_epochs(images: Images) -> None:
-    assert dynamics.recorder(images, tiny_recipe()) is None
+    assert recorder(images, tiny_recipe()) is None
     recipe = tiny_recipe("bayesncl", "run.dynamics_every=2")
-    model, hook = build_model(recipe), dynamics.recorder(images, recipe)
+    model, hook = build_model(recipe), recorder(images, recipe)
     assert hook is not None
     assert [hook(model, epoch) is not None for epoch in (1, 2, 3, 4)] == [False, True, False, True]
     line = hook(model, 4)
