@@ -3,52 +3,37 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:
-    from .gates import bernoulli_kl, open_gates, rep_relu, top_k_mask
-    from .lars import LARS
-    from .measure.interpretability import interpretability
-    from .measure.retrieval import retrieval
-    from .model import load
-    from .objective import info_nce, ipw_similarity
-    from .schedule import warmup_cosine
-
+# The API: every public name and the module it lives in.
 _HOME = {
+    "InputError": "errors",
+    "LARS": "lars",
     "bernoulli_kl": "gates",
+    "info_nce": "objective",
+    "interpretability": "measure.interpretability",
+    "ipw_similarity": "objective",
+    "load": "model",
     "open_gates": "gates",
     "rep_relu": "gates",
-    "top_k_mask": "gates",
-    "LARS": "lars",
-    "interpretability": "measure.interpretability",
     "retrieval": "measure.retrieval",
-    "load": "model",
-    "info_nce": "objective",
-    "ipw_similarity": "objective",
+    "top_k_mask": "gates",
+    "train": "train",
     "warmup_cosine": "schedule",
 }
 
-__all__ = [
-    "LARS",
-    "bernoulli_kl",
-    "info_nce",
-    "interpretability",
-    "ipw_similarity",
-    "load",
-    "open_gates",
-    "rep_relu",
-    "retrieval",
-    "top_k_mask",
-    "warmup_cosine",
-]
+
+def __dir__() -> list[str]:
+    return [*_HOME, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name where it lives, when it is first asked for: `bayesncl --help` need not wait for torch."""
+    if name == "__all__":
+        return [*_HOME]
     if name in _HOME:
         value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
-        globals()[name] = value
-        return value
+        return globals().setdefault(name, value)  # `train` is also the name of a module, which can be called
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

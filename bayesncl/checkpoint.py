@@ -5,7 +5,6 @@ Order, views and noise are pure functions of (seed, epoch, image): weights, mome
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
@@ -19,12 +18,12 @@ from torch import Tensor
 
 from . import distributed
 from .errors import InputError
-from .files import tensor_bytes, write_atomic
+from .files import tensor_bytes
 from .lars import LARS
-from .model import Encoder
+from .model import Encoder, restored, stored
 from .recipes import recipe_from_json
+from .run import Run
 
-FOLDER = "checkpoints"
 DIGEST = 32  # bytes of SHA-256
 
 
@@ -37,34 +36,47 @@ class Checkpoint(NamedTuple):
     images: tuple[str, str]  # fingerprint of the training images; empty in checkpoints of version 0.1.0
 
 
-def save(
-    run_dir: Path, model: Encoder, optimiser: LARS, step: int, keep: int, images: tuple[str, str] = ("", "")
-) -> Path:
-    """Write the state after `step` steps and drop all but the newest `keep` checkpoints."""
-    tensors = {f"model.{name}": t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
-    for name, p in model.named_parameters():
-        if p in optimiser.state:
-            tensors[f"momentum.{name}"] = optimiser.state[p]["momentum_buffer"].detach().cpu().contiguous()
+def save(run: Run, model: Encoder, optimiser: LARS, step: int, images: tuple[str, str] = ("", "")) -> Path:
+    """Write the state after `step` steps."""
+    tensors = {f"model.{name}": t for name, t in stored(model.state_dict()).items()}
+    momenta = {n: optimiser.state[p]["momentum_buffer"] for n, p in model.named_parameters() if p in optimiser.state}
+    tensors |= {f"momentum.{name}": t for name, t in stored(momenta).items()}
     metadata = {"step": str(step), "recipe": json.dumps(model.recipe.to_dict())}
     metadata |= {"images": images[0], "images_hash": images[1]}
     payload = tensor_bytes(tensors, metadata)
-    path = run_dir / FOLDER / f"step-{step:08d}.ckpt"
-    path.parent.mkdir(exist_ok=True)
-    write_atomic(path, payload + hashlib.sha256(payload).digest())
-    prune(run_dir, keep)
+    path = run.checkpoints / f"step-{step:08d}.ckpt"
+    run.inside(path).parent.mkdir(exist_ok=True)
+    run.write(path, payload + hashlib.sha256(payload).digest())
     return path
 
 
-def prune(run_dir: Path, keep: int) -> None:
-    """Drop all but the newest `keep` checkpoints."""
-    for old in listed(run_dir)[:-keep]:
-        with contextlib.suppress(FileNotFoundError):
-            old.unlink()
+def prune(run: Run, keep: int, known: Path | None = None) -> list[str]:
+    """Drop all but the newest `keep` good checkpoints and set damaged ones aside; a line for each of those.
+
+    One is dropped only once `keep` others have been read and found good. `known`, just written, is good unread and the
+    newest whatever its number.
+    """
+    good, notes = 0, []
+    newest_first = listed(run)[::-1]
+    for path in sorted(newest_first, key=lambda path: path != known):
+        if good == keep:
+            path.unlink(missing_ok=True)
+            continue
+        try:
+            if path != known:
+                read(path)
+            good += 1
+        except InputError as error:
+            aside = path.with_name(f"{path.name}.damaged")
+            path.replace(aside)
+            notes.append(f"{error}; set aside as {aside.name}")
+    return notes
 
 
-def listed(run_dir: Path) -> list[Path]:
-    """Checkpoint files of a run, oldest first."""
-    return sorted(p for p in (run_dir / FOLDER).glob("step-*.ckpt") if re.fullmatch(r"step-\d+\.ckpt", p.name))
+def listed(run: Run) -> list[Path]:
+    """Checkpoint files of a run, in the order of their steps."""
+    found = [p for p in run.checkpoints.glob("step-*.ckpt") if re.fullmatch(r"step-\d+\.ckpt", p.name)]
+    return sorted((p for p in found if p.is_file()), key=lambda p: int(p.stem.removeprefix("step-")))
 
 
 def read(path: Path) -> Checkpoint:
@@ -90,34 +102,37 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint(step, metadata["recipe"], tensors, images)
 
 
-def newest(run_dir: Path) -> tuple[Checkpoint | None, list[str]]:
+def newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
     """The newest undamaged checkpoint, and a line for each damaged one that was passed over.
 
     With several processes all must find the same one: a folder that they do not share is an error, not a silent mix.
     """
     found, complaints = None, []
-    for path in reversed(listed(run_dir)):
+    for path in reversed(listed(run)):
         try:
             found = read(path)
             break
         except InputError as error:
-            complaints.append(f"{error}; going back to the one before")
+            complaints.append(f"{error}; trying the one before it")
     if not distributed.agree(found.step if found is not None else 0):
-        raise InputError(f"the processes find different checkpoints in {run_dir}: all machines must see one folder")
+        raise InputError(f"the processes find different checkpoints in {run}: all machines must see one folder")
     return found, complaints
 
 
 def restore(checkpoint: Checkpoint, model: Encoder, optimiser: LARS) -> None:
     """Put a checkpoint's state into a model and its optimiser."""
-    weights = {k.removeprefix("model."): v for k, v in checkpoint.tensors.items() if k.startswith("model.")}
+    parts: dict[str, dict[str, Tensor]] = {"model": {}, "momentum": {}}
+    for name, tensor in checkpoint.tensors.items():
+        part, _, rest = name.partition(".")
+        parts.get(part, {})[rest] = tensor
+    momenta = restored(parts["momentum"])
     try:
-        model.load_state_dict(weights)
+        model.load_state_dict(restored(parts["model"]))
     except RuntimeError as error:
         raise InputError(f"the checkpoint does not fit the recipe: {str(error).splitlines()[0]}") from None
     with torch.no_grad():
         for name, p in model.named_parameters():
-            momentum = checkpoint.tensors.get(f"momentum.{name}")
-            if momentum is not None:
-                if momentum.shape != p.shape:
+            if name in momenta:
+                if momenta[name].shape != p.shape:
                     raise InputError(f"the checkpoint does not fit the recipe: momentum of {name}")
-                optimiser.state[p]["momentum_buffer"] = torch.empty_like(p).copy_(momentum)
+                optimiser.state[p]["momentum_buffer"] = torch.empty_like(p).copy_(momenta[name])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from .data.images import Images
     from .model import Encoder
     from .progress import Display
+    from .run import Run
 
 app = typer.Typer(
     help="Image encoders whose feature dimensions a person can read.",
@@ -46,7 +48,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
 
 
 def written(*names: str, help: str | None = None, metavar: str = "FILE") -> Any:
-    """An option for a file to write; a place where it cannot be is told before the work, not after it."""
+    """An option for a file to write; a path that cannot be written is refused before the work, not after it."""
     return typer.Option(*names, metavar=metavar, callback=check_place, help=help)
 
 
@@ -126,18 +128,20 @@ def train(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a recipe. Everything goes into a run folder; a killed run goes on with: bayesncl resume."""
+    """Train a recipe. Everything goes into a run folder; bayesncl resume continues a run that was stopped or killed."""
     from . import distributed
-    from .runs import new_run
+    from .dynamics import recorder
+    from .run import Run, new_run
     from .train import fit_batch, short_schedule
+    from .train import train as train_model
 
     chosen = find_recipe(recipe, changes, data)
     distributed.start()
-    open_device(device)  # complains now rather than after the images are read
-    folder = out or Path("runs") / chosen.name
+    place = open_device(device)  # a device that is not there is refused before the images are read
+    run = Run(out or Path("runs") / chosen.name)
     numbered = distributed.world_size() == 1 and out is None
-    if not numbered and (folder / "recipe.json").exists() and not distributed.restarted():
-        raise InputError(f"{folder} holds a run already: bayesncl resume {folder}, or choose another --out")
+    if not numbered and run.recipe_file.exists() and not distributed.restarted():
+        raise InputError(f"{run} holds a run already: bayesncl resume {run}, or choose another --out")
     display = open_display(quiet)
     images = load_split(chosen, "train", display)
     chosen, note = fit_batch(chosen, len(images))
@@ -145,26 +149,31 @@ def train(
         if text:
             display.note(text)
     if numbered:
-        folder = new_run(folder.parent, folder.name)
+        run = new_run(run.folder.parent, run.folder.name)
     if tensorboard:
-        display = open_display(quiet, folder / "tensorboard")
-    train_run(chosen, images, folder, device, display)
+        display = open_display(quiet, run.inside(run.board))
+    with training(display, run):
+        train_model(chosen, images, run.folder, device=place, display=display, after_epoch=recorder(images, chosen))
 
 
 @app.command()
 def resume(run: RunDir, data: DataDir = None, device: Device = None, quiet: Quiet = False) -> None:
-    """Go on with a run after a crash, a kill or Ctrl-C, as if nothing had happened."""
+    """Continue a run after a crash, a kill or Ctrl-C; the result is the same as without the interruption."""
     from . import distributed
-    from .model import WEIGHTS
-    from .runs import read_recipe
+    from .dynamics import recorder
+    from .run import Run
+    from .train import train as train_model
 
-    recipe = with_root(read_recipe(run), data)
+    found = Run(run)
+    recipe = with_root(found.recipe(), data)
     distributed.start()
-    display = open_display(quiet, run / "tensorboard" if (run / "tensorboard").is_dir() else None)
-    if (run / WEIGHTS).exists():
+    display = open_display(quiet, found.inside(found.board) if found.board.is_dir() else None)
+    if found.finished():
         display.note(f"{run} is finished")
         return
-    train_run(recipe, load_split(recipe, "train", display), run, device, display)
+    images, place = load_split(recipe, "train", display), open_device(device)
+    with training(display, found):
+        train_model(recipe, images, run, device=place, display=display, after_epoch=recorder(images, recipe))
 
 
 @app.command()
@@ -188,6 +197,7 @@ def evaluate(
     from .evaluate import scarce
     from .figures import draw_figures
     from .measure.report import to_json
+    from .run import Run
 
     display = open_display(quiet)
     model, recipe = open_run(run, device, data)
@@ -201,7 +211,7 @@ def evaluate(
     results["parameters"]["recipe"] = recipe.to_dict()
     try:
         if run.is_dir():  # it may be a model file
-            write_atomic(run / "evaluation.json", to_json(results))
+            Run(run).write(Run(run).evaluation_file, to_json(results))
     finally:  # a folder that cannot be written to does not cost the results
         show(results, json, csv, markdown, latex)
     if plots is not None:
@@ -241,8 +251,8 @@ def cost(
     json: Json = None,
 ) -> None:
     """Parameters, multiply-adds in the paper's counting, and operations of a training step."""
-    from .measure.cost import cost as count_cost
-    from .measure.cost import time_steps
+    from .cost import cost as count_cost
+    from .cost import time_steps
     from .measure.report import compare, to_json
 
     chosen = [find_recipe(name, changes) for name in recipes]
@@ -403,7 +413,7 @@ def demo(
         run_demo(out, changes or [], open_browser, display)
     except Interrupted as stop:
         display.close()
-        display.note(f"{str(stop).split(';')[0]}; the same command goes on")
+        display.note(f"stopped after {stop.done} of {stop.total} steps; the same command continues")
         raise typer.Exit(130) from None
 
 
@@ -459,23 +469,21 @@ def load_split(recipe: Recipe, split: str, display: Display) -> Images:
     return images
 
 
-def train_run(recipe: Recipe, images: Images, folder: Path, device: str | None, display: Display) -> None:
-    """Train in a folder, with the gradient dynamics if the recipe wants them."""
+@contextmanager
+def training(display: Display, run: Run) -> Iterator[None]:
+    """Around the training of a run: what is said at its end, and the exit status of one that was stopped."""
     from . import distributed
-    from .measure.dynamics import recorder
     from .train import Interrupted
-    from .train import train as train_model
 
     try:
-        hook = recorder(images, recipe)
-        train_model(recipe, images, folder, device=open_device(device), display=display, after_epoch=hook)
+        yield
     except Interrupted as stop:
         display.close()
         display.note(str(stop))
         raise typer.Exit(130) from None
     finally:
         display.close()
-    display.note(f"trained: {folder}")
+    display.note(f"trained: {run}")
     distributed.stop()
 
 

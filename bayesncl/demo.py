@@ -22,11 +22,11 @@ from .explore import describe_run
 from .figures import draw_figures
 from .files import write_atomic
 from .measure.report import to_json
-from .model import WEIGHTS, Encoder
+from .model import Encoder
 from .model import load as load_model
 from .progress import Display
 from .recipes import Recipe, change, named
-from .runs import read_recipe
+from .run import Run
 from .train import train
 
 METHODS = ("cl", "ncl", "bayesncl")
@@ -69,7 +69,7 @@ def run_demo(out: Path, changes: list[str], open_browser: bool, display: Display
         models[method] = trained(recipe, folder, splits[0], display)
         results[method] = evaluate(models[method], *splits, progress=display.count)
         display.close()
-        write_atomic(folder / "evaluation.json", to_json(results[method]))
+        Run(folder).write(Run(folder).evaluation_file, to_json(results[method]))
     report = out / "report"
     figures = draw_figures({m: (out / m, r) for m, r in results.items()}, report)
     runs = [describe_run(models[m], out / m, splits[1]) for m in ("bayesncl", "ncl")]
@@ -90,10 +90,10 @@ def has_screen() -> bool:
 
 def trained(recipe: Recipe, folder: Path, images: Any, display: Display) -> Encoder:
     """The finished run of a recipe: found, gone on with, or trained now."""
-    if (folder / WEIGHTS).exists() and read_recipe(folder) == recipe:
+    if Run(folder).finished() and Run(folder).recipe() == recipe:
         display.note(f"{folder} is trained already")
         return load_model(folder)
-    if (folder / "recipe.json").exists() and read_recipe(folder) != recipe:
+    if Run(folder).recipe_file.exists() and Run(folder).recipe() != recipe:
         raise InputError(f"{folder} holds a run of another recipe: remove it, or choose another --out")
     return train(recipe, images, folder, display=display)
 

@@ -1,4 +1,4 @@
-"""The only file that knows of other processes. Everything goes through torch.distributed, started by torchrun."""
+"""Other processes: joining them under torchrun, and every collective that the package uses."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ BACKEND = re.compile("gloo|nccl|socket|connection|peer|time.?out|timed out|pipe"
 def start() -> None:
     """Join the other processes if torchrun started several; otherwise do nothing."""
     global _patient
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    world = _number("WORLD_SIZE", 1)
     if world == 1 or dist.is_initialized():
         return
     if "MASTER_ADDR" not in os.environ:
         raise InputError(f"WORLD_SIZE is {world} but MASTER_ADDR is not set: start several processes with torchrun")
-    gpus, local = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", "0"))
+    gpus, local = torch.cuda.device_count(), _number("LOCAL_RANK", 0)
     if gpus:
         if local >= gpus:
             raise InputError(
@@ -47,6 +47,13 @@ def start() -> None:
     backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
     checked(dist.init_process_group, backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
     _patient = checked(dist.new_group, backend="gloo", timeout=PATIENCE)
+
+
+def _number(variable: str, default: int) -> int:
+    text = os.environ.get(variable, str(default))
+    if not text.isdecimal():
+        raise InputError(f"{variable} is {text!r}, expected a number: start several processes with torchrun")
+    return int(text)
 
 
 def stop() -> None:
@@ -69,7 +76,7 @@ def rank() -> int:
 
 def restarted() -> bool:
     """Whether torchrun started this process again after a failure."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return _number("TORCHELASTIC_RESTART_COUNT", 0) > 0
 
 
 def barrier() -> None:
@@ -139,7 +146,7 @@ def checked(collective: Callable[..., Any], *arguments: Any, **options: Any) -> 
         raise ConnectionError(
             errno.ECONNRESET,
             f"another process ended or did not answer in time ({reason}); stopping. "
-            "Go on from the last checkpoint with bayesncl resume, or let torchrun --max-restarts do it",
+            "Continue from the last checkpoint with bayesncl resume, or let torchrun --max-restarts do it",
             f"process {os.environ.get('RANK', '0')} of {os.environ.get('WORLD_SIZE', '1')}",
         ) from None
 

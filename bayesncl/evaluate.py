@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from . import probe as published
 from .data import DATASETS
 from .data.images import Images
 from .errors import InputError
@@ -159,7 +160,7 @@ def counterfactual(model: Encoder, test: Images) -> Images | None:
 def published_probe(model: Encoder, train: Images, test: Images, progress: Progress | None) -> dict[str, Any]:
     """The 50-epoch probe of the published experiments, with their pixel statistics."""
     data = model.recipe.data
-    return probe.paper_probe(
+    return published.paper_probe(
         model.backbone,
         train,
         test,

@@ -99,7 +99,7 @@ def ahead(items: Iterator[Item], depth: int) -> Iterator[Item]:
     stop = threading.Event()
 
     def hand_over(item: tuple[Item] | Exception | None) -> None:
-        while not stop.is_set():  # nobody takes anything any more once the reader has left
+        while not stop.is_set():  # once the reader has left, nobody takes anything
             with contextlib.suppress(queue.Full):
                 return ready.put(item, timeout=0.1)
 

@@ -10,6 +10,8 @@ import os
 import re
 import secrets
 import shutil
+import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,20 +26,58 @@ OURS = re.compile(r"\..+\.[0-9a-f]{8}\.partial")  # names that `temporary_beside
 
 
 def write_atomic(path: Path | str, data: bytes | str) -> None:
-    """Write `data` to `path` through a temporary file beside it, flushed to disk, then renamed over it."""
+    """Write `data` to `path`: the whole of it, or nothing.
+
+    A regular file is replaced by one of the same mode, written beside it and flushed to disk; a symbolic link stays,
+    and the file it leads to is replaced. A device, a pipe or a standard stream is written to as it is.
+    """
     path = Path(path)
     raw = data.encode() if isinstance(data, str) else data
     try:
-        with temporary_beside(path) as temporary:
+        if is_stream(path):
+            return _write_stream(path, raw)
+        target = Path(os.path.realpath(path))
+        with temporary_beside(target) as temporary:
             with open(temporary, "wb") as file:
                 file.write(raw)
                 file.flush()
+                if target.exists():
+                    os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
                 os.fsync(file.fileno())
-            os.replace(temporary, path)
+            os.replace(temporary, target)
     except OSError as error:
         error.filename = str(path)  # a full disk does not say where
         error.filename2 = None
         raise
+
+
+def is_stream(path: Path) -> bool:
+    """Whether `path` is something to write to rather than to replace: no regular file, or one of our own streams."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)) or _own_stream(found) is not None
+
+
+def _own_stream(found: os.stat_result) -> int | None:
+    """The file descriptor of standard output or error if it is this very file, as /dev/stdout is."""
+    for handle in (1, 2):
+        with contextlib.suppress(OSError):  # it may be closed
+            if os.path.samestat(found, os.fstat(handle)):
+                return handle
+    return None
+
+
+def _write_stream(path: Path, raw: bytes) -> None:
+    handle = _own_stream(path.stat())
+    for stream in (sys.stdout, sys.stderr):
+        if handle is not None and stream is not None:
+            stream.flush()  # what was printed before comes before
+    with open(path if handle is None else os.dup(handle), "wb", buffering=0) as file:
+        view = memoryview(raw)
+        while view:
+            view = view[file.write(view) :]
 
 
 def check_place(path: Path | None) -> Path | None:
@@ -46,10 +86,15 @@ def check_place(path: Path | None) -> Path | None:
         return None
     if path.is_dir():
         raise InputError(f"{path}: a folder, expected the name of a file")
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: there is no folder {path.parent}")
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"{path}: not permitted to write in {path.parent}")
+    if is_stream(path):
+        if not os.access(path, os.W_OK):
+            raise InputError(f"{path}: not permitted to write to it")
+        return path
+    parent = Path(os.path.realpath(path)).parent if path.is_symlink() else path.parent
+    if not parent.is_dir():
+        raise InputError(f"{path}: there is no folder {parent}")
+    if not os.access(parent, os.W_OK):
+        raise InputError(f"{path}: not permitted to write in {parent}")
     return path
 
 
@@ -103,7 +148,7 @@ def _hold(path: Path, *, or_unlocked: bool = False) -> int | None:
     On a file system without locks: None, or the open file `or_unlocked`.
     """
     try:
-        handle = os.open(path, os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:

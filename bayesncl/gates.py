@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .errors import InputError
-from .recipes import RECTIFIERS
 
 KL_CLAMP = 0.01  # q and rho are held in [0.01, 0.99]; outside, the KL sends no gradient
 
@@ -49,29 +50,85 @@ class _StraightThrough(torch.autograd.Function):
         return None, gradients[0]
 
 
+def unchanged(z: Tensor) -> Tensor:
+    """z itself: the rectifier of plain contrastive learning."""
+    return z
+
+
+RECTIFIERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": unchanged,
+    "relu": F.relu,
+    "rep_relu": rep_relu,
+    "gelu": F.gelu,
+    "softplus": F.softplus,
+    "sigmoid": torch.sigmoid,
+    "exp": torch.exp,
+}
+
+
 def rectify(z: Tensor, rectifier: str) -> Tensor:
-    """Apply a rectifier by name (`recipes.RECTIFIERS`)."""
-    match rectifier:
-        case "none":
-            return z
-        case "relu":
-            return F.relu(z)
-        case "rep_relu":
-            return rep_relu(z)
-        case "gelu":
-            return F.gelu(z)
-        case "softplus":
-            return F.softplus(z)
-        case "sigmoid":
-            return torch.sigmoid(z)
-        case "exp":
-            return torch.exp(z)
-    raise InputError(f"no rectifier {rectifier!r}; there are {', '.join(RECTIFIERS)}")
+    """Apply a rectifier by name."""
+    if rectifier not in RECTIFIERS:
+        raise InputError(f"no rectifier {rectifier!r}; there are {', '.join(RECTIFIERS)}")
+    return RECTIFIERS[rectifier](z)
 
 
 def gate_probability(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """q = sigmoid(logits / T), the noise-free Bernoulli parameter (the paper's alpha), in float32 or better."""
     return torch.sigmoid(at_least_float32(logits) / temperature)
+
+
+def logistic_noise(u: Tensor) -> Tensor:
+    """Logistic(0, 1) noise, log u - log(1 - u): the difference of two Gumbel samples."""
+    u = u.clamp(1e-7, 1 - 1e-7)
+    return torch.log(u) - torch.log1p(-u)
+
+
+def published_noise(u: Tensor) -> Tensor:
+    """The published noise: one Gumbel(0, 1) sample with its two epsilons, so P(open) = 1 - exp(-exp(logit))."""
+    return -torch.log(-torch.log(u + 1e-4) + 1e-4)
+
+
+@dataclass(frozen=True)
+class GateKind:
+    """One kind of gate: how logits become the mask that multiplies z.
+
+    Parameters
+    ----------
+    name : what recipes call it.
+    noise : numbers in [0, 1) to what is added to the logits in training; None where nothing is.
+    hard : open or closed in the forward pass, with the gradient of the sigmoid; otherwise the sigmoid itself.
+    """
+
+    name: str
+    noise: Callable[[Tensor], Tensor] | None = None
+    hard: bool = True
+
+    @property
+    def noisy(self) -> bool:
+        """Whether training draws noise for it."""
+        return self.noise is not None
+
+    def mask(
+        self, logits: Tensor, threshold: float = 0.5, temperature: float = 1.0, uniform: Tensor | None = None
+    ) -> Tensor:
+        """The mask of logits [N, D]; `uniform` [N, D] are the numbers to make the noise from, None adds none."""
+        logits = at_least_float32(logits)
+        if self.noise is not None and uniform is not None:
+            logits = logits + self.noise(uniform)
+        q = gate_probability(logits, temperature)
+        return straight_through((q > threshold).to(q.dtype), q) if self.hard else q
+
+
+GATES = {
+    gate.name: gate
+    for gate in (
+        GateKind("ste"),
+        GateKind("soft", hard=False),
+        GateKind("gumbel", logistic_noise),
+        GateKind("gumbel-paper", published_noise),
+    )
+}
 
 
 def open_gates(
@@ -98,29 +155,18 @@ def open_gates(
     -------
     [N, D] mask; exactly 0 or 1 in the forward pass except for ``soft``.
     """
-    logits = at_least_float32(logits)
-    if kind.startswith("gumbel"):
-        u = uniform
-        if u is None:
-            u = torch.rand(logits.shape, generator=generator, device=logits.device, dtype=logits.dtype)
-        logits = logits + (logistic_noise(u) if kind == "gumbel" else published_noise(u))
-    elif kind not in ("ste", "soft"):
-        raise InputError(f"no gate kind {kind!r}; there are ste, soft, gumbel, gumbel-paper")
-    q = gate_probability(logits, temperature)
-    if kind == "soft":
-        return q
-    return straight_through((q > threshold).to(q.dtype), q)
+    if kind not in GATES:
+        raise InputError(f"no gate kind {kind!r}; there are {', '.join(GATES)}")
+    gate = GATES[kind]
+    if gate.noisy and uniform is None:
+        uniform = draw_uniform(logits, generator)
+    return gate.mask(logits, threshold, temperature, uniform)
 
 
-def logistic_noise(u: Tensor) -> Tensor:
-    """Logistic(0, 1) noise, log u - log(1 - u): the difference of two Gumbel samples."""
-    u = u.clamp(1e-7, 1 - 1e-7)
-    return torch.log(u) - torch.log1p(-u)
-
-
-def published_noise(u: Tensor) -> Tensor:
-    """The published noise: one Gumbel(0, 1) sample with its two epsilons, so P(open) = 1 - exp(-exp(logit))."""
-    return -torch.log(-torch.log(u + 1e-4) + 1e-4)
+def draw_uniform(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Numbers in [0, 1) for the noise of logits [N, D]."""
+    like = at_least_float32(logits)
+    return torch.rand(like.shape, generator=generator, device=like.device, dtype=like.dtype)
 
 
 def bernoulli_kl(q: Tensor, prior: float) -> Tensor:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from . import checkpoint, distributed
 from .errors import InputError
-from .files import write_atomic
 from .progress import Display
 from .recipes import Recipe
+from .run import Run
 
 TERMS = ("loss", "nce", "kl")  # what must stay finite
 AVERAGES = (*TERMS, "open", "l0")  # what is logged: + share of open gates, active dimensions per row
@@ -58,14 +56,8 @@ class Meter:
 class Logger:
     """Turns snapshots of the meter into lines; on a GPU one interval late, so as not to wait for it."""
 
-    def __init__(self, run_dir: Path, meter: Meter, display: Display, recipe: Recipe, steps: int, done: int) -> None:
-        self.path, self.meter, self.display, self.recipe, self.steps = (
-            run_dir / "metrics.jsonl",
-            meter,
-            display,
-            recipe,
-            steps,
-        )
+    def __init__(self, run: Run, meter: Meter, display: Display, recipe: Recipe, steps: int, done: int) -> None:
+        self.run, self.meter, self.display, self.recipe, self.steps = run, meter, display, recipe, steps
         self.last, self.last_time = done, time.perf_counter()
         self.pending: tuple[int, int, float, list[Tensor], torch.cuda.Event | None] | None = None
         display.begin(recipe, steps * recipe.run.epochs, done)
@@ -87,7 +79,7 @@ class Logger:
     def extra(self, fields: dict[str, object] | None, done: int) -> None:
         """Append a line of its own."""
         if fields is not None and distributed.rank() == 0:
-            self._append({"step": done, **fields})
+            self.run.append_metrics({"step": done, **fields})
         self.last_time = time.perf_counter()
 
     def _write(self) -> None:
@@ -97,7 +89,7 @@ class Logger:
         self.pending = None
         if event is not None:
             event.synchronize()
-        raise_if_bad(first_bad, self.path.parent)
+        raise_if_bad(first_bad, self.run)
         rows = 2 * self.recipe.run.batch * count
         line = {
             "step": done,
@@ -108,34 +100,16 @@ class Logger:
             "images_per_second": round(count * self.recipe.run.batch / max(seconds, 1e-9), 1),
         }
         if distributed.rank() == 0:
-            self._append(line)
+            self.run.append_metrics(line)
             self.display.update(line)
 
-    def _append(self, line: dict[str, object]) -> None:
-        with open(self.path, "a") as file:
-            file.write(json.dumps(line) + "\n")
 
-
-def raise_if_bad(first_bad: Tensor, run_dir: Path) -> None:
+def raise_if_bad(first_bad: Tensor, run: Run) -> None:
     """Stop the run if a term of the loss was not finite, naming the term, the step and the last good checkpoint."""
     if int(first_bad.min()) == NEVER:
         return
     step = int(first_bad.min())
     terms = [name for name, bad in zip(TERMS, first_bad.tolist()) if bad == step and name != "loss"] or ["loss"]
-    saved = checkpoint.listed(run_dir)
+    saved = checkpoint.listed(run)
     good = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"
     raise InputError(f"{' and '.join(terms)} is not finite at step {step}; {good}")
-
-
-def cut_metrics(path: Path, done: int) -> None:
-    """Drop the lines of steps that will be run again, and a last line cut short by a kill."""
-    kept = []
-    if path.exists():
-        for text in path.read_text(errors="replace").splitlines():
-            try:
-                line = json.loads(text)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(line, dict) and isinstance(line.get("step"), int) and line["step"] <= done:
-                kept.append(text + "\n")
-    write_atomic(path, "".join(kept))

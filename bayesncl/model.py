@@ -1,46 +1,37 @@
-"""The encoder: backbone, projector, gating head; and how its weights travel."""
+"""The encoder: a backbone and a head; and how its weights travel."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import safetensors
 import safetensors.torch
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .backbones import build_backbone, settle_statistics
 from .errors import InputError
 from .files import tensor_bytes, write_atomic
-from .gates import at_least_float32, open_gates, rectify, top_k_mask
-from .objective import keep_strongest, normalise
+from .heads import Features, Projector
+from .objective import keep_strongest
 from .recipes import Recipe, recipe_from_json
+from .run import Run
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-WEIGHTS = "model.safetensors"
-
-
-class Features(NamedTuple):
-    """What the encoder says of N images."""
-
-    h: Tensor  # [N, F] backbone feature
-    z: Tensor  # [N, D] rectified, unit length; no gate
-    logits: Tensor | None  # [N, D] of the gates
-    mask: Tensor | None  # [N, D] what multiplied z
-    gated: Tensor  # [N, D] normalise(z * mask); z itself where there is no gate
+LARGEST = 1e30  # weight; two of them overflow a product in float32
 
 
 class Encoder(nn.Module):
-    """Backbone h = f(x), features z = normalise(rectify(p(h))), gates m from g(h), gated features normalise(z m).
+    """Backbone h = f(x) and the head that makes codes of h.
 
     Parameters
     ----------
@@ -54,36 +45,29 @@ class Encoder(nn.Module):
     def __init__(self, recipe: Recipe, backbone: nn.Module | None = None) -> None:
         super().__init__()
         self.recipe = recipe
-        model, gate = recipe.model, recipe.gate
-        self.backbone = backbone or build_backbone(model)
+        self.backbone = backbone or build_backbone(recipe.model)
         features = int(self.backbone.features)  # type: ignore[arg-type]
-        self.projector = mlp(features, model.hidden, model.dim, depth=2)
-        self.gate = (
-            mlp(features, gate.hidden or model.hidden, model.dim, depth=gate.depth) if gate.kind != "none" else None
-        )
+        self.head = Projector(features, recipe.model, recipe.gate, recipe.objective)
         self.register_buffer("mean", torch.tensor(recipe.data.mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(recipe.data.std).view(1, 3, 1, 1), persistent=False)
 
+    @property
+    def projector(self) -> nn.Sequential:
+        """The layers from h to z."""
+        return self.head.projector
+
+    @property
+    def gate(self) -> nn.Sequential | None:
+        """The layers from h to the logits of the gates, if there are gates."""
+        return self.head.gate
+
     def forward(self, x: Tensor, uniform: Tensor | None = None) -> Features:
-        """Features of normalised pixels x [N, 3, H, W]; `uniform` [N, D] feeds Gumbel gates their noise in training."""
+        """Features of normalised pixels x [N, 3, H, W]; `uniform` [N, D] feeds noisy gates their noise in training."""
         h = self.backbone(x)
         if self.training:
             settle_statistics(self.backbone)
-        z = self.projector(h)
-        if self.recipe.model.layer_norm:
-            z = F.layer_norm(at_least_float32(z), z.shape[1:])
-        z = rectify(z, self.recipe.model.rectifier)
-        if self.recipe.model.top_k:
-            z = z * top_k_mask(z, self.recipe.model.top_k)
-        z = normalise(z)
-        if self.gate is None:
-            return Features(h, z, None, None, z)
-        gate = self.recipe.gate
-        logits = self.gate(h.detach() if gate.detach else h)
-        # without noise the Gumbel gates are straight-through gates; evaluation never draws noise
-        kind = "ste" if gate.kind.startswith("gumbel") and not self.training else gate.kind
-        mask = open_gates(logits, kind, gate.threshold, gate.temperature, uniform=uniform)
-        return Features(h, z, logits, mask, normalise(z * mask))
+        features: Features = self.head(h, uniform)
+        return features
 
     def normalise_pixels(self, x: Tensor) -> Tensor:
         """uint8, or float in [0, 1], to what `forward` takes."""
@@ -113,33 +97,17 @@ class Encoder(nn.Module):
         [N, D] float32 on the CPU, rows of unit length (all zero where every gate is closed).
         """
         pixels = as_pixels(images, self.recipe)
-        was_training = self.training
-        self.eval()
-        try:
-            device = self.mean.device
-            rows = []
+        rows = []
+        with in_eval_mode(self):
             for part in pixels.split(batch):
-                features = self(self.normalise_pixels(part.to(device)))
+                features = self(self.normalise_pixels(part.to(self.mean.device)))
                 z = features.gated if gated else features.z
                 rows.append(keep_strongest(z, keep).cpu())
-            return torch.cat(rows) if rows else torch.empty(0, self.recipe.model.dim)
-        finally:
-            self.train(was_training)
-
-
-def mlp(inputs: int, hidden: int, outputs: int, *, depth: int) -> nn.Sequential:
-    """Linear layers with ReLU between: inputs, hidden, (hidden / 2,) outputs for depth 1, 2, 3."""
-    widths = [inputs, *[hidden, max(hidden // 2, 1)][: depth - 1], outputs]
-    layers: list[nn.Module] = []
-    for a, b in zip(widths, widths[1:]):
-        layers += [nn.Linear(a, b), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+        return torch.cat(rows) if rows else torch.empty(0, self.head.dim)
 
 
 def build_model(recipe: Recipe) -> Encoder:
     """A fresh encoder whose weights depend on the recipe and its seed alone."""
-    if recipe.model.top_k > recipe.model.dim:
-        raise InputError(f"model.top_k = {recipe.model.top_k} is more than model.dim = {recipe.model.dim}")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(recipe.run.seed)  # the CPU's: torch.manual_seed would reset the GPU's too
         return Encoder(recipe)
@@ -175,6 +143,32 @@ def as_pixels(images: Tensor | np.ndarray | Sequence[Image], recipe: Recipe) -> 
     return pixels.float()
 
 
+@contextmanager
+def in_eval_mode(model: object) -> Iterator[None]:
+    """Eval mode inside, every submodule's own mode again afterwards; a plain function has none."""
+    modes = [(m, m.training) for m in model.modules()] if isinstance(model, nn.Module) else []
+    try:
+        for module, _ in modes:
+            module.eval()
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+HEAD = "head."  # files name the tensors of a head without it, those of a backbone as they are
+
+
+def stored(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of an encoder as files hold them: on the CPU, under the names that files use."""
+    return {name.removeprefix(HEAD): t.detach().cpu().contiguous() for name, t in tensors.items()}
+
+
+def restored(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors from a file under the names that they have in an encoder."""
+    return {name if name.startswith("backbone.") else HEAD + name: t for name, t in tensors.items()}
+
+
 def digest(tensors: dict[str, Tensor]) -> str:
     """SHA-256 over names, shapes and bytes, to tell a damaged file."""
     total = hashlib.sha256()
@@ -187,11 +181,16 @@ def digest(tensors: dict[str, Tensor]) -> str:
 
 def save_model(model: Encoder, path: Path) -> None:
     """Write weights as safetensors, with the recipe and a checksum in the metadata."""
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    write_atomic(path, model_bytes(model))
+
+
+def model_bytes(model: Encoder) -> bytes:
+    """What `save_model` writes."""
+    tensors = stored(model.state_dict())
     recipe = model.recipe.to_dict()
     recipe["data"]["root"] = ""  # where the images lay is nobody else's business
     metadata = {"format": "bayesncl-1", "recipe": json.dumps(recipe), "sha256": digest(tensors)}
-    write_atomic(path, tensor_bytes(tensors, metadata))
+    return tensor_bytes(tensors, metadata)
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> Encoder:
@@ -204,13 +203,13 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Encoder:
 
     Returns
     -------
-    Encoder in eval mode. Nothing is unpickled; a damaged file raises InputError.
+    Encoder in eval mode. Nothing is unpickled; a damaged file, or one with absurd weights, raises InputError.
     """
-    path = folder = Path(path)
+    path, run = Path(path), Run(path)
     if path.is_dir():
-        if not (path / WEIGHTS).exists() and (path / "recipe.json").exists():
+        if not run.weights.exists() and run.recipe_file.exists():
             raise InputError(f"{path} is not finished: bayesncl resume {path}")
-        path = path / WEIGHTS
+        path = run.weights
     if not path.is_file():
         raise InputError(f"no trained model at {path}")
     try:
@@ -224,13 +223,23 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Encoder:
     if metadata.get("sha256") != digest(tensors):
         raise InputError(f"{path} is damaged: its checksum does not match")
     recipe = recipe_from_json(metadata["recipe"], str(path))
-    if (folder / "recipe.json").is_file():  # a run's own folder knows where its images are; the weights do not
-        own = recipe_from_json((folder / "recipe.json").read_text(errors="replace"), str(folder / "recipe.json"))
-        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, root=own.data.root))
+    if run.recipe_file.is_file():  # a run's own folder knows where its images are; the weights do not
+        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, root=run.recipe().data.root))
+    tensors = restored(tensors)
     with torch.device("meta"):  # shapes alone: a stranger's recipe must not take memory that its tensors do not fill
         wanted = {name: tensor.shape for name, tensor in build_model(recipe).state_dict().items()}
     if wanted != {name: tensor.shape for name, tensor in tensors.items()}:
         raise InputError(f"{path} does not fit its own recipe: names or shapes of its tensors differ")
+    check_weights(tensors, path)
     model = build_model(recipe)
     model.load_state_dict(tensors)
     return model.eval().to(device)
+
+
+def check_weights(tensors: dict[str, Tensor], source: Path) -> None:
+    """InputError for weights that no training leaves and that make NaN of every image."""
+    for name, tensor in stored(tensors).items():
+        if not bool((tensor.float().abs() <= LARGEST).all()):
+            raise InputError(f"{source} cannot be used: {name} holds NaN, infinity or a number above {LARGEST:g}")
+        if name.endswith("running_var") and bool((tensor < 0).any()):
+            raise InputError(f"{source} cannot be used: {name} holds a negative variance")

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rich import progress as rich
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from . import distributed
 from .errors import InputError
 from .recipes import Recipe
 
+Progress = Callable[[int, int, str], None]  # of (done, total, what): how long work tells how far it is
+
 PLAIN_SECONDS = 5.0  # least time between plain lines
 
 
 class Display:
-    """Shows how a training run, or any counted work, is getting on. Process 0 speaks, the others are silent."""
+    """Shows how far a training run, or any counted work, has come. Process 0 reports, the others are silent."""
 
     def __init__(self, quiet: bool = False, board: Path | None = None) -> None:
         self.quiet = quiet or distributed.rank() != 0
         self.console = Console(stderr=True, highlight=False)
         self.board = open_board(board) if board is not None and distributed.rank() == 0 else None
         self.live = self.console.is_terminal and not self.quiet
-        self.bar: Progress | None = None
+        self.bar: rich.Progress | None = None
         self.task: Any = None
         self.what = ""
         self.spoke = 0.0
@@ -70,7 +73,7 @@ class Display:
             self.note(f"{self.name}: step {line['step']}/{self.total}  {text}{left}")
 
     def count(self, done: int, total: int, what: str) -> None:
-        """Progress of counted work such as decoding; fits the `progress` argument of data and measures."""
+        """Show counted work such as decoding: a `Progress`."""
         if self.quiet:
             return
         if self.live:
@@ -88,12 +91,12 @@ class Display:
 
     def _open(self, name: str, total: int, done: int) -> None:
         columns = (
-            TextColumn("{task.description}"),
-            BarColumn(20),
-            TextColumn("{task.fields[text]}"),
-            TimeRemainingColumn(compact=True),
+            rich.TextColumn("{task.description}"),
+            rich.BarColumn(20),
+            rich.TextColumn("{task.fields[text]}"),
+            rich.TimeRemainingColumn(compact=True),
         )
-        self.bar = Progress(*columns, console=self.console, transient=True)
+        self.bar = rich.Progress(*columns, console=self.console, transient=True)
         self.what = name
         self.task = self.bar.add_task(name, total=total, completed=done, text="")
         self.bar.start()

@@ -25,12 +25,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bayesncl.augment import make_views
-from bayesncl.measure.cost import cost
+from bayesncl.cost import cost
+from bayesncl.graph import capture, compile_function
 from bayesncl.meter import Meter
 from bayesncl.model import build_model
 from bayesncl.objective import info_nce
 from bayesncl.recipes import Recipe, change, named
-from bayesncl.train import assemble, capture, compile_losses, default_device, make_optimiser, momenta
+from bayesncl.train import assemble, default_device, losses, make_optimiser, momenta
 
 IMAGES = {"cifar10": 50_000, "cifar100": 50_000, "imagenet100": 126_689, "scenes": 6_000}
 CEILING = 790.0  # TFLOP/s of a large bf16 product on one H200, measured
@@ -111,7 +112,7 @@ def time_parts(
 ) -> dict[str, float]:
     """Milliseconds of views, forward, backward and optimiser, from graphs that each do one thing more."""
     epoch = torch.zeros((), dtype=torch.int64, device=pixels.device)
-    loss_function = compile_losses()
+    loss_function = compile_function(losses)
     draw = torch.compile(make_views, dynamic=False)
 
     def views() -> None:

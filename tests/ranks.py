@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import bayesncl.train as loop
-from bayesncl import distributed
+from bayesncl import distributed, heads
 from bayesncl.augment import make_views
 from bayesncl.features import extract
 from bayesncl.feed import batch_rows, epoch_order
@@ -118,7 +118,7 @@ def seen_views(recipe: Recipe, pixels: Tensor) -> dict[str, Tensor]:
 
 def train_and_die(folder: Path) -> dict[str, Tensor]:
     """The last process kills itself in step 11; the others must notice."""
-    contrast = loop.contrast
+    info_nce_sum = heads.info_nce_sum
     calls = 0
 
     def fatal(*arguments: object) -> Tensor:
@@ -126,9 +126,9 @@ def train_and_die(folder: Path) -> dict[str, Tensor]:
         calls += 1
         if calls == 11 and distributed.rank() == distributed.world_size() - 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        return contrast(*arguments)
+        return info_nce_sum(*arguments)
 
-    loop.contrast = fatal
+    heads.info_nce_sum = fatal
     return train_on(folder)
 
 
@@ -138,7 +138,7 @@ def train_and_hang(folder: Path) -> dict[str, Tensor]:
     distributed.TIMEOUT = datetime.timedelta(seconds=3)
     os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
     distributed.start()
-    contrast = loop.contrast
+    info_nce_sum = heads.info_nce_sum
     calls = 0
 
     def sleepy(*arguments: object) -> Tensor:
@@ -147,14 +147,14 @@ def train_and_hang(folder: Path) -> dict[str, Tensor]:
         if calls == 3 and distributed.rank() == distributed.world_size() - 1:
             time.sleep(8)
             os._exit(0)
-        return contrast(*arguments)
+        return info_nce_sum(*arguments)
 
-    loop.contrast = sleepy
+    heads.info_nce_sum = sleepy
     return train_on(folder)
 
 
 def train_on(folder: Path) -> dict[str, Tensor]:
-    """Train, or go on, in FOLDER/run."""
+    """Train, or resume, in FOLDER/run."""
     loop.build_model = double
     model = loop.train(recipe_of(), tiny_images(N), folder / "run", device=CPU)
     return {name: p.detach().contiguous() for name, p in model.named_parameters()}

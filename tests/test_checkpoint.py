@@ -17,7 +17,7 @@ from bayesncl.lars import LARS
 from bayesncl.model import Encoder, build_model
 from bayesncl.progress import Display
 from bayesncl.recipes import change
-from bayesncl.runs import RunLock, new_run, read_recipe
+from bayesncl.run import Run, new_run
 from tests.conftest import tiny_recipe
 
 
@@ -32,9 +32,9 @@ def model_and_optimiser(seed: int = 0, *changes: str) -> tuple[Encoder, LARS]:
 
 def test_round_trip_restores_every_bit(tmp_path: Path) -> None:
     model, optimiser = model_and_optimiser(1)
-    checkpoint.save(tmp_path, model, optimiser, 7, keep=2)
+    checkpoint.save(Run(tmp_path), model, optimiser, 7)
     other, other_optimiser = model_and_optimiser(2)
-    found, complaints = checkpoint.newest(tmp_path)
+    found, complaints = checkpoint.newest(Run(tmp_path))
     assert found is not None
     assert (found.step, complaints) == (7, [])
     checkpoint.restore(found, other, other_optimiser)
@@ -49,23 +49,23 @@ def test_round_trip_restores_every_bit(tmp_path: Path) -> None:
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     model, optimiser = model_and_optimiser()
     for step in (1, 2, 9, 10):
-        checkpoint.save(tmp_path, model, optimiser, step, keep=2)
-    assert [p.name for p in checkpoint.listed(tmp_path)] == ["step-00000009.ckpt", "step-00000010.ckpt"]
-    checkpoint.prune(tmp_path, 1)
-    assert [p.name for p in checkpoint.listed(tmp_path)] == ["step-00000010.ckpt"]
+        assert checkpoint.prune(Run(tmp_path), 2, checkpoint.save(Run(tmp_path), model, optimiser, step)) == []
+    assert [p.name for p in checkpoint.listed(Run(tmp_path))] == ["step-00000009.ckpt", "step-00000010.ckpt"]
+    checkpoint.prune(Run(tmp_path), 1)
+    assert [p.name for p in checkpoint.listed(Run(tmp_path))] == ["step-00000010.ckpt"]
 
 
 def test_damage_is_named_and_the_one_before_used(tmp_path: Path) -> None:
     model, optimiser = model_and_optimiser()
     for step in (1, 2):
-        path = checkpoint.save(tmp_path, model, optimiser, step, keep=2)
+        path = checkpoint.save(Run(tmp_path), model, optimiser, step)
     whole = path.read_bytes()
     for spoilt in (whole[:-1], whole[:40], b"", whole[:100] + bytes([whole[100] ^ 1]) + whole[101:]):
         path.write_bytes(spoilt)
-        found, complaints = checkpoint.newest(tmp_path)
+        found, complaints = checkpoint.newest(Run(tmp_path))
         assert found is not None
         assert found.step == 1
-        assert complaints == [f"{path} is damaged: its checksum does not match; going back to the one before"]
+        assert complaints == [f"{path} is damaged: its checksum does not match; trying the one before it"]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_good_checksum_is_not_enough(tmp_path: Path, payload: bytes) -> None:
 
 def test_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     model, optimiser = model_and_optimiser()
-    found = checkpoint.read(checkpoint.save(tmp_path, model, optimiser, 1, keep=1))
+    found = checkpoint.read(checkpoint.save(Run(tmp_path), model, optimiser, 1))
     with pytest.raises(InputError, match="does not fit the recipe"):
         checkpoint.restore(found, *model_and_optimiser(0, "model.dim=8"))
     odd = found._replace(tensors={k: v[:1] if k.startswith("momentum") else v for k, v in found.tensors.items()})
@@ -146,38 +146,23 @@ def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -
 
 
 def test_lock_is_for_one_and_leaves_nothing(tmp_path: Path) -> None:
-    with RunLock(tmp_path / "run"):
-        with pytest.raises(InputError, match="is in use by another process"), RunLock(tmp_path / "run"):
+    with Run(tmp_path / "run").lock():
+        with pytest.raises(InputError, match="is in use by another process"), Run(tmp_path / "run").lock():
             pass
         assert (tmp_path / "run/.lock").exists()
     assert list((tmp_path / "run").iterdir()) == []
-    with RunLock(tmp_path / "run"):
-        pass
-
-
-def test_lock_file_taken_away_between_opening_and_locking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise two processes could hold locks on two files of the same name."""
-    import fcntl
-
-    lock = fcntl.flock
-
-    def flock(file: object, how: int) -> None:
-        (tmp_path / ".lock").unlink()
-        lock(file, how)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(InputError, match="another process"), RunLock(tmp_path):
+    with Run(tmp_path / "run").lock():
         pass
 
 
 def test_run_folders_are_numbered(tmp_path: Path) -> None:
-    assert [new_run(tmp_path, "a").name for _ in range(3)] == ["a", "a-2", "a-3"]
+    assert [new_run(tmp_path, "a").folder.name for _ in range(3)] == ["a", "a-2", "a-3"]
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot make a run folder"):
         new_run(tmp_path / "file", "a")
     for folder, message in ((tmp_path / "none", "no run folder"), (tmp_path / "a", "has no recipe.json")):
         with pytest.raises(InputError, match=message):
-            read_recipe(folder)
+            Run(folder).recipe()
 
 
 def test_a_checkpoint_of_an_older_recipe_goes_on(tmp_path: Path) -> None:
@@ -186,8 +171,8 @@ def test_a_checkpoint_of_an_older_recipe_goes_on(tmp_path: Path) -> None:
 
     model = build_model(tiny_recipe())
     optimiser = make_optimiser(model, torch.device("cpu"))
-    checkpoint.save(tmp_path, model, optimiser, 4, keep=1)
-    path = checkpoint.listed(tmp_path)[0]
+    checkpoint.save(Run(tmp_path), model, optimiser, 4)
+    path = checkpoint.listed(Run(tmp_path))[0]
     payload = path.read_bytes()[: -checkpoint.DIGEST]
     end = 8 + int.from_bytes(payload[:8], "little")
     header = json.loads(payload[8:end])
@@ -198,15 +183,13 @@ def test_a_checkpoint_of_an_older_recipe_goes_on(tmp_path: Path) -> None:
     text += b" " * (-len(text) % 8)
     payload = len(text).to_bytes(8, "little") + text + payload[end:]
     path.write_bytes(payload + hashlib.sha256(payload).digest())
-    assert resume_or_begin(tmp_path, model, optimiser, ("", ""), Display(quiet=True)) == 4
+    assert resume_or_begin(Run(tmp_path), model, optimiser, ("", ""), Display(quiet=True)) == 4
 
 
 def test_foreign_lines_of_metrics_are_dropped(tmp_path: Path) -> None:
-    from bayesncl.meter import cut_metrics
-
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n12\n[]\n{"a": 1}\n{"step": "x"}\n{"step": 9}\n{"st')
-    cut_metrics(path, 5)
+    Run(tmp_path).cut_metrics(5)
     assert path.read_text() == '{"step": 1}\n'
 
 

@@ -12,18 +12,10 @@ from torch import Tensor
 
 from bayesncl.backbones import ViewBatchNorm2d, set_views
 from bayesncl.feed import batches
+from bayesncl.graph import COMPILER, compile_function, find_lost_gradients, rehearse
 from bayesncl.model import build_model
 from bayesncl.recipes import Recipe
-from bayesncl.train import (
-    COMPILER,
-    compile_losses,
-    find_lost_gradients,
-    losses,
-    make_optimiser,
-    momenta,
-    rehearse,
-    schedule,
-)
+from bayesncl.train import losses, make_optimiser, momenta, schedule
 from tests.conftest import assert_same_way, tiny_images, tiny_recipe
 
 CPU = torch.device("cpu")
@@ -69,9 +61,9 @@ def test_options_of_the_compiler_that_torch_has_no_more_are_left_out(monkeypatch
     assert set(COMPILER) <= set(torch._inductor.list_options())
     asked: list[dict[str, object]] = []
     monkeypatch.setattr(torch, "compile", lambda function, **how: asked.append(how) or function)
-    assert compile_losses() is losses
+    assert compile_function(losses) is losses
     monkeypatch.setattr(torch._inductor, "list_options", lambda: ["others"])
-    compile_losses()
+    compile_function(losses)
     assert [how["options"] for how in asked] == [COMPILER, {}]
 
 
@@ -111,7 +103,7 @@ def test_lost_gradients_are_found() -> None:
     assert find_lost_gradients(model, lambda: loss().backward()) == []
     assert model.gate is not None
     model.gate[0].weight.grad *= 0.01  # as where the gates hear of the KL alone
-    assert find_lost_gradients(model, lambda: loss().backward()) == ["gate.0.weight"]
+    assert find_lost_gradients(model, lambda: loss().backward()) == ["head.gate.0.weight"]
 
     def too_large() -> None:
         raise torch.OutOfMemoryError

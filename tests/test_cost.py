@@ -11,7 +11,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from bayesncl.cli import app
-from bayesncl.measure.cost import cost, operations
+from bayesncl.cost import cost, operations
 from bayesncl.recipes import change, named
 
 

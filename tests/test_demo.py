@@ -17,6 +17,7 @@ from bayesncl.cli import app
 from bayesncl.demo import CAPTIONS, METHODS, ROWS, run_demo, summary, write_report
 from bayesncl.errors import InputError
 from bayesncl.progress import Display
+from bayesncl.run import Run
 from bayesncl.train import Interrupted
 from tests.conftest import TINY
 
@@ -122,12 +123,12 @@ def test_a_run_of_another_recipe_is_left_alone(shown: Path, tmp_path: Path) -> N
 
 def test_stopped_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*_: Any, **__: Any) -> None:
-        raise Interrupted("stopped after 3 of 9 steps; go on with: bayesncl resume X")
+        raise Interrupted(Run(tmp_path), 3, 9)
 
     monkeypatch.setattr(demo, "train", stopped)
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "out"), "--no-open"])
     assert result.exit_code == 130
-    assert "stopped after 3 of 9 steps; the same command goes on" in result.output + result.stderr
+    assert "stopped after 3 of 9 steps; the same command continues" in result.output + result.stderr
 
 
 def test_html_is_escaped(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from bayesncl.augment import make_views
 from bayesncl.data.images import Images
+from bayesncl.dynamics import record, recorder
 from bayesncl.errors import InputError
 from bayesncl.measure import dynamics
 from bayesncl.model import build_model
@@ -205,7 +206,7 @@ def test_record_is_dynamics_of_training_views() -> None:
     rng = np.random.default_rng(0)
     pixels, labels = rng.integers(0, 256, (50, 3, 32, 32), dtype=np.uint8), rng.choice([3, 8, 9], 50)
     model = Tiny()
-    row = dynamics.record(model, pixels, labels, RECIPE, epoch=7, batches=2)
+    row = record(model, pixels, labels, RECIPE, epoch=7, batches=2)
     order = np.random.default_rng((4, 7, 1)).permutation(50)
     data = []
     model.eval()
@@ -225,28 +226,28 @@ def test_record_leaves_the_model_alone(kind) -> None:
     model = Tiny().train()
     model.drop.eval()
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    row = dynamics.record(model, pixels, None, RECIPE, epoch=1)
+    row = record(model, pixels, None, RECIPE, epoch=1)
     assert row["batches"] == 1, "20 images fill one batch of 16"
     assert model.training
     assert not model.drop.training
     assert model.norm.training
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
-    assert row == dynamics.record(model, pixels, None, RECIPE, epoch=1)
+    assert row == record(model, pixels, None, RECIPE, epoch=1)
 
 
 @pytest.mark.gpu
 def test_gpu_and_cpu_agree() -> None:
     rng = np.random.default_rng(0)
     pixels, labels = rng.integers(0, 256, (50, 3, 32, 32), dtype=np.uint8), rng.integers(0, 3, 50)
-    cpu, gpu = (dynamics.record(Tiny().to(d), pixels, labels, RECIPE, epoch=7) for d in ("cpu", "cuda"))
+    cpu, gpu = (record(Tiny().to(d), pixels, labels, RECIPE, epoch=7) for d in ("cpu", "cuda"))
     assert gpu["variance"] == pytest.approx(cpu["variance"], rel=0.02)
     assert gpu["dims"] == cpu["dims"]
 
 
 def test_a_data_set_smaller_than_a_batch_is_one_batch() -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (9, 3, 32, 32), dtype=np.uint8)
-    assert dynamics.record(Tiny(), pixels, None, RECIPE, epoch=0)["rows"] == 18
+    assert record(Tiny(), pixels, None, RECIPE, epoch=0)["rows"] == 18
 
 
 def test_bad_input_gets_one_clear_line() -> None:
@@ -257,9 +258,9 @@ def test_bad_input_gets_one_clear_line() -> None:
 
 
 def test_recorder_speaks_every_so_many_epochs(images: Images) -> None:
-    assert dynamics.recorder(images, tiny_recipe()) is None
+    assert recorder(images, tiny_recipe()) is None
     recipe = tiny_recipe("bayesncl", "run.dynamics_every=2")
-    model, hook = build_model(recipe), dynamics.recorder(images, recipe)
+    model, hook = build_model(recipe), recorder(images, recipe)
     assert hook is not None
     assert [hook(model, epoch) is not None for epoch in (1, 2, 3, 4)] == [False, True, False, True]
     line = hook(model, 4)

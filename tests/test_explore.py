@@ -12,7 +12,7 @@ from bayesncl import explore
 from bayesncl.atlas import AtlasRun
 from bayesncl.explore import shown_split, thin_out
 from bayesncl.measure.report import render_theory
-from bayesncl.model import WEIGHTS, build_model, save_model
+from bayesncl.model import build_model, save_model
 from bayesncl.progress import Display
 from bayesncl.recipes import change, named
 from tests.conftest import tiny_images, tiny_recipe
@@ -68,7 +68,7 @@ def test_the_page_says_whether_the_model_was_trained_on_what_it_shows(
     monkeypatch.setattr(explore, "build_atlas", lambda out, runs, images, title: shown.extend(runs) or out)
     for trained_on in (True, False):
         monkeypatch.setattr(explore, "shown_split", lambda *_, answer=trained_on: (tiny_images(10), answer))
-        save_model(build_model(tiny_recipe()), tmp_path / WEIGHTS)
+        save_model(build_model(tiny_recipe()), tmp_path / "model.safetensors")
         explore.atlas_of_runs([tmp_path], tmp_path / "atlas", None, 10, "cpu", Display(quiet=True))
     assert [run.sentence.endswith(explore.TRAINED_ON) for run in shown] == [True, False]
     assert shown[0].sentence.startswith(shown[1].sentence)

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 import bayesncl
 from bayesncl.errors import InputError
 from bayesncl.gates import bernoulli_kl, gate_probability
-from bayesncl.model import Encoder, Features, build_model, digest, load, save_model
+from bayesncl.heads import Features
+from bayesncl.model import Encoder, build_model, digest, load, save_model
 from bayesncl.objective import info_nce
 from bayesncl.recipes import METHODS, RECTIFIERS, Recipe, named
 from tests.conftest import tiny_images, tiny_recipe
@@ -197,7 +198,7 @@ def test_the_gate_sees_h_without_sending_gradients_back(method: str, reaches: bo
         model.zero_grad()
         scalar.backward(retain_graph=True)
         touched = {
-            name.partition(".")[0]
+            name.removeprefix("head.").partition(".")[0]
             for name, p in model.named_parameters()
             if p.grad is not None and p.grad.abs().max() > 0
         }

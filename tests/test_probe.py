@@ -10,6 +10,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
+from bayesncl import probe as published
 from bayesncl.augment import make_views
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
@@ -138,10 +139,10 @@ def test_gpu_and_cpu_agree() -> None:
     assert found["cuda"]["acc1"] == pytest.approx(found["cpu"]["acc1"], abs=2.0)
     assert found["cuda"] == probe.fast_probe(x, y, x_test, y_test, seeds=(0, 5), device="cuda")
     train, net, halves = coloured(64, 2), Backbone().cuda(), ((0.5,) * 3, (0.25,) * 3)
-    assert probe.paper_probe(net, train, train, *halves, epochs=12, batch=32, device="cuda")["acc1"] > 45
+    assert published.paper_probe(net, train, train, *halves, epochs=12, batch=32, device="cuda")["acc1"] > 45
     for variant in ("cifar", "imagenet"):
         same = {
-            d: probe.paper_probe(
+            d: published.paper_probe(
                 net.to(d), train, train, *halves, variant, epochs=4, batch=32, device=d, precision="float32"
             )["acc1"]
             for d in ("cpu", "cuda")
@@ -179,7 +180,7 @@ def slow_paper_probe(
     size, classes = 12, np.unique(train.labels)
     interpolation = "bilinear" if variant == "cifar" else "bicubic"
     views = Views(size=size, interpolation=interpolation, jitter=0, greyscale=0, blur=0)
-    head = probe._head(10, len(classes), seed)
+    head = published._head(10, len(classes), seed)
     params = [head.weight.detach().numpy().astype(float), head.bias.detach().numpy().astype(float)]
     v = [np.zeros_like(p) for p in params]
     steps, t = len(train) // batch, 0
@@ -219,7 +220,8 @@ def slow_paper_probe(
 def test_paper_probe_follows_the_published_steps(variant: str) -> None:
     train, test = coloured(70, 0), coloured(40, 1)
     net, halves = Backbone(), ((0.5,) * 3, (0.25,) * 3)
-    found = probe.paper_probe(net, train, test, *halves, variant=variant, epochs=12, batch=16, seeds=(3,), device="cpu")
+    how = {"variant": variant, "epochs": 12, "batch": 16, "seeds": (3,), "device": "cpu"}
+    found = published.paper_probe(net, train, test, *halves, **how)
     assert found["acc1"] == pytest.approx(slow_paper_probe(net, train, test, variant, 12, 16, 3), abs=1e-6)
     assert found["acc1"] > 45
     assert found["acc5"] == 100
@@ -230,8 +232,8 @@ def test_paper_probe_follows_the_published_steps(variant: str) -> None:
 def test_seeds_that_share_the_backbone_do_not_touch_each_other() -> None:
     train, test = coloured(64, 2), coloured(50, 3)
     net, halves = Backbone(), ((0.5,) * 3, (0.25,) * 3)
-    together = probe.paper_probe(net, train, test, *halves, epochs=3, batch=32, seeds=(3, 8, 9), device="cpu")
-    alone = probe.paper_probe(net, train, test, *halves, epochs=3, batch=32, seeds=(3,), device="cpu")
+    together = published.paper_probe(net, train, test, *halves, epochs=3, batch=32, seeds=(3, 8, 9), device="cpu")
+    alone = published.paper_probe(net, train, test, *halves, epochs=3, batch=32, seeds=(3,), device="cpu")
     assert together["acc1_per_seed"][0] == alone["acc1"]
     assert len(set(together["acc1_per_seed"])) > 1, "different initial weights"
 
@@ -242,7 +244,7 @@ def test_paper_probe_leaves_the_backbone_as_it_was() -> None:
     before = {k: v.clone() for k, v in net.state_dict().items()}
     done: list[tuple[int, int, str]] = []
     train = coloured(64, 4)
-    probe.paper_probe(
+    published.paper_probe(
         net, train, train, (0.5,) * 3, (0.25,) * 3, epochs=2, batch=32, device="cpu", progress=lambda *a: done.append(a)
     )
     assert net.training
@@ -260,7 +262,7 @@ def test_the_backbone_sees_crops_in_training_and_the_centre_in_testing(variant: 
         return x.mean((2, 3))
 
     images = coloured(32, 5)
-    probe.paper_probe(
+    published.paper_probe(
         spy, images, images, (0.0,) * 3, (1.0,) * 3, variant, epochs=1, batch=32, seeds=(3,), size=8, device="cpu"
     )
     torch.testing.assert_close(seen[0], torch.from_numpy(images.pixels[:, :, 2:10, 2:10]) / 255)
@@ -282,4 +284,4 @@ def test_paper_probe_refuses_bad_input(change: dict, message: str) -> None:
     images = coloured(32, 6)
     good = {"backbone": Backbone(), "train": images, "test": images, "mean": (0.5,) * 3, "std": (1.0,) * 3, "batch": 16}
     with pytest.raises(InputError, match=message):
-        probe.paper_probe(**(good | change))
+        published.paper_probe(**(good | change))

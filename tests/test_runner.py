@@ -18,7 +18,7 @@ from bayesncl.progress import Display
 from bayesncl.recipes import Recipe, change, named
 from bayesncl.reproduce import ledger, runner
 from bayesncl.reproduce.experiments import EXPERIMENTS, runs
-from bayesncl.runs import RunLock
+from bayesncl.run import Run
 from bayesncl.train import Interrupted
 
 from .test_reproduce import at_full_size, smoke
@@ -69,7 +69,7 @@ def test_a_trained_run_is_only_measured(tmp_path: Path, monkeypatch: pytest.Monk
             runner.run_list([recipe], None, tmp_path, tmp_path / "models")
     assert ledger.read(tmp_path) == []
     monkeypatch.setattr(runner, "train", lambda *a, **k: pytest.fail("trained again"))
-    with RunLock(tmp_path / "models" / Path(ledger.file_name(recipe)).stem):  # another process is at it
+    with Run(tmp_path / "models" / Path(ledger.file_name(recipe)).stem).lock():  # another process is at it
         assert runner.run_list([recipe], None, tmp_path, tmp_path / "models") == []
     (path,) = runner.run_list([recipe], None, tmp_path, tmp_path / "models", keep_models=False)
     assert not (tmp_path / "models" / path.stem).exists()

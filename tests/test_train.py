@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import bayesncl.train as loop
-from bayesncl import checkpoint
+from bayesncl import checkpoint, heads
 from bayesncl.backbones import BasicBlock, Bottleneck, ViewBatchNorm2d, build_backbone, set_views
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
@@ -26,7 +26,7 @@ from bayesncl.feed import ahead, batch_rows, batches, epoch_order
 from bayesncl.model import Encoder, load
 from bayesncl.progress import Display
 from bayesncl.recipes import Model
-from bayesncl.runs import RunLock
+from bayesncl.run import Run
 from tests.conftest import TINY, Stopped, stop_after, tiny_images, tiny_recipe
 
 ROOT = Path(__file__).parent.parent
@@ -95,7 +95,7 @@ def test_killed_process_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     rng = random.Random(0)
     for command in ([*first, "--out", str(tmp_path / "b")], again):
         child = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT)
-        while not checkpoint.listed(tmp_path / "b") and child.poll() is None:
+        while not checkpoint.listed(Run(tmp_path / "b")) and child.poll() is None:
             time.sleep(0.005)
         time.sleep(rng.uniform(0, 0.4))
         child.kill()
@@ -119,9 +119,9 @@ def test_ctrl_c_saves_and_leaves_with_130(tmp_path: Path, sign: int) -> None:
     child.send_signal(sign)
     _, stderr = child.communicate(timeout=60)
     assert child.returncode == 130
-    found = re.search(r"stopped after (\d+) of 8000 steps; go on with: bayesncl resume", stderr)
+    found = re.search(r"stopped after (\d+) of 8000 steps; to continue: bayesncl resume", stderr)
     assert found
-    assert [p.name for p in checkpoint.listed(tmp_path / "run")] == [f"step-{int(found[1]):08d}.ckpt"]
+    assert [p.name for p in checkpoint.listed(Run(tmp_path / "run"))] == [f"step-{int(found[1]):08d}.ckpt"]
     assert not (tmp_path / "run/.lock").exists()
     assert not (tmp_path / "run/model.safetensors").exists()
 
@@ -130,7 +130,7 @@ def test_a_loss_that_is_not_finite_stops_by_name(
     tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """kl is NaN from step 6 (counted from 0) on; the checkpoint of step 4 is the last good one, also after a resume."""
-    kl = loop.bernoulli_kl
+    kl = heads.bernoulli_kl
     calls = 0
 
     def poisoned(*arguments: object) -> torch.Tensor:
@@ -138,21 +138,21 @@ def test_a_loss_that_is_not_finite_stops_by_name(
         calls += 1
         return kl(*arguments) * (float("nan") if calls > 6 else 1)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(loop, "bernoulli_kl", poisoned)
+    monkeypatch.setattr(heads, "bernoulli_kl", poisoned)
     message = r"kl is not finite at step {}; the last good checkpoint is .*step-{:08d}\.ckpt"
     with pytest.raises(InputError, match=message.format(6, 4)):
         loop.train(tiny_recipe(), images, tmp_path, device=CPU)
     calls = 2  # resumed at step 4: good in 4, 5, 6, 7; reported with the steps of the whole run
     with pytest.raises(InputError, match=message.format(8, 8)):
         loop.train(tiny_recipe("bayesncl", "run.log_every=2"), images, tmp_path, device=CPU)
-    assert [p.name for p in checkpoint.listed(tmp_path)] == ["step-00000004.ckpt", "step-00000008.ckpt"]
+    assert [p.name for p in checkpoint.listed(Run(tmp_path))] == ["step-00000004.ckpt", "step-00000008.ckpt"]
 
 
 def test_bad_numbers_are_never_checkpointed(tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "contrast", lambda z, *_: z.sum() * float("inf"))
+    monkeypatch.setattr(heads, "info_nce_sum", lambda z, *_: z.sum() * float("inf"))
     with pytest.raises(InputError, match="nce is not finite at step 0; there is no checkpoint yet"):
         loop.train(tiny_recipe("bayesncl", "run.log_every=1000"), images, tmp_path, device=CPU)
-    assert checkpoint.listed(tmp_path) == []
+    assert checkpoint.listed(Run(tmp_path)) == []
 
 
 def test_out_of_memory_names_what_to_lower(tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_the_cpu_can_be_asked_for(name: str) -> None:
 
 
 def test_locked_folder_and_another_recipe_are_refused(tmp_path: Path, images: Images) -> None:
-    with RunLock(tmp_path), pytest.raises(InputError, match="is in use by another process"):
+    with Run(tmp_path).lock(), pytest.raises(InputError, match="is in use by another process"):
         loop.train(tiny_recipe(), images, tmp_path, device=CPU)
     loop.train(tiny_recipe(), images, tmp_path, device=CPU)
     with pytest.raises(InputError, match="of another recipe"):
@@ -182,13 +182,13 @@ def test_a_run_goes_on_with_its_own_images(tmp_path: Path, images: Images, monke
         loop.train(tiny_recipe(), images, tmp_path, device=CPU, after_epoch=stop_after(2))
     fewer = Images(images.pixels[:-3])
     with pytest.raises(
-        InputError, match=r"was begun with 70 images of 16 x 16, here are 67 images of 16 x 16: give it"
+        InputError, match=r"was started with 70 images of 16 x 16, not 67 images of 16 x 16: give it"
     ):
         loop.train(tiny_recipe(), fewer, tmp_path, device=CPU)
     notes: list[str] = []
     monkeypatch.setattr(Display, "note", lambda self, text: notes.append(text))
     loop.train(tiny_recipe(), Images(255 - images.pixels), tmp_path, device=CPU)
-    assert notes == [f"{tmp_path} was begun with other images, or they are read differently here"]
+    assert notes == [f"{tmp_path} was started with other images, or they decode differently here"]
     assert (tmp_path / "model.safetensors").exists()
 
 
@@ -207,7 +207,7 @@ def test_batches_must_fit(tmp_path: Path) -> None:
 def test_metrics_of_steps_to_come_again_are_cut(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 2}\n{"step": 4}\n{"step": 6}\n{"step": 8, "lo')
-    loop.cut_metrics(path, 4)
+    Run(tmp_path).cut_metrics(4)
     assert path.read_text() == '{"step": 2}\n{"step": 4}\n'
 
 

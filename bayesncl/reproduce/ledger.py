@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import InputError
 from ..files import write_atomic
 from ..recipes import Recipe, recipe_from_dict
-from ..runs import environment
+from ..run import environment
 
 FORMAT = 1
 WITHOUT_EFFECT = ("checkpoint_every", "keep_checkpoints", "log_every", "dynamics_every", "compile")

@@ -14,16 +14,16 @@ import torch
 
 from .. import data as datasets
 from ..data.images import Images
+from ..dynamics import recorder
 from ..errors import InputError
 from ..evaluate import evaluate
 from ..features import Extracted, extract
 from ..measure.background import background_probe, group_probe
-from ..measure.dynamics import recorder
 from ..measure.interpretability import MIN_SUPPORT, per_dimension
-from ..model import WEIGHTS, Encoder, load
+from ..model import Encoder, load
 from ..progress import Display
 from ..recipes import Data, Recipe
-from ..runs import RunLock
+from ..run import Run
 from ..train import default_device, train
 from . import ledger
 from .experiments import recipe_of
@@ -70,13 +70,13 @@ def run_experiment_run(
     display = display or Display(quiet=True)
     run_dir = models / Path(ledger.file_name(recipe)).stem
 
-    if (run_dir / WEIGHTS).exists():
+    if Run(run_dir).finished():
         model = load(run_dir, device or default_device())
     else:
         model = train(recipe, images, run_dir, device=device, display=display, after_epoch=recorder(images, recipe))
     # on scenes the probes for the background are most of the work: they are left to the experiments that ask for them
     plain = [dataclasses.replace(split, backgrounds=None) for split in splits]
-    with RunLock(run_dir):  # several processes may share a list
+    with Run(run_dir).lock():  # several processes may share a list
         known = ledger.by_identity(ledger.read(results)).get(ledger.identity(recipe))
         if known is not None and complete(known):
             raise InputError("another process has measured it meanwhile")

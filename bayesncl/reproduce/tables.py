@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from ..measure.cost import cost
+from ..cost import cost
 from ..recipes import Recipe, change, recipe_from_json
 from . import ledger
 from .experiments import Experiment, Row, columns, paper, rows, with_seed

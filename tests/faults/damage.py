@@ -21,6 +21,7 @@ from bayesncl import checkpoint, cli, data
 from bayesncl.errors import InputError
 from bayesncl.progress import Display
 from bayesncl.recipes import Data
+from bayesncl.run import Run
 from tests.conftest import tiny_images, tiny_recipe
 from tests.faults.harness import Child, Outcome, command, contents, run
 from tests.faults.kills import same_run, train_in, write_pictures
@@ -31,7 +32,7 @@ def checkpoints(tries: int, folder: Path, rng: random.Random) -> Outcome:
     outcome = Outcome("checkpoint cut or with flipped bits")
     run(lambda: train_in(folder / "undisturbed"), folder)
     undisturbed = contents(folder / "undisturbed")
-    before, newest = (path.read_bytes() for path in checkpoint.listed(folder / "undisturbed"))
+    before, newest = (path.read_bytes() for path in checkpoint.listed(Run(folder / "undisturbed")))
     place = folder / "damaged"
 
     def resume() -> None:
@@ -45,7 +46,7 @@ def checkpoints(tries: int, folder: Path, rng: random.Random) -> Outcome:
             del spoilt[rng.randrange(len(spoilt)) :]
         else:
             spoilt[rng.randrange(len(spoilt))] ^= 1 << rng.randrange(8)
-        file = checkpoint.listed(place)[-1]
+        file = checkpoint.listed(Run(place))[-1]
         file.write_bytes(spoilt)
         with contextlib.suppress(InputError):
             checkpoint.read(file)
@@ -53,15 +54,19 @@ def checkpoints(tries: int, folder: Path, rng: random.Random) -> Outcome:
             continue
         if i % 10 < 2:  # the whole way, which takes longer: to the same weights
             after = run(resume, folder)
+            aside = file.with_name(f"{file.name}.damaged")
+            said_aside = aside.exists() and f"set aside as {aside.name}" in after.text
+            aside.unlink(missing_ok=True)
             wrong = same_run(place, undisturbed)
-            said = f"{file} is damaged: its checksum does not match; going back to the one before" in after.text
+            said = f"{file} is damaged: its checksum does not match; trying the one before it" in after.text
             outcome.check(
-                after.status == 0 and said and not wrong, f"try {i}: {after.status} {wrong} {after.text[-300:]}"
+                after.status == 0 and said and said_aside and not wrong,
+                f"try {i}: {after.status} {wrong} {after.text[-300:]}",
             )
         else:
-            found, complaints = checkpoint.newest(place)
+            found, complaints = checkpoint.newest(Run(place))
             good = found is not None and found.step == 8 and len(complaints) == 1
-            outcome.check(good and checkpoint.listed(place)[0].read_bytes() == before, f"try {i}: {complaints}")
+            outcome.check(good and checkpoint.listed(Run(place))[0].read_bytes() == before, f"try {i}: {complaints}")
     return outcome
 
 

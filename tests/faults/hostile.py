@@ -26,7 +26,6 @@ from bayesncl.atlas import AtlasRun, build_atlas
 from bayesncl.data.decode import Square, Undecodable, decode
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
-from bayesncl.model import WEIGHTS
 from bayesncl.recipes import PARTS, recipe_from_json
 from tests.conftest import tiny_images, tiny_recipe
 from tests.faults.harness import Outcome, command, run
@@ -62,7 +61,7 @@ def weights(tries: int, folder: Path, rng: random.Random) -> Outcome:
     outcome = Outcome("pickles and forgeries in place of weights")
     run(lambda: loop.train(tiny_recipe("bayesncl", "data.train_images=48"), tiny_images(48), folder / "run"), folder)
     place, pictures = folder / "run", write_pictures(folder / "pictures", 3, 16)
-    good = (place / WEIGHTS).read_bytes()
+    good = (place / "model.safetensors").read_bytes()
     huge = json.dumps(dataclasses.asdict(tiny_recipe()) | {"model": {"hidden": 2**20, "dim": 2**20}})
     tensors = {"x": torch.zeros(2)}
     forgeries = {
@@ -78,10 +77,10 @@ def weights(tries: int, folder: Path, rng: random.Random) -> Outcome:
         "recipe of a model beyond memory": save(tensors, {"recipe": huge, "sha256": _digest(tensors)}),
     }
     for what, forged in forgeries.items():
-        (place / WEIGHTS).write_bytes(forged)
+        (place / "model.safetensors").write_bytes(forged)
         refused(outcome, folder, ("embed", place, pictures), what)
         refused(outcome, folder, ("evaluate", place), what)
-    (place / WEIGHTS).unlink()
+    (place / "model.safetensors").unlink()
     for what, forged in forgeries.items():
         if what == "recipe of a model beyond memory":
             continue
@@ -91,7 +90,7 @@ def weights(tries: int, folder: Path, rng: random.Random) -> Outcome:
         # no checkpoint is good, so the run begins anew, on scenes
         good = ended.status == 0 and "Traceback" not in ended.text and not (folder / CANARY).exists()
         outcome.check(good, f"checkpoint, {what}: {ended.text[-300:]}")
-        (place / WEIGHTS).unlink(missing_ok=True)
+        (place / "model.safetensors").unlink(missing_ok=True)
     outcome.check(not (folder / CANARY).exists() and not Path(CANARY).exists(), "something was executed")
     return outcome
 

@@ -17,7 +17,8 @@ import numpy as np
 from PIL import Image
 
 import bayesncl.train as loop
-from bayesncl import checkpoint, data, files, model, runs
+from bayesncl import checkpoint, data, files, model
+from bayesncl import run as runs
 from bayesncl.atlas import AtlasRun, build_atlas
 from bayesncl.measure.report import to_json
 from bayesncl.recipes import Data

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..backbones import set_views
-from ..data import DATASETS
-from ..model import Encoder, build_model
-from ..recipes import Recipe
-from ..train import assemble
+from .backbones import set_views
+from .data import DATASETS
+from .model import Encoder, build_model
+from .recipes import Recipe
+from .train import assemble
 
 PARTS = ("backbone", "projector", "gate", "classifier")
 
@@ -45,7 +45,7 @@ def cost(recipe: Recipe, classes: int | None = None) -> dict[str, Any]:
     with torch.device("meta"):
         model = build_model(recipe)
         classifier = nn.Linear(int(model.backbone.features), classes)  # type: ignore[arg-type]
-    parts = dict(zip(PARTS, (model.backbone, model.projector, model.gate, classifier)))
+    parts = _parts(model, classifier)
     params = {name: sum(p.numel() for p in part.parameters()) if part else 0 for name, part in parts.items()}
     macs = _macs(model, classifier, recipe.views.size)
     return {
@@ -99,11 +99,15 @@ def time_steps(recipe: Recipe, device: torch.device, steps: int = 20, images: in
     return out | ({"peak_memory_gib": torch.cuda.max_memory_allocated(device) / 2**30} if gpu else {})
 
 
+def _parts(model: Encoder, classifier: nn.Module) -> dict[str, nn.Module | None]:
+    return dict(zip(PARTS, (model.backbone, model.projector, model.gate, classifier)))
+
+
 def _macs(model: Encoder, classifier: nn.Module, size: int) -> dict[str, int]:
     macs = dict.fromkeys(PARTS, 0)
     hooks = []
-    for name, part in (*model.named_children(), ("classifier", classifier)):
-        for layer in part.modules():
+    for name, part in _parts(model, classifier).items():
+        for layer in part.modules() if part else ():
 
             def add(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, part: str = name) -> None:
                 macs[part] += operations(layer, inputs[0], output)
