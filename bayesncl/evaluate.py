@@ -122,6 +122,11 @@ def measure_features(
         for name in members:
             values[name] = measured[0][name]
             chance[name] = {key: v for key, v in measured[1][name].items() if measures.named(key).needs_labels}
+            for extra in measures.MEASURES:
+                if extra.function is not None and name in extra.definitions:
+                    values[name][extra.key] = extra.function(array, index)
+                    if extra.needs_labels:
+                        chance[name][extra.key] = extra.function(array, labellings[1])
         own = counts.column_sums(array, progress)
         for kept in [*(k for k in dims if k < array.shape[1]), None]:
             columns = retrieval.choose(array, kept, own)

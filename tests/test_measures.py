@@ -8,8 +8,9 @@ import pytest
 from bayesncl.errors import InputError
 from bayesncl.evaluate import measure_features
 from bayesncl.measure.interpretability import DEFINITIONS, interpretability
-from bayesncl.measure.measures import BY_PATH, MEASURES, find, named, title
+from bayesncl.measure.measures import MEASURES, Measure, by_path, find, named, register, title
 from bayesncl.measure.result import Result
+from bayesncl.report.tables import render
 
 RNG = np.random.default_rng(0)
 LABELS = np.arange(60) % 3
@@ -27,7 +28,7 @@ def test_every_key_of_interpretability_is_registered(definition: str) -> None:
 
 def test_measures_are_told_apart() -> None:
     assert len({m.key for m in MEASURES}) == len(MEASURES)
-    assert len({title(path) for path in BY_PATH}) == len(BY_PATH)
+    assert len({title(path) for path in by_path()}) == len(by_path())
     assert all(m.doc.endswith(".") for m in MEASURES)
 
 
@@ -43,6 +44,23 @@ def test_values_are_found_by_measure() -> None:
     assert title(("paper", "consistency")) == "consistency, paper's definition (%)"
     assert named("l0").text(1234.56) == "1,234.6"
     assert named("l0").text(None) == "-"
+
+
+def test_a_new_measure_is_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    def largest(z: np.ndarray, labels: np.ndarray) -> float:
+        return float(z[labels == 0].max())
+
+    monkeypatch.setattr("bayesncl.measure.measures.MEASURES", list(MEASURES))
+    register(Measure("largest", "largest feature of the first class", "", 2, True, ("sound",), function=largest))
+    with pytest.raises(InputError, match="there is a measure 'largest' already"):
+        register(Measure("largest", "again"))
+    result = measure_features(FEATURES, LABELS)
+    assert result.sound["largest"] == FEATURES[LABELS == 0].max()
+    shuffled = np.random.default_rng(0).permutation(LABELS)
+    assert result.chance["sound"]["largest"] == FEATURES[shuffled == 0].max()
+    assert "largest" not in result.paper
+    assert "largest feature of the first class" in render(result)
+    assert "largest" in render(result, "csv")
 
 
 def test_a_result_survives_json_and_knows_its_curves() -> None:

@@ -5,11 +5,14 @@ Tables, pages and help texts are made from this list. A new measure is one funct
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .interpretability import CURVE, DEFINITIONS, MATCHED, at, at_l0
+import numpy as np
+
+from ..errors import InputError
+from .interpretability import CURVE, DEFINITIONS, MATCHED, Value, at, at_l0
 
 Path = tuple[str, ...]
 SAID = {"paper": "paper's definition", "sound": "sound"}  # of a measure that has both
@@ -31,6 +34,8 @@ class Measure:
     doc : one sentence.
     headline : whether tables show it unless asked for everything.
     short : heading of a narrow column.
+    function : features [N, D] and labels (int [N], 0..C-1) in, the value out; for a measure that needs nothing else and
+        shares no pass with others. It is then computed for each of its definitions, with its chance level.
     """
 
     key: str
@@ -43,6 +48,7 @@ class Measure:
     doc: str = ""
     headline: bool = True
     short: str = ""
+    function: Callable[[np.ndarray, np.ndarray], Value] | None = None
 
     def path(self, definition: str = "sound") -> Path:
         """Where its value is in the results."""
@@ -71,7 +77,7 @@ def precision_at(dims: str, k: str) -> Measure:
     return Measure(f"retrieval/*/{dims}/{k}", f"retrieval precision at {k}, {kept}", "%", 2, True, BOTH, True, doc)
 
 
-MEASURES = (
+MEASURES = [
     Measure("consistency", "consistency", "%", 2, True, BOTH, True,
             "Share of the commonest class among the images a dimension fires on.", short="Cons."),
     Measure("consistency_mass", "consistency weighted by mass", "%", 2, True, SOUND, True,
@@ -134,29 +140,43 @@ MEASURES = (
               "cosine", 3, False, (), True, "Cosine of an image and the same object on another background.")
       for kind in ("gated", "z", "h")),
     Measure("seconds", "seconds of measuring", "", 1, False, (), None, "Wall-clock time.", headline=False),
-)  # fmt: skip
+]  # fmt: skip
 
-BY_PATH: dict[Path, tuple[Measure, str]] = {m.path(d): (m, d) for m in MEASURES for d in m.definitions or ("",)}
+
+def by_path() -> dict[Path, tuple[Measure, str]]:
+    """Measure and definition by place in the results."""
+    return {m.path(d): (m, d) for m in MEASURES for d in m.definitions or ("",)}
+
+
+def register(measure: Measure) -> Measure:
+    """Add a measure: every table, page and file then has it."""
+    if any(measure.key == known.key for known in MEASURES):
+        raise InputError(f"there is a measure {measure.key!r} already")
+    MEASURES.append(measure)
+    return measure
 
 
 def find(path: Path) -> tuple[Measure, str] | None:
     """The measure at a place in the results, and the definition; None for a number that is no measure."""
     if len(path) == 4 and path[0] == "retrieval" and path[1] in DEFINITIONS:
         return precision_at(*path[2:]), path[1]
-    return BY_PATH.get(path)
+    return by_path().get(path)
 
 
 def title(path: Path) -> str:
     """What stands at a place in the results, in words, with the definition where that is part of the place."""
     found = find(path)
     if found is None:
-        raise KeyError(path)
+        raise InputError(f"there is no measure at {'/'.join(path)}")
     return found[0].title(path[0] if path[0] in DEFINITIONS else "")
 
 
 def named(key: str) -> Measure:
     """The measure of a key."""
-    return next(m for m in MEASURES if m.key == key)
+    for measure in MEASURES:
+        if measure.key == key:
+            return measure
+    raise InputError(f"there is no measure {key!r}")
 
 
 def value(tree: Any, path: Path) -> Any:
