@@ -11,10 +11,10 @@ from PIL import Image
 from bayesncl import explore
 from bayesncl.atlas import AtlasRun
 from bayesncl.explore import shown_split, thin_out
-from bayesncl.measure.report import render_theory
 from bayesncl.model import build_model, save_model
 from bayesncl.progress import Display
 from bayesncl.recipes import change, named
+from bayesncl.report.tables import render_theory
 from tests.conftest import tiny_images, tiny_recipe
 
 

@@ -18,7 +18,9 @@ from ..errors import InputError
 from ..recipes import Recipe, change, named, nearest
 
 SCALES = ("paper", "smoke")
-DATASETS = ("cifar100", "cifar10", "imagenet100", "waterbirds", "scenes")  # in the order they are run
+ORDER = ("cifar100", "cifar10", "imagenet100", "waterbirds", "scenes")  # in which data sets are run
+# keys of background probes in an entry's `extra`, by folder
+BACKGROUND_SETS = {"waterbirds": "waterbirds", "waterbirds-like": "waterbirds_like"}
 CHANGES = {
     "dim": "model.dim",
     "rho": "gate.prior",
@@ -173,7 +175,7 @@ def rows(experiment: Experiment, scale: str = "paper") -> list[Row]:
 
 def runs(experiment: Experiment, scale: str = "paper") -> list[Recipe]:
     """The runs an experiment needs, in the order to do them: data set by data set, every row's first seed first."""
-    chosen = sorted(rows(experiment, scale), key=lambda row: DATASETS.index(row.recipe.data.name))
+    chosen = sorted(rows(experiment, scale), key=lambda row: ORDER.index(row.recipe.data.name))
     seeds = experiment.seeds if scale == "paper" else experiment.seeds[:1]
     found = {}
     for dataset in dict.fromkeys(row.recipe.data.name for row in chosen):

@@ -9,16 +9,11 @@ from functools import cache
 from typing import Any
 
 from ..cost import cost
+from ..data import DATASETS
 from ..recipes import Recipe, change, recipe_from_json
 from . import ledger
 from .experiments import Experiment, Row, columns, paper, rows, with_seed
 
-DATASET_NAMES = {
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "imagenet100": "ImageNet-100",
-    "waterbirds": "Waterbirds",
-}
 AXIS_NAMES = {
     "dim": "D",
     "rho": "rho",
@@ -214,6 +209,6 @@ def _known(values: Sequence[float | None]) -> tuple[float, ...]:
 
 def _background(entry: ledger.Entry, row: Row) -> dict[str, Any] | None:
     """Probes for the background: on the published set, or on what a row of another data set is about."""
-    key = {"waterbirds": "waterbirds", "scenes": "scenes"}.get(row.dataset, "waterbirds_like")
+    key = row.dataset if DATASETS[row.dataset].second_label else "waterbirds_like"
     found: dict[str, Any] | None = entry["extra"].get(key)
     return found
