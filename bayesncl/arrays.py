@@ -64,7 +64,7 @@ def read_arrays(path: str | Path, names: Sequence[str], needed: Sequence[str] = 
     path = Path(path)
     shown = printable(str(path), 300)
     if not path.is_file():
-        raise InputError(f"no such file: {shown}")
+        raise InputError(f"{shown}: no such file")
     try:
         members = _members(path, names)
         for name in needed:

@@ -15,7 +15,7 @@ from .data.images import Images
 from .errors import InputError
 from .features import Extracted, Progress, extract
 from .measure import background, conflict, counts, interpretability, measures, probe, retrieval, theory
-from .measure.arrays import Array, as_features, as_labels, read
+from .arrays import Array, as_features, as_labels, read_features
 from .measure.dimensions import describe
 from .measure.result import Result, rounded
 from .model import Encoder
@@ -48,10 +48,10 @@ def measure_file(
 ) -> Result:
     """Measure a file of features: an `.npz` with `z` [N, D] and `y` [N], or a `.npy` of z with a `.npy` of y.
 
-    Arrays that are not compressed are read from disk block by block, so that memory does not grow with N. `read` says
-    more of the file, `measure_features` of the options and the result; `parameters` also names the file.
+    Arrays that are not compressed are read from disk block by block, so that memory does not grow with N. See
+    `read_features` for the file and `measure_features` for options and result; `parameters` also names the file.
     """
-    features, labels = read(path, labels_path)
+    features, labels = read_features(path, labels_path)
     result = measure_features(features, labels, progress=progress, **options)
     result.parameters = {"file": str(path), "stored_as": str(features.dtype)} | result.parameters
     return result

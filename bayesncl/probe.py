@@ -20,7 +20,7 @@ from .features import centre_crop
 from .feed import Pixels, settle
 from .graph import fast
 from .lars import LARS
-from .measure.arrays import as_labels
+from .arrays import as_labels
 from .measure.probe import summarise
 from .model import in_eval_mode
 from .progress import Progress

@@ -18,7 +18,7 @@ import torch
 
 from ..errors import InputError
 from . import counts
-from .arrays import Array, as_features, as_labels
+from ..arrays import Array, as_features, as_labels
 from .counts import EPSILON
 
 

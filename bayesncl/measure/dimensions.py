@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..errors import InputError
-from .arrays import Array, as_features
+from ..arrays import Array, as_features
 from .counts import EPSILON, MIN_SUPPORT, Counts, Progress, average_precision, blocks, count, unit
 
 

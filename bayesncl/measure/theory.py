@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..gates import KL_CLAMP
-from .arrays import Array, as_features
+from ..arrays import Array, as_features
 from .conflict import conflict, pair_similarity, prepare, rows
 from .counts import EPSILON
 from .dynamics import spearman
