@@ -18,7 +18,7 @@ TOP = 10  # strongest images of a dimension
 ROWS = 4096  # images that the correlations of columns are taken over, at most, where most entries fire
 ALIKE = 0.98  # mean cosine between the codes of two images from which all images count as the same
 COPIES = (1.5, 0.01)  # near copies: fewer distinct dimensions than the first plus the second for each live one
-FEW = 0.15  # distinct images among the strongest of all dimensions, of those possible, below which they are the same few
+FEW = 0.2  # distinct images among the strongest of all dimensions, of those possible, below which they are the same few
 UNCOVERED = 0.5  # share of images without an active dimension from which FEW is not the only sign
 
 

@@ -48,39 +48,48 @@ def detect(z: Array, labels: Array) -> Detectors:
     """
     codes = as_codes(z)
     index, names = as_labels(labels, codes.shape[0])
-    return _detect(codes, index, len(names))
+    return _detect(codes, [index], len(names))[0]
 
 
-def _detect(z: Codes, labels: np.ndarray, classes: int) -> Detectors:
+def _detect(z: Codes, labellings: Sequence[np.ndarray], classes: int) -> list[Detectors]:
     width = z.shape[1]
-    sizes = np.bincount(labels, minlength=classes)
-    detected, best = np.full(width, -1), np.full(width, -1)
-    f1, best_f1 = np.full(width, np.nan), np.full(width, np.nan)
+    results = [
+        Detectors(np.full(width, -1), np.full(width, np.nan), np.full(width, -1), np.full(width, np.nan))
+        for _ in labellings
+    ]
     for part, column, row, value in ranked_entries(z):
         if not len(column):
             continue
-        many = len(column)
-        group = column * classes + labels[row]  # one dimension and class
-        order = np.argsort(group, kind="stable")
-        own = group[order]
-        first = np.flatnonzero(np.diff(own, prepend=-1))
-        rank = np.empty(many, np.int64)  # of an image among those of its class, from 1
-        rank[order] = np.arange(many) - np.repeat(first, np.diff(first, append=many)) + 1
         # images down to the end of the tie an entry is in
         begin = np.searchsorted(column, np.arange(part.stop - part.start))
         last = np.flatnonzero(np.append((np.diff(column) != 0) | (np.diff(value) != 0), True))
-        ends = np.repeat(last, np.diff(last, prepend=-1))
-        score = 2 * rank / (ends + 1 - begin[column] + sizes[labels[row]])
-        # by dimension and class: best score and mean activation
-        top = np.maximum.reduceat(score[order], first)
-        mean = np.add.reduceat(value[order].astype(np.float64), first) / sizes[own[first] % classes]
-        dimension, label = own[first] // classes, own[first] % classes
-        for weight, whose, what in ((mean, detected, f1), (top, best, best_f1)):
-            winner = np.lexsort((label, -weight, dimension))
-            winner = winner[np.flatnonzero(np.diff(dimension[winner], prepend=-1))]
-            whose[part.start + dimension[winner]] = label[winner]
-            what[part.start + dimension[winner]] = top[winner]
-    return Detectors(detected, f1, best, best_f1)
+        depth = np.repeat(last, np.diff(last, prepend=-1)) + 1 - begin[column]
+        for labels, found in zip(labellings, results):
+            sizes = np.bincount(labels, minlength=classes)
+            dimension, label, top, mean = _by_class(column, labels[row], value, depth, sizes)
+            for weight, whose, what in ((mean, found.detected_class, found.f1), (top, found.best_class, found.best_f1)):
+                winner = np.lexsort((label, -weight, dimension))
+                winner = winner[np.flatnonzero(np.diff(dimension[winner], prepend=-1))]
+                whose[part.start + dimension[winner]] = label[winner]
+                what[part.start + dimension[winner]] = top[winner]
+    return results
+
+
+def _by_class(
+    column: np.ndarray, label: np.ndarray, value: np.ndarray, depth: np.ndarray, sizes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Of each pair of a dimension and a class it fires on: both, the best F1 and the mean activation."""
+    many, classes = len(column), len(sizes)
+    bits = many.bit_length()
+    key = (column * classes + label) << bits | np.arange(many)  # sorting numbers is faster than sorting their places
+    key.sort()
+    order, group = key & ((1 << bits) - 1), key >> bits
+    first = np.flatnonzero(np.diff(group, prepend=-1))
+    rank = np.arange(1, many + 1) - np.repeat(first, np.diff(first, append=many))  # among the images of the class
+    whose = group[first] % classes
+    score = 2 * rank / (depth[order] + np.repeat(sizes[whose], np.diff(first, append=many)))
+    mean = np.add.reduceat(value[order], first, dtype=np.float64) / sizes[whose]
+    return group[first] // classes, whose, np.maximum.reduceat(score, first), mean
 
 
 def sparse_probe(
@@ -244,8 +253,8 @@ def summary(
     codes = as_codes(z)
     index, names = as_labels(labels, codes.shape[0])
     result: dict[str, Any] = {}
-    for y, end in ((index, ""), (np.random.default_rng(seed).permutation(index), "_chance")):
-        found = _detect(codes, y, len(names))
+    shuffled = np.random.default_rng(seed).permutation(index)
+    for found, end in zip(_detect(codes, [index, shuffled], len(names)), ("", "_chance")):
         for name in ("f1", "iou", "best_f1", "best_iou"):
             values = getattr(found, name)
             values = values[~np.isnan(values)]

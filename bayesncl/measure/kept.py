@@ -22,6 +22,7 @@ OWNED = (0.5, 0.1)  # precision and recall from which a class owns a dimension
 PENALTIES = (1e-2, 1e-3, 1e-4, 1e-5)  # of ||W||^2 / 2 beside the mean cross-entropy, strongest first
 PROBE_ROWS = 20_000  # training rows the probe uses at most
 QUERY_ENTRIES = 2**22  # similarities held at once
+GALLERY_ENTRIES = 2**26  # of kept codes held dense, 512 MB
 
 
 def keep(z: Array, k: int) -> sp.csr_array:
@@ -91,7 +92,9 @@ def owned_classes(counts: sp.csc_array, sizes: np.ndarray, min_support: int = MI
     return len(np.unique(c[owns]))
 
 
-def precision(kept: sp.csr_array, labels: np.ndarray, k: int = 5, queries: np.ndarray | None = None) -> float | None:
+def precision(
+    kept: sp.csr_array, labellings: Sequence[np.ndarray], k: int = 5, queries: np.ndarray | None = None
+) -> list[float | None]:
     """Retrieval precision at k, percent: cosine similarity of kept codes among the rows, the query left out.
 
     Equally similar rows share the places they compete for (the expectation over random order), also those that share
@@ -100,58 +103,77 @@ def precision(kept: sp.csr_array, labels: np.ndarray, k: int = 5, queries: np.nd
     Parameters
     ----------
     kept : CSR [N, D], rows at unit length or zero.
-    labels : int [N] from 0.
+    labellings : int [N] from 0; one search serves all.
     queries : numbers of the rows that serve as queries; default all.
     """
     n = kept.shape[0]
     if n <= k:
-        return None
+        return [None for _ in labellings]
     queries = np.arange(n) if queries is None else queries
-    sizes = np.bincount(labels)
-    codes = kept.astype(np.float64)
-    gallery = codes.T.tocsr()
-    # rows of the product a query will have at most: the sum of the supports of its dimensions
-    support = np.bincount(kept.indices, minlength=kept.shape[1]).astype(np.float64)
-    work = np.minimum(np.asarray((codes != 0) @ support)[queries], n) + 1
-    edges = np.concatenate([[0], np.cumsum(work)])
-    hits, start = 0.0, 0
-    while start < len(queries):
-        stop = max(start + 1, int(np.searchsorted(edges, edges[start] + QUERY_ENTRIES)) - 1)
-        own = queries[start:stop]
-        hits += _hits(codes[own] @ gallery, own, labels, sizes, k)
-        start = stop
-    return float(100 * hits / (k * len(queries)))
+    live = np.flatnonzero(np.bincount(kept.indices, minlength=kept.shape[1]))
+    codes = sp.csr_array(kept.tocsc()[:, live].astype(np.float64))
+    labels = np.stack(labellings)
+    hits = np.zeros(len(labels))
+    # a query has at most so many similarities that are not zero as its dimensions have images
+    work = np.minimum((codes != 0) @ np.bincount(codes.indices, minlength=len(live)).astype(float), n)[queries]
+    thin = work.sum() < n * len(queries) / 8
+    # else k axpys of length N a query, whatever the hubs, where the gallery fits as a dense array
+    gallery = codes.T.tocsr() if thin or len(live) * n > GALLERY_ENTRIES else codes.T.toarray()
+    rows = max(1, int(QUERY_ENTRIES // max(1.0, work.mean() if thin else n)))
+    for start in range(0, len(queries), rows):
+        own = queries[start : start + rows]
+        product = codes[own] @ gallery
+        if thin:
+            hits += _sparse_hits(product, own, labels, k)
+        else:
+            hits += _hits(product.toarray() if sp.issparse(product) else product, own, labels, k)
+    return [float(100 * hit / (k * len(queries))) for hit in hits]
 
 
-def _hits(similar: sp.csr_array, own: np.ndarray, labels: np.ndarray, sizes: np.ndarray, k: int) -> float:
-    """Expected matches among the k nearest, summed over queries; entries not stored in `similar` are zero."""
+def _sparse_hits(similar: sp.csr_array, own: np.ndarray, labels: np.ndarray, k: int) -> np.ndarray:
+    """As `_hits`, where the similarities not stored are zero: tie by tie from the highest, until k places are taken."""
     n, rows = similar.shape[1], len(own)
-    query = np.repeat(np.arange(rows), np.diff(similar.indptr))
-    other = similar.indices != own[query]
-    query, found = query[other], similar.indices[other]
-    value = similar.data[other].astype(np.float32)
-    match = labels[found] == labels[own[query]]
-    # stored entries of value 0 join those that are not stored
-    stored = value != 0
-    query, value, match = query[stored], value[stored], match[stored]
+    query, found, value = np.repeat(np.arange(rows), np.diff(similar.indptr)), similar.indices, similar.data
+    value = value.astype(np.float32)
+    stored = (found != own[query]) & (value != 0)
+    query, found, value = query[stored], found[stored], value[stored]
+    match = labels[:, found] == labels[:, own[query]]  # [L, entries]
+    sizes = np.stack([np.bincount(y)[y[own]] for y in labels])
     zeros = n - 1 - np.bincount(query, minlength=rows)
-    zero_hits = sizes[labels[own]] - 1 - np.bincount(query[match], minlength=rows)
-    left, hits = np.full(rows, float(k)), 0.0
-    for _ in range(k):  # the highest tie of every query, then the next, until k places are taken
+    zero_hits = sizes - 1 - np.stack([np.bincount(query[m], minlength=rows) for m in match])
+    left, hits = np.full(rows, k), np.zeros(len(labels))
+    while left.any():
         best = np.full(rows, -np.inf, np.float32)
         np.maximum.at(best, query, value)
-        best = np.where((zeros > 0) & (best < 0), np.float32(0), best)
+        best[(zeros > 0) & (best < 0)] = 0
         tied = value == best[query]
-        many = np.bincount(query[tied], minlength=rows) + np.where(best == 0, zeros, 0)
-        good = np.bincount(query[tied & match], minlength=rows) + np.where(best == 0, zero_hits, 0)
+        many = np.where(best == 0, zeros, np.bincount(query[tied], minlength=rows))
+        good = np.stack([np.bincount(query[tied & m], minlength=rows) for m in match])
+        good = np.where(best == 0, zero_hits, good)
         taken = np.minimum(many, left)
-        hits += float((taken * good / np.maximum(many, 1)).sum())
-        left = left - taken
-        zeros = np.where(best == 0, 0, zeros)
+        hits += (taken * good / np.maximum(many, 1)).sum(1)
+        left, zeros = left - taken, np.where(best == 0, 0, zeros)
         again = ~tied & (left[query] > 0)
-        query, value, match = query[again], value[again], match[again]
-        if not (left > 0).any():
-            break
+        query, value, match = query[again], value[again], match[:, again]
+    return hits
+
+
+def _hits(similar: np.ndarray, own: np.ndarray, labels: np.ndarray, k: int) -> np.ndarray:
+    """Expected matches among the k nearest by similar [q, N], summed over queries, for labels [L, N]."""
+    value = torch.from_numpy(similar).float()  # rounded: what differs by less counts as equal
+    value[torch.arange(len(own)), torch.from_numpy(own)] = -torch.inf
+    top, found = value.topk(k, dim=1)
+    last = top[:, -1:]
+    sure = (top > last).numpy()
+    match = labels[:, found.numpy()] == labels[:, own, None]  # [L, q, k]
+    hits = (match & sure).sum((1, 2)).astype(np.float64)
+    equal = (value == last).numpy()
+    places, many = k - sure.sum(1), equal.sum(1)
+    # of those tied for the last places all have one, but where there are more of them
+    exact = many == places
+    hits += (match & ~sure)[:, exact].sum((1, 2))
+    for q in np.flatnonzero(~exact):
+        hits += places[q] / many[q] * (labels[:, equal[q]] == labels[:, own[q], None]).sum(1)
     return hits
 
 
@@ -277,7 +299,7 @@ def summary(
             counts = class_counts(kept, y, len(names))
             row["consistency" + end] = consistency(counts, min_support)
             row["classes_owned" + end] = float(owned_classes(counts, sizes, min_support))
-            row["p5" + end] = precision(kept, y, 5, asked)
+        row["p5"], row["p5_chance"] = precision(kept, [index, shuffled], 5, asked)
         if train is not None:
             found = probe(_cut(known_columns, known_values, k, width), train[1], kept, labels, seed=seed)
             row |= {"probe": found["acc1"], "probe_chance": found["chance"]}

@@ -141,8 +141,12 @@ def draw_trials(
             own = slice(edges[j - part.start], edges[j - part.start + 1])
             if wanted[j] and own.stop - own.start >= 4:
                 rng = np.random.default_rng((seed, j))
+                # not above the median: the images on which it does not fire, if they are at least half
+                weak = np.ones(n, bool)
+                middle = value[own][n // 2] if own.stop - own.start > n // 2 else 0.0
+                weak[row[own][value[own] > middle]] = False
                 for _ in range(trials):
-                    test = _draw(row[own], value[own], n, embeddings, pool, duplicate, rng)
+                    test = _draw(row[own][:pool], weak, embeddings, duplicate, rng)
                     if test is not None:
                         found.append((j, *test))
     return Trials(
@@ -153,30 +157,24 @@ def draw_trials(
 
 
 def _draw(
-    rows: np.ndarray,
-    values: np.ndarray,
-    n: int,
-    embeddings: np.ndarray | None,
-    pool: int,
-    duplicate: float,
-    rng: np.random.Generator,
+    strong: np.ndarray, weak: np.ndarray, embeddings: np.ndarray | None, duplicate: float, rng: np.random.Generator
 ) -> tuple[np.ndarray, int] | None:
-    """Five rows in random order and the place of the odd one, from the firing rows of a dimension, strongest first."""
+    """Five rows in random order and the place of the odd one; the four from `strong`, the odd one where `weak` [N]."""
 
     def near(image: int, others: list[int]) -> bool:
         return embeddings is not None and bool((embeddings[others] @ embeddings[image] >= duplicate).any())
 
     four: list[int] = []
-    for image in rng.permutation(rows[:pool]).tolist():
-        if len(four) < 4 and not (four and near(image, four)):
+    for image in rng.permutation(strong).tolist():
+        if not (four and near(image, four)):
             four.append(image)
-    if len(four) < 4:
+        if len(four) == 4:
+            break
+    else:
         return None
-    # values at or below the median: those that do not fire, if they are at least half
-    middle = values[n // 2] if len(values) > n // 2 else 0.0
-    strong = set(rows[values > middle].tolist())
-    for odd in rng.integers(n, size=CANDIDATES).tolist():
-        if odd not in strong and odd not in four and not near(odd, four):
+    drawn = rng.integers(len(weak), size=CANDIDATES)
+    for odd in drawn[weak[drawn]].tolist():
+        if odd not in four and not near(odd, four):
             order = rng.permutation(5)
             return np.array([*four, odd])[order], int(np.flatnonzero(order == 4)[0])
     return None

@@ -125,30 +125,46 @@ def ranked_entries(z: Codes) -> Iterator[tuple[slice, np.ndarray, np.ndarray, np
     n, width = z.shape
     row_bits = max(1, int(n - 1).bit_length())
     # column, value and row share 63 bits; float32 bits of positive numbers order as the numbers do
-    step = int(min(max(1, COLUMN_BLOCK // n), 1 << (32 - row_bits)))
-    if sp.issparse(z):
+    most = 1 << (32 - row_bits)
+    if sp.issparse(z) or thin(z):
         columns = abs(fired(z)).tocsc()
-        step = int(min(width, 1 << (32 - row_bits), max(step, COLUMN_BLOCK * width // max(1, columns.nnz))))
-    else:
-        length = lengths(z)
-        length = np.where(length > 0, length, 1.0)[:, None]
-    for start in range(0, width, step):
-        part = slice(start, min(start + step, width))
-        if sp.issparse(z):
-            edges = columns.indptr[start : part.stop + 1]
+        step = int(min(width, most, max(1, COLUMN_BLOCK * width // max(1, columns.nnz))))
+        for start in range(0, width, step):
+            edges = columns.indptr[start : start + step + 1]
             inside = slice(edges[0], edges[-1])
-            column = np.repeat(np.arange(part.stop - start), np.diff(edges))
-            row, value = columns.indices[inside], columns.data[inside]
-        else:
-            block = np.abs(z[:, part] / length).astype(np.float32).T  # [columns, N]
-            column, row = np.nonzero(block > EPSILON)
-            value = block[column, row]
-        bits = np.ascontiguousarray(value).view(np.int32).astype(np.int64)
-        key = ((column.astype(np.int64) << 31 | (2**31 - 1 - bits)) << row_bits) | row
-        key.sort()
-        bits = (2**31 - 1) - (key >> row_bits & (2**31 - 1))
-        value = bits.astype(np.int32).view(np.float32)
-        yield part, key >> (31 + row_bits), key & ((1 << row_bits) - 1), value
+            bits = columns.data[inside].view(np.int32).astype(np.int64)
+            column = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
+            key = _pack(column, bits, columns.indices[inside], row_bits)
+            key.sort()
+            yield slice(start, start + len(edges) - 1), *_unpack(key, row_bits)
+        return
+    for part, block in column_blocks(z, most):
+        bits = block.numpy().view(np.int32).astype(np.int64)
+        key = _pack(np.arange(len(bits))[:, None], bits, np.arange(n), row_bits)
+        key[bits == 0] = np.iinfo(np.int64).max
+        key.sort(axis=1)
+        yield part, *_unpack(key[key < np.iinfo(np.int64).max], row_bits)
+
+
+def _pack(column: np.ndarray, bits: np.ndarray, row: np.ndarray, row_bits: int) -> np.ndarray:
+    return ((column.astype(np.int64) << 31 | (2**31 - 1 - bits)) << row_bits) | row
+
+
+def _unpack(key: np.ndarray, row_bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    bits = (2**31 - 1) - (key >> row_bits & (2**31 - 1))
+    return key >> (31 + row_bits), key & ((1 << row_bits) - 1), bits.astype(np.int32).view(np.float32)
+
+
+def column_blocks(z: np.ndarray, most: int = 2**32) -> Iterator[tuple[slice, Tensor]]:
+    """Blocks of columns of dense codes: |z| of rows at unit length, 0 where it does not fire, float32 [columns, N]."""
+    length = lengths(z)
+    length = np.where(length > 0, length, 1.0)
+    step = int(min(max(1, COLUMN_BLOCK // len(z)), most))
+    for start in range(0, z.shape[1], step):
+        part = slice(start, min(start + step, z.shape[1]))
+        block = np.abs(z[:, part].T / length).astype(np.float32)
+        block[block <= EPSILON] = 0
+        yield part, torch.from_numpy(np.ascontiguousarray(block))
 
 
 def strongest_images(z: Codes, count: int = 10) -> np.ndarray:
@@ -157,6 +173,11 @@ def strongest_images(z: Codes, count: int = 10) -> np.ndarray:
     A row's values are those at unit length.
     """
     table = np.full((z.shape[1], count), -1, np.int64)
+    if not (sp.issparse(z) or thin(z)):
+        for part, block in column_blocks(z):
+            rows, values = _strongest(block, min(count, z.shape[0]))
+            table[part, : rows.shape[1]] = rows.where(values > 0, -1).numpy()
+        return table
     for part, column, row, _ in ranked_entries(z):
         edges = np.searchsorted(column, np.arange(part.stop - part.start + 1))
         rank = np.arange(len(column)) - edges[column]
