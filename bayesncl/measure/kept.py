@@ -112,6 +112,8 @@ def precision(
     queries = np.arange(n) if queries is None else queries
     live = np.flatnonzero(np.bincount(kept.indices, minlength=kept.shape[1]))
     codes = sp.csr_array(kept.tocsc()[:, live].astype(np.float64))
+    length = np.sqrt(codes.power(2).sum(1))  # 1 but for rounding, which would part what is equal
+    codes.data /= np.repeat(length, np.diff(codes.indptr))
     labels = np.stack(labellings)
     hits = np.zeros(len(labels))
     # a query has at most so many similarities that are not zero as its dimensions have images

@@ -14,7 +14,7 @@ import torch
 
 from ..errors import InputError
 from .arrays import Array, as_features
-from .sparse import Codes, as_codes, ranked_entries, strongest_images, unit_blocks
+from .sparse import Codes, as_codes, column_blocks, strongest_images, unit_blocks
 
 TOP = 10  # strongest images of a dimension
 POOL = 20  # ... from which the four of an intruder test are drawn
@@ -134,21 +134,19 @@ def draw_trials(
     n, width = codes.shape
     wanted = np.zeros(width, bool)
     wanted[np.arange(width) if dims is None else np.asarray(dims)] = True
+    strong = strongest_images(codes, pool)
+    wanted &= (strong >= 0).sum(1) >= 4
     found: list[tuple[int, np.ndarray, int]] = []
-    for part, column, row, value in ranked_entries(codes):
-        edges = np.searchsorted(column, np.arange(part.stop - part.start + 1))
-        for j in range(part.start, part.stop):
-            own = slice(edges[j - part.start], edges[j - part.start + 1])
-            if wanted[j] and own.stop - own.start >= 4:
-                rng = np.random.default_rng((seed, j))
-                # not above the median: the images on which it does not fire, if they are at least half
-                weak = np.ones(n, bool)
-                middle = value[own][n // 2] if own.stop - own.start > n // 2 else 0.0
-                weak[row[own][value[own] > middle]] = False
-                for _ in range(trials):
-                    test = _draw(row[own][:pool], weak, embeddings, duplicate, rng)
-                    if test is not None:
-                        found.append((j, *test))
+    for part, block in column_blocks(codes):
+        here = np.flatnonzero(wanted[part])
+        values = block.numpy()[here]
+        middle = np.partition(values, n - 1 - n // 2, axis=1)[:, n - 1 - n // 2]
+        for j, weak in zip(here + part.start, values <= middle[:, None]):
+            rng = np.random.default_rng((seed, j))
+            for _ in range(trials):
+                test = _draw(strong[j][strong[j] >= 0], weak, embeddings, duplicate, rng)
+                if test is not None:
+                    found.append((j, *test))
     return Trials(
         np.array([j for j, _, _ in found], np.int64),
         np.array([images for _, images, _ in found], np.int64).reshape(-1, 5),
@@ -213,8 +211,8 @@ def summary(z: Array, embeddings: Array, *, trials: int = TRIALS, seed: int = 0,
     -------
     `monosemanticity`, `top10_similarity` (mean cosine of a dimension's ten strongest images) and `duplicates` (share of
     these with a near duplicate among them), means over dimensions, each with `_chance` (images shuffled by the seed);
-    `intruder` (share found, 0..1), its `intruder_low` and `intruder_high` (Wilson, 95 %, over trials as if independent),
-    `intruder_chance` 0.2, `intruder_trials`, and `intruder_by_dimension` {dimension: share}.
+    `intruder` (share found, 0..1), its `intruder_low` and `intruder_high` (Wilson, 95 %, as if trials of one dimension
+    were independent), `intruder_chance` 0.2, `intruder_trials`, and `intruder_by_dimension` {dimension: share}.
     """
     codes = as_codes(z)
     e = prepare(embeddings, codes.shape[0], centre)

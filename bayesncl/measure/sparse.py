@@ -155,14 +155,16 @@ def _unpack(key: np.ndarray, row_bits: int) -> tuple[np.ndarray, np.ndarray, np.
     return key >> (31 + row_bits), key & ((1 << row_bits) - 1), bits.astype(np.int32).view(np.float32)
 
 
-def column_blocks(z: np.ndarray, most: int = 2**32) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of columns of dense codes: |z| of rows at unit length, 0 where it does not fire, float32 [columns, N]."""
+def column_blocks(z: Codes, most: int = 2**32) -> Iterator[tuple[slice, Tensor]]:
+    """Dense blocks of columns: |z| of rows at unit length, 0 where it does not fire, float32 [columns, N]."""
     length = lengths(z)
     length = np.where(length > 0, length, 1.0)
-    step = int(min(max(1, COLUMN_BLOCK // len(z)), most))
+    columns = z.tocsc() if sp.issparse(z) else z
+    step = int(min(max(1, COLUMN_BLOCK // z.shape[0]), most))
     for start in range(0, z.shape[1], step):
         part = slice(start, min(start + step, z.shape[1]))
-        block = np.abs(z[:, part].T / length).astype(np.float32)
+        block = columns[:, part].toarray() if sp.issparse(z) else columns[:, part]
+        block = np.abs(block.T / length).astype(np.float32)
         block[block <= EPSILON] = 0
         yield part, torch.from_numpy(np.ascontiguousarray(block))
 

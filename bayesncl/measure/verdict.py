@@ -118,15 +118,14 @@ def _labels(labels: Array | None, n: int) -> np.ndarray | None:
 
 
 def readable(
-    z: Array, labellings: Sequence[np.ndarray] = (), embeddings: np.ndarray | None = None, *, seed: int = 0
+    top: np.ndarray, labellings: Sequence[np.ndarray] = (), embeddings: np.ndarray | None = None, *, seed: int = 0
 ) -> np.ndarray:
-    """Which dimensions are readable, bool [D]: their ten strongest images are alike.
+    """Which dimensions are readable, bool [D]: their ten strongest images [D, 10], -1 for none, are alike.
 
     With labels: at least 7 of the ten share a class, by any of the labellings (int [N] from 0). Else by embeddings, as
     `labelfree.prepare` gives them: the mean cosine of the ten is at least half-way from that of ten random images to
     that of an image and its nine nearest neighbours. A dimension that fires on fewer than ten images is not readable.
     """
-    top = strongest_images(as_codes(z), TOP)
     if len(labellings):
         return np.any([_largest(top, labels) >= ALIKE for labels in labellings], axis=0)
     if embeddings is None:
@@ -157,7 +156,8 @@ def likeness(embeddings: np.ndarray, *, seed: int = 0) -> tuple[float, float]:
     for start in range(0, len(seeds), 64):
         cosine = embeddings[seeds[start : start + 64]] @ embeddings.T
         near.append(np.argpartition(-cosine, count - 1, axis=1)[:, :count])
-    return tuple(float(labelfree.mean_alike(rows, embeddings).mean()) for rows in (random, np.concatenate(near)))  # type: ignore[return-value]
+    low, high = (labelfree.mean_alike(rows, embeddings).mean() for rows in (random, np.concatenate(near)))
+    return float(low), float(high)
 
 
 def _readable(
@@ -170,20 +170,21 @@ def _readable(
     seed: int,
 ) -> Line:
     n, width = codes.shape
+    top, other_top = strongest_images(codes, TOP), None if other is None else strongest_images(other, TOP)
     order = np.random.default_rng(seed).permutation(n)
     if known is not None:
         labellings = [known, *(as_labels(y, n)[0] for y in (levels or {}).values())]
         kind = " or ".join(["class", *(levels or {})])
         counts = [
-            None if c is None else int(readable(c, y).sum())
-            for c, y in ((codes, labellings), (codes, [y[order] for y in labellings]), (other, labellings))
+            None if rows is None else int(readable(rows, y).sum())
+            for rows, y in ((top, labellings), (top, [y[order] for y in labellings]), (other_top, labellings))
         ]
         what = f"at least {ALIKE} of their {TOP} strongest images share a {kind}"
         rule = f"the {TOP} strongest images of a dimension by |z|, and their labels"
     elif given is not None:
         counts = [
-            None if c is None else int(readable(c, (), e, seed=seed).sum())
-            for c, e in ((codes, given), (codes, given[order]), (other, given))
+            None if rows is None else int(readable(rows, (), e, seed=seed).sum())
+            for rows, e in ((top, given), (top, given[order]), (other_top, given))
         ]
         what = f"their {TOP} strongest images are alike"
         by = "a second encoder" if second else "the embeddings given, which favour codes made from them"
@@ -213,12 +214,13 @@ def _one_class(
         used = support >= kept.MIN_SUPPORT
         shares.append(float(100 * (share[used] >= ABOUT).mean()) if used.any() else None)
         own.append(kept.owned_classes(counts, sizes))
-        if not example and used.any():
+        if c is codes and y is known and used.any():
             j = int(np.where(used, share, -1).argmax())
-            example = f"; the clearest is {j}, {_name(int(best[j]), known, names, labels)}"
+            if share[j] >= ABOUT:
+                example = f"; the clearest is dimension {j}, {_name(int(best[j]), known, names, labels)}"
     rule = (
-        f"{KEPT} strongest dimensions an image, dimensions kept by {kept.MIN_SUPPORT} or more; a class has its own with "
-        f"precision {kept.OWNED[0]} and recall {kept.OWNED[1]}"
+        f"{KEPT} strongest dimensions an image, dimensions kept by {kept.MIN_SUPPORT} or more; a class has its own "
+        f"with precision {kept.OWNED[0]} and recall {kept.OWNED[1]}"
     )
     value, chance, control = shares
     if value is None:
@@ -259,8 +261,9 @@ def _retrieval(
     if train is not None:
         accuracy = kept.probe(kept.keep(train[0], KEPT), train[1], five, labels, seed=seed)["acc1"]
         probed = f" A linear probe on them is right for {accuracy:.0f} of 100."
+    begin = "One dimension an image retrieves" if five.nnz < 1.5 * n else f"{KEPT} dimensions an image retrieve"
     text = (
-        f"{KEPT} dimensions an image retrieve {value:.0f} of 100 right "
+        f"{begin} {value:.0f} of 100 right "
         f"({whole}{_beside(f'{chance:.0f}', None if control is None else f'{control:.0f}')}).{probed}"
     )
     rule = "share of the 5 nearest images by cosine that have the class of the image"
@@ -273,7 +276,7 @@ def _activity(found: dict[str, Any], control: dict[str, Any] | None, n: int, wid
     if found["l0"] > DENSE * width and width > 2 * KEPT:
         text = (
             f"Nearly every dimension fires on every image ({found['l0']:,.0f} of {width:,}), so that consistency over "
-            f"firing images is chance by construction: read it at {KEPT} kept dimensions instead."
+            f"the images it fires on is chance by construction: read it at {KEPT} kept dimensions instead."
         )
     else:
         text = f"An image has {found['l0']:,.1f} active dimensions; {without:,} of {n:,} images have none."
@@ -283,9 +286,12 @@ def _activity(found: dict[str, Any], control: dict[str, Any] | None, n: int, wid
 def _distinct(found: dict[str, Any], control: dict[str, Any] | None) -> Line:
     live, dead = found["live"], round(found["dead_share"] * found["live"] / max(1e-12, 1 - found["dead_share"]))
     if not live:
-        return Line("All dimensions are dead.", "firing on any image", 0.0, None, control and control["distinct"])
+        return Line("All dimensions are dead.", "firing on any image", 0.0)
     beside = "" if control is None else f" (untrained {control['distinct']:,.0f})"
-    text = f"{live:,} dimensions are in use, {dead:,} dead; they do the work of {found['distinct']:,.0f} distinct ones{beside}."
+    text = (
+        f"{live:,} dimensions are in use, {dead:,} dead; they do the work of {found['distinct']:,.0f} distinct ones"
+        f"{beside}."
+    )
     rule = "exp of the entropy of their usage, correlated columns counted together"
     return Line(text, rule, found["distinct"], None, None if control is None else control["distinct"])
 
@@ -300,7 +306,10 @@ def _intruder(codes: Codes, other: Codes | None, given: np.ndarray, second: bool
     control = None if other is None else labelfree.intruder(other, given, seed=seed)["intruder"]
     value, low, high = (100 * found[name] for name in ("intruder", "intruder_low", "intruder_high"))
     beside = _beside("20", None if control is None else f"{100 * control:.0f}")
-    text = f"A machine finds the image that does not belong in {value:.0f} of 100 tries ({low:.0f} to {high:.0f}; {beside})."
+    text = (
+        f"A machine finds the image that does not belong in {value:.0f} of 100 tries "
+        f"({low:.0f} to {high:.0f}; {beside})."
+    )
     return Line(text, rule, value, 20.0, None if control is None else 100 * control)
 
 
