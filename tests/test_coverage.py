@@ -49,7 +49,7 @@ def test_figures_of_a_small_code() -> None:
     z = np.array([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 3, 4, 0], [0, 0, 0, 0]])
     found = coverage.summary(z)
     assert found["images_without"] == 0.25 and found["dead_share"] == 0.25 and found["live"] == 3
-    assert found["l0"] == 1 and found["spread"] == 1
+    assert found["l0"] == 1 and found["spread"] == 0.75
     assert found["similarity"] == pytest.approx((0 + 0 + 0.6) / 3)
     assert not found["collapsed"] and found["reason"] is None
 
@@ -81,6 +81,8 @@ SOUND = {
     "small": np.maximum(RNG.standard_normal((8, 5)), 0) + 0.01,
     "two images": np.eye(2),
     "wide and few": np.maximum(RNG.standard_normal((30, 400)) - 1, 0),
+    "one long row": np.maximum(RNG.standard_normal((300, 40)), 0) * np.where(np.arange(300) == 7, 1e6, 1)[:, None],
+    "lengths that vary": np.eye(20)[RNG.integers(20, size=300)] * RNG.lognormal(0, 2, (300, 1)),
     "many dead": np.concatenate([codes()[0], np.zeros((240, 300))], axis=1),
 }
 
