@@ -1,0 +1,132 @@
+"""The verdict: what it says of known codes, and that it always has something sound to say."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+from bayesncl.errors import InputError
+from bayesncl.measure import labelfree, stability
+from bayesncl.measure.sparse import strongest_images
+from bayesncl.measure.verdict import Verdict, likeness, readable, render, to_dict, verdict
+from tests.test_kept import codes
+from tests.test_labelfree import embed
+
+
+def checked(found: Verdict) -> dict[str, str]:
+    """At most eight lines, finite figures, JSON, 80 columns; texts by how they were measured."""
+    assert 1 <= len(found.lines) <= 8
+    for line in found.lines:
+        assert line.text.endswith(".") and line.measured_by
+        assert all(v is None or (type(v) is float and np.isfinite(v)) for v in (line.value, line.chance, line.control))
+    assert json.loads(json.dumps(to_dict(found), allow_nan=False))["images"] == found.images
+    assert max(map(len, render(found).splitlines())) <= 80
+    assert "nan" not in render(found)
+    return {line.measured_by: line.text for line in found.lines}
+
+
+def clean(n: int = 400, classes: int = 8) -> tuple[np.ndarray, np.ndarray]:
+    y = np.arange(n) % classes
+    rng = np.random.default_rng(0)
+    return np.eye(classes)[y] + 0.05 * rng.random((n, classes)) * (rng.random((n, classes)) < 0.05), y
+
+
+def test_readable_dimensions_by_a_loop() -> None:
+    z, y = codes()
+    z[9:, 2] = 0  # fires on fewer than ten
+    top = strongest_images(z, 10)
+    found = readable(top, [y, y // 2])
+    for j, rows in enumerate(top):
+        alike = [
+            len(rows[rows >= 0]) == 10 and max(Counter(labels[rows].tolist()).values()) >= 7 for labels in (y, y // 2)
+        ]
+        assert found[j] == any(alike)
+    assert found.any() and not found[2]
+    e = labelfree.prepare(embed(y), len(z))
+    low, high = likeness(e)
+    assert low < 0.1 < high
+    by = readable(top, (), e)
+    for j, rows in enumerate(top):
+        pairs = [e[a] @ e[b] for a in rows for b in rows if a < b]
+        assert by[j] == ((rows >= 0).all() and np.mean(pairs) >= (low + high) / 2)
+    with pytest.raises(InputError, match="labels or embeddings"):
+        readable(top)
+
+
+def test_everything_given() -> None:
+    z, y = clean()
+    rng = np.random.default_rng(1)
+    untrained = rng.random(z.shape)
+    again = stability.summary(z, z[:, ::-1], control=(untrained, rng.random(z.shape)))
+    found = verdict(
+        z,
+        y,
+        label_names=[f"kind {c}" for c in range(8)],
+        levels={"superclass": y // 4},
+        embeddings=embed(y),
+        control=untrained,
+        train=(z, y),
+        stability=again,
+    )
+    text = " ".join(checked(found).values())
+    assert not found.collapsed
+    assert "8 of 8 dimensions are readable" in text and "class or superclass" in text
+    assert "8 of 8 classes" in text and "kind " in text
+    assert "mean cosine of 1.00" in text and "probe" in text and "untrained" in text
+    assert all(line.control is not None for line in found.lines[:3])
+    assert found.lines[0].value == 8 and found.lines[0].chance < 8
+
+
+def test_collapsed_comes_first() -> None:
+    z = np.zeros((300, 32))
+    z[:9] = np.random.default_rng(0).random((9, 32))
+    found = verdict(z, np.arange(300) % 5, embeddings=embed(np.arange(300) % 5), control=np.ones((300, 32)))
+    checked(found)
+    assert found.collapsed and found.lines[0].text.startswith("Collapsed: ")
+    assert not verdict(*clean()).collapsed
+
+
+def test_dense_signed_features_say_what_cannot_apply() -> None:
+    rng = np.random.default_rng(0)
+    text = " ".join(checked(verdict(rng.standard_normal((200, 30)), np.arange(200) % 4)).values())
+    assert "fires on every image" in text and "chance by construction" in text
+    assert "fires on every image" not in " ".join(checked(verdict(*clean())).values())
+
+
+def test_without_labels() -> None:
+    z, y = clean()
+    assert "needs labels or embeddings" in " ".join(checked(verdict(z)).values())
+    found = verdict(z, embeddings=embed(y, 0.2), second=True)
+    text = checked(found)
+    assert found.lines[0].text.startswith("8 of 8 dimensions are readable") and found.lines[0].chance == 0
+    assert any("second encoder" in by for by in text)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 30])
+def test_few_images_say_so(n: int) -> None:
+    z, y = clean(n)
+    assert "too few" in " ".join(checked(verdict(z, y, embeddings=embed(y), control=z)).values())
+
+
+def test_one_class_and_a_class_an_image() -> None:
+    z, _ = clean()
+    assert "one label" in " ".join(checked(verdict(z, np.zeros(400))).values())
+    assert "400 classes" in " ".join(checked(verdict(z, [f"image {i}" for i in range(400)])).values())
+    checked(verdict(np.zeros((100, 4)), np.arange(100) % 2, embeddings=np.ones((100, 3))))
+
+
+def test_the_form_of_the_arrays_does_not_matter() -> None:
+    z, y = codes(n=300)
+    z = z.astype(np.float32)
+    wanted = to_dict(verdict(z, y))
+    for given, labels in ((torch.from_numpy(z), torch.from_numpy(y)), (sp.csr_array(z), y.tolist())):
+        found = to_dict(verdict(given, labels))
+        for line, other in zip(found["lines"], wanted["lines"]):
+            assert line["value"] == pytest.approx(other["value"], rel=1e-4) and line["chance"] == other["chance"]
+    with pytest.raises(InputError, match="control"):
+        verdict(z, y, control=z[:, :5])
