@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from . import probe as published
+from .arrays import Array, as_features, as_labels, read_features
 from .data import DATASETS
 from .data.images import Images
 from .errors import InputError
 from .features import Extracted, Progress, extract
 from .measure import background, conflict, counts, interpretability, measures, probe, retrieval, theory
-from .arrays import Array, as_features, as_labels, read_features
 from .measure.dimensions import describe
 from .measure.result import Result, rounded
 from .model import Encoder

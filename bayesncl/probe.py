@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .arrays import as_labels
 from .augment import make_views
 from .data.images import Images
 from .errors import InputError
@@ -20,7 +21,6 @@ from .features import centre_crop
 from .feed import Pixels, settle
 from .graph import fast
 from .lars import LARS
-from .arrays import as_labels
 from .measure.probe import summarise
 from .model import in_eval_mode
 from .progress import Progress

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..arrays import Array, as_features, as_labels
 from ..errors import InputError
 from . import counts
-from ..arrays import Array, as_features, as_labels
 from .counts import EPSILON
 
 

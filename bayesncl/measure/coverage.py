@@ -11,7 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from .arrays import Array
+from ..arrays import Array
 from .counts import EPSILON
 from .sparse import Codes, as_codes, fired, lengths, strongest_images, thin, unit_blocks, unit_rows
 

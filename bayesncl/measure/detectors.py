@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from ..arrays import Array, as_labels
 from ..errors import InputError
-from .arrays import Array, as_labels
 from .kept import MIN_SUPPORT, class_counts, largest_shares
 from .sparse import Codes, as_codes, fired, ranked_entries, unit_blocks
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..errors import InputError
 from ..arrays import Array, as_features
+from ..errors import InputError
 from .counts import EPSILON, MIN_SUPPORT, Counts, Progress, average_precision, blocks, count, unit
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError
 from ..arrays import Array, as_features, as_labels
+from ..errors import InputError
 from .counts import EPSILON, MIN_SUPPORT, Counts, Progress, count, gram
 from .dimensions import describe, detector_precision, entropy, from_counts, largest_share
 

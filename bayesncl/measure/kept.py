@@ -12,8 +12,8 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from ..arrays import Array, as_labels
 from ..errors import InputError
-from .arrays import Array, as_labels
 from .sparse import Codes, as_codes, strongest
 
 KS = (1, 2, 5, 10)

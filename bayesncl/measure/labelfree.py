@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..arrays import Array, as_features
 from ..errors import InputError
-from .arrays import Array, as_features
 from .sparse import Codes, as_codes, column_blocks, strongest_images, unit_blocks
 
 TOP = 10  # strongest images of a dimension

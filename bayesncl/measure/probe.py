@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError
 from ..arrays import Array, as_features, as_labels
+from ..errors import InputError
 
 PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # of ||W||^2 / 2 beside the mean cross-entropy, strongest first
 VALIDATION = 0.2  # share of the training images the penalty is chosen on

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError
 from ..arrays import Array, as_features, as_labels
+from ..errors import InputError
 from .counts import Progress, as_tensor, column_sums, divide, norms, release
 
 KS = (1, 3, 5, 10)

@@ -14,8 +14,8 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from ..arrays import Array, as_features
 from ..errors import InputError
-from .arrays import Array, as_features
 from .counts import BLOCK, EPSILON, as_tensor, blocks, norms, release, unit
 
 Codes = Any  # numpy [N, D] or a scipy CSR array of that shape

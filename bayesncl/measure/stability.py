@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from ..arrays import Array
 from ..errors import InputError
-from .arrays import Array
 from .counts import EPSILON
 from .sparse import Codes, as_codes, fired, thin, unit_rows
 

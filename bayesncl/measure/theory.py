@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import Array, as_features
 from ..errors import InputError
 from ..gates import KL_CLAMP
-from ..arrays import Array, as_features
 from .conflict import conflict, pair_similarity, prepare, rows
 from .counts import EPSILON
 from .dynamics import spearman

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import Array, as_features, as_labels
 from ..errors import InputError
 from . import coverage, kept, labelfree
-from .arrays import Array, as_features, as_labels
 from .retrieval import retrieval
 from .sparse import Codes, as_codes, strongest_images
 
