@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 _HOME = {
     "InputError": "errors",
     "LARS": "lars",
+    "ReadableCodes": "codes",
     "bernoulli_kl": "gates",
     "info_nce": "objective",
     "interpretability": "measure.interpretability",

@@ -6,6 +6,8 @@ have unit length, and in evaluation a row's code depends on that row of h alone.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -24,7 +26,7 @@ from .gates import (
     rectify,
     top_k_mask,
 )
-from .objective import info_nce_sum, normalise
+from .objective import balanced_assignment, info_nce_sum, normalise, reconstruction, swapped_cross_entropy
 from .recipes import Gate, Model, Objective
 
 
@@ -77,28 +79,29 @@ class Projector(Head):
     model : hidden width, D, rectifier, layer norm and top-k of a recipe.
     gate : the gate of a recipe; of kind ``none`` there is none.
     objective : temperature and block of InfoNCE.
+    depth : layers of p.
     """
 
-    def __init__(self, features: int, model: Model, gate: Gate, objective: Objective) -> None:
+    def __init__(self, features: int, model: Model, gate: Gate, objective: Objective, depth: int = 2) -> None:
         super().__init__()
         if model.top_k > model.dim:
             raise InputError(f"model.top_k = {model.top_k} is more than model.dim = {model.dim}")
         self.dim = model.dim
         self.options, self.gate_options, self.objective = model, gate, objective
         self.kind = GATES.get(gate.kind)  # a recipe without gates says none
-        self.projector = mlp(features, model.hidden, model.dim, depth=2)
+        self.projector = mlp(features, model.hidden, model.dim, depth=depth)
         self.gate = mlp(features, gate.hidden or model.hidden, model.dim, depth=gate.depth) if self.kind else None
 
     def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
-        z = self.projector(h)
+        raw = self.projector(h)
         if self.options.layer_norm:
-            z = F.layer_norm(at_least_float32(z), z.shape[1:])
-        z = rectify(z, self.options.rectifier)
+            raw = F.layer_norm(at_least_float32(raw), raw.shape[1:])
+        z = rectify(raw, self.options.rectifier)
         if self.options.top_k:
             z = z * top_k_mask(z, self.options.top_k)
         z = normalise(z)
         if self.kind is None or self.gate is None:
-            return Features(h, z, None, None, z)
+            return Features(h, z, None, None, z, raw)
         gate = self.gate_options
         logits = self.gate(h.detach() if gate.detach else h)
         if not self.training:
@@ -106,7 +109,7 @@ class Projector(Head):
         elif self.kind.noisy and uniform is None:
             uniform = draw_uniform(logits)
         mask = self.kind.mask(logits, gate.threshold, gate.temperature, uniform)
-        return Features(h, z, logits, mask, normalise(z * mask))
+        return Features(h, z, logits, mask, normalise(z * mask), raw)
 
     def loss(self, features: Features) -> Terms:
         z, gate, world = features.gated, self.gate_options, distributed.world_size()
@@ -117,6 +120,130 @@ class Projector(Head):
             kl = bernoulli_kl(gate_probability(features.logits, gate.temperature), gate.prior) / world
             opened = (features.mask > gate.threshold).float().mean()
         return Terms(nce + gate.weight * kl, nce, kl, opened / world)
+
+
+class Prototypes(Head):
+    """Codes are a row's likeness to D prototypes, which share all rows equally among them.
+
+    p = normalise(W h + b), scores s = p c with unit prototypes c, codes normalise(softmax(s / softness)).
+    Loss: cross-entropy between the balanced assignment of a row and the prediction softmax(s / temperature) of its
+    partner, both ways; it has no negatives, and the balance keeps every prototype in use.
+
+    Parameters
+    ----------
+    features, dim : F and D.
+    width : of p; not more than F + 1, all that a linear map of F numbers can fill.
+    temperature : of the prediction.
+    sharpness : temperature of the assignment, below that of the prediction.
+    softness : temperature of the codes.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        dim: int,
+        *,
+        width: int = 128,
+        temperature: float = 0.1,
+        sharpness: float = 0.05,
+        softness: float = 0.15,
+    ) -> None:
+        super().__init__()
+        self.dim, self.temperature, self.sharpness, self.softness = dim, temperature, sharpness, softness
+        width = min(width, features + 1)
+        self.projection = nn.Linear(features, width)
+        self.prototypes = nn.Parameter(F.normalize(torch.randn(dim, width)))
+        nn.init.normal_(self.projection.weight, std=1 / math.sqrt(features))
+        nn.init.zeros_(self.projection.bias)
+
+    def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
+        s = normalise(self.projection(h)) @ normalise(self.prototypes).T  # [N, D]
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.training):  # the loss reads s alone
+            z = normalise((s / self.softness).softmax(1))
+        return Features(h, z, None, None, z, s)
+
+    def loss(self, features: Features) -> Terms:
+        assert features.aux is not None
+        s = features.aux.unflatten(0, (2, -1))  # [2, B, D]
+        targets = balanced_assignment(s, self.sharpness, total=distributed.all_reduce_sum)
+        loss = swapped_cross_entropy(s, targets, self.temperature) / (len(features.aux) * distributed.world_size())
+        return Terms(loss, loss.detach(), torch.zeros_like(loss), torch.ones_like(loss) / distributed.world_size())
+
+
+class SparseAutoencoder(Head):
+    """a = E (h - b) + e, codes are the k largest positive a of a row, h is read back as b + codes x unit columns.
+
+    With `contrast` > 0 InfoNCE over the codes of partners is added: contrastive sparse representations (CSR).
+    A dimension that has not fired for `patience` steps learns to explain what the others leave over.
+
+    Parameters
+    ----------
+    features, dim : F and D.
+    k : dimensions that fire on a row.
+    contrast : weight of InfoNCE.
+    temperature : tau of InfoNCE.
+    patience : steps without firing after which a dimension counts as dead.
+    revival : weight of what the dead learn from.
+    """
+
+    idle: Tensor
+
+    def __init__(
+        self,
+        features: int,
+        dim: int,
+        *,
+        k: int = 32,
+        contrast: float = 0.0,
+        temperature: float = 0.2,
+        patience: int = 20,
+        revival: float = 1 / 32,
+    ) -> None:
+        super().__init__()
+        self.dim, self.k, self.contrast, self.temperature = dim, min(k, dim), contrast, temperature
+        self.patience, self.revival = patience, revival
+        self.encoder = nn.Linear(features, dim)
+        self.decoder = nn.Parameter(F.normalize(torch.randn(dim, features)))
+        self.bias = nn.Parameter(torch.zeros(features))
+        nn.init.zeros_(self.encoder.bias)
+        with torch.no_grad():
+            self.encoder.weight.copy_(self.decoder)
+        self.register_buffer("idle", torch.zeros(dim))  # steps since each dimension fired
+
+    def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
+        raw = self.encoder(h - self.bias)
+        positive = raw.relu()
+        mask = top_k_mask(positive, self.k)
+        return Features(h, normalise(positive), None, mask, normalise(positive * mask), raw)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """[N, F] from codes [N, D] before they are brought to unit length."""
+        return codes @ F.normalize(self.decoder, dim=1)
+
+    def loss(self, features: Features) -> Terms:
+        raw, mask, h = features.aux, features.mask, features.h
+        assert raw is not None and mask is not None
+        numbers = h.numel() * distributed.world_size()
+        fired = raw.relu() * mask
+        rest = h - self.bias - self.decode(fired)  # [2B, F]
+        squares = reconstruction(rest, torch.zeros_like(rest)) / numbers
+        loss = squares + self.revival * self._revive(raw, rest.detach(), fired.detach()) / numbers
+        if self.contrast:
+            everyone, own, partner = gather_partners(features.gated)
+            nce = info_nce_sum(features.gated, everyone, own, partner, self.temperature) / len(everyone)
+            loss = loss + self.contrast * nce
+        opened = (fired.detach() > 0).float().mean() / distributed.world_size()
+        return Terms(loss, squares.detach(), torch.zeros_like(loss), opened)
+
+    def _revive(self, raw: Tensor, rest: Tensor, fired: Tensor) -> Tensor:
+        """How badly the k strongest of the dead dimensions explain what is left over; counts who is dead first."""
+        counts = distributed.all_reduce_sum((fired > 0).float().sum(0))
+        with torch.no_grad():
+            self.idle.copy_(torch.where(counts > 0, 0.0, self.idle + 1))
+        dead = self.idle >= self.patience
+        strength = torch.where(dead, raw, -torch.inf)
+        chosen = top_k_mask(strength, self.k) * dead
+        return reconstruction(rest, self.decode(raw.relu() * chosen)) * dead.any()
 
 
 def gather_partners(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -135,3 +262,13 @@ def mlp(inputs: int, hidden: int, outputs: int, *, depth: int) -> nn.Sequential:
     for a, b in zip(widths, widths[1:]):
         layers += [nn.Linear(a, b), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
+
+
+# what `ReadableCodes` offers by name: (F, D) to a head
+HEADS: dict[str, Callable[[int, int], Head]] = {
+    "prototypes": Prototypes,
+    "ncl": lambda features, dim: Projector(features, Model(dim=dim), Gate(kind="none"), Objective(), depth=1),
+    "bayesncl": lambda features, dim: Projector(features, Model(dim=dim), Gate(depth=1), Objective(), depth=1),
+    "sae": SparseAutoencoder,
+    "csr": lambda features, dim: SparseAutoencoder(features, dim, k=16, contrast=1.0),
+}
