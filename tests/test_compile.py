@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from bayesncl import graph, train
 from bayesncl.backbones import ViewBatchNorm2d, set_views
 from bayesncl.feed import batches
 from bayesncl.graph import COMPILER, compile_function, find_lost_gradients, rehearse
 from bayesncl.model import build_model
 from bayesncl.recipes import Recipe
 from bayesncl.train import losses, make_optimiser, momenta, schedule
-from tests.conftest import assert_same_way, tiny_images, tiny_recipe
+from tests.conftest import Stopped, assert_same_way, stop_after, tiny_images, tiny_recipe
 
 CPU = torch.device("cpu")
 STEPS = 5
@@ -158,6 +160,31 @@ def test_a_gradient_that_is_zero_at_first_is_not_taken_for_lost() -> None:
     body()
     # which is why the state is put back before they are compared
     assert find_lost_gradients(model, lambda: loss().backward()) != []
+
+
+def test_rehearsing_and_recording_leave_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way a GPU takes, with a compiler and a recorder that do nothing: the same bytes, also when resumed."""
+    images, recipe = tiny_images(), tiny_recipe("bayesncl")
+    train.train(recipe, images, tmp_path / "plain", device=CPU)
+    recorded = []
+
+    def capture(body: Callable[[], None], state: Sequence[Tensor], device: torch.device) -> Callable[[], None]:
+        saved = [tensor.clone() for tensor in state]
+        for _ in range(3):
+            body()
+        graph.put_back(state, saved)
+        recorded.append(len(state))
+        return body
+
+    monkeypatch.setattr(graph, "capture", capture)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(train, "compiles", lambda *_: True)
+    with pytest.raises(Stopped):
+        train.train(recipe, images, tmp_path / "fast", device=CPU, after_epoch=stop_after(2))
+    train.train(recipe, images, tmp_path / "fast", device=CPU)
+    assert len(recorded) == 2
+    one, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("plain", "fast"))
+    assert one == other
 
 
 @pytest.mark.slow

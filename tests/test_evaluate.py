@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bayesncl import probe as published
 from bayesncl.data import load, scenes
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
@@ -155,7 +156,7 @@ def test_the_published_probe_on_request(monkeypatch: pytest.MonkeyPatch) -> None
         called.update(options, mean=mean, std=std, variant=variant)
         return {"acc1": 1.0}
 
-    monkeypatch.setattr(probe, "paper_probe", stand_in)
+    monkeypatch.setattr(published, "paper_probe", stand_in)
     model = fresh("ncl", "data.name=arrays", "data.paper_mean=0.1,0.2,0.3", "data.paper_std=0.4,0.5,0.6")
     results = evaluate(model, tiny_images(60), tiny_images(50, seed=1), paper_probe=True)
     assert results.probe["paper"] == {"acc1": 1.0}

@@ -10,8 +10,9 @@ from torch.nn import functional as F
 
 import bayesncl
 from bayesncl.errors import InputError
-from bayesncl.gates import logistic_noise, published_noise, rectify
-from bayesncl.recipes import RECTIFIERS
+from bayesncl.gates import GATES, GateKind, logistic_noise, published_noise, rectify
+from bayesncl.heads import Projector
+from bayesncl.recipes import RECTIFIERS, Gate, Model, Objective
 
 torch.manual_seed(0)
 Z = torch.randn(7, 5, dtype=torch.float64)
@@ -111,6 +112,25 @@ def test_noise_stays_finite_at_the_ends():
 def test_unknown_gate_names_the_kinds():
     with pytest.raises(InputError, match="no gate kind 'hard'; there are ste"):
         bayesncl.open_gates(Z, "hard")
+
+
+def test_a_kind_is_one_object(monkeypatch):
+    """The one in the registry is the one used: its noise in training, and none in evaluation."""
+    assert {name: (kind.noisy, kind.hard) for name, kind in GATES.items()} == {
+        "ste": (False, True),
+        "soft": (False, False),
+        "gumbel": (True, True),
+        "gumbel-paper": (True, True),
+    }
+    monkeypatch.setitem(GATES, "ste", GateKind("ste", lambda u: -9 * u))
+    ones = torch.ones(2, 3)
+    assert bayesncl.open_gates(ones, "ste", uniform=0.9 * ones).eq(0).all()
+    head = Projector(5, Model(dim=3, hidden=4), Gate(), Objective())
+    h = torch.rand(2, 5, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        head.gate[-1].bias.fill_(5.0)
+    assert head.train()(h, 0.99 * ones).mask.eq(0).all()
+    assert head.eval()(h, 0.99 * ones).mask.eq(1).all()
 
 
 def slow_kl(q, rho):

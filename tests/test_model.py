@@ -477,3 +477,36 @@ def test_nothing_to_load(tmp_path: Path) -> None:
     (tmp_path / "recipe.json").write_text(tiny_recipe().to_json())
     with pytest.raises(InputError, match="is not finished: bayesncl resume"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -3e38])
+def test_absurd_weights_are_refused_where_they_are_loaded(tmp_path: Path, value: float) -> None:
+    """Under a valid checksum; embed, evaluate and atlas all load here."""
+    path = tmp_path / "model.safetensors"
+    model = build_model(tiny_recipe())
+    with torch.no_grad():
+        model.head.gate[0].weight[1, 2] = value
+    save_model(model, path)
+    with pytest.raises(InputError, match=r"cannot be used: gate\.0\.weight holds NaN, infinity or a number above"):
+        load(path)
+    model = build_model(tiny_recipe())
+    model.backbone.layers[1].running_var.fill_(-1)
+    save_model(model, path)
+    with pytest.raises(InputError, match=r"running_var holds a negative variance"):
+        load(path)
+
+
+def test_files_name_the_tensors_of_the_head_as_ever(tmp_path: Path) -> None:
+    save_model(build_model(tiny_recipe()), tmp_path / "model.safetensors")
+    names = safetensors.torch.load_file(tmp_path / "model.safetensors").keys()
+    layers = [f"{part}.{layer}" for part in ("projector", "gate") for layer in (0, 2)]
+    heads = {f"{layer}.{what}" for layer in layers for what in ("weight", "bias")}
+    assert {name for name in names if not name.startswith("backbone.")} == heads
+
+
+def test_the_api_is_listed_once_and_works() -> None:
+    listed = [name for name in dir(bayesncl) if not name.startswith("_")]
+    assert sorted(listed) == sorted(bayesncl.__all__)
+    assert {"train", "load", "InputError"} <= set(listed)
+    assert all(callable(getattr(bayesncl, name)) for name in listed)
+    assert issubclass(bayesncl.InputError, ValueError)
