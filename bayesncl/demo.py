@@ -18,7 +18,7 @@ from .atlas import build_atlas, galleries
 from .data import load
 from .errors import InputError
 from .evaluate import evaluate
-from .explore import describe_run
+from .atlas.sources import describe_run
 from .figures import draw_figures
 from .files import write_atomic
 from .measure.report import to_json

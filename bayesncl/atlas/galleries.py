@@ -8,8 +8,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..data.images import Images
-from .contents import AtlasRun, encode_labels, name_labels, prepare
+from .contents import AtlasRun, prepare
 from .dimensions import Dimensions, Gates, describe_dimensions, describe_gates, rank_entropy, rank_suppressed
+from .labels import factorise
 from .vectors import top_images
 
 
@@ -24,8 +25,9 @@ def galleries(run: AtlasRun, images: Images, out_dir: Path, rows: int = 6, colum
     """
     features = prepare(run, images)
     z = features.z
-    names = name_labels("labels", images.labels, images.class_names)
-    dims = describe_dimensions(z, encode_labels(images)[0])
+    labels = factorise("labels", images.labels, images.class_names)
+    names = None if labels is None else labels.names
+    dims = describe_dimensions(z, None if labels is None else labels.index)
     gates = None if features.open is None else describe_gates(z, features.open)
     picked = {"high-entropy": rank_entropy(dims)[:rows]}
     if gates is not None:
