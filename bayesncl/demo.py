@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from .atlas import build_atlas, galleries
+from .atlas.sources import describe_run
 from .data import load
 from .errors import InputError
 from .evaluate import evaluate
-from .atlas.sources import describe_run
 from .figures import draw_figures
 from .files import write_atomic
 from .measure.report import to_json

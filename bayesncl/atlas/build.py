@@ -83,8 +83,8 @@ def _replace(partial: Path, out: Path, before: Path) -> None:
     """Put the finished folder in its place: at once where the system can exchange two names, else by two renames."""
     if not out.exists():
         partial.rename(out)
-    elif not _exchange(partial, out):  # the older atlas steps aside; if we are killed here, the next build brings it back
-        out.rename(before)
+    elif not _exchange(partial, out):
+        out.rename(before)  # if we are killed here, the next build brings it back
         try:
             partial.rename(out)
         except OSError:

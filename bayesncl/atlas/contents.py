@@ -137,7 +137,7 @@ def write_images(
     arrays: Arrays = {}
     if large and max(picture_size(images)) > side:
         plain["large"] = write_sprites(images, folder / "large", large)
-    if len(cover) and n > 1000:  # what the overview shows lies scattered over many sheets: together on one it opens at once
+    if len(cover) and n > 1000:  # what the overview shows lies scattered over many sheets: on one it opens at once
         plain["cover"] = write_sprites(images, folder / "cover", side, cover)
         arrays["covered"] = _small(cover)
     for what, found in (("labels", labels), ("backs", grounds)):
@@ -226,8 +226,8 @@ def _describe_words(index: np.ndarray, value: np.ndarray, labels: Labels | None,
     (label, share, surprise), (ground, ground_share, ground_surprise) = found
     second = ground_surprise < surprise
     kind = np.where(second, 2, np.where(label >= 0, 1, 0))
-    word = np.maximum(np.where(second, ground, label), 0)
-    return {"kind": kind.astype("u1"), "word": _small(word), "share": np.where(second, ground_share, share).astype("f4")}
+    word = _small(np.maximum(np.where(second, ground, label), 0))
+    return {"kind": kind.astype("u1"), "word": word, "share": np.where(second, ground_share, share).astype("f4")}
 
 
 def _describe_detail(x: sparse.csr_array, index: np.ndarray, value: np.ndarray, open: np.ndarray | None) -> Arrays:

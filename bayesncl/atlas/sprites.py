@@ -33,7 +33,9 @@ def fitted(height: int, width: int, side: int) -> tuple[int, int]:
     return max(1, round(height * scale)), max(1, round(width * scale))
 
 
-def write_sprites(images: Images | Photos, folder: Path, side: int, rows: np.ndarray | None = None) -> dict[str, object]:
+def write_sprites(
+    images: Images | Photos, folder: Path, side: int, rows: np.ndarray | None = None
+) -> dict[str, object]:
     """Write the pictures of `rows` (default all) as sheets into `folder`; return where the page finds each of them.
 
     A tile's sides are multiples of 8, JPEG's block, and its margin repeats the edge, so no picture bleeds into another.

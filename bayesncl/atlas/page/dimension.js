@@ -18,7 +18,7 @@ async function viewDimension({ run, stage, args }) {
   const ends = `Distribution of activations between ${fixed(low, 2)} and ${fixed(high, 2)}`;
 
   const aside = h("aside", {},
-    section("Name it", namingForm(run, k)),
+    !narrow() && section("Name it", namingForm(run, k)),
     alive && classes && section("Classes it fires on", shares(classes, atlas.classes, (c) => link(`class/${c}`))),
     alive && grounds && section("Backgrounds it fires on", shares(grounds, atlas.backgrounds, () => null)),
     run.gated && section("Its gate", gates),
@@ -33,6 +33,7 @@ async function viewDimension({ run, stage, args }) {
         h("h1", { tabindex: -1, class: "dimension-title" }, dimensionLabel(run, k)),
         lede(nameOf(run, k) && `Dimension ${k}. `, dimensionSentence(run, stage, k))),
       steps(k, run.dims, "dim")),
+    narrow() && namingForm(run, k), // else beside the pictures
     h("div", { class: top.length < 24 ? "split few" : "split" },
       section("Images that activate it most", top.length
         ? [wall, more, note(`${fewer}Below each image, its activation.${closed}`)]

@@ -2,7 +2,7 @@
 const dimensionLabel = (run, k) => nameOf(run, k) || `Dimension ${k}`;
 
 function telling(run) {
-  const s = run.after || run.before;
+  const s = run.before;
   run.order ??= [...Array(run.dims).keys()].filter((k) => s.support[k] > 0)
     .sort((a, b) => s.telling[b] - s.telling[a] || s.mass[b] - s.mass[a]);
   return run.order;
