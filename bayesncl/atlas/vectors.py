@@ -56,7 +56,7 @@ def sparsify(z: sparse.csr_array, gated: sparse.csr_array, open: np.ndarray | No
     top = strongest(sparse.csr_array(size), keep)
     rows, dims = row_of(top), top.indices
     covered = np.empty((2, n))
-    values = []
+    values: list[np.ndarray] = []
     for i, x in enumerate((z, gated)):
         if same and i:
             values.append(values[0])
