@@ -54,6 +54,7 @@ Json = Annotated[Path | None, written("--json", help="write the results as JSON"
 Csv = Annotated[Path | None, written("--csv", help="... as CSV")]
 Markdown = Annotated[Path | None, written("--markdown", help="... as a Markdown table")]
 Latex = Annotated[Path | None, written("--latex", help="... as a LaTeX table")]
+Everything = Annotated[bool, typer.Option("--all", help="print every measure, also spectrum, thresholds and curves")]
 
 
 def main() -> None:
@@ -175,6 +176,7 @@ def evaluate(
         bool, typer.Option("--paper-probe", help="also the published 50-epoch linear probe (minutes)")
     ] = False,
     plots: Annotated[Path | None, typer.Option("--plots", metavar="DIR", help="also draw the figures there")] = None,
+    everything: Everything = False,
     json: Json = None,
     csv: Csv = None,
     markdown: Markdown = None,
@@ -186,8 +188,8 @@ def evaluate(
     from . import distributed
     from .evaluate import evaluate as evaluate_model
     from .evaluate import scarce
-    from .figures import draw_figures
-    from .measure.report import to_json
+    from .report.figures import draw_figures
+    from .report.tables import show
 
     display = open_display(quiet)
     model, recipe = open_run(run, device, data)
@@ -198,12 +200,12 @@ def evaluate(
     display.close()
     if distributed.rank() != 0:
         return
-    results["parameters"]["recipe"] = recipe.to_dict()
+    results.parameters["recipe"] = recipe.to_dict()
     try:
         if run.is_dir():  # it may be a model file
-            write_atomic(run / "evaluation.json", to_json(results))
+            write_atomic(run / "evaluation.json", results.to_json())
     finally:  # a folder that cannot be written to does not cost the results
-        show(results, json, csv, markdown, latex)
+        show(results, {"json": json, "csv": csv, "markdown": markdown, "latex": latex}, everything)
     if plots is not None:
         for path in draw_figures({recipe.name: (run, results)}, plots):
             display.note(f"wrote {path}")
@@ -217,6 +219,7 @@ def measure(
     labels: Annotated[
         Path | None, typer.Option("--labels", metavar="FILE", help=".npy of y, beside a .npy of z")
     ] = None,
+    everything: Everything = False,
     json: Json = None,
     csv: Csv = None,
     markdown: Markdown = None,
@@ -224,12 +227,14 @@ def measure(
     quiet: Quiet = False,
 ) -> None:
     """The same measures for the features of any model, of any size."""
-    from .measure.file import measure_file
+    from .evaluate import measure_file
+    from .report.tables import show
 
     display = open_display(quiet)
-    results = measure_file(features, labels, progress=display.count)
+    spectrum = everything or json is not None or csv is not None  # it takes longest, and only these show it
+    results = measure_file(features, labels, spectrum=spectrum, progress=display.count)
     display.close()
-    show(results, json, csv, markdown, latex)
+    show(results, {"json": json, "csv": csv, "markdown": markdown, "latex": latex}, everything)
 
 
 @app.command()
@@ -243,7 +248,8 @@ def cost(
     """Parameters, multiply-adds in the paper's counting, and operations of a training step."""
     from .measure.cost import cost as count_cost
     from .measure.cost import time_steps
-    from .measure.report import compare, to_json
+    from .measure.result import to_json
+    from .report.tables import compare
 
     chosen = [find_recipe(name, changes) for name in recipes]
     names = [recipe.name for recipe in chosen]
@@ -375,35 +381,47 @@ def reproduce(
     ] = "paper",
     data: DataDir = None,
     results: Annotated[Path, typer.Option("--results", metavar="DIR", help="the ledger")] = Path("results"),
-    pages: Annotated[
-        Path | None,
-        typer.Option("--pages", metavar="DIR", help="write the page and its figures there; default: no page"),
-    ] = None,
+    pages: Annotated[Path | None, typer.Option("--pages", metavar="DIR", help="write page and figures there")] = None,
     dry: Annotated[bool, typer.Option("--dry-run", help="show from the ledger alone; train nothing")] = False,
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
     """A table or figure of the paper by name: theirs next to ours."""
     from .reproduce import command
+    from .train import Interrupted
 
-    command.reproduce(
-        name,
-        listing=listing,
-        scale=scale,
-        data=data,
-        results=results,
-        pages=pages,
-        dry=dry,
-        device=device,
-        display=open_display(quiet),
-    )
+    display = open_display(quiet)
+    try:
+        command.reproduce(
+            name, listing=listing, scale=scale, data=data, results=results, pages=pages, dry=dry, device=device,
+            display=display,
+        )  # fmt: skip
+    except Interrupted:
+        display.close()
+        display.note("stopped; the same command continues from here")
+        raise typer.Exit(130) from None
+
+
+@app.command()
+def record(
+    run: RunDir,
+    results: Annotated[Path, typer.Option("--results", metavar="DIR", help="the ledger")] = Path("results"),
+    data: DataDir = None,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Put a finished run into a ledger; it is evaluated first if it was not."""
+    from .reproduce.runner import record_run
+
+    display = open_display(quiet)
+    path = record_run(run, results, data, device=open_device(device), display=display)
+    display.close()
+    print(f"recorded {path}")
 
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where runs, report and atlas go")] = Path(
-        "runs/demo"
-    ),
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="for runs, report, atlas")] = Path("runs/demo"),
     changes: Changes = None,
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="open the report in a browser")] = True,
     quiet: Quiet = False,
@@ -491,21 +509,3 @@ def train_run(recipe: Recipe, images: Images, folder: Path, device: str | None, 
         display.close()
     display.note(f"trained: {folder}")
     distributed.stop()
-
-
-def show(
-    results: dict[str, Any], json: Path | None, csv: Path | None, markdown: Path | None, latex: Path | None
-) -> None:
-    """Write the files asked for and print results."""
-    from .measure.report import render, render_theory, to_json
-
-    try:  # files first, as the reader of a pipe may leave; then the table, whatever became of the files
-        if json is not None:
-            write_atomic(json, to_json(results))
-        for kind, path in (("csv", csv), ("markdown", markdown), ("latex", latex)):
-            if path is not None:
-                write_atomic(path, render(results, kind))
-    finally:
-        print(render(results))
-        if "theory" in results:
-            print(render_theory(results["theory"]))

@@ -1,8 +1,10 @@
-"""Every measure of a trained run: features once, then each measure in both definitions with its chance level."""
+"""Every measure of features, of a file of them, or of a trained run: one Result, with the chance level of each."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,19 +13,29 @@ from .data import scenes, waterbirds
 from .data.images import Images
 from .errors import InputError
 from .features import Extracted, Progress, extract
-from .measure import background, conflict, counts, probe, theory
-from .measure.file import measure_features
-from .measure.interpretability import consistency_by_support, per_dimension, shuffled
-from .measure.retrieval import knn_accuracy, retrieval_curve
+from .measure import background, conflict, counts, interpretability, measures, probe, retrieval, theory
+from .measure.arrays import Array, as_features, as_labels, read
+from .measure.dimensions import describe
+from .measure.result import Result, rounded
 from .model import Encoder
 
+KEPT_DIMS = (64, 128, 256)  # numbers of dimensions for retrieval, besides all
+MANY_ROWS = 50_000  # above, neighbours are sought for a sample of queries
+SAMPLED_QUERIES = 2_000
 SUPPORTS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100)
 CURVE_DIMS = (16, 32, 48, 64, 80, 96, 128, 192, 256, 384, 512, 1024)
-PAPER_DIMS = {"cifar10": 64, "cifar100": 128, "imagenet100": 256}  # K of the published retrieval tables
 NEIGHBOURS = 20  # of the kNN classifier
 PUBLISHED_SEEDS = (42, 43, 44)
 LISTED = 12  # of lists that could be long
+DIGITS = 6  # of what is listed by dimension
 FEW = 20  # test images of a class: with fewer on average its numbers are mostly chance
+KINDS = ("h", "z", "gated")
+
+# What depends on the data set: K of the published retrieval tables, the published probe, and the same objects on other
+# backgrounds.
+PAPER_DIMS = {"cifar10": 64, "cifar100": 128, "imagenet100": 256}
+PROBES = {"imagenet100": "imagenet"}  # all others: cifar
+COUNTERFACTUAL = {"scenes": lambda data: scenes.redraw(data, "test"), "waterbirds": waterbirds.swapped}
 
 
 def scarce(train: Images, test: Images) -> str | None:
@@ -36,9 +48,120 @@ def scarce(train: Images, test: Images) -> str | None:
     return None if met == known else f"the test images are of {met} of {known} classes"
 
 
+def measure_file(
+    path: str | Path, labels_path: str | Path | None = None, *, progress: Progress | None = None, **options: Any
+) -> Result:
+    """Measure a file of features: an `.npz` with `z` [N, D] and `y` [N], or a `.npy` of z with a `.npy` of y.
+
+    Arrays that are not compressed are read from disk block by block, so that memory does not grow with N. `read` says
+    more of the file, `measure_features` of the options and the result; `parameters` also names the file.
+    """
+    features, labels = read(path, labels_path)
+    result = measure_features(features, labels, progress=progress, **options)
+    result.parameters = {"file": str(path), "stored_as": str(features.dtype)} | result.parameters
+    return result
+
+
+def measure_features(
+    features: Array | Mapping[str, Array],
+    labels: Array,
+    *,
+    definitions: Sequence[str] = interpretability.DEFINITIONS,
+    dims: Sequence[int] = KEPT_DIMS,
+    ks: Sequence[int] = retrieval.KS,
+    ranking: Array | None = None,
+    min_support: int = counts.MIN_SUPPORT,
+    queries: int | None = None,
+    seed: int = 0,
+    spectrum: bool = True,
+    progress: Progress | None = None,
+) -> Result:
+    """Interpretability and retrieval in both definitions, with chance levels.
+
+    Parameters
+    ----------
+    features : [N, D]; or by definition, where they were extracted differently, `{"paper": ..., "sound": ...}`.
+    labels : [N].
+    dims : numbers of kept dimensions for retrieval, besides all; those of D or more are left out.
+    ks : neighbours for retrieval; those of N or more are left out.
+    ranking : [D] for retrieval by `sound`, say the column sums of the training split; default those of the features.
+    min_support : images a dimension must fire on to count in `sound`.
+    queries : how many rows serve as queries; default all, or 2,000 of more than 50,000.
+    seed : of the shuffled labels and of the sampled queries.
+    spectrum : whether to compute `effective_rank` and `orthogonality`; None in the result if not.
+    progress : called with (done, total, what).
+
+    Returns
+    -------
+    Result with `paper`, `sound`, `retrieval`, `chance` (less what no label enters) and `parameters`.
+    """
+    by_definition = features if isinstance(features, Mapping) else dict.fromkeys(definitions, features)
+    once = {id(array): as_features(array) for array in by_definition.values()}
+    arrays = {name: once[id(array)] for name, array in by_definition.items()}
+    if len({len(array) for array in arrays.values()}) != 1:
+        raise InputError(f"features differ in rows: { {name: len(array) for name, array in arrays.items()} }")
+    n = len(next(iter(arrays.values())))
+    index, names = as_labels(labels, n)
+    labellings = [index, interpretability.shuffled(index, seed)]
+    rows = None
+    if queries is None and n > MANY_ROWS:
+        queries = SAMPLED_QUERIES
+    if queries is not None and queries < n:
+        rows = np.sort(np.random.default_rng(seed).choice(n, queries, replace=False))
+    ks = [k for k in ks if k < n]
+    if not ks:
+        raise InputError(f"no number of neighbours fits {n} rows")
+    values: dict[str, Any] = {}
+    found: dict[str, Any] = {name: {} for name in arrays}
+    chance: dict[str, Any] = {name: {} for name in arrays} | {"retrieval": {name: {} for name in arrays}}
+    for members in _alike(arrays):
+        array = arrays[members[0]]
+        measured = interpretability.evaluate(
+            array, labellings, members, min_support=min_support, spectrum=spectrum, progress=progress
+        )
+        for name in members:
+            values[name] = measured[0][name]
+            chance[name] = {key: v for key, v in measured[1][name].items() if measures.named(key).needs_labels}
+        own = counts.column_sums(array, progress)
+        for kept in [*(k for k in dims if k < array.shape[1]), None]:
+            columns = retrieval.choose(array, kept, own)
+            relevance = retrieval.rank_relevance(array, labellings, max(ks), columns, queries=rows, progress=progress)
+            if ranking is not None and kept is not None and "sound" in members:
+                columns = retrieval.choose(array, kept, ranking)
+                strict = retrieval.rank_relevance(array, labellings, max(ks), columns, queries=rows, progress=progress)
+                relevance["sound"] = strict["sound"]
+            for name in members:
+                for place, share in zip((found, chance["retrieval"]), relevance[name]):
+                    place[name]["all" if kept is None else str(kept)] = _by_k(share, ks)
+    parameters = {
+        "images": n,
+        "dimensions": {name: array.shape[1] for name, array in arrays.items()},
+        "classes": len(names),
+        "images_per_class": [int(size) for size in (np.bincount(index).min(), np.bincount(index).max())],
+        "epsilon": counts.EPSILON,
+        "min_support": min_support,
+        "thresholds": list(interpretability.CURVE),
+        "matched_l0": list(interpretability.MATCHED),
+        "matched_slack": interpretability.MATCHED_SLACK,
+        "owned_precision": interpretability.OWNED[0],
+        "owned_recall": interpretability.OWNED[1],
+        "spectrum_dims_limit": interpretability.SPECTRUM_DIMS,
+        "ap_exact_up_to_entries": counts.EXACT_ENTRIES,
+        "ap_mantissa_bits_above": counts.BIN_BITS,
+        "retrieval_ks": ks,
+        "retrieval_dims": [k for k in dims if k < max(array.shape[1] for array in arrays.values())],
+        "retrieval_ranking": "column sums" if ranking is None else "given",
+        "retrieval_ties": "expected over all orders",
+        "queries": n if rows is None else len(rows),
+        "queries_sampled": rows is not None,
+        "seed": seed,
+    }
+    return Result(**values, retrieval=found, chance=chance, parameters=parameters)
+
+
 def evaluate(
     model: Encoder, train: Images, test: Images, *, paper_probe: bool = False, progress: Progress | None = None
-) -> dict[str, Any]:
+) -> Result:
     """All measures of a model.
 
     Parameters
@@ -50,9 +173,8 @@ def evaluate(
 
     Returns
     -------
-    dict ready for JSON: `paper`, `sound`, `retrieval`, `chance`, `parameters` (see measure_features), `dimensions` (a
-    list per measure), `curves`, `conflicting`, `probe`, `knn`, `seconds`; with gates `theory` and `gates`; with
-    backgrounds `background`, `worst_group`, `conflict`, `ipw`, `gate_effect`, `stability`.
+    Result. Without labels of the training images it has no `probe` and `knn`; `theory` and `gates` need gates that open
+    and close, and the branches on the background need backgrounds.
     """
     began = time.perf_counter()
     if test.labels is None:
@@ -64,40 +186,40 @@ def evaluate(
     paper = extract(model, test, "paper", progress=progress)
     dims = sorted({64, 128, 256, PAPER_DIMS.get(model.recipe.data.name, 64)})
     ranking = counts.column_sums(seen.gated)
-    results = measure_features(
+    result = measure_features(
         {"paper": paper.gated, "sound": sound.gated}, test.labels, dims=dims, ranking=ranking, progress=progress
     )
-    per = per_dimension(sound.gated, test.labels)
-    results["dimensions"] = {key: rounded(per[key]) for key in ("support", "consistency", "entropy_freq", "mass")}
-    results["curves"] = curves(sound, paper, test.labels, ranking)
-    results["conflicting"] = {str(t): conflicting(sound.gated, test, t) for t in (0.9, 0.5)}
+    table = describe(sound.gated, as_labels(test.labels, len(test))[0])
+    columns = ("support", "consistency", "entropy_freq", "mass")
+    result.dimensions = {key: rounded(getattr(table, key).astype(float), DIGITS) for key in columns}
+    result.curves = curves(sound, paper, test.labels, ranking)
+    result.conflicting = {str(t): conflicting(sound.gated, test, t) for t in (0.9, 0.5)}
     if train.labels is not None:
-        results["probe"] = {"fast": probe.fast_probe(seen.h, train.labels, sound.h, test.labels)}
-        k = results["parameters"]["knn_k"] = min(NEIGHBOURS, len(train))
-        labellings = {"knn": train.labels, "chance": shuffled(train.labels)}
-        found = {
-            what: {
-                name: knn_accuracy(getattr(seen, name), labels, getattr(sound, name), test.labels, k)
+        result.probe = {"fast": probe.fast_probe(seen.h, train.labels, sound.h, test.labels)}
+        k = result.parameters["knn_k"] = min(NEIGHBOURS, len(train))
+        result.knn, result.chance["knn"] = (
+            {
+                name: retrieval.knn_accuracy(getattr(seen, name), labels, getattr(sound, name), test.labels, k)
                 for name in ("h", "gated")
             }
-            for what, labels in labellings.items()
-        }
-        results["knn"], results["chance"]["knn"] = found["knn"], found["chance"]
+            for labels in (train.labels, interpretability.shuffled(train.labels))
+        )
         if paper_probe:
-            results["probe"]["paper"] = published_probe(model, train, test, progress)
+            result.probe["paper"] = published_probe(model, train, test, progress)
     if sound.open is not None:  # the theory is of gates that are open or closed
         gate = model.recipe.gate
-        results["theory"] = theory.compare(
+        result.theory = theory.compare(
             sound.z, sound.gated, sound.open, test.labels, test.backgrounds, gate.prior, gate.weight
         )
-        results["gates"] = {
+        result.gates = {
             "open": float(sound.open.mean()),
             "open_where_active": float(sound.open[sound.z > 0].mean()) if (sound.z > 0).any() else None,
         }
     if test.backgrounds is not None:
-        results.update(background_measures(model, train, test, seen, sound))
-    results["seconds"] = round(time.perf_counter() - began, 2)
-    return results
+        for name, value in background_measures(model, train, test, seen, sound).items():
+            setattr(result, name, value)
+    result.seconds = round(time.perf_counter() - began, 2)
+    return result
 
 
 def curves(sound: Extracted, paper: Extracted, labels: np.ndarray, ranking: np.ndarray) -> dict[str, Any]:
@@ -105,12 +227,12 @@ def curves(sound: Extracted, paper: Extracted, labels: np.ndarray, ranking: np.n
     width = sound.gated.shape[1]
     dims = [k for k in CURVE_DIMS if k <= width]
     ks = tuple(k for k in (1, 3, 5, 10) if k < len(labels))
-    by_support = consistency_by_support(sound.gated, labels, SUPPORTS)
+    by_support = interpretability.consistency_by_support(sound.gated, labels, SUPPORTS)
     return {
-        "consistency_by_support": {str(s): none_if_nan(c) for s, c in zip(SUPPORTS, by_support["consistency"])},
-        "dimensions_by_support": {str(s): int(n) for s, n in zip(SUPPORTS, by_support["dimensions"])},
-        "retrieval_paper": as_text(retrieval_curve(paper.gated, labels, dims, ks, "paper")),
-        "retrieval_sound": as_text(retrieval_curve(sound.gated, labels, dims, ks, "sound", ranking)),
+        "consistency_by_support": rounded(dict(zip(SUPPORTS, by_support["consistency"].tolist()))),
+        "dimensions_by_support": rounded(dict(zip(SUPPORTS, by_support["dimensions"].tolist()))),
+        "retrieval_paper": rounded(retrieval.retrieval_curve(paper.gated, labels, dims, ks, "paper")),
+        "retrieval_sound": rounded(retrieval.retrieval_curve(sound.gated, labels, dims, ks, "sound", ranking)),
     }
 
 
@@ -121,60 +243,61 @@ def background_measures(
     assert test.labels is not None and test.backgrounds is not None
     out: dict[str, Any] = {}
     if train.backgrounds is not None and train.labels is not None:
-        kinds = ("h", "z", "gated")
-        out["background"] = background.background_probe(
-            {k: getattr(seen, k) for k in kinds},
-            train.backgrounds,
-            {k: getattr(sound, k) for k in kinds},
-            test.backgrounds,
-        )
-        group = background.group_probe(seen.h, train.labels, train.backgrounds, sound.h, test.labels, test.backgrounds)
+        out["background"], group = probe_background(seen, train, sound, test)
         out["worst_group"] = scalars(group) | {"groups": group["groups"][:LISTED]}
     found = {name: conflict.conflict(getattr(sound, name), test.labels, test.backgrounds) for name in ("z", "gated")}
     out["conflict"] = {
-        name: scalars(value) | {"by_dimension": rounded(value["by_dimension"]["error"])}
+        name: scalars(value) | {"by_dimension": rounded(value["by_dimension"]["error"], DIGITS)}
         for name, value in found.items()
     }
     out["ipw"] = theory.ipw_effect(sound.gated, test.labels, test.backgrounds, pi=theory.prevalence(seen.z))
     out["ipw"]["conflict"] = {k: scalars(v) for k, v in out["ipw"]["conflict"].items()}
-    out["ipw"]["retrieval"] = as_text(out["ipw"]["retrieval"])
+    out["ipw"]["retrieval"] = rounded(out["ipw"]["retrieval"])
     if sound.open is not None:
         out["gate_effect"] = scalars(
             conflict.gate_effect(sound.z, sound.gated, test.labels, test.backgrounds, sound.open)
         )
-    other = counterfactual(model, test)
+    other = counterfactual(model)
     if other is not None:
         moved = extract(model, other, "sound")
         out["stability"] = {
-            name: conflict.stability(getattr(sound, name), getattr(moved, name)) for name in ("h", "z", "gated")
+            name: conflict.stability(getattr(sound, name), getattr(moved, name)) for name in KINDS
         }
     return out
 
 
-def counterfactual(model: Encoder, test: Images) -> Images | None:
+def probe_background(
+    seen: Extracted, train: Images, found: Extracted, test: Images
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Probes for the background by kind of feature, and the object probe on h by group."""
+    assert train.backgrounds is not None and test.backgrounds is not None
+    assert train.labels is not None and test.labels is not None
+    features = [{kind: getattr(each, kind) for kind in KINDS} for each in (seen, found)]
+    probes = background.background_probe(features[0], train.backgrounds, features[1], test.backgrounds)
+    return probes, background.group_probe(
+        seen.h, train.labels, train.backgrounds, found.h, test.labels, test.backgrounds
+    )
+
+
+def counterfactual(model: Encoder) -> Images | None:
     """The test images again, each object on another background, where the data set can draw them."""
     data = model.recipe.data
-    if data.name == "scenes":
-        return scenes.redraw(data, "test")
-    if data.name == "waterbirds":
-        try:
-            return waterbirds.swapped(data)
-        except InputError:
-            return None
-    return None
+    try:
+        return COUNTERFACTUAL[data.name](data) if data.name in COUNTERFACTUAL else None
+    except InputError:  # such images are not beside the others
+        return None
 
 
 def published_probe(model: Encoder, train: Images, test: Images, progress: Progress | None) -> dict[str, Any]:
     """The 50-epoch probe of the published experiments, with their pixel statistics."""
     data = model.recipe.data
-    variant = "imagenet" if data.name == "imagenet100" else "cifar"
     return probe.paper_probe(
         model.backbone,
         train,
         test,
         data.paper_mean or data.mean,
         data.paper_std or data.std,
-        variant,
+        PROBES.get(data.name, "cifar"),
         seeds=PUBLISHED_SEEDS,
         size=model.recipe.views.size,
         device=model.mean.device,
@@ -199,16 +322,13 @@ def scalars(tree: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in tree.items() if v is None or isinstance(v, bool | int | float)}
 
 
-def rounded(values: np.ndarray) -> list[float | None]:
-    """An array as a list for JSON, six significant digits."""
-    return [none_if_nan(float(f"{v:.6g}")) for v in np.asarray(values, float)]
+def _alike(arrays: dict[str, np.ndarray]) -> list[list[str]]:
+    """Definitions that share an array, so that its passes are shared too."""
+    groups: dict[int, list[str]] = {}
+    for name, array in arrays.items():
+        groups.setdefault(id(array), []).append(name)
+    return list(groups.values())
 
 
-def as_text(tree: Any) -> Any:
-    """Keys as text, as JSON wants them."""
-    return {str(k): as_text(v) for k, v in tree.items()} if isinstance(tree, dict) else tree
-
-
-def none_if_nan(value: float) -> float | None:
-    """For JSON, which has no NaN."""
-    return None if np.isnan(value) else float(value)
+def _by_k(relevance: np.ndarray, ks: Sequence[int]) -> dict[str, float]:
+    return {str(k): percent for k, percent in retrieval.precision(relevance, ks).items()}

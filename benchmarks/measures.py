@@ -25,8 +25,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bayesncl.evaluate import measure_file
 from bayesncl.measure.counts import EPSILON, count
-from bayesncl.measure.file import measure_file
 from bayesncl.measure.interpretability import _paper_means
 
 KEYS = ("consistency", "entropy_sum", "entropy_mean", "entropy_freq")

@@ -15,13 +15,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bayesncl.data import load
-from bayesncl.demo import METHODS, ROWS, trained
+from bayesncl.demo import METHODS, trained
+from bayesncl.demo import ROWS as SHOWN
 from bayesncl.evaluate import evaluate
 from bayesncl.files import write_atomic
-from bayesncl.measure.report import to_json
+from bayesncl.measure.measures import title, value
 from bayesncl.progress import Display
 from bayesncl.recipes import change, named
+from bayesncl.report.tables import write
 
+ROWS = tuple((title(path), path, decimals) for path, decimals in SHOWN)
 MORE: tuple[tuple[str, tuple[str, ...], int], ...] = (
     ("background-induced error before the gates, relative", ("conflict", "z", "error_relative"), 3),
     ("share of that error the gates remove", ("gate_effect", "removed_relative_share"), 3),
@@ -47,7 +50,7 @@ def main() -> None:
             model = trained(recipe, folder, splits[0], Display())
             path = folder / "evaluation.json"
             if not path.exists():
-                write_atomic(path, to_json(evaluate(model, *splits)))
+                write_atomic(path, evaluate(model, *splits).to_json())
             result = json.loads(path.read_text())
             rows = [row for row in result.get("theory", []) if row["statement"].startswith("filtering: Spearman")]
             result["spearman"] = rows[0]["observed"] if rows else None
@@ -55,7 +58,7 @@ def main() -> None:
     table = make_table(found)
     (options.out / "table.md").write_text(table)
     values = {
-        label: {method: [dig(result, path) for result in results] for method, results in found.items()}
+        label: {method: [value(result, path) for result in results] for method, results in found.items()}
         for label, path, _ in (*ROWS, *MORE)
     }
     (options.out / "table.json").write_text(json.dumps({"seeds": options.seeds, "values": values}, indent=1) + "\n")
@@ -64,21 +67,15 @@ def main() -> None:
 
 def make_table(found: dict[str, list[dict[str, Any]]]) -> str:
     """Rows of measures, columns of methods, mean ± standard deviation over seeds."""
-    lines = [f"| measure | {' | '.join(found)} |", f"|---|{'---|' * len(found)}"]
+    rows = []
     for label, path, decimals in (*ROWS, *MORE):
         cells = []
         for results in found.values():
-            values = [v for v in (dig(result, path) for result in results) if v is not None]
+            values = [v for v in (value(result, path) for result in results) if v is not None]
             spread = f" ± {statistics.stdev(values):.{decimals}f}" if len(values) > 1 else ""
             cells.append(f"{statistics.fmean(values):.{decimals}f}{spread}" if values else "-")
-        lines.append(f"| {label} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def dig(tree: Any, path: tuple[str, ...]) -> Any:
-    for key in path:
-        tree = tree.get(key) if isinstance(tree, dict) else None
-    return tree
+        rows.append([label, *cells])
+    return write(["measure", *found], rows, "markdown", left=1)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ from bayesncl.atlas import AtlasRun, sources
 from bayesncl.atlas.sources import open_model, other_images, shown_split, thin_out
 from bayesncl.errors import InputError
 from bayesncl.lars import LARS
-from bayesncl.measure.report import render_theory
 from bayesncl.model import WEIGHTS, build_model, save_model
 from bayesncl.progress import Display
 from bayesncl.recipes import change, named
+from bayesncl.report.tables import render_theory
 from tests.conftest import tiny_images, tiny_recipe
 
 

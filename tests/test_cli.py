@@ -145,9 +145,58 @@ def test_evaluate_writes_every_format(run, trained: Path) -> None:
         Path("e.md").read_text().startswith("| definition | measure | value | chance |\n| --- | --- | ---: | ---: |\n")
     )
     assert Path("e.tex").read_text().startswith("\\begin{tabular}{llrr}")
-    assert len(Path("e.md").read_text().splitlines()) == len(rows) + 1
+    assert "| sound | consistency (%) |" in Path("e.md").read_text()
+    assert len(Path("e.md").read_text().splitlines()) < len(rows)
+    assert "effective rank" not in answer.out
     pictures = {path.name for path in Path("plots").iterdir()}
     assert {"consistency.png", "entropy.png", "retrieval.png", "thresholds.png", "conflict.png"} <= pictures
+
+
+def test_measure_prints_everything_if_asked(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bayesncl.measure import interpretability
+
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "f.npz", z=np.abs(rng.normal(size=(40, 6))), y=np.arange(40) % 4)
+    answer = run("measure", tmp_path / "f.npz", "--all", "--quiet")
+    assert answer.status == 0, answer
+    assert "effective rank" in answer.out
+    assert "threshold 0.2" in answer.out
+    assert run("measure", tmp_path / "f.npz", "--json", "m.json", "--quiet").status == 0
+    assert json.loads(Path("m.json").read_text())["sound"]["effective_rank"] > 1
+    monkeypatch.setattr(interpretability, "gram", lambda *_, **__: pytest.fail("the spectrum was not asked for"))
+    plain = run("measure", tmp_path / "f.npz", "--quiet")
+    assert plain.status == 0, plain
+    assert "effective rank" not in plain.out
+    assert len(plain.out.splitlines()) < len(answer.out.splitlines())
+
+
+def test_record_puts_a_finished_run_into_a_ledger(run, trained: Path, tmp_path: Path) -> None:
+    import shutil
+
+    from bayesncl.reproduce import ledger
+    from bayesncl.runs import read_recipe
+
+    own = tmp_path / "own"
+    shutil.copytree(trained, own)
+    (own / "evaluation.json").unlink(missing_ok=True)
+    answer = run("record", own, "--results", "book", "--quiet")
+    assert answer.status == 0, answer
+    (entry,) = ledger.read(Path("book"))
+    assert answer.out == f"recorded book/{ledger.file_name(read_recipe(own))}\n"
+    results = json.loads((own / "evaluation.json").read_text())
+    assert entry["measures"]["sound"]["consistency"] == pytest.approx(results["sound"]["consistency"], rel=1e-6)
+    assert entry["exemplars"]["high_entropy"]
+    results["sound"]["consistency"] = 12.5  # what was evaluated is not evaluated again
+    results["parameters"]["recipe"] = {"data": {"root": "/somewhere"}}
+    (own / "evaluation.json").write_text(json.dumps(results))
+    assert run("record", own, "--results", "book", "--quiet").status == 0
+    (entry,) = ledger.read(Path("book"))
+    assert entry["measures"]["sound"]["consistency"] == 12.5
+    assert "recipe" not in entry["measures"]["parameters"]
+    (own / "evaluation.json").write_text("[1]")
+    refused(run("record", own, "--results", "book", "--quiet"), "not the results of an evaluation")
+    (own / "model.safetensors").unlink()
+    refused(run("record", own, "--results", "book", "--quiet"), "is not finished")
 
 
 def test_evaluate_a_model_file(run, trained: Path) -> None:

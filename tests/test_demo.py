@@ -14,9 +14,13 @@ from typer.testing import CliRunner
 
 from bayesncl import demo
 from bayesncl.cli import app
-from bayesncl.demo import CAPTIONS, METHODS, ROWS, run_demo, summary, write_report
+from bayesncl.demo import METHODS, ROWS, run_demo
 from bayesncl.errors import InputError
+from bayesncl.measure.measures import title
+from bayesncl.measure.result import Result
 from bayesncl.progress import Display
+from bayesncl.report.html import CAPTIONS, summarise, write_report
+from bayesncl.report.tables import write
 from bayesncl.train import Interrupted
 from tests.conftest import TINY
 
@@ -64,7 +68,7 @@ def test_the_report_shows_the_table_and_pictures_that_exist(shown: Path) -> None
             assert min(picture.size) > 50
         assert f"<figcaption>{CAPTIONS[name]}</figcaption>" in text
     table = json.loads((shown / "report" / "table.json").read_text())
-    assert list(table) == [label for label, _, _ in ROWS]
+    assert list(table) == [title(path) for path, _ in ROWS]
     for label, cells in table.items():
         assert len(cells) == 3
         row = re.search(rf"<td>{re.escape(label).replace(chr(39), '(?:&#39;|.)')}</td>(.*?)</tr>", text)
@@ -90,7 +94,7 @@ def test_again_nothing_is_trained(
     table = (shown / "report" / "table.json").read_text()
     opened: list[str] = []
     monkeypatch.setattr(demo, "train", forbidden)
-    found = iter([json.loads((shown / method / "evaluation.json").read_text()) for method in METHODS])
+    found = iter([Result.from_json((shown / method / "evaluation.json").read_text()) for method in METHODS])
     monkeypatch.setattr(demo, "evaluate", lambda *_, **__: next(found))  # measuring again takes seconds
     monkeypatch.setattr(demo.webbrowser, "open", opened.append)
     monkeypatch.setenv("DISPLAY", ":0")
@@ -134,8 +138,7 @@ def test_html_is_escaped(tmp_path: Path) -> None:
     nasty = "<script>alert('x')</script>&\""
     row = {"statement": nasty, "note": nasty, "predicted": nasty, "observed": 1.0, "holds": None}
     (tmp_path / "<i>.png").touch()
-    results = {"bayesncl": {"theory": [row]}}
-    page = write_report(tmp_path, [(nasty, [nasty] * 3)], ["<i>.png"], results)
+    page = write_report(tmp_path, METHODS, [(nasty, [nasty] * 3)], ["<i>.png"], [row])
     text = page.read_text()
     assert "<script" not in text
     assert text.count("&lt;script&gt;") == 7
@@ -145,14 +148,14 @@ def test_html_is_escaped(tmp_path: Path) -> None:
 
 
 def test_missing_values_are_dashes() -> None:
-    table = dict(summary({"a": {"sound": {"l0": 3.14159, "consistency": None}}, "b": {}}))
+    results = {"a": Result(sound={"l0": 3.14159, "consistency": None}), "b": Result()}
+    table = dict(summarise(results, ROWS))
     assert table["active dimensions per image"] == ["3.1", "-"]
     assert table["consistency, sound (%)"] == ["-", "-"]
 
 
-def test_the_table_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    demo.print_table([("some measure", ["1.0", "-", "22.50"])])
-    header, row = capsys.readouterr().out.splitlines()[:2]
+def test_the_table_on_the_terminal() -> None:
+    header, row = write(("", *METHODS), [("some measure", "1.0", "-", "22.50")], left=1).splitlines()[:2]
     assert header.split() == ["cl", "ncl", "bayesncl"]
     assert row.split() == ["some", "measure", "1.0", "-", "22.50"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from typing import Any
 
@@ -13,12 +12,11 @@ import pytest
 from bayesncl.data import load, scenes
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
-from bayesncl.evaluate import evaluate, scarce
+from bayesncl.evaluate import evaluate, measure_features, scarce
 from bayesncl.features import extract
 from bayesncl.measure import conflict, probe
-from bayesncl.measure.file import measure_features
 from bayesncl.measure.interpretability import interpretability, shuffled
-from bayesncl.measure.report import to_json
+from bayesncl.measure.result import Result
 from bayesncl.measure.retrieval import knn_accuracy, retrieval_curve
 from bayesncl.model import Encoder, build_model
 from tests.conftest import tiny_images, tiny_recipe
@@ -46,7 +44,7 @@ def fresh(method: str = "bayesncl", *changes: str) -> Encoder:
 
 
 @pytest.fixture(scope="module")
-def scenes_result() -> tuple[Encoder, dict[str, Any]]:
+def scenes_result() -> tuple[Encoder, Result]:
     model = fresh("bayesncl", *SCENES)
     splits = [load(model.recipe.data, split) for split in ("train", "test")]
     return model, evaluate(model, *splits)
@@ -64,46 +62,46 @@ def scenes_result() -> tuple[Encoder, dict[str, Any]]:
 )
 def test_keys_by_method(method: str, keys: set[str]) -> None:
     results = evaluate(fresh(method, "data.name=arrays"), tiny_images(60), tiny_images(50, seed=1))
-    assert set(results) == ALWAYS | keys
-    assert json.loads(to_json(results)) == results  # plain data, no NaN, keys are text
+    assert set(results.to_dict()) == ALWAYS | keys
+    assert Result.from_json(results.to_json()) == results  # plain data, no NaN, keys are text
 
 
-def test_keys_with_backgrounds(scenes_result: tuple[Encoder, dict[str, Any]]) -> None:
+def test_keys_with_backgrounds(scenes_result: tuple[Encoder, Result]) -> None:
     _, results = scenes_result
-    assert set(results) == ALWAYS | WITH_GATES | WITH_BACKGROUNDS | {"gate_effect"}
-    assert json.loads(to_json(results)) == results
+    assert set(results.to_dict()) == ALWAYS | WITH_GATES | WITH_BACKGROUNDS | {"gate_effect"}
+    assert Result.from_json(results.to_json()) == results
 
 
-def test_values_are_those_of_the_measures(scenes_result: tuple[Encoder, dict[str, Any]]) -> None:
+def test_values_are_those_of_the_measures(scenes_result: tuple[Encoder, Result]) -> None:
     model, results = scenes_result
     train, test = (load(model.recipe.data, split) for split in ("train", "test"))
     seen, sound, paper = extract(model, train), extract(model, test), extract(model, test, "paper")
     for definition, features in (("paper", paper), ("sound", sound)):
         wanted = interpretability(features.gated, test.labels, definition)
-        for name, value in results[definition].items():
+        for name, value in getattr(results, definition).items():
             assert value is None or value == pytest.approx(wanted[name], nan_ok=True), (definition, name)
-        assert len(results[definition]) >= 7
-    assert results["paper"]["consistency"] != results["sound"]["consistency"]
-    assert results["probe"]["fast"] == probe.fast_probe(seen.h, train.labels, sound.h, test.labels)
-    assert results["knn"]["gated"] == knn_accuracy(seen.gated, train.labels, sound.gated, test.labels)
-    assert results["chance"]["knn"]["gated"] == knn_accuracy(
+        assert len(getattr(results, definition)) >= 7
+    assert results.paper["consistency"] != results.sound["consistency"]
+    assert results.probe["fast"] == probe.fast_probe(seen.h, train.labels, sound.h, test.labels)
+    assert results.knn["gated"] == knn_accuracy(seen.gated, train.labels, sound.gated, test.labels)
+    assert results.chance["knn"]["gated"] == knn_accuracy(
         seen.gated, shuffled(train.labels), sound.gated, test.labels
     )
-    assert results["gates"]["open"] == pytest.approx(sound.open.mean())
-    assert results["gates"]["open_where_active"] == pytest.approx(sound.open[sound.z > 0].mean())
+    assert results.gates["open"] == pytest.approx(sound.open.mean())
+    assert results.gates["open_where_active"] == pytest.approx(sound.open[sound.z > 0].mean())
     other = extract(model, scenes.redraw(model.recipe.data, "test"))
-    assert results["stability"]["gated"] == conflict.stability(sound.gated, other.gated)
+    assert results.stability["gated"] == conflict.stability(sound.gated, other.gated)
     for kind in ("z", "gated"):
         wanted = conflict.conflict(getattr(sound, kind), test.labels, test.backgrounds)
-        assert results["conflict"][kind]["error"] == pytest.approx(wanted["error"])
-        assert results["conflict"][kind]["by_dimension"] == pytest.approx(wanted["by_dimension"]["error"], rel=1e-5)
+        assert results.conflict[kind]["error"] == pytest.approx(wanted["error"])
+        assert results.conflict[kind]["by_dimension"] == pytest.approx(wanted["by_dimension"]["error"], rel=1e-5)
 
 
 def test_dimensions_are_chosen_on_the_training_images(monkeypatch: pytest.MonkeyPatch) -> None:
     module = sys.modules[evaluate.__module__]
     given: dict[str, np.ndarray] = {}
 
-    def measured(features: Any, labels: Any, *, ranking: np.ndarray, **options: Any) -> dict[str, Any]:
+    def measured(features: Any, labels: Any, *, ranking: np.ndarray, **options: Any) -> Result:
         given["table"] = ranking
         return measure_features(features, labels, ranking=ranking, **options)
 
@@ -112,7 +110,7 @@ def test_dimensions_are_chosen_on_the_training_images(monkeypatch: pytest.Monkey
         return retrieval_curve(features, labels, dims, ks, definition, *ranking)
 
     monkeypatch.setattr(module, "measure_features", measured)
-    monkeypatch.setattr(module, "retrieval_curve", curve)
+    monkeypatch.setattr(module.retrieval, "retrieval_curve", curve)
     model, train = fresh("bayesncl", "data.name=arrays"), tiny_images(60)
     evaluate(model, train, tiny_images(50, seed=1))
     sums = extract(model, train).gated.sum(0, dtype=np.float64)
@@ -121,31 +119,31 @@ def test_dimensions_are_chosen_on_the_training_images(monkeypatch: pytest.Monkey
     assert given["paper"] == ()  # as published: on the images that are retrieved
 
 
-def test_lists_have_an_entry_per_dimension(scenes_result: tuple[Encoder, dict[str, Any]]) -> None:
+def test_lists_have_an_entry_per_dimension(scenes_result: tuple[Encoder, Result]) -> None:
     model, results = scenes_result
-    assert {len(column) for column in results["dimensions"].values()} == {model.recipe.model.dim}
-    assert set(results["dimensions"]) == {"support", "consistency", "entropy_freq", "mass"}
-    assert results["parameters"]["classes"] == 10
+    assert {len(column) for column in results.dimensions.values()} == {model.recipe.model.dim}
+    assert set(results.dimensions) == {"support", "consistency", "entropy_freq", "mass"}
+    assert results.parameters["classes"] == 10
 
 
-def test_every_definition_has_its_chance_level(scenes_result: tuple[Encoder, dict[str, Any]]) -> None:
+def test_every_definition_has_its_chance_level(scenes_result: tuple[Encoder, Result]) -> None:
     _, results = scenes_result
     for definition in ("paper", "sound"):
-        assert "consistency" in results["chance"][definition]
-        assert set(results["chance"]["retrieval"][definition]) == set(results["retrieval"][definition])
+        assert "consistency" in results.chance[definition]
+        assert set(results.chance["retrieval"][definition]) == set(results.retrieval[definition])
 
 
 def test_same_result_each_time() -> None:
     model = fresh("bayesncl", "data.name=arrays")
     first, second = (evaluate(model, tiny_images(60), tiny_images(50, seed=1)) for _ in range(2))
-    del first["seconds"], second["seconds"]
+    first.seconds = second.seconds = None
     assert first == second
 
 
 def test_unlabelled_training_images_leave_the_probes_out() -> None:
     unlabelled = dataclasses.replace(tiny_images(60), labels=None)
     results = evaluate(fresh("ncl", "data.name=arrays"), unlabelled, tiny_images(50, seed=1))
-    assert set(results) == ALWAYS - {"probe", "knn"}
+    assert set(results.to_dict()) == ALWAYS - {"probe", "knn"}
 
 
 def test_the_published_probe_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +158,7 @@ def test_the_published_probe_on_request(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(probe, "paper_probe", stand_in)
     model = fresh("ncl", "data.name=arrays", "data.paper_mean=0.1,0.2,0.3", "data.paper_std=0.4,0.5,0.6")
     results = evaluate(model, tiny_images(60), tiny_images(50, seed=1), paper_probe=True)
-    assert results["probe"]["paper"] == {"acc1": 1.0}
+    assert results.probe["paper"] == {"acc1": 1.0}
     assert (called["mean"], called["std"], called["variant"]) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "cifar")
     assert (called["seeds"], called["size"]) == ((42, 43, 44), 16)
 
@@ -178,7 +176,7 @@ def test_no_labels_and_one_class() -> None:
 def test_few_test_images(n: int) -> None:
     test = dataclasses.replace(tiny_images(n), labels=np.arange(n) % 2)
     results = evaluate(fresh("bayesncl", "data.name=arrays"), tiny_images(30), test)
-    assert json.loads(to_json(results)) == results
+    assert Result.from_json(results.to_json()) == results
 
 
 def test_labels_may_be_any_numbers() -> None:
@@ -186,8 +184,8 @@ def test_labels_may_be_any_numbers() -> None:
     test = tiny_images(40, seed=1)
     strange = dataclasses.replace(test, labels=np.array([5, 2**40, 7])[test.labels], class_names=None)
     results = evaluate(fresh("ncl", "data.name=arrays"), tiny_images(40), strange)
-    assert results["knn"]["gated"] == 0
-    assert results["parameters"]["classes"] == 3
+    assert results.knn["gated"] == 0
+    assert results.parameters["classes"] == 3
 
 
 def test_a_small_test_split_is_warned_of() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from pathlib import Path
@@ -13,13 +14,13 @@ from sklearn.metrics import average_precision_score
 
 from bayesncl.errors import InputError
 from bayesncl.measure import counts
+from bayesncl.measure.dimensions import Dimensions, describe
 from bayesncl.measure.interpretability import (
     CURVE,
     chance,
     consistency_by_support,
     evaluate,
     interpretability,
-    per_dimension,
 )
 
 EPS = 1e-5
@@ -226,7 +227,7 @@ def test_every_key_is_documented() -> None:
     page = (Path(__file__).parents[1] / "docs" / "measures.md").read_text()
     z, labels = sparse()
     keys = {*interpretability(z, labels), *interpretability(z, labels, "paper")}
-    keys |= {*per_dimension(z, labels), *per_dimension(z, labels, "paper")}
+    keys |= {field.name for field in dataclasses.fields(Dimensions)} | {"dead", "near_dead", "precision"}
     for key in keys:
         name = key if not any(f"_at_{t:g}" in key for t in CURVE) else key.rpartition("_")[0] + "_T"
         assert f"`{name}`" in page, name
@@ -271,22 +272,26 @@ def test_matched_sparsity_has_the_wanted_l0() -> None:
     assert [result[f"consistency_at_l0_{l0}"] for l0 in (10, 5, 2)] == [None, 50, None]
 
 
-def test_per_dimension_is_what_the_means_are_made_of() -> None:
+def test_the_table_is_what_the_means_are_made_of() -> None:
     z, labels = sparse()
-    columns, result = per_dimension(z, labels), interpretability(z, labels)
-    kept = columns["support"] >= 10
-    assert columns["consistency"][kept].mean() == pytest.approx(result["consistency"])
-    assert columns["ap"][~columns["dead"]].mean() == pytest.approx(result["detector_ap"])
-    assert columns["dead"].mean() == result["dead_share"]
-    assert columns["best_class"][columns["dead"]].tolist() == [-1] * int(columns["dead"].sum())
-    for j in np.flatnonzero(kept):
-        fired = labels[z[:, j] > EPS]
-        best = int(columns["best_class"][j])
-        assert columns["precision"][j] == pytest.approx((fired == best).mean())
-        assert columns["recall"][j] == pytest.approx((fired == best).sum() / (labels == best).sum())
-    paper = per_dimension(z, labels, "paper")
+    table, result = describe(z, labels, detectors=True), interpretability(z, labels)
     for name in ("consistency", "entropy_sum", "entropy_mean", "entropy_freq"):
-        assert np.nanmean(paper[name]) == pytest.approx(interpretability(z, labels, "paper")[name])
+        assert getattr(table, name)[table.counted].mean() == pytest.approx(result[name])
+    assert table.ap[~table.dead].mean() == pytest.approx(result["detector_ap"])
+    assert table.dead.mean() == result["dead_share"]
+    assert table.near_dead.mean() == result["near_dead_share"]
+    assert table.l0 == result["l0"]
+
+
+def test_the_spectrum_only_if_asked_for() -> None:
+    z, labels = sparse(scale=True)
+    for definition in ("paper", "sound"):
+        whole, rest = (interpretability(z, labels, definition, spectrum=asked) for asked in (True, False))
+        spectrum = {"effective_rank", "orthogonality"}
+        assert all(whole[key] is not None and rest[key] is None for key in spectrum)
+        assert {k: v for k, v in rest.items() if k not in spectrum} == {
+            k: v for k, v in whole.items() if k not in spectrum
+        }
 
 
 def test_consistency_by_support() -> None:
@@ -350,9 +355,9 @@ def test_average_precision_from_bins_is_close(monkeypatch: pytest.MonkeyPatch) -
     rng = np.random.default_rng(0)
     labels = np.arange(3000) % 5
     z = np.abs(rng.standard_normal((3000, 20))) + np.eye(20)[labels]
-    exact = per_dimension(z, labels)["ap"]
+    exact = describe(z, labels, detectors=True).ap
     monkeypatch.setattr(counts, "EXACT_ENTRIES", 0)
-    binned = per_dimension(z, labels)["ap"]
+    binned = describe(z, labels, detectors=True).ap
     assert np.abs(exact - binned).max() < 1e-3
     assert not np.array_equal(exact, binned)
 

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bayesncl.errors import InputError
-from bayesncl.recipes import change, named
+from bayesncl.measure.result import Result, rounded
+from bayesncl.recipes import Gate, change, named
 from bayesncl.reproduce import ledger, page
 
 ROOT = Path(__file__).parent.parent
 RECIPE = named("cifar100-bayesncl")
-EVALUATION = {
-    "paper": {"consistency": 17.123456789},
-    "sound": {"consistency": float("nan")},
-    5: (1, 2.0),
-    "seconds": 3.5,
-}
+EVALUATION = Result(
+    paper={"consistency": 17.123456789},
+    sound={"consistency": float("nan")},
+    parameters={5: (1, 2.0), "recipe": {"data": {"root": "/home/someone"}}},
+    seconds=3.5,
+)
 
 
 def write_run(folder: Path, lines: list[dict[str, object]]) -> Path:
@@ -73,7 +76,9 @@ def test_an_entry_comes_back_as_it_was_recorded(tmp_path: Path) -> None:
     assert entry["measures"] == {
         "paper": {"consistency": 17.12346},
         "sound": {"consistency": None},
-        "5": [1, 2.0],
+        "retrieval": {},
+        "chance": {},
+        "parameters": {"5": [1, 2.0]},
         "seconds": 3.5,
     }
     assert entry["dynamics"] == [{"epoch": 10, "step": 4, "paper": {"af_gv": 0.1234568}}]
@@ -86,8 +91,8 @@ def test_an_entry_comes_back_as_it_was_recorded(tmp_path: Path) -> None:
 
 def test_recording_again_replaces_the_entry(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [])
-    first = ledger.record(tmp_path, run, {"paper": {"x": 1.0}}, RECIPE)
-    second = ledger.record(tmp_path, run, {"paper": {"x": 2.0}}, change(RECIPE, ["run.log_every=3"]))
+    first = ledger.record(tmp_path, run, Result(paper={"x": 1.0}), RECIPE)
+    second = ledger.record(tmp_path, run, Result(paper={"x": 2.0}), change(RECIPE, ["run.log_every=3"]))
     assert first == second
     assert [entry["measures"]["paper"]["x"] for entry in ledger.read(tmp_path)] == [2.0]
 
@@ -134,6 +139,23 @@ def test_an_entry_older_than_a_field_of_recipes_is_still_the_same_run(tmp_path: 
     assert ledger.identity(ledger.recipe_in(entry)) == ledger.identity(RECIPE)
 
 
+@dataclasses.dataclass(frozen=True)
+class NewerGate(Gate):
+    """A part of recipes as a later version may have it."""
+
+    sharpness: float = dataclasses.field(default=1.0, metadata={"added": "0.2"})
+    shapes: tuple = dataclasses.field(default_factory=tuple, metadata={"added": "0.2"})
+
+
+def test_a_new_field_at_its_default_changes_no_identity() -> None:
+    newer = dataclasses.replace(RECIPE, gate=NewerGate(**dataclasses.asdict(RECIPE.gate)))
+    assert ledger.identity(newer) == ledger.identity(RECIPE)
+    assert ledger.file_name(newer) == ledger.file_name(RECIPE)
+    for changes in ({"sharpness": 2.0}, {"shapes": (1,)}, {"prior": 0.7}):
+        other = dataclasses.replace(newer, gate=dataclasses.replace(newer.gate, **changes))
+        assert ledger.identity(other) != ledger.identity(RECIPE)
+
+
 def test_no_folder_is_an_empty_ledger(tmp_path: Path) -> None:
     assert ledger.read(tmp_path / "nowhere") == []
 
@@ -160,14 +182,9 @@ def test_lists_of_numbers_stay_on_one_line_and_nothing_changes() -> None:
 
 
 def test_rounding_keeps_seven_digits_and_drops_what_is_not_finite() -> None:
-    assert ledger.rounded([math.pi, -1e-9 / 3, float("inf"), True, None, 7]) == [
-        3.141593,
-        -3.333333e-10,
-        None,
-        True,
-        None,
-        7,
-    ]
+    tree = [math.pi, -1e-9 / 3, float("inf"), True, None, 7]
+    assert rounded(tree, ledger.SIGNIFICANT) == [3.141593, -3.333333e-10, None, True, None, 7]
+    assert rounded({1: np.array([[1 / 3, np.nan]])}) == {"1": [[1 / 3, None]]}
 
 
 def test_every_entry_of_the_repository_is_as_the_program_wrote_it() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import csv
 import io
-import json
 import pickle
 import zipfile
 from pathlib import Path
@@ -15,13 +14,15 @@ import pytest
 import torch
 
 from bayesncl import cli
+from bayesncl import evaluate as module
 from bayesncl.errors import InputError
-from bayesncl.measure import arrays, file
+from bayesncl.evaluate import measure_features, measure_file
+from bayesncl.measure import arrays
 from bayesncl.measure.arrays import read
-from bayesncl.measure.file import measure_features, measure_file
 from bayesncl.measure.interpretability import interpretability
-from bayesncl.measure.report import compare, render, to_json
+from bayesncl.measure.result import Result
 from bayesncl.measure.retrieval import retrieval
+from bayesncl.report.tables import compare, render
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, 4, 120)
@@ -34,30 +35,30 @@ def npz(tmp_path: Path) -> Path:
     return tmp_path / "features.npz"
 
 
-def plain(result: dict) -> dict:
-    return {key: value for key, value in result.items() if key != "parameters"}
+def plain(result: Result) -> dict:
+    return {key: value for key, value in result.to_dict().items() if key != "parameters"}
 
 
 def test_result_is_the_functions_by_name(npz: Path) -> None:
     result = measure_file(npz)
-    assert set(result) == {"paper", "sound", "retrieval", "chance", "parameters"}
+    assert set(result.to_dict()) == {"paper", "sound", "retrieval", "chance", "parameters"}
     for definition in ("paper", "sound"):
         expected = interpretability(FEATURES, LABELS, definition)
-        for key, value in result[definition].items():
+        for key, value in getattr(result, definition).items():
             assert value == (value if value is None else pytest.approx(expected[key], rel=1e-6)), key
         for kept, dims in (("64", 64), ("all", None)):
             by_k = retrieval(FEATURES, LABELS, dims, definition=definition)
-            assert result["retrieval"][definition][kept] == pytest.approx({str(k): v for k, v in by_k.items()})
-    assert set(result["retrieval"]["sound"]) == {"64", "all"}
+            assert result.retrieval[definition][kept] == pytest.approx({str(k): v for k, v in by_k.items()})
+    assert set(result.retrieval["sound"]) == {"64", "all"}
     shuffled = np.random.default_rng(0).permutation(LABELS)
     by_chance = interpretability(FEATURES, shuffled)
-    assert result["chance"]["sound"]["consistency"] == pytest.approx(by_chance["consistency"])
-    assert "l0" not in result["chance"]["sound"]
-    assert set(result["chance"]["retrieval"]) == {"paper", "sound"}
-    parameters = result["parameters"]
+    assert result.chance["sound"]["consistency"] == pytest.approx(by_chance["consistency"])
+    assert "l0" not in result.chance["sound"]
+    assert set(result.chance["retrieval"]) == {"paper", "sound"}
+    parameters = result.parameters
     assert (parameters["images"], parameters["classes"], parameters["queries"]) == (120, 4, 120)
     assert parameters["images_per_class"] == [int(np.bincount(LABELS).min()), int(np.bincount(LABELS).max())]
-    assert json.loads(to_json(result)) == result  # nothing JSON cannot hold; a second run gives the same
+    assert Result.from_json(result.to_json()) == result  # nothing JSON cannot hold; a second run gives the same
     assert measure_file(npz) == result
 
 
@@ -86,24 +87,24 @@ def test_uncompressed_arrays_are_mapped(npz: Path, tmp_path: Path) -> None:
 
 
 def test_many_rows_use_a_sample_of_queries(npz: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file, "MANY_ROWS", 100)
-    monkeypatch.setattr(file, "SAMPLED_QUERIES", 30)
+    monkeypatch.setattr(module, "MANY_ROWS", 100)
+    monkeypatch.setattr(module, "SAMPLED_QUERIES", 30)
     result = measure_file(npz)
-    assert (result["parameters"]["queries"], result["parameters"]["queries_sampled"]) == (30, True)
+    assert (result.parameters["queries"], result.parameters["queries_sampled"]) == (30, True)
     rows = np.sort(np.random.default_rng(0).choice(120, 30, replace=False))
-    assert result["retrieval"]["sound"]["all"]["5"] == pytest.approx(retrieval(FEATURES, LABELS, queries=rows)[5])
+    assert result.retrieval["sound"]["all"]["5"] == pytest.approx(retrieval(FEATURES, LABELS, queries=rows)[5])
 
 
 def test_features_by_definition_and_strict_ranking() -> None:
     other = FEATURES[:, ::-1] ** 2
     ranking = np.arange(80.0)
     result = measure_features({"paper": FEATURES, "sound": other}, LABELS, dims=(8,), ks=(5, 500), ranking=ranking)
-    assert result["paper"]["consistency"] == pytest.approx(interpretability(FEATURES, LABELS, "paper")["consistency"])
-    assert result["sound"]["consistency"] == pytest.approx(interpretability(other, LABELS)["consistency"])
-    assert result["retrieval"]["sound"]["8"]["5"] == pytest.approx(retrieval(other, LABELS, 8, ranking=ranking)[5])
+    assert result.paper["consistency"] == pytest.approx(interpretability(FEATURES, LABELS, "paper")["consistency"])
+    assert result.sound["consistency"] == pytest.approx(interpretability(other, LABELS)["consistency"])
+    assert result.retrieval["sound"]["8"]["5"] == pytest.approx(retrieval(other, LABELS, 8, ranking=ranking)[5])
     by_paper = retrieval(FEATURES, LABELS, 8, definition="paper")[5]
-    assert result["retrieval"]["paper"]["8"] == {"5": pytest.approx(by_paper)}
-    assert "sound" not in measure_features(FEATURES, LABELS, definitions=("paper",))
+    assert result.retrieval["paper"]["8"] == {"5": pytest.approx(by_paper)}
+    assert measure_features(FEATURES, LABELS, definitions=("paper",)).sound is None
 
 
 @pytest.mark.parametrize(
@@ -120,10 +121,10 @@ def test_the_length_of_rows_does_not_matter(kind: type, scale: float) -> None:
         result = measure_features((z * factor).astype(kind), LABELS, dims=(8,))
         for key in ("retrieval", "sound"):
             close = {"retrieval": 1e-9, "sound": 1e-9 if kind is np.float64 else 1e-5}[key]
-            for name, value in flat(expected[key]).items():
+            for name, value in flat(getattr(expected, key)).items():
                 if not name.endswith(("effective_rank", "orthogonality")) or factor is rows:
-                    assert flat(result[key])[name] == pytest.approx(value, rel=close, abs=1e-9), (key, name)
-    assert measure_features(z, LABELS, dims=(8, 80, 300))["parameters"]["retrieval_dims"] == [8]
+                    assert flat(getattr(result, key))[name] == pytest.approx(value, rel=close, abs=1e-9), (key, name)
+    assert measure_features(z, LABELS, dims=(8, 80, 300)).parameters["retrieval_dims"] == [8]
 
 
 def flat(tree: dict, above: str = "") -> dict:
@@ -243,21 +244,23 @@ def test_damaged_files(npz: Path, tmp_path: Path) -> None:
 def test_render(npz: Path) -> None:
     result = measure_file(npz)
     table = render(result)
-    assert f"{result['sound']['consistency_mass']:.3f}" in table
-    assert "retrieval, 64 dimensions, precision at 5" in table
+    assert f"{result.sound['consistency_mass']:.2f}" in table
+    assert "retrieval precision at 5, 64 dimensions (%)" in table
+    assert "effective rank" not in table
+    assert "effective rank" in render(result, everything=True)
     rows = list(csv.DictReader(io.StringIO(render(result, "csv"))))
     sound = {row["measure"]: row for row in rows if row["definition"] == "sound"}
-    assert float(sound["consistency"]["value"]) == result["sound"]["consistency"]
-    assert float(sound["consistency"]["chance"]) == result["chance"]["sound"]["consistency"]
+    assert float(sound["consistency"]["value"]) == result.sound["consistency"]
+    assert float(sound["consistency"]["chance"]) == result.chance["sound"]["consistency"]
     assert sound["l0"]["chance"] == ""
-    by_chance = result["chance"]["retrieval"]["sound"]["64"]["5"]
+    by_chance = result.chance["retrieval"]["sound"]["64"]["5"]
     assert float(sound["retrieval, 64 dimensions, precision at 5"]["chance"]) == by_chance
     markdown = render(result, "markdown").splitlines()
     assert markdown[0] == "| definition | measure | value | chance |"
     assert all(line.count("|") == 5 for line in markdown)
     latex = render(result, "latex")
-    assert r"consistency\_mass" in latex
-    assert latex.count("\\\\\n") == len(rows) + 1
+    assert r"consistency (\%)" in latex
+    assert latex.count("\\\\\n") == len(markdown) - 1
     with pytest.raises(InputError, match="table, csv"):
         render(result, "html")
 

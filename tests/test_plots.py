@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from bayesncl.errors import InputError
-from bayesncl.measure import plots
+from bayesncl.report import plots
 
 
 @pytest.fixture

@@ -11,17 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from PIL import Image
 from typer.testing import CliRunner
 
 from bayesncl.cli import app
 from bayesncl.data import load
 from bayesncl.errors import InputError
-from bayesncl.measure.plots import CORRELATIONS
 from bayesncl.recipes import Recipe, change, named
+from bayesncl.report import plots
+from bayesncl.report.plots import CORRELATIONS
 from bayesncl.reproduce import command, figures, ledger, page, runner, tables
 from bayesncl.reproduce.experiments import EXPERIMENTS, SMOKE, find, paper, recipe_of, rows, runs, with_seed
+from bayesncl.train import Interrupted
 
 ASKED = [
     "interpretability",
@@ -418,12 +419,12 @@ def test_a_sheet_has_a_row_per_dimension(tmp_path: Path, entry: dict[str, Any]) 
     test = load(smoke("ncl").data, "test")
     chosen = entry["exemplars"]["high_entropy"]
     sheet = np.asarray(Image.open(figures.draw_sheet("high_entropy", entry, test, tmp_path / "s.png")))
-    step = figures.TILE + 2
-    assert sheet.shape == (len(chosen) * step - 2, figures.MARGIN + 10 * step - 2, 3)
-    left = figures.MARGIN + 2 * step
-    tile = sheet[step : step + figures.TILE, left : left + figures.TILE]
+    step = plots.TILE + 2
+    assert sheet.shape == (len(chosen) * step - 2, plots.MARGIN + 10 * step - 2, 3)
+    left = plots.MARGIN + 2 * step
+    tile = sheet[step : step + plots.TILE, left : left + plots.TILE]
     wanted = test.pixels[chosen[1]["images"][2]].transpose(1, 2, 0)
-    assert np.array_equal(tile[:: figures.TILE // 16, :: figures.TILE // 16], wanted)
+    assert np.array_equal(tile[:: plots.TILE // 16, :: plots.TILE // 16], wanted)
 
 
 # the command
@@ -456,14 +457,23 @@ def test_wrong_folders_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not (tmp_path / "none").exists()
 
 
-def test_a_method_has_one_colour_in_all_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: dict[str, set[int]] = {}
-    monkeypatch.setattr(figures, "_plot", lambda axes, i, points, name, style="-": drawn.setdefault(name, set()).add(i))
-    for name in ("figure-dimensions", "figure-retrieval"):
+def test_a_method_has_one_colour_in_all_figures() -> None:
+    drawn: dict[str | None, set[int]] = {}
+    for name, axis, column in (("figure-dimensions", "dim", "consistency"), ("figure-retrieval", "K", "p@5")):
         (section,) = [s for s in tables.sections(EXPERIMENTS[name], {}, "paper") if s.dataset == "cifar100"]
-        axis, column = ("dim", "consistency") if name == "figure-dimensions" else ("K", "p@5")
-        figures._theirs_and_ours(Figure().subplots(), section.lines, axis, column)
+        for curve in figures.theirs_and_ours(section.lines, axis, column):
+            drawn.setdefault(curve.name, set()).add(curve.colour)
     assert drawn == {"NCL, published": {0}, "BayesNCL, published": {1}, "CL, published": {2}}
+
+
+def test_a_stopped_run_ends_the_command_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: Any, **__: Any) -> None:
+        raise Interrupted("stopped after 1 of 2 steps")
+
+    monkeypatch.setattr(command, "run_list", stopped)
+    result = CliRunner().invoke(app, ["reproduce", "prior", "--scale", "smoke", "--results", str(tmp_path)])
+    assert result.exit_code == 130
+    assert "stopped; the same command continues from here" in result.output + result.stderr
 
 
 def test_dynamics_are_averaged_over_runs() -> None:

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from bayesncl.data import load
-from bayesncl.features import Extracted
+from bayesncl.measure.result import Result
 from bayesncl.model import build_model
 from bayesncl.progress import Display
 from bayesncl.recipes import Recipe, change, named
@@ -99,7 +99,7 @@ def test_a_list_is_recorded_run_by_run(tmp_path: Path, monkeypatch: pytest.Monke
     def pretend(recipe: Recipe, *args: Any, **kwargs: Any) -> Path:
         there.append(len(ledger.read(tmp_path / "results")))
         (tmp_path / "run").mkdir(exist_ok=True)
-        return ledger.record(tmp_path / "results", tmp_path / "run", {"paper": {}}, recipe)
+        return ledger.record(tmp_path / "results", tmp_path / "run", Result(paper={}), recipe)
 
     monkeypatch.setattr(runner, "run_experiment_run", pretend)
     todo = [smoke("ncl", f"run.seed={seed}") for seed in range(3)]
@@ -124,21 +124,6 @@ def test_time_is_estimated_from_the_ledger_or_as_stated(entry: dict[str, Any]) -
     known |= {"epochs": 200, "seconds": {"train": 380.0, "per_epoch": 1.9, "evaluate": 20.0}}
     shared = known | {"seconds": {"train": 900.0, "per_epoch": 4.5, "evaluate": 20.0}}
     assert runner.estimate(named("cifar100-cl"), [shared, known, entry]) == pytest.approx(400.0)
-
-
-def test_suppression_against_loops() -> None:
-    rng = np.random.default_rng(0)
-    z = np.where(rng.random((60, 9)) < 0.4, rng.random((60, 9)), 0).astype(np.float32)
-    z[:, 3] = 0
-    z[:5, 4], z[5:, 4] = 1, 0  # fires on five images: too few
-    opened = rng.random((60, 9)) < 0.7
-    opened[:, 6] = True  # never closed: not suppressed
-    found = runner.suppression(Extracted(z, z, z * opened, opened))
-    for k in range(9):
-        fires = [i for i in range(60) if z[i, k] > 0]
-        wanted = sum(not opened[i, k] for i in fires) / len(fires) if len(fires) >= 10 else 0
-        assert found[k] == pytest.approx(wanted if wanted > 0 else -np.inf)
-    assert found[6] == -np.inf
 
 
 def test_exemplars_are_the_strongest_images(entry: dict[str, Any]) -> None:

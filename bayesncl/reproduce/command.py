@@ -7,18 +7,18 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from .. import data as datasets
 from ..errors import InputError
 from ..progress import Display
 from ..recipes import Recipe
-from ..train import Interrupted, find_device
+from ..report.tables import open_console
+from ..report.tables import write as write_table
+from ..train import find_device
 from . import figures, ledger, page
-from .experiments import EXPERIMENTS, SCALES, Experiment, find, runs, title
+from .experiments import EXPERIMENTS, SCALES, TITLES, Experiment, find, runs, title
 from .runner import Library, estimate, run_list
-from .tables import DATASET_NAMES, sections, text
+from .tables import sections, text
 
 __all__ = ["reproduce", "run_list"]
 
@@ -126,37 +126,25 @@ def train_missing(
                 raise InputError(f"{folder} cannot be written to")
         minutes = sum(estimate(recipe, entries) for recipe in todo) / 60
         display.note(f"{experiment.name}: {len(todo)} runs to do, about {minutes:.0f} minutes on one H200")
-        try:
-            run_list(
-                todo, data, results, models, device=device, display=display, paper_probe=scale == "paper",
-                background=background, complete=partial(is_complete, experiment=experiment),
-            )  # fmt: skip
-        except Interrupted:
-            display.note("stopped; the same command goes on from here")
-            raise KeyboardInterrupt from None
+        run_list(
+            todo, data, results, models, device=device, display=display, paper_probe=scale == "paper",
+            background=background, complete=partial(is_complete, experiment=experiment),
+        )  # fmt: skip
 
 
 def show_list(chosen: list[Experiment], entries: list[ledger.Entry], scale: str, results: Path) -> None:
     """What exists, what is in the ledger, what the rest would cost."""
-    table = Table(box=None, pad_edge=False)
-    for heading, side in (
-        ("name", "left"),
-        ("shows", "left"),
-        ("runs", "right"),
-        ("in ledger", "right"),
-        ("GPU minutes left", "right"),
-    ):
-        table.add_column(heading, justify=side, no_wrap=heading != "shows")  # type: ignore[arg-type]
     everything: dict[str, Recipe] = {}
+    rows = []
     for experiment in chosen:
         needed, todo = runs(experiment, scale), missing(experiment, entries, scale)
         everything.update({ledger.identity(recipe): recipe for recipe in todo})
         minutes = sum(estimate(recipe, entries) for recipe in todo) / 60
-        table.add_row(
-            experiment.name, title(experiment), str(len(needed)), str(len(needed) - len(todo)), f"{minutes:.0f}"
-        )
+        done = str(len(needed) - len(todo))
+        rows.append([experiment.name, title(experiment), str(len(needed)), done, f"{minutes:.0f}"])
     console = open_console()
-    console.print(table)
+    header = ("name", "shows", "runs", "in ledger", "GPU minutes left")
+    print(write_table(header, rows, width=console.width), end="")
     total = sum(estimate(recipe, entries) for recipe in everything.values()) / 60
     console.print(
         f"{len(entries)} runs in the ledger ({results}). Tables share runs: {len(everything)} are left in all, "
@@ -170,15 +158,9 @@ def show(experiment: Experiment, found: dict[str, list[ledger.Entry]], scale: st
     console = open_console()
     for section in sections(experiment, found, scale):
         header, rows = text(section)
-        where = DATASET_NAMES.get(section.dataset, section.dataset)
+        where = TITLES.get(section.dataset, section.dataset)
         console.print(f"{experiment.name}: {title(experiment)}, {where}", style="bold")
-        table = Table(box=None, pad_edge=False)
-        for i, heading in enumerate(header):
-            table.add_column(heading, justify="left" if i < 2 else "right", no_wrap=True)
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-        console.print()
+        print(write_table(header, rows, width=console.width))
     for note in page.notes().get(experiment.name, []) if scale == "paper" else ():
         console.print(note)
 
@@ -220,9 +202,3 @@ def cifar100_test(data: str | None, display: Display) -> datasets.Images | None:
     except InputError as error:
         display.note(f"no sheets of images: {error}")
         return None
-
-
-def open_console() -> Console:
-    """Standard output; wide enough for a table where it is a file."""
-    console = Console(highlight=False, markup=False)
-    return console if console.is_terminal else Console(highlight=False, markup=False, width=140)

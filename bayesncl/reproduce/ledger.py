@@ -6,16 +6,18 @@ saves. Two runs of one setting differ in their seed alone.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
 from ..files import write_atomic
+from ..measure.result import Result, rounded
 from ..recipes import Recipe, recipe_from_dict
+from ..report.figures import read_metrics
 from ..runs import environment
 
 FORMAT = 1
@@ -45,7 +47,7 @@ def file_name(recipe: Recipe) -> str:
 def record(
     results: Path,
     run_dir: Path,
-    evaluation: dict[str, Any],
+    evaluation: Result,
     recipe: Recipe,
     *,
     exemplars: dict[str, Any] | None = None,
@@ -57,7 +59,7 @@ def record(
     ----------
     results : folder of the ledger; made if it does not exist.
     run_dir : its metrics.jsonl gives the time and the gradient dynamics, its environment.json where it was trained.
-    evaluation : of `evaluate.evaluate`.
+    evaluation : of `evaluate.evaluate`, or read from evaluation.json.
     recipe : of the run.
     exemplars, extra : what else was taken from the model; see `runner`.
 
@@ -65,8 +67,12 @@ def record(
     -------
     Path of the entry. An older one of the same run is replaced.
     """
-    lines = _metrics(run_dir / "metrics.jsonl")
+    lines = read_metrics(run_dir)
     seconds, per_epoch = train_seconds(lines, recipe)
+    dynamics = [without(line, "kind") for line in lines if line.get("kind") == "dynamics"]
+    measures = evaluation.to_dict()
+    if "recipe" in evaluation.parameters:  # it has the place of the images, and stands below
+        measures["parameters"] = without(evaluation.parameters, "recipe")
     tree = recipe.to_dict()
     tree["data"]["root"] = ""
     around = _json(run_dir / "environment.json") if (run_dir / "environment.json").is_file() else environment()
@@ -75,13 +81,13 @@ def record(
         "name": recipe.name,
         "seed": recipe.run.seed,
         "epochs": recipe.run.epochs,
-        "seconds": {"train": seconds, "per_epoch": per_epoch, "evaluate": evaluation.get("seconds")},
+        "seconds": {"train": seconds, "per_epoch": per_epoch, "evaluate": evaluation.seconds},
         "environment": without(around, "command"),
         "recipe": tree,
-        "measures": rounded(evaluation),
-        "dynamics": rounded([without(line, "kind") for line in lines if line.get("kind") == "dynamics"]),
-        "exemplars": rounded(exemplars or {}),
-        "extra": rounded(extra or {}),
+        "measures": rounded(measures, SIGNIFICANT),
+        "dynamics": rounded(dynamics, SIGNIFICANT),
+        "exemplars": rounded(exemplars or {}, SIGNIFICANT),
+        "extra": rounded(extra or {}, SIGNIFICANT),
     }
     entry["checksum"] = checksum(entry)
     results.mkdir(parents=True, exist_ok=True)
@@ -156,23 +162,33 @@ def without(tree: dict[str, Any], key: str) -> dict[str, Any]:
     return {k: v for k, v in tree.items() if k != key}
 
 
-def rounded(tree: Any) -> Any:
-    """The tree as JSON holds it: text keys, no NaN, floats to SIGNIFICANT digits."""
-    if isinstance(tree, dict):
-        return {str(key): rounded(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [rounded(value) for value in tree]
-    if isinstance(tree, float):
-        return float(f"{tree:.{SIGNIFICANT}g}") if math.isfinite(tree) else None
-    return tree
-
-
 def _effective(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as plain data, less what cannot alter the result and less new fields that are at their defaults.
+
+    A field that says in its metadata when it was `added` is left out while it is at its default, so that runs from
+    before it keep their identity.
+    """
     tree = recipe.to_dict()
     del tree["name"], tree["data"]["root"]
-    for field in WITHOUT_EFFECT:
-        del tree["run"][field]
+    for name in WITHOUT_EFFECT:
+        tree["run"].pop(name, None)
+    for part in dataclasses.fields(recipe):
+        values = getattr(recipe, part.name)
+        if _untouched(part, values):
+            del tree[part.name]
+        elif dataclasses.is_dataclass(values):
+            for field in dataclasses.fields(values):
+                if _untouched(field, getattr(values, field.name)):
+                    tree[part.name].pop(field.name, None)
     return tree
+
+
+def _untouched(field: dataclasses.Field[Any], value: Any) -> bool:
+    """Whether a field was added to recipes after the first runs and is at its default."""
+    if "added" not in field.metadata:
+        return False
+    factory = field.default_factory
+    return bool(value == (field.default if factory is dataclasses.MISSING else factory()))
 
 
 def _digest(tree: Any) -> str:
@@ -187,9 +203,3 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise InputError(f"{path}: expected an object, got {type(tree).__name__}")
     return tree
-
-
-def _metrics(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]

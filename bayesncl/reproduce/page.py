@@ -9,10 +9,13 @@ from typing import Any
 
 from ..data.images import Images
 from ..files import write_atomic
-from ..measure.interpretability import MIN_SUPPORT
+from ..measure import measures
+from ..measure.counts import MIN_SUPPORT
+from ..measure.interpretability import MATCHED, at_l0
+from ..report.tables import write as write_table
 from . import figures, ledger
-from .experiments import EXPERIMENTS, PAIR, Experiment, paper, title
-from .tables import DATASET_NAMES, FAST, NOT_RUN, Cell, Entries, Section, mean, sections, spread, text
+from .experiments import EXPERIMENTS, PAIR, TITLES, Experiment, paper, title
+from .tables import FAST, NOT_RUN, Cell, Entries, Section, mean, sections, spread, text
 
 INTRO = f"""# Results
 
@@ -33,19 +36,14 @@ How to read it. Each row of a table of the paper has up to three lines:
 Rows that have no run yet say so ({NOT_RUN}).
 """
 
-# What `sound` says beyond the paper's measures: key in the entry, heading, factor, decimals.
-SOUND = (
-    ("consistency", "Cons.", 1, 2),
-    ("consistency_mass", "by mass", 1, 2),
-    ("consistency_at_l0_10", "at L0 10", 1, 2),
-    ("consistency_at_l0_5", "at L0 5", 1, 2),
-    ("consistency_at_l0_2", "at L0 2", 1, 2),
-    ("l0", "L0", 1, 1),
-    ("near_dead_share", "nearly dead %", 100, 1),
-    ("dead_share", "dead %", 100, 1),
-    ("detector_ap", "AP", 1, 3),
-    ("classes_owned", "classes owned", 1, 1),
-)
+# What `sound` says beyond the paper's measures, and with how many decimals; shares are shown as percent.
+SOUND = {
+    measures.named(key): decimals
+    for key, decimals in (
+        ("consistency", 2), ("consistency_mass", 2), *((at_l0(n), 2) for n in MATCHED), ("l0", 1),
+        ("near_dead_share", 1), ("dead_share", 1), ("detector_ap", 3), ("classes_owned", 1),
+    )
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ def ledger_summary(entries: list[ledger.Entry]) -> str:
     for entry in entries:
         sets[entry["recipe"]["data"]["name"]] = sets.get(entry["recipe"]["data"]["name"], 0) + 1
     devices = sorted({entry["environment"]["device"] for entry in entries})
-    counted = ", ".join(f"{n} on {DATASET_NAMES.get(name, name)}" for name, n in sorted(sets.items()))
+    counted = ", ".join(f"{n} on {TITLES.get(name, name)}" for name, n in sorted(sets.items()))
     return f"{len(entries)} run{'s' if len(entries) > 1 else ''} ({counted}; trained on {', '.join(devices)})"
 
 
@@ -264,7 +262,7 @@ def sound_table(section: Section, found: Entries) -> str:
         rows.append([name, *_sound_cells([m["sound"] for m in measures]), str(len(measures) or NOT_RUN)])
         if measures and line.row.method in PAIR:
             rows.append([f"{name}, labels shuffled", *_sound_cells([m["chance"]["sound"] for m in measures]), ""])
-    return markdown(["method", *(heading for _, heading, _, _ in SOUND), "runs"], rows, left=1)
+    return markdown(["method", *(measure.short for measure in SOUND), "runs"], rows, left=1)
 
 
 def gate_use(section: Section, found: Entries) -> str:
@@ -279,8 +277,11 @@ def gate_use(section: Section, found: Entries) -> str:
 
 
 def _sound_cells(runs: list[dict[str, Any]]) -> list[str]:
-    known = [[factor * run[key] for run in runs if run.get(key) is not None] for key, _, factor, _ in SOUND]
-    return [plain(values, decimals) for values, (_, _, _, decimals) in zip(known, SOUND)]
+    cells = []
+    for measure, decimals in SOUND.items():
+        factor = 100 if measure.unit == "share" else 1
+        cells.append(plain([factor * run[measure.key] for run in runs if run.get(measure.key) is not None], decimals))
+    return cells
 
 
 def where_retrieval_gains(found: Entries) -> str:
@@ -313,7 +314,7 @@ def table_part(experiment: Experiment, found: Entries) -> str:
     """A table of the paper; data sets without a run come last and folded."""
     parts = [f"## {experiment.name}\n", f"{title(experiment)}.\n"]
     for section in sorted(sections(experiment, found), key=lambda section: not section.runs):
-        name = DATASET_NAMES.get(section.dataset, section.dataset)
+        name = TITLES.get(section.dataset, section.dataset)
         header, rows = text(section)
         body = markdown(header, rows, left=2)
         if section.runs:
@@ -354,5 +355,4 @@ def notes() -> dict[str, list[str]]:
 
 def markdown(header: list[str], rows: list[list[str]], left: int) -> str:
     """A Markdown table; the first `left` columns are aligned left."""
-    rule = ["---" if i < left else "---:" for i in range(len(header))]
-    return "".join("| " + " | ".join(line) + " |\n" for line in (header, rule, *rows))
+    return write_table(header, rows, "markdown", left=left)

@@ -15,26 +15,22 @@ import torch
 from .. import data as datasets
 from ..data.images import Images
 from ..errors import InputError
-from ..evaluate import evaluate
-from ..features import Extracted, extract
-from ..measure.background import background_probe, group_probe
+from ..evaluate import KINDS, evaluate, probe_background
+from ..features import extract
+from ..files import write_atomic
+from ..measure.dimensions import describe, most_mixed, most_suppressed
 from ..measure.dynamics import recorder
-from ..measure.interpretability import MIN_SUPPORT, per_dimension
+from ..measure.result import Result
 from ..model import WEIGHTS, Encoder, load
 from ..progress import Display
-from ..recipes import Data, Recipe
-from ..runs import RunLock
+from ..recipes import Data, Recipe, with_root
+from ..runs import RunLock, read_recipe
 from ..train import default_device, train
 from . import ledger
-from .experiments import recipe_of
+from .experiments import BACKGROUND_SETS, EPOCHS, MINUTES, recipe_of
 
-# Stated, not measured: minutes of a published run on one H200. The ledger's own times are used where there are any.
-MINUTES = {"cifar10": 5.0, "cifar100": 5.0, "imagenet100": 20.0, "scenes": 0.1}
-EPOCHS = {"cifar10": 200, "cifar100": 200, "imagenet100": 100, "scenes": 2}
 DEEPER = 2.3  # ResNet-50 over ResNet-18, by multiply-adds
 SHOWN_DIMS, SHOWN_IMAGES = 3, 10  # of the figures that show what dimensions respond to
-# folder under --data: key in `extra`
-BACKGROUND_SETS = {"waterbirds": "waterbirds", "waterbirds-like": "waterbirds_like"}
 
 Splits = tuple[Images, Images]
 
@@ -117,17 +113,10 @@ def background_like(model: Encoder, root: str) -> dict[str, Any]:
     train_split, test_split = (datasets.load(data, split) for split in ("train", "test"))
     if train_split.labels is None or train_split.backgrounds is None:
         raise InputError(f"{root or data.name} has no background labels")
-    assert test_split.labels is not None
-    assert test_split.backgrounds is not None
-    seen, new = extract(model, train_split), extract(model, test_split)
-    kinds = ("h", "z", "gated")
-    features = [{k: getattr(extracted, k) for k in kinds} for extracted in (seen, new)]
-    probes = background_probe(features[0], train_split.backgrounds, features[1], test_split.backgrounds)
-    group = group_probe(
-        seen.h, train_split.labels, train_split.backgrounds, new.h, test_split.labels, test_split.backgrounds
-    )
+    found = [extract(model, split) for split in (train_split, test_split)]
+    probes, group = probe_background(found[0], train_split, found[1], test_split)
     return {
-        **{k: {m: probes[k][m] for m in ("acc1", "acc1_spread", "acc1_chance")} for k in kinds},
+        **{k: {m: probes[k][m] for m in ("acc1", "acc1_spread", "acc1_chance")} for k in KINDS},
         "worst_group": {k: group[k] for k in ("worst", "average", "balanced")},
         "size": size,
         "images": [len(train_split), len(test_split)],
@@ -135,49 +124,71 @@ def background_like(model: Encoder, root: str) -> dict[str, Any]:
 
 
 def exemplars(model: Encoder, test: Images) -> dict[str, Any]:
-    """The dimensions of highest class entropy and, with gates, those most suppressed, with the images that drive them.
-
-    Only dimensions that fire on enough images count. A dimension is suppressed by the share of the images on which it
-    would fire (z > 0) where its gate is closed.
+    """The most mixed dimensions and, with gates, the most suppressed ones, with the images that drive them.
 
     Returns
     -------
-    `high_entropy` and `suppressed`: lists of `dim`, `value` (nats; share), `support`, `images` (numbers in the test
-    split, strongest first), `classes` (their names).
+    `high_entropy` (of the gated features) and `suppressed`: lists of `dim`, `value` (nats; share), `support`, `images`
+    (numbers in the test split, strongest first), `classes` (their names).
     """
     if test.labels is None:
         return {}
     features = extract(model, test)
-    columns = per_dimension(features.gated, test.labels)
-    entropy = np.where(columns["support"] >= MIN_SUPPORT, columns["entropy_sum"], -np.inf)
-    found = {"high_entropy": _strongest(entropy, features.gated, test)}
+    table = describe(features.gated, test.labels)
+    assert table.entropy_sum is not None
+    found = {"high_entropy": strongest(most_mixed(table), table.entropy_sum, table.support, features.gated, test)}
     if features.open is not None:
-        found["suppressed"] = _strongest(suppression(features), features.z, test)
+        table = describe(features.z, open=features.open)
+        assert table.closed_rate is not None
+        closed = table.closed_rate / 100
+        found["suppressed"] = strongest(most_suppressed(table), closed, table.support, features.z, test)
     return found
 
 
-def suppression(features: Extracted) -> np.ndarray:
-    """Share of the images on which each dimension would fire where its gate is closed [D].
-
-    -inf where it is closed on none of them, or would fire on fewer than MIN_SUPPORT.
-    """
-    assert features.open is not None
-    fires = features.z > 0
-    support = fires.sum(0)
-    closed = (fires & ~features.open).sum(0) / np.maximum(support, 1)
-    return np.where((support >= MIN_SUPPORT) & (closed > 0), closed, -np.inf)
-
-
-def _strongest(value: np.ndarray, features: np.ndarray, test: Images) -> list[dict[str, Any]]:
+def strongest(
+    order: np.ndarray, value: np.ndarray, support: np.ndarray, z: np.ndarray, test: Images
+) -> list[dict[str, Any]]:
+    """The first dimensions of a ranking with the images they are largest on."""
     assert test.labels is not None
-    chosen = [int(d) for d in np.argsort(-value, kind="stable")[:SHOWN_DIMS] if np.isfinite(value[d])]
     out = []
-    for dim in chosen:
-        images = np.argsort(-features[:, dim], kind="stable")[:SHOWN_IMAGES].tolist()
+    for dim in order[:SHOWN_DIMS].tolist():
+        images = np.argsort(-z[:, dim], kind="stable")[:SHOWN_IMAGES].tolist()
         names = [test.class_names[int(test.labels[i])] if test.class_names else str(test.labels[i]) for i in images]
-        support = int((features[:, dim] > 0).sum())
-        out.append({"dim": dim, "value": float(value[dim]), "support": support, "images": images, "classes": names})
+        row = {"dim": dim, "value": float(value[dim]), "support": int(support[dim])}
+        out.append(row | {"images": images, "classes": names})
     return out
+
+
+def record_run(
+    run_dir: Path,
+    results: Path,
+    root: str | None = None,
+    *,
+    device: torch.device | None = None,
+    display: Display | None = None,
+) -> Path:
+    """Enter a finished run in a ledger, after evaluating it if that was not done.
+
+    Parameters
+    ----------
+    run_dir : its folder; an evaluation.json in it is taken as it is.
+    results : folder of the ledger.
+    root : where the images are, if they have moved.
+    """
+    display = display or Display(quiet=True)
+    recipe = with_root(read_recipe(run_dir), root)
+    if not (run_dir / WEIGHTS).exists():
+        raise InputError(f"{run_dir} is not finished: bayesncl resume {run_dir}")
+    model = load(run_dir, device or default_device())
+    evaluation = run_dir / "evaluation.json"
+    with RunLock(run_dir):
+        test = datasets.load(recipe.data, "test", display.count)
+        if evaluation.is_file():
+            result = Result.from_json(evaluation.read_text(), str(evaluation))
+        else:
+            result = evaluate(model, datasets.load(recipe.data, "train", display.count), test, progress=display.count)
+            write_atomic(evaluation, result.to_json())
+        return ledger.record(results, run_dir, result, recipe, exemplars=exemplars(model, test))
 
 
 def estimate(recipe: Recipe, entries: Iterable[ledger.Entry] = ()) -> float:

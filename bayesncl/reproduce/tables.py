@@ -13,12 +13,6 @@ from ..recipes import Recipe, change, recipe_from_json
 from . import ledger
 from .experiments import Experiment, Row, columns, paper, rows, with_seed
 
-DATASET_NAMES = {
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "imagenet100": "ImageNet-100",
-    "waterbirds": "Waterbirds",
-}
 AXIS_NAMES = {
     "dim": "D",
     "rho": "rho",

@@ -19,7 +19,7 @@ from PIL import Image
 import bayesncl.train as loop
 from bayesncl import checkpoint, data, files, model, runs
 from bayesncl.atlas import AtlasRun, build_atlas
-from bayesncl.measure.report import to_json
+from bayesncl.measure.result import to_json
 from bayesncl.recipes import Data
 from tests.conftest import tiny_images, tiny_recipe
 from tests.faults.harness import Child, Outcome, contents, run

@@ -6,6 +6,7 @@ Every function takes one or several runs by name, in the order of the legend. No
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+from PIL import Image, ImageDraw, ImageFont
 
 from ..errors import InputError
+from ..measure.counts import MIN_SUPPORT
 
 # Okabe and Ito's colours, told apart by people with any kind of colour blindness; yellow is too light for lines
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -25,8 +28,22 @@ CORRELATIONS = {
     "gv_sc": "gradient variance\nand consistency",
 }
 
+TILE, MARGIN, GAP = 64, 44, 2  # pixels of an image on a sheet, of the dimension's number before them, between images
 
-def plot_consistency(runs: Mapping[str, tuple[np.ndarray, np.ndarray]], path: str | Path, minimum: int = 10) -> Path:
+
+@dataclass(frozen=True)
+class Curve:
+    """Points of one colour. Published ones are dashed and small, ours solid, sound ones dotted and hollow."""
+
+    colour: int
+    points: Sequence[tuple[Any, Any]]
+    name: str | None
+    style: str = "-"
+
+
+def plot_consistency(
+    runs: Mapping[str, tuple[np.ndarray, np.ndarray]], path: str | Path, minimum: int = MIN_SUPPORT
+) -> Path:
     """Consistency of each dimension against the number of images it fires on.
 
     Parameters
@@ -164,13 +181,79 @@ def plot_thresholds(runs: Mapping[str, tuple[np.ndarray, np.ndarray]], path: str
     return _save(figure, axes, path)
 
 
-def _figure(runs: Mapping[str, Any], width: float, height: float) -> Figure:
+def plot_support(curves: Sequence[Curve], path: Path) -> Path:
+    """Consistency over the dimensions that fire on at least s images, a curve per run."""
+    figure, axes = _canvas(curves, "least number of test images a dimension must fire on", "consistency (%)")
+    _draw(axes, curves)
+    axes.set_xscale("log")
+    axes.set_xticks([1, 2, 5, 10, 20, 50, 100], ["1", "2", "5", "10", "20", "50", "100"])
+    axes.minorticks_off()
+    axes.axvline(MIN_SUPPORT, color="0.4", linestyle=":", linewidth=1)
+    place = (MIN_SUPPORT, 0), (4, 6), axes.get_xaxis_transform(), "offset points"
+    axes.annotate(f"sound: {MIN_SUPPORT}", *place, fontsize=8, color="0.35")
+    axes.set_ylim(bottom=0)
+    return _save_below(figure, axes, path)
+
+
+def plot_published(curves: Sequence[Curve], path: Path, x: str, y: str, doubling: Sequence[int] = ()) -> Path:
+    """Published values and ours over what a table varies; `doubling` are the ticks of a logarithmic x."""
+    figure, axes = _canvas(curves, x, y)
+    _draw(axes, curves)
+    axes.set_ylim(bottom=0)
+    if doubling:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(doubling, [str(tick) for tick in doubling])
+    return _save_below(figure, axes, path)
+
+
+def plot_tradeoff(panels: Mapping[str, Sequence[tuple[Curve, Sequence[float]]]], path: Path) -> Path:
+    """Accuracy against consistency, a point per value of what a panel varies.
+
+    Parameters
+    ----------
+    panels : by title, curves and the value at each of their points.
+    """
+    figure = _figure(panels, 9.0, 4.0)
+    found = figure.subplots(1, 2, sharey=True)
+    for axes, (title, curves) in zip(found, panels.items()):
+        axes.set_xlabel("consistency, paper's definition (%)")
+        _style(axes)
+        axes.set_title(title, fontsize=9)
+        for curve, values in curves:
+            _draw(axes, [curve])
+            for j, ((x, y), value) in enumerate(zip(curve.points, values)):
+                place = (4, 3) if j % 2 else (4, -10)  # neighbours on different sides of their points
+                text = f"{value:g}".replace("e-0", "e-")
+                colour = COLOURS[curve.colour]
+                axes.annotate(text, (x, y), place, textcoords="offset points", fontsize=7, color=colour)
+    found[0].set_ylabel("probe accuracy (%)")
+    return _save_below(figure, found[0], path)
+
+
+def plot_sheet(rows: Mapping[str, Sequence[np.ndarray]], path: Path) -> Path:
+    """Images [3, H, W] in rows, each with its title before it."""
+    width = max(len(images) for images in rows.values())
+    size = MARGIN + width * (TILE + GAP) - GAP, len(rows) * (TILE + GAP) - GAP
+    sheet = Image.new("RGB", size, "white")
+    write = ImageDraw.Draw(sheet).text
+    for row, (title, images) in enumerate(rows.items()):
+        write((4, row * (TILE + GAP) + TILE // 2), title, "black", ImageFont.load_default(18), "lm")
+        for column, pixels in enumerate(images):
+            image = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+            tile = image.resize((TILE, TILE), Image.Resampling.NEAREST)
+            sheet.paste(tile, (MARGIN + column * (TILE + GAP), row * (TILE + GAP)))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sheet.save(path)
+    return path
+
+
+def _figure(runs: Any, width: float, height: float) -> Figure:
     if not runs:
         raise InputError("nothing to plot: no runs were given")
     return Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 
-def _canvas(runs: Mapping[str, Any], x: str, y: str) -> tuple[Figure, Axes]:
+def _canvas(runs: Any, x: str, y: str) -> tuple[Figure, Axes]:
     figure = _figure(runs, 6.0, 4.0)
     axes = figure.subplots()
     _style(axes)
@@ -213,6 +296,16 @@ def _line(axes: Axes, i: int, x: Any, y: Any, name: str) -> None:
     axes.plot(x, y, color=_colour(i), marker=_marker(i), markersize=4, linewidth=1.6, label=name)
 
 
+def _draw(axes: Axes, curves: Sequence[Curve]) -> None:
+    for curve in curves:
+        x, y = zip(*curve.points) if curve.points else ((), ())
+        colour = COLOURS[curve.colour]
+        axes.plot(
+            x, y, color=colour, linewidth=1.5, linestyle=curve.style, label=curve.name, marker=MARKERS[curve.colour],
+            markersize=3 if curve.style == "--" else 6, markerfacecolor="white" if curve.style == ":" else colour,
+        )  # fmt: skip
+
+
 def _colour(i: int) -> str:
     return COLOURS[i % len(COLOURS)]
 
@@ -227,6 +320,12 @@ def _number(value: float | None) -> float:
 
 def _save(figure: Figure, axes: Axes, path: str | Path) -> Path:
     axes.legend(frameon=False, fontsize=8)
+    return _write(figure, path)
+
+
+def _save_below(figure: Figure, axes: Axes, path: Path) -> Path:
+    handles, names = axes.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 3), frameon=False, fontsize=8)
     return _write(figure, path)
 
 

@@ -1,0 +1,166 @@
+"""The registry: every number that is reported, with its name, unit and precision.
+
+Tables, pages and help texts are made from this list. A new measure is one function, and one line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .interpretability import CURVE, DEFINITIONS, MATCHED, at, at_l0
+
+Path = tuple[str, ...]
+SAID = {"paper": "paper's definition", "sound": "sound"}  # of a measure that has both
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One reported number.
+
+    Attributes
+    ----------
+    key : its name in the results; slashes lead into branches, and `*` stands for the definition.
+    label : in words, without unit and definition.
+    unit : such as % or nats; "" for a plain number.
+    decimals : of a table.
+    needs_labels : whether labels enter it. If not it has no chance level.
+    definitions : the definitions it exists in; empty where there is one definition only.
+    higher_is_better : None where neither is.
+    doc : one sentence.
+    headline : whether tables show it unless asked for everything.
+    short : heading of a narrow column.
+    """
+
+    key: str
+    label: str
+    unit: str = ""
+    decimals: int = 3
+    needs_labels: bool = True
+    definitions: tuple[str, ...] = ()
+    higher_is_better: bool | None = None
+    doc: str = ""
+    headline: bool = True
+    short: str = ""
+
+    def path(self, definition: str = "sound") -> Path:
+        """Where its value is in the results."""
+        if self.definitions and "*" not in self.key:
+            return definition, self.key
+        return tuple(definition if part == "*" else part for part in self.key.split("/"))
+
+    def title(self, definition: str = "") -> str:
+        """Label, definition where there are two, and unit."""
+        said = f", {SAID[definition]}" if definition and len(self.definitions) > 1 else ""
+        return f"{self.label}{said}" + (f" ({self.unit})" if self.unit else "")
+
+    def text(self, value: float | None, decimals: int | None = None) -> str:
+        """A value as a table shows it."""
+        return "-" if value is None else f"{value:,.{self.decimals if decimals is None else decimals}f}"
+
+
+BOTH, SOUND = DEFINITIONS, ("sound",)
+KINDS = {"h": "h", "z": "features before the gates", "gated": "features"}
+
+
+def precision_at(dims: str, k: str) -> Measure:
+    """Retrieval precision at k with so many dimensions, or `all`."""
+    kept = "all dimensions" if dims == "all" else f"{dims} dimensions"
+    doc = "Share of the k nearest images that have the class of the query."
+    return Measure(f"retrieval/*/{dims}/{k}", f"retrieval precision at {k}, {kept}", "%", 2, True, BOTH, True, doc)
+
+
+MEASURES = (
+    Measure("consistency", "consistency", "%", 2, True, BOTH, True,
+            "Share of the commonest class among the images a dimension fires on.", short="Cons."),
+    Measure("consistency_mass", "consistency weighted by mass", "%", 2, True, SOUND, True,
+            "The same over all dimensions that fire, weighted by activation mass.", short="by mass"),
+    *(Measure(at_l0(n), f"consistency at {n} active dimensions", "%", 2, True, SOUND, True,
+              f"Consistency with one threshold that leaves {n} active dimensions per image.", short=f"at L0 {n}")
+      for n in MATCHED),
+    Measure("entropy_freq", "class entropy of a dimension", "nats", 2, True, BOTH, False,
+            "Entropy over classes of the images a dimension fires on."),
+    Measure("entropy_sum", "class entropy of its mass", "nats", 2, True, BOTH, False,
+            "Entropy over classes of a dimension's activation mass."),
+    Measure("entropy_mean", "class entropy of its mean activation", "nats", 2, True, BOTH, False,
+            "Entropy over classes of a dimension's mean activation."),
+    Measure("detector_ap", "detector average precision", "", 3, True, SOUND, True,
+            "Average precision of a dimension as a detector of its best class.", short="AP"),
+    Measure("classes_owned", "classes that own a dimension", "", 0, True, SOUND, True,
+            "Classes with a dimension of precision 0.5 and recall 0.1 for them.", short="classes owned"),
+    Measure("l0", "active dimensions per image", "", 1, False, SOUND, None,
+            "Mean number of dimensions that fire on an image.", short="L0"),
+    Measure("dead_share", "dead dimensions", "share", 3, False, SOUND, False,
+            "Dimensions that fire on no image.", short="dead %"),
+    Measure("near_dead_share", "nearly dead dimensions", "share", 3, False, SOUND, False,
+            "Dimensions that fire on fewer than ten images.", short="nearly dead %"),
+    Measure("activation_ratio", "dimensions in use", "share", 3, False, BOTH, True, "Dimensions that fire at all."),
+    Measure("sparsity", "entries that do not fire", "share", 3, False, BOTH, None, "Share of entries that are zero."),
+    Measure("effective_rank", "effective rank", "", 2, False, BOTH, True,
+            "Entropy of the singular values; its exponential in the sound definition.", headline=False),
+    Measure("orthogonality", "cosine between dimensions", "", 3, False, BOTH, False,
+            "Mean size of the cosine between columns; the published definition divides it twice.", headline=False),
+    *(Measure(at(name, t), f"{label}, threshold {t:g}", unit, 1, name != "l0", SOUND, better, headline=False,
+              doc="With features cut at a higher threshold.")
+      for t in CURVE[1:]
+      for name, label, unit, better in (("consistency", "consistency", "%", True),
+                                        ("l0", "active dimensions per image", "", None),
+                                        ("classes_owned", "classes that own a dimension", "", True))),
+    Measure("probe/fast/acc1", "linear probe, object", "%", 2, True, (), True, "Logistic regression on h."),
+    Measure("probe/fast/acc5", "linear probe, object, best five", "%", 2, True, (), True, "The same, top five."),
+    Measure("probe/paper/acc1", "linear probe of the paper", "%", 2, True, (), True, "The published 50-epoch probe."),
+    Measure("probe/paper/acc5", "linear probe of the paper, best five", "%", 2, True, (), True, "The same, top five."),
+    *(Measure(f"knn/{kind}", f"nearest-neighbour classifier on {name}", "%", 2, True, (), True,
+              "Accuracy of a weighted vote of the 20 nearest training images.")
+      for kind, name in (("h", "h"), ("gated", "features"))),
+    Measure("gates/open", "open gates", "share", 3, False, (), None, "Share of gates that are open."),
+    Measure("gates/open_where_active", "open gates where the feature fires", "share", 3, False, (), None,
+            "Share of the features that would fire whose gate is open."),
+    *(Measure(f"conflicting/{t}/count", f"dimensions that join two classes, product {t}", "", 0, True, (), False,
+              "Dimensions that fire with high probability in two classes.") for t in ("0.9", "0.5")),
+    *(Measure(f"background/{kind}/acc1", "linear probe, background" + (f", on {KINDS[kind]}" if kind != "h" else ""),
+              "%", 2, True, (), None, "Logistic regression for the background.") for kind in KINDS),
+    Measure("worst_group/worst", "worst group, object probe", "%", 2, True, (), True,
+            "Accuracy of the object probe on the class and background it does worst on."),
+    Measure("worst_group/average", "all groups, object probe", "%", 2, True, (), True, "The same over all images."),
+    Measure("conflict/gated/error_relative", "background-induced error, relative", "", 3, True, (), False,
+            "Similarity that a shared background adds to different objects, over that within classes."),
+    Measure("conflict/z/error_relative", "background-induced error before the gates, relative", "", 3, True, (), False,
+            "The same for the features before the gates."),
+    Measure("gate_effect/removed_relative_share", "background-induced error removed by the gates", "share", 3, True,
+            (), True, "Share of the relative error that gating takes away."),
+    *(Measure(f"stability/{kind}/cosine", "same object, other background" + (f", {KINDS[kind]}" * (kind != "gated")),
+              "cosine", 3, False, (), True, "Cosine of an image and the same object on another background.")
+      for kind in ("gated", "z", "h")),
+    Measure("seconds", "seconds of measuring", "", 1, False, (), None, "Wall-clock time.", headline=False),
+)  # fmt: skip
+
+BY_PATH: dict[Path, tuple[Measure, str]] = {m.path(d): (m, d) for m in MEASURES for d in m.definitions or ("",)}
+
+
+def find(path: Path) -> tuple[Measure, str] | None:
+    """The measure at a place in the results, and the definition; None for a number that is no measure."""
+    if len(path) == 4 and path[0] == "retrieval" and path[1] in DEFINITIONS:
+        return precision_at(*path[2:]), path[1]
+    return BY_PATH.get(path)
+
+
+def title(path: Path) -> str:
+    """What stands at a place in the results, in words, with the definition where that is part of the place."""
+    found = find(path)
+    if found is None:
+        raise KeyError(path)
+    return found[0].title(path[0] if path[0] in DEFINITIONS else "")
+
+
+def named(key: str) -> Measure:
+    """The measure of a key."""
+    return next(m for m in MEASURES if m.key == key)
+
+
+def value(tree: Any, path: Path) -> Any:
+    """What nested results hold at a path; None where there is nothing."""
+    for key in path:
+        tree = tree.get(key) if isinstance(tree, Mapping) else None
+    return tree

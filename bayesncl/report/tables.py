@@ -1,0 +1,159 @@
+"""Results as tables: for the terminal, as csv, Markdown or LaTeX.
+
+A row is a measure of the registry, by definition, with its chance level beside it. The csv has every number there is,
+under its key.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..errors import InputError
+from ..files import write_atomic
+from ..measure.measures import find
+from ..measure.result import Result
+
+KINDS = ("table", "csv", "markdown", "latex")
+Row = Sequence[str]
+
+
+def render(result: Result, kind: str = "table", width: int = 100, everything: bool = False) -> str:
+    """One result: a row per measure, with its chance level where there is one.
+
+    Parameters
+    ----------
+    result : of `evaluate` or `measure_features`.
+    kind : table, csv, markdown or latex.
+    width : of the table, characters.
+    everything : also what is no headline: measures at other thresholds, the spectrum, curves. A csv always has them.
+    """
+    chance, rows = dict(_leaves(result.chance)), []
+    for path, value in _leaves({k: v for k, v in result.to_dict().items() if k not in ("chance", "parameters")}):
+        known = None if kind == "csv" else find(path)
+        if known is not None and (everything or known[0].headline):
+            measure, definition = known
+            by_chance = measure.text(chance[path]) if chance.get(path) is not None else ""
+            rows.append((definition, measure.title(), measure.text(value), by_chance))
+        elif kind == "csv":
+            rows.append((*_names(path), exact(value), exact(chance.get(path))))
+        elif everything and known is None:
+            rows.append((*_names(path), plain(value), plain(chance.get(path))))
+    return write(("definition", "measure", "value", "chance"), rows, kind, width)
+
+
+def show(result: Result, files: Mapping[str, Path | None], everything: bool = False) -> None:
+    """Write the files asked for, by kind (json or one of KINDS), and print the table and the theory."""
+    try:  # files first, as the reader of a pipe may leave; then the table, whatever became of the files
+        for kind, path in files.items():
+            if path is not None:
+                write_atomic(path, result.to_json() if kind == "json" else render(result, kind, everything=everything))
+    finally:
+        print(render(result, everything=everything))
+        if result.theory:
+            print(render_theory(result.theory))
+
+
+def compare(results: Mapping[str, Mapping[str, Any]], kind: str = "table", width: int = 100) -> str:
+    """Several trees of numbers side by side: a column per name, a row per value that any of them has."""
+    columns = {name: dict(_leaves(result)) for name, result in results.items()}
+    paths = dict.fromkeys(path for column in columns.values() for path in column)
+    number = exact if kind == "csv" else plain
+    rows = [(*_names(path), *(number(column.get(path)) for column in columns.values())) for path in paths]
+    return write(("definition", "measure", *columns), rows, kind, width)
+
+
+def render_theory(rows: Sequence[Mapping[str, Any]], width: int = 100) -> str:
+    """What the paper's theory predicts of a model against what is seen, a statement a row, with a sentence each."""
+    table = Table(title="theory: predicted against observed", title_justify="left", box=None, show_edge=False)
+    for column, side in (("statement", "left"), ("predicted", "right"), ("observed", "right"), ("holds", "left")):
+        table.add_column(column, justify=side)  # type: ignore[arg-type]
+    for row in rows:
+        holds = {None: "cannot tell", True: "yes", False: "no"}[row["holds"]]
+        numbers = (plain(row[key]) for key in ("predicted", "observed"))
+        table.add_row(Text(f"{row['statement']}\n  {row['note']}"), *numbers, holds)
+    return printed(table, width)
+
+
+def write(header: Row, rows: Sequence[Row], kind: str = "table", width: int = 100, left: int = 2) -> str:
+    """A table of text; the first `left` columns are aligned left. On the terminal a repeated first cell is blank."""
+    match kind:
+        case "table":
+            table = Table(box=None, pad_edge=False)
+            for i, name in enumerate(header):
+                table.add_column(name, justify="left" if i < left else "right", no_wrap=i != 1)
+            previous = ""
+            for row in rows:
+                table.add_row(row[0] if row[0] != previous else "", *row[1:])
+                previous = row[0]
+            return printed(table, width)
+        case "csv":
+            text = io.StringIO()
+            csv.writer(text, lineterminator="\n").writerows([header, *rows])
+            return text.getvalue()
+        case "markdown":
+            rule = ["---" if i < left else "---:" for i in range(len(header))]
+            lines = [[cell.replace("|", "\\|") for cell in row] for row in (header, rule, *rows)]
+            return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+        case "latex":
+            body = "".join(" & ".join(map(_latex, row)) + " \\\\\n" for row in rows)
+            head = " & ".join(map(_latex, header)) + " \\\\\n"
+            layout = "l" * left + "r" * (len(header) - left)
+            return f"\\begin{{tabular}}{{{layout}}}\n\\hline\n{head}\\hline\n{body}\\hline\n\\end{{tabular}}\n"
+    raise InputError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+
+
+def open_console(width: int | None = None, file: Any = None) -> Console:
+    """A console that prints text as it is; where standard output is no terminal, wide enough for a table."""
+    console = Console(highlight=False, markup=False, width=width, file=file)
+    return console if width or console.is_terminal else Console(highlight=False, markup=False, width=140, file=file)
+
+
+def printed(table: Table, width: int) -> str:
+    """A table as the terminal shows it."""
+    text = io.StringIO()
+    open_console(width, text).print(table)
+    return text.getvalue()
+
+
+def exact(value: Any) -> str:
+    """A number with all its digits."""
+    return "" if value is None else repr(value)
+
+
+def plain(value: Any) -> str:
+    """A number of unknown unit."""
+    if value is None:
+        return "-"
+    if isinstance(value, int) or (float(value).is_integer() and abs(value) >= 1000):
+        return f"{int(value):,}"
+    return f"{value:.3f}" if 0.001 <= abs(value) < 1e6 or value == 0 else f"{value:.3g}"
+
+
+def _leaves(tree: Mapping[Any, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, (*path, str(key)))
+        elif value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+            yield (*path, str(key)), value
+
+
+def _names(path: tuple[str, ...]) -> tuple[str, str]:
+    """Definition and measure: ('retrieval', 'sound', '64', '5') is precision at 5 with 64 dimensions, by `sound`."""
+    if path[0] == "retrieval" and len(path) == 4:
+        return path[1], f"retrieval, {path[2]} dimensions, precision at {path[3]}"
+    return (path[0], " ".join(path[1:])) if len(path) > 1 else ("", path[0])
+
+
+def _latex(text: str) -> str:
+    for character in "\\&%$#_{}~^":
+        replacement = {"\\": "\\textbackslash ", "~": "\\textasciitilde ", "^": "\\textasciicircum "}
+        text = text.replace(character, replacement.get(character, "\\" + character))
+    return text
