@@ -1,0 +1,122 @@
+"""Whether a code covers its images with distinct dimensions, or has collapsed.
+
+A head whose dimensions all fire on the same few images scores well on average precision and consistency and is useless.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from .arrays import Array
+from .counts import EPSILON
+from .sparse import as_codes, fired, strongest_images, thin, unit_blocks, unit_rows
+
+TOP = 10  # strongest images of a dimension
+ROWS = 4096  # images that the correlations of columns are taken over, at most, where most entries fire
+ALIKE = 0.98  # mean cosine between the codes of two images from which all images count as the same
+COPIES = (1.5, 0.01)  # near copies: fewer distinct dimensions than the first plus the second for each live one
+FEW = 0.2  # distinct images among the strongest of all dimensions, of those possible, below which they are the same few
+UNCOVERED = 0.5  # share of images without an active dimension from which FEW is not the only sign
+
+
+def distinct_dimensions(z: Array, *, seed: int = 0) -> float:
+    """Effective number of distinct dimensions.
+
+    exp(-sum_i p_i log sum_j p_j s_ij) with p_j the share of dimension j in the sum of |z| over all images, rows at unit
+    length, and s_ij = max(r_ij, 0)^2, r the correlation of two columns. It is the
+    exponential of the entropy of the usage if no two dimensions are correlated, and 1 if all are copies. r^2 of
+    unrelated columns is about 1 / N by chance, which is taken off. A constant column repeats nothing and tells nothing:
+    it has no part.
+
+    Parameters
+    ----------
+    z : [N, D]. Where most entries fire and there are more than 4,096 rows, so many are drawn by the seed.
+
+    Returns
+    -------
+    0 (no column varies) up to D.
+    """
+    codes = as_codes(z)
+    n = codes.shape[0]
+    if thin(codes):
+        x = fired(codes)
+        total, product = np.asarray(x.sum(0)).ravel(), (x.T @ x).toarray().astype(np.float64)
+        mass = np.asarray(abs(x).sum(0)).ravel()
+    else:
+        picked = np.arange(n) if n <= ROWS else np.sort(np.random.default_rng(seed).choice(n, ROWS, replace=False))
+        dense = unit_rows(codes, picked).float()
+        dense = dense.where(dense.abs() > EPSILON, 0.0)
+        n = len(picked)
+        total, mass = dense.double().sum(0).numpy(), dense.abs().double().sum(0).numpy()
+        centred = dense - dense.mean(0)  # first, or the product loses what is small beside the mean
+        total, product = np.zeros_like(total), (centred.T @ centred).numpy().astype(np.float64)
+    product -= np.outer(total, total) / n
+    variance = np.diag(product).copy()
+    live = variance > 1e-9 * np.maximum(mass, 1e-30) ** 2 / n
+    if not live.any():
+        return 0.0
+    p = mass[live] / mass[live].sum()
+    deviation = np.sqrt(variance[live])
+    r = np.clip(product[np.ix_(live, live)] / deviation[:, None] / deviation, 0, 1)
+    similar = r**2
+    if n > 3:
+        similar -= (1 - similar) * (0.5 / (n - 2))  # half of the chance correlations are negative, and count as 0
+    np.fill_diagonal(similar, 1)
+    shared = np.maximum(similar @ p, p)
+    return float(np.exp(-(p * np.log(shared)).sum()))
+
+
+def summary(z: Array, *, seed: int = 0) -> dict[str, Any]:
+    """Coverage of the images, dead and distinct dimensions, and whether the code has collapsed.
+
+    Returns
+    -------
+    `images_without` (share of images on which no dimension fires), `l0` (active dimensions an image), `dead_share`,
+    `live` (dimensions that fire on some image), `distinct` (see `distinct_dimensions`), `similarity` (mean cosine
+    between the codes of two images), `spread` (distinct images among the ten strongest of every live dimension, of
+    those there could be), `collapsed` and `reason` (None if not).
+    """
+    codes = as_codes(z)
+    n, width = codes.shape
+    active, fires, total = np.zeros(n, np.int64), np.zeros(width, np.int64), np.zeros(width)
+    for part, block in unit_blocks(codes):
+        on = block.abs() > EPSILON
+        active[part] = on.sum(1).numpy()
+        fires += on.sum(0).numpy()
+        total += block.sum(0, dtype=torch.float64).numpy()
+    rows = int((active > 0).sum())
+    live = int((fires > 0).sum())
+    top = strongest_images(codes, TOP)
+    images = len(np.unique(top[top >= 0]))
+    possible = min(n, int((top >= 0).sum()))
+    result: dict[str, Any] = {
+        "images_without": 1 - rows / n,
+        "l0": float(active.mean()),
+        "dead_share": 1 - live / width,
+        "live": live,
+        "distinct": distinct_dimensions(codes, seed=seed),
+        "similarity": float((total @ total - rows) / (rows * (rows - 1))) if rows > 1 else None,
+        "spread": images / possible if possible else None,
+    }
+    reason = _reason(result, n, images)
+    return result | {"collapsed": reason is not None, "reason": reason}
+
+
+def _reason(found: dict[str, Any], n: int, images: int) -> str | None:
+    """Why a code counts as collapsed, in words; None if it does not."""
+    live, distinct = found["live"], found["distinct"]
+    if not live:
+        return "no dimension fires on any image"
+    if n < 3:
+        return None
+    if found["similarity"] is not None and found["similarity"] > ALIKE:
+        return "all images have nearly the same code"
+    few = found["spread"] < FEW or (found["spread"] < 0.5 and found["images_without"] > UNCOVERED)
+    if few:
+        return f"the {TOP} strongest images of all {live:,} dimensions are the same {images:,}"
+    if live > 3 and distinct < COPIES[0] + COPIES[1] * live:
+        return f"{live:,} dimensions are near copies of {max(1, round(distinct)):,}"
+    return None

@@ -1,0 +1,266 @@
+"""Dimensions as detectors of classes: best F1 and IoU over thresholds, sparse probing, hierarchies of labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from ..errors import InputError
+from .arrays import Array, as_labels
+from .kept import MIN_SUPPORT, class_counts, largest_shares
+from .sparse import Codes, as_codes, fired, ranked_entries, unit_blocks
+
+DIMS = (1, 2, 4)  # dimensions a class is read from
+RIDGE = 1e-3  # of the mean variance, added to the covariance of a sparse probe
+
+
+@dataclass(frozen=True)
+class Detectors:
+    """Best F1 of each dimension [D] over thresholds on its unit-norm |z|; NaN where it never fires.
+
+    IoU = F1 / (2 - F1) grows with F1, so that one threshold is the best for both.
+    """
+
+    detected_class: np.ndarray  # [D] the class with the highest mean activation, -1 where dead
+    f1: np.ndarray  # [D] for that class
+    best_class: np.ndarray  # [D] the class with the highest F1, of equals the first; -1 where dead
+    best_f1: np.ndarray  # [D] for that class
+
+    @property
+    def iou(self) -> np.ndarray:
+        return self.f1 / (2 - self.f1)
+
+    @property
+    def best_iou(self) -> np.ndarray:
+        return self.best_f1 / (2 - self.best_f1)
+
+
+def detect(z: Array, labels: Array) -> Detectors:
+    """Best F1 of every dimension, for the class of its highest mean activation and over all classes.
+
+    A threshold splits no tie. Sorted by activation, the prefix of n images that ends with the r-th image of class c
+    has F1 = 2 r / (n + |c|) for it, and the best prefix of a class ends with one of its images: one pass over the
+    sorted entries serves all classes.
+    """
+    codes = as_codes(z)
+    index, names = as_labels(labels, codes.shape[0])
+    return _detect(codes, [index], len(names))[0]
+
+
+def _detect(z: Codes, labellings: Sequence[np.ndarray], classes: int) -> list[Detectors]:
+    width = z.shape[1]
+    results = [
+        Detectors(np.full(width, -1), np.full(width, np.nan), np.full(width, -1), np.full(width, np.nan))
+        for _ in labellings
+    ]
+    for part, column, row, value in ranked_entries(z):
+        if not len(column):
+            continue
+        # images down to the end of the tie an entry is in
+        begin = np.searchsorted(column, np.arange(part.stop - part.start))
+        last = np.flatnonzero(np.append((np.diff(column) != 0) | (np.diff(value) != 0), True))
+        depth = np.repeat(last, np.diff(last, prepend=-1)) + 1 - begin[column]
+        for labels, found in zip(labellings, results):
+            sizes = np.bincount(labels, minlength=classes)
+            dimension, label, top, mean = _by_class(column, labels[row], value, depth, sizes)
+            for weight, whose, what in ((mean, found.detected_class, found.f1), (top, found.best_class, found.best_f1)):
+                winner = np.lexsort((label, -weight, dimension))
+                winner = winner[np.flatnonzero(np.diff(dimension[winner], prepend=-1))]
+                whose[part.start + dimension[winner]] = label[winner]
+                what[part.start + dimension[winner]] = top[winner]
+    return results
+
+
+def _by_class(
+    column: np.ndarray, label: np.ndarray, value: np.ndarray, depth: np.ndarray, sizes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Of each pair of a dimension and a class it fires on: both, the best F1 and the mean activation."""
+    many, classes = len(column), len(sizes)
+    bits = many.bit_length()
+    key = (column * classes + label) << bits | np.arange(many)  # sorting numbers is faster than sorting their places
+    key.sort()
+    order, group = key & ((1 << bits) - 1), key >> bits
+    first = np.flatnonzero(np.diff(group, prepend=-1))
+    rank = np.arange(1, many + 1) - np.repeat(first, np.diff(first, append=many))  # among the images of the class
+    whose = group[first] % classes
+    score = 2 * rank / (depth[order] + np.repeat(sizes[whose], np.diff(first, append=many)))
+    mean = np.add.reduceat(value[order], first, dtype=np.float64) / sizes[whose]
+    return group[first] // classes, whose, np.maximum.reduceat(score, first), mean
+
+
+def sparse_probe(
+    train: tuple[Array, Array], test: tuple[Array, Array], dims: Sequence[int] = DIMS
+) -> dict[int, dict[str, Any]]:
+    """Every class read from its few best dimensions.
+
+    On the training rows, at unit length: the dimensions with the largest |mean on the class - mean on the rest|; of
+    these the linear discriminant (pooled covariance); the threshold of its best balanced accuracy, half-way between
+    two scores. Then balanced accuracy on the test rows.
+
+    Parameters
+    ----------
+    train, test : codes and labels. Classes without rows in either, or without others, are left out.
+    dims : dimensions a class is read from.
+
+    Returns
+    -------
+    by number of dimensions: `balanced_accuracy`, the mean over classes in percent, `chance`, 50 whatever the class
+    sizes, and `per_class` (by label).
+    """
+    z, z_test = as_codes(train[0]), as_codes(test[0])
+    if z.shape[1] != z_test.shape[1]:
+        raise InputError(f"train features have {z.shape[1]} dimensions, test features {z_test.shape[1]}")
+    y, names = as_labels(train[1], z.shape[0])
+    y_test_index, test_names = as_labels(test[1], z_test.shape[0])
+    place = {name: i for i, name in enumerate(names.tolist())}
+    y_test = np.array([place.get(name, -1) for name in test_names.tolist()])[y_test_index]
+    sizes = np.bincount(y)
+    sums = np.zeros((len(names), z.shape[1]))
+    for part, block in unit_blocks(z):
+        onehot = sp.csr_array(
+            (np.ones(len(block), np.float32), y[part], np.arange(len(block) + 1)), shape=(len(block), len(names))
+        )
+        sums += onehot.T @ block.numpy()
+    total, most = sums.sum(0), min(max(dims), z.shape[1])
+    rest = (total - sums) / (len(y) - sizes)[:, None]
+    gap = np.abs(sums / sizes[:, None] - rest)
+    chosen = np.argsort(-gap, axis=1, kind="stable")[:, :most]  # [C, most]
+    columns, where = np.unique(chosen, return_inverse=True)
+    where = where.reshape(chosen.shape)
+    x, x_test = _columns(z, columns), _columns(z_test, columns)  # [used, N], a row a dimension
+    scores: dict[int, dict[Any, float]] = {k: {} for k in dims}
+    for c, name in enumerate(names.tolist()):
+        own, own_test = y == c, y_test == c
+        if not own_test.any() or own_test.all():
+            continue
+        for k in dims:
+            used = where[c, : min(k, most)]
+            weight, cut = _discriminant(x[used], own)
+            said = weight @ x_test[used] > cut
+            scores[k][name] = 50 * float(said[own_test].mean() + 1 - said[~own_test].mean())
+    return {
+        k: {
+            "balanced_accuracy": float(np.mean(list(scores[k].values()))) if scores[k] else None,
+            "chance": 50.0,
+            "per_class": scores[k],
+        }
+        for k in dims
+    }
+
+
+def _columns(z: Codes, columns: np.ndarray) -> np.ndarray:
+    """Columns of the unit-length rows, [columns, N] float32."""
+    result = np.empty((len(columns), z.shape[0]), np.float32)
+    for part, block in unit_blocks(z):
+        result[:, part] = block.numpy()[:, columns].T
+    return result
+
+
+def _discriminant(x: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, float]:
+    """Weights [k] and threshold of the linear discriminant of x [k, N] with the best balanced accuracy."""
+    inside, outside = x[:, own], x[:, ~own]
+    shift = inside.mean(1) - outside.mean(1)
+    centred = np.concatenate([inside - inside.mean(1, keepdims=True), outside - outside.mean(1, keepdims=True)], 1)
+    covariance = (centred @ centred.T).astype(np.float64) / x.shape[1]
+    ridge = RIDGE * np.trace(covariance) / len(x)
+    weight = np.linalg.solve(covariance + (ridge + 1e-12) * np.eye(len(x)), shift).astype(np.float32)
+    score = weight @ x
+    order = np.argsort(-score, kind="stable")
+    score, hit = score[order], own[order]
+    gain = np.cumsum(hit) / hit.sum() - np.cumsum(~hit) / (~hit).sum()
+    splits = np.flatnonzero(np.append(np.diff(score) != 0, True))  # ends of ties
+    at = splits[gain[splits].argmax()]
+    following = score[at + 1] if at + 1 < len(score) else -np.inf
+    return weight, float((score[at] + following) / 2)
+
+
+def fit_levels(
+    z: Array, levels: Mapping[str, Array], *, min_support: int = MIN_SUPPORT, seed: int = 0
+) -> dict[str, Any]:
+    """Consistency at the level of a hierarchy of labels where each dimension fits best.
+
+    Share of the largest class among the images a dimension fires on, at each level; a level fits by how far the share
+    exceeds that class's share p of all images, (share - p) / (1 - p). Of equal levels the first named counts. Pass
+    `keep(z, 5)` to judge five dimensions an image.
+
+    Parameters
+    ----------
+    levels : labels [N] by name of the level, finest first.
+
+    Returns
+    -------
+    `consistency` (percent, mean over dimensions that fire on enough images, each at its level), `chance` (the same
+    with the images of the labels shuffled, all levels alike), `dimensions` by level (how many fit there), and
+    `by_level` (consistency of all dimensions at that one level).
+    """
+    if not levels:
+        raise InputError("a hierarchy needs at least one level of labels")
+    kept = fired(as_codes(z))
+    indexed = {name: as_labels(labels, kept.shape[0])[0] for name, labels in levels.items()}
+    order = np.random.default_rng(seed).permutation(kept.shape[0])
+    found = _levels(kept, indexed, min_support)
+    chance = _levels(kept, {name: y[order] for name, y in indexed.items()}, min_support)
+    if found is None or chance is None:
+        empty = dict.fromkeys(levels)
+        return {"consistency": None, "chance": None, "dimensions": dict.fromkeys(levels, 0), "by_level": empty}
+    shares, best = found
+    return {
+        "consistency": _at(shares, best),
+        "chance": _at(*chance),
+        "dimensions": {name: int((best == i).sum()) for i, name in enumerate(levels)},
+        "by_level": {name: float(100 * share.mean()) for name, share in zip(levels, shares)},
+    }
+
+
+def _levels(
+    kept: sp.csr_array, levels: Mapping[str, np.ndarray], min_support: int
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Shares [levels, dimensions in use] and the level that fits best [dimensions in use]."""
+    shares, fits = [], []
+    for labels in levels.values():
+        sizes = np.bincount(labels)
+        support, share, best = largest_shares(class_counts(kept, labels, len(sizes)))
+        used = support >= max(1, min_support)
+        prior = sizes[best[used]] / len(labels)
+        shares.append(share[used])
+        fits.append((share[used] - prior) / (1 - prior))
+    return (np.stack(shares), np.stack(fits).argmax(0)) if len(shares[0]) else None
+
+
+def _at(shares: np.ndarray, best: np.ndarray) -> float:
+    return float(100 * shares[best, np.arange(len(best))].mean())
+
+
+def summary(
+    z: Array,
+    labels: Array,
+    *,
+    train: tuple[Array, Array] | None = None,
+    levels: Mapping[str, Array] | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Best F1 and IoU, mean over live dimensions; sparse probing with `train`; the hierarchy with `levels`.
+
+    Returns
+    -------
+    `f1`, `iou` (class of the highest mean activation), `best_f1`, `best_iou` (best class), each in 0..1 with `_chance`
+    (labels shuffled by the seed); `sparse_probe`; `hierarchy`.
+    """
+    codes = as_codes(z)
+    index, names = as_labels(labels, codes.shape[0])
+    result: dict[str, Any] = {}
+    shuffled = np.random.default_rng(seed).permutation(index)
+    for found, end in zip(_detect(codes, [index, shuffled], len(names)), ("", "_chance")):
+        for name in ("f1", "iou", "best_f1", "best_iou"):
+            values = getattr(found, name)
+            values = values[~np.isnan(values)]
+            result[name + end] = float(values.mean()) if len(values) else None
+    if train is not None:
+        result["sparse_probe"] = sparse_probe(train, (codes, labels))
+    if levels is not None:
+        result["hierarchy"] = fit_levels(codes, levels, seed=seed)
+    return result

@@ -1,0 +1,312 @@
+"""Measures at k kept dimensions: each image keeps its k strongest, as users of sparse codes do.
+
+Consistency, classes owned, retrieval and a linear probe of the same kept codes, for k = 1, 2, 5, 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from .arrays import Array, as_labels
+from .sparse import Codes, as_codes, strongest
+
+KS = (1, 2, 5, 10)
+MIN_SUPPORT = 10  # images a dimension must fire on to count
+OWNED = (0.5, 0.1)  # precision and recall from which a class owns a dimension
+PENALTIES = (1e-2, 1e-3, 1e-4, 1e-5)  # of ||W||^2 / 2 beside the mean cross-entropy, strongest first
+PROBE_ROWS = 20_000  # training rows the probe uses at most
+QUERY_ENTRIES = 2**22  # similarities held at once
+GALLERY_ENTRIES = 2**26  # of kept codes held dense, 512 MB
+
+
+def keep(z: Array, k: int) -> sp.csr_array:
+    """Each row's k strongest entries by |z|, at unit length.
+
+    Of equal entries the lower columns are kept. Entries that do not fire (|z| of the unit-length row up to 1e-5) are
+    never kept, so that a row may keep fewer than k; k beyond D keeps all that fire.
+
+    Parameters
+    ----------
+    z : [N, D] numpy, torch or scipy sparse.
+    k : 1 or more.
+
+    Returns
+    -------
+    CSR float32 [N, D]; signs stay.
+    """
+    z = as_codes(z)
+    return _cut(*strongest(z, k), k, z.shape[1])
+
+
+def _cut(columns: np.ndarray, values: np.ndarray, k: int, width: int) -> sp.csr_array:
+    """The first k of each row's `strongest` entries as CSR, rows at unit length."""
+    columns, values = columns[:, :k], values[:, :k]
+    length = np.linalg.norm(values, axis=1, keepdims=True)
+    values = values / np.where(length > 0, length, 1)
+    indptr = np.arange(0, columns.size + 1, columns.shape[1])
+    result = sp.csr_array((values.ravel(), columns.ravel(), indptr), shape=(len(columns), width))
+    result.eliminate_zeros()
+    result.sort_indices()
+    return result
+
+
+def class_counts(kept: sp.csr_array, labels: np.ndarray, classes: int) -> sp.csc_array:
+    """Images of class c on which dimension j fires, sparse [C, D], from labels 0..C-1."""
+    n = len(labels)
+    onehot = sp.csr_array((np.ones(n), labels, np.arange(n + 1)), shape=(n, classes))
+    pattern = sp.csr_array((np.ones(kept.nnz), kept.indices, kept.indptr), shape=kept.shape)
+    return sp.csc_array(onehot.T @ pattern)
+
+
+def largest_shares(counts: sp.csc_array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Support [D], share [D] of the largest class (0 where the support is) and that class [D], of equals the first."""
+    support = np.asarray(counts.sum(0)).ravel()
+    largest = counts.max(axis=0).toarray().ravel()
+    best = np.asarray(counts.argmax(axis=0)).ravel()
+    return support, np.divide(largest, support, out=np.zeros_like(support), where=support > 0), best
+
+
+def consistency(counts: sp.csc_array, min_support: int = MIN_SUPPORT) -> float | None:
+    """Mean over dimensions that fire on enough images of the share of the largest class, percent."""
+    support, share, _ = largest_shares(counts)
+    used = support >= max(1, min_support)
+    return float(100 * share[used].mean()) if used.any() else None
+
+
+def owned_classes(counts: sp.csc_array, sizes: np.ndarray, min_support: int = MIN_SUPPORT) -> int:
+    """Classes with a dimension of precision >= 0.5 and recall >= 0.1 for them that fires on enough images."""
+    support = np.asarray(counts.sum(0)).ravel()
+    entries = counts.tocoo()
+    c, j = entries.coords
+    owns = (
+        (entries.data >= OWNED[0] * support[j])
+        & (entries.data >= OWNED[1] * sizes[c])
+        & (support[j] >= max(1, min_support))
+    )
+    return len(np.unique(c[owns]))
+
+
+def precision(
+    kept: sp.csr_array, labellings: Sequence[np.ndarray], k: int = 5, queries: np.ndarray | None = None
+) -> list[float | None]:
+    """Retrieval precision at k, percent: cosine similarity of kept codes among the rows, the query left out.
+
+    Equally similar rows share the places they compete for (the expectation over random order), also those that share
+    no dimension with the query; the same as `retrieval` of the dense codes.
+
+    Parameters
+    ----------
+    kept : CSR [N, D], rows at unit length or zero.
+    labellings : int [N] from 0; one search serves all.
+    queries : numbers of the rows that serve as queries; default all.
+    """
+    n = kept.shape[0]
+    if n <= k:
+        return [None for _ in labellings]
+    queries = np.arange(n) if queries is None else queries
+    live = np.flatnonzero(np.bincount(kept.indices, minlength=kept.shape[1]))
+    codes = sp.csr_array(kept.tocsc()[:, live].astype(np.float64))
+    length = np.sqrt(codes.power(2).sum(1))  # 1 but for rounding, which would part what is equal
+    codes.data /= np.repeat(length, np.diff(codes.indptr))
+    labels = np.stack(labellings)
+    hits = np.zeros(len(labels))
+    # a query has at most so many similarities that are not zero as its dimensions have images
+    work = np.minimum((codes != 0) @ np.bincount(codes.indices, minlength=len(live)).astype(float), n)[queries]
+    thin = work.sum() < n * len(queries) / 8
+    # else k axpys of length N a query, whatever the hubs, where the gallery fits as a dense array
+    gallery = codes.T.tocsr() if thin or len(live) * n > GALLERY_ENTRIES else codes.T.toarray()
+    rows = max(1, int(QUERY_ENTRIES // max(1.0, work.mean() if thin else n)))
+    for start in range(0, len(queries), rows):
+        own = queries[start : start + rows]
+        product = codes[own] @ gallery
+        if thin:
+            hits += _sparse_hits(product, own, labels, k)
+        else:
+            hits += _hits(product.toarray() if sp.issparse(product) else product, own, labels, k)
+    return [float(100 * hit / (k * len(queries))) for hit in hits]
+
+
+def _sparse_hits(similar: sp.csr_array, own: np.ndarray, labels: np.ndarray, k: int) -> np.ndarray:
+    """As `_hits`, where the similarities not stored are zero: tie by tie from the highest, until k places are taken."""
+    n, rows = similar.shape[1], len(own)
+    query, found, value = np.repeat(np.arange(rows), np.diff(similar.indptr)), similar.indices, similar.data
+    value = value.astype(np.float32)
+    stored = (found != own[query]) & (value != 0)
+    query, found, value = query[stored], found[stored], value[stored]
+    match = labels[:, found] == labels[:, own[query]]  # [L, entries]
+    sizes = np.stack([np.bincount(y)[y[own]] for y in labels])
+    zeros = n - 1 - np.bincount(query, minlength=rows)
+    zero_hits = sizes - 1 - np.stack([np.bincount(query[m], minlength=rows) for m in match])
+    left, hits = np.full(rows, k), np.zeros(len(labels))
+    while left.any():
+        best = np.full(rows, -np.inf, np.float32)
+        np.maximum.at(best, query, value)
+        best[(zeros > 0) & (best < 0)] = 0
+        tied = value == best[query]
+        many = np.where(best == 0, zeros, np.bincount(query[tied], minlength=rows))
+        good = np.stack([np.bincount(query[tied & m], minlength=rows) for m in match])
+        good = np.where(best == 0, zero_hits, good)
+        taken = np.minimum(many, left)
+        hits += (taken * good / np.maximum(many, 1)).sum(1)
+        left, zeros = left - taken, np.where(best == 0, 0, zeros)
+        again = ~tied & (left[query] > 0)
+        query, value, match = query[again], value[again], match[:, again]
+    return hits
+
+
+def _hits(similar: np.ndarray, own: np.ndarray, labels: np.ndarray, k: int) -> np.ndarray:
+    """Expected matches among the k nearest by similar [q, N], summed over queries, for labels [L, N]."""
+    value = torch.from_numpy(similar).float()  # rounded: what differs by less counts as equal
+    value[torch.arange(len(own)), torch.from_numpy(own)] = -torch.inf
+    top, found = value.topk(k, dim=1)
+    last = top[:, -1:]
+    sure = (top > last).numpy()
+    match = labels[:, found.numpy()] == labels[:, own, None]  # [L, q, k]
+    hits = (match & sure).sum((1, 2)).astype(np.float64)
+    equal = (value == last).numpy()
+    places, many = k - sure.sum(1), equal.sum(1)
+    # of those tied for the last places all have one, but where there are more of them
+    exact = many == places
+    hits += (match & ~sure)[:, exact].sum((1, 2))
+    for q in np.flatnonzero(~exact):
+        hits += places[q] / many[q] * (labels[:, equal[q]] == labels[:, own[q], None]).sum(1)
+    return hits
+
+
+def probe(
+    train: sp.csr_array,
+    train_labels: Array,
+    test: sp.csr_array,
+    test_labels: Array,
+    *,
+    rows: int = PROBE_ROWS,
+    seed: int = 0,
+) -> dict[str, float]:
+    """Accuracy of multinomial logistic regression on kept codes: `fast_probe` for sparse rows.
+
+    Columns are scaled to unit deviation over the training rows; the intercept is free, so that centring them would
+    change nothing. The penalty is chosen on a fifth of the training rows.
+
+    Parameters
+    ----------
+    train, test : CSR [N, D] and [M, D].
+    rows : training rows used, drawn by the seed if there are more.
+
+    Returns
+    -------
+    `acc1` and `chance` (the same predictions against shuffled labels, in expectation), percent, and `penalty`.
+    """
+    rng = np.random.default_rng(seed)
+    known, names = as_labels(train_labels, train.shape[0])
+    order = rng.permutation(train.shape[0])[:rows]
+    x, y = train[order].astype(np.float32), torch.from_numpy(known[order])
+    mean = np.asarray(x.mean(0)).ravel()
+    deviation = np.sqrt(np.maximum(np.asarray(x.power(2).mean(0)).ravel() - mean**2, 0))
+    scale = sp.diags_array(np.where(deviation > 0, 1 / np.where(deviation > 0, deviation, 1), 0).astype(np.float32))
+    x, x_test = (x @ scale).tocsr(), (test.astype(np.float32) @ scale).tocsr()
+    held = max(1, len(order) // 5)
+    start = torch.zeros(x.shape[1] + 1, len(names))
+    best, weight = (-1.0, PENALTIES[0]), start
+    for penalty in PENALTIES:
+        weight = _fit(x[held:], y[held:], weight, penalty)
+        right = float((_scores(x[:held], weight).argmax(1) == y[:held]).double().mean())
+        if right <= best[0]:
+            break
+        best = (right, penalty)
+    weight = _fit(x, y, start, best[1])
+    predicted = names[_scores(x_test, weight).argmax(1).numpy()]
+    truth = test_labels.cpu().numpy() if isinstance(test_labels, Tensor) else np.asarray(test_labels)
+    labels, counts = np.unique(truth, return_counts=True)
+    share = {label: n / len(truth) for label, n in zip(labels.tolist(), counts.tolist())}
+    guesses, often = np.unique(predicted, return_counts=True)
+    chance = sum(share.get(g, 0.0) * n / len(truth) for g, n in zip(guesses.tolist(), often.tolist()))
+    return {"acc1": float(100 * (predicted == truth).mean()), "chance": 100 * chance, "penalty": best[1]}
+
+
+def _scores(x: sp.csr_array, weight: Tensor) -> Tensor:
+    return torch.from_numpy(x @ weight[:-1].numpy()) + weight[-1]
+
+
+def _fit(x: sp.csr_array, y: Tensor, start: Tensor, penalty: float, steps: int = 40) -> Tensor:
+    """Minimise mean CE(x W + b, y) + penalty/2 ||W||^2 by L-BFGS; rows of the result [D + 1, C] are W, then b."""
+    weight = start.clone().requires_grad_()
+    transposed = x.T.tocsr()
+    lbfgs = torch.optim.LBFGS(
+        [weight], max_iter=steps, tolerance_grad=1e-4, tolerance_change=1e-6, line_search_fn="strong_wolfe"
+    )
+
+    @torch.no_grad()
+    def loss_and_gradient() -> Tensor:
+        log_p = _scores(x, weight).log_softmax(1)
+        loss = -log_p.gather(1, y[:, None]).mean() + penalty / 2 * weight[:-1].square().sum()
+        residual = log_p.exp_()  # d CE / d logits = softmax - onehot
+        residual.scatter_add_(1, y[:, None], torch.full_like(residual[:, :1], -1.0))
+        residual /= len(y)
+        gradient = torch.cat([torch.from_numpy(transposed @ residual.numpy()), residual.sum(0, keepdim=True)])
+        gradient[:-1] += penalty * weight[:-1]
+        weight.grad = gradient
+        return loss
+
+    lbfgs.step(loss_and_gradient)
+    return weight.detach()
+
+
+def summary(
+    z: Array,
+    labels: Array,
+    *,
+    train: tuple[Array, Array] | None = None,
+    ks: Sequence[int] = KS,
+    min_support: int = MIN_SUPPORT,
+    queries: int | None = None,
+    seed: int = 0,
+) -> dict[int, dict[str, float | None]]:
+    """Every measure at each k.
+
+    Parameters
+    ----------
+    z, labels : [N, D] and [N].
+    train : codes and labels of training rows, for the probe; None leaves it out.
+    ks : dimensions kept an image.
+    queries : retrieval asks with so many rows, drawn by the seed; None asks with all.
+
+    Returns
+    -------
+    by k: `consistency` and `p5` (percent), `classes_owned`, `l0` (dimensions an image really keeps), each of the first
+    three with `_chance` (labels shuffled by the seed); `probe` and `probe_chance` (percent) with `train`.
+    """
+    z = as_codes(z)
+    n, width = z.shape
+    index, names = as_labels(labels, n)
+    shuffled = np.random.default_rng(seed).permutation(index)
+    sizes = np.bincount(index)
+    asked = None if queries is None or queries >= n else np.random.default_rng(seed).choice(n, queries, replace=False)
+    columns, values = strongest(z, max(ks))
+    if train is not None:
+        known = as_codes(train[0])
+        if known.shape[1] != width:
+            raise InputError(f"train features have {known.shape[1]} dimensions, test features {width}")
+        known_columns, known_values = strongest(known, max(ks))
+    result: dict[int, dict[str, float | None]] = {}
+    for k in ks:
+        kept = _cut(columns, values, k, width)
+        row: dict[str, float | None] = {"l0": kept.nnz / n}
+        for y, end in ((index, ""), (shuffled, "_chance")):
+            counts = class_counts(kept, y, len(names))
+            row["consistency" + end] = consistency(counts, min_support)
+            row["classes_owned" + end] = float(owned_classes(counts, sizes, min_support))
+        row["p5"], row["p5_chance"] = precision(kept, [index, shuffled], 5, asked)
+        if train is not None:
+            found = probe(_cut(known_columns, known_values, k, width), train[1], kept, labels, seed=seed)
+            row |= {"probe": found["acc1"], "probe_chance": found["chance"]}
+        result[k] = row
+    return result
+
+
+__all__ = ["KS", "Codes", "consistency", "keep", "owned_classes", "precision", "probe", "summary"]

@@ -1,0 +1,249 @@
+"""Measures of dimensions without labels: how alike are the images a dimension fires on, by a second encoder?
+
+The embeddings [N, F] of the images come from an encoder other than the one whose codes are judged, where there is one;
+they are centred and made unit length, for embeddings of many encoders share a large mean that makes all images alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import InputError
+from .arrays import Array, as_features
+from .sparse import Codes, as_codes, column_blocks, strongest_images, unit_blocks
+
+TOP = 10  # strongest images of a dimension
+POOL = 20  # ... from which the four of an intruder test are drawn
+DUPLICATE = 0.98  # cosine from which two images count as near duplicates
+TRIALS = 4  # intruder tests a dimension
+CANDIDATES = 64  # images drawn in search of an odd one
+
+
+def prepare(embeddings: Array, count: int, centre: bool = True) -> np.ndarray:
+    """Embeddings as float32 [N, F], centred and at unit length; a zero row stays zero."""
+    e = as_features(embeddings).astype(np.float32)
+    if len(e) != count:
+        raise InputError(f"{len(e)} embeddings for {count} rows of features")
+    if not np.isfinite(e).all():
+        raise InputError("embeddings must be finite numbers, got NaN or infinity")
+    e = e - e.mean(0) if centre else e
+    length = np.linalg.norm(e, axis=1, keepdims=True)
+    return e / np.where(length > 0, length, 1)
+
+
+def monosemanticity(z: Array, embeddings: np.ndarray) -> np.ndarray:
+    """Mean similarity of pairs of images, weighted by the activations of a dimension on both.
+
+    MS_j = (|sum_n a_n e_n|^2 - sum_n a_n^2 |e_n|^2) / ((sum_n a_n)^2 - sum_n a_n^2), with a_n the activation of
+    dimension j on image n, rows at unit length, scaled to 0..1 by its least and largest value.
+
+    Parameters
+    ----------
+    z : [N, D].
+    embeddings : [N, F] unit rows, as `prepare` gives them.
+
+    Returns
+    -------
+    float64 [D]; NaN where a dimension is constant or weighs one image only.
+    """
+    codes = as_codes(z)
+    width = codes.shape[1]
+    low, high = np.full(width, np.inf), np.full(width, -np.inf)
+    for _, block in unit_blocks(codes):
+        low, high = np.minimum(low, block.amin(0).numpy()), np.maximum(high, block.amax(0).numpy())
+    span = high - low
+    low_t, span_t = (torch.from_numpy(v.astype(np.float32)) for v in (low, np.where(span > 0, span, 1)))
+    e = torch.from_numpy(embeddings)
+    square = e.square().sum(1)
+    along = torch.zeros(width, e.shape[1], dtype=torch.float64)
+    total, squares, self_pairs = (np.zeros(width) for _ in range(3))
+    for part, block in unit_blocks(codes):
+        a = (block.float() - low_t) / span_t
+        along += a.T @ e[part]
+        total += a.double().sum(0).numpy()
+        squares += a.double().square().sum(0).numpy()
+        self_pairs += (a.square().T @ square[part]).double().numpy()
+    pairs = total**2 - squares
+    there = (span > 0) & (pairs > 1e-6 * squares)
+    similar = along.square().sum(1).numpy() - self_pairs
+    return np.divide(similar, pairs, out=np.full(width, np.nan), where=there)
+
+
+def mean_alike(images: np.ndarray, embeddings: np.ndarray) -> np.ndarray:
+    """Mean cosine over pairs of the images [D, T] of each dimension; NaN where fewer than T fire (-1)."""
+    full = (images >= 0).all(1)
+    e = embeddings[images[full]]  # [D, T, F]
+    count = images.shape[1]
+    pairs = np.square(e.sum(1)).sum(1) - np.square(e).sum((1, 2))
+    result = np.full(len(images), np.nan)
+    result[full] = pairs / (count * (count - 1))
+    return result
+
+
+def duplicate_share(images: np.ndarray, embeddings: np.ndarray, duplicate: float = DUPLICATE) -> np.ndarray:
+    """Share of the images [D, T] of each dimension with a near duplicate among the others; NaN where none fires."""
+    result = np.full(len(images), np.nan)
+    for j, row in enumerate(images):
+        e = embeddings[row[row >= 0]]
+        if len(e):
+            cosine = e @ e.T
+            np.fill_diagonal(cosine, -1)
+            result[j] = (cosine.max(1) >= duplicate).mean()
+    return result
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Intruder tests: of five images, which does not belong? Made for people and machines alike."""
+
+    dimension: np.ndarray  # [T]
+    images: np.ndarray  # [T, 5] rows, in random order
+    odd: np.ndarray  # [T] place of the odd one, 0..4
+
+
+def draw_trials(
+    z: Array,
+    embeddings: np.ndarray | None = None,
+    *,
+    trials: int = TRIALS,
+    dims: Array | None = None,
+    pool: int = POOL,
+    duplicate: float = DUPLICATE,
+    seed: int = 0,
+) -> Trials:
+    """Draw intruder tests.
+
+    The four are drawn from the `pool` strongest images of the dimension (all that fire, if fewer), no two of them near
+    duplicates. The odd one is drawn from the images on which the dimension is not stronger than its median over all
+    images, that is, does not fire where it fires on less than half; it is no near duplicate of any of the four. A
+    dimension for which that cannot be had, four firing images or an odd one, has no trial. What is drawn for one
+    dimension depends on the seed and that dimension alone.
+
+    Parameters
+    ----------
+    z : [N, D].
+    embeddings : [N, F] as `prepare` gives them, to know near duplicates by; None knows none.
+    trials : a dimension.
+    dims : dimensions to draw for; default all.
+    """
+    codes = as_codes(z)
+    n, width = codes.shape
+    wanted = np.zeros(width, bool)
+    wanted[np.arange(width) if dims is None else np.asarray(dims)] = True
+    strong = strongest_images(codes, pool)
+    wanted &= (strong >= 0).sum(1) >= 4
+    found: list[tuple[int, np.ndarray, int]] = []
+    for part, block in column_blocks(codes):
+        here = np.flatnonzero(wanted[part])
+        values = block.numpy()[here]
+        middle = np.partition(values, n - 1 - n // 2, axis=1)[:, n - 1 - n // 2]
+        for j, weak in zip(here + part.start, values <= middle[:, None]):
+            rng = np.random.default_rng((seed, j))
+            for _ in range(trials):
+                test = _draw(strong[j][strong[j] >= 0], weak, embeddings, duplicate, rng)
+                if test is not None:
+                    found.append((j, *test))
+    return Trials(
+        np.array([j for j, _, _ in found], np.int64),
+        np.array([images for _, images, _ in found], np.int64).reshape(-1, 5),
+        np.array([odd for _, _, odd in found], np.int64),
+    )
+
+
+def _draw(
+    strong: np.ndarray, weak: np.ndarray, embeddings: np.ndarray | None, duplicate: float, rng: np.random.Generator
+) -> tuple[np.ndarray, int] | None:
+    """Five rows in random order and the place of the odd one; the four from `strong`, the odd one where `weak` [N]."""
+
+    def near(image: int, others: list[int]) -> bool:
+        return embeddings is not None and bool((embeddings[others] @ embeddings[image] >= duplicate).any())
+
+    four: list[int] = []
+    for image in rng.permutation(strong).tolist():
+        if not (four and near(image, four)):
+            four.append(image)
+        if len(four) == 4:
+            break
+    else:
+        return None
+    drawn = rng.integers(len(weak), size=CANDIDATES)
+    for odd in drawn[weak[drawn]].tolist():
+        if odd not in four and not near(odd, four):
+            order = rng.permutation(5)
+            return np.array([*four, odd])[order], int(np.flatnonzero(order == 4)[0])
+    return None
+
+
+def find_intruders(trials: Trials, embeddings: np.ndarray) -> np.ndarray:
+    """Whether the odd one has the least mean cosine to the other four, float [T]; equals share the find."""
+    found = np.zeros(len(trials.odd))
+    for start in range(0, len(found), 1024):
+        part = slice(start, start + 1024)
+        e = embeddings[trials.images[part]]  # [t, 5, F]
+        alike = np.einsum("tif,tjf->tij", e, e)
+        alike = np.round(alike.sum(2) - np.einsum("tii->ti", alike), 5)
+        least = alike == alike.min(1, keepdims=True)
+        found[part] = least[np.arange(len(least)), trials.odd[part]] / least.sum(1)
+    return found
+
+
+def wilson(share: float, count: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson interval of a share of `count` trials, 95 %."""
+    middle = share + z**2 / (2 * count)
+    half = z * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    scale = 1 + z**2 / count
+    return float((middle - half) / scale), float((middle + half) / scale)
+
+
+def summary(z: Array, embeddings: Array, *, trials: int = TRIALS, seed: int = 0, centre: bool = True) -> dict[str, Any]:
+    """Every measure without labels.
+
+    Parameters
+    ----------
+    z : [N, D] codes.
+    embeddings : [N, F] of the same images, of a second encoder; centred and made unit length here.
+
+    Returns
+    -------
+    `monosemanticity`, `top10_similarity` (mean cosine of a dimension's ten strongest images) and `duplicates` (share of
+    these with a near duplicate among them), means over dimensions, each with `_chance` (images shuffled by the seed);
+    `intruder` (share found, 0..1), its `intruder_low` and `intruder_high` (Wilson, 95 %, as if trials of one dimension
+    were independent), `intruder_chance` 0.2, `intruder_trials`, and `intruder_by_dimension` {dimension: share}.
+    """
+    codes = as_codes(z)
+    e = prepare(embeddings, codes.shape[0], centre)
+    shuffled = e[np.random.default_rng(seed).permutation(len(e))]
+    top = strongest_images(codes, TOP)
+    result: dict[str, Any] = {}
+    for given, end in ((e, ""), (shuffled, "_chance")):
+        result["monosemanticity" + end] = _mean(monosemanticity(codes, given))
+        result["top10_similarity" + end] = _mean(mean_alike(top, given))
+        result["duplicates" + end] = _mean(duplicate_share(top, given))
+    return result | intruder(codes, e, trials=trials, seed=seed)
+
+
+def intruder(z: Codes, embeddings: np.ndarray, *, trials: int = TRIALS, seed: int = 0) -> dict[str, Any]:
+    """The part of `summary` on the intruder test; embeddings as `prepare` gives them."""
+    tests = draw_trials(z, embeddings, trials=trials, seed=seed)
+    found = find_intruders(tests, embeddings)
+    many = np.bincount(tests.dimension)
+    share = np.bincount(tests.dimension, found) / np.maximum(many, 1)
+    mean = float(found.mean()) if len(found) else None
+    low, high = (None, None) if mean is None else wilson(mean, len(found))
+    return {
+        "intruder": mean,
+        "intruder_low": low,
+        "intruder_high": high,
+        "intruder_chance": 0.2,
+        "intruder_trials": len(found),
+        "intruder_by_dimension": {int(j): float(share[j]) for j in np.flatnonzero(many)},
+    }
+
+
+def _mean(values: np.ndarray) -> float | None:
+    values = values[~np.isnan(values)]
+    return float(values.mean()) if len(values) else None

@@ -1,0 +1,90 @@
+"""Whether two fits find the same dimensions: columns of two codes of the same images, matched one to one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from ..errors import InputError
+from .arrays import Array
+from .counts import EPSILON
+from .sparse import Codes, as_codes, fired, thin, unit_rows
+
+SAME = 0.7  # cosine from which two columns count as the same dimension
+ENTRIES = 2**22  # of a block of rows
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Columns of one code and their partners in another; columns that never fire have none."""
+
+    first: np.ndarray  # [M] columns of the first code, ascending
+    second: np.ndarray  # [M] their partners
+    cosine: np.ndarray  # [M]
+    live: tuple[int, int]  # columns that fire on some image
+
+
+def match(a: Array, b: Array) -> Matching:
+    """Match the columns of a [N, D] and b [N, E] by the Hungarian method on |cosine| of their activations.
+
+    Rows are made unit length first. The sign is left out: an axis turned round is the same axis.
+    """
+    a, b = as_codes(a), as_codes(b)
+    if a.shape[0] != b.shape[0]:
+        raise InputError(f"the two codes must be of the same images, got {a.shape[0]} and {b.shape[0]} rows")
+    cosine, live_a, live_b = _cosines(a, b)
+    rows, columns = linear_sum_assignment(cosine, maximize=True)
+    return Matching(live_a[rows], live_b[columns], cosine[rows, columns].astype(np.float64), (len(live_a), len(live_b)))
+
+
+def _cosines(a: Codes, b: Codes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """|cosine| between live columns, float32, and the numbers of these columns."""
+    if thin(a) and thin(b):
+        x, y = fired(a), fired(b)
+        product = (x.T @ y).toarray()
+        squares = [np.asarray(each.power(2).sum(0)).ravel() for each in (x, y)]
+    else:
+        product = np.zeros((a.shape[1], b.shape[1]), np.float32)
+        squares = [np.zeros(a.shape[1]), np.zeros(b.shape[1])]
+        rows = max(1, ENTRIES // max(a.shape[1], b.shape[1]))
+        for start in range(0, a.shape[0], rows):
+            pair = [unit_rows(each, slice(start, min(start + rows, a.shape[0]))).float() for each in (a, b)]
+            pair = [each.where(each.abs() > EPSILON, 0.0) for each in pair]
+            product += (pair[0].T @ pair[1]).numpy()
+            for square, each in zip(squares, pair):
+                square += each.square().sum(0).numpy()
+    live = [np.flatnonzero(square) for square in squares]
+    lengths = [np.sqrt(square[columns]) for square, columns in zip(squares, live)]
+    product = np.abs(product[np.ix_(*live)]) / lengths[0][:, None] / lengths[1]
+    return product.astype(np.float32), live[0], live[1]
+
+
+def summary(a: Array, b: Array, *, control: tuple[Array, Array] | None = None) -> dict[str, float | None]:
+    """How much of one code another repeats.
+
+    Parameters
+    ----------
+    a, b : codes [N, D] of the same images, of the same method with two seeds.
+    control : two untrained heads' codes of these images.
+
+    Returns
+    -------
+    `mean_cosine` of matched columns; `share_same`, of the live columns of the richer code those with a partner of
+    cosine above 0.7; `unmatched`, live columns of the richer code without a partner; the first two also as `_control`.
+    """
+    result: dict[str, float | None] = _figures(match(a, b))
+    if control is not None:
+        untrained = _figures(match(*control))
+        result |= {f"{name}_control": untrained[name] for name in ("mean_cosine", "share_same")}
+    return result
+
+
+def _figures(found: Matching) -> dict[str, float | None]:
+    most = max(found.live)
+    return {
+        "mean_cosine": float(found.cosine.mean()) if len(found.cosine) else None,
+        "share_same": float((found.cosine > SAME).sum() / most) if most else None,
+        "unmatched": float(most - len(found.cosine)),
+    }

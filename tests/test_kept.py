@@ -1,0 +1,149 @@
+"""Measures at k kept dimensions against loops, and against the dense measures they stand in for."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+from bayesncl.errors import InputError
+from bayesncl.measure import kept
+from bayesncl.measure.probe import fast_probe
+from bayesncl.measure.retrieval import retrieval
+from bayesncl.measure.sparse import strongest_images
+
+
+def codes(n: int = 240, d: int = 30, classes: int = 6, seed: int = 0, signed: bool = False) -> tuple:
+    """Codes that know their labels, coarsely rounded so that ties abound; a zero row and a dead column."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(classes, size=n)
+    y[:classes] = np.arange(classes)
+    z = rng.standard_normal((n, d)) - 0.5 + 2 * (np.arange(d) % classes == y[:, None])
+    z = np.round((z if signed else np.maximum(z, 0)) * 2) / 2
+    z[7], z[:, 5] = 0, 0
+    return z, y
+
+
+def slow_keep(z: np.ndarray, k: int) -> np.ndarray:
+    result = np.zeros_like(z)
+    for i, row in enumerate(z):
+        length = np.linalg.norm(row)
+        order = sorted(range(len(row)), key=lambda j: (-abs(row[j]), j))[:k]
+        for j in order:
+            if length and abs(row[j]) / length > 1e-5:
+                result[i, j] = row[j]
+        length = np.linalg.norm(result[i])
+        result[i] /= length if length else 1
+    return result
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 30, 99])
+@pytest.mark.parametrize("signed", [False, True])
+def test_keep_takes_the_strongest_and_of_equals_the_lower_column(k: int, signed: bool) -> None:
+    z, _ = codes(signed=signed)
+    wanted = slow_keep(z, k)
+    for given in (z, z.astype(np.float32), torch.from_numpy(z), sp.csr_array(z), sp.coo_matrix(z)):
+        np.testing.assert_allclose(kept.keep(given, k).toarray(), wanted, atol=1e-6)
+
+
+def test_keep_refuses_what_it_cannot_read() -> None:
+    z, _ = codes()
+    with pytest.raises(InputError, match="k = 0"):
+        kept.keep(z, 0)
+    z[3, 2] = np.nan
+    for given in (z, sp.csr_array(z)):
+        with pytest.raises(InputError, match="finite"):
+            kept.keep(given, 3)
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_consistency_and_owned_classes_against_counting(k: int) -> None:
+    z, y = codes()
+    dense = slow_keep(z, k)
+    shares, owned = [], set()
+    for j in range(dense.shape[1]):
+        labels = Counter(y[dense[:, j] != 0].tolist())
+        support = sum(labels.values())
+        if support < 10:
+            continue
+        shares.append(100 * max(labels.values()) / support)
+        owned |= {c for c, m in labels.items() if m / support >= 0.5 and m / (y == c).sum() >= 0.1}
+    found = kept.summary(z, y, ks=(k,))[k]
+    assert found["consistency"] == pytest.approx(np.mean(shares))
+    assert found["classes_owned"] == len(owned) > 0
+    assert found["l0"] == pytest.approx((dense != 0).sum(1).mean())
+
+
+@pytest.mark.parametrize(("k", "d"), [(1, 30), (1, 600), (2, 600), (5, 30), (10, 30)])
+@pytest.mark.parametrize("signed", [False, True])
+def test_precision_is_that_of_the_dense_codes(k: int, d: int, signed: bool) -> None:
+    """Few columns are hubs and take the dense way, many take the sparse one."""
+    z, y = codes(d=d, signed=signed)
+    cut = kept.keep(z, k)
+    wanted = retrieval(cut.toarray(), y, ks=(5,))[5]
+    assert kept.precision(cut, [y])[0] == pytest.approx(wanted, abs=1e-6)
+    asked = np.array([3, 7, 100, 41])
+    wanted = retrieval(cut.toarray(), y, ks=(5,), queries=asked)[5]
+    assert kept.precision(cut, [y], 5, asked)[0] == pytest.approx(wanted, abs=1e-6)
+
+
+def test_both_ways_to_count_hits_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    z, y = codes(d=600)
+    cut = kept.keep(z, 1)
+    similar, own = cut[:50].astype(np.float64) @ cut.T.tocsr().astype(np.float64), np.arange(50)
+    both = np.stack([y, y[::-1]])
+    np.testing.assert_allclose(kept._sparse_hits(similar, own, both, 5), kept._hits(similar.toarray(), own, both, 5))
+    wanted = kept.precision(kept.keep(z, 5), [y])
+    monkeypatch.setattr(kept, "GALLERY_ENTRIES", 0)
+    monkeypatch.setattr(kept, "QUERY_ENTRIES", 1000)
+    assert kept.precision(kept.keep(z, 5), [y]) == pytest.approx(wanted)
+
+
+def test_too_few_rows_to_retrieve_from() -> None:
+    assert kept.summary(np.eye(4), [0, 1, 0, 1], ks=(1,))[1]["p5"] is None
+    assert kept.summary(np.eye(4), [0, 1, 0, 1], ks=(1,))[1]["consistency"] is None
+
+
+def test_probe_solves_the_problem_of_fast_probe() -> None:
+    z, y = codes(n=900)
+    names = np.array(list("abcdef"))[y]
+    train, test = kept.keep(z[:600], 3), kept.keep(z[600:], 3)
+    found = kept.probe(train, names[:600], test, names[600:])
+    dense = fast_probe(train.toarray(), y[:600], test.toarray(), y[600:], seeds=(0,), device="cpu")
+    assert found["acc1"] == pytest.approx(dense["acc1"], abs=2.5)
+    assert 10 < found["chance"] < 25 < found["acc1"]
+
+
+def test_probe_minimises_the_penalised_loss() -> None:
+    z, y = codes(n=300)
+    x, target = kept.keep(z, 3), torch.from_numpy(y)
+    weight = kept._fit(x, target, torch.zeros(31, 6), 1e-2, steps=200).requires_grad_()
+    logits = torch.from_numpy(x.toarray()) @ weight[:-1] + weight[-1]
+    loss = torch.nn.functional.cross_entropy(logits, target) + 5e-3 * weight[:-1].square().sum()
+    loss.backward()
+    assert weight.grad is not None and weight.grad.abs().max() < 1e-3
+
+
+def test_shuffled_labels_and_a_probe_in_the_summary() -> None:
+    z, y = codes(n=600)
+    found = kept.summary(z[:300], y[:300], train=(z[300:], y[300:]), ks=(1, 5), queries=100)
+    for k in (1, 5):
+        for name in ("consistency", "p5", "probe"):
+            assert found[k][name] > found[k][name + "_chance"]
+    with pytest.raises(InputError, match="dimensions"):
+        kept.summary(z, y, train=(z[:, :4], y))
+
+
+def test_strongest_images_of_a_dimension() -> None:
+    z, _ = codes()
+    z[:, 3] = 0
+    z[[4, 9], 3] = 1
+    unit = np.abs(z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)).astype(np.float32)
+    for given in (z, sp.csr_array(z)):
+        found = strongest_images(given, 4)
+        for j in range(z.shape[1]):
+            order = [i for i in sorted(range(len(z)), key=lambda i: (-unit[i, j], i)) if unit[i, j] > 1e-5][:4]
+            assert found[j].tolist() == order + [-1] * (4 - len(order))
