@@ -11,11 +11,12 @@ from sklearn.datasets import load_digits
 from sklearn.decomposition import NMF
 
 from bayesncl.atlas import AtlasRun
-from bayesncl.atlas.dimensions import describe_dimensions, describe_gates, recognise, telling
 from bayesncl.atlas.labels import Labels
 from bayesncl.atlas.rows import unit_rows
+from bayesncl.atlas.telling import recognise, telling
 from bayesncl.atlas.vectors import top_images
 from bayesncl.data.images import Images
+from bayesncl.measure.dimensions import describe
 
 HOSTILE = '<img src=x onerror="window.hacked=1">'
 NAMES = ("zero", "one", "two", "tiger", "four", "five", "six", "seven", "eight", HOSTILE)
@@ -48,8 +49,8 @@ class Case:
         self.gated = unit_rows(self.z * self.open)
         other = NMF(16, init="nndsvda", max_iter=40, tol=1e-2, random_state=1).fit_transform(parts)
         self.other = unit_rows(other)
-        self.dims = describe_dimensions(csr_array(self.z), self.labels)
-        self.gates = describe_gates(csr_array(self.z), self.open, self.labels)
+        self.dims = describe(self.z, self.labels, open=self.open)
+        self.consistency = np.nan_to_num(self.dims.consistency) / 100
         self.top = top_images(csr_array(self.z), 200)
         self.telling = telling(csr_array(self.z), *self.top)
         self.stands = recognise(*self.top, Labels(self.labels, list(NAMES)))

@@ -17,9 +17,6 @@ from scipy import sparse
 from bayesncl.atlas import AtlasRun, Photos, build, build_atlas, galleries
 from bayesncl.atlas.build import MARKER, SCRIPTS
 from bayesncl.atlas.contents import prepare
-from bayesncl.atlas.dimensions import (
-    describe_dimensions,
-)
 from bayesncl.atlas.labels import factorise
 from bayesncl.atlas.rows import unit_rows
 from bayesncl.atlas.serve import make_server
@@ -27,6 +24,7 @@ from bayesncl.atlas.sprites import fitted, large_side, write_sprites
 from bayesncl.atlas.vectors import SCALE, nearest_rows, quantise
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
+from bayesncl.measure.dimensions import describe
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028$x"
 KINDS = {"Uint8Array": "u1", "Uint16Array": "<u2", "Uint32Array": "<u4", "Int16Array": "<i2", "Float32Array": "<f4"}
@@ -167,9 +165,9 @@ def test_folder_holds_the_numbers_of_both_runs(tmp_path: Path) -> None:
     gated = unit_rows(z * gates_open)
     run = read(folder, "run0")
     for stage, x in (("before", z), ("after", gated)):
-        dims = describe_dimensions(csr(x), images.labels)
+        dims = describe(x, images.labels)
         assert run[f"{stage}.support"].tolist() == dims.support.tolist()
-        assert np.allclose(run[f"{stage}.consistency"], dims.consistency)
+        assert np.allclose(run[f"{stage}.consistency"], np.nan_to_num(dims.consistency) / 100)
         counts = read(folder, "run0-classes")[f"{stage}.classes"].reshape(23, 4)
         assert (counts == dims.class_counts).all()
         near, _ = nearest_rows(csr(x), 12)

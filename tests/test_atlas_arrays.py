@@ -2,106 +2,33 @@
 
 from __future__ import annotations
 
-import math
-from itertools import pairwise
+import dataclasses
 
 import numpy as np
 import pytest
 
 from bayesncl.atlas import AtlasRun
 from bayesncl.atlas.contents import prepare
-from bayesncl.atlas.dimensions import (
-    MIN_SUPPORT,
-    describe_dimensions,
-    describe_gates,
-    headline,
-    rank_entropy,
-    rank_suppressed,
-    recognise,
-    telling,
-)
 from bayesncl.atlas.labels import Labels, in_words
-from bayesncl.atlas.questions import draw_questions
 from bayesncl.atlas.rows import unit_rows
+from bayesncl.atlas.telling import recognise, telling
 from bayesncl.atlas.vectors import SCALE, histograms, nearest_rows, sparsify, top_images
 from bayesncl.errors import InputError
+from bayesncl.measure.dimensions import describe
 
 from .test_atlas import csr, make_features, make_images
 
 
-def slow_dimension(z: np.ndarray, labels: np.ndarray, classes: int, k: int) -> dict[str, float]:
-    count, total, members = [0] * classes, [0.0] * classes, [0] * classes
-    for value, y in zip(z[:, k].astype(np.float64), labels):
-        members[y] += 1
-        total[y] += abs(value)
-        if abs(value) > 1e-5:
-            count[y] += 1
-
-    def entropy(w: list[float]) -> float:
-        return -sum(x / sum(w) * math.log(x / sum(w)) for x in w if x > 0) if sum(w) > 0 else 0.0
-
-    support = sum(count)
-    return {
-        "support": support, "mass": sum(total), "consistency": max(count) / support if support else 0.0,
-        "entropy_freq": entropy([float(c) for c in count]), "entropy_sum": entropy(total),
-        "entropy_mean": entropy([t / max(m, 1) for t, m in zip(total, members)]),
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("signed", [False, True])
-def test_describes_dimensions_like_a_plain_loop(signed: bool) -> None:
+def test_dimensions_of_sparse_codes_are_those_of_dense_ones(signed: bool) -> None:
     z, images = make_features(signed=signed), make_images()
-    dims = describe_dimensions(csr(z), images.labels, images.backgrounds)
-    for k in range(z.shape[1]):
-        slow = slow_dimension(z, images.labels, 4, k)
-        for name, value in slow.items():
-            assert getattr(dims, name)[k] == pytest.approx(value, abs=1e-5), (k, name)
-        fires = np.abs(z[:, k]) > 1e-5
-        assert dims.class_counts[k].tolist() == [int((fires & (images.labels == c)).sum()) for c in range(4)]
-        assert dims.background_counts[k].tolist() == [int((fires & (images.backgrounds == b)).sum()) for b in range(2)]
-        if slow["support"]:
-            assert dims.class_counts[k, dims.best[k]] == max(dims.class_counts[k])
-
-
-def test_an_image_without_label_counts_for_support_only() -> None:
-    dims = describe_dimensions(csr(np.ones((4, 1), np.float32)), np.array([0, 0, 1, -1]))
-    assert dims.support[0] == 4
-    assert dims.consistency[0] == pytest.approx(2 / 3)
-
-
-def test_describes_gates_like_a_plain_loop() -> None:
-    z, images = make_features(), make_images()
     gates_open = np.random.default_rng(1).random(z.shape) < 0.7
-    gates = describe_gates(csr(z), gates_open, images.labels)
-    for k in range(z.shape[1]):
-        firing = [i for i in range(len(z)) if z[i, k] > 1e-5]
-        closed = sum(not gates_open[i, k] for i in firing) / len(firing) if firing else 0
-        assert gates.closed_rate[k] == pytest.approx(closed)
-        assert gates.open_rate[k] == pytest.approx(sum(gates_open[:, k]) / len(z))
-        assert gates.open_counts[k].tolist() == [int(gates_open[images.labels == c, k].sum()) for c in range(4)]
-
-
-def test_galleries_rank_supported_dimensions_only() -> None:
-    z, images = make_features(), make_images()
-    dims = describe_dimensions(csr(z), images.labels)
-    gates = describe_gates(csr(z), np.random.default_rng(1).random(z.shape) < 0.7, images.labels)
-    order = rank_entropy(dims)
-    assert set(order) == {k for k in range(23) if dims.support[k] >= MIN_SUPPORT}
-    assert all(dims.entropy_freq[a] >= dims.entropy_freq[b] for a, b in pairwise(order))
-    order = rank_suppressed(dims, gates)
-    assert 4 not in order
-    assert all(gates.closed_rate[a] >= gates.closed_rate[b] for a, b in pairwise(order))
-    bare = describe_dimensions(csr(z))
-    order = rank_entropy(bare)
-    assert all(bare.support[a] >= bare.support[b] for a, b in pairwise(order))
-
-
-def test_headline_counts_dead_and_active_dimensions() -> None:
-    z, images = make_features(), make_images()
-    numbers = headline(len(z), dims := describe_dimensions(csr(z), images.labels))
-    assert numbers["dead"] == sum(not (z[:, k] > 1e-5).any() for k in range(23)) >= 1
-    assert numbers["active"] == pytest.approx(np.mean([(row > 1e-5).sum() for row in z]))
-    assert numbers["consistency"] == pytest.approx(dims.consistency[dims.support >= 10].mean())
+    given = {"backgrounds": images.backgrounds, "open": gates_open}
+    dense, thin = describe(z, images.labels, **given), describe(csr(z), images.labels, **given)
+    for field in dataclasses.fields(dense):
+        a, b = getattr(dense, field.name), getattr(thin, field.name)
+        assert (a is None) == (b is None), field.name
+        assert a is None or np.array_equal(a, b, equal_nan=np.asarray(a).dtype.kind == "f"), field.name
 
 
 @pytest.mark.parametrize("keep", [1, 5, 23])
@@ -238,22 +165,5 @@ def test_the_scale_of_rows_does_not_matter(scale: float) -> None:
 def test_what_is_no_number_is_refused(kind: str) -> None:
     with pytest.raises(InputError, match="run 'r': z: features must be float16, float32 or float64"):
         prepare(AtlasRun("r", np.zeros((60, 3), kind)), make_images())
-
-
-def test_questions_show_four_strong_images_and_one_that_is_not() -> None:
-    z = make_features(200, 23)
-    z[:, 0] = 0.1 + 0.5 * np.random.default_rng(0).random(200)  # fires on everything
-    z = unit_rows(z)
-    index, value = top_images(csr(z), 200)
-    dims, images = draw_questions(csr(z), index, value)
-    assert {3, 4}.isdisjoint(dims)  # dead, and nearly so
-    assert set(dims) == {k for k in range(23) if (z[:, k] > 0).sum() >= 10}
-    for k, (*shown, odd) in zip(dims, images):
-        top = sorted(range(200), key=lambda i: -z[i, k])[:20]
-        assert set(shown) <= set(top)
-        assert len(set(shown)) == 4
-        assert z[odd, k] <= np.median(z[:, k])
-    again = draw_questions(csr(z), index, value)[1]
-    assert (images == again).all()
 
 

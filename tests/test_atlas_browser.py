@@ -11,11 +11,11 @@ import pytest
 from scipy.sparse import csr_array
 
 from bayesncl.atlas import AtlasRun, build_atlas
-from bayesncl.atlas.dimensions import rank_suppressed
 from bayesncl.atlas.rows import unit_rows
 from bayesncl.atlas.serve import make_server
 from bayesncl.atlas.vectors import nearest_rows, top_images
 from bayesncl.data.images import Images
+from bayesncl.measure.dimensions import most_mixed, most_suppressed
 from benchmarks.atlas import make_images, make_run
 
 from .atlas_page import HOSTILE, NAMES, VIEWS, Case, arrive, click, data, press, text, wait_for
@@ -35,7 +35,7 @@ def test_overview_shows_sentence_figures_and_every_live_dimension(driver, index:
     figures = text(driver, ".figure-number strong")
     assert figures[0] == str(alive.sum())
     assert figures[1] == f"{fires.sum(1).mean():.1f}"
-    assert figures[2] == f"{100 * case.dims.consistency[case.dims.support >= 10].mean():.1f} %"
+    assert figures[2] == f"{100 * case.consistency[case.dims.support >= 10].mean():.1f} %"
     assert figures[3] == f"{100 * (fires & ~case.open).sum() / fires.sum():.1f} %"
     assert {"18.5", "11.3", "4.500"} <= set(text(driver, "td.number"))
     assert "Of features after the gates, whatever is shown elsewhere." in driver.page_source
@@ -45,7 +45,7 @@ def test_overview_shows_sentence_figures_and_every_live_dimension(driver, index:
         "return Object.fromEntries([...document.querySelectorAll('.dots a')].map(a => [a.dataset.dim,"
         " a.firstChild.style.transform.match(/[-\\d.]+/g).map(Number)]))"
     )
-    right, up = max(shown, key=lambda k: case.dims.support[k]), max(shown, key=lambda k: case.dims.consistency[k])
+    right, up = max(shown, key=lambda k: case.dims.support[k]), max(shown, key=lambda k: case.consistency[k])
     assert places[str(right)][0] == max(places[str(k)][0] for k in shown)
     assert places[str(up)][1] == min(places[str(k)][1] for k in shown)
 
@@ -103,7 +103,7 @@ def test_everything_is_reached_by_keyboard(driver, index: Path, case: Case) -> N
 
 
 def test_dimension_page_shows_the_arrays(driver, index: Path, case: Case) -> None:
-    k = int(rank_suppressed(case.dims, case.gates)[0])
+    k = int(most_suppressed(case.dims)[0])
     visit(driver, index, f"#/dim/{k}")
     order, value = case.top
     want = order[k][value[k] > 0]
@@ -117,7 +117,7 @@ def test_dimension_page_shows_the_arrays(driver, index: Path, case: Case) -> Non
     assert labels[0] == NAMES[counts.argmax()]
     assert text(driver, "aside section:nth-child(2) .bar-text")[0] == f"{100 * counts.max() / counts.sum():.0f} %"
     gate = [float(t.removesuffix(" %")) for t in text(driver, "aside ul[aria-label='Gate open'] .bar-text")]
-    assert gate == pytest.approx([100 * case.open[:, k].mean(), 100 - 100 * case.gates.closed_rate[k]], abs=0.51)
+    assert gate == pytest.approx([100 * case.open[:, k].mean(), 100 - case.dims.closed_rate[k]], abs=0.51)
     near, _ = nearest_rows(csr_array(unit_rows(case.z.T)), 6)
     assert text(driver, "aside .tile-name")[0] == f"Dimension {near[k][0]}"
     assert sum(int(t.split(": ")[1].split()[0]) for t in text(driver, ".histogram title")) == case.dims.support[k]
@@ -135,9 +135,9 @@ def test_list_sorts_filters_and_finds_a_class(driver, index: Path, case: Case) -
     visit(driver, index, "#/dims")
     click(driver, "button[data-sort='consistency']")
     shown = [int(t) for t in text(driver, "tbody th a")]
-    assert case.dims.consistency[shown].tolist() == sorted(case.dims.consistency.tolist(), reverse=True)
+    assert case.consistency[shown].tolist() == sorted(case.consistency.tolist(), reverse=True)
     click(driver, "button[data-sort='consistency']")
-    assert case.dims.consistency[int(text(driver, "tbody th a")[0])] == case.dims.consistency.min()
+    assert case.consistency[int(text(driver, "tbody th a")[0])] == case.consistency.min()
     driver.find_element("css selector", "#list-search").send_keys("tiger")
     shown = [int(t) for t in text(driver, "tbody th a")]
     named = (case.stands[0] == 3) & (case.stands[2] <= case.grounded[2])
@@ -216,11 +216,10 @@ def test_galleries_are_one_click_away(driver, index: Path, case: Case) -> None:
     visit(driver, index, "#/dim/2")
     click(driver, ".actions a[href*='gallery/suppressed']")
     arrive(driver, "#/gallery/suppressed")
-    assert data(driver, "article", "dim") == rank_suppressed(case.dims, case.gates)[:24].tolist()
+    assert data(driver, "article", "dim") == most_suppressed(case.dims)[:24].tolist()
     click(driver, ".actions a[href*='gallery/entropy']")
     arrive(driver, "#/gallery/entropy")
-    entropies = case.dims.entropy_freq[data(driver, "article", "dim")]
-    assert (np.diff(entropies) <= 1e-6).all()
+    assert data(driver, "article", "dim") == most_mixed(case.dims)[:24].tolist()
 
 
 def test_the_wall_leads_with_the_most_telling_dimensions(driver, index: Path, case: Case) -> None:

@@ -14,21 +14,13 @@ from scipy import sparse
 
 from ..data.images import Images
 from ..errors import InputError
-from .dimensions import (
-    Dimensions,
-    describe_dimensions,
-    describe_gates,
-    headline,
-    rank_entropy,
-    rank_suppressed,
-    recognise,
-    telling,
-)
+from ..measure.dimensions import Dimensions, describe, most_mixed, most_suppressed
+from ..measure.labelfree import draw_trials
 from .labels import Labels
 from .photos import Photos, picture_size
-from .questions import draw_questions
 from .rows import mask_rows, scale_columns, sparse_rows
 from .sprites import large_side, thumbnail_side, write_sprites
+from .telling import recognise, telling
 from .vectors import SCALE, histograms, nearest_rows, quantise, sparsify, top_images
 
 TOP = 200  # images shown of a dimension
@@ -38,6 +30,7 @@ BINS = 24
 ENTRIES = 1_280_000  # features stored per run, shared by its images; at least 64 an image
 DIMS_A_FILE, IMAGES_A_FILE = 128, 500
 GALLERY = 24
+QUESTIONS = 2  # of the quiz, a dimension
 WALL, HEAVIEST = 24, 64  # dimensions whose pictures the overview shows, in strips and on its map
 MOST_DIMS = 1_000_000
 TYPES = {"u1": "Uint8Array", "u2": "Uint16Array", "u4": "Uint32Array", "i2": "Int16Array", "f4": "Float32Array"}
@@ -167,12 +160,15 @@ def write_run(folder: Path, key: str, features: Features, labels: Labels | None,
     for stage, x in (("before", z), ("after", gated)):
         if x is None:
             continue
-        dims = describe_dimensions(
-            x, None if labels is None else labels.index, None if grounds is None else grounds.index
+        dims = describe(
+            x,
+            None if labels is None else labels.index,
+            backgrounds=None if grounds is None else grounds.index,
+            open=open if stage == "before" else None,
         )
         index, value = top_images(x, TOP)
         score = telling(x, index, value)
-        plain["stages"][stage] = headline(n, dims) | {"gallery": {"entropy": rank_entropy(dims)[:GALLERY].tolist()}}
+        plain["stages"][stage] = _headline(dims) | {"gallery": {"entropy": most_mixed(dims)[:GALLERY].tolist()}}
         core |= _prefix(stage, _describe_core(dims, index, value, score))
         core |= _prefix(stage, _describe_words(index, value, labels, grounds))
         by_dim |= _prefix(stage, _describe_detail(x, index, value, open))
@@ -185,14 +181,14 @@ def write_run(folder: Path, key: str, features: Features, labels: Labels | None,
             if count is not None:
                 counts[f"{stage}.{what}"] = _small(count)
         if stage == "before" and open is not None:
-            gates = describe_gates(z, open, None if labels is None else labels.index)
-            core |= {"open_rate": gates.open_rate.astype("f4"), "closed_rate": gates.closed_rate.astype("f4")}
-            plain["closed"] = float((gates.closed_rate * dims.support).sum() / max(int(dims.support.sum()), 1))
-            plain["stages"]["before"]["gallery"]["suppressed"] = rank_suppressed(dims, gates)[:GALLERY].tolist()
-            if gates.open_counts is not None:
-                counts["open"] = _small(gates.open_counts)
-        asked, shown = draw_questions(x, index, value)  # of the last stage: what the model gives
-    _write(folder, f"{key}-quiz", {}, {"dims": _small(asked, d), "images": _small(shown, n)})
+            core |= {"open_rate": _share(dims.open_rate), "closed_rate": _share(dims.closed_rate)}
+            plain["closed"] = (dims.closed or 0.0) / 100
+            plain["stages"]["before"]["gallery"]["suppressed"] = most_suppressed(dims)[:GALLERY].tolist()
+            if dims.open_counts is not None:
+                counts["open"] = _small(dims.open_counts)
+    asked = draw_trials(z if gated is None else gated, trials=QUESTIONS)  # of what the model gives
+    questions = {"dims": _small(asked.dimension, d), "images": _small(asked.images, n), "odd": _small(asked.odd)}
+    _write(folder, f"{key}-quiz", {}, questions)
     if counts:
         _write(folder, f"{key}-classes", {}, counts)
     for i, a in enumerate(range(0, d, DIMS_A_FILE)):
@@ -211,13 +207,25 @@ def _describe_core(dims: Dimensions, index: np.ndarray, value: np.ndarray, score
         "top": _small(index[:, :STRIP]),
         "shown": (value[:, :STRIP] > 0).sum(1).astype("u1"),
     }
-    for what in ("consistency", "entropy_freq", "entropy_sum", "entropy_mean"):
+    for what in ("entropy_freq", "entropy_sum", "entropy_mean"):
         column = getattr(dims, what)
         if column is not None:
-            core[what] = column.astype("f4")
-    if dims.best is not None:
-        core["best"] = _small(dims.best)
+            core[what] = np.nan_to_num(column).astype("f4")
+    if dims.consistency is not None:
+        core["consistency"] = _share(dims.consistency)
     return core
+
+
+def _headline(dims: Dimensions) -> dict[str, float | int | None]:
+    """The few numbers that describe all dimensions together."""
+    known = dims.counted if dims.consistency is None else dims.counted & np.isfinite(dims.consistency)
+    mean = float(dims.consistency[known].mean()) / 100 if dims.consistency is not None and known.any() else None
+    return {"dead": int(dims.dead.sum()), "supported": int(dims.counted.sum()), "active": dims.l0, "consistency": mean}
+
+
+def _share(percent: np.ndarray | None) -> np.ndarray:
+    """Percent as shares; 0 for what does not exist."""
+    return np.nan_to_num(np.asarray(percent) / 100).astype("f4")
 
 
 def _describe_words(index: np.ndarray, value: np.ndarray, labels: Labels | None, grounds: Labels | None) -> Arrays:

@@ -7,8 +7,8 @@ from scipy import sparse
 
 from ..errors import InputError
 from ..measure.arrays import as_features
+from ..measure.counts import EPSILON
 
-FIRES = 1e-5  # a dimension fires on an image where its unit-norm feature exceeds this in size
 CHUNK = 4 << 20  # numbers looked at together
 
 
@@ -48,7 +48,7 @@ def sparse_rows(x: object, what: str) -> sparse.csr_array:
         strange += int(np.count_nonzero(~np.isfinite(part)))
         if not strange:
             part = unit_rows(part)
-            parts.append(sparse.csr_array(np.where(np.abs(part) > FIRES, part, 0)))
+            parts.append(sparse.csr_array(np.where(np.abs(part) > EPSILON, part, 0)))
     if strange:
         raise InputError(f"{what} holds {strange} values that are not finite")
     return sparse.csr_array(sparse.vstack(parts, format="csr"))

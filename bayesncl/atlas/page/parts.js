@@ -5,11 +5,6 @@ function topOf(run, stage, k) {
   return [...s.top.subarray(k * width, k * width + s.shown[k])];
 }
 
-function bestClass(run, stage, k) {
-  const s = run[stage];
-  return s.best && s.support[k] ? atlas.classes[s.best[k]] : null;
-}
-
 // What stands out among its strongest images beyond chance: the class or background, its share, and how many times chance.
 function outstanding(run, stage, k) {
   const s = run[stage];

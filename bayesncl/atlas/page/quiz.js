@@ -32,7 +32,7 @@ async function drawRound() {
   const pools = parts.map((part, r) => {
     const all = shuffled([...part.dims.keys()]).map((q) => {
       const images = [...part.images.subarray(5 * q, 5 * q + 5)];
-      return { run: runs[r], dim: part.dims[q], images, asked: known.has(`${runs[r].fingerprint} ${[...images].sort()}`) };
+      return { run: runs[r], dim: part.dims[q], images, odd: part.odd[q], asked: known.has(`${runs[r].fingerprint} ${[...images].sort()}`) };
     });
     return all.sort((a, b) => a.asked - b.asked);
   }).filter((pool) => pool.length);
@@ -77,9 +77,9 @@ async function viewQuiz({ args }) {
     at > 0 && stage.querySelector("button").focus({ preventScroll: true });
   }
   function answer(order, chosen) {
-    const { run, dim, images } = round[at];
+    const { run, dim, images, odd } = round[at];
     openAnswers().push({
-      codes: run.fingerprint, run: run.name, dim, images: order.map((o) => images[o]), intruder: order.indexOf(4), chosen,
+      codes: run.fingerprint, run: run.name, dim, images: order.map((o) => images[o]), intruder: order.indexOf(odd), chosen,
       seconds: Math.round((performance.now() - begun) / 100) / 10, time: new Date().toISOString(),
     });
     remember(quizKey(), JSON.stringify(answers));
