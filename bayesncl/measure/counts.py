@@ -11,8 +11,8 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
