@@ -119,8 +119,8 @@ def newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
     return found, complaints
 
 
-def restore(checkpoint: Checkpoint, model: Encoder, optimiser: LARS) -> None:
-    """Put a checkpoint's state into a model and its optimiser."""
+def restore(checkpoint: Checkpoint, model: Encoder, optimiser: LARS | None = None) -> None:
+    """Put a checkpoint's state into a model and, to train on, its optimiser."""
     parts: dict[str, dict[str, Tensor]] = {"model": {}, "momentum": {}}
     for name, tensor in checkpoint.tensors.items():
         part, _, rest = name.partition(".")
@@ -130,6 +130,8 @@ def restore(checkpoint: Checkpoint, model: Encoder, optimiser: LARS) -> None:
         model.load_state_dict(restored(parts["model"]))
     except RuntimeError as error:
         raise InputError(f"the checkpoint does not fit the recipe: {str(error).splitlines()[0]}") from None
+    if optimiser is None:
+        return
     with torch.no_grad():
         for name, p in model.named_parameters():
             if name in momenta:

@@ -300,7 +300,7 @@ def embed(
 @app.command()
 def atlas(
     runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUN [OTHER]", help="one run or model file, or two to compare")
+        list[Path] | None, typer.Argument(metavar="RUN...", help="runs or model files, finished or not")
     ] = None,
     features: Annotated[
         Path | None,
@@ -318,11 +318,11 @@ def atlas(
 ) -> None:
     """The page that shows what each dimension means; opens from disk in any browser."""
     from .atlas import serve as serve_folder
-    from .explore import atlas_of_arrays, atlas_of_runs, default_place
+    from .atlas.sources import atlas_of_arrays, atlas_of_runs, default_place
 
     display = open_display(quiet)
     if (features is None) == (not runs):
-        raise InputError("atlas takes one or two RUNs, or --features FILE.npz")
+        raise InputError("atlas takes one RUN or more, or --features FILE.npz")
     if features is not None:
         page = atlas_of_arrays(features, out or default_place(features))
     else:
@@ -332,6 +332,20 @@ def atlas(
     display.note(f"open {page}")
     if serve:
         serve_folder(page.parent, port)
+
+
+@app.command()
+def quiz(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="results that the atlas's quiz exported")],
+    json: Json = None,
+) -> None:
+    """Join several people's answers to the intruder quiz: the share found by method and dimension."""
+    from .quiz import join_quizzes, quiz_json, render_quiz
+
+    joined = join_quizzes(files)
+    if json is not None:
+        write_atomic(json, quiz_json(joined))
+    print(render_quiz(joined))
 
 
 @app.command()

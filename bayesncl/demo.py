@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from .atlas import build_atlas, galleries
+from .atlas.sources import describe_run
 from .data import load
 from .errors import InputError
 from .evaluate import evaluate
-from .explore import describe_run
 from .model import Encoder
 from .model import load as load_model
 from .progress import Display

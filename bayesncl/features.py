@@ -63,7 +63,7 @@ def extract(
     if mode == "paper":
         mean = torch.tensor(recipe.data.paper_mean or recipe.data.mean, device=mean.device).view(1, 3, 1, 1)
         std = torch.tensor(recipe.data.paper_std or recipe.data.std, device=mean.device).view(1, 3, 1, 1)
-    hard = model.gate is not None and recipe.gate.kind != "soft"
+    hard = model.head.kind is not None and model.head.kind.hard
     parts: list[tuple[Tensor, ...]] = []
     starts = list(range(0, len(images), size))
     mine = np.array_split(starts, distributed.world_size())[distributed.rank()].tolist()

@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import threading
 import urllib.error
 import urllib.request
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from scipy import sparse
 
-from bayesncl.atlas import AtlasRun, build_atlas, galleries
+from bayesncl.atlas import AtlasRun, Photos, build, build_atlas, galleries
 from bayesncl.atlas.build import MARKER, SCRIPTS
 from bayesncl.atlas.contents import prepare
-from bayesncl.atlas.dimensions import (
-    MIN_SUPPORT,
-    describe_dimensions,
-    describe_gates,
-    headline,
-    one_hot,
-    rank_entropy,
-    rank_suppressed,
-    unit_rows,
-)
+from bayesncl.atlas.labels import factorise
+from bayesncl.atlas.rows import unit_rows
 from bayesncl.atlas.serve import make_server
-from bayesncl.atlas.sprites import thumbnail_size, write_sprites
-from bayesncl.atlas.vectors import SCALE, histograms, nearest_rows, quantise, sparsify, top_images
+from bayesncl.atlas.sprites import fitted, large_side, write_sprites
+from bayesncl.atlas.vectors import SCALE, nearest_rows, quantise
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
+from bayesncl.measure.dimensions import describe
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028$x"
 KINDS = {"Uint8Array": "u1", "Uint16Array": "<u2", "Uint32Array": "<u4", "Int16Array": "<i2", "Float32Array": "<f4"}
@@ -57,6 +49,10 @@ def make_images(n: int = 60, labelled: bool = True, side: int = 12, seed: int = 
     return Images(pixels, rng.integers(0, 4, n), rng.integers(0, 2, n), names, ("sky", "grass"), files)
 
 
+def csr(z: np.ndarray) -> sparse.csr_array:
+    return sparse.csr_array(z)
+
+
 def read(folder: Path, key: str) -> dict:
     """What atlasData is called with, arrays decoded."""
     text = (folder / "data" / f"{key}.js").read_text(encoding="ascii")
@@ -67,153 +63,48 @@ def read(folder: Path, key: str) -> dict:
     return plain | {k: np.frombuffer(base64.b64decode(b), KINDS[kind]) for k, (kind, b) in arrays.items()}
 
 
-def slow_dimension(z: np.ndarray, labels: np.ndarray, classes: int, k: int) -> dict[str, float]:
-    count, total, members = [0] * classes, [0.0] * classes, [0] * classes
-    for value, y in zip(z[:, k].astype(np.float64), labels):
-        members[y] += 1
-        total[y] += abs(value)
-        if abs(value) > 1e-5:
-            count[y] += 1
-
-    def entropy(w: list[float]) -> float:
-        return -sum(x / sum(w) * math.log(x / sum(w)) for x in w if x > 0) if sum(w) > 0 else 0.0
-
-    support = sum(count)
-    return {
-        "support": support, "mass": sum(total), "consistency": max(count) / support if support else 0.0,
-        "entropy_freq": entropy([float(c) for c in count]), "entropy_sum": entropy(total),
-        "entropy_mean": entropy([t / max(m, 1) for t, m in zip(total, members)]),
-    }  # fmt: skip
+def test_memory_follows_the_classes_that_occur_not_the_largest_label(tmp_path: Path) -> None:
+    images = make_images()
+    labels = np.random.default_rng(0).choice([3, 64_000_000, 2**62, -1], 60)
+    found = factorise("labels", labels, None)
+    assert found.names == ["class 3", "class 64000000", f"class {2**62}"]
+    assert (found.index == np.searchsorted([-1, 3, 64_000_000, 2**62], labels) - 1).all()
+    index = build_atlas(tmp_path / "a", [AtlasRun("r", make_features())], Images(images.pixels, labels, labels))
+    assert len(read(index.parent, "run0-classes")["before.classes"]) == 23 * 3
+    many = factorise("labels", np.r_[np.arange(5000), np.arange(100)], None)
+    assert len(many.names) == 2000
+    assert (many.index[:100] >= 0).all()  # the most frequent stay
+    assert (many.index[2000:5000] == -1).all()
+    with pytest.raises(InputError, match="labels must be whole numbers, got float64"):
+        factorise("labels", np.ones(3), None)
 
 
-@pytest.mark.parametrize("signed", [False, True])
-def test_describes_dimensions_like_a_plain_loop(signed: bool) -> None:
-    z, images = make_features(signed=signed), make_images()
-    dims = describe_dimensions(z, one_hot(images.labels, 4), one_hot(images.backgrounds, 2))
-    for k in range(z.shape[1]):
-        slow = slow_dimension(z, images.labels, 4, k)
-        for name, value in slow.items():
-            assert getattr(dims, name)[k] == pytest.approx(value, abs=1e-5), (k, name)
-        fires = np.abs(z[:, k]) > 1e-5
-        assert dims.class_counts[k].tolist() == [int((fires & (images.labels == c)).sum()) for c in range(4)]
-        assert dims.background_counts[k].tolist() == [int((fires & (images.backgrounds == b)).sum()) for b in range(2)]
-        if slow["support"]:
-            assert dims.class_counts[k, dims.best[k]] == max(dims.class_counts[k])
-
-
-def test_an_image_without_label_counts_for_support_only() -> None:
-    z = np.ones((4, 1), np.float32)
-    dims = describe_dimensions(z, one_hot(np.array([0, 0, 1, -1]), 2))
-    assert dims.support[0] == 4
-    assert dims.consistency[0] == pytest.approx(2 / 3)
-
-
-def test_describes_gates_like_a_plain_loop() -> None:
+def test_sparse_codes_give_the_same_atlas_as_dense_ones(tmp_path: Path) -> None:
     z, images = make_features(), make_images()
-    gates_open = np.random.default_rng(1).random(z.shape) < 0.7
-    gates = describe_gates(z, gates_open, one_hot(images.labels, 4))
-    for k in range(z.shape[1]):
-        firing = [i for i in range(len(z)) if z[i, k] > 1e-5]
-        closed = sum(not gates_open[i, k] for i in firing) / len(firing) if firing else 0
-        assert gates.closed_rate[k] == pytest.approx(closed)
-        assert gates.open_rate[k] == pytest.approx(sum(gates_open[:, k]) / len(z))
-        assert gates.open_counts[k].tolist() == [int(gates_open[images.labels == c, k].sum()) for c in range(4)]
-
-
-def test_galleries_rank_supported_dimensions_only() -> None:
-    z, images = make_features(), make_images()
-    classes = one_hot(images.labels, 4)
-    dims = describe_dimensions(z, classes)
-    gates = describe_gates(z, np.random.default_rng(1).random(z.shape) < 0.7, classes)
-    order = rank_entropy(dims)
-    assert set(order) == {k for k in range(23) if dims.support[k] >= MIN_SUPPORT}
-    assert all(dims.entropy_freq[a] >= dims.entropy_freq[b] for a, b in pairwise(order))
-    order = rank_suppressed(dims, gates)
-    assert 4 not in order
-    assert all(gates.closed_rate[a] >= gates.closed_rate[b] for a, b in pairwise(order))
-    bare = describe_dimensions(z)
-    order = rank_entropy(bare)
-    assert all(bare.support[a] >= bare.support[b] for a, b in pairwise(order))
-
-
-def test_headline_counts_dead_and_active_dimensions() -> None:
-    z, images = make_features(), make_images()
-    numbers = headline(z, dims := describe_dimensions(z, one_hot(images.labels, 4)))
-    assert numbers["dead"] == sum(not (z[:, k] > 1e-5).any() for k in range(23)) >= 1
-    assert numbers["active"] == pytest.approx(np.mean([(row > 1e-5).sum() for row in z]))
-    assert numbers["consistency"] == pytest.approx(dims.consistency[dims.support >= 10].mean())
-
-
-@pytest.mark.parametrize("keep", [1, 5, 23])
-def test_sparse_rows_hold_the_strongest_entries(keep: int) -> None:
-    z = make_features(signed=True)
-    gates_open = np.random.default_rng(1).random(z.shape) < 0.6
-    gated = unit_rows(z * gates_open)
-    rows = sparsify(z, gated, gates_open, keep)
-    for i in range(len(z)):
-        score = np.maximum(np.abs(z[i]), np.abs(gated[i]))
-        want = sorted((k for k in range(23) if score[k] > 1e-5), key=lambda k: -score[k])[:keep]
-        part = slice(rows.start[i], rows.start[i + 1])
-        assert rows.dims[part].tolist() == want
-        assert np.allclose(rows.z[part] / SCALE, z[i, want], atol=1 / SCALE)
-        assert np.allclose(rows.gated[part] / SCALE, gated[i, want], atol=1 / SCALE)
-        assert rows.open[part].tolist() == gates_open[i, want].tolist()
-        assert rows.covered[0, i] == pytest.approx((z[i, want] ** 2).sum() / max((z[i] ** 2).sum(), 1e-12), abs=1e-5)
-
-
-def test_nearest_rows_leave_self_out_by_identity() -> None:
-    x = make_features()
-    x[11] = x[12]  # twins: each is the other's nearest, though self has the same similarity
-    index, value = nearest_rows(x, 5)
-    assert index[11, 0] == 12
-    assert index[12, 0] == 11
-    for i in range(len(x)):
-        s = sorted((float(x[i] @ x[j]) for j in range(len(x)) if j != i), reverse=True)[:5]
-        assert np.allclose(value[i], s, atol=1e-6)
-        assert i not in index[i]
-    assert nearest_rows(x[:1], 5)[0].shape == (1, 0)
-    opposite = np.array([[1, 0], [-1, 0]], np.float32)
-    assert nearest_rows(opposite, 1)[0].tolist() == [[1], [0]]
-
-
-def test_top_images_and_histograms_like_plain_loops() -> None:
-    z = make_features()
-    index, value = top_images(z, 9)
-    counts, edges = histograms(z, 6)
-    for k in range(23):
-        want = sorted(range(len(z)), key=lambda i: (-z[i, k], i))[:9]
-        held = value[k] > 0
-        assert index[k][held].tolist() == [i for i in want if z[i, k] > 1e-5]
-        firing = z[z[:, k] > 1e-5, k]
-        assert counts[k].sum() == len(firing)
-        if len(firing):
-            assert counts[k].tolist() == np.histogram(firing, 6, (0, z[:, k].max()))[0].tolist()
-            assert edges[k, 1] == z[:, k].max()
-
-
-def test_top_images_are_those_that_fire_upwards() -> None:
-    index, value = top_images(np.array([[-0.9], [5e-6], [0.4]], np.float32), 3)
-    assert index[0, 0] == 2
-    assert value[0] == pytest.approx([0.4, 0, 0])
+    folders = [
+        build_atlas(tmp_path / name, [AtlasRun("r", x)], images).parent
+        for name, x in (("dense", z), ("csr", sparse.csr_array(z)), ("coo", sparse.coo_matrix(z)))
+    ]
+    files = [{p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()} for folder in folders]
+    assert files[0] == files[1] == files[2]
 
 
 def test_sprites_keep_small_images_exactly(tmp_path: Path) -> None:
-    pixels = make_images(130, side=12).pixels
-    layout = write_sprites(pixels, tmp_path / "sprites")
+    images = make_images(130, side=12)
+    layout = write_sprites(images, tmp_path / "sprites", 96)
     sheet = np.asarray(Image.open(tmp_path / layout["files"][0]))
     assert layout["tile"] == [16, 16]
     for i in (0, 63, 64, 129):
         y, x = i // layout["columns"] * 16, i % layout["columns"] * 16
-        assert (sheet[y : y + 12, x : x + 12] == pixels[i].transpose(1, 2, 0)).all()
+        assert (sheet[y : y + 12, x : x + 12] == images.pixels[i].transpose(1, 2, 0)).all()
 
 
 def test_sprites_shrink_large_images_and_fill_several_sheets(tmp_path: Path) -> None:
-    assert thumbnail_size(32, 32, 10_000) == (32, 32)
-    assert thumbnail_size(224, 112, 10) == (96, 48)
-    assert thumbnail_size(224, 224, 10_000) == (64, 64)
+    assert fitted(32, 32, 64) == (32, 32)
+    assert fitted(224, 112, 96) == (96, 48)
     pixels = np.zeros((130, 3, 200, 200), np.uint8)
     pixels[129] = 255
-    layout = write_sprites(pixels, tmp_path / "sprites")
+    layout = write_sprites(Images(pixels), tmp_path / "sprites", 96)
     assert layout["size"] == [96, 96]
     assert len(layout["files"]) == 2
     place = 129 - layout["columns"] * layout["rows"]
@@ -221,6 +112,36 @@ def test_sprites_shrink_large_images_and_fill_several_sheets(tmp_path: Path) -> 
     sheet = np.asarray(Image.open(tmp_path / layout["files"][1]))
     assert sheet[y : y + 96, x : x + 96].min() == 255
     assert sheet[:y].max(initial=0) == 0
+
+
+def test_large_originals_are_kept_larger(tmp_path: Path) -> None:
+    assert large_side(1000) == 256
+    assert large_side(10_000) > 64
+    assert large_side(1_000_000) == 0
+    images = Images(np.zeros((10, 3, 300, 200), np.uint8))
+    core = read(build_atlas(tmp_path / "a", [AtlasRun("r", np.ones((10, 3)))], images).parent, "atlas")
+    assert core["sprites"]["size"] == [96, 64]
+    assert core["large"]["size"] == [256, 171]
+    small = read(build_atlas(tmp_path / "b", [AtlasRun("r", np.ones((10, 3)))], make_images(10)).parent, "atlas")
+    assert "large" not in small
+
+
+def test_images_by_path_are_read_in_parts_and_damaged_ones_are_grey(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{i}.png" for i in range(12)]
+    for i, path in enumerate(paths[:10]):
+        Image.fromarray(np.full((300, 200, 3), 20 * i, np.uint8)).save(path)
+    paths[10].write_bytes(b"not an image")  # and the last one is missing
+    photos = Photos(paths, np.arange(12) % 2, class_names=("even", "odd"))
+    index = build_atlas(tmp_path / "a", [AtlasRun("r", np.eye(12))], photos)
+    core = read(index.parent, "atlas")
+    assert core["sprites"]["size"] == [96, 96]
+    assert read(index.parent, "names-0")["names"][3] == str(paths[3])
+    sheet = np.asarray(Image.open(index.parent / core["sprites"]["files"][0]))
+    for i in range(12):
+        y, x = i // core["sprites"]["columns"] * 96, i % core["sprites"]["columns"] * 96
+        assert abs(int(sheet[y + 48, x + 48, 0]) - (20 * i if i < 10 else 128)) <= 3
+    with pytest.raises(InputError, match="3 labels for 12 images"):
+        Photos(paths, np.arange(3))
 
 
 def test_folder_holds_the_numbers_of_both_runs(tmp_path: Path) -> None:
@@ -244,12 +165,12 @@ def test_folder_holds_the_numbers_of_both_runs(tmp_path: Path) -> None:
     gated = unit_rows(z * gates_open)
     run = read(folder, "run0")
     for stage, x in (("before", z), ("after", gated)):
-        dims = describe_dimensions(x, one_hot(images.labels, 4))
+        dims = describe(x, images.labels)
         assert run[f"{stage}.support"].tolist() == dims.support.tolist()
-        assert np.allclose(run[f"{stage}.consistency"], dims.consistency)
+        assert np.allclose(run[f"{stage}.consistency"], np.nan_to_num(dims.consistency) / 100)
         counts = read(folder, "run0-classes")[f"{stage}.classes"].reshape(23, 4)
         assert (counts == dims.class_counts).all()
-        near, _ = nearest_rows(x, 12)
+        near, _ = nearest_rows(csr(x), 12)
         assert (read(folder, "run0-images-0")[f"{stage}.near"].reshape(60, 12) == near).all()
     part = read(folder, "run0-images-0")
     for i in (0, 41):
@@ -265,7 +186,7 @@ def test_folder_holds_the_numbers_of_both_runs(tmp_path: Path) -> None:
     assert second["signed"] is True
     assert list(second["stages"]) == ["before"]
     cosine = unit_rows(z.T) @ unit_rows(other.T).T
-    match = read(folder, "compare")
+    match = read(folder, "compare-1")
     assert match["first.match"][0] == cosine[0].argmax()
     assert match["second.cosine"][2] == quantise(cosine[:, 2].max())
 
@@ -341,6 +262,37 @@ def test_a_failed_build_leaves_the_old_atlas_whole(tmp_path: Path, monkeypatch: 
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
 
 
+@pytest.mark.parametrize("exchange", [True, False])
+def test_a_kill_while_replacing_leaves_one_whole_atlas(
+    exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, run, out = make_images(), AtlasRun("a", make_features()), tmp_path / "out"
+    build_atlas(out, [run], images, "first")
+    if not exchange:
+        monkeypatch.setattr(build, "_exchange", lambda a, b: False)
+    real = Path.rename
+
+    def killed(self: Path, target: Path) -> Path:
+        if Path(target) == out:
+            raise SystemExit("killed")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    if exchange:  # in one step: there is nothing between
+        build_atlas(out, [run], images, "second")
+    else:
+        with pytest.raises(SystemExit):
+            build_atlas(out, [run], images, "second")
+    monkeypatch.setattr(Path, "rename", real)
+    assert exchange == out.exists()
+    build_atlas(out, [run], images, "third") if exchange else None
+    if not exchange:  # the next build, even one that fails, brings the old one back
+        with pytest.raises(InputError):
+            build_atlas(out, [AtlasRun("b", np.ones((3, 3)))], images, "third")
+    assert json.loads((out / MARKER).read_text())["title"] == ("third" if exchange else "first")
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
 @pytest.mark.parametrize(
     ("run", "message"),
     [
@@ -357,8 +309,8 @@ def test_bad_arrays_are_named(run: AtlasRun, message: str) -> None:
 
 def test_bad_requests_are_named(tmp_path: Path) -> None:
     run = AtlasRun("r", make_features())
-    with pytest.raises(InputError, match="one or two runs, got 3"):
-        build_atlas(tmp_path / "a", [run] * 3, make_images())
+    with pytest.raises(InputError, match="one to 8 runs, got 9"):
+        build_atlas(tmp_path / "a", [run] * 9, make_images())
     few = make_images()
     with pytest.raises(InputError, match="labels go up to 3 but there are 2 names"):
         build_atlas(tmp_path / "a", [run], Images(few.pixels, few.labels, None, ("a", "b")))
@@ -373,7 +325,7 @@ def test_gated_equal_to_z_is_no_gate() -> None:
     assert soft.open is None
 
 
-def test_serves_the_atlas_on_this_machine_only(tmp_path: Path) -> None:
+def test_serves_the_atlas_on_this_machine_only(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     index = build_atlas(tmp_path / "a", [AtlasRun("r", make_features())], make_images())
     with pytest.raises(InputError, match="is not an atlas"):
         make_server(tmp_path, 0)
@@ -383,10 +335,14 @@ def test_serves_the_atlas_on_this_machine_only(tmp_path: Path) -> None:
         base = f"http://127.0.0.1:{server.server_address[1]}"
         with urllib.request.urlopen(f"{base}/") as reply:
             assert reply.read() == index.read_bytes()
-        for path in ("/data/", "/../secret"):
+        for path in ("/data/", "/../secret", "/%00", "/data/%00.js"):
             with pytest.raises(urllib.error.HTTPError, match="404"):
                 urllib.request.urlopen(base + path)
+        for host in ("evil.example", f"evil.example:{server.server_address[1]}", "127.0.0.1.evil.example"):
+            with pytest.raises(urllib.error.HTTPError, match="421"):
+                urllib.request.urlopen(urllib.request.Request(f"{base}/", headers={"Host": host}))
         server.shutdown()
+    assert capfd.readouterr().err == ""  # no traceback
 
 
 def test_galleries_are_figures(tmp_path: Path) -> None:

@@ -2,140 +2,40 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
-from sklearn.decomposition import NMF
+from scipy.sparse import csr_array
 
 from bayesncl.atlas import AtlasRun, build_atlas
-from bayesncl.atlas.dimensions import describe_dimensions, describe_gates, one_hot, rank_suppressed, unit_rows
+from bayesncl.atlas.rows import unit_rows
 from bayesncl.atlas.serve import make_server
 from bayesncl.atlas.vectors import nearest_rows, top_images
 from bayesncl.data.images import Images
+from bayesncl.measure.dimensions import most_mixed, most_suppressed
 from benchmarks.atlas import make_images, make_run
 
-from .chromium import MISSING, find_chromium, open_chromium, resize, set_dark, visit
+from .atlas_page import HOSTILE, NAMES, VIEWS, Case, arrive, click, data, press, text, wait_for
+from .chromium import resize, set_dark, visit
 
-pytest.importorskip("selenium", reason="no browser tests: selenium is not installed")
-if find_chromium() is None:
-    pytest.skip(MISSING, allow_module_level=True)
-
-HOSTILE = '<img src=x onerror="window.hacked=1">'
-NAMES = ("zero", "one", "two", "tiger", "four", "five", "six", "seven", "eight", HOSTILE)
-VIEWS = (
-    "#/", "#/dims", "#/dim/2", "#/image/5", "#/images", "#/images?with=5", "#/pair/5/8", "#/compare", "#/classes",
-    "#/class/9", "#/gallery/entropy", "#/gallery/suppressed", "#/?stage=after", "#/dim/2?stage=after", "#/?run=1",
-)  # fmt: skip
-
-
-class Case:
-    """Handwritten digits on four tints, described by parts that NMF finds; gates close what is common."""
-
-    def __init__(self) -> None:
-        digits, rng, n = load_digits(), np.random.default_rng(0), 600
-        self.labels = digits.target[:n].astype(np.int64)
-        self.grounds = rng.integers(0, 4, n)
-        shape = np.kron(digits.images[:n] / 16, np.ones((4, 4)))[:, None]
-        tint = np.array([[70, 120, 190], [60, 130, 70], [190, 150, 90], [150, 80, 110]])[self.grounds][:, :, None, None]
-        noise = rng.normal(0, 12, (n, 3, 32, 32))
-        pixels = np.clip((tint + noise) * (1 - shape) + 245 * shape, 0, 255).astype(np.uint8)
-        files = tuple(f"{HOSTILE}/{i:03d}.png" for i in range(n))
-        self.images = Images(pixels, self.labels, self.grounds, NAMES, ("sky", "leaves", "sand", "petals"), files)
-        parts = np.c_[digits.data[:n] / 16, np.eye(4)[self.grounds], np.full(n, 0.5)]
-        z = NMF(24, init="nndsvda", max_iter=40, tol=1e-2, random_state=0).fit_transform(parts)
-        z[:, 11] = 0
-        self.z = unit_rows(np.where(z > 0.04, z, 0))
-        closing = np.clip(1.4 * (self.z > 1e-5).mean(0) - 0.2, 0, 0.95)
-        self.open = rng.random(self.z.shape) >= closing
-        self.gated = unit_rows(self.z * self.open)
-        other = NMF(16, init="nndsvda", max_iter=40, tol=1e-2, random_state=1).fit_transform(parts)
-        self.other = unit_rows(other)
-        classes = one_hot(self.labels, 10)
-        self.dims = describe_dimensions(self.z, classes)
-        self.gates = describe_gates(self.z, self.open, classes)
-        summary = {"paper": {"consistency": 18.5}, "sound": {"consistency": 11.25, "l0": 4.5}}
-        self.runs = [
-            AtlasRun("BayesNCL", self.z, None, self.open, summary, "A run with gates."),
-            AtlasRun(f"NCL {HOSTILE}", self.other, sentence="A run without."),
-        ]
-
-
-@pytest.fixture(scope="module")
-def case() -> Case:
-    return Case()
-
-
-@pytest.fixture(scope="module")
-def index(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_atlas(tmp_path_factory.mktemp("page") / "atlas", case.runs, case.images, f"Digits {HOSTILE}")
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator:
-    with open_chromium() as driver:
-        yield driver
-
-
-@pytest.fixture
-def driver(chromium) -> Iterator:
-    """The browser; after each test its console must be clean and every request must have stayed on this machine."""
-    resize(chromium, 1280, 900)
-    set_dark(chromium, False)
-    yield chromium
-    assert [entry for entry in chromium.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
-    for entry in chromium.get_log("performance"):
-        message = json.loads(entry["message"])["message"]
-        if message["method"] == "Network.requestWillBeSent":
-            url = message["params"]["request"]["url"]
-            assert url.startswith(("file:///", "http://127.0.0.1:", "chrome:", "data:")), url
-    assert chromium.execute_script("return window.hacked") is None
-
-
-def text(driver, selector: str) -> list[str]:
-    script = "return [...document.querySelectorAll(arguments[0])].map(e => e.textContent)"
-    return driver.execute_script(script, selector)
-
-
-def data(driver, selector: str, name: str) -> list[int]:
-    script = "return [...document.querySelectorAll(arguments[0])].map(e => Number(e.dataset[arguments[1]]))"
-    return driver.execute_script(script, selector, name)
-
-
-def press(driver, *keys: str) -> None:
-    from selenium.webdriver import ActionChains
-
-    ActionChains(driver).send_keys(*keys).perform()
-
-
-def wait_for(driver, script: str, *arguments: object) -> object:
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    return WebDriverWait(driver, 5, 0.05).until(lambda d: d.execute_script(f"return {script}", *arguments))
-
-
-def click(driver, selector: str) -> None:
-    driver.find_element("css selector", selector).click()
-
-
-def arrive(driver, address: str) -> None:
-    wait_for(driver, "document.querySelector('main').dataset.view === arguments[0]", address)
+pytest_plugins = ["tests.atlas_fixtures"]
 
 
 def test_overview_shows_sentence_figures_and_every_live_dimension(driver, index: Path, case: Case) -> None:
     visit(driver, index)
-    assert text(driver, ".lede") == ["A run with gates."]
     alive = case.dims.support > 0
+    active = (case.z > 1e-5).sum(1).mean()
+    said = f"A run with gates. {alive.sum()} of 24 dimensions fire; an image uses {active:.1f} on average."
+    assert text(driver, ".lede") == [said]
+    assert not driver.find_element("css selector", "details table").is_displayed()  # numbers are folded
     fires = case.z > 1e-5
     figures = text(driver, ".figure-number strong")
     assert figures[0] == str(alive.sum())
     assert figures[1] == f"{fires.sum(1).mean():.1f}"
-    assert figures[2] == f"{100 * case.dims.consistency[case.dims.support >= 10].mean():.1f} %"
+    assert figures[2] == f"{100 * case.consistency[case.dims.support >= 10].mean():.1f} %"
     assert figures[3] == f"{100 * (fires & ~case.open).sum() / fires.sum():.1f} %"
     assert {"18.5", "11.3", "4.500"} <= set(text(driver, "td.number"))
     assert "Of features after the gates, whatever is shown elsewhere." in driver.page_source
@@ -145,7 +45,7 @@ def test_overview_shows_sentence_figures_and_every_live_dimension(driver, index:
         "return Object.fromEntries([...document.querySelectorAll('.dots a')].map(a => [a.dataset.dim,"
         " a.firstChild.style.transform.match(/[-\\d.]+/g).map(Number)]))"
     )
-    right, up = max(shown, key=lambda k: case.dims.support[k]), max(shown, key=lambda k: case.dims.consistency[k])
+    right, up = max(shown, key=lambda k: case.dims.support[k]), max(shown, key=lambda k: case.consistency[k])
     assert places[str(right)][0] == max(places[str(k)][0] for k in shown)
     assert places[str(up)][1] == min(places[str(k)][1] for k in shown)
 
@@ -203,9 +103,9 @@ def test_everything_is_reached_by_keyboard(driver, index: Path, case: Case) -> N
 
 
 def test_dimension_page_shows_the_arrays(driver, index: Path, case: Case) -> None:
-    k = int(rank_suppressed(case.dims, case.gates)[0])
+    k = int(most_suppressed(case.dims)[0])
     visit(driver, index, f"#/dim/{k}")
-    order, value = top_images(case.z, 200)
+    order, value = case.top
     want = order[k][value[k] > 0]
     shown = data(driver, ".wall .picture", "image")
     assert shown == want[: len(shown)].tolist()
@@ -213,12 +113,12 @@ def test_dimension_page_shows_the_arrays(driver, index: Path, case: Case) -> Non
     closed = data(driver, ".wall .thumb.closed .picture", "image")
     assert closed == [i for i in shown if not case.open[i, k]]
     counts = case.dims.class_counts[k]
-    labels = text(driver, "aside section:first-child .bar-label")
+    labels = text(driver, "aside section:nth-child(2) .bar-label")
     assert labels[0] == NAMES[counts.argmax()]
-    assert text(driver, "aside section:first-child .bar-text")[0] == f"{100 * counts.max() / counts.sum():.0f} %"
+    assert text(driver, "aside section:nth-child(2) .bar-text")[0] == f"{100 * counts.max() / counts.sum():.0f} %"
     gate = [float(t.removesuffix(" %")) for t in text(driver, "aside ul[aria-label='Gate open'] .bar-text")]
-    assert gate == pytest.approx([100 * case.open[:, k].mean(), 100 - 100 * case.gates.closed_rate[k]], abs=0.51)
-    near, _ = nearest_rows(unit_rows(case.z.T), 6)
+    assert gate == pytest.approx([100 * case.open[:, k].mean(), 100 - case.dims.closed_rate[k]], abs=0.51)
+    near, _ = nearest_rows(csr_array(unit_rows(case.z.T)), 6)
     assert text(driver, "aside .tile-name")[0] == f"Dimension {near[k][0]}"
     assert sum(int(t.split(": ")[1].split()[0]) for t in text(driver, ".histogram title")) == case.dims.support[k]
     assert len(want) > len(shown)
@@ -235,12 +135,14 @@ def test_list_sorts_filters_and_finds_a_class(driver, index: Path, case: Case) -
     visit(driver, index, "#/dims")
     click(driver, "button[data-sort='consistency']")
     shown = [int(t) for t in text(driver, "tbody th a")]
-    assert case.dims.consistency[shown].tolist() == sorted(case.dims.consistency.tolist(), reverse=True)
+    assert case.consistency[shown].tolist() == sorted(case.consistency.tolist(), reverse=True)
     click(driver, "button[data-sort='consistency']")
-    assert case.dims.consistency[int(text(driver, "tbody th a")[0])] == case.dims.consistency.min()
+    assert case.consistency[int(text(driver, "tbody th a")[0])] == case.consistency.min()
     driver.find_element("css selector", "#list-search").send_keys("tiger")
     shown = [int(t) for t in text(driver, "tbody th a")]
-    assert sorted(shown) == [k for k in range(24) if case.dims.support[k] and case.dims.best[k] == 3]
+    named = (case.stands[0] == 3) & (case.stands[2] <= case.grounded[2])
+    assert sorted(shown) == np.flatnonzero(named).tolist()
+    assert len(shown) > 0
     assert driver.current_url.endswith("#/dims?sort=consistency&order=up&q=tiger")
     visit(driver, index, "#/dims?show=dead")
     assert text(driver, "tbody th a") == [str(k) for k in np.flatnonzero(case.dims.support == 0)]
@@ -253,9 +155,9 @@ def test_image_page_shows_features_gates_and_neighbours(driver, index: Path, cas
     values = text(driver, ".features .feature-bar:first-child .bar-text")
     assert values == [f"before {case.z[5, k]:.3f}" for k in order[:16]]
     assert text(driver, ".features .gate") == ["open" if case.open[5, k] else "closed" for k in order[:16]]
-    near, similarity = nearest_rows(case.z, 12)
+    near, similarity = nearest_rows(csr_array(case.z), 12)
     assert data(driver, ".large .picture", "image") == near[5].tolist()
-    assert text(driver, ".large .caption")[0].startswith(f"{similarity[5, 0]:.2f}")
+    assert text(driver, ".large .caption")[0].endswith(f" · {similarity[5, 0]:.2f}")
     assert f"{HOSTILE}/005.png" in text(driver, ".facts dd")
     click(driver, ".large .why")
     arrive(driver, f"#/pair/5/{near[5, 0]}")
@@ -265,6 +167,7 @@ def test_pair_page_adds_up_to_the_similarity(driver, index: Path, case: Case) ->
     visit(driver, index, "#/pair/5/8")
     before, after = case.z[5] * case.z[8], case.gated[5] * case.gated[8]
     assert text(driver, ".verdict strong") == [f"{before.sum():.3f}", f"{after.sum():.3f}"]
+    assert text(driver, "h1") == [f"Cosine {before.sum():.2f} before gates"]
     shared = data(driver, ".pair-list li", "dim")
     assert set(shared) == set(np.flatnonzero(before > 1e-9).tolist())
     bars = text(driver, ".pair-list .bar-text")
@@ -288,7 +191,7 @@ def test_compare_puts_both_runs_side_by_side(driver, index: Path, case: Case) ->
     assert len(text(driver, "svg.map")) == 2
     cosine = unit_rows(case.z.T) @ unit_rows(case.other.T).T
     dims, matches = data(driver, ".matches li", "dim"), data(driver, ".matches li", "match")
-    assert dims[0] == case.dims.support.argmax()
+    assert dims[0] == case.telling.argmax()
     assert matches == [int(cosine[k].argmax()) for k in dims]
     assert text(driver, ".match b")[0] == f"{cosine[dims[0]].max():.2f}"
     order = np.argsort(-case.other[9], kind="stable")[:6]
@@ -313,11 +216,62 @@ def test_galleries_are_one_click_away(driver, index: Path, case: Case) -> None:
     visit(driver, index, "#/dim/2")
     click(driver, ".actions a[href*='gallery/suppressed']")
     arrive(driver, "#/gallery/suppressed")
-    assert data(driver, "article", "dim") == rank_suppressed(case.dims, case.gates)[:24].tolist()
+    assert data(driver, "article", "dim") == most_suppressed(case.dims)[:24].tolist()
     click(driver, ".actions a[href*='gallery/entropy']")
     arrive(driver, "#/gallery/entropy")
-    entropies = case.dims.entropy_freq[data(driver, "article", "dim")]
-    assert (np.diff(entropies) <= 1e-6).all()
+    assert data(driver, "article", "dim") == most_mixed(case.dims)[:24].tolist()
+
+
+def test_the_wall_leads_with_the_most_telling_dimensions(driver, index: Path, case: Case) -> None:
+    visit(driver, index)
+    order = np.argsort(-case.telling, kind="stable")
+    assert text(driver, ".telling .tile-name") == [f"Dimension {k}" for k in order[:12]]
+    k = int(order[0])
+    label, share, times = case.stands[0][k], case.stands[1][k], case.labels
+    word = NAMES[label]
+    if case.grounded[2][k] < case.stands[2][k]:
+        label, share, times = case.grounded[0][k], case.grounded[1][k], case.grounds
+        word = "on " + ("sky", "leaves", "sand", "petals")[label]
+    lift = share / (times == label).mean()
+    want = f"{100 * share:.0f} % {word}, {lift:.1f} times chance" if lift < 10 else f"{100 * share:.0f} % {word}"
+    assert text(driver, ".telling .tile-line")[0].startswith(want)
+
+
+def test_search_finds_names_backgrounds_and_numbered_classes(driver, index: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    visit(driver, index)
+    assert "tiger" not in driver.find_element("id", "find").get_attribute("placeholder")
+    for words, address in (("petals", "#/dims?q=petals"), ("class 3", "#/class/3"), ("seven", "#/class/7")):
+        press(driver, "/")
+        press(driver, words)
+        wait_for(driver, "document.querySelectorAll('#found [data-href]').length > 0")
+        press(driver, Keys.ENTER)
+        arrive(driver, address)
+        visit(driver, index, "#/")
+
+
+def test_three_runs_share_an_atlas(driver, case: Case, tmp_path: Path) -> None:
+    runs = [AtlasRun(name, z) for name, z in (("A", case.z), ("B", case.other), ("C", case.gated))]
+    page = build_atlas(tmp_path / "atlas", runs, case.images, "Three")
+    visit(driver, page, "#/dim/2?run=2")
+    assert data(driver, ".wall .picture", "image")[0] == case.gated[:, 2].argmax()
+    visit(driver, page, "#/compare?run=2")
+    assert text(driver, ".side h3")[:2] == ["A", "C"]
+    assert text(driver, "#switches a") == ["B", "C"]
+    visit(driver, page, "#/quiz")
+    assert len(text(driver, ".choice")) == 5
+
+
+def test_on_a_phone_the_header_is_small_and_cut_tables_say_so(driver, index: Path) -> None:
+    resize(driver, 390, 800)
+    visit(driver, index, "#/dims")
+    top = driver.execute_script("return document.querySelector('main').getBoundingClientRect().top + scrollY")
+    assert top < 0.16 * 800
+    assert driver.find_element("css selector", ".sideways").is_displayed()
+    resize(driver, 1280, 800)
+    visit(driver, index, "#/class/3")
+    assert not any(e.is_displayed() for e in driver.find_elements("css selector", ".sideways"))
 
 
 def test_hostile_names_stay_text(driver, index: Path) -> None:
@@ -330,9 +284,10 @@ def test_hostile_names_stay_text(driver, index: Path) -> None:
 
 
 def test_wrong_addresses_are_answered(driver, index: Path) -> None:
-    for address in ("#/dim/999", "#/image/-1", "#/class/77", "#/nowhere", "#/pair/1/x"):
+    for address in ("#/dim/999", "#/dim", "#/image/-1", "#/image", "#/class/77", "#/nowhere", "#/pair/1/x", "#/pair/5"):
         visit(driver, index, address)
         assert text(driver, "h1") == ["Not here"]
+        assert "undefined" not in text(driver, "main")[0]
 
 
 CONTRAST = """
@@ -367,7 +322,7 @@ return [...document.querySelectorAll('a, button, input, select')].filter((e) => 
 def test_readable_in_light_and_dark_wide_and_narrow(driver, index: Path, width: int, dark: bool) -> None:
     resize(driver, width, 800)
     set_dark(driver, dark)
-    for address in VIEWS[:12]:
+    for address in VIEWS[:14]:
         visit(driver, index, address)
         assert driver.execute_script("return document.documentElement.scrollWidth") <= width, address
         assert driver.execute_script(CONTRAST) == [], address
@@ -415,6 +370,8 @@ def test_without_labels_or_gates_every_other_view_works(driver, case: Case, tmp_
         assert text(driver, "h1") != ["Not here"], address
         assert not any("NaN" in t or "undefined" in t for t in text(driver, "main")), address
     assert "Classes" not in text(driver, "nav a")
+    visit(driver, plain, "#/quiz")
+    assert len(text(driver, ".choice")) == 5
     visit(driver, plain, "#/pair/5/8")
     assert text(driver, ".verdict strong") == [f"{case.other[5] @ case.other[8]:.3f}"]
 
@@ -439,7 +396,7 @@ def test_ten_thousand_images_and_2048_dimensions(driver, tmp_path: Path) -> None
     visit(driver, large, "#/dim/2000")
     assert data(driver, ".wall .picture", "image") == []  # one of the dead
     visit(driver, large, "#/dim/700")
-    want = top_images(z[:, 700:701], 200)[0][0]
+    want = top_images(csr_array(z[:, 700:701]), 200)[0][0]
     assert data(driver, ".wall .picture", "image")[:40] == want[:40].tolist()
     visit(driver, large, "#/pair/17/9999")
     assert float(text(driver, ".verdict strong")[0]) == pytest.approx(float(z[17] @ z[9999]), abs=0.02)

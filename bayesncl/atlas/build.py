@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import html
 import json
+import os
 from importlib import resources
 from pathlib import Path
 
@@ -11,41 +13,58 @@ from ..data.images import Images
 from ..errors import InputError
 from ..files import temporary_beside
 from .contents import AtlasRun, prepare, write_images, write_matches, write_run
+from .labels import factorise
+from .photos import Photos
 
 MARKER = "atlas.json"  # says that a folder is an atlas and may be replaced by another
+MOST_RUNS = 8
 SCRIPTS = (
-    "data.js", "dom.js", "sprites.js", "charts.js", "map.js", "parts.js", "overview.js", "dimension.js", "list.js",
-    "image.js", "pair.js", "compare.js", "class.js", "gallery.js", "search.js", "main.js",
+    "data.js", "dom.js", "store.js", "names.js", "sprites.js", "charts.js", "map.js", "parts.js", "overview.js",
+    "dimension.js", "list.js", "image.js", "pair.js", "compare.js", "class.js", "gallery.js", "quiz.js", "search.js",
+    "main.js",
 )  # fmt: skip
 
 
-def build_atlas(out: Path, runs: list[AtlasRun], images: Images, title: str = "Atlas") -> Path:
-    """Write the atlas of one run, or of two runs on the same images, as the folder `out`.
+def build_atlas(out: Path, runs: list[AtlasRun], images: Images | Photos, title: str = "Atlas") -> Path:
+    """Write the atlas of one or more runs on the same images as the folder `out`.
 
     The folder appears complete or not at all. An atlas that is already there is replaced; any other folder is refused.
+
+    Parameters
+    ----------
+    out : the folder.
+    runs : features of each run or code, at most eight.
+    images : pixels (`Images`) or files (`Photos`), with labels or without.
+    title : the name of the atlas.
 
     Returns
     -------
     The path of its index.html, which opens from disk.
     """
     out = Path(out)
-    if not 1 <= len(runs) <= 2:
-        raise InputError(f"an atlas shows one or two runs, got {len(runs)}")
+    if not 1 <= len(runs) <= MOST_RUNS:
+        raise InputError(f"an atlas shows one to {MOST_RUNS} runs, got {len(runs)}")
     if len(images) < 1:
         raise InputError("an atlas needs at least one image, got none")
+    before = out.with_name(f".{out.name}.before")
+    if before.is_dir() and not out.exists():
+        before.rename(out)  # a kill came between the two renames of `_replace`
     if out.exists() and not (out / MARKER).is_file() and not (out.is_dir() and not any(out.iterdir())):
         raise InputError(f"{out} exists and is not an atlas (no {MARKER} in it): not overwritten")
+    labels = factorise("labels", images.labels, images.class_names)
+    grounds = factorise("backgrounds", images.backgrounds, images.background_names)
     features = [prepare(run, images) for run in runs]
     out.parent.mkdir(parents=True, exist_ok=True)
     with temporary_beside(out, folder=True) as partial:
         _write_page(partial, title)
-        write_images(partial, images, runs, title)
+        first_seen: list[int] = []
         for r, arrays in enumerate(features):
-            write_run(partial, f"run{r}", arrays, images)
-        if len(runs) == 2:
-            write_matches(partial, features[0].z, features[1].z)
-        (partial / MARKER).write_text(json.dumps({"format": 1, "title": title, "runs": [run.name for run in runs]}))
-        _replace(partial, out)
+            first_seen += write_run(partial, f"run{r}", arrays, labels, grounds)
+            if r:
+                write_matches(partial, f"compare-{r}", features[0].z, arrays.z)
+        write_images(partial, images, labels, grounds, runs, features, title, first_seen)
+        (partial / MARKER).write_text(json.dumps({"format": 2, "title": title, "runs": [run.name for run in runs]}))
+        _replace(partial, out, before)
     return out / "index.html"
 
 
@@ -60,15 +79,25 @@ def _write_page(folder: Path, title: str) -> None:
     (folder / "atlas.js").write_text('"use strict";\n(() => {\n' + "\n".join(parts) + "\n})();\n", encoding="utf-8")
 
 
-def _replace(partial: Path, out: Path) -> None:
-    """Put the finished folder in its place; an older atlas steps aside first and comes back if that fails."""
+def _replace(partial: Path, out: Path, before: Path) -> None:
+    """Put the finished folder in its place: at once where the system can exchange two names, else by two renames."""
     if not out.exists():
         partial.rename(out)
-        return
-    with temporary_beside(out, folder=True) as old:
-        out.rename(old)  # onto an empty folder
+    elif not _exchange(partial, out):
+        out.rename(before)  # if we are killed here, the next build brings it back
         try:
             partial.rename(out)
         except OSError:
-            old.rename(out)
+            before.rename(out)
             raise
+        before.rename(partial)  # and goes with the temporary folder
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Exchange two names in one step (Linux); False where that cannot be done, and nothing has changed."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(rename(here, os.fsencode(a), here, os.fsencode(b), exchange) == 0)

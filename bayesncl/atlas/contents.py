@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from scipy import sparse
 
 from ..data.images import Images
 from ..errors import InputError
-from .dimensions import (
-    FIRES,
-    Dimensions,
-    describe_dimensions,
-    describe_gates,
-    headline,
-    one_hot,
-    rank_entropy,
-    rank_suppressed,
-    unit_rows,
-)
-from .sprites import write_sprites
+from ..measure.dimensions import Dimensions, describe, most_mixed, most_suppressed
+from ..measure.labelfree import draw_trials
+from .labels import Labels
+from .photos import Photos, picture_size
+from .rows import mask_rows, scale_columns, sparse_rows
+from .sprites import large_side, thumbnail_side, write_sprites
+from .telling import recognise, telling
 from .vectors import SCALE, histograms, nearest_rows, quantise, sparsify, top_images
 
 TOP = 200  # images shown of a dimension
@@ -33,6 +30,9 @@ BINS = 24
 ENTRIES = 1_280_000  # features stored per run, shared by its images; at least 64 an image
 DIMS_A_FILE, IMAGES_A_FILE = 128, 500
 GALLERY = 24
+QUESTIONS = 2  # of the quiz, a dimension
+WALL, HEAVIEST = 24, 64  # dimensions whose pictures the overview shows, in strips and on its map
+MOST_DIMS = 1_000_000
 TYPES = {"u1": "Uint8Array", "u2": "Uint16Array", "u4": "Uint32Array", "i2": "Int16Array", "f4": "Float32Array"}
 
 Arrays = dict[str, np.ndarray]
@@ -44,161 +44,204 @@ class AtlasRun:
 
     Attributes
     ----------
-    name : shown wherever two runs must be told apart.
-    z : float [N, D], features before gating; rows are scaled to length 1. May be signed.
-    gated : float [N, D], features after gating, or None (then z * open, scaled to length 1, where there are gates).
+    name : shown wherever runs must be told apart.
+    z : float [N, D], dense or SciPy sparse, features before gating; rows are scaled to length 1. May be signed.
+    gated : like z, features after gating, or None (then z * open, scaled to length 1, where there are gates).
     open : bool [N, D], whether each gate is open, or None for a model without gates, or with soft ones.
     summary : headline numbers by definition, such as {"paper": {...}, "sound": {...}}, or None.
     sentence : one sentence on the run.
+    fingerprint : says which codes they are, so that names given to dimensions find them again; default made from z.
     """
 
     name: str
-    z: np.ndarray
-    gated: np.ndarray | None = None
+    z: np.ndarray | sparse.sparray | sparse.spmatrix
+    gated: np.ndarray | sparse.sparray | sparse.spmatrix | None = None
     open: np.ndarray | None = None
     summary: dict | None = None
     sentence: str = ""
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True)
 class Features:
     """The checked arrays of a run, rows of length 1; `gated` is None without gates, `open` where none closes."""
 
-    z: np.ndarray
-    gated: np.ndarray | None = None
+    z: sparse.csr_array
+    gated: sparse.csr_array | None = None
     open: np.ndarray | None = None
 
 
-def prepare(run: AtlasRun, images: Images) -> Features:
+def prepare(run: AtlasRun, images: Images | Photos) -> Features:
     """Check the arrays of a run against the images, and scale rows to length 1."""
-    z, n = np.asarray(run.z), len(images)
-    if z.ndim != 2 or z.shape[0] != n or z.shape[1] < 1:
-        raise InputError(f"run {run.name!r}: z must be [{n}, D] for {n} images, got {list(z.shape)}")
+    n, shape = len(images), tuple(np.shape(run.z))
+    if len(shape) != 2 or shape[0] != n or not 1 <= shape[1] <= MOST_DIMS:
+        raise InputError(f"run {run.name!r}: z must be [{n}, D] for {n} images, got {list(shape)}")
     for what, x in (("gated", run.gated), ("open", run.open)):
-        if x is not None and np.shape(x) != z.shape:
-            raise InputError(f"run {run.name!r}: {what} must be {list(z.shape)} like z, got {list(np.shape(x))}")
-    for what, x in (("z", z), ("gated", run.gated)):
-        if x is not None and not np.isfinite(x).all():
-            count = np.count_nonzero(~np.isfinite(x))
-            raise InputError(f"run {run.name!r}: {what} holds {count} values that are not finite")
-    z = unit_rows(z)
+        if x is not None and np.shape(x) != shape:
+            raise InputError(f"run {run.name!r}: {what} must be {list(shape)} like z, got {list(np.shape(x))}")
+    z = sparse_rows(run.z, f"run {run.name!r}: z")
     open = None if run.open is None else np.asarray(run.open, dtype=bool)
     if run.gated is not None:
-        gated = unit_rows(run.gated)
+        gated = sparse_rows(run.gated, f"run {run.name!r}: gated")
     elif open is not None:
-        gated = unit_rows(z * open)
+        gated = mask_rows(z, open)
     else:
         return Features(z)
-    if open is None and np.allclose(gated, z, atol=1e-6):
+    if open is None and abs(gated - z).max() <= 1e-6:
         return Features(z)
     return Features(z, gated, open)
 
 
-def name_labels(what: str, labels: np.ndarray | None, names: tuple[str, ...] | None) -> list[str] | None:
-    """Names by label, made up where there are labels without names; None without labels."""
-    if labels is None:
-        return None
-    count = int(np.max(labels, initial=0)) + 1
-    if names is None:
-        return [str(c) for c in range(count)]
-    if len(names) < count:
-        raise InputError(f"{what} go up to {count - 1} but there are {len(names)} names")
-    return [str(name) for name in names]
+def fingerprint(run: AtlasRun, features: Features) -> str:
+    """The run's own, or a hash of up to 65,536 entries of its features."""
+    if run.fingerprint:
+        return run.fingerprint
+    z = features.z
+    some = np.unique(np.linspace(0, max(z.nnz - 1, 0), 1 << 16).astype(np.int64))[: z.nnz]
+    parts = [str(z.shape).encode(), z.indices[some].astype("<i8").tobytes(), quantise(z.data[some]).tobytes()]
+    return hashlib.blake2b(b"".join(parts), digest_size=8).hexdigest()
 
 
-def encode_labels(images: Images) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """One-hot classes and backgrounds, float32 [N, C], or None."""
-    classes = name_labels("labels", images.labels, images.class_names)
-    grounds = name_labels("backgrounds", images.backgrounds, images.background_names)
-    return (
-        None if images.labels is None or classes is None else one_hot(images.labels, len(classes)),
-        None if images.backgrounds is None or grounds is None else one_hot(images.backgrounds, len(grounds)),
-    )
-
-
-def write_images(folder: Path, images: Images, runs: list[AtlasRun], title: str) -> None:
+def write_images(
+    folder: Path, images: Images | Photos, labels: Labels | None, grounds: Labels | None, runs: list[AtlasRun],
+    features: list[Features], title: str, first_seen: list[int],
+) -> None:  # fmt: skip
     """What belongs to the images and to no run: pictures, labels, names."""
+    n = len(images)
+    side, large = thumbnail_side(n), large_side(n)
+    cover = np.array(list(dict.fromkeys(first_seen))[:512], np.int64)
     plain: dict[str, object] = {
         "title": title,
-        "count": len(images),
-        "sprites": write_sprites(images.pixels, folder / "sprites"),
-        "classes": name_labels("labels", images.labels, images.class_names),
-        "backgrounds": name_labels("backgrounds", images.backgrounds, images.background_names),
+        "count": n,
+        "sprites": write_sprites(images, folder / "sprites", side),
+        "classes": None if labels is None else labels.names,
+        "backgrounds": None if grounds is None else grounds.names,
         "named": images.names is not None,
-        "runs": [{"name": run.name, "sentence": run.sentence, "summary": tabulate(run.summary)} for run in runs],
+        "runs": [
+            {
+                "name": run.name, "sentence": run.sentence, "summary": tabulate(run.summary),
+                "fingerprint": fingerprint(run, arrays),
+            }
+            for run, arrays in zip(runs, features)
+        ],
         "files": {"dims": DIMS_A_FILE, "images": IMAGES_A_FILE},
         "scale": SCALE,
-    }
+    }  # fmt: skip
     arrays: Arrays = {}
-    for what, labels in (("labels", images.labels), ("backs", images.backgrounds)):
-        if labels is not None:
-            arrays[what] = _small(np.maximum(np.asarray(labels), -1) + 1)  # 0 is no label
+    if large and max(picture_size(images)) > side:
+        plain["large"] = write_sprites(images, folder / "large", large)
+    if len(cover) and n > 1000:  # what the overview shows lies scattered over many sheets: on one it opens at once
+        plain["cover"] = write_sprites(images, folder / "cover", side, cover)
+        arrays["covered"] = _small(cover)
+    for what, found in (("labels", labels), ("backs", grounds)):
+        if found is not None:
+            arrays[what] = _small(found.index + 1)  # 0 is no label
     _write(folder, "atlas", plain, arrays)
     if images.names is not None:
-        for i, a in enumerate(range(0, len(images), IMAGES_A_FILE)):
+        for i, a in enumerate(range(0, n, IMAGES_A_FILE)):
             _write(folder, f"names-{i}", {"names": [str(name) for name in images.names[a : a + IMAGES_A_FILE]]}, {})
 
 
-def write_run(folder: Path, key: str, features: Features, images: Images) -> None:
-    """The numbers of a run: by dimension, by class, by image; each before and, where there are gates, after gating."""
+def write_run(folder: Path, key: str, features: Features, labels: Labels | None, grounds: Labels | None) -> list[int]:
+    """The numbers of a run: by dimension, by class, by image; each before and, where there are gates, after gating.
+
+    Returns
+    -------
+    The images its overview shows.
+    """
     z, gated, open = features.z, features.gated, features.open
-    d = z.shape[1]
-    classes, grounds = encode_labels(images)
+    n, d = z.shape
     plain: dict = {"dims": d, "signed": bool(z.min() < 0), "gated": open is not None, "stages": {}}
     core: Arrays = {}
     counts: Arrays = {}
     by_dim: Arrays = {}
     by_image: Arrays = {}
+    seen: list[int] = []
     for stage, x in (("before", z), ("after", gated)):
         if x is None:
             continue
-        dims = describe_dimensions(x, classes, grounds)
+        dims = describe(
+            x,
+            None if labels is None else labels.index,
+            backgrounds=None if grounds is None else grounds.index,
+            open=open if stage == "before" else None,
+        )
         index, value = top_images(x, TOP)
-        plain["stages"][stage] = headline(x, dims) | {"gallery": {"entropy": rank_entropy(dims)[:GALLERY].tolist()}}
-        core |= _prefix(stage, _describe_core(dims, index, value))
+        score = telling(x, index, value)
+        plain["stages"][stage] = _headline(dims) | {"gallery": {"entropy": most_mixed(dims)[:GALLERY].tolist()}}
+        core |= _prefix(stage, _describe_core(dims, index, value, score))
+        core |= _prefix(stage, _describe_words(index, value, labels, grounds))
         by_dim |= _prefix(stage, _describe_detail(x, index, value, open))
         near, similarity = nearest_rows(x, NEAR)
         by_image |= _prefix(stage, {"near": _small(near), "similarity": quantise(similarity)})
+        wall = np.argsort(-score, kind="stable")[:WALL]
+        heavy = np.argsort(-dims.mass, kind="stable")[:HEAVIEST]
+        seen += [*index[wall, :8][value[wall, :8] > 0].tolist(), *index[heavy, 0][value[heavy, 0] > 0].tolist()]
         for what, count in (("classes", dims.class_counts), ("backgrounds", dims.background_counts)):
             if count is not None:
                 counts[f"{stage}.{what}"] = _small(count)
         if stage == "before" and open is not None:
-            gates = describe_gates(z, open, classes)
-            core |= {"open_rate": gates.open_rate.astype("f4"), "closed_rate": gates.closed_rate.astype("f4")}
-            fires = np.abs(z) > FIRES
-            plain["closed"] = float((fires & ~open).sum() / max(int(fires.sum()), 1))
-            plain["stages"]["before"]["gallery"]["suppressed"] = rank_suppressed(dims, gates)[:GALLERY].tolist()
-            if gates.open_counts is not None:
-                counts["open"] = _small(gates.open_counts)
+            core |= {"open_rate": _share(dims.open_rate), "closed_rate": _share(dims.closed_rate)}
+            plain["closed"] = (dims.closed or 0.0) / 100
+            plain["stages"]["before"]["gallery"]["suppressed"] = most_suppressed(dims)[:GALLERY].tolist()
+            if dims.open_counts is not None:
+                counts["open"] = _small(dims.open_counts)
+    asked = draw_trials(z if gated is None else gated, trials=QUESTIONS)  # of what the model gives
+    questions = {"dims": _small(asked.dimension, d), "images": _small(asked.images, n), "odd": _small(asked.odd)}
+    _write(folder, f"{key}-quiz", {}, questions)
     if counts:
         _write(folder, f"{key}-classes", {}, counts)
     for i, a in enumerate(range(0, d, DIMS_A_FILE)):
         _write(folder, f"{key}-dims-{i}", {}, {name: x[a : a + DIMS_A_FILE] for name, x in by_dim.items()})
     plain |= _write_vectors(folder, key, features, by_image)
     _write(folder, key, plain, core)
+    return seen
 
 
-def _describe_core(dims: Dimensions, index: np.ndarray, value: np.ndarray) -> Arrays:
+def _describe_core(dims: Dimensions, index: np.ndarray, value: np.ndarray, score: np.ndarray) -> Arrays:
     """What is known of every dimension as soon as the page opens."""
     core = {
         "support": _small(dims.support),
         "mass": dims.mass.astype("f4"),
+        "telling": score.astype("f4"),
         "top": _small(index[:, :STRIP]),
         "shown": (value[:, :STRIP] > 0).sum(1).astype("u1"),
     }
-    for what in ("consistency", "entropy_freq", "entropy_sum", "entropy_mean"):
+    for what in ("entropy_freq", "entropy_sum", "entropy_mean"):
         column = getattr(dims, what)
         if column is not None:
-            core[what] = column.astype("f4")
-    if dims.best is not None:
-        core["best"] = _small(dims.best)
+            core[what] = np.nan_to_num(column).astype("f4")
+    if dims.consistency is not None:
+        core["consistency"] = _share(dims.consistency)
     return core
 
 
-def _describe_detail(x: np.ndarray, index: np.ndarray, value: np.ndarray, open: np.ndarray | None) -> Arrays:
+def _headline(dims: Dimensions) -> dict[str, float | int | None]:
+    """The few numbers that describe all dimensions together."""
+    known = dims.counted if dims.consistency is None else dims.counted & np.isfinite(dims.consistency)
+    mean = float(dims.consistency[known].mean()) / 100 if dims.consistency is not None and known.any() else None
+    return {"dead": int(dims.dead.sum()), "supported": int(dims.counted.sum()), "active": dims.l0, "consistency": mean}
+
+
+def _share(percent: np.ndarray | None) -> np.ndarray:
+    """Percent as shares; 0 for what does not exist."""
+    return np.nan_to_num(np.asarray(percent) / 100).astype("f4")
+
+
+def _describe_words(index: np.ndarray, value: np.ndarray, labels: Labels | None, grounds: Labels | None) -> Arrays:
+    """The class (1) or background (2) that stands out among a dimension's strongest images, 0 where none does."""
+    found = [recognise(index, value, each) for each in (labels, grounds)]
+    (label, share, surprise), (ground, ground_share, ground_surprise) = found
+    second = ground_surprise < surprise
+    kind = np.where(second, 2, np.where(label >= 0, 1, 0))
+    word = _small(np.maximum(np.where(second, ground, label), 0))
+    return {"kind": kind.astype("u1"), "word": word, "share": np.where(second, ground_share, share).astype("f4")}
+
+
+def _describe_detail(x: sparse.csr_array, index: np.ndarray, value: np.ndarray, open: np.ndarray | None) -> Arrays:
     """What is read when a dimension's page is opened."""
     shapes, edges = histograms(x, BINS)
-    near, cosine = nearest_rows(unit_rows(x.T), NEAR)
+    near, cosine = nearest_rows(scale_columns(x), NEAR)
     detail = {"index": _small(index), "value": quantise(value), "histogram": _small(shapes), "edges": edges}
     detail |= {"near": _small(near), "cosine": quantise(cosine)}
     if open is not None:
@@ -227,13 +270,13 @@ def _write_vectors(folder: Path, key: str, features: Features, by_image: Arrays)
     return {"keep": keep, "covered": rows.covered.mean(1).tolist(), "whole": whole}
 
 
-def write_matches(folder: Path, a: np.ndarray, b: np.ndarray) -> None:
+def write_matches(folder: Path, key: str, a: sparse.csr_array, b: sparse.csr_array) -> None:
     """The dimension of the other run that behaves most alike on the same images, both ways."""
     arrays: Arrays = {}
     for name, x, y in (("first", a, b), ("second", b, a)):
-        match, cosine = nearest_rows(unit_rows(x.T), 1, unit_rows(y.T))
+        match, cosine = nearest_rows(scale_columns(x), 1, scale_columns(y))
         arrays |= _prefix(name, {"match": _small(match[:, 0]), "cosine": quantise(cosine[:, 0])})
-    _write(folder, "compare", {}, arrays)
+    _write(folder, key, {}, arrays)
 
 
 def tabulate(summary: dict | None) -> dict | None:

@@ -8,8 +8,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..data.images import Images
-from .contents import AtlasRun, encode_labels, name_labels, prepare
-from .dimensions import Dimensions, Gates, describe_dimensions, describe_gates, rank_entropy, rank_suppressed
+from ..measure.dimensions import Dimensions, describe, most_mixed, most_suppressed
+from .contents import AtlasRun, prepare
+from .labels import factorise
 from .vectors import top_images
 
 
@@ -24,32 +25,32 @@ def galleries(run: AtlasRun, images: Images, out_dir: Path, rows: int = 6, colum
     """
     features = prepare(run, images)
     z = features.z
-    names = name_labels("labels", images.labels, images.class_names)
-    dims = describe_dimensions(z, encode_labels(images)[0])
-    gates = None if features.open is None else describe_gates(z, features.open)
-    picked = {"high-entropy": rank_entropy(dims)[:rows]}
-    if gates is not None:
-        picked["most-suppressed"] = rank_suppressed(dims, gates)[:rows]
+    labels = factorise("labels", images.labels, images.class_names)
+    names = None if labels is None else labels.names
+    dims = describe(z, None if labels is None else labels.index, open=features.open)
+    picked = {"high-entropy": most_mixed(dims)[:rows]}
+    if features.open is not None:
+        picked["most-suppressed"] = most_suppressed(dims)[:rows]
     Path(out_dir).mkdir(parents=True, exist_ok=True)
     files: list[Path] = []
     for name, order in picked.items():
         if not len(order):
             continue
         index, value = top_images(z[:, order], columns)
-        captions = [_caption(int(k), dims, gates, len(images), names) for k in order]
+        captions = [_caption(int(k), dims, names) for k in order]
         path = Path(out_dir) / f"{name}.png"
         _draw(images.pixels, index, value, captions).savefig(path, dpi=160, facecolor="white")
         files.append(path)
     return files
 
 
-def _caption(k: int, dims: Dimensions, gates: Gates | None, n: int, names: list[str] | None) -> str:
-    lines = [f"Dimension {k}", f"fires on {dims.support[k] / n:.0%} of images"]
-    if dims.consistency is not None and dims.best is not None and names is not None:
-        label = names[dims.best[k]]
-        lines.append(f"{dims.consistency[k]:.0%} {label if len(label) <= 18 else label[:17] + '…'}")
-    if gates is not None:
-        lines.append(f"gate closes {gates.closed_rate[k]:.0%}")
+def _caption(k: int, dims: Dimensions, names: list[str] | None) -> str:
+    lines = [f"Dimension {k}", f"fires on {dims.support[k] / dims.images:.0%} of images"]
+    if dims.consistency is not None and dims.best_class is not None and names is not None and dims.best_class[k] >= 0:
+        label = names[dims.best_class[k]]
+        lines.append(f"{dims.consistency[k]:.0f}% {label if len(label) <= 18 else label[:17] + '…'}")
+    if dims.closed_rate is not None:
+        lines.append(f"gate closes {dims.closed_rate[k]:.0f}%")
     return "\n".join(lines)
 
 

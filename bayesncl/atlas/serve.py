@@ -5,13 +5,26 @@ from __future__ import annotations
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from ..errors import InputError
 from .build import MARKER
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Files of the folder, no listings, no log line per request."""
+    """Files of the folder, no listings, no log line per request, and only for pages of this machine."""
+
+    def send_head(self) -> Any:
+        # A page elsewhere may give its own name our address (DNS rebinding): the name it asks for tells.
+        host = self.headers.get("Host", "").rsplit(":", 1)[0]
+        if host not in ("127.0.0.1", "localhost"):
+            self.send_error(421)
+            return None
+        try:
+            return super().send_head()
+        except ValueError:  # a null byte in the address
+            self.send_error(404)
+            return None
 
     def list_directory(self, path: object) -> None:
         self.send_error(404)

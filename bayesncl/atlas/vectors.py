@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import sparse
 
-from .dimensions import FIRES
+from .rows import row_of
 
 SCALE = 32767  # unit-norm features are stored as int16
+DENSE_BYTES = 1 << 30  # a matrix up to this size may be filled up with zeros
+FASTER = 30  # products a dense multiplication does in the time of one sparse product
+PRODUCTS = 6e9  # of a sparse search; rows are thinned to stay below it
 
 
 @dataclass(frozen=True)
@@ -35,85 +39,151 @@ def quantise(x: np.ndarray) -> np.ndarray:
     return np.clip(np.rint(x * SCALE), -SCALE, SCALE).astype(np.int16)
 
 
-def sparsify(z: np.ndarray, gated: np.ndarray, open: np.ndarray | None, keep: int) -> Sparse:
-    """Keep of each row the `keep` entries that are largest before or after gating, and of those the ones that fire."""
-    n, d = z.shape
-    keep = min(keep, d)
-    score = np.maximum(np.abs(z), np.abs(gated))
-    if keep < d:
-        top = np.argpartition(-score, keep - 1, axis=1)[:, :keep]
-    else:
-        top = np.broadcast_to(np.arange(d), (n, d))
-    top = np.take_along_axis(top, np.argsort(-np.take_along_axis(score, top, 1), axis=1, kind="stable"), 1)
-    held = np.take_along_axis(score, top, 1) > FIRES
-    rows = np.broadcast_to(np.arange(n)[:, None], top.shape)[held]
-    dims = top[held]
-    start = np.concatenate([[0], np.cumsum(held.sum(1))])
+def strongest(x: sparse.csr_array, keep: int) -> sparse.csr_array:
+    """The `keep` largest entries (in size) of each row, largest first within a row; equal ones by column."""
+    order = np.lexsort((x.indices, -np.abs(x.data), row_of(x)))
+    place = np.arange(x.nnz) - np.repeat(x.indptr[:-1], np.diff(x.indptr))
+    held = order[place < keep]
+    start = np.concatenate([[0], np.cumsum(np.minimum(np.diff(x.indptr), keep))])
+    return sparse.csr_array((x.data[held], x.indices[held], start), shape=x.shape)
+
+
+def sparsify(z: sparse.csr_array, gated: sparse.csr_array, open: np.ndarray | None, keep: int) -> Sparse:
+    """Keep of each row the `keep` entries that are largest before or after gating."""
+    n = z.shape[0]
+    same = gated is z
+    size = abs(z) if same else abs(z).maximum(abs(gated))
+    top = strongest(sparse.csr_array(size), keep)
+    rows, dims = row_of(top), top.indices
     covered = np.empty((2, n))
+    values: list[np.ndarray] = []
     for i, x in enumerate((z, gated)):
-        total = np.einsum("nd,nd->n", x, x, dtype=np.float64)
-        stored = np.bincount(rows, x[rows, dims].astype(np.float64) ** 2, minlength=n)
+        if same and i:
+            values.append(values[0])
+            covered[1] = covered[0]
+            continue
+        found = lookup(x, rows, dims)
+        total = np.bincount(row_of(x), x.data.astype(np.float64) ** 2, minlength=n)
+        stored = np.bincount(rows, found.astype(np.float64) ** 2, minlength=n)
         covered[i] = np.where(total > 0, np.minimum(stored / np.where(total > 0, total, 1), 1), 1)
+        values.append(quantise(found))
     gates = np.ones(len(dims), bool) if open is None else open[rows, dims]
-    return Sparse(start, dims, quantise(z[rows, dims]), quantise(gated[rows, dims]), gates, covered)
+    return Sparse(top.indptr, dims, values[0], values[1], gates, covered)
 
 
-def nearest_rows(x: np.ndarray, count: int, other: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+def lookup(x: sparse.csr_array, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """x[rows, columns], one number each, where NumPy would return a matrix."""
+    x = x.sorted_indices()
+    keys = row_of(x) * x.shape[1] + x.indices  # int64, ascending
+    wanted = np.asarray(rows, np.int64) * x.shape[1] + columns
+    at = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
+    if not len(keys):
+        return np.zeros(len(wanted), np.float32)
+    return np.where(keys[at] == wanted, x.data[at], 0).astype(np.float32)
+
+
+def nearest_rows(
+    x: sparse.csr_array, count: int, other: sparse.csr_array | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """For each row of `x` the `count` rows of `other` (default `x`, self left out) with the largest inner product.
+
+    Exact, but for sets so large that 6e9 products do not suffice: there candidates are found by the strongest entries
+    of each row alone, and the similarity of those is exact.
 
     Returns
     -------
     index : int [N, count], similarity : float32 [N, count]; best first.
     """
     y = x if other is None else other
-    count = min(count, len(y) - (other is None))
-    index = np.zeros((len(x), count), np.int64)
-    value = np.zeros((len(x), count), np.float32)
-    if count <= 0:
+    n, m, d = x.shape[0], y.shape[0], x.shape[1]
+    count = max(min(count, m - (other is None)), 0)
+    index = np.zeros((n, count), np.int64)
+    value = np.zeros((n, count), np.float32)
+    if count == 0:
         return index, value
-    for a in range(0, len(x), 1024):
-        s = x[a : a + 1024] @ y.T
-        if other is None:
-            s[np.arange(len(s)), a + np.arange(len(s))] = -np.inf  # self is left out by identity
-        top = np.argpartition(-s, count - 1, axis=1)[:, :count]
-        top = np.take_along_axis(top, np.argsort(-np.take_along_axis(s, top, 1), axis=1, kind="stable"), 1)
-        index[a : a + 1024] = top
-        value[a : a + 1024] = np.take_along_axis(s, top, 1)
+    cost = _products(x, y)
+    if m * d * 4 <= DENSE_BYTES and (m <= 1024 or n * m * d / FASTER <= cost):
+        full = y.toarray()
+        for a in range(0, n, 1024):
+            s = x[a : a + 1024].toarray() @ full.T
+            if other is None:
+                s[np.arange(len(s)), a + np.arange(len(s))] = -np.inf  # self is left out by identity
+            top = np.argpartition(-s, count - 1, axis=1)[:, :count]
+            top = np.take_along_axis(top, np.argsort(-np.take_along_axis(s, top, 1), axis=1, kind="stable"), 1)
+            index[a : a + 1024] = top
+            value[a : a + 1024] = np.take_along_axis(s, top, 1)
+        return index, value
+    few, thin_x, thin_y = 64, x, y
+    while cost > PRODUCTS and few >= 2:
+        thin_x = strongest(x, few)
+        thin_y = thin_x if other is None else strongest(y, few)
+        cost, few = _products(thin_x, thin_y), few // 2
+    wide = count if thin_x is x else 4 * count
+    turned = sparse.csr_array(thin_y.T)
+    step = max(1, min(1024, int(2e7 // m)))
+    for a in range(0, n, step):
+        s = thin_x[a : a + step] @ turned
+        for i in range(s.shape[0]):
+            part = slice(s.indptr[i], s.indptr[i + 1])
+            found, similar = s.indices[part], s.data[part]
+            if other is None:
+                similar = np.where(found == a + i, -np.inf, similar)
+            if len(found) > wide:
+                best = np.argpartition(-similar, wide - 1)[:wide]
+                found, similar = found[best], similar[best]
+            if thin_x is not x:
+                similar = np.where(np.isfinite(similar), (y[found] @ x[[a + i]].T).toarray()[:, 0], similar)
+            order = np.lexsort((found, -similar))[:count]
+            order = order[similar[order] > 0]
+            index[a + i, : len(order)] = found[order]
+            value[a + i, : len(order)] = similar[order]
+            if len(order) < count:  # the rest share nothing: the first ones, at similarity 0
+                taken = {*found[order].tolist(), *([a + i] if other is None else [])}
+                others = (j for j in range(m) if j not in taken)
+                index[a + i, len(order) :] = [next(others) for _ in range(count - len(order))]
     return index, value
 
 
-def top_images(z: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+def _products(x: sparse.csr_array, y: sparse.csr_array) -> float:
+    """Multiplications a sparse product of x and y transposed takes."""
+    columns = [np.bincount(part.indices, minlength=part.shape[1]).astype(np.float64) for part in (x, y)]
+    return float(columns[0] @ columns[1])
+
+
+def top_images(z: sparse.csr_array, count: int) -> tuple[np.ndarray, np.ndarray]:
     """For each dimension the `count` images on which it is largest; equal values by image number.
 
     Returns
     -------
-    index : int [D, count], value : float32 [D, count]; where fewer images fire the value is 0.
+    index : int [D, count], value : float32 [D, count]; where fewer images fire upwards the value is 0.
     """
     n, d = z.shape
     count = min(count, n)
     index = np.zeros((d, count), np.int64)
     value = np.zeros((d, count), np.float32)
-    for a in range(0, d, 128):
-        columns = np.ascontiguousarray(z[:, a : a + 128].T)
-        index[a : a + 128] = np.argsort(-columns, axis=1, kind="stable")[:, :count]
-        value[a : a + 128] = np.take_along_axis(columns, index[a : a + 128], 1)
-    return index, np.where(value > FIRES, value, 0)
+    columns = z.tocsc().sorted_indices()
+    for k in range(d):
+        part = slice(columns.indptr[k], columns.indptr[k + 1])
+        images, a = columns.indices[part], columns.data[part]
+        images, a = images[a > 0], a[a > 0]
+        order = np.argsort(-a, kind="stable")[:count]
+        index[k, : len(order)] = images[order]
+        value[k, : len(order)] = a[order]
+    return index, value
 
 
-def histograms(z: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
+def histograms(z: sparse.csr_array, bins: int) -> tuple[np.ndarray, np.ndarray]:
     """Distribution of each dimension's activation over the images on which it fires.
 
     Returns
     -------
     counts : int [D, bins], edges : float32 [D, 2], where the first bin begins and the last ends.
     """
-    d = z.shape[1]
-    high = np.maximum(z.max(0, initial=0), 0)
-    low = np.minimum(z.min(0, initial=0), 0)
+    d, dims = z.shape[1], z.indices
+    high, low = np.zeros(d, np.float32), np.zeros(d, np.float32)
+    np.maximum.at(high, dims, z.data)
+    np.minimum.at(low, dims, z.data)
     span = np.where(high > low, high - low, 1)
-    counts = np.zeros((d, bins), np.int64)
-    for a in range(0, len(z), 1024):
-        rows, dims = np.nonzero(np.abs(z[a : a + 1024]) > FIRES)
-        place = ((z[a + rows, dims] - low[dims]) / span[dims] * bins).astype(np.int64)
-        counts += np.bincount(dims * bins + np.minimum(place, bins - 1), minlength=d * bins).reshape(d, bins)
-    return counts, np.stack([low, high], 1).astype(np.float32)
+    place = ((z.data - low[dims]) / span[dims] * bins).astype(np.int64)
+    counts = np.bincount(dims * np.int64(bins) + np.minimum(place, bins - 1), minlength=d * bins)
+    return counts.reshape(d, bins), np.stack([low, high], 1)

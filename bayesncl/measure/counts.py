@@ -12,10 +12,12 @@ import mmap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy import sparse
 from scipy.linalg.blas import dsyrk
 from torch import Tensor
 
@@ -52,12 +54,14 @@ class Counts:
 def blocks(features: np.ndarray, what: str = "", progress: Progress | None = None) -> Iterator[tuple[slice, Tensor]]:
     """Blocks of rows as float32 (float64 where the features are), with their place."""
     rows = max(1, BLOCK // features.shape[1])
-    for start in range(0, len(features), rows):
-        part = slice(start, min(start + rows, len(features)))
-        yield part, as_tensor(features[part])
+    count = features.shape[0]
+    for start in range(0, count, rows):
+        part = slice(start, min(start + rows, count))
+        block: Any = features[part]
+        yield part, as_tensor(block.toarray() if sparse.issparse(block) else block)
         release(features)
         if progress:
-            progress(part.stop, len(features), what)
+            progress(part.stop, count, what)
 
 
 def as_tensor(rows: np.ndarray) -> Tensor:

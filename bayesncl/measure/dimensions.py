@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..arrays import Array, as_features
+from ..arrays import Array
 from ..errors import InputError
 from .counts import EPSILON, MIN_SUPPORT, Counts, Progress, average_precision, blocks, count, unit
+from .sparse import as_codes
 
 
 @dataclass(frozen=True)
@@ -108,13 +109,13 @@ def describe(
 
     Parameters
     ----------
-    z : [N, D], of any scale and sign; rows are made unit length.
+    z : [N, D], dense or scipy sparse, of any scale and sign; rows are made unit length.
     labels, backgrounds : [N] integers or words, or None. A negative number is no label.
     open : bool [N, D], whether each gate is open; z are then the features before the gates.
     detectors : also compute `ap`, which sorts all entries that fire.
     """
-    z = as_features(z)
-    (classes, index), (places, where) = (_factorise(each, len(z)) for each in (labels, backgrounds))
+    z = as_codes(z)
+    (classes, index), (places, where) = (_factorise(each, z.shape[0]) for each in (labels, backgrounds))
     everything = [index] if places is None else [index, where]
     counted = count(z, everything, mass=True, progress=progress)
     table = _columns(counted[0], classes)
@@ -127,7 +128,7 @@ def describe(
         table |= _gates(z, open, table["support"], index if classes is not None else None, len(counted[0].sizes))
         if classes is not None:
             table["open_counts"] = table["open_counts"][:, : len(classes)]
-    return Dimensions(images=len(z), **table)
+    return Dimensions(images=z.shape[0], **table)
 
 
 def most_mixed(table: Dimensions) -> np.ndarray:
@@ -228,14 +229,14 @@ def _gates(
     if np.shape(open) != z.shape:
         raise InputError(f"gates must be {list(z.shape)}, as the features, got {list(np.shape(open))}")
     closed, opened = np.zeros(z.shape[1], np.int64), torch.zeros(classes, z.shape[1])
-    group = torch.zeros(len(z), dtype=torch.int64) if index is None else torch.from_numpy(index)
+    group = torch.zeros(z.shape[0], dtype=torch.int64) if index is None else torch.from_numpy(index)
     for part, block in blocks(z):
         gate = torch.from_numpy(np.array(open[part], bool))
         closed += ((unit(block, part.start).abs() > EPSILON) & ~gate).sum(0).numpy()
         opened.index_add_(0, group[part], gate.float())  # exact up to 2^24 images
     rate = 100 * np.divide(closed, support, out=np.full(len(support), np.nan), where=support > 0)
     counts = _whole(opened.numpy().T)
-    found = {"open_rate": 100 * counts.sum(1) / len(z), "closed_rate": rate}
+    found = {"open_rate": 100 * counts.sum(1) / z.shape[0], "closed_rate": rate}
     return found if index is None else found | {"open_counts": counts}
 
 

@@ -34,11 +34,14 @@ function histogram(counts, low, high, label) {
 }
 
 function table(head, rows, attributes = {}) {
-  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": attributes.label || "Table" },
+  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": attributes.label || "Table" }, sideways(),
     h("table", { class: attributes.class },
       h("thead", {}, h("tr", {}, head.map((cell) => h("th", { scope: "col", class: cell.class }, cell.text)))),
       h("tbody", {}, rows)));
 }
+
+// Seen only where a table is cut; see cutTables.
+const sideways = () => h("p", { class: "sideways", "aria-hidden": "true" }, "More to the right →");
 
 function figureNumber(value, label, remark) {
   return h("div", { class: "figure-number" },

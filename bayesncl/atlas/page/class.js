@@ -16,7 +16,7 @@ async function viewClass({ run, stage, args }) {
   const rows = table(head, [], { label: "Dimensions of the class", class: "wide" });
   const moreRows = growing(rows.querySelector("tbody"), ranked, (r) => h("tr", { "data-dim": r.k },
     h("th", { scope: "row", class: "first" },
-      h("a", { href: link(`dim/${r.k}`) }, r.k), r.owns && h("small", { class: "owns" }, "its own")),
+      h("a", { href: link(`dim/${r.k}`) }, nameOf(run, r.k) || r.k), r.owns && h("small", { class: "owns" }, "its own")),
     h("td", {}, linkedStrip(run, stage, r.k)),
     [percent(r.precision), percent(r.recall), whole(r.count), run.gated && percent(run.closed_rate[r.k])]
       .filter(Boolean).map((text) => h("td", { class: "number" }, text))), 24);
@@ -26,7 +26,7 @@ async function viewClass({ run, stage, args }) {
       heading(atlas.classes[c], lede(`${plural(images.length, "image")}. ${own}`)),
       steps(c, atlas.classes.length, "class")),
     section("Its images", wall, moreImages),
-    section("Dimensions, most telling first",
+    section("Dimensions that find it, best first",
       ranked.length ? [rows, moreRows] : note("No dimension fires on its images."),
       note("Precision: of the images the dimension fires on, the share of this class. Recall: of this class, the share ",
         "it fires on. A dimension is the class's own at precision 50 % and recall 10 % or more; the order is by their ",

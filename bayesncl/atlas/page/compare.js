@@ -1,10 +1,12 @@
+// The first run beside another; which other is chosen above.
 async function viewCompare({ params }) {
   if (runs.length < 2) throw new Error("This atlas holds one run: there is nothing to compare.");
-  const stages = runs.map((run) => (hasStage(run, route.stage) ? route.stage : "before"));
+  const pair = [runs[0], runs[route.run || 1]];
+  const stages = pair.map((run) => (hasStage(run, route.stage) ? route.stage : "before"));
   const i = params.has("image") ? imageNumber(params.get("image")) : Math.min(7, atlas.count - 1);
   const [matches, ...described] = await Promise.all([
-    load("compare"), ...runs.map((run, r) => loadImage(run, stages[r], i))]);
-  const side = (draw) => h("div", { class: "columns two" }, runs.map((run, r) =>
+    load(`compare-${pair[1].number}`), ...pair.map((run, r) => loadImage(run, stages[r], i))]);
+  const side = (draw) => h("div", { class: "columns two" }, pair.map((run, r) =>
     h("section", { class: "side" }, h("h3", {}, run.name), draw(run, stages[r], r))));
 
   const field = h("input", { type: "number", id: "compare-image", min: 0, max: atlas.count - 1, value: i });
@@ -23,11 +25,11 @@ async function viewCompare({ params }) {
       h("div", { class: "wall" }, near.slice(0, 5).map((n) => thumb(n.image, { caption: fixed(n.similarity, 2) })))];
   };
 
-  const { list, more } = matchList(matches);
+  const { list, more } = matchList(matches, pair);
   const node = h("div", {},
-    heading(`${runs[0].name} and ${runs[1].name}`, lede(`Two runs on the same ${plural(atlas.count, "image")}.`)),
+    heading(`${pair[0].name} and ${pair[1].name}`, lede(`Two runs on the same ${plural(atlas.count, "image")}.`)),
     side((run, stage) => [run.sentence && h("p", {}, run.sentence), headlineFigures(run, stage)]),
-    runs.some((run) => run.summary) && section("Headline numbers", intro(summaryIntro(runs)), summaryTable(runs)),
+    pair.some((run) => run.summary) && section("Headline numbers", foldedNumbers(pair)),
     section("All dimensions", side((run, stage) => [dimensionMap(run, stage, true).node, mapLegend(run)])),
     section("One image, described twice",
       h("div", { class: "portrait small" }, picture(i), h("div", {},
@@ -35,24 +37,22 @@ async function viewCompare({ params }) {
         h("div", { class: "controls" }, h("label", { for: "compare-image" }, "Image", field), any))),
       side(describe)),
     section("The same dimension in both?",
-      intro(`Dimensions of ${runs[0].name}, most prevalent first, each with the dimension of ${runs[1].name} `,
+      intro(`Dimensions of ${pair[0].name}, most telling first, each with the dimension of ${pair[1].name} `,
         "that acts most alike on the same images (before gates)."),
       list, more));
   return { title: "Compare", node };
 }
 
-// The most prevalent dimensions of the first run, and what the second has instead.
-function matchList(matches) {
-  const s = runs[0].before;
-  const order = [...Array(runs[0].dims).keys()].filter((k) => s.support[k] > 0)
-    .sort((a, b) => s.support[b] - s.support[a] || s.mass[b] - s.mass[a]);
+// The most telling dimensions of the first run, and what the second has instead.
+function matchList(matches, pair) {
+  const order = telling(pair[0]);
   const list = h("ol", { class: "matches" });
   const more = growing(list, order, (k) => {
     const m = matches.first.match[k];
     return h("li", { "data-dim": k, "data-match": m },
-      dimensionTile(runs[0], "before", k),
+      dimensionTile(pair[0], "before", k),
       h("span", { class: "match" }, h("b", {}, fixed(matches.first.cosine[k] / atlas.scale, 2)), h("small", {}, "cosine")),
-      dimensionTile(runs[1], "before", m));
+      dimensionTile(pair[1], "before", m));
   }, 8);
   return { list, more };
 }

@@ -53,6 +53,7 @@ async function openAtlas() {
       s.heaviest = s.mass.reduce((a, b) => Math.max(a, b), 0) || 1;
     }
   }
+  if (atlas.cover) atlas.onCover = new Map([...atlas.covered].map((i, at) => [i, at]));
   if (atlas.classes) {
     atlas.sizes = new Array(atlas.classes.length).fill(0); // images by class
     for (const y of atlas.labels) if (y) atlas.sizes[y - 1]++;

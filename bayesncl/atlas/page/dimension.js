@@ -1,7 +1,7 @@
 async function viewDimension({ run, stage, args }) {
   const k = Number(args[0]);
-  if (!Number.isInteger(k) || k < 0 || k >= run.dims) {
-    throw new Error(`There is no dimension ${args[0]}; they go from 0 to ${run.dims - 1}.`);
+  if (!args[0] || !Number.isInteger(k) || k < 0 || k >= run.dims) {
+    throw new Error(`There is no dimension ${clip(args[0] || "without a number")}; they go from 0 to ${run.dims - 1}.`);
   }
   const s = run[stage];
   const alive = s.support[k] > 0;
@@ -18,6 +18,7 @@ async function viewDimension({ run, stage, args }) {
   const ends = `Distribution of activations between ${fixed(low, 2)} and ${fixed(high, 2)}`;
 
   const aside = h("aside", {},
+    !narrow() && section("Name it", namingForm(run, k)),
     alive && classes && section("Classes it fires on", shares(classes, atlas.classes, (c) => link(`class/${c}`))),
     alive && grounds && section("Backgrounds it fires on", shares(grounds, atlas.backgrounds, () => null)),
     run.gated && section("Its gate", gates),
@@ -28,23 +29,36 @@ async function viewDimension({ run, stage, args }) {
       note("Cosine of the two dimensions' activations over all images.")));
   const node = h("div", {},
     h("div", { class: "with-steps" },
-      heading(`Dimension ${k}`, lede(dimensionSentence(run, stage, k))), steps(k, run.dims, "dim")),
-    h("div", { class: "split" },
+      h("div", { class: "heading" },
+        h("h1", { tabindex: -1, class: "dimension-title" }, dimensionLabel(run, k)),
+        lede(nameOf(run, k) && `Dimension ${k}. `, dimensionSentence(run, stage, k))),
+      steps(k, run.dims, "dim")),
+    narrow() && namingForm(run, k), // else beside the pictures
+    h("div", { class: top.length < 24 ? "split few" : "split" },
       section("Images that activate it most", top.length
         ? [wall, more, note(`${fewer}Below each image, its activation.${closed}`)]
         : note(alive ? "Its activations are all negative." : "None.")),
       aside),
     galleryLinks(run));
-  return { title: `Dimension ${k}`, node, ...neighbours(k, run.dims, "dim") };
+  const next = nextUnnamed(run, k);
+  const press = (key) => /^[1-3]$/.test(key) && node.querySelectorAll(".mark input")[Number(key) - 1].click();
+  return {
+    title: dimensionLabel(run, k), node, press, unnamed: next !== undefined && dimensionLink(run, next),
+    ...neighbours(k, run.dims, "dim"),
+  };
 }
+
+const STRONGEST = 50; // as many images stand for a dimension in a sentence
 
 function dimensionSentence(run, stage, k) {
   const s = run[stage];
   if (!s.support[k]) return "Never fires on these images: a dead dimension.";
-  const best = bestClass(run, stage, k);
   const share = percent(s.support[k] / atlas.count);
-  const fires = `Fires on ${plural(s.support[k], "image")} of ${whole(atlas.count)} (${share})`;
-  return best ? `${fires}; ${percent(s.consistency[k])} of them are ${clip(best)}.` : `${fires}.`;
+  const fires = `Fires on ${plural(s.support[k], "image")} of ${whole(atlas.count)} (${share}).`;
+  const o = outstanding(run, stage, k);
+  if (!o) return fires;
+  const strongest = s.support[k] > STRONGEST ? `Of its ${STRONGEST} strongest images` : "Of these";
+  return `${fires} ${strongest} ${percent(o.share)} are ${o.kind === 2 ? "on " : ""}${clip(o.word)}, ${o.times}.`;
 }
 
 // The ten largest shares as bars, the others folded away.

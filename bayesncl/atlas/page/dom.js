@@ -45,15 +45,6 @@ const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 const narrow = () => matchMedia("(max-width: 640px)").matches;
 const say = (text) => { document.getElementById("status").textContent = text; };
 
-// What the browser remembers between visits; a page opened from disk may be refused storage.
-function remember(name, value) {
-  try {
-    if (value === undefined) return localStorage.getItem(`atlas-${name}`);
-    localStorage.setItem(`atlas-${name}`, value);
-  } catch { /* nothing is kept */ }
-  return null;
-}
-
 // A list that grows while its end is in sight; the button does the same for those who do not scroll.
 function growing(list, items, draw, step = 48, auto = true) {
   let shown = 0;

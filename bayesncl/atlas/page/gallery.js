@@ -14,8 +14,8 @@ async function viewGallery({ run, stage, args }) {
         : "Shared by most images.",
       "No dimension fires on ten images or more."];
   const row = (k) => h("article", { class: "row", "data-dim": k },
-    h("h2", {}, h("a", { href: link(`dim/${k}`) }, `Dimension ${k}`)),
-    note(shortNumbers(run, at, k), s.entropy_freq ? ` · entropy ${fixed(s.entropy_freq[k], 2)}` : ""),
+    h("h2", {}, h("a", { href: link(`dim/${k}`) }, dimensionLabel(run, k))),
+    note(shortNumbers(run, at, k), s.entropy_sum ? ` · entropy ${fixed(s.entropy_sum[k], 2)}` : ""),
     h("div", { class: "wall one" }, topOf(run, at, k).map((i) => thumb(i))));
   const node = h("div", {},
     heading(title, lede(words)),

@@ -19,12 +19,12 @@ async function viewImage({ run, stage, args }) {
   ], "facts few");
   const bars = run.after ? " Upper bar: the feature before gates; lower bar: after." : "";
   const neighbour = (n) => h("div", { class: "pairing" },
-    thumb(n.image, { caption: `${fixed(n.similarity, 2)} ${clip(labelOf(n.image) || "", 14)}` }),
+    thumb(n.image, { caption: [clip(labelOf(n.image) || "", 16), fixed(n.similarity, 2)].filter(Boolean).join(" · ") }),
     h("a", { class: "why", href: link(`pair/${i}/${n.image}`), "aria-label": `Why similar to image ${n.image}?` }, "why?"));
 
   const node = h("div", {},
     h("div", { class: "portrait" },
-      picture(i),
+      picture(i, true),
       h("div", {},
         h("div", { class: "with-steps" }, heading(`Image ${i}`), steps(i, atlas.count, "image")),
         about,
@@ -41,8 +41,9 @@ async function viewImage({ run, stage, args }) {
 
 function imageNumber(text) {
   const i = Number(text);
+  if (!text) throw new Error("An image is missing from this address.");
   if (!Number.isInteger(i) || i < 0 || i >= atlas.count) {
-    throw new Error(`There is no image ${text}; they go from 0 to ${atlas.count - 1}.`);
+    throw new Error(`There is no image ${clip(text)}; they go from 0 to ${atlas.count - 1}.`);
   }
   return i;
 }

@@ -2,6 +2,8 @@
 const FILTERS = {
   all: ["All", () => true],
   alive: ["Firing", (run, s, k) => s.support[k] > 0],
+  named: ["Named", (run, s, k) => isNamed(run, k)],
+  unnamed: ["Not named", (run, s, k) => s.support[k] > 0 && !isNamed(run, k)],
   dead: ["Dead", (run, s, k) => s.support[k] === 0],
   rare: ["Nearly dead (under 10 images)", (run, s, k) => s.support[k] > 0 && s.support[k] < 10],
   pure: ["Consistent (half or more of one class)", (run, s, k) => s.support[k] >= 10 && s.consistency[k] >= 0.5,
@@ -16,12 +18,12 @@ async function viewList({ run, stage, params }) {
   const filters = Object.fromEntries(Object.entries(FILTERS).filter(([, filter]) => !filter[2] || filter[2](run, s)));
   const sortable = ["number", ...columns.map((c) => c.key)];
   const state = {
-    sort: sortable.includes(params.get("sort")) ? params.get("sort") : "mass",
+    sort: sortable.includes(params.get("sort")) ? params.get("sort") : "telling",
     up: params.get("order") === "up",
     show: params.get("show") in filters ? params.get("show") : "all",
     q: params.get("q") || "",
   };
-  const hint = atlas.classes ? "class name or number" : "number";
+  const hint = atlas.classes ? "name, class or number" : "name or number";
   const field = h("input", { type: "search", id: "list-search", value: state.q, placeholder: hint, autocomplete: "off" });
   const select = h("select", { id: "list-show" }, Object.entries(filters).map(([key, [name]]) =>
     h("option", { value: key, selected: key === state.show }, name)));
@@ -30,19 +32,24 @@ async function viewList({ run, stage, params }) {
   const tail = h("div", {});
   const count = h("p", { class: "note", role: "status" });
 
-  // "tiger" finds the dimensions whose most frequent class is a tiger; a number finds that dimension.
-  const matches = (k, q) => !q || String(k) === q || (bestClass(run, stage, k) || "").toLowerCase().includes(q);
+  // "tiger" finds the dimensions named so, or among whose strongest images tigers stand out; a number finds that dimension.
+  const matches = (k, q) => !q || String(k) === q
+    || [nameOf(run, k), outstanding(run, stage, k)?.word].some((word) => word?.toLowerCase().includes(q));
 
   const sorter = (key, name, help, kind) => h("th",
     { scope: "col", class: kind, "aria-sort": state.sort === key ? (state.up ? "ascending" : "descending") : null },
     h("button", { type: "button", title: help, "data-sort": key, onclick: () => sortBy(key) }, name));
 
+  const stands = (k) => {
+    const o = outstanding(run, stage, k);
+    if (!o) return nameOf(run, k) ? "" : "–";
+    return o.kind === 1 ? h("a", { href: link(`class/${s.word[k]}`) }, o.word) : `on ${o.word}`;
+  };
   const row = (k) => h("tr", {},
     h("th", { scope: "row", class: "first" },
       h("a", { href: link(`dim/${k}`) }, k), !s.support[k] && h("small", {}, "dead")),
     h("td", {}, linkedStrip(run, stage, k, 5)),
-    atlas.classes && h("td", { class: "name" },
-      s.support[k] ? h("a", { href: link(`class/${s.best[k]}`) }, bestClass(run, stage, k)) : "–"),
+    h("td", { class: "name" }, nameOf(run, k) && h("b", {}, nameOf(run, k), " "), stands(k)),
     columns.map((c) => h("td", { class: "number" }, c.show(c.of(k)))));
 
   function fill() {
@@ -55,7 +62,7 @@ async function viewList({ run, stage, params }) {
     head.replaceChildren(
       sorter("number", "Dimension", "by number", "first"),
       h("th", { scope: "col" }, "Top images"),
-      ...(atlas.classes ? [h("th", { scope: "col" }, "Most frequent class")] : []),
+      h("th", { scope: "col" }, atlas.classes || atlas.backgrounds ? "Name, or what stands out" : "Name"),
       ...columns.map((c) => sorter(c.key, c.name, c.help, "number")));
     body.replaceChildren();
     tail.replaceChildren(growing(body, found, row, 40));
@@ -66,7 +73,7 @@ async function viewList({ run, stage, params }) {
   function keep() {
     fill();
     route.tail = {
-      sort: state.sort === "mass" ? null : state.sort, order: state.up ? "up" : null,
+      sort: state.sort === "telling" ? null : state.sort, order: state.up ? "up" : null,
       show: state.show === "all" ? null : state.show, q: state.q,
     };
     history.replaceState(null, "", link("dims", route.tail));
@@ -84,9 +91,9 @@ async function viewList({ run, stage, params }) {
   const node = h("div", {},
     heading("Dimensions"),
     h("div", { class: "controls" },
-      h("label", { for: "list-search" }, atlas.classes ? "Dimensions for" : "Find", field),
+      h("label", { for: "list-search" }, "Find", field),
       h("label", { for: "list-show" }, "Show", select), count),
-    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of dimensions" },
+    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of dimensions" }, sideways(),
       h("table", { class: "list" }, h("thead", {}, head), body)),
     tail);
   return { title: "Dimensions", node };

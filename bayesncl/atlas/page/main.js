@@ -1,7 +1,7 @@
 // Every view has its address: #/dim/17?run=1&stage=after.
 const VIEWS = {
   "": viewOverview, dims: viewList, dim: viewDimension, image: viewImage, images: viewImages, pair: viewPair,
-  compare: viewCompare, class: viewClass, classes: viewClasses, gallery: viewGallery,
+  compare: viewCompare, class: viewClass, classes: viewClasses, gallery: viewGallery, names: viewNames, quiz: viewQuiz,
 };
 const route = { run: 0, stage: "before", name: "", args: [], params: new URLSearchParams(), tail: {} };
 let view = null; // what is on the page now
@@ -54,26 +54,39 @@ async function show() {
   document.title = route.name ? `${view.title} · ${atlas.title}` : atlas.title;
   if (drawn) {
     scrollTo({ top: travelled ? 0 : scrolls.get(location.hash) || 0, behavior: "instant" });
-    main.querySelector("h1")?.focus({ preventScroll: true });
+    const field = naming && main.querySelector("#name");
+    (field || main.querySelector("h1"))?.focus({ preventScroll: !field });
     say(view.title);
   }
+  naming = false;
+  cutTables();
   travelled = false;
   main.dataset.view = location.hash || "#/";
+}
+
+// Tables wider than the page say so.
+function cutTables() {
+  for (const box of document.querySelectorAll(".scroll")) {
+    box.classList.toggle("cut", box.scrollWidth > box.clientWidth + 1);
+  }
 }
 
 // Which run, and before or after its gates: the same view again with another answer.
 function switches() {
   const path = [route.name, ...route.args].join("/");
   const { run, stage } = current();
-  const alone = route.name === "compare"; // shows both runs anyway
+  const alone = route.name === "compare"; // shows two runs anyway
+  const blind = route.name === "quiz";
   const gated = alone ? runs.some((r) => r.after) : run.after;
   const choice = (label, options) => h("div", { class: "switch", role: "group", "aria-label": label },
     options.map(([text, on, changes]) =>
       h("a", { href: link(path, { ...route.tail, ...changes }), "aria-current": on ? "true" : null }, text)));
   const shown = alone ? route.stage : stage;
   document.getElementById("switches").replaceChildren(...[
-    runs.length > 1 && !alone && choice("Run", runs.map((r) => [r.name, r === run, { run: r.number || null }])),
-    gated && !["pair", "images"].includes(route.name) && choice("Features", [
+    runs.length > 1 && !alone && !blind && choice("Run", runs.map((r) => [r.name, r === run, { run: r.number || null }])),
+    runs.length > 2 && alone && choice("Second run", runs.slice(1).map((r) =>
+      [r.name, r.number === (route.run || 1), { run: r.number }])),
+    gated && !["images", "names", "quiz"].includes(route.name) && choice("Features", [
       ["Before gates", shown === "before", { stage: null }],
       ["After gates", shown === "after", { stage: "after" }]]),
   ].filter(Boolean));
@@ -88,6 +101,8 @@ function switches() {
     atlas.classes && entry("classes", "Classes"),
     entry("images", "Images"),
     entry("gallery/entropy", "Galleries"),
+    entry("names", "Names"),
+    entry("quiz", "Quiz"),
     entry("pair", "Why similar?", link("images", { pick: "1" })),
     runs.length > 1 && entry("compare", "Compare"),
   ].filter(Boolean));
@@ -116,6 +131,8 @@ function themeButton() {
 const KEYS = [
   ["/", "search"],
   ["n, p", "next and previous dimension, image or class"],
+  ["u", "next dimension without a name, most telling first"],
+  ["1, 2, 3", "readable, mixed, noise; in the quiz, 1 to 5 choose a picture"],
   ["o, d, c", "overview, dimensions, classes"],
   ["arrows", "on the map: from dot to dot; Home and End: the rarest and the most common"],
   ["Enter", "open"],
@@ -136,7 +153,9 @@ function keyboard() {
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || dialog.open || !box.checked) return;
     if (event.target.closest("input, select, textarea")) return;
-    const targets = { n: view?.next, p: view?.previous, o: link(""), d: link("dims"), c: atlas.classes && link("classes") };
+    const next = nextUnnamed(current().run, -1);
+    const unnamed = view?.unnamed || (next !== undefined && dimensionLink(current().run, next));
+    const targets = { u: unnamed, n: view?.next, p: view?.previous, o: link(""), d: link("dims"), c: atlas.classes && link("classes") };
     if (event.key === "/") {
       event.preventDefault();
       document.getElementById("find").focus();
@@ -145,6 +164,8 @@ function keyboard() {
     } else if (targets[event.key]) {
       travelled = true;
       location.hash = targets[event.key];
+    } else {
+      view?.press?.(event.key);
     }
   });
 }
@@ -162,6 +183,7 @@ document.addEventListener("click", (event) => {
 });
 document.addEventListener("scroll", () => hideCard(), { passive: true });
 window.addEventListener("hashchange", show);
+window.addEventListener("resize", () => cutTables());
 if ("scrollRestoration" in history) history.scrollRestoration = "manual";
 
 openAtlas().then(async () => {
@@ -170,6 +192,7 @@ openAtlas().then(async () => {
     `${held.join(" · ")}. Made with bayesncl; nothing on this page comes from, or goes to, the network.`;
   const small = Math.max(...atlas.sprites.size) <= 48;
   document.documentElement.classList.toggle("small-images", small); // enlarged in whole pixels
+  openNames();
   themeButton();
   searchField();
   keyboard();

@@ -1,23 +1,42 @@
 // The map of all dimensions: how many images each fires on, against how much they have in common.
-const TICKS = [0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1];
+const TICKS = [0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1];
+
+// A square-root scale between the ticks that enclose the values: most dimensions are rare, and this gives them room.
+function rootScale(values, length, gap) {
+  const low = TICKS.findLast((t) => t <= values.reduce((a, b) => Math.min(a, b), 1)) ?? 0;
+  const high = TICKS.find((t) => t >= values.reduce((a, b) => Math.max(a, b), 0) - 1e-9) ?? 1;
+  const from = Math.sqrt(low === high ? 0 : low);
+  const span = Math.sqrt(high || 1) - from;
+  const at = (v) => length * Math.max(0, Math.min(1, (Math.sqrt(Math.max(0, v)) - from) / span));
+  const ticks = [];
+  for (const t of TICKS.filter((x) => x >= from ** 2 && x <= (high || 1)).reverse()) {
+    if (!ticks.length || at(ticks.at(-1)) - at(t) >= gap) ticks.push(t);
+  }
+  return { at, ticks };
+}
 
 function dimensionMap(run, stage, compact = false) {
   const [width, height] = narrow() ? [390, 400] : compact ? [560, 440] : [1040, 540];
-  const pad = { left: 48, right: 22, top: 40, bottom: 64 };
+  const pad = { left: 48, right: 34, top: 40, bottom: 64 };
   const across = width - pad.left - pad.right;
   const down = height - pad.top - pad.bottom;
   const largest = narrow() ? 13 : compact ? 16 : 21;
-  // Most dimensions are rare, and impure where classes are many: square roots give them room.
-  const x = (prevalence) => pad.left + across * Math.sqrt(prevalence);
-  const y = (share) => pad.top + down * (1 - Math.sqrt(Math.min(1, share)));
   let now = stage;
   let dots = [];
 
-  const height01 = (k) => {
-    const s = run[now];
+  const height01 = (k, s = run[now]) => {
     if (s.consistency) return s.consistency[k];
     return s.support[k] ? s.mass[k] / s.support[k] : 0; // without labels: mean strength where it fires
   };
+  // One scale for both stages, so that dots move and the paper stays.
+  // It is chosen from dimensions of ten images or more; a rarer one may lie on the edge.
+  const firing = (least) => Object.keys(run.stages).map((name) => run[name])
+    .flatMap((s) => [...s.support.keys()].filter((k) => s.support[k] >= least).map((k) => [s, k]));
+  const alive = firing(10).length ? firing(10) : firing(1);
+  const wide = rootScale(alive.map(([s, k]) => s.support[k] / atlas.count), across, 52);
+  const tall = rootScale(alive.map(([s, k]) => height01(k, s)), down, 26);
+  const x = (prevalence) => pad.left + wide.at(prevalence);
+  const y = (share) => pad.top + down - tall.at(share);
   const place = (k) => {
     const s = run[now];
     const r = 2 + largest * Math.sqrt(s.mass[k] / s.heaviest);
@@ -25,21 +44,17 @@ function dimensionMap(run, stage, compact = false) {
   };
 
   const right = pad.left + across;
-  const remark = (at, words) => svg("text", { x: right - 12, y: at, class: "remark", "text-anchor": "end" }, words);
+  const share = (t) => `${Number((100 * t).toFixed(1))} %`;
   const grid = svg("g", { class: "grid", "aria-hidden": "true" },
-    (narrow() || compact ? TICKS.filter((t) => ![0.05, 0.75].includes(t)) : TICKS).map((t) => [
+    wide.ticks.map((t) => [
       svg("line", { x1: x(t), x2: x(t), y1: pad.top, y2: pad.top + down + 14 }),
-      svg("text", { x: x(t), y: pad.top + down + 32, "text-anchor": "middle" }, `${100 * t} %`)]),
-    TICKS.filter((t) => t !== 0.75).map((t) => [
+      svg("text", { x: x(t), y: pad.top + down + 32, "text-anchor": "middle" }, share(t))]),
+    tall.ticks.map((t) => [
       svg("line", { x1: pad.left, x2: right, y1: y(t), y2: y(t) }),
-      svg("text", { x: pad.left - 10, y: y(t) + 4, "text-anchor": "end" }, run[now].consistency ? `${100 * t} %` : t)]),
-    svg("line", { x1: pad.left, x2: right, y1: y(0), y2: y(0) }),
+      svg("text", { x: pad.left - 10, y: y(t) + 4, "text-anchor": "end" }, run[now].consistency ? share(t) : t)]),
     svg("text", { x: right, y: height - 8, "text-anchor": "end", class: "axis-name" }, "images it fires on →"),
-    svg("text", { x: 8, y: 16, class: "axis-name" }, run[now].consistency ? "↑ consistency" : "↑ mean strength"),
-    !compact && !narrow() && run[now].consistency && [
-      svg("text", { x: pad.left + 14, y: pad.top + 22, class: "remark" }, "rare and pure"),
-      remark(pad.top + 22, "common and pure"),
-      remark(y(0.25) - 10, "below: common to many classes, conflicting")]);
+    svg("text", { x: 8, y: 16, class: "axis-name" },
+      run[now].consistency ? "↑ consistency: share of its most frequent class" : "↑ mean strength"));
   const points = svg("g", { class: "dots" });
   const node = svg("svg", {
     viewBox: `0 0 ${width} ${height}`, class: "map", role: "group",
@@ -85,7 +100,28 @@ function dimensionMap(run, stage, compact = false) {
       anchors.get(p.k).dot.append(svg("g", { class: "hung" }, cutout(topOf(run, now, p.k)[0], side),
         svg("rect", { x: -side / 2, y: -side / 2, width: side, height: side, rx: 2 })));
     }
+    label(hung);
     hung.reverse().forEach((p) => points.append(anchors.get(p.k).anchor)); // pictures lie above the dots
+  }
+
+  // Names stand beside their dots, the most telling first, wherever there is room.
+  function label(hung) {
+    points.querySelectorAll(".dot-name").forEach((old) => old.remove());
+    const placed = [];
+    for (const k of telling(run).filter((n) => nameOf(run, n))) {
+      const p = dots.find((dot) => dot.k === k);
+      if (!p || placed.length >= 40) continue;
+      const words = clip(nameOf(run, k), 22);
+      const reach = Math.max(p.r, (p.side || 0) / 2) + 5;
+      const back = p.x + reach + 7 * words.length > width;
+      const box = { x: back ? p.x - reach - 7 * words.length : p.x + reach, y: p.y - 8, w: 7 * words.length, h: 16 };
+      const meets = (o) => o.x < box.x + box.w && box.x < o.x + o.w && o.y < box.y + box.h && box.y < o.y + o.h;
+      if (placed.some(meets)) continue;
+      placed.push(box);
+      anchors.get(k).dot.append(
+        svg("text", { class: "dot-name", x: back ? -reach : reach, y: 4, "text-anchor": back ? "end" : "start" }, words));
+      if (!hung.includes(p)) points.append(anchors.get(k).anchor);
+    }
   }
 
   // One tab stop for the whole map: the arrow keys carry it from dot to dot.
@@ -168,7 +204,7 @@ function dimensionMap(run, stage, compact = false) {
 function showCard(run, stage, k, box) {
   const card = document.getElementById("card");
   card.replaceChildren(
-    h("p", { class: "card-title" }, `Dimension ${k}`),
+    h("p", { class: "card-title" }, dimensionLabel(run, k)),
     strip(topOf(run, stage, k).slice(0, 8), ""),
     h("p", {}, shortNumbers(run, stage, k)));
   card.hidden = false;

@@ -12,11 +12,12 @@ function measureValue(v) {
 
 function headlineFigures(run, stage) {
   const s = run.stages[stage];
+  const when = run.after ? `, ${stage} gates` : "";
   const largest = atlas.sizes && percent(Math.max(...atlas.sizes) / atlas.count, 1);
   return h("div", { class: "figures" },
-    figureNumber(whole(run.dims - s.dead), `of ${whole(run.dims)} dimensions fire`, `${whole(s.dead)} dead`),
-    figureNumber(s.active.toFixed(1), "active dimensions an image", "mean over images"),
-    s.consistency !== null && figureNumber(percent(s.consistency, 1), "consistency",
+    figureNumber(whole(run.dims - s.dead), `of ${whole(run.dims)} dimensions fire${when}`, `${whole(s.dead)} dead`),
+    figureNumber(s.active.toFixed(1), `active dimensions an image${when}`, "mean over images"),
+    s.consistency !== null && figureNumber(percent(s.consistency, 1), `consistency${when}`,
       `of ${whole(s.supported)} with ≥ 10 images; largest class ${largest}`),
     run.gated && figureNumber(percent(run.closed, 1), "of firing features closed", "by the gates"));
 }
@@ -24,6 +25,13 @@ function headlineFigures(run, stage) {
 function summaryIntro(list) {
   const gated = list.some((run) => run.gated) ? " Of features after the gates, whatever is shown elsewhere." : "";
   return `By both definitions: to the letter of the paper, and the sound one.${gated}`;
+}
+
+function foldedNumbers(list) {
+  const rows = Math.max(...list.map((run) => run.summary?.rows.length || 0));
+  return h("details", { ontoggle: () => cutTables() },
+    h("summary", {}, `Every measure of the evaluation (${rows})`),
+    list.some((run) => run.summary?.columns.length > 1) && intro(summaryIntro(list)), summaryTable(list));
 }
 
 // One row a measure, one column a definition (and a run, where there are two).
@@ -51,24 +59,8 @@ function galleryLinks(run) {
     button(atlas.classes ? "High-entropy dimensions" : "Most prevalent dimensions", link("gallery/entropy")),
     run.gated && button("Most suppressed dimensions", link("gallery/suppressed")),
     button("All dimensions", link("dims")),
+    button("Test yourself: the quiz", link("quiz")),
     runs.length > 1 && button("Compare the runs", link("compare")));
-}
-
-// Places to begin: what is purest, what is most common, what the gates take out.
-function beginnings(run, stage) {
-  const s = run[stage];
-  const firing = [...Array(run.dims).keys()].filter((k) => s.support[k] >= 10);
-  const by = (of) => [...firing].sort((a, b) => of(b) - of(a) || s.mass[b] - s.mass[a]).slice(0, 4);
-  const groups = [
-    s.consistency && ["Purest", by((k) => s.consistency[k]), link("dims", { sort: "consistency" })],
-    ["Most common", by((k) => s.support[k]), link("dims", { sort: "support" })],
-    run.gated
-      ? ["Most suppressed", run.stages.before.gallery.suppressed.slice(0, 4), link("gallery/suppressed")]
-      : ["Heaviest", by((k) => s.mass[k]), link("dims")],
-  ];
-  return groups.filter((group) => group && group[1].length).map(([name, dims, href]) => h("div", {},
-    h("h3", {}, h("a", { href }, name)),
-    h("div", { class: "tiles" }, dims.map((k) => dimensionTile(run, s.shown[k] ? stage : "before", k)))));
 }
 
 function deadNote(run, stage) {
@@ -78,27 +70,44 @@ function deadNote(run, stage) {
   return [`${plural(dead, "dimension")} ${never}: `, h("a", { href: link("dims", { show: "dead" }) }, "see the list"), "."];
 }
 
+// What dimensions mean: the most telling ones as strips of pictures, each with its name or a plain sentence.
+function tellingWall(run, stage) {
+  const s = run[stage];
+  const order = [...Array(run.dims).keys()].filter((k) => s.shown[k] && s.telling[k] > 0)
+    .sort((a, b) => s.telling[b] - s.telling[a] || s.mass[b] - s.mass[a]);
+  if (!order.length) return [note("No dimension fires on ten images or more.")];
+  const wall = h("div", { class: "tiles telling" });
+  return [wall, growing(wall, order, (k) => dimensionTile(run, stage, k), narrow() ? 6 : 12, false)];
+}
+
 async function viewOverview({ run, stage }) {
   const map = dimensionMap(run, stage);
   const figures = h("div", {});
   const dead = note();
-  const start = h("div", { class: "columns" });
+  const wall = h("div", {});
   const fill = () => {
     figures.replaceChildren(headlineFigures(run, stage));
     dead.replaceChildren(...deadNote(run, stage));
-    start.replaceChildren(...beginnings(run, stage));
+    wall.replaceChildren(...tellingWall(run, stage));
   };
   fill();
   const reading = atlas.classes
-    ? "A dimension far to the right fires on most images; one far up fires on a single class. Those to the right and low "
-      + "down are shared by all classes: the conflicting features. Both scales are square roots."
-    : "A dimension far to the right fires on most images. There are no class labels, so height is how strongly it fires.";
-  const both = run.summary?.columns.length > 1 && intro(summaryIntro([run]));
+    ? "A dimension far to the right fires on many images; one far up fires on a single class. Those to the right and low "
+      + "down are shared by all classes. Both scales are square roots."
+    : "A dimension far to the right fires on many images. There are no class labels, so height is how strongly it fires.";
+  const { dead: none, active } = run.stages[stage];
+  const verdict = `${whole(run.dims - none)} of ${whole(run.dims)} dimensions fire; an image uses ${active.toFixed(1)} on average.`;
   const node = h("div", {},
-    h("div", { class: "masthead" }, heading(atlas.title, run.sentence && lede(run.sentence)), figures),
+    heading(atlas.title, lede(run.sentence && `${run.sentence} `, verdict)),
+    section("What the dimensions mean",
+      intro("The most telling first: their strongest images are alike in other dimensions, too, they fire on few images, ",
+        "and strongly. No label decides this order. ",
+        h("a", { href: link("names") }, progress(run)), "."),
+      wall),
     section("Every dimension at a glance", intro(reading), map.node, mapLegend(run), dead),
-    run.summary && section("Headline numbers", both, summaryTable([run])),
-    section("Where to begin", start),
+    section("Numbers",
+      h("details", { class: "numbers" }, h("summary", {}, "Dimensions in use, and what they have in common"), figures),
+      run.summary && foldedNumbers([run])),
     galleryLinks(run));
   const update = (next) => {
     stage = next.stage;

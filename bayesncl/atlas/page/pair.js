@@ -1,5 +1,6 @@
 // Why are these two similar? The similarity is a sum over dimensions, z·z' = Σ z_k z'_k; each term can be looked at.
-async function viewPair({ run, args }) {
+async function viewPair({ run, stage, args }) {
+  if (args.length < 2) throw new Error("This address needs two images, such as #/pair/5/8.");
   const [i, j] = [imageNumber(args[0]), imageNumber(args[1])];
   const [a, b] = await Promise.all([loadImage(run, "before", i), loadImage(run, "before", j)]);
   const stages = run.after ? ["before", "after"] : ["before"];
@@ -11,18 +12,18 @@ async function viewPair({ run, args }) {
   const list = h("ol", { class: "features pair-list" });
   const more = growing(list, shared, (s) => pairRow(run, s, largest), 20);
   const side = (n) => h("figure", {},
-    h("a", { href: link(`image/${n}`), "aria-label": imageTitle(n) }, picture(n)),
+    h("a", { href: link(`image/${n}`), "aria-label": imageTitle(n) }, picture(n, true)),
     h("figcaption", {}, h("a", { href: link(`image/${n}`) }, `Image ${n}`),
       labelOf(n) && h("span", {}, labelOf(n)), backgroundOf(n) && h("span", {}, `on ${backgroundOf(n)}`)));
   const verdict = stages.map((stage) =>
-    figureNumber(fixed(sum(stage, (v) => v), 3), run.after ? `similarity ${stage} gates` : "similarity"));
+    figureNumber(fixed(sum(stage, (v) => v), 3), run.after ? `cosine ${stage} gates` : "cosine"));
   const bars = run.after ? " Upper bar: its part before gates; lower bar: after." : "";
 
   const node = h("div", {},
-    heading("Why are these two similar?"),
+    heading(`Cosine ${fixed(sum(stage, (v) => v), 2)}${run.after ? ` ${stage} gates` : ""}`),
     h("div", { class: "pair" }, side(i), h("div", { class: "verdict" }, verdict), side(j)),
-    lede(verdictSentence(run, shared)),
-    stages.map((stage) => stack(shared, stage, longest, run.after)),
+    lede(bothSentence(run, stage, shared), verdictSentence(run, shared)),
+    stages.map((stage) => stack(run, shared, stage, longest, run.after)),
     section("Shared dimensions",
       shared.length
         ? [intro(`Each with images that share it.${bars}`), list, more]
@@ -50,6 +51,13 @@ function sharedDimensions(a, b) {
   return shared;
 }
 
+// The dimensions that make up most of the similarity, by name, each with its part.
+function bothSentence(run, stage, shared) {
+  const parts = shared.filter((s) => s[stage] >= 0.005).sort((s, t) => t[stage] - s[stage]).slice(0, 4)
+    .map((s) => `${nameOf(run, s.dim) || `dimension ${s.dim}`} ${fixed(s[stage], 2)}`);
+  return parts.length ? `Both: ${parts.join(", ")}. ` : "";
+}
+
 function verdictSentence(run, shared) {
   if (!shared.length) return "They share no dimension.";
   const first = `They share ${plural(shared.length, "dimension")}.`;
@@ -69,14 +77,14 @@ function pairRow(run, s, largest) {
 }
 
 // The similarity as one bar, a segment for each dimension; both bars have one scale, and a dimension one colour.
-function stack(shared, stage, longest, both) {
+function stack(run, shared, stage, longest, both) {
   const positive = shared.filter((s) => s[stage] > 0);
   if (!positive.length) return null;
-  const spoken = positive.slice(0, 5).map((s) => `dimension ${s.dim} ${fixed(s[stage], 3)}`).join(", ");
+  const spoken = positive.slice(0, 5).map((s) => `${dimensionLabel(run, s.dim)} ${fixed(s[stage], 3)}`).join(", ");
   const piece = (s) => {
     const share = s[stage] / longest;
-    const title = `Dimension ${s.dim}: ${fixed(s[stage], 4)}`;
-    return h("span", { class: `piece ${s.tone}`, "--share": share, title }, share > 0.05 ? s.dim : "");
+    const title = `${dimensionLabel(run, s.dim)}: ${fixed(s[stage], 4)}`;
+    return h("span", { class: `piece ${s.tone}`, "--share": share, title }, share > 0.05 ? (share > 0.15 && nameOf(run, s.dim)) || s.dim : "");
   };
   return h("div", { class: "stack-row" },
     both && h("span", { class: "stack-name" }, stage),

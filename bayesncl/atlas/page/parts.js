@@ -5,22 +5,37 @@ function topOf(run, stage, k) {
   return [...s.top.subarray(k * width, k * width + s.shown[k])];
 }
 
-function bestClass(run, stage, k) {
+// What stands out among its strongest images beyond chance: the class or background, its share, and how many times chance.
+function outstanding(run, stage, k) {
   const s = run[stage];
-  return s.best && s.support[k] ? atlas.classes[s.best[k]] : null;
+  const kind = s.kind[k];
+  if (!kind || !s.support[k]) return null;
+  const [names, sizes] = kind === 1 ? [atlas.classes, atlas.sizes] : [atlas.backgrounds, atlas.grounds];
+  const word = names[s.word[k]];
+  const chance = sizes[s.word[k]] / sizes.reduce((a, b) => a + b, 0);
+  const times = s.share[k] / chance;
+  return { word, kind, share: s.share[k], times: `${times < 10 ? times.toFixed(1) : whole(times)} times chance` };
+}
+
+function shortWords(run, stage, k) {
+  const o = outstanding(run, stage, k);
+  return o && `${percent(o.share)} ${o.kind === 2 ? "on " : ""}${clip(o.word, 28)}, ${o.times}`;
 }
 
 function shortNumbers(run, stage, k) {
   const s = run[stage];
   if (!s.support[k]) return "never fires";
   return [
-    `fires on ${percent(s.support[k] / atlas.count)}`,
-    s.consistency && `${percent(s.consistency[k])} ${clip(bestClass(run, stage, k), 24)}`,
+    `fires on ${percent(s.support[k] / atlas.count)} of images`,
+    shortWords(run, stage, k),
     run.gated && `gate closes it ${percent(run.closed_rate[k])}`,
   ].filter(Boolean).join(" · ");
 }
 
-const dimensionTitle = (run, stage, k) => `Dimension ${k}: ${shortNumbers(run, stage, k)}`;
+function dimensionTitle(run, stage, k) {
+  const name = nameOf(run, k);
+  return `Dimension ${k}${name ? `, ${name}` : ""}: ${shortNumbers(run, stage, k)}`;
+}
 const dimensionLink = (run, k) => link(`dim/${k}`, { run: run.number || null });
 
 function dimensionStrip(run, stage, k, most = 8) {
@@ -36,14 +51,17 @@ function linkedStrip(run, stage, k, most) {
 function dimensionTile(run, stage, k, line) {
   return h("a", { class: "tile", href: dimensionLink(run, k) },
     dimensionStrip(run, stage, k),
-    h("span", { class: "tile-name" }, `Dimension ${k}`),
-    h("span", { class: "tile-line" }, line ?? shortNumbers(run, stage, k)));
+    h("span", { class: "tile-name" }, dimensionLabel(run, k)),
+    h("span", { class: "tile-line" }, nameOf(run, k) && `Dimension ${k} · `,
+      line ?? shortWords(run, stage, k) ?? shortNumbers(run, stage, k)));
 }
 
-// A dimension as the head of a row: its number and what it is mostly about.
+// A dimension as the head of a row: its name, or its number and what stands out among its images.
 function dimensionName(run, stage, k) {
+  const name = nameOf(run, k);
+  const word = (outstanding(run, stage, k) || outstanding(run, "before", k))?.word;
   return h("a", { class: "feature-name", href: dimensionLink(run, k) },
-    h("b", {}, k), h("span", {}, bestClass(run, stage, k) || bestClass(run, "before", k) || ""));
+    h("b", {}, name || k), h("span", {}, name ? `dimension ${k}` : word || ""));
 }
 
 // A number before gates and, where there are gates, after, as one bar above the other.
@@ -93,6 +111,8 @@ function columnsOf(run, stage) {
   const share = (v) => percent(v);
   const nats = (v) => fixed(v, 2);
   return [
+    column("telling", "Telling", "how alike its strongest images are, how few it fires on, how strongly; needs no labels",
+      (k) => s.telling[k], nats),
     s.consistency && column("consistency", "Consistency",
       "share of the most frequent class among the images it fires on", (k) => s.consistency[k], share),
     column("support", "Support", "images it fires on", (k) => s.support[k], whole),

@@ -3,22 +3,33 @@ async function find(text) {
   const q = text.trim().toLowerCase();
   if (!q) return [];
   const found = [];
+  const { run, stage } = current();
   const number = q.match(/^(dim(?:ension)?|image|img)?\s*(\d+)$/);
   if (number) {
     const n = Number(number[2]);
-    const { run, stage } = current();
     const wanted = number[1] || "";
     if (!wanted.startsWith("im") && n < run.dims) {
-      found.push({ text: `Dimension ${n}`, hint: shortNumbers(run, stage, n), href: link(`dim/${n}`) });
+      found.push({ text: dimensionLabel(run, n), hint: shortNumbers(run, stage, n), href: link(`dim/${n}`) });
     }
     if (!wanted.startsWith("d") && n < atlas.count) {
       found.push({ text: `Image ${n}`, hint: labelOf(n) || "", href: link(`image/${n}`) });
     }
   }
+  for (const k of said.get(run.fingerprint).keys()) {
+    const name = nameOf(run, k);
+    if (name.toLowerCase().includes(q)) found.push({ text: name, hint: `dimension ${k}`, href: link(`dim/${k}`) });
+  }
+  const numbered = q.match(/^class\s+(\d+)$/);
   (atlas.classes || []).forEach((name, c) => {
-    if (name.toLowerCase().includes(q)) found.push({ text: name, hint: "class", href: link(`class/${c}`) });
+    if (name.toLowerCase().includes(q) || Number(numbered?.[1] ?? -1) === c) {
+      found.push({ text: name, hint: "class", href: link(`class/${c}`) });
+    }
+  });
+  (atlas.backgrounds || []).forEach((name) => {
+    if (name.toLowerCase().includes(q)) found.push({ text: name, hint: "background", href: link("dims", { q: name }) });
   });
   if (found.some((f) => f.hint === "class")) {
+    found.splice(10);
     found.push({ text: `Dimensions for “${text.trim()}”`, hint: "list", href: link("dims", { q: text.trim() }) });
   }
   if (atlas.named && q.length > 1) {
@@ -37,8 +48,8 @@ function searchField() {
   const field = h("input", {
     type: "search", id: "find", role: "combobox", autocomplete: "off",
     "aria-controls": "found", "aria-expanded": "false", "aria-autocomplete": "list",
-    "aria-label": atlas.classes ? "Search classes, dimensions, images" : "Search dimensions, images",
-    placeholder: atlas.classes ? "Search: tiger, 42 …" : "Search: 42 …",
+    "aria-label": atlas.classes ? "Search names, classes, dimensions, images" : "Search names, dimensions, images",
+    placeholder: atlas.classes?.length ? `Search: ${clip(atlas.classes[0], 14)}, 42 …` : "Search: 42 …",
   });
   let chosen = -1;
   let searching = Promise.resolve(); // the answer to what was typed last

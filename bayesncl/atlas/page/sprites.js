@@ -1,29 +1,42 @@
 // Pictures are canvases cut from sprite sheets: crisp when enlarged, and printed like any image.
 const sheets = new Map();
 
-function sheet(s) {
-  if (!sheets.has(s)) {
+function sheet(file) {
+  if (!sheets.has(file)) {
     const image = new Image();
-    image.src = atlas.sprites.files[s];
-    sheets.set(s, image.decode().then(() => image));
+    image.src = file;
+    sheets.set(file, image.decode().then(() => image));
   }
-  return sheets.get(s);
+  return sheets.get(file);
 }
 
-function draw(context, i, x = 0) {
-  const { columns, rows, tile, size } = atlas.sprites;
-  const place = i % (columns * rows);
-  return sheet(Math.floor(i / (columns * rows))).then((image) => {
-    const left = (place % columns) * tile[1];
-    const top = Math.floor(place / columns) * tile[0];
-    context.drawImage(image, left, top, size[1], size[0], x, 0, size[1], size[0]);
-  }).catch(() => say("A sheet of pictures could not be read."));
+// Where image i lies: on the one sheet of all that the overview shows, or among all images.
+function placeOf(i, layout = atlas.sprites) {
+  const at = layout === atlas.sprites ? atlas.onCover?.get(i) : undefined;
+  const { columns, rows, tile, size, files, count } = at === undefined ? layout : atlas.cover;
+  const place = at ?? i;
+  const number = Math.floor(place / (columns * rows));
+  const cell = place % (columns * rows);
+  const held = Math.min(columns * rows, count - number * columns * rows);
+  return {
+    file: files[number], left: (cell % columns) * tile[1], top: Math.floor(cell / columns) * tile[0], size,
+    width: columns * tile[1], height: Math.ceil(held / columns) * tile[0],
+  };
 }
 
-function picture(i) {
-  const [height, width] = atlas.sprites.size;
+function draw(context, i, x = 0, layout = atlas.sprites) {
+  const { file, left, top, size } = placeOf(i, layout);
+  return sheet(file)
+    .then((image) => context.drawImage(image, left, top, size[1], size[0], x, 0, size[1], size[0]))
+    .catch(() => say("A sheet of pictures could not be read."));
+}
+
+// By itself an image is shown larger, where the original is.
+function picture(i, large = false) {
+  const layout = (large && atlas.large) || atlas.sprites;
+  const [height, width] = layout.size;
   const canvas = h("canvas", { width, height, class: "picture", "data-image": i });
-  draw(canvas.getContext("2d"), i);
+  draw(canvas.getContext("2d"), i, 0, layout);
   return canvas;
 }
 
@@ -44,14 +57,11 @@ function strip(images, label) {
 
 // A picture inside a drawing, centred on its origin.
 function cutout(i, side) {
-  const { columns, rows, tile, size, files } = atlas.sprites;
-  const number = Math.floor(i / (columns * rows));
-  const place = i % (columns * rows);
-  const held = Math.min(columns * rows, atlas.count - number * columns * rows);
+  const { file, left, top, size, width, height } = placeOf(i);
   return svg("svg", {
     x: -side / 2, y: -side / 2, width: side, height: side, preserveAspectRatio: "xMidYMid slice",
-    viewBox: `${(place % columns) * tile[1]} ${Math.floor(place / columns) * tile[0]} ${size[1]} ${size[0]}`,
-  }, svg("image", { href: files[number], width: columns * tile[1], height: Math.ceil(held / columns) * tile[0] }));
+    viewBox: `${left} ${top} ${size[1]} ${size[0]}`,
+  }, svg("image", { href: file, width, height }));
 }
 
 function labelOf(i) {

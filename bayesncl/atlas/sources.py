@@ -3,53 +3,82 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .arrays import read_arrays, unit_rows
-from .atlas import AtlasRun, build_atlas
-from .data import DATASETS, load
-from .data import arrays as array_images
-from .data.images import Images
-from .errors import InputError
-from .features import extract
-from .model import Encoder
-from .model import load as load_model
-from .progress import Display
-from .recipes import Data, Recipe, with_root
+from .. import checkpoint
+from ..arrays import read_arrays, unit_rows
+from ..data import DATASETS, load
+from ..data import arrays as array_images
+from ..data.images import Images
+from ..errors import InputError
+from ..features import extract
+from ..model import Encoder, build_model, digest
+from ..model import load as load_model
+from ..names import FINGERPRINT
+from ..progress import Display
+from ..recipes import Data, Recipe, recipe_from_json, with_root
+from .build import MOST_RUNS, build_atlas
+from .contents import AtlasRun
 
 FEW = 500  # images: fewer give a poor picture of a dimension
 TRAINED_ON = "The images shown include those it was trained on."
+OTHER_IMAGES = "The images shown are not those it was trained on."
 
 
 def atlas_of_runs(runs: list[Path], out: Path, root: str | None, most: int, device: Any, display: Display) -> Path:
-    """The atlas of one run, or of two on the same test images (the training images where nothing is held out)."""
-    if len(runs) > 2:
-        raise InputError(f"an atlas shows one or two runs, got {len(runs)}")
-    models = [load_model(run, device or "cpu") for run in runs]
+    """The atlas of runs on the same test images (the training images where nothing is held out)."""
+    if len(runs) > MOST_RUNS:
+        raise InputError(f"an atlas shows one to {MOST_RUNS} runs, got {len(runs)}")
+    models, remarks = zip(*(open_model(run, device or "cpu") for run in runs))
     recipes = [with_root(model.recipe, root) for model in models]
     same = Data()  # but for how pixels are normalised
     free = {name: getattr(same, name) for name in ("mean", "std", "paper_mean", "paper_std")}
     shown = [dataclasses.replace(recipe.data, **free) for recipe in recipes]
-    if shown[0] != shown[-1]:
-        raise InputError(f"{runs[0]} and {runs[1]} are of different images: an atlas compares runs on the same ones")
-    split, trained_on = shown_split(recipes[0], display)
+    for run, data in zip(runs, shown):
+        if data != shown[0]:
+            raise InputError(f"{runs[0]} and {run} are of different images: an atlas compares runs on the same ones")
+    others = other_images(models[0].recipe, root)
+    if others:
+        split, remark = load(dataclasses.replace(recipes[0].data, holdout=0.0), "train", display.count), OTHER_IMAGES
+    else:
+        split, trained_on = shown_split(recipes[0], display)
+        remark = TRAINED_ON if trained_on else ""
     images = thin_out(split, most)
     described = [describe_run(model, run, images, display) for model, run in zip(models, runs)]
-    if described[0].name == described[-1].name and len(runs) > 1:
+    if len({each.name for each in described}) < len(described):
         places = ["/".join(run.resolve().parts[-2:]) for run in runs]  # of model files the folder tells, too
         described = [dataclasses.replace(each, name=place) for each, place in zip(described, places)]
-    if trained_on:
-        described = [dataclasses.replace(run, sentence=f"{run.sentence} {TRAINED_ON}") for run in described]
+    said = [" ".join(filter(None, (each.sentence, own, remark))) for each, own in zip(described, remarks)]
+    described = [dataclasses.replace(each, sentence=text) for each, text in zip(described, said)]
     return build_atlas(out, described, images, title=" and ".join(run.name for run in described))
+
+
+def open_model(run: Path, device: Any) -> tuple[Encoder, str]:
+    """A finished model, or an unfinished run as its newest checkpoint has it and a sentence that says so."""
+    if not run.is_dir() or Run(run).weights.exists() or not checkpoint.listed(Run(run)):
+        return load_model(run, device), ""
+    found, _ = checkpoint.newest(Run(run))
+    if found is None:
+        raise InputError(f"{run} is not finished, and none of its checkpoints can be read: bayesncl resume {run}")
+    model = build_model(recipe_from_json(found.recipe, str(run)))
+    checkpoint.restore(found, model)
+    return model.eval().to(device), f"Not finished: this is its checkpoint after {found.step:,} steps."
+
+
+def other_images(recipe: Recipe, root: str | None) -> bool:
+    """Whether `root` is another pile of images than the one a run was trained on."""
+    known = recipe.data.root
+    if root is None or not DATASETS[recipe.data.name].holdout or not known:
+        return False
+    return Path(root).resolve() != Path(known).resolve()
 
 
 def default_place(source: Path) -> Path:
     """Where an atlas goes: into the folder of its run, or beside the file it is made from."""
-    return source.with_name(source.stem + "-atlas") if source.is_file() else source / "atlas"
+    return source.with_name(source.stem + "-atlas") if source.is_file() else Run(source).atlas
 
 
 def describe_run(model: Encoder, run: Path, images: Images, display: Display | None = None) -> AtlasRun:
@@ -60,21 +89,15 @@ def describe_run(model: Encoder, run: Path, images: Images, display: Display | N
         f"{recipe.name}: {recipe.model.dim} dimensions learnt from {recipe.data.name} without labels, "
         f"{recipe.run.epochs} epochs, seed {recipe.run.seed}."
     )
-    return AtlasRun(
-        recipe.name, found.z, found.gated if model.gate is not None else None, found.open, read_summary(run), sentence
-    )
+    gated = found.gated if model.head.kind is not None else None
+    mark = digest(model.state_dict())[:FINGERPRINT]
+    return AtlasRun(recipe.name, found.z, gated, found.open, read_summary(run), sentence, mark)
 
 
 def read_summary(run: Path) -> dict[str, dict[str, float]] | None:
     """Headline numbers of RUN/evaluation.json."""
-    path = run / "evaluation.json"
-    if not path.is_file():
-        return None
-    try:
-        results = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(results, dict):
+    results = Run(run).evaluation()
+    if results is None:
         return None
     return {name: results[name] for name in ("paper", "sound") if isinstance(results.get(name), dict)}
 

@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bayesncl import explore
-from bayesncl.atlas import AtlasRun
-from bayesncl.explore import shown_split, thin_out
+from bayesncl import checkpoint
+from bayesncl.atlas import AtlasRun, sources
+from bayesncl.atlas.sources import open_model, other_images, shown_split, thin_out
+from bayesncl.errors import InputError
+from bayesncl.lars import LARS
 from bayesncl.model import build_model, save_model
 from bayesncl.progress import Display
 from bayesncl.recipes import change, named
 from bayesncl.report.tables import render_theory
+from bayesncl.run import Run
 from tests.conftest import tiny_images, tiny_recipe
 
 
@@ -57,7 +60,7 @@ def test_theory_table_says_what_holds() -> None:
 
 @pytest.mark.parametrize(("method", "gated", "hard"), [("ncl", 0, 0), ("bayesncl-soft", 1, 0), ("bayesncl", 1, 1)])
 def test_soft_gates_are_shown_as_gates_that_close_nothing(method: str, gated: int, hard: int, tmp_path: Path) -> None:
-    run = explore.describe_run(build_model(tiny_recipe(method)), tmp_path, tiny_images(10))
+    run = sources.describe_run(build_model(tiny_recipe(method)), tmp_path, tiny_images(10))
     assert (run.gated is not None, run.open is not None) == (bool(gated), bool(hard))
 
 
@@ -65,10 +68,34 @@ def test_the_page_says_whether_the_model_was_trained_on_what_it_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[AtlasRun] = []
-    monkeypatch.setattr(explore, "build_atlas", lambda out, runs, images, title: shown.extend(runs) or out)
+    monkeypatch.setattr(sources, "build_atlas", lambda out, runs, images, title: shown.extend(runs) or out)
     for trained_on in (True, False):
-        monkeypatch.setattr(explore, "shown_split", lambda *_, answer=trained_on: (tiny_images(10), answer))
+        monkeypatch.setattr(sources, "shown_split", lambda *_, answer=trained_on: (tiny_images(10), answer))
         save_model(build_model(tiny_recipe()), tmp_path / "model.safetensors")
-        explore.atlas_of_runs([tmp_path], tmp_path / "atlas", None, 10, "cpu", Display(quiet=True))
-    assert [run.sentence.endswith(explore.TRAINED_ON) for run in shown] == [True, False]
+        sources.atlas_of_runs([tmp_path], tmp_path / "atlas", None, 10, "cpu", Display(quiet=True))
+    assert [run.sentence.endswith(sources.TRAINED_ON) for run in shown] == [True, False]
     assert shown[0].sentence.startswith(shown[1].sentence)
+
+
+def test_an_unfinished_run_is_shown_from_its_newest_checkpoint(tmp_path: Path) -> None:
+    model = build_model(tiny_recipe())
+    with pytest.raises(InputError, match="no trained model"):
+        open_model(tmp_path, "cpu")
+    optimiser = LARS(model.parameters(), 0.1)
+    checkpoint.save(Run(tmp_path), model, optimiser, 12)
+    found, remark = open_model(tmp_path, "cpu")
+    assert remark == "Not finished: this is its checkpoint after 12 steps."
+    assert all((a == b).all() for a, b in zip(found.state_dict().values(), model.state_dict().values()))
+    (checkpoint.listed(Run(tmp_path))[0]).write_bytes(b"damaged")
+    with pytest.raises(InputError, match="none of its checkpoints can be read"):
+        open_model(tmp_path, "cpu")
+    save_model(model, tmp_path / "model.safetensors")
+    assert open_model(tmp_path, "cpu")[1] == ""
+
+
+def test_another_folder_is_never_called_the_training_images(tmp_path: Path) -> None:
+    recipe = change(named("folder"), [f"data.root={tmp_path / 'mine'}"])
+    assert other_images(recipe, str(tmp_path / "theirs"))
+    assert not other_images(recipe, str(tmp_path / "x" / ".." / "mine"))
+    assert not other_images(recipe, None)
+    assert not other_images(named("cifar10"), str(tmp_path))  # where the set lies, not another set

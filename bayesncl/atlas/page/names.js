@@ -1,0 +1,127 @@
+// Naming: the form on a dimension's page, and the page of all names.
+const dimensionLabel = (run, k) => nameOf(run, k) || `Dimension ${k}`;
+
+function telling(run) {
+  const s = run.before;
+  run.order ??= [...Array(run.dims).keys()].filter((k) => s.support[k] > 0)
+    .sort((a, b) => s.telling[b] - s.telling[a] || s.mass[b] - s.mass[a]);
+  return run.order;
+}
+
+// The most telling dimension without a name that comes after k; from the end it begins anew.
+function nextUnnamed(run, k) {
+  const order = telling(run);
+  const at = order.indexOf(k);
+  return [...order.slice(at + 1), ...order.slice(0, Math.max(at, 0))].find((n) => !isNamed(run, n));
+}
+
+function progress(run) {
+  return `${whole(namedCount(run))} of ${whole(telling(run).length)} named`;
+}
+
+function namingForm(run, k) {
+  const own = ownEntry(run, k) || { name: "", note: "", mark: "" };
+  const count = h("span", { class: "progress", role: "status" }, progress(run));
+  const others = entriesOf(run, k).filter((e) => e.author !== me);
+  const hint = h("div", {}, storageHint());
+  const keep = (changes) => {
+    setEntry(run, k, changes);
+    count.textContent = progress(run);
+    hint.replaceChildren(...[storageHint()].filter(Boolean));
+    const title = document.querySelector(".dimension-title");
+    if (title) title.textContent = dimensionLabel(run, k);
+  };
+  const name = h("input", {
+    id: "name", class: "name-field", maxlength: LENGTHS.name, autocomplete: "off", value: own.name,
+    placeholder: "What do these images share?", oninput: () => keep({ name: name.value }),
+    onkeydown: (event) => {
+      if (event.key === "Escape") name.blur();
+      if (event.key !== "Enter") return;
+      const next = nextUnnamed(run, k);
+      if (next === undefined) return;
+      naming = true;
+      location.hash = dimensionLink(run, next);
+    },
+  });
+  const noted = h("textarea", { id: "note", rows: 2, maxlength: LENGTHS.note, oninput: () => keep({ note: noted.value }) });
+  noted.value = own.note;
+  const marks = MARKS.map((mark, n) => h("label", { class: "mark" },
+    h("input", { type: "radio", name: "mark", value: mark, checked: own.mark === mark, onchange: () => keep({ mark }) }),
+    mark, h("kbd", { "aria-hidden": "true" }, n + 1)));
+  const next = nextUnnamed(run, k);
+  const form = h("form", { class: "naming", "aria-label": "Name this dimension", onsubmit: (e) => e.preventDefault() },
+    h("label", { for: "name" }, "Name"), name,
+    h("fieldset", {}, h("legend", {}, "It is"), marks,
+      h("button", { type: "button", class: "quiet", onclick: () => {
+        form.querySelectorAll("[type=radio]").forEach((radio) => { radio.checked = false; });
+        keep({ mark: "" });
+      } }, "clear")),
+    h("label", { for: "note" }, "Note"), noted,
+    others.length > 0 && h("ul", { class: "others" }, others.map((e) =>
+      h("li", {}, h("b", {}, e.name || e.mark || "note"), ` ${[e.name && e.mark, e.note].filter(Boolean).join(", ")} `,
+        h("small", {}, `said ${e.author || "somebody"}`)))),
+    hint,
+    h("p", { class: "after" }, count,
+      next !== undefined && h("a", { href: dimensionLink(run, next) }, "Next unnamed →"),
+      h("a", { href: link("names") }, "All names")));
+  return form;
+}
+
+let naming = false; // the next dimension was asked for from the name field: it gets the focus again
+
+async function viewNames({ run }) {
+  const author = h("input", { id: "author", value: me, maxlength: LENGTHS.author, autocomplete: "off" });
+  author.addEventListener("change", () => { renameMe(author.value); author.value = me; });
+  const report = h("p", { class: "note", role: "status" });
+  const file = h("input", { type: "file", id: "import", accept: ".json,application/json", class: "unseen" });
+  file.addEventListener("change", async () => {
+    try {
+      if (file.files[0].size > MOST_BYTES) throw new Error("it is larger than 64 MB");
+      const { taken, strange } = importNames(await file.files[0].text());
+      fill();
+      report.textContent = `Took what it says of ${plural(taken, "dimension")}.`
+        + (strange ? ` ${plural(strange, "set")} of names in it ${strange === 1 ? "is" : "are"} for other codes and left out.` : "");
+    } catch (error) {
+      report.textContent = `This file was not taken: ${error.message}.`;
+    }
+    file.value = "";
+  });
+  const list = h("div", {});
+  const row = (k, all) => h("tr", { "data-dim": k },
+    h("th", { scope: "row", class: "first" }, h("a", { href: dimensionLink(run, k) }, k)),
+    h("td", {}, linkedStrip(run, "before", k, 5)),
+    h("td", { class: "said" }, (all ? entriesOf(run, k) : [ownEntry(run, k) || entriesOf(run, k).at(-1)]).map((e) =>
+      h("div", {}, h("b", {}, e.name || "–"), e.mark && ` ${e.mark}`, e.note && h("small", {}, ` ${e.note}`),
+        (all || e.author !== me) && h("small", {}, ` ${e.author}`)))));
+  const names = (dims, all) => {
+    const body = table([{ text: "Dimension", class: "first" }, { text: "Top images" }, { text: "Name" }], [],
+      { label: all ? "Conflicts" : "Names", class: "wide" });
+    return [body, growing(body.querySelector("tbody"), dims, (k) => row(k, all), 40)];
+  };
+  function fill() {
+    const conflicts = conflictsOf(run);
+    const done = telling(run).filter((k) => isNamed(run, k));
+    const next = nextUnnamed(run, -1);
+    list.replaceChildren(...[
+      h("p", { class: "lede" }, `${progress(run)}. `,
+        next !== undefined && h("a", { href: dimensionLink(run, next) }, "Name the next one →")),
+      conflicts.length > 0 && section(plural(conflicts.length, "conflict"),
+        intro("People said different things of these. Open one to settle it with a name of your own."),
+        names(conflicts, true)),
+      done.length > 0 && section("Names", names(done, false)),
+    ].filter(Boolean));
+  }
+  fill();
+  const node = h("div", {},
+    heading("Names"),
+    h("div", { class: "controls" },
+      h("label", { for: "author" }, "You are", author),
+      h("button", { type: "button", onclick: () => download("names.json", exportNames()) }, "Export names.json"),
+      h("button", { type: "button", onclick: () => file.click() }, "Import"), file),
+    storageHint(), report,
+    note("Names are kept in this browser only. Export them to pass them on; import another's to join the two."),
+    list);
+  file.setAttribute("aria-label", "Import names.json");
+  file.setAttribute("tabindex", "-1");
+  return { title: "Names", node };
+}

@@ -1,0 +1,78 @@
+"""Images by path: read when their thumbnails are made, never all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from ..data.decode import MOST_BYTES, Square, Undecodable, decode
+from ..data.images import NAME_LENGTH, PATH_LENGTH, Images, printable
+from ..errors import InputError
+
+GREY = 128  # stands for a file that cannot be read
+
+
+@dataclass(frozen=True)
+class Photos:
+    """N image files and what is known of them; what `Images` is for pixels.
+
+    Attributes
+    ----------
+    paths : the files. One that cannot be read becomes a grey picture.
+    side : pixels a side of the square that is cut from the middle of each, the largest the page shows.
+    labels, backgrounds, class_names, background_names, names : as in `Images`; without names the paths are shown.
+    """
+
+    paths: Sequence[Path | str]
+    labels: np.ndarray | None = None
+    backgrounds: np.ndarray | None = None
+    class_names: tuple[str, ...] | None = None
+    background_names: tuple[str, ...] | None = None
+    names: tuple[str, ...] | None = None
+    side: int = 256
+
+    def __post_init__(self) -> None:
+        names = self.names if self.names is not None else tuple(str(path) for path in self.paths)
+        object.__setattr__(self, "names", tuple(printable(str(name), PATH_LENGTH) for name in names))
+        for what in ("labels", "backgrounds", "names"):
+            value = getattr(self, what)
+            if value is not None and len(value) != len(self.paths):
+                raise InputError(f"{len(value)} {what} for {len(self.paths)} images")
+        for what in ("class_names", "background_names"):
+            value = getattr(self, what)
+            if value is not None:
+                object.__setattr__(self, what, tuple(printable(str(name), NAME_LENGTH) for name in value))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+
+def picture_size(images: Images | Photos) -> tuple[int, int]:
+    """Height and width of the originals, as far as they are alike."""
+    return (images.side, images.side) if isinstance(images, Photos) else images.pixels.shape[2:]
+
+
+def read_pictures(images: Images | Photos, rows: np.ndarray, height: int, width: int) -> np.ndarray:
+    """The pictures of these rows, uint8 [R, height, width, 3]."""
+    if isinstance(images, Photos):
+        return np.stack([_read(Path(images.paths[i]), height) for i in rows])
+    part = images.pixels[rows].transpose(0, 2, 3, 1)
+    return part if part.shape[1:3] == (height, width) else np.stack([_shrink(image, height, width) for image in part])
+
+
+def _read(path: Path, side: int) -> np.ndarray:
+    try:
+        if path.stat().st_size <= MOST_BYTES:
+            return decode(path.read_bytes(), Square(side, side)).transpose(1, 2, 0)
+    except (OSError, ValueError, Undecodable):
+        pass
+    return np.full((side, side, 3), GREY, np.uint8)
+
+
+def _shrink(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    whole = Image.fromarray(np.ascontiguousarray(image))
+    return np.asarray(whole.resize((width, height), Image.Resampling.LANCZOS))

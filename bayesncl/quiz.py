@@ -1,0 +1,155 @@
+"""Results of the atlas's intruder quiz, joined over people: how often was the image that does not belong found?
+
+    {"format": "bayesncl-quiz-1", "atlas": "title", "author": "Ann",
+     "answers": [{"codes": "9f8e...", "run": "NCL", "dim": 17, "images": [3, 8, 21, 40, 5], "intruder": 2, "chosen": 2,
+                  "seconds": 3.1, "time": "2026-05-01T10:00:00.000Z"}]}
+
+`images` are in the order shown; `intruder` and `chosen` are places in it, 0 to 4. Guessing finds one in five.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist
+
+from .data.images import printable
+from .errors import InputError
+from .names import MOST_BYTES, MOST_DIMS
+
+FORMAT = "bayesncl-quiz-1"
+PLACES = 5
+CHANCE = 1 / PLACES
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One question answered by one person."""
+
+    author: str
+    codes: str
+    run: str
+    dim: int
+    images: tuple[int, ...]
+    intruder: int
+    chosen: int
+    time: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """How often the intruder was found: `low` to `high` is the 95 % Wilson interval of `share`."""
+
+    right: int
+    asked: int
+    share: float
+    low: float
+    high: float
+
+
+def wilson(right: int, asked: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's interval for a share of `right` among `asked`."""
+    if not asked:
+        return 0.0, 1.0
+    z, p = NormalDist().inv_cdf(0.5 + confidence / 2), right / asked
+    middle = (p + z * z / (2 * asked)) / (1 + z * z / asked)
+    half = z / (1 + z * z / asked) * math.sqrt(p * (1 - p) / asked + z * z / (4 * asked * asked))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def read_quiz(path: Path | str) -> list[Answer]:
+    """The answers in a file the quiz exported; whether each is right is worked out again."""
+    path = Path(path)
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise InputError(f"{path}: larger than {MOST_BYTES >> 20} MiB, so no results of the quiz")
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(found, dict) or found.get("format") != FORMAT or not isinstance(found.get("answers"), list):
+        raise InputError(f"{path}: not results of the quiz as the atlas exports them (no format {FORMAT!r} in it)")
+    author = found.get("author")
+    return [_answer(each, author if isinstance(author, str) else "", path) for each in found["answers"]]
+
+
+def _answer(found: object, author: str, path: Path) -> Answer:
+    def number(what: str, most: int) -> int:
+        value = found.get(what) if isinstance(found, dict) else None
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < most:
+            raise InputError(f"{path}: an answer whose {what} is {printable(repr(value), 40)}")
+        return value
+
+    def text(what: str) -> str:
+        value = found.get(what) if isinstance(found, dict) else None
+        if not isinstance(value, str):
+            raise InputError(f"{path}: an answer whose {what} is {printable(repr(value), 40)}")
+        return printable(value, 200)
+
+    images = found.get("images") if isinstance(found, dict) else None
+    if not isinstance(images, list) or len(images) != PLACES or not all(type(i) is int and i >= 0 for i in images):
+        raise InputError(f"{path}: an answer without its {PLACES} images")
+    return Answer(
+        printable(author, 60), text("codes"), text("run"), number("dim", MOST_DIMS), tuple(images),
+        number("intruder", PLACES), number("chosen", PLACES), text("time"),
+    )  # fmt: skip
+
+
+def count(answers: Iterable[Answer]) -> Found:
+    """The share found, with its interval."""
+    right = [answer.chosen == answer.intruder for answer in answers]
+    return Found(sum(right), len(right), sum(right) / max(len(right), 1), *wilson(sum(right), len(right)))
+
+
+def join_quizzes(files: Sequence[Path | str]) -> dict:
+    """Join the results of several files.
+
+    Returns
+    -------
+    `people` and `questions`; `methods`: by run its `Found`; `dimensions`: by (run, dimension) its `Found`. An answer
+    that is in two files counts once.
+    """
+    answers = list(dict.fromkeys(answer for path in files for answer in read_quiz(path)))
+    runs: dict[str, str] = {}  # fingerprint to name; two runs of one name are told apart by it
+    for answer in answers:
+        twice = any(name == answer.run and codes != answer.codes for codes, name in runs.items())
+        runs.setdefault(answer.codes, f"{answer.run} ({answer.codes[:8]})" if twice else answer.run)
+    methods: dict[str, list[Answer]] = {}
+    dimensions: dict[tuple[str, int], list[Answer]] = {}
+    for answer in answers:
+        methods.setdefault(runs[answer.codes], []).append(answer)
+        dimensions.setdefault((runs[answer.codes], answer.dim), []).append(answer)
+    return {
+        "people": len({answer.author for answer in answers}),
+        "questions": len(answers),
+        "methods": {name: count(each) for name, each in sorted(methods.items())},
+        "dimensions": {key: count(each) for key, each in sorted(dimensions.items())},
+    }
+
+
+def render_quiz(joined: dict) -> str:
+    """The joined results as lines of text."""
+    def line(name: str, f: Found) -> str:
+        share, low, high = (100 * x for x in (f.share, f.low, f.high))
+        return f"{name:<34.34} {f.right:>5} of {f.asked:<5} {share:5.1f} %   {low:5.1f} to {high:5.1f} %"
+
+    people = f"{joined['people']} {'person' if joined['people'] == 1 else 'people'}"
+    lines = [f"Intruder found, {people}, {joined['questions']} questions; guessing finds {100 * CHANCE:.0f} %"]
+    lines += [line(name, found) for name, found in joined["methods"].items()]
+    several = {key: found for key, found in joined["dimensions"].items() if found.asked > 1}
+    if several:
+        lines += ["", "Dimensions asked about more than once"]
+        order = sorted(several.items(), key=lambda item: (-item[1].share, item[0]))
+        lines += [line(f"{run}, dimension {k}", found) for (run, k), found in order]
+    return "\n".join(lines)
+
+
+def quiz_json(joined: dict) -> str:
+    """The joined results as JSON."""
+    by_dim = [{"run": run, "dim": k} | vars(found) for (run, k), found in joined["dimensions"].items()]
+    methods = {name: vars(found) for name, found in joined["methods"].items()}
+    return json.dumps(joined | {"chance": CHANCE, "methods": methods, "dimensions": by_dim}, indent=1) + "\n"
