@@ -20,6 +20,7 @@ from ..model import load as load_model
 from ..names import FINGERPRINT
 from ..progress import Display
 from ..recipes import Data, Recipe, recipe_from_json, with_root
+from ..run import Run
 from .build import MOST_RUNS, build_atlas
 from .contents import AtlasRun
 
