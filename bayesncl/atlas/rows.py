@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from scipy import sparse
 
+from ..arrays import as_features
 from ..errors import InputError
-from ..measure.arrays import as_features
 from ..measure.counts import EPSILON
 
 CHUNK = 4 << 20  # numbers looked at together
