@@ -14,6 +14,7 @@ from ..data import arrays, load
 from ..data.images import Images
 from ..errors import InputError
 from ..features import extract
+from ..heat import strongest_heat
 from ..model import WEIGHTS, Encoder, build_model, digest
 from ..model import load as load_model
 from ..names import FINGERPRINT
@@ -96,7 +97,8 @@ def describe_run(model: Encoder, run: Path, images: Images, display: Display | N
     )
     gated = found.gated if model.gate is not None else None
     mark = digest(model.state_dict())[:FINGERPRINT]
-    return AtlasRun(recipe.name, found.z, gated, found.open, read_summary(run), sentence, mark)
+    heat = strongest_heat(model, images.pixels, found.z if gated is None else gated)
+    return AtlasRun(recipe.name, found.z, gated, found.open, read_summary(run), sentence, mark, heat)
 
 
 def read_summary(run: Path) -> dict[str, dict[str, float]] | None:
