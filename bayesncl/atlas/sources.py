@@ -15,12 +15,8 @@ from ..data import arrays as array_images
 from ..data.images import Images
 from ..errors import InputError
 from ..features import extract
-<<<<<<< HEAD
-from ..model import Encoder, build_model, digest
-=======
 from ..heat import strongest_heat
-from ..model import WEIGHTS, Encoder, build_model, digest
->>>>>>> atlas
+from ..model import Encoder, build_model, digest
 from ..model import load as load_model
 from ..names import FINGERPRINT
 from ..progress import Display
