@@ -46,7 +46,8 @@ def test_a_permuted_code_is_the_same_and_dead_columns_have_no_partner() -> None:
         assert (order[found.second] == found.first).all() and found.cosine == pytest.approx(1, abs=1e-5)
     figures = stability.summary(z, z[:, live[:30]])
     assert 0.9 < figures["mean_cosine"] < 1  # rows without the other columns have other lengths
-    assert figures["share_same"] == pytest.approx(30 / len(live), abs=1 / len(live)) and figures["unmatched"] == len(live) - 30
+    assert figures["share_same"] == pytest.approx(30 / len(live), abs=1 / len(live))
+    assert figures["unmatched"] == len(live) - 30
 
 
 def test_sparse_and_dense_products_agree(monkeypatch: pytest.MonkeyPatch) -> None:
