@@ -147,7 +147,7 @@ def draw_trials(
     dims : dimensions to draw for; default all.
     """
     codes = as_codes(z)
-    n, width = codes.shape
+    width = codes.shape[1]
     wanted = np.zeros(width, bool)
     wanted[np.arange(width) if dims is None else np.asarray(dims)] = True
     strong = strongest_images(codes, pool)
