@@ -131,11 +131,7 @@ def _reason(found: dict[str, Any], n: int, images: int) -> str | None:
 
 
 def _copies(z: Codes, live: int, seed: int) -> str | None:
-<<<<<<< HEAD
-    """Copies that rows of unit length hide: constant there but for noise. Long rows count as twice the median."""
-=======
     """Copies that rows of unit length hide, for they are constant there; no row counts more than twice the median."""
->>>>>>> newm
     length = lengths(z)
     middle = np.median(length[length > 0])
     weights = np.minimum(length / middle, 2)

@@ -16,12 +16,7 @@ import torch
 
 from ..arrays import Array, as_features
 from ..errors import InputError
-<<<<<<< HEAD
-from .sparse import Codes, as_codes, column_blocks, strongest_images, unit_blocks
-=======
-from ..arrays import Array, as_features
 from .sparse import Codes, as_codes, column_blocks, fired, ranked_entries, strongest_images, thin, unit_blocks
->>>>>>> newm
 
 TOP = 10  # strongest images of a dimension
 POOL = 20  # ... from which the four of an intruder test are drawn
