@@ -2,8 +2,8 @@
 
     python benchmarks/codes.py TRAIN.npy TEST.npy LABELS.npy --json codes.json
 
-TRAIN: embeddings [N, F] to fit on (several files: with commas between); TEST: rows to judge on; LABELS: a class for each
-of these. No label is used in fitting. AP: detector average precision; k5: with the five strongest dimensions of a row;
+TRAIN: embeddings [N, F] to fit on (several files: with commas between); TEST: rows to judge on; LABELS: a class for
+each of these. No label is used in fitting. AP: detector average precision; k5: with the five strongest dimensions of a row;
 SC: share of the largest class among the rows a dimension fires on (10 or more); own: classes with a dimension of
 precision 0.5 and recall 0.1; P@5: retrieval; same: mean cosine of matched dimensions of two seeds (and untrained).
 """
@@ -83,7 +83,7 @@ def others(dim: int) -> dict[str, Callable[[int], Any]]:
 
 
 def public_autoencoder(train: np.ndarray, test: np.ndarray, dim: int, seed: int) -> np.ndarray:
-    """The TopK autoencoder of the package overcomplete (pip install --no-deps overcomplete), trained by its own loop."""
+    """The TopK autoencoder of the package overcomplete (installed with --no-deps), trained by its own loop."""
     from overcomplete.sae import TopKSAE, train_sae  # its package asks for torchvision, which may be missing
 
     torch.manual_seed(seed)

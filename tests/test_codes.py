@@ -34,7 +34,7 @@ def made(n: int = 120, width: int = 20, seed: int = 0, groups: int = 8) -> np.nd
 
 @pytest.fixture(scope="module")
 def fitted() -> dict[str, ReadableCodes]:
-    return {method: ReadableCodes(16, method, steps=60).fit(made()) for method in METHODS}
+    return {method: ReadableCodes(16, method, steps=120).fit(made()) for method in METHODS}
 
 
 # ---- the parts
@@ -119,7 +119,7 @@ def test_prototypes_start_on_the_rows() -> None:
     head = Prototypes(20, 120)
     before = head(x).aux.amax(1).mean()
     head.start(x)
-    assert head(x).aux.amax(1).mean() > max(0.8, float(before))
+    assert head(x).aux.amax(1).mean() > max(0.8, before.item())
     doubled = Prototypes(20, 8)
     doubled.start(torch.ones(8, 20))
     assert torch.pdist(doubled.prototypes).min() > 0, "duplicate rows must not give equal prototypes"
