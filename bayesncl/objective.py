@@ -143,16 +143,15 @@ def balanced_assignment(
     Parameters
     ----------
     scores : [..., B, D], how well each row suits each prototype; leading dimensions are batches of their own.
-    temperature : eps; the assignment starts from exp(scores / eps).
-    rounds : how often the columns are brought to equal sums, and then the rows.
+    temperature : eps; the assignment starts from exp(scores / eps) with rows that sum to 1.
+    rounds : how often the columns are brought to equal sums, and then the rows to 1 again.
     total : adds up column sums [..., D] over processes that hold other rows of the same batch.
 
     Returns
     -------
     [..., B, D], rows that sum to 1.
     """
-    # exp(scores / eps) up to a factor for each row, which the rounds take out again: nothing overflows.
-    # The matrix stays as it is; only the factors of its rows and columns change.
+    # the matrix stays as it is, only the factors of its rows and columns change: two products with a vector a round
     q = (scores.detach() / temperature).softmax(-1)
     row = q.new_ones(*q.shape[:-1], 1)
     column = q.new_ones(*q.shape[:-2], 1, q.shape[-1])
