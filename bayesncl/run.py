@@ -118,6 +118,12 @@ class Run:
         """Write a file of this run."""
         write_atomic(self.inside(path), data)
 
+    def set_aside(self, why: str) -> None:
+        """Rename the model and its evaluation, which another is about to take the place of."""
+        for path in (self.weights, self.evaluation_file):
+            if path.is_file():
+                path.replace(self.inside(path.with_name(f"{path.stem}-{why}{path.suffix}")))
+
     def inside(self, path: Path) -> Path:
         """`path`, if writing there stays in this folder; InputError if a symbolic link leads out of it."""
         for part in (path, *path.parents):
