@@ -81,9 +81,16 @@ def main() -> None:
 
 def fail(message: str, status: int) -> None:
     """Say what is wrong in one line and leave; other processes of a group must not be waited for."""
-    line = " ".join(message.split())  # and nothing that a terminal would obey: names come from strangers' files
-    print("bayesncl:", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line), file=sys.stderr, flush=True)
+    print("bayesncl:", one_line(message), file=sys.stderr, flush=True)
     sys.exit(status)
+
+
+def one_line(message: str) -> str:
+    """A message in one line with nothing that a terminal would obey: names come from strangers' files."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(message.split()))
+
+
+from . import cli_codes  # noqa: E402, F401 (registers its commands first)
 
 
 @app.callback(invoke_without_command=True)
@@ -274,30 +281,6 @@ def cost(
 
 
 @app.command()
-def embed(
-    run: Trained,
-    images: Annotated[Path, typer.Argument(metavar="IMAGES", help="a folder of images, or one image")],
-    out: Annotated[
-        Path, written("-o", "--out", metavar="FILE", help=".npz (z [N, D], names, y), .csv or .parquet")
-    ] = Path("embedding.npz"),
-    keep: Annotated[
-        int | None, typer.Option("--keep", min=1, help="keep only each image's strongest dimensions")
-    ] = None,
-    ungated: Annotated[bool, typer.Option("--ungated", help="features before the gates")] = False,
-    device: Device = None,
-    quiet: Quiet = False,
-) -> None:
-    """Features of one's own images."""
-    from .embed import embed_images
-
-    display = open_display(quiet)
-    model, _ = open_run(run, device)
-    count, width = embed_images(model, images, out, keep=keep, gated=not ungated, progress=display.count)
-    display.close()
-    display.note(f"{out}: {count} images x {width} dimensions")
-
-
-@app.command()
 def atlas(
     runs: Annotated[
         list[Path] | None, typer.Argument(metavar="RUN...", help="runs or model files, finished or not")
@@ -478,7 +461,7 @@ def open_device(name: str | None) -> Any:
 def open_run(run: Path, device: str | None, root: str | None = None) -> tuple[Encoder, Recipe]:
     """The trained model of a run, with its data at `root` if that is given."""
     from . import distributed
-    from .model import load
+    from .model import load_run as load
 
     distributed.start()
     model = load(run, open_device(device))

@@ -16,7 +16,7 @@ from ..data.images import Images
 from ..errors import InputError
 from ..features import extract
 from ..model import Encoder, build_model, digest
-from ..model import load as load_model
+from ..model import load_run as load_model
 from ..names import FINGERPRINT
 from ..progress import Display
 from ..recipes import Data, Recipe, recipe_from_json, with_root
