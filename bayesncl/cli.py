@@ -209,6 +209,9 @@ def evaluate(
     from .run import Run
 
     display = open_display(quiet)
+    if is_codes(run):
+        files = {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
+        return show_codes(run, files, everything, display, save=True)
     model, recipe = open_run(run, device, data)
     splits = [load_split(recipe, split, display) for split in ("train", "test")]
     if (few := scarce(*splits)) is not None:
@@ -248,6 +251,11 @@ def measure(
     from .report.tables import show
 
     display = open_display(quiet)
+    if is_codes(features):
+        if labels is not None:
+            raise InputError(f"{features} has its own labels: --labels goes with a .npy (or with fit)")
+        files = {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
+        return show_codes(features, files, everything, display, save=False)
     spectrum = everything or json is not None or csv is not None  # it takes longest, and only these show it
     results = measure_file(features, labels, spectrum=spectrum, progress=display.count)
     display.close()
@@ -430,6 +438,32 @@ def demo(
         display.close()
         display.note(f"stopped after {stop.done} of {stop.total} steps; the same command continues")
         raise typer.Exit(130) from None
+
+
+def is_codes(path: Path) -> bool:
+    """Whether it is a folder that `fit` wrote."""
+    return (path / "codes.json").is_file()
+
+
+def show_codes(folder: Path, files: dict[str, Path | None], everything: bool, display: Display, save: bool) -> None:
+    """Measure a folder of codes, print the table (with labels) and the verdict, write what was asked for."""
+    from .codes_folder import CodesFolder
+    from .judge import measure_codes
+    from .measure.verdict import render
+    from .report.tables import show
+
+    result, found = measure_codes(folder, spectrum=everything or any(files.values()), progress=display.count)
+    display.close()
+    if result.sound is None and (asked := [kind for kind, path in files.items() if path and kind != "json"]):
+        raise InputError(f"{folder} has no labels: nothing for --{asked[0]}; --json has the verdict")
+    if save:
+        here = CodesFolder(folder)
+        here.write(here.evaluation_file, result.to_json())
+    if result.sound is not None:
+        show(result, files, everything)
+    elif files.get("json") is not None:
+        write_atomic(files["json"], result.to_json())
+    print(render(found))
 
 
 def find_recipe(name: str, changes: list[str] | None = None, root: str | None = None) -> Recipe:

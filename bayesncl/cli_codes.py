@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -58,8 +58,8 @@ def fit(
     if not quiet:
         print(f"looking at {cli.one_line(str(source))}", file=sys.stderr, flush=True)
     from .encoders import Request
-    from .fit import Options
     from .fit import fit as fit_codes
+    from .sources import Options
 
     request = None
     if encoder is not None or weights is not None or any(value is not None for value in numbers.values()):
@@ -87,3 +87,44 @@ def parse_colours(name: str, text: str | None) -> tuple[float, ...] | None:
     if len(found) not in (1, 3):
         raise InputError(f"{name} takes three numbers such as 0.485,0.456,0.406, got {text!r}")
     return found * 3 if len(found) == 1 else found
+
+
+@app.command()
+def embed(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, a model file, or codes that fit wrote")],
+    images: Annotated[
+        Path, typer.Argument(metavar="IMAGES", help="a folder of images, or one; with codes also an array of embeddings")
+    ],
+    out: Annotated[
+        Path, written("-o", "--out", metavar="FILE", help=".npz (z [N, D], names, y), .csv or .parquet")
+    ] = Path("embedding.npz"),
+    keep: Annotated[
+        int | None, typer.Option("--keep", min=1, help="keep only each image's strongest dimensions")
+    ] = None,
+    ungated: Annotated[bool, typer.Option("--ungated", help="features before the gates")] = False,
+    names: Annotated[
+        Path | None, typer.Option("--names", metavar="FILE", help="names.json from the atlas: named columns")
+    ] = None,
+    encoder: Annotated[
+        str | None, typer.Option("--encoder", metavar="MODULE:FUNCTION", help="the same as for fit, if it was code")
+    ] = None,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Features or codes of one's own images, as a file."""
+    from .embed import embed_images
+
+    display = cli.open_display(quiet)
+    if cli.is_codes(run):
+        from .codes_folder import CodesFolder
+
+        if ungated:
+            raise InputError("--ungated is for trained runs; codes have no version without gates")
+        model: Any = CodesFolder(run).model(cli.open_device(device), encoder)
+    elif encoder is not None:
+        raise InputError(f"--encoder goes with codes that fit wrote; {run} is its own encoder")
+    else:
+        model, _ = cli.open_run(run, device)
+    count, width = embed_images(model, images, out, keep=keep, gated=not ungated, names=names, progress=display.count)
+    display.close()
+    display.note(f"{out}: {count:,} images x {width:,} dimensions")

@@ -34,9 +34,11 @@ from .data.images import printable
 from .encoders import RUNS_CODE, PhotoEncoder, Request, find_kind, open_encoder
 from .errors import InputError
 from .files import temporary_beside
+from .names import FINGERPRINT
 from .objective import check_keep
 from .pixels import as_batch, read_picture
 from .run import Folder
+from .shelf import digest
 
 if TYPE_CHECKING:
     from .pixels import Pictures
@@ -176,6 +178,11 @@ class CodesFolder(Folder):
         if codes.n_features_in_ != about.embeddings.get("features"):
             raise InputError(f"{self.codes_file} is of other embeddings than {self.embeddings_file.name} beside it")
         return codes
+
+    def fingerprint(self) -> str:
+        """Says which codes these are, so that names given to dimensions find them again."""
+        codes = self.codes("cpu")
+        return digest({**codes.head_.state_dict(), **codes.moments_._asdict()})[:FINGERPRINT]
 
     def model(self, device: torch.device | str = "cpu", encoder: str | None = None) -> PhotoCodes:
         """Codes with their encoder, ready to encode photos; the encoder is opened when it is first used."""

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,10 @@ import numpy as np
 import torch
 
 from . import distributed
-from .arrays import as_features, read_arrays
+from .arrays import as_features
 from .codes import ReadableCodes, choose_batch, choose_dim, choose_steps
-from .codes_folder import About, CodesFolder, Rows, encoder_dict, is_codes
+from .codes_folder import About, CodesFolder, Rows, encoder_dict
 from .data import load as load_split
-from .data.decode import SUFFIXES
-from .data.folder import scan
 from .data.images import PATH_LENGTH, held_out, printable
 from .encoders import PhotoEncoder, Request, default_request, find_kind, open_encoder
 from .errors import InputError
@@ -36,28 +33,11 @@ from .measure.verdict import Verdict, to_dict
 from .model import load_run
 from .photos import BLOCK, Embedded, Pile, find_photos, mark
 from .progress import Display
-from .run import Run
+from .sources import Options, find_source, match_images, photo_labels, read_embeddings, read_labels
 
-ARRAYS = (".npy", ".npz", ".safetensors", ".csv", ".parquet")
-FEATURES = ("z", "embeddings", "embedding", "features", "X", "x", "h", "arr_0", "data")  # names of what is fitted
-LABELS = ("y", "labels", "label")
-NAMES = ("names", "paths", "files", "filenames")
 HOLD_FROM, HELD, MOST_HELD, SHARE = 1000, 200, 5000, 0.1  # images from which some are held out; how many
 TRIED = 8  # photos embedded to tell how long the rest will take
 FIT_PACE = 2e10  # products a second of one thread while a head is trained
-
-
-@dataclass(frozen=True)
-class Options:
-    """What can be chosen about a fit; see `bayesncl fit --help`."""
-
-    method: str = "prototypes"
-    dim: int | None = None
-    keep: int | None = None
-    seed: int = 0
-    encoder: Request | None = None
-    labels: Path | None = None
-    images: Path | None = None
 
 
 def fit(source: Path, out: Path, options: Options, device: torch.device, display: Display) -> Verdict | None:
@@ -99,48 +79,10 @@ def fit(source: Path, out: Path, options: Options, device: torch.device, display
     return found
 
 
-def find_source(source: Path, out: Path, options: Options) -> str:
-    """``photos``, ``array`` or ``run``; InputError for anything else, and for options that do not go with it."""
-    shown = printable(str(source), 300)
-    try:
-        there, is_folder = source.exists(), source.is_dir()
-    except OSError as error:
-        raise InputError(f"{shown}: {error.strerror or error}") from None
-    if not there:
-        raise InputError(f"{shown}: no such folder or file, expected photos, an array or a run")
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out}: a file, expected a folder to write to")
-    if os.path.realpath(out) == os.path.realpath(source):
-        raise InputError(f"-o {out} is the source itself: choose another folder")
-    if is_folder and is_codes(source):
-        raise InputError(f"{shown} was written by fit: give it the photos or the array that it was fitted on")
-    run = Run(source)
-    if is_folder:
-        kind = "run" if run.recipe_file.is_file() or run.weights.is_file() else "photos"
-    elif source.suffix.lower() in SUFFIXES:
-        raise InputError(f"{shown}: one image; codes are read from many: give its folder")
-    elif source.suffix.lower() in ARRAYS:
-        kind = "array"
-    else:
-        raise InputError(f"{shown}: expected a folder of photos, a run, or an array file ({' '.join(ARRAYS)})")
-    if options.encoder is not None and kind != "photos":
-        what = "a run, which is its own encoder" if kind == "run" else "an array of embeddings"
-        raise InputError(f"--encoder is for photos; {shown} is {what}")
-    if options.images is not None and kind != "array":
-        raise InputError(f"--images goes with an array of embeddings; {shown} is a folder")
-    if options.labels is not None and kind == "run":
-        raise InputError("--labels does not go with a run, whose data set has its own")
-    known = CodesFolder(out)
-    strange = [] if not out.is_dir() or known.about_file.exists() or known.log.exists() else list(out.iterdir())
-    if strange and not all(path.name.startswith(".") for path in strange):
-        raise InputError(f"{out} is not empty and was not written by fit (it has {printable(strange[0].name)}): choose another")
-    return kind
-
-
 def take_photos(source: Path, folder: CodesFolder, options: Options, device: torch.device, display: Display) -> None:
     """Embed the photos of a folder that are not embedded yet."""
     pile = find_photos(source, folder.folder)
-    labels = _photo_labels(pile, options.labels)
+    labels = photo_labels(pile, options.labels)
     encoder = _choose_encoder(folder, options, device, display)
     made = Embedded(pile, encoder, folder)
     todo = made.todo
@@ -178,32 +120,18 @@ def take_photos(source: Path, folder: CodesFolder, options: Options, device: tor
 
 def take_array(source: Path, folder: CodesFolder, options: Options, device: torch.device, display: Display) -> None:
     """Copy embeddings from a file, with labels and names where there are any."""
-    found = read_arrays(source, (*FEATURES, *LABELS, *NAMES, "class_names"))
-    z = next((found[name] for name in FEATURES if name in found), None)
-    if z is None:
-        read_arrays(source, FEATURES, needed=("z",))  # says what is there
-        raise InputError(f"{source}: no embeddings in it")
+    z, names, labels = read_embeddings(source)
     if z.ndim == 4 or (z.ndim == 3 and z.dtype == np.uint8):
         raise InputError(f"{source} holds images {list(z.shape)}: fit takes a folder of photos, or embeddings [N, F]")
     z = as_features(z)
     n = len(z)
     if n < 2:
         raise InputError(f"{source}: one row only; codes are read from what rows have in common")
-    beside = {**found, **_beside(source)}
-    names = next((beside[name] for name in NAMES if name in beside), None)
-    labels = next((beside[name] for name in LABELS if name in beside), None)
     if options.labels is not None:
-        names, labels = _read_labels(options.labels, names, n)
-    if labels is not None and len(labels) == n and labels.dtype.kind in "iu" and "class_names" in found:
-        known = found["class_names"]
-        if labels.min() >= 0 and labels.max() < len(known):
-            labels = known[labels]
-    for what, column in (("names", names), ("labels", labels)):
-        if column is not None and (column.ndim != 1 or len(column) != n):
-            raise InputError(f"{source}: {n} rows, but {what} of shape {list(column.shape)}")
+        names, labels = read_labels(options.labels, names, n)
     texts = [str(i) for i in range(n)] if names is None else [str(name) for name in names]
     if options.images is not None:
-        texts = _match_images(texts, names is not None, options.images, display)
+        texts = match_images(texts, names is not None, options.images, display.note)
     held = hold_out(texts, None)
     order = np.argsort(held, kind="stable")
     rows = Rows(
@@ -343,69 +271,6 @@ def _factorise(values: Sequence[str] | None) -> dict[str, Any]:
         return {"labels": None, "class_names": None}
     names, index = np.unique(np.array(values, dtype=object).astype(str), return_inverse=True)
     return {"labels": index.astype(np.int64), "class_names": tuple(printable(str(name), 200) for name in names)}
-
-
-def _photo_labels(pile: Pile, table: Path | None) -> list[str] | None:
-    """A class for each photo: by its subfolder, or by its name in a table."""
-    if table is None:
-        return pile.classes
-    found = read_arrays(table, ("y", "names"))
-    if "names" not in found or "y" not in found:
-        raise InputError(f"{table}: labels of photos need a table with the columns name and label")
-    by_name = {str(name).replace(os.sep, "/"): str(y) for name, y in zip(found["names"], found["y"])}
-    labels = [by_name.get(name, by_name.get(name.rpartition("/")[2])) for name in pile.names]
-    missing = [name for name, label in zip(pile.names, labels) if label is None]
-    if missing:
-        raise InputError(f"{table}: no label for {len(missing):,} of {len(pile):,} photos, e.g. {printable(missing[0])}")
-    return [str(label) for label in labels]
-
-
-def _read_labels(path: Path, names: np.ndarray | None, n: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Names and labels of rows from a file: row by row, or by name where both have names."""
-    found = read_arrays(path, ("y", "names", "labels", "z"))
-    labels = found.get("y", found.get("labels"))
-    theirs = found.get("names")
-    if labels is None and theirs is None:
-        raise InputError(f"{path}: no labels in it, expected y [N], or a table with the column label")
-    if names is not None and theirs is not None and labels is not None:
-        by_name = {str(name): i for i, name in enumerate(theirs)}
-        missing = [str(name) for name in names if str(name) not in by_name]
-        if missing:
-            raise InputError(f"{path}: no label for {len(missing):,} of {n:,} rows, e.g. {printable(missing[0])}")
-        return names, labels[[by_name[str(name)] for name in names]]
-    column = labels if labels is not None else theirs
-    assert column is not None
-    if len(column) != n:
-        raise InputError(f"{path}: {len(column):,} rows, the embeddings have {n:,}")
-    return (names if theirs is None else theirs), labels
-
-
-def _beside(source: Path) -> dict[str, np.ndarray]:
-    """y.npy and names.npy beside a .npy."""
-    if source.suffix != ".npy":
-        return {}
-    paths = {name: source.with_name(f"{name}.npy") for name in ("y", "names")}
-    return {name: read_arrays(path, (name,))[name] for name, path in paths.items() if path.is_file() and path != source}
-
-
-def _match_images(names: list[str], named: bool, root: Path, display: Display) -> list[str]:
-    """Names of rows as paths below `root`, checked; without names, its images in the order of their names."""
-    if not root.is_dir():
-        raise InputError(f"--images {root}: no such folder")
-    if not named:
-        found = [entry.name for entry in scan(root)[0]]
-        if len(found) != len(names):
-            raise InputError(f"--images {root}: {len(found):,} images for {len(names):,} rows without names")
-        display.note(f"rows have no names: taken to be the images of {root} in the order of their names")
-        return found
-    base = os.path.abspath(root) + os.sep
-    names = [name.removeprefix(base).replace(os.sep, "/") for name in names]
-    missing = [name for name in names if not (root / name).is_file()]
-    if len(missing) == len(names):
-        raise InputError(f"--images {root}: none of the {len(names):,} images is there, e.g. {printable(missing[0])}")
-    if missing:
-        display.note(f"--images {root}: {len(missing):,} of {len(names):,} images are not there, e.g. {printable(missing[0])}")
-    return names
 
 
 def _finite(z: np.ndarray, rows: np.ndarray) -> np.ndarray:

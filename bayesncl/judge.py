@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -45,24 +44,23 @@ def headlines(found: Verdict, most: int = 4, width: int = 80) -> list[str]:
     return [textwrap.fill(text, width, initial_indent="- ", subsequent_indent="  ") for text in lines[:most]]
 
 
-def measure_codes(
-    folder: CodesFolder | Path, *, spectrum: bool = True, progress: Progress | None = None
-) -> tuple[Result | None, dict[str, Any]]:
-    """Every measure of a folder of codes, and its verdict as plain values.
+def measure_codes(folder: Path, *, spectrum: bool = True, progress: Progress | None = None) -> tuple[Result, Verdict]:
+    """Every measure of a folder of codes, and the verdict on them.
 
     Returns
     -------
-    Result, None where there are no labels of two classes or more; and the verdict.
+    Result, which holds no more than the verdict where there are no labels of two classes; and the Verdict.
     """
-    folder = folder if isinstance(folder, CodesFolder) else CodesFolder(folder)
-    about = folder.about()
-    codes, rows, embeddings = folder.codes(), folder.rows(about), folder.embeddings(about)
-    found = to_dict(judge(codes, embeddings, rows))
+    here = CodesFolder(folder)
+    about = here.about()
+    codes, rows, embeddings = here.codes(), here.rows(about), here.embeddings(about)
+    found = judge(codes, embeddings, rows)
     chosen = judged(rows)
-    if rows.labels is None or len(np.unique(rows.labels[chosen])) < 2:
-        return None, found
-    z = codes.set_params(sparse_output=False).transform(np.asarray(embeddings[chosen]))
-    result = measure_features(z, rows.labels[chosen], spectrum=spectrum, progress=progress)
-    held = "held out" if rows.held else "also fitted on"
-    result.parameters = {"codes": str(folder), "rows": held, "method": codes.method} | result.parameters
+    result = Result()
+    if rows.labels is not None and len(np.unique(rows.labels[chosen])) > 1:
+        z = codes.transform(np.asarray(embeddings[chosen]))
+        result = measure_features(z, rows.labels[chosen], spectrum=spectrum, progress=progress)
+    judged_by = "held out" if rows.held else "fitted on"
+    result.parameters = {"codes": str(folder), "method": codes.method, "judged_by": judged_by} | result.parameters
+    result.verdict = to_dict(found)
     return result, found

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 
 from .codes_folder import CodesFolder
@@ -214,17 +215,8 @@ class Embedded:
         keys = self._keys()
         self.log.begin()
         done = 0
-        for part, prepared in read_ahead(self.pile, todo, self.encoder, self._batch()):
-            reasons = [each if isinstance(each, str) else None for each in prepared]
-            good = [each for each in prepared if not isinstance(each, str)]
-            rows = np.zeros((len(part), self.encoder.features), np.float32)
-            if good:
-                if len({each.shape for each in good}) > 1:
-                    shapes = sorted({each.shape for each in good})[:2]
-                    raise InputError(f"encoder {self.encoder.name} prepares photos in different shapes: {shapes}")
-                rows[[why is None for why in reasons]] = self.encoder.embed(np.stack(good))
-            for j in np.flatnonzero(~np.isfinite(rows).all(1)):
-                reasons[j], rows[j] = "its embedding is not finite", 0
+        for rows, reasons in embed_entries([self.pile.entries[i] for i in todo], self.encoder):
+            part = todo[done : done + len(rows)]
             start = len(self.log.lines)
             self.log.append(rows, [(*keys[i], why) for i, why in zip(part, reasons)])
             for j, (i, why) in enumerate(zip(part, reasons)):
@@ -232,10 +224,6 @@ class Embedded:
             done += len(part)
             if progress:
                 progress(done, len(todo), "embedding photos")
-
-    def _batch(self) -> int:
-        device = getattr(self.encoder, "device", "cpu")
-        return BATCH.get(getattr(device, "type", str(device)), BATCH["cpu"])
 
     def usable(self) -> tuple[np.ndarray, list[tuple[str, int, int, str]]]:
         """Numbers of the photos that have an embedding, and [name, size, time, why] of those that cannot have one."""
@@ -255,29 +243,46 @@ class Embedded:
             yield block
 
 
-def read_ahead(
-    pile: Pile, todo: Sequence[int], encoder: PhotoEncoder, size: int
-) -> Iterator[tuple[Sequence[int], list[np.ndarray | str]]]:
+def embed_entries(
+    entries: Sequence[Entry], encoder: PhotoEncoder
+) -> Iterator[tuple[np.ndarray, list[str | None]]]:
+    """Embeddings [n, F] of photos, batch after batch, and why one has none (its row is zero)."""
+    device = getattr(encoder, "device", "cpu")
+    for prepared in read_ahead(entries, encoder, BATCH.get(torch.device(device).type, BATCH["cpu"])):
+        reasons = [each if isinstance(each, str) else None for each in prepared]
+        good = [each for each in prepared if not isinstance(each, str)]
+        rows = np.zeros((len(prepared), encoder.features), np.float32)
+        if len({each.shape for each in good}) > 1:
+            shapes = sorted({each.shape for each in good})[:2]
+            raise InputError(f"encoder {encoder.name} prepares photos in different shapes: {shapes}")
+        if good:
+            rows[[why is None for why in reasons]] = encoder.embed(np.stack(good))
+        for j in np.flatnonzero(~np.isfinite(rows).all(1)):
+            reasons[j], rows[j] = "its embedding is not finite", 0
+        yield rows, reasons
+
+
+def read_ahead(entries: Sequence[Entry], encoder: PhotoEncoder, size: int) -> Iterator[list[np.ndarray | str]]:
     """Photos prepared for the encoder, or why one cannot be, in batches; the next are read by threads meanwhile."""
 
-    def read(i: int) -> np.ndarray | str:
+    def read(entry: Entry) -> np.ndarray | str:
         try:
-            return encoder.read(pile.entries[i].read(MOST_BYTES))
+            return encoder.read(entry.read(MOST_BYTES))
         except Undecodable as why:
             return str(why)[:200]
         except OSError as why:
             return why.strerror or str(why)
 
-    parts = [todo[start : start + size] for start in range(0, len(todo), size)]
     with ThreadPoolExecutor(THREADS) as pool, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's remarks on damaged metadata
         ahead: deque[list[Future[np.ndarray | str]]] = deque()
         try:
-            for i in range(len(parts) + 2):
-                if i < len(parts):
-                    ahead.append([pool.submit(read, j) for j in parts[i]])
-                if i >= 2 and ahead:
-                    yield parts[i - 2], [future.result() for future in ahead.popleft()]
+            for start in range(0, len(entries), size):
+                ahead.append([pool.submit(read, entry) for entry in entries[start : start + size]])
+                if len(ahead) > 2:
+                    yield [future.result() for future in ahead.popleft()]
+            while ahead:
+                yield [future.result() for future in ahead.popleft()]
         finally:
             for futures in ahead:
                 for future in futures:

@@ -31,6 +31,7 @@ class Result:
     curves : consistency by least support, retrieval by kept dimensions.
     conflicting, probe, knn, theory, gates : of a run; see docs/measures.md.
     background, worst_group, conflict, ipw, gate_effect, stability : of images with a second label.
+    verdict : what was found in words; see `verdict`.
     seconds : of measuring.
     """
 
@@ -52,6 +53,7 @@ class Result:
     ipw: Tree | None = None
     gate_effect: Tree | None = None
     stability: Tree | None = None
+    verdict: Tree | None = None
     seconds: float | None = None
 
     def to_dict(self) -> Tree:
