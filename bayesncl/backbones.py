@@ -107,7 +107,7 @@ def wide(channels: Tensor, x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def settle_statistics(model: nn.Module) -> None:
+def update_running_statistics(model: nn.Module) -> None:
     """Take what the layers saw into their running statistics, part after part; all layers in a few fused operations."""
     layers = [module for module in model.modules() if isinstance(module, ViewBatchNorm2d) and module.seen is not None]
     if not layers:

@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from .backbones import build_backbone, settle_statistics
+from .backbones import build_backbone, update_running_statistics
 from .data.decode import Square
 from .errors import InputError
 from .files import tensor_bytes, write_atomic
@@ -67,7 +67,7 @@ class Encoder(nn.Module):
         """Features of normalised pixels x [N, 3, H, W]; `uniform` [N, D] feeds noisy gates their noise in training."""
         h = self.backbone(x)
         if self.training:
-            settle_statistics(self.backbone)
+            update_running_statistics(self.backbone)
         features: Features = self.head(h, uniform)
         return features
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from .errors import InputError
 from .gates import at_least_float32, top_k_mask
 
+ACTIVE = 1e-5  # a dimension fires on an image where its |z|, in a row of unit length, exceeds this
 DENSE_ROWS = 8192  # up to this many rows the similarity matrix is held whole (256 MiB in float32)
 BLOCK_ROWS = 1024
 

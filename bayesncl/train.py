@@ -30,12 +30,11 @@ from .graph import check_gradients, compile_function, fast
 from .lars import LARS
 from .meter import Logger, Meter, raise_if_bad
 from .model import Encoder, build_model, model_bytes
+from .objective import ACTIVE
 from .progress import Display
 from .recipes import Recipe, recipe_from_json
 from .run import Run, Stopper, environment
 from .schedule import warmup_cosine
-
-ACTIVE = 1e-5  # a unit-norm feature above this is active
 
 AfterEpoch = Callable[[Encoder, int], dict[str, object] | None]
 Batch = tuple[Tensor, Tensor, Tensor, torch.dtype]  # pixels [b, 3, H, W], index [b], epoch [], precision

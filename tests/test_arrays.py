@@ -15,8 +15,8 @@ import torch
 
 from bayesncl import arrays
 from bayesncl.arrays import as_features, as_labels, read_arrays, read_features, unit_rows
-from bayesncl.errors import InputError
 from bayesncl.atlas.sources import atlas_of_arrays
+from bayesncl.errors import InputError
 
 RNG = np.random.default_rng(0)
 Z = RNG.standard_normal((30, 5)).astype(np.float32)

@@ -13,7 +13,7 @@ from bayesncl.backbones import (
     part_statistics,
     per_view,
     set_views,
-    settle_statistics,
+    update_running_statistics,
 )
 from bayesncl.errors import InputError
 from bayesncl.recipes import Model
@@ -43,7 +43,7 @@ def test_per_view_statistics(fused):
     norm = layer()
     expected, plain = one_after_the_other(norm, first := x.clone().requires_grad_())
     got = (norm._normalise_parts if fused else norm)(second := x.clone().requires_grad_())
-    settle_statistics(norm)
+    update_running_statistics(norm)
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
     (expected * weight).sum().backward()
     (got * weight).sum().backward()

@@ -19,9 +19,9 @@ from .photos import Photos
 MARKER = "atlas.json"  # says that a folder is an atlas and may be replaced by another
 MOST_RUNS = 8
 SCRIPTS = (
-    "data.js", "dom.js", "store.js", "names.js", "sprites.js", "charts.js", "map.js", "parts.js", "overview.js",
-    "dimension.js", "list.js", "image.js", "pair.js", "compare.js", "class.js", "gallery.js", "quiz.js", "search.js",
-    "main.js",
+    "data.js", "dom.js", "store.js", "names.js", "sprites.js", "heat.js", "charts.js", "map.js", "parts.js",
+    "overview.js", "dimension.js", "list.js", "image.js", "pair.js", "compare.js", "class.js", "gallery.js",
+    "quiz.js", "search.js", "main.js",
 )  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def build_atlas(out: Path, runs: list[AtlasRun], images: Images | Photos, title:
         _write_page(partial, title)
         first_seen: list[int] = []
         for r, arrays in enumerate(features):
-            first_seen += write_run(partial, f"run{r}", arrays, labels, grounds)
+            first_seen += write_run(partial, f"run{r}", arrays, labels, grounds, runs[r].heat)
             if r:
                 write_matches(partial, f"compare-{r}", features[0].z, arrays.z)
         write_images(partial, images, labels, grounds, runs, features, title, first_seen)

@@ -14,6 +14,7 @@ from scipy import sparse
 
 from ..data.images import Images
 from ..errors import InputError
+from ..heat import Heat
 from ..measure.dimensions import Dimensions, describe, most_mixed, most_suppressed
 from ..measure.labelfree import draw_trials
 from .labels import Labels
@@ -21,7 +22,7 @@ from .photos import Photos, picture_size
 from .rows import mask_rows, scale_columns, sparse_rows
 from .sprites import large_side, thumbnail_side, write_sprites
 from .telling import recognise, telling
-from .vectors import SCALE, histograms, nearest_rows, quantise, sparsify, top_images
+from .vectors import SCALE, histograms, nearest_rows, quantise, sparsify, strongest, top_images
 
 TOP = 200  # images shown of a dimension
 STRIP = 12  # images shown of a dimension in passing
@@ -51,6 +52,7 @@ class AtlasRun:
     summary : headline numbers by definition, such as {"paper": {...}, "sound": {...}}, or None.
     sentence : one sentence on the run.
     fingerprint : says which codes they are, so that names given to dimensions find them again; default made from z.
+    heat : where in each image its strongest dimensions fire (see `Heat`), or in words why that is not known, or None.
     """
 
     name: str
@@ -60,6 +62,7 @@ class AtlasRun:
     summary: dict | None = None
     sentence: str = ""
     fingerprint: str = ""
+    heat: Heat | str | None = None
 
 
 @dataclass(frozen=True)
@@ -109,11 +112,12 @@ def write_images(
     """What belongs to the images and to no run: pictures, labels, names."""
     n = len(images)
     side, large = thumbnail_side(n), large_side(n)
+    order = _by_dimension(features[0].z) if n > 1000 else None
     cover = np.array(list(dict.fromkeys(first_seen))[:512], np.int64)
     plain: dict[str, object] = {
         "title": title,
         "count": n,
-        "sprites": write_sprites(images, folder / "sprites", side),
+        "sprites": write_sprites(images, folder / "sprites", side, order),
         "classes": None if labels is None else labels.names,
         "backgrounds": None if grounds is None else grounds.names,
         "named": images.names is not None,
@@ -133,6 +137,8 @@ def write_images(
     if len(cover) and n > 1000:  # what the overview shows lies scattered over many sheets: on one it opens at once
         plain["cover"] = write_sprites(images, folder / "cover", side, cover)
         arrays["covered"] = _small(cover)
+    if order is not None:
+        arrays["place"] = _small(np.argsort(order))
     for what, found in (("labels", labels), ("backs", grounds)):
         if found is not None:
             arrays[what] = _small(found.index + 1)  # 0 is no label
@@ -142,7 +148,19 @@ def write_images(
             _write(folder, f"names-{i}", {"names": [str(name) for name in images.names[a : a + IMAGES_A_FILE]]}, {})
 
 
-def write_run(folder: Path, key: str, features: Features, labels: Labels | None, grounds: Labels | None) -> list[int]:
+def _by_dimension(z: sparse.csr_array) -> np.ndarray:
+    """Images by their strongest dimension, the strongest first: those shown together lie on the same sheets."""
+    first, n = strongest(z, 1), z.shape[0]
+    dim, value = np.full(n, z.shape[1]), np.zeros(n, np.float32)
+    held = np.flatnonzero(np.diff(first.indptr))
+    dim[held], value[held] = first.indices, first.data
+    return np.lexsort((-value, dim))
+
+
+def write_run(
+    folder: Path, key: str, features: Features, labels: Labels | None, grounds: Labels | None,
+    heat: Heat | str | None = None,
+) -> list[int]:  # fmt: skip
     """The numbers of a run: by dimension, by class, by image; each before and, where there are gates, after gating.
 
     Returns
@@ -193,6 +211,13 @@ def write_run(folder: Path, key: str, features: Features, labels: Labels | None,
         _write(folder, f"{key}-classes", {}, counts)
     for i, a in enumerate(range(0, d, DIMS_A_FILE)):
         _write(folder, f"{key}-dims-{i}", {}, {name: x[a : a + DIMS_A_FILE] for name, x in by_dim.items()})
+    if isinstance(heat, str):
+        plain["coldness"] = heat
+    elif heat is not None:
+        if heat.dims.shape != heat.maps.shape[:2] or len(heat.dims) != n:
+            raise InputError(f"heat maps must be [{n}, K] dimensions and [{n}, K, h, w] maps, got {heat.maps.shape}")
+        plain |= {"heat": list(heat.maps.shape[1:]), "check": [heat.check["hottest"], heat.check["random"]]}
+        by_image |= {"hot.dims": _small(heat.dims, d), "hot.maps": heat.maps.astype("u1")}
     plain |= _write_vectors(folder, key, features, by_image)
     _write(folder, key, plain, core)
     return seen

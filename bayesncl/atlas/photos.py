@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,8 @@ class Photos:
     ----------
     paths : the files. One that cannot be read becomes a grey picture.
     side : pixels a side of the square that is cut from the middle of each, the largest the page shows.
-    labels, backgrounds, class_names, background_names, names : as in `Images`; without names the paths are shown.
+    labels, backgrounds, class_names, background_names, names : as in `Images`; without names, the paths below
+        the folder they share.
     """
 
     paths: Sequence[Path | str]
@@ -36,8 +38,12 @@ class Photos:
     side: int = 256
 
     def __post_init__(self) -> None:
-        names = self.names if self.names is not None else tuple(str(path) for path in self.paths)
-        object.__setattr__(self, "names", tuple(printable(str(name), PATH_LENGTH) for name in names))
+        names = self.names
+        if names is None and len(self.paths):  # where the files lay is nobody else's business
+            whole = [os.path.abspath(path) for path in self.paths]
+            above = os.path.commonpath([os.path.dirname(path) for path in whole])
+            names = tuple(os.path.relpath(path, above) for path in whole)
+        object.__setattr__(self, "names", tuple(printable(str(name), PATH_LENGTH) for name in names or ()))
         for what in ("labels", "backgrounds", "names"):
             value = getattr(self, what)
             if value is not None and len(value) != len(self.paths):

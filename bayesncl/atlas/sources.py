@@ -15,6 +15,7 @@ from ..data import arrays as array_images
 from ..data.images import Images
 from ..errors import InputError
 from ..features import extract
+from ..heat import strongest_heat
 from ..model import Encoder, build_model, digest
 from ..model import load_run as load_model
 from ..names import FINGERPRINT
@@ -92,7 +93,8 @@ def describe_run(model: Encoder, run: Path, images: Images, display: Display | N
     )
     gated = found.gated if model.head.kind is not None else None
     mark = digest(model.state_dict())[:FINGERPRINT]
-    return AtlasRun(recipe.name, found.z, gated, found.open, read_summary(run), sentence, mark)
+    heat = strongest_heat(model, images.pixels, found.z if gated is None else gated)
+    return AtlasRun(recipe.name, found.z, gated, found.open, read_summary(run), sentence, mark, heat)
 
 
 def read_summary(run: Path) -> dict[str, dict[str, float]] | None:

@@ -11,7 +11,8 @@ from PIL import Image
 from ..data.images import Images
 from .photos import Photos, picture_size, read_pictures
 
-SHEET = 1024  # pixels a side: small enough to decode without a pause
+SHEET, MANY_SHEET = 1024, 512  # pixels a side: small enough to decode without a pause, smaller where there are many
+MANY = 20_000  # images
 LOSSLESS_BYTES = 12_000_000  # sets of pixels up to this size are kept exactly
 LARGE_BYTES = 160_000_000  # of large pictures; about 0.35 bytes a pixel
 
@@ -44,7 +45,8 @@ def write_sprites(
     n = len(chosen)
     h, w = fitted(*picture_size(images), side)
     tile_h, tile_w = math.ceil(h / 8) * 8, math.ceil(w / 8) * 8
-    columns, lines = max(1, SHEET // tile_w), max(1, SHEET // tile_h)
+    sheet_side = SHEET if n <= MANY else MANY_SHEET
+    columns, lines = max(1, sheet_side // tile_w), max(1, sheet_side // tile_h)
     lossless = n * h * w * 3 <= LOSSLESS_BYTES and not isinstance(images, Photos)
     suffix = "png" if lossless else "jpg"
     folder.mkdir(parents=True, exist_ok=True)

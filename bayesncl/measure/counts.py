@@ -22,10 +22,11 @@ from scipy.linalg.blas import dsyrk
 from torch import Tensor
 
 from ..errors import InputError
+from ..objective import ACTIVE
 
 Progress = Callable[[int, int, str], None]
 
-EPSILON = 1e-5  # a dimension fires on an image where its unit-norm |z| exceeds this
+EPSILON = ACTIVE
 MIN_SUPPORT = 10  # images a dimension must fire on to count: fewer say little about it
 BLOCK = 2**20  # elements in a block of rows
 SHORT = 1e-12  # rows no longer than this are scaled before they are squared

@@ -104,7 +104,14 @@ async function loadImage(run, stage, i) {
   for (let j = row * width; j < (row + 1) * width; j++) {
     near.push({ image: part[stage].near[j], similarity: part[stage].similarity[j] / atlas.scale });
   }
-  return { features, near, covered: { before: part.covered[row], after: part.covered[count + row] } };
+  const heat = new Map(); // dimension -> where it fires in the image, 0 to 255, row by row
+  if (run.heat) {
+    const [most, high, wide] = run.heat;
+    for (let j = row * most; j < (row + 1) * most; j++) {
+      heat.set(part.hot.dims[j], part.hot.maps.subarray(j * high * wide, (j + 1) * high * wide));
+    }
+  }
+  return { features, near, heat, covered: { before: part.covered[row], after: part.covered[count + row] } };
 }
 
 async function imageName(i) {

@@ -36,7 +36,7 @@ async function viewDimension({ run, stage, args }) {
     narrow() && namingForm(run, k), // else beside the pictures
     h("div", { class: top.length < 24 ? "split few" : "split" },
       section("Images that activate it most", top.length
-        ? [wall, more, note(`${fewer}Below each image, its activation.${closed}`)]
+        ? [heatSwitch(run, stage, k, wall), wall, more, note(`${fewer}Below each image, its activation.${closed}`)]
         : note(alive ? "Its activations are all negative." : "None.")),
       aside),
     galleryLinks(run));

@@ -5,8 +5,10 @@ async function viewImage({ run, stage, args }) {
   const size = (f) => Math.max(Math.abs(f.before), Math.abs(f.after));
   const largest = Math.max(1e-6, ...features.map(size));
   features.sort((a, b) => Math.abs(b[stage]) - Math.abs(a[stage]) || size(b) - size(a));
+  const portrait = picture(i, true);
   const list = h("ol", { class: "features" });
-  const more = growing(list, features, (f) => featureRow(run, stage, f, largest), 16);
+  const where = heatButtons(() => [[portrait, image]]);
+  const more = growing(list, features, (f) => featureRow(run, stage, f, largest, where(run, f.dim, [image])), 16);
   const active = whole(features.filter((f) => f.before).length);
   const y = atlas.labels && atlas.labels[i];
 
@@ -24,7 +26,7 @@ async function viewImage({ run, stage, args }) {
 
   const node = h("div", {},
     h("div", { class: "portrait" },
-      picture(i, true),
+      portrait,
       h("div", {},
         h("div", { class: "with-steps" }, heading(`Image ${i}`), steps(i, atlas.count, "image")),
         about,
@@ -33,7 +35,7 @@ async function viewImage({ run, stage, args }) {
       features.length
         ? [intro(`Each with images that share it.${bars}`), list, more]
         : note("No dimension fires on this image."),
-      coverage(run)),
+      heatNote(run), coverage(run)),
     section(run.after ? `Nearest images, ${stage} gates` : "Nearest images",
       h("div", { class: "wall large" }, near.map(neighbour))));
   return { title: `Image ${i}`, node, ...neighbours(i, atlas.count, "image") };
@@ -48,12 +50,12 @@ function imageNumber(text) {
   return i;
 }
 
-function featureRow(run, stage, f, largest) {
+function featureRow(run, stage, f, largest, where = null) {
   return h("li", { class: f.open ? null : "shut", "data-dim": f.dim },
     dimensionName(run, stage, f.dim),
     linkedStrip(run, "before", f.dim, 6),
     twoBars(run, f.before, f.after, largest, 3),
-    run.gated && gate(f.open));
+    (run.gated || where) && h("span", { class: "last" }, run.gated && gate(f.open), where));
 }
 
 // All images, by class; with ?with=I a click picks the second image of a pair, with ?pick the first.

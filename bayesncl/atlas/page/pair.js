@@ -10,9 +10,11 @@ async function viewPair({ run, stage, args }) {
   const longest = Math.max(1e-9, ...stages.map((stage) => sum(stage, (v) => Math.max(0, v))));
 
   const list = h("ol", { class: "features pair-list" });
-  const more = growing(list, shared, (s) => pairRow(run, s, largest), 20);
-  const side = (n) => h("figure", {},
-    h("a", { href: link(`image/${n}`), "aria-label": imageTitle(n) }, picture(n, true)),
+  const shown = [picture(i, true), picture(j, true)];
+  const where = heatButtons(() => [[shown[0], a], [shown[1], b]]);
+  const more = growing(list, shared, (s) => pairRow(run, s, largest, where(run, s.dim, [a, b])), 20);
+  const side = (n, m) => h("figure", {},
+    h("a", { href: link(`image/${n}`), "aria-label": imageTitle(n) }, shown[m]),
     h("figcaption", {}, h("a", { href: link(`image/${n}`) }, `Image ${n}`),
       labelOf(n) && h("span", {}, labelOf(n)), backgroundOf(n) && h("span", {}, `on ${backgroundOf(n)}`)));
   const verdict = stages.map((stage) =>
@@ -21,7 +23,7 @@ async function viewPair({ run, stage, args }) {
 
   const node = h("div", {},
     heading(`Cosine ${fixed(sum(stage, (v) => v), 2)}${run.after ? ` ${stage} gates` : ""}`),
-    h("div", { class: "pair" }, side(i), h("div", { class: "verdict" }, verdict), side(j)),
+    h("div", { class: "pair" }, side(i, 0), h("div", { class: "verdict" }, verdict), side(j, 1)),
     lede(bothSentence(run, stage, shared), verdictSentence(run, shared)),
     stages.map((stage) => stack(run, shared, stage, longest, run.after)),
     section("Shared dimensions",
@@ -66,14 +68,14 @@ function verdictSentence(run, shared) {
   return muted ? `${first} The gates take ${whole(muted)} of them out.` : `${first} The gates leave all of them in.`;
 }
 
-function pairRow(run, s, largest) {
+function pairRow(run, s, largest, where) {
   const open = s.f.open && s.g.open;
   return h("li", { class: open ? null : "shut", "data-dim": s.dim },
     dimensionName(run, "before", s.dim),
     linkedStrip(run, "before", s.dim, 6),
     twoBars(run, s.before, s.after, largest, 4),
     h("span", { class: "terms" }, `${fixed(s.f.before, 2)} × ${fixed(s.g.before, 2)}`,
-      run.gated && h("span", {}, gate(s.f.open), gate(s.g.open))));
+      run.gated && h("span", {}, gate(s.f.open), gate(s.g.open)), where));
 }
 
 // The similarity as one bar, a segment for each dimension; both bars have one scale, and a dimension one colour.

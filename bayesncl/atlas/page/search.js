@@ -43,13 +43,15 @@ async function find(text) {
   return found.slice(0, 12);
 }
 
+const shortest = (words) => words.reduce((a, b) => (b.length < a.length ? b : a));
+
 function searchField() {
   const list = h("ul", { id: "found", role: "listbox", "aria-label": "Results", hidden: true });
   const field = h("input", {
     type: "search", id: "find", role: "combobox", autocomplete: "off",
     "aria-controls": "found", "aria-expanded": "false", "aria-autocomplete": "list",
     "aria-label": atlas.classes ? "Search names, classes, dimensions, images" : "Search names, dimensions, images",
-    placeholder: atlas.classes?.length ? `Search: ${clip(atlas.classes[0], 14)}, 42 …` : "Search: 42 …",
+    placeholder: atlas.classes?.length ? `Search: ${clip(shortest(atlas.classes), 10)}, 42 …` : "Search: 42 …",
   });
   let chosen = -1;
   let searching = Promise.resolve(); // the answer to what was typed last

@@ -14,7 +14,7 @@ function sheet(file) {
 function placeOf(i, layout = atlas.sprites) {
   const at = layout === atlas.sprites ? atlas.onCover?.get(i) : undefined;
   const { columns, rows, tile, size, files, count } = at === undefined ? layout : atlas.cover;
-  const place = at ?? i;
+  const place = at ?? (layout === atlas.sprites && atlas.place ? atlas.place[i] : i);
   const number = Math.floor(place / (columns * rows));
   const cell = place % (columns * rows);
   const held = Math.min(columns * rows, count - number * columns * rows);
@@ -36,6 +36,7 @@ function picture(i, large = false) {
   const layout = (large && atlas.large) || atlas.sprites;
   const [height, width] = layout.size;
   const canvas = h("canvas", { width, height, class: "picture", "data-image": i });
+  canvas.layout = layout;
   draw(canvas.getContext("2d"), i, 0, layout);
   return canvas;
 }
