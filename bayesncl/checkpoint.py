@@ -20,7 +20,7 @@ from . import distributed
 from .errors import InputError
 from .files import tensor_bytes
 from .lars import LARS
-from .model import Encoder, build_model, load, restored, stored
+from .model import Encoder, build_model, load_run, restored, stored
 from .recipes import recipe_from_json
 from .run import Run
 
@@ -143,7 +143,7 @@ def restore(checkpoint: Checkpoint, model: Encoder, optimiser: LARS | None = Non
 def open_model(run: Path, device: torch.device | str) -> tuple[Encoder, str]:
     """A finished model, or an unfinished run as its newest checkpoint has it and a sentence that says so."""
     if not run.is_dir() or Run(run).weights.exists() or not listed(Run(run)):
-        return load(run, device), ""
+        return load_run(run, device), ""
     found, _ = newest(Run(run))
     if found is None:
         raise InputError(f"{run} is not finished, and none of its checkpoints can be read: bayesncl resume {run}")

@@ -19,12 +19,38 @@ from .files import write_atomic
 
 # isort: off (it would give each name a line)
 from .options import (
-    Backbone, Batch, Changes, Csv, DataDir, Device, Epochs, Everything, Json, Latex, Markdown, Quiet, RecipeName,
-    RunDir, Size, Trained, written,
+    Backbone,
+    Batch,
+    Changes,
+    Csv,
+    DataDir,
+    Device,
+    Epochs,
+    Everything,
+    Json,
+    Latex,
+    Markdown,
+    Quiet,
+    RecipeName,
+    RunDir,
+    Size,
+    Trained,
+    written,
 )  # fmt: skip
 from .recipes import (
-    DATASETS, METHODS, PARTS, RECIPES, Recipe, change, explain, find_recipe, revise, shorthands, with_root
+    DATASETS,
+    METHODS,
+    PARTS,
+    RECIPES,
+    Recipe,
+    change,
+    explain,
+    find_recipe,
+    revise,
+    shorthands,
+    with_root,
 )  # fmt: skip
+
 # isort: on
 
 if TYPE_CHECKING:
@@ -63,9 +89,16 @@ def main() -> None:
 
 def fail(message: str, status: int) -> None:
     """Say what is wrong in one line and leave; other processes of a group must not be waited for."""
-    line = " ".join(message.split())  # and nothing that a terminal would obey: names come from strangers' files
-    print("bayesncl:", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line), file=sys.stderr, flush=True)
+    print("bayesncl:", one_line(message), file=sys.stderr, flush=True)
     sys.exit(status)
+
+
+def one_line(message: str) -> str:
+    """A message in one line with nothing that a terminal would obey: names come from strangers' files."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(message.split()))
+
+
+from . import cli_codes  # noqa: E402, F401 (registers its commands first)
 
 
 @app.callback(invoke_without_command=True)
@@ -202,6 +235,9 @@ def evaluate(
     from .run import Run
 
     display = open_display(quiet)
+    if is_codes(run):
+        files = {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
+        return show_codes(run, files, everything, display, save=True)
     model, recipe = open_run(run, device, data)
     splits = [load_split(recipe, split, display) for split in ("train", "test")]
     if (few := scarce(*splits)) is not None:
@@ -241,6 +277,11 @@ def measure(
     from .report.tables import show
 
     display = open_display(quiet)
+    if is_codes(features):
+        if labels is not None:
+            raise InputError(f"{features} has its own labels: --labels goes with a .npy (or with fit)")
+        files = {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
+        return show_codes(features, files, everything, display, save=False)
     spectrum = everything or json is not None or csv is not None  # it takes longest, and only these show it
     results = measure_file(features, labels, spectrum=spectrum, progress=display.count)
     display.close()
@@ -267,33 +308,6 @@ def cost(
     print(compare(results))
     if json is not None:
         write_atomic(json, to_json(results if len(results) > 1 else next(iter(results.values()))))
-
-
-@app.command()
-def embed(
-    run: Trained,
-    images: Annotated[Path, typer.Argument(metavar="IMAGES", help="a folder of images, or one image")],
-    out: Annotated[
-        Path, written("-o", "--out", metavar="FILE", help=".npz (z [N, D], names, y), .csv or .parquet")
-    ] = Path("embedding.npz"),
-    keep: Annotated[
-        int | None, typer.Option("--keep", min=1, help="keep only each image's strongest dimensions")
-    ] = None,
-    ungated: Annotated[bool, typer.Option("--ungated", help="features before the gates")] = False,
-    device: Device = None,
-    quiet: Quiet = False,
-) -> None:
-    """Features of one's own images."""
-    from .checkpoint import open_model
-    from .embed import embed_images
-
-    display = open_display(quiet)
-    model, remark = open_model(run, open_device(device))
-    if remark:
-        display.note(remark)
-    count, width = embed_images(model, images, out, keep=keep, gated=not ungated, progress=display.count)
-    display.close()
-    display.note(f"{out}: {count} images x {width} dimensions")
 
 
 @app.command()
@@ -449,6 +463,32 @@ def demo(
         raise typer.Exit(130) from None
 
 
+def is_codes(path: Path) -> bool:
+    """Whether it is a folder that `fit` wrote."""
+    return (path / "codes.json").is_file()
+
+
+def show_codes(folder: Path, files: dict[str, Path | None], everything: bool, display: Display, save: bool) -> None:
+    """Measure a folder of codes, print the table (with labels) and the verdict, write what was asked for."""
+    from .codes_folder import CodesFolder
+    from .judge import measure_codes
+    from .measure.verdict import render
+    from .report.tables import show
+
+    result, found = measure_codes(folder, spectrum=everything or any(files.values()), progress=display.count)
+    display.close()
+    if result.sound is None and (asked := [kind for kind, path in files.items() if path and kind != "json"]):
+        raise InputError(f"{folder} has no labels: nothing for --{asked[0]}; --json has the verdict")
+    if save:
+        here = CodesFolder(folder)
+        here.write(here.evaluation_file, result.to_json())
+    if result.sound is not None:
+        show(result, files, everything)
+    elif files.get("json") is not None:
+        write_atomic(files["json"], result.to_json())
+    print(render(found))
+
+
 def open_display(quiet: bool, board: Path | None = None) -> Display:
     """Where progress goes."""
     from .progress import Display
@@ -466,7 +506,7 @@ def open_device(name: str | None) -> Any:
 def open_run(run: Path, device: str | None, root: str | None = None) -> tuple[Encoder, Recipe]:
     """The trained model of a run, with its data at `root` if that is given."""
     from . import distributed
-    from .model import load
+    from .model import load_run as load
 
     distributed.start()
     model = load(run, open_device(device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -25,8 +26,15 @@ def normalise(z: Tensor) -> Tensor:
 
 
 def keep_strongest(z: Tensor, keep: int | None) -> Tensor:
-    """Each row's `keep` entries of largest size, renormalised; None or D and more leave the rows [N, D] as they are."""
-    return z if keep is None or keep >= z.shape[1] else normalise(z * top_k_mask(z.abs(), keep))
+    """Each row's `keep` entries of largest size, renormalised; None and D leave the rows [N, D] as they are."""
+    check_keep(keep, z.shape[1])
+    return z if keep is None or keep == z.shape[1] else normalise(z * top_k_mask(z.abs(), keep))
+
+
+def check_keep(keep: Any, dim: int) -> None:
+    """InputError unless `keep` is None or a whole number from 1 to `dim`."""
+    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, Integral) or not 1 <= keep <= dim):
+        raise InputError(f"keep must be a whole number from 1 to the {dim} dimensions, got {keep!r}")
 
 
 def info_nce(z: Tensor, temperature: float = 0.2, block: int = 0) -> Tensor:

@@ -32,6 +32,7 @@ class Result:
     curves : consistency by least support, retrieval by kept dimensions.
     conflicting, probe, knn, theory, gates : of a run; see docs/measures.md.
     background, worst_group, conflict, ipw, gate_effect, stability : of images with a second label.
+    verdict : what was found in words; see `verdict`.
     seconds : of measuring.
     verdict : what can be said in a few lines; see `verdict.to_dict`.
     readable, kept, detectors, coverage, labelfree, whole, seeds : the figures behind it; see `readable.figures`.
