@@ -22,7 +22,7 @@ from . import distributed, shelf
 from .draws import make_key, uniform
 from .errors import InputError
 from .gates import top_k_mask
-from .heads import HEADS, Head
+from .heads import HEADS, Head, Prototypes
 from .neighbours import nearest
 from .rows import Moments, Stream, hold, measure, take
 from .schedule import warmup_cosine
@@ -152,8 +152,10 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         total = choose_steps(count, batch) if self.steps == "auto" else int(self.steps)
 
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # of the CPU alone
             head = HEADS[self.method](moments.width, self.dim_).to(device).train()
+        if isinstance(head, Prototypes):
+            head.silent = True
         head.start(rows[torch.linspace(0, count - 1, min(count, START_ROWS), device=device).long()])
         state = shelf.State(head, _optimiser(head, device), self._fingerprint(moments, seed, batch, total, count))
         found = None if checkpoint is None else state.read(Path(checkpoint))
