@@ -16,13 +16,13 @@ from ..data.images import Images
 from ..errors import InputError
 from ..features import extract
 from ..heat import strongest_heat
-from ..model import Encoder, build_model, digest
+from ..model import Encoder, digest, fill_model
 from ..model import load as load_model
 from ..names import FINGERPRINT
 from ..progress import Display
 from ..recipes import Data, Recipe, recipe_from_json, with_root
 from ..run import Run
-from .build import MOST_RUNS, build_atlas
+from .build import MOST_RUNS, build_atlas, check_out
 from .contents import AtlasRun
 
 FEW = 500  # images: fewer give a poor picture of a dimension
@@ -34,6 +34,7 @@ def atlas_of_runs(runs: list[Path], out: Path, root: str | None, most: int, devi
     """The atlas of runs on the same test images (the training images where nothing is held out)."""
     if len(runs) > MOST_RUNS:
         raise InputError(f"an atlas shows one to {MOST_RUNS} runs, got {len(runs)}")
+    check_out(out)
     models, remarks = zip(*(open_model(run, device or "cpu") for run in runs))
     recipes = [with_root(model.recipe, root) for model in models]
     same = Data()  # but for how pixels are normalised
@@ -65,8 +66,7 @@ def open_model(run: Path, device: Any) -> tuple[Encoder, str]:
     found, _ = checkpoint.newest(Run(run))
     if found is None:
         raise InputError(f"{run} is not finished, and none of its checkpoints can be read: bayesncl resume {run}")
-    model = build_model(recipe_from_json(found.recipe, str(run)))
-    checkpoint.restore(found, model)
+    model = fill_model(recipe_from_json(found.recipe, str(run)), checkpoint.part(found, "model"), run)
     return model.eval().to(device), f"Not finished: this is its checkpoint after {found.step:,} steps."
 
 
@@ -107,6 +107,7 @@ def read_summary(run: Path) -> dict[str, dict[str, float]] | None:
 
 def atlas_of_arrays(path: Path, out: Path) -> Path:
     """The atlas of any model's features: an .npz with images, z [N, D] and, where there are such, y, gated and open."""
+    check_out(out)
     found = read_arrays(path, ("z", "gated", "open", "images"), needed=("z", "images"))
     z, gated = unit_rows(found["z"]), unit_rows(found["gated"]) if "gated" in found else None
     side = sorted(found["images"].shape[1:])[1:]  # of [3, H, W] or [H, W, 3]
