@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,7 @@ import typer
 from . import __version__
 from .cpu import rest_when_busy
 from .errors import InputError
-from .files import write_atomic
+from .files import check_folder, write_atomic
 
 # isort: off (it would give each name a line)
 from .options import (
@@ -67,29 +68,46 @@ app = typer.Typer(
 )
 
 
+NO_MEMORY = ("out of memory", "can't allocate memory", "can't start new thread")  # torch's two ways and Python's
+
+
 def main() -> None:
-    """Entry point: runs a command and turns what can go wrong into one line and an exit status."""
+    """Runs a command and turns what can go wrong into one line and an exit status."""
     warnings.showwarning = lambda message, *_args, **_kwargs: print(f"bayesncl: note: {message}", file=sys.stderr)
     rest_when_busy()
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here a full disk or a closed pipe is an error like others
     except InputError as error:
         fail(str(error), 2)
     except KeyboardInterrupt:
         fail("stopped", 130)
     except MemoryError:
         fail("out of memory", 1)
-    except RuntimeError as error:  # torch's two ways to say it
-        if not any(words in str(error) for words in ("out of memory", "can't allocate memory")):
+    except RuntimeError as error:
+        if "home directory" in str(error):
+            fail(f"{error} Give whole paths instead of ~", 2)
+        if not any(words in str(error) for words in NO_MEMORY):
             raise
         fail("out of memory", 1)
     except OSError as error:
         fail(f"{error.filename or 'i/o'}: {error.strerror or error}", 1)
+    except ImportError as error:  # a damaged installation; or too little memory, or too few files, to load it
+        fail(f"cannot load {error.name or 'what it needs'}: {(error.__cause__ or error)!s:.300}", 1)
+    except Warning as warning:  # python -W error
+        fail(str(warning), 1)
 
 
 def fail(message: str, status: int) -> None:
     """Say what is wrong in one line and leave; other processes of a group must not be waited for."""
-    print("bayesncl:", one_line(message), file=sys.stderr, flush=True)
+    with suppress(OSError, ValueError):  # nobody may be listening
+        print("bayesncl:", one_line(message), file=sys.stderr, flush=True)
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it leaves
     sys.exit(status)
 
 
@@ -216,7 +234,9 @@ def evaluate(
     paper_probe: Annotated[
         bool, typer.Option("--paper-probe", help="also the published 50-epoch linear probe (minutes)")
     ] = False,
-    plots: Annotated[Path | None, typer.Option("--plots", metavar="DIR", help="also draw the figures there")] = None,
+    plots: Annotated[
+        Path | None, typer.Option("--plots", metavar="DIR", callback=check_folder, help="also draw the figures there")
+    ] = None,
     everything: Everything = False,
     json: Json = None,
     csv: Csv = None,

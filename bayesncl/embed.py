@@ -23,7 +23,7 @@ from .data.folder import existing_folder, scan
 from .data.images import Images, Progress, printable
 from .errors import InputError
 from .features import extract
-from .files import write_atomic
+from .files import check_place, write_atomic
 from .model import Encoder, digest
 from .names import FINGERPRINT, find_names, read_names
 from .objective import check_keep, keep_strongest
@@ -31,7 +31,6 @@ from .photos import embed_entries
 from .sources import ARRAYS, read_embeddings
 
 ENDINGS = (".npz", ".csv", ".parquet")
-LONGEST_NAME = 230  # bytes; file systems take 255, and the name is longer while the file is written
 
 
 @dataclass(frozen=True)
@@ -84,8 +83,7 @@ def check_out(out: Path) -> None:
     """Refuse, before the work, a name that could not be written after it."""
     if out.suffix not in ("", *ENDINGS):
         raise InputError(f"{out}: expected a name that ends in {', '.join(ENDINGS)}")
-    if len(os.fsencode(out.name)) > LONGEST_NAME:
-        raise InputError(f"{out.name[:40]}...: the name is too long, {LONGEST_NAME} bytes are the most")
+    check_place(out)
     if out.suffix == ".parquet":
         _import_pyarrow()
 
