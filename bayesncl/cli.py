@@ -17,7 +17,7 @@ from .cpu import rest_when_busy
 from .errors import InputError
 from .files import write_atomic
 
-# isort: off (it would give each name a line)
+# isort: off
 from .options import (
     Backbone, Batch, Changes, Csv, DataDir, Device, Epochs, Everything, Json, Latex, Markdown, Quiet, RecipeName,
     RunDir, Size, Trained, written,

@@ -75,7 +75,7 @@ class Display:
             for name, value in line.items():
                 self.board.add_scalar(name, value, line["step"])
         self.metrics = line
-        if line["step"] >= self.total:
+        if line["step"] >= self.total and not self.quiet:
             self._show(None)
             took = words(time.perf_counter() - self.began)
             self.note("  ".join([f"{self.name}:", f"{self.epochs} epochs in {took}", *self._measured()]))
