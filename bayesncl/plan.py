@@ -17,7 +17,7 @@ from .data.folder import split_folders
 from .data.images import Images
 from .features import extract
 from .model import Encoder
-from .progress import Display, words
+from .progress import Display, plural, words
 from .recipes import Recipe, change, find_recipe, replace_fields, shorthands
 from .train import fit_batch, short_schedule
 
@@ -98,20 +98,15 @@ def load_split(recipe: Recipe, split: str, display: Display) -> Images:
 def describe(recipe: Recipe, images: Images, device: torch.device) -> str:
     """Images, classes, backbone, machine and expected time in one line."""
     parts = [f"{len(images):,} images", sizes(recipe, images)]
-    parts.append(count(len(images.class_names), "class") if images.class_names else "no classes")
+    parts.append(plural(len(images.class_names), "class") if images.class_names else "no classes")
     if images.broken:
-        parts.append(f"{count(images.broken, 'broken file')} left out")
+        parts.append(f"{plural(images.broken, 'broken file')} left out")
     gpu = device.type == "cuda"
-    place = torch.cuda.get_device_name(device) if gpu else f"CPU, {count(torch.get_num_threads(), 'thread')}"
-    work = f"{recipe.model.backbone} at {recipe.views.size} px, {count(recipe.run.epochs, 'epoch')}, "
+    place = torch.cuda.get_device_name(device) if gpu else f"CPU, {plural(torch.get_num_threads(), 'thread')}"
+    work = f"{recipe.model.backbone} at {recipe.views.size} px, {plural(recipe.run.epochs, 'epoch')}, "
     work += f"batch {recipe.run.batch}"
     world = distributed.world_size()
     return f"{', '.join(parts)}; {work}; {f'{world} x ' * (world > 1)}{place}: {expected(recipe, len(images), device)}"
-
-
-def count(n: int, thing: str) -> str:
-    """``1 class``, ``12 classes``."""
-    return f"{n:,} {thing}{'' if n == 1 else 'es' if thing.endswith('s') else 's'}"
 
 
 def sizes(recipe: Recipe, images: Images, most: int = 32) -> str:
