@@ -18,7 +18,7 @@ from .cpu import rest_when_busy
 from .errors import InputError
 from .files import check_folder, write_atomic
 
-# isort: off (it would give each name a line)
+# isort: off
 from .options import (
     Backbone,
     Batch,

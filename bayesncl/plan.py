@@ -17,7 +17,7 @@ from .data.folder import split_folders
 from .data.images import Images
 from .features import extract
 from .model import Encoder
-from .progress import Display, words
+from .progress import Display, plural, words
 from .recipes import Recipe, change, find_recipe, replace_fields, shorthands
 from .train import fit_batch, short_schedule
 
@@ -54,10 +54,8 @@ def plan_run(
     told = describe(recipe, images, device)
     display.close()
     display.note(told)
-    if light:
-        display.note(
-            "no GPU: these settings end in minutes; --backbone, --size, --epochs, --batch or --set choose others"
-        )
+    if light and not changes and not any(short.values()):
+        display.note("chosen to end in minutes without a GPU; --backbone, --size, --epochs, --batch choose otherwise")
     for text in (note, short_schedule(recipe)):
         if text:
             display.note(text)
@@ -100,12 +98,13 @@ def load_split(recipe: Recipe, split: str, display: Display) -> Images:
 def describe(recipe: Recipe, images: Images, device: torch.device) -> str:
     """Images, classes, backbone, machine and expected time in one line."""
     parts = [f"{len(images):,} images", sizes(recipe, images)]
-    parts.append(f"{len(images.class_names)} classes" if images.class_names else "no classes")
+    parts.append(plural(len(images.class_names), "class") if images.class_names else "no classes")
     if images.broken:
-        parts.append(f"{images.broken:,} broken files left out")
+        parts.append(f"{plural(images.broken, 'broken file')} left out")
     gpu = device.type == "cuda"
-    place = torch.cuda.get_device_name(device) if gpu else f"CPU with {torch.get_num_threads()} threads"
-    work = f"{recipe.model.backbone} at {recipe.views.size} px, {recipe.run.epochs} epochs, batch {recipe.run.batch}"
+    place = torch.cuda.get_device_name(device) if gpu else f"CPU, {plural(torch.get_num_threads(), 'thread')}"
+    work = f"{recipe.model.backbone} at {recipe.views.size} px, {plural(recipe.run.epochs, 'epoch')}, "
+    work += f"batch {recipe.run.batch}"
     world = distributed.world_size()
     return f"{', '.join(parts)}; {work}; {f'{world} x ' * (world > 1)}{place}: {expected(recipe, len(images), device)}"
 
