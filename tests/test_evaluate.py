@@ -34,6 +34,14 @@ ALWAYS = {
     "probe",
     "knn",
     "seconds",
+    "verdict",
+    "readable",
+    "kept",
+    "detectors",
+    "coverage",
+    "labelfree",
+    "whole",
+    "control",
 }
 WITH_GATES = {"theory", "gates"}
 WITH_BACKGROUNDS = {"background", "worst_group", "conflict", "ipw", "stability"}

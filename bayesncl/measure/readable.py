@@ -221,11 +221,12 @@ def _clearest(codes: Codes, known: np.ndarray, labels: Any, names: Any) -> Tree:
 def _name(label: int, known: np.ndarray, names: Any, labels: Any) -> str:
     original = labels[int(np.flatnonzero(known == label)[0])]
     original = original.item() if hasattr(original, "item") else original
+    original = int(original) if isinstance(original, float) else original
     if names is not None:
         if isinstance(names, Mapping):
             return str(names.get(original, original))
-        if isinstance(original, int | float) and 0 <= original < len(names):
-            return str(names[int(original)])
+        if isinstance(original, int) and 0 <= original < len(names):
+            return str(names[original])
     return str(original)
 
 
