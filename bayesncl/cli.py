@@ -234,6 +234,9 @@ def evaluate(
     paper_probe: Annotated[
         bool, typer.Option("--paper-probe", help="also the published 50-epoch linear probe (minutes)")
     ] = False,
+    again: Annotated[
+        Path | None, typer.Option("--again", metavar="RUN", help="the same method with another seed: same dimensions?")
+    ] = None,
     plots: Annotated[
         Path | None, typer.Option("--plots", metavar="DIR", callback=check_folder, help="also draw the figures there")
     ] = None,
@@ -245,7 +248,7 @@ def evaluate(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Every measure of a run, printed as a table and saved as RUN/evaluation.json."""
+    """What the dimensions of a run are worth: a verdict; every measure with --all, and in RUN/evaluation.json."""
     from . import distributed
     from .evaluate import evaluate as evaluate_model
     from .evaluate import scarce
@@ -262,7 +265,10 @@ def evaluate(
     splits = [load_split(recipe, split, display) for split in ("train", "test")]
     if (few := scarce(*splits)) is not None:
         display.note(few)
-    results = evaluate_model(model, *splits, paper_probe=paper_probe, progress=display.count)
+    twin = None if again is None else open_run(again, device, data)[0]
+    results = evaluate_model(
+        model, *splits, paper_probe=paper_probe, again=twin, everything=everything, progress=display.count
+    )
     display.close()
     if distributed.rank() != 0:
         return
@@ -280,10 +286,14 @@ def evaluate(
 @app.command()
 def measure(
     features: Annotated[
-        Path, typer.Argument(metavar="FILE", help="z [N, D] and y [N] in .npz, .csv, ...; or .npy of z with --labels")
+        Path, typer.Argument(metavar="FILE", help="z [N, D], and y [N] if there are labels, in .npz, .csv, .npy, ...")
     ],
     labels: Annotated[
         Path | None, typer.Option("--labels", metavar="FILE", help=".npy of y, beside a .npy of z")
+    ] = None,
+    embeddings: Annotated[
+        Path | None,
+        typer.Option("--embeddings", metavar="FILE", help="a second encoder's embeddings of the same images, to judge by"),
     ] = None,
     everything: Everything = False,
     json: Json = None,
@@ -292,7 +302,7 @@ def measure(
     latex: Latex = None,
     quiet: Quiet = False,
 ) -> None:
-    """The same measures for the features of any model, of any size."""
+    """The same verdict and measures for the features of any model, of any size; labels are not needed."""
     from .evaluate import measure_file
     from .report.tables import show
 
@@ -303,7 +313,9 @@ def measure(
         files = {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
         return show_codes(features, files, everything, display, save=False)
     spectrum = everything or json is not None or csv is not None  # it takes longest, and only these show it
-    results = measure_file(features, labels, spectrum=spectrum, progress=display.count)
+    results = measure_file(
+        features, labels, embeddings, spectrum=spectrum, everything=everything, progress=display.count
+    )
     display.close()
     show(results, {"json": json, "csv": csv, "markdown": markdown, "latex": latex}, everything)
 

@@ -28,7 +28,8 @@ METHODS = ("cl", "ncl", "bayesncl")
 ROWS: tuple[tuple[tuple[str, ...], int], ...] = (
     (("paper", "consistency"), 1),
     (("sound", "consistency"), 1),
-    (("sound", "consistency_at_l0_5"), 1),
+    (("kept", "5", "consistency"), 1),
+    (("kept", "5", "p5"), 1),
     (("sound", "entropy_freq"), 2),
     (("sound", "l0"), 1),
     (("sound", "dead_share"), 2),
@@ -59,7 +60,8 @@ def run_demo(out: Path, changes: list[str], open_browser: bool, display: Display
     figures += galleries(runs[0], splits[1], report)
     atlas = build_atlas(out / "atlas", runs, splits[1], title="BayesNCL and NCL on the built-in scenes")
     table = summarise(results, ROWS)
-    page = write_report(report, METHODS, table, [path.name for path in figures], results["bayesncl"].theory)
+    verdicts = {name: each.verdict for name, each in results.items() if each.verdict}
+    page = write_report(report, METHODS, table, [path.name for path in figures], results["bayesncl"].theory, verdicts)
     print(write_table(("", *METHODS), [(label, *cells) for label, cells in table], left=1))
     display.note(f"report: {page}\natlas:  {atlas}")
     if open_browser and has_screen():

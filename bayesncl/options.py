@@ -37,4 +37,4 @@ Json = Annotated[Path | None, written("--json", help="write the results as JSON"
 Csv = Annotated[Path | None, written("--csv", help="... as CSV")]
 Markdown = Annotated[Path | None, written("--markdown", help="... as a Markdown table")]
 Latex = Annotated[Path | None, written("--latex", help="... as a LaTeX table")]
-Everything = Annotated[bool, typer.Option("--all", help="print every measure, also spectrum, thresholds and curves")]
+Everything = Annotated[bool, typer.Option("--all", help="after the verdict print every measure there is")]

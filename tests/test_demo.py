@@ -139,10 +139,11 @@ def test_html_is_escaped(tmp_path: Path) -> None:
     nasty = "<script>alert('x')</script>&\""
     row = {"statement": nasty, "note": nasty, "predicted": nasty, "observed": 1.0, "holds": None}
     (tmp_path / "<i>.png").touch()
-    page = write_report(tmp_path, METHODS, [(nasty, [nasty] * 3)], ["<i>.png"], [row])
+    verdict = {"lines": [{"text": nasty, "measured_by": nasty}]}
+    page = write_report(tmp_path, METHODS, [(nasty, [nasty] * 3)], ["<i>.png"], [row], {nasty: verdict})
     text = page.read_text()
     assert "<script" not in text
-    assert text.count("&lt;script&gt;") == 7
+    assert text.count("&lt;script&gt;") == 10
     found = Page(text)
     assert "<i>.png" in found.links
     assert "i" not in found.tags

@@ -39,6 +39,7 @@ class Dataset:
     second_label : whether its images have backgrounds.
     holdout : whether test images may be held out of the same pile as the training images.
     classes : outputs of the online classifier whose cost is counted.
+    coarse : superclass of each class, where classes are grouped; else empty.
     images : training images, for estimates.
     seconds : stated for an epoch of a published run on one H200; measured times are preferred where there are any.
     paper_dims, paper_k : dimensions kept in the published retrieval tables, and the k of the published curves.
@@ -55,6 +56,7 @@ class Dataset:
     second_label: bool = False
     holdout: bool = False
     classes: int = 100
+    coarse: tuple[int, ...] = ()
     images: int = 50_000
     seconds: float = 1.5
     paper_dims: int = 64

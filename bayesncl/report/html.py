@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
@@ -42,7 +43,14 @@ def summarise(results: Mapping[str, Result], rows: Sequence[tuple[tuple[str, ...
     return table
 
 
-def write_report(folder: Path, names: Sequence[str], table: Table, figures: Sequence[str], theory: list | None) -> Path:
+def write_report(
+    folder: Path,
+    names: Sequence[str],
+    table: Table,
+    figures: Sequence[str],
+    theory: list | None,
+    verdicts: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Path:
     """Write index.html and table.json into a folder that has the figures.
 
     Parameters
@@ -50,10 +58,12 @@ def write_report(folder: Path, names: Sequence[str], table: Table, figures: Sequ
     names : of the runs, a column each.
     figures : file names; those that do not exist are left out.
     theory : rows of `theory.compare`.
+    verdicts : of the runs that have one, by name; see `verdict.to_dict`.
     """
     template = jinja2.Template((resources.files(__package__) / "report.html").read_text(), autoescape=True)
     captions = [(name, CAPTIONS.get(name, "")) for name in figures if (folder / name).exists()]
     page = folder / "index.html"
-    write_atomic(page, template.render(methods=names, table=table, figures=captions, theory=theory or []))
+    shown = {"methods": names, "table": table, "figures": captions, "theory": theory or [], "verdicts": verdicts or {}}
+    write_atomic(page, template.render(**shown))
     write_atomic(folder / "table.json", to_json(dict(table)))
     return page
