@@ -17,7 +17,7 @@ from typing import Any
 
 from .errors import InputError
 
-DATASETS = ("scenes", "cifar10", "cifar100", "imagenet100", "folder", "waterbirds", "shards", "arrays")
+DATASETS = ("scenes", "textures", "cifar10", "cifar100", "imagenet100", "folder", "waterbirds", "shards", "arrays")
 METHODS = ("cl", "ncl", "ncl-topk", "bayesncl", "bayesncl-gs", "bayesncl-soft", "bayesncl-nodetach")
 RECTIFIERS = ("none", "relu", "rep_relu", "gelu", "softplus", "sigmoid", "exp")
 GATES = ("none", "ste", "soft", "gumbel", "gumbel-paper")
@@ -45,7 +45,7 @@ class Data:
     """Where the images come from."""
 
     name: str = _f("scenes", "which reader: one of the data sets", DATASETS)
-    root: str = _f("", "folder or file that holds the images (unused by scenes)")
+    root: str = _f("", "folder or file that holds the images (unused by scenes and textures)")
     size: int = _f(
         32,
         "side of the stored square images, pixels; larger ones are resized (short side) and centre-cropped",
@@ -59,10 +59,10 @@ class Data:
         most=0.9,
     )
     strict: bool = _f(False, "folder: a file that cannot be decoded is an error instead of being skipped")
-    train_images: int = _f(6000, "scenes: number of training images", least=2)
-    test_images: int = _f(2000, "scenes: number of test images", least=2)
+    train_images: int = _f(6000, "scenes, textures: number of training images", least=2)
+    test_images: int = _f(2000, "scenes, textures: number of test images", least=2)
     tied: float = _f(0.95, "scenes: share of training objects that stand on their own background", least=0.0, most=1.0)
-    seed: int = _f(0, "seed of the images (scenes) or of the held-out choice (all others)", least=0, most=SEEDS)
+    seed: int = _f(0, "seed of the images (scenes, textures) or of the held-out choice (all others)", least=0, most=SEEDS)
     mean: Triple = _f((0.5, 0.5, 0.5), "per-channel mean subtracted from pixels in [0, 1]")
     std: Triple = _f((0.25, 0.25, 0.25), "per-channel standard deviation pixels are divided by")
     paper_mean: Triple | None = _f(None, "mean the published evaluation used, where it differs from `mean`")
@@ -361,6 +361,7 @@ def _datasets() -> dict[str, Recipe]:
     )
     return {
         "scenes": small,
+        "textures": dataclasses.replace(small, data=Data(name="textures", train_images=4000, test_images=2000)),
         "cifar10": dataclasses.replace(
             cifar,
             data=Data(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from .. import recipes
 from ..errors import InputError
-from . import arrays, cifar, folder, imagenet100, scenes, shards, waterbirds
+from . import arrays, cifar, folder, imagenet100, scenes, shards, textures, waterbirds
 from .cifar import download
 from .images import Images, Progress, printable
 
@@ -19,6 +19,7 @@ __all__ = ["LOADERS", "Images", "download", "load"]
 
 LOADERS: dict[str, Callable[[recipes.Data, str, Progress | None], Images]] = {
     "scenes": scenes.load,
+    "textures": textures.load,
     "cifar10": cifar.load,
     "cifar100": cifar.load,
     "folder": folder.load,
