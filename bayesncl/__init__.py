@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .codes import ReadableCodes
     from .gates import bernoulli_kl, open_gates, rep_relu, top_k_mask
     from .lars import LARS
     from .measure.interpretability import interpretability
@@ -22,6 +23,7 @@ _HOME = {
     "rep_relu": "gates",
     "top_k_mask": "gates",
     "LARS": "lars",
+    "ReadableCodes": "codes",
     "interpretability": "measure.interpretability",
     "retrieval": "measure.retrieval",
     "load": "model",
@@ -32,6 +34,7 @@ _HOME = {
 
 __all__ = [
     "LARS",
+    "ReadableCodes",
     "bernoulli_kl",
     "info_nce",
     "interpretability",

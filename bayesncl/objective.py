@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -126,3 +127,51 @@ def ipw_similarity(z: Tensor, z2: Tensor, prevalence: Tensor) -> Tensor:
     prevalence = prevalence.to(z.dtype)
     weight = torch.where(prevalence > 0, 1 / prevalence.clamp_min(torch.finfo(prevalence.dtype).tiny), 0.0)
     return (z * weight) @ z2.T
+
+
+def balanced_assignment(
+    scores: Tensor, temperature: float = 0.05, rounds: int = 3, total: Callable[[Tensor], Tensor] = lambda x: x
+) -> Tensor:
+    """Share out rows among prototypes so that each prototype gets an equal share: Sinkhorn-Knopp, without gradient.
+
+    Parameters
+    ----------
+    scores : [..., B, D], how well each row suits each prototype; leading dimensions are batches of their own.
+    temperature : eps; the assignment starts from exp(scores / eps).
+    rounds : how often the columns are brought to equal sums, and then the rows.
+    total : adds up column sums [..., D] over processes that hold other rows of the same batch.
+
+    Returns
+    -------
+    [..., B, D], rows that sum to 1.
+    """
+    # exp(scores / eps) up to a factor for each row, which the rounds take out again: nothing overflows.
+    # The matrix stays as it is; only the factors of its rows and columns change.
+    q = (scores.detach() / temperature).softmax(-1)
+    row = q.new_ones(*q.shape[:-1], 1)
+    column = q.new_ones(*q.shape[:-2], 1, q.shape[-1])
+    tiny = torch.finfo(q.dtype).tiny  # a prototype that no row is near keeps a finite factor
+    for _ in range(rounds):
+        column = 1 / total(row.mT @ q).clamp_min(tiny)
+        row = 1 / (q @ column.mT).clamp_min(tiny)
+    return q * column * row
+
+
+def swapped_cross_entropy(scores: Tensor, targets: Tensor, temperature: float = 0.1) -> Tensor:
+    """Each row predicts its partner's assignment from its own scores; the sum over rows.
+
+    Parameters
+    ----------
+    scores, targets : [2, B, D]; [0, i] and [1, i] are partners.
+    temperature : of the softmax of the scores.
+
+    Returns
+    -------
+    Scalar, - sum over rows and prototypes of  targets(partner) log softmax(scores / temperature).
+    """
+    return F.cross_entropy((scores / temperature).flatten(0, 1), targets.flip(0).flatten(0, 1), reduction="sum")
+
+
+def reconstruction(x: Tensor, x_hat: Tensor) -> Tensor:
+    """Squared error, summed over columns and over rows; both [N, F]."""
+    return (x_hat - x).square().sum()

@@ -1,0 +1,240 @@
+"""What maps a backbone's h to codes, and the loss that trains it.
+
+A head is a module with a width `dim`, a `forward` from h to `Features` and a `loss` of those features. Codes have rows of
+unit length, and a row's code depends on that row of h alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from . import distributed
+from .gates import bernoulli_kl, gate_probability, open_gates, rep_relu, top_k_mask
+from .objective import balanced_assignment, info_nce_sum, normalise, reconstruction, swapped_cross_entropy
+
+from .recipes import Gate, Model, Objective
+
+
+class Features(NamedTuple):
+    """What a head says of N rows."""
+
+    h: Tensor  # [N, F]
+    z: Tensor  # [N, D] unit length; no gate
+    logits: Tensor | None  # [N, D] of the gates
+    mask: Tensor | None  # [N, D] what multiplied z
+    gated: Tensor  # [N, D] the codes: normalise(z * mask); z itself where there is no gate
+    aux: Tensor | None = None  # what else the head's loss reads
+
+
+class Terms(NamedTuple):
+    """The loss of a batch of 2B rows, row i and row i + B partners.
+
+    With several processes these are the shares of this one, which add up to those of the global batch.
+    """
+
+    loss: Tensor
+    nce: Tensor
+    kl: Tensor
+    opened: Tensor  # share of open gates
+
+
+class Head(nn.Module):
+    """Maps h to codes. Heads differ in what they say and in what they learn from; this is what they share."""
+
+    dim: int
+
+    def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
+        """Features of h [N, F]; `uniform` [N, D] feeds noisy gates their noise in training."""
+        raise NotImplementedError
+
+    def loss(self, features: Features) -> Terms:
+        """The terms of the loss of 2B rows of features."""
+        raise NotImplementedError
+
+
+class Projector(Head):
+    """z = normalise(rectify(p(h))), gates m from g(h), codes normalise(z m); loss InfoNCE + weight x KL.
+
+    Parameters
+    ----------
+    features, dim : F and D.
+    prior : rho of the gates; None for no gates.
+    weight : of the KL.
+    temperature : tau of InfoNCE.
+    """
+
+    def __init__(
+        self, features: int, dim: int, *, prior: float | None = None, weight: float = 3e-5, temperature: float = 0.2
+    ) -> None:
+        super().__init__()
+        self.dim, self.prior, self.weight, self.temperature = dim, prior, weight, temperature
+        self.projector = nn.Linear(features, dim)
+        self.gate = None if prior is None else nn.Linear(features, dim)
+
+    def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
+        raw = self.projector(h)
+        z = normalise(rep_relu(raw))
+        if self.gate is None:
+            return Features(h, z, None, None, z, raw)
+        logits = self.gate(h)
+        mask = open_gates(logits, "ste")
+        return Features(h, z, logits, mask, normalise(z * mask), raw)
+
+    def loss(self, features: Features) -> Terms:
+        z, world = features.gated, distributed.world_size()
+        everyone, own, partner = gather_partners(z)
+        nce = info_nce_sum(z, everyone, own, partner, self.temperature) / len(everyone)
+        kl, opened = torch.zeros_like(nce), torch.ones_like(nce)
+        if self.prior is not None and features.logits is not None and features.mask is not None:
+            kl = bernoulli_kl(gate_probability(features.logits), self.prior) / world
+            opened = features.mask.detach().mean()
+        return Terms(nce + self.weight * kl, nce, kl, opened / world)
+
+
+class Prototypes(Head):
+    """Codes are a row's likeness to D prototypes, which share all rows equally among them.
+
+    p = normalise(W h + b), scores s = p c with unit prototypes c, codes normalise(softmax(s / softness)).
+    Loss: cross-entropy between the balanced assignment of a row and the prediction softmax(s / temperature) of its
+    partner, both ways; it has no negatives, and the balance keeps every prototype in use.
+
+    Parameters
+    ----------
+    features, dim : F and D.
+    width : of p; not more than F + 1, all that a linear map of F numbers can fill.
+    temperature : of the prediction.
+    sharpness : temperature of the assignment, below that of the prediction.
+    softness : temperature of the codes.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        dim: int,
+        *,
+        width: int = 128,
+        temperature: float = 0.1,
+        sharpness: float = 0.05,
+        softness: float = 0.15,
+    ) -> None:
+        super().__init__()
+        self.dim, self.temperature, self.sharpness, self.softness = dim, temperature, sharpness, softness
+        width = min(width, features + 1)
+        self.projection = nn.Linear(features, width)
+        self.prototypes = nn.Parameter(F.normalize(torch.randn(dim, width)))
+        nn.init.normal_(self.projection.weight, std=1 / math.sqrt(features))
+        nn.init.zeros_(self.projection.bias)
+
+    def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
+        s = normalise(self.projection(h)) @ normalise(self.prototypes).T  # [N, D]
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.training):  # the loss reads s alone
+            z = normalise((s / self.softness).softmax(1))
+        return Features(h, z, None, None, z, s)
+
+    def loss(self, features: Features) -> Terms:
+        assert features.aux is not None
+        s = features.aux.unflatten(0, (2, -1))  # [2, B, D]
+        targets = balanced_assignment(s, self.sharpness, total=distributed.all_reduce_sum)
+        loss = swapped_cross_entropy(s, targets, self.temperature) / (len(features.aux) * distributed.world_size())
+        return Terms(loss, loss.detach(), torch.zeros_like(loss), torch.ones_like(loss) / distributed.world_size())
+
+
+class SparseAutoencoder(Head):
+    """a = E (h - b) + e, codes are the k largest positive a of a row, h is read back as b + codes x unit columns.
+
+    With `contrast` > 0 InfoNCE over the codes of partners is added: contrastive sparse representations (CSR).
+    A dimension that has not fired for `patience` steps learns to explain what the others leave over.
+
+    Parameters
+    ----------
+    features, dim : F and D.
+    k : dimensions that fire on a row.
+    contrast : weight of InfoNCE.
+    temperature : tau of InfoNCE.
+    patience : steps without firing after which a dimension counts as dead.
+    revival : weight of what the dead learn from.
+    """
+
+    idle: Tensor
+
+    def __init__(
+        self,
+        features: int,
+        dim: int,
+        *,
+        k: int = 32,
+        contrast: float = 0.0,
+        temperature: float = 0.2,
+        patience: int = 20,
+        revival: float = 1 / 32,
+    ) -> None:
+        super().__init__()
+        self.dim, self.k, self.contrast, self.temperature = dim, min(k, dim), contrast, temperature
+        self.patience, self.revival = patience, revival
+        self.encoder = nn.Linear(features, dim)
+        self.decoder = nn.Parameter(F.normalize(torch.randn(dim, features)))
+        self.bias = nn.Parameter(torch.zeros(features))
+        nn.init.zeros_(self.encoder.bias)
+        with torch.no_grad():
+            self.encoder.weight.copy_(self.decoder)
+        self.register_buffer("idle", torch.zeros(dim))  # steps since each dimension fired
+
+    def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
+        raw = self.encoder(h - self.bias)
+        positive = raw.relu()
+        mask = top_k_mask(positive, self.k)
+        return Features(h, normalise(positive), None, mask, normalise(positive * mask), raw)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """[N, F] from codes [N, D] before they are brought to unit length."""
+        return codes @ F.normalize(self.decoder, dim=1)
+
+    def loss(self, features: Features) -> Terms:
+        raw, mask, h = features.aux, features.mask, features.h
+        assert raw is not None and mask is not None
+        numbers = h.numel() * distributed.world_size()
+        fired = raw.relu() * mask
+        rest = h - self.bias - self.decode(fired)  # [2B, F]
+        squares = reconstruction(rest, torch.zeros_like(rest)) / numbers
+        loss = squares + self.revival * self._revive(raw, rest.detach(), fired.detach()) / numbers
+        if self.contrast:
+            everyone, own, partner = gather_partners(features.gated)
+            nce = info_nce_sum(features.gated, everyone, own, partner, self.temperature) / len(everyone)
+            loss = loss + self.contrast * nce
+        opened = (fired.detach() > 0).float().mean() / distributed.world_size()
+        return Terms(loss, squares.detach(), torch.zeros_like(loss), opened)
+
+    def _revive(self, raw: Tensor, rest: Tensor, fired: Tensor) -> Tensor:
+        """How badly the k strongest of the dead dimensions explain what is left over; counts who is dead first."""
+        counts = distributed.all_reduce_sum((fired > 0).float().sum(0))
+        with torch.no_grad():
+            self.idle.copy_(torch.where(counts > 0, 0.0, self.idle + 1))
+        dead = self.idle >= self.patience
+        strength = torch.where(dead, raw, -torch.inf)
+        chosen = top_k_mask(strength, self.k) * dead
+        return reconstruction(rest, self.decode(raw.relu() * chosen)) * dead.any()
+
+
+def gather_partners(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows of all processes [world * 2B, D], and for each of our rows z [2B, D] its place and its partner's there."""
+    n = len(z)
+    rows = torch.arange(n, device=z.device)
+    everyone = distributed.all_gather_rows(z)
+    offset = distributed.rank() * n
+    return everyone, rows + offset, (rows + n // 2) % n + offset
+
+
+# what `ReadableCodes` offers by name: (F, D) to a head
+HEADS: dict[str, Callable[[int, int], Head]] = {
+    "prototypes": Prototypes,
+    "ncl": Projector,
+    "bayesncl": lambda features, dim: Projector(features, dim, prior=0.8),
+    "sae": SparseAutoencoder,
+    "csr": lambda features, dim: SparseAutoencoder(features, dim, k=16, contrast=1.0),
+}

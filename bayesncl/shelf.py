@@ -1,0 +1,211 @@
+"""Readable codes on disk: safetensors with options and checksum, folders as on the hub, checkpoints of a fit."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from . import distributed
+from .errors import InputError
+from .files import check_place, tensor_bytes, write_atomic
+from .heads import HEADS, Head
+from .rows import Moments
+
+if TYPE_CHECKING:
+    from .codes import ReadableCodes
+
+FORMAT = "bayesncl-codes-1"
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+MAX_BYTES = 16 << 30
+MAX_WIDTH = 1 << 20  # of embeddings and of codes
+FITTED = ("dim_", "n_features_in_", "n_iter_", "loss_", "recall_", "interrupted_")
+Codes = TypeVar("Codes", bound="ReadableCodes")
+
+
+def digest(tensors: dict[str, Tensor], text: str = "") -> str:
+    """SHA-256 of `text` and of the names, types, shapes and bytes of some tensors."""
+    found = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        t = tensors[name].detach().cpu().contiguous()
+        found.update(f"{name} {t.dtype} {list(t.shape)};".encode())
+        found.update(t.numpy().tobytes())
+    return found.hexdigest()
+
+
+def save(codes: ReadableCodes, path: Path) -> None:
+    """Write one file."""
+    check_place(path)
+    write_atomic(path, _pack(codes)[0])
+
+
+def save_folder(codes: ReadableCodes, folder: Path) -> None:
+    """Write config.json and model.safetensors."""
+    weights, config = _pack(codes)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: a file, expected a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / WEIGHTS, weights)
+    write_atomic(folder / CONFIG, json.dumps(json.loads(config), indent=2, sort_keys=True) + "\n")
+
+
+def load(cls: type[Codes], path: Path) -> Codes:
+    """Read one file."""
+    return _unpack(cls, path)[0]
+
+
+def load_folder(cls: type[Codes], name: Path | str) -> Codes:
+    """Read a folder, or one of the hub."""
+    folder = Path(name)
+    if not folder.is_dir():
+        folder = _download(str(name))
+    codes, config = _unpack(cls, folder / WEIGHTS)
+    try:
+        beside = json.loads((folder / CONFIG).read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {folder / CONFIG}: {type(error).__name__}") from None
+    if beside != config:
+        raise InputError(f"{folder / CONFIG} is not of the same codes as {WEIGHTS} beside it")
+    return codes
+
+
+def _download(name: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise InputError(
+            f"{name}: no such folder; to read it from the hub, pip install 'bayesncl[hub]'"
+        ) from None
+    try:
+        return Path(snapshot_download(name, allow_patterns=[WEIGHTS, CONFIG]))
+    except Exception as error:  # network, permission, name: the library has many
+        raise InputError(f"{name}: no such folder, and not found on the hub ({type(error).__name__})") from None
+
+
+def _pack(codes: ReadableCodes) -> tuple[bytes, str]:
+    """The bytes of a file and its configuration as JSON."""
+    params = codes.get_params(deep=False)
+    state = params["random_state"]
+    params["random_state"] = int(state) if isinstance(state, int | np.integer) else None
+    params = {name: int(v) if isinstance(v, np.integer) else v for name, v in params.items() if name != "device"}
+    config: dict[str, Any] = {"format": FORMAT, "params": params}
+    config["fitted"] = {name: getattr(codes, name) for name in FITTED}
+    if hasattr(codes, "feature_names_in_"):
+        config["feature_names"] = [str(name) for name in codes.feature_names_in_]
+    text = json.dumps(config, sort_keys=True)
+    tensors = {f"head.{name}": t.detach().cpu().contiguous() for name, t in codes.head_.state_dict().items()}
+    tensors |= {"mean": codes.moments_.mean, "scale": codes.moments_.scale}
+    return tensor_bytes(tensors, {"config": text, "sha256": digest(tensors, text)}), text
+
+
+def _unpack(cls: type[Codes], path: Path) -> tuple[Codes, dict[str, Any]]:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise InputError(f"{path} is larger than any codes: {path.stat().st_size} bytes")
+        with safetensors.safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    except safetensors.SafetensorError as error:
+        raise InputError(f"{path} is damaged or not a safetensors file: {error}") from None
+    text = metadata.get("config", "")
+    if FORMAT not in text:
+        raise InputError(f"{path} does not hold readable codes of this version ({FORMAT})")
+    if digest(tensors, text) != metadata.get("sha256"):
+        raise InputError(f"{path} is damaged: its checksum does not match")
+    try:
+        return _build(cls, json.loads(text), tensors), json.loads(text)
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise InputError(f"{path} does not hold readable codes: {str(error).splitlines()[0]}") from None
+
+
+def _build(cls: type[Codes], config: dict[str, Any], tensors: dict[str, Tensor]) -> Codes:
+    codes = cls(**config["params"])
+    codes._check_options()
+    kinds = (int, int, int, float, float, bool)
+    for name, kind in zip(FITTED, kinds):
+        setattr(codes, name, kind(config["fitted"][name]))
+    dim, width = codes.dim_, codes.n_features_in_
+    if not (1 <= dim <= MAX_WIDTH and 1 <= width <= MAX_WIDTH):
+        raise InputError(f"codes of {dim} dimensions from {width} features")
+    for name, t in tensors.items():
+        if not bool(torch.isfinite(t).all()):
+            raise InputError(f"{name} is not finite")
+    if "feature_names" in config:
+        codes.feature_names_in_ = np.array(config["feature_names"], dtype=object)
+    with torch.device("meta"):  # shapes are compared before anything of that size is made
+        head = HEADS[codes.method](width, dim)
+    weights = {name.removeprefix("head."): t for name, t in tensors.items() if name.startswith("head.")}
+    for name, t in head.state_dict().items():
+        if weights[name].dtype != t.dtype:
+            raise InputError(f"{name} is {weights[name].dtype}")
+    head.load_state_dict(weights, assign=True)
+    codes.head_ = head.eval().requires_grad_(True)
+    codes.moments_ = Moments(tensors["mean"], tensors["scale"])
+    for t in codes.moments_:
+        if t.shape != (width,) or t.dtype != torch.float64:
+            raise InputError("the mean or the scale does not fit")
+    return codes
+
+
+class State:
+    """A fit between two steps: weights, moments of the optimiser, step. Batches and draws follow from the step."""
+
+    def __init__(self, head: Head, optimiser: torch.optim.Optimizer, fingerprint: dict[str, Any]) -> None:
+        self.head, self.optimiser, self.step = head, optimiser, 0
+        self.fingerprint = json.dumps(fingerprint, sort_keys=True)
+
+    def write(self, path: Path, partners: Tensor) -> None:
+        """Save after `step` steps; process 0 alone does."""
+        if distributed.rank() != 0:
+            return
+        tensors = {f"head.{name}": t.detach().cpu().contiguous() for name, t in self.head.state_dict().items()}
+        for name, p in self.head.named_parameters():
+            for key, value in self.optimiser.state[p].items():
+                tensors[f"{key}.{name}"] = value.detach().cpu().contiguous()
+        tensors["partners"] = partners.cpu().contiguous()
+        text = json.dumps({"fingerprint": self.fingerprint, "step": self.step})
+        write_atomic(path, tensor_bytes(tensors, {"fit": text, "sha256": digest(tensors, text)}))
+
+    def read(self, path: Path) -> Tensor | None:
+        """Go on from a file, if there is one; the partners [N, K] it holds."""
+        check_place(path)
+        if not path.exists():
+            return None
+        try:
+            with safetensors.safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            text = metadata.get("fit", "")
+            if digest(tensors, text) != metadata.get("sha256"):
+                raise InputError(f"{path} is damaged: its checksum does not match; remove it to begin anew")
+            found = json.loads(text)
+        except (OSError, ValueError, safetensors.SafetensorError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{path} is not a checkpoint of a fit; remove it to begin anew") from None
+        if found["fingerprint"] != self.fingerprint:
+            raise InputError(f"{path} is of a fit of other rows or options; remove it to begin anew")
+        self.head.load_state_dict({n.removeprefix("head."): t for n, t in tensors.items() if n.startswith("head.")})
+        for name, p in self.head.named_parameters():
+            for key in ("step", "exp_avg", "exp_avg_sq"):
+                if f"{key}.{name}" in tensors:
+                    self.optimiser.state[p][key] = tensors[f"{key}.{name}"].to(p.device)
+        self.step = int(found["step"])
+        return tensors["partners"]
+
+
+def remove(path: Path) -> None:
+    """Drop a checkpoint that is no longer needed."""
+    if distributed.rank() == 0:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
