@@ -387,20 +387,28 @@ def reproduce(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where runs, report and atlas go")] = Path(
-        "runs/demo"
-    ),
+    methods: Annotated[
+        bool, typer.Option("--methods", help="compare CL, NCL and BayesNCL on the built-in scenes instead")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="where everything goes; default runs/demo[-methods]")
+    ] = None,
     changes: Changes = None,
-    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="open the report in a browser")] = True,
+    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="open the page in a browser")] = True,
     quiet: Quiet = False,
 ) -> None:
-    """Train CL, NCL and BayesNCL on the built-in scenes, print one table, write a report and an atlas."""
-    from .demo import run_demo
+    """Learn readable codes of photographs in minutes, no data needed, and open the atlas on them."""
+    if not quiet:
+        typer.echo("starting", err=True)  # importing torch takes seconds
+    from .demo import run_demo, run_methods
     from .train import Interrupted
 
     display = open_display(quiet)
     try:
-        run_demo(out, changes or [], open_browser, display)
+        if methods:
+            run_methods(out or Path("runs/demo-methods"), changes or [], open_browser, display)
+        else:
+            run_demo(out or Path("runs/demo"), changes or [], open_browser, display)
     except Interrupted as stop:
         display.close()
         display.note(f"{str(stop).split(';')[0]}; the same command goes on")
