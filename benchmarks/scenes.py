@@ -15,21 +15,28 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bayesncl.data import load
-from bayesncl.demo import METHODS, ROWS, trained
-from bayesncl.evaluate import evaluate
-from bayesncl.files import write_atomic
-from bayesncl.measure.report import to_json
+from bayesncl.demo import METHODS, ROWS, dig, evaluated, trained
 from bayesncl.progress import Display
 from bayesncl.recipes import change, named
 
 MORE: tuple[tuple[str, tuple[str, ...], int], ...] = (
-    ("background-induced error before the gates, relative", ("conflict", "z", "error_relative"), 3),
-    ("share of that error the gates remove", ("gate_effect", "removed_relative_share"), 3),
-    ("same object, other background: h (cosine)", ("stability", "h", "cosine"), 3),
-    ("same object, other background: gain over chance", ("stability", "gated", "gain"), 3),
+    ("object, probe fitted on the tied images (%)", ("probe", "fast", "acc1"), 1),
+    ("background, probe fitted on the tied images (%)", ("background", "h", "acc1"), 1),
+    ("worst group, object probe on the tied images (%)", ("worst_group", "worst"), 1),
+    ("consistency, paper's definition (%)", ("paper", "consistency"), 1),
+    ("consistency at 2 active dimensions (%)", ("sound", "consistency_at_l0_2"), 1),
+    ("class entropy of a dimension, sound (nats)", ("sound", "entropy_freq"), 2),
+    ("dead dimensions (share)", ("sound", "dead_share"), 2),
+    ("detector average precision", ("sound", "detector_ap"), 2),
+    ("background-induced error before the gates, relative", ("conflict", "z", "error_relative"), 2),
+    ("share of that error the gates remove", ("gate_effect", "removed_relative_share"), 2),
+    ("same object, other background: h (cosine)", ("stability", "h", "cosine"), 2),
+    ("same object, other background: features (cosine)", ("stability", "gated", "cosine"), 2),
+    ("same object, other background: gain over chance", ("stability", "gated", "gain"), 2),
     ("share of open gates", ("gates", "open"), 2),
     ("Spearman of prevalence and open rate", ("spearman",), 2),
 )
+TABLE = (*(row[:3] for row in ROWS), *MORE)
 
 
 def main() -> None:
@@ -45,27 +52,29 @@ def main() -> None:
             folder = options.out / f"{method}-s{seed}"
             splits = [load(recipe.data, split) for split in ("train", "test")]
             model = trained(recipe, folder, splits[0], Display())
-            path = folder / "evaluation.json"
-            if not path.exists():
-                write_atomic(path, to_json(evaluate(model, *splits)))
-            result = json.loads(path.read_text())
+            result = evaluated(model, folder, *splits, Display())
             rows = [row for row in result.get("theory", []) if row["statement"].startswith("filtering: Spearman")]
             result["spearman"] = rows[0]["observed"] if rows else None
             found[method].append(result)
+    write_tables(options.out, found, options.seeds)
+
+
+def write_tables(out: Path, found: dict[str, list[dict[str, Any]]], seeds: list[int]) -> None:
+    """table.md and table.json."""
     table = make_table(found)
-    (options.out / "table.md").write_text(table)
+    (out / "table.md").write_text(table)
     values = {
         label: {method: [dig(result, path) for result in results] for method, results in found.items()}
-        for label, path, _ in (*ROWS, *MORE)
+        for label, path, _ in TABLE
     }
-    (options.out / "table.json").write_text(json.dumps({"seeds": options.seeds, "values": values}, indent=1) + "\n")
+    (out / "table.json").write_text(json.dumps({"seeds": seeds, "values": values}, indent=1) + "\n")
     print(table)
 
 
 def make_table(found: dict[str, list[dict[str, Any]]]) -> str:
     """Rows of measures, columns of methods, mean ± standard deviation over seeds."""
     lines = [f"| measure | {' | '.join(found)} |", f"|---|{'---|' * len(found)}"]
-    for label, path, decimals in (*ROWS, *MORE):
+    for label, path, decimals in TABLE:
         cells = []
         for results in found.values():
             values = [v for v in (dig(result, path) for result in results) if v is not None]
@@ -73,12 +82,6 @@ def make_table(found: dict[str, list[dict[str, Any]]]) -> str:
             cells.append(f"{statistics.fmean(values):.{decimals}f}{spread}" if values else "-")
         lines.append(f"| {label} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def dig(tree: Any, path: tuple[str, ...]) -> Any:
-    for key in path:
-        tree = tree.get(key) if isinstance(tree, dict) else None
-    return tree
 
 
 if __name__ == "__main__":
