@@ -217,7 +217,7 @@ class ResNet(nn.Module):
 
 
 class Small(nn.Module):
-    """Four convolutions with BatchNorm, for CPUs: about 3.8 million multiply-adds at 32 x 32, 15 with stride 1 first."""
+    """Four convolutions with BatchNorm, for CPUs: 3.8 million multiply-adds at 32 x 32, 15 with stride 1 first."""
 
     features = 256
 

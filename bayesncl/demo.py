@@ -90,8 +90,8 @@ def run_demo(out: Path, changes: list[str], open_browser: bool, display: Display
     shown = load(dataclasses.replace(recipe.data, size=max(SHOWN, recipe.data.size)), "test")
     share = clear_share(z, test_crops)
     found = (
-        f"For {100 * share:.0f} % of the {DIMENSIONS} dimensions at least {ALIKE} of the {STRONGEST} strongest test crops "
-        "come from one photograph."
+        f"For {100 * share:.0f} % of the {DIMENSIONS} dimensions at least {ALIKE} of the {STRONGEST} strongest "
+        "test crops come from one photograph."
     )
     sentence = f"{DIMENSIONS} dimensions learnt without labels from crops of {len(names)} photographs. {found}"
     page = build_atlas(out / "atlas", [AtlasRun("textures", z, sentence=sentence)], shown, title="Textures")
@@ -210,6 +210,7 @@ def write_report(folder: Path, table: list[tuple[str, list[str]]], figures: list
     page = folder / "index.html"
     theory = results["bayesncl"].get("theory", [])
     captions = [(name, CAPTIONS.get(name, "")) for name in shown]
-    write_atomic(page, template.render(methods=(*METHODS, "better"), table=table, figures=captions, theory=theory, even=EVEN))
+    columns = (*METHODS, "better")
+    write_atomic(page, template.render(methods=columns, table=table, figures=captions, theory=theory, even=EVEN))
     write_atomic(folder / "table.json", json.dumps(dict(table), indent=2) + "\n")
     return page

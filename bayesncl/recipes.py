@@ -62,7 +62,7 @@ class Data:
     train_images: int = _f(6000, "scenes, textures: number of training images", least=2)
     test_images: int = _f(2000, "scenes, textures: number of test images", least=2)
     tied: float = _f(0.95, "scenes: share of training objects that stand on their own background", least=0.0, most=1.0)
-    seed: int = _f(0, "seed of the images (scenes, textures) or of the held-out choice (all others)", least=0, most=SEEDS)
+    seed: int = _f(0, "seed of the images (scenes, textures) or of the held-out choice (others)", least=0, most=SEEDS)
     mean: Triple = _f((0.5, 0.5, 0.5), "per-channel mean subtracted from pixels in [0, 1]")
     std: Triple = _f((0.25, 0.25, 0.25), "per-channel standard deviation pixels are divided by")
     paper_mean: Triple | None = _f(None, "mean the published evaluation used, where it differs from `mean`")

@@ -1,9 +1,10 @@
 """Textures: crops of photographs that come with scikit-image, cut at run time, nothing downloaded; label = photograph.
 
 Only files inside the installed package are used, of these only photographs, and only those whose licence the package
-states (PHOTOGRAPHS); files without such a statement (moon, page, motorcycle, faces of LFW) are left out, as are charts,
-drawings and the clock (a bare wall at its right). A photograph is scaled to a short side of SIDE pixels; squares of 40 to 72 pixels are cut from it and
-shrunk. Test crops lie in the right 30 % of a photograph, training crops in the rest: no pixel is in both.
+states (PHOTOGRAPHS). Files without such a statement (moon, page, motorcycle, faces of LFW) are left out, as are charts,
+drawings and the clock (a bare wall at its right). A photograph is scaled to a short side of SIDE pixels; squares of 40
+to 72 pixels are cut from it and shrunk. Test crops lie in the right 30 % of a photograph, training crops in the rest:
+no pixel is in both.
 """
 
 from __future__ import annotations
