@@ -394,8 +394,8 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Learn readable codes of built-in photographs and open their atlas, in two minutes on two cores."""
-    if not quiet:
-        typer.echo("starting", err=True)  # importing torch takes seconds
+    find_recipe("scenes" if methods else "textures", changes)  # a mistake is told before anything else
+    typer.echo("" if quiet else "starting\n", err=True, nl=False)  # importing torch takes seconds
     from .demo import run_demo, run_methods
     from .train import Interrupted
 
