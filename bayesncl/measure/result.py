@@ -30,7 +30,7 @@ class Result:
     dimensions : a list per column, an entry per dimension: support, consistency, entropy_freq, mass.
     curves : consistency by least support, retrieval by kept dimensions.
     conflicting, probe, knn, theory, gates : of a run; see docs/measures.md.
-    background, worst_group, conflict, ipw, gate_effect, stability : of images with a second label.
+    background, balanced, worst_group, conflict, ipw, gate_effect, stability : of images with a second label.
     seconds : of measuring.
     """
 
@@ -47,6 +47,7 @@ class Result:
     theory: list[Tree] | None = None
     gates: dict[str, Value] | None = None
     background: Tree | None = None
+    balanced: Tree | None = None
     worst_group: Tree | None = None
     conflict: Tree | None = None
     ipw: Tree | None = None
