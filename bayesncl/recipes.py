@@ -155,7 +155,9 @@ class Gate(Part):
     """The Bernoulli gate per feature: q = sigmoid(g(h) / T)."""
 
     kind: str = _f(
-        "ste", "none, ste (straight-through), soft, gumbel (logistic noise), gumbel-paper (one Gumbel sample)", gate_kinds
+        "ste",
+        "none, ste (straight-through), soft, gumbel (logistic noise), gumbel-paper (one Gumbel sample)",
+        gate_kinds,
     )
     depth: int = _f(2, "layers of the gating head", least=1, most=3)
     hidden: int = _f(0, "hidden width of the gating head; 0 takes the projector's", least=0, most=WIDEST)
