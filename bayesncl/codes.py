@@ -30,9 +30,11 @@ from .schedule import warmup_cosine
 Progress = Callable[[int, int, str], None]
 
 ZEROS = ("ncl", "bayesncl", "sae", "csr")  # methods whose codes have exact zeros
-RATE, DECAY, WARMUP = 1e-3, 1e-4, 50
+RATE, DECAY, WARMUP, EPOCHS = 1e-3, 1e-4, 50, 24
+START_ROWS = 8192  # that a head may begin from
 BLOCK = {"cpu": 256, "cuda": 8192}  # rows encoded at a time
 MAX_DIM = 1 << 20
+MAY_BE_NONE, MAY_BE_AUTO = ("keep", "max_rows"), ("dim", "steps", "batch")
 SAVE_SECONDS = 60.0  # between checkpoints
 
 
@@ -40,7 +42,8 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     """Readable codes from the embeddings of any model: each dimension fires on rows that belong together.
 
     A small head is trained on frozen embeddings X [N, F], without labels; neighbours in X serve as pairs that should
-    get the same code. Columns are centred and scaled inside. A row's code depends on that row alone.
+    get the same code. Rows are brought to unit
+    length, centred and scaled inside. A row's code depends on that row alone.
 
     Parameters
     ----------
@@ -150,7 +153,8 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            head = HEADS[self.method](self.n_features_in_, self.dim_).to(device).train()
+            head = HEADS[self.method](moments.width, self.dim_).to(device).train()
+        head.start(rows[torch.linspace(0, count - 1, min(count, START_ROWS), device=device).long()])
         state = shelf.State(head, _optimiser(head, device), self._fingerprint(moments, seed, batch, total, count))
         found = None if checkpoint is None else state.read(Path(checkpoint))
         if partners is None:
@@ -243,7 +247,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     def _encode(self, source: Any, head: Head, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
         """Blocks of codes. All have one shape, so that the same sums are taken in the same order whatever the batch."""
         size = BLOCK.get(device.type, BLOCK["cpu"])
-        block = torch.zeros(size, self.n_features_in_, device=device)
+        block = torch.zeros(size, self.moments_.width, device=device)
         for start in range(0, len(source), size):
             place = slice(start, min(start + size, len(source)))
             n = place.stop - start
@@ -295,11 +299,11 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             raise InputError(f"positives must be neighbours or self, got {self.positives!r}; give pairs to fit")
         for name, least in (("dim", 1), ("steps", 0), ("batch", 1), ("neighbours", 1), ("keep", 1), ("max_rows", 2)):
             value = getattr(self, name)
-            if (value is None and name in ("keep", "max_rows")) or (value == "auto" and name in ("dim", "steps", "batch")):
+            if (value is None and name in MAY_BE_NONE) or (value == "auto" and name in MAY_BE_AUTO):
                 continue
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
                 raise InputError(f"{name} must be a whole number, {least} or more, got {value!r}")
-        if self.dim != "auto" and self.dim > MAX_DIM:
+        if self.dim != "auto" and int(self.dim) > MAX_DIM:
             raise InputError(f"dim must be at most {MAX_DIM}, got {self.dim}")
         if self.sparse_output and self.keep is None and self.method not in ZEROS:
             raise InputError(f"sparse_output needs keep=...: no entry of a code by {self.method} is 0")
@@ -322,7 +326,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             elif X.shape[1] != self.n_features_in_:
                 raise InputError(f"X has {X.shape[1]} features, but ReadableCodes was fitted on {self.n_features_in_}")
         if reset and len(X) < 2:
-            raise InputError(f"n_samples={len(X)}: codes are learned from what rows have in common, 2 or more are needed")
+            raise InputError(f"n_samples={len(X)}: codes are learned from what rows share, so 2 or more are needed")
         return X
 
     def _choose_rows(self, n: int, seed: int, paired: bool) -> Tensor | None:
@@ -341,7 +345,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             return torch.arange(n)[:, None], 1.0
         k = min(self.neighbours, max(1, n // 10))
         found = nearest(rows, k, progress=lambda done, total: say(done, total, "neighbours"))
-        return found.index, found.recall
+        return found.rows, found.recall
 
     def _fingerprint(self, moments: Moments, seed: int, batch: int, total: int, count: int) -> dict[str, Any]:
         """What a checkpoint must agree with."""
@@ -363,7 +367,7 @@ def choose_batch(rows: int, dim: int) -> int:
 
 def choose_steps(rows: int, batch: int) -> int:
     """Steps: some ten times through the rows, but no fewer than a small set needs."""
-    return round(min(max(12 * rows / batch, min(600, 100 + rows)), 5000))
+    return round(min(max(EPOCHS * rows / batch, min(600, 100 + rows)), 5000))
 
 
 def _batches(n: int, batch: int, seed: int, first: int, total: int, device: torch.device) -> Iterator[Tensor]:

@@ -67,6 +67,9 @@ class Head(nn.Module):
         """The terms of the loss of 2B rows of features."""
         raise NotImplementedError
 
+    def start(self, h: Tensor) -> None:
+        """Begin from some rows of frozen h [N, F], if the head can; always in the same place for the same rows."""
+
 
 class Projector(Head):
     """z = normalise(rectify(p(h))), gates m from g(h), codes normalise(z m); loss InfoNCE + lambda KL.
@@ -132,7 +135,7 @@ class Prototypes(Head):
     Parameters
     ----------
     features, dim : F and D.
-    width : of p; not more than F + 1, all that a linear map of F numbers can fill.
+    width : of p; at most F.
     temperature : of the prediction.
     sharpness : temperature of the assignment, below that of the prediction.
     softness : temperature of the codes.
@@ -150,11 +153,27 @@ class Prototypes(Head):
     ) -> None:
         super().__init__()
         self.dim, self.temperature, self.sharpness, self.softness = dim, temperature, sharpness, softness
-        width = min(width, features + 1)
+        width = min(width, features)
         self.projection = nn.Linear(features, width)
         self.prototypes = nn.Parameter(F.normalize(torch.randn(dim, width)))
         nn.init.normal_(self.projection.weight, std=1 / math.sqrt(features))
         nn.init.zeros_(self.projection.bias)
+
+    @torch.no_grad()
+    def start(self, h: Tensor) -> None:
+        """W begins as the principal axes of h, prototypes as rows spread over h, a little shaken.
+
+        Against a random start seeds agree more and short fits are better.
+        """
+        generator = torch.Generator().manual_seed(0)
+        with torch.random.fork_rng(devices=[h.device] if h.is_cuda else []):
+            torch.manual_seed(0)
+            axes = torch.svd_lowrank(h, q=min(self.projection.out_features, len(h)), niter=4)[2]  # [F, q]
+        self.projection.weight[: axes.shape[1]] = axes.T
+        p = normalise(self.projection(h[torch.linspace(0, len(h) - 1, self.dim, device=h.device).long()]))
+        # rows that are duplicates must not give prototypes that stay alike for ever
+        noise = torch.randn(p.shape, generator=generator).to(p) * (0.3 / math.sqrt(p.shape[1]))
+        self.prototypes.copy_(normalise(p + noise))
 
     def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
         s = normalise(self.projection(h)) @ normalise(self.prototypes).T  # [N, D]

@@ -15,6 +15,7 @@ from .model import Encoder
 
 STRONGEST = 8  # dimensions of an image whose maps are kept
 DRAWS = 4  # random quarters beside the hottest one
+CHECKED = 512  # images of the check that decides whether maps are shown
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,12 @@ class Heat:
     ----------
     dims : int [N, K], whose maps they are.
     maps : uint8 [N, K, h, w], 255 where the dimension is hottest in that image.
+    check : what `masking_drop` found.
     """
 
     dims: np.ndarray
     maps: np.ndarray
+    check: dict[str, float]
 
 
 def has_positions(model: Encoder) -> bool:
@@ -77,16 +80,23 @@ def heat_maps(model: Encoder, pixels: np.ndarray, dims: np.ndarray, batch: int =
     return torch.cat(parts).numpy()
 
 
-def strongest_heat(model: Encoder, pixels: np.ndarray, z: np.ndarray, count: int = STRONGEST) -> Heat | None:
-    """Maps of the strongest dimensions of each image, for the atlas; None where the backbone has no positions."""
+def strongest_heat(model: Encoder, pixels: np.ndarray, z: np.ndarray, count: int = STRONGEST) -> Heat | str:
+    """Maps of the strongest dimensions of each image, for the atlas, or in words why there are none.
+
+    Maps that fail `masking_drop` on 512 of the images, by less than two standard errors ahead of chance, are not shown.
+    """
     if not has_positions(model):
-        return None
+        return "its backbone gives no features by position"
+    check = masking_drop(model, pixels[np.unique(np.linspace(0, len(pixels) - 1, CHECKED).astype(int))])
+    if check["hottest"] - check["random"] <= 2 * check["error"]:
+        return (
+            f"greying out the hottest quarter of an image takes {100 * check['hottest']:.0f} % of its strongest "
+            f"dimension, a random quarter {100 * check['random']:.0f} %, so the maps of this encoder mean nothing"
+        )
     dims = np.argsort(-z, axis=1, kind="stable")[:, :count]
     maps = np.maximum(heat_maps(model, pixels, dims), 0)
-    if maps.shape[2] * maps.shape[3] < 2:
-        return None  # one position says nothing of where
     most = maps.max((2, 3), keepdims=True)
-    return Heat(dims, np.rint(255 * maps / np.where(most > 0, most, 1)).astype(np.uint8))
+    return Heat(dims, np.rint(255 * maps / np.where(most > 0, most, 1)).astype(np.uint8), check)
 
 
 @torch.inference_mode()
@@ -95,8 +105,8 @@ def masking_drop(model: Encoder, pixels: np.ndarray, seed: int = 0, batch: int =
 
     Returns
     -------
-    `hottest` and `random`: mean loss of that dimension's activation, as a share of it; `images`: how many. Where the
-    maps mean something `hottest` is larger; `random` is the control.
+    `hottest` and `random`: mean loss of that dimension's activation, as a share of it; `error`: the standard error of
+    their difference; `images`: how many. Where the maps mean something `hottest` is larger; `random` is the control.
     """
     z = model.encode(pixels, gated=False, batch=batch).numpy()
     dims = z.argmax(1)
@@ -118,5 +128,9 @@ def masking_drop(model: Encoder, pixels: np.ndarray, seed: int = 0, batch: int =
         columns = np.arange(pixels.shape[3]) * w // pixels.shape[3]
         masked = np.where(hidden[:, :, rows][:, :, :, columns] > 0, grey, pixels)
         after = model.encode(masked, gated=False, batch=batch).numpy()[np.arange(n), dims][alive]
-        drops.append(float(np.mean((before - after) / before)) if len(before) else 0.0)
-    return {"hottest": drops[0], "random": float(np.mean(drops[1:])), "images": int(alive.sum())}
+        drops.append((before - after) / before)
+    if not len(before):
+        return {"hottest": 0.0, "random": 0.0, "error": 0.0, "images": 0}
+    hottest, control = drops[0], np.mean(drops[1:], axis=0)
+    error = float((hottest - control).std() / np.sqrt(len(before)))
+    return {"hottest": float(hottest.mean()), "random": float(control.mean()), "error": error, "images": len(before)}

@@ -110,7 +110,7 @@ def _unpack(cls: type[Codes], path: Path) -> tuple[Codes, dict[str, Any]]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InputError(f"{path} is larger than any codes: {path.stat().st_size} bytes")
-        with safetensors.safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+        with safetensors.safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except OSError as error:
@@ -143,7 +143,7 @@ def _build(cls: type[Codes], config: dict[str, Any], tensors: dict[str, Tensor])
     if "feature_names" in config:
         codes.feature_names_in_ = np.array(config["feature_names"], dtype=object)
     with torch.device("meta"):  # shapes are compared before anything of that size is made
-        head = HEADS[codes.method](width, dim)
+        head = HEADS[codes.method](Moments(tensors["mean"], tensors["scale"]).width, dim)
     weights = {name.removeprefix("head."): t for name, t in tensors.items() if name.startswith("head.")}
     for name, t in head.state_dict().items():
         if weights[name].dtype != t.dtype:
@@ -182,7 +182,7 @@ class State:
         if not path.exists():
             return None
         try:
-            with safetensors.safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+            with safetensors.safe_open(path, "pt") as file:
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             text = metadata.get("fit", "")

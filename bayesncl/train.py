@@ -36,7 +36,6 @@ from .recipes import Recipe, recipe_from_json
 from .run import Run, Stopper, environment
 from .schedule import warmup_cosine
 
-
 AfterEpoch = Callable[[Encoder, int], dict[str, object] | None]
 Batch = tuple[Tensor, Tensor, Tensor, torch.dtype]  # pixels [b, 3, H, W], index [b], epoch [], precision
 Step = Callable[[Tensor, Tensor, int, Tensor], None]  # of (pixels, index, epoch, rates)

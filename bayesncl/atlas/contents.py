@@ -52,7 +52,7 @@ class AtlasRun:
     summary : headline numbers by definition, such as {"paper": {...}, "sound": {...}}, or None.
     sentence : one sentence on the run.
     fingerprint : says which codes they are, so that names given to dimensions find them again; default made from z.
-    heat : where in each image its strongest dimensions fire, or None; see `Heat`.
+    heat : where in each image its strongest dimensions fire (see `Heat`), or in words why that is not known, or None.
     """
 
     name: str
@@ -62,7 +62,7 @@ class AtlasRun:
     summary: dict | None = None
     sentence: str = ""
     fingerprint: str = ""
-    heat: Heat | None = None
+    heat: Heat | str | None = None
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,9 @@ def _by_dimension(z: sparse.csr_array) -> np.ndarray:
 
 
 def write_run(
-    folder: Path, key: str, features: Features, labels: Labels | None, grounds: Labels | None, heat: Heat | None = None
-) -> list[int]:
+    folder: Path, key: str, features: Features, labels: Labels | None, grounds: Labels | None,
+    heat: Heat | str | None = None,
+) -> list[int]:  # fmt: skip
     """The numbers of a run: by dimension, by class, by image; each before and, where there are gates, after gating.
 
     Returns
@@ -210,10 +211,12 @@ def write_run(
         _write(folder, f"{key}-classes", {}, counts)
     for i, a in enumerate(range(0, d, DIMS_A_FILE)):
         _write(folder, f"{key}-dims-{i}", {}, {name: x[a : a + DIMS_A_FILE] for name, x in by_dim.items()})
-    if heat is not None:
+    if isinstance(heat, str):
+        plain["coldness"] = heat
+    elif heat is not None:
         if heat.dims.shape != heat.maps.shape[:2] or len(heat.dims) != n:
             raise InputError(f"heat maps must be [{n}, K] dimensions and [{n}, K, h, w] maps, got {heat.maps.shape}")
-        plain["heat"] = list(heat.maps.shape[1:])
+        plain |= {"heat": list(heat.maps.shape[1:]), "check": [heat.check["hottest"], heat.check["random"]]}
         by_image |= {"hot.dims": _small(heat.dims, d), "hot.maps": heat.maps.astype("u1")}
     plain |= _write_vectors(folder, key, features, by_image)
     _write(folder, key, plain, core)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..arrays import Array, as_features
@@ -163,10 +164,9 @@ def column_blocks(z: Codes, most: int = 2**32) -> Iterator[tuple[slice, Tensor]]
     step = int(min(max(1, COLUMN_BLOCK // z.shape[0]), most))
     for start in range(0, z.shape[1], step):
         part = slice(start, min(start + step, z.shape[1]))
-        block = columns[:, part].toarray() if sp.issparse(z) else columns[:, part]
-        block = np.abs(block.T / length).astype(np.float32)
-        block[block <= EPSILON] = 0
-        yield part, torch.from_numpy(np.ascontiguousarray(block))
+        block = as_tensor(columns[:, part].toarray() if sp.issparse(z) else columns[:, part])
+        block = (block / torch.from_numpy(length).to(block.dtype)[:, None]).abs_().float()
+        yield part, F.threshold(block, EPSILON, 0.0).T.contiguous()
 
 
 def strongest_images(z: Codes, count: int = 10) -> np.ndarray:
