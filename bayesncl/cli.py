@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .run import Run
 
 app = typer.Typer(
-    help="Image encoders whose feature dimensions a person can read.",
+    help="Readable codes of any images from any encoder, and the paper's experiments. Start with bayesncl demo.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -52,10 +52,17 @@ def written(*names: str, help: str | None = None, metavar: str = "FILE") -> Any:
     return typer.Option(*names, metavar=metavar, callback=check_place, help=help)
 
 
+WHERE_TO_START = """\
+Where to start
+  bayesncl train scenes                   built-in images, minutes on a CPU
+  bayesncl train folder --data PHOTOS     your own images, by the thousand; for fewer: bayesncl fit PHOTOS -o DIR
+  bayesncl train cifar100-bayesncl --data DIR     the paper's main run; bayesncl download cifar100 fetches the images
+"""
+
 Json = Annotated[Path | None, written("--json", help="write the results as JSON")]
-Csv = Annotated[Path | None, written("--csv", help="... as CSV")]
-Markdown = Annotated[Path | None, written("--markdown", help="... as a Markdown table")]
-Latex = Annotated[Path | None, written("--latex", help="... as a LaTeX table")]
+Csv = Annotated[Path | None, written("--csv", help="write the results as CSV")]
+Markdown = Annotated[Path | None, written("--markdown", help="write the results as a Markdown table")]
+Latex = Annotated[Path | None, written("--latex", help="write the results as a LaTeX table")]
 Everything = Annotated[bool, typer.Option("--all", help="print every measure, also spectrum, thresholds and curves")]
 
 
@@ -102,10 +109,10 @@ def recipes(
 ) -> None:
     """List the recipes, or show one."""
     if name is None:
-        print(f"DATASET-METHOD, with DATASET one of\n  {' '.join(DATASETS)}\nand METHOD one of\n  {' '.join(METHODS)}")
-        print(
-            f"A plain DATASET means DATASET-bayesncl. {len(RECIPES)} recipes; bayesncl recipes NAME explains one."
-        )
+        print(WHERE_TO_START)
+        print(f"A recipe is DATASET-METHOD, with DATASET one of\n  {' '.join(DATASETS)}")
+        print(f"and METHOD one of\n  {' '.join(METHODS)}")
+        print(f"A plain DATASET means DATASET-bayesncl. {len(RECIPES)} recipes; bayesncl recipes NAME explains one.")
         return
     recipe = find_recipe(name)
     print(recipe.name)
@@ -129,7 +136,7 @@ def train(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a recipe. Everything goes into a run folder; bayesncl resume continues a run that was stopped or killed."""
+    """Train an encoder by a recipe. Everything goes into a run folder; bayesncl resume continues it."""
     from . import distributed
     from .dynamics import recorder
     from .run import Run, new_run
@@ -159,7 +166,7 @@ def train(
 
 @app.command()
 def resume(run: RunDir, data: DataDir = None, device: Device = None, quiet: Quiet = False) -> None:
-    """Continue a run after a crash, a kill or Ctrl-C; the result is the same as without the interruption."""
+    """Continue a run that was stopped or killed. The result is the same as without the interruption."""
     from . import distributed
     from .dynamics import recorder
     from .run import Run
@@ -193,7 +200,7 @@ def evaluate(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Every measure of a run, printed as a table and saved as RUN/evaluation.json."""
+    """Measure a run in every way. Prints a table and saves RUN/evaluation.json."""
     from . import distributed
     from .evaluate import evaluate as evaluate_model
     from .evaluate import scarce
@@ -236,7 +243,7 @@ def measure(
     latex: Latex = None,
     quiet: Quiet = False,
 ) -> None:
-    """The same measures for the features of any model, of any size."""
+    """Measure the features of any model, of any size."""
     from .evaluate import measure_file
     from .report.tables import show
 
@@ -255,7 +262,7 @@ def cost(
     device: Device = None,
     json: Json = None,
 ) -> None:
-    """Parameters, multiply-adds in the paper's counting, and operations of a training step."""
+    """Count parameters and operations of a recipe. Multiply-adds are counted as in the paper."""
     from .cost import cost as count_cost
     from .cost import time_steps
     from .measure.result import to_json
@@ -287,7 +294,7 @@ def embed(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Features of one's own images."""
+    """Write the features of your own images to a file."""
     from .embed import embed_images
 
     display = open_display(quiet)
@@ -316,7 +323,7 @@ def atlas(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """The page that shows what each dimension means; opens from disk in any browser."""
+    """Make the page that shows what each dimension means. It opens from disk in any browser."""
     from .atlas import serve as serve_folder
     from .atlas.sources import atlas_of_arrays, atlas_of_runs, default_place
 
@@ -339,7 +346,7 @@ def quiz(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="results that the atlas's quiz exported")],
     json: Json = None,
 ) -> None:
-    """Join several people's answers to the intruder quiz: the share found by method and dimension."""
+    """Join several people's answers to the atlas's intruder quiz. Gives the share found by method and dimension."""
     from .quiz import join_quizzes, quiz_json, render_quiz
 
     joined = join_quizzes(files)
@@ -356,7 +363,7 @@ def views(
     out: Annotated[Path, written("-o", "--out", metavar="FILE.png")] = Path("views.png"),
     count: Annotated[int, typer.Option("--count", min=1, max=64, help="images shown")] = 12,
 ) -> None:
-    """A contact sheet of augmented views, to look at before training."""
+    """Draw augmented views of some images. Look at them before training."""
     import torch
 
     from .augment import contact_sheet
@@ -373,7 +380,7 @@ def download(
     name: Annotated[str, typer.Argument(metavar="cifar10|cifar100")],
     root: Annotated[Path, typer.Option("--data", metavar="DIR", help="where to put the archive")] = Path("data"),
 ) -> None:
-    """Fetch a data set from its home, with resume and checksum."""
+    """Fetch a data set from its home. A broken download resumes; what comes is checked."""
     from .data import download as fetch
 
     display = open_display(False)
@@ -396,7 +403,7 @@ def reproduce(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """A table or figure of the paper by name: theirs next to ours."""
+    """Make a table or figure of the paper: theirs next to ours."""
     from .reproduce import command
     from .train import Interrupted
 
@@ -420,7 +427,7 @@ def record(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Put a finished run into a ledger; it is evaluated first if it was not."""
+    """Put a finished run into a ledger. It is evaluated first if it was not."""
     from .reproduce.runner import record_run
 
     display = open_display(quiet)
@@ -436,7 +443,7 @@ def demo(
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="open the report in a browser")] = True,
     quiet: Quiet = False,
 ) -> None:
-    """Train CL, NCL and BayesNCL on the built-in scenes, print one table, write a report and an atlas."""
+    """Train CL, NCL and BayesNCL on built-in scenes. Prints one table, writes a report and an atlas."""
     from .demo import run_demo
     from .train import Interrupted
 

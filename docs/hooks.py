@@ -34,8 +34,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     if page.file.src_uri == "api.md":
         return markdown
     markdown = re.sub(r"\]\(\.\./(" + "|".join(map(re.escape, JOINED)) + r")\)", r"](\1)", markdown)
-    block = re.compile(r"^```math\n(.*?)^```$", re.M | re.S)
-    markdown = block.sub(lambda m: convert(m[1].strip(), display="block"), markdown)
+    block = re.compile(r"^```math\n(.*?)^```$|\$\$(.*?)\$\$", re.M | re.S)
+    markdown = block.sub(lambda m: convert((m[1] or m[2]).strip(), display="block"), markdown)
     markdown = re.sub(r"(?<!!)\[([^\[\]]+)\]\((?:\.\./|LICENSE|CITATION)[^)]*\)", r"\1", markdown)
     parts = CODE.split(markdown)
     parts[::2] = [re.sub(r"(?<![\\$])\$([^$\n]+)\$", lambda m: convert(m[1]), text) for text in parts[::2]]

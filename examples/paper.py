@@ -2,8 +2,8 @@
 
     python examples/paper.py --out paper-example
 
-A scene is a handwritten digit on a photographed or drawn background; in training most digits of a class stand on the same
-background. Short runs: the numbers show how it is done. docs/results.md and docs/scenes.md have the ones to quote.
+A scene is a handwritten digit on a photographed or drawn background; in training most digits of a class stand on the
+same background. The runs are short and show how it is done; docs/results.md and docs/scenes.md have numbers to quote.
 """
 
 import argparse

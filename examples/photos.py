@@ -2,8 +2,8 @@
 
     python examples/photos.py --out photos-example
 
-The photos are crops of the two photographs that scikit-learn carries; the encoder is a fixed one of 112 numbers, defined
-below. For your own photos: bayesncl fit PHOTOS/ -o DIR, with --encoder for any other model.
+The photos are crops of the two photographs that scikit-learn carries; the encoder, defined below, has no weights and
+gives 112 numbers a photo. For your own photos: bayesncl fit PHOTOS/ -o DIR, with --encoder for any other model.
 """
 
 import argparse
@@ -28,7 +28,9 @@ ENCODER = "photos:encoder"  # MODULE:FUNCTION, as bayesncl fit --encoder takes i
 class ColourAndTexture(torch.nn.Module):
     """Mean and spread of the colours, and the mean slope, in each cell of a 4 x 4 grid: 16 x 7 numbers."""
 
-    preprocess = {"size": 64}  # how photos are cut before they come here
+    def __init__(self):
+        super().__init__()
+        self.preprocess = {"size": 64}  # how photos are cut before they come here
 
     def forward(self, x):  # [N, 3, 64, 64]
         mean = torch.nn.functional.avg_pool2d(x, 16)

@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import shutil
 from pathlib import Path
 
 import numpy as np

@@ -19,8 +19,9 @@ from .tables import FAST, NOT_RUN, Cell, Entries, Section, mean, sections, sprea
 
 INTRO = """# Results
 
-What we found when we ran the paper's experiments ourselves. The ledger holds {runs}. Tables and figures are generated from
-[results/](../results) by `bayesncl reproduce all --dry-run --pages docs`; the sentences beside them are written by hand.
+What we found when we ran the paper's experiments ourselves. The ledger holds {runs}.
+Tables and figures are generated from [results/](../results) by `bayesncl reproduce all --dry-run --pages docs`; the
+sentences beside them are written by hand.
 
 ## What was found
 
@@ -140,13 +141,13 @@ def ledger_summary(entries: list[ledger.Entry]) -> str:
 
 
 def at_a_glance(found: Entries) -> str:
-    """What the paper claims of CIFAR-100, and whether our runs say so."""
+    """What the paper claims of CIFAR-100, and whether our runs agree."""
     rows = [claim_row(claim, found) for claim in CLAIMS]
     head = ["the paper's claim, CIFAR-100", "paper", "ours", "sound", "holds in ours", "holds in sound"]
     return (
-        "## The paper's claims\n\nEach claim is a difference between two rows of a table. It holds if our difference has its "
-        "sign and exceeds twice its standard error over seeds; with one run on a side only the sign is said. That "
-        "something is kept holds if the difference is within a point.\n\n"
+        "## The paper's claims\n\nEach claim is a difference between two rows of a table. It holds if our difference "
+        "has its sign and exceeds twice its standard error over seeds; with one run on either side only the sign is "
+        "compared. A claim that something is kept holds if the difference is within a point.\n\n"
         + markdown(head, rows, left=1)
     )
 
@@ -335,10 +336,11 @@ def figure_part(experiment: Experiment, found: Entries, drawn: dict[str, str]) -
     parts += [f"{note}\n" for note in notes().get(experiment.name, [])]
     if experiment.name in drawn:
         parts.append(f"![{title(experiment)}](figures/{drawn[experiment.name]})\n")
-    elif (entry := figures.sheet_entry(experiment.name, found) if experiment.name in figures.SHEETS else None) is not None:
-        kind = figures.SHEETS[experiment.name]
-        parts.append(f"The images are not ours to publish; `bayesncl reproduce {experiment.name} --data DIR` draws them.\n")
-        parts.append(folded("the dimensions and the classes of their images", exemplar_table(kind, entry)))
+    elif experiment.name in figures.SHEETS and (entry := figures.sheet_entry(experiment.name, found)) is not None:
+        draw = f"`bayesncl reproduce {experiment.name} --data DIR` draws them"
+        parts.append(f"{draw}; the images are not ours to publish.\n")
+        table = exemplar_table(figures.SHEETS[experiment.name], entry)
+        parts.append(folded("the dimensions and the classes of their images", table))
     else:
         parts.append(f"{NOT_RUN.capitalize()}.\n")
     return "\n".join(parts)
