@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,11 +15,45 @@ import typer
 from . import __version__
 from .cpu import rest_when_busy
 from .errors import InputError
-from .files import check_place, write_atomic
-from .recipes import DATASETS, METHODS, PARTS, RECIPES, Recipe, change, explain, named, recipe_from_json, with_root
+from .files import write_atomic
+
+# isort: off (it would give each name a line)
+from .options import (
+    Backbone,
+    Batch,
+    Changes,
+    Csv,
+    DataDir,
+    Device,
+    Epochs,
+    Everything,
+    Json,
+    Latex,
+    Markdown,
+    Quiet,
+    RecipeName,
+    RunDir,
+    Size,
+    Trained,
+    written,
+)  # fmt: skip
+from .recipes import (
+    DATASETS,
+    METHODS,
+    PARTS,
+    RECIPES,
+    Recipe,
+    change,
+    explain,
+    find_recipe,
+    revise,
+    shorthands,
+    with_root,
+)  # fmt: skip
+
+# isort: on
 
 if TYPE_CHECKING:
-    from .data.images import Images
     from .model import Encoder
     from .progress import Display
     from .run import Run
@@ -31,39 +65,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-RecipeName = Annotated[
-    str,
-    typer.Argument(metavar="RECIPE", help="DATASET-METHOD, a plain DATASET, or a recipe.json; see: bayesncl recipes"),
-]
-RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
-Trained = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder or a model file")]
-DataDir = Annotated[str | None, typer.Option("--data", metavar="DIR", help="where the images are")]
-Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="PART.FIELD=VALUE", help="change a field of the recipe; may be repeated"),
-]
-Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; default the GPU if there is one")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
-
-
-def written(*names: str, help: str | None = None, metavar: str = "FILE") -> Any:
-    """An option for a file to write; a path that cannot be written is refused before the work, not after it."""
-    return typer.Option(*names, metavar=metavar, callback=check_place, help=help)
-
-
-WHERE_TO_START = """\
-Where to start
-  bayesncl train scenes                   built-in images, minutes on a CPU
-  bayesncl train folder --data PHOTOS     your own images, by the thousand; for fewer: bayesncl fit PHOTOS -o DIR
-  bayesncl train cifar100-bayesncl --data DIR     the paper's main run; bayesncl download cifar100 fetches the images
-"""
-
-Json = Annotated[Path | None, written("--json", help="write the results as JSON")]
-Csv = Annotated[Path | None, written("--csv", help="write the results as CSV")]
-Markdown = Annotated[Path | None, written("--markdown", help="write the results as a Markdown table")]
-Latex = Annotated[Path | None, written("--latex", help="write the results as a LaTeX table")]
-Everything = Annotated[bool, typer.Option("--all", help="print every measure, also spectrum, thresholds and curves")]
 
 
 def main() -> None:
@@ -88,9 +89,16 @@ def main() -> None:
 
 def fail(message: str, status: int) -> None:
     """Say what is wrong in one line and leave; other processes of a group must not be waited for."""
-    line = " ".join(message.split())  # and nothing that a terminal would obey: names come from strangers' files
-    print("bayesncl:", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line), file=sys.stderr, flush=True)
+    print("bayesncl:", one_line(message), file=sys.stderr, flush=True)
     sys.exit(status)
+
+
+def one_line(message: str) -> str:
+    """A message in one line with nothing that a terminal would obey: names come from strangers' files."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(message.split()))
+
+
+from . import cli_codes  # noqa: E402, F401 (registers its commands first)
 
 
 @app.callback(invoke_without_command=True)
@@ -99,6 +107,15 @@ def version(show: Annotated[bool, typer.Option("--version", help="print the vers
     if show:
         print(__version__)
         raise typer.Exit
+
+
+WHERE_TO_START = """\
+Where to start
+  bayesncl train scenes                         built-in images, minutes on a CPU
+  bayesncl train folder --data PHOTOS           your own images, by the thousand
+  bayesncl fit PHOTOS -o DIR                    fewer images: no training, no recipe
+  bayesncl train cifar100-bayesncl --data DIR   the paper's main run
+"""
 
 
 @app.command()
@@ -128,6 +145,10 @@ def recipes(
 def train(
     recipe: RecipeName,
     data: DataDir = None,
+    epochs: Epochs = None,
+    batch: Batch = None,
+    size: Size = None,
+    backbone: Backbone = None,
     changes: Changes = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="run folder; default runs/RECIPE, numbered if it exists")
@@ -137,25 +158,24 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train an encoder by a recipe. Everything goes into a run folder; bayesncl resume continues it."""
+    chosen = find_recipe(recipe, root=data)
+    short: dict[str, Any] = {"epochs": epochs, "batch": batch, "size": size, "backbone": backbone}
+    change(chosen, [*shorthands(chosen, **short), *(changes or [])])  # mistakes are reported at once
+    display = open_display(quiet)
+    display.busy("starting")  # importing torch takes seconds
     from . import distributed
     from .dynamics import recorder
+    from .plan import plan_run
     from .run import Run, new_run
-    from .train import fit_batch, short_schedule
     from .train import train as train_model
 
-    chosen = find_recipe(recipe, changes, data)
     distributed.start()
     place = open_device(device)  # a device that is not there is refused before the images are read
     run = Run(out or Path("runs") / chosen.name)
     numbered = distributed.world_size() == 1 and out is None
     if not numbered and run.recipe_file.exists() and not distributed.restarted():
         raise InputError(f"{run} holds a run already: bayesncl resume {run}, or choose another --out")
-    display = open_display(quiet)
-    images = load_split(chosen, "train", display)
-    chosen, note = fit_batch(chosen, len(images))
-    for text in (note, short_schedule(chosen)):
-        if text:
-            display.note(text)
+    chosen, images = plan_run(recipe, changes or [], data, place, display, **short)
     if numbered:
         run = new_run(run.folder.parent, run.folder.name)
     if tensorboard:
@@ -165,23 +185,37 @@ def train(
 
 
 @app.command()
-def resume(run: RunDir, data: DataDir = None, device: Device = None, quiet: Quiet = False) -> None:
-    """Continue a run that was stopped or killed. The result is the same as without the interruption."""
+def resume(
+    run: RunDir, data: DataDir = None, changes: Changes = None, device: Device = None, quiet: Quiet = False
+) -> None:
+    """Continue a run that was stopped or killed. The result is the same as without the interruption.
+
+    --set run.epochs=N makes it longer or shorter: the learning rates left are those of a run of N epochs.
+    """
+    open_display(quiet).busy("starting")
     from . import distributed
     from .dynamics import recorder
+    from .plan import load_split
     from .run import Run
+    from .train import short_schedule
     from .train import train as train_model
 
     found = Run(run)
-    recipe = with_root(found.recipe(), data)
+    before = with_root(found.recipe(), data)
+    recipe = revise(before, changes or [])
     distributed.start()
     display = open_display(quiet, found.inside(found.board) if found.board.is_dir() else None)
-    if found.finished():
+    if found.finished() and recipe.run.epochs == before.run.epochs:
         display.note(f"{run} is finished")
         return
-    images, place = load_split(recipe, "train", display), open_device(device)
+    if changes and (note := short_schedule(recipe)):
+        display.note(note)
+    place, images = open_device(device), load_split(recipe, "train", display)
     with training(display, found):
-        train_model(recipe, images, run, device=place, display=display, after_epoch=recorder(images, recipe))
+        train_model(
+            recipe, images, run, device=place, display=display, after_epoch=recorder(images, recipe),
+            revise=bool(changes),
+        )  # fmt: skip
 
 
 @app.command()
@@ -204,11 +238,15 @@ def evaluate(
     from . import distributed
     from .evaluate import evaluate as evaluate_model
     from .evaluate import scarce
+    from .plan import load_split
     from .report.figures import draw_figures
     from .report.tables import show
     from .run import Run
 
     display = open_display(quiet)
+    if is_codes(run):
+        files = {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
+        return show_codes(run, files, everything, display, save=True)
     model, recipe = open_run(run, device, data)
     splits = [load_split(recipe, split, display) for split in ("train", "test")]
     if (few := scarce(*splits)) is not None:
@@ -248,6 +286,11 @@ def measure(
     from .report.tables import show
 
     display = open_display(quiet)
+    if is_codes(features):
+        if labels is not None:
+            raise InputError(f"{features} has its own labels: --labels goes with a .npy (or with fit)")
+        files = {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
+        return show_codes(features, files, everything, display, save=False)
     spectrum = everything or json is not None or csv is not None  # it takes longest, and only these show it
     results = measure_file(features, labels, spectrum=spectrum, progress=display.count)
     display.close()
@@ -257,51 +300,23 @@ def measure(
 @app.command()
 def cost(
     recipes: Annotated[list[str], typer.Argument(metavar="RECIPE ...", help="one recipe, or several side by side")],
+    data: Annotated[
+        str | None, typer.Option("--data", metavar="DIR", help="with --time's figures for the images there")
+    ] = None,
     changes: Changes = None,
     timed: Annotated[bool, typer.Option("--time", help="also run steps: seconds and peak memory, measured")] = False,
     device: Device = None,
     json: Json = None,
 ) -> None:
     """Count parameters and operations of a recipe. Multiply-adds are counted as in the paper."""
-    from .cost import cost as count_cost
-    from .cost import time_steps
     from .measure.result import to_json
+    from .plan import count_costs
     from .report.tables import compare
 
-    chosen = [find_recipe(name, changes) for name in recipes]
-    names = [recipe.name for recipe in chosen]
-    if len(set(names)) < len(names):  # recipe.json files of one recipe with other values
-        names = recipes
-    results = {}
-    for name, recipe in zip(names, chosen):
-        results[name] = count_cost(recipe) | (time_steps(recipe, open_device(device)) if timed else {})
+    results = count_costs(recipes, changes, data, open_device(device) if timed or data else None)
     print(compare(results))
     if json is not None:
-        write_atomic(json, to_json(results if len(results) > 1 else results[names[0]]))
-
-
-@app.command()
-def embed(
-    run: Trained,
-    images: Annotated[Path, typer.Argument(metavar="IMAGES", help="a folder of images, or one image")],
-    out: Annotated[
-        Path, written("-o", "--out", metavar="FILE", help=".npz (z [N, D], names, y), .csv or .parquet")
-    ] = Path("embedding.npz"),
-    keep: Annotated[
-        int | None, typer.Option("--keep", min=1, help="keep only each image's strongest dimensions")
-    ] = None,
-    ungated: Annotated[bool, typer.Option("--ungated", help="features before the gates")] = False,
-    device: Device = None,
-    quiet: Quiet = False,
-) -> None:
-    """Write the features of your own images to a file."""
-    from .embed import embed_images
-
-    display = open_display(quiet)
-    model, _ = open_run(run, device)
-    count, width = embed_images(model, images, out, keep=keep, gated=not ungated, progress=display.count)
-    display.close()
-    display.note(f"{out}: {count} images x {width} dimensions")
+        write_atomic(json, to_json(results if len(results) > 1 else next(iter(results.values()))))
 
 
 @app.command()
@@ -367,6 +382,7 @@ def views(
     import torch
 
     from .augment import contact_sheet
+    from .plan import load_split
 
     chosen = find_recipe(recipe, changes, data)
     images = load_split(chosen, "train", open_display(False))
@@ -456,16 +472,30 @@ def demo(
         raise typer.Exit(130) from None
 
 
-def find_recipe(name: str, changes: list[str] | None = None, root: str | None = None) -> Recipe:
-    """A recipe by name or from a file, with changes."""
-    if name.endswith(".json"):
-        try:
-            recipe = recipe_from_json(Path(name).read_text(), name)
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot read {name}: {error}") from None
-    else:
-        recipe = named(name)
-    return with_root(change(recipe, changes) if changes else recipe, root)
+def is_codes(path: Path) -> bool:
+    """Whether it is a folder that `fit` wrote."""
+    return (path / "codes.json").is_file()
+
+
+def show_codes(folder: Path, files: dict[str, Path | None], everything: bool, display: Display, save: bool) -> None:
+    """Measure a folder of codes, print the table (with labels) and the verdict, write what was asked for."""
+    from .codes_folder import CodesFolder
+    from .judge import measure_codes
+    from .measure.verdict import render
+    from .report.tables import show
+
+    result, found = measure_codes(folder, spectrum=everything or any(files.values()), progress=display.count)
+    display.close()
+    if result.sound is None and (asked := [kind for kind, path in files.items() if path and kind != "json"]):
+        raise InputError(f"{folder} has no labels: nothing for --{asked[0]}; --json has the verdict")
+    if save:
+        here = CodesFolder(folder)
+        here.write(here.evaluation_file, result.to_json())
+    if result.sound is not None:
+        show(result, files, everything)
+    elif files.get("json") is not None:
+        write_atomic(files["json"], result.to_json())
+    print(render(found))
 
 
 def open_display(quiet: bool, board: Path | None = None) -> Display:
@@ -485,27 +515,12 @@ def open_device(name: str | None) -> Any:
 def open_run(run: Path, device: str | None, root: str | None = None) -> tuple[Encoder, Recipe]:
     """The trained model of a run, with its data at `root` if that is given."""
     from . import distributed
-    from .model import load
+    from .model import load_run as load
 
     distributed.start()
     model = load(run, open_device(device))
     model.recipe = with_root(model.recipe, root)
     return model, model.recipe
-
-
-def load_split(recipe: Recipe, split: str, display: Display) -> Images:
-    """A split of the recipe's images; one process builds a cache first, the others then find it."""
-    from . import distributed
-    from .data import load
-
-    progress: Callable[[int, int, str], None] = display.count
-    if distributed.rank() == 0:
-        images = load(recipe.data, split, progress)
-    distributed.barrier()
-    if distributed.rank() != 0:
-        images = load(recipe.data, split, progress)
-    display.close()
-    return images
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from .data import load
 from .errors import InputError
 from .evaluate import evaluate
 from .model import Encoder
-from .model import load as load_model
+from .model import load_run as load_model
 from .progress import Display
 from .recipes import Recipe, change, named
 from .report.figures import draw_figures
@@ -72,7 +72,7 @@ def has_screen() -> bool:
 
 
 def trained(recipe: Recipe, folder: Path, images: Any, display: Display) -> Encoder:
-    """The finished run of a recipe: found, gone on with, or trained now."""
+    """The finished run of a recipe: found, resumed, or trained."""
     if Run(folder).finished() and Run(folder).recipe() == recipe:
         display.note(f"{folder} is trained already")
         return load_model(folder)

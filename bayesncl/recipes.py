@@ -36,6 +36,7 @@ def gate_kinds() -> Collection[str]:
     return ("none", *GATES)
 
 
+REVISABLE = ("epochs", "checkpoint_every", "keep_checkpoints", "log_every", "dynamics_every")  # of `run`, in resume
 SEEDS = 2**63 - 1  # the largest seed torch takes
 WIDEST = 2**20  # of a layer: more is a slip of the pen, or a file that wants our memory
 MOST_SCENES = 1_000_000  # likewise
@@ -223,7 +224,7 @@ class Recipe:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", _checked(self.name, str, "name")):
             raise InputError(f"name: expected up to 100 letters, digits, dots and dashes, got {self.name[:80]!r}")
         for name, cls in PARTS.items():
-            if type(getattr(self, name)) is not cls:
+            if not isinstance(getattr(self, name), cls):
                 raise InputError(f"{name} must be a {cls.__name__}, got {type(getattr(self, name)).__name__}")
 
     def to_dict(self) -> dict[str, Any]:
@@ -233,8 +234,8 @@ class Recipe:
     def to_identity(self) -> dict[str, Any]:
         """As `to_dict`, without the fields added since 0.1.0 that are at their default: what tells runs apart."""
         tree = self.to_dict()
-        for part, cls in PARTS.items():
-            for f in dataclasses.fields(cls):
+        for part in PARTS:
+            for f in dataclasses.fields(getattr(self, part)):
                 if f.metadata["added"] and tree[part][f.name] == f.default:
                     del tree[part][f.name]
         return tree
@@ -361,6 +362,15 @@ def change(recipe: Recipe, changes: Iterable[str]) -> Recipe:
     return recipe
 
 
+def revise(recipe: Recipe, changes: Iterable[str]) -> Recipe:
+    """Changes that a run may be resumed with; InputError for others, which make another run."""
+    allowed = [f"run.{name}" for name in REVISABLE]
+    for text in changes:
+        if text.partition("=")[0].strip() not in allowed:
+            raise InputError(f"--set {text[:80]}: resume changes only {', '.join(allowed)}; train a new run for others")
+    return change(recipe, changes)
+
+
 def with_root(recipe: Recipe, root: str | None) -> Recipe:
     """The recipe with its images at another place; None leaves them where they are."""
     if root is None:
@@ -420,3 +430,30 @@ def named(name: str) -> Recipe:
         return RECIPES[full]
     except KeyError:
         raise InputError(f"no recipe {name[:80]!r}{nearest(name, [*DATASETS, *RECIPES])}") from None
+
+
+def find_recipe(name: str, changes: Iterable[str] | None = None, root: str | None = None) -> Recipe:
+    """A recipe by name or from a .json file, with changes and with its images at `root`."""
+    if name.endswith(".json"):
+        try:
+            recipe = recipe_from_json(Path(name).read_text(), name)
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"cannot read {name}: {error}") from None
+    else:
+        recipe = named(name)
+    return with_root(change(recipe, changes or ()), root)
+
+
+def shorthands(
+    recipe: Recipe,
+    epochs: int | None = None,
+    batch: int | None = None,
+    size: int | None = None,
+    backbone: str | None = None,
+) -> list[str]:
+    """Changes of the fields that people change most; `size` is that of the views, stored images keep their ratio."""
+    stored = None if size is None else round(size * recipe.data.size / recipe.views.size)
+    values = {
+        "run.epochs": epochs, "run.batch": batch, "views.size": size, "data.size": stored, "model.backbone": backbone
+    }  # fmt: skip
+    return [f"{path}={value}" for path, value in values.items() if value is not None]
