@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-long lint setup clean
+.PHONY: demo test test-long lint docs package setup clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m bayesncl demo
@@ -18,6 +18,14 @@ test-long: $(VENV)/ready
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: $(VENV)/ready
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open build/site/index.html"
+
+package:
+	.ci/package
 
 setup: $(VENV)/ready
 

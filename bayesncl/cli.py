@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from .run import Run
 
 app = typer.Typer(
-    help="Image encoders whose feature dimensions a person can read.",
+    help="Readable codes of any images from any encoder, and the paper's experiments. Start with bayesncl demo.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -127,6 +127,15 @@ def version(show: Annotated[bool, typer.Option("--version", help="print the vers
         raise typer.Exit
 
 
+WHERE_TO_START = """\
+Where to start
+  bayesncl train scenes                         built-in images, minutes on a CPU
+  bayesncl train folder --data PHOTOS           your own images, by the thousand
+  bayesncl fit PHOTOS -o DIR                    fewer images: no training, no recipe
+  bayesncl train cifar100-bayesncl --data DIR   the paper's main run
+"""
+
+
 @app.command()
 def recipes(
     name: Annotated[
@@ -135,10 +144,10 @@ def recipes(
 ) -> None:
     """List the recipes, or show one."""
     if name is None:
-        print(f"DATASET-METHOD, with DATASET one of\n  {' '.join(DATASETS)}\nand METHOD one of\n  {' '.join(METHODS)}")
-        print(
-            f"A plain DATASET means DATASET-bayesncl. {len(RECIPES)} recipes; bayesncl recipes NAME explains one."
-        )
+        print(WHERE_TO_START)
+        print(f"A recipe is DATASET-METHOD, with DATASET one of\n  {' '.join(DATASETS)}")
+        print(f"and METHOD one of\n  {' '.join(METHODS)}")
+        print(f"A plain DATASET means DATASET-bayesncl. {len(RECIPES)} recipes; bayesncl recipes NAME explains one.")
         return
     recipe = find_recipe(name)
     print(recipe.name)
@@ -166,10 +175,10 @@ def train(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a recipe. Everything goes into a run folder; bayesncl resume continues a run that was stopped or killed."""
+    """Train an encoder by a recipe. Everything goes into a run folder; bayesncl resume continues it."""
     chosen = find_recipe(recipe, root=data)
     short: dict[str, Any] = {"epochs": epochs, "batch": batch, "size": size, "backbone": backbone}
-    change(chosen, [*shorthands(chosen, **short), *(changes or [])])  # mistakes are told at once
+    change(chosen, [*shorthands(chosen, **short), *(changes or [])])  # mistakes are reported at once
     display = open_display(quiet)
     display.busy("starting")  # importing torch takes seconds
     from . import distributed
@@ -197,7 +206,7 @@ def train(
 def resume(
     run: RunDir, data: DataDir = None, changes: Changes = None, device: Device = None, quiet: Quiet = False
 ) -> None:
-    """Continue a run after a crash, a kill or Ctrl-C; the result is the same as without the interruption.
+    """Continue a run that was stopped or killed. The result is the same as without the interruption.
 
     --set run.epochs=N makes it longer or shorter: the learning rates left are those of a run of N epochs.
     """
@@ -331,7 +340,7 @@ def cost(
     device: Device = None,
     json: Json = None,
 ) -> None:
-    """Parameters, multiply-adds in the paper's counting, and operations of a training step."""
+    """Count parameters and operations of a recipe. Multiply-adds are counted as in the paper."""
     from .measure.result import to_json
     from .plan import count_costs
     from .report.tables import compare
@@ -361,7 +370,7 @@ def atlas(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """The page that shows what each dimension means; opens from disk in any browser."""
+    """Make the page that shows what each dimension means. It opens from disk in any browser."""
     from .atlas import serve as serve_folder
     from .atlas.sources import atlas_of_arrays, atlas_of_runs, default_place
 
@@ -384,7 +393,7 @@ def quiz(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="results that the atlas's quiz exported")],
     json: Json = None,
 ) -> None:
-    """Join several people's answers to the intruder quiz: the share found by method and dimension."""
+    """Join several people's answers to the atlas's intruder quiz. Gives the share found by method and dimension."""
     from .quiz import join_quizzes, quiz_json, render_quiz
 
     joined = join_quizzes(files)
@@ -401,7 +410,7 @@ def views(
     out: Annotated[Path, written("-o", "--out", metavar="FILE.png")] = Path("views.png"),
     count: Annotated[int, typer.Option("--count", min=1, max=64, help="images shown")] = 12,
 ) -> None:
-    """A contact sheet of augmented views, to look at before training."""
+    """Draw augmented views of some images. Look at them before training."""
     import torch
 
     from .augment import contact_sheet
@@ -419,7 +428,7 @@ def download(
     name: Annotated[str, typer.Argument(metavar="cifar10|cifar100")],
     root: Annotated[Path, typer.Option("--data", metavar="DIR", help="where to put the archive")] = Path("data"),
 ) -> None:
-    """Fetch a data set from its home, with resume and checksum."""
+    """Fetch a data set from its home. A broken download resumes; what comes is checked."""
     from .data import download as fetch
 
     display = open_display(False)
@@ -442,7 +451,7 @@ def reproduce(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """A table or figure of the paper by name: theirs next to ours."""
+    """Make a table or figure of the paper: theirs next to ours."""
     from .reproduce import command
     from .train import Interrupted
 
@@ -466,7 +475,7 @@ def record(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Put a finished run into a ledger; it is evaluated first if it was not."""
+    """Put a finished run into a ledger. It is evaluated first if it was not."""
     from .reproduce.runner import record_run
 
     display = open_display(quiet)

@@ -289,6 +289,12 @@ def test_views(run) -> None:
         )  # the image and two views of each of four epochs, 16 pixels and a gap of 2
 
 
+def test_no_help_is_cut_off(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "..." not in run("--help").out.partition("Commands:")[2]
+    assert "Where to start" in run("recipes").out
+
+
 def test_version(run) -> None:
     assert run("--version") == Answer(0, bayesncl.__version__ + "\n", "")
 
