@@ -152,7 +152,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             torch.manual_seed(seed)
             head = HEADS[self.method](self.n_features_in_, self.dim_).to(device).train()
         state = shelf.State(head, _optimiser(head, device), self._fingerprint(moments, seed, batch, total, count))
-        found = None if checkpoint is None else state.read(Path(checkpoint))
+        found = None if checkpoint is None else state.read(Path(checkpoint), count)
         if partners is None:
             partners = found
         if partners is None:
