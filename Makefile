@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-long lint docs package setup clean
+.PHONY: demo test test-long lint audit docs package setup clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m bayesncl demo
@@ -18,6 +18,9 @@ test-long: $(VENV)/ready
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+audit: $(VENV)/ready
+	$(BIN)/python -m tests.audit --packages
 
 docs: $(VENV)/ready
 	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[docs]'

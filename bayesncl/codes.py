@@ -158,7 +158,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             head.silent = True
         head.start(rows[torch.linspace(0, count - 1, min(count, START_ROWS), device=device).long()])
         state = shelf.State(head, _optimiser(head, device), self._fingerprint(moments, seed, batch, total, count))
-        found = None if checkpoint is None else state.read(Path(checkpoint))
+        found = None if checkpoint is None else state.read(Path(checkpoint), count)
         if partners is None:
             partners = found
         if partners is None:
