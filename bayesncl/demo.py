@@ -61,7 +61,7 @@ def run_demo(out: Path, changes: list[str], open_browser: bool, display: Display
     )
     learnt = (
         f"Learnt without labels from {len(crops):,} crops of {len(names)} photographs. "
-        f"The {len(test):,} crops shown are from parts of them that were not used."
+        f"The {len(test):,} crops shown come from parts of them that training never saw."
     )
     shown = load(dataclasses.replace(recipe.data, size=max(SHOWN, recipe.data.size)), "test")
     run = AtlasRun("textures", z, sentence=f"{learnt} {found}", fingerprint=codes.fingerprint())
