@@ -8,17 +8,17 @@ import sys
 import webbrowser
 from pathlib import Path
 
-import numpy as np
-
 from .atlas import AtlasRun, build_atlas, galleries
 from .atlas.sources import describe_run
-from .codes import ReadableCodes
+from .codes_folder import CodesFolder
 from .data import load
 from .data.images import Images
 from .errors import InputError
 from .evaluate import evaluate
-from .features import extract
+from .fit import Options, fit
+from .measure.readable import ALIKE, TOP, readable
 from .measure.result import Result
+from .measure.sparse import strongest_images
 from .model import Encoder
 from .progress import Display
 from .recipes import Recipe, change, named
@@ -26,10 +26,9 @@ from .report.figures import draw_figures
 from .report.html import EVEN, Row, summarise, write_report
 from .report.tables import write as write_table
 from .run import Run
-from .train import train
+from .train import find_device, train
 
 DIMENSIONS, KEPT = 64, 5  # of the codes of textures, and how many of them a crop keeps
-STRONGEST, ALIKE = 10, 7  # a dimension is clear if so many of its strongest crops come from one photograph
 SHOWN = 64  # pixels of a crop on the page: the same crops as in training, at twice the resolution
 METHODS = ("cl", "ncl", "bayesncl")
 # The last number is about twice the largest standard deviation over seeds in docs/scenes.md.
@@ -49,34 +48,26 @@ def run_demo(out: Path, changes: list[str], open_browser: bool, display: Display
     crops, test = (load(recipe.data, split, display.count) for split in ("train", "test"))
     names = test.class_names or ()
     display.note(f"{len(crops):,} crops of {len(names)} photographs: {', '.join(names)}")
-    model = trained(recipe, out / "encoder", crops, display)
-    h, h_test = (extract(model, each, progress=display.count).h for each in (crops, test))
-    codes = ReadableCodes(dim=DIMENSIONS, keep=KEPT, random_state=recipe.run.seed)
-    codes.fit(h, progress=lambda done, total, what: display.count(done, total, f"codes, {what}"))
-    display.close()
-    if codes.interrupted_:
-        raise KeyboardInterrupt
-    codes.save(out / "codes.safetensors")
-    z = codes.transform(h_test)
+    trained(recipe, out / "encoder", crops, display)
+    options = Options(dim=DIMENSIONS, keep=KEPT, seed=recipe.run.seed)
+    fit(out / "encoder", out / "codes", options, find_device(None), display)
+    codes = CodesFolder(out / "codes")
+    z = codes.codes().transform(codes.embeddings(codes.about())[-len(test) :])  # the test crops come last
+    assert test.labels is not None
+    clear = int(readable(strongest_images(z, TOP), [test.labels]).sum())
     found = (
-        f"{count_clear(z, test)} of the {DIMENSIONS} dimensions show one photograph each: "
-        f"at least {ALIKE} of their {STRONGEST} strongest test crops come from it."
+        f"{clear} of the {DIMENSIONS} dimensions show one photograph each: "
+        f"at least {ALIKE} of their {TOP} strongest crops come from it."
     )
-    learnt = f"Learnt without labels from {len(crops):,} crops; the {len(test):,} shown here are from other parts."
+    learnt = (
+        f"Learnt without labels from {len(crops):,} crops of {len(names)} photographs. "
+        f"The {len(test):,} crops shown come from parts of them that training never saw."
+    )
     shown = load(dataclasses.replace(recipe.data, size=max(SHOWN, recipe.data.size)), "test")
-    run = AtlasRun("textures", z, sentence=f"{learnt} {found}")
-    page = build_atlas(out / "atlas", [run], shown, title=f"Crops of {len(names)} photographs")
-    print(f"{found} No labels were used to learn them.\natlas: {page}")
+    run = AtlasRun("textures", z, sentence=f"{learnt} {found}", fingerprint=codes.fingerprint())
+    page = build_atlas(out / "atlas", [run], shown, title=f"{len(names)} photographs")
+    print(f"{found} No label was used to learn them.\natlas: {page}")
     show_page(page, open_browser)
-
-
-def count_clear(z: np.ndarray, images: Images) -> int:
-    """Dimensions for which ALIKE of the STRONGEST images have one label; images at 0 do not count."""
-    assert images.labels is not None
-    strongest = np.argsort(-z, axis=0, kind="stable")[:STRONGEST]  # [10, D]
-    fires = np.take_along_axis(z, strongest, axis=0) > 0
-    of_class = images.labels[strongest][None] == np.unique(images.labels)[:, None, None]  # [C, 10, D]
-    return int(((of_class & fires).sum(1).max(0) >= ALIKE).sum())
 
 
 def run_methods(out: Path, changes: list[str], open_browser: bool, display: Display) -> None:

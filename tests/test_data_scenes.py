@@ -158,8 +158,8 @@ def test_too_many_scenes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_unknown_split_and_name() -> None:
-    with pytest.raises(InputError, match="expected train or test"):
-        data.load(DATA, "val")
+    with pytest.raises(InputError, match="expected train or test or val"):
+        data.load(DATA, "valid")
     with pytest.raises(InputError, match="no 'sceens'; did you mean scenes"):
         data.load(dataclasses.replace(DATA, name="sceens"), "train")
 

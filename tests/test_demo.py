@@ -8,15 +8,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from bayesncl import ReadableCodes, demo
+from bayesncl import demo
 from bayesncl.cli import app
-from bayesncl.data.images import Images
-from bayesncl.demo import METHODS, ROWS, count_clear, run_demo, run_methods
+from bayesncl.codes_folder import CodesFolder
+from bayesncl.demo import METHODS, ROWS, run_demo, run_methods
 from bayesncl.errors import InputError
 from bayesncl.measure.result import Result
 from bayesncl.progress import Display
@@ -59,11 +58,14 @@ def test_textures_end_in_one_line_and_an_atlas(
     monkeypatch.setenv("DISPLAY", ":0")
     run_demo(tmp_path, CHANGES, True, Display(quiet=True))
     said = capsys.readouterr().out
-    assert re.match(r"\d+ of the 64 dimensions show one photograph each: at least 7 of their 10 strongest", said)
+    found = re.match(r"(\d+) of the 64 dimensions show one photograph each: at least 7 of their 10 strongest", said)
+    verdict = json.loads((tmp_path / "codes" / "verdict.json").read_text())
+    assert found and int(found[1]) == verdict["lines"][0]["value"]
+    assert "readable" in verdict["lines"][0]["text"]
     page = tmp_path / "atlas" / "index.html"
     assert opened == [page.resolve().as_uri()]
     assert f"atlas: {page}" in said
-    codes = ReadableCodes.load(tmp_path / "codes.safetensors")
+    codes = CodesFolder(tmp_path / "codes").codes()
     assert (codes.dim_, codes.keep) == (64, 5)
 
     def forbidden(*_: Any, **__: Any) -> None:
@@ -73,25 +75,6 @@ def test_textures_end_in_one_line_and_an_atlas(
     run_demo(tmp_path, CHANGES, False, Display(quiet=True))
     assert capsys.readouterr().out == said
     assert len(opened) == 1
-
-
-def test_clear_dimensions_as_counted_by_hand() -> None:
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, 3, 90)
-    z = rng.random((90, 8)) * (rng.random((90, 8)) < 0.5)
-    z[labels == 1, 0] += 1  # clear
-    z[:, 1] = 0
-    z[np.flatnonzero(labels == 2)[:6], 1] = 1  # of one label, but six images are not seven
-    z[np.flatnonzero(labels == 2)[:7], 2] = 2  # seven are
-    clear = 0
-    for column in z.T:
-        order = sorted(range(90), key=lambda i: -column[i])[:10]
-        counts = [sum(labels[i] == label and column[i] > 0 for i in order) for label in range(3)]
-        clear += max(counts) >= 7
-    assert clear >= 2
-    images = Images(np.zeros((90, 3, 8, 8), np.uint8), labels)
-    assert count_clear(z, images) == clear
-    assert count_clear(z[:, :3], images) == 2
 
 
 def test_better_means_by_more_than_seeds_may_differ() -> None:
