@@ -143,15 +143,17 @@ def count_costs(
     names: Sequence[str], changes: Sequence[str] | None, root: str | None, device: torch.device | None
 ) -> dict[str, dict[str, Any]]:
     """`cost` of each recipe; with a device also `time_steps`, and with `root` of what `train` would do with it."""
-    results, images = {}, 50_000
-    for name in names:
-        recipe, more = find_recipe(name, changes), {}
+    chosen, images, results = [find_recipe(name, changes) for name in names], 50_000, {}
+    known = [recipe.name for recipe in chosen]
+    if len(set(known)) < len(known):  # files of one recipe with other values
+        known = list(names)
+    for title, name, recipe in zip(known, names, chosen):
+        more = {}
         if root is not None and device is not None:
             recipe, split = plan_run(name, changes or [], root, device, Display())
             images = len(split)
             more = {"images": images, "epochs": recipe.run.epochs}
-        known = recipe.name if recipe.name not in results else name  # files of one recipe with other values
-        results[known] = cost(recipe) | more | (time_steps(recipe, device, images=images) if device else {})
+        results[title] = cost(recipe) | more | (time_steps(recipe, device, images=images) if device else {})
     return results
 
 

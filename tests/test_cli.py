@@ -347,7 +347,7 @@ def test_bad_input_is_one_line(run, words: list[str], message: str) -> None:
         [],
         ["tain"],
         ["train"],
-        ["train", "scenes", "--epochs", "3"],
+        ["train", "scenes", "--epochs", "x"],
         ["embed", "a"],
         ["embed", "a", "b", "--keep", "0"],
         ["views", "scenes", "--count", "x"],

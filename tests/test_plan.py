@@ -91,8 +91,14 @@ def test_mean_cosine_is_that_of_all_pairs() -> None:
     assert mean_cosine(np.zeros((3, 2))) is None
 
 
-@pytest.mark.parametrize(("rows", "said"), [("eye", "images differ: mean cosine 0.00"), ("ones", "warning: features of"),
-                                            ("zeros", "warning: the features of nearly all images are zero")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("eye", "images differ: mean cosine 0.00"),
+        ("ones", "warning: features of different images hardly differ: mean cosine 1.00"),
+        ("zeros", "warning: the features of nearly all images are zero"),
+    ],
+)
 def test_a_run_says_whether_features_differ(
     rows: str, said: str, notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
