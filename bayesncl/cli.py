@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,16 +16,42 @@ import typer
 from . import __version__
 from .cpu import rest_when_busy
 from .errors import InputError
-from .files import write_atomic
+from .files import check_folder, write_atomic
 
 # isort: off
 from .options import (
-    Backbone, Batch, Changes, Csv, DataDir, Device, Epochs, Everything, Json, Latex, Markdown, Quiet, RecipeName,
-    RunDir, Size, Trained, written,
+    Backbone,
+    Batch,
+    Changes,
+    Csv,
+    DataDir,
+    Device,
+    Epochs,
+    Everything,
+    Json,
+    Latex,
+    Markdown,
+    Quiet,
+    RecipeName,
+    RunDir,
+    Size,
+    Trained,
+    written,
 )  # fmt: skip
 from .recipes import (
-    DATASETS, METHODS, PARTS, RECIPES, Recipe, change, explain, find_recipe, revise, shorthands, with_root
+    DATASETS,
+    METHODS,
+    PARTS,
+    RECIPES,
+    Recipe,
+    change,
+    explain,
+    find_recipe,
+    revise,
+    shorthands,
+    with_root,
 )  # fmt: skip
+
 # isort: on
 
 if TYPE_CHECKING:
@@ -41,31 +68,55 @@ app = typer.Typer(
 )
 
 
+NO_MEMORY = ("out of memory", "can't allocate memory", "can't start new thread")  # torch's two ways and Python's
+
+
 def main() -> None:
-    """Entry point: runs a command and turns what can go wrong into one line and an exit status."""
+    """Runs a command and turns what can go wrong into one line and an exit status."""
     warnings.showwarning = lambda message, *_args, **_kwargs: print(f"bayesncl: note: {message}", file=sys.stderr)
     rest_when_busy()
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here a full disk or a closed pipe is an error like others
     except InputError as error:
         fail(str(error), 2)
     except KeyboardInterrupt:
         fail("stopped", 130)
     except MemoryError:
         fail("out of memory", 1)
-    except RuntimeError as error:  # torch's two ways to say it
-        if not any(words in str(error) for words in ("out of memory", "can't allocate memory")):
+    except RuntimeError as error:
+        if "home directory" in str(error):
+            fail(f"{error} Give whole paths instead of ~", 2)
+        if not any(words in str(error) for words in NO_MEMORY):
             raise
         fail("out of memory", 1)
     except OSError as error:
         fail(f"{error.filename or 'i/o'}: {error.strerror or error}", 1)
+    except ImportError as error:  # a damaged installation; or too little memory, or too few files, to load it
+        fail(f"cannot load {error.name or 'what it needs'}: {(error.__cause__ or error)!s:.300}", 1)
+    except Warning as warning:  # python -W error
+        fail(str(warning), 1)
 
 
 def fail(message: str, status: int) -> None:
     """Say what is wrong in one line and leave; other processes of a group must not be waited for."""
-    line = " ".join(message.split())  # and nothing that a terminal would obey: names come from strangers' files
-    print("bayesncl:", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line), file=sys.stderr, flush=True)
+    with suppress(OSError, ValueError):  # nobody may be listening
+        print("bayesncl:", one_line(message), file=sys.stderr, flush=True)
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it leaves
     sys.exit(status)
+
+
+def one_line(message: str) -> str:
+    """A message in one line with nothing that a terminal would obey: names come from strangers' files."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(message.split()))
+
+
+from . import cli_codes  # noqa: E402, F401 (registers its commands first)
 
 
 @app.callback(invoke_without_command=True)
@@ -183,7 +234,9 @@ def evaluate(
     paper_probe: Annotated[
         bool, typer.Option("--paper-probe", help="also the published 50-epoch linear probe (minutes)")
     ] = False,
-    plots: Annotated[Path | None, typer.Option("--plots", metavar="DIR", help="also draw the figures there")] = None,
+    plots: Annotated[
+        Path | None, typer.Option("--plots", metavar="DIR", callback=check_folder, help="also draw the figures there")
+    ] = None,
     everything: Everything = False,
     json: Json = None,
     csv: Csv = None,
@@ -202,6 +255,9 @@ def evaluate(
     from .run import Run
 
     display = open_display(quiet)
+    if is_codes(run):
+        files = {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
+        return show_codes(run, files, everything, display, save=True)
     model, recipe = open_run(run, device, data)
     splits = [load_split(recipe, split, display) for split in ("train", "test")]
     if (few := scarce(*splits)) is not None:
@@ -241,6 +297,11 @@ def measure(
     from .report.tables import show
 
     display = open_display(quiet)
+    if is_codes(features):
+        if labels is not None:
+            raise InputError(f"{features} has its own labels: --labels goes with a .npy (or with fit)")
+        files = {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
+        return show_codes(features, files, everything, display, save=False)
     spectrum = everything or json is not None or csv is not None  # it takes longest, and only these show it
     results = measure_file(features, labels, spectrum=spectrum, progress=display.count)
     display.close()
@@ -267,33 +328,6 @@ def cost(
     print(compare(results))
     if json is not None:
         write_atomic(json, to_json(results if len(results) > 1 else next(iter(results.values()))))
-
-
-@app.command()
-def embed(
-    run: Trained,
-    images: Annotated[Path, typer.Argument(metavar="IMAGES", help="a folder of images, or one image")],
-    out: Annotated[
-        Path, written("-o", "--out", metavar="FILE", help=".npz (z [N, D], names, y), .csv or .parquet")
-    ] = Path("embedding.npz"),
-    keep: Annotated[
-        int | None, typer.Option("--keep", min=1, help="keep only each image's strongest dimensions")
-    ] = None,
-    ungated: Annotated[bool, typer.Option("--ungated", help="features before the gates")] = False,
-    device: Device = None,
-    quiet: Quiet = False,
-) -> None:
-    """Features of one's own images."""
-    from .checkpoint import open_model
-    from .embed import embed_images
-
-    display = open_display(quiet)
-    model, remark = open_model(run, open_device(device))
-    if remark:
-        display.note(remark)
-    count, width = embed_images(model, images, out, keep=keep, gated=not ungated, progress=display.count)
-    display.close()
-    display.note(f"{out}: {count} images x {width} dimensions")
 
 
 @app.command()
@@ -449,6 +483,32 @@ def demo(
         raise typer.Exit(130) from None
 
 
+def is_codes(path: Path) -> bool:
+    """Whether it is a folder that `fit` wrote."""
+    return (path / "codes.json").is_file()
+
+
+def show_codes(folder: Path, files: dict[str, Path | None], everything: bool, display: Display, save: bool) -> None:
+    """Measure a folder of codes, print the table (with labels) and the verdict, write what was asked for."""
+    from .codes_folder import CodesFolder
+    from .judge import measure_codes
+    from .measure.verdict import render
+    from .report.tables import show
+
+    result, found = measure_codes(folder, spectrum=everything or any(files.values()), progress=display.count)
+    display.close()
+    if result.sound is None and (asked := [kind for kind, path in files.items() if path and kind != "json"]):
+        raise InputError(f"{folder} has no labels: nothing for --{asked[0]}; --json has the verdict")
+    if save:
+        here = CodesFolder(folder)
+        here.write(here.evaluation_file, result.to_json())
+    if result.sound is not None:
+        show(result, files, everything)
+    elif files.get("json") is not None:
+        write_atomic(files["json"], result.to_json())
+    print(render(found))
+
+
 def open_display(quiet: bool, board: Path | None = None) -> Display:
     """Where progress goes."""
     from .progress import Display
@@ -466,7 +526,7 @@ def open_device(name: str | None) -> Any:
 def open_run(run: Path, device: str | None, root: str | None = None) -> tuple[Encoder, Recipe]:
     """The trained model of a run, with its data at `root` if that is given."""
     from . import distributed
-    from .model import load
+    from .model import load_run as load
 
     distributed.start()
     model = load(run, open_device(device))

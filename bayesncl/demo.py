@@ -14,7 +14,7 @@ from .data import load
 from .errors import InputError
 from .evaluate import evaluate
 from .model import Encoder
-from .model import load as load_model
+from .model import load_run as load_model
 from .progress import Display
 from .recipes import Recipe, change, named
 from .report.figures import draw_figures

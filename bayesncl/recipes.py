@@ -209,7 +209,7 @@ class Recipe:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", _checked(self.name, str, "name")):
             raise InputError(f"name: expected up to 100 letters, digits, dots and dashes, got {self.name[:80]!r}")
         for name, cls in PARTS.items():
-            if type(getattr(self, name)) is not cls:
+            if not isinstance(getattr(self, name), cls):
                 raise InputError(f"{name} must be a {cls.__name__}, got {type(getattr(self, name)).__name__}")
 
     def to_dict(self) -> dict[str, Any]:
@@ -219,8 +219,8 @@ class Recipe:
     def to_identity(self) -> dict[str, Any]:
         """As `to_dict`, without the fields added since 0.1.0 that are at their default: what tells runs apart."""
         tree = self.to_dict()
-        for part, cls in PARTS.items():
-            for f in dataclasses.fields(cls):
+        for part in PARTS:
+            for f in dataclasses.fields(getattr(self, part)):
                 if f.metadata["added"] and tree[part][f.name] == f.default:
                     del tree[part][f.name]
         return tree

@@ -22,6 +22,7 @@ from bayesncl.report import plots
 from bayesncl.report.plots import CORRELATIONS
 from bayesncl.reproduce import command, figures, ledger, page, runner, tables
 from bayesncl.reproduce.experiments import EXPERIMENTS, SMOKE, find, paper, recipe_of, rows, runs, with_seed
+from bayesncl.run import Run
 from bayesncl.train import Interrupted
 
 ASKED = [
@@ -468,7 +469,7 @@ def test_a_method_has_one_colour_in_all_figures() -> None:
 
 def test_a_stopped_run_ends_the_command_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*_: Any, **__: Any) -> None:
-        raise Interrupted("stopped after 1 of 2 steps")
+        raise Interrupted(Run(tmp_path), 1, 2)
 
     monkeypatch.setattr(command, "run_list", stopped)
     result = CliRunner().invoke(app, ["reproduce", "prior", "--scale", "smoke", "--results", str(tmp_path)])

@@ -21,7 +21,7 @@ from ..names import FINGERPRINT
 from ..progress import Display
 from ..recipes import Data, Recipe, with_root
 from ..run import Run
-from .build import MOST_RUNS, build_atlas
+from .build import MOST_RUNS, build_atlas, check_out
 from .contents import AtlasRun
 
 FEW = 500  # images: fewer give a poor picture of a dimension
@@ -33,6 +33,7 @@ def atlas_of_runs(runs: list[Path], out: Path, root: str | None, most: int, devi
     """The atlas of runs on the same test images (the training images where nothing is held out)."""
     if len(runs) > MOST_RUNS:
         raise InputError(f"an atlas shows one to {MOST_RUNS} runs, got {len(runs)}")
+    check_out(out)
     models, remarks = zip(*(open_model(run, device or "cpu") for run in runs))
     recipes = [with_root(model.recipe, root) for model in models]
     same = Data()  # but for how pixels are normalised
@@ -94,6 +95,7 @@ def read_summary(run: Path) -> dict[str, dict[str, float]] | None:
 
 def atlas_of_arrays(path: Path, out: Path) -> Path:
     """The atlas of any model's features: an .npz with images, z [N, D] and, where there are such, y, gated and open."""
+    check_out(out)
     found = read_arrays(path, ("z", "gated", "open", "images"), needed=("z", "images"))
     z, gated = unit_rows(found["z"]), unit_rows(found["gated"]) if "gated" in found else None
     side = sorted(found["images"].shape[1:])[1:]  # of [3, H, W] or [H, W, 3]

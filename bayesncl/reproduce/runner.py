@@ -20,7 +20,8 @@ from ..evaluate import KINDS, evaluate, probe_background
 from ..features import extract
 from ..measure.dimensions import describe, most_mixed, most_suppressed
 from ..measure.result import Result
-from ..model import Encoder, load
+from ..model import Encoder
+from ..model import load_run as load
 from ..progress import Display
 from ..recipes import Data, Recipe, with_root
 from ..run import Run
