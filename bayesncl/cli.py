@@ -20,38 +20,12 @@ from .files import check_folder, write_atomic
 
 # isort: off
 from .options import (
-    Backbone,
-    Batch,
-    Changes,
-    Csv,
-    DataDir,
-    Device,
-    Epochs,
-    Everything,
-    Json,
-    Latex,
-    Markdown,
-    Quiet,
-    RecipeName,
-    RunDir,
-    Size,
-    Trained,
-    written,
+    Backbone, Batch, Changes, Csv, DataDir, Device, Epochs, Everything, Json, Latex, Markdown, Quiet, RecipeName,
+    RunDir, Size, Trained, written,
 )  # fmt: skip
 from .recipes import (
-    DATASETS,
-    METHODS,
-    PARTS,
-    RECIPES,
-    Recipe,
-    change,
-    explain,
-    find_recipe,
-    revise,
-    shorthands,
-    with_root,
+    DATASETS, METHODS, PARTS, RECIPES, Recipe, change, explain, find_recipe, revise, shorthands, with_root,
 )  # fmt: skip
-
 # isort: on
 
 if TYPE_CHECKING:
@@ -197,7 +171,9 @@ def train(
 def resume(
     run: RunDir, data: DataDir = None, changes: Changes = None, device: Device = None, quiet: Quiet = False
 ) -> None:
-    """Continue a run after a crash, a kill or Ctrl-C; the result is the same as without the interruption.
+    """Continue a run after a crash, a kill or Ctrl-C.
+
+    The result is the same as without the interruption.
 
     --set run.epochs=N makes it longer or shorter: the learning rates left are those of a run of N epochs.
     """
@@ -245,7 +221,7 @@ def evaluate(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Every measure of a run, printed as a table and saved as RUN/evaluation.json."""
+    """Every measure of a run, as a table and as RUN/evaluation.json."""
     from . import distributed
     from .evaluate import evaluate as evaluate_model
     from .evaluate import scarce
@@ -319,7 +295,10 @@ def cost(
     device: Device = None,
     json: Json = None,
 ) -> None:
-    """Parameters, multiply-adds in the paper's counting, and operations of a training step."""
+    """Parameters, multiply-adds and operations of a training step.
+
+    Multiply-adds are counted as in the paper. With --data: seconds of an epoch and in all for the images there.
+    """
     from .measure.result import to_json
     from .plan import count_costs
     from .report.tables import compare
@@ -349,7 +328,10 @@ def atlas(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """The page that shows what each dimension means; opens from disk in any browser."""
+    """The page that shows what each dimension means.
+
+    It opens from disk in any browser.
+    """
     from .atlas import serve as serve_folder
     from .atlas.sources import atlas_of_arrays, atlas_of_runs, default_place
 
@@ -372,7 +354,10 @@ def quiz(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="results that the atlas's quiz exported")],
     json: Json = None,
 ) -> None:
-    """Join several people's answers to the intruder quiz: the share found by method and dimension."""
+    """Join several people's answers to the intruder quiz.
+
+    Gives the share found by method and dimension.
+    """
     from .quiz import join_quizzes, quiz_json, render_quiz
 
     joined = join_quizzes(files)
@@ -416,51 +401,7 @@ def download(
     print(f"{path}: use it with --data {root}")
 
 
-@app.command()
-def reproduce(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="a table or figure of the paper, or all")] = None,
-    listing: Annotated[bool, typer.Option("--list", help="what exists, what has been run, what it would cost")] = False,
-    scale: Annotated[
-        str, typer.Option("--scale", help="smoke: scenes on a CPU in a minute; paper: full size")
-    ] = "paper",
-    data: DataDir = None,
-    results: Annotated[Path, typer.Option("--results", metavar="DIR", help="the ledger")] = Path("results"),
-    pages: Annotated[Path | None, typer.Option("--pages", metavar="DIR", help="write page and figures there")] = None,
-    dry: Annotated[bool, typer.Option("--dry-run", help="show from the ledger alone; train nothing")] = False,
-    device: Device = None,
-    quiet: Quiet = False,
-) -> None:
-    """A table or figure of the paper by name: theirs next to ours."""
-    from .reproduce import command
-    from .train import Interrupted
-
-    display = open_display(quiet)
-    try:
-        command.reproduce(
-            name, listing=listing, scale=scale, data=data, results=results, pages=pages, dry=dry, device=device,
-            display=display,
-        )  # fmt: skip
-    except Interrupted:
-        display.close()
-        display.note("stopped; the same command continues from here")
-        raise typer.Exit(130) from None
-
-
-@app.command()
-def record(
-    run: RunDir,
-    results: Annotated[Path, typer.Option("--results", metavar="DIR", help="the ledger")] = Path("results"),
-    data: DataDir = None,
-    device: Device = None,
-    quiet: Quiet = False,
-) -> None:
-    """Put a finished run into a ledger; it is evaluated first if it was not."""
-    from .reproduce.runner import record_run
-
-    display = open_display(quiet)
-    path = record_run(run, results, data, device=open_device(device), display=display)
-    display.close()
-    print(f"recorded {path}")
+from . import cli_paper  # noqa: E402, F401 (registers its commands here)
 
 
 @app.command()
@@ -505,7 +446,7 @@ def show_codes(folder: Path, files: dict[str, Path | None], everything: bool, di
     if result.sound is not None:
         show(result, files, everything)
     elif files.get("json") is not None:
-        write_atomic(files["json"], result.to_json())
+        write_atomic(files["json"], result.to_json())  # type: ignore[arg-type]
     print(render(found))
 
 

@@ -249,7 +249,7 @@ def test_atlas_of_two_runs(run, trained: Path) -> None:
     (trained / "evaluation.json").write_text("[1, 2]")  # not ours: shown without numbers
     assert run("atlas", trained, "--out", "one", "--quiet").status == 0
     refused(run("atlas", *[trained] * 9), "one to 8 runs, got 9")
-    refused(run("atlas"), "one or two RUNs, or --features")
+    refused(run("atlas"), "one RUN or more, or --features")
     assert run("train", "scenes-ncl", *SETTINGS, "--set", "data.seed=1", "--out", "third", "--quiet").status == 0
     refused(run("atlas", "other", "third"), "different images")
 
