@@ -177,7 +177,8 @@ def resume(
 
     --set run.epochs=N makes it longer or shorter: the learning rates left are those of a run of N epochs.
     """
-    open_display(quiet).busy("starting")
+    display = open_display(quiet)
+    display.busy("starting")
     from . import distributed
     from .dynamics import recorder
     from .plan import load_split
@@ -189,10 +190,13 @@ def resume(
     before = with_root(found.recipe(), data)
     recipe = revise(before, changes or [])
     distributed.start()
-    display = open_display(quiet, found.inside(found.board) if found.board.is_dir() else None)
     if found.finished() and recipe.run.epochs == before.run.epochs:
+        display.close()
         display.note(f"{run} is finished")
         return
+    if found.board.is_dir():
+        display.close()
+        display = open_display(quiet, found.inside(found.board))
     if changes and (note := short_schedule(recipe)):
         display.note(note)
     place, images = open_device(device), load_split(recipe, "train", display)

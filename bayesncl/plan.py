@@ -51,9 +51,7 @@ def plan_run(
     images = load_split(chosen(SEEN), "train", display)
     recipe, note = fit_batch(chosen(len(images)), len(images))
     display.busy("timing a step")
-    told = describe(recipe, images, device)
-    display.close()
-    display.note(told)
+    display.note(describe(recipe, images, device))
     if light and not changes and not any(short.values()):
         display.note("chosen to end in minutes without a GPU; --backbone, --size, --epochs, --batch choose otherwise")
     for text in (note, short_schedule(recipe)):
@@ -65,6 +63,7 @@ def plan_run(
             f"{len(images):,} images are few to train an encoder from scratch: "
             f"bayesncl fit {place} reads codes from a pretrained one"
         )
+    display.close()
     return recipe, images
 
 

@@ -135,6 +135,7 @@ def run_loop(
     """The loop of `train`."""
     batch, epochs = recipe.run.batch, recipe.run.epochs
     check_batch(recipe, len(images))
+    display.busy("preparing the model")
     steps = len(images) // batch  # per epoch
     with run.lock(), Stopper() as stopper, explain_memory(recipe):
         pixels = settle(images.pixels, device)
