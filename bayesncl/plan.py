@@ -15,7 +15,7 @@ from .cost import cost, time_steps
 from .data import DATASETS, load
 from .data.folder import split_folders
 from .data.images import Images
-from .features import extract
+from .features import centre_crop
 from .model import Encoder
 from .progress import Display, plural, words
 from .recipes import Recipe, change, find_recipe, replace_fields, shorthands
@@ -51,7 +51,8 @@ def plan_run(
     images = load_split(chosen(SEEN), "train", display)
     recipe, note = fit_batch(chosen(len(images)), len(images))
     display.busy("timing a step")
-    display.note(describe(recipe, images, device))
+    if not display.quiet:
+        display.note(describe(recipe, images, device))
     if light and not changes and not any(short.values()):
         display.note("chosen to end in minutes without a GPU; --backbone, --size, --epochs, --batch choose otherwise")
     for text in (note, short_schedule(recipe)):
@@ -157,12 +158,12 @@ def count_costs(
 
 
 def tell_difference(model: Encoder, images: Images, display: Display, most: int = 256) -> None:
-    """Say whether the features of different images differ."""
+    """Say whether the features of different images differ; by process 0, whose display speaks, alone."""
     if display.quiet:
         return
     rows = np.unique(np.linspace(0, len(images) - 1, most).astype(int))
-    z = extract(model, Images(images.pixels[rows]), "sound").gated
-    cosine = mean_cosine(z)
+    pixels = centre_crop(torch.from_numpy(np.array(images.pixels[rows])), model.recipe.views.size)
+    cosine = mean_cosine(model.encode(pixels, batch=64).numpy())
     if cosine is None:
         display.note("warning: the features of nearly all images are zero: every gate is closed")
     elif cosine > ALIKE:

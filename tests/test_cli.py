@@ -85,7 +85,7 @@ def test_a_folder_of_images(run, tmp_path: Path) -> None:
     ]
     answer = run("train", "folder", "--data", pictures, *small, "--set", "data.holdout=0.3", "--out", "own")
     assert answer.status == 0, answer
-    assert "only 17 training images: batch lowered from 256 to 16" in answer.err
+    assert "only 17 training images: batch lowered from 64 to 16" in answer.err
     assert recipe_from_json(Path("own/recipe.json").read_text()).run.batch == 16
     answer = run("evaluate", "own", "--quiet")
     assert answer.status == 0, answer
