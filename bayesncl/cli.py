@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .run import Run
 
 app = typer.Typer(
-    help="Image encoders whose feature dimensions a person can read.",
+    help="Readable codes of any images from any encoder, and the paper's experiments. Start with bayesncl demo.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -101,6 +101,15 @@ def version(show: Annotated[bool, typer.Option("--version", help="print the vers
         raise typer.Exit
 
 
+WHERE_TO_START = """\
+Where to start
+  bayesncl train scenes                         built-in images, minutes on a CPU
+  bayesncl train folder --data PHOTOS           your own images, by the thousand
+  bayesncl fit PHOTOS -o DIR                    fewer images: no training, no recipe
+  bayesncl train cifar100-bayesncl --data DIR   the paper's main run
+"""
+
+
 @app.command()
 def recipes(
     name: Annotated[
@@ -109,10 +118,10 @@ def recipes(
 ) -> None:
     """List the recipes, or show one."""
     if name is None:
-        print(f"DATASET-METHOD, with DATASET one of\n  {' '.join(DATASETS)}\nand METHOD one of\n  {' '.join(METHODS)}")
-        print(
-            f"A plain DATASET means DATASET-bayesncl. {len(RECIPES)} recipes; bayesncl recipes NAME explains one."
-        )
+        print(WHERE_TO_START)
+        print(f"A recipe is DATASET-METHOD, with DATASET one of\n  {' '.join(DATASETS)}")
+        print(f"and METHOD one of\n  {' '.join(METHODS)}")
+        print(f"A plain DATASET means DATASET-bayesncl. {len(RECIPES)} recipes; bayesncl recipes NAME explains one.")
         return
     recipe = find_recipe(name)
     print(recipe.name)
@@ -140,10 +149,10 @@ def train(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a recipe. Everything goes into a run folder; bayesncl resume continues a run that was stopped or killed."""
+    """Train an encoder by a recipe. Everything goes into a run folder; bayesncl resume continues it."""
     chosen = find_recipe(recipe, root=data)
     short: dict[str, Any] = {"epochs": epochs, "batch": batch, "size": size, "backbone": backbone}
-    change(chosen, [*shorthands(chosen, **short), *(changes or [])])  # mistakes are told at once
+    change(chosen, [*shorthands(chosen, **short), *(changes or [])])  # mistakes are reported at once
     display = open_display(quiet)
     display.busy("starting")  # importing torch takes seconds
     from . import distributed
@@ -171,9 +180,7 @@ def train(
 def resume(
     run: RunDir, data: DataDir = None, changes: Changes = None, device: Device = None, quiet: Quiet = False
 ) -> None:
-    """Continue a run after a crash, a kill or Ctrl-C.
-
-    The result is the same as without the interruption.
+    """Continue a run that was stopped or killed. The result is the same as without the interruption.
 
     --set run.epochs=N makes it longer or shorter: the learning rates left are those of a run of N epochs.
     """
@@ -214,6 +221,9 @@ def evaluate(
     paper_probe: Annotated[
         bool, typer.Option("--paper-probe", help="also the published 50-epoch linear probe (minutes)")
     ] = False,
+    again: Annotated[
+        Path | None, typer.Option("--again", metavar="RUN", help="the same method with another seed: same dimensions?")
+    ] = None,
     plots: Annotated[
         Path | None, typer.Option("--plots", metavar="DIR", callback=check_folder, help="also draw the figures there")
     ] = None,
@@ -225,7 +235,7 @@ def evaluate(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Every measure of a run, as a table and as RUN/evaluation.json."""
+    """What the dimensions of a run are worth: a verdict; every measure with --all, and in RUN/evaluation.json."""
     from . import distributed
     from .evaluate import evaluate as evaluate_model
     from .evaluate import scarce
@@ -242,7 +252,10 @@ def evaluate(
     splits = [load_split(recipe, split, display) for split in ("train", "test")]
     if (few := scarce(*splits)) is not None:
         display.note(few)
-    results = evaluate_model(model, *splits, paper_probe=paper_probe, progress=display.count)
+    twin = None if again is None else open_run(again, device, data)[0]
+    results = evaluate_model(
+        model, *splits, paper_probe=paper_probe, again=twin, everything=everything, progress=display.count
+    )
     display.close()
     if distributed.rank() != 0:
         return
@@ -260,10 +273,14 @@ def evaluate(
 @app.command()
 def measure(
     features: Annotated[
-        Path, typer.Argument(metavar="FILE", help="z [N, D] and y [N] in .npz, .csv, ...; or .npy of z with --labels")
+        Path, typer.Argument(metavar="FILE", help="z [N, D], and y [N] if there are labels, in .npz, .csv, .npy, ...")
     ],
     labels: Annotated[
         Path | None, typer.Option("--labels", metavar="FILE", help=".npy of y, beside a .npy of z")
+    ] = None,
+    embeddings: Annotated[
+        Path | None,
+        typer.Option("--embeddings", metavar="FILE", help="a second encoder's embeddings of the images, to judge by"),
     ] = None,
     everything: Everything = False,
     json: Json = None,
@@ -272,7 +289,7 @@ def measure(
     latex: Latex = None,
     quiet: Quiet = False,
 ) -> None:
-    """The same measures for the features of any model, of any size."""
+    """The same verdict and measures for the features of any model, of any size; labels are not needed."""
     from .evaluate import measure_file
     from .report.tables import show
 
@@ -283,7 +300,9 @@ def measure(
         files = {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
         return show_codes(features, files, everything, display, save=False)
     spectrum = everything or json is not None or csv is not None  # it takes longest, and only these show it
-    results = measure_file(features, labels, spectrum=spectrum, progress=display.count)
+    results = measure_file(
+        features, labels, embeddings, spectrum=spectrum, everything=everything, progress=display.count
+    )
     display.close()
     show(results, {"json": json, "csv": csv, "markdown": markdown, "latex": latex}, everything)
 
@@ -299,10 +318,7 @@ def cost(
     device: Device = None,
     json: Json = None,
 ) -> None:
-    """Parameters, multiply-adds and operations of a training step.
-
-    Multiply-adds are counted as in the paper. With --data: seconds of an epoch and in all for the images there.
-    """
+    """Count parameters and operations of a recipe. Multiply-adds are counted as in the paper."""
     from .measure.result import to_json
     from .plan import count_costs
     from .report.tables import compare
@@ -332,10 +348,7 @@ def atlas(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """The page that shows what each dimension means.
-
-    It opens from disk in any browser.
-    """
+    """Make the page that shows what each dimension means. It opens from disk in any browser."""
     from .atlas import serve as serve_folder
     from .atlas.sources import atlas_of_arrays, atlas_of_runs, default_place
 
@@ -358,10 +371,7 @@ def quiz(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="results that the atlas's quiz exported")],
     json: Json = None,
 ) -> None:
-    """Join several people's answers to the intruder quiz.
-
-    Gives the share found by method and dimension.
-    """
+    """Join several people's answers to the atlas's intruder quiz. Gives the share found by method and dimension."""
     from .quiz import join_quizzes, quiz_json, render_quiz
 
     joined = join_quizzes(files)
@@ -378,7 +388,7 @@ def views(
     out: Annotated[Path, written("-o", "--out", metavar="FILE.png")] = Path("views.png"),
     count: Annotated[int, typer.Option("--count", min=1, max=64, help="images shown")] = 12,
 ) -> None:
-    """A contact sheet of augmented views, to look at before training."""
+    """Draw augmented views of some images. Look at them before training."""
     import torch
 
     from .augment import contact_sheet
@@ -396,7 +406,7 @@ def download(
     name: Annotated[str, typer.Argument(metavar="cifar10|cifar100")],
     root: Annotated[Path, typer.Option("--data", metavar="DIR", help="where to put the archive")] = Path("data"),
 ) -> None:
-    """Fetch a data set from its home, with resume and checksum."""
+    """Fetch a data set from its home. A broken download resumes; what comes is checked."""
     from .data import download as fetch
 
     display = open_display(False)
@@ -406,26 +416,6 @@ def download(
 
 
 from . import cli_paper  # noqa: E402, F401 (registers its commands here)
-
-
-@app.command()
-def demo(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="for runs, report, atlas")] = Path("runs/demo"),
-    changes: Changes = None,
-    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="open the report in a browser")] = True,
-    quiet: Quiet = False,
-) -> None:
-    """Train CL, NCL and BayesNCL on the built-in scenes, print one table, write a report and an atlas."""
-    from .demo import run_demo
-    from .train import Interrupted
-
-    display = open_display(quiet)
-    try:
-        run_demo(out, changes or [], open_browser, display)
-    except Interrupted as stop:
-        display.close()
-        display.note(f"stopped after {stop.done} of {stop.total} steps; the same command continues")
-        raise typer.Exit(130) from None
 
 
 def is_codes(path: Path) -> bool:

@@ -51,7 +51,7 @@ def fit(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Readable codes of photos through any encoder, or of embeddings. Stopped, the same command goes on."""
+    """Readable codes of photos through any encoder, or of embeddings. Stop it at any time: the same command resumes."""
     if method not in METHODS:
         raise InputError(f"no method {method!r}; there are {', '.join(METHODS)}")
     numbers = {"size": size, "mean": parse_colours("--mean", mean), "std": parse_colours("--std", std)}
@@ -70,7 +70,7 @@ def fit(
         fit_codes(source, out, options, cli.open_device(device), display)
     except KeyboardInterrupt:
         display.close()
-        display.note("stopped; the same command goes on from here")
+        display.note("stopped; the same command resumes from here")
         raise typer.Exit(130) from None
     finally:
         display.close()
@@ -111,7 +111,7 @@ def embed(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Features or codes of one's own images, as a file."""
+    """Write features or codes of your own images to a file."""
     from .embed import embed_images
 
     display = cli.open_display(quiet)

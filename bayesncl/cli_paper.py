@@ -1,4 +1,4 @@
-"""The commands around the paper's experiments: reproduce, record."""
+"""The commands around the paper's experiments: reproduce, record, and the demonstration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import typer
 
 from . import cli
 from .cli import app
-from .options import DataDir, Device, Quiet, RunDir
+from .options import Changes, DataDir, Device, Quiet, RunDir
+from .recipes import find_recipe
 
 
 @app.command()
@@ -26,7 +27,7 @@ def reproduce(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """A table or figure of the paper by name: theirs next to ours."""
+    """Make a table or figure of the paper: theirs next to ours."""
     from .reproduce import command
     from .train import Interrupted
 
@@ -50,10 +51,35 @@ def record(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Put a finished run into a ledger, evaluated first if needed."""
+    """Put a finished run into a ledger. It is evaluated first if it was not."""
     from .reproduce.runner import record_run
 
     display = cli.open_display(quiet)
     path = record_run(run, results, data, device=cli.open_device(device), display=display)
     display.close()
     print(f"recorded {path}")
+
+
+@app.command()
+def demo(
+    methods: Annotated[bool, typer.Option("--methods", help="the paper's three on scenes: 20 minutes")] = False,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="where it goes; default runs/demo")] = None,
+    changes: Changes = None,
+    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="open the page in a browser")] = True,
+    quiet: Quiet = False,
+) -> None:
+    """Learn readable codes of built-in photographs and open their atlas, in two minutes on two cores."""
+    find_recipe("scenes" if methods else "textures", changes)  # a mistake is told before anything else
+    display = cli.open_display(quiet)
+    display.note(f"about {'20' if methods else 'two'} minutes on two cores, unless it is done already")
+    display.busy("starting")  # importing torch takes seconds
+    from .demo import run_demo, run_methods
+    from .train import Interrupted
+
+    try:
+        work = run_methods if methods else run_demo
+        work(out or Path("runs/demo-methods" if methods else "runs/demo"), changes or [], open_browser, display)
+    except Interrupted as stop:
+        display.close()
+        display.note(f"stopped after {stop.done} of {stop.total} steps; the same command continues")
+        raise typer.Exit(130) from None

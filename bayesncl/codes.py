@@ -124,7 +124,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         X : [N, F] numpy array, memory-mapped array (read in blocks if it does not fit in memory) or torch tensor.
         y : not used.
         pairs : int [N] or [N, K]: the rows that row i should agree with, in place of its neighbours.
-        checkpoint : file that keeps the state of a long fit, written every minute; if it is there, the fit goes on
+        checkpoint : file that keeps the state of a long fit, written every minute; if it is there, the fit resumes
             from it and ends as it would have. It is removed at the end.
         progress : called with (done, total, what).
 

@@ -173,7 +173,7 @@ class CodesFolder(Folder):
         """The fitted codes."""
         about = self.about()
         if not self.codes_file.is_file():
-            raise InputError(f"{self} is not finished: run bayesncl fit again, it goes on from here")
+            raise InputError(f"{self} is not finished: run bayesncl fit again, it resumes from here")
         codes = ReadableCodes.load(self._own(self.codes_file), device)
         if codes.n_features_in_ != about.embeddings.get("features"):
             raise InputError(f"{self.codes_file} is of other embeddings than {self.embeddings_file.name} beside it")

@@ -1,7 +1,7 @@
 """`bayesncl fit`: from photos, an array or a run to a folder of readable codes.
 
 Each kind of source is a function that brings its embeddings into the folder, unless they are there; the rest is the
-same for all. A fit that was stopped goes on where it was: photos that are embedded stay so, and so does the head.
+same for all. A fit that was stopped resumes where it was: photos that are embedded stay so, and so does the head.
 """
 
 from __future__ import annotations

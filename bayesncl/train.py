@@ -95,7 +95,7 @@ def train(
     device : default the GPU if there is one.
     display : where progress goes; default the terminal for a named recipe, and nowhere otherwise.
     after_epoch : called with the model and the epochs done; a dict it returns becomes a line of metrics.jsonl.
-    revise : a run that is there may go on with other `REVISABLE` fields of its recipe, such as more epochs.
+    revise : a run that is there may be resumed with other `REVISABLE` fields of its recipe, such as more epochs.
 
     Returns
     -------

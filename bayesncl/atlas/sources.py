@@ -82,7 +82,9 @@ def describe_run(model: Encoder, run: Path, images: Images, display: Display | N
     gated = found.gated if model.head.kind is not None else None
     mark = digest(model.state_dict())[:FINGERPRINT]
     heat = strongest_heat(model, images.pixels, found.z if gated is None else gated)
-    return AtlasRun(recipe.name, found.z, gated, found.open, read_summary(run), sentence, mark, heat)
+    return AtlasRun(
+        recipe.name, found.z, gated, found.open, read_summary(run), sentence, mark, heat, read_verdict(run)
+    )
 
 
 def read_summary(run: Path) -> dict[str, dict[str, float]] | None:
@@ -91,6 +93,17 @@ def read_summary(run: Path) -> dict[str, dict[str, float]] | None:
     if results is None:
         return None
     return {name: results[name] for name in ("paper", "sound") if isinstance(results.get(name), dict)}
+
+
+def read_verdict(run: Path) -> tuple[tuple[str, str], ...]:
+    """Lines of the verdict in RUN/evaluation.json; none where it has none."""
+    found = (Run(run).evaluation() or {}).get("verdict")
+    lines = found.get("lines") if isinstance(found, dict) else None
+    return tuple(
+        (str(line.get("text", "")), str(line.get("measured_by", "")))
+        for line in (lines if isinstance(lines, list) else [])
+        if isinstance(line, dict)
+    )
 
 
 def atlas_of_arrays(path: Path, out: Path) -> Path:
