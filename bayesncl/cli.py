@@ -20,38 +20,12 @@ from .files import check_folder, write_atomic
 
 # isort: off
 from .options import (
-    Backbone,
-    Batch,
-    Changes,
-    Csv,
-    DataDir,
-    Device,
-    Epochs,
-    Everything,
-    Json,
-    Latex,
-    Markdown,
-    Quiet,
-    RecipeName,
-    RunDir,
-    Size,
-    Trained,
-    written,
+    Backbone, Batch, Changes, Csv, DataDir, Device, Epochs, Everything, Json, Latex, Markdown, Quiet, RecipeName,
+    RunDir, Size, Trained, written,
 )  # fmt: skip
 from .recipes import (
-    DATASETS,
-    METHODS,
-    PARTS,
-    RECIPES,
-    Recipe,
-    change,
-    explain,
-    find_recipe,
-    revise,
-    shorthands,
-    with_root,
+    DATASETS, METHODS, PARTS, RECIPES, Recipe, change, explain, find_recipe, revise, shorthands, with_root,
 )  # fmt: skip
-
 # isort: on
 
 if TYPE_CHECKING:
@@ -210,7 +184,8 @@ def resume(
 
     --set run.epochs=N makes it longer or shorter: the learning rates left are those of a run of N epochs.
     """
-    open_display(quiet).busy("starting")
+    display = open_display(quiet)
+    display.busy("starting")
     from . import distributed
     from .dynamics import recorder
     from .plan import load_split
@@ -222,10 +197,13 @@ def resume(
     before = with_root(found.recipe(), data)
     recipe = revise(before, changes or [])
     distributed.start()
-    display = open_display(quiet, found.inside(found.board) if found.board.is_dir() else None)
     if found.finished() and recipe.run.epochs == before.run.epochs:
+        display.close()
         display.note(f"{run} is finished")
         return
+    if found.board.is_dir():
+        display.close()
+        display = open_display(quiet, found.inside(found.board))
     if changes and (note := short_schedule(recipe)):
         display.note(note)
     place, images = open_device(device), load_split(recipe, "train", display)
@@ -302,7 +280,7 @@ def measure(
     ] = None,
     embeddings: Annotated[
         Path | None,
-        typer.Option("--embeddings", metavar="FILE", help="a second encoder's embeddings of the same images, to judge by"),
+        typer.Option("--embeddings", metavar="FILE", help="a second encoder's embeddings of the images, to judge by"),
     ] = None,
     everything: Everything = False,
     json: Json = None,
@@ -437,76 +415,7 @@ def download(
     print(f"{path}: use it with --data {root}")
 
 
-@app.command()
-def reproduce(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="a table or figure of the paper, or all")] = None,
-    listing: Annotated[bool, typer.Option("--list", help="what exists, what has been run, what it would cost")] = False,
-    scale: Annotated[
-        str, typer.Option("--scale", help="smoke: scenes on a CPU in a minute; paper: full size")
-    ] = "paper",
-    data: DataDir = None,
-    results: Annotated[Path, typer.Option("--results", metavar="DIR", help="the ledger")] = Path("results"),
-    pages: Annotated[Path | None, typer.Option("--pages", metavar="DIR", help="write page and figures there")] = None,
-    dry: Annotated[bool, typer.Option("--dry-run", help="show from the ledger alone; train nothing")] = False,
-    device: Device = None,
-    quiet: Quiet = False,
-) -> None:
-    """Make a table or figure of the paper: theirs next to ours."""
-    from .reproduce import command
-    from .train import Interrupted
-
-    display = open_display(quiet)
-    try:
-        command.reproduce(
-            name, listing=listing, scale=scale, data=data, results=results, pages=pages, dry=dry, device=device,
-            display=display,
-        )  # fmt: skip
-    except Interrupted:
-        display.close()
-        display.note("stopped; the same command continues from here")
-        raise typer.Exit(130) from None
-
-
-@app.command()
-def record(
-    run: RunDir,
-    results: Annotated[Path, typer.Option("--results", metavar="DIR", help="the ledger")] = Path("results"),
-    data: DataDir = None,
-    device: Device = None,
-    quiet: Quiet = False,
-) -> None:
-    """Put a finished run into a ledger. It is evaluated first if it was not."""
-    from .reproduce.runner import record_run
-
-    display = open_display(quiet)
-    path = record_run(run, results, data, device=open_device(device), display=display)
-    display.close()
-    print(f"recorded {path}")
-
-
-@app.command()
-def demo(
-    methods: Annotated[bool, typer.Option("--methods", help="the paper's three on scenes: 20 minutes")] = False,
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="where it goes; default runs/demo")] = None,
-    changes: Changes = None,
-    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="open the page in a browser")] = True,
-    quiet: Quiet = False,
-) -> None:
-    """Learn readable codes of built-in photographs and open their atlas, in two minutes on two cores."""
-    find_recipe("scenes" if methods else "textures", changes)  # a mistake is told before anything else
-    display = open_display(quiet)
-    display.note(f"about {'20' if methods else 'two'} minutes on two cores, unless it is done already")
-    display.busy("starting")  # importing torch takes seconds
-    from .demo import run_demo, run_methods
-    from .train import Interrupted
-
-    try:
-        work = run_methods if methods else run_demo
-        work(out or Path("runs/demo-methods" if methods else "runs/demo"), changes or [], open_browser, display)
-    except Interrupted as stop:
-        display.close()
-        display.note(f"stopped after {stop.done} of {stop.total} steps; the same command continues")
-        raise typer.Exit(130) from None
+from . import cli_paper  # noqa: E402, F401 (registers its commands here)
 
 
 def is_codes(path: Path) -> bool:
@@ -531,7 +440,7 @@ def show_codes(folder: Path, files: dict[str, Path | None], everything: bool, di
     if result.sound is not None:
         show(result, files, everything)
     elif files.get("json") is not None:
-        write_atomic(files["json"], result.to_json())
+        write_atomic(files["json"], result.to_json())  # type: ignore[arg-type]
     print(render(found))
 
 

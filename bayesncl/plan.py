@@ -15,7 +15,7 @@ from .cost import cost, time_steps
 from .data import DATASETS, load
 from .data.folder import split_folders
 from .data.images import Images
-from .features import extract
+from .features import centre_crop
 from .model import Encoder
 from .progress import Display, plural, words
 from .recipes import Recipe, change, find_recipe, replace_fields, shorthands
@@ -51,9 +51,8 @@ def plan_run(
     images = load_split(chosen(SEEN), "train", display)
     recipe, note = fit_batch(chosen(len(images)), len(images))
     display.busy("timing a step")
-    told = describe(recipe, images, device)
-    display.close()
-    display.note(told)
+    if not display.quiet:
+        display.note(describe(recipe, images, device))
     if light and not changes and not any(short.values()):
         display.note("chosen to end in minutes without a GPU; --backbone, --size, --epochs, --batch choose otherwise")
     for text in (note, short_schedule(recipe)):
@@ -65,6 +64,7 @@ def plan_run(
             f"{len(images):,} images are few to train an encoder from scratch: "
             f"bayesncl fit {place} reads codes from a pretrained one"
         )
+    display.close()
     return recipe, images
 
 
@@ -143,25 +143,27 @@ def count_costs(
     names: Sequence[str], changes: Sequence[str] | None, root: str | None, device: torch.device | None
 ) -> dict[str, dict[str, Any]]:
     """`cost` of each recipe; with a device also `time_steps`, and with `root` of what `train` would do with it."""
-    results, images = {}, 50_000
-    for name in names:
-        recipe, more = find_recipe(name, changes), {}
+    chosen, images, results = [find_recipe(name, changes) for name in names], 50_000, {}
+    known = [recipe.name for recipe in chosen]
+    if len(set(known)) < len(known):  # files of one recipe with other values
+        known = list(names)
+    for title, name, recipe in zip(known, names, chosen):
+        more = {}
         if root is not None and device is not None:
             recipe, split = plan_run(name, changes or [], root, device, Display())
             images = len(split)
             more = {"images": images, "epochs": recipe.run.epochs}
-        known = recipe.name if recipe.name not in results else name  # files of one recipe with other values
-        results[known] = cost(recipe) | more | (time_steps(recipe, device, images=images) if device else {})
+        results[title] = cost(recipe) | more | (time_steps(recipe, device, images=images) if device else {})
     return results
 
 
 def tell_difference(model: Encoder, images: Images, display: Display, most: int = 256) -> None:
-    """Say whether the features of different images differ."""
+    """Say whether the features of different images differ; by process 0, whose display speaks, alone."""
     if display.quiet:
         return
     rows = np.unique(np.linspace(0, len(images) - 1, most).astype(int))
-    z = extract(model, Images(images.pixels[rows]), "sound").gated
-    cosine = mean_cosine(z)
+    pixels = centre_crop(torch.from_numpy(np.array(images.pixels[rows])), model.recipe.views.size)
+    cosine = mean_cosine(model.encode(pixels, batch=64).numpy())
     if cosine is None:
         display.note("warning: the features of nearly all images are zero: every gate is closed")
     elif cosine > ALIKE:

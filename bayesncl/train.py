@@ -118,8 +118,7 @@ def train(
     folder = run_dir or out
     run = Run(folder) if folder is not None else new_run(Path("runs"), recipe.name)
     model = run_loop(recipe, images, run, place, display, after_epoch, revise)
-    if distributed.rank() == 0:
-        tell_difference(model, images, display)
+    tell_difference(model, images, display)
     return model
 
 
@@ -135,6 +134,7 @@ def run_loop(
     """The loop of `train`."""
     batch, epochs = recipe.run.batch, recipe.run.epochs
     check_batch(recipe, len(images))
+    display.busy("preparing the model")
     steps = len(images) // batch  # per epoch
     with run.lock(), Stopper() as stopper, explain_memory(recipe):
         pixels = settle(images.pixels, device)

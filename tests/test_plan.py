@@ -91,14 +91,21 @@ def test_mean_cosine_is_that_of_all_pairs() -> None:
     assert mean_cosine(np.zeros((3, 2))) is None
 
 
-@pytest.mark.parametrize(("rows", "said"), [("eye", "images differ: mean cosine 0.00"), ("ones", "warning: features of"),
-                                            ("zeros", "warning: the features of nearly all images are zero")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("eye", "images differ: mean cosine 0.00"),
+        ("ones", "warning: features of different images hardly differ: mean cosine 1.00"),
+        ("zeros", "warning: the features of nearly all images are zero"),
+    ],
+)
 def test_a_run_says_whether_features_differ(
     rows: str, said: str, notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake = {"eye": np.eye(70), "ones": np.ones((70, 3)), "zeros": np.zeros((70, 3))}[rows]
-    monkeypatch.setattr(plan, "extract", lambda *_: type("Found", (), {"gated": fake}))
-    tell_difference(build_model(tiny_recipe()), tiny_images(), Display())
+    fake = {"eye": torch.eye(70), "ones": torch.ones(70, 3), "zeros": torch.zeros(70, 3)}[rows]
+    model = build_model(tiny_recipe())
+    monkeypatch.setattr(model, "encode", lambda pixels, batch: fake[: len(pixels)])
+    tell_difference(model, tiny_images(), Display())
     assert len(notes) == 1
     assert said in notes[0]
 
