@@ -237,7 +237,7 @@ def measure(
     ] = None,
     embeddings: Annotated[
         Path | None,
-        typer.Option("--embeddings", metavar="FILE", help="a second encoder's embeddings of the same images, to judge by"),
+        typer.Option("--embeddings", metavar="FILE", help="a second encoder's embeddings of these images, to judge by"),
     ] = None,
     everything: Everything = False,
     json: Json = None,
