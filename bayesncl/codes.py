@@ -22,7 +22,7 @@ from . import distributed, shelf
 from .draws import make_key, uniform
 from .errors import InputError
 from .gates import top_k_mask
-from .heads import HEADS, Head
+from .heads import HEADS, Head, Prototypes
 from .neighbours import nearest
 from .rows import Moments, Stream, hold, measure, take
 from .schedule import warmup_cosine
@@ -30,7 +30,7 @@ from .schedule import warmup_cosine
 Progress = Callable[[int, int, str], None]
 
 ZEROS = ("ncl", "bayesncl", "sae", "csr")  # methods whose codes have exact zeros
-RATE, DECAY, WARMUP, EPOCHS = 1e-3, 1e-4, 50, 24
+RATE, DECAY, WARMUP, EPOCHS = 2e-3, 1e-4, 50, 24
 START_ROWS = 8192  # that a head may begin from
 BLOCK = {"cpu": 256, "cuda": 8192}  # rows encoded at a time
 MAX_DIM = 1 << 20
@@ -124,7 +124,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         X : [N, F] numpy array, memory-mapped array (read in blocks if it does not fit in memory) or torch tensor.
         y : not used.
         pairs : int [N] or [N, K]: the rows that row i should agree with, in place of its neighbours.
-        checkpoint : file that keeps the state of a long fit, written every minute; if it is there, the fit goes on
+        checkpoint : file that keeps the state of a long fit, written every minute; if it is there, the fit resumes
             from it and ends as it would have. It is removed at the end.
         progress : called with (done, total, what).
 
@@ -152,8 +152,10 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         total = choose_steps(count, batch) if self.steps == "auto" else int(self.steps)
 
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # of the CPU alone
             head = HEADS[self.method](moments.width, self.dim_).to(device).train()
+        if isinstance(head, Prototypes):
+            head.silent = True
         head.start(rows[torch.linspace(0, count - 1, min(count, START_ROWS), device=device).long()])
         state = shelf.State(head, _optimiser(head, device), self._fingerprint(moments, seed, batch, total, count))
         found = None if checkpoint is None else state.read(Path(checkpoint))

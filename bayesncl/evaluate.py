@@ -13,6 +13,7 @@ import torch
 from . import probe as published
 from .arrays import Array, as_features, as_labels, read_arrays
 from .data import DATASETS
+from .data import load as load_split
 from .data.images import Images
 from .errors import InputError
 from .features import Extracted, Progress, extract
@@ -345,12 +346,19 @@ def curves(sound: Extracted, paper: Extracted, labels: np.ndarray, ranking: np.n
 def background_measures(
     model: Encoder, train: Images, test: Images, seen: Extracted, sound: Extracted
 ) -> dict[str, Any]:
-    """Probes for the second label, worst group, conflict with and without gates, stability under another background."""
+    """Probes for both labels, worst group, conflict with and without gates, stability under another background."""
     assert test.labels is not None and test.backgrounds is not None
     out: dict[str, Any] = {}
     if train.backgrounds is not None and train.labels is not None:
         out["background"], group = probe_background(seen, train, sound, test)
         out["worst_group"] = scalars(group) | {"groups": group["groups"][:LISTED]}
+    fit = balanced_split(model)
+    if fit is not None:
+        h = extract(model, fit, "sound").h
+        out["balanced"] = {
+            "object": probe.fast_probe(h, fit.labels, sound.h, test.labels),
+            "background": probe.fast_probe(h, fit.backgrounds, sound.h, test.backgrounds),
+        }
     found = {name: conflict.conflict(getattr(sound, name), test.labels, test.backgrounds) for name in ("z", "gated")}
     out["conflict"] = {
         name: scalars(value) | {"by_dimension": rounded(value["by_dimension"]["error"], DIGITS)}
@@ -389,6 +397,13 @@ def counterfactual(model: Encoder) -> Images | None:
     """The test images again, each object on another background, where the data set can draw them."""
     again = DATASETS[model.recipe.data.name].counterfactual
     return again(model.recipe.data) if again else None
+
+
+def balanced_split(model: Encoder) -> Images | None:
+    """Images whose objects and backgrounds are independent: a probe fitted on them cannot take one for the other."""
+    data = model.recipe.data
+    split = DATASETS[data.name].balanced
+    return load_split(data, split) if split else None
 
 
 def published_probe(model: Encoder, train: Images, test: Images, progress: Progress | None) -> dict[str, Any]:

@@ -199,8 +199,7 @@ def test_heat_is_laid_over_the_picture_and_taken_off_again(driver, case: Case, t
         address = f"http://127.0.0.1:{server.server_address[1]}/"
         visit(driver, address, "#/image/5")
         assert len(text(driver, ".where")) == 3
-        corner = "const c = document.querySelector('{}').getContext('2d'); "
-        corner += "return [...c.getImageData({}, {}, 1, 1).data]"
+        corner = "return [...document.querySelector('{}').getContext('2d').getImageData({}, {}, 1, 1).data]"
         before = driver.execute_script(corner.format(".portrait canvas", 1, 1))
         click(driver, ".where")
         driver.execute_async_script("setTimeout(arguments[0], 200)")

@@ -146,7 +146,7 @@ def test_evaluate_writes_every_format(run, trained: Path) -> None:
     value = next(row for row in rows if row[:2] == ["sound", "consistency"])
     assert float(value[2]) == results["sound"]["consistency"]
     assert float(value[3]) == results["chance"]["sound"]["consistency"]
-    assert Path("e.md").read_text().startswith("| definition | measure | value | chance | untrained |\n| --- | --- | --")
+    assert Path("e.md").read_text().startswith("| definition | measure | value | chance | untrained |\n| --- | --- |")
     assert Path("e.tex").read_text().startswith("\\begin{tabular}{llrrr}")
     assert "| sound | consistency (%) |" in Path("e.md").read_text()
     assert len(Path("e.md").read_text().splitlines()) < len(rows)
@@ -251,7 +251,7 @@ def test_atlas_of_two_runs(run, trained: Path) -> None:
     assert answer.err.endswith(f"open {Path('both/index.html')}\n")
     (trained / "evaluation.json").write_text("[1, 2]")  # not ours: shown without numbers
     assert run("atlas", trained, "--out", "one", "--quiet").status == 0
-    refused(run("atlas", trained, "other", trained), "one or two runs, got 3")
+    refused(run("atlas", *[trained] * 9), "one to 8 runs, got 9")
     refused(run("atlas"), "one or two RUNs, or --features")
     assert run("train", "scenes-ncl", *SETTINGS, "--set", "data.seed=1", "--out", "third", "--quiet").status == 0
     refused(run("atlas", "other", "third"), "different images")
@@ -285,6 +285,12 @@ def test_views(run) -> None:
             9 * 18,
             3 * 18,
         )  # the image and two views of each of four epochs, 16 pixels and a gap of 2
+
+
+def test_no_help_is_cut_off(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "..." not in run("--help").out.partition("Commands:")[2]
+    assert "Where to start" in run("recipes").out
 
 
 def test_version(run) -> None:

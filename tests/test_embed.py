@@ -60,7 +60,7 @@ def test_what_cannot_be_written_is_said_before_the_work(tmp_path: Path, monkeypa
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     model = build_model(tiny_recipe("ncl"))
     for name, message in (
-        ("x" * 246 + ".npz", "too long"),
+        ("x" * 252 + ".npz", "too long"),
         ("e.xlsx", r"ends in .npz, .csv, .parquet"),
         ("e.parquet", r"bayesncl\[tables\]"),
     ):

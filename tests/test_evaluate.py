@@ -44,7 +44,7 @@ ALWAYS = {
     "control",
 }
 WITH_GATES = {"theory", "gates"}
-WITH_BACKGROUNDS = {"background", "worst_group", "conflict", "ipw", "stability"}
+WITH_BACKGROUNDS = {"background", "balanced", "worst_group", "conflict", "ipw", "stability"}
 SCENES = ("data.train_images=300", "data.test_images=200")
 
 
@@ -98,6 +98,10 @@ def test_values_are_those_of_the_measures(scenes_result: tuple[Encoder, Result])
     )
     assert results.gates["open"] == pytest.approx(sound.open.mean())
     assert results.gates["open_where_active"] == pytest.approx(sound.open[sound.z > 0].mean())
+    fit = load(model.recipe.data, "val")
+    h = extract(model, fit).h
+    assert results.balanced["object"] == probe.fast_probe(h, fit.labels, sound.h, test.labels)
+    assert results.balanced["background"] == probe.fast_probe(h, fit.backgrounds, sound.h, test.backgrounds)
     other = extract(model, scenes.redraw(model.recipe.data, "test"))
     assert results.stability["gated"] == conflict.stability(sound.gated, other.gated)
     for kind in ("z", "gated"):

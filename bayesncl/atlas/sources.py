@@ -8,21 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from .. import checkpoint
 from ..arrays import read_arrays, unit_rows
+from ..checkpoint import open_model
 from ..data import DATASETS, load
 from ..data import arrays as array_images
 from ..data.images import Images
 from ..errors import InputError
 from ..features import extract
 from ..heat import strongest_heat
-from ..model import Encoder, build_model, digest
-from ..model import load as load_model
+from ..model import Encoder, digest
 from ..names import FINGERPRINT
 from ..progress import Display
-from ..recipes import Data, Recipe, recipe_from_json, with_root
+from ..recipes import Data, Recipe, with_root
 from ..run import Run
-from .build import MOST_RUNS, build_atlas
+from .build import MOST_RUNS, build_atlas, check_out
 from .contents import AtlasRun
 
 FEW = 500  # images: fewer give a poor picture of a dimension
@@ -34,6 +33,7 @@ def atlas_of_runs(runs: list[Path], out: Path, root: str | None, most: int, devi
     """The atlas of runs on the same test images (the training images where nothing is held out)."""
     if len(runs) > MOST_RUNS:
         raise InputError(f"an atlas shows one to {MOST_RUNS} runs, got {len(runs)}")
+    check_out(out)
     models, remarks = zip(*(open_model(run, device or "cpu") for run in runs))
     recipes = [with_root(model.recipe, root) for model in models]
     same = Data()  # but for how pixels are normalised
@@ -56,18 +56,6 @@ def atlas_of_runs(runs: list[Path], out: Path, root: str | None, most: int, devi
     said = [" ".join(filter(None, (each.sentence, own, remark))) for each, own in zip(described, remarks)]
     described = [dataclasses.replace(each, sentence=text) for each, text in zip(described, said)]
     return build_atlas(out, described, images, title=" and ".join(run.name for run in described))
-
-
-def open_model(run: Path, device: Any) -> tuple[Encoder, str]:
-    """A finished model, or an unfinished run as its newest checkpoint has it and a sentence that says so."""
-    if not run.is_dir() or Run(run).weights.exists() or not checkpoint.listed(Run(run)):
-        return load_model(run, device), ""
-    found, _ = checkpoint.newest(Run(run))
-    if found is None:
-        raise InputError(f"{run} is not finished, and none of its checkpoints can be read: bayesncl resume {run}")
-    model = build_model(recipe_from_json(found.recipe, str(run)))
-    checkpoint.restore(found, model)
-    return model.eval().to(device), f"Not finished: this is its checkpoint after {found.step:,} steps."
 
 
 def other_images(recipe: Recipe, root: str | None) -> bool:
@@ -120,6 +108,7 @@ def read_verdict(run: Path) -> tuple[tuple[str, str], ...]:
 
 def atlas_of_arrays(path: Path, out: Path) -> Path:
     """The atlas of any model's features: an .npz with images, z [N, D] and, where there are such, y, gated and open."""
+    check_out(out)
     found = read_arrays(path, ("z", "gated", "open", "images"), needed=("z", "images"))
     z, gated = unit_rows(found["z"]), unit_rows(found["gated"]) if "gated" in found else None
     side = sorted(found["images"].shape[1:])[1:]  # of [3, H, W] or [H, W, 3]

@@ -34,6 +34,7 @@ class Dataset:
     settings : its recipe with the method `bayesncl`; the other methods are made from it. The name goes in by itself.
     load : function of (data, split, progress) that reads one split.
     splits : what `load` can read.
+    balanced : the split where object and background are independent, to fit probes on; or None.
     counterfactual : function of data that gives the test images again, each object on another background; or None.
     download : function of (folder, progress) that fetches it and returns the path; or None.
     second_label : whether its images have backgrounds.
@@ -51,6 +52,7 @@ class Dataset:
     settings: Recipe
     load: Callable[[Data, str, Progress | None], Images]
     splits: tuple[str, ...] = ("train", "test")
+    balanced: str | None = None
     counterfactual: Callable[[Data], Images | None] | None = None
     download: Callable[[Path, Progress | None], Path] | None = None
     second_label: bool = False
@@ -62,6 +64,7 @@ class Dataset:
     paper_dims: int = 64
     paper_k: int = 5
     probe: str = "cifar"
+
 
 class Registry(MutableMapping[str, Dataset]):
     """Data sets by name; one entered as "module:NAME" is imported when it is first asked for."""
@@ -95,6 +98,7 @@ class Registry(MutableMapping[str, Dataset]):
 DATASETS = Registry(
     {
         "scenes": ".scenes:SCENES",
+        "textures": ".textures:TEXTURES",
         "cifar10": ".cifar:CIFAR10",
         "cifar100": ".cifar:CIFAR100",
         "imagenet100": ".imagenet100:IMAGENET100",
@@ -112,7 +116,7 @@ def load(data: Data, split: str, progress: Progress | None = None) -> Images:
     Parameters
     ----------
     data : which data set, where it lies, how it is stored.
-    split : "train" or "test"; waterbirds also has "val".
+    split : "train" or "test"; scenes and waterbirds also have "val".
     progress : called with (done, total, what) while files are read; None is silent.
 
     Returns

@@ -58,6 +58,7 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
         labels=np.array([number[n.split("/")[0]] for n in names], np.int64) if labelled else None,
         class_names=tuple(classes) if labelled else None,
         names=tuple(names),
+        broken=len(chosen) - len(kept),
     )
 
 

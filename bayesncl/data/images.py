@@ -27,6 +27,7 @@ class Images:
     backgrounds : int64 [N] second label, or None.
     class_names, background_names : names by index, or None; control characters are escaped, long ones cut.
     names : a name per image (a path relative to the root, say), or None.
+    broken : how many files beside them could not be decoded.
     """
 
     pixels: np.ndarray
@@ -35,6 +36,7 @@ class Images:
     class_names: tuple[str, ...] | None = None
     background_names: tuple[str, ...] | None = None
     names: tuple[str, ...] | None = None
+    broken: int = 0
 
     def __post_init__(self) -> None:
         shape = self.pixels.shape

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from scipy import sparse
-from scipy.linalg.blas import dsyrk
 from torch import Tensor
 
 from ..errors import InputError
@@ -268,6 +267,8 @@ def gram(features: np.ndarray, *, normalise: bool, progress: Progress | None = N
     In float64 throughout: its eigenvalues are squares, so that single precision would hide singular values below 3e-4
     of the largest. A symmetric product, which takes half the time of a general one.
     """
+    from scipy.linalg.blas import dsyrk  # slow to import, and not every table has a spectrum
+
     total = np.zeros((features.shape[1], features.shape[1]), order="F")
     for part, block in blocks(features, "spectrum", progress):
         rows = (unit(block, part.start) if normalise else block).double().numpy()

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import rankdata
 from torch import Tensor, nn
 
 from ..errors import InputError
@@ -111,6 +110,8 @@ def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
     both = np.isfinite(a) & np.isfinite(b)
     if both.sum() < 2:
         return None
+    from scipy.stats import rankdata  # half a second to import: not for those who only measure a file
+
     ranks = [rankdata(v[both]) for v in (a, b)]
     x, y = (r - r.mean() for r in ranks)
     size = np.sqrt((x @ x) * (y @ y))

@@ -174,6 +174,9 @@ MEASURES = [
               "Dimensions that fire with high probability in two classes.") for t in ("0.9", "0.5")),
     *(Measure(f"background/{kind}/acc1", "linear probe, background" + (f", on {KINDS[kind]}" if kind != "h" else ""),
               "%", 2, True, (), None, "Logistic regression for the background.") for kind in KINDS),
+    *(Measure(f"balanced/{what}/acc1", f"linear probe, {what}, fitted on a balanced split", "%", 2, True, (), better,
+              "Logistic regression on h, fitted where object and background are independent.")
+      for what, better in (("object", True), ("background", None))),
     Measure("worst_group/worst", "worst group, object probe", "%", 2, True, (), True,
             "Accuracy of the object probe on the class and background it does worst on."),
     Measure("worst_group/average", "all groups, object probe", "%", 2, True, (), True, "The same over all images."),

@@ -1,4 +1,4 @@
-"""Doing the runs: train, evaluate, record, one after the other; killed at any point, the same call goes on."""
+"""Doing the runs: train, evaluate, record, one after the other; killed at any point, the same call resumes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from ..evaluate import KINDS, evaluate, probe_background
 from ..features import extract
 from ..measure.dimensions import describe, most_mixed, most_suppressed
 from ..measure.result import Result
-from ..model import Encoder, load
+from ..model import Encoder
+from ..model import load_run as load
 from ..progress import Display
 from ..recipes import Data, Recipe, with_root
 from ..run import Run
@@ -53,7 +54,7 @@ def run_experiment_run(
     ----------
     splits : training and test images.
     results : folder of the ledger.
-    models : parent of the run folder; a half-finished run found there goes on, a finished one is only measured.
+    models : parent of the run folder; a half-finished run found there is resumed, a finished one is only measured.
     paper_probe : also the published 50-epoch linear probe.
     backgrounds : key in the entry's `extra` to the root of a data set in the layout of waterbirds.
     keep_model : leave the run folder (without checkpoints) in place.
