@@ -235,7 +235,10 @@ def evaluate(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """What the dimensions of a run are worth: a verdict; every measure with --all, and in RUN/evaluation.json."""
+    """Say how readable a run's dimensions are.
+
+    Prints a verdict; --all prints every measure there is, and RUN/evaluation.json has them all.
+    """
     from . import distributed
     from .evaluate import evaluate as evaluate_model
     from .evaluate import scarce
@@ -289,7 +292,10 @@ def measure(
     latex: Latex = None,
     quiet: Quiet = False,
 ) -> None:
-    """The same verdict and measures for the features of any model, of any size; labels are not needed."""
+    """Say the same of the features of any model.
+
+    Labels are not needed; files may be of any size.
+    """
     from .evaluate import measure_file
     from .report.tables import show
 

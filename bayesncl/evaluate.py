@@ -82,7 +82,8 @@ def measure_file(
     labels = found.get("y") if labels_path is None else read_arrays(labels_path, ("y",), ("y",))["y"]
     if embeddings_path is not None:
         found["e"] = read_arrays(embeddings_path, ("z",), ("z",))["z"]
-    given = {"embeddings": found.get("e", found.get("h")), "second": "e" in found, "control": found.get("control")}
+    given: dict[str, Any] = {"embeddings": found.get("e", found.get("h")), "second": "e" in found}
+    given["control"] = found.get("control")
     if "y_coarse" in found:
         given["levels"] = {"superclass": found["y_coarse"]}
     if "again" in found:
@@ -128,8 +129,8 @@ def measure_features(
 
     Returns
     -------
-    Result with `paper`, `sound`, `retrieval`, `chance` (less what no label enters), `parameters`, and the `verdict` with
-    the figures behind it.
+    Result with `paper`, `sound`, `retrieval`, `chance` (less what no label enters), `parameters`, and the `verdict`
+    with the figures behind it.
     """
     by_definition = features if isinstance(features, Mapping) else dict.fromkeys(definitions, features)
     once = {id(array): as_features(array) for array in by_definition.values()}

@@ -162,10 +162,8 @@ def test_controls_and_another_seed(scenes_result: tuple[Encoder, Result]) -> Non
     assert control.shape == sound.gated.shape
     assert results.control["coverage"]["l0"] == pytest.approx((control > 1e-5).sum(1).mean())
     assert results.control["kept"]["5"]["consistency"] == kept.summary(control, test.labels)[5]["consistency"]
-    assert results.kept["5"] == pytest.approx(
-        {k: v for k, v in kept.summary(sound.gated, test.labels, train=(extract(model, train).gated, train.labels))[5].items()
-         if not k.endswith("_chance")}
-    )  # fmt: skip
+    wanted = kept.summary(sound.gated, test.labels, train=(extract(model, train).gated, train.labels))[5]
+    assert results.kept["5"] == pytest.approx({k: v for k, v in wanted.items() if not k.endswith("_chance")})
     assert results.labelfree["by"] == "the embeddings given"
     assert all((tensor == model.state_dict()[name]).all() for name, tensor in state.items())
     again = evaluate(model, train, test, again=model)

@@ -84,11 +84,11 @@ def at_kept(k: int) -> list[Measure]:
         Measure(f"kept/{k}/consistency", f"consistency, {kept}", "%", 2, True, (), True,
                 "Share of the commonest class among the images that keep a dimension.", short="consistency"),
         Measure(f"kept/{k}/about_one_class", f"dimensions about one class, {kept}", "%", 2, True, (), True,
-                "Dimensions of which half the images that keep them or more are of one class.", short="about one class"),
+                "Dimensions of which one class has at least half of the images.", short="about one class"),
         Measure(f"kept/{k}/classes_owned", f"classes that own a dimension, {kept}", "", 0, True, (), True,
                 "Classes with a dimension of precision 0.5 and recall 0.1 for them.", short="classes owned"),
         Measure(f"kept/{k}/p5", f"retrieval precision at 5, {kept}", "%", 2, True, (), True,
-                "Share of the 5 nearest images by the kept codes that have the class of the query.", short="retrieval at 5"),
+                "Share of the 5 nearest images that have the class of the query.", short="retrieval at 5"),
         Measure(f"kept/{k}/probe", f"linear probe, {kept}", "%", 2, True, (), True,
                 "Logistic regression on the kept codes.", short="linear probe"),
     ]  # fmt: skip

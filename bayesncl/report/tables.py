@@ -19,7 +19,8 @@ from rich.text import Text
 from ..errors import InputError
 from ..files import write_atomic
 from ..measure import verdict
-from ..measure.measures import at_kept, find, value
+from ..measure.measures import at_kept, find
+from ..measure.measures import value as look_up
 from ..measure.result import Result
 
 KINDS = ("table", "csv", "markdown", "latex")
@@ -68,7 +69,7 @@ def _kept_rows(result: Result) -> list[Row]:
     rows: list[Row] = []
     for measure in at_kept(1):
         paths = [("kept", k, measure.key.rsplit("/", 1)[1]) for k in result.kept or {}]
-        found = [(value(result.to_dict(), path), value(result.chance, path)) for path in paths]
+        found = [(look_up(result.to_dict(), path), look_up(result.chance, path)) for path in paths]
         if any(each is not None for each, _ in found):
             cells = [measure.text(v, min(measure.decimals, 1)) + ("" if c is None else f" ({c:.0f})") for v, c in found]
             rows.append((measure.short + f" ({measure.unit})" * bool(measure.unit), *cells))
