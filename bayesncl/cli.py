@@ -37,7 +37,7 @@ RecipeName = Annotated[
     typer.Argument(metavar="RECIPE", help="DATASET-METHOD, a plain DATASET, or a recipe.json; see: bayesncl recipes"),
 ]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
-Trained = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder or a model file")]
+Trained = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, a model file, or codes that fit wrote")]
 DataDir = Annotated[str | None, typer.Option("--data", metavar="DIR", help="where the images are")]
 Changes = Annotated[
     list[str] | None,
@@ -234,7 +234,10 @@ def evaluate(
 @app.command()
 def measure(
     features: Annotated[
-        Path, typer.Argument(metavar="FILE", help="z [N, D] and y [N] in .npz, .csv, ...; or .npy of z with --labels")
+        Path,
+        typer.Argument(
+            metavar="FILE", help="z [N, D] and y [N] in .npz, .csv, ...; .npy of z with --labels; or codes of fit"
+        ),
     ],
     labels: Annotated[
         Path | None, typer.Option("--labels", metavar="FILE", help=".npy of y, beside a .npy of z")
@@ -291,7 +294,7 @@ def cost(
 @app.command()
 def atlas(
     runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUN...", help="runs or model files, finished or not")
+        list[Path] | None, typer.Argument(metavar="RUN...", help="runs or model files, finished or not; or codes")
     ] = None,
     features: Annotated[
         Path | None,
@@ -316,6 +319,13 @@ def atlas(
         raise InputError("atlas takes one RUN or more, or --features FILE.npz")
     if features is not None:
         page = atlas_of_arrays(features, out or default_place(features))
+    elif runs and any(map(is_codes, runs)):
+        from .atlas.fitted import atlas_of_codes
+        from .codes_folder import CodesFolder
+
+        if strange := [run for run in runs if not is_codes(run)]:
+            raise InputError(f"{strange[0]} is not a folder of codes: an atlas shows codes or runs, not both")
+        page = atlas_of_codes(runs, out or CodesFolder(runs[0]).inside(runs[0] / "atlas"), data, images, display)
     else:
         assert runs
         page = atlas_of_runs(runs, out or default_place(runs[0]), data, images, open_device(device), display)
@@ -461,8 +471,8 @@ def show_codes(folder: Path, files: dict[str, Path | None], everything: bool, di
         here.write(here.evaluation_file, result.to_json())
     if result.sound is not None:
         show(result, files, everything)
-    elif files.get("json") is not None:
-        write_atomic(files["json"], result.to_json())
+    elif (path := files.get("json")) is not None:
+        write_atomic(path, result.to_json())
     print(render(found))
 
 
