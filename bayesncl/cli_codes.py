@@ -58,7 +58,7 @@ def fit(
     if method not in METHODS:
         raise InputError(f"no method {method!r}; there are {', '.join(METHODS)}")
     numbers = {"size": size, "mean": parse_colours("--mean", mean), "std": parse_colours("--std", std)}
-    if not quiet:
+    if not quiet and sys.stderr.isatty():  # somebody watches while torch is imported
         print(f"looking at {cli.one_line(str(source))}", file=sys.stderr, flush=True)
     from .encoders import Request
     from .fit import fit as fit_codes

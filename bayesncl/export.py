@@ -1,6 +1,6 @@
 """Models as ONNX files, compared with torch before they are put in place.
 
-A run: images float [N, 3, S, S] in [0, 1] to h and codes. Codes of photos: the same through their encoder, where that is
+A run: images float [N, 3, S, S] in [0, 1] to h and codes. Codes of photos: the same through their encoder where it is
 a torch module. Codes of arrays, or the head alone: embeddings [N, F] to codes. The metadata says how photos are
 prepared, so that the file of a run serves as an encoder again.
 """
