@@ -276,7 +276,8 @@ def evaluate(
 @app.command()
 def measure(
     features: Annotated[
-        Path, typer.Argument(metavar="FILE", help="z [N, D], and y [N] if there are labels, in .npz, .csv, .npy, ...")
+        Path,
+        typer.Argument(metavar="FILE", help="z [N, D], and y [N] if labelled, in .npz, .csv, ...; or codes of fit"),
     ],
     labels: Annotated[
         Path | None, typer.Option("--labels", metavar="FILE", help=".npy of y, beside a .npy of z")
@@ -338,7 +339,7 @@ def cost(
 @app.command()
 def atlas(
     runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUN...", help="runs or model files, finished or not")
+        list[Path] | None, typer.Argument(metavar="RUN...", help="runs or model files, finished or not; or codes")
     ] = None,
     features: Annotated[
         Path | None,
@@ -363,6 +364,13 @@ def atlas(
         raise InputError("atlas takes one RUN or more, or --features FILE.npz")
     if features is not None:
         page = atlas_of_arrays(features, out or default_place(features))
+    elif runs and any(map(is_codes, runs)):
+        from .atlas.fitted import atlas_of_codes
+        from .codes_folder import CodesFolder
+
+        if strange := [run for run in runs if not is_codes(run)]:
+            raise InputError(f"{strange[0]} is not a folder of codes: an atlas shows codes or runs, not both")
+        page = atlas_of_codes(runs, out or CodesFolder(runs[0]).inside(runs[0] / "atlas"), data, images, display)
     else:
         assert runs
         page = atlas_of_runs(runs, out or default_place(runs[0]), data, images, open_device(device), display)
@@ -445,8 +453,8 @@ def show_codes(folder: Path, files: dict[str, Path | None], everything: bool, di
         here.write(here.evaluation_file, result.to_json())
     if result.sound is not None:
         show(result, files, everything)
-    elif files.get("json") is not None:
-        write_atomic(files["json"], result.to_json())  # type: ignore[arg-type]
+    elif (path := files.get("json")) is not None:
+        write_atomic(path, result.to_json())
     print(render(found))
 
 

@@ -131,7 +131,8 @@ def _codes_of_photos(model: PhotoCodes, place: Path, keep: int | None, progress:
     if not parts or (bad and os.path.isfile(place)):
         raise InputError(f"{place}: none of the {len(entries)} photos can be used: {bad[0]}")
     if bad or others:
-        warnings.warn(f"{len(bad) + len(others)} files skipped, e.g. {(bad or [printable(others[0])])[0]}", stacklevel=2)
+        first = bad[0] if bad else printable(others[0])
+        warnings.warn(f"{len(bad) + len(others):,} files skipped, e.g. {first}", stacklevel=2)
     names = [printable(e.name, 16_384) for e, why in zip(entries, reasons) if why is None]
     return Table(np.concatenate(parts), names, classes_of(names))
 

@@ -14,7 +14,7 @@ RecipeName = Annotated[
     typer.Argument(metavar="RECIPE", help="DATASET-METHOD, a plain DATASET, or a recipe.json; see: bayesncl recipes"),
 ]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
-Trained = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder or a model file")]
+Trained = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, a model file, or codes that fit wrote")]
 DataDir = Annotated[str | None, typer.Option("--data", metavar="DIR", help="where the images are")]
 Changes = Annotated[
     list[str] | None,

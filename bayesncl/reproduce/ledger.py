@@ -145,7 +145,8 @@ def train_seconds(lines: list[dict[str, Any]], recipe: Recipe) -> tuple[float | 
     steps = None  # per epoch
     for line in lines:
         known = [line.get(name) for name in ("images_per_second", "epoch")]
-        if not all(isinstance(x, int | float) and 0 <= x < math.inf for x in known) or not before < line["step"] < 2**53:
+        sane = all(isinstance(x, int | float) and 0 <= x < math.inf for x in known)
+        if not sane or not before < line["step"] < 2**53:
             continue  # of another kind, or a stranger's
         intervals += (line["step"] - before) * recipe.run.batch / max(line["images_per_second"], 1e-9)
         rates.append(line["images_per_second"])
