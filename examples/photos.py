@@ -21,7 +21,12 @@ from sklearn.datasets import load_sample_images
 import bayesncl
 from bayesncl.names import Codes, Entry
 
-REGIONS = {"roof": (0, 150, 330, 380, 620), "sky": (0, 0, 110, 0, 640), "petals": (1, 100, 350, 180, 430)}
+REGIONS = {  # photograph, top, bottom, left, right
+    "sky": (0, 0, 130, 330, 640),
+    "roofs": (0, 90, 330, 100, 325),
+    "petals": (1, 125, 320, 205, 410),
+    "leaves": (1, 0, 330, 0, 160),
+}
 ENCODER = "photos:encoder"  # MODULE:FUNCTION, as bayesncl fit --encoder takes it
 
 
