@@ -438,15 +438,14 @@ def is_codes(path: Path) -> bool:
 
 
 def show_codes(folder: Path, files: dict[str, Path | None], everything: bool, display: Display, save: bool) -> None:
-    """Measure a folder of codes, print the table (with labels) and the verdict, write what was asked for."""
+    """Measure a folder of codes, print the verdict, write what was asked for."""
     from .codes_folder import CodesFolder
     from .judge import measure_codes
     from .report.tables import show
 
-    result, _ = measure_codes(folder, spectrum=everything or any(files.values()), progress=display.count)
+    spectrum = everything or any(files.values())
+    result = measure_codes(folder, spectrum=spectrum, everything=everything, progress=display.count)
     display.close()
-    if result.sound is None and (asked := [kind for kind, path in files.items() if path and kind != "json"]):
-        raise InputError(f"{folder} has no labels: nothing for --{asked[0]}; --json has the verdict")
     if save:
         here = CodesFolder(folder)
         here.write(here.evaluation_file, result.to_json())
