@@ -22,7 +22,7 @@ from . import distributed, shelf
 from .draws import make_key, uniform
 from .errors import InputError
 from .gates import top_k_mask
-from .heads import HEADS, Head
+from .heads import HEADS, Features, Head, Prototypes
 from .neighbours import nearest
 from .rows import Moments, Stream, hold, measure, take
 from .schedule import warmup_cosine
@@ -152,11 +152,13 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         total = choose_steps(count, batch) if self.steps == "auto" else int(self.steps)
 
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # of the CPU alone
             head = HEADS[self.method](moments.width, self.dim_).to(device).train()
+        if isinstance(head, Prototypes):
+            head.silent = True
         head.start(rows[torch.linspace(0, count - 1, min(count, START_ROWS), device=device).long()])
         state = shelf.State(head, _optimiser(head, device), self._fingerprint(moments, seed, batch, total, count))
-        found = None if checkpoint is None else state.read(Path(checkpoint))
+        found = None if checkpoint is None else state.read(Path(checkpoint), count)
         if partners is None:
             partners = found
         if partners is None:
@@ -252,16 +254,19 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             place = slice(start, min(start + size, len(source)))
             n = place.stop - start
             block[:n] = take(source, place, self.moments_, device)
-            features = head(block)
-            z = features.gated
-            if self.keep is not None:
-                z = z * top_k_mask(z, self.keep)
-                z = z / z.norm(dim=1, keepdim=True).clamp_min(1e-12)
-            if self.method in ZEROS:  # where nothing fires, what came nearest to it does
-                nearest_to = features.aux if features.aux is not None else features.z
-                lone = torch.nn.functional.one_hot(nearest_to.argmax(1), self.dim_).to(z.dtype)
-                z = torch.where((z > 0).any(1, keepdim=True), z, lone)
-            yield place, z[:n]
+            yield place, self.finish(head(block))[:n]
+
+    def finish(self, features: Features) -> Tensor:
+        """Codes [n, D] of what the head says: the strongest kept, no row empty."""
+        z = features.gated
+        if self.keep is not None:
+            z = z * top_k_mask(z, self.keep)
+            z = z / z.norm(dim=1, keepdim=True).clamp_min(1e-12)
+        if self.method in ZEROS:  # where nothing fires, what came nearest to it does
+            nearest_to = features.aux if features.aux is not None else features.z
+            lone = torch.nn.functional.one_hot(nearest_to.argmax(1), self.dim_).to(z.dtype)
+            z = torch.where((z > 0).any(1, keepdim=True), z, lone)
+        return z
 
     def save(self, path: Path | str) -> None:
         """Write a safetensors file with the options and a checksum in its metadata."""

@@ -141,6 +141,8 @@ class Prototypes(Head):
     softness : temperature of the codes.
     """
 
+    silent = False  # in training, give scores in place of codes: the loss reads nothing else, and a fifth is saved
+
     def __init__(
         self,
         features: int,
@@ -166,10 +168,11 @@ class Prototypes(Head):
         Against a random start seeds agree more and short fits are better.
         """
         generator = torch.Generator().manual_seed(0)
-        with torch.random.fork_rng(devices=[h.device] if h.is_cuda else []):
-            torch.manual_seed(0)
-            axes = torch.svd_lowrank(h, q=min(self.projection.out_features, len(h)), niter=4)[2]  # [F, q]
-        self.projection.weight[: axes.shape[1]] = axes.T
+        count = min(self.projection.out_features, len(h))
+        axes = torch.randn(h.shape[1], count, generator=generator).to(h)
+        for _ in range(6):  # subspace iteration: towards the principal axes, up to a turn that no cosine sees
+            axes = torch.linalg.qr(h.T @ (h @ axes))[0]  # [F, count]
+        self.projection.weight[:count] = axes.T
         p = normalise(self.projection(h[torch.linspace(0, len(h) - 1, self.dim, device=h.device).long()]))
         # rows that are duplicates must not give prototypes that stay alike for ever
         noise = torch.randn(p.shape, generator=generator).to(p) * (0.3 / math.sqrt(p.shape[1]))
@@ -177,8 +180,9 @@ class Prototypes(Head):
 
     def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
         s = normalise(self.projection(h)) @ normalise(self.prototypes).T  # [N, D]
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.training):  # the loss reads s alone
-            z = normalise((s / self.softness).softmax(1))
+        if self.training and self.silent:
+            return Features(h, s, None, None, s, s)
+        z = F.normalize((s / self.softness).softmax(1))
         return Features(h, z, None, None, z, s)
 
     def loss(self, features: Features) -> Terms:

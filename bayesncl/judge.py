@@ -26,7 +26,7 @@ def judged(rows: Rows) -> np.ndarray:
 
 
 def judge(codes: ReadableCodes, embeddings: np.ndarray, rows: Rows, *, seed: int = 0) -> Verdict:
-    """The verdict on codes, beside those of an untrained head; by labels where there are any, else by the embeddings."""
+    """The verdict on codes, beside those of an untrained head; by labels if there are any, else by the embeddings."""
     chosen = judged(rows)
     x = np.asarray(embeddings[chosen])
     train = embeddings[: len(rows) - rows.held]

@@ -33,7 +33,7 @@ def keep_strongest(z: Tensor, keep: int | None) -> Tensor:
 
 def check_keep(keep: Any, dim: int) -> None:
     """InputError unless `keep` is None or a whole number from 1 to `dim`."""
-    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, Integral) or not 1 <= keep <= dim):
+    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, Integral) or not 1 <= int(keep) <= dim):
         raise InputError(f"keep must be a whole number from 1 to the {dim} dimensions, got {keep!r}")
 
 
@@ -182,7 +182,8 @@ def swapped_cross_entropy(scores: Tensor, targets: Tensor, temperature: float = 
     -------
     Scalar, - sum over rows and prototypes of  targets(partner) log softmax(scores / temperature).
     """
-    return F.cross_entropy((scores / temperature).flatten(0, 1), targets.flip(0).flatten(0, 1), reduction="sum")
+    one, other = (scores / temperature).unbind()
+    return F.cross_entropy(one, targets[1], reduction="sum") + F.cross_entropy(other, targets[0], reduction="sum")
 
 
 def reconstruction(x: Tensor, x_hat: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def gate_kinds() -> Collection[str]:
 REVISABLE = ("epochs", "checkpoint_every", "keep_checkpoints", "log_every", "dynamics_every")  # of `run`, in resume
 SEEDS = 2**63 - 1  # the largest seed torch takes
 WIDEST = 2**20  # of a layer: more is a slip of the pen, or a file that wants our memory
-MOST_SCENES = 1_000_000  # likewise
+MOST_MADE = 1_000_000  # likewise
 
 Triple = tuple[float, float, float]
 Pair = tuple[float, float]
@@ -87,7 +87,7 @@ class Data(Part):
     """Where the images come from."""
 
     name: str = _f("scenes", "which reader: one of the data sets", DATASETS)
-    root: str = _f("", "folder or file that holds the images (unused by scenes)")
+    root: str = _f("", "folder or file that holds the images (unused by scenes and textures)")
     size: int = _f(
         32,
         "side of the stored square images, pixels; larger ones are resized (short side) and centre-cropped",
@@ -101,10 +101,10 @@ class Data(Part):
         most=0.9,
     )
     strict: bool = _f(False, "folder: a file that cannot be decoded is an error instead of being skipped")
-    train_images: int = _f(6000, "scenes: number of training images", least=2, most=MOST_SCENES)
-    test_images: int = _f(2000, "scenes: number of test images", least=2, most=MOST_SCENES)
+    train_images: int = _f(6000, "scenes, textures: number of training images", least=2, most=MOST_MADE)
+    test_images: int = _f(2000, "scenes, textures: number of test images", least=2, most=MOST_MADE)
     tied: float = _f(0.95, "scenes: share of training objects that stand on their own background", least=0.0, most=1.0)
-    seed: int = _f(0, "seed of the images (scenes) or of the held-out choice (all others)", least=0, most=SEEDS)
+    seed: int = _f(0, "seed of the images (scenes, textures) or of the held-out choice (others)", least=0, most=SEEDS)
     mean: Triple = _f((0.5, 0.5, 0.5), "per-channel mean subtracted from pixels in [0, 1]")
     std: Triple = _f((0.25, 0.25, 0.25), "per-channel standard deviation pixels are divided by", positive=True)
     paper_mean: Triple | None = _f(None, "mean the published evaluation used, where it differs from `mean`")
@@ -139,7 +139,7 @@ class Views(Part):
 class Model(Part):
     """The encoder: backbone h = f(x), projector z = p(h), rectifier."""
 
-    backbone: str = _f("resnet18", "resnet18, resnet50, small, or timm:NAME")
+    backbone: str = _f("resnet18", "resnet18, resnet50, small, medium, or timm:NAME")
     stem: str = _f(
         "cifar", "cifar: 3x3 stride 1, no pooling; imagenet: 7x7 stride 2 and pooling", ("cifar", "imagenet")
     )

@@ -3,9 +3,9 @@
     python benchmarks/codes.py TRAIN.npy TEST.npy LABELS.npy --json codes.json
 
 TRAIN: embeddings [N, F] to fit on (several files: with commas between); TEST: rows to judge on; LABELS: a class for
-each of these. No label is used in fitting. AP: detector average precision; k5: with the five strongest dimensions of a row;
-SC: share of the largest class among the rows a dimension fires on (10 or more); own: classes with a dimension of
-precision 0.5 and recall 0.1; P@5: retrieval; same: mean cosine of matched dimensions of two seeds (and untrained).
+each of these. No label is used in fitting. AP: detector average precision; k5: with the five strongest dimensions of
+a row; SC: share of the largest class among the rows a dimension fires on (10 or more); own: classes with a dimension
+of precision 0.5 and recall 0.1; P@5: retrieval; same: mean cosine of matched dimensions of two seeds (and untrained).
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def visit(driver, index: Path | str, address: str = "#/", seconds: float = 10) -
 
 
 def take_screenshots(index: Path, out: Path, given: str, k: int = 0, i: int = 0, j: int = 1) -> list[Path]:
-    """Views for the docs: overview, dimension `k` with a name `given`, why images `i` and `j` are similar, quiz, phone."""
+    """Views for the docs: overview, dimension `k` with the name `given`, images `i` and `j`, quiz, phone."""
     out.mkdir(parents=True, exist_ok=True)
     files = []
     for name, (address, width, height, dark) in SHOTS.items():
@@ -100,4 +100,5 @@ def take_screenshots(index: Path, out: Path, given: str, k: int = 0, i: int = 0,
 
 
 if __name__ == "__main__":
-    print(*take_screenshots(Path(sys.argv[1]) / "index.html", Path(sys.argv[2]), sys.argv[3], *map(int, sys.argv[4:])), sep="\n")
+    index, out = Path(sys.argv[1]) / "index.html", Path(sys.argv[2])
+    print(*take_screenshots(index, out, sys.argv[3], *map(int, sys.argv[4:])), sep="\n")

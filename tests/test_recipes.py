@@ -153,7 +153,7 @@ def test_names() -> None:
         assert named(dataset).data.name == dataset
     with pytest.raises(InputError, match="no recipe 'cifar100-bayesnlc'; did you mean cifar100-bayesncl"):
         named("cifar100-bayesnlc")
-    with pytest.raises(InputError, match="no recipe '!!'; there are scenes, cifar10"):
+    with pytest.raises(InputError, match="no recipe '!!'; there are scenes, textures, cifar10"):
         named("!!")
 
 

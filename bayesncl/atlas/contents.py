@@ -31,7 +31,7 @@ BINS = 24
 ENTRIES = 1_280_000  # features stored per run, shared by its images; at least 64 an image
 DIMS_A_FILE, IMAGES_A_FILE = 128, 500
 GALLERY = 24
-QUESTIONS = 2  # of the quiz, a dimension
+QUESTIONS, QUIZZED = 2, 1024  # of the quiz, a dimension; dimensions it asks about, drawn at random
 WALL, HEAVIEST = 24, 64  # dimensions whose pictures the overview shows, in strips and on its map
 MOST_DIMS = 1_000_000
 TYPES = {"u1": "Uint8Array", "u2": "Uint16Array", "u4": "Uint32Array", "i2": "Int16Array", "f4": "Float32Array"}
@@ -53,6 +53,7 @@ class AtlasRun:
     sentence : one sentence on the run.
     fingerprint : says which codes they are, so that names given to dimensions find them again; default made from z.
     heat : where in each image its strongest dimensions fire (see `Heat`), or in words why that is not known, or None.
+    verdict : (text, by what it was measured) line by line, from the run's evaluation; shown above everything else.
     """
 
     name: str
@@ -63,6 +64,7 @@ class AtlasRun:
     sentence: str = ""
     fingerprint: str = ""
     heat: Heat | str | None = None
+    verdict: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def write_images(
         "runs": [
             {
                 "name": run.name, "sentence": run.sentence, "summary": tabulate(run.summary),
-                "fingerprint": fingerprint(run, arrays),
+                "fingerprint": fingerprint(run, arrays), "verdict": [list(line) for line in run.verdict],
             }
             for run, arrays in zip(runs, features)
         ],
@@ -204,7 +206,8 @@ def write_run(
             plain["stages"]["before"]["gallery"]["suppressed"] = most_suppressed(dims)[:GALLERY].tolist()
             if dims.open_counts is not None:
                 counts["open"] = _small(dims.open_counts)
-    asked = draw_trials(z if gated is None else gated, trials=QUESTIONS)  # of what the model gives
+    some = np.random.default_rng(0).permutation(d)[:QUIZZED]
+    asked = draw_trials(z if gated is None else gated, trials=QUESTIONS, dims=some)  # of what the model gives
     questions = {"dims": _small(asked.dimension, d), "images": _small(asked.images, n), "odd": _small(asked.odd)}
     _write(folder, f"{key}-quiz", {}, questions)
     if counts:
