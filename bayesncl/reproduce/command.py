@@ -157,7 +157,7 @@ def show_list(chosen: list[Experiment], entries: list[ledger.Entry], scale: str,
 def show(experiment: Experiment, found: dict[str, list[ledger.Entry]], scale: str) -> None:
     """Print a table: paper, ours, sound."""
     console = open_console()
-    for section in sections(experiment, found, scale):
+    for section in sorted(sections(experiment, found, scale), key=lambda section: not section.runs):
         header, rows = text(section)
         where = datasets.DATASETS[section.dataset].title
         console.print(f"{experiment.name}: {title(experiment)}, {where}", style="bold")
