@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 
+from bayesncl.arrays import unit_rows
 from bayesncl.atlas import AtlasRun
 from bayesncl.atlas.contents import prepare
 from bayesncl.atlas.labels import Labels, in_words
-from bayesncl.atlas.rows import unit_rows
 from bayesncl.atlas.telling import recognise, telling
 from bayesncl.atlas.vectors import SCALE, histograms, nearest_rows, sparsify, top_images
 from bayesncl.errors import InputError

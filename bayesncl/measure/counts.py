@@ -9,7 +9,7 @@ in float64. Nothing here holds more than a block of rows, so that the features m
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -20,10 +20,9 @@ import torch.nn.functional as F
 from scipy import sparse
 from torch import Tensor
 
+from ..data.images import Progress
 from ..errors import InputError
 from ..objective import ACTIVE
-
-Progress = Callable[[int, int, str], None]
 
 EPSILON = ACTIVE
 MIN_SUPPORT = 10  # images a dimension must fire on to count: fewer say little about it
