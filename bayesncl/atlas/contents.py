@@ -97,7 +97,7 @@ def prepare(run: AtlasRun, images: Images | Photos) -> Features:
         try:
             found[what] = None if x is None else fired(as_codes(x))
         except InputError as error:
-            raise InputError(f"run {run.name!r}, {what}: {error}") from None
+            raise InputError(f"run {run.name!r}: {what}: {error}") from None
     z, gated = found["z"], found["gated"]
     open = None if run.open is None else np.asarray(run.open, dtype=bool)
     if gated is None and open is not None:

@@ -76,8 +76,11 @@ def release(features: np.ndarray) -> None:
         mapped.madvise(mmap.MADV_DONTNEED)
 
 
-def norms(block: Tensor, start: int = 0) -> Tensor:
-    """Length of each row [n, 1]; raises where it is not finite or beyond LONGEST. `start` numbers the first row."""
+def norms(block: Tensor, start: int = 0, *, summed: bool = True) -> Tensor:
+    """Length of each row [n, 1]; InputError where it is not finite or, if rows are `summed`, beyond LONGEST.
+
+    `start` is the number of the first row.
+    """
     norm = torch.linalg.vector_norm(block, dim=1, keepdim=True)
     odd = _odd(norm)
     if len(odd):  # squares under- or overflow: the largest entry is taken out first
@@ -88,7 +91,7 @@ def norms(block: Tensor, start: int = 0) -> Tensor:
         largest = _largest(rows)
         norm[odd] = largest * torch.linalg.vector_norm(rows / largest, dim=1, keepdim=True)
     longest = norm.max()
-    if longest > LONGEST[block.dtype]:
+    if summed and longest > LONGEST[block.dtype]:
         row, most = start + int(norm.argmax()), LONGEST[block.dtype]
         raise InputError(f"row {row} of the features has length {longest:.2g}, beyond {most:.0e}: scale them down")
     return norm
@@ -96,7 +99,7 @@ def norms(block: Tensor, start: int = 0) -> Tensor:
 
 def unit(block: Tensor, start: int = 0, norm: Tensor | None = None) -> Tensor:
     """Rows of unit length; zero rows stay zero. A block whose rows have it to 1e-6 comes back as it is, not copied."""
-    norm = norms(block, start) if norm is None else norm
+    norm = norms(block, start, summed=False) if norm is None else norm
     return divide(block, norm) if _off(norm) > 1e-6 else block
 
 
