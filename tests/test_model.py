@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 import bayesncl
 from bayesncl.errors import InputError
+from bayesncl.files import digest
 from bayesncl.gates import RECTIFIERS, bernoulli_kl, gate_probability
 from bayesncl.heads import Features
-from bayesncl.model import Encoder, build_model, digest, load, save_model
+from bayesncl.model import Encoder, build_model, load, save_model
 from bayesncl.objective import info_nce
 from bayesncl.recipes import METHODS, Recipe, named
 from tests.conftest import tiny_images, tiny_recipe
