@@ -96,9 +96,17 @@ def read_features(path: str | Path, labels_path: str | Path | None = None) -> tu
     return read_arrays(path, ("z",), ("z",))["z"], read_arrays(labels_path, ("y",), ("y",))["y"]
 
 
+def as_numpy(values: Array) -> np.ndarray:
+    """A tensor, or anything NumPy makes an array of, as an array; bfloat16 becomes float32."""
+    if hasattr(values, "detach"):  # a tensor
+        values = values.detach().cpu()
+        values = (values.float() if str(values.dtype) == "torch.bfloat16" else values).numpy()
+    return values if isinstance(values, np.ndarray) else np.asarray(values)
+
+
 def as_features(features: Array) -> np.ndarray:
     """Features as float16, float32 or float64 [N, D]; a memory map stays one."""
-    features = _as_numpy(features)
+    features = as_numpy(features)
     if features.ndim != 2:
         raise InputError(f"features must be [N, D], got shape {list(features.shape)}")
     if 0 in features.shape:
@@ -123,7 +131,7 @@ def as_labels(labels: Array, count: int) -> tuple[np.ndarray, np.ndarray]:
     -------
     int64 [N] in 0..C-1, and the C distinct labels in sorted order.
     """
-    labels = _as_numpy(labels)
+    labels = as_numpy(labels)
     if labels.ndim != 1:
         raise InputError(f"labels must be [N], got shape {list(labels.shape)}")
     if len(labels) != count:
@@ -174,13 +182,6 @@ def check_room(size: int, what: str) -> None:
     """InputError where `size` bytes would take more than half of free memory."""
     if size > memory() // 2:
         raise InputError(f"{what} would take {size >> 20:,} MiB, over half of free memory ({memory() >> 20:,} MiB)")
-
-
-def _as_numpy(values: Array) -> np.ndarray:
-    if hasattr(values, "detach"):  # a tensor
-        values = values.detach().cpu()
-        values = (values.float() if str(values.dtype) == "torch.bfloat16" else values).numpy()
-    return values if isinstance(values, np.ndarray) else np.asarray(values)
 
 
 def _members(path: Path, names: Sequence[str]) -> dict[str, Reader]:

@@ -438,24 +438,18 @@ def is_codes(path: Path) -> bool:
 
 
 def show_codes(folder: Path, files: dict[str, Path | None], everything: bool, display: Display, save: bool) -> None:
-    """Measure a folder of codes, print the table (with labels) and the verdict, write what was asked for."""
+    """Measure a folder of codes, print the verdict, write what was asked for."""
     from .codes_folder import CodesFolder
     from .judge import measure_codes
-    from .measure.verdict import render
     from .report.tables import show
 
-    result, found = measure_codes(folder, spectrum=everything or any(files.values()), progress=display.count)
+    spectrum = everything or any(files.values())
+    result = measure_codes(folder, spectrum=spectrum, everything=everything, progress=display.count)
     display.close()
-    if result.sound is None and (asked := [kind for kind, path in files.items() if path and kind != "json"]):
-        raise InputError(f"{folder} has no labels: nothing for --{asked[0]}; --json has the verdict")
     if save:
         here = CodesFolder(folder)
         here.write(here.evaluation_file, result.to_json())
-    if result.sound is not None:
-        show(result, files, everything)
-    elif (path := files.get("json")) is not None:
-        write_atomic(path, result.to_json())
-    print(render(found))
+    show(result, files, everything)
 
 
 def open_display(quiet: bool, board: Path | None = None) -> Display:

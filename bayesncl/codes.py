@@ -6,7 +6,7 @@ import copy
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,15 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from . import distributed, shelf
+from .data.images import Progress
 from .draws import make_key, uniform
 from .errors import InputError
+from .files import digest
 from .gates import top_k_mask
 from .heads import HEADS, Features, Head, Prototypes
 from .neighbours import nearest
 from .rows import Moments, Stream, hold, measure, take
 from .schedule import warmup_cosine
-
-Progress = Callable[[int, int, str], None]
 
 ZEROS = ("ncl", "bayesncl", "sae", "csr")  # methods whose codes have exact zeros
 RATE, DECAY, WARMUP, EPOCHS = 2e-3, 1e-4, 50, 24
@@ -42,8 +42,8 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     """Readable codes from the embeddings of any model: each dimension fires on rows that belong together.
 
     A small head is trained on frozen embeddings X [N, F], without labels; neighbours in X serve as pairs that should
-    get the same code. Rows are brought to unit
-    length, centred and scaled inside. A row's code depends on that row alone.
+    get the same code. Rows are brought to unit length, centred and scaled inside.
+    A row's code depends on that row alone.
 
     Parameters
     ----------
@@ -355,7 +355,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     def _fingerprint(self, moments: Moments, seed: int, batch: int, total: int, count: int) -> dict[str, Any]:
         """What a checkpoint must agree with."""
         options = [self.method, self.dim_, self.positives, self.neighbours, seed, batch, total, count]
-        return {"options": [str(o) for o in options], "moments": shelf.digest(moments._asdict())}
+        return {"options": [str(o) for o in options], "moments": digest(moments._asdict())}
 
 
 def choose_dim(rows: int) -> int:

@@ -33,12 +33,11 @@ from .data.archive import safe_name
 from .data.images import printable
 from .encoders import RUNS_CODE, PhotoEncoder, Request, find_kind, open_encoder
 from .errors import InputError
-from .files import temporary_beside
+from .files import digest, temporary_beside
 from .names import FINGERPRINT
 from .objective import check_keep
 from .pixels import as_batch, read_picture
 from .run import Folder
-from .shelf import digest
 
 if TYPE_CHECKING:
     from .pixels import Pictures

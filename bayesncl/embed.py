@@ -23,8 +23,8 @@ from .data.folder import existing_folder, scan
 from .data.images import Images, Progress, printable
 from .errors import InputError
 from .features import extract
-from .files import check_place, write_atomic
-from .model import Encoder, digest
+from .files import check_place, digest, write_atomic
+from .model import Encoder
 from .names import FINGERPRINT, find_names, read_names
 from .objective import check_keep, keep_strongest
 from .photos import embed_entries

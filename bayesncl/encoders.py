@@ -28,7 +28,8 @@ from .data.decode import BICUBIC, BILINEAR, decode_with, fit
 from .data.folder import IMAGENET_MEAN, IMAGENET_STD
 from .data.images import printable
 from .errors import InputError
-from .model import digest, in_eval_mode
+from .files import digest
+from .model import in_eval_mode
 from .model import load_run as load_model
 
 if TYPE_CHECKING:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from .backbones import build_backbone, update_running_statistics
 from .data.decode import Square
 from .errors import InputError
-from .files import tensor_bytes, write_atomic
+from .files import digest, read_tensors, tensor_bytes, write_atomic
 from .heads import Features, Projector
 from .objective import check_keep, keep_strongest
 from .pixels import as_pixels
@@ -143,16 +140,6 @@ def restored(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name if name.startswith("backbone.") else HEAD + name: t for name, t in tensors.items()}
 
 
-def digest(tensors: dict[str, Tensor]) -> str:
-    """SHA-256 over names, shapes and bytes, to tell a damaged file."""
-    total = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        total.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
-        total.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()
-
-
 def save_model(model: Encoder, path: Path) -> None:
     """Write weights as safetensors, with the recipe and a checksum in the metadata."""
     write_atomic(path, model_bytes(model))
@@ -199,12 +186,7 @@ def load_run(path: str | Path, device: str | torch.device = "cpu") -> Encoder:
         path = run.weights
     if not path.is_file():
         raise InputError(f"no trained model at {path}")
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (safetensors.SafetensorError, OSError) as error:
-        raise InputError(f"{path} is not a safetensors file that can be read: {error}") from None
+    tensors, metadata = read_tensors(path)
     if "recipe" not in metadata:
         raise InputError(f"{path} carries no recipe, so it was not written by bayesncl")
     if metadata.get("sha256") != digest(tensors):

@@ -10,7 +10,6 @@ standardised and get a constant as a further column, which lets the cosine see l
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -19,12 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .arrays import memory
 from .errors import InputError
 
 BLOCK_BYTES = 64 << 20  # read at a time
 SHARE = 0.5  # of the free memory that rows may take; more are read anew each time
-
-
 FEW = 16  # columns below which rows keep their length
 
 
@@ -112,13 +110,7 @@ def hold(source: Any, chosen: Tensor | None, moments: Moments, device: torch.dev
 
 def free_memory(device: torch.device) -> int:
     """Bytes that a new tensor may take there."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open("/proc/meminfo") as file:
-            return next(1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
-    except (OSError, StopIteration, ValueError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory()
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -14,14 +14,14 @@ import torch
 from bayesncl import codes, shelf
 from bayesncl.codes import ReadableCodes
 from bayesncl.errors import InputError
-from bayesncl.files import tensor_bytes
+from bayesncl.files import digest, read_tensors, tensor_bytes
 from bayesncl.heads import HEADS
 from tests.test_codes import made
 
 
 def parts(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
-    with shelf.safetensors.safe_open(path, "pt") as file:
-        return dict(file.metadata()), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    tensors, metadata = read_tensors(path)
+    return metadata, tensors
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_a_good_checksum_is_not_enough(tmp_path: Path, model: ReadableCodes, cha
     config = json.loads(metadata["config"])
     change(config, tensors)  # type: ignore[operator]
     text = json.dumps(config)
-    (tmp_path / "x").write_bytes(tensor_bytes(tensors, {"config": text, "sha256": shelf.digest(tensors, text)}))
+    (tmp_path / "x").write_bytes(tensor_bytes(tensors, {"config": text, "sha256": digest(tensors, text)}))
     with pytest.raises(InputError, match=message):
         ReadableCodes.load(tmp_path / "x")
 

@@ -46,16 +46,15 @@ def encoder(network: object, monkeypatch: pytest.MonkeyPatch, **options: object)
 
 def test_kinds() -> None:
     specs = ("resnet18", "timm:x", "a.onnx", "b/a.ONNX", "m:f", "runs/a", "a.safetensors")
-    found = {spec: find_kind(spec) for spec in specs}
-    assert list(found.values()) == ["timm", "timm", "onnx", "onnx", "module", "run", "run"]
+    assert [find_kind(spec) for spec in specs] == ["timm", "timm", "onnx", "onnx", "module", "run", "run"]
 
 
 def test_module_is_prepared_as_imagenet_unless_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     photo = Image.fromarray(RNG.integers(0, 256, (90, 120, 3), dtype=np.uint8))
     plain = encoder(Net(), monkeypatch)
     assert plain.features == 6 and plain.view == View()
-    small = photo.resize((224, 224), Image.Resampling.BICUBIC, box=box(photo, 224 / 256))
-    x = torch.from_numpy(np.asarray(small)) / 255
+    cut = photo.resize((224, 224), Image.Resampling.BICUBIC, box=box(photo, 224 / 256))
+    x = torch.from_numpy(np.array(cut)) / 255
     x = (x - torch.tensor(View().mean)) / torch.tensor(View().std)
     wanted = Net()(x.permute(2, 0, 1)[None])
     found = plain.embed(plain.prepare(photo)[None])
@@ -135,10 +134,13 @@ def test_modules_that_are_no_encoders(network: object, message: str, monkeypatch
 
 def test_preprocess_that_is_no_view(monkeypatch: pytest.MonkeyPatch) -> None:
     for said, message in (
-        ({"sise": 3}, "preprocess has"), ({"interpolation": "cubist"}, "no interpolation"),
-        ({"size": 0}, "pixels a side"), ({"mean": (0, 1)}, "mean must be three"),
-        ({"std": (1, 0, 1)}, "std must be three"), ({"size": "x"}, "not a view"),
-    ):  # fmt: skip
+        ({"sise": 3}, "preprocess has"),
+        ({"interpolation": "cubist"}, "no interpolation"),
+        ({"size": 0}, "pixels a side"),
+        ({"mean": (0, 1)}, "mean must be three"),
+        ({"std": (1, 0, 1)}, "std must be three"),
+        ({"size": "x"}, "not a view"),
+    ):
         network = Net()
         network.preprocess = said
         with pytest.raises(InputError, match=message):

@@ -27,7 +27,10 @@ def test_every_extra_that_a_message_names_exists() -> None:
     assert named and named <= set(PROJECT["optional-dependencies"])
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/README.md", "docs/photos.md", "docs/extending.md"])
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/README.md", "docs/photos.md", "docs/extending.md")
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text()
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]

@@ -17,12 +17,22 @@ from ..errors import InputError
 from ..heat import Heat
 from ..measure.dimensions import Dimensions, describe, most_mixed, most_suppressed
 from ..measure.labelfree import draw_trials
+from ..measure.sparse import as_codes, fired
 from .labels import Labels
 from .photos import Photos, picture_size
-from .rows import mask_rows, scale_columns, sparse_rows
 from .sprites import large_side, thumbnail_side, write_sprites
 from .telling import recognise, telling
-from .vectors import SCALE, histograms, nearest_rows, quantise, sparsify, strongest, top_images
+from .vectors import (
+    SCALE,
+    histograms,
+    mask_rows,
+    nearest_rows,
+    quantise,
+    scale_columns,
+    sparsify,
+    strongest,
+    top_images,
+)
 
 TOP = 200  # images shown of a dimension
 STRIP = 12  # images shown of a dimension in passing
@@ -84,15 +94,17 @@ def prepare(run: AtlasRun, images: Images | Photos) -> Features:
     for what, x in (("gated", run.gated), ("open", run.open)):
         if x is not None and np.shape(x) != shape:
             raise InputError(f"run {run.name!r}: {what} must be {list(shape)} like z, got {list(np.shape(x))}")
-    z = sparse_rows(run.z, f"run {run.name!r}: z")
+    found = {}
+    for what, x in (("z", run.z), ("gated", run.gated)):
+        try:
+            found[what] = None if x is None else fired(as_codes(x))
+        except InputError as error:
+            raise InputError(f"run {run.name!r}: {what}: {error}") from None
+    z, gated = found["z"], found["gated"]
     open = None if run.open is None else np.asarray(run.open, dtype=bool)
-    if run.gated is not None:
-        gated = sparse_rows(run.gated, f"run {run.name!r}: gated")
-    elif open is not None:
+    if gated is None and open is not None:
         gated = mask_rows(z, open)
-    else:
-        return Features(z)
-    if open is None and abs(gated - z).max() <= 1e-6:
+    if gated is None or (open is None and abs(gated - z).max() <= 1e-6):
         return Features(z)
     return Features(z, gated, open)
 

@@ -15,8 +15,9 @@ from ..data import arrays as array_images
 from ..data.images import Images
 from ..errors import InputError
 from ..features import extract
+from ..files import digest
 from ..heat import strongest_heat
-from ..model import Encoder, digest
+from ..model import Encoder
 from ..names import FINGERPRINT
 from ..progress import Display
 from ..recipes import Data, Recipe, with_root

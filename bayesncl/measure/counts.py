@@ -9,7 +9,7 @@ in float64. Nothing here holds more than a block of rows, so that the features m
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -20,10 +20,9 @@ import torch.nn.functional as F
 from scipy import sparse
 from torch import Tensor
 
+from ..data.images import Progress
 from ..errors import InputError
 from ..objective import ACTIVE
-
-Progress = Callable[[int, int, str], None]
 
 EPSILON = ACTIVE
 MIN_SUPPORT = 10  # images a dimension must fire on to count: fewer say little about it
@@ -77,8 +76,11 @@ def release(features: np.ndarray) -> None:
         mapped.madvise(mmap.MADV_DONTNEED)
 
 
-def norms(block: Tensor, start: int = 0) -> Tensor:
-    """Length of each row [n, 1]; raises where it is not finite or beyond LONGEST. `start` numbers the first row."""
+def norms(block: Tensor, start: int = 0, *, summed: bool = True) -> Tensor:
+    """Length of each row [n, 1]; InputError where it is not finite or, if rows are `summed`, beyond LONGEST.
+
+    `start` is the number of the first row.
+    """
     norm = torch.linalg.vector_norm(block, dim=1, keepdim=True)
     odd = _odd(norm)
     if len(odd):  # squares under- or overflow: the largest entry is taken out first
@@ -89,7 +91,7 @@ def norms(block: Tensor, start: int = 0) -> Tensor:
         largest = _largest(rows)
         norm[odd] = largest * torch.linalg.vector_norm(rows / largest, dim=1, keepdim=True)
     longest = norm.max()
-    if longest > LONGEST[block.dtype]:
+    if summed and longest > LONGEST[block.dtype]:
         row, most = start + int(norm.argmax()), LONGEST[block.dtype]
         raise InputError(f"row {row} of the features has length {longest:.2g}, beyond {most:.0e}: scale them down")
     return norm
@@ -97,7 +99,7 @@ def norms(block: Tensor, start: int = 0) -> Tensor:
 
 def unit(block: Tensor, start: int = 0, norm: Tensor | None = None) -> Tensor:
     """Rows of unit length; zero rows stay zero. A block whose rows have it to 1e-6 comes back as it is, not copied."""
-    norm = norms(block, start) if norm is None else norm
+    norm = norms(block, start, summed=False) if norm is None else norm
     return divide(block, norm) if _off(norm) > 1e-6 else block
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import Array, as_features, as_labels
+from ..arrays import Array, as_features, as_labels, as_numpy
 from ..data.images import printable
 from ..errors import InputError
 from . import coverage, detectors, kept, labelfree
@@ -157,7 +157,7 @@ def _labels(labels: Array | None, n: int) -> np.ndarray | None:
     """Labels from 0, or None where there are none or one class only."""
     if labels is None:
         return None
-    plain = labels.detach().cpu().numpy() if hasattr(labels, "detach") else np.asarray(labels)
+    plain = as_numpy(labels)
     if plain.shape == (n,) and len(np.unique(plain)) < 2:
         return None
     return as_labels(plain, n)[0]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arrays import Array, as_features, as_labels
+from ..arrays import Array, as_features, as_labels, as_numpy
 from ..errors import InputError
 from .counts import Progress, as_tensor, column_sums, divide, norms, release
 
@@ -119,7 +119,7 @@ def knn_accuracy(
         raise InputError(f"k = {k} neighbours of {len(features)} rows")
     if not temperature > 0:
         raise InputError(f"the temperature must be positive, got {temperature}")
-    both = _plain(labels), _plain(query_labels)
+    both = as_numpy(labels), as_numpy(query_labels)
     if len({y.dtype.kind in "US" for y in both}) > 1:
         raise InputError("labels and query labels must both be numbers or both be words")
     index, _ = as_labels(np.concatenate(both), len(features) + len(queries))
@@ -157,7 +157,7 @@ def choose(features: np.ndarray, dims: int | None, ranking: Array | None = None)
     width = features.shape[1]
     if not isinstance(dims, int | np.integer) or not 1 <= dims <= width:
         raise InputError(f"dims must be a whole number from 1 to {width}, the width of the features, got {dims}")
-    order = column_sums(features) if ranking is None else _plain(ranking)
+    order = column_sums(features) if ranking is None else as_numpy(ranking)
     if order.shape != (width,) or not np.isfinite(order).all():
         raise InputError(f"ranking must be {width} finite numbers, one per dimension, got shape {list(order.shape)}")
     return np.argsort(-order, kind="stable")[:dims]
@@ -327,11 +327,7 @@ def _checked_ks(ks: Sequence[int], n: int) -> Sequence[int]:
 def _checked_weights(weights: Array | None, width: int, columns: np.ndarray | None) -> Tensor | None:
     if weights is None:
         return None
-    weight = _plain(weights).astype(np.float64)
+    weight = as_numpy(weights).astype(np.float64)
     if weight.shape != (width,) or not (np.isfinite(weight).all() and (weight >= 0).all()):
         raise InputError(f"weights must be {width} finite numbers from 0 up, got shape {list(weight.shape)}")
     return torch.from_numpy(weight if columns is None else weight[columns]).to(place())
-
-
-def _plain(values: Array) -> np.ndarray:
-    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)

@@ -42,7 +42,11 @@ def as_codes(z: Array) -> Codes:
 def lengths(z: Codes) -> np.ndarray:
     """Length of each row [N], float64."""
     if sp.issparse(z):
-        return np.sqrt(z.astype(np.float64).power(2).sum(1))
+        row = np.repeat(np.arange(z.shape[0]), np.diff(z.indptr))
+        largest = np.zeros(z.shape[0])  # taken out first, or squares would under- or overflow
+        np.maximum.at(largest, row, np.abs(z.data))
+        scale = np.where(largest > 0, largest, 1.0)
+        return scale * np.sqrt(np.bincount(row, (z.data / scale[row]) ** 2, minlength=len(scale)))
     return np.concatenate([norms(block, part.start).numpy()[:, 0].astype(np.float64) for part, block in blocks(z)])
 
 
