@@ -21,8 +21,15 @@ from typing import Any
 from .data import DATASETS
 from .errors import InputError
 
+# Names and explanations; what they name is in gates.py, which waits for torch.
 RECTIFIERS = ("none", "relu", "rep_relu", "gelu", "softplus", "sigmoid", "exp")
-GATES = ("none", "ste", "soft", "gumbel", "gumbel-paper")
+GATES = {
+    "none": "no gate",
+    "ste": "straight-through",
+    "soft": "the sigmoid itself",
+    "gumbel": "logistic noise",
+    "gumbel-paper": "one Gumbel sample",
+}
 
 REVISABLE = ("epochs", "checkpoint_every", "keep_checkpoints", "log_every", "dynamics_every")  # of `run`, in resume
 SEEDS = 2**63 - 1  # the largest seed torch takes
@@ -142,9 +149,7 @@ class Model(Part):
 class Gate(Part):
     """The Bernoulli gate per feature: q = sigmoid(g(h) / T)."""
 
-    kind: str = _f(
-        "ste", "none, ste (straight-through), soft, gumbel (logistic noise), gumbel-paper (one Gumbel sample)", GATES
-    )
+    kind: str = _f("ste", ", ".join(f"{name} ({what})" for name, what in GATES.items()), GATES)
     depth: int = _f(2, "layers of the gating head", least=1, most=3)
     hidden: int = _f(0, "hidden width of the gating head; 0 takes the projector's", least=0, most=WIDEST)
     prior: float = _f(0.8, "rho, the prior probability that a gate is open", least=0.01, most=0.99)

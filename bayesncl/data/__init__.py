@@ -61,6 +61,7 @@ class Dataset:
     paper_k: int = 5
     probe: str = "cifar"
 
+
 class Registry(MutableMapping[str, Dataset]):
     """Data sets by name; one entered as "module:NAME" is imported when it is first asked for."""
 
@@ -117,7 +118,7 @@ def load(data: Data, split: str, progress: Progress | None = None) -> Images:
     -------
     Images; pixels may be memory-mapped.
     """
-    from .images import printable
+    from .images import shown
 
     known = DATASETS[data.name]
     if split not in known.splits:
@@ -125,7 +126,7 @@ def load(data: Data, split: str, progress: Progress | None = None) -> Images:
     try:
         return known.load(data, split, progress)
     except OSError as error:
-        raise InputError(f"{printable(str(error.filename or data.root), 300)}: {error.strerror or error}") from None
+        raise InputError(f"{shown(error.filename or data.root)}: {error.strerror or error}") from None
 
 
 def download(name: str, root: str | Path, progress: Progress | None = None) -> Path:
