@@ -22,6 +22,7 @@ from torch import Tensor
 
 from . import draws
 from .errors import InputError
+from .files import write_saved
 from .recipes import Views
 
 BRIGHTNESS, CONTRAST, SATURATION = range(3)
@@ -333,4 +334,5 @@ def contact_sheet(
     cells = torch.stack(columns, 1).clamp(0, 1)  # [B, columns, 3, S, S]
     cells = torch.nn.functional.pad(cells, (0, gap, 0, gap), value=1.0)
     sheet = cells.permute(0, 3, 1, 4, 2).reshape(len(pixels) * (size + gap), len(columns) * (size + gap), 3)
-    Image.fromarray((sheet * 255).round().to(torch.uint8).cpu().numpy().astype(np.uint8)).save(path, format="PNG")
+    image = Image.fromarray((sheet * 255).round().to(torch.uint8).cpu().numpy().astype(np.uint8))
+    write_saved(path, image.save, format="PNG")

@@ -20,7 +20,7 @@ from . import distributed
 from .errors import InputError
 from .files import tensor_bytes
 from .lars import LARS
-from .model import Encoder, build_model, load_run, restored, stored
+from .model import Encoder, fill_model, load_run, restored, stored
 from .recipes import recipe_from_json
 from .run import Run
 
@@ -93,7 +93,7 @@ def read(path: Path) -> Checkpoint:
         metadata = json.loads(payload[8 : 8 + length])["__metadata__"]
         tensors = safetensors.torch.load(payload)
         step = int(metadata["step"])
-        if step < 0:
+        if not 0 <= step < 2**53:
             raise ValueError(f"step {step}")
         recipe_from_json(metadata["recipe"], str(path))
     except (ValueError, KeyError, TypeError, RecursionError, safetensors.SafetensorError) as error:
@@ -119,19 +119,19 @@ def newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
     return found, complaints
 
 
-def restore(checkpoint: Checkpoint, model: Encoder, optimiser: LARS | None = None) -> None:
-    """Put a checkpoint's state into a model and, to train on, its optimiser."""
-    parts: dict[str, dict[str, Tensor]] = {"model": {}, "momentum": {}}
-    for name, tensor in checkpoint.tensors.items():
-        part, _, rest = name.partition(".")
-        parts.get(part, {})[rest] = tensor
-    momenta = restored(parts["momentum"])
+def part(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
+    """The tensors of the `model` or of the `momentum`, by the names of the parameters."""
+    start = f"{name}."
+    return restored({n.removeprefix(start): t for n, t in checkpoint.tensors.items() if n.startswith(start)})
+
+
+def restore(checkpoint: Checkpoint, model: Encoder, optimiser: LARS) -> None:
+    """Put a checkpoint's state into a model and its optimiser."""
+    momenta = part(checkpoint, "momentum")
     try:
-        model.load_state_dict(restored(parts["model"]))
+        model.load_state_dict(part(checkpoint, "model"))
     except RuntimeError as error:
         raise InputError(f"the checkpoint does not fit the recipe: {str(error).splitlines()[0]}") from None
-    if optimiser is None:
-        return
     with torch.no_grad():
         for name, p in model.named_parameters():
             if name in momenta:
@@ -147,6 +147,5 @@ def open_model(run: Path, device: torch.device | str) -> tuple[Encoder, str]:
     found, _ = newest(Run(run))
     if found is None:
         raise InputError(f"{run} is not finished, and none of its checkpoints can be read: bayesncl resume {run}")
-    model = build_model(recipe_from_json(found.recipe, str(run)))
-    restore(found, model)
+    model = fill_model(recipe_from_json(found.recipe, str(run)), part(found, "model"), run)
     return model.eval().to(device), f"Not finished: this is its checkpoint after {found.step:,} steps."

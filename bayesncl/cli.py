@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,42 +16,16 @@ import typer
 from . import __version__
 from .cpu import rest_when_busy
 from .errors import InputError
-from .files import write_atomic
+from .files import check_folder, write_atomic
 
-# isort: off (it would give each name a line)
+# isort: off
 from .options import (
-    Backbone,
-    Batch,
-    Changes,
-    Csv,
-    DataDir,
-    Device,
-    Epochs,
-    Everything,
-    Json,
-    Latex,
-    Markdown,
-    Quiet,
-    RecipeName,
-    RunDir,
-    Size,
-    Trained,
-    written,
+    Backbone, Batch, Changes, Csv, DataDir, Device, Epochs, Everything, Json, Latex, Markdown, Quiet, RecipeName,
+    RunDir, Size, Trained, written,
 )  # fmt: skip
 from .recipes import (
-    DATASETS,
-    METHODS,
-    PARTS,
-    RECIPES,
-    Recipe,
-    change,
-    explain,
-    find_recipe,
-    revise,
-    shorthands,
-    with_root,
+    DATASETS, METHODS, PARTS, RECIPES, Recipe, change, explain, find_recipe, revise, shorthands, with_root,
 )  # fmt: skip
-
 # isort: on
 
 if TYPE_CHECKING:
@@ -59,7 +34,7 @@ if TYPE_CHECKING:
     from .run import Run
 
 app = typer.Typer(
-    help="Image encoders whose feature dimensions a person can read.",
+    help="Readable codes of any images from any encoder, and the paper's experiments. Start with bayesncl demo.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -67,29 +42,46 @@ app = typer.Typer(
 )
 
 
+NO_MEMORY = ("out of memory", "can't allocate memory", "can't start new thread")  # torch's two ways and Python's
+
+
 def main() -> None:
-    """Entry point: runs a command and turns what can go wrong into one line and an exit status."""
+    """Runs a command and turns what can go wrong into one line and an exit status."""
     warnings.showwarning = lambda message, *_args, **_kwargs: print(f"bayesncl: note: {message}", file=sys.stderr)
     rest_when_busy()
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here a full disk or a closed pipe is an error like others
     except InputError as error:
         fail(str(error), 2)
     except KeyboardInterrupt:
         fail("stopped", 130)
     except MemoryError:
         fail("out of memory", 1)
-    except RuntimeError as error:  # torch's two ways to say it
-        if not any(words in str(error) for words in ("out of memory", "can't allocate memory")):
+    except RuntimeError as error:
+        if "home directory" in str(error):
+            fail(f"{error} Give whole paths instead of ~", 2)
+        if not any(words in str(error) for words in NO_MEMORY):
             raise
         fail("out of memory", 1)
     except OSError as error:
         fail(f"{error.filename or 'i/o'}: {error.strerror or error}", 1)
+    except ImportError as error:  # a damaged installation; or too little memory, or too few files, to load it
+        fail(f"cannot load {error.name or 'what it needs'}: {(error.__cause__ or error)!s:.300}", 1)
+    except Warning as warning:  # python -W error
+        fail(str(warning), 1)
 
 
 def fail(message: str, status: int) -> None:
     """Say what is wrong in one line and leave; other processes of a group must not be waited for."""
-    print("bayesncl:", one_line(message), file=sys.stderr, flush=True)
+    with suppress(OSError, ValueError):  # nobody may be listening
+        print("bayesncl:", one_line(message), file=sys.stderr, flush=True)
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it leaves
     sys.exit(status)
 
 
@@ -109,6 +101,15 @@ def version(show: Annotated[bool, typer.Option("--version", help="print the vers
         raise typer.Exit
 
 
+WHERE_TO_START = """\
+Where to start
+  bayesncl train scenes                         built-in images, minutes on a CPU
+  bayesncl train folder --data PHOTOS           your own images, by the thousand
+  bayesncl fit PHOTOS -o DIR                    fewer images: no training, no recipe
+  bayesncl train cifar100-bayesncl --data DIR   the paper's main run
+"""
+
+
 @app.command()
 def recipes(
     name: Annotated[
@@ -117,10 +118,10 @@ def recipes(
 ) -> None:
     """List the recipes, or show one."""
     if name is None:
-        print(f"DATASET-METHOD, with DATASET one of\n  {' '.join(DATASETS)}\nand METHOD one of\n  {' '.join(METHODS)}")
-        print(
-            f"A plain DATASET means DATASET-bayesncl. {len(RECIPES)} recipes; bayesncl recipes NAME explains one."
-        )
+        print(WHERE_TO_START)
+        print(f"A recipe is DATASET-METHOD, with DATASET one of\n  {' '.join(DATASETS)}")
+        print(f"and METHOD one of\n  {' '.join(METHODS)}")
+        print(f"A plain DATASET means DATASET-bayesncl. {len(RECIPES)} recipes; bayesncl recipes NAME explains one.")
         return
     recipe = find_recipe(name)
     print(recipe.name)
@@ -148,10 +149,10 @@ def train(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a recipe. Everything goes into a run folder; bayesncl resume continues a run that was stopped or killed."""
+    """Train an encoder by a recipe. Everything goes into a run folder; bayesncl resume continues it."""
     chosen = find_recipe(recipe, root=data)
     short: dict[str, Any] = {"epochs": epochs, "batch": batch, "size": size, "backbone": backbone}
-    change(chosen, [*shorthands(chosen, **short), *(changes or [])])  # mistakes are told at once
+    change(chosen, [*shorthands(chosen, **short), *(changes or [])])  # mistakes are reported at once
     display = open_display(quiet)
     display.busy("starting")  # importing torch takes seconds
     from . import distributed
@@ -179,11 +180,12 @@ def train(
 def resume(
     run: RunDir, data: DataDir = None, changes: Changes = None, device: Device = None, quiet: Quiet = False
 ) -> None:
-    """Continue a run after a crash, a kill or Ctrl-C; the result is the same as without the interruption.
+    """Continue a run that was stopped or killed. The result is the same as without the interruption.
 
     --set run.epochs=N makes it longer or shorter: the learning rates left are those of a run of N epochs.
     """
-    open_display(quiet).busy("starting")
+    display = open_display(quiet)
+    display.busy("starting")
     from . import distributed
     from .dynamics import recorder
     from .plan import load_split
@@ -195,10 +197,13 @@ def resume(
     before = with_root(found.recipe(), data)
     recipe = revise(before, changes or [])
     distributed.start()
-    display = open_display(quiet, found.inside(found.board) if found.board.is_dir() else None)
     if found.finished() and recipe.run.epochs == before.run.epochs:
+        display.close()
         display.note(f"{run} is finished")
         return
+    if found.board.is_dir():
+        display.close()
+        display = open_display(quiet, found.inside(found.board))
     if changes and (note := short_schedule(recipe)):
         display.note(note)
     place, images = open_device(device), load_split(recipe, "train", display)
@@ -216,7 +221,12 @@ def evaluate(
     paper_probe: Annotated[
         bool, typer.Option("--paper-probe", help="also the published 50-epoch linear probe (minutes)")
     ] = False,
-    plots: Annotated[Path | None, typer.Option("--plots", metavar="DIR", help="also draw the figures there")] = None,
+    again: Annotated[
+        Path | None, typer.Option("--again", metavar="RUN", help="the same method with another seed: same dimensions?")
+    ] = None,
+    plots: Annotated[
+        Path | None, typer.Option("--plots", metavar="DIR", callback=check_folder, help="also draw the figures there")
+    ] = None,
     everything: Everything = False,
     json: Json = None,
     csv: Csv = None,
@@ -225,7 +235,10 @@ def evaluate(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Every measure of a run, printed as a table and saved as RUN/evaluation.json."""
+    """Say how readable a run's dimensions are.
+
+    Prints a verdict; --all prints every measure there is, and RUN/evaluation.json has them all.
+    """
     from . import distributed
     from .evaluate import evaluate as evaluate_model
     from .evaluate import scarce
@@ -242,7 +255,10 @@ def evaluate(
     splits = [load_split(recipe, split, display) for split in ("train", "test")]
     if (few := scarce(*splits)) is not None:
         display.note(few)
-    results = evaluate_model(model, *splits, paper_probe=paper_probe, progress=display.count)
+    twin = None if again is None else open_run(again, device, data)[0]
+    results = evaluate_model(
+        model, *splits, paper_probe=paper_probe, again=twin, everything=everything, progress=display.count
+    )
     display.close()
     if distributed.rank() != 0:
         return
@@ -260,10 +276,15 @@ def evaluate(
 @app.command()
 def measure(
     features: Annotated[
-        Path, typer.Argument(metavar="FILE", help="z [N, D] and y [N] in .npz, .csv, ...; or .npy of z with --labels")
+        Path,
+        typer.Argument(metavar="FILE", help="z [N, D], and y [N] if labelled, in .npz, .csv, ...; or codes of fit"),
     ],
     labels: Annotated[
         Path | None, typer.Option("--labels", metavar="FILE", help=".npy of y, beside a .npy of z")
+    ] = None,
+    embeddings: Annotated[
+        Path | None,
+        typer.Option("--embeddings", metavar="FILE", help="a second encoder's embeddings of the images, to judge by"),
     ] = None,
     everything: Everything = False,
     json: Json = None,
@@ -272,7 +293,10 @@ def measure(
     latex: Latex = None,
     quiet: Quiet = False,
 ) -> None:
-    """The same measures for the features of any model, of any size."""
+    """Say the same of the features of any model.
+
+    Labels are not needed; files may be of any size.
+    """
     from .evaluate import measure_file
     from .report.tables import show
 
@@ -283,7 +307,9 @@ def measure(
         files = {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
         return show_codes(features, files, everything, display, save=False)
     spectrum = everything or json is not None or csv is not None  # it takes longest, and only these show it
-    results = measure_file(features, labels, spectrum=spectrum, progress=display.count)
+    results = measure_file(
+        features, labels, embeddings, spectrum=spectrum, everything=everything, progress=display.count
+    )
     display.close()
     show(results, {"json": json, "csv": csv, "markdown": markdown, "latex": latex}, everything)
 
@@ -299,7 +325,7 @@ def cost(
     device: Device = None,
     json: Json = None,
 ) -> None:
-    """Parameters, multiply-adds in the paper's counting, and operations of a training step."""
+    """Count parameters and operations of a recipe. Multiply-adds are counted as in the paper."""
     from .measure.result import to_json
     from .plan import count_costs
     from .report.tables import compare
@@ -313,7 +339,7 @@ def cost(
 @app.command()
 def atlas(
     runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUN...", help="runs or model files, finished or not")
+        list[Path] | None, typer.Argument(metavar="RUN...", help="runs or model files, finished or not; or codes")
     ] = None,
     features: Annotated[
         Path | None,
@@ -329,7 +355,7 @@ def atlas(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """The page that shows what each dimension means; opens from disk in any browser."""
+    """Make the page that shows what each dimension means. It opens from disk in any browser."""
     from .atlas import serve as serve_folder
     from .atlas.sources import atlas_of_arrays, atlas_of_runs, default_place
 
@@ -338,6 +364,13 @@ def atlas(
         raise InputError("atlas takes one RUN or more, or --features FILE.npz")
     if features is not None:
         page = atlas_of_arrays(features, out or default_place(features))
+    elif runs and any(map(is_codes, runs)):
+        from .atlas.fitted import atlas_of_codes
+        from .codes_folder import CodesFolder
+
+        if strange := [run for run in runs if not is_codes(run)]:
+            raise InputError(f"{strange[0]} is not a folder of codes: an atlas shows codes or runs, not both")
+        page = atlas_of_codes(runs, out or CodesFolder(runs[0]).inside(runs[0] / "atlas"), data, images, display)
     else:
         assert runs
         page = atlas_of_runs(runs, out or default_place(runs[0]), data, images, open_device(device), display)
@@ -352,7 +385,7 @@ def quiz(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="results that the atlas's quiz exported")],
     json: Json = None,
 ) -> None:
-    """Join several people's answers to the intruder quiz: the share found by method and dimension."""
+    """Join several people's answers to the atlas's intruder quiz. Gives the share found by method and dimension."""
     from .quiz import join_quizzes, quiz_json, render_quiz
 
     joined = join_quizzes(files)
@@ -369,7 +402,7 @@ def views(
     out: Annotated[Path, written("-o", "--out", metavar="FILE.png")] = Path("views.png"),
     count: Annotated[int, typer.Option("--count", min=1, max=64, help="images shown")] = 12,
 ) -> None:
-    """A contact sheet of augmented views, to look at before training."""
+    """Draw augmented views of some images. Look at them before training."""
     import torch
 
     from .augment import contact_sheet
@@ -387,7 +420,7 @@ def download(
     name: Annotated[str, typer.Argument(metavar="cifar10|cifar100")],
     root: Annotated[Path, typer.Option("--data", metavar="DIR", help="where to put the archive")] = Path("data"),
 ) -> None:
-    """Fetch a data set from its home, with resume and checksum."""
+    """Fetch a data set from its home. A broken download resumes; what comes is checked."""
     from .data import download as fetch
 
     display = open_display(False)
@@ -396,71 +429,7 @@ def download(
     print(f"{path}: use it with --data {root}")
 
 
-@app.command()
-def reproduce(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="a table or figure of the paper, or all")] = None,
-    listing: Annotated[bool, typer.Option("--list", help="what exists, what has been run, what it would cost")] = False,
-    scale: Annotated[
-        str, typer.Option("--scale", help="smoke: scenes on a CPU in a minute; paper: full size")
-    ] = "paper",
-    data: DataDir = None,
-    results: Annotated[Path, typer.Option("--results", metavar="DIR", help="the ledger")] = Path("results"),
-    pages: Annotated[Path | None, typer.Option("--pages", metavar="DIR", help="write page and figures there")] = None,
-    dry: Annotated[bool, typer.Option("--dry-run", help="show from the ledger alone; train nothing")] = False,
-    device: Device = None,
-    quiet: Quiet = False,
-) -> None:
-    """A table or figure of the paper by name: theirs next to ours."""
-    from .reproduce import command
-    from .train import Interrupted
-
-    display = open_display(quiet)
-    try:
-        command.reproduce(
-            name, listing=listing, scale=scale, data=data, results=results, pages=pages, dry=dry, device=device,
-            display=display,
-        )  # fmt: skip
-    except Interrupted:
-        display.close()
-        display.note("stopped; the same command continues from here")
-        raise typer.Exit(130) from None
-
-
-@app.command()
-def record(
-    run: RunDir,
-    results: Annotated[Path, typer.Option("--results", metavar="DIR", help="the ledger")] = Path("results"),
-    data: DataDir = None,
-    device: Device = None,
-    quiet: Quiet = False,
-) -> None:
-    """Put a finished run into a ledger; it is evaluated first if it was not."""
-    from .reproduce.runner import record_run
-
-    display = open_display(quiet)
-    path = record_run(run, results, data, device=open_device(device), display=display)
-    display.close()
-    print(f"recorded {path}")
-
-
-@app.command()
-def demo(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="for runs, report, atlas")] = Path("runs/demo"),
-    changes: Changes = None,
-    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="open the report in a browser")] = True,
-    quiet: Quiet = False,
-) -> None:
-    """Train CL, NCL and BayesNCL on the built-in scenes, print one table, write a report and an atlas."""
-    from .demo import run_demo
-    from .train import Interrupted
-
-    display = open_display(quiet)
-    try:
-        run_demo(out, changes or [], open_browser, display)
-    except Interrupted as stop:
-        display.close()
-        display.note(f"stopped after {stop.done} of {stop.total} steps; the same command continues")
-        raise typer.Exit(130) from None
+from . import cli_paper  # noqa: E402, F401 (registers its commands here)
 
 
 def is_codes(path: Path) -> bool:
@@ -469,24 +438,18 @@ def is_codes(path: Path) -> bool:
 
 
 def show_codes(folder: Path, files: dict[str, Path | None], everything: bool, display: Display, save: bool) -> None:
-    """Measure a folder of codes, print the table (with labels) and the verdict, write what was asked for."""
+    """Measure a folder of codes, print the verdict, write what was asked for."""
     from .codes_folder import CodesFolder
     from .judge import measure_codes
-    from .measure.verdict import render
     from .report.tables import show
 
-    result, found = measure_codes(folder, spectrum=everything or any(files.values()), progress=display.count)
+    spectrum = everything or any(files.values())
+    result = measure_codes(folder, spectrum=spectrum, everything=everything, progress=display.count)
     display.close()
-    if result.sound is None and (asked := [kind for kind, path in files.items() if path and kind != "json"]):
-        raise InputError(f"{folder} has no labels: nothing for --{asked[0]}; --json has the verdict")
     if save:
         here = CodesFolder(folder)
         here.write(here.evaluation_file, result.to_json())
-    if result.sound is not None:
-        show(result, files, everything)
-    elif files.get("json") is not None:
-        write_atomic(files["json"], result.to_json())
-    print(render(found))
+    show(result, files, everything)
 
 
 def open_display(quiet: bool, board: Path | None = None) -> Display:

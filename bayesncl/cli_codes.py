@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,11 +12,17 @@ from . import cli
 from .cli import Device, Quiet, app, written
 from .errors import InputError
 
+if TYPE_CHECKING:
+    from .progress import Display
+
 Encoder = Annotated[
     str | None,
     typer.Option(
         "--encoder", metavar="E", help="a timm model by name, FILE.onnx, MODULE:FUNCTION (a torch module), or a run"
     ),
+]
+Again = Annotated[
+    str | None, typer.Option("--encoder", metavar="MODULE:FUNCTION", help="the same as for fit, if it was code")
 ]
 METHODS = ("prototypes", "ncl", "bayesncl", "sae", "csr")
 
@@ -51,11 +57,11 @@ def fit(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Readable codes of photos through any encoder, or of embeddings. Stopped, the same command goes on."""
+    """Readable codes of photos through any encoder, or of embeddings. Stop it at any time: the same command resumes."""
     if method not in METHODS:
         raise InputError(f"no method {method!r}; there are {', '.join(METHODS)}")
     numbers = {"size": size, "mean": parse_colours("--mean", mean), "std": parse_colours("--std", std)}
-    if not quiet:
+    if not quiet and sys.stderr.isatty():  # somebody watches while torch is imported
         print(f"looking at {cli.one_line(str(source))}", file=sys.stderr, flush=True)
     from .encoders import Request
     from .fit import fit as fit_codes
@@ -70,7 +76,7 @@ def fit(
         fit_codes(source, out, options, cli.open_device(device), display)
     except KeyboardInterrupt:
         display.close()
-        display.note("stopped; the same command goes on from here")
+        display.note("stopped; the same command resumes from here")
         raise typer.Exit(130) from None
     finally:
         display.close()
@@ -93,7 +99,7 @@ def parse_colours(name: str, text: str | None) -> tuple[float, ...] | None:
 def embed(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, a model file, or codes that fit wrote")],
     images: Annotated[
-        Path, typer.Argument(metavar="IMAGES", help="a folder of images, or one; with codes also an array of embeddings")
+        Path, typer.Argument(metavar="IMAGES", help="a folder of images, or one; for codes also an array file")
     ],
     out: Annotated[
         Path, written("-o", "--out", metavar="FILE", help=".npz (z [N, D], names, y), .csv or .parquet")
@@ -105,30 +111,50 @@ def embed(
     names: Annotated[
         Path | None, typer.Option("--names", metavar="FILE", help="names.json from the atlas: named columns")
     ] = None,
-    encoder: Annotated[
-        str | None, typer.Option("--encoder", metavar="MODULE:FUNCTION", help="the same as for fit, if it was code")
-    ] = None,
+    encoder: Again = None,
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Features or codes of one's own images, as a file."""
+    """Write features or codes of your own images to a file."""
     from .embed import embed_images
 
     display = cli.open_display(quiet)
-    if cli.is_codes(run):
-        from .codes_folder import CodesFolder
-
-        if ungated:
-            raise InputError("--ungated is for trained runs; codes have no version without gates")
-        model: Any = CodesFolder(run).model(cli.open_device(device), encoder)
-    elif encoder is not None:
-        raise InputError(f"--encoder goes with codes that fit wrote; {run} is its own encoder")
-    else:
-        from .checkpoint import open_model
-
-        model, remark = open_model(run, cli.open_device(device))
-        if remark:
-            display.note(remark)
+    if ungated and cli.is_codes(run):
+        raise InputError("--ungated is for trained runs; codes have no version without gates")
+    model = open_model(run, device, encoder, display)
     count, width = embed_images(model, images, out, keep=keep, gated=not ungated, names=names, progress=display.count)
     display.close()
     display.note(f"{out}: {count:,} images x {width:,} dimensions")
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, a model file, or codes that fit wrote")],
+    out: Annotated[Path, written("-o", "--out", metavar="FILE.onnx")] = Path("model.onnx"),
+    head: Annotated[bool, typer.Option("--head", help="of codes of photos only the part from embeddings on")] = False,
+    encoder: Again = None,
+    quiet: Quiet = False,
+) -> None:
+    """A run or codes as an ONNX file, compared with torch."""
+    from .export import export as export_model
+
+    display = cli.open_display(quiet)
+    model = open_model(run, "cpu", encoder, display)
+    outputs, worst = export_model(model, out, head=head)
+    display.note(f"{out}: gives {' and '.join(outputs)}; differs from torch by {worst:.1g} at most")
+
+
+def open_model(run: Path, device: str | None, encoder: str | None, display: Display) -> Any:
+    """A trained run, as far as it has come, or codes."""
+    if cli.is_codes(run):
+        from .codes_folder import CodesFolder
+
+        return CodesFolder(run).model(cli.open_device(device), encoder)
+    if encoder is not None:
+        raise InputError(f"--encoder goes with codes that fit wrote; {run} is its own encoder")
+    from .checkpoint import open_model as open_run
+
+    model, remark = open_run(run, cli.open_device(device))
+    if remark:
+        display.note(remark)
+    return model

@@ -24,7 +24,7 @@ from .draws import make_key, uniform
 from .errors import InputError
 from .files import digest
 from .gates import top_k_mask
-from .heads import HEADS, Head, Prototypes
+from .heads import HEADS, Features, Head, Prototypes
 from .neighbours import nearest
 from .rows import Moments, Stream, hold, measure, take
 from .schedule import warmup_cosine
@@ -124,7 +124,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         X : [N, F] numpy array, memory-mapped array (read in blocks if it does not fit in memory) or torch tensor.
         y : not used.
         pairs : int [N] or [N, K]: the rows that row i should agree with, in place of its neighbours.
-        checkpoint : file that keeps the state of a long fit, written every minute; if it is there, the fit goes on
+        checkpoint : file that keeps the state of a long fit, written every minute; if it is there, the fit resumes
             from it and ends as it would have. It is removed at the end.
         progress : called with (done, total, what).
 
@@ -158,7 +158,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             head.silent = True
         head.start(rows[torch.linspace(0, count - 1, min(count, START_ROWS), device=device).long()])
         state = shelf.State(head, _optimiser(head, device), self._fingerprint(moments, seed, batch, total, count))
-        found = None if checkpoint is None else state.read(Path(checkpoint))
+        found = None if checkpoint is None else state.read(Path(checkpoint), count)
         if partners is None:
             partners = found
         if partners is None:
@@ -254,16 +254,19 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             place = slice(start, min(start + size, len(source)))
             n = place.stop - start
             block[:n] = take(source, place, self.moments_, device)
-            features = head(block)
-            z = features.gated
-            if self.keep is not None:
-                z = z * top_k_mask(z, self.keep)
-                z = z / z.norm(dim=1, keepdim=True).clamp_min(1e-12)
-            if self.method in ZEROS:  # where nothing fires, what came nearest to it does
-                nearest_to = features.aux if features.aux is not None else features.z
-                lone = torch.nn.functional.one_hot(nearest_to.argmax(1), self.dim_).to(z.dtype)
-                z = torch.where((z > 0).any(1, keepdim=True), z, lone)
-            yield place, z[:n]
+            yield place, self.finish(head(block))[:n]
+
+    def finish(self, features: Features) -> Tensor:
+        """Codes [n, D] of what the head says: the strongest kept, no row empty."""
+        z = features.gated
+        if self.keep is not None:
+            z = z * top_k_mask(z, self.keep)
+            z = z / z.norm(dim=1, keepdim=True).clamp_min(1e-12)
+        if self.method in ZEROS:  # where nothing fires, what came nearest to it does
+            nearest_to = features.aux if features.aux is not None else features.z
+            lone = torch.nn.functional.one_hot(nearest_to.argmax(1), self.dim_).to(z.dtype)
+            z = torch.where((z > 0).any(1, keepdim=True), z, lone)
+        return z
 
     def save(self, path: Path | str) -> None:
         """Write a safetensors file with the options and a checksum in its metadata."""

@@ -172,7 +172,7 @@ class CodesFolder(Folder):
         """The fitted codes."""
         about = self.about()
         if not self.codes_file.is_file():
-            raise InputError(f"{self} is not finished: run bayesncl fit again, it goes on from here")
+            raise InputError(f"{self} is not finished: run bayesncl fit again, it resumes from here")
         codes = ReadableCodes.load(self._own(self.codes_file), device)
         if codes.n_features_in_ != about.embeddings.get("features"):
             raise InputError(f"{self.codes_file} is of other embeddings than {self.embeddings_file.name} beside it")
@@ -209,7 +209,7 @@ class CodesFolder(Folder):
             raise InputError(f"{self} was fitted with the encoder {printable(request.spec)}, not {named}")
         encoder = open_encoder(request, device)
         if encoder.fingerprint != fingerprint:
-            raise InputError(f"encoder {encoder.name} has changed since {self} was fitted with it: run bayesncl fit again")
+            raise InputError(f"encoder {encoder.name} has changed since {self} was fitted: run bayesncl fit again")
         return encoder
 
     def put_rows(self, about: About, rows: Rows, blocks: Iterable[np.ndarray], features: int) -> About:
@@ -219,9 +219,9 @@ class CodesFolder(Folder):
             with temporary_beside(self.inside(self.embeddings_file)) as temporary:
                 with open(temporary, "wb") as file:
                     header = {"descr": "<f4", "fortran_order": False, "shape": (len(rows), features)}
-                    np.lib.format.write_array_header_1_0(file, header)  # type: ignore[arg-type]
+                    np.lib.format.write_array_header_1_0(file, header)
                     for block in blocks:
-                        data = np.ascontiguousarray(block, "<f4")
+                        data = np.ascontiguousarray(block, "<f4").tobytes()
                         crc = zlib.crc32(data, crc)
                         file.write(data)
                     file.flush()
@@ -254,13 +254,14 @@ class CodesFolder(Folder):
         """The files of these rows; `root` where the images lie now, if they moved."""
         about = self.about()
         if about.images is None and root is None:
-            raise InputError(f"{self} knows of no images: fit again with --images DIR, the folder that the names lie in")
+            raise InputError(f"{self} knows of no images: fit again with --images DIR, the folder they lie in")
         base = Path(root).expanduser() if root is not None else self.place(about.images or "")
         if not base.is_dir():
             raise InputError(f"no folder of images {printable(str(base), 300)}: --data DIR says where they are now")
         paths = [base / (safe_name(name) or "\0") for name in names]
         if not any(os.path.isfile(path) for path in paths if "\0" not in str(path)):
-            raise InputError(f"{printable(str(base), 300)}: none of the {len(paths)} images is there: --data DIR says where")
+            shown = printable(str(base), 300)
+            raise InputError(f"{shown}: none of the {len(paths):,} images is there: --data DIR says where they are now")
         return paths
 
     def damaged(self, path: Path) -> InputError:
@@ -374,7 +375,7 @@ def checksum(blocks: Iterable[np.ndarray]) -> int:
     crc = 0
     for block in blocks:
         for start in range(0, len(block), 4096):
-            crc = zlib.crc32(np.ascontiguousarray(block[start : start + 4096]), crc)
+            crc = zlib.crc32(block[start : start + 4096].tobytes(), crc)
     return crc
 
 

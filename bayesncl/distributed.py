@@ -6,7 +6,8 @@ import datetime
 import errno
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -83,6 +84,26 @@ def barrier() -> None:
     """Wait for all, however long it takes."""
     if world_size() > 1:
         checked(dist.barrier, group=_patient)
+
+
+@contextmanager
+def patience() -> Iterator[None]:
+    """Within: collectives wait as long as barriers do. For the first step: processes may compile minutes apart."""
+    if world_size() == 1:
+        yield
+        return
+    _set_timeout(PATIENCE)
+    try:
+        yield
+        barrier()  # all of them are through before the clock runs again
+    finally:
+        _set_timeout(TIMEOUT)
+
+
+def _set_timeout(timeout: datetime.timedelta) -> None:
+    c10d = dist.distributed_c10d
+    c10d._set_pg_timeout(timeout, dist.group.WORLD)
+    c10d._get_default_store().set_timeout(timeout)  # by which NCCL's first collective finds the others
 
 
 def agree(value: int) -> bool:

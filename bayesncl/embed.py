@@ -23,7 +23,7 @@ from .data.folder import existing_folder, scan
 from .data.images import Images, Progress, printable
 from .errors import InputError
 from .features import extract
-from .files import digest, write_atomic
+from .files import check_place, digest, write_atomic
 from .model import Encoder
 from .names import FINGERPRINT, find_names, read_names
 from .objective import check_keep, keep_strongest
@@ -31,7 +31,6 @@ from .photos import embed_entries
 from .sources import ARRAYS, read_embeddings
 
 ENDINGS = (".npz", ".csv", ".parquet")
-LONGEST_NAME = 230  # bytes; file systems take 255, and the name is longer while the file is written
 
 
 @dataclass(frozen=True)
@@ -84,8 +83,7 @@ def check_out(out: Path) -> None:
     """Refuse, before the work, a name that could not be written after it."""
     if out.suffix not in ("", *ENDINGS):
         raise InputError(f"{out}: expected a name that ends in {', '.join(ENDINGS)}")
-    if len(os.fsencode(out.name)) > LONGEST_NAME:
-        raise InputError(f"{out.name[:40]}...: the name is too long, {LONGEST_NAME} bytes are the most")
+    check_place(out)
     if out.suffix == ".parquet":
         _import_pyarrow()
 
@@ -133,7 +131,8 @@ def _codes_of_photos(model: PhotoCodes, place: Path, keep: int | None, progress:
     if not parts or (bad and os.path.isfile(place)):
         raise InputError(f"{place}: none of the {len(entries)} photos can be used: {bad[0]}")
     if bad or others:
-        warnings.warn(f"{len(bad) + len(others)} files skipped, e.g. {(bad or [printable(others[0])])[0]}", stacklevel=2)
+        first = bad[0] if bad else printable(others[0])
+        warnings.warn(f"{len(bad) + len(others):,} files skipped, e.g. {first}", stacklevel=2)
     names = [printable(e.name, 16_384) for e, why in zip(entries, reasons) if why is None]
     return Table(np.concatenate(parts), names, classes_of(names))
 

@@ -57,7 +57,7 @@ class View:
 
     def __post_init__(self) -> None:
         if not 1 <= self.crop <= LARGEST_SIDE or not 1 <= self.resize <= LARGEST_SIDE:
-            raise InputError(f"photos must be cut to 1 to {LARGEST_SIDE} pixels a side, got {self.crop} of {self.resize}")
+            raise InputError(f"photos are cut to 1 to {LARGEST_SIDE} pixels a side, got {self.crop} of {self.resize}")
         for name in ("mean", "std"):
             numbers = tuple(float(v) for v in getattr(self, name))
             if len(numbers) != 3 or not all(map(math.isfinite, numbers)) or (name == "std" and min(numbers) <= 0):
@@ -149,8 +149,8 @@ class PhotoEncoder:
         except InputError:
             raise
         except Exception as error:  # whatever a stranger's network raises
-            side = self.view.crop
-            raise InputError(f"encoder {self.name} does not take photos of {side} x {side}: {first_line(error)}") from None
+            side = f"{self.view.crop} x {self.view.crop}"
+            raise InputError(f"encoder {self.name} does not take photos of {side}: {first_line(error)}") from None
         if found.ndim != 2 or len(found) != 2 or not found.shape[1]:
             raise InputError(f"encoder {self.name} gives {list(found.shape)} for two photos, expected [2, F]")
         return int(found.shape[1])
@@ -180,7 +180,9 @@ class TorchEncoder(PhotoEncoder):
 class OnnxEncoder(PhotoEncoder):
     """An ONNX file run by onnxruntime."""
 
-    def __init__(self, request: Request, view: View, session: Any, output: str, batch: int | None, weights: str) -> None:
+    def __init__(
+        self, request: Request, view: View, session: Any, output: str, batch: int | None, weights: str
+    ) -> None:
         self.session, self.output, self.batch = session, output, batch
         self.input = session.get_inputs()[0].name
         self.half = "float16" in session.get_inputs()[0].type
@@ -259,7 +261,8 @@ def open_timm(request: Request, device: torch.device | str, say: Say) -> PhotoEn
     try:
         network = timm.create_model(name, pretrained=request.weights is None, num_classes=0)
     except Exception as error:  # the hub, the network, the disk and timm have many kinds
-        raise InputError(f"timm could not make {name}: {first_line(error)}; --weights FILE takes them from a file") from None
+        advice = "--weights FILE takes its weights from a file"
+        raise InputError(f"timm could not make {name}: {first_line(error)}; {advice}") from None
     if request.weights is not None:
         request = load_weights(network, request)
     said = {key: value for key, value in dict(getattr(network, "pretrained_cfg", {})).items() if value is not None}
@@ -315,7 +318,8 @@ def open_onnx(request: Request, device: torch.device | str, say: Say) -> PhotoEn
     flat = [name for name, each in outputs.items() if len(each.shape) == 2]
     output = next((name for name in OUTPUTS if name in outputs), (flat or list(outputs))[0])
     weights = hash_file(path) + output
-    return OnnxEncoder(replace(request, spec=str(path.resolve())), request.view(own), session, output, sides[0], weights)
+    request = replace(request, spec=str(path.resolve()))
+    return OnnxEncoder(request, request.view(own), session, output, sides[0], weights)
 
 
 def open_module(request: Request, device: torch.device | str, say: Say) -> PhotoEncoder:
@@ -389,7 +393,7 @@ def read_view(said: Mapping[str, Any]) -> View:
 
 
 def load_weights(network: nn.Module, request: Request) -> Request:
-    """Fill a network from a .safetensors or .pt file; what belongs to a classifier is left out, nothing is unpickled."""
+    """Fill a network from a .safetensors or .pt file; what it has no place for is left out, nothing is unpickled."""
     assert request.weights is not None
     path = Path(request.weights).expanduser()
     if not path.is_file():
@@ -411,7 +415,8 @@ def load_weights(network: nn.Module, request: Request) -> Request:
     tensors = {str(name).removeprefix("module."): t for name, t in found.items()}
     own = network.state_dict()
     if missing := [name for name in own if name not in tensors]:
-        raise InputError(f"{path} is of another model: it lacks {len(missing)} of {len(own)} tensors, e.g. {missing[0]}")
+        lacks = f"{len(missing)} of {len(own)} tensors, e.g. {missing[0]}"
+        raise InputError(f"{path} is of another model: it lacks {lacks}")
     if wrong := [name for name in own if own[name].shape != tensors[name].shape]:
         shapes = f"{list(tensors[wrong[0]].shape)}, expected {list(own[wrong[0]].shape)}"
         raise InputError(f"{path} is of another model: {wrong[0]} is {shapes}")

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import glob
 import hashlib
+import io
 import json
 import os
 import re
@@ -13,9 +14,9 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .errors import InputError
 
@@ -52,6 +53,13 @@ def write_atomic(path: Path | str, data: bytes | str) -> None:
         raise
 
 
+def write_saved(path: Path | str, save: Callable[..., object], **options: Any) -> None:
+    """Write what `save`, of an image or a figure, puts into an open file."""
+    held = io.BytesIO()
+    save(held, **options)
+    write_atomic(path, held.getvalue())
+
+
 def is_stream(path: Path) -> bool:
     """Whether `path` is something to write to rather than to replace: no regular file, or one of our own streams."""
     try:
@@ -85,6 +93,7 @@ def check_place(path: Path | None) -> Path | None:
     """`path`, if a file can be written there; said before long work, not after it."""
     if path is None:
         return None
+    _check_name(path)
     if path.is_dir():
         raise InputError(f"{path}: a folder, expected the name of a file")
     if is_stream(path):
@@ -97,6 +106,38 @@ def check_place(path: Path | None) -> Path | None:
     if not os.access(parent, os.W_OK):
         raise InputError(f"{path}: not permitted to write in {parent}")
     return path
+
+
+def check_folder(path: Path | None) -> Path | None:
+    """`path`, if it is a folder that can be written in or if one can be made there."""
+    if path is None:
+        return None
+    _check_name(path)
+    there = next(part for part in (path, *path.absolute().parents) if os.path.lexists(part))
+    if not there.is_dir():
+        raise InputError(f"{path}: {there} is not a folder")
+    if not os.access(there, os.W_OK):
+        raise InputError(f"{path}: not permitted to write in {there}")
+    return path
+
+
+def _check_name(path: Path) -> None:
+    """Refuse, in one line that is not as long as they are, names that no file system takes."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        pass
+    except ValueError as error:  # a null byte
+        raise InputError(f"{str(path)[:60]!r}: {error}") from None
+    except OSError as error:
+        shown = str(path) if len(str(path)) < 300 else f"{str(path)[:60]}..."
+        raise InputError(f"{shown}: {error.strerror}") from None
+
+
+def name_beside(path: Path, ending: str) -> Path:
+    """A hidden name beside `path`, made of its own; of a very long one only a hash, since endings take room."""
+    name = path.name if len(os.fsencode(path.name)) < 220 else hashlib.sha256(os.fsencode(path.name)).hexdigest()
+    return path.with_name(f".{name}{ending}")
 
 
 def tensor_bytes(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
@@ -142,7 +183,7 @@ def temporary_beside(path: Path, *, folder: bool = False) -> Iterator[Path]:
     """
     sweep(path.parent, path.name)
     while True:
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
+        temporary = name_beside(path, f".{secrets.token_hex(4)}{TEMPORARY}")
         temporary.mkdir() if folder else temporary.touch(exist_ok=False)
         handle = _hold(temporary, or_unlocked=True)
         if handle is not None and temporary.exists():  # a sweeper may have come between making it and locking it
@@ -156,7 +197,10 @@ def temporary_beside(path: Path, *, folder: bool = False) -> Iterator[Path]:
 
 def sweep(folder: Path, name: str | None = None) -> None:
     """Remove what killed processes left half-written: in `folder` and below, or beside the one file `name` of it."""
-    leftovers = folder.rglob(f".*{TEMPORARY}") if name is None else folder.glob(f".{glob.escape(name)}.*{TEMPORARY}")
+    if name is None:
+        leftovers = folder.rglob(f".*{TEMPORARY}")
+    else:
+        leftovers = folder.glob(f"{glob.escape(name_beside(folder / name, '').name)}.*{TEMPORARY}")
     for leftover in list(leftovers):
         if not OURS.fullmatch(leftover.name):
             continue
@@ -187,4 +231,4 @@ def _hold(path: Path, *, or_unlocked: bool = False) -> int | None:
 
 def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

@@ -1,7 +1,7 @@
 """`bayesncl fit`: from photos, an array or a run to a folder of readable codes.
 
 Each kind of source is a function that brings its embeddings into the folder, unless they are there; the rest is the
-same for all. A fit that was stopped goes on where it was: photos that are embedded stay so, and so does the head.
+same for all. A fit that was stopped resumes where it was: photos that are embedded stay so, and so does the head.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .photos import BLOCK, Embedded, Pile, find_photos, mark
 from .progress import Display
 from .sources import Options, find_source, match_images, photo_labels, read_embeddings, read_labels
 
-HOLD_FROM, HELD, MOST_HELD, SHARE = 1000, 200, 5000, 0.1  # images from which some are held out; how many
+HOLD_FROM, SHARE, MOST_HELD = 5000, 0.1, 5000  # rows from which some are held out, and how many
 TRIED = 8  # photos embedded to tell how long the rest will take
 FIT_PACE = 2e10  # products a second of one thread while a head is trained
 
@@ -144,7 +144,9 @@ def take_array(source: Path, folder: CodesFolder, options: Options, device: torc
     classes = f"{len(rows.class_names):,} classes" if rows.class_names else "no labels"
     images = "names" if names is not None else "no names"
     guess = _duration(_fit_seconds(n - rows.held, z.shape[1], options))
-    display.note(f"{n:,} rows of {z.shape[1]:,} numbers; {classes}, {images}; {_held(rows.held)}; about {guess} {_where(device)}")
+    display.note(
+        f"{n:,} rows of {z.shape[1]:,} numbers; {classes}, {images}; {_held(rows.held)}; about {guess} {_where(device)}"
+    )
     about = About("array", place, folder.relative(options.images), mark=json.dumps(mark(source)))
     _put(folder, about, rows, (_finite(z, order[i : i + BLOCK]) for i in range(0, n, BLOCK)), z.shape[1])
 
@@ -195,13 +197,13 @@ SOURCES: dict[str, Source] = {"photos": take_photos, "array": take_array, "run":
 
 
 def hold_out(names: Sequence[str], test: np.ndarray | None) -> np.ndarray:
-    """Which rows are kept for judging, bool [N]: a test split, or a tenth of a thousand or more, 200 to 5,000 of them."""
+    """Which rows are kept for judging, bool [N]: a test split, or a tenth of 5,000 rows or more, at most 5,000."""
     if test is not None and test.any() and not test.all():
         return test
     n = len(names)
     if n < HOLD_FROM:
         return np.zeros(n, bool)
-    return held_out(names, min(max(SHARE, HELD / n), MOST_HELD / n), 0)
+    return held_out(names, min(SHARE, MOST_HELD / n), 0)
 
 
 def next_commands(about: About, out: Path, options: Options) -> list[str]:

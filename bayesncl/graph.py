@@ -53,11 +53,14 @@ def fast(
 
     def step() -> None:
         nonlocal run
-        if run is None:
+        if run is not None:
+            run()
+            return
+        with distributed.patience():
             if check is not None:
                 rehearse(body, state(), check)
             run = capture(body, state(), device) if distributed.world_size() == 1 else body
-        run()
+            run()
 
     return step
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from .codes_folder import CodesFolder, Rows
 from .data.images import Progress
 from .evaluate import measure_features
 from .measure.result import Result
-from .measure.verdict import Verdict, to_dict, verdict
+from .measure.verdict import Verdict, verdict
 
 MOST_JUDGED = 5_000  # rows; more say little more
 
@@ -26,7 +27,15 @@ def judged(rows: Rows) -> np.ndarray:
 
 
 def judge(codes: ReadableCodes, embeddings: np.ndarray, rows: Rows, *, seed: int = 0) -> Verdict:
-    """The verdict on codes, beside those of an untrained head; by labels where there are any, else by the embeddings."""
+    """The verdict on codes, beside an untrained head; by labels where there are any, else by the embeddings."""
+    z, labels, given = gather(codes, embeddings, rows)
+    return verdict(z, labels, **given, seed=seed)
+
+
+def gather(
+    codes: ReadableCodes, embeddings: np.ndarray, rows: Rows
+) -> tuple[np.ndarray, np.ndarray | None, dict[str, Any]]:
+    """Codes [N, D] and labels [N] of the rows to judge by, and what else is known of them; see `readable.figures`."""
     chosen = judged(rows)
     x = np.asarray(embeddings[chosen])
     train = embeddings[: len(rows) - rows.held]
@@ -34,7 +43,7 @@ def judge(codes: ReadableCodes, embeddings: np.ndarray, rows: Rows, *, seed: int
     control = ReadableCodes(**options).fit(train).transform(x)
     labels = None if rows.labels is None else rows.labels[chosen]
     z = codes.set_params(sparse_output=False).transform(x)
-    return verdict(z, labels, label_names=rows.class_names, embeddings=x, control=control, seed=seed)
+    return z, labels, {"label_names": rows.class_names, "embeddings": x, "control": control}
 
 
 def headlines(found: Verdict, most: int = 4, width: int = 80) -> list[str]:
@@ -44,23 +53,17 @@ def headlines(found: Verdict, most: int = 4, width: int = 80) -> list[str]:
     return [textwrap.fill(text, width, initial_indent="- ", subsequent_indent="  ") for text in lines[:most]]
 
 
-def measure_codes(folder: Path, *, spectrum: bool = True, progress: Progress | None = None) -> tuple[Result, Verdict]:
-    """Every measure of a folder of codes, and the verdict on them.
-
-    Returns
-    -------
-    Result, which holds no more than the verdict where there are no labels of two classes; and the Verdict.
-    """
+def measure_codes(
+    folder: Path, *, spectrum: bool = True, everything: bool = False, progress: Progress | None = None
+) -> Result:
+    """Every measure of a folder of codes, and the verdict on them; see `measure_features`."""
     here = CodesFolder(folder)
     about = here.about()
-    codes, rows, embeddings = here.codes(), here.rows(about), here.embeddings(about)
-    found = judge(codes, embeddings, rows)
-    chosen = judged(rows)
-    result = Result()
-    if rows.labels is not None and len(np.unique(rows.labels[chosen])) > 1:
-        z = codes.transform(np.asarray(embeddings[chosen]))
-        result = measure_features(z, rows.labels[chosen], spectrum=spectrum, progress=progress)
+    codes, rows = here.codes(), here.rows(about)
+    z, labels, given = gather(codes, here.embeddings(about), rows)
+    if labels is not None and len(np.unique(labels)) < 2:
+        labels = None
+    result = measure_features(z, labels, spectrum=spectrum, everything=everything, progress=progress, **given)
     judged_by = "held out" if rows.held else "fitted on"
     result.parameters = {"codes": str(folder), "method": codes.method, "judged_by": judged_by} | result.parameters
-    result.verdict = to_dict(found)
-    return result, found
+    return result

@@ -193,7 +193,11 @@ def load_run(path: str | Path, device: str | torch.device = "cpu") -> Encoder:
     recipe = recipe_from_json(metadata["recipe"], str(path))
     if run.recipe_file.is_file():  # a run's own folder knows where its images are; the weights do not
         recipe = replace_fields(recipe, data={"root": run.recipe().data.root})
-    tensors = restored(tensors)
+    return fill_model(recipe, restored(tensors), path).eval().to(device)
+
+
+def fill_model(recipe: Recipe, tensors: dict[str, Tensor], path: Path) -> Encoder:
+    """The model of a recipe with these weights, both checked first; `path` says in messages where they come from."""
     with torch.device("meta"):  # shapes alone: a stranger's recipe must not take memory that its tensors do not fill
         wanted = {name: tensor.shape for name, tensor in build_model(recipe).state_dict().items()}
     if wanted != {name: tensor.shape for name, tensor in tensors.items()}:
@@ -201,7 +205,7 @@ def load_run(path: str | Path, device: str | torch.device = "cpu") -> Encoder:
     check_weights(tensors, path)
     model = build_model(recipe)
     model.load_state_dict(tensors)
-    return model.eval().to(device)
+    return model
 
 
 def check_weights(tensors: dict[str, Tensor], source: Path) -> None:

@@ -53,7 +53,8 @@ class Codes:
         """The name most people gave to dimension `k`, the newest where they disagree evenly; empty without one."""
         given = [entry for entry in self.dimensions.get(k, []) if entry.name]
         votes = [sum(other.name.casefold() == entry.name.casefold() for other in given) for entry in given]
-        return max(zip(votes, [entry.time for entry in given], [entry.name for entry in given]), default=(0, "", ""))[2]
+        best = max(zip(votes, [entry.time for entry in given], [entry.name for entry in given]), default=(0, "", ""))[2]
+        return " ".join(best.split())
 
     def conflicts(self) -> list[int]:
         """Dimensions to which people gave different names or marks."""
@@ -126,7 +127,8 @@ def _text(value: object, length: int, where: str) -> str:
         return ""
     if not isinstance(value, str):
         raise InputError(f"{where}: expected text, got {type(value).__name__}")
-    return printable(value.strip(), length)
+    # not escaped: what is read and written again must stay as it is
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in value[:length]).strip()
 
 
 def join_entries(entries: Sequence[Entry]) -> list[Entry]:

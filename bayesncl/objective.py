@@ -33,7 +33,7 @@ def keep_strongest(z: Tensor, keep: int | None) -> Tensor:
 
 def check_keep(keep: Any, dim: int) -> None:
     """InputError unless `keep` is None or a whole number from 1 to `dim`."""
-    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, Integral) or not 1 <= keep <= dim):
+    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, Integral) or not 1 <= int(keep) <= dim):
         raise InputError(f"keep must be a whole number from 1 to the {dim} dimensions, got {keep!r}")
 
 

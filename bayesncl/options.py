@@ -14,7 +14,7 @@ RecipeName = Annotated[
     typer.Argument(metavar="RECIPE", help="DATASET-METHOD, a plain DATASET, or a recipe.json; see: bayesncl recipes"),
 ]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
-Trained = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder or a model file")]
+Trained = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, a model file, or codes that fit wrote")]
 DataDir = Annotated[str | None, typer.Option("--data", metavar="DIR", help="where the images are")]
 Changes = Annotated[
     list[str] | None,
@@ -34,7 +34,7 @@ def written(*names: str, help: str | None = None, metavar: str = "FILE") -> Any:
 
 
 Json = Annotated[Path | None, written("--json", help="write the results as JSON")]
-Csv = Annotated[Path | None, written("--csv", help="... as CSV")]
-Markdown = Annotated[Path | None, written("--markdown", help="... as a Markdown table")]
-Latex = Annotated[Path | None, written("--latex", help="... as a LaTeX table")]
-Everything = Annotated[bool, typer.Option("--all", help="print every measure, also spectrum, thresholds and curves")]
+Csv = Annotated[Path | None, written("--csv", help="write the results as CSV")]
+Markdown = Annotated[Path | None, written("--markdown", help="write the results as a Markdown table")]
+Latex = Annotated[Path | None, written("--latex", help="write the results as a LaTeX table")]
+Everything = Annotated[bool, typer.Option("--all", help="after the verdict print every measure there is")]

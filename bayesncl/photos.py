@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from .codes_folder import CodesFolder
+from .codes_folder import CodesFolder, is_codes
 from .data.archive import Entry
 from .data.decode import FORMATS, MOST_BYTES, SUFFIXES, Undecodable
 from .data.folder import existing_folder, scan, split_folders
@@ -83,17 +83,25 @@ class Pile:
 
 
 def find_photos(root: Path, out: Path) -> Pile:
-    """The photos of a folder; what lies in the folder `out` that is written is left out."""
+    """The photos of a folder; what lies in `out`, or in another folder that `fit` wrote, is left out."""
     root = existing_folder(str(root))
     train, test = split_folders(root)
     entries: list[Entry] = []
     others: list[str] = []
-    inner = os.path.realpath(out) + os.sep
+    written = {Path(os.path.realpath(out)): True}
+
+    def ours(folder: Path) -> bool:
+        if folder not in written:
+            up = folder.parent
+            written[folder] = is_codes(folder) or (up != folder and up.is_relative_to(base) and ours(up))
+        return written[folder]
+
+    base = Path(os.path.realpath(root))
     for folder in filter(None, (train, test)):
         prefix = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
         images, rest = scan(folder)
-        entries += [Entry(prefix + e.name, e.path) for e in images if not os.path.realpath(e.path).startswith(inner)]
-        others += [prefix + name for name in rest if not os.path.realpath(folder / name).startswith(inner)]
+        entries += [Entry(prefix + e.name, e.path) for e in images if not ours(Path(os.path.realpath(e.path)).parent)]
+        others += [prefix + name for name in rest if not ours(Path(os.path.realpath(folder / name)).parent)]
     entries.sort(key=lambda entry: entry.name)
     if not entries:
         seen = f"; there are {len(others)} other files, e.g. {printable(others[0])}" if others else ", it is empty"

@@ -43,10 +43,10 @@ def as_batch(images: Pictures) -> Tensor | list[Image | Path]:
     from PIL.Image import Image as PillowImage
 
     if isinstance(images, PillowImage | str | os.PathLike):
-        images = [images]  # type: ignore[list-item]
+        images = [images]
     if isinstance(images, list | tuple):
         if strange := [type(i).__name__ for i in images if not isinstance(i, PillowImage | str | os.PathLike)]:
-            raise InputError(f"a list must hold PIL images or paths, got {strange[0]}; arrays go in as one [N, 3, H, W]")
+            raise InputError(f"a list must hold PIL images or paths, got {strange[0]}; give arrays as one [N, 3, H, W]")
         return [image if isinstance(image, PillowImage) else Path(image) for image in images]
     if not isinstance(images, Tensor | np.ndarray):
         raise InputError(f"{EXPECTED}; got {type(images).__name__}")

@@ -15,9 +15,9 @@ from .cost import cost, time_steps
 from .data import DATASETS, load
 from .data.folder import split_folders
 from .data.images import Images
-from .features import extract
+from .features import centre_crop
 from .model import Encoder
-from .progress import Display, words
+from .progress import Display, plural, words
 from .recipes import Recipe, change, find_recipe, replace_fields, shorthands
 from .train import fit_batch, short_schedule
 
@@ -51,13 +51,10 @@ def plan_run(
     images = load_split(chosen(SEEN), "train", display)
     recipe, note = fit_batch(chosen(len(images)), len(images))
     display.busy("timing a step")
-    told = describe(recipe, images, device)
-    display.close()
-    display.note(told)
-    if light:
-        display.note(
-            "no GPU: these settings end in minutes; --backbone, --size, --epochs, --batch or --set choose others"
-        )
+    if not display.quiet:
+        display.note(describe(recipe, images, device))
+    if light and not changes and not any(short.values()):
+        display.note("chosen to end in minutes without a GPU; --backbone, --size, --epochs, --batch choose otherwise")
     for text in (note, short_schedule(recipe)):
         if text:
             display.note(text)
@@ -67,6 +64,7 @@ def plan_run(
             f"{len(images):,} images are few to train an encoder from scratch: "
             f"bayesncl fit {place} reads codes from a pretrained one"
         )
+    display.close()
     return recipe, images
 
 
@@ -100,12 +98,13 @@ def load_split(recipe: Recipe, split: str, display: Display) -> Images:
 def describe(recipe: Recipe, images: Images, device: torch.device) -> str:
     """Images, classes, backbone, machine and expected time in one line."""
     parts = [f"{len(images):,} images", sizes(recipe, images)]
-    parts.append(f"{len(images.class_names)} classes" if images.class_names else "no classes")
+    parts.append(plural(len(images.class_names), "class") if images.class_names else "no classes")
     if images.broken:
-        parts.append(f"{images.broken:,} broken files left out")
+        parts.append(f"{plural(images.broken, 'broken file')} left out")
     gpu = device.type == "cuda"
-    place = torch.cuda.get_device_name(device) if gpu else f"CPU with {torch.get_num_threads()} threads"
-    work = f"{recipe.model.backbone} at {recipe.views.size} px, {recipe.run.epochs} epochs, batch {recipe.run.batch}"
+    place = torch.cuda.get_device_name(device) if gpu else f"CPU, {plural(torch.get_num_threads(), 'thread')}"
+    work = f"{recipe.model.backbone} at {recipe.views.size} px, {plural(recipe.run.epochs, 'epoch')}, "
+    work += f"batch {recipe.run.batch}"
     world = distributed.world_size()
     return f"{', '.join(parts)}; {work}; {f'{world} x ' * (world > 1)}{place}: {expected(recipe, len(images), device)}"
 
@@ -113,7 +112,7 @@ def describe(recipe: Recipe, images: Images, device: torch.device) -> str:
 def sizes(recipe: Recipe, images: Images, most: int = 32) -> str:
     """Sizes of the image files of a folder, by some of them; elsewhere of the images as they are stored."""
     found = set()
-    if recipe.data.name == "folder" and images.names:
+    if DATASETS[recipe.data.name].holdout and images.names:
         folder = split_folders(Path(recipe.data.root))[0]
         for i in np.unique(np.linspace(0, len(images) - 1, most).astype(int)):
             try:
@@ -144,25 +143,27 @@ def count_costs(
     names: Sequence[str], changes: Sequence[str] | None, root: str | None, device: torch.device | None
 ) -> dict[str, dict[str, Any]]:
     """`cost` of each recipe; with a device also `time_steps`, and with `root` of what `train` would do with it."""
-    results, images = {}, 50_000
-    for name in names:
-        recipe, more = find_recipe(name, changes), {}
+    chosen, images, results = [find_recipe(name, changes) for name in names], 50_000, {}
+    known = [recipe.name for recipe in chosen]
+    if len(set(known)) < len(known):  # files of one recipe with other values
+        known = list(names)
+    for title, name, recipe in zip(known, names, chosen):
+        more = {}
         if root is not None and device is not None:
             recipe, split = plan_run(name, changes or [], root, device, Display())
             images = len(split)
             more = {"images": images, "epochs": recipe.run.epochs}
-        known = recipe.name if recipe.name not in results else name  # files of one recipe with other values
-        results[known] = cost(recipe) | more | (time_steps(recipe, device, images=images) if device else {})
+        results[title] = cost(recipe) | more | (time_steps(recipe, device, images=images) if device else {})
     return results
 
 
 def tell_difference(model: Encoder, images: Images, display: Display, most: int = 256) -> None:
-    """Say whether the features of different images differ."""
+    """Say whether the features of different images differ; by process 0, whose display speaks, alone."""
     if display.quiet:
         return
     rows = np.unique(np.linspace(0, len(images) - 1, most).astype(int))
-    z = extract(model, Images(images.pixels[rows]), "sound").gated
-    cosine = mean_cosine(z)
+    pixels = centre_crop(torch.from_numpy(np.array(images.pixels[rows])), model.recipe.views.size)
+    cosine = mean_cosine(model.encode(pixels, batch=64).numpy())
     if cosine is None:
         display.note("warning: the features of nearly all images are zero: every gate is closed")
     elif cosine > ALIKE:

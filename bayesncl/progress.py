@@ -75,10 +75,10 @@ class Display:
             for name, value in line.items():
                 self.board.add_scalar(name, value, line["step"])
         self.metrics = line
-        if line["step"] >= self.total:
+        if line["step"] >= self.total and not self.quiet:
             self._show(None)
             took = words(time.perf_counter() - self.began)
-            self.note("  ".join([f"{self.name}:", f"{self.epochs} epochs in {took}", *self._measured()]))
+            self.note("  ".join([f"{self.name}:", f"{plural(self.epochs, 'epoch')} in {took}", *self._measured()]))
 
     def count(self, done: int, total: int, what: str) -> None:
         """Show counted work such as decoding: a `Progress`."""
@@ -154,6 +154,11 @@ def words(seconds: float) -> str:
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def plural(n: int, thing: str) -> str:
+    """``1 class``, ``12 classes``."""
+    return f"{n:,} {thing}{'' if n == 1 else 'es' if thing.endswith('s') else 's'}"
 
 
 def follower() -> bool:

@@ -67,8 +67,13 @@ def measure(source: Any, chosen: Tensor | None = None) -> Moments:
 
 def take(source: Any, index: slice | Tensor, moments: Moments, device: torch.device) -> Tensor:
     """Some rows of `source`, prepared: float32 [n, F] on `device`, [n, F + 1] if F is small."""
-    x = _unit(_read(source, index, device))
-    mean, scale = moments.mean.to(device, x.dtype), moments.scale.to(device, x.dtype)
+    return prepare(_read(source, index, device), moments)
+
+
+def prepare(x: Tensor, moments: Moments) -> Tensor:
+    """Rows [n, F] brought to unit length, centred and scaled."""
+    x = _unit(x)
+    mean, scale = moments.mean.to(x.device, x.dtype), moments.scale.to(x.device, x.dtype)
     x = ((x - mean) * scale).float()
     return x if x.shape[1] == moments.width else F.pad(x, (0, 1), value=math.sqrt(x.shape[1]))
 

@@ -193,8 +193,11 @@ def _read_object(path: Path) -> dict[str, Any] | None:
 
 
 def _parse_object(text: str) -> dict[str, Any] | None:
+    def whole(digits: str) -> int | float:
+        return int(digits) if len(digits) < 300 else float(digits)  # an int that no float holds breaks arithmetic
+
     try:
-        tree = json.loads(text)
+        tree = json.loads(text, parse_int=whole)
     except (ValueError, RecursionError):
         return None
     return tree if isinstance(tree, dict) else None

@@ -24,6 +24,9 @@ FORMAT = "bayesncl-codes-1"
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 MAX_BYTES = 16 << 30
 MAX_WIDTH = 1 << 20  # of embeddings and of codes
+DAMAGE = (  # what forged headers and tensors raise
+    *(OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError, MemoryError),
+)
 FITTED = ("dim_", "n_features_in_", "n_iter_", "loss_", "recall_", "interrupted_")
 Codes = TypeVar("Codes", bound="ReadableCodes")
 
@@ -107,8 +110,9 @@ def _unpack(cls: type[Codes], path: Path) -> tuple[Codes, dict[str, Any]]:
         raise InputError(f"{path} is damaged: its checksum does not match")
     try:
         return _build(cls, json.loads(text), tensors), json.loads(text)
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise InputError(f"{path} does not hold readable codes: {str(error).splitlines()[0]}") from None
+    except DAMAGE as error:
+        said = " ".join(str(error).split())[:200] or type(error).__name__
+        raise InputError(f"{path} does not hold readable codes: {said}") from None
 
 
 def _build(cls: type[Codes], config: dict[str, Any], tensors: dict[str, Tensor]) -> Codes:
@@ -159,27 +163,48 @@ class State:
         text = json.dumps({"fingerprint": self.fingerprint, "step": self.step})
         write_atomic(path, tensor_bytes(tensors, {"fit": text, "sha256": digest(tensors, text)}))
 
-    def read(self, path: Path) -> Tensor | None:
-        """Go on from a file, if there is one; the partners [N, K] it holds."""
+    def read(self, path: Path, count: int) -> Tensor | None:
+        """Go on from a file, if there is one; the partners [N, K] it holds, each one of `count` rows."""
         check_place(path)
         if not path.exists():
             return None
         try:
             tensors, metadata = read_tensors(path)
-            found = json.loads(metadata.get("fit", ""))
-        except ValueError:
+            text = metadata.get("fit", "")
+            if digest(tensors, text) != metadata.get("sha256"):
+                raise InputError(f"{path} is damaged: its checksum does not match; remove it to begin anew")
+            found = json.loads(text)
+            if found["fingerprint"] != self.fingerprint:
+                raise InputError(f"{path} is of a fit of other rows or options; remove it to begin anew")
+            return self._restore(int(found["step"]), tensors, count)
+        except InputError:
+            raise
+        except DAMAGE:
             raise InputError(f"{path} is not a checkpoint of a fit; remove it to begin anew") from None
-        if digest(tensors, metadata["fit"]) != metadata.get("sha256"):
-            raise InputError(f"{path} is damaged: its checksum does not match; remove it to begin anew")
-        if found["fingerprint"] != self.fingerprint:
-            raise InputError(f"{path} is of a fit of other rows or options; remove it to begin anew")
-        self.head.load_state_dict({n.removeprefix("head."): t for n, t in tensors.items() if n.startswith("head.")})
-        for name, p in self.head.named_parameters():
-            for key in ("step", "exp_avg", "exp_avg_sq"):
-                if f"{key}.{name}" in tensors:
-                    self.optimiser.state[p][key] = tensors[f"{key}.{name}"].to(p.device)
-        self.step = int(found["step"])
-        return tensors["partners"]
+
+    def _restore(self, step: int, tensors: dict[str, Tensor], count: int) -> Tensor:
+        """Take everything in once all of it is checked; ValueError where it does not fit."""
+        head = {name: tensors[f"head.{name}"] for name in self.head.state_dict()}
+        moments = {
+            p: {key: tensors[f"{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq")}
+            for name, p in self.head.named_parameters()
+            if f"step.{name}" in tensors
+        }
+        shaped = all(t.shape == (() if key == "step" else p.shape) for p, m in moments.items() for key, t in m.items())
+        every = [*head.values(), *(t for each in moments.values() for t in each.values())]
+        sound = all(t.dtype == torch.float32 and bool(t.isfinite().all()) for t in every)
+        if not (shaped and sound and 0 <= step < 2**53):
+            raise ValueError("moments or step")
+        partners = tensors["partners"]
+        if partners.dtype != torch.int64 or partners.ndim != 2 or not partners.numel() or len(partners) != count:
+            raise ValueError("partners")
+        if not 0 <= int(partners.min()) <= int(partners.max()) < count:
+            raise ValueError("partners")
+        self.head.load_state_dict(head)
+        for p, each in moments.items():
+            self.optimiser.state[p].update({key: t.to(p.device) for key, t in each.items()})
+        self.step = step
+        return partners
 
 
 def remove(path: Path) -> None:

@@ -71,7 +71,7 @@ def find_source(source: Path, out: Path, options: Options) -> str:
     known = CodesFolder(out)
     strange = [] if not out.is_dir() or known.about_file.exists() or known.log.exists() else list(out.iterdir())
     if strange and not all(path.name.startswith(".") for path in strange):
-        raise InputError(f"{out} is not empty and was not written by fit (it has {printable(strange[0].name)}): choose another")
+        raise InputError(f"{out} was not written by fit (it has {printable(strange[0].name)}): choose another folder")
     return kind
 
 
@@ -106,7 +106,8 @@ def photo_labels(pile: Pile, table: Path | None) -> list[str] | None:
     labels = [by_name.get(name, by_name.get(name.rpartition("/")[2])) for name in pile.names]
     missing = [name for name, label in zip(pile.names, labels) if label is None]
     if missing:
-        raise InputError(f"{table}: no label for {len(missing):,} of {len(pile):,} photos, e.g. {printable(missing[0])}")
+        some = f"{len(missing):,} of {len(pile):,} photos, e.g. {printable(missing[0])}"
+        raise InputError(f"{table}: no label for {some}")
     return [str(label) for label in labels]
 
 

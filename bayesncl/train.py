@@ -33,7 +33,7 @@ from .lars import LARS
 from .meter import Logger, Meter, raise_if_bad
 from .model import Encoder, build_model, model_bytes
 from .objective import ACTIVE
-from .progress import Display
+from .progress import Display, plural
 from .recipes import (
     REVISABLE,
     Recipe,
@@ -95,7 +95,7 @@ def train(
     device : default the GPU if there is one.
     display : where progress goes; default the terminal for a named recipe, and nowhere otherwise.
     after_epoch : called with the model and the epochs done; a dict it returns becomes a line of metrics.jsonl.
-    revise : a run that is there may go on with other `REVISABLE` fields of its recipe, such as more epochs.
+    revise : a run that is there may be resumed with other `REVISABLE` fields of its recipe, such as more epochs.
 
     Returns
     -------
@@ -118,8 +118,7 @@ def train(
     folder = run_dir or out
     run = Run(folder) if folder is not None else new_run(Path("runs"), recipe.name)
     model = run_loop(recipe, images, run, place, display, after_epoch, revise)
-    if distributed.rank() == 0:
-        tell_difference(model, images, display)
+    tell_difference(model, images, display)
     return model
 
 
@@ -135,6 +134,7 @@ def run_loop(
     """The loop of `train`."""
     batch, epochs = recipe.run.batch, recipe.run.epochs
     check_batch(recipe, len(images))
+    display.busy("preparing the model")
     steps = len(images) // batch  # per epoch
     with run.lock(), Stopper() as stopper, explain_memory(recipe):
         pixels = settle(images.pixels, device)
@@ -396,9 +396,10 @@ def resume_or_begin(
             display.note(f"{run} was started with other images, or they decode differently here")
         checkpoint.restore(found, model, optimiser)
         if saved.run.epochs != recipe.run.epochs and revise:
+            old_length, length = plural(saved.run.epochs, "epoch"), recipe.run.epochs
             display.note(
-                f"{found.step / steps:.4g} epochs were trained at the rates of {saved.run.epochs}, the rest follows "
-                f"those of {recipe.run.epochs}: repeatable, but not what {recipe.run.epochs} from the start would give"
+                f"up to epoch {found.step / steps:.4g} the rates were those of {old_length}, from here they are those "
+                f"of {length}: repeatable, but not the same as {length} from the start"
             )
             if distributed.rank() == 0:
                 run.set_aside(f"{saved.run.epochs}-epochs")

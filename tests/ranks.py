@@ -25,6 +25,7 @@ from bayesncl import distributed, heads
 from bayesncl.augment import make_views
 from bayesncl.features import extract
 from bayesncl.feed import batch_rows, epoch_order
+from bayesncl.graph import fast
 from bayesncl.model import Encoder, build_model
 from bayesncl.recipes import Recipe
 from tests.conftest import tiny_images, tiny_recipe
@@ -91,8 +92,7 @@ def compare(folder: Path) -> dict[str, Tensor]:
         loop.build_model = builder
         trained = loop.train(recipe, images, folder / f"{kind}-{distributed.rank()}", device=CPU)
         for name, value in trained.state_dict().items():
-            if "num_batches_tracked" not in name:  # counts calls; nothing reads it
-                out[f"{kind}.weight.{name}"] = value.contiguous()
+            out[f"{kind}.weight.{name}"] = value.contiguous()
         out[f"{kind}.rates"] = loop.schedule(recipe, N // 16)
     fresh = build_model(recipe_of())
     for mode, n in (("sound", N), ("paper", N), ("sound", 3)):  # 3 images: some processes have none
@@ -178,7 +178,29 @@ def late(folder: Path) -> dict[str, Tensor]:
     return {"agree": torch.tensor([distributed.agree(5), distributed.agree(distributed.rank())])}
 
 
-SCENARIOS = {f.__name__: f for f in (compare, train_and_die, train_and_hang, train_on, disagree, late)}
+def compile_apart(folder: Path) -> dict[str, Tensor]:
+    """Process 0 compiles for longer than a step may take; then its second step takes as long, which is a death."""
+    distributed.stop()
+    distributed.TIMEOUT = datetime.timedelta(seconds=1)
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+    distributed.start()
+    total = torch.zeros(1)
+
+    def body() -> None:
+        if distributed.rank() == 0:
+            time.sleep(3)
+        total.copy_(distributed.all_reduce_sum(torch.ones(1)))
+
+    step = fast(body, lambda: [total], CPU)
+    step()
+    save_file({"total": total}, folder / f"first-{distributed.rank()}.safetensors")
+    step()
+    return {"total": total}
+
+
+SCENARIOS = {
+    f.__name__: f for f in (compare, train_and_die, train_and_hang, train_on, disagree, late, compile_apart)
+}
 
 
 def work(scenario: str, rank: int, folder: Path) -> int:

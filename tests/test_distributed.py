@@ -234,3 +234,11 @@ def test_only_what_backends_say_is_taken_for_a_lost_process(said: str, kind: typ
     with pytest.raises(kind) as caught:
         distributed.checked(fail)
     assert type(caught.value) is kind
+
+
+def test_processes_may_compile_apart_but_not_step_apart(tmp_path: Path) -> None:
+    found, stderr, _ = run("compile_apart", 2, tmp_path)
+    for rank in range(2):
+        assert load_file(tmp_path / f"first-{rank}.safetensors")["total"].item() == 2, stderr
+    assert found[1] is None
+    assert "did not answer in time" in stderr

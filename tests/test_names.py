@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 
 from bayesncl.errors import InputError
-from bayesncl.names import Codes, Entry, find_names, join_entries, merge_names, parse_names, read_names, write_names
+from bayesncl.names import (
+    Codes,
+    Entry,
+    find_names,
+    join_entries,
+    merge_names,
+    names_json,
+    parse_names,
+    read_names,
+    write_names,
+)
 
 ANN = Entry("autumn forest", "leaves, mostly", "readable", "Ann", "2026-05-01T10:00:00Z")
 BEN = Entry("Wald", "", "mixed", "Ben", "2026-05-02T10:00:00Z")
@@ -59,8 +69,16 @@ def test_long_and_strange_texts_are_cut_and_printable() -> None:
     file = {"format": "bayesncl-names-1", "codes": [{"fingerprint": "a", "dims": 3, "dimensions": {"1": [entry]}}]}
     ((found,),) = [codes.dimensions[1] for codes in parse_names(file, "f")]
     assert len(found.name) == 120
-    assert found.note == "a\\nb\\x1b[31m"
+    assert found.note == "a\nb [31m"
     assert found.mark == ""
+
+
+def test_texts_do_not_change_when_read_and_written_again() -> None:
+    entry = {"name": "C:\\x", "note": "two\nlines \\n", "author": "A\x1b", "time": "t"}
+    file = {"format": "bayesncl-names-1", "codes": [{"fingerprint": "a", "dims": 3, "dimensions": {"1": [entry]}}]}
+    once = parse_names(file, "f")
+    assert once[0].dimensions[1][0].name == "C:\\x"
+    assert parse_names(json.loads(names_json(once)), "f") == once
 
 
 @pytest.mark.parametrize(

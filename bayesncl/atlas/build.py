@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..data.images import Images
 from ..errors import InputError
-from ..files import temporary_beside
+from ..files import check_folder, name_beside, temporary_beside
 from .contents import AtlasRun, prepare, write_images, write_matches, write_run
 from .labels import factorise
 from .photos import Photos
@@ -46,11 +46,7 @@ def build_atlas(out: Path, runs: list[AtlasRun], images: Images | Photos, title:
         raise InputError(f"an atlas shows one to {MOST_RUNS} runs, got {len(runs)}")
     if len(images) < 1:
         raise InputError("an atlas needs at least one image, got none")
-    before = out.with_name(f".{out.name}.before")
-    if before.is_dir() and not out.exists():
-        before.rename(out)  # a kill came between the two renames of `_replace`
-    if out.exists() and not (out / MARKER).is_file() and not (out.is_dir() and not any(out.iterdir())):
-        raise InputError(f"{out} exists and is not an atlas (no {MARKER} in it): not overwritten")
+    before = check_out(out)
     labels = factorise("labels", images.labels, images.class_names)
     grounds = factorise("backgrounds", images.backgrounds, images.background_names)
     features = [prepare(run, images) for run in runs]
@@ -66,6 +62,17 @@ def build_atlas(out: Path, runs: list[AtlasRun], images: Images | Photos, title:
         (partial / MARKER).write_text(json.dumps({"format": 2, "title": title, "runs": [run.name for run in runs]}))
         _replace(partial, out, before)
     return out / "index.html"
+
+
+def check_out(out: Path) -> Path:
+    """InputError where no atlas can be written, said before long work; where the one before it lies meanwhile."""
+    check_folder(out)
+    before = name_beside(out, ".before")
+    if before.is_dir() and not out.exists():
+        before.rename(out)  # a kill came between the two renames of `_replace`
+    if out.exists() and not (out / MARKER).is_file() and not (out.is_dir() and not any(out.iterdir())):
+        raise InputError(f"{out} exists and is not an atlas (no {MARKER} in it): not overwritten")
+    return before
 
 
 def _write_page(folder: Path, title: str) -> None:

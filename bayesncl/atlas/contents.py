@@ -63,6 +63,7 @@ class AtlasRun:
     sentence : one sentence on the run.
     fingerprint : says which codes they are, so that names given to dimensions find them again; default made from z.
     heat : where in each image its strongest dimensions fire (see `Heat`), or in words why that is not known, or None.
+    verdict : (text, by what it was measured) line by line, from the run's evaluation; shown above everything else.
     """
 
     name: str
@@ -73,6 +74,7 @@ class AtlasRun:
     sentence: str = ""
     fingerprint: str = ""
     heat: Heat | str | None = None
+    verdict: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def write_images(
         "runs": [
             {
                 "name": run.name, "sentence": run.sentence, "summary": tabulate(run.summary),
-                "fingerprint": fingerprint(run, arrays),
+                "fingerprint": fingerprint(run, arrays), "verdict": [list(line) for line in run.verdict],
             }
             for run, arrays in zip(runs, features)
         ],

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..data.images import Images
+from ..files import write_saved
 from ..measure.dimensions import Dimensions, describe, most_mixed, most_suppressed
 from .contents import AtlasRun, prepare
 from .labels import factorise
@@ -39,7 +40,8 @@ def galleries(run: AtlasRun, images: Images, out_dir: Path, rows: int = 6, colum
         index, value = top_images(z[:, order], columns)
         captions = [_caption(int(k), dims, names) for k in order]
         path = Path(out_dir) / f"{name}.png"
-        _draw(images.pixels, index, value, captions).savefig(path, dpi=160, facecolor="white")
+        figure = _draw(images.pixels, index, value, captions)
+        write_saved(path, figure.savefig, format="png", dpi=160, facecolor="white")
         files.append(path)
     return files
 

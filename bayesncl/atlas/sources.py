@@ -22,7 +22,7 @@ from ..names import FINGERPRINT
 from ..progress import Display
 from ..recipes import Data, Recipe, with_root
 from ..run import Run
-from .build import MOST_RUNS, build_atlas
+from .build import MOST_RUNS, build_atlas, check_out
 from .contents import AtlasRun
 
 FEW = 500  # images: fewer give a poor picture of a dimension
@@ -34,6 +34,7 @@ def atlas_of_runs(runs: list[Path], out: Path, root: str | None, most: int, devi
     """The atlas of runs on the same test images (the training images where nothing is held out)."""
     if len(runs) > MOST_RUNS:
         raise InputError(f"an atlas shows one to {MOST_RUNS} runs, got {len(runs)}")
+    check_out(out)
     models, remarks = zip(*(open_model(run, device or "cpu") for run in runs))
     recipes = [with_root(model.recipe, root) for model in models]
     same = Data()  # but for how pixels are normalised
@@ -82,7 +83,9 @@ def describe_run(model: Encoder, run: Path, images: Images, display: Display | N
     gated = found.gated if model.head.kind is not None else None
     mark = digest(model.state_dict())[:FINGERPRINT]
     heat = strongest_heat(model, images.pixels, found.z if gated is None else gated)
-    return AtlasRun(recipe.name, found.z, gated, found.open, read_summary(run), sentence, mark, heat)
+    return AtlasRun(
+        recipe.name, found.z, gated, found.open, read_summary(run), sentence, mark, heat, read_verdict(run)
+    )
 
 
 def read_summary(run: Path) -> dict[str, dict[str, float]] | None:
@@ -93,8 +96,20 @@ def read_summary(run: Path) -> dict[str, dict[str, float]] | None:
     return {name: results[name] for name in ("paper", "sound") if isinstance(results.get(name), dict)}
 
 
+def read_verdict(run: Path) -> tuple[tuple[str, str], ...]:
+    """Lines of the verdict in RUN/evaluation.json; none where it has none."""
+    found = (Run(run).evaluation() or {}).get("verdict")
+    lines = found.get("lines") if isinstance(found, dict) else None
+    return tuple(
+        (str(line.get("text", "")), str(line.get("measured_by", "")))
+        for line in (lines if isinstance(lines, list) else [])
+        if isinstance(line, dict)
+    )
+
+
 def atlas_of_arrays(path: Path, out: Path) -> Path:
     """The atlas of any model's features: an .npz with images, z [N, D] and, where there are such, y, gated and open."""
+    check_out(out)
     found = read_arrays(path, ("z", "gated", "open", "images"), needed=("z", "images"))
     z, gated = unit_rows(found["z"]), unit_rows(found["gated"]) if "gated" in found else None
     side = sorted(found["images"].shape[1:])[1:]  # of [3, H, W] or [H, W, 3]

@@ -48,7 +48,10 @@ B = TypeVar("B")
 
 def folder() -> Path:
     """Where decoded images are kept."""
-    return Path(os.environ.get("BAYESNCL_CACHE") or Path.home() / ".cache" / "bayesncl").expanduser()
+    try:
+        return Path(os.environ.get("BAYESNCL_CACHE") or Path.home() / ".cache" / "bayesncl").expanduser()
+    except RuntimeError as error:
+        raise InputError(f"no place for decoded images: {error} (BAYESNCL_CACHE names a folder)") from None
 
 
 def decoded(
@@ -243,7 +246,7 @@ def _read_text(path: Path) -> str | None:
 @contextlib.contextmanager
 def _locked(root: Path, key: str) -> Iterator[None]:
     """Hold the lock of `key` and sweep what dead builders left. 256 locks serve all keys, so they do not pile up."""
-    with open(root / "locks" / key[:2], "wb") as lock:
+    with open(root / "locks" / key[:2], "ab") as lock:  # which empties nothing, should it be a link
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             held = True
@@ -262,7 +265,7 @@ def _locked(root: Path, key: str) -> Iterator[None]:
 
 def _free(lock: Path) -> bool:
     try:
-        with open(lock, "wb") as file:
+        with open(lock, "ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     except OSError:

@@ -68,6 +68,13 @@ LAYOUTS = {
     ),
 }  # fmt: skip
 CLASSES = {"cifar10": 10, "cifar100": 100}
+# the superclass of each class of CIFAR-100, as its files number them
+COARSE = (
+    4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11, 6, 11, 5, 10, 7,
+    6, 13, 15, 3, 15, 0, 11, 1, 10, 12, 14, 16, 9, 11, 5, 5, 19, 8, 8, 15, 13, 14, 17, 18, 10,
+    16, 4, 17, 4, 2, 0, 17, 4, 18, 17, 10, 3, 2, 12, 12, 16, 12, 1, 9, 19, 2, 10, 0, 1, 16,
+    12, 9, 13, 15, 13, 16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13,
+)  # fmt: skip
 # mean and standard deviation of the training pixels; the published evaluation took the last pair for both data sets
 STATS = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
@@ -290,6 +297,7 @@ def _dataset(name: str, title: str, paper_dims: int, paper_k: int) -> Dataset:
         load=load,
         download=functools.partial(fetch_archive, name),
         classes=CLASSES[name],
+        coarse=COARSE if name == "cifar100" else (),
         images=OFFICIAL["train"],
         paper_dims=paper_dims,
         paper_k=paper_k,

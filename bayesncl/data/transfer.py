@@ -17,7 +17,7 @@ TIMEOUT = 30  # seconds without a byte
 
 
 def fetch(url: str, path: Path, md5: str, progress: Progress | None = None) -> Path:
-    """Download `url` to `path` unless it is there; a broken download goes on where it stopped.
+    """Download `url` to `path` unless it is there; a broken download resumes where it stopped.
 
     The bytes gather in PATH.part, which becomes `path` once its checksum is right.
     """
@@ -69,4 +69,4 @@ def _receive(url: str, part: Path, progress: Progress | None) -> None:
             if progress:
                 progress(done, max(total, done), f"downloading {part.name.removesuffix('.part')}")
     if total and done < total:
-        raise OSError(f"the connection ended after {done} of {total} bytes; run it again to go on")
+        raise OSError(f"the connection ended after {done} of {total} bytes; run it again to resume")

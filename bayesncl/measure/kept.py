@@ -308,7 +308,7 @@ def summary(
     Returns
     -------
     by k: `l0` (dimensions an image really keeps); `consistency`, `about_one_class` and `p5` (percent) and
-    `classes_owned`, each with `_chance` (labels shuffled by the seed); `probe` and `probe_chance` (percent) with `train`.
+    `classes_owned`, each with `_chance` (labels shuffled by the seed); with `train` also `probe` and `probe_chance`.
     """
     z = as_codes(z)
     n, width = z.shape

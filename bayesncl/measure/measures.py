@@ -82,15 +82,15 @@ def at_kept(k: int) -> list[Measure]:
     kept = f"{k} kept" if k > 1 else "one kept"
     return [
         Measure(f"kept/{k}/consistency", f"consistency, {kept}", "%", 2, True, (), True,
-                "Share of the commonest class among the images that keep a dimension."),
+                "Share of the commonest class among the images that keep a dimension.", short="consistency"),
         Measure(f"kept/{k}/about_one_class", f"dimensions about one class, {kept}", "%", 2, True, (), True,
-                "Dimensions of which half the images that keep them or more are of one class."),
+                "Dimensions of which one class has at least half of the images.", short="about one class"),
         Measure(f"kept/{k}/classes_owned", f"classes that own a dimension, {kept}", "", 0, True, (), True,
-                "Classes with a dimension of precision 0.5 and recall 0.1 for them."),
+                "Classes with a dimension of precision 0.5 and recall 0.1 for them.", short="classes owned"),
         Measure(f"kept/{k}/p5", f"retrieval precision at 5, {kept}", "%", 2, True, (), True,
-                "Share of the 5 nearest images by the kept codes that have the class of the query."),
+                "Share of the 5 nearest images that have the class of the query.", short="retrieval at 5"),
         Measure(f"kept/{k}/probe", f"linear probe, {kept}", "%", 2, True, (), True,
-                "Logistic regression on the kept codes."),
+                "Logistic regression on the kept codes.", short="linear probe"),
     ]  # fmt: skip
 
 
@@ -174,6 +174,9 @@ MEASURES = [
               "Dimensions that fire with high probability in two classes.") for t in ("0.9", "0.5")),
     *(Measure(f"background/{kind}/acc1", "linear probe, background" + (f", on {KINDS[kind]}" if kind != "h" else ""),
               "%", 2, True, (), None, "Logistic regression for the background.") for kind in KINDS),
+    *(Measure(f"balanced/{what}/acc1", f"linear probe, {what}, fitted on a balanced split", "%", 2, True, (), better,
+              "Logistic regression on h, fitted where object and background are independent.")
+      for what, better in (("object", True), ("background", None))),
     Measure("worst_group/worst", "worst group, object probe", "%", 2, True, (), True,
             "Accuracy of the object probe on the class and background it does worst on."),
     Measure("worst_group/average", "all groups, object probe", "%", 2, True, (), True, "The same over all images."),

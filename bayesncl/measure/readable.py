@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Array, as_features, as_labels, as_numpy
+from ..data.images import printable
 from ..errors import InputError
 from . import coverage, detectors, kept, labelfree
 from .retrieval import retrieval
@@ -18,6 +19,7 @@ KEPT = 5  # dimensions kept an image where one number must do
 FEW_IMAGES = 50  # below, nothing is said of single dimensions
 QUERIES = 2000  # images that retrieval with an untrained head and with whole embeddings asks with, at most
 REFERENCE = 512  # groups of ten images that tell how alike chance and neighbours are
+NAME_LENGTH = 40  # of a class in the verdict
 SORTED = 2**21  # entries that fire, above which F1 and IoU are left out unless asked for: they sort all
 
 Tree = dict[str, Any]
@@ -215,17 +217,19 @@ def _clearest(codes: Codes, known: np.ndarray, labels: Any, names: Any) -> Tree:
     j = int(np.where(used, share, -1).argmax())
     if not used.any() or share[j] < kept.ABOUT:
         return {}
-    return {"clearest": {"dimension": j, "class": _name(int(best[j]), known, names, labels)}}
+    name = printable(_name(int(best[j]), known, names, labels), NAME_LENGTH)  # it may come from a stranger's file
+    return {"clearest": {"dimension": j, "class": name}}
 
 
 def _name(label: int, known: np.ndarray, names: Any, labels: Any) -> str:
     original = labels[int(np.flatnonzero(known == label)[0])]
     original = original.item() if hasattr(original, "item") else original
+    original = int(original) if isinstance(original, float) else original
     if names is not None:
         if isinstance(names, Mapping):
             return str(names.get(original, original))
-        if isinstance(original, int | float) and 0 <= original < len(names):
-            return str(names[int(original)])
+        if isinstance(original, int) and 0 <= original < len(names):
+            return str(names[original])
     return str(original)
 
 

@@ -31,8 +31,7 @@ class Result:
     dimensions : a list per column, an entry per dimension: support, consistency, entropy_freq, mass.
     curves : consistency by least support, retrieval by kept dimensions.
     conflicting, probe, knn, theory, gates : of a run; see docs/measures.md.
-    background, worst_group, conflict, ipw, gate_effect, stability : of images with a second label.
-    verdict : what was found in words; see `verdict`.
+    background, balanced, worst_group, conflict, ipw, gate_effect, stability : of images with a second label.
     seconds : of measuring.
     verdict : what can be said in a few lines; see `verdict.to_dict`.
     readable, kept, detectors, coverage, labelfree, whole, seeds : the figures behind it; see `readable.figures`.
@@ -52,6 +51,7 @@ class Result:
     theory: list[Tree] | None = None
     gates: dict[str, Value] | None = None
     background: Tree | None = None
+    balanced: Tree | None = None
     worst_group: Tree | None = None
     conflict: Tree | None = None
     ipw: Tree | None = None

@@ -20,6 +20,7 @@ from .counts import Progress, as_tensor, column_sums, divide, norms, release
 
 KS = (1, 3, 5, 10)
 QUERY_ROWS, GALLERY_ROWS = 1024, 4096
+MOST_VOTES = 1 << 23  # queries times classes at a time
 
 
 def place() -> torch.device:
@@ -115,8 +116,9 @@ def knn_accuracy(
     index, _ = as_labels(np.concatenate(both), len(features) + len(queries))
     known, wanted = torch.from_numpy(index[: len(features)]).to(place()), index[len(features) :]
     right, gallery = 0, _Gallery(features, None)
-    for start in range(0, len(queries), QUERY_ROWS):
-        stop = min(start + QUERY_ROWS, len(queries))
+    step = max(1, min(QUERY_ROWS, MOST_VOTES // (int(index.max()) + 1)))
+    for start in range(0, len(queries), step):
+        stop = min(start + step, len(queries))
         q = _prepare(queries, slice(start, stop), None)
         values, found = _nearest(q, gallery, min(k + 1, len(features)))
         open_end = torch.nonzero(values[:, k - 1] == values[:, -1]).flatten()
@@ -129,7 +131,7 @@ def knn_accuracy(
         votes.scatter_add_(1, known[found], weight.where((values > last) | ~beyond, 0.0))
         if len(open_end):  # the last tie shares the places that are left
             places = weight.where(values == last, 0.0).sum(1)[open_end]
-            counts = _count_equal(q[open_end], last[open_end], gallery, known[None])[0]
+            counts = _count_classes(q[open_end], last[open_end], gallery, known)
             shares = torch.zeros(len(open_end), votes.shape[1], dtype=torch.float64, device=q.device)
             shares[:, : counts.shape[1]] = counts / counts.sum(1, keepdim=True).clamp_min(1)
             votes[open_end] += places[:, None] * shares
@@ -194,11 +196,10 @@ def rank_relevance(
         open_end = torch.nonzero(values[:, ranks - 1] == values[:, -1]).flatten()
         if values.shape[1] > ranks and len(open_end):
             last = values[open_end, -1:]
-            counts = _count_equal(weighted[open_end], last, gallery, labels, own[open_end])
-            more, hit = counts[0].sum(1), counts.gather(2, labels[:, own[open_end], None])  # [q], [L, q, 1]
+            more, hit = _count_ties(weighted[open_end], last, gallery, labels, own[open_end])
             tied = values[open_end] == last
             size[open_end] = torch.where(tied, torch.maximum(more[:, None], size[open_end]), size[open_end])
-            hits[:, open_end] = torch.where(tied, torch.maximum(hit, hits[:, open_end]), hits[:, open_end])
+            hits[:, open_end] = torch.where(tied, torch.maximum(hit[..., None], hits[:, open_end]), hits[:, open_end])
         size, hits, values = size[:, :ranks], hits[:, :, :ranks], values[:, :ranks]
         totals["sound"] += (hits / size)[:, :, :depth].sum(1)
         self_value = (weighted * q).sum(1, keepdim=True).float()
@@ -283,14 +284,27 @@ def _nearest(q: Tensor, gallery: _Gallery, k: int, own: Tensor | None = None) ->
     return values, rows
 
 
-def _count_equal(q: Tensor, value: Tensor, gallery: _Gallery, labels: Tensor, own: Tensor | None = None) -> Tensor:
-    """By class, how many rows have just the similarity value [q, 1] to each query: [L, q, C] for labels [L, N]."""
-    counts = torch.zeros(len(labels), int(labels.max()) + 1, len(q), device=q.device)
+def _count_ties(q: Tensor, value: Tensor, gallery: _Gallery, labels: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    """How many rows have just the similarity value [q, 1] to each query, and how many of these its label: [q], [L, q].
+
+    Only its own class is counted: a table of all would take [L, q, C], gigabytes for many classes.
+    """
+    size = torch.zeros(len(q), dtype=torch.float64, device=q.device)
+    hits = torch.zeros(len(labels), len(q), dtype=torch.float64, device=q.device)
     for part, s in _similarities(q, gallery, own):
-        equal = (s == value).T.float()
-        for count, label in zip(counts, labels):
-            count.index_add_(0, label[part], equal)
-    return counts.transpose(1, 2).double()
+        equal = s == value
+        size += equal.sum(1)
+        for hit, label in zip(hits, labels):
+            hit += (equal & (label[part] == label[own, None])).sum(1)
+    return size, hits
+
+
+def _count_classes(q: Tensor, value: Tensor, gallery: _Gallery, labels: Tensor) -> Tensor:
+    """By class, how many rows have just the similarity value [q, 1] to each query: [q, C] for labels [N]."""
+    counts = torch.zeros(int(labels.max()) + 1, len(q), device=q.device)
+    for part, s in _similarities(q, gallery, None):
+        counts.index_add_(0, labels[part], (s == value).T.float())
+    return counts.T.double()
 
 
 def _checked_weights(weights: Array | None, width: int, columns: np.ndarray | None) -> Tensor | None:

@@ -104,9 +104,9 @@ def _one_class(found: Mapping[str, Any]) -> Line:
         return Line("No dimension is kept by enough images to be about a class.", rule)
     own = look_up(found, f"kept/{KEPT}/classes_owned")[0] or 0
     best = value(found, ("readable", "clearest"))
-    example = f"; the clearest is dimension {best['dimension']}, {best['class']}" if best else ""
+    example = f"; the clearest is dimension {best['dimension']} ({best['class']})" if best else ""
     text = (
-        f"{_percent(share)} are about one class, that of half the images that keep them or more "
+        f"{_percent(share)} are about one class, which has at least half of the images that keep them "
         f"({_beside(chance, control, _percent)}); {own:,.0f} of {found['classes']:,} classes have a dimension of "
         f"their own{example}."
     )

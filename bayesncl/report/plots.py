@@ -17,6 +17,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from PIL import Image, ImageDraw, ImageFont
 
 from ..errors import InputError
+from ..files import write_saved
 from ..measure.counts import MIN_SUPPORT
 
 # Okabe and Ito's colours, told apart by people with any kind of colour blindness; yellow is too light for lines
@@ -243,7 +244,7 @@ def plot_sheet(rows: Mapping[str, Sequence[np.ndarray]], path: Path) -> Path:
             tile = image.resize((TILE, TILE), Image.Resampling.NEAREST)
             sheet.paste(tile, (MARGIN + column * (TILE + GAP), row * (TILE + GAP)))
     path.parent.mkdir(parents=True, exist_ok=True)
-    sheet.save(path)
+    write_saved(path, sheet.save, format="PNG")
     return path
 
 
@@ -332,5 +333,5 @@ def _save_below(figure: Figure, axes: Axes, path: Path) -> Path:
 def _write(figure: Figure, path: str | Path) -> Path:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    write_saved(path, figure.savefig, format=path.suffix[1:] or None)
     return path

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -146,8 +147,10 @@ def train_seconds(lines: list[dict[str, Any]], recipe: Recipe) -> tuple[float | 
     intervals, rates, before = 0.0, [], 0
     steps = None  # per epoch
     for line in lines:
-        if "images_per_second" not in line:
-            continue
+        known = [line.get(name) for name in ("images_per_second", "epoch")]
+        sane = all(isinstance(x, int | float) and 0 <= x < math.inf for x in known)
+        if not sane or not before < line["step"] < 2**53:
+            continue  # of another kind, or a stranger's
         intervals += (line["step"] - before) * recipe.run.batch / max(line["images_per_second"], 1e-9)
         rates.append(line["images_per_second"])
         before = line["step"]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ..data import DATASETS
-from ..data.images import Images
 from ..files import write_atomic
 from ..measure import measures
 from ..measure.counts import MIN_SUPPORT
@@ -18,23 +17,30 @@ from . import figures, ledger
 from .experiments import EXPERIMENTS, MAIN, PAIR, Experiment, paper, title
 from .tables import FAST, NOT_RUN, Cell, Entries, Section, mean, runs_of, sections, spread, text
 
-INTRO = f"""# Results
+INTRO = """# Results
 
-Tables and figures are generated from the ledger in [results/](../results) by `bayesncl reproduce all --dry-run --pages
-docs`; the remarks under them are written by hand. The ledger holds {{runs}}.
+What we found when we ran the paper's experiments ourselves. The ledger holds {runs}.
+Tables and figures are generated from [results/](../results) by `bayesncl reproduce all --dry-run --pages docs`; the
+sentences beside them are written by hand.
 
-How to read it. Each row of a table of the paper has up to three lines:
+## What was found
 
-- **paper**: the published value;
+{findings}
+"""
+
+READING = f"""## How to read the tables
+
+Each row of a table of the paper has up to three lines:
+
+- **paper**: the published value.
 - **ours**: our runs by the paper's own definition of the measure, mean ± standard deviation over seeds, and the number
   of runs. ▲ or ▼: above or below the published value by more than twice that deviation (marked from two runs on).
-  {FAST}: the published 50-epoch probe was not run; the accuracy is that of a logistic regression on the same features;
+  {FAST}: the published 50-epoch probe was not run; the accuracy is that of a logistic regression on the same features.
 - **sound**: the same runs measured soundly: model in eval mode, the data set's own pixel statistics, dimensions count
-  if they fire on at least 10 test images, the query itself left out of retrieval by identity, a probe with a penalty
-  chosen on held-out images.
-  [measures.md](measures.md) has the definitions.
+  if they fire on at least {MIN_SUPPORT} test images, the query itself left out of retrieval by identity, a probe with a
+  penalty chosen on held-out images. [measures.md](measures.md) has the definitions.
 
-Rows that have no run yet say so ({NOT_RUN}).
+A row without a run says so ({NOT_RUN}).
 """
 
 # What `sound` says beyond the paper's measures, and with how many decimals; shares are shown as percent.
@@ -79,35 +85,29 @@ CLAIMS = (
 )  # fmt: skip
 
 
-def write(folder: Path, entries: list[ledger.Entry], test: Images | None = None) -> Path:
+def write(folder: Path, entries: list[ledger.Entry]) -> Path:
     """Write results.md and figures/ into a folder.
+
+    Sheets of test images are not among the figures: the images are not ours to publish.
 
     Parameters
     ----------
     entries : of the ledger.
-    test : CIFAR-100's test split, for the figures that show images; without it those already in figures/ stay.
     """
     found = ledger.by_setting(entries)
-    drawn = draw_figures(folder / "figures", found, test)
+    drawn = draw_figures(folder / "figures", found)
     path = folder / "results.md"
     write_atomic(path, render(entries, found, drawn))
     return path
 
 
-def draw_figures(folder: Path, found: Entries, test: Images | None) -> dict[str, str]:
+def draw_figures(folder: Path, found: Entries) -> dict[str, str]:
     """Every figure the ledger has runs for; file name by experiment."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = {}
     for name in figures.FIGURES:
         if figures.draw(name, found, folder / f"{file_stem(name)}.png"):
             drawn[name] = f"{file_stem(name)}.png"
-    for name, kind in figures.SHEETS.items():
-        entry = figures.sheet_entry(name, found)
-        path = folder / f"{file_stem(name)}.png"
-        if entry is not None and test is not None:
-            figures.draw_sheet(kind, entry, test, path)
-        if entry is not None and path.exists():
-            drawn[name] = path.name
     return drawn
 
 
@@ -118,8 +118,9 @@ def file_stem(name: str) -> str:
 
 def render(entries: list[ledger.Entry], found: Entries, drawn: dict[str, str]) -> str:
     """The page as Markdown."""
-    parts = [INTRO.format(runs=ledger_summary(entries)), at_a_glance(found), where_the_gain_comes_from(found, drawn)]
-    parts.append(where_retrieval_gains(found))
+    findings = "\n".join(f"- {finding}" for finding in notes()["findings"] if entries)
+    parts = [INTRO.format(runs=ledger_summary(entries), findings=findings).rstrip() + "\n", at_a_glance(found)]
+    parts += [where_the_gain_comes_from(found, drawn), where_retrieval_gains(found), READING]
     for experiment in EXPERIMENTS.values():
         if not experiment.is_figure:
             parts.append(table_part(experiment, found))
@@ -140,13 +141,13 @@ def ledger_summary(entries: list[ledger.Entry]) -> str:
 
 
 def at_a_glance(found: Entries) -> str:
-    """What the paper claims of CIFAR-100, and whether our runs say so."""
+    """What the paper claims of CIFAR-100, and whether our runs agree."""
     rows = [claim_row(claim, found) for claim in CLAIMS]
     head = ["the paper's claim, CIFAR-100", "paper", "ours", "sound", "holds in ours", "holds in sound"]
     return (
-        "## At a glance\n\nEach claim is a difference between two rows of a table. It holds if our difference has its "
-        "sign and exceeds twice its standard error over seeds; with one run on a side only the sign is said. That "
-        "something is kept holds if the difference is within a point.\n\n"
+        "## The paper's claims\n\nEach claim is a difference between two rows of a table. It holds if our difference "
+        "has its sign and exceeds twice its standard error over seeds; with one run on either side only the sign is "
+        "compared. A claim that something is kept holds if the difference is within a point.\n\n"
         + markdown(head, rows, left=1)
     )
 
@@ -218,7 +219,8 @@ def where_the_gain_comes_from(found: Entries, drawn: dict[str, str]) -> str:
         "dimensions per image; *AP*: average precision of a dimension as a detector of its best class.\n"
     )
     parts = [opening, figure, support_table(section, found), shuffled_table(section, found)]
-    parts += [legend, sound_table(section, found), gate_use(section, found)]
+    parts += [folded("every sound measure of the main methods", f"{legend}\n{sound_table(section, found)}")]
+    parts += [gate_use(section, found)]
     parts += [f"{note}\n" for note in notes().get("figure-support", [])]
     return "\n".join(part for part in parts if part)
 
@@ -312,31 +314,35 @@ def plain(values: list[float], decimals: int) -> str:
 
 
 def table_part(experiment: Experiment, found: Entries) -> str:
-    """A table of the paper; data sets without a run come last and folded."""
+    """A table of the paper: what is to be said of it, then the numbers, folded; data sets without a run come last."""
     parts = [f"## {experiment.name}\n", f"{title(experiment)}.\n"]
-    for section in sorted(sections(experiment, found), key=lambda section: not section.runs):
-        name = DATASETS[section.dataset].title
-        header, rows = text(section)
-        body = markdown(header, rows, left=2)
-        if section.runs:
-            parts.append(f"**{name}**\n\n{body}")
-        else:
-            parts.append(f"<details><summary>{name}: {NOT_RUN}</summary>\n\n{body}\n</details>\n")
     parts += [f"{note}\n" for note in notes().get(experiment.name, [])]
+    for section in sorted(sections(experiment, found), key=lambda section: not section.runs):
+        header, rows = text(section)
+        done, all_of_them = sum(line.runs > 0 for line in section.lines), len(section.lines)
+        state = NOT_RUN if not done else "all rows run" if done == all_of_them else f"{done} of {all_of_them} rows run"
+        parts.append(folded(f"{DATASETS[section.dataset].title}: {state}", markdown(header, rows, left=2)))
     return "\n".join(parts)
 
 
+def folded(summary: str, body: str) -> str:
+    """What a reader opens who wants it."""
+    return f"<details><summary>{summary}</summary>\n\n{body}\n</details>\n"
+
+
 def figure_part(experiment: Experiment, found: Entries, drawn: dict[str, str]) -> str:
-    """A figure, or that it was not run; the sheets also list the classes of their images."""
+    """A figure, or that it was not run; in place of a sheet of images, the classes of its images."""
     parts = [f"## {experiment.name}\n", f"{title(experiment)}, CIFAR-100.\n"]
+    parts += [f"{note}\n" for note in notes().get(experiment.name, [])]
     if experiment.name in drawn:
         parts.append(f"![{title(experiment)}](figures/{drawn[experiment.name]})\n")
-    elif experiment.name not in figures.SHEETS:
+    elif experiment.name in figures.SHEETS and (entry := figures.sheet_entry(experiment.name, found)) is not None:
+        draw = f"`bayesncl reproduce {experiment.name} --data DIR` draws them"
+        parts.append(f"{draw}; the images are not ours to publish.\n")
+        table = exemplar_table(figures.SHEETS[experiment.name], entry)
+        parts.append(folded("the dimensions and the classes of their images", table))
+    else:
         parts.append(f"{NOT_RUN.capitalize()}.\n")
-    if experiment.name in figures.SHEETS:
-        entry = figures.sheet_entry(experiment.name, found)
-        parts.append(exemplar_table(figures.SHEETS[experiment.name], entry) if entry else f"{NOT_RUN.capitalize()}.\n")
-    parts += [f"{note}\n" for note in notes().get(experiment.name, [])]
     return "\n".join(parts)
 
 
@@ -349,7 +355,7 @@ def exemplar_table(kind: str, entry: ledger.Entry) -> str:
 
 
 def notes() -> dict[str, list[str]]:
-    """Sentences on what differs and what was checked, by table."""
+    """Sentences on what differs and what was checked, by table; under `findings` what was found in all."""
     found: dict[str, list[str]] = json.loads((Path(__file__).parent / "notes.json").read_text())
     return found
 

@@ -1,4 +1,4 @@
-"""Doing the runs: train, evaluate, record, one after the other; killed at any point, the same call goes on."""
+"""Doing the runs: train, evaluate, record, one after the other; killed at any point, the same call resumes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run_experiment_run(
     ----------
     splits : training and test images.
     results : folder of the ledger.
-    models : parent of the run folder; a half-finished run found there goes on, a finished one is only measured.
+    models : parent of the run folder; a half-finished run found there is resumed, a finished one is only measured.
     paper_probe : also the published 50-epoch linear probe.
     backgrounds : key in the entry's `extra` to the root of a data set in the layout of waterbirds.
     complete : whether an entry that another process made meanwhile will do; then InputError, and nothing is changed.

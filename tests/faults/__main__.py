@@ -14,7 +14,7 @@ from pathlib import Path
 
 os.environ |= {"OMP_NUM_THREADS": "1", "BAYESNCL_REVISION": "faults"}  # the latter spares asking git in every child
 
-from tests.faults import damage, hostile, kills, numerics, together
+from tests.faults import damage, fuzz, hostile, kills, numerics, together
 from tests.faults.harness import Outcome
 
 Fault = Callable[[int, Path, random.Random], Outcome]
@@ -39,9 +39,13 @@ FAULTS: dict[str, tuple[Fault, int, int]] = {
     "caches": (together.caches, 3, 20),
     "same_runs": (together.same_runs, 1, 5),
 }
+for grammar in fuzz.GRAMMARS:
+    FAULTS[f"fuzz_{grammar}"] = (fuzz.fault(grammar), 60, 2000)
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["fuzz"]:
+        return fuzz.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--long", action="store_true", help="all tries; minutes")
     parser.add_argument("--only", nargs="+", choices=FAULTS, default=list(FAULTS))

@@ -88,9 +88,9 @@ class Child:
     def kill(self, sign: int = signal.SIGKILL) -> None:
         os.kill(self.pid, sign)
 
-    def wait(self) -> Ended:
+    def wait(self, patience: float = PATIENCE) -> Ended:
         """Until it ends; one that hangs is killed and has status -SIGKILL."""
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + patience
         while True:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:

@@ -1,0 +1,85 @@
+"""`make audit`: calls that can run a stranger's code, and packages with known holes.
+
+    python -m tests.audit            # the calls, from the source alone
+    python -m tests.audit --packages # also pip-audit over constraints.txt, which needs the network
+"""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+NEVER = {
+    "eval", "exec", "compile", "__import__", "os.system", "os.popen", "pickle.load", "pickle.loads", "marshal.loads",
+    "marshal.load", "shelve.open", "dill.load", "dill.loads", "joblib.load", "torch.load", "torch.hub.load",
+    "yaml.load", "yaml.unsafe_load", "tempfile.mktemp", "shutil.unpack_archive", "pandas.read_pickle",
+}  # fmt: skip
+METHODS = {"extractall", "extract", "unpack_archive"}  # whatever the object: an archive's, most likely
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[ast.Call, str]]:
+    """Every call with the dotted name of what is called, by the names that imports give."""
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.asname or alias.name: alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            first, dot, rest = ast.unparse(node.func).partition(".")
+            yield node, names.get(first, first) + dot + rest
+
+
+def unsafe(node: ast.Call, name: str) -> str | None:
+    """What is wrong with a call; None if nothing is."""
+    options = {word.arg: ast.unparse(word.value) for word in node.keywords}
+    if name in NEVER:
+        return "runs or loads a stranger's code"
+    if name.startswith("subprocess.") and options.get("shell", "False") != "False":
+        return "goes through a shell"
+    if options.get("allow_pickle", "False") != "False":
+        return "unpickles"
+    if name == "numpy.load" and "allow_pickle" not in options:
+        return "says nothing of allow_pickle"
+    if name.rpartition(".")[2] in METHODS and "." in name and not name.startswith("bayesncl"):
+        return "unpacks an archive to disk"
+    return None
+
+
+def scan(folder: Path) -> list[str]:
+    """A line for each unsafe call below a folder."""
+    found = []
+    for path in sorted(folder.rglob("*.py")):
+        place = str(path.relative_to(folder.parent))
+        for node, name in calls(ast.parse(path.read_text())):
+            why = unsafe(node, name)
+            if why:
+                found.append(f"{place}:{node.lineno}: {name} {why}")
+    return found
+
+
+def audit_packages() -> int:
+    """pip-audit over the pinned versions; 0 also where it is not installed, with a line that says so."""
+    program = shutil.which("pip-audit", path=str(Path(sys.executable).parent)) or shutil.which("pip-audit")
+    if program is None:
+        print("pip-audit is not installed: pip install pip-audit, then make audit again")
+        return 0
+    command = [program, "--requirement", str(ROOT / "constraints.txt"), "--no-deps", "--disable-pip"]
+    return subprocess.run(command).returncode
+
+
+def main() -> int:
+    found = scan(ROOT / "bayesncl")
+    print("\n".join(found) or "no unsafe call in bayesncl/")
+    status = audit_packages() if "--packages" in sys.argv else 0
+    return 1 if found else status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

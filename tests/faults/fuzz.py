@@ -1,0 +1,455 @@
+"""Files made by grammars and then spoilt: each is read, or refused in one line, in bounded memory and time.
+
+    python -m tests.faults fuzz --count 1000 --seed 7                  # of every grammar
+    python -m tests.faults fuzz --only codes --first 813 --count 1     # the same input again
+
+Input i of a grammar depends on seed, grammar and i alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import hashlib
+import io
+import json
+import random
+import signal
+import struct
+import sys
+import tarfile
+import tempfile
+import time
+import traceback
+import warnings
+import zipfile
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bayesncl import ReadableCodes, checkpoint, shelf
+from bayesncl import model as weights
+from bayesncl.arrays import as_features, as_labels, read_arrays, unit_rows
+from bayesncl.atlas.contents import tabulate
+from bayesncl.atlas.sources import read_summary
+from bayesncl.data import arrays as array_images
+from bayesncl.data import shards
+from bayesncl.errors import InputError
+from bayesncl.files import tensor_bytes
+from bayesncl.heads import HEADS
+from bayesncl.names import find_names, names_json, parse_names, read_names
+from bayesncl.quiz import join_quizzes, quiz_json, render_quiz
+from bayesncl.recipes import PARTS, Data, recipe_from_json
+from bayesncl.reproduce.ledger import train_seconds
+from bayesncl.run import Run
+from tests.conftest import tiny_recipe
+from tests.faults.harness import Child, Outcome
+
+SECONDS = 20  # for one input; the machine may be busy
+ATOMS: tuple[Any, ...] = (
+    None, True, False, -1, 0, 1, 7, 2**31, 2**63, 2**80, 10**400, -1.5, 1e308, 1e400, float("nan"), "", "x", "\0",
+    "../../x", "[red]", "\x1b[2J", "<b>", "9" * 5000, "\ud800", "٣", [], {}, "1",
+)  # fmt: skip
+DESCRS = (
+    "<f4", "<f8", ">f4", "<f2", "<i8", ">i2", "|b1", "|u1", "<U3", ">U2", "|S4", "<c8", "<M8[s]", "|O", "|V0", "<U0",
+    "|V8", "<f16", "x", "<f4,<f4", [("a", "<f4")], "<U999999999",
+)  # fmt: skip
+SHAPES = ((6,), (6, 3), (6, 4, 4, 3), (6, 3, 4, 4), (0,), (0, 3), (), (6, 0), (-1, 3), (2**40, 3), (10**17,), (2**63,))
+
+
+def value(rng: random.Random, depth: int = 3) -> Any:
+    """Any JSON value."""
+    if depth == 0 or rng.random() < 0.6:
+        return rng.choice(ATOMS)
+    if rng.random() < 0.5:
+        return [value(rng, depth - 1) for _ in range(rng.randrange(4))]
+    return {str(rng.choice(ATOMS)): value(rng, depth - 1) for _ in range(rng.randrange(4))}
+
+
+def bend(tree: Any, rng: random.Random) -> Any:
+    """The tree with a few nodes replaced, dropped, doubled or added."""
+    tree = copy.deepcopy(tree)
+    for _ in range(rng.choice((0, 1, 1, 2, 5))):
+        node, last = tree, None
+        while isinstance(node, dict | list) and node and rng.random() < 0.85:
+            key = rng.choice(list(node)) if isinstance(node, dict) else rng.randrange(len(node))
+            last, node = (node, key), node[key]
+        if last is None:
+            tree = value(rng) if rng.random() < 0.2 else tree
+            continue
+        parent, key = last
+        match rng.randrange(4):
+            case 0 | 1:
+                parent[key] = value(rng)
+            case 2:
+                del parent[key]
+            case 3 if isinstance(parent, dict):
+                parent[str(rng.choice(ATOMS))] = value(rng)
+            case 3:
+                parent += parent[: rng.randint(1, 100)]
+    return tree
+
+
+def spoil(data: bytes, rng: random.Random, often: float = 0.3) -> bytes:
+    """Sometimes: bytes changed, taken out, put in, or cut off."""
+    if rng.random() > often or not data:
+        return data
+    spoilt = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        place = rng.randrange(len(spoilt) + 1)
+        match rng.randrange(4):
+            case 0:
+                spoilt[place : place + 1] = bytes([rng.randrange(256)])
+            case 1:
+                del spoilt[place : place + rng.randint(1, 40)]
+            case 2:
+                spoilt[place:place] = rng.randbytes(rng.randint(1, 8))
+            case 3 if rng.random() < 0.3:
+                del spoilt[place:]
+    return bytes(spoilt)
+
+
+def text_of(tree: Any) -> bytes:
+    return json.dumps(tree).encode()
+
+
+def npy(rng: random.Random) -> bytes:
+    """A header and a body that need not belong together."""
+    descr, shape = rng.choice(DESCRS), rng.choice(SHAPES)
+    if rng.random() < 0.6:  # one that is sound
+        made = np.array(rng.choices(range(5), k=int(np.prod(s := rng.choice(SHAPES[:4])))))
+        out = io.BytesIO()
+        np.save(out, made.reshape(s).astype(rng.choice(("<f4", "<i8", "|u1", "<U3", ">f8"))))
+        return spoil(out.getvalue(), rng, 0.2)
+    fields = {"descr": descr, "fortran_order": rng.random() < 0.3, "shape": shape}
+    header = repr(fields).encode() if rng.random() < 0.9 else spoil(repr(fields).encode(), rng, 1)
+    header += b" " * rng.choice((0, 1, 20_000 if rng.random() < 0.05 else 3)) + b"\n"
+    length = struct.pack("<H", min(len(header), 65535) if rng.random() < 0.9 else rng.randrange(65536))
+    version = rng.choice((b"\1\0", b"\1\0", b"\2\0", b"\3\0", b"\7\1"))
+    return b"\x93NUMPY" + version + length + header + rng.randbytes(rng.choice((0, 24, 288, 1200)))
+
+
+def make_npz(rng: random.Random, path: Path) -> None:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as archive:
+        for name in rng.sample(("z", "y", "images", "labels", "class_names", "names", "../x"), rng.randint(1, 5)):
+            archive.writestr(f"{name}.npy", npy(rng))
+    path.write_bytes(spoil(npy(rng) if rng.random() < 0.15 else out.getvalue(), rng))
+
+
+def take_arrays(path: Path) -> None:
+    """What measure and atlas do first, then what training on arrays does."""
+    first: InputError | None = None
+    try:
+        found = read_arrays(path, ("z", "y"), needed=("z",))
+        z = as_features(found["z"])
+        as_labels(found["y"], len(z)) if "y" in found else None
+        assert np.isfinite(unit_rows(z)).all()
+    except InputError as error:
+        first = error
+    for split in ("train", "test"):
+        images = array_images.load(Data(name="arrays", root=str(path), size=8, holdout=0.3), split)
+        assert images.pixels.dtype == np.uint8
+    if first is not None:
+        raise first
+
+
+def make_tensors(rng: random.Random, path: Path) -> None:
+    header: dict[str, Any] = {}
+    for name in rng.sample(("z", "y", "images", "labels", "x"), rng.randint(1, 3)):
+        shape = list(rng.choice(SHAPES))
+        begin = rng.choice((0, 0, 8, 72, 2**40))
+        size = rng.choice((72, 24, 48, 4 * int(np.prod([abs(n) % 100 for n in shape]))))
+        entry = {"dtype": rng.choice(("F32", "F64", "BF16", "I64", "BOOL", "F8", "U8")), "shape": shape}
+        header[name] = bend(entry | {"data_offsets": [begin, begin + size]}, rng)
+    text = text_of(header if rng.random() < 0.9 else bend(header, rng))
+    length = struct.pack("<Q", len(text) if rng.random() < 0.9 else rng.choice((0, 1, 2**33, 2**63, len(text) + 5)))
+    path.write_bytes(spoil(length + text + rng.randbytes(rng.choice((0, 72, 600))), rng, 0.2))
+
+
+@cache
+def good_model() -> weights.Encoder:
+    return weights.build_model(tiny_recipe())
+
+
+def bend_tensors(tensors: dict[str, torch.Tensor], rng: random.Random) -> dict[str, torch.Tensor]:
+    """Now and then one with other values, another shape or type, one less, or one more."""
+    tensors = dict(tensors)
+    for name in rng.sample(sorted(tensors), rng.choice((0, 0, 1, 2))):
+        t = tensors[name]
+        match rng.randrange(5):
+            case 0:
+                tensors[name] = torch.full_like(t, rng.choice((1e38, -1e38, float("nan"), float("inf"), 0.0))) if (
+                    t.is_floating_point()) else torch.full_like(t, -1)  # fmt: skip
+            case 1:
+                tensors[name] = t.to(rng.choice((torch.float16, torch.float64, torch.int64, torch.bfloat16)))
+            case 2:
+                tensors[name] = t.reshape(-1)[: rng.randint(0, 3)].clone()
+            case 3:
+                del tensors[name]
+            case 4:
+                tensors[f"{name}x"] = t.clone()
+    return tensors
+
+
+def make_model(rng: random.Random, path: Path) -> None:
+    tensors = bend_tensors(weights.stored(good_model().state_dict()), rng)
+    recipe = bend(good_model().recipe.to_dict(), rng)
+    metadata = {"format": "bayesncl-1", "recipe": json.dumps(recipe), "sha256": weights.digest(tensors)}
+    path.write_bytes(spoil(tensor_bytes(tensors, metadata), rng, 0.1))
+
+
+def take_model(path: Path) -> None:
+    model = weights.load(path)
+    if model.recipe.views.size <= 64:
+        assert model.encode(np.zeros((1, 3, 16, 16), np.uint8)).isfinite().all()
+
+
+def make_checkpoint(rng: random.Random, path: Path) -> None:
+    model = good_model()
+    tensors = {f"model.{n}": t for n, t in weights.stored(model.state_dict()).items()}
+    recipe = model.recipe.to_dict() if rng.random() < 0.6 else bend(model.recipe.to_dict(), rng)
+    step = rng.choice(("4", "4", "4", "-1", "x", "9" * 30, "9" * 5000, ""))
+    payload = tensor_bytes(bend_tensors(tensors, rng), {"step": step, "recipe": json.dumps(recipe)})
+    path.write_bytes(spoil(payload, rng, 0.1) + hashlib.sha256(payload).digest())
+
+
+def take_checkpoint(path: Path) -> None:
+    found = checkpoint.read(path)
+    recipe = recipe_from_json(found.recipe, str(path))
+    weights.fill_model(recipe, checkpoint.part(found, "model"), path)
+
+
+@cache
+def good_codes() -> dict[str, ReadableCodes]:
+    X = np.random.default_rng(0).normal(size=(40, 5))
+    return {method: ReadableCodes(dim=6, method=method, steps=2, batch=8, device="cpu").fit(X) for method in HEADS}
+
+
+@cache
+def packed(method: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    raw, config = shelf._pack(good_codes()[method])
+    return weights.safetensors.torch.load(raw), json.loads(config)
+
+
+def make_codes(rng: random.Random, path: Path) -> None:
+    tensors, config = packed(rng.choice(sorted(HEADS)))
+    tensors, text = bend_tensors(tensors, rng), json.dumps(bend(config, rng))
+    path.write_bytes(
+        spoil(tensor_bytes(tensors, {"config": text, "sha256": shelf.digest(tensors, text)}), rng, 0.1)
+    )
+
+
+def take_codes(path: Path) -> None:
+    codes = ReadableCodes.load(path)
+    z = codes.transform(np.zeros((2, codes.n_features_in_)))
+    z = z.toarray() if hasattr(z, "toarray") else np.asarray(z)
+    assert np.isfinite(z).all() and (z >= 0).all()
+
+
+def fit_state() -> shelf.State:
+    head = HEADS["ncl"](5, 6)
+    return shelf.State(head, torch.optim.Adam(head.parameters()), {"rows": 40})
+
+
+def make_fit(rng: random.Random, path: Path) -> None:
+    state = fit_state()
+    tensors = {f"head.{name}": t.detach().clone() for name, t in state.head.state_dict().items()}
+    for key in ("exp_avg", "exp_avg_sq", "step"):
+        for name, p in state.head.named_parameters():
+            tensors[f"{key}.{name}"] = torch.tensor(3.0) if key == "step" else torch.zeros_like(p).detach()
+    tensors = bend_tensors(tensors | {"partners": torch.zeros(40, 3, dtype=torch.int64)}, rng)
+    text = json.dumps(bend({"fingerprint": state.fingerprint, "step": 3}, rng))
+    path.write_bytes(spoil(tensor_bytes(tensors, {"fit": text, "sha256": shelf.digest(tensors, text)}), rng, 0.1))
+
+
+def take_fit(path: Path) -> None:
+    state = fit_state()
+    partners = state.read(path, 40)
+    assert partners is not None and partners.dtype == torch.int64 and partners.ndim == 2
+    assert 0 <= state.step < 2**53
+    for p in state.head.parameters():
+        p.grad = torch.ones_like(p)
+    state.optimiser.step()
+
+
+def make_tar(rng: random.Random, path: Path) -> None:
+    out = io.BytesIO()
+    kinds = (tarfile.REGTYPE,) * 6 + (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.DIRTYPE, b"S", b"Z")
+    with tarfile.open(fileobj=out, mode="w", format=rng.choice((tarfile.PAX_FORMAT, tarfile.GNU_FORMAT))) as tar:
+        for i in range(rng.randint(0, 5)):
+            stem = rng.choice((f"{i}", "a", "../a", "/a", "d/e", "", ".", "x" * 300, "\x1b[2J", "a\nb", "ключ"))
+            info = tarfile.TarInfo(stem + rng.choice((".jpg", ".png", ".cls", ".CLS", "", ".tar.jpg")))
+            body = rng.choice((b"1", b"", b"999999999999", b"-1", b"x" * 700, "٣".encode(), b"\xff"))
+            info.size, info.type, info.linkname = len(body), rng.choice(kinds), "/etc/passwd"
+            if rng.random() < 0.1:
+                info.pax_headers = {rng.choice(("size", "path", "GNU.sparse.size")): str(rng.choice(ATOMS))}
+            try:
+                tar.addfile(info, io.BytesIO(body))
+            except (ValueError, tarfile.TarError):  # the writer's limits, not the reader's
+                continue
+    path.write_bytes(spoil(out.getvalue(), rng, 0.5))
+
+
+def take_tar(path: Path) -> None:
+    for entry, label in shards._samples(path.parent, None):
+        assert label is None or 0 <= label < shards.MOST_CLASSES
+        assert ".." not in entry.name.split("/") and not entry.name.startswith("/")
+        entry.read(1 << 20)
+
+
+ENTRY = {"name": "autumn", "note": "", "mark": "readable", "author": "Ann", "time": "2026-05-01T10:00:00.000Z"}
+NAMES = {
+    "format": "bayesncl-names-1",
+    "codes": [
+        {"fingerprint": "9f8e", "run": "NCL", "dims": 8, "dimensions": {"1": [ENTRY], "7": [ENTRY, ENTRY]}},
+        {"fingerprint": "aaaa", "run": "CL", "dims": 8, "dimensions": {}},
+    ],
+}
+ANSWER = {
+    "codes": "9f8e", "run": "NCL", "dim": 7, "images": [3, 8, 21, 40, 5], "intruder": 2, "chosen": 2, "seconds": 3.1,
+    "time": "2026-05-01T10:00:00.000Z",
+}  # fmt: skip
+QUIZ = {"format": "bayesncl-quiz-1", "atlas": "x", "author": "Ann", "answers": [ANSWER, ANSWER | {"run": "CL"}]}
+EVALUATION = {"sound": {"consistency": 12.5, "l0": 3.0, "dead": None}, "paper": {"consistency": 11.0}}
+LINE = {"step": 4, "epoch": 1.0, "loss": 2.0, "images_per_second": 100.0}
+
+
+def make_json(tree: Any, rng: random.Random, path: Path) -> None:
+    path.write_bytes(spoil(text_of(bend(tree, rng)), rng, 0.15))
+
+
+def take_names(path: Path) -> None:
+    codes = read_names(path)
+    again = parse_names(json.loads(names_json(codes)), "again")
+    assert [(c.fingerprint, c.dims) for c in again] == [(c.fingerprint, c.dims) for c in codes]
+    for each in codes:
+        columns = each.columns(min(each.dims, 50))
+        assert len(set(columns)) == len(columns) and all(name.isprintable() for name in columns)
+        each.conflicts()
+    find_names(codes, "9f8e", 8)
+
+
+def take_quiz(path: Path) -> None:
+    joined = join_quizzes([path])
+    json.loads(quiz_json(joined))
+    assert all(line.isprintable() for line in render_quiz(joined).splitlines())
+
+
+def make_recipe(rng: random.Random, path: Path) -> None:
+    tree = tiny_recipe().to_dict()
+    for _ in range(rng.randrange(3)):
+        part = rng.choice(list(PARTS))
+        tree[part][rng.choice(list(tree[part]))] = value(rng)
+    make_json(tree, rng, path)
+
+
+def take_recipe(path: Path) -> None:
+    recipe = recipe_from_json(path.read_bytes().decode(errors="replace"), path.name)
+    assert recipe_from_json(recipe.to_json()) == recipe
+
+
+def make_run(rng: random.Random, path: Path) -> None:
+    lines = [text_of(bend(LINE | {"step": i}, rng)) for i in range(3)]
+    path.with_name("metrics.jsonl").write_bytes(spoil(b"\n".join(lines), rng))
+    make_json(EVALUATION, rng, path)
+
+
+def take_run(path: Path) -> None:
+    run = Run(path.parent)
+    json.dumps(tabulate(read_summary(path.parent)), allow_nan=False)
+    seconds = train_seconds(run.metrics(), tiny_recipe())
+    assert all(s is None or s >= 0 for s in seconds)
+
+
+Grammar = tuple[str, Callable[[random.Random, Path], None], Callable[[Path], None]]
+GRAMMARS: dict[str, Grammar] = {
+    "npz": ("x.npz", make_npz, take_arrays),
+    "tensors": ("x.safetensors", make_tensors, take_arrays),
+    "model": ("model.safetensors", make_model, take_model),
+    "checkpoint": ("step-4.ckpt", make_checkpoint, take_checkpoint),
+    "codes": ("codes.safetensors", make_codes, take_codes),
+    "fit": ("fit.safetensors", make_fit, take_fit),
+    "tar": ("0.tar", make_tar, take_tar),
+    "names": ("names.json", partial(make_json, NAMES), take_names),
+    "quiz": ("quiz.json", partial(make_json, QUIZ), take_quiz),
+    "recipe": ("recipe.json", make_recipe, take_recipe),
+    "run": ("evaluation.json", make_run, take_run),
+}
+
+
+def judge(take: Callable[[Path], None], path: Path) -> str:
+    """What is wrong with how a file was taken; nothing if it was read or refused in one line."""
+    signal.alarm(SECONDS)
+    try:
+        take(path)
+    except InputError as error:
+        said = str(error)
+        return "" if len(said) < 6000 and "\n" not in said else f"not one line: {said[:200]!r}"
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{type(error).__name__}: {str(error)[:200]} ({Path(place.filename).name}:{place.lineno})"
+    finally:
+        signal.alarm(0)
+    return ""
+
+
+def fuzz(name: str, count: int, folder: Path, seed: int = 0, first: int = 0) -> Outcome:
+    """`count` inputs of a grammar, in a child with bounded memory; SIGALRM ends it where one hangs."""
+    file, make, take = GRAMMARS[name]
+    outcome = Outcome(f"fuzzed {name}")
+    log = folder / "log"
+
+    def work() -> None:
+        warnings.simplefilter("ignore")
+        place = folder / "input"
+        place.mkdir(exist_ok=True)
+        with open(log, "w", buffering=1) as out:
+            for i in range(first, first + count):
+                make(random.Random(f"{seed} {name} {i}"), place / file)
+                if i % 100 == 0:
+                    out.write(f"at {i}\n")
+                if wrong := judge(take, place / file):
+                    out.write(f"lost input {i}: {wrong}\n".replace("\n", " ") + "\n")
+            out.write("done\n")
+
+    ended = Child(work, folder, bounded=True).wait(max(120.0, count / 5))
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    outcome.tries = count
+    outcome.lost = [line for line in lines if line.startswith("lost ")]
+    if "done" not in lines:
+        at = [line for line in lines if line.startswith("at ")][-1:]
+        outcome.lost.append(f"ended with {ended.status} after {at}: {ended.text[-400:]}")
+    return outcome
+
+
+def fault(name: str) -> Callable[[int, Path, random.Random], Outcome]:
+    """A grammar as one of the faults."""
+    return lambda tries, folder, rng: fuzz(name, tries, folder, rng.randrange(2**32))
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults fuzz", description=__doc__)
+    parser.add_argument("--count", type=int, default=1000, help="inputs of each grammar")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="number of the first input")
+    parser.add_argument("--only", nargs="+", choices=GRAMMARS, default=list(GRAMMARS))
+    args = parser.parse_args(words)
+    lost = 0
+    for name in args.only:
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="bayesncl-fuzz-") as top:
+            outcome = fuzz(name, args.count, Path(top), args.seed, args.first)
+        print(f"{name:12} {outcome.tries:8} {len(outcome.lost):6} lost {time.monotonic() - began:8.1f} s", flush=True)
+        for text in outcome.lost[:10]:
+            print(f"    {text[:400]}", flush=True)
+        lost += len(outcome.lost)
+    return 1 if lost else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
