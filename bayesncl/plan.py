@@ -112,7 +112,7 @@ def describe(recipe: Recipe, images: Images, device: torch.device) -> str:
 def sizes(recipe: Recipe, images: Images, most: int = 32) -> str:
     """Sizes of the image files of a folder, by some of them; elsewhere of the images as they are stored."""
     found = set()
-    if recipe.data.name == "folder" and images.names:
+    if DATASETS[recipe.data.name].holdout and images.names:
         folder = split_folders(Path(recipe.data.root))[0]
         for i in np.unique(np.linspace(0, len(images) - 1, most).astype(int)):
             try:
