@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-long lint audit setup clean
+.PHONY: demo test test-long lint audit docs package setup clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m bayesncl demo
@@ -22,13 +22,21 @@ lint: $(VENV)/ready
 audit: $(VENV)/ready
 	$(BIN)/python -m tests.audit --packages
 
+docs: $(VENV)/ready
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open build/site/index.html"
+
+package:
+	.ci/package
+
 setup: $(VENV)/ready
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "bayesncl needs Python 3.11 or newer; make PYTHON=python3.12 ... names another"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[demo,dev]'
 	touch $@
 
 clean:

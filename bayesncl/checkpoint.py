@@ -20,7 +20,7 @@ from . import distributed
 from .errors import InputError
 from .files import tensor_bytes
 from .lars import LARS
-from .model import Encoder, restored, stored
+from .model import Encoder, fill_model, load_run, restored, stored
 from .recipes import recipe_from_json
 from .run import Run
 
@@ -138,3 +138,14 @@ def restore(checkpoint: Checkpoint, model: Encoder, optimiser: LARS) -> None:
                 if momenta[name].shape != p.shape:
                     raise InputError(f"the checkpoint does not fit the recipe: momentum of {name}")
                 optimiser.state[p]["momentum_buffer"] = torch.empty_like(p).copy_(momenta[name])
+
+
+def open_model(run: Path, device: torch.device | str) -> tuple[Encoder, str]:
+    """A finished model, or an unfinished run as its newest checkpoint has it and a sentence that says so."""
+    if not run.is_dir() or Run(run).weights.exists() or not listed(Run(run)):
+        return load_run(run, device), ""
+    found, _ = newest(Run(run))
+    if found is None:
+        raise InputError(f"{run} is not finished, and none of its checkpoints can be read: bayesncl resume {run}")
+    model = fill_model(recipe_from_json(found.recipe, str(run)), part(found, "model"), run)
+    return model.eval().to(device), f"Not finished: this is its checkpoint after {found.step:,} steps."

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,48 +16,30 @@ import typer
 from . import __version__
 from .cpu import rest_when_busy
 from .errors import InputError
-from .files import check_folder, check_place, write_atomic
-from .recipes import DATASETS, METHODS, PARTS, RECIPES, Recipe, change, explain, named, recipe_from_json, with_root
+from .files import check_folder, write_atomic
+
+# isort: off
+from .options import (
+    Backbone, Batch, Changes, Csv, DataDir, Device, Epochs, Everything, Json, Latex, Markdown, Quiet, RecipeName,
+    RunDir, Size, Trained, written,
+)  # fmt: skip
+from .recipes import (
+    DATASETS, METHODS, PARTS, RECIPES, Recipe, change, explain, find_recipe, revise, shorthands, with_root,
+)  # fmt: skip
+# isort: on
 
 if TYPE_CHECKING:
-    from .data.images import Images
     from .model import Encoder
     from .progress import Display
     from .run import Run
 
 app = typer.Typer(
-    help="Image encoders whose feature dimensions a person can read.",
+    help="Readable codes of any images from any encoder, and the paper's experiments. Start with bayesncl demo.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-RecipeName = Annotated[
-    str,
-    typer.Argument(metavar="RECIPE", help="DATASET-METHOD, a plain DATASET, or a recipe.json; see: bayesncl recipes"),
-]
-RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
-Trained = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder or a model file")]
-DataDir = Annotated[str | None, typer.Option("--data", metavar="DIR", help="where the images are")]
-Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="PART.FIELD=VALUE", help="change a field of the recipe; may be repeated"),
-]
-Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; default the GPU if there is one")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
-
-
-def written(*names: str, help: str | None = None, metavar: str = "FILE") -> Any:
-    """An option for a file to write; a path that cannot be written is refused before the work, not after it."""
-    return typer.Option(*names, metavar=metavar, callback=check_place, help=help)
-
-
-Json = Annotated[Path | None, written("--json", help="write the results as JSON")]
-Csv = Annotated[Path | None, written("--csv", help="... as CSV")]
-Markdown = Annotated[Path | None, written("--markdown", help="... as a Markdown table")]
-Latex = Annotated[Path | None, written("--latex", help="... as a LaTeX table")]
-Everything = Annotated[bool, typer.Option("--all", help="print every measure, also spectrum, thresholds and curves")]
 
 
 NO_MEMORY = ("out of memory", "can't allocate memory", "can't start new thread")  # torch's two ways and Python's
@@ -94,14 +76,21 @@ def main() -> None:
 
 def fail(message: str, status: int) -> None:
     """Say what is wrong in one line and leave; other processes of a group must not be waited for."""
-    line = " ".join(message.split())  # and nothing that a terminal would obey: names come from strangers' files
     with suppress(OSError, ValueError):  # nobody may be listening
-        print("bayesncl:", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line), file=sys.stderr, flush=True)
+        print("bayesncl:", one_line(message), file=sys.stderr, flush=True)
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it leaves
     sys.exit(status)
+
+
+def one_line(message: str) -> str:
+    """A message in one line with nothing that a terminal would obey: names come from strangers' files."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(message.split()))
+
+
+from . import cli_codes  # noqa: E402, F401 (registers its commands first)
 
 
 @app.callback(invoke_without_command=True)
@@ -112,6 +101,15 @@ def version(show: Annotated[bool, typer.Option("--version", help="print the vers
         raise typer.Exit
 
 
+WHERE_TO_START = """\
+Where to start
+  bayesncl train scenes                         built-in images, minutes on a CPU
+  bayesncl train folder --data PHOTOS           your own images, by the thousand
+  bayesncl fit PHOTOS -o DIR                    fewer images: no training, no recipe
+  bayesncl train cifar100-bayesncl --data DIR   the paper's main run
+"""
+
+
 @app.command()
 def recipes(
     name: Annotated[
@@ -120,10 +118,10 @@ def recipes(
 ) -> None:
     """List the recipes, or show one."""
     if name is None:
-        print(f"DATASET-METHOD, with DATASET one of\n  {' '.join(DATASETS)}\nand METHOD one of\n  {' '.join(METHODS)}")
-        print(
-            f"A plain DATASET means DATASET-bayesncl. {len(RECIPES)} recipes; bayesncl recipes NAME explains one."
-        )
+        print(WHERE_TO_START)
+        print(f"A recipe is DATASET-METHOD, with DATASET one of\n  {' '.join(DATASETS)}")
+        print(f"and METHOD one of\n  {' '.join(METHODS)}")
+        print(f"A plain DATASET means DATASET-bayesncl. {len(RECIPES)} recipes; bayesncl recipes NAME explains one.")
         return
     recipe = find_recipe(name)
     print(recipe.name)
@@ -139,6 +137,10 @@ def recipes(
 def train(
     recipe: RecipeName,
     data: DataDir = None,
+    epochs: Epochs = None,
+    batch: Batch = None,
+    size: Size = None,
+    backbone: Backbone = None,
     changes: Changes = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="run folder; default runs/RECIPE, numbered if it exists")
@@ -147,26 +149,25 @@ def train(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a recipe. Everything goes into a run folder; bayesncl resume continues a run that was stopped or killed."""
+    """Train an encoder by a recipe. Everything goes into a run folder; bayesncl resume continues it."""
+    chosen = find_recipe(recipe, root=data)
+    short: dict[str, Any] = {"epochs": epochs, "batch": batch, "size": size, "backbone": backbone}
+    change(chosen, [*shorthands(chosen, **short), *(changes or [])])  # mistakes are reported at once
+    display = open_display(quiet)
+    display.busy("starting")  # importing torch takes seconds
     from . import distributed
     from .dynamics import recorder
+    from .plan import plan_run
     from .run import Run, new_run
-    from .train import fit_batch, short_schedule
     from .train import train as train_model
 
-    chosen = find_recipe(recipe, changes, data)
     distributed.start()
     place = open_device(device)  # a device that is not there is refused before the images are read
     run = Run(out or Path("runs") / chosen.name)
     numbered = distributed.world_size() == 1 and out is None
     if not numbered and run.recipe_file.exists() and not distributed.restarted():
         raise InputError(f"{run} holds a run already: bayesncl resume {run}, or choose another --out")
-    display = open_display(quiet)
-    images = load_split(chosen, "train", display)
-    chosen, note = fit_batch(chosen, len(images))
-    for text in (note, short_schedule(chosen)):
-        if text:
-            display.note(text)
+    chosen, images = plan_run(recipe, changes or [], data, place, display, **short)
     if numbered:
         run = new_run(run.folder.parent, run.folder.name)
     if tensorboard:
@@ -176,23 +177,41 @@ def train(
 
 
 @app.command()
-def resume(run: RunDir, data: DataDir = None, device: Device = None, quiet: Quiet = False) -> None:
-    """Continue a run after a crash, a kill or Ctrl-C; the result is the same as without the interruption."""
+def resume(
+    run: RunDir, data: DataDir = None, changes: Changes = None, device: Device = None, quiet: Quiet = False
+) -> None:
+    """Continue a run that was stopped or killed. The result is the same as without the interruption.
+
+    --set run.epochs=N makes it longer or shorter: the learning rates left are those of a run of N epochs.
+    """
+    display = open_display(quiet)
+    display.busy("starting")
     from . import distributed
     from .dynamics import recorder
+    from .plan import load_split
     from .run import Run
+    from .train import short_schedule
     from .train import train as train_model
 
     found = Run(run)
-    recipe = with_root(found.recipe(), data)
+    before = with_root(found.recipe(), data)
+    recipe = revise(before, changes or [])
     distributed.start()
-    display = open_display(quiet, found.inside(found.board) if found.board.is_dir() else None)
-    if found.finished():
+    if found.finished() and recipe.run.epochs == before.run.epochs:
+        display.close()
         display.note(f"{run} is finished")
         return
-    images, place = load_split(recipe, "train", display), open_device(device)
+    if found.board.is_dir():
+        display.close()
+        display = open_display(quiet, found.inside(found.board))
+    if changes and (note := short_schedule(recipe)):
+        display.note(note)
+    place, images = open_device(device), load_split(recipe, "train", display)
     with training(display, found):
-        train_model(recipe, images, run, device=place, display=display, after_epoch=recorder(images, recipe))
+        train_model(
+            recipe, images, run, device=place, display=display, after_epoch=recorder(images, recipe),
+            revise=bool(changes),
+        )  # fmt: skip
 
 
 @app.command()
@@ -202,6 +221,9 @@ def evaluate(
     paper_probe: Annotated[
         bool, typer.Option("--paper-probe", help="also the published 50-epoch linear probe (minutes)")
     ] = False,
+    again: Annotated[
+        Path | None, typer.Option("--again", metavar="RUN", help="the same method with another seed: same dimensions?")
+    ] = None,
     plots: Annotated[
         Path | None, typer.Option("--plots", metavar="DIR", callback=check_folder, help="also draw the figures there")
     ] = None,
@@ -213,21 +235,31 @@ def evaluate(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Every measure of a run, printed as a table and saved as RUN/evaluation.json."""
+    """Say how readable a run's dimensions are.
+
+    Prints a verdict; --all prints every measure there is, and RUN/evaluation.json has them all.
+    """
     from . import distributed
     from .data.images import printable
     from .evaluate import evaluate as evaluate_model
     from .evaluate import scarce
+    from .plan import load_split
     from .report.figures import draw_figures
     from .report.tables import show
     from .run import Run
 
     display = open_display(quiet)
+    if is_codes(run):
+        files = {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
+        return show_codes(run, files, everything, display, save=True)
     model, recipe = open_run(run, device, data)
     splits = [load_split(recipe, split, display) for split in ("train", "test")]
     if (few := scarce(*splits)) is not None:
         display.note(few)
-    results = evaluate_model(model, *splits, paper_probe=paper_probe, progress=display.count)
+    twin = None if again is None else open_run(again, device, data)[0]
+    results = evaluate_model(
+        model, *splits, paper_probe=paper_probe, again=twin, everything=everything, progress=display.count
+    )
     display.close()
     if distributed.rank() != 0:
         return
@@ -249,10 +281,15 @@ def evaluate(
 @app.command()
 def measure(
     features: Annotated[
-        Path, typer.Argument(metavar="FILE", help="z [N, D] and y [N] in .npz, .csv, ...; or .npy of z with --labels")
+        Path,
+        typer.Argument(metavar="FILE", help="z [N, D], and y [N] if labelled, in .npz, .csv, ...; or codes of fit"),
     ],
     labels: Annotated[
         Path | None, typer.Option("--labels", metavar="FILE", help=".npy of y, beside a .npy of z")
+    ] = None,
+    embeddings: Annotated[
+        Path | None,
+        typer.Option("--embeddings", metavar="FILE", help="a second encoder's embeddings of the images, to judge by"),
     ] = None,
     everything: Everything = False,
     json: Json = None,
@@ -261,13 +298,23 @@ def measure(
     latex: Latex = None,
     quiet: Quiet = False,
 ) -> None:
-    """The same measures for the features of any model, of any size."""
+    """Say the same of the features of any model.
+
+    Labels are not needed; files may be of any size.
+    """
     from .evaluate import measure_file
     from .report.tables import show
 
     display = open_display(quiet)
+    if is_codes(features):
+        if labels is not None:
+            raise InputError(f"{features} has its own labels: --labels goes with a .npy (or with fit)")
+        files = {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
+        return show_codes(features, files, everything, display, save=False)
     spectrum = everything or json is not None or csv is not None  # it takes longest, and only these show it
-    results = measure_file(features, labels, spectrum=spectrum, progress=display.count)
+    results = measure_file(
+        features, labels, embeddings, spectrum=spectrum, everything=everything, progress=display.count
+    )
     display.close()
     show(results, {"json": json, "csv": csv, "markdown": markdown, "latex": latex}, everything)
 
@@ -275,57 +322,29 @@ def measure(
 @app.command()
 def cost(
     recipes: Annotated[list[str], typer.Argument(metavar="RECIPE ...", help="one recipe, or several side by side")],
+    data: Annotated[
+        str | None, typer.Option("--data", metavar="DIR", help="with --time's figures for the images there")
+    ] = None,
     changes: Changes = None,
     timed: Annotated[bool, typer.Option("--time", help="also run steps: seconds and peak memory, measured")] = False,
     device: Device = None,
     json: Json = None,
 ) -> None:
-    """Parameters, multiply-adds in the paper's counting, and operations of a training step."""
-    from .cost import cost as count_cost
-    from .cost import time_steps
+    """Count parameters and operations of a recipe. Multiply-adds are counted as in the paper."""
     from .measure.result import to_json
+    from .plan import count_costs
     from .report.tables import compare
 
-    chosen = [find_recipe(name, changes) for name in recipes]
-    names = [recipe.name for recipe in chosen]
-    if len(set(names)) < len(names):  # recipe.json files of one recipe with other values
-        names = recipes
-    results = {}
-    for name, recipe in zip(names, chosen):
-        results[name] = count_cost(recipe) | (time_steps(recipe, open_device(device)) if timed else {})
+    results = count_costs(recipes, changes, data, open_device(device) if timed or data else None)
     print(compare(results))
     if json is not None:
-        write_atomic(json, to_json(results if len(results) > 1 else results[names[0]]))
-
-
-@app.command()
-def embed(
-    run: Trained,
-    images: Annotated[Path, typer.Argument(metavar="IMAGES", help="a folder of images, or one image")],
-    out: Annotated[
-        Path, written("-o", "--out", metavar="FILE", help=".npz (z [N, D], names, y), .csv or .parquet")
-    ] = Path("embedding.npz"),
-    keep: Annotated[
-        int | None, typer.Option("--keep", min=1, help="keep only each image's strongest dimensions")
-    ] = None,
-    ungated: Annotated[bool, typer.Option("--ungated", help="features before the gates")] = False,
-    device: Device = None,
-    quiet: Quiet = False,
-) -> None:
-    """Features of one's own images."""
-    from .embed import embed_images
-
-    display = open_display(quiet)
-    model, _ = open_run(run, device)
-    count, width = embed_images(model, images, out, keep=keep, gated=not ungated, progress=display.count)
-    display.close()
-    display.note(f"{out}: {count} images x {width} dimensions")
+        write_atomic(json, to_json(results if len(results) > 1 else next(iter(results.values()))))
 
 
 @app.command()
 def atlas(
     runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUN...", help="runs or model files, finished or not")
+        list[Path] | None, typer.Argument(metavar="RUN...", help="runs or model files, finished or not; or codes")
     ] = None,
     features: Annotated[
         Path | None,
@@ -341,7 +360,7 @@ def atlas(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """The page that shows what each dimension means; opens from disk in any browser."""
+    """Make the page that shows what each dimension means. It opens from disk in any browser."""
     from .atlas import serve as serve_folder
     from .atlas.sources import atlas_of_arrays, atlas_of_runs, default_place
 
@@ -350,6 +369,13 @@ def atlas(
         raise InputError("atlas takes one RUN or more, or --features FILE.npz")
     if features is not None:
         page = atlas_of_arrays(features, out or default_place(features))
+    elif runs and any(map(is_codes, runs)):
+        from .atlas.fitted import atlas_of_codes
+        from .codes_folder import CodesFolder
+
+        if strange := [run for run in runs if not is_codes(run)]:
+            raise InputError(f"{strange[0]} is not a folder of codes: an atlas shows codes or runs, not both")
+        page = atlas_of_codes(runs, out or CodesFolder(runs[0]).inside(runs[0] / "atlas"), data, images, display)
     else:
         assert runs
         page = atlas_of_runs(runs, out or default_place(runs[0]), data, images, open_device(device), display)
@@ -364,7 +390,7 @@ def quiz(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="results that the atlas's quiz exported")],
     json: Json = None,
 ) -> None:
-    """Join several people's answers to the intruder quiz: the share found by method and dimension."""
+    """Join several people's answers to the atlas's intruder quiz. Gives the share found by method and dimension."""
     from .quiz import join_quizzes, quiz_json, render_quiz
 
     joined = join_quizzes(files)
@@ -381,10 +407,11 @@ def views(
     out: Annotated[Path, written("-o", "--out", metavar="FILE.png")] = Path("views.png"),
     count: Annotated[int, typer.Option("--count", min=1, max=64, help="images shown")] = 12,
 ) -> None:
-    """A contact sheet of augmented views, to look at before training."""
+    """Draw augmented views of some images. Look at them before training."""
     import torch
 
     from .augment import contact_sheet
+    from .plan import load_split
 
     chosen = find_recipe(recipe, changes, data)
     images = load_split(chosen, "train", open_display(False))
@@ -398,7 +425,7 @@ def download(
     name: Annotated[str, typer.Argument(metavar="cifar10|cifar100")],
     root: Annotated[Path, typer.Option("--data", metavar="DIR", help="where to put the archive")] = Path("data"),
 ) -> None:
-    """Fetch a data set from its home, with resume and checksum."""
+    """Fetch a data set from its home. A broken download resumes; what comes is checked."""
     from .data import download as fetch
 
     display = open_display(False)
@@ -407,83 +434,27 @@ def download(
     print(f"{path}: use it with --data {root}")
 
 
-@app.command()
-def reproduce(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="a table or figure of the paper, or all")] = None,
-    listing: Annotated[bool, typer.Option("--list", help="what exists, what has been run, what it would cost")] = False,
-    scale: Annotated[
-        str, typer.Option("--scale", help="smoke: scenes on a CPU in a minute; paper: full size")
-    ] = "paper",
-    data: DataDir = None,
-    results: Annotated[Path, typer.Option("--results", metavar="DIR", help="the ledger")] = Path("results"),
-    pages: Annotated[Path | None, typer.Option("--pages", metavar="DIR", help="write page and figures there")] = None,
-    dry: Annotated[bool, typer.Option("--dry-run", help="show from the ledger alone; train nothing")] = False,
-    device: Device = None,
-    quiet: Quiet = False,
-) -> None:
-    """A table or figure of the paper by name: theirs next to ours."""
-    from .reproduce import command
-    from .train import Interrupted
-
-    display = open_display(quiet)
-    try:
-        command.reproduce(
-            name, listing=listing, scale=scale, data=data, results=results, pages=pages, dry=dry, device=device,
-            display=display,
-        )  # fmt: skip
-    except Interrupted:
-        display.close()
-        display.note("stopped; the same command continues from here")
-        raise typer.Exit(130) from None
+from . import cli_paper  # noqa: E402, F401 (registers its commands here)
 
 
-@app.command()
-def record(
-    run: RunDir,
-    results: Annotated[Path, typer.Option("--results", metavar="DIR", help="the ledger")] = Path("results"),
-    data: DataDir = None,
-    device: Device = None,
-    quiet: Quiet = False,
-) -> None:
-    """Put a finished run into a ledger; it is evaluated first if it was not."""
-    from .reproduce.runner import record_run
+def is_codes(path: Path) -> bool:
+    """Whether it is a folder that `fit` wrote."""
+    return (path / "codes.json").is_file()
 
-    display = open_display(quiet)
-    path = record_run(run, results, data, device=open_device(device), display=display)
+
+def show_codes(folder: Path, files: dict[str, Path | None], everything: bool, display: Display, save: bool) -> None:
+    """Measure a folder of codes, print the verdict, write what was asked for."""
+    from .codes_folder import CodesFolder
+    from .judge import measure_codes
+    from .report.tables import show
+
+    spectrum = everything or any(files.values())
+    result = measure_codes(folder, spectrum=spectrum, everything=everything, progress=display.count)
     display.close()
-    print(f"recorded {path}")
-
-
-@app.command()
-def demo(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="for runs, report, atlas")] = Path("runs/demo"),
-    changes: Changes = None,
-    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="open the report in a browser")] = True,
-    quiet: Quiet = False,
-) -> None:
-    """Train CL, NCL and BayesNCL on the built-in scenes, print one table, write a report and an atlas."""
-    from .demo import run_demo
-    from .train import Interrupted
-
-    display = open_display(quiet)
-    try:
-        run_demo(out, changes or [], open_browser, display)
-    except Interrupted as stop:
-        display.close()
-        display.note(f"stopped after {stop.done} of {stop.total} steps; the same command continues")
-        raise typer.Exit(130) from None
-
-
-def find_recipe(name: str, changes: list[str] | None = None, root: str | None = None) -> Recipe:
-    """A recipe by name or from a file, with changes."""
-    if name.endswith(".json"):
-        try:
-            recipe = recipe_from_json(Path(name).read_text(), name)
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot read {name}: {error}") from None
-    else:
-        recipe = named(name)
-    return with_root(change(recipe, changes) if changes else recipe, root)
+    if save:
+        here = CodesFolder(folder)
+        here.write(here.evaluation_file, result.to_json())
+    show(result, files, everything)
 
 
 def open_display(quiet: bool, board: Path | None = None) -> Display:
@@ -503,27 +474,12 @@ def open_device(name: str | None) -> Any:
 def open_run(run: Path, device: str | None, root: str | None = None) -> tuple[Encoder, Recipe]:
     """The trained model of a run, with its data at `root` if that is given."""
     from . import distributed
-    from .model import load
+    from .model import load_run as load
 
     distributed.start()
     model = load(run, open_device(device))
     model.recipe = with_root(model.recipe, root)
     return model, model.recipe
-
-
-def load_split(recipe: Recipe, split: str, display: Display) -> Images:
-    """A split of the recipe's images; one process builds a cache first, the others then find it."""
-    from . import distributed
-    from .data import load
-
-    progress: Callable[[int, int, str], None] = display.count
-    if distributed.rank() == 0:
-        images = load(recipe.data, split, progress)
-    distributed.barrier()
-    if distributed.rank() != 0:
-        images = load(recipe.data, split, progress)
-    display.close()
-    return images
 
 
 @contextmanager

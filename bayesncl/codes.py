@@ -6,7 +6,7 @@ import copy
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +19,22 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from . import distributed, shelf
+from .data.images import Progress
 from .draws import make_key, uniform
 from .errors import InputError
+from .files import digest
 from .gates import top_k_mask
-from .heads import HEADS, Head
+from .heads import HEADS, Features, Head, Prototypes
 from .neighbours import nearest
 from .rows import Moments, Stream, hold, measure, take
 from .schedule import warmup_cosine
 
-Progress = Callable[[int, int, str], None]
-
 ZEROS = ("ncl", "bayesncl", "sae", "csr")  # methods whose codes have exact zeros
-RATE, DECAY, WARMUP = 1e-3, 1e-4, 50
+RATE, DECAY, WARMUP, EPOCHS = 2e-3, 1e-4, 50, 24
+START_ROWS = 8192  # that a head may begin from
 BLOCK = {"cpu": 256, "cuda": 8192}  # rows encoded at a time
 MAX_DIM = 1 << 20
+MAY_BE_NONE, MAY_BE_AUTO = ("keep", "max_rows"), ("dim", "steps", "batch")
 SAVE_SECONDS = 60.0  # between checkpoints
 
 
@@ -40,7 +42,8 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     """Readable codes from the embeddings of any model: each dimension fires on rows that belong together.
 
     A small head is trained on frozen embeddings X [N, F], without labels; neighbours in X serve as pairs that should
-    get the same code. Columns are centred and scaled inside. A row's code depends on that row alone.
+    get the same code. Rows are brought to unit length, centred and scaled inside.
+    A row's code depends on that row alone.
 
     Parameters
     ----------
@@ -121,7 +124,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         X : [N, F] numpy array, memory-mapped array (read in blocks if it does not fit in memory) or torch tensor.
         y : not used.
         pairs : int [N] or [N, K]: the rows that row i should agree with, in place of its neighbours.
-        checkpoint : file that keeps the state of a long fit, written every minute; if it is there, the fit goes on
+        checkpoint : file that keeps the state of a long fit, written every minute; if it is there, the fit resumes
             from it and ends as it would have. It is removed at the end.
         progress : called with (done, total, what).
 
@@ -149,8 +152,11 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         total = choose_steps(count, batch) if self.steps == "auto" else int(self.steps)
 
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            head = HEADS[self.method](self.n_features_in_, self.dim_).to(device).train()
+            torch.default_generator.manual_seed(seed)  # of the CPU alone
+            head = HEADS[self.method](moments.width, self.dim_).to(device).train()
+        if isinstance(head, Prototypes):
+            head.silent = True
+        head.start(rows[torch.linspace(0, count - 1, min(count, START_ROWS), device=device).long()])
         state = shelf.State(head, _optimiser(head, device), self._fingerprint(moments, seed, batch, total, count))
         found = None if checkpoint is None else state.read(Path(checkpoint), count)
         if partners is None:
@@ -243,21 +249,24 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     def _encode(self, source: Any, head: Head, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
         """Blocks of codes. All have one shape, so that the same sums are taken in the same order whatever the batch."""
         size = BLOCK.get(device.type, BLOCK["cpu"])
-        block = torch.zeros(size, self.n_features_in_, device=device)
+        block = torch.zeros(size, self.moments_.width, device=device)
         for start in range(0, len(source), size):
             place = slice(start, min(start + size, len(source)))
             n = place.stop - start
             block[:n] = take(source, place, self.moments_, device)
-            features = head(block)
-            z = features.gated
-            if self.keep is not None:
-                z = z * top_k_mask(z, self.keep)
-                z = z / z.norm(dim=1, keepdim=True).clamp_min(1e-12)
-            if self.method in ZEROS:  # where nothing fires, what came nearest to it does
-                nearest_to = features.aux if features.aux is not None else features.z
-                lone = torch.nn.functional.one_hot(nearest_to.argmax(1), self.dim_).to(z.dtype)
-                z = torch.where((z > 0).any(1, keepdim=True), z, lone)
-            yield place, z[:n]
+            yield place, self.finish(head(block))[:n]
+
+    def finish(self, features: Features) -> Tensor:
+        """Codes [n, D] of what the head says: the strongest kept, no row empty."""
+        z = features.gated
+        if self.keep is not None:
+            z = z * top_k_mask(z, self.keep)
+            z = z / z.norm(dim=1, keepdim=True).clamp_min(1e-12)
+        if self.method in ZEROS:  # where nothing fires, what came nearest to it does
+            nearest_to = features.aux if features.aux is not None else features.z
+            lone = torch.nn.functional.one_hot(nearest_to.argmax(1), self.dim_).to(z.dtype)
+            z = torch.where((z > 0).any(1, keepdim=True), z, lone)
+        return z
 
     def save(self, path: Path | str) -> None:
         """Write a safetensors file with the options and a checksum in its metadata."""
@@ -295,11 +304,11 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             raise InputError(f"positives must be neighbours or self, got {self.positives!r}; give pairs to fit")
         for name, least in (("dim", 1), ("steps", 0), ("batch", 1), ("neighbours", 1), ("keep", 1), ("max_rows", 2)):
             value = getattr(self, name)
-            if (value is None and name in ("keep", "max_rows")) or (value == "auto" and name in ("dim", "steps", "batch")):
+            if (value is None and name in MAY_BE_NONE) or (value == "auto" and name in MAY_BE_AUTO):
                 continue
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
                 raise InputError(f"{name} must be a whole number, {least} or more, got {value!r}")
-        if self.dim != "auto" and self.dim > MAX_DIM:
+        if self.dim != "auto" and int(self.dim) > MAX_DIM:
             raise InputError(f"dim must be at most {MAX_DIM}, got {self.dim}")
         if self.sparse_output and self.keep is None and self.method not in ZEROS:
             raise InputError(f"sparse_output needs keep=...: no entry of a code by {self.method} is 0")
@@ -322,7 +331,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             elif X.shape[1] != self.n_features_in_:
                 raise InputError(f"X has {X.shape[1]} features, but ReadableCodes was fitted on {self.n_features_in_}")
         if reset and len(X) < 2:
-            raise InputError(f"n_samples={len(X)}: codes are learned from what rows have in common, 2 or more are needed")
+            raise InputError(f"n_samples={len(X)}: codes are learned from what rows share, so 2 or more are needed")
         return X
 
     def _choose_rows(self, n: int, seed: int, paired: bool) -> Tensor | None:
@@ -341,12 +350,12 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             return torch.arange(n)[:, None], 1.0
         k = min(self.neighbours, max(1, n // 10))
         found = nearest(rows, k, progress=lambda done, total: say(done, total, "neighbours"))
-        return found.index, found.recall
+        return found.rows, found.recall
 
     def _fingerprint(self, moments: Moments, seed: int, batch: int, total: int, count: int) -> dict[str, Any]:
         """What a checkpoint must agree with."""
         options = [self.method, self.dim_, self.positives, self.neighbours, seed, batch, total, count]
-        return {"options": [str(o) for o in options], "moments": shelf.digest(moments._asdict())}
+        return {"options": [str(o) for o in options], "moments": digest(moments._asdict())}
 
 
 def choose_dim(rows: int) -> int:
@@ -363,7 +372,7 @@ def choose_batch(rows: int, dim: int) -> int:
 
 def choose_steps(rows: int, batch: int) -> int:
     """Steps: some ten times through the rows, but no fewer than a small set needs."""
-    return round(min(max(12 * rows / batch, min(600, 100 + rows)), 5000))
+    return round(min(max(EPOCHS * rows / batch, min(600, 100 + rows)), 5000))
 
 
 def _batches(n: int, batch: int, seed: int, first: int, total: int, device: torch.device) -> Iterator[Tensor]:

@@ -61,18 +61,21 @@ def cost(recipe: Recipe, classes: int | None = None) -> dict[str, Any]:
     }
 
 
-def time_steps(recipe: Recipe, device: torch.device, steps: int = 20, images: int = 50_000) -> dict[str, float]:
+def time_steps(
+    recipe: Recipe, device: torch.device, steps: int = 20, images: int = 50_000, warm: int = 3
+) -> dict[str, float]:
     """Run real training steps on random pixels.
 
     Parameters
     ----------
     recipe, device : the step is that of `train` for them, compiled on a GPU.
-    steps : how many are timed, after a few to warm up.
+    steps, warm : how many are timed, and how many taken before.
     images : size of the epoch that `seconds_per_epoch` is for.
 
     Returns
     -------
-    `seconds_per_step`, `seconds_per_epoch`, `images_per_second`, and on a GPU `peak_memory_gib`.
+    `seconds_per_step`, `seconds_per_epoch`, `seconds_in_all` (the recipe's epochs), `images_per_second`, and on a GPU
+    `peak_memory_gib`.
     """
     side, batch = recipe.data.size, recipe.run.batch
     pixels = torch.randint(0, 256, (2 * batch, 3, side, side), dtype=torch.uint8, device=device)
@@ -82,8 +85,8 @@ def time_steps(recipe: Recipe, device: torch.device, steps: int = 20, images: in
     gpu = device.type == "cuda"
     if gpu:
         torch.cuda.reset_peak_memory_stats(device)
-    for i in range(steps + 3):
-        if i == 3:
+    for i in range(steps + warm):
+        if i == warm:
             if gpu:
                 torch.cuda.synchronize(device)
             began = time.perf_counter()
@@ -94,6 +97,7 @@ def time_steps(recipe: Recipe, device: torch.device, steps: int = 20, images: in
     out = {
         "seconds_per_step": seconds,
         "seconds_per_epoch": seconds * (images // batch),
+        "seconds_in_all": seconds * (images // batch) * recipe.run.epochs,
         "images_per_second": batch / seconds,
     }
     return out | ({"peak_memory_gib": torch.cuda.max_memory_allocated(device) / 2**30} if gpu else {})

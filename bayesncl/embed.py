@@ -1,56 +1,82 @@
-"""Features of one's own images, as a file: .npz, or a table as .csv or .parquet."""
+"""Features of one's own images or embeddings, as a file: .npz, or a table as .csv or .parquet."""
 
 from __future__ import annotations
 
 import csv
 import io
 import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from . import distributed
+from .arrays import as_features
+from .codes_folder import PhotoCodes
 from .data.archive import Entry
 from .data.cache import decoded
 from .data.decode import SUFFIXES, Square
 from .data.folder import existing_folder, scan
-from .data.images import Images, Progress
+from .data.images import Images, Progress, printable
 from .errors import InputError
 from .features import extract
-from .files import check_place, write_atomic
+from .files import check_place, digest, write_atomic
 from .model import Encoder
-from .objective import keep_strongest
+from .names import FINGERPRINT, find_names, read_names
+from .objective import check_keep, keep_strongest
+from .photos import embed_entries
+from .sources import ARRAYS, read_embeddings
 
 ENDINGS = (".npz", ".csv", ".parquet")
 
 
+@dataclass(frozen=True)
+class Table:
+    """Features z [N, D], a name a row, and its class where that is known."""
+
+    z: np.ndarray
+    names: Sequence[str]
+    labels: Sequence[str] | None = None
+    columns: Sequence[str] | None = None  # names of the dimensions
+
+
 def embed_images(
-    model: Encoder,
+    model: Encoder | PhotoCodes,
     place: Path,
     out: Path,
     *,
     keep: int | None = None,
     gated: bool = True,
+    names: Path | None = None,
     progress: Progress | None = None,
 ) -> tuple[int, int]:
-    """Write the features of an image, or of a folder's.
+    """Write the features of an image, of a folder's, or, by codes, of an array of embeddings.
 
     An .npz holds z [N, D] and names [N]; of class subfolders also y [N] and class_names. A table has a row for each
-    image: name, label (of class subfolders), z0, z1, ...
+    image: name, label (of class subfolders), z0, z1, ... or what the dimensions were called in the file `names`.
 
     Returns
     -------
     N and D.
     """
     check_out(out)
-    images = images_at(place, model.recipe.data.size, progress)
-    found = extract(model, images, "sound", progress=progress)
-    z = keep_strongest(torch.from_numpy(found.gated if gated else found.z), keep).numpy()
+    dim = model.codes.dim_ if isinstance(model, PhotoCodes) else model.head.dim
+    check_keep(keep, dim)
+    columns = None if names is None else column_names(model, names, dim)
+    if isinstance(model, Encoder):
+        table = _features(model, place, keep, gated, progress)
+    elif place.suffix.lower() in ARRAYS and place.is_file():
+        table = _codes_of_array(model, place, keep)
+    else:
+        table = _codes_of_photos(model, place, keep, progress)
     if distributed.rank() == 0:
+        table = Table(table.z, table.names, table.labels, columns)
         pack = {".npz": _npz, ".csv": _csv, ".parquet": _parquet}[out.suffix or ".npz"]
-        write_atomic(out, pack(z, images))
-    return len(z), z.shape[1]
+        write_atomic(out, pack(table))
+    return len(table.z), table.z.shape[1]
 
 
 def check_out(out: Path) -> None:
@@ -62,38 +88,117 @@ def check_out(out: Path) -> None:
         _import_pyarrow()
 
 
-def _npz(z: np.ndarray, images: Images) -> bytes:
-    arrays: dict[str, np.ndarray] = {"z": z, "names": np.array(images.names)}
-    if images.labels is not None:
-        arrays |= {"y": images.labels, "class_names": np.array(images.class_names)}
+def column_names(model: Encoder | PhotoCodes, path: Path, dim: int) -> list[str]:
+    """What people called the dimensions of this model, from names.json."""
+    mark = model.folder.fingerprint() if isinstance(model, PhotoCodes) else digest(model.state_dict())[:FINGERPRINT]
+    return find_names(read_names(path), mark, dim).columns(dim)
+
+
+def _features(model: Encoder, place: Path, keep: int | None, gated: bool, progress: Progress | None) -> Table:
+    images = images_at(place, model.recipe.data.size, progress)
+    found = extract(model, images, "sound", progress=progress)
+    z = keep_strongest(torch.from_numpy(found.gated if gated else found.z), keep).numpy()
+    assert images.names is not None
+    labels = None
+    if images.labels is not None and images.class_names is not None:
+        labels = [images.class_names[label] for label in images.labels]
+    return Table(z, images.names, labels)
+
+
+def _codes_of_array(model: PhotoCodes, place: Path, keep: int | None) -> Table:
+    x, names, labels = read_embeddings(place)
+    x = as_features(x)
+    if x.shape[1] != model.codes.n_features_in_:
+        width = model.codes.n_features_in_
+        raise InputError(f"{place}: rows of {x.shape[1]} numbers, but {model.folder} was fitted on rows of {width}")
+    named = [str(i) for i in range(len(x))] if names is None else [printable(str(name), 16_384) for name in names]
+    return Table(model.transform(x, keep), named, None if labels is None else [str(each) for each in labels])
+
+
+def _codes_of_photos(model: PhotoCodes, place: Path, keep: int | None, progress: Progress | None) -> Table:
+    entries, others = entries_at(place)
+    encoder = model.encoder
+    parts: list[np.ndarray] = []
+    reasons: list[str | None] = []
+    for rows, why in embed_entries(entries, encoder):
+        good = [reason is None for reason in why]
+        if any(good):
+            parts.append(model.transform(rows[good], keep))
+        reasons += why
+        if progress:
+            progress(len(reasons), len(entries), "embedding photos")
+    bad = [f"{printable(e.name)} ({printable(why)})" for e, why in zip(entries, reasons) if why is not None]
+    if not parts or (bad and os.path.isfile(place)):
+        raise InputError(f"{place}: none of the {len(entries)} photos can be used: {bad[0]}")
+    if bad or others:
+        first = bad[0] if bad else printable(others[0])
+        warnings.warn(f"{len(bad) + len(others):,} files skipped, e.g. {first}", stacklevel=2)
+    names = [printable(e.name, 16_384) for e, why in zip(entries, reasons) if why is None]
+    return Table(np.concatenate(parts), names, classes_of(names))
+
+
+def entries_at(place: Path) -> tuple[list[Entry], list[str]]:
+    """One image file, or every one at and below a folder; and the names of other files."""
+    entries, others = ([Entry(place.name, place)], []) if os.path.isfile(place) else scan(existing_folder(str(place)))
+    if not entries:
+        raise InputError(f"{place}: no image files in it (looked for {' '.join(SUFFIXES)})")
+    return entries, others
+
+
+def classes_of(names: Sequence[str]) -> list[str] | None:
+    """The first folder of each path; None where some lie in none."""
+    return [name.partition("/")[0] for name in names] if all("/" in name for name in names) else None
+
+
+def images_at(place: Path, size: int, progress: Progress | None) -> Images:
+    """One image, or every one at and below a folder: no split; the first folder of its path is an image's class."""
+    entries, others = entries_at(place)
+    square, alone = Square(size, size), os.path.isfile(place)
+    pixels, kept = decoded(entries, square, what=str(place), strict=alone, others=others, progress=progress)
+    names = tuple(entries[i].name for i in kept)
+    tops = classes_of(names)
+    if tops is None:
+        return Images(pixels, names=names)
+    classes, labels = np.unique(tops, return_inverse=True)
+    return Images(pixels, labels.astype(np.int64), class_names=tuple(classes.tolist()), names=names)
+
+
+def _npz(table: Table) -> bytes:
+    arrays: dict[str, np.ndarray] = {"z": table.z, "names": np.array(table.names)}
+    if table.labels is not None:
+        classes, labels = np.unique(np.array(table.labels), return_inverse=True)
+        arrays |= {"y": labels.astype(np.int64), "class_names": classes}
+    if table.columns is not None:
+        arrays["dimensions"] = np.array(table.columns)
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
     return buffer.getvalue()
 
 
-def _columns(images: Images) -> dict[str, list[str]]:
-    assert images.names is not None
-    columns = {"name": list(images.names)}
-    if images.labels is not None and images.class_names is not None:
-        columns["label"] = [images.class_names[label] for label in images.labels]
-    return columns
+def _texts(table: Table) -> dict[str, Sequence[str]]:
+    return {"name": table.names} | ({} if table.labels is None else {"label": table.labels})
 
 
-def _csv(z: np.ndarray, images: Images) -> bytes:
-    columns = _columns(images)
+def _headings(table: Table) -> list[str]:
+    given = list(table.columns or (f"z{i}" for i in range(table.z.shape[1])))
+    return [f"{name} (z{i})" if name.lower() in ("name", "label") else name for i, name in enumerate(given)]
+
+
+def _csv(table: Table) -> bytes:
+    columns = _texts(table)
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*columns, *(f"z{i}" for i in range(z.shape[1]))])
-    for *words, row in zip(*columns.values(), z):
+    writer.writerow([*columns, *_headings(table)])
+    for *words, row in zip(*columns.values(), table.z):
         writer.writerow([*words, *(f"{value:.9g}" for value in row)])  # nine digits give the same float32 back
     return text.getvalue().encode()
 
 
-def _parquet(z: np.ndarray, images: Images) -> bytes:
+def _parquet(table: Table) -> bytes:
     pyarrow, parquet = _import_pyarrow()
-    table = pyarrow.table({**_columns(images), **{f"z{i}": column for i, column in enumerate(z.T.copy())}})
+    columns = {**{k: list(v) for k, v in _texts(table).items()}, **dict(zip(_headings(table), table.z.T.copy()))}
     buffer = io.BytesIO()
-    parquet.write_table(table, buffer)
+    parquet.write_table(pyarrow.table(columns), buffer)
     return buffer.getvalue()
 
 
@@ -104,19 +209,3 @@ def _import_pyarrow():  # type: ignore[no-untyped-def]
     except ImportError:
         raise InputError("a .parquet file needs the extra: pip install 'bayesncl[tables]'") from None
     return pyarrow, parquet
-
-
-def images_at(place: Path, size: int, progress: Progress | None) -> Images:
-    """One image, or every one at and below a folder: no split; the first folder of its path is an image's class."""
-    alone = os.path.isfile(place)
-    entries, others = ([Entry(place.name, place)], []) if alone else scan(existing_folder(str(place)))
-    if not entries:
-        raise InputError(f"{place}: no image files in it (looked for {' '.join(SUFFIXES)})")
-    square = Square(size, size)
-    pixels, kept = decoded(entries, square, what=str(place), strict=alone, others=others, progress=progress)
-    names = tuple(entries[i].name for i in kept)
-    tops = [name.partition("/")[0] for name in names]
-    if not all("/" in name for name in names):
-        return Images(pixels, names=names)
-    classes, labels = np.unique(tops, return_inverse=True)
-    return Images(pixels, labels.astype(np.int64), class_names=tuple(classes.tolist()), names=names)

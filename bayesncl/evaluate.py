@@ -8,14 +8,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from . import probe as published
-from .arrays import Array, as_features, as_labels, read_features
+from .arrays import Array, as_features, as_labels, read_arrays
 from .data import DATASETS
+from .data import load as load_split
 from .data.images import Images
 from .errors import InputError
 from .features import Extracted, Progress, extract
-from .measure import background, conflict, counts, interpretability, measures, probe, retrieval, theory
+from .measure import (
+    background,
+    conflict,
+    counts,
+    interpretability,
+    measures,
+    probe,
+    readable,
+    retrieval,
+    stability,
+    theory,
+    verdict,
+)
 from .measure.dimensions import describe
 from .measure.result import Result, rounded
 from .model import Encoder
@@ -23,6 +37,7 @@ from .model import Encoder
 KEPT_DIMS = (64, 128, 256)  # numbers of dimensions for retrieval, besides all
 MANY_ROWS = 50_000  # above, neighbours are sought for a sample of queries
 SAMPLED_QUERIES = 2_000
+JUDGED_ROWS = 20_000  # ... and so many rows are judged for the verdict
 SUPPORTS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100)
 CURVE_DIMS = (16, 32, 48, 64, 80, 96, 128, 192, 256, 384, 512, 1024)
 NEIGHBOURS = 20  # of the kNN classifier
@@ -44,22 +59,43 @@ def scarce(train: Images, test: Images) -> str | None:
 
 
 def measure_file(
-    path: str | Path, labels_path: str | Path | None = None, *, progress: Progress | None = None, **options: Any
+    path: str | Path,
+    labels_path: str | Path | None = None,
+    embeddings_path: str | Path | None = None,
+    *,
+    progress: Progress | None = None,
+    **options: Any,
 ) -> Result:
-    """Measure a file of features: an `.npz` with `z` [N, D] and `y` [N], or a `.npy` of z with a `.npy` of y.
+    """Measure a file of features: an `.npz` with `z` [N, D] and perhaps `y` [N], or a `.npy` of z with a `.npy` of y.
 
     Arrays that are not compressed are read from disk block by block, so that memory does not grow with N. See
-    `read_features` for the file and `measure_features` for options and result; `parameters` also names the file.
+    `measure_features` for options and result; `parameters` also names the file. What the file may also hold:
+
+    - `e` [N, F], a second encoder's embeddings of the same images, or `h`, those the codes were made from; a file of
+      their own, `embeddings_path`, is a second encoder's;
+    - `y_coarse` [N], superclasses; `control` [N, D], codes of an untrained head; `again` [N, D], of another seed.
     """
-    features, labels = read_features(path, labels_path)
-    result = measure_features(features, labels, progress=progress, **options)
+    found = read_arrays(path, ("z", "y", "e", "h", "y_coarse", "control", "again"), needed=("z",))
+    features, beside = found["z"], Path(path).with_name("y.npy")
+    if labels_path is None and Path(path).suffix == ".npy" and beside.is_file():
+        labels_path = beside
+    labels = found.get("y") if labels_path is None else read_arrays(labels_path, ("y",), ("y",))["y"]
+    if embeddings_path is not None:
+        found["e"] = read_arrays(embeddings_path, ("z",), ("z",))["z"]
+    given: dict[str, Any] = {"embeddings": found.get("e", found.get("h")), "second": "e" in found}
+    given["control"] = found.get("control")
+    if "y_coarse" in found:
+        given["levels"] = {"superclass": found["y_coarse"]}
+    if "again" in found:
+        given["stability"] = stability.summary(features, found["again"])
+    result = measure_features(features, labels, progress=progress, **given, **options)
     result.parameters = {"file": str(path), "stored_as": str(features.dtype)} | result.parameters
     return result
 
 
 def measure_features(
     features: Array | Mapping[str, Array],
-    labels: Array,
+    labels: Array | None = None,
     *,
     definitions: Sequence[str] = interpretability.DEFINITIONS,
     dims: Sequence[int] = KEPT_DIMS,
@@ -69,14 +105,16 @@ def measure_features(
     queries: int | None = None,
     seed: int = 0,
     spectrum: bool = True,
+    everything: bool = False,
     progress: Progress | None = None,
+    **given: Any,
 ) -> Result:
-    """Interpretability and retrieval in both definitions, with chance levels.
+    """Interpretability and retrieval in both definitions, with chance levels, and the verdict.
 
     Parameters
     ----------
     features : [N, D]; or by definition, where they were extracted differently, `{"paper": ..., "sound": ...}`.
-    labels : [N].
+    labels : [N]; without them there is the verdict and what it is made of.
     dims : numbers of kept dimensions for retrieval, besides all; those of D or more are left out.
     ks : neighbours for retrieval; those of N or more are left out.
     ranking : [D] for retrieval by `sound`, say the column sums of the training split; default those of the features.
@@ -84,18 +122,26 @@ def measure_features(
     queries : how many rows serve as queries; default all, or 2,000 of more than 50,000.
     seed : of the shuffled labels and of the sampled queries.
     spectrum : whether to compute `effective_rank` and `orthogonality`; None in the result if not.
+    everything : also F1 and IoU of dimensions where very many entries fire.
     progress : called with (done, total, what).
+    given : what else is known for the verdict: `label_names`, `levels`, `embeddings`, `second`, `control`, `train`,
+        `stability`; see `readable.figures`. Of more than 50,000 rows 20,000 are judged.
 
     Returns
     -------
-    Result with `paper`, `sound`, `retrieval`, `chance` (less what no label enters) and `parameters`.
+    Result with `paper`, `sound`, `retrieval`, `chance` (less what no label enters), `parameters`, and the `verdict`
+    with the figures behind it.
     """
     by_definition = features if isinstance(features, Mapping) else dict.fromkeys(definitions, features)
     once = {id(array): as_features(array) for array in by_definition.values()}
     arrays = {name: once[id(array)] for name, array in by_definition.items()}
     if len({len(array) for array in arrays.values()}) != 1:
         raise InputError(f"features differ in rows: { {name: len(array) for name, array in arrays.items()} }")
-    n = len(next(iter(arrays.values())))
+    judged = arrays.get("sound", next(iter(arrays.values())))
+    n = len(judged)
+    if labels is None:
+        counted = {"images": n, "dimensions": {"sound": judged.shape[1]}, "seed": seed}
+        return judge(Result(parameters=counted), judged, None, everything=everything, seed=seed, **given)
     index, names = as_labels(labels, n)
     labellings = [index, interpretability.shuffled(index, seed)]
     rows = None
@@ -156,11 +202,41 @@ def measure_features(
         "queries_sampled": rows is not None,
         "seed": seed,
     }
-    return Result(**values, retrieval=found, chance=chance, parameters=parameters)
+    result = Result(**values, retrieval=found, chance=chance, parameters=parameters)
+    return judge(result, judged, labels, everything=everything, queries=queries, seed=seed, **given)
+
+
+def judge(result: Result, z: np.ndarray, labels: Array | None, *, seed: int = 0, **given: Any) -> Result:
+    """The result with the verdict on codes [N, D], and the figures it is made of; see `readable.figures`."""
+    n = len(z)
+    if n > max(MANY_ROWS, JUDGED_ROWS):
+        chosen = np.sort(np.random.default_rng(seed).choice(n, JUDGED_ROWS, replace=False))
+        result.parameters["judged_rows"] = JUDGED_ROWS
+        z = z[chosen]
+        for name in ("embeddings", "control"):
+            if given.get(name) is not None:
+                given[name] = np.asarray(given[name])[chosen]
+        if given.get("levels"):
+            given["levels"] = {name: np.asarray(level)[chosen] for name, level in given["levels"].items()}
+        labels = None if labels is None else np.asarray(labels)[chosen]
+    tree = readable.figures(z, labels, seed=seed, **given)
+    result.verdict = verdict.to_dict(verdict.judge(tree, labels is not None))
+    result.chance |= rounded(tree["chance"])
+    for name in ("readable", "kept", "detectors", "coverage", "labelfree", "whole", "seeds", "control"):
+        if tree.get(name):
+            setattr(result, name, rounded(tree[name]))
+    return result
 
 
 def evaluate(
-    model: Encoder, train: Images, test: Images, *, paper_probe: bool = False, progress: Progress | None = None
+    model: Encoder,
+    train: Images,
+    test: Images,
+    *,
+    paper_probe: bool = False,
+    again: Encoder | None = None,
+    everything: bool = False,
+    progress: Progress | None = None,
 ) -> Result:
     """All measures of a model.
 
@@ -169,11 +245,14 @@ def evaluate(
     model : trained; comes back as it was.
     train, test : both splits; the test split must be labelled.
     paper_probe : also run the published 50-epoch linear probe, which takes far longer than all the rest.
+    again : the same method trained with another seed: does it find the same dimensions?
+    everything : also F1 and IoU of dimensions where very many entries fire.
     progress : called with (done, total, what).
 
     Returns
     -------
-    Result. Without labels of the training images it has no `probe` and `knn`; `theory` and `gates` need gates that open
+    Result, whose `labelfree` measures are by h, which the codes are made from and which favours them. Without labels of
+    the training images it has no `probe` and `knn`; `theory` and `gates` need gates that open
     and close, and the branches on the background need backgrounds.
     """
     began = time.perf_counter()
@@ -186,8 +265,26 @@ def evaluate(
     paper = extract(model, test, "paper", progress=progress)
     dims = sorted({64, 128, 256, DATASETS[model.recipe.data.name].paper_dims})
     ranking = counts.column_sums(seen.gated)
+    control = untrained_codes(model, sound.h)
+    same = None
+    if again is not None:
+        other = extract(again, test, "sound", progress=progress)
+        twin = untrained_codes(again, other.h, seed=1)
+        same = stability.summary(sound.gated, other.gated, control=(control, twin))
+    coarse = DATASETS[model.recipe.data.name].coarse
     result = measure_features(
-        {"paper": paper.gated, "sound": sound.gated}, test.labels, dims=dims, ranking=ranking, progress=progress
+        {"paper": paper.gated, "sound": sound.gated},
+        test.labels,
+        dims=dims,
+        ranking=ranking,
+        progress=progress,
+        everything=everything,
+        label_names=test.class_names,
+        levels={"superclass": np.array(coarse)[test.labels]} if coarse else None,
+        embeddings=sound.h,
+        control=control,
+        train=None if train.labels is None else (seen.gated, train.labels),
+        stability=same,
     )
     table = describe(sound.gated, as_labels(test.labels, len(test))[0])
     columns = ("support", "consistency", "entropy_freq", "mass")
@@ -222,6 +319,16 @@ def evaluate(
     return result
 
 
+@torch.inference_mode()
+def untrained_codes(model: Encoder, h: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Codes [N, D] of the trained h [N, F] by a head as the recipe's, with fresh weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        head = Encoder(model.recipe, model.backbone).head.eval().to(model.mean.device)
+    parts = torch.from_numpy(h).split(4096)
+    return torch.cat([head(part.to(model.mean.device)).gated.cpu() for part in parts]).numpy()
+
+
 def curves(sound: Extracted, paper: Extracted, labels: np.ndarray, ranking: np.ndarray) -> dict[str, Any]:
     """Consistency by minimum support, and retrieval over the number of kept dimensions."""
     width = sound.gated.shape[1]
@@ -239,12 +346,19 @@ def curves(sound: Extracted, paper: Extracted, labels: np.ndarray, ranking: np.n
 def background_measures(
     model: Encoder, train: Images, test: Images, seen: Extracted, sound: Extracted
 ) -> dict[str, Any]:
-    """Probes for the second label, worst group, conflict with and without gates, stability under another background."""
+    """Probes for both labels, worst group, conflict with and without gates, stability under another background."""
     assert test.labels is not None and test.backgrounds is not None
     out: dict[str, Any] = {}
     if train.backgrounds is not None and train.labels is not None:
         out["background"], group = probe_background(seen, train, sound, test)
         out["worst_group"] = scalars(group) | {"groups": group["groups"][:LISTED]}
+    fit = balanced_split(model)
+    if fit is not None:
+        h = extract(model, fit, "sound").h
+        out["balanced"] = {
+            "object": probe.fast_probe(h, fit.labels, sound.h, test.labels),
+            "background": probe.fast_probe(h, fit.backgrounds, sound.h, test.backgrounds),
+        }
     found = {name: conflict.conflict(getattr(sound, name), test.labels, test.backgrounds) for name in ("z", "gated")}
     out["conflict"] = {
         name: scalars(value) | {"by_dimension": rounded(value["by_dimension"]["error"], DIGITS)}
@@ -283,6 +397,13 @@ def counterfactual(model: Encoder) -> Images | None:
     """The test images again, each object on another background, where the data set can draw them."""
     again = DATASETS[model.recipe.data.name].counterfactual
     return again(model.recipe.data) if again else None
+
+
+def balanced_split(model: Encoder) -> Images | None:
+    """Images whose objects and backgrounds are independent: a probe fitted on them cannot take one for the other."""
+    data = model.recipe.data
+    split = DATASETS[data.name].balanced
+    return load_split(data, split) if split else None
 
 
 def published_probe(model: Encoder, train: Images, test: Images, progress: Progress | None) -> dict[str, Any]:

@@ -151,6 +151,29 @@ def tensor_bytes(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
     return len(header).to_bytes(8, "little") + header + raw[end:]
 
 
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file; InputError where there is none that can be read."""
+    import safetensors
+
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (safetensors.SafetensorError, OSError) as error:
+        raise InputError(f"{path} is not a safetensors file that can be read: {error}") from None
+
+
+def digest(tensors: dict[str, Tensor], text: str = "") -> str:
+    """SHA-256 of `text` and of the names, types, shapes and bytes of some tensors, to tell a damaged file."""
+    import torch
+
+    total = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        total.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
 @contextlib.contextmanager
 def temporary_beside(path: Path, *, folder: bool = False) -> Iterator[Path]:
     """An empty file or folder beside `path`, to be renamed to it; if it is not, it goes at the end of the block.

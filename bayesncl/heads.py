@@ -67,6 +67,9 @@ class Head(nn.Module):
         """The terms of the loss of 2B rows of features."""
         raise NotImplementedError
 
+    def start(self, h: Tensor) -> None:
+        """Begin from some rows of frozen h [N, F], if the head can; always in the same place for the same rows."""
+
 
 class Projector(Head):
     """z = normalise(rectify(p(h))), gates m from g(h), codes normalise(z m); loss InfoNCE + lambda KL.
@@ -92,11 +95,15 @@ class Projector(Head):
         self.projector = mlp(features, model.hidden, model.dim, depth=depth)
         self.gate = mlp(features, gate.hidden or model.hidden, model.dim, depth=gate.depth) if self.kind else None
 
-    def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
+    def project(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """p(h) and what the rectifier makes of it, [N, D] both."""
         raw = self.projector(h)
         if self.options.layer_norm:
             raw = F.layer_norm(at_least_float32(raw), raw.shape[1:])
-        z = rectify(raw, self.options.rectifier)
+        return raw, rectify(raw, self.options.rectifier)
+
+    def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
+        raw, z = self.project(h)
         if self.options.top_k:
             z = z * top_k_mask(z, self.options.top_k)
         z = normalise(z)
@@ -132,11 +139,13 @@ class Prototypes(Head):
     Parameters
     ----------
     features, dim : F and D.
-    width : of p; not more than F + 1, all that a linear map of F numbers can fill.
+    width : of p; at most F.
     temperature : of the prediction.
     sharpness : temperature of the assignment, below that of the prediction.
     softness : temperature of the codes.
     """
+
+    silent = False  # in training, give scores in place of codes: the loss reads nothing else, and a fifth is saved
 
     def __init__(
         self,
@@ -150,16 +159,31 @@ class Prototypes(Head):
     ) -> None:
         super().__init__()
         self.dim, self.temperature, self.sharpness, self.softness = dim, temperature, sharpness, softness
-        width = min(width, features + 1)
+        width = min(width, features)
         self.projection = nn.Linear(features, width)
         self.prototypes = nn.Parameter(F.normalize(torch.randn(dim, width)))
         nn.init.normal_(self.projection.weight, std=1 / math.sqrt(features))
         nn.init.zeros_(self.projection.bias)
 
+    @torch.no_grad()
+    def start(self, h: Tensor) -> None:
+        """W begins as the principal axes of h; prototypes in random directions, the same ones every time.
+
+        Prototypes that begin on rows, or on the centres of k-means, stay narrow: their classes are read less well.
+        """
+        generator = torch.Generator().manual_seed(0)
+        count = min(self.projection.out_features, len(h))
+        axes = torch.randn(h.shape[1], count, generator=generator).to(h)
+        for _ in range(6):  # subspace iteration: towards the principal axes, up to a turn that no cosine sees
+            axes = torch.linalg.qr(h.T @ (h @ axes))[0]  # [F, count]
+        self.projection.weight[:count] = axes.T
+        self.prototypes.copy_(normalise(torch.randn(self.prototypes.shape, generator=generator)))
+
     def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
         s = normalise(self.projection(h)) @ normalise(self.prototypes).T  # [N, D]
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.training):  # the loss reads s alone
-            z = normalise((s / self.softness).softmax(1))
+        if self.training and self.silent:
+            return Features(h, s, None, None, s, s)
+        z = F.normalize((s / self.softness).softmax(1))
         return Features(h, z, None, None, z, s)
 
     def loss(self, features: Features) -> Terms:

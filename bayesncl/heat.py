@@ -6,15 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .errors import InputError
-from .gates import at_least_float32, rectify
-from .model import Encoder
+from .model import Encoder, in_eval_mode
 
 STRONGEST = 8  # dimensions of an image whose maps are kept
 DRAWS = 4  # random quarters beside the hottest one
+CHECKED = 512  # images of the check that decides whether maps are shown
 
 
 @dataclass(frozen=True)
@@ -25,10 +24,12 @@ class Heat:
     ----------
     dims : int [N, K], whose maps they are.
     maps : uint8 [N, K, h, w], 255 where the dimension is hottest in that image.
+    check : what `masking_drop` found.
     """
 
     dims: np.ndarray
     maps: np.ndarray
+    check: dict[str, float]
 
 
 def has_positions(model: Encoder) -> bool:
@@ -57,36 +58,36 @@ def heat_maps(model: Encoder, pixels: np.ndarray, dims: np.ndarray, batch: int =
         raise InputError("the backbone gives no features by position, so there is no map of where a dimension fires")
     wanted = torch.from_numpy(np.array(np.broadcast_to(dims, (len(pixels), np.shape(dims)[-1])), np.int64))
     seen: list[Tensor] = []
-    handle = model.backbone.pool.register_forward_pre_hook(lambda _, given: seen.append(given[0]))  # type: ignore
-    was_training, device, parts = model.training, model.mean.device, []
-    model.eval()
-    try:
+    hook = model.backbone.pool.register_forward_pre_hook(lambda _, given: seen.append(given[0]))  # type: ignore
+    device, parts = model.mean.device, []
+    with hook, in_eval_mode(model):
         for a in range(0, len(pixels), batch):
             model.backbone(model.normalise_pixels(torch.from_numpy(np.array(pixels[a : a + batch])).to(device)))
             f = seen.pop()  # [n, F, h, w]
             n, _, h, w = f.shape
-            z = model.projector(f.permute(0, 2, 3, 1).reshape(n * h * w, -1))
-            if model.recipe.model.layer_norm:
-                z = F.layer_norm(at_least_float32(z), z.shape[1:])
-            z = rectify(z, model.recipe.model.rectifier).reshape(n, h * w, -1)
+            z = model.head.project(f.permute(0, 2, 3, 1).reshape(n * h * w, -1))[1].reshape(n, h * w, -1)
             picked = wanted[a : a + n, None].expand(n, h * w, -1).to(device)
             parts.append(z.gather(2, picked).transpose(1, 2).reshape(n, -1, h, w).float().cpu())
-    finally:
-        handle.remove()
-        model.train(was_training)
     return torch.cat(parts).numpy()
 
 
-def strongest_heat(model: Encoder, pixels: np.ndarray, z: np.ndarray, count: int = STRONGEST) -> Heat | None:
-    """Maps of the strongest dimensions of each image, for the atlas; None where the backbone has no positions."""
+def strongest_heat(model: Encoder, pixels: np.ndarray, z: np.ndarray, count: int = STRONGEST) -> Heat | str:
+    """Maps of the strongest dimensions of each image, for the atlas, or in words why there are none.
+
+    Maps that fail `masking_drop` on 512 of the images, by less than two standard errors ahead of chance, are not shown.
+    """
     if not has_positions(model):
-        return None
+        return "its backbone gives no features by position"
+    check = masking_drop(model, pixels[np.unique(np.linspace(0, len(pixels) - 1, CHECKED).astype(int))])
+    if check["hottest"] - check["random"] <= 2 * check["error"]:
+        return (
+            f"greying out the hottest quarter of an image takes {100 * check['hottest']:.0f} % of its strongest "
+            f"dimension, a random quarter {100 * check['random']:.0f} %, so the maps of this encoder mean nothing"
+        )
     dims = np.argsort(-z, axis=1, kind="stable")[:, :count]
     maps = np.maximum(heat_maps(model, pixels, dims), 0)
-    if maps.shape[2] * maps.shape[3] < 2:
-        return None  # one position says nothing of where
     most = maps.max((2, 3), keepdims=True)
-    return Heat(dims, np.rint(255 * maps / np.where(most > 0, most, 1)).astype(np.uint8))
+    return Heat(dims, np.rint(255 * maps / np.where(most > 0, most, 1)).astype(np.uint8), check)
 
 
 @torch.inference_mode()
@@ -95,8 +96,8 @@ def masking_drop(model: Encoder, pixels: np.ndarray, seed: int = 0, batch: int =
 
     Returns
     -------
-    `hottest` and `random`: mean loss of that dimension's activation, as a share of it; `images`: how many. Where the
-    maps mean something `hottest` is larger; `random` is the control.
+    `hottest` and `random`: mean loss of that dimension's activation, as a share of it; `error`: the standard error of
+    their difference; `images`: how many. Where the maps mean something `hottest` is larger; `random` is the control.
     """
     z = model.encode(pixels, gated=False, batch=batch).numpy()
     dims = z.argmax(1)
@@ -118,5 +119,9 @@ def masking_drop(model: Encoder, pixels: np.ndarray, seed: int = 0, batch: int =
         columns = np.arange(pixels.shape[3]) * w // pixels.shape[3]
         masked = np.where(hidden[:, :, rows][:, :, :, columns] > 0, grey, pixels)
         after = model.encode(masked, gated=False, batch=batch).numpy()[np.arange(n), dims][alive]
-        drops.append(float(np.mean((before - after) / before)) if len(before) else 0.0)
-    return {"hottest": drops[0], "random": float(np.mean(drops[1:])), "images": int(alive.sum())}
+        drops.append((before - after) / before)
+    if not len(before):
+        return {"hottest": 0.0, "random": 0.0, "error": 0.0, "images": 0}
+    hottest, control = drops[0], np.mean(drops[1:], axis=0)
+    error = float((hottest - control).std() / np.sqrt(len(before)))
+    return {"hottest": float(hottest.mean()), "random": float(control.mean()), "error": error, "images": len(before)}

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from .backbones import build_backbone, update_running_statistics
+from .data.decode import Square
 from .errors import InputError
-from .files import tensor_bytes, write_atomic
+from .files import digest, read_tensors, tensor_bytes, write_atomic
 from .heads import Features, Projector
-from .objective import keep_strongest
-from .recipes import Recipe, recipe_from_json
+from .objective import check_keep, keep_strongest
+from .pixels import as_pixels
+from .recipes import Recipe, recipe_from_json, replace_fields
 from .run import Run
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    from .codes_folder import PhotoCodes
+    from .pixels import Pictures
 
 LARGEST = 1e30  # weight; two of them overflow a product in float32
 
@@ -78,7 +76,7 @@ class Encoder(nn.Module):
     @torch.inference_mode()
     def encode(
         self,
-        images: Tensor | np.ndarray | Sequence[Image],
+        images: Pictures,
         gated: bool = True,
         keep: int | None = None,
         batch: int = 256,
@@ -87,7 +85,8 @@ class Encoder(nn.Module):
 
         Parameters
         ----------
-        images : uint8, or float in [0, 1], [N, 3, H, W]; or a list of PIL images, resized and cropped as in training.
+        images : uint8, or float in [0, 1], [N, 3, H, W] or [N, H, W, 3], grey with one channel; or PIL images or paths
+            of files, resized and cropped as in training. One or many.
         gated : apply the gates, if the model has them.
         keep : keep only each image's `keep` strongest dimensions, renormalised.
         batch : images at a time.
@@ -96,7 +95,8 @@ class Encoder(nn.Module):
         -------
         [N, D] float32 on the CPU, rows of unit length (all zero where every gate is closed).
         """
-        pixels = as_pixels(images, self.recipe)
+        pixels = as_pixels(images, Square(self.recipe.data.size, self.recipe.views.size))
+        check_keep(keep, self.head.dim)
         rows = []
         with in_eval_mode(self):
             for part in pixels.split(batch):
@@ -111,36 +111,6 @@ def build_model(recipe: Recipe) -> Encoder:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(recipe.run.seed)  # the CPU's: torch.manual_seed would reset the GPU's too
         return Encoder(recipe)
-
-
-def as_pixels(images: Tensor | np.ndarray | Sequence[Image], recipe: Recipe) -> Tensor:
-    """Whatever a person hands to `encode` as uint8 or float [N, 3, H, W]."""
-    if isinstance(images, list | tuple):
-        from PIL.Image import Image as PillowImage
-
-        from .data.decode import fit, to_rgb
-
-        if strange := [type(image).__name__ for image in images if not isinstance(image, PillowImage)]:
-            raise InputError(f"a list must hold PIL images, got {strange[0]}; arrays go in as one [N, 3, H, W]")
-        arrays = [np.asarray(fit(to_rgb(image), recipe.data.size, recipe.views.size)) for image in images]
-        if not arrays:
-            return torch.empty(0, 3, recipe.views.size, recipe.views.size, dtype=torch.uint8)
-        return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2)
-    if not isinstance(images, Tensor | np.ndarray):
-        raise InputError(f"images must be a tensor, an array or a list of PIL images, got {type(images).__name__}")
-    try:
-        pixels = images if isinstance(images, Tensor) else torch.from_numpy(np.array(images))  # a copy: any strides
-    except TypeError:
-        raise InputError(f"images must be uint8 or float in [0, 1], got {images.dtype}") from None
-    if pixels.ndim != 4 or pixels.shape[1] != 3 or 0 in pixels.shape[2:]:
-        raise InputError(f"images must be [N, 3, H, W], got {list(pixels.shape)}")
-    if pixels.dtype == torch.uint8:
-        return pixels
-    if not pixels.is_floating_point():
-        raise InputError(f"images must be uint8 or float in [0, 1], got {pixels.dtype}")
-    if len(pixels) and not (pixels.min() >= 0 and pixels.max() <= 1):
-        raise InputError(f"float images must lie in [0, 1], got [{pixels.min():.3g}, {pixels.max():.3g}]")
-    return pixels.float()
 
 
 @contextmanager
@@ -169,16 +139,6 @@ def restored(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name if name.startswith("backbone.") else HEAD + name: t for name, t in tensors.items()}
 
 
-def digest(tensors: dict[str, Tensor]) -> str:
-    """SHA-256 over names, shapes and bytes, to tell a damaged file."""
-    total = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        total.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
-        total.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()
-
-
 def save_model(model: Encoder, path: Path) -> None:
     """Write weights as safetensors, with the recipe and a checksum in the metadata."""
     write_atomic(path, model_bytes(model))
@@ -193,18 +153,31 @@ def model_bytes(model: Encoder) -> bytes:
     return tensor_bytes(tensors, metadata)
 
 
-def load(path: str | Path, device: str | torch.device = "cpu") -> Encoder:
-    """Load a trained model, ready to encode.
+def load(path: str | Path, device: str | torch.device = "cpu", *, encoder: str | None = None) -> Encoder | PhotoCodes:
+    """Load a trained model, or the codes of photos that `bayesncl fit` wrote, ready to encode.
 
     Parameters
     ----------
-    path : a run folder or a .safetensors file.
+    path : a run folder, a .safetensors file, or a folder of codes.
     device : where to put it.
+    encoder : the MODULE:FUNCTION that was given to `fit`, if it was one: such code is run only when it is named.
 
     Returns
     -------
-    Encoder in eval mode. Nothing is unpickled; a damaged file, or one with absurd weights, raises InputError.
+    Encoder in eval mode, or PhotoCodes; both have `encode`. Nothing is unpickled; a damaged file, or one with absurd
+    weights, raises InputError.
     """
+    if (Path(path) / "codes.json").is_file():
+        from .codes_folder import CodesFolder
+
+        return CodesFolder(path).model(device, encoder)
+    if encoder is not None:
+        raise InputError(f"{path} is not a folder of codes, so it takes no encoder")
+    return load_run(path, device)
+
+
+def load_run(path: str | Path, device: str | torch.device = "cpu") -> Encoder:
+    """Load a trained model from a run folder or a .safetensors file; see `load`."""
     path, run = Path(path), Run(path)
     if path.is_dir():
         if not run.weights.exists() and run.recipe_file.exists():
@@ -212,19 +185,14 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Encoder:
         path = run.weights
     if not path.is_file():
         raise InputError(f"no trained model at {path}")
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (safetensors.SafetensorError, OSError) as error:
-        raise InputError(f"{path} is not a safetensors file that can be read: {error}") from None
+    tensors, metadata = read_tensors(path)
     if "recipe" not in metadata:
         raise InputError(f"{path} carries no recipe, so it was not written by bayesncl")
     if metadata.get("sha256") != digest(tensors):
         raise InputError(f"{path} is damaged: its checksum does not match")
     recipe = recipe_from_json(metadata["recipe"], str(path))
     if run.recipe_file.is_file():  # a run's own folder knows where its images are; the weights do not
-        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, root=run.recipe().data.root))
+        recipe = replace_fields(recipe, data={"root": run.recipe().data.root})
     return fill_model(recipe, restored(tensors), path).eval().to(device)
 
 

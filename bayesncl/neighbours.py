@@ -1,4 +1,4 @@
-"""The nearest rows of each row by cosine: exact, in blocks; beyond a stated number of rows with faiss if it is there."""
+"""The nearest rows of each row by cosine: exact, in blocks; with faiss where rows are too many for that."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Rows(Protocol):
 class Neighbours(NamedTuple):
     """What `nearest` found."""
 
-    index: Tensor  # int64 [N, k], nearest first; a row with fewer repeats those it has, one with none is its own
+    rows: Tensor  # int64 [N, k], nearest first; a row with fewer repeats those it has, one with none is its own
     cosine: Tensor  # [N, k]; 1 where a row is its own
     recall: float  # share of the exact neighbours found, measured; 1 for exact search
 
@@ -118,7 +118,7 @@ class _Unit:
 
 
 def _search(q: Tensor, own: Tensor, blocks: _Unit, k: int, *, twins: bool) -> tuple[Tensor, Tensor]:
-    """The k largest cosines [n, k] and whose they are; -2 where there are not so many. `twins`: leave duplicates out."""
+    """The k largest cosines [n, k] and whose they are; -2 where there are fewer. `twins`: leave duplicates out."""
     value = q.new_full((len(q), k), -2.0)
     place = torch.zeros(len(q), k, dtype=torch.int64, device=q.device)
     for start, block in blocks:
@@ -175,11 +175,10 @@ def _with_faiss(rows: Rows, k: int) -> Neighbours:
     for start in range(0, n, size):
         index.add(F.normalize(rows[start : start + size].float()).cpu().numpy())
     probe = torch.linspace(0, n - 1, min(n, PROBE), device=device).long()
-    truth = _exact(rows, probe, k)[0]
+    least = _exact(rows, probe, k)[1].amin(1, keepdim=True)  # whoever is as near is as good
     index.nprobe = 8
     while True:
-        found = _ask(index, rows, probe, k)[0]
-        recall = float((found[:, :, None] == truth[:, None, :]).any(1).float().mean())
+        recall = float((_ask(index, rows, probe, k)[1] >= least - 1e-5).float().mean())
         if recall >= RECALL or index.nprobe >= lists:
             break
         index.nprobe = min(2 * index.nprobe, lists)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -25,8 +26,15 @@ def normalise(z: Tensor) -> Tensor:
 
 
 def keep_strongest(z: Tensor, keep: int | None) -> Tensor:
-    """Each row's `keep` entries of largest size, renormalised; None or D and more leave the rows [N, D] as they are."""
-    return z if keep is None or keep >= z.shape[1] else normalise(z * top_k_mask(z.abs(), keep))
+    """Each row's `keep` entries of largest size, renormalised; None and D leave the rows [N, D] as they are."""
+    check_keep(keep, z.shape[1])
+    return z if keep is None or keep == z.shape[1] else normalise(z * top_k_mask(z.abs(), keep))
+
+
+def check_keep(keep: Any, dim: int) -> None:
+    """InputError unless `keep` is None or a whole number from 1 to `dim`."""
+    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, Integral) or not 1 <= int(keep) <= dim):
+        raise InputError(f"keep must be a whole number from 1 to the {dim} dimensions, got {keep!r}")
 
 
 def info_nce(z: Tensor, temperature: float = 0.2, block: int = 0) -> Tensor:
@@ -143,16 +151,15 @@ def balanced_assignment(
     Parameters
     ----------
     scores : [..., B, D], how well each row suits each prototype; leading dimensions are batches of their own.
-    temperature : eps; the assignment starts from exp(scores / eps).
-    rounds : how often the columns are brought to equal sums, and then the rows.
+    temperature : eps; the assignment starts from exp(scores / eps) with rows that sum to 1.
+    rounds : how often the columns are brought to equal sums, and then the rows to 1 again.
     total : adds up column sums [..., D] over processes that hold other rows of the same batch.
 
     Returns
     -------
     [..., B, D], rows that sum to 1.
     """
-    # exp(scores / eps) up to a factor for each row, which the rounds take out again: nothing overflows.
-    # The matrix stays as it is; only the factors of its rows and columns change.
+    # the matrix stays as it is, only the factors of its rows and columns change: two products with a vector a round
     q = (scores.detach() / temperature).softmax(-1)
     row = q.new_ones(*q.shape[:-1], 1)
     column = q.new_ones(*q.shape[:-2], 1, q.shape[-1])
@@ -175,7 +182,8 @@ def swapped_cross_entropy(scores: Tensor, targets: Tensor, temperature: float = 
     -------
     Scalar, - sum over rows and prototypes of  targets(partner) log softmax(scores / temperature).
     """
-    return F.cross_entropy((scores / temperature).flatten(0, 1), targets.flip(0).flatten(0, 1), reduction="sum")
+    one, other = (scores / temperature).unbind()
+    return F.cross_entropy(one, targets[1], reduction="sum") + F.cross_entropy(other, targets[0], reduction="sum")
 
 
 def reconstruction(x: Tensor, x_hat: Tensor) -> Tensor:

@@ -1,117 +1,169 @@
-"""Progress of long work: a live line on a terminal, plain lines elsewhere."""
+"""Progress of long work: a line that moves on a terminal, plain lines elsewhere. Torch is not needed."""
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich import progress as rich
 from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
-from . import distributed
 from .errors import InputError
 from .recipes import Recipe
 
 Progress = Callable[[int, int, str], None]  # of (done, total, what): how long work tells how far it is
 
-PLAIN_SECONDS = 5.0  # least time between plain lines
+PLAIN_SECONDS = 5.0, 60.0  # between plain lines, at the start of a long run and later on
+WINDOW = 30.0  # seconds over which the pace is taken: compiling and other pauses leave it
 
 
 class Display:
     """Shows how far a training run, or any counted work, has come. Process 0 reports, the others are silent."""
 
     def __init__(self, quiet: bool = False, board: Path | None = None) -> None:
-        self.quiet = quiet or distributed.rank() != 0
+        self.quiet = quiet or follower()
         self.console = Console(stderr=True, highlight=False)
-        self.board = open_board(board) if board is not None and distributed.rank() == 0 else None
+        self.board = open_board(board) if board is not None and not follower() else None
         self.live = self.console.is_terminal and not self.quiet
-        self.bar: rich.Progress | None = None
-        self.task: Any = None
-        self.what = ""
-        self.spoke = 0.0
+        self.view: Live | None = None
+        self.pieces: Callable[[], list[str]] = list  # what the moving line says, most important first
+        self.began = self.spoke = time.perf_counter()
+        unicode = self.console.encoding.startswith("utf")
+        self.spinner, self.full, self.empty = ("⠋⠙⠹⠸⠼⠴⠦⠧", "━", "─") if unicode else ("|/-\\", "#", "-")
 
     def note(self, text: str) -> None:
         """One line that stays."""
         if not self.quiet:
             self.console.print(text, markup=False, soft_wrap=True)
 
+    def busy(self, what: str) -> None:
+        """Show that something of unknown length goes on, until something else is shown."""
+        since = time.perf_counter()
+        self._show(lambda: [what, f"{time.perf_counter() - since:.0f} s"])
+
     def begin(self, recipe: Recipe, total: int, done: int) -> None:
         """Start showing a run of `total` steps."""
-        self.name, self.total, self.began = recipe.name, total, time.perf_counter()
-        self.first: tuple[int, float] | None = None  # step and time of the first line: before it lies the compiling
-        if self.live:
-            self._open(recipe.name, total, done)
+        self.name, self.total, self.done, self.batch = recipe.name, total, done, recipe.run.batch
+        self.epochs = recipe.run.epochs
+        self.began = self.spoke = time.perf_counter()
+        self.marks: deque[tuple[float, int]] = deque()  # (time, steps done), since the first step
+        self.metrics: dict[str, Any] = {}
+        self._show(self._run)
+
+    def advance(self, done: int) -> None:
+        """Show that so many steps are done; called after each, so it does next to nothing."""
+        now, self.done = time.perf_counter(), done
+        if not self.marks or now - self.marks[-1][0] >= 0.5 or done == self.total:
+            self.marks.append((now, done))
+            while len(self.marks) > 2 and now - self.marks[0][0] > WINDOW:
+                self.marks.popleft()
+        least, most = PLAIN_SECONDS
+        if not self.quiet and not self.live and now - self.spoke > min(max(least, (now - self.began) / 20), most):
+            self.spoke = now
+            self.note("  ".join([f"{self.name}:", *self._words()]))
 
     def update(self, line: dict[str, Any]) -> None:
-        """Show a line of metrics."""
+        """Take in a line of metrics."""
         if self.board is not None:
             for name, value in line.items():
                 self.board.add_scalar(name, value, line["step"])
-        if self.quiet:
-            return
-        text = (
-            f"epoch {line['epoch']:.1f}  loss {line['loss']:.3f}  kl {line['kl']:.2f}  "
-            f"open {100 * line['open']:.0f} %  active {line['active']} ({line['near_dead']} nearly dead)  "
-            f"{line['images_per_second']:.0f} images/s"
-        )
-        if self.bar is not None:
-            self.bar.update(self.task, completed=line["step"], text=text)
-            if line["step"] >= self.total:
-                self._close()
-                self.note(f"{self.name}: {text}  {time.perf_counter() - self.began:.0f} s")
-        elif time.perf_counter() - self.spoke > PLAIN_SECONDS or line["step"] >= self.total:
-            self.spoke = time.perf_counter()
-            left = ""
-            if self.first is not None:
-                step, then = self.first
-                pace = (self.spoke - then) / max(line["step"] - step, 1)
-                left = f"  {pace * (self.total - line['step']):.0f} s left"
-            self.first = self.first or (line["step"], self.spoke)
-            self.note(f"{self.name}: step {line['step']}/{self.total}  {text}{left}")
+        self.metrics = line
+        if line["step"] >= self.total and not self.quiet:
+            self._show(None)
+            took = words(time.perf_counter() - self.began)
+            self.note("  ".join([f"{self.name}:", f"{plural(self.epochs, 'epoch')} in {took}", *self._measured()]))
 
     def count(self, done: int, total: int, what: str) -> None:
         """Show counted work such as decoding: a `Progress`."""
-        if self.quiet:
-            return
         if self.live:
-            if self.bar is None or self.what != what:
-                self._close()
-                self._open(what, total, 0)
-                self.what = what
-            assert self.bar is not None
-            self.bar.update(self.task, completed=done, total=total, text="")
-            if done >= total:
-                self._close()
-        elif time.perf_counter() - self.spoke > PLAIN_SECONDS:
+            self._show(
+                (lambda: [self._bar(done / max(total, 1)), f"{what} {done:,}/{total:,}"]) if done < total else None
+            )
+        elif time.perf_counter() - self.spoke > PLAIN_SECONDS[0]:
             self.spoke = time.perf_counter()
-            self.note(f"{what}: {done}/{total}")
-
-    def _open(self, name: str, total: int, done: int) -> None:
-        columns = (
-            rich.TextColumn("{task.description}"),
-            rich.BarColumn(20),
-            rich.TextColumn("{task.fields[text]}"),
-            rich.TimeRemainingColumn(compact=True),
-        )
-        self.bar = rich.Progress(*columns, console=self.console, transient=True)
-        self.what = name
-        self.task = self.bar.add_task(name, total=total, completed=done, text="")
-        self.bar.start()
+            self.note(f"{what}: {done:,}/{total:,}")
 
     def close(self) -> None:
         """Leave the terminal as it was."""
-        self._close()
+        self._show(None)
         if self.board is not None:
             self.board.flush()
-
-    def _close(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
         sys.stderr.flush()
+
+    def _run(self) -> list[str]:
+        if not self.marks:
+            return [f"first step {time.perf_counter() - self.began:.0f} s"]
+        return [self._bar(self.done / self.total), *self._words()]
+
+    def _words(self) -> list[str]:
+        epoch = min(self.done * self.epochs // self.total + 1, self.epochs)
+        (then, first), (now, last) = self.marks[0], self.marks[-1]
+        pace = (last - first) / (now - then) if last > first else 0.0  # steps a second
+        told = [f"{pace * self.batch:,.0f} images/s", f"{words((self.total - self.done) / pace)} left"] if pace else []
+        return [f"epoch {epoch}/{self.epochs}", *told, *self._measured()]
+
+    def _measured(self) -> list[str]:
+        m = self.metrics
+        if not m:
+            return []
+        gates = [f"kl {m['kl']:.2f}", f"open {100 * m['open']:.0f} %"] if m["kl"] else []
+        return [f"loss {m['loss']:.3f}", *gates, f"active {m['active']} ({m['near_dead']} nearly dead)"]
+
+    def _bar(self, share: float) -> str:
+        filled = int(10 * share)
+        return self.full * filled + self.empty * (10 - filled)
+
+    def _show(self, pieces: Callable[[], list[str]] | None) -> None:
+        if pieces is not None and self.live:
+            self.pieces = pieces
+            if self.view is None:
+                atexit.register(self._show, None)  # an error must not leave a terminal without its cursor
+                self.view = Live(
+                    get_renderable=self._line, console=self.console, refresh_per_second=8, transient=True
+                )
+                self.view.start()
+        elif pieces is None and self.view is not None:
+            self.view.stop()
+            self.view = None
+            atexit.unregister(self._show)
+
+    def _line(self) -> Text:
+        frame = self.spinner[int(8 * time.perf_counter()) % len(self.spinner)]
+        return Text(fitting([frame, *self.pieces()], self.console.width - 1), no_wrap=True, overflow="crop")
+
+
+def fitting(pieces: list[str], width: int) -> str:
+    """The first of the pieces, as many as there is room for, joined."""
+    line = pieces[0]
+    for piece in pieces[1:]:
+        if len(line) + 2 + len(piece) > width:
+            break
+        line += f"  {piece}"
+    return line[:width]
+
+
+def words(seconds: float) -> str:
+    """A time for people: ``45 s``, ``3 min``, ``2.5 h``."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def plural(n: int, thing: str) -> str:
+    """``1 class``, ``12 classes``."""
+    return f"{n:,} {thing}{'' if n == 1 else 'es' if thing.endswith('s') else 's'}"
+
+
+def follower() -> bool:
+    """Whether torchrun started several processes and this is not the first of them."""
+    return os.environ.get("WORLD_SIZE", "1") != "1" and os.environ.get("RANK", "0") != "0"
 
 
 def open_board(folder: Path) -> Any:

@@ -21,12 +21,25 @@ from typing import Any
 from .data import DATASETS
 from .errors import InputError
 
-RECTIFIERS = ("none", "relu", "rep_relu", "gelu", "softplus", "sigmoid", "exp")
-GATES = ("none", "ste", "soft", "gumbel", "gumbel-paper")
 
+def rectifiers() -> Collection[str]:
+    """Names of `gates.RECTIFIERS`; asked for when a recipe is built, since they come with torch."""
+    from .gates import RECTIFIERS
+
+    return RECTIFIERS
+
+
+def gate_kinds() -> Collection[str]:
+    """``none`` and the names of `gates.GATES`."""
+    from .gates import GATES
+
+    return ("none", *GATES)
+
+
+REVISABLE = ("epochs", "checkpoint_every", "keep_checkpoints", "log_every", "dynamics_every")  # of `run`, in resume
 SEEDS = 2**63 - 1  # the largest seed torch takes
 WIDEST = 2**20  # of a layer: more is a slip of the pen, or a file that wants our memory
-MOST_SCENES = 1_000_000  # likewise
+MOST_MADE = 1_000_000  # likewise
 
 Triple = tuple[float, float, float]
 Pair = tuple[float, float]
@@ -35,7 +48,7 @@ Pair = tuple[float, float]
 def _f(
     default: Any,
     doc: str,
-    choices: Collection[str] = (),
+    choices: Collection[str] | Callable[[], Collection[str]] = (),
     least: float | None = None,
     most: float | None = None,
     positive: bool = False,
@@ -46,7 +59,7 @@ def _f(
 
     Parameters
     ----------
-    choices : the words it may be.
+    choices : the words it may be, or a function that lists them.
     least, most, positive : bounds; of several numbers each must keep them.
     rising : of two numbers, the first must not be the larger.
     added : the version that brought the field, if later than 0.1.0. At its default it does not count in a run's
@@ -64,7 +77,8 @@ class Part:
         for f in dataclasses.fields(self):  # type: ignore[arg-type]  # its children are dataclasses
             where = f"{type(self).__name__.lower()}.{f.name}"
             value = _checked(getattr(self, f.name), kinds[f.name], where)
-            _check_range(value, f.metadata, where)
+            if value != f.default:  # which needs no check, and so no import of what lists its choices
+                _check_range(value, f.metadata, where)
             object.__setattr__(self, f.name, value)
 
 
@@ -73,7 +87,7 @@ class Data(Part):
     """Where the images come from."""
 
     name: str = _f("scenes", "which reader: one of the data sets", DATASETS)
-    root: str = _f("", "folder or file that holds the images (unused by scenes)")
+    root: str = _f("", "folder or file that holds the images (unused by scenes and textures)")
     size: int = _f(
         32,
         "side of the stored square images, pixels; larger ones are resized (short side) and centre-cropped",
@@ -87,10 +101,10 @@ class Data(Part):
         most=0.9,
     )
     strict: bool = _f(False, "folder: a file that cannot be decoded is an error instead of being skipped")
-    train_images: int = _f(6000, "scenes: number of training images", least=2, most=MOST_SCENES)
-    test_images: int = _f(2000, "scenes: number of test images", least=2, most=MOST_SCENES)
+    train_images: int = _f(6000, "scenes, textures: number of training images", least=2, most=MOST_MADE)
+    test_images: int = _f(2000, "scenes, textures: number of test images", least=2, most=MOST_MADE)
     tied: float = _f(0.95, "scenes: share of training objects that stand on their own background", least=0.0, most=1.0)
-    seed: int = _f(0, "seed of the images (scenes) or of the held-out choice (all others)", least=0, most=SEEDS)
+    seed: int = _f(0, "seed of the images (scenes, textures) or of the held-out choice (others)", least=0, most=SEEDS)
     mean: Triple = _f((0.5, 0.5, 0.5), "per-channel mean subtracted from pixels in [0, 1]")
     std: Triple = _f((0.25, 0.25, 0.25), "per-channel standard deviation pixels are divided by", positive=True)
     paper_mean: Triple | None = _f(None, "mean the published evaluation used, where it differs from `mean`")
@@ -125,14 +139,14 @@ class Views(Part):
 class Model(Part):
     """The encoder: backbone h = f(x), projector z = p(h), rectifier."""
 
-    backbone: str = _f("resnet18", "resnet18, resnet50, small, or timm:NAME")
+    backbone: str = _f("resnet18", "resnet18, resnet50, small, medium, or timm:NAME")
     stem: str = _f(
         "cifar", "cifar: 3x3 stride 1, no pooling; imagenet: 7x7 stride 2 and pooling", ("cifar", "imagenet")
     )
     stem_padding: int = _f(2, "padding of the cifar stem; the published experiments used 2", least=0, most=3)
     hidden: int = _f(2048, "hidden width of the projector", least=1, most=WIDEST)
     dim: int = _f(256, "D, the number of feature dimensions", least=1, most=WIDEST)
-    rectifier: str = _f("rep_relu", "what makes z non-negative; none gives plain contrastive learning", RECTIFIERS)
+    rectifier: str = _f("rep_relu", "what makes z non-negative; none gives plain contrastive learning", rectifiers)
     layer_norm: bool = _f(False, "parameter-free layer norm on z before the rectifier")
     top_k: int = _f(0, "keep only the k largest entries of each row of z; 0 keeps all", least=0)
 
@@ -142,7 +156,9 @@ class Gate(Part):
     """The Bernoulli gate per feature: q = sigmoid(g(h) / T)."""
 
     kind: str = _f(
-        "ste", "none, ste (straight-through), soft, gumbel (logistic noise), gumbel-paper (one Gumbel sample)", GATES
+        "ste",
+        "none, ste (straight-through), soft, gumbel (logistic noise), gumbel-paper (one Gumbel sample)",
+        gate_kinds,
     )
     depth: int = _f(2, "layers of the gating head", least=1, most=3)
     hidden: int = _f(0, "hidden width of the gating head; 0 takes the projector's", least=0, most=WIDEST)
@@ -208,7 +224,7 @@ class Recipe:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", _checked(self.name, str, "name")):
             raise InputError(f"name: expected up to 100 letters, digits, dots and dashes, got {self.name[:80]!r}")
         for name, cls in PARTS.items():
-            if type(getattr(self, name)) is not cls:
+            if not isinstance(getattr(self, name), cls):
                 raise InputError(f"{name} must be a {cls.__name__}, got {type(getattr(self, name)).__name__}")
 
     def to_dict(self) -> dict[str, Any]:
@@ -218,8 +234,8 @@ class Recipe:
     def to_identity(self) -> dict[str, Any]:
         """As `to_dict`, without the fields added since 0.1.0 that are at their default: what tells runs apart."""
         tree = self.to_dict()
-        for part, cls in PARTS.items():
-            for f in dataclasses.fields(cls):
+        for part in PARTS:
+            for f in dataclasses.fields(getattr(self, part)):
                 if f.metadata["added"] and tree[part][f.name] == f.default:
                     del tree[part][f.name]
         return tree
@@ -259,8 +275,9 @@ def _checked(value: Any, kind: Any, where: str) -> Any:
 def _check_range(value: Any, rules: Mapping[str, Any], where: str) -> None:
     if value is None:
         return
-    if rules["choices"] and value not in rules["choices"]:
-        raise InputError(f"{where}: no {value[:80]!r}{nearest(value, rules['choices'])}")
+    choices = rules["choices"]() if callable(rules["choices"]) else rules["choices"]
+    if choices and value not in choices:
+        raise InputError(f"{where}: no {value[:80]!r}{nearest(value, choices)}")
     for number in value if isinstance(value, tuple) else (value,):
         if rules["least"] is not None and number < rules["least"]:
             raise InputError(f"{where}: must be at least {rules['least']}, got {number}")
@@ -345,6 +362,15 @@ def change(recipe: Recipe, changes: Iterable[str]) -> Recipe:
     return recipe
 
 
+def revise(recipe: Recipe, changes: Iterable[str]) -> Recipe:
+    """Changes that a run may be resumed with; InputError for others, which make another run."""
+    allowed = [f"run.{name}" for name in REVISABLE]
+    for text in changes:
+        if text.partition("=")[0].strip() not in allowed:
+            raise InputError(f"--set {text[:80]}: resume changes only {', '.join(allowed)}; train a new run for others")
+    return change(recipe, changes)
+
+
 def with_root(recipe: Recipe, root: str | None) -> Recipe:
     """The recipe with its images at another place; None leaves them where they are."""
     if root is None:
@@ -404,3 +430,30 @@ def named(name: str) -> Recipe:
         return RECIPES[full]
     except KeyError:
         raise InputError(f"no recipe {name[:80]!r}{nearest(name, [*DATASETS, *RECIPES])}") from None
+
+
+def find_recipe(name: str, changes: Iterable[str] | None = None, root: str | None = None) -> Recipe:
+    """A recipe by name or from a .json file, with changes and with its images at `root`."""
+    if name.endswith(".json"):
+        try:
+            recipe = recipe_from_json(Path(name).read_text(), name)
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"cannot read {name}: {error}") from None
+    else:
+        recipe = named(name)
+    return with_root(change(recipe, changes or ()), root)
+
+
+def shorthands(
+    recipe: Recipe,
+    epochs: int | None = None,
+    batch: int | None = None,
+    size: int | None = None,
+    backbone: str | None = None,
+) -> list[str]:
+    """Changes of the fields that people change most; `size` is that of the views, stored images keep their ratio."""
+    stored = None if size is None else round(size * recipe.data.size / recipe.views.size)
+    values = {
+        "run.epochs": epochs, "run.batch": batch, "views.size": size, "data.size": stored, "model.backbone": backbone
+    }  # fmt: skip
+    return [f"{path}={value}" for path, value in values.items() if value is not None]

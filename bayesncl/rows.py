@@ -1,61 +1,85 @@
-"""Rows of numbers in memory or out of it, centred and scaled as they are read."""
+"""Rows of numbers in memory or out of it, prepared for comparison by cosine as they are read.
+
+A row is brought to unit length, since embeddings of some models differ in length by orders of magnitude for reasons
+that have nothing to do with what they show; its columns are centred, and columns of more than the median deviation are
+brought down to it, so that no outlier coordinate decides alone. (Columns of less are not blown up: dividing every
+column by its deviation gives worse neighbours.) Of few columns the direction says too little: there rows are
+standardised and get a constant as a further column, which lets the cosine see lengths.
+"""
 
 from __future__ import annotations
 
-import os
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from .arrays import memory
 from .errors import InputError
 
 BLOCK_BYTES = 64 << 20  # read at a time
 SHARE = 0.5  # of the free memory that rows may take; more are read anew each time
+FEW = 16  # columns below which rows keep their length
 
 
 class Moments(NamedTuple):
     """What centres and scales columns; float64 [F]."""
 
     mean: Tensor
-    scale: Tensor  # 1 / standard deviation; 0 for a column that is the same in every row, which says nothing
+    scale: Tensor  # 0 for a column that is the same in every row, which says nothing
+
+    @property
+    def width(self) -> int:
+        """Numbers in a prepared row."""
+        return len(self.mean) + (len(self.mean) < FEW)
 
 
 def measure(source: Any, chosen: Tensor | None = None) -> Moments:
-    """Mean and scale of the columns of `source` [N, F] (or of its rows `chosen`), in one pass over blocks."""
+    """Mean and scale of the columns of `source` [N, F] (or of its rows `chosen`), in one pass over blocks.
+
+    A column that differs by no more than rounding is constant.
+    """
     width = source.shape[1]
     device = source.device if isinstance(source, Tensor) else torch.device("cpu")
-    count, mean, squares, largest = 0, 0.0, 0.0, torch.zeros((), dtype=torch.float64, device=device)
+    count = 0
+    mean = torch.zeros(width, dtype=torch.float64, device=device)
+    squares = torch.zeros_like(mean)
     for index in _blocks(source, chosen):
-        x = _read(source, index, device).double()
+        x = _unit(_read(source, index, device).double())
         n = len(x)
         centre = x.mean(0)
         shift = centre - mean
         squares = squares + (x - centre).square().sum(0) + shift.square() * (count * n / (count + n))
         mean = mean + shift * (n / (count + n))
-        largest = torch.maximum(largest, x.abs().amax())
         count += n
-    assert isinstance(mean, Tensor) and isinstance(squares, Tensor)
     deviation = (squares / count).sqrt()
-    # what rounding leaves of a column of equal numbers is not a deviation
     varies = deviation > 1e-6 * mean.abs() + torch.finfo(torch.float64).tiny
     if not bool(varies.any()):
         raise InputError(f"all {count} rows of X are the same in all {width} columns: there is nothing to tell apart")
-    scale = torch.where(varies, 1 / deviation, 0.0)
+    least = deviation[varies].median() if width >= FEW else 0.0
+    scale = torch.where(varies, 1 / deviation.clamp_min(least), 0.0)
     return Moments(mean.cpu(), scale.cpu())
 
 
 def take(source: Any, index: slice | Tensor, moments: Moments, device: torch.device) -> Tensor:
-    """Some rows of `source`, centred and scaled: float32 [n, F] on `device`."""
-    x = _read(source, index, device)
-    mean, scale = moments.mean.to(device, x.dtype), moments.scale.to(device, x.dtype)
-    return ((x - mean) * scale).float()
+    """Some rows of `source`, prepared: float32 [n, F] on `device`, [n, F + 1] if F is small."""
+    return prepare(_read(source, index, device), moments)
+
+
+def prepare(x: Tensor, moments: Moments) -> Tensor:
+    """Rows [n, F] brought to unit length, centred and scaled."""
+    x = _unit(x)
+    mean, scale = moments.mean.to(x.device, x.dtype), moments.scale.to(x.device, x.dtype)
+    x = ((x - mean) * scale).float()
+    return x if x.shape[1] == moments.width else F.pad(x, (0, 1), value=math.sqrt(x.shape[1]))
 
 
 class Stream:
-    """Rows that stay where they are: those asked for are read, centred and scaled each time."""
+    """Rows that stay where they are: those asked for are read and prepared each time."""
 
     def __init__(self, source: Any, chosen: Tensor | None, moments: Moments, device: torch.device) -> None:
         self.source, self.chosen, self.moments, self.device = source, chosen, moments, device
@@ -72,7 +96,7 @@ class Stream:
 def hold(source: Any, chosen: Tensor | None, moments: Moments, device: torch.device) -> Tensor | Stream:
     """The rows as one tensor [N, F] if half of the free memory can hold it, otherwise a `Stream`."""
     stream = Stream(source, chosen, moments, device)
-    width = source.shape[1]
+    width = moments.width
     if 4 * len(stream) * width > SHARE * free_memory(device):
         return stream
     held = torch.empty(len(stream), width, device=device)
@@ -86,13 +110,11 @@ def hold(source: Any, chosen: Tensor | None, moments: Moments, device: torch.dev
 
 def free_memory(device: torch.device) -> int:
     """Bytes that a new tensor may take there."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open("/proc/meminfo") as file:
-            return next(1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
-    except (OSError, StopIteration, ValueError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory()
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x if x.shape[1] < FEW else F.normalize(x, eps=torch.finfo(x.dtype).tiny)
 
 
 def _blocks(source: Any, chosen: Tensor | None) -> Iterator[slice | Tensor]:

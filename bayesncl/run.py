@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from .model import Encoder
 
 
-class Run:
-    """A run folder: where its files are and what they say.
+class Folder:
+    """A folder whose files have known names, each an attribute: written whole, by one process, and nowhere else.
 
     Parameters
     ----------
@@ -42,18 +42,66 @@ class Run:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self.recipe_file = self.folder / "recipe.json"
-        self.environment_file = self.folder / "environment.json"
-        self.metrics_file = self.folder / "metrics.jsonl"
-        self.weights = self.folder / "model.safetensors"
         self.evaluation_file = self.folder / "evaluation.json"
-        self.checkpoints = self.folder / "checkpoints"
-        self.board = self.folder / "tensorboard"
         self.atlas = self.folder / "atlas"
         self.lock_file = self.folder / ".lock"
 
     def __str__(self) -> str:
         return str(self.folder)
+
+    def write(self, path: Path, data: bytes | str) -> None:
+        """Write a file of this folder."""
+        write_atomic(self.inside(path), data)
+
+    def inside(self, path: Path) -> Path:
+        """`path`, if writing there stays in this folder; InputError if a symbolic link leads out of it."""
+        for part in (path, *path.parents):
+            if part == self.folder:
+                return path
+            if part.is_symlink():
+                raise InputError(f"{part} is a symbolic link, and what is written here stays here: remove it")
+        raise InputError(f"{path} is not in {self}")
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold this folder for one process, to train or to measure; the system frees it however the process ends."""
+        if distributed.rank() != 0:
+            yield
+            return
+        for path in vars(self).values():
+            self.inside(path)
+        lock = FileLock(self.lock_file, timeout=0)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except Timeout:
+            raise InputError(f"{self} is in use by another process") from None
+        except OSError as error:
+            raise InputError(f"cannot write to {self}: {error.strerror}") from None
+        try:
+            sweep(self.folder)
+            yield
+        finally:
+            self.lock_file.unlink(missing_ok=True)  # while it is held: whoever waits for this file starts over
+            lock.release()
+
+
+class Run(Folder):
+    """A run folder: where its files are and what they say.
+
+    Parameters
+    ----------
+    folder : need not exist yet.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        super().__init__(folder)
+        self.recipe_file = self.folder / "recipe.json"
+        self.environment_file = self.folder / "environment.json"
+        self.metrics_file = self.folder / "metrics.jsonl"
+        self.weights = self.folder / "model.safetensors"
+        self.checkpoints = self.folder / "checkpoints"
+        self.board = self.folder / "tensorboard"
 
     def recipe(self) -> Recipe:
         """What is trained here."""
@@ -102,9 +150,9 @@ class Run:
 
     def model(self, device: str | torch.device = "cpu") -> Encoder:
         """The trained model; InputError where there is none that can be used."""
-        from .model import load
+        from .model import load_run
 
-        return load(self.folder, device)
+        return load_run(self.folder, device)
 
     def finished(self) -> bool:
         """Whether there is a trained model that loads."""
@@ -114,41 +162,11 @@ class Run:
             return False
         return True
 
-    def write(self, path: Path, data: bytes | str) -> None:
-        """Write a file of this run."""
-        write_atomic(self.inside(path), data)
-
-    def inside(self, path: Path) -> Path:
-        """`path`, if writing there stays in this folder; InputError if a symbolic link leads out of it."""
-        for part in (path, *path.parents):
-            if part == self.folder:
-                return path
-            if part.is_symlink():
-                raise InputError(f"{part} is a symbolic link, and a run is written to its own folder only: remove it")
-        raise InputError(f"{path} is not in {self}")
-
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Hold this run for one process, to train or to measure; the system frees it however the process ends."""
-        if distributed.rank() != 0:
-            yield
-            return
-        for path in vars(self).values():
-            self.inside(path)
-        lock = FileLock(self.lock_file, timeout=0)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
-        except Timeout:
-            raise InputError(f"{self} is in use by another process") from None
-        except OSError as error:
-            raise InputError(f"cannot write to {self}: {error.strerror}") from None
-        try:
-            sweep(self.folder)
-            yield
-        finally:
-            self.lock_file.unlink(missing_ok=True)  # while it is held: whoever waits for this file starts over
-            lock.release()
+    def set_aside(self, why: str) -> None:
+        """Rename the model and its evaluation, which another is about to take the place of."""
+        for path in (self.weights, self.evaluation_file):
+            if path.is_file():
+                path.replace(self.inside(path.with_name(f"{path.stem}-{why}{path.suffix}")))
 
 
 def new_run(parent: Path, name: str) -> Run:

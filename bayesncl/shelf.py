@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from . import distributed
 from .errors import InputError
-from .files import check_place, tensor_bytes, write_atomic
+from .files import check_place, digest, read_tensors, tensor_bytes, write_atomic
 from .heads import HEADS, Head
 from .rows import Moments
 
@@ -29,20 +26,9 @@ MAX_BYTES = 16 << 30
 MAX_WIDTH = 1 << 20  # of embeddings and of codes
 DAMAGE = (  # what forged headers and tensors raise
     *(OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError, MemoryError),
-    safetensors.SafetensorError,
 )
 FITTED = ("dim_", "n_features_in_", "n_iter_", "loss_", "recall_", "interrupted_")
 Codes = TypeVar("Codes", bound="ReadableCodes")
-
-
-def digest(tensors: dict[str, Tensor], text: str = "") -> str:
-    """SHA-256 of `text` and of the names, types, shapes and bytes of some tensors."""
-    found = hashlib.sha256(text.encode())
-    for name in sorted(tensors):
-        t = tensors[name].detach().cpu().contiguous()
-        found.update(f"{name} {t.dtype} {list(t.shape)};".encode())
-        found.update(t.reshape(-1).view(torch.uint8).numpy().tobytes())  # NumPy has no bfloat16
-    return found.hexdigest()
 
 
 def save(codes: ReadableCodes, path: Path) -> None:
@@ -114,13 +100,9 @@ def _unpack(cls: type[Codes], path: Path) -> tuple[Codes, dict[str, Any]]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InputError(f"{path} is larger than any codes: {path.stat().st_size} bytes")
-        with safetensors.safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-    except safetensors.SafetensorError as error:
-        raise InputError(f"{path} is damaged or not a safetensors file: {error}") from None
+    tensors, metadata = read_tensors(path)
     text = metadata.get("config", "")
     if FORMAT not in text:
         raise InputError(f"{path} does not hold readable codes of this version ({FORMAT})")
@@ -148,7 +130,7 @@ def _build(cls: type[Codes], config: dict[str, Any], tensors: dict[str, Tensor])
     if "feature_names" in config:
         codes.feature_names_in_ = np.array(config["feature_names"], dtype=object)
     with torch.device("meta"):  # shapes are compared before anything of that size is made
-        head = HEADS[codes.method](width, dim)
+        head = HEADS[codes.method](Moments(tensors["mean"], tensors["scale"]).width, dim)
     weights = {name.removeprefix("head."): t for name, t in tensors.items() if name.startswith("head.")}
     for name, t in head.state_dict().items():
         if weights[name].dtype != t.dtype:
@@ -187,9 +169,7 @@ class State:
         if not path.exists():
             return None
         try:
-            with safetensors.safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors, metadata = read_tensors(path)
             text = metadata.get("fit", "")
             if digest(tensors, text) != metadata.get("sha256"):
                 raise InputError(f"{path} is damaged: its checksum does not match; remove it to begin anew")

@@ -10,12 +10,14 @@ import dataclasses
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,11 +33,19 @@ from .lars import LARS
 from .meter import Logger, Meter, raise_if_bad
 from .model import Encoder, build_model, model_bytes
 from .objective import ACTIVE
-from .progress import Display
-from .recipes import Recipe, recipe_from_json
-from .run import Run, Stopper, environment
+from .progress import Display, plural
+from .recipes import (
+    REVISABLE,
+    Recipe,
+    change,
+    find_recipe,
+    recipe_from_json,
+    replace_fields,
+    shorthands,
+    with_root,
+)
+from .run import Run, Stopper, environment, new_run
 from .schedule import warmup_cosine
-
 
 AfterEpoch = Callable[[Encoder, int], dict[str, object] | None]
 Batch = tuple[Tensor, Tensor, Tensor, torch.dtype]  # pixels [b, 3, H, W], index [b], epoch [], precision
@@ -51,38 +61,86 @@ class Interrupted(Exception):
 
 
 def train(
-    recipe: Recipe,
-    images: Images,
-    run_dir: str | Path,
+    recipe: Recipe | str,
+    images: Images | np.ndarray | Tensor | str | Path | None = None,
+    run_dir: str | Path | None = None,
     *,
-    device: torch.device | None = None,
+    data: str | Path | None = None,
+    out: str | Path | None = None,
+    epochs: int | None = None,
+    batch: int | None = None,
+    size: int | None = None,
+    backbone: str | None = None,
+    changes: Iterable[str] = (),
+    device: torch.device | str | None = None,
     display: Display | None = None,
     after_epoch: AfterEpoch | None = None,
+    revise: bool = False,
 ) -> Encoder:
     """Train a recipe on images, or continue a run of it that was stopped or killed.
 
+    ``bayesncl.train("folder", data="photos/", epochs=5, out="runs/x")`` does what the command of that name does: a
+    recipe that is named is fitted to images and machine, and what was chosen is said. A Recipe is trained as it is.
+
     Parameters
     ----------
-    recipe : what to train.
-    images : the training split.
-    run_dir : folder of the run: recipe.json, environment.json, metrics.jsonl, checkpoints, finally model.safetensors.
+    recipe : what to train, by name or as such.
+    images : the training split, also as uint8 [N, 3, H, W], or the folder it is in; default what the recipe and
+        `data` name.
+    run_dir, out : either names the folder of the run: recipe.json, environment.json, metrics.jsonl, checkpoints,
+        finally model.safetensors. Default runs/RECIPE, numbered if it exists.
+    data : where the images are.
+    epochs, batch, size, backbone : instead of the recipe's.
+    changes : of other fields, as on the command line: ``["gate.prior=0.6"]``.
     device : default the GPU if there is one.
-    display : where progress goes; default nowhere.
+    display : where progress goes; default the terminal for a named recipe, and nowhere otherwise.
     after_epoch : called with the model and the epochs done; a dict it returns becomes a line of metrics.jsonl.
+    revise : a run that is there may be resumed with other `REVISABLE` fields of its recipe, such as more epochs.
 
     Returns
     -------
     Encoder, trained, in eval mode.
     """
-    run, device, display = Run(run_dir), device or default_device(), display or Display(quiet=True)
+    from .plan import as_images, load_split, plan_run, tell_difference  # which times the step of this file
+
+    place = find_device(device) if isinstance(device, str) else device or default_device()
+    display = display or Display(quiet=isinstance(recipe, Recipe))
+    short: dict[str, Any] = {"epochs": epochs, "batch": batch, "size": size, "backbone": backbone}
+    if isinstance(images, str | Path):
+        data, images = images, None
+    root = None if data is None else str(data)
+    if isinstance(recipe, str) and images is None:
+        recipe, images = plan_run(recipe, changes, root, place, display, **short)
+    else:
+        recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
+        recipe = with_root(change(recipe, [*shorthands(recipe, **short), *changes]), root)
+        images = load_split(recipe, "train", display) if images is None else as_images(images)
+    folder = run_dir or out
+    run = Run(folder) if folder is not None else new_run(Path("runs"), recipe.name)
+    model = run_loop(recipe, images, run, place, display, after_epoch, revise)
+    tell_difference(model, images, display)
+    return model
+
+
+def run_loop(
+    recipe: Recipe,
+    images: Images,
+    run: Run,
+    device: torch.device,
+    display: Display,
+    after_epoch: AfterEpoch | None = None,
+    revise: bool = False,
+) -> Encoder:
+    """The loop of `train`."""
     batch, epochs = recipe.run.batch, recipe.run.epochs
     check_batch(recipe, len(images))
+    display.busy("preparing the model")
     steps = len(images) // batch  # per epoch
     with run.lock(), Stopper() as stopper, explain_memory(recipe):
         pixels = settle(images.pixels, device)
         model, optimiser, meter, step = assemble(recipe, pixels, device)
         seen = fingerprint(images.pixels)
-        done = resume_or_begin(run, model, optimiser, seen, display)
+        done = resume_or_begin(run, model, optimiser, seen, display, steps, revise)
         meter.steps.fill_(done)
         rates = schedule(recipe, steps).to(device)  # [T, groups]
         if compiles(recipe, device) and done < steps * epochs:
@@ -93,6 +151,7 @@ def train(
             for part, index in batches(pixels, batch, recipe.run.seed, epoch, done % steps, device):
                 step(part, index, epoch, rates[done])
                 done += 1
+                display.advance(done)
                 if done % recipe.run.log_every == 0 or done == steps * epochs:
                     logger.log(done)
                 stop = stopper.asked(done, recipe.run.log_every)
@@ -301,31 +360,63 @@ def save_checkpoint(
     distributed.barrier()  # which is patient: the next collective is not, and a slow disk is no death
 
 
-def resume_or_begin(run: Run, model: Encoder, optimiser: LARS, images: tuple[str, str], display: Display) -> int:
-    """Steps already done: restored from the newest good checkpoint, or 0 in a fresh folder."""
+def resume_or_begin(
+    run: Run,
+    model: Encoder,
+    optimiser: LARS,
+    images: tuple[str, str],
+    display: Display,
+    steps: int = 0,
+    revise: bool = False,
+) -> int:
+    """Steps already done: restored from the newest good checkpoint, or 0 in a fresh folder.
+
+    Of the recipe `REVISABLE` fields may differ from the checkpoint's, if `revise` says so or recipe.json already has
+    them: the run was revised, and killed before its next checkpoint. `steps` are those of an epoch.
+    """
+    recipe = model.recipe
     found, complaints = checkpoint.newest(run)
     for complaint in complaints:
         display.note(complaint)
     if found is not None:
         saved = recipe_from_json(found.recipe, str(run))
-        moved = dataclasses.replace(saved.data, root=model.recipe.data.root)  # the images may have moved
-        if dataclasses.replace(saved, data=moved) != model.recipe:
+        if revise or (run.recipe_file.is_file() and moved(run.recipe(), recipe) == recipe):
+            like = replace_fields(saved, run={name: getattr(recipe.run, name) for name in REVISABLE})
+        else:
+            like = saved
+        if moved(like, recipe) != recipe:
             raise InputError(f"the checkpoint in {run} is of another recipe")
+        if found.step > steps * recipe.run.epochs and steps:
+            least = -(-found.step // steps)
+            raise InputError(f"{run} has trained {found.step / steps:.4g} epochs already: run.epochs={least} or more")
         (then, old), (here, new) = found.images, images
         if then and then != here:
             raise InputError(f"{run} was started with {then}, not {here}: give it its own (--data) or start a new run")
         if old and old != new:
             display.note(f"{run} was started with other images, or they decode differently here")
         checkpoint.restore(found, model, optimiser)
+        if saved.run.epochs != recipe.run.epochs and revise:
+            old_length, length = plural(saved.run.epochs, "epoch"), recipe.run.epochs
+            display.note(
+                f"up to epoch {found.step / steps:.4g} the rates were those of {old_length}, from here they are those "
+                f"of {length}: repeatable, but not the same as {length} from the start"
+            )
+            if distributed.rank() == 0:
+                run.set_aside(f"{saved.run.epochs}-epochs")
     done = found.step if found is not None else 0
     if distributed.rank() == 0:
-        for note in checkpoint.prune(run, model.recipe.run.keep_checkpoints):
+        for note in checkpoint.prune(run, recipe.run.keep_checkpoints):
             display.note(note)
-        run.write(run.recipe_file, model.recipe.to_json())
+        run.write(run.recipe_file, recipe.to_json())
         run.write(run.environment_file, json.dumps(environment(), indent=2) + "\n")
         run.cut_metrics(done)
     distributed.barrier()
     return done
+
+
+def moved(recipe: Recipe, other: Recipe) -> Recipe:
+    """The recipe with its images where the other's are: they may lie elsewhere than when a run was started."""
+    return replace_fields(recipe, data={"root": other.data.root})
 
 
 def short_schedule(recipe: Recipe) -> str | None:

@@ -10,9 +10,9 @@ from scipy.sparse import csr_array
 from sklearn.datasets import load_digits
 from sklearn.decomposition import NMF
 
+from bayesncl.arrays import unit_rows
 from bayesncl.atlas import AtlasRun
 from bayesncl.atlas.labels import Labels
-from bayesncl.atlas.rows import unit_rows
 from bayesncl.atlas.telling import recognise, telling
 from bayesncl.atlas.vectors import top_images
 from bayesncl.data.images import Images

@@ -1,6 +1,6 @@
 """The system's Chromium without a window, for the browser tests, the benchmark and the screenshots of the docs.
 
-Screenshots: python tests/chromium.py ATLAS_FOLDER OUT_FOLDER
+Screenshots: python tests/chromium.py ATLAS_FOLDER OUT_FOLDER NAME [DIMENSION IMAGE IMAGE]
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ SHOTS = {  # name: address, width, height, dark
     "overview": ("#/", 1280, 1000, False),
     "dimension": ("#/dim/{k}", 1280, 1000, False),
     "pair": ("#/pair/{i}/{j}", 1280, 1000, True),
+    "quiz": ("#/quiz", 1280, 800, False),
+    "phone": ("#/", 390, 844, False),
 }
 
 
@@ -82,12 +84,15 @@ def visit(driver, index: Path | str, address: str = "#/", seconds: float = 10) -
     driver.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 60))")
 
 
-def take_screenshots(index: Path, out: Path, k: int = 0, i: int = 0, j: int = 1) -> list[Path]:
-    """Three views for the docs: overview, dimension `k`, and why images `i` and `j` are similar."""
+def take_screenshots(index: Path, out: Path, given: str, k: int = 0, i: int = 0, j: int = 1) -> list[Path]:
+    """Views for the docs: overview, dimension `k` with the name `given`, images `i` and `j`, quiz, phone."""
     out.mkdir(parents=True, exist_ok=True)
     files = []
     for name, (address, width, height, dark) in SHOTS.items():
         with open_chromium(width, height, dark) as driver:
+            visit(driver, index, f"#/dim/{k}")
+            driver.find_element("id", "name").send_keys(given)
+            driver.execute_script("document.querySelector('.mark input').click(); document.activeElement.blur()")
             visit(driver, index, address.format(k=k, i=i, j=j))
             files.append(out / f"atlas-{name}.png")
             driver.save_screenshot(str(files[-1]))
@@ -95,4 +100,5 @@ def take_screenshots(index: Path, out: Path, k: int = 0, i: int = 0, j: int = 1)
 
 
 if __name__ == "__main__":
-    print(*take_screenshots(Path(sys.argv[1]) / "index.html", Path(sys.argv[2]), *map(int, sys.argv[3:])), sep="\n")
+    index, out = Path(sys.argv[1]) / "index.html", Path(sys.argv[2])
+    print(*take_screenshots(index, out, sys.argv[3], *map(int, sys.argv[4:])), sep="\n")

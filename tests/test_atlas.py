@@ -14,11 +14,11 @@ import pytest
 from PIL import Image
 from scipy import sparse
 
+from bayesncl.arrays import unit_rows
 from bayesncl.atlas import AtlasRun, Photos, build, build_atlas, galleries
 from bayesncl.atlas.build import MARKER, SCRIPTS
 from bayesncl.atlas.contents import prepare
 from bayesncl.atlas.labels import factorise
-from bayesncl.atlas.rows import unit_rows
 from bayesncl.atlas.serve import make_server
 from bayesncl.atlas.sprites import fitted, large_side, write_sprites
 from bayesncl.atlas.vectors import SCALE, nearest_rows, quantise
@@ -299,7 +299,7 @@ def test_a_kill_while_replacing_leaves_one_whole_atlas(
         (AtlasRun("r", np.ones((59, 3))), r"z must be \[60, D\] for 60 images, got \[59, 3\]"),
         (AtlasRun("r", np.ones(60)), r"got \[60\]"),
         (AtlasRun("r", np.ones((60, 3)), None, np.ones((60, 2), bool)), r"open must be \[60, 3\] .*got \[60, 2\]"),
-        (AtlasRun("r", np.full((60, 3), np.nan)), "z holds 180 values that are not finite"),
+        (AtlasRun("r", np.full((60, 3), np.nan)), "run 'r': z: features must be finite numbers"),
     ],
 )
 def test_bad_arrays_are_named(run: AtlasRun, message: str) -> None:

@@ -6,11 +6,12 @@ import dataclasses
 
 import numpy as np
 import pytest
+from scipy import sparse
 
+from bayesncl.arrays import unit_rows
 from bayesncl.atlas import AtlasRun
 from bayesncl.atlas.contents import prepare
 from bayesncl.atlas.labels import Labels, in_words
-from bayesncl.atlas.rows import unit_rows
 from bayesncl.atlas.telling import recognise, telling
 from bayesncl.atlas.vectors import SCALE, histograms, nearest_rows, sparsify, top_images
 from bayesncl.errors import InputError
@@ -158,7 +159,8 @@ def test_the_scale_of_rows_does_not_matter(scale: float) -> None:
     found = prepare(AtlasRun("r", z.astype(np.float64) * scale), images).z
     assert np.allclose(found.toarray(), z, atol=1e-6)
     mixed = z.astype(np.float64) * np.logspace(-300, 300, 60)[:, None]
-    assert np.allclose(prepare(AtlasRun("r", mixed), images).z.toarray(), z, atol=1e-6)
+    for given in (mixed, sparse.csr_array(mixed)):
+        assert np.allclose(prepare(AtlasRun("r", given), images).z.toarray(), z, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["complex128", "datetime64[s]", "U3", "O"])

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
+from bayesncl.arrays import unit_rows
 from bayesncl.atlas import AtlasRun, build_atlas
-from bayesncl.atlas.rows import unit_rows
 from bayesncl.atlas.serve import make_server
 from bayesncl.atlas.vectors import nearest_rows, top_images
 from bayesncl.data.images import Images

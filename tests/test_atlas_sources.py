@@ -47,6 +47,15 @@ def test_at_most_so_many_spread_evenly() -> None:
     assert thin_out(images, 70) is images
 
 
+@pytest.mark.parametrize("damage", ["[]", "{}", '{"verdict": 3}', '{"verdict": {"lines": [3, {"text": "a."}]}}'])
+def test_the_verdict_of_an_evaluation(tmp_path: Path, damage: str) -> None:
+    assert sources.read_verdict(tmp_path) == ()
+    Run(tmp_path).evaluation_file.write_text('{"verdict": {"lines": [{"text": "Good.", "measured_by": "eye"}]}}')
+    assert sources.read_verdict(tmp_path) == (("Good.", "eye"),)
+    Run(tmp_path).evaluation_file.write_text(damage)
+    assert sources.read_verdict(tmp_path) == ((("a.", ""),) if "a." in damage else ())
+
+
 def test_theory_table_says_what_holds() -> None:
     rows = [
         {"statement": "a", "predicted": 1.5, "observed": None, "holds": None, "note": "why [b]not[/b]"},

@@ -28,6 +28,7 @@ def test_unsafe_calls_are_found(tmp_path: Path, line: str) -> None:
 
 
 def test_safe_calls_are_not(tmp_path: Path) -> None:
-    lines = "import numpy as np, subprocess, re\nnp.load('x', allow_pickle=False)\nsubprocess.run(['x'])\nre.compile('x')"
+    lines = "import numpy as np, subprocess, re\nnp.load('x', allow_pickle=False)\n"
+    lines += "subprocess.run(['x'])\nre.compile('x')"
     (tmp_path / "x.py").write_text(lines)
     assert scan(tmp_path) == []

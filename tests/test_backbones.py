@@ -98,6 +98,7 @@ def test_batch_statistics_change_nothing():
         ("resnet50", "cifar", 32, 2048, 23_500_352),
         ("resnet50", "imagenet", 64, 2048, 23_508_032),
         ("small", "cifar", 32, 256, 388_896),
+        ("medium", "cifar", 32, 256, 388_896),
     ],
 )
 def test_shapes(backbone, stem, size, features, parameters):

@@ -28,6 +28,7 @@ def test_every_entry_is_what_it_is_called() -> None:
         assert DATASETS[name].name == name
         assert DATASETS[name].title
         assert DATASETS[name].splits[:2] == ("train", "test")
+        assert DATASETS[name].balanced in (None, *DATASETS[name].splits[2:])
         assert DATASETS[name].probe in ("cifar", "imagenet")
 
 

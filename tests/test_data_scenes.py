@@ -55,6 +55,20 @@ def test_training_never_sees_a_test_digit() -> None:
     assert 0.15 < for_test.mean() < 0.25
 
 
+def test_val_is_balanced_and_shows_digits_of_training() -> None:
+    plan = scenes.plan(dataclasses.replace(DATA, tied=0.95), "val")
+    assert (np.bincount(plan.labels * 10 + plan.backgrounds, minlength=100) == 10).all()
+    assert not scenes.digits()[2][plan.digits].any()
+
+
+def test_patterns_can_be_seen() -> None:
+    for kind in ("stripes", "checks", "dots", "gradient"):
+        patches = scenes._texture(kind, 200, 32, np.random.default_rng(0)).astype(int)
+        spans = patches.max((2, 3)) - patches.min((2, 3))  # [200, 3]
+        assert spans.min() >= 57  # 60 but for rounding and the pixels at a gradient's ends
+        assert patches.min() >= 30 and patches.max() <= 200
+
+
 def test_redraw_on_the_same_background_is_the_same_image() -> None:
     images = data.load(DATA, "test")
     assert images.backgrounds is not None
@@ -144,8 +158,8 @@ def test_too_many_scenes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_unknown_split_and_name() -> None:
-    with pytest.raises(InputError, match="expected train or test"):
-        data.load(DATA, "val")
+    with pytest.raises(InputError, match="expected train or test or val"):
+        data.load(DATA, "valid")
     with pytest.raises(InputError, match="no 'sceens'; did you mean scenes"):
         data.load(dataclasses.replace(DATA, name="sceens"), "train")
 

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from bayesncl import demo
 from bayesncl.cli import app
-from bayesncl.demo import METHODS, ROWS, run_demo
+from bayesncl.codes_folder import CodesFolder
+from bayesncl.demo import METHODS, ROWS, run_demo, run_methods
 from bayesncl.errors import InputError
-from bayesncl.measure.measures import title
 from bayesncl.measure.result import Result
 from bayesncl.progress import Display
-from bayesncl.report.html import CAPTIONS, summarise, write_report
+from bayesncl.report.html import CAPTIONS, better, summarise, write_report
 from bayesncl.report.tables import write
 from bayesncl.run import Run
 from bayesncl.train import Interrupted
@@ -45,15 +45,51 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("demo")
-    run_demo(out, CHANGES, False, Display(quiet=True))
+    run_methods(out, CHANGES, False, Display(quiet=True))
     return out
+
+
+def test_textures_end_in_one_line_and_an_atlas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("skimage")
+    opened: list[str] = []
+    monkeypatch.setattr(demo.webbrowser, "open", opened.append)
+    monkeypatch.setenv("DISPLAY", ":0")
+    run_demo(tmp_path, CHANGES, True, Display(quiet=True))
+    said = capsys.readouterr().out
+    found = re.match(r"(\d+) of the 64 dimensions show one photograph each: at least 7 of their 10 strongest", said)
+    verdict = json.loads((tmp_path / "codes" / "verdict.json").read_text())
+    assert found and int(found[1]) == verdict["lines"][0]["value"]
+    assert "readable" in verdict["lines"][0]["text"]
+    page = tmp_path / "atlas" / "index.html"
+    assert opened == [page.resolve().as_uri()]
+    assert f"atlas: {page}" in said
+    codes = CodesFolder(tmp_path / "codes").codes()
+    assert (codes.dim_, codes.keep) == (64, 5)
+
+    def forbidden(*_: Any, **__: Any) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(demo, "train", forbidden)
+    run_demo(tmp_path, CHANGES, False, Display(quiet=True))
+    assert capsys.readouterr().out == said
+    assert len(opened) == 1
+
+
+def test_better_means_by_more_than_seeds_may_differ() -> None:
+    row = ROWS[0]._replace(more=True, apart=2.0)
+    assert better({"a": 10.0, "b": 12.5, "c": 11.0}, row) == "b, c"
+    assert better({"a": 10.0, "b": 12.5, "c": 11.0}, row._replace(more=False)) == "a, c"
+    assert better({"a": 10.0, "b": 11.5, "c": 11.0}, row) == "even"
+    assert better({"a": 10.0, "b": None}, row) == "-"
 
 
 def test_three_runs_with_their_evaluations(shown: Path) -> None:
     for method in METHODS:
         assert (shown / method / "model.safetensors").is_file()
         results = json.loads((shown / method / "evaluation.json").read_text())
-        assert {"paper", "sound", "chance", "probe", "conflict", "stability"} <= set(results)
+        assert {"paper", "sound", "chance", "probe", "conflict", "stability", "balanced"} <= set(results)
 
 
 def test_the_report_shows_the_table_and_pictures_that_exist(shown: Path) -> None:
@@ -69,14 +105,16 @@ def test_the_report_shows_the_table_and_pictures_that_exist(shown: Path) -> None
             assert min(picture.size) > 50
         assert f"<figcaption>{CAPTIONS[name]}</figcaption>" in text
     table = json.loads((shown / "report" / "table.json").read_text())
-    assert list(table) == [title(path) for path, _ in ROWS]
+    assert list(table) == [row.label for row in ROWS]
+    assert len(table) <= 6
     for label, cells in table.items():
-        assert len(cells) == 3
+        assert len(cells) == 4
         row = re.search(rf"<td>{re.escape(label).replace(chr(39), '(?:&#39;|.)')}</td>(.*?)</tr>", text)
         assert row, label
         assert re.findall("<td>(.*?)</td>", row[1]) == cells
     results = json.loads((shown / "ncl" / "evaluation.json").read_text())
-    assert table["consistency, sound (%)"][1] == f"{results['sound']['consistency']:.1f}"
+    assert table["images of a dimension that share a class (%)"][1] == f"{results['sound']['consistency']:.1f}"
+    assert table["object read from h (%)"][1] == f"{results['balanced']['object']['acc1']:.1f}"
     assert table["active dimensions per image"][1] == f"{results['sound']['l0']:.1f}"
     assert "What the theory predicts" in text
 
@@ -95,17 +133,16 @@ def test_again_nothing_is_trained(
     table = (shown / "report" / "table.json").read_text()
     opened: list[str] = []
     monkeypatch.setattr(demo, "train", forbidden)
-    found = iter([Result.from_json((shown / method / "evaluation.json").read_text()) for method in METHODS])
-    monkeypatch.setattr(demo, "evaluate", lambda *_, **__: next(found))  # measuring again takes seconds
+    monkeypatch.setattr(demo, "evaluate", forbidden)
     monkeypatch.setattr(demo.webbrowser, "open", opened.append)
     monkeypatch.setenv("DISPLAY", ":0")
-    run_demo(shown, CHANGES, True, Display())
+    run_methods(shown, CHANGES, True, Display())
     out, err = capsys.readouterr()
     for method in METHODS:
         assert method in out
         assert f"{shown / method} is trained already" in err
         assert (shown / method / "model.safetensors").read_bytes() == weights[method]
-    assert "linear probe, object" in out
+    assert "object read from h" in out
     assert (shown / "report" / "table.json").read_text() == table
     assert opened == [(shown / "report" / "index.html").resolve().as_uri()]
 
@@ -130,7 +167,7 @@ def test_stopped_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         raise Interrupted(Run(tmp_path), 3, 9)
 
     monkeypatch.setattr(demo, "train", stopped)
-    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "out"), "--no-open"])
+    result = CliRunner().invoke(app, ["demo", "--methods", "--out", str(tmp_path / "out"), "--no-open"])
     assert result.exit_code == 130
     assert "stopped after 3 of 9 steps; the same command continues" in result.output + result.stderr
 
@@ -139,10 +176,11 @@ def test_html_is_escaped(tmp_path: Path) -> None:
     nasty = "<script>alert('x')</script>&\""
     row = {"statement": nasty, "note": nasty, "predicted": nasty, "observed": 1.0, "holds": None}
     (tmp_path / "<i>.png").touch()
-    page = write_report(tmp_path, METHODS, [(nasty, [nasty] * 3)], ["<i>.png"], [row])
+    verdict = {"lines": [{"text": nasty, "measured_by": nasty}]}
+    page = write_report(tmp_path, METHODS, [(nasty, [nasty] * 4)], ["<i>.png"], [row], {nasty: verdict})
     text = page.read_text()
     assert "<script" not in text
-    assert text.count("&lt;script&gt;") == 7
+    assert text.count("&lt;script&gt;") == 11
     found = Page(text)
     assert "<i>.png" in found.links
     assert "i" not in found.tags
@@ -151,14 +189,15 @@ def test_html_is_escaped(tmp_path: Path) -> None:
 def test_missing_values_are_dashes() -> None:
     results = {"a": Result(sound={"l0": 3.14159, "consistency": None}), "b": Result()}
     table = dict(summarise(results, ROWS))
-    assert table["active dimensions per image"] == ["3.1", "-"]
-    assert table["consistency, sound (%)"] == ["-", "-"]
+    assert table["active dimensions per image"] == ["3.1", "-", "-"]
+    assert table["images of a dimension that share a class (%)"] == ["-", "-", "-"]
 
 
 def test_the_table_on_the_terminal() -> None:
-    header, row = write(("", *METHODS), [("some measure", "1.0", "-", "22.50")], left=1).splitlines()[:2]
-    assert header.split() == ["cl", "ncl", "bayesncl"]
-    assert row.split() == ["some", "measure", "1.0", "-", "22.50"]
+    text = write(("", *METHODS, "better"), [("some measure", "1.0", "-", "22.50", "even")], left=1)
+    header, row = text.splitlines()[:2]
+    assert header.split() == ["cl", "ncl", "bayesncl", "better"]
+    assert row.split() == ["some", "measure", "1.0", "-", "22.50", "even"]
 
 
 def test_no_browser_is_started_without_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,8 +72,10 @@ def test_what_cannot_be_written_is_said_before_the_work(tmp_path: Path, monkeypa
 def test_keep_strongest() -> None:
     z = torch.tensor([[0.6, -0.8, 0.0], [0.1, 0.2, 0.3]])
     assert torch.equal(keep_strongest(z, 1), torch.tensor([[0.0, -1.0, 0.0], [0.0, 0.0, 1.0]]))
-    for keep in (None, 3, 100):
+    for keep in (None, 3):
         assert keep_strongest(z, keep) is z
+    with pytest.raises(InputError, match="from 1 to the 3 dimensions, got 100"):
+        keep_strongest(z, 100)
 
 
 def test_encode_turns_images_as_embed_does(tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from bayesncl import probe as published
-from bayesncl.data import load, scenes
+from bayesncl.data import DATASETS, load, scenes
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
-from bayesncl.evaluate import evaluate, measure_features, scarce
+from bayesncl.evaluate import evaluate, measure_features, scarce, untrained_codes
 from bayesncl.features import extract
-from bayesncl.measure import conflict, probe
+from bayesncl.measure import conflict, kept, probe
 from bayesncl.measure.interpretability import interpretability, shuffled
 from bayesncl.measure.result import Result
 from bayesncl.measure.retrieval import knn_accuracy, retrieval_curve
@@ -34,9 +34,17 @@ ALWAYS = {
     "probe",
     "knn",
     "seconds",
+    "verdict",
+    "readable",
+    "kept",
+    "detectors",
+    "coverage",
+    "labelfree",
+    "whole",
+    "control",
 }
 WITH_GATES = {"theory", "gates"}
-WITH_BACKGROUNDS = {"background", "worst_group", "conflict", "ipw", "stability"}
+WITH_BACKGROUNDS = {"background", "balanced", "worst_group", "conflict", "ipw", "stability"}
 SCENES = ("data.train_images=300", "data.test_images=200")
 
 
@@ -90,6 +98,10 @@ def test_values_are_those_of_the_measures(scenes_result: tuple[Encoder, Result])
     )
     assert results.gates["open"] == pytest.approx(sound.open.mean())
     assert results.gates["open_where_active"] == pytest.approx(sound.open[sound.z > 0].mean())
+    fit = load(model.recipe.data, "val")
+    h = extract(model, fit).h
+    assert results.balanced["object"] == probe.fast_probe(h, fit.labels, sound.h, test.labels)
+    assert results.balanced["background"] == probe.fast_probe(h, fit.backgrounds, sound.h, test.backgrounds)
     other = extract(model, scenes.redraw(model.recipe.data, "test"))
     assert results.stability["gated"] == conflict.stability(sound.gated, other.gated)
     for kind in ("z", "gated"):
@@ -139,6 +151,35 @@ def test_same_result_each_time() -> None:
     first, second = (evaluate(model, tiny_images(60), tiny_images(50, seed=1)) for _ in range(2))
     first.seconds = second.seconds = None
     assert first == second
+
+
+def test_controls_and_another_seed(scenes_result: tuple[Encoder, Result]) -> None:
+    """The untrained head sees the same h; the same model again finds the same dimensions, an untrained one does not."""
+    model, results = scenes_result
+    train, test = (load(model.recipe.data, split) for split in ("train", "test"))
+    sound, state = extract(model, test), model.state_dict()
+    control = untrained_codes(model, sound.h)
+    assert control.shape == sound.gated.shape
+    assert results.control["coverage"]["l0"] == pytest.approx((control > 1e-5).sum(1).mean())
+    assert results.control["kept"]["5"]["consistency"] == kept.summary(control, test.labels)[5]["consistency"]
+    wanted = kept.summary(sound.gated, test.labels, train=(extract(model, train).gated, train.labels))[5]
+    assert results.kept["5"] == pytest.approx({k: v for k, v in wanted.items() if not k.endswith("_chance")})
+    assert results.labelfree["by"] == "the embeddings given"
+    assert all((tensor == model.state_dict()[name]).all() for name, tensor in state.items())
+    again = evaluate(model, train, test, again=model)
+    assert again.seeds["mean_cosine"] == pytest.approx(1, abs=1e-4)
+    assert again.control["seeds"]["mean_cosine"] < 0.99
+    assert any("Another seed" in line["text"] for line in again.verdict["lines"])
+
+
+def test_superclasses_are_a_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = DATASETS["arrays"]
+    monkeypatch.setitem(DATASETS, "arrays", dataclasses.replace(known, coarse=(0, 0, 1)))
+    results = evaluate(fresh("ncl", "data.name=arrays"), tiny_images(60), tiny_images(60, seed=1))
+    assert results.readable["by"] == "class or superclass"
+    assert set(results.detectors["hierarchy"]["by_level"]) == {"class", "superclass"}
+    assert results.chance["detectors"]["hierarchy"]["consistency"] is not None
+    assert sorted(DATASETS["cifar100"].coarse) == sorted(5 * list(range(20)))
 
 
 def test_unlabelled_training_images_leave_the_probes_out() -> None:

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 import bayesncl
 from bayesncl.errors import InputError
-from bayesncl.gates import GATES, GateKind, logistic_noise, published_noise, rectify
+from bayesncl.gates import GATES, RECTIFIERS, GateKind, logistic_noise, published_noise, rectify
 from bayesncl.heads import Projector
-from bayesncl.recipes import RECTIFIERS, Gate, Model, Objective
+from bayesncl.recipes import Gate, Model, Objective
 
 torch.manual_seed(0)
 Z = torch.randn(7, 5, dtype=torch.float64)

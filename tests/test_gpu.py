@@ -161,6 +161,20 @@ def test_neighbours_kept_on_the_gpu_are_those_of_the_cpu(monkeypatch: pytest.Mon
         np.testing.assert_allclose(there, here, rtol=1e-6)
 
 
+def test_kept_codes_on_the_gpu_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bayesncl.measure import kept
+
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 6, 900)
+    z = np.maximum(rng.standard_normal((900, 40)) + 3 * np.eye(40)[y] - 1, 0)
+    found = kept.summary(z[:300], y[:300], train=(z[300:], y[300:]))
+    monkeypatch.setattr(kept, "place", lambda: torch.device("cpu"))
+    wanted = kept.summary(z[:300], y[:300], train=(z[300:], y[300:]))
+    for k, row in wanted.items():
+        for name, value in row.items():
+            assert found[k][name] == pytest.approx(value, abs=1.5 if "probe" in name else 1e-6), (k, name)
+
+
 def test_compiled_loss_in_blocks() -> None:
     images = tiny_images(32 * STEPS)
     recipe = gpu_recipe("bayesncl", "run.precision=float32", "objective.block=24")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bayesncl.errors import InputError
-from bayesncl.heat import heat_maps, masking_drop, strongest_heat
+from bayesncl.heat import Heat, heat_maps, masking_drop, strongest_heat
 from bayesncl.model import Encoder, build_model
 from tests.conftest import tiny_recipe
 
@@ -31,8 +31,8 @@ class Positions(nn.Module):
 def model() -> Encoder:
     """Three dimensions: redder, greener, bluer than grey."""
     made = Encoder(tiny_recipe("ncl"), Positions())
-    made.projector = nn.Sequential(nn.Linear(3, 3, bias=False))
-    made.projector[0].weight.data = torch.eye(3)
+    made.head.projector = nn.Sequential(nn.Linear(3, 3, bias=False))
+    made.head.projector[0].weight.data = torch.eye(3)
     return made.eval()
 
 
@@ -60,24 +60,41 @@ def test_masking_the_hottest_quarter_lowers_the_dimension_more_than_chance(model
     pixels, _ = spots()
     drop = masking_drop(model, pixels)
     assert drop["images"] == 40
-    assert drop["hottest"] > drop["random"] + 0.05
+    assert drop["hottest"] > drop["random"] + 0.05 > 0.05 + drop["error"]
 
 
-def test_maps_of_our_encoder_belong_to_its_strongest_dimensions() -> None:
+def test_maps_that_pass_the_check_are_shown_of_the_strongest_dimensions(model: Encoder) -> None:
+    pixels, place = spots()
+    z = model.encode(pixels, gated=False).numpy()
+    heat = strongest_heat(model, pixels, z, 2)
+    assert isinstance(heat, Heat)
+    assert (heat.dims == np.argsort(-z, axis=1, kind="stable")[:, :2]).all()
+    assert heat.maps[:, 0].reshape(40, 16).argmax(1).tolist() == place.tolist()
+    assert (heat.maps.max((2, 3)) == 255).all()
+
+
+def test_maps_that_fail_the_check_are_not_shown(model: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def coldest(*args: object) -> np.ndarray:
+        return -heat_maps(*args)
+
+    monkeypatch.setattr("bayesncl.heat.heat_maps", coldest)
+    pixels, _ = spots()
+    answer = strongest_heat(model, pixels, model.encode(pixels, gated=False).numpy())
+    assert isinstance(answer, str)
+    assert "mean nothing" in answer
+
+
+def test_our_encoder_gives_maps_and_stays_as_it_was() -> None:
     encoder = build_model(tiny_recipe())
     pixels = np.random.default_rng(0).integers(0, 256, (6, 3, 64, 64), dtype=np.uint8)
-    z = encoder.encode(pixels, gated=False).numpy()
     was = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
-    heat = strongest_heat(encoder, pixels, z, 3)
-    assert heat is not None
-    assert (heat.dims == np.argsort(-z, axis=1, kind="stable")[:, :3]).all()
-    assert heat.maps.shape[:2] == (6, 3)
-    assert heat.maps.max() == 255
+    assert heat_maps(encoder, pixels, np.arange(3)).shape[:2] == (6, 3)
     assert all((was[name] == tensor).all() for name, tensor in encoder.state_dict().items())
+    assert encoder.training
 
 
 def test_a_backbone_without_positions_is_told(model: Encoder) -> None:
     model.backbone = nn.Flatten()
-    assert strongest_heat(model, spots()[0], np.ones((40, 3))) is None
+    assert strongest_heat(model, spots()[0], np.ones((40, 3))) == "its backbone gives no features by position"
     with pytest.raises(InputError, match="no features by position"):
         heat_maps(model, spots()[0], np.array([0]))

@@ -73,6 +73,7 @@ def test_consistency_and_owned_classes_against_counting(k: int) -> None:
         owned |= {c for c, m in labels.items() if m / support >= 0.5 and m / (y == c).sum() >= 0.1}
     found = kept.summary(z, y, ks=(k,))[k]
     assert found["consistency"] == pytest.approx(np.mean(shares))
+    assert found["about_one_class"] == pytest.approx(100 * np.mean(np.array(shares) >= 50))
     assert found["classes_owned"] == len(owned) > 0
     assert found["l0"] == pytest.approx((dense != 0).sum(1).mean())
 
@@ -95,7 +96,8 @@ def test_both_ways_to_count_hits_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     cut = kept.keep(z, 1)
     similar, own = cut[:50].astype(np.float64) @ cut.T.tocsr().astype(np.float64), np.arange(50)
     both = np.stack([y, y[::-1]])
-    np.testing.assert_allclose(kept._sparse_hits(similar, own, both, 5), kept._hits(similar.toarray(), own, both, 5))
+    dense = kept._hits(torch.from_numpy(similar.toarray()), torch.from_numpy(own), torch.from_numpy(both.copy()), 5)
+    np.testing.assert_allclose(kept._sparse_hits(similar, own, both, 5), dense)
     wanted = kept.precision(kept.keep(z, 5), [y])
     monkeypatch.setattr(kept, "GALLERY_ENTRIES", 0)
     monkeypatch.setattr(kept, "QUERY_ENTRIES", 1000)
@@ -115,6 +117,15 @@ def test_probe_solves_the_problem_of_fast_probe() -> None:
     dense = fast_probe(train.toarray(), y[:600], test.toarray(), y[600:], seeds=(0,), device="cpu")
     assert found["acc1"] == pytest.approx(dense["acc1"], abs=2.5)
     assert 10 < found["chance"] < 25 < found["acc1"]
+
+
+def test_dense_rows_give_the_probe_of_sparse_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU takes them dense."""
+    z, y = codes(n=300)
+    both = kept.keep(z[:200], 3), y[:200], kept.keep(z[200:], 3), y[200:]
+    wanted = kept.probe(*both, device="cpu")
+    monkeypatch.setattr(kept, "_on", lambda _, x: torch.from_numpy(x.toarray()))
+    assert kept.probe(*both, device="cpu")["acc1"] == pytest.approx(wanted["acc1"], abs=1.5)
 
 
 def test_probe_minimises_the_penalised_loss() -> None:

@@ -18,8 +18,11 @@ def embed(y: np.ndarray, noise: float = 0.5, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("signed", [False, True])
-def test_monosemanticity_over_all_pairs(signed: bool) -> None:
+@pytest.mark.parametrize("thin", [False, True])
+def test_monosemanticity_over_all_pairs(signed: bool, thin: bool) -> None:
     z, y = codes(n=60, d=8, signed=signed)
+    if thin:
+        z = np.concatenate([z * (np.random.default_rng(0).random(z.shape) < 0.2), np.zeros((60, 200))], axis=1)
     e = labelfree.prepare(embed(y), len(z))
     e[4] = 0
     unit = z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)

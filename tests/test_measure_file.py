@@ -36,12 +36,15 @@ def npz(tmp_path: Path) -> Path:
 
 
 def plain(result: Result) -> dict:
-    return {key: value for key, value in result.to_dict().items() if key != "parameters"}
+    """The numbers, less what the file and its classes are called."""
+    result.readable.pop("clearest", None)
+    return {key: value for key, value in result.to_dict().items() if key not in ("parameters", "verdict")}
 
 
 def test_result_is_the_functions_by_name(npz: Path) -> None:
     result = measure_file(npz)
-    assert set(result.to_dict()) == {"paper", "sound", "retrieval", "chance", "parameters"}
+    old = {"paper", "sound", "retrieval", "chance", "parameters"}
+    assert set(result.to_dict()) == old | {"verdict", "readable", "kept", "detectors", "coverage", "whole"}
     for definition in ("paper", "sound"):
         expected = interpretability(FEATURES, LABELS, definition)
         for key, value in getattr(result, definition).items():
@@ -77,6 +80,35 @@ def test_storage_does_not_matter(npz: Path, tmp_path: Path) -> None:
     assert plain(measure_features(torch.from_numpy(FEATURES), torch.from_numpy(LABELS))) == expected
 
 
+def test_without_labels(npz: Path, tmp_path: Path) -> None:
+    """What can be said without them; a second encoder tells what is alike."""
+    np.savez(tmp_path / "z.npz", z=FEATURES)
+    result = measure_file(tmp_path / "z.npz")
+    assert set(result.to_dict()) == {"retrieval", "chance", "parameters", "verdict", "coverage"}
+    assert Result.from_json(result.to_json()) == result
+    assert result.coverage == measure_file(npz).coverage
+    np.save(tmp_path / "e.npy", np.eye(4)[LABELS] + 0.1 * RNG.standard_normal((120, 4)))
+    judged = measure_file(tmp_path / "z.npz", None, tmp_path / "e.npy")
+    assert judged.labelfree["by"] == "a second encoder"
+    assert judged.readable["count"] > judged.chance["readable"]["count"]
+    assert render(judged, "csv").count("labelfree") >= 3
+
+
+def test_what_else_a_file_may_hold(tmp_path: Path) -> None:
+    more = {"h": FEATURES, "y_coarse": LABELS // 2, "control": RNG.random((120, 80)), "again": FEATURES[:, ::-1]}
+    np.savez(tmp_path / "all.npz", z=FEATURES, y=LABELS, **more)
+    result = measure_file(tmp_path / "all.npz")
+    assert result.labelfree["by"] == "the embeddings given"
+    assert result.seeds["mean_cosine"] == pytest.approx(1, abs=1e-4)
+    assert result.readable["by"] == "class or superclass"
+    assert result.control["kept"]["5"]["p5"] < result.kept["5"]["p5"] > result.chance["kept"]["5"]["p5"]
+    assert result.control["coverage"]["l0"] == 80
+    assert Result.from_json(result.to_json()) == result
+    lines = render(result).splitlines()
+    assert "untrained" in lines[0]
+    assert len(result.verdict["lines"]) <= 8
+
+
 def test_uncompressed_arrays_are_mapped(npz: Path, tmp_path: Path) -> None:
     features, _ = read_features(npz)
     assert isinstance(features, np.memmap)
@@ -89,7 +121,9 @@ def test_uncompressed_arrays_are_mapped(npz: Path, tmp_path: Path) -> None:
 def test_many_rows_use_a_sample_of_queries(npz: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MANY_ROWS", 100)
     monkeypatch.setattr(module, "SAMPLED_QUERIES", 30)
+    monkeypatch.setattr(module, "JUDGED_ROWS", 90)
     result = measure_file(npz)
+    assert result.verdict["images"] == result.parameters["judged_rows"] == 90
     assert (result.parameters["queries"], result.parameters["queries_sampled"]) == (30, True)
     rows = np.sort(np.random.default_rng(0).choice(120, 30, replace=False))
     assert result.retrieval["sound"]["all"]["5"] == pytest.approx(retrieval(FEATURES, LABELS, queries=rows)[5])
@@ -194,7 +228,6 @@ def test_bad_files(tmp_path: Path) -> None:
     nan = FEATURES.copy()
     nan[7, 3] = np.nan
     cases: list[tuple[dict[str, np.ndarray], str]] = [
-        ({"z": FEATURES}, "no array named y in it, it holds z"),
         ({"y": LABELS}, "no array named z in it, it holds y"),
         (good | {"y": LABELS * 0}, "one class"),
         (good | {"y": LABELS[:-1]}, "119 labels for 120 rows"),

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 import bayesncl
 from bayesncl.errors import InputError
-from bayesncl.gates import bernoulli_kl, gate_probability
+from bayesncl.files import digest
+from bayesncl.gates import RECTIFIERS, bernoulli_kl, gate_probability
 from bayesncl.heads import Features
-from bayesncl.model import Encoder, build_model, digest, load, save_model
+from bayesncl.model import Encoder, build_model, load, save_model
 from bayesncl.objective import info_nce
-from bayesncl.recipes import METHODS, RECTIFIERS, Recipe, named
+from bayesncl.recipes import METHODS, Recipe, named
 from tests.conftest import tiny_images, tiny_recipe
 
 N, FEATURES, D = 6, 5, 12
@@ -336,20 +337,42 @@ def test_encode_nothing(model: Encoder, empty: object) -> None:
 def test_keep(model: Encoder) -> None:
     raw = tiny_images(8).pixels
     z = model.encode(raw)
-    for keep in (1, 3, D, 99):
+    for keep in (1, 3, D):
         kept = model.encode(raw, keep=keep)
         for row, full in zip(kept.tolist(), z.tolist()):
             best = sorted(range(D), key=lambda k: -full[k])[:keep]
             assert row == pytest.approx(unit([v if k in best else 0.0 for k, v in enumerate(full)]), abs=1e-6)
-    with pytest.raises(InputError, match="k must be between 1"):
-        model.encode(raw, keep=0)
+    for keep in (0, -1, D + 1, 2.0, True, "3"):
+        with pytest.raises(InputError, match=f"keep must be a whole number from 1 to the {D} dimensions, got"):
+            model.encode(raw, keep=keep)
+
+
+def test_encode_takes_images_in_any_form(model: Encoder, tmp_path: Path) -> None:
+    raw = tiny_images(4).pixels
+    wanted = model.encode(raw)
+    last = raw.transpose(0, 2, 3, 1)
+    for same in (last, torch.from_numpy(last.copy()), raw / 255.0):
+        torch.testing.assert_close(model.encode(same), wanted, atol=1e-6, rtol=0)
+    for i, image in enumerate(last):
+        Image.fromarray(image).save(tmp_path / f"{i}.png")
+    paths = [tmp_path / f"{i}.png" for i in range(4)]
+    for same in (paths, [str(path) for path in paths], [Image.open(path) for path in paths]):
+        torch.testing.assert_close(model.encode(same), wanted, atol=1e-6, rtol=0)
+    for one in (raw[0], last[0], paths[0], str(paths[0]), Image.open(paths[0])):
+        torch.testing.assert_close(model.encode(one), wanted[:1], atol=1e-6, rtol=0)
+    grey = raw[:, :1]
+    wanted = model.encode(grey.repeat(3, 1))
+    for same in (grey, grey.transpose(0, 2, 3, 1)):
+        assert torch.equal(model.encode(same), wanted)
+    torch.testing.assert_close(model.encode(grey[0, 0]), wanted[:1], atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        (np.zeros((3, 16, 16), np.uint8), r"must be \[N, 3, H, W\], got \[3, 16, 16\]"),
-        (np.zeros((2, 16, 16, 3), np.uint8), r"got \[2, 16, 16, 3\]"),
+        (np.zeros((5, 16, 16), np.uint8), r"must be \[N, 3, H, W\].* grey \[N, 1, H, W\].* got \[5, 16, 16\]"),
+        (np.zeros((3, 16, 3), np.uint8), r"got \[3, 16, 3\]"),
+        (np.zeros((2, 16, 16, 4), np.uint8), r"got \[2, 16, 16, 4\]"),
         (np.zeros((2, 3, 0, 4), np.uint8), r"got \[2, 3, 0, 4\]"),
         (np.zeros((2, 3, 4, 4), np.int64), "uint8 or float in"),
         (np.zeros((2, 3, 4, 4), object), "uint8 or float in"),
@@ -357,10 +380,11 @@ def test_keep(model: Encoder) -> None:
         (np.full((2, 3, 4, 4), 255.0), r"float images must lie in \[0, 1\], got \[255, 255\]"),
         (torch.full((2, 3, 4, 4), -0.1), "float images must lie"),
         (torch.full((2, 3, 4, 4), float("nan")), "float images must lie"),
-        ([np.zeros((16, 16, 3), np.uint8)], "must hold PIL images, got ndarray"),
-        (["a.png"], "must hold PIL images, got str"),
-        ("a.png", "list of PIL images, got str"),
-        (Image.new("RGB", (16, 16)), "list of PIL images, got Image"),
+        ([np.zeros((16, 16, 3), np.uint8)], "must hold PIL images or paths, got ndarray"),
+        (["a.png"], "a.png: No such file"),
+        ("tests", "tests: a folder"),
+        (__file__, "test_model.py: not a JPEG"),
+        ({"a": 1}, "got dict"),
     ],
 )
 def test_encode_refuses(model: Encoder, images: object, message: str) -> None:

@@ -66,7 +66,7 @@ def test_a_link_in_a_run_folder_is_not_followed(name: str, tmp_path: Path, image
         outside.mkdir()
     before = contents(outside)
     path.symlink_to(outside)
-    with pytest.raises(InputError, match=r"is a symbolic link, and a run is written to its own folder only"):
+    with pytest.raises(InputError, match=r"is a symbolic link, and what is written here stays here"):
         train(tiny_recipe(), images, folder)
     assert path.is_symlink()
     assert contents(outside) == before

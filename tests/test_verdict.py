@@ -12,8 +12,9 @@ import torch
 
 from bayesncl.errors import InputError
 from bayesncl.measure import labelfree, stability
+from bayesncl.measure.readable import likeness, readable
 from bayesncl.measure.sparse import strongest_images
-from bayesncl.measure.verdict import Verdict, likeness, readable, render, to_dict, verdict
+from bayesncl.measure.verdict import Verdict, render, to_dict, verdict
 from tests.test_kept import codes
 from tests.test_labelfree import embed
 

@@ -17,12 +17,22 @@ from ..errors import InputError
 from ..heat import Heat
 from ..measure.dimensions import Dimensions, describe, most_mixed, most_suppressed
 from ..measure.labelfree import draw_trials
+from ..measure.sparse import as_codes, fired
 from .labels import Labels
 from .photos import Photos, picture_size
-from .rows import mask_rows, scale_columns, sparse_rows
 from .sprites import large_side, thumbnail_side, write_sprites
 from .telling import recognise, telling
-from .vectors import SCALE, histograms, nearest_rows, quantise, sparsify, strongest, top_images
+from .vectors import (
+    SCALE,
+    histograms,
+    mask_rows,
+    nearest_rows,
+    quantise,
+    scale_columns,
+    sparsify,
+    strongest,
+    top_images,
+)
 
 TOP = 200  # images shown of a dimension
 STRIP = 12  # images shown of a dimension in passing
@@ -31,7 +41,7 @@ BINS = 24
 ENTRIES = 1_280_000  # features stored per run, shared by its images; at least 64 an image
 DIMS_A_FILE, IMAGES_A_FILE = 128, 500
 GALLERY = 24
-QUESTIONS = 2  # of the quiz, a dimension
+QUESTIONS, QUIZZED = 2, 1024  # of the quiz, a dimension; dimensions it asks about, drawn at random
 WALL, HEAVIEST = 24, 64  # dimensions whose pictures the overview shows, in strips and on its map
 MOST_DIMS = 1_000_000
 TYPES = {"u1": "Uint8Array", "u2": "Uint16Array", "u4": "Uint32Array", "i2": "Int16Array", "f4": "Float32Array"}
@@ -52,7 +62,8 @@ class AtlasRun:
     summary : headline numbers by definition, such as {"paper": {...}, "sound": {...}}, or None.
     sentence : one sentence on the run.
     fingerprint : says which codes they are, so that names given to dimensions find them again; default made from z.
-    heat : where in each image its strongest dimensions fire, or None; see `Heat`.
+    heat : where in each image its strongest dimensions fire (see `Heat`), or in words why that is not known, or None.
+    verdict : (text, by what it was measured) line by line, from the run's evaluation; shown above everything else.
     """
 
     name: str
@@ -62,7 +73,8 @@ class AtlasRun:
     summary: dict | None = None
     sentence: str = ""
     fingerprint: str = ""
-    heat: Heat | None = None
+    heat: Heat | str | None = None
+    verdict: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,15 +94,17 @@ def prepare(run: AtlasRun, images: Images | Photos) -> Features:
     for what, x in (("gated", run.gated), ("open", run.open)):
         if x is not None and np.shape(x) != shape:
             raise InputError(f"run {run.name!r}: {what} must be {list(shape)} like z, got {list(np.shape(x))}")
-    z = sparse_rows(run.z, f"run {run.name!r}: z")
+    found = {}
+    for what, x in (("z", run.z), ("gated", run.gated)):
+        try:
+            found[what] = None if x is None else fired(as_codes(x))
+        except InputError as error:
+            raise InputError(f"run {run.name!r}: {what}: {error}") from None
+    z, gated = found["z"], found["gated"]
     open = None if run.open is None else np.asarray(run.open, dtype=bool)
-    if run.gated is not None:
-        gated = sparse_rows(run.gated, f"run {run.name!r}: gated")
-    elif open is not None:
+    if gated is None and open is not None:
         gated = mask_rows(z, open)
-    else:
-        return Features(z)
-    if open is None and abs(gated - z).max() <= 1e-6:
+    if gated is None or (open is None and abs(gated - z).max() <= 1e-6):
         return Features(z)
     return Features(z, gated, open)
 
@@ -124,7 +138,7 @@ def write_images(
         "runs": [
             {
                 "name": run.name, "sentence": run.sentence, "summary": tabulate(run.summary),
-                "fingerprint": fingerprint(run, arrays),
+                "fingerprint": fingerprint(run, arrays), "verdict": [list(line) for line in run.verdict],
             }
             for run, arrays in zip(runs, features)
         ],
@@ -158,8 +172,9 @@ def _by_dimension(z: sparse.csr_array) -> np.ndarray:
 
 
 def write_run(
-    folder: Path, key: str, features: Features, labels: Labels | None, grounds: Labels | None, heat: Heat | None = None
-) -> list[int]:
+    folder: Path, key: str, features: Features, labels: Labels | None, grounds: Labels | None,
+    heat: Heat | str | None = None,
+) -> list[int]:  # fmt: skip
     """The numbers of a run: by dimension, by class, by image; each before and, where there are gates, after gating.
 
     Returns
@@ -203,17 +218,20 @@ def write_run(
             plain["stages"]["before"]["gallery"]["suppressed"] = most_suppressed(dims)[:GALLERY].tolist()
             if dims.open_counts is not None:
                 counts["open"] = _small(dims.open_counts)
-    asked = draw_trials(z if gated is None else gated, trials=QUESTIONS)  # of what the model gives
+    some = np.random.default_rng(0).permutation(d)[:QUIZZED]
+    asked = draw_trials(z if gated is None else gated, trials=QUESTIONS, dims=some)  # of what the model gives
     questions = {"dims": _small(asked.dimension, d), "images": _small(asked.images, n), "odd": _small(asked.odd)}
     _write(folder, f"{key}-quiz", {}, questions)
     if counts:
         _write(folder, f"{key}-classes", {}, counts)
     for i, a in enumerate(range(0, d, DIMS_A_FILE)):
         _write(folder, f"{key}-dims-{i}", {}, {name: x[a : a + DIMS_A_FILE] for name, x in by_dim.items()})
-    if heat is not None:
+    if isinstance(heat, str):
+        plain["coldness"] = heat
+    elif heat is not None:
         if heat.dims.shape != heat.maps.shape[:2] or len(heat.dims) != n:
             raise InputError(f"heat maps must be [{n}, K] dimensions and [{n}, K, h, w] maps, got {heat.maps.shape}")
-        plain["heat"] = list(heat.maps.shape[1:])
+        plain |= {"heat": list(heat.maps.shape[1:]), "check": [heat.check["hottest"], heat.check["random"]]}
         by_image |= {"hot.dims": _small(heat.dims, d), "hot.maps": heat.maps.astype("u1")}
     plain |= _write_vectors(folder, key, features, by_image)
     _write(folder, key, plain, core)

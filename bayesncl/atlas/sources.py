@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from .. import checkpoint
 from ..arrays import read_arrays, unit_rows
+from ..checkpoint import open_model
 from ..data import DATASETS, load
 from ..data import arrays as array_images
 from ..data.images import Images
 from ..errors import InputError
 from ..features import extract
+from ..files import digest
 from ..heat import strongest_heat
-from ..model import Encoder, digest, fill_model
-from ..model import load as load_model
+from ..model import Encoder
 from ..names import FINGERPRINT
 from ..progress import Display
-from ..recipes import Data, Recipe, recipe_from_json, with_root
+from ..recipes import Data, Recipe, with_root
 from ..run import Run
 from .build import MOST_RUNS, build_atlas, check_out
 from .contents import AtlasRun
@@ -59,17 +59,6 @@ def atlas_of_runs(runs: list[Path], out: Path, root: str | None, most: int, devi
     return build_atlas(out, described, images, title=" and ".join(run.name for run in described))
 
 
-def open_model(run: Path, device: Any) -> tuple[Encoder, str]:
-    """A finished model, or an unfinished run as its newest checkpoint has it and a sentence that says so."""
-    if not run.is_dir() or Run(run).weights.exists() or not checkpoint.listed(Run(run)):
-        return load_model(run, device), ""
-    found, _ = checkpoint.newest(Run(run))
-    if found is None:
-        raise InputError(f"{run} is not finished, and none of its checkpoints can be read: bayesncl resume {run}")
-    model = fill_model(recipe_from_json(found.recipe, str(run)), checkpoint.part(found, "model"), run)
-    return model.eval().to(device), f"Not finished: this is its checkpoint after {found.step:,} steps."
-
-
 def other_images(recipe: Recipe, root: str | None) -> bool:
     """Whether `root` is another pile of images than the one a run was trained on."""
     known = recipe.data.root
@@ -94,7 +83,9 @@ def describe_run(model: Encoder, run: Path, images: Images, display: Display | N
     gated = found.gated if model.head.kind is not None else None
     mark = digest(model.state_dict())[:FINGERPRINT]
     heat = strongest_heat(model, images.pixels, found.z if gated is None else gated)
-    return AtlasRun(recipe.name, found.z, gated, found.open, read_summary(run), sentence, mark, heat)
+    return AtlasRun(
+        recipe.name, found.z, gated, found.open, read_summary(run), sentence, mark, heat, read_verdict(run)
+    )
 
 
 def read_summary(run: Path) -> dict[str, dict[str, float]] | None:
@@ -103,6 +94,17 @@ def read_summary(run: Path) -> dict[str, dict[str, float]] | None:
     if results is None:
         return None
     return {name: results[name] for name in ("paper", "sound") if isinstance(results.get(name), dict)}
+
+
+def read_verdict(run: Path) -> tuple[tuple[str, str], ...]:
+    """Lines of the verdict in RUN/evaluation.json; none where it has none."""
+    found = (Run(run).evaluation() or {}).get("verdict")
+    lines = found.get("lines") if isinstance(found, dict) else None
+    return tuple(
+        (str(line.get("text", "")), str(line.get("measured_by", "")))
+        for line in (lines if isinstance(lines, list) else [])
+        if isinstance(line, dict)
+    )
 
 
 def atlas_of_arrays(path: Path, out: Path) -> Path:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import sparse
 
-from .rows import row_of
-
 SCALE = 32767  # unit-norm features are stored as int16
 DENSE_BYTES = 1 << 30  # a matrix up to this size may be filled up with zeros
 FASTER = 30  # products a dense multiplication does in the time of one sparse product
@@ -37,6 +35,30 @@ class Sparse:
 def quantise(x: np.ndarray) -> np.ndarray:
     """Features in [-1, 1] as int16."""
     return np.clip(np.rint(x * SCALE), -SCALE, SCALE).astype(np.int16)
+
+
+def row_of(x: sparse.csr_array) -> np.ndarray:
+    """Row number of each stored entry."""
+    return np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
+
+
+def scale_rows(x: sparse.csr_array) -> sparse.csr_array:
+    """Rows scaled to length 1; an empty row stays empty."""
+    norm = np.sqrt(np.bincount(row_of(x), x.data.astype(np.float64) ** 2, minlength=x.shape[0]))
+    data = x.data / np.where(norm > 0, norm, 1)[row_of(x)]
+    return sparse.csr_array((data.astype(np.float32), x.indices, x.indptr), shape=x.shape)
+
+
+def scale_columns(x: sparse.csr_array) -> sparse.csr_array:
+    """The columns of `x` as rows [D, N] of length 1."""
+    return scale_rows(sparse.csr_array(x.T))
+
+
+def mask_rows(x: sparse.csr_array, keep: np.ndarray) -> sparse.csr_array:
+    """`x` without the entries where the boolean array `keep` [N, D] is false; rows scaled to length 1 again."""
+    held = sparse.csr_array((x.data * keep[row_of(x), x.indices], x.indices.copy(), x.indptr.copy()), shape=x.shape)
+    held.eliminate_zeros()
+    return scale_rows(held)
 
 
 def strongest(x: sparse.csr_array, keep: int) -> sparse.csr_array:

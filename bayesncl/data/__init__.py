@@ -34,11 +34,13 @@ class Dataset:
     settings : its recipe with the method `bayesncl`; the other methods are made from it. The name goes in by itself.
     load : function of (data, split, progress) that reads one split.
     splits : what `load` can read.
+    balanced : the split where object and background are independent, to fit probes on; or None.
     counterfactual : function of data that gives the test images again, each object on another background; or None.
     download : function of (folder, progress) that fetches it and returns the path; or None.
     second_label : whether its images have backgrounds.
     holdout : whether test images may be held out of the same pile as the training images.
     classes : outputs of the online classifier whose cost is counted.
+    coarse : superclass of each class, where classes are grouped; else empty.
     images : training images, for estimates.
     seconds : stated for an epoch of a published run on one H200; measured times are preferred where there are any.
     paper_dims, paper_k : dimensions kept in the published retrieval tables, and the k of the published curves.
@@ -50,16 +52,19 @@ class Dataset:
     settings: Recipe
     load: Callable[[Data, str, Progress | None], Images]
     splits: tuple[str, ...] = ("train", "test")
+    balanced: str | None = None
     counterfactual: Callable[[Data], Images | None] | None = None
     download: Callable[[Path, Progress | None], Path] | None = None
     second_label: bool = False
     holdout: bool = False
     classes: int = 100
+    coarse: tuple[int, ...] = ()
     images: int = 50_000
     seconds: float = 1.5
     paper_dims: int = 64
     paper_k: int = 5
     probe: str = "cifar"
+
 
 class Registry(MutableMapping[str, Dataset]):
     """Data sets by name; one entered as "module:NAME" is imported when it is first asked for."""
@@ -93,6 +98,7 @@ class Registry(MutableMapping[str, Dataset]):
 DATASETS = Registry(
     {
         "scenes": ".scenes:SCENES",
+        "textures": ".textures:TEXTURES",
         "cifar10": ".cifar:CIFAR10",
         "cifar100": ".cifar:CIFAR100",
         "imagenet100": ".imagenet100:IMAGENET100",
@@ -110,14 +116,14 @@ def load(data: Data, split: str, progress: Progress | None = None) -> Images:
     Parameters
     ----------
     data : which data set, where it lies, how it is stored.
-    split : "train" or "test"; waterbirds also has "val".
+    split : "train" or "test"; scenes and waterbirds also have "val".
     progress : called with (done, total, what) while files are read; None is silent.
 
     Returns
     -------
     Images; pixels may be memory-mapped.
     """
-    from .images import printable
+    from .images import shown
 
     known = DATASETS[data.name]
     if split not in known.splits:
@@ -125,7 +131,7 @@ def load(data: Data, split: str, progress: Progress | None = None) -> Images:
     try:
         return known.load(data, split, progress)
     except OSError as error:
-        raise InputError(f"{printable(str(error.filename or data.root), 300)}: {error.strerror or error}") from None
+        raise InputError(f"{shown(error.filename or data.root)}: {error.strerror or error}") from None
 
 
 def download(name: str, root: str | Path, progress: Progress | None = None) -> Path:

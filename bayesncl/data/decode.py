@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -32,6 +34,9 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+
+
+T = TypeVar("T")
 
 
 class Undecodable(Exception):
@@ -63,18 +68,29 @@ def decode(data: bytes, square: Square) -> np.ndarray:
     ------
     Undecodable : for any file that is not an image, is damaged, or is too large.
     """
+
+    def cut(image: Image.Image) -> np.ndarray:
+        return _pixels(fit(image, square.resize, square.crop, square.resample))
+
+    return decode_with(data, 2 * square.resize, cut)
+
+
+def decode_with(data: bytes, enough: int, use: Callable[[Image.Image], T]) -> T:
+    """What `use` makes of an image file as RGB, upright; a JPEG may come reduced, its sides `enough` or more.
+
+    Raises Undecodable as `decode` does.
+    """
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > MOST_PIXELS:
                 raise Undecodable(f"{image.width} x {image.height} pixels, more than {MOST_PIXELS}")
             # A JPEG can be decoded at 1/2, 1/4 or 1/8; twice the wanted size leaves the resize something to filter.
-            enough = 2 * square.resize
             image.draft("RGB", (enough, enough))
             count = image.width * image.height
             if count > MOST_DECODED:
                 raise Undecodable(f"{image.width} x {image.height} pixels, more than {MOST_DECODED:,}")
             with ONE_LARGE if count > MANY else contextlib.nullcontext():
-                return _pixels(fit(to_rgb(image), square.resize, square.crop, square.resample))
+                return use(to_rgb(image))
     except Undecodable:
         raise
     except UnidentifiedImageError:

@@ -3,7 +3,9 @@
 Objects are scikit-learn's digits, tinted, with a dark rim so that they stand out anywhere; backgrounds are cut from
 scikit-learn's two sample photographs or drawn. Digit k's own background is kind k. In training a given share of
 the objects stands on its own background; the test split is balanced over object x background and shows digits that
-training never sees. An image is fixed by a few numbers (Plan), so the same object can be drawn on another background.
+training never sees. The split "val" is balanced too, with digits of training: a probe fitted on it cannot take the
+background for the object. An image is fixed by a few numbers (Plan), so the same object can be drawn on another
+background.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ REGIONS = {
 }
 PATCHES = 512  # of each background kind and split; fewer for large images
 BANK_BYTES = 64 << 20
-SMALLEST, LARGEST = 0.55, 0.85  # objects, as shares of the image's side
+SMALLEST, LARGEST = 0.5, 0.75  # objects, as shares of the image's side
+SHARPNESS = np.array([2.2, 1.3], np.float32)[:, None, None, None]  # of fill and rim: a weaker rim is a thinner one
 GRID = 12  # objects are kept as GRID x GRID masks: the 8 x 8 digit and room for its rim
 CHUNK = 256 * 32 * 32  # pixels drawn at a time: the working set stays in the processor's cache
 
@@ -56,7 +59,7 @@ class Plan:
 
 
 def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Images:
-    """Draw one split."""
+    """Draw one split: train, val (as large as train) or test."""
     return _draw(plan(data, split), data, split, progress)
 
 
@@ -91,7 +94,7 @@ def plan(data: recipes.Data, split: str) -> Plan:
         free = rng.permutation(count) >= round(data.tied * count)
         backgrounds = np.where(free, (labels + rng.integers(1, kinds, count)) % kinds, labels)
     else:
-        count = data.test_images
+        count = data.test_images if split == "test" else data.train_images
         pair = rng.permutation(np.arange(count) % kinds**2)
         labels, backgrounds = pair // kinds, pair % kinds
     return Plan(
@@ -175,7 +178,7 @@ def _draw(plan: Plan, data: recipes.Data, split: str, progress: Progress | None)
         down = _place(starts[part, 0], sides[part], size)
         across = _place(starts[part, 1], sides[part], size).transpose(0, 2, 1)
         mask = down @ masks[:, plan.digits[part]] @ across  # [2, n, size, size]
-        fill, rim = np.clip(mask * 2.2 - 0.5, 0, 1)
+        fill, rim = np.clip(mask * SHARPNESS - 0.5, 0, 1)
         behind = (1 - fill) * (1 - 0.85 * rim) * plan.gains[part, None, None]
         scene = bank[plan.backgrounds[part], patch[part]] * behind[:, None]
         scene += fill[:, None] * plan.tints[part, :, None, None]
@@ -235,23 +238,29 @@ def _texture(kind: str, count: int, size: int, rng: np.random.Generator) -> np.n
         pattern = (along - along.min((1, 2), keepdims=True)) / np.ptp(along, (1, 2), keepdims=True)
     else:
         pattern = rng.random((count, size, size))
-    colours = rng.uniform(30, 200, (2, count, 3, 1, 1))
+    # Colours from 30 to 200, in every channel at least 60 apart: no pattern is too faint to see.
+    one = rng.uniform(0, 170, (count, 3, 1, 1))
+    other = (one + rng.uniform(60, 110, one.shape)) % 170
     mix = pattern.astype(np.float32)[:, None]
-    return (colours[0] * (1 - mix) + colours[1] * mix).astype(np.uint8)
+    return (30 + one * (1 - mix) + other * mix).astype(np.uint8)
 
 
-# Sized for a minute on two cores. Gentle crops without flips keep the digits whole; small batches make more steps.
+# Digits are not flipped. The finer backbone and the longer training are for what is small in a scene.
 SCENES = Dataset(
     name="scenes",
     title="Scenes",
     settings=recipes.Recipe(
         data=recipes.Data(train_images=4000, test_images=2000),
-        views=recipes.Views(crop_scale=(0.6, 1.0), hue=0.1, blur=0.0, flip=0.0),
-        model=recipes.Model(backbone="small", hidden=256, dim=64),
+        views=recipes.Views(
+            crop_scale=(0.3, 1.0), brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1, blur=0.0, flip=0.0
+        ),
+        model=recipes.Model(backbone="medium", hidden=256, dim=64),
         optimiser=recipes.Optimiser(lr=1.0, eta=0.05, warmup_epochs=1),
-        run=recipes.Run(epochs=14, batch=64, checkpoint_every=2, log_every=20),
+        run=recipes.Run(epochs=60, batch=64, checkpoint_every=2, log_every=20),
     ),
     load=load,
+    splits=("train", "test", "val"),
+    balanced="val",
     counterfactual=lambda data: redraw(data, "test"),
     second_label=True,
     classes=len(OBJECTS),

@@ -10,14 +10,14 @@ import urllib.request
 from pathlib import Path
 
 from ..errors import InputError
-from .images import Progress, printable
+from .images import Progress, printable, shown
 
 BLOCK = 1 << 20
 TIMEOUT = 30  # seconds without a byte
 
 
 def fetch(url: str, path: Path, md5: str, progress: Progress | None = None) -> Path:
-    """Download `url` to `path` unless it is there; a broken download goes on where it stopped.
+    """Download `url` to `path` unless it is there; a broken download resumes where it stopped.
 
     The bytes gather in PATH.part, which becomes `path` once its checksum is right.
     """
@@ -38,7 +38,7 @@ def fetch(url: str, path: Path, md5: str, progress: Progress | None = None) -> P
     except (OSError, http.client.HTTPException, ValueError) as error:  # URLError is an OSError
         raise InputError(
             f"cannot download {url} ({printable(str(error))}): "
-            f"fetch {path.name} by other means and put it into {printable(str(path.parent), 300)}"
+            f"fetch {path.name} by other means and put it into {shown(path.parent)}"
         ) from None
 
 
@@ -69,4 +69,4 @@ def _receive(url: str, part: Path, progress: Progress | None) -> None:
             if progress:
                 progress(done, max(total, done), f"downloading {part.name.removesuffix('.part')}")
     if total and done < total:
-        raise OSError(f"the connection ended after {done} of {total} bytes; run it again to go on")
+        raise OSError(f"the connection ended after {done} of {total} bytes; run it again to resume")

@@ -9,7 +9,7 @@ in float64. Nothing here holds more than a block of rows, so that the features m
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,13 +18,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from scipy import sparse
-from scipy.linalg.blas import dsyrk
 from torch import Tensor
 
+from ..data.images import Progress
 from ..errors import InputError
 from ..objective import ACTIVE
-
-Progress = Callable[[int, int, str], None]
 
 EPSILON = ACTIVE
 MIN_SUPPORT = 10  # images a dimension must fire on to count: fewer say little about it
@@ -87,8 +85,11 @@ def release(features: np.ndarray) -> None:
         mapped.madvise(mmap.MADV_DONTNEED)
 
 
-def norms(block: Tensor, start: int = 0) -> Tensor:
-    """Length of each row [n, 1]; raises where it is not finite or beyond LONGEST. `start` numbers the first row."""
+def norms(block: Tensor, start: int = 0, *, summed: bool = True) -> Tensor:
+    """Length of each row [n, 1]; InputError where it is not finite or, if rows are `summed`, beyond LONGEST.
+
+    `start` is the number of the first row.
+    """
     norm = torch.linalg.vector_norm(block, dim=1, keepdim=True)
     odd = _odd(norm)
     if len(odd):  # squares under- or overflow: the largest entry is taken out first
@@ -99,7 +100,7 @@ def norms(block: Tensor, start: int = 0) -> Tensor:
         largest = _largest(rows)
         norm[odd] = largest * torch.linalg.vector_norm(rows / largest, dim=1, keepdim=True)
     longest = norm.max()
-    if longest > LONGEST[block.dtype]:
+    if summed and longest > LONGEST[block.dtype]:
         row, most = start + int(norm.argmax()), LONGEST[block.dtype]
         raise InputError(f"row {row} of the features has length {longest:.2g}, beyond {most:.0e}: scale them down")
     return norm
@@ -107,7 +108,7 @@ def norms(block: Tensor, start: int = 0) -> Tensor:
 
 def unit(block: Tensor, start: int = 0, norm: Tensor | None = None) -> Tensor:
     """Rows of unit length; zero rows stay zero. A block whose rows have it to 1e-6 comes back as it is, not copied."""
-    norm = norms(block, start) if norm is None else norm
+    norm = norms(block, start, summed=False) if norm is None else norm
     return divide(block, norm) if _off(norm) > 1e-6 else block
 
 
@@ -135,11 +136,6 @@ def _largest(rows: Tensor) -> Tensor:
 def _off(norm: Tensor) -> float:
     """How far the rows are from unit length, zero rows aside."""
     return float((norm - 1).abs_().where(norm > 0, 0.0).max())
-
-
-def firing(rows: Tensor, threshold: float = EPSILON) -> Tensor:
-    """Non-negative entries, with 0 for those not above the threshold."""
-    return F.threshold(rows, threshold, 0.0)
 
 
 def positive(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -277,6 +273,8 @@ def gram(features: np.ndarray, *, normalise: bool, progress: Progress | None = N
     In float64 throughout: its eigenvalues are squares, so that single precision would hide singular values below 3e-4
     of the largest. A symmetric product, which takes half the time of a general one.
     """
+    from scipy.linalg.blas import dsyrk  # slow to import, and not every table has a spectrum
+
     total = np.zeros((features.shape[1], features.shape[1]), order="F")
     for part, block in blocks(features, "spectrum", progress):
         rows = (unit(block, part.start) if normalise else block).double().numpy()
@@ -306,11 +304,15 @@ def average_precision(
     -------
     float64 [D] for each pair.
     """
-    collect = _sorted_ranks if entries <= EXACT_ENTRIES else _binned_ranks
-    result = [np.zeros(features.shape[1]) for _ in labellings]
-    n = len(features)
+    n, width = features.shape
+    firing = _entries(features, labellings, detected, progress)
+    if entries <= EXACT_ENTRIES:
+        ranks = _sorted_ranks(firing, width, len(labellings), entries)
+    else:
+        ranks = _binned_ranks(firing, width, len(labellings))
+    result = [np.zeros(width) for _ in labellings]
     sizes = [np.bincount(labels) for labels in labellings]
-    for j, rank, hits in collect(features, labellings, detected, entries, progress):
+    for j, rank, hits in ranks:
         for i, hit in enumerate(hits):  # rank, hit [G]: images, and those of the class, down to the end of each tie
             positives = sizes[i][detected[i][j]]
             found = hit[-1] if len(hit) else 0
@@ -319,30 +321,25 @@ def average_precision(
     return result
 
 
+Firing = Iterator[tuple[np.ndarray, np.ndarray, list[np.ndarray]]]  # as `_entries` gives them
 Ranks = Iterator[tuple[int, np.ndarray, list[np.ndarray]]]  # dimension, rank [G], hits [G] by labelling
 
 
 def _entries(
     features: np.ndarray, labellings: Sequence[np.ndarray], detected: Sequence[np.ndarray], progress: Progress | None
-) -> Iterator[tuple[np.ndarray, np.ndarray, list[np.ndarray]]]:
+) -> Firing:
     """Firing entries by block: dimension, float32 bits (which order as the values do), is the image of the class."""
     for part, block in blocks(features, "average precision", progress):
-        row, column, values = (each.numpy() for each in positive(firing(unit(block.abs(), part.start))))
+        z = F.threshold(unit(block.abs(), part.start), EPSILON, 0.0)
+        row, column, values = (each.numpy() for each in positive(z))
         bits = values.astype(np.float32, copy=False).view(np.int32).astype(np.int64)
         yield column, bits, [y[part][row] == best[column] for y, best in zip(labellings, detected)]
 
 
-def _sorted_ranks(
-    features: np.ndarray,
-    labellings: Sequence[np.ndarray],
-    detected: Sequence[np.ndarray],
-    entries: int,
-    progress: Progress | None,
-) -> Ranks:
-    flags = len(labellings)
+def _sorted_ranks(firing: Firing, width: int, flags: int, entries: int) -> Ranks:
     keys = np.empty(entries, np.int64)  # dimension, then value descending, then one bit per labelling
     filled = 0
-    for column, bits, hits in _entries(features, labellings, detected, progress):
+    for column, bits, hits in firing:
         key = (column << 31 | (2**31 - 1 - bits)) << flags
         for i, hit in enumerate(hits):
             key |= hit.astype(np.int64) << i
@@ -350,25 +347,19 @@ def _sorted_ranks(
         filled += len(key)
     keys = keys[:filled]
     keys.sort()
-    edges = np.searchsorted(keys, np.arange(features.shape[1] + 1, dtype=np.int64) << (31 + flags))
+    edges = np.searchsorted(keys, np.arange(width + 1, dtype=np.int64) << (31 + flags))
     for j, (start, stop) in enumerate(pairwise(edges)):
         own = keys[start:stop]
         last = np.flatnonzero(np.diff(own >> flags, append=-1))
         yield j, last + 1, [np.cumsum(own >> i & 1)[last] for i in range(flags)]
 
 
-def _binned_ranks(
-    features: np.ndarray,
-    labellings: Sequence[np.ndarray],
-    detected: Sequence[np.ndarray],
-    entries: int,
-    progress: Progress | None,
-) -> Ranks:
+def _binned_ranks(firing: Firing, width: int, flags: int) -> Ranks:
     drop = 23 - BIN_BITS
     floor = int(np.float32(EPSILON).view(np.int32)) >> drop
     bins = (int(np.float32(1.001).view(np.int32)) >> drop) - floor + 1  # a unit-norm entry may exceed 1 by rounding
-    table = np.zeros((1 + len(labellings), features.shape[1] * bins), np.int32)
-    for column, bits, hits in _entries(features, labellings, detected, progress):
+    table = np.zeros((1 + flags, width * bins), np.int32)
+    for column, bits, hits in firing:
         place = column * bins + (bits >> drop) - floor
         np.add.at(table[0], place, 1)
         for row, hit in zip(table[1:], hits):

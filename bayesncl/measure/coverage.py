@@ -16,8 +16,9 @@ from .counts import EPSILON
 from .sparse import Codes, as_codes, fired, lengths, strongest_images, thin, unit_blocks, unit_rows
 
 TOP = 10  # strongest images of a dimension
-ROWS = 4096  # images that the correlations of columns are taken over, at most, where most entries fire
+ROWS = 2048  # images that the correlations of columns are taken over, at most, where most entries fire
 ALIKE = 0.98  # mean cosine between the codes of two images from which all images count as the same
+HIDDEN = 0.3  # ... from which rows of unit length may hide copies
 COPIES = (1.5, 0.02)  # near copies: fewer distinct dimensions than the first plus the second for each live one
 FEW = 0.2  # distinct images among the strongest of all dimensions, of those possible, below which they are the same few
 UNCOVERED = 0.5  # share of images without an active dimension from which FEW is not the only sign
@@ -34,7 +35,7 @@ def distinct_dimensions(z: Array, *, weights: np.ndarray | None = None, seed: in
 
     Parameters
     ----------
-    z : [N, D]. Where most entries fire and there are more than 4,096 rows, so many are drawn by the seed.
+    z : [N, D]. Where most entries fire and there are more than 2,048 rows, so many are drawn by the seed.
     weights : [N] lengths of the rows instead of 1.
 
     Returns
@@ -46,28 +47,31 @@ def distinct_dimensions(z: Array, *, weights: np.ndarray | None = None, seed: in
     if thin(codes):
         x = fired(codes)
         x = x if weights is None else sp.csr_array(sp.diags_array(weights.astype(np.float32)) @ x)
-        total, product = np.asarray(x.sum(0)).ravel(), (x.T @ x).toarray().astype(np.float64)
-        mass = np.asarray(abs(x).sum(0)).ravel()
+        mass, total = (np.asarray(each.sum(0)).ravel().astype(np.float64) for each in (abs(x), x))
+        product = (x.T @ x).toarray() - np.outer(total, total / n).astype(np.float32)
     else:
         picked = np.arange(n) if n <= ROWS else np.sort(np.random.default_rng(seed).choice(n, ROWS, replace=False))
         dense = unit_rows(codes, picked).float()
         dense = dense.where(dense.abs() > EPSILON, 0.0)
         dense = dense if weights is None else dense * torch.from_numpy(weights[picked, None].astype(np.float32))
         n = len(picked)
-        total, mass = dense.double().sum(0).numpy(), dense.abs().double().sum(0).numpy()
+        mass = dense.abs().double().sum(0).numpy()
         centred = dense - dense.mean(0)  # first, or the product loses what is small beside the mean
-        total, product = np.zeros_like(total), (centred.T @ centred).numpy().astype(np.float64)
-    product -= np.outer(total, total) / n
-    variance = np.diag(product).copy()
+        product = (centred.T @ centred).numpy()
+    variance = np.diag(product).astype(np.float64)
     live = variance > 1e-9 * np.maximum(mass, 1e-30) ** 2 / n
     if not live.any():
         return 0.0
     p = mass[live] / mass[live].sum()
-    deviation = np.sqrt(variance[live])
-    r = np.clip(product[np.ix_(live, live)] / deviation[:, None] / deviation, 0, 1)
-    similar = r**2
-    if n > 3:
-        similar -= (1 - similar) * (0.5 / (n - 2))  # half of the chance correlations are negative, and count as 0
+    deviation = np.sqrt(variance[live]).astype(np.float32)
+    similar = product[np.ix_(live, live)] / deviation[:, None]
+    similar /= deviation
+    np.clip(similar, 0, 1, out=similar)
+    np.square(similar, out=similar)
+    if n > 3:  # half of the chance correlations are negative, and count as 0
+        chance = np.float32(0.5 / (n - 2))
+        similar *= 1 + chance
+        similar -= chance
     np.fill_diagonal(similar, 1)
     shared = np.maximum(similar @ p, p)
     return float(np.exp(-(p * np.log(shared)).sum()))
@@ -105,7 +109,9 @@ def summary(z: Array, *, seed: int = 0) -> dict[str, Any]:
         "similarity": float((total @ total - rows) / (rows * (rows - 1))) if rows > 1 else None,
         "spread": images / possible if possible else None,
     }
-    reason = _reason(result, n, images) or _copies(codes, live, seed)
+    reason = _reason(result, n, images)
+    if reason is None and (result["similarity"] or 0) > HIDDEN:
+        reason = _copies(codes, live, seed)
     return result | {"collapsed": reason is not None, "reason": reason}
 
 
@@ -125,7 +131,7 @@ def _reason(found: dict[str, Any], n: int, images: int) -> str | None:
 
 
 def _copies(z: Codes, live: int, seed: int) -> str | None:
-    """Copies that rows of unit length hide: constant there but for noise. Long rows count as twice the median."""
+    """Copies that rows of unit length hide, for they are constant there; no row counts more than twice the median."""
     length = lengths(z)
     middle = np.median(length[length > 0])
     weights = np.minimum(length / middle, 2)

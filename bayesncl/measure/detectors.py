@@ -11,10 +11,11 @@ import scipy.sparse as sp
 
 from ..arrays import Array, as_labels
 from ..errors import InputError
-from .kept import MIN_SUPPORT, class_counts, largest_shares
+from .kept import MIN_SUPPORT, class_counts, keep, largest_shares
 from .sparse import Codes, as_codes, fired, ranked_entries, unit_blocks
 
 DIMS = (1, 2, 4)  # dimensions a class is read from
+KEPT = 5  # dimensions an image, of which the hierarchy is told
 RIDGE = 1e-3  # of the mean variance, added to the covariance of a sparse probe
 
 
@@ -241,9 +242,13 @@ def summary(
     *,
     train: tuple[Array, Array] | None = None,
     levels: Mapping[str, Array] | None = None,
+    f1: bool = True,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Best F1 and IoU, mean over live dimensions; sparse probing with `train`; the hierarchy with `levels`.
+
+    The hierarchy is that of each image's five strongest dimensions. `f1` False leaves the first out, which sorts every
+    entry that fires.
 
     Returns
     -------
@@ -254,7 +259,8 @@ def summary(
     index, names = as_labels(labels, codes.shape[0])
     result: dict[str, Any] = {}
     shuffled = np.random.default_rng(seed).permutation(index)
-    for found, end in zip(_detect(codes, [index, shuffled], len(names)), ("", "_chance")):
+    measured = _detect(codes, [index, shuffled], len(names)) if f1 else []
+    for found, end in zip(measured, ("", "_chance")):
         for name in ("f1", "iou", "best_f1", "best_iou"):
             values = getattr(found, name)
             values = values[~np.isnan(values)]
@@ -262,5 +268,5 @@ def summary(
     if train is not None:
         result["sparse_probe"] = sparse_probe(train, (codes, labels))
     if levels is not None:
-        result["hierarchy"] = fit_levels(codes, levels, seed=seed)
+        result["hierarchy"] = fit_levels(keep(codes, KEPT), levels, seed=seed)
     return result

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..arrays import Array
+from ..arrays import Array, as_numpy
 from ..errors import InputError
 from .counts import EPSILON, MIN_SUPPORT, Counts, Progress, average_precision, blocks, count, unit
 from .sparse import as_codes
@@ -188,7 +188,7 @@ def _factorise(labels: Array | None, rows: int) -> tuple[np.ndarray | None, np.n
     """Distinct labels, and each row's number among them; rows without a label get the number after the last."""
     if labels is None:
         return None, np.zeros(rows, np.int64)
-    values = labels.detach().cpu().numpy() if isinstance(labels, torch.Tensor) else np.asarray(labels)
+    values = as_numpy(labels)
     if values.shape != (rows,):
         raise InputError(f"labels must be [{rows}], one per row of features, got {list(values.shape)}")
     names, index = np.unique(values, return_inverse=True)

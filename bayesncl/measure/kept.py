@@ -6,6 +6,7 @@ Consistency, classes owned, retrieval and a linear probe of the same kept codes,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -14,10 +15,12 @@ from torch import Tensor
 
 from ..arrays import Array, as_labels
 from ..errors import InputError
+from .retrieval import place
 from .sparse import Codes, as_codes, strongest
 
 KS = (1, 2, 5, 10)
 MIN_SUPPORT = 10  # images a dimension must fire on to count
+ABOUT = 0.5  # share of the largest class from which a dimension is about it
 OWNED = (0.5, 0.1)  # precision and recall from which a class owns a dimension
 PENALTIES = (1e-2, 1e-3, 1e-4, 1e-5)  # of ||W||^2 / 2 beside the mean cross-entropy, strongest first
 PROBE_ROWS = 20_000  # training rows the probe uses at most
@@ -79,6 +82,13 @@ def consistency(counts: sp.csc_array, min_support: int = MIN_SUPPORT) -> float |
     return float(100 * share[used].mean()) if used.any() else None
 
 
+def about_one(counts: sp.csc_array, min_support: int = MIN_SUPPORT) -> float | None:
+    """Percent of the dimensions that fire on enough images of which half or more are of one class."""
+    support, share, _ = largest_shares(counts)
+    used = support >= max(1, min_support)
+    return float(100 * (share[used] >= ABOUT).mean()) if used.any() else None
+
+
 def owned_classes(counts: sp.csc_array, sizes: np.ndarray, min_support: int = MIN_SUPPORT) -> int:
     """Classes with a dimension of precision >= 0.5 and recall >= 0.1 for them that fires on enough images."""
     support = np.asarray(counts.sum(0)).ravel()
@@ -119,16 +129,23 @@ def precision(
     # a query has at most so many similarities that are not zero as its dimensions have images
     work = np.minimum((codes != 0) @ np.bincount(codes.indices, minlength=len(live)).astype(float), n)[queries]
     thin = work.sum() < n * len(queries) / 8
-    # else k axpys of length N a query, whatever the hubs, where the gallery fits as a dense array
-    gallery = codes.T.tocsr() if thin or len(live) * n > GALLERY_ENTRIES else codes.T.toarray()
-    rows = max(1, int(QUERY_ENTRIES // max(1.0, work.mean() if thin else n)))
+    device = place()
+    known = torch.from_numpy(labels).to(device)
+    fits = len(live) * n <= GALLERY_ENTRIES
+    gpu = fits and device.type == "cuda"
+    # not thin: k axpys of length N a query, whatever the hubs, where the gallery fits as a dense array
+    gallery: Any = codes.T.toarray() if fits and (gpu or not thin) else codes.T.tocsr()
+    gallery = torch.from_numpy(gallery).to(device) if gpu else gallery
+    rows = max(1, int(QUERY_ENTRIES // max(1.0, work.mean() if thin and not gpu else n)))
     for start in range(0, len(queries), rows):
         own = queries[start : start + rows]
-        product = codes[own] @ gallery
-        if thin:
-            hits += _sparse_hits(product, own, labels, k)
-        else:
-            hits += _hits(product.toarray() if sp.issparse(product) else product, own, labels, k)
+        if thin and not gpu:
+            hits += _sparse_hits(codes[own] @ gallery, own, labels, k)
+            continue
+        asked = torch.from_numpy(own).to(device)
+        product = gallery[:, asked].T @ gallery if gpu else codes[own] @ gallery
+        product = product.toarray() if sp.issparse(product) else product
+        hits += _hits(torch.as_tensor(product, device=device), asked, known, k)
     return [float(100 * hit / (k * len(queries))) for hit in hits]
 
 
@@ -160,23 +177,23 @@ def _sparse_hits(similar: sp.csr_array, own: np.ndarray, labels: np.ndarray, k: 
     return hits
 
 
-def _hits(similar: np.ndarray, own: np.ndarray, labels: np.ndarray, k: int) -> np.ndarray:
+def _hits(similar: Tensor, own: Tensor, labels: Tensor, k: int) -> np.ndarray:
     """Expected matches among the k nearest by similar [q, N], summed over queries, for labels [L, N]."""
-    value = torch.from_numpy(similar).float()  # rounded: what differs by less counts as equal
-    value[torch.arange(len(own)), torch.from_numpy(own)] = -torch.inf
+    value = similar.float()  # rounded: what differs by less counts as equal
+    value[torch.arange(len(own), device=own.device), own] = -torch.inf
     top, found = value.topk(k, dim=1)
     last = top[:, -1:]
-    sure = (top > last).numpy()
-    match = labels[:, found.numpy()] == labels[:, own, None]  # [L, q, k]
-    hits = (match & sure).sum((1, 2)).astype(np.float64)
-    equal = (value == last).numpy()
+    sure, equal = top > last, value == last
+    match = labels[:, found] == labels[:, own, None]  # [L, q, k]
+    hits = (match & sure).sum((1, 2)).double()
     places, many = k - sure.sum(1), equal.sum(1)
     # of those tied for the last places all have one, but where there are more of them
-    exact = many == places
-    hits += (match & ~sure)[:, exact].sum((1, 2))
-    for q in np.flatnonzero(~exact):
-        hits += places[q] / many[q] * (labels[:, equal[q]] == labels[:, own[q], None]).sum(1)
-    return hits
+    hits += (match & ~sure)[:, many == places].sum((1, 2))
+    rest = torch.nonzero(many > places).squeeze(1)
+    if len(rest):
+        good = (equal[rest] & (labels[:, None] == labels[:, own[rest], None])).sum(2)
+        hits += (places[rest] / many[rest].double() * good).sum(1)
+    return hits.cpu().numpy()
 
 
 def probe(
@@ -187,6 +204,7 @@ def probe(
     *,
     rows: int = PROBE_ROWS,
     seed: int = 0,
+    device: str | torch.device | None = None,
 ) -> dict[str, float]:
     """Accuracy of multinomial logistic regression on kept codes: `fast_probe` for sparse rows.
 
@@ -197,6 +215,7 @@ def probe(
     ----------
     train, test : CSR [N, D] and [M, D].
     rows : training rows used, drawn by the seed if there are more.
+    device : where to fit; a GPU, which takes the rows dense, if there is one.
 
     Returns
     -------
@@ -205,13 +224,14 @@ def probe(
     rng = np.random.default_rng(seed)
     known, names = as_labels(train_labels, train.shape[0])
     order = rng.permutation(train.shape[0])[:rows]
-    x, y = train[order].astype(np.float32), torch.from_numpy(known[order])
+    where = torch.device(device) if device is not None else place()
+    x, y = train[order].astype(np.float32), torch.from_numpy(known[order]).to(where)
     mean = np.asarray(x.mean(0)).ravel()
     deviation = np.sqrt(np.maximum(np.asarray(x.power(2).mean(0)).ravel() - mean**2, 0))
     scale = sp.diags_array(np.where(deviation > 0, 1 / np.where(deviation > 0, deviation, 1), 0).astype(np.float32))
-    x, x_test = (x @ scale).tocsr(), (test.astype(np.float32) @ scale).tocsr()
+    x, x_test = (_on(where, (rows @ scale).tocsr()) for rows in (x, test.astype(np.float32)))
     held = max(1, len(order) // 5)
-    start = torch.zeros(x.shape[1] + 1, len(names))
+    start = torch.zeros(x.shape[1] + 1, len(names), device=where)
     best, weight = (-1.0, PENALTIES[0]), start
     for penalty in PENALTIES:
         weight = _fit(x[held:], y[held:], weight, penalty)
@@ -220,7 +240,7 @@ def probe(
             break
         best = (right, penalty)
     weight = _fit(x, y, start, best[1])
-    predicted = names[_scores(x_test, weight).argmax(1).numpy()]
+    predicted = names[_scores(x_test, weight).argmax(1).cpu().numpy()]
     truth = test_labels.cpu().numpy() if isinstance(test_labels, Tensor) else np.asarray(test_labels)
     labels, counts = np.unique(truth, return_counts=True)
     share = {label: n / len(truth) for label, n in zip(labels.tolist(), counts.tolist())}
@@ -229,14 +249,23 @@ def probe(
     return {"acc1": float(100 * (predicted == truth).mean()), "chance": 100 * chance, "penalty": best[1]}
 
 
-def _scores(x: sp.csr_array, weight: Tensor) -> Tensor:
-    return torch.from_numpy(x @ weight[:-1].numpy()) + weight[-1]
+def _on(device: torch.device, x: sp.csr_array) -> Any:
+    """Rows for products on a device: sparse on a CPU, dense elsewhere."""
+    return x if device.type == "cpu" else torch.from_numpy(x.toarray()).to(device)
 
 
-def _fit(x: sp.csr_array, y: Tensor, start: Tensor, penalty: float, steps: int = 40) -> Tensor:
+def _product(x: Any, y: Tensor) -> Tensor:
+    return x @ y if isinstance(x, Tensor) else torch.from_numpy(x @ y.numpy())
+
+
+def _scores(x: Any, weight: Tensor) -> Tensor:
+    return _product(x, weight[:-1]) + weight[-1]
+
+
+def _fit(x: Any, y: Tensor, start: Tensor, penalty: float, steps: int = 40) -> Tensor:
     """Minimise mean CE(x W + b, y) + penalty/2 ||W||^2 by L-BFGS; rows of the result [D + 1, C] are W, then b."""
     weight = start.clone().requires_grad_()
-    transposed = x.T.tocsr()
+    transposed = x.T if isinstance(x, Tensor) else x.T.tocsr()
     lbfgs = torch.optim.LBFGS(
         [weight], max_iter=steps, tolerance_grad=1e-4, tolerance_change=1e-6, line_search_fn="strong_wolfe"
     )
@@ -248,7 +277,7 @@ def _fit(x: sp.csr_array, y: Tensor, start: Tensor, penalty: float, steps: int =
         residual = log_p.exp_()  # d CE / d logits = softmax - onehot
         residual.scatter_add_(1, y[:, None], torch.full_like(residual[:, :1], -1.0))
         residual /= len(y)
-        gradient = torch.cat([torch.from_numpy(transposed @ residual.numpy()), residual.sum(0, keepdim=True)])
+        gradient = torch.cat([_product(transposed, residual), residual.sum(0, keepdim=True)])
         gradient[:-1] += penalty * weight[:-1]
         weight.grad = gradient
         return loss
@@ -278,8 +307,8 @@ def summary(
 
     Returns
     -------
-    by k: `consistency` and `p5` (percent), `classes_owned`, `l0` (dimensions an image really keeps), each of the first
-    three with `_chance` (labels shuffled by the seed); `probe` and `probe_chance` (percent) with `train`.
+    by k: `l0` (dimensions an image really keeps); `consistency`, `about_one_class` and `p5` (percent) and
+    `classes_owned`, each with `_chance` (labels shuffled by the seed); with `train` also `probe` and `probe_chance`.
     """
     z = as_codes(z)
     n, width = z.shape
@@ -300,6 +329,7 @@ def summary(
         for y, end in ((index, ""), (shuffled, "_chance")):
             counts = class_counts(kept, y, len(names))
             row["consistency" + end] = consistency(counts, min_support)
+            row["about_one_class" + end] = about_one(counts, min_support)
             row["classes_owned" + end] = float(owned_classes(counts, sizes, min_support))
         row["p5"], row["p5_chance"] = precision(kept, [index, shuffled], 5, asked)
         if train is not None:

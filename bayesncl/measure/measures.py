@@ -77,13 +77,60 @@ def precision_at(dims: str, k: str) -> Measure:
     return Measure(f"retrieval/*/{dims}/{k}", f"retrieval precision at {k}, {kept}", "%", 2, True, BOTH, True, doc)
 
 
+def at_kept(k: int) -> list[Measure]:
+    """The measures with k dimensions kept an image."""
+    kept = f"{k} kept" if k > 1 else "one kept"
+    return [
+        Measure(f"kept/{k}/consistency", f"consistency, {kept}", "%", 2, True, (), True,
+                "Share of the commonest class among the images that keep a dimension.", short="consistency"),
+        Measure(f"kept/{k}/about_one_class", f"dimensions about one class, {kept}", "%", 2, True, (), True,
+                "Dimensions of which one class has at least half of the images.", short="about one class"),
+        Measure(f"kept/{k}/classes_owned", f"classes that own a dimension, {kept}", "", 0, True, (), True,
+                "Classes with a dimension of precision 0.5 and recall 0.1 for them.", short="classes owned"),
+        Measure(f"kept/{k}/p5", f"retrieval precision at 5, {kept}", "%", 2, True, (), True,
+                "Share of the 5 nearest images that have the class of the query.", short="retrieval at 5"),
+        Measure(f"kept/{k}/probe", f"linear probe, {kept}", "%", 2, True, (), True,
+                "Logistic regression on the kept codes.", short="linear probe"),
+    ]  # fmt: skip
+
+
 MEASURES = [
+    Measure("readable/count", "readable dimensions", "", 0, True, (), True,
+            "Dimensions of which 7 of the 10 strongest images share a class; without labels, are alike."),
+    *(measure for k in (1, 2, 5, 10) for measure in at_kept(k)),
+    Measure("whole/p5", "retrieval precision at 5 of the whole embedding, or all dimensions", "%", 2, True, (), True,
+            "The same without a cut."),
+    Measure("coverage/images_without", "images without an active dimension", "share", 3, False, (), False,
+            "Images on which no dimension fires."),
+    Measure("coverage/distinct", "distinct dimensions", "", 0, False, (), True,
+            "Effective number of dimensions, correlated ones counted together."),
+    *(Measure(f"detectors/{key}", f"best {name} of a dimension" + ", best class" * key.startswith("best"), "", 3, True,
+              (), True, "Over thresholds; mean over dimensions in use.", headline=not key.startswith("best"))
+      for key, name in (("f1", "F1"), ("iou", "IoU"), ("best_f1", "F1"), ("best_iou", "IoU"))),
+    *(Measure(f"detectors/sparse_probe/{k}", f"class read from its {k} best dimensions" if k > 1 else
+              "class read from its best dimension", "%", 2, True, (), True, "Balanced accuracy, mean over classes.")
+      for k in (1, 2, 4)),
+    Measure("detectors/hierarchy/consistency", "consistency at the level that fits, 5 kept", "%", 2, True, (), True,
+            "Each dimension at the level of the hierarchy of labels where it fits best."),
+    Measure("labelfree/intruder", "intruders found", "share", 3, False, (), True,
+            "Of four images a dimension fires on and one it does not, the odd one is the least alike."),
+    Measure("labelfree/monosemanticity", "monosemanticity", "", 3, False, (), True,
+            "Mean cosine of the images of a dimension, weighted by its activations."),
+    Measure("labelfree/top10_similarity", "cosine of a dimension's ten strongest images", "", 3, False, (), True,
+            "By the embeddings, centred."),
+    Measure("labelfree/duplicates", "near duplicates among a dimension's ten strongest images", "share", 3, False, (),
+            False, "Images with another of cosine 0.98 among them."),
+    Measure("seeds/mean_cosine", "same dimensions from another seed", "cosine", 3, False, (), True,
+            "Columns matched one to one on the test images."),
+    Measure("seeds/share_same", "dimensions that come back with another seed", "share", 3, False, (), True,
+            "Those with a partner of cosine above 0.7."),
     Measure("consistency", "consistency", "%", 2, True, BOTH, True,
             "Share of the commonest class among the images a dimension fires on.", short="Cons."),
     Measure("consistency_mass", "consistency weighted by mass", "%", 2, True, SOUND, True,
             "The same over all dimensions that fire, weighted by activation mass.", short="by mass"),
     *(Measure(at_l0(n), f"consistency at {n} active dimensions", "%", 2, True, SOUND, True,
-              f"Consistency with one threshold that leaves {n} active dimensions per image.", short=f"at L0 {n}")
+              f"Consistency with one threshold that leaves {n} active dimensions per image.", short=f"at L0 {n}",
+              headline=False)
       for n in MATCHED),
     Measure("entropy_freq", "class entropy of a dimension", "nats", 2, True, BOTH, False,
             "Entropy over classes of the images a dimension fires on."),
@@ -127,6 +174,9 @@ MEASURES = [
               "Dimensions that fire with high probability in two classes.") for t in ("0.9", "0.5")),
     *(Measure(f"background/{kind}/acc1", "linear probe, background" + (f", on {KINDS[kind]}" if kind != "h" else ""),
               "%", 2, True, (), None, "Logistic regression for the background.") for kind in KINDS),
+    *(Measure(f"balanced/{what}/acc1", f"linear probe, {what}, fitted on a balanced split", "%", 2, True, (), better,
+              "Logistic regression on h, fitted where object and background are independent.")
+      for what, better in (("object", True), ("background", None))),
     Measure("worst_group/worst", "worst group, object probe", "%", 2, True, (), True,
             "Accuracy of the object probe on the class and background it does worst on."),
     Measure("worst_group/average", "all groups, object probe", "%", 2, True, (), True, "The same over all images."),

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arrays import Array, as_features, as_labels
+from ..arrays import Array, as_features, as_labels, as_numpy
 from ..errors import InputError
 
 PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # of ||W||^2 / 2 beside the mean cross-entropy, strongest first
@@ -54,7 +54,7 @@ def fast_probe(
         `_chance` (the same predictions against shuffled labels, in expectation), `penalty`, `validation_acc1`,
         and the parameters `seeds`, `penalties`, `validation_share`.
     """
-    truth = test_y.cpu().numpy() if isinstance(test_y, Tensor) else np.asarray(test_y)
+    truth = as_numpy(test_y)
     if truth.shape != (len(test_h),):
         raise InputError(f"test labels must be [{len(test_h)}], one per image, got {list(truth.shape)}")
     rankings = rank_classes(train_h, train_y, test_h, seeds, device)

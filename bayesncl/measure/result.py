@@ -15,6 +15,7 @@ from . import measures
 from .interpretability import Value, at
 
 Tree = dict[str, Any]
+KINDS = ("paper", "sound", "verdict")  # one of them is in every result
 
 
 @dataclass
@@ -30,8 +31,11 @@ class Result:
     dimensions : a list per column, an entry per dimension: support, consistency, entropy_freq, mass.
     curves : consistency by least support, retrieval by kept dimensions.
     conflicting, probe, knn, theory, gates : of a run; see docs/measures.md.
-    background, worst_group, conflict, ipw, gate_effect, stability : of images with a second label.
+    background, balanced, worst_group, conflict, ipw, gate_effect, stability : of images with a second label.
     seconds : of measuring.
+    verdict : what can be said in a few lines; see `verdict.to_dict`.
+    readable, kept, detectors, coverage, labelfree, whole, seeds : the figures behind it; see `readable.figures`.
+    control : the same figures of an untrained head.
     """
 
     paper: dict[str, Value] | None = None
@@ -47,12 +51,22 @@ class Result:
     theory: list[Tree] | None = None
     gates: dict[str, Value] | None = None
     background: Tree | None = None
+    balanced: Tree | None = None
     worst_group: Tree | None = None
     conflict: Tree | None = None
     ipw: Tree | None = None
     gate_effect: Tree | None = None
     stability: Tree | None = None
     seconds: float | None = None
+    verdict: Tree | None = None
+    readable: Tree | None = None
+    kept: Tree | None = None
+    detectors: Tree | None = None
+    coverage: Tree | None = None
+    labelfree: Tree | None = None
+    whole: Tree | None = None
+    seeds: Tree | None = None
+    control: Tree | None = None
 
     def to_dict(self) -> Tree:
         """Plain data in the order of the fields, without what was not measured."""
@@ -62,7 +76,7 @@ class Result:
     @classmethod
     def from_dict(cls, tree: Any, source: str = "results") -> Result:
         """The result of `to_dict`; branches of other versions are left out."""
-        if not isinstance(tree, Mapping) or not any(isinstance(tree.get(d), Mapping) for d in ("paper", "sound")):
+        if not isinstance(tree, Mapping) or not any(isinstance(tree.get(d), Mapping) for d in KINDS):
             raise InputError(f"{source}: not the results of an evaluation")
         known = {each.name for each in fields(cls)}
         return cls(**{name: value for name, value in tree.items() if name in known})

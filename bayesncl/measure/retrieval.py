@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arrays import Array, as_features, as_labels
+from ..arrays import Array, as_features, as_labels, as_numpy
 from ..errors import InputError
 from .counts import Progress, as_tensor, column_sums, divide, norms, release
 
@@ -64,8 +64,9 @@ def retrieval(
     features = as_features(features)
     index, _ = as_labels(labels, len(features))
     columns = choose(features, dims, ranking)
-    depth = max(_checked_ks(ks, len(features)))
-    relevance = rank_relevance(features, [index], depth, columns, weights=weights, queries=queries, progress=progress)
+    if not ks or min(ks) < 1 or max(ks) >= len(features):
+        raise InputError(f"ks must be 1 to {len(features) - 1}, the rows other than the query, got {list(ks)}")
+    relevance = rank_relevance(features, [index], max(ks), columns, weights=weights, queries=queries, progress=progress)
     return precision(relevance[definition][0], ks)
 
 
@@ -76,21 +77,12 @@ def retrieval_curve(
     ks: Sequence[int] = KS,
     definition: str = "sound",
     ranking: Array | None = None,
-    *,
-    weights: Array | None = None,
-    queries: Array | None = None,
-    progress: Progress | None = None,
 ) -> dict[int, dict[int, float]]:
     """`retrieval` for several numbers of kept dimensions: percent by k, by number of dimensions."""
     features = as_features(features)
     if ranking is None:
         ranking = column_sums(features)
-    return {
-        kept: retrieval(
-            features, labels, kept, ks, definition, ranking, weights=weights, queries=queries, progress=progress
-        )
-        for kept in dims
-    }
+    return {kept: retrieval(features, labels, kept, ks, definition, ranking) for kept in dims}
 
 
 def knn_accuracy(
@@ -100,7 +92,6 @@ def knn_accuracy(
     query_labels: Array,
     k: int = 20,
     temperature: float = 0.07,
-    progress: Progress | None = None,
 ) -> float:
     """Accuracy, in percent, of the kNN classifier.
 
@@ -119,7 +110,7 @@ def knn_accuracy(
         raise InputError(f"k = {k} neighbours of {len(features)} rows")
     if not temperature > 0:
         raise InputError(f"the temperature must be positive, got {temperature}")
-    both = _plain(labels), _plain(query_labels)
+    both = as_numpy(labels), as_numpy(query_labels)
     if len({y.dtype.kind in "US" for y in both}) > 1:
         raise InputError("labels and query labels must both be numbers or both be words")
     index, _ = as_labels(np.concatenate(both), len(features) + len(queries))
@@ -145,8 +136,6 @@ def knn_accuracy(
             shares[:, : counts.shape[1]] = counts / counts.sum(1, keepdim=True).clamp_min(1)
             votes[open_end] += places[:, None] * shares
         right += int((votes.argmax(1).cpu().numpy() == wanted[start:stop]).sum())
-        if progress:
-            progress(stop, len(queries), "nearest neighbours")
     return 100 * right / len(queries)
 
 
@@ -157,7 +146,7 @@ def choose(features: np.ndarray, dims: int | None, ranking: Array | None = None)
     width = features.shape[1]
     if not isinstance(dims, int | np.integer) or not 1 <= dims <= width:
         raise InputError(f"dims must be a whole number from 1 to {width}, the width of the features, got {dims}")
-    order = column_sums(features) if ranking is None else _plain(ranking)
+    order = column_sums(features) if ranking is None else as_numpy(ranking)
     if order.shape != (width,) or not np.isfinite(order).all():
         raise InputError(f"ranking must be {width} finite numbers, one per dimension, got shape {list(order.shape)}")
     return np.argsort(-order, kind="stable")[:dims]
@@ -318,20 +307,10 @@ def _count_classes(q: Tensor, value: Tensor, gallery: _Gallery, labels: Tensor) 
     return counts.T.double()
 
 
-def _checked_ks(ks: Sequence[int], n: int) -> Sequence[int]:
-    if not ks or min(ks) < 1 or max(ks) >= n:
-        raise InputError(f"ks must be 1 to {n - 1}, the rows other than the query, got {list(ks)}")
-    return ks
-
-
 def _checked_weights(weights: Array | None, width: int, columns: np.ndarray | None) -> Tensor | None:
     if weights is None:
         return None
-    weight = _plain(weights).astype(np.float64)
+    weight = as_numpy(weights).astype(np.float64)
     if weight.shape != (width,) or not (np.isfinite(weight).all() and (weight >= 0).all()):
         raise InputError(f"weights must be {width} finite numbers from 0 up, got shape {list(weight.shape)}")
     return torch.from_numpy(weight if columns is None else weight[columns]).to(place())
-
-
-def _plain(values: Array) -> np.ndarray:
-    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)

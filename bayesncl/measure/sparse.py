@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..arrays import Array, as_features
@@ -41,7 +42,11 @@ def as_codes(z: Array) -> Codes:
 def lengths(z: Codes) -> np.ndarray:
     """Length of each row [N], float64."""
     if sp.issparse(z):
-        return np.sqrt(z.astype(np.float64).power(2).sum(1))
+        row = np.repeat(np.arange(z.shape[0]), np.diff(z.indptr))
+        largest = np.zeros(z.shape[0])  # taken out first, or squares would under- or overflow
+        np.maximum.at(largest, row, np.abs(z.data))
+        scale = np.where(largest > 0, largest, 1.0)
+        return scale * np.sqrt(np.bincount(row, (z.data / scale[row]) ** 2, minlength=len(scale)))
     return np.concatenate([norms(block, part.start).numpy()[:, 0].astype(np.float64) for part, block in blocks(z)])
 
 
@@ -163,10 +168,9 @@ def column_blocks(z: Codes, most: int = 2**32) -> Iterator[tuple[slice, Tensor]]
     step = int(min(max(1, COLUMN_BLOCK // z.shape[0]), most))
     for start in range(0, z.shape[1], step):
         part = slice(start, min(start + step, z.shape[1]))
-        block = columns[:, part].toarray() if sp.issparse(z) else columns[:, part]
-        block = np.abs(block.T / length).astype(np.float32)
-        block[block <= EPSILON] = 0
-        yield part, torch.from_numpy(np.ascontiguousarray(block))
+        block = as_tensor(columns[:, part].toarray() if sp.issparse(z) else columns[:, part])
+        block = (block / torch.from_numpy(length).to(block.dtype)[:, None]).abs_().float()
+        yield part, F.threshold(block, EPSILON, 0.0).T.contiguous()
 
 
 def strongest_images(z: Codes, count: int = 10) -> np.ndarray:

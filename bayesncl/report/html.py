@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jinja2
 
 from ..files import write_atomic
-from ..measure.measures import title
 from ..measure.measures import value as look_up
 from ..measure.result import Result, to_json
 
-Table = list[tuple[str, list[str]]]  # a label and a cell per run
+Table = list[tuple[str, list[str]]]  # a label and its cells
+EVEN = "even: no further apart than two seeds of one method"
 # What the pictures of the report show, by file.
 CAPTIONS = {
     "consistency.png": "Each dot a dimension: how many test images it fires on, and the share of its largest class.",
@@ -27,33 +28,64 @@ CAPTIONS = {
 }
 
 
-def summarise(results: Mapping[str, Result], rows: Sequence[tuple[tuple[str, ...], int]]) -> Table:
-    """Chosen measures of several results, a cell per result.
+class Row(NamedTuple):
+    """A measure in the table.
 
-    Parameters
+    Attributes
     ----------
-    rows : path in the results (see `measures.Measure.path`) and decimals.
+    label : in plain words.
+    path : in the results; see `measures.Measure.path`.
+    decimals : shown.
+    more : whether more is better.
+    apart : what two seeds of one method may differ by.
     """
-    trees = [result.to_dict() for result in results.values()]
+
+    label: str
+    path: tuple[str, ...]
+    decimals: int
+    more: bool
+    apart: float
+
+
+def summarise(results: Mapping[str, Result], rows: Sequence[Row]) -> Table:
+    """Chosen measures of several results: a cell per result, then which are better."""
+    trees = {name: result.to_dict() for name, result in results.items()}
     table: Table = []
-    for path, decimals in rows:
-        cells = [look_up(tree, path) for tree in trees]
-        table.append((title(path), ["-" if cell is None else f"{cell:.{decimals}f}" for cell in cells]))
+    for row in rows:
+        found = {name: look_up(tree, row.path) for name, tree in trees.items()}
+        cells = ["-" if value is None else f"{value:.{row.decimals}f}" for value in found.values()]
+        table.append((row.label, [*cells, better(found, row)]))
     return table
 
 
-def write_report(folder: Path, names: Sequence[str], table: Table, figures: Sequence[str], theory: list | None) -> Path:
+def better(found: Mapping[str, float | None], row: Row) -> str:
+    """Those as good as the best one, but for what seeds may do; "even" if that is all of them."""
+    gains = {name: value if row.more else -value for name, value in found.items() if value is not None}
+    good = [name for name, gain in gains.items() if gain > max(gains.values()) - row.apart]
+    return "-" if len(gains) < len(found) else "even" if len(good) == len(found) else ", ".join(good)
+
+
+def write_report(
+    folder: Path,
+    names: Sequence[str],
+    table: Table,
+    figures: Sequence[str],
+    theory: list | None,
+    verdicts: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Path:
     """Write index.html and table.json into a folder that has the figures.
 
     Parameters
     ----------
-    names : of the runs, a column each.
+    names : of the columns.
     figures : file names; those that do not exist are left out.
     theory : rows of `theory.compare`.
+    verdicts : of the runs that have one, by name; see `verdict.to_dict`.
     """
     template = jinja2.Template((resources.files(__package__) / "report.html").read_text(), autoescape=True)
     captions = [(name, CAPTIONS.get(name, "")) for name in figures if (folder / name).exists()]
     page = folder / "index.html"
-    write_atomic(page, template.render(methods=names, table=table, figures=captions, theory=theory or []))
+    shown = {"columns": names, "table": table, "figures": captions, "theory": theory or [], "verdicts": verdicts or {}}
+    write_atomic(page, template.render(**shown, even=EVEN))
     write_atomic(folder / "table.json", to_json(dict(table)))
     return page

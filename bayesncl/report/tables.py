@@ -1,7 +1,7 @@
 """Results as tables: for the terminal, as csv, Markdown or LaTeX.
 
-A row is a measure of the registry, by definition, with its chance level beside it. The csv has every number there is,
-under its key.
+A row is a measure of the registry, by definition, with its chance level and that of an untrained head beside it. The
+csv has every number there is, under its key.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from rich.text import Text
 
 from ..errors import InputError
 from ..files import write_atomic
-from ..measure.measures import find
+from ..measure import verdict
+from ..measure.measures import at_kept, find
+from ..measure.measures import value as look_up
 from ..measure.result import Result
 
 KINDS = ("table", "csv", "markdown", "latex")
@@ -35,29 +37,55 @@ def render(result: Result, kind: str = "table", width: int = 100, everything: bo
     width : of the table, characters.
     everything : also what is no headline: measures at other thresholds, the spectrum, curves. A csv always has them.
     """
-    chance, rows = dict(_leaves(result.chance)), []
-    for path, value in _leaves({k: v for k, v in result.to_dict().items() if k not in ("chance", "parameters")}):
+    chance, control, rows = dict(_leaves(result.chance)), dict(_leaves(result.control or {})), []
+    beside = ("chance", "untrained") if control else ("chance",)
+    aside = ("chance", "control", "parameters", "verdict")
+    for path, number in _leaves({k: v for k, v in result.to_dict().items() if k not in aside}):
         known = None if kind == "csv" else find(path)
+        others = (chance.get(path), control.get(path))[: len(beside)]
         if known is not None and (everything or known[0].headline):
             measure, definition = known
-            by_chance = measure.text(chance[path]) if chance.get(path) is not None else ""
-            rows.append((definition, measure.title(), measure.text(value), by_chance))
+            cells = (measure.text(v) if v is not None else "" for v in others)
+            rows.append((definition, measure.title(), measure.text(number), *cells))
         elif kind == "csv":
-            rows.append((*_names(path), exact(value), exact(chance.get(path))))
+            rows.append((*_names(path), exact(number), *map(exact, others)))
         elif everything and known is None:
-            rows.append((*_names(path), plain(value), plain(chance.get(path))))
-    return write(("definition", "measure", "value", "chance"), rows, kind, width)
+            rows.append((*_names(path), plain(number), *map(plain, others)))
+    return write(("definition", "measure", "value", *beside), rows, kind, width)
+
+
+def render_verdict(result: Result) -> str:
+    """What a person should know first: the verdict, and what is left at k kept dimensions; 80 columns."""
+    if result.verdict is None:
+        return ""
+    parts = [verdict.render(verdict.from_dict(result.verdict))]
+    if result.kept:
+        header = ("kept an image (chance)", *result.kept)
+        parts.append("\n" + write(header, _kept_rows(result), width=verdict.WIDTH, left=1).rstrip())
+    return "\n".join(parts)
+
+
+def _kept_rows(result: Result) -> list[Row]:
+    rows: list[Row] = []
+    for measure in at_kept(1):
+        paths = [("kept", k, measure.key.rsplit("/", 1)[1]) for k in result.kept or {}]
+        found = [(look_up(result.to_dict(), path), look_up(result.chance, path)) for path in paths]
+        if any(each is not None for each, _ in found):
+            cells = [measure.text(v, min(measure.decimals, 1)) + ("" if c is None else f" ({c:.0f})") for v, c in found]
+            rows.append((measure.short + f" ({measure.unit})" * bool(measure.unit), *cells))
+    return rows
 
 
 def show(result: Result, files: Mapping[str, Path | None], everything: bool = False) -> None:
-    """Write the files asked for, by kind (json or one of KINDS), and print the table and the theory."""
-    try:  # files first, as the reader of a pipe may leave; then the table, whatever became of the files
+    """Write the files asked for, by kind (json or one of KINDS), and print the verdict; the rest with `everything`."""
+    try:  # files first, as the reader of a pipe may leave; then the verdict, whatever became of the files
         for kind, path in files.items():
             if path is not None:
                 write_atomic(path, result.to_json() if kind == "json" else render(result, kind, everything=everything))
     finally:
-        print(render(result, everything=everything))
-        if result.theory:
+        print(render_verdict(result))
+        print("\n" + (render(result, everything=True) if everything else "--all prints every measure."))
+        if everything and result.theory:
             print(render_theory(result.theory))
 
 

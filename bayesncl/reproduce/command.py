@@ -16,7 +16,7 @@ from ..report.tables import open_console
 from ..report.tables import write as write_table
 from ..train import find_device
 from . import figures, ledger, page
-from .experiments import EXPERIMENTS, SCALES, Experiment, find, runs, title
+from .experiments import EXPERIMENTS, MAIN, SCALES, Experiment, find, runs, title
 from .runner import Library, estimate, run_list
 from .tables import sections, text
 
@@ -71,7 +71,7 @@ def reproduce(
         if experiment.is_figure and (pages is None or scale == "smoke"):
             draw(experiment, found, scale, folder, data, display)
     if pages is not None and scale == "paper":
-        display.note(f"wrote {page.write(pages, entries, cifar100_test(data, display))}")
+        display.note(f"wrote {page.write(pages, entries)}")
 
 
 def workplace(results: Path) -> Path:
@@ -157,7 +157,7 @@ def show_list(chosen: list[Experiment], entries: list[ledger.Entry], scale: str,
 def show(experiment: Experiment, found: dict[str, list[ledger.Entry]], scale: str) -> None:
     """Print a table: paper, ours, sound."""
     console = open_console()
-    for section in sections(experiment, found, scale):
+    for section in sorted(sections(experiment, found, scale), key=lambda section: not section.runs):
         header, rows = text(section)
         where = datasets.DATASETS[section.dataset].title
         console.print(f"{experiment.name}: {title(experiment)}, {where}", style="bold")
@@ -175,7 +175,7 @@ def draw(
     display: Display,
 ) -> None:
     """Draw one figure; a sheet of images only where the images are at hand."""
-    dataset = "scenes" if scale == "smoke" else "cifar100"
+    dataset = "scenes" if scale == "smoke" else MAIN
     path: Path | None = folder / f"{page.file_stem(experiment.name)}.png"
     assert path is not None
     if experiment.name in figures.FIGURES:
@@ -191,15 +191,3 @@ def draw(
             test = datasets.load(Library(data, display).rooted(recipe).data, "test", display.count)
             path = figures.draw_sheet(kind, entry, test, path)
     display.note(f"wrote {path}" if path else f"{experiment.name}: nothing to draw yet")
-
-
-def cifar100_test(data: str | None, display: Display) -> datasets.Images | None:
-    """The images behind the sheets, if they are at hand."""
-    if data is None:
-        return None
-    recipe = Library(data, display).rooted(runs(find("figure-high-entropy"))[0])
-    try:
-        return datasets.load(recipe.data, "test", display.count)
-    except InputError as error:
-        display.note(f"no sheets of images: {error}")
-        return None

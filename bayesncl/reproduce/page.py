@@ -8,33 +8,39 @@ from pathlib import Path
 from typing import Any
 
 from ..data import DATASETS
-from ..data.images import Images
 from ..files import write_atomic
 from ..measure import measures
 from ..measure.counts import MIN_SUPPORT
 from ..measure.interpretability import MATCHED, at_l0
 from ..report.tables import write as write_table
 from . import figures, ledger
-from .experiments import EXPERIMENTS, PAIR, Experiment, paper, title
-from .tables import FAST, NOT_RUN, Cell, Entries, Section, mean, sections, spread, text
+from .experiments import EXPERIMENTS, MAIN, PAIR, Experiment, paper, title
+from .tables import FAST, NOT_RUN, Cell, Entries, Section, mean, runs_of, sections, spread, text
 
-INTRO = f"""# Results
+INTRO = """# Results
 
-Tables and figures are generated from the ledger in [results/](../results) by `bayesncl reproduce all --dry-run --pages
-docs`; the remarks under them are written by hand. The ledger holds {{runs}}.
+What we found when we ran the paper's experiments ourselves. The ledger holds {runs}.
+Tables and figures are generated from [results/](../results) by `bayesncl reproduce all --dry-run --pages docs`; the
+sentences beside them are written by hand.
 
-How to read it. Each row of a table of the paper has up to three lines:
+## What was found
 
-- **paper**: the published value;
+{findings}
+"""
+
+READING = f"""## How to read the tables
+
+Each row of a table of the paper has up to three lines:
+
+- **paper**: the published value.
 - **ours**: our runs by the paper's own definition of the measure, mean ± standard deviation over seeds, and the number
   of runs. ▲ or ▼: above or below the published value by more than twice that deviation (marked from two runs on).
-  {FAST}: the published 50-epoch probe was not run; the accuracy is that of a logistic regression on the same features;
+  {FAST}: the published 50-epoch probe was not run; the accuracy is that of a logistic regression on the same features.
 - **sound**: the same runs measured soundly: model in eval mode, the data set's own pixel statistics, dimensions count
-  if they fire on at least 10 test images, the query itself left out of retrieval by identity, a probe with a penalty
-  chosen on held-out images.
-  [measures.md](measures.md) has the definitions.
+  if they fire on at least {MIN_SUPPORT} test images, the query itself left out of retrieval by identity, a probe with a
+  penalty chosen on held-out images. [measures.md](measures.md) has the definitions.
 
-Rows that have no run yet say so ({NOT_RUN}).
+A row without a run says so ({NOT_RUN}).
 """
 
 # What `sound` says beyond the paper's measures, and with how many decimals; shares are shown as percent.
@@ -60,16 +66,16 @@ class Claim:
     axes: tuple[tuple[str, float], ...] = ()
 
 
-MAIN = ("bayesncl", "ncl")
+METHODS = ("bayesncl", "ncl")
 CLAIMS = (
-    Claim("BayesNCL's dimensions are more consistent than NCL's", "interpretability", "consistency", *MAIN, 1),
+    Claim("BayesNCL's dimensions are more consistent than NCL's", "interpretability", "consistency", *METHODS, 1),
     Claim("... and than those of NCL+TopK", "interpretability", "consistency", "bayesncl", "ncl-topk", 1),
-    Claim("BayesNCL's dimensions have the lower class entropy H_f", "interpretability", "entropy_freq", *MAIN, -1),
-    Claim("Probe accuracy is kept (within a point)", "downstream", "acc1", *MAIN, 0),
-    Claim("Retrieval with 128 dimensions is better (P@5)", "downstream", "p@5", *MAIN, 1),
+    Claim("BayesNCL's dimensions have the lower class entropy H_f", "interpretability", "entropy_freq", *METHODS, -1),
+    Claim("Probe accuracy is kept (within a point)", "downstream", "acc1", *METHODS, 0),
+    Claim("Retrieval with 128 dimensions is better (P@5)", "downstream", "p@5", *METHODS, 1),
     Claim(
         "Gates weaken the tie of frequency and gradient variance (epoch 100)",
-        "gradients", "af_gv", *MAIN, -1, (("epoch", 100),),
+        "gradients", "af_gv", *METHODS, -1, (("epoch", 100),),
     ),
     Claim("Hard gates are more consistent than soft ones", "gating", "consistency", "bayesncl", "bayesncl-soft", 1),
     Claim(
@@ -79,35 +85,29 @@ CLAIMS = (
 )  # fmt: skip
 
 
-def write(folder: Path, entries: list[ledger.Entry], test: Images | None = None) -> Path:
+def write(folder: Path, entries: list[ledger.Entry]) -> Path:
     """Write results.md and figures/ into a folder.
+
+    Sheets of test images are not among the figures: the images are not ours to publish.
 
     Parameters
     ----------
     entries : of the ledger.
-    test : CIFAR-100's test split, for the figures that show images; without it those already in figures/ stay.
     """
     found = ledger.by_setting(entries)
-    drawn = draw_figures(folder / "figures", found, test)
+    drawn = draw_figures(folder / "figures", found)
     path = folder / "results.md"
     write_atomic(path, render(entries, found, drawn))
     return path
 
 
-def draw_figures(folder: Path, found: Entries, test: Images | None) -> dict[str, str]:
+def draw_figures(folder: Path, found: Entries) -> dict[str, str]:
     """Every figure the ledger has runs for; file name by experiment."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = {}
     for name in figures.FIGURES:
         if figures.draw(name, found, folder / f"{file_stem(name)}.png"):
             drawn[name] = f"{file_stem(name)}.png"
-    for name, kind in figures.SHEETS.items():
-        entry = figures.sheet_entry(name, found)
-        path = folder / f"{file_stem(name)}.png"
-        if entry is not None and test is not None:
-            figures.draw_sheet(kind, entry, test, path)
-        if entry is not None and path.exists():
-            drawn[name] = path.name
     return drawn
 
 
@@ -118,8 +118,9 @@ def file_stem(name: str) -> str:
 
 def render(entries: list[ledger.Entry], found: Entries, drawn: dict[str, str]) -> str:
     """The page as Markdown."""
-    parts = [INTRO.format(runs=ledger_summary(entries)), at_a_glance(found), where_the_gain_comes_from(found, drawn)]
-    parts.append(where_retrieval_gains(found))
+    findings = "\n".join(f"- {finding}" for finding in notes()["findings"] if entries)
+    parts = [INTRO.format(runs=ledger_summary(entries), findings=findings).rstrip() + "\n", at_a_glance(found)]
+    parts += [where_the_gain_comes_from(found, drawn), where_retrieval_gains(found), READING]
     for experiment in EXPERIMENTS.values():
         if not experiment.is_figure:
             parts.append(table_part(experiment, found))
@@ -140,20 +141,20 @@ def ledger_summary(entries: list[ledger.Entry]) -> str:
 
 
 def at_a_glance(found: Entries) -> str:
-    """What the paper claims of CIFAR-100, and whether our runs say so."""
+    """What the paper claims of CIFAR-100, and whether our runs agree."""
     rows = [claim_row(claim, found) for claim in CLAIMS]
     head = ["the paper's claim, CIFAR-100", "paper", "ours", "sound", "holds in ours", "holds in sound"]
     return (
-        "## At a glance\n\nEach claim is a difference between two rows of a table. It holds if our difference has its "
-        "sign and exceeds twice its standard error over seeds; with one run on a side only the sign is said. That "
-        "something is kept holds if the difference is within a point.\n\n"
+        "## The paper's claims\n\nEach claim is a difference between two rows of a table. It holds if our difference "
+        "has its sign and exceeds twice its standard error over seeds; with one run on either side only the sign is "
+        "compared. A claim that something is kept holds if the difference is within a point.\n\n"
         + markdown(head, rows, left=1)
     )
 
 
 def claim_row(claim: Claim, found: Entries) -> list[str]:
     """A claim, the published difference, ours by both definitions, and whether it holds by each."""
-    lines = [line for s in sections(EXPERIMENTS[claim.table], found) if s.dataset == "cifar100" for line in s.lines]
+    lines = [line for s in sections(EXPERIMENTS[claim.table], found) if s.dataset == MAIN for line in s.lines]
     wanted = claim.axes if len(claim.axes) == 2 else claim.axes * 2
     sides: list[Cell] = []
     for i, method in enumerate((claim.first, claim.second)):
@@ -210,7 +211,7 @@ def where_the_gain_comes_from(found: Entries, drawn: dict[str, str]) -> str:
         "is perfectly consistent. The figure asks for more: consistency over the dimensions that fire on at least *s* "
         "test images, for *s* from 1 to 100 (CIFAR-100, eval mode, one line per seed).\n"
     )
-    section = next(s for s in sections(EXPERIMENTS["interpretability"], found) if s.dataset == "cifar100")
+    section = next(s for s in sections(EXPERIMENTS["interpretability"], found) if s.dataset == MAIN)
     drawing = drawn.get("figure-support")
     figure = f"![Consistency by minimum support](figures/{drawing})\n" if drawing else ""
     legend = (
@@ -218,7 +219,8 @@ def where_the_gain_comes_from(found: Entries, drawn: dict[str, str]) -> str:
         "dimensions per image; *AP*: average precision of a dimension as a detector of its best class.\n"
     )
     parts = [opening, figure, support_table(section, found), shuffled_table(section, found)]
-    parts += [legend, sound_table(section, found), gate_use(section, found)]
+    parts += [folded("every sound measure of the main methods", f"{legend}\n{sound_table(section, found)}")]
+    parts += [gate_use(section, found)]
     parts += [f"{note}\n" for note in notes().get("figure-support", [])]
     return "\n".join(part for part in parts if part)
 
@@ -229,7 +231,7 @@ def support_table(section: Section, found: Entries) -> str:
     rows = []
     for line in section.lines:
         if line.row.method in PAIR:
-            runs = found.get(ledger.setting(line.row.recipe), [])
+            runs = runs_of(line.row, found)
             curves = [entry["measures"]["curves"]["consistency_by_support"] for entry in runs]
             values = [[c[s] for c in curves if c.get(s) is not None] for s in shown]
             name = paper()["methods"][line.row.method]
@@ -241,7 +243,7 @@ def shuffled_table(section: Section, found: Entries) -> str:
     """Consistency by the paper's definition beside what it gives for labels that mean nothing."""
     rows = []
     for line in section.lines:
-        measures = [entry["measures"] for entry in found.get(ledger.setting(line.row.recipe), [])]
+        measures = [entry["measures"] for entry in runs_of(line.row, found)]
         both = [(m["paper"]["consistency"], m["chance"]["paper"]["consistency"]) for m in measures]
         pairs = [(a, b) for a, b in both if a is not None and b is not None]
         columns = [[a for a, _ in pairs], [b for _, b in pairs], [a - b for a, b in pairs]]
@@ -258,7 +260,7 @@ def sound_table(section: Section, found: Entries) -> str:
     """Every sound measure of the main methods, with the level shuffled labels give."""
     rows = []
     for line in section.lines:
-        measures = [entry["measures"] for entry in found.get(ledger.setting(line.row.recipe), [])]
+        measures = [entry["measures"] for entry in runs_of(line.row, found)]
         name = paper()["methods"][line.row.method]
         rows.append([name, *_sound_cells([m["sound"] for m in measures]), str(len(measures) or NOT_RUN)])
         if measures and line.row.method in PAIR:
@@ -269,7 +271,7 @@ def sound_table(section: Section, found: Entries) -> str:
 def gate_use(section: Section, found: Entries) -> str:
     """How much of what would fire the gates of the trained BayesNCL close."""
     (line,) = (line for line in section.lines if line.row.method == "bayesncl")
-    gates = [entry["measures"]["gates"] for entry in found.get(ledger.setting(line.row.recipe), [])]
+    gates = [entry["measures"]["gates"] for entry in runs_of(line.row, found)]
     closed = [100 * (1 - g["open_where_active"]) for g in gates if g["open_where_active"] is not None]
     if not closed:
         return ""
@@ -292,11 +294,11 @@ def where_retrieval_gains(found: Entries) -> str:
         "has fewer in use. Precision at 5 with the strongest dimensions, measured soundly (CIFAR-100), beside the "
         f"number of dimensions that fire on at least {MIN_SUPPORT} test images:\n"
     )
-    section = next(s for s in sections(EXPERIMENTS["interpretability"], found) if s.dataset == "cifar100")
+    section = next(s for s in sections(EXPERIMENTS["interpretability"], found) if s.dataset == MAIN)
     shown = ("32", "64", "96", "128", "192", "256")
     rows = []
     for line in section.lines:
-        curves = [entry["measures"]["curves"] for entry in found.get(ledger.setting(line.row.recipe), [])]
+        curves = [entry["measures"]["curves"] for entry in runs_of(line.row, found)]
         used = [float(c["dimensions_by_support"][str(MIN_SUPPORT)]) for c in curves]
         values = [[c["retrieval_sound"][k]["5"] for c in curves if k in c["retrieval_sound"]] for k in shown]
         cells = [plain(used, 0), *(plain(v, 2) for v in values)]
@@ -312,31 +314,35 @@ def plain(values: list[float], decimals: int) -> str:
 
 
 def table_part(experiment: Experiment, found: Entries) -> str:
-    """A table of the paper; data sets without a run come last and folded."""
+    """A table of the paper: what is to be said of it, then the numbers, folded; data sets without a run come last."""
     parts = [f"## {experiment.name}\n", f"{title(experiment)}.\n"]
-    for section in sorted(sections(experiment, found), key=lambda section: not section.runs):
-        name = DATASETS[section.dataset].title
-        header, rows = text(section)
-        body = markdown(header, rows, left=2)
-        if section.runs:
-            parts.append(f"**{name}**\n\n{body}")
-        else:
-            parts.append(f"<details><summary>{name}: {NOT_RUN}</summary>\n\n{body}\n</details>\n")
     parts += [f"{note}\n" for note in notes().get(experiment.name, [])]
+    for section in sorted(sections(experiment, found), key=lambda section: not section.runs):
+        header, rows = text(section)
+        done, all_of_them = sum(line.runs > 0 for line in section.lines), len(section.lines)
+        state = NOT_RUN if not done else "all rows run" if done == all_of_them else f"{done} of {all_of_them} rows run"
+        parts.append(folded(f"{DATASETS[section.dataset].title}: {state}", markdown(header, rows, left=2)))
     return "\n".join(parts)
 
 
+def folded(summary: str, body: str) -> str:
+    """What a reader opens who wants it."""
+    return f"<details><summary>{summary}</summary>\n\n{body}\n</details>\n"
+
+
 def figure_part(experiment: Experiment, found: Entries, drawn: dict[str, str]) -> str:
-    """A figure, or that it was not run; the sheets also list the classes of their images."""
+    """A figure, or that it was not run; in place of a sheet of images, the classes of its images."""
     parts = [f"## {experiment.name}\n", f"{title(experiment)}, CIFAR-100.\n"]
+    parts += [f"{note}\n" for note in notes().get(experiment.name, [])]
     if experiment.name in drawn:
         parts.append(f"![{title(experiment)}](figures/{drawn[experiment.name]})\n")
-    elif experiment.name not in figures.SHEETS:
+    elif experiment.name in figures.SHEETS and (entry := figures.sheet_entry(experiment.name, found)) is not None:
+        draw = f"`bayesncl reproduce {experiment.name} --data DIR` draws them"
+        parts.append(f"{draw}; the images are not ours to publish.\n")
+        table = exemplar_table(figures.SHEETS[experiment.name], entry)
+        parts.append(folded("the dimensions and the classes of their images", table))
+    else:
         parts.append(f"{NOT_RUN.capitalize()}.\n")
-    if experiment.name in figures.SHEETS:
-        entry = figures.sheet_entry(experiment.name, found)
-        parts.append(exemplar_table(figures.SHEETS[experiment.name], entry) if entry else f"{NOT_RUN.capitalize()}.\n")
-    parts += [f"{note}\n" for note in notes().get(experiment.name, [])]
     return "\n".join(parts)
 
 
@@ -349,7 +355,7 @@ def exemplar_table(kind: str, entry: ledger.Entry) -> str:
 
 
 def notes() -> dict[str, list[str]]:
-    """Sentences on what differs and what was checked, by table."""
+    """Sentences on what differs and what was checked, by table; under `findings` what was found in all."""
     found: dict[str, list[str]] = json.loads((Path(__file__).parent / "notes.json").read_text())
     return found
 

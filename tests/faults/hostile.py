@@ -102,7 +102,7 @@ def _torch_pickle() -> bytes:
 
 
 def _digest(tensors: dict[str, torch.Tensor]) -> str:
-    from bayesncl.model import digest
+    from bayesncl.files import digest
 
     return digest(tensors)
 

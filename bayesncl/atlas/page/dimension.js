@@ -31,7 +31,7 @@ async function viewDimension({ run, stage, args }) {
     h("div", { class: "with-steps" },
       h("div", { class: "heading" },
         h("h1", { tabindex: -1, class: "dimension-title" }, dimensionLabel(run, k)),
-        lede(nameOf(run, k) && `Dimension ${k}. `, dimensionSentence(run, stage, k))),
+        lede(h("span", { class: "dimension-number" }, nameOf(run, k) && `Dimension ${k}. `), dimensionSentence(run, stage, k))),
       steps(k, run.dims, "dim")),
     narrow() && namingForm(run, k), // else beside the pictures
     h("div", { class: top.length < 24 ? "split few" : "split" },

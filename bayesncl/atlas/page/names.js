@@ -29,7 +29,9 @@ function namingForm(run, k) {
     count.textContent = progress(run);
     hint.replaceChildren(...[storageHint()].filter(Boolean));
     const title = document.querySelector(".dimension-title");
-    if (title) title.textContent = dimensionLabel(run, k);
+    if (!title) return;
+    title.textContent = dimensionLabel(run, k);
+    document.querySelector(".dimension-number").textContent = nameOf(run, k) && `Dimension ${k}. `;
   };
   const name = h("input", {
     id: "name", class: "name-field", maxlength: LENGTHS.name, autocomplete: "off", value: own.name,

@@ -99,6 +99,8 @@ async function viewOverview({ run, stage }) {
   const verdict = `${whole(run.dims - none)} of ${whole(run.dims)} dimensions fire; an image uses ${active.toFixed(1)} on average.`;
   const node = h("div", {},
     heading(atlas.title, lede(run.sentence && `${run.sentence} `, verdict)),
+    run.verdict?.length > 0 && section("Verdict on the test images",
+      h("ul", {}, run.verdict.map(([text, by]) => h("li", { title: by }, text)))),
     section("What the dimensions mean",
       intro("The most telling first: their strongest images are alike in other dimensions, too, they fire on few images, ",
         "and strongly. No label decides this order. ",

@@ -1,0 +1,160 @@
+"""The commands around readable codes: fit, embed, export."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import cli
+from .cli import Device, Quiet, app, written
+from .errors import InputError
+
+if TYPE_CHECKING:
+    from .progress import Display
+
+Encoder = Annotated[
+    str | None,
+    typer.Option(
+        "--encoder", metavar="E", help="a timm model by name, FILE.onnx, MODULE:FUNCTION (a torch module), or a run"
+    ),
+]
+Again = Annotated[
+    str | None, typer.Option("--encoder", metavar="MODULE:FUNCTION", help="the same as for fit, if it was code")
+]
+METHODS = ("prototypes", "ncl", "bayesncl", "sae", "csr")
+
+
+@app.command()
+def fit(
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="a folder of photos, an array file, or a finished run")
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="the folder to write")],
+    encoder: Encoder = None,
+    weights: Annotated[
+        Path | None, typer.Option("--weights", metavar="FILE", help="weights of the encoder, .safetensors or .pt")
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option("--size", min=1, max=4096, help="pixels a side the encoder takes, if not its own")
+    ] = None,
+    mean: Annotated[
+        str | None, typer.Option("--mean", metavar="R,G,B", help="of normalisation, if not its own")
+    ] = None,
+    std: Annotated[str | None, typer.Option("--std", metavar="R,G,B", help="of normalisation, if not its own")] = None,
+    method: Annotated[str, typer.Option("--method", help=", ".join(METHODS))] = "prototypes",
+    dim: Annotated[int | None, typer.Option("--dim", min=1, help="dimensions; default by the number of images")] = None,
+    keep: Annotated[int | None, typer.Option("--keep", min=1, help="an image keeps its strongest dimensions")] = None,
+    labels: Annotated[
+        Path | None, typer.Option("--labels", metavar="FILE", help="labels to judge by: a table, or .npy of y")
+    ] = None,
+    images: Annotated[
+        Path | None, typer.Option("--images", metavar="DIR", help="where the images of an array lie, by name")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1)] = 0,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Readable codes of photos through any encoder, or of embeddings. Stop it at any time: the same command resumes."""
+    if method not in METHODS:
+        raise InputError(f"no method {method!r}; there are {', '.join(METHODS)}")
+    numbers = {"size": size, "mean": parse_colours("--mean", mean), "std": parse_colours("--std", std)}
+    if not quiet and sys.stderr.isatty():  # somebody watches while torch is imported
+        print(f"looking at {cli.one_line(str(source))}", file=sys.stderr, flush=True)
+    from .encoders import Request
+    from .fit import fit as fit_codes
+    from .sources import Options
+
+    request = None
+    if encoder is not None or weights is not None or any(value is not None for value in numbers.values()):
+        request = Request(encoder or "", None if weights is None else str(weights), **numbers)  # type: ignore[arg-type]
+    options = Options(method, dim, keep, seed, request, labels, images)
+    display = cli.open_display(quiet)
+    try:
+        fit_codes(source, out, options, cli.open_device(device), display)
+    except KeyboardInterrupt:
+        display.close()
+        display.note("stopped; the same command resumes from here")
+        raise typer.Exit(130) from None
+    finally:
+        display.close()
+
+
+def parse_colours(name: str, text: str | None) -> tuple[float, ...] | None:
+    """Three numbers, or one for all three."""
+    if text is None:
+        return None
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if len(found) not in (1, 3):
+        raise InputError(f"{name} takes three numbers such as 0.485,0.456,0.406, got {text!r}")
+    return found * 3 if len(found) == 1 else found
+
+
+@app.command()
+def embed(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, a model file, or codes that fit wrote")],
+    images: Annotated[
+        Path, typer.Argument(metavar="IMAGES", help="a folder of images, or one; for codes also an array file")
+    ],
+    out: Annotated[
+        Path, written("-o", "--out", metavar="FILE", help=".npz (z [N, D], names, y), .csv or .parquet")
+    ] = Path("embedding.npz"),
+    keep: Annotated[
+        int | None, typer.Option("--keep", min=1, help="keep only each image's strongest dimensions")
+    ] = None,
+    ungated: Annotated[bool, typer.Option("--ungated", help="features before the gates")] = False,
+    names: Annotated[
+        Path | None, typer.Option("--names", metavar="FILE", help="names.json from the atlas: named columns")
+    ] = None,
+    encoder: Again = None,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write features or codes of your own images to a file."""
+    from .embed import embed_images
+
+    display = cli.open_display(quiet)
+    if ungated and cli.is_codes(run):
+        raise InputError("--ungated is for trained runs; codes have no version without gates")
+    model = open_model(run, device, encoder, display)
+    count, width = embed_images(model, images, out, keep=keep, gated=not ungated, names=names, progress=display.count)
+    display.close()
+    display.note(f"{out}: {count:,} images x {width:,} dimensions")
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, a model file, or codes that fit wrote")],
+    out: Annotated[Path, written("-o", "--out", metavar="FILE.onnx")] = Path("model.onnx"),
+    head: Annotated[bool, typer.Option("--head", help="of codes of photos only the part from embeddings on")] = False,
+    encoder: Again = None,
+    quiet: Quiet = False,
+) -> None:
+    """A run or codes as an ONNX file, compared with torch."""
+    from .export import export as export_model
+
+    display = cli.open_display(quiet)
+    model = open_model(run, "cpu", encoder, display)
+    outputs, worst = export_model(model, out, head=head)
+    display.note(f"{out}: gives {' and '.join(outputs)}; differs from torch by {worst:.1g} at most")
+
+
+def open_model(run: Path, device: str | None, encoder: str | None, display: Display) -> Any:
+    """A trained run, as far as it has come, or codes."""
+    if cli.is_codes(run):
+        from .codes_folder import CodesFolder
+
+        return CodesFolder(run).model(cli.open_device(device), encoder)
+    if encoder is not None:
+        raise InputError(f"--encoder goes with codes that fit wrote; {run} is its own encoder")
+    from .checkpoint import open_model as open_run
+
+    model, remark = open_run(run, cli.open_device(device))
+    if remark:
+        display.note(remark)
+    return model

@@ -1,0 +1,389 @@
+"""The folder that `bayesncl fit` writes: codes, the embeddings they were read from, and what is known of each row.
+
+    codes.json          where the rows come from, which encoder, checksums of the two files below
+    embeddings.npy      float32 [N, F], memory-mapped; rows held out for judging come last
+    rows.json           a name a row, labels, how many are held out; size and time of each photo
+    codes.safetensors   the fitted ReadableCodes
+    verdict.json        what was found
+    evaluation.json     every measure, after `bayesncl evaluate`
+    embeddings.part*    photos embedded so far, while a fit is under way
+    fit.checkpoint      the state of a long fit
+
+Such folders come from strangers too: nothing in them is run, followed out of the folder or believed without a check.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .arrays import read_arrays
+from .codes import ReadableCodes
+from .data.archive import safe_name
+from .data.images import printable
+from .encoders import RUNS_CODE, PhotoEncoder, Request, find_kind, open_encoder
+from .errors import InputError
+from .files import digest, temporary_beside
+from .names import FINGERPRINT
+from .objective import check_keep
+from .pixels import as_batch, read_picture
+from .run import Folder
+
+if TYPE_CHECKING:
+    from .pixels import Pictures
+
+FORMAT = "bayesncl-codes-folder-1"
+KINDS = ("photos", "array", "run")
+MOST_JSON = 1 << 30
+ALWAYS_CHECKED = 1 << 30  # bytes of embeddings; of more the checksum is not taken each time
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What is known of the N rows; the last `held` are kept for judging.
+
+    Attributes
+    ----------
+    names : N, relative to the folder of the images where they are files.
+    labels, class_names : int64 [N] and names by label, or None.
+    marks : size and time of each photo, or None.
+    broken : [name, size, time, why] of photos that could not be used.
+    """
+
+    names: tuple[str, ...]
+    labels: np.ndarray | None = None
+    class_names: tuple[str, ...] | None = None
+    held: int = 0
+    marks: tuple[tuple[int, int], ...] | None = None
+    broken: tuple[tuple[str, int, int, str], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def to_json(self) -> str:
+        """As rows.json holds it."""
+        tree = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return json.dumps(tree | {"labels": None if self.labels is None else self.labels.tolist()})
+
+    @classmethod
+    def from_dict(cls, tree: dict[str, Any]) -> Rows:
+        """What `to_json` wrote; ValueError, KeyError or TypeError for anything else."""
+        names = tuple(_of(tree["names"], str))
+        labels = None if tree["labels"] is None else np.array(_of(tree["labels"], int), np.int64)
+        classes = None if tree["class_names"] is None else tuple(_of(tree["class_names"], str))
+        marks = None if tree["marks"] is None else tuple((int(size), int(time)) for size, time in tree["marks"])
+        broken = tuple((str(name), int(size), int(time), str(why)) for name, size, time, why in tree["broken"])
+        for column in (labels, marks):
+            if column is not None and len(column) != len(names):
+                raise ValueError("columns differ in length")
+        if labels is not None and (classes is None or labels.min() < 0 or labels.max() >= len(classes)):
+            raise ValueError("labels without names")
+        if not 0 <= int(tree["held"]) < len(names):
+            raise ValueError("held out")
+        return cls(names, labels, classes, int(tree["held"]), marks, broken)
+
+
+@dataclass(frozen=True)
+class About:
+    """codes.json: where the rows come from.
+
+    Attributes
+    ----------
+    kind : ``photos``, ``array`` or ``run``.
+    source : path of it, relative to the folder.
+    images : path of the folder of images, relative to this one; None where there are none.
+    encoder : what `open_encoder` takes, and the fingerprint; None for arrays.
+    recipe : of a run, whose data set has the images.
+    mark : what must be the same for the embeddings to be those of the source.
+    embeddings : rows, features and checksum of embeddings.npy, and the hash of rows.json.
+    """
+
+    kind: str
+    source: str
+    images: str | None = None
+    encoder: dict[str, Any] | None = None
+    recipe: dict[str, Any] | None = None
+    mark: str = ""
+    embeddings: dict[str, Any] = field(default_factory=dict)
+
+
+class CodesFolder(Folder):
+    """A folder of codes: where its files are and what they say."""
+
+    def __init__(self, folder: str | Path) -> None:
+        super().__init__(folder)
+        self.about_file = self.folder / "codes.json"
+        self.codes_file = self.folder / "codes.safetensors"
+        self.embeddings_file = self.folder / "embeddings.npy"
+        self.rows_file = self.folder / "rows.json"
+        self.verdict_file = self.folder / "verdict.json"
+        self.log = self.folder / "embeddings.part"
+        self.log_index = self.folder / "embeddings.part.jsonl"
+        self.checkpoint = self.folder / "fit.checkpoint"
+
+    def about(self) -> About:
+        """What codes.json says."""
+        tree = self._read_object(self.about_file)
+        try:
+            if tree.pop("format") != FORMAT or tree["kind"] not in KINDS or not isinstance(tree["source"], str):
+                raise ValueError
+            tree.pop("bayesncl", None)
+            about = About(**tree)
+            if not isinstance(about.embeddings, dict) or not isinstance(about.encoder, dict | None):
+                raise ValueError
+            return about
+        except (KeyError, ValueError, TypeError):
+            raise self.damaged(self.about_file) from None
+
+    def rows(self, about: About | None = None) -> Rows:
+        """What rows.json says."""
+        about = about or self.about()
+        tree = self._read_object(self.rows_file, about.embeddings.get("names"))
+        try:
+            rows = Rows.from_dict(tree)
+        except (KeyError, ValueError, TypeError, OverflowError):
+            raise self.damaged(self.rows_file) from None
+        if len(rows) != about.embeddings.get("rows"):
+            raise self.damaged(self.rows_file)
+        return rows
+
+    def embeddings(self, about: About | None = None) -> np.ndarray:
+        """The embeddings, memory-mapped [N, F]."""
+        about = about or self.about()
+        found = read_arrays(self._own(self.embeddings_file), ("z",), ("z",))["z"]
+        shape = (about.embeddings.get("rows"), about.embeddings.get("features"))
+        if found.shape != shape or found.dtype.kind != "f":
+            raise self.damaged(self.embeddings_file)
+        if found.nbytes <= ALWAYS_CHECKED and checksum([found]) != about.embeddings.get("crc32"):
+            raise self.damaged(self.embeddings_file)
+        return found
+
+    def codes(self, device: str = "auto") -> ReadableCodes:
+        """The fitted codes."""
+        about = self.about()
+        if not self.codes_file.is_file():
+            raise InputError(f"{self} is not finished: run bayesncl fit again, it resumes from here")
+        codes = ReadableCodes.load(self._own(self.codes_file), device)
+        if codes.n_features_in_ != about.embeddings.get("features"):
+            raise InputError(f"{self.codes_file} is of other embeddings than {self.embeddings_file.name} beside it")
+        return codes
+
+    def fingerprint(self) -> str:
+        """Says which codes these are, so that names given to dimensions find them again."""
+        codes = self.codes("cpu")
+        return digest({**codes.head_.state_dict(), **codes.moments_._asdict()})[:FINGERPRINT]
+
+    def model(self, device: torch.device | str = "cpu", encoder: str | None = None) -> PhotoCodes:
+        """Codes with their encoder, ready to encode photos; the encoder is opened when it is first used."""
+        return PhotoCodes(self, self.codes(str(device)), device, encoder)
+
+    def open_encoder(self, device: torch.device | str = "cpu", named: str | None = None) -> PhotoEncoder:
+        """The encoder the embeddings were made with.
+
+        One that is code of somebody's is run only when a person names it: `named` is what was given to `fit`.
+        """
+        about = self.about()
+        if about.encoder is None:
+            raise InputError(f"{self} was fitted on an array: it takes embeddings of the same kind, not photos")
+        try:
+            known = dict(about.encoder)
+            fingerprint = known.pop("fingerprint")
+            request = Request(**known)
+            kind = find_kind(request.spec)
+        except (KeyError, TypeError, AttributeError, ValueError):
+            raise self.damaged(self.about_file) from None
+        if kind in RUNS_CODE and named != request.spec:
+            spec = printable(request.spec)
+            raise InputError(f"{self} needs the encoder {spec}, which is code: to run it, say so with --encoder {spec}")
+        if named is not None and named != request.spec and kind not in RUNS_CODE:
+            raise InputError(f"{self} was fitted with the encoder {printable(request.spec)}, not {named}")
+        encoder = open_encoder(request, device)
+        if encoder.fingerprint != fingerprint:
+            raise InputError(f"encoder {encoder.name} has changed since {self} was fitted: run bayesncl fit again")
+        return encoder
+
+    def put_rows(self, about: About, rows: Rows, blocks: Iterable[np.ndarray], features: int) -> About:
+        """Write embeddings.npy, rows.json and codes.json; a kill between them costs the cache, never its truth."""
+        crc = 0
+        try:
+            with temporary_beside(self.inside(self.embeddings_file)) as temporary:
+                with open(temporary, "wb") as file:
+                    header = {"descr": "<f4", "fortran_order": False, "shape": (len(rows), features)}
+                    np.lib.format.write_array_header_1_0(file, header)
+                    for block in blocks:
+                        data = np.ascontiguousarray(block, "<f4").tobytes()
+                        crc = zlib.crc32(data, crc)
+                        file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, self.embeddings_file)
+        except OSError as error:
+            raise InputError(f"cannot write {self.embeddings_file}: {error.strerror or error}") from None
+        text = rows.to_json()
+        self.write(self.rows_file, text)
+        known = {"rows": len(rows), "features": features, "crc32": crc, "names": _hash(text.encode())}
+        return self.put_about(About(**{**vars(about), "embeddings": known}))
+
+    def put_about(self, about: About) -> About:
+        """Write codes.json."""
+        from . import __version__
+
+        tree = {"format": FORMAT, "bayesncl": __version__, **vars(about)}
+        self.write(self.about_file, json.dumps(tree, indent=2) + "\n")
+        return about
+
+    def relative(self, path: Path | str | None) -> str | None:
+        """A path as codes.json holds it: relative to this folder, so that both can move together."""
+        return None if path is None else os.path.relpath(os.path.abspath(path), os.path.abspath(self.folder))
+
+    def place(self, path: str) -> Path:
+        """A path that codes.json holds, from here."""
+        return Path(os.path.normpath(Path(os.path.abspath(self.folder)) / path))
+
+    def photo_paths(self, names: Iterable[str], root: Path | str | None = None) -> list[Path]:
+        """The files of these rows; `root` where the images lie now, if they moved."""
+        about = self.about()
+        if about.images is None and root is None:
+            raise InputError(f"{self} knows of no images: fit again with --images DIR, the folder they lie in")
+        base = Path(root).expanduser() if root is not None else self.place(about.images or "")
+        if not base.is_dir():
+            raise InputError(f"no folder of images {printable(str(base), 300)}: --data DIR says where they are now")
+        paths = [base / (safe_name(name) or "\0") for name in names]
+        if not any(os.path.isfile(path) for path in paths if "\0" not in str(path)):
+            shown = printable(str(base), 300)
+            raise InputError(f"{shown}: none of the {len(paths):,} images is there: --data DIR says where they are now")
+        return paths
+
+    def damaged(self, path: Path) -> InputError:
+        """What to say of a file that is not what it should be."""
+        return InputError(f"{path} is damaged: run bayesncl fit again, it is made anew")
+
+    def _own(self, path: Path) -> Path:
+        if not path.is_file():
+            raise InputError(f"{self} lacks {path.name}: run bayesncl fit again, it is made anew")
+        return path
+
+    def _read_object(self, path: Path, known: str | None = None) -> dict[str, Any]:
+        """A JSON file; with `known` its hash must be that."""
+        if not self.folder.is_dir():
+            raise InputError(f"no folder {self}")
+        if path == self.about_file and not path.is_file():
+            raise InputError(f"{self} was not written by bayesncl fit: it has no {path.name}")
+        try:
+            if self._own(path).stat().st_size > MOST_JSON:
+                raise self.damaged(path)
+            data = path.read_bytes()
+            tree = json.loads(data)
+        except (OSError, ValueError, RecursionError) as error:
+            raise error if isinstance(error, InputError) else self.damaged(path) from None
+        if not isinstance(tree, dict) or (path == self.rows_file and _hash(data) != known):
+            raise self.damaged(path)
+        return tree
+
+
+class PhotoCodes:
+    """Readable codes of photos: an encoder that others trained, and what `fit` read from its embeddings.
+
+    Attributes
+    ----------
+    codes : the ReadableCodes.
+    encoder : from photos to embeddings; InputError where the codes are of an array.
+    """
+
+    def __init__(
+        self, folder: CodesFolder, codes: ReadableCodes, device: torch.device | str, named: str | None = None
+    ) -> None:
+        self.folder, self.codes, self.device, self.named = folder, codes, device, named
+        self._encoder: PhotoEncoder | None = None
+
+    @property
+    def encoder(self) -> PhotoEncoder:
+        """The encoder, opened when it is first used."""
+        if self._encoder is None:
+            self._encoder = self.folder.open_encoder(self.device, self.named)
+        return self._encoder
+
+    def encode(self, images: Pictures, gated: bool = True, keep: int | None = None, batch: int = 64) -> Tensor:
+        """Codes of images.
+
+        Parameters
+        ----------
+        images : uint8, or float in [0, 1], [N, 3, H, W] or [N, H, W, 3], grey with one channel; or PIL images or paths
+            of files. One or many. All are cut and scaled as the encoder wants it.
+        gated : codes are; False is refused where there are gates.
+        keep : keep only each image's `keep` strongest dimensions.
+        batch : images at a time.
+
+        Returns
+        -------
+        [N, D] float32 on the CPU, non-negative, rows of unit length.
+        """
+        if not gated and self.codes.method == "bayesncl":
+            raise InputError("codes by bayesncl are gated; gated=False is for models that were trained")
+        check_keep(keep, self.codes.dim_)
+        return torch.from_numpy(self.transform(self.embed(images, batch), keep))
+
+    def embed(self, images: Pictures, batch: int = 64) -> np.ndarray:
+        """Embeddings of images, float32 [N, F]."""
+        from PIL import Image
+
+        encoder, given = self.encoder, as_batch(images)
+        parts = []
+        for start in range(0, len(given), batch):
+            part = given[start : start + batch]
+            if isinstance(part, Tensor):
+                levels = part if part.dtype == torch.uint8 else (part * 255).round().to(torch.uint8)
+                part = [Image.fromarray(each.permute(1, 2, 0).cpu().contiguous().numpy()) for each in levels]
+            parts.append(encoder.embed(np.stack([read_picture(p, encoder.prepare, encoder.enough) for p in part])))
+        return np.concatenate(parts) if parts else np.empty((0, encoder.features), np.float32)
+
+    def transform(self, X: Any, keep: int | None = None) -> np.ndarray:
+        """Codes [N, D] of embeddings [N, F]."""
+        check_keep(keep, self.codes.dim_)
+        if len(X) == 0:
+            return np.empty((0, self.codes.dim_), np.float32)
+        before = self.codes.keep
+        try:
+            found: np.ndarray = self.codes.set_params(keep=keep or before, sparse_output=False).transform(X)
+            return found
+        finally:
+            self.codes.set_params(keep=before)
+
+
+def is_codes(path: Path | str) -> bool:
+    """Whether `path` is a folder that `fit` wrote."""
+    return CodesFolder(path).about_file.is_file()
+
+
+def encoder_dict(encoder: PhotoEncoder) -> dict[str, Any]:
+    """An encoder as codes.json holds it."""
+    return asdict(encoder.request) | {"fingerprint": encoder.fingerprint}
+
+
+def checksum(blocks: Iterable[np.ndarray]) -> int:
+    """CRC-32 of the bytes of arrays, one after the other."""
+    crc = 0
+    for block in blocks:
+        for start in range(0, len(block), 4096):
+            crc = zlib.crc32(block[start : start + 4096].tobytes(), crc)
+    return crc
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _of(values: Any, kind: type) -> list[Any]:
+    if not isinstance(values, list) or not all(type(value) is kind for value in values):
+        raise TypeError
+    return values

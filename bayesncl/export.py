@@ -1,0 +1,182 @@
+"""Models as ONNX files, compared with torch before they are put in place.
+
+A run: images float [N, 3, S, S] in [0, 1] to h and codes. Codes of photos: the same through their encoder where it is
+a torch module. Codes of arrays, or the head alone: embeddings [N, F] to codes. The metadata says how photos are
+prepared, so that the file of a run serves as an encoder again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import os
+import warnings
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .codes import ReadableCodes
+from .codes_folder import PhotoCodes
+from .encoders import METADATA, View, first_line, pool, view_of
+from .errors import InputError
+from .files import check_place, temporary_beside
+from .model import Encoder
+from .rows import prepare
+
+TOLERANCE = 1e-4  # largest difference from torch; codes have unit length, h is compared relative to its largest entry
+TRIED = (1, 3)  # rows of the batches that are compared
+
+
+class RunGraph(nn.Module):
+    """A trained encoder from pixels in [0, 1]."""
+
+    def __init__(self, model: Encoder) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        found = self.model((images - self.model.mean) / self.model.std)
+        return found.h, found.gated
+
+
+class CodesGraph(nn.Module):
+    """Fitted codes from embeddings; the same sums as `ReadableCodes.transform`."""
+
+    def __init__(self, codes: ReadableCodes) -> None:
+        super().__init__()
+        self.codes, self.head = codes, codes.head_
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        return self.codes.finish(self.head(prepare(embeddings, self.codes.moments_)))
+
+
+class PhotoGraph(nn.Module):
+    """An encoder and fitted codes, from pixels in [0, 1]."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, network: nn.Module, view: View, codes: CodesGraph) -> None:
+        super().__init__()
+        self.network, self.codes = network, codes
+        for name in ("mean", "std"):
+            self.register_buffer(name, torch.tensor(getattr(view, name)).view(1, 3, 1, 1))
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        h = pool(self.network((images - self.mean) / self.std))
+        return h, self.codes(h)
+
+
+def export(model: Encoder | PhotoCodes, out: Path, *, head: bool = False) -> tuple[list[str], float]:
+    """Write a model as ONNX.
+
+    Parameters
+    ----------
+    model : what `load` gives, on the CPU.
+    out : a name that ends in .onnx.
+    head : of codes of photos export the part from embeddings to codes alone.
+
+    Returns
+    -------
+    Names of the outputs, and the largest difference from torch that was seen. Nothing is written if it is above 1e-4.
+    """
+    if out.suffix.lower() != ".onnx":
+        raise InputError(f"{out}: expected a name that ends in .onnx")
+    check_place(out)
+    onnx, onnxruntime = import_onnx()
+    graph, example, view = build_graph(model, head)
+    names = ("embeddings", ["codes"]) if view is None else ("images", ["h", "codes"])
+    with temporary_beside(Path(os.path.realpath(out))) as temporary:
+        write_graph(graph.eval(), example, names, temporary)
+        if view is not None:
+            saved = onnx.load(temporary)
+            saved.metadata_props.add(key=METADATA, value=json.dumps(asdict(view)))
+            onnx.save(saved, temporary)
+        worst = compare(graph, example, names[1], temporary, onnxruntime)
+        if not worst <= TOLERANCE:
+            raise InputError(f"the ONNX file differs from torch by {worst:.2g}, more than {TOLERANCE:g}: not written")
+        os.replace(temporary, os.path.realpath(out))
+    return names[1], worst
+
+
+def build_graph(model: Encoder | PhotoCodes, head: bool) -> tuple[nn.Module, Tensor, View | None]:
+    """What is exported, an input to try it on, and how photos are prepared (None where it takes embeddings)."""
+    generator = torch.Generator().manual_seed(0)
+    if isinstance(model, Encoder):
+        if head:
+            raise InputError("--head is for codes; a run is exported whole")
+        plain = replace(view_of(model), mean=(0.0,) * 3, std=(1.0,) * 3)
+        return RunGraph(model), torch.rand(max(TRIED), 3, plain.crop, plain.crop, generator=generator), plain
+    codes = CodesGraph(model.codes)
+    if head or model.folder.about().encoder is None:
+        return codes, torch.randn(max(TRIED), model.codes.n_features_in_, generator=generator), None
+    encoder = model.encoder
+    if encoder.network is None or encoder.transform is not None:
+        why = "is not a torch module" if encoder.network is None else "prepares photos by a function of its own"
+        raise InputError(f"encoder {encoder.name} {why}: --head exports the part from embeddings to codes")
+    plain = replace(encoder.view, mean=(0.0,) * 3, std=(1.0,) * 3)
+    example = torch.rand(max(TRIED), 3, plain.crop, plain.crop, generator=generator)
+    return PhotoGraph(encoder.network, encoder.view, codes), example, plain
+
+
+def write_graph(graph: nn.Module, example: Tensor, names: tuple[str, list[str]], path: Path) -> None:
+    """torch's exporter, silent, with any number of rows."""
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    silent = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                graph,
+                (example,),
+                str(path),
+                input_names=[names[0]],
+                output_names=names[1],
+                dynamic_shapes=({0: torch.export.Dim("rows", min=1)},),
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+    except Exception as error:  # whatever a network does that the exporter does not know
+        raise InputError(f"torch cannot export this model: {first_line(error)}") from None
+
+
+@torch.inference_mode()
+def compare(graph: nn.Module, example: Tensor, outputs: list[str], path: Path, onnxruntime: Any) -> float:
+    """The largest difference between torch and onnxruntime over batches of some sizes."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        worst = 0.0
+        for rows in TRIED:
+            wanted = graph(example[:rows])
+            wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+            found = session.run(outputs, {session.get_inputs()[0].name: example[:rows].numpy()})
+            for a, b in zip(wanted, found):
+                if tuple(a.shape) != b.shape:
+                    raise InputError(f"the ONNX file gives {list(b.shape)} where torch gives {list(a.shape)}")
+                scale = max(1.0, float(a.abs().max()))
+                worst = float(np.max([worst, np.abs(a.numpy() - b).max() / scale]))  # NaN stays NaN
+        return worst
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"onnxruntime cannot run the exported file: {first_line(error)}") from None
+
+
+def import_onnx() -> tuple[Any, Any]:
+    """onnx and onnxruntime, from the extra."""
+    try:
+        import onnx
+        import onnxruntime
+        import onnxscript  # noqa: F401 (torch's exporter needs it)
+    except ImportError:
+        raise InputError("export needs the extra: pip install 'bayesncl[onnx]'") from None
+    return onnx, onnxruntime

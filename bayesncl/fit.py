@@ -1,0 +1,328 @@
+"""`bayesncl fit`: from photos, an array or a run to a folder of readable codes.
+
+Each kind of source is a function that brings its embeddings into the folder, unless they are there; the rest is the
+same for all. A fit that was stopped resumes where it was: photos that are embedded stay so, and so does the head.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import distributed
+from .arrays import as_features
+from .codes import ReadableCodes, choose_batch, choose_dim, choose_steps
+from .codes_folder import About, CodesFolder, Rows, encoder_dict
+from .data import load as load_split
+from .data.images import PATH_LENGTH, held_out, printable
+from .encoders import PhotoEncoder, Request, default_request, find_kind, open_encoder
+from .errors import InputError
+from .features import extract
+from .judge import headlines, judge
+from .measure.result import to_json
+from .measure.verdict import Verdict, to_dict
+from .model import load_run
+from .photos import BLOCK, Embedded, Pile, find_photos, mark
+from .progress import Display
+from .sources import Options, find_source, match_images, photo_labels, read_embeddings, read_labels
+
+HOLD_FROM, SHARE, MOST_HELD = 5000, 0.1, 5000  # rows from which some are held out, and how many
+TRIED = 8  # photos embedded to tell how long the rest will take
+FIT_PACE = 2e10  # products a second of one thread while a head is trained
+
+
+def fit(source: Path, out: Path, options: Options, device: torch.device, display: Display) -> Verdict | None:
+    """Fit codes of a source into the folder `out`, and say what was found.
+
+    Returns
+    -------
+    The verdict; None on processes other than the first.
+    """
+    kind = find_source(source, out, options)
+    folder = CodesFolder(out)
+    codes = ReadableCodes(options.dim or "auto", options.method, options.keep, options.seed, device=str(device))
+    codes._check_options()  # before any photo is read
+    distributed.start()
+    began = time.perf_counter()
+    with folder.lock():
+        if distributed.rank() == 0:
+            SOURCES[kind](source, folder, options, device, display)
+        distributed.barrier()
+        about = folder.about()
+        rows, embeddings = folder.rows(about), folder.embeddings(about)
+        _train(codes, embeddings[: len(rows) - rows.held], folder, display)
+        if distributed.rank() != 0:
+            return None
+        codes.save(folder.inside(folder.codes_file))
+        folder.checkpoint.unlink(missing_ok=True)
+        display.count(0, 1, "judging")
+        found = judge(codes, embeddings, rows, seed=options.seed)
+        display.count(1, 1, "judging")
+        folder.write(folder.verdict_file, to_json(to_dict(found)))
+    display.close()
+    by = f"{rows.held:,} held-out" if rows.held else f"the same {len(rows):,}"
+    seconds = time.perf_counter() - began
+    display.note(f"{out}: {codes.dim_:,} dimensions by {codes.method} in {_duration(seconds)}; judged by {by} rows:")
+    for text in headlines(found):
+        display.note(text)
+    for text in next_commands(about, out, options):
+        display.note(text)
+    return found
+
+
+def take_photos(source: Path, folder: CodesFolder, options: Options, device: torch.device, display: Display) -> None:
+    """Embed the photos of a folder that are not embedded yet."""
+    pile = find_photos(source, folder.folder)
+    labels = photo_labels(pile, options.labels)
+    encoder = _choose_encoder(folder, options, device, display)
+    made = Embedded(pile, encoder, folder)
+    todo = made.todo
+    pace = 0.0
+    if todo:
+        began = time.perf_counter()
+        made.embed(todo[:TRIED])
+        pace = (time.perf_counter() - began) / len(todo[:TRIED])
+    display.note(_survey(pile, labels, encoder, len(todo), pace, options, device))
+    made.embed(todo[TRIED:], display.count)
+    display.close()
+    usable, broken = made.usable()
+    if broken:
+        name, why = printable(broken[0][0]), printable(broken[0][3])
+        count = f"{len(broken):,} photo{'s' * (len(broken) > 1)} of {len(pile):,}"
+        display.note(f"{count} cannot be used and {'is' if len(broken) == 1 else 'are'} left out, e.g. {name} ({why})")
+    if not len(usable):
+        raise InputError(f"{source}: none of the {len(pile)} photos can be used, e.g. {printable(broken[0][3], 200)}")
+    names = [pile.entries[i].name for i in usable]
+    held = hold_out(names, None if pile.test is None else pile.test[usable])
+    order = usable[np.argsort(held, kind="stable")]
+    rows = Rows(
+        names=tuple(pile.entries[i].name for i in order),
+        **_factorise(None if labels is None else [labels[i] for i in order]),
+        held=int(held.sum()),
+        marks=tuple(pile.marks[i] for i in order),
+        broken=tuple(broken),
+    )
+    place = folder.relative(source)
+    assert place is not None
+    about = About("photos", place, place, encoder_dict(encoder))
+    _put(folder, about, rows, made.blocks(order), encoder.features)
+    made.log.remove()
+
+
+def take_array(source: Path, folder: CodesFolder, options: Options, device: torch.device, display: Display) -> None:
+    """Copy embeddings from a file, with labels and names where there are any."""
+    z, names, labels = read_embeddings(source)
+    if z.ndim == 4 or (z.ndim == 3 and z.dtype == np.uint8):
+        raise InputError(f"{source} holds images {list(z.shape)}: fit takes a folder of photos, or embeddings [N, F]")
+    z = as_features(z)
+    n = len(z)
+    if n < 2:
+        raise InputError(f"{source}: one row only; codes are read from what rows have in common")
+    if options.labels is not None:
+        names, labels = read_labels(options.labels, names, n)
+    texts = [str(i) for i in range(n)] if names is None else [str(name) for name in names]
+    if options.images is not None:
+        texts = match_images(texts, names is not None, options.images, display.note)
+    held = hold_out(texts, None)
+    order = np.argsort(held, kind="stable")
+    rows = Rows(
+        names=tuple(printable(texts[i], PATH_LENGTH) if options.images is None else texts[i] for i in order),
+        **_factorise(None if labels is None else [str(labels[i]) for i in order]),
+        held=int(held.sum()),
+    )
+    place = folder.relative(source)
+    assert place is not None
+    classes = f"{len(rows.class_names):,} classes" if rows.class_names else "no labels"
+    images = "names" if names is not None else "no names"
+    guess = _duration(_fit_seconds(n - rows.held, z.shape[1], options))
+    display.note(
+        f"{n:,} rows of {z.shape[1]:,} numbers; {classes}, {images}; {_held(rows.held)}; about {guess} {_where(device)}"
+    )
+    about = About("array", place, folder.relative(options.images), mark=json.dumps(mark(source)))
+    _put(folder, about, rows, (_finite(z, order[i : i + BLOCK]) for i in range(0, n, BLOCK)), z.shape[1])
+
+
+def take_run(source: Path, folder: CodesFolder, options: Options, device: torch.device, display: Display) -> None:
+    """Take h of both splits of the data set of a run; the test split judges."""
+    model = load_run(source, device)
+    recipe = model.recipe
+    encoder = open_encoder(Request(str(source)), device)
+    stamp = hashlib.blake2b(json.dumps(recipe.to_dict()["data"], sort_keys=True).encode(), digest_size=16).hexdigest()
+    try:
+        old = folder.about() if folder.about_file.exists() else None
+        if old and old.mark == stamp and (old.encoder or {}).get("fingerprint") == encoder.fingerprint:
+            rows = folder.rows(old)
+            folder.embeddings(old)
+            display.note(f"{len(rows):,} embeddings of {source} are here already")
+            return
+    except InputError as error:
+        warnings.warn(f"{str(error).partition(':')[0]}: made again", stacklevel=2)
+    train = load_split(recipe.data, "train", display.count)
+    try:
+        splits = [train, load_split(recipe.data, "test", display.count)]
+    except InputError:
+        splits = [train]
+    guess = _duration(_fit_seconds(len(train), encoder.features, options))
+    display.close()
+    display.note(
+        f"{source}: {len(train):,} training images of {recipe.data.name}, h of {encoder.features:,} numbers; "
+        f"{_held(sum(map(len, splits[1:])))}; about {guess} {_where(device)} after h"
+    )
+    h = [extract(model, images, "sound", progress=display.count).h for images in splits]
+    display.close()
+    labels = [images.labels for images in splits]
+    classes = splits[0].class_names
+    values = None
+    if all(part is not None for part in labels):
+        values = [str(classes[i]) if classes else str(i) for part in labels if part is not None for i in part]
+    names = [f"{split}/{i}" for split, images in zip(("train", "test"), splits) for i in range(len(images))]
+    rows = Rows(tuple(names), **_factorise(values), held=sum(map(len, splits[1:])))
+    place = folder.relative(source)
+    assert place is not None
+    about = About("run", place, None, encoder_dict(encoder), recipe.to_dict(), stamp)
+    _put(folder, about, rows, iter(h), encoder.features)
+
+
+Source = Callable[[Path, CodesFolder, Options, torch.device, Display], None]
+SOURCES: dict[str, Source] = {"photos": take_photos, "array": take_array, "run": take_run}
+
+
+def hold_out(names: Sequence[str], test: np.ndarray | None) -> np.ndarray:
+    """Which rows are kept for judging, bool [N]: a test split, or a tenth of 5,000 rows or more, at most 5,000."""
+    if test is not None and test.any() and not test.all():
+        return test
+    n = len(names)
+    if n < HOLD_FROM:
+        return np.zeros(n, bool)
+    return held_out(names, min(SHARE, MOST_HELD / n), 0)
+
+
+def next_commands(about: About, out: Path, options: Options) -> list[str]:
+    """What to do next, as commands that can be copied."""
+    lines = []
+    if about.kind != "array" or about.images is not None:
+        lines.append(f"see what each dimension means:  bayesncl atlas {out} --serve")
+    if about.kind == "array":
+        lines.append(f"codes of other embeddings:      bayesncl embed {out} FILE.npy -o codes.csv")
+    else:
+        spec = (about.encoder or {}).get("spec", "")
+        again = f" --encoder {spec}" if find_kind(spec) == "module" else ""
+        lines.append(f"codes of other photos:          bayesncl embed {out} PHOTOS -o codes.csv{again}")
+    return lines
+
+
+def _train(codes: ReadableCodes, x: np.ndarray, folder: CodesFolder, display: Display) -> None:
+    """Fit, from the checkpoint of one that was stopped if it is of the same rows and options."""
+    path = folder.inside(folder.checkpoint)
+    there = path.exists()
+    try:
+        codes.fit(x, checkpoint=path, progress=display.count)
+    except InputError as error:
+        if not there or not str(error).startswith(str(path)):
+            raise
+        path.unlink(missing_ok=True)  # of another fit, or damaged
+        codes.fit(x, checkpoint=path, progress=display.count)
+    display.close()
+    if codes.interrupted_:
+        raise KeyboardInterrupt
+
+
+def _choose_encoder(folder: CodesFolder, options: Options, device: torch.device, display: Display) -> PhotoEncoder:
+    """The encoder asked for, else the one used here before, else the default."""
+    request = options.encoder
+    if request is None or not request.spec:
+        try:
+            used = folder.about().encoder if folder.about_file.exists() else None
+        except InputError:
+            used = None
+        given = {k: v for k, v in asdict(request).items() if v is not None and k != "spec"} if request else {}
+        if used is not None and not given:
+            return folder.open_encoder(device)
+        request = replace(default_request(display.note), **given)
+    return open_encoder(request, device, display.note)
+
+
+def _put(folder: CodesFolder, about: About, rows: Rows, blocks: Iterator[np.ndarray], features: int) -> None:
+    """Write rows, unless these very rows are there; codes of another encoder's embeddings go."""
+    try:
+        old = folder.about()
+        same = replace(old, embeddings={}) == about and folder.rows(old).to_json() == rows.to_json()
+        if same and folder.embeddings(old).shape == (len(rows), features):
+            return
+        changed = (old.encoder or {}).get("fingerprint") != (about.encoder or {}).get("fingerprint")
+        changed = changed or old.embeddings.get("features") != features
+    except InputError:
+        changed = True
+    if changed:
+        folder.inside(folder.codes_file).unlink(missing_ok=True)
+    folder.put_rows(about, rows, blocks, features)
+
+
+def _factorise(values: Sequence[str] | None) -> dict[str, Any]:
+    """Labels as numbers and their names; nothing where all are the same."""
+    if values is None or len(set(values)) < 2:
+        return {"labels": None, "class_names": None}
+    names, index = np.unique(np.array(values, dtype=object).astype(str), return_inverse=True)
+    return {"labels": index.astype(np.int64), "class_names": tuple(printable(str(name), 200) for name in names)}
+
+
+def _finite(z: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    block = np.asarray(z[rows]).astype(np.float32)
+    if not np.isfinite(block).all():
+        row = int(rows[np.flatnonzero(~np.isfinite(block).all(1))[0]])
+        raise InputError(f"embeddings must be finite numbers of float32's range, row {row} is not: leave such rows out")
+    return block
+
+
+def _survey(
+    pile: Pile, labels: list[str] | None, encoder: PhotoEncoder, todo: int, pace: float, options: Options,
+    device: torch.device,
+) -> str:  # fmt: skip
+    """What is there and how long it will take, in one line."""
+    n = len(pile)
+    classes = len(set(labels)) if labels is not None else 0
+    how = "given" if options.labels else "by subfolder"
+    held = int(hold_out(pile.names, pile.test).sum())
+    seconds = todo * pace + _fit_seconds(n - held, encoder.features, options)
+    known = "" if todo == n else f" ({n - todo:,} known already)"
+    parts = [
+        f"{n:,} photos{known} of {pile.sizes()} pixels",
+        f"{classes:,} classes {how}" if classes > 1 else "no classes (no subfolders)",
+        pile.skipped(),
+        f"encoder {encoder.name}, {encoder.features:,} numbers a photo",
+        _held(held),
+        f"about {_duration(seconds)} {_where(device)}",
+    ]
+    return "; ".join(filter(None, parts))
+
+
+def _held(count: int) -> str:
+    return f"{count:,} held out to judge" if count else "none held out"
+
+
+def _where(device: torch.device) -> str:
+    return "on the GPU" if device.type == "cuda" else "on this CPU"
+
+
+def _fit_seconds(n: int, features: int, options: Options) -> float:
+    """A guess at the seconds that fitting and judging take on a CPU."""
+    dim = options.dim or choose_dim(max(n, 2))
+    batch = choose_batch(max(n, 2), dim)
+    products = 128 * (features + dim) if options.method == "prototypes" else features * dim
+    work = 12 * choose_steps(max(n, 2), batch) * batch * products + n * n * features
+    return 3 + work / (FIT_PACE * torch.get_num_threads())
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

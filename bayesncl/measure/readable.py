@@ -1,0 +1,248 @@
+"""Every measure of how readable a code is, as one tree of numbers, from which `verdict` makes its lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..arrays import Array, as_features, as_labels, as_numpy
+from ..data.images import printable
+from ..errors import InputError
+from . import coverage, detectors, kept, labelfree
+from .retrieval import retrieval
+from .sparse import Codes, as_codes, strongest_images
+
+TOP, ALIKE = 10, 7  # a dimension is readable if so many of its strongest images share a class
+KEPT = 5  # dimensions kept an image where one number must do
+FEW_IMAGES = 50  # below, nothing is said of single dimensions
+QUERIES = 2000  # images that retrieval with an untrained head and with whole embeddings asks with, at most
+REFERENCE = 512  # groups of ten images that tell how alike chance and neighbours are
+NAME_LENGTH = 40  # of a class in the verdict
+SORTED = 2**21  # entries that fire, above which F1 and IoU are left out unless asked for: they sort all
+
+Tree = dict[str, Any]
+
+
+def figures(
+    z: Array,
+    labels: Array | None = None,
+    *,
+    label_names: Sequence[str] | Mapping[Any, str] | None = None,
+    levels: Mapping[str, Array] | None = None,
+    embeddings: Array | None = None,
+    second: bool = False,
+    control: Array | None = None,
+    train: tuple[Array, Array] | None = None,
+    stability: Mapping[str, float | None] | None = None,
+    ks: Sequence[int] = kept.KS,
+    queries: int | None = QUERIES,
+    everything: bool = False,
+    seed: int = 0,
+) -> Tree:
+    """All that can be measured of the codes of images nobody fitted them on.
+
+    Parameters
+    ----------
+    z : [N, D] numpy, torch or scipy sparse.
+    labels : [N]; without them, `embeddings` tell what is alike.
+    label_names : names of the labels, by label or in the order of whole-number labels.
+    levels : coarser labels [N] by name (``{"superclass": ...}``); a dimension may be readable at any level.
+    embeddings : [N, F] of the same images, those the codes were made from or a second encoder's.
+    second : whether the embeddings are a second encoder's; only then they are no judge in their own cause.
+    control : codes [N, D] of an untrained head.
+    train : codes and labels of training rows, for a linear probe of the kept codes and for sparse probing.
+    stability : what `stability.summary` returns for this code and that of another seed.
+    ks : dimensions kept an image; 5 is among them.
+    queries : images that retrieval asks with; None asks with all.
+    everything : also F1 and IoU of codes with very many entries that fire.
+    seed : of shuffled labels and drawn images.
+
+    Returns
+    -------
+    `images`, `dimensions`, `classes`, `coverage`; `readable` (`count`, of at least 50 images); with labels `kept` by k
+    and `detectors`; with embeddings `labelfree`; `whole`, retrieval without a cut; `seeds`. `chance` and `control` hold
+    the same with labels (or embeddings) shuffled and of the untrained head.
+    """
+    codes = as_codes(z)
+    n, width = codes.shape
+    other = None if control is None else as_codes(control)
+    if other is not None and other.shape != codes.shape:
+        raise InputError(f"the control must be {list(codes.shape)} as the codes are, got {list(other.shape)}")
+    given = None if embeddings is None else labelfree.prepare(embeddings, n)
+    known = _labels(labels, n)
+    levelled = {name: as_labels(y, n)[0] for name, y in (levels or {}).items()}
+    tree: Tree = {"images": n, "dimensions": width, "classes": None if known is None else int(known.max()) + 1}
+    tree |= _measure(codes, known, labels, levelled, given, train, ks, queries, everything, seed)
+    result, chance = part(tree, "_chance")
+    if n >= FEW_IMAGES and (known is not None or given is not None):
+        shuffled = np.random.default_rng(seed).permutation(n)
+        by_label = [] if known is None else [known, *levelled.values()]
+        result["readable"], chance["readable"] = (
+            {"count": int(readable(strongest_images(codes, TOP), *judge, seed=seed).sum())}
+            for judge in ((by_label, given), ([y[shuffled] for y in by_label], _rows(given, shuffled)))
+        )
+        by = "embeddings" if known is None else " or ".join(["class", *levelled])
+        result["readable"] |= {"share": result["readable"]["count"] / width, "by": by}
+        if known is not None:
+            result["readable"] |= _clearest(codes, known, labels, label_names)
+    if given is not None:
+        result["labelfree"]["by"] = "a second encoder" if second else "the embeddings given"
+    if known is not None and n > KEPT + 1:
+        result["whole"] = _whole(codes, embeddings, known, seed)
+    result["chance"], result["control"] = chance, {}
+    if other is not None:
+        asked = QUERIES if queries is None else min(queries, QUERIES)
+        measured = _measure(other, known, labels, levelled, given, None, ks, asked, everything, seed)
+        result["control"] = part(measured, "_chance")[0]
+        if "readable" in result:
+            found = readable(strongest_images(other, TOP), by_label, given, seed=seed)
+            result["control"]["readable"] = {"count": int(found.sum())}
+    if stability is not None:
+        result["seeds"], result["control"]["seeds"] = part(dict(stability), "_control")
+    return result
+
+
+def _measure(
+    codes: Codes,
+    known: np.ndarray | None,
+    labels: Array | None,
+    levels: Mapping[str, np.ndarray],
+    given: np.ndarray | None,
+    train: tuple[Array, Array] | None,
+    ks: Sequence[int],
+    queries: int | None,
+    everything: bool,
+    seed: int,
+) -> Tree:
+    """The branches that exist for trained and untrained codes alike, chance levels beside what they are of."""
+    found = coverage.summary(codes, seed=seed)
+    tree: Tree = {"coverage": found}
+    if known is not None:
+        rows = kept.summary(codes, labels, train=train, ks=ks, queries=queries, seed=seed)
+        tree["kept"] = {str(k): row for k, row in rows.items()}
+        f1 = everything or found["l0"] * len(known) <= SORTED
+        all_levels = {"class": known, **levels} if levels else None
+        seen = detectors.summary(codes, labels, train=train, levels=all_levels, f1=f1, seed=seed)
+        if "sparse_probe" in seen:
+            seen["sparse_probe"] = {str(k): row["balanced_accuracy"] for k, row in seen["sparse_probe"].items()}
+            seen["sparse_probe_chance"] = dict.fromkeys(seen["sparse_probe"], 50.0)
+        if "hierarchy" in seen:
+            seen["hierarchy"]["consistency_chance"] = seen["hierarchy"].pop("chance")
+        tree["detectors"] = seen
+    if given is not None:
+        tree["labelfree"] = labelfree.summary(codes, given, seed=seed, centre=False)
+        del tree["labelfree"]["intruder_by_dimension"]
+    return tree
+
+
+def part(tree: Tree, end: str) -> tuple[Tree, Tree]:
+    """The tree without the keys that end so, and a tree of these alone, under their names without the end."""
+    rest: Tree = {}
+    taken: Tree = {}
+    for key, value in tree.items():
+        if key.endswith(end):
+            taken[key.removesuffix(end)] = value
+        elif isinstance(value, dict):
+            rest[key], inner = part(value, end)
+            if inner:
+                taken[key] = inner
+        else:
+            rest[key] = value
+    return rest, taken
+
+
+def _labels(labels: Array | None, n: int) -> np.ndarray | None:
+    """Labels from 0, or None where there are none or one class only."""
+    if labels is None:
+        return None
+    plain = as_numpy(labels)
+    if plain.shape == (n,) and len(np.unique(plain)) < 2:
+        return None
+    return as_labels(plain, n)[0]
+
+
+def _rows(array: np.ndarray | None, order: np.ndarray) -> np.ndarray | None:
+    return None if array is None else array[order]
+
+
+def readable(
+    top: np.ndarray, labellings: Sequence[np.ndarray] = (), embeddings: np.ndarray | None = None, *, seed: int = 0
+) -> np.ndarray:
+    """Which dimensions are readable, bool [D]: their ten strongest images [D, 10], -1 for none, are alike.
+
+    With labels: at least 7 of the ten share a class, by any of the labellings (int [N] from 0). Else by embeddings, as
+    `labelfree.prepare` gives them: the mean cosine of the ten is at least half-way from that of ten random images to
+    that of an image and its nine nearest neighbours. A dimension that fires on fewer than ten images is not readable.
+    """
+    if len(labellings):
+        return np.any([_largest(top, labels) >= ALIKE for labels in labellings], axis=0)
+    if embeddings is None:
+        raise InputError("readable dimensions need labels or embeddings to tell what is alike")
+    low, high = likeness(embeddings, seed=seed)
+    alike = labelfree.mean_alike(top, embeddings)
+    return ~np.isnan(alike) & (np.nan_to_num(alike, nan=-1.0) >= (low + high) / 2)
+
+
+def _largest(top: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """How many of the images [D, T] share the most frequent label; 0 where fewer than T fire."""
+    ordered = np.sort(labels[top], axis=1)
+    run, most = np.ones(len(top), np.int64), np.ones(len(top), np.int64)
+    for t in range(1, top.shape[1]):
+        run = np.where(ordered[:, t] == ordered[:, t - 1], run + 1, 1)
+        most = np.maximum(most, run)
+    return np.where((top >= 0).all(1), most, 0)
+
+
+def likeness(embeddings: np.ndarray, *, seed: int = 0) -> tuple[float, float]:
+    """Mean cosine of ten random images, and of an image and its nine nearest neighbours."""
+    rng = np.random.default_rng(seed)
+    n = len(embeddings)
+    count = min(TOP, n)
+    random = np.stack([rng.choice(n, count, replace=False) for _ in range(REFERENCE)])
+    seeds = rng.choice(n, min(n, REFERENCE), replace=False)
+    near = []
+    for start in range(0, len(seeds), 64):
+        cosine = embeddings[seeds[start : start + 64]] @ embeddings.T
+        near.append(np.argpartition(-cosine, count - 1, axis=1)[:, :count])
+    low, high = (labelfree.mean_alike(rows, embeddings).mean() for rows in (random, np.concatenate(near)))
+    return float(low), float(high)
+
+
+def _clearest(codes: Codes, known: np.ndarray, labels: Any, names: Any) -> Tree:
+    """The dimension whose largest class has the greatest share of the images that keep it, and that class."""
+    support, share, best = kept.largest_shares(kept.class_counts(kept.keep(codes, KEPT), known, int(known.max()) + 1))
+    used = support >= kept.MIN_SUPPORT
+    j = int(np.where(used, share, -1).argmax())
+    if not used.any() or share[j] < kept.ABOUT:
+        return {}
+    name = printable(_name(int(best[j]), known, names, labels), NAME_LENGTH)  # it may come from a stranger's file
+    return {"clearest": {"dimension": j, "class": name}}
+
+
+def _name(label: int, known: np.ndarray, names: Any, labels: Any) -> str:
+    original = labels[int(np.flatnonzero(known == label)[0])]
+    original = original.item() if hasattr(original, "item") else original
+    original = int(original) if isinstance(original, float) else original
+    if names is not None:
+        if isinstance(names, Mapping):
+            return str(names.get(original, original))
+        if isinstance(original, int) and 0 <= original < len(names):
+            return str(names[original])
+    return str(original)
+
+
+def _whole(codes: Codes, embeddings: Array | None, known: np.ndarray, seed: int) -> Tree | None:
+    """Retrieval precision at 5 by all there is: the centred embeddings, or else all dimensions of the codes."""
+    n = len(known)
+    asked = None if n <= QUERIES else np.sort(np.random.default_rng(seed).choice(n, QUERIES, replace=False))
+    source, what = codes, "all dimensions"
+    if embeddings is not None:
+        source, what = as_features(embeddings).astype(np.float32), "the whole embedding"
+        source -= source.mean(0)
+    if hasattr(source, "toarray"):
+        if source.shape[0] * source.shape[1] >= 2**26:
+            return None
+        source = source.toarray()
+    return {"p5": retrieval(source, known, ks=(5,), queries=asked)[5], "of": what}

@@ -1,0 +1,297 @@
+"""A pile of photos: found, looked at, and embedded by an encoder, each once."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from .codes_folder import CodesFolder, is_codes
+from .data.archive import Entry
+from .data.decode import FORMATS, MOST_BYTES, SUFFIXES, Undecodable
+from .data.folder import existing_folder, scan, split_folders
+from .data.images import Progress, printable
+from .encoders import PhotoEncoder
+from .errors import InputError
+
+THREADS = min(8, os.cpu_count() or 1)  # Pillow decodes outside the interpreter lock
+BATCH = {"cpu": 16, "cuda": 256}
+LOOKED_AT = 64  # photos whose size is looked up beforehand
+BLOCK = 4096  # rows copied at a time
+
+Mark = tuple[int, int]  # size and time of a file
+
+
+@dataclass(frozen=True)
+class Pile:
+    """Photos at and below a folder.
+
+    Attributes
+    ----------
+    root : names are relative to it.
+    entries : the image files, sorted by name.
+    marks : size and time of each.
+    test : which of them lie in a folder `test` or `val` beside `train`, bool [N]; None without such.
+    others : names of files that are no images we read.
+    classes : the class of each, by its subfolder; None where photos lie in no subfolders.
+    """
+
+    root: Path
+    entries: list[Entry]
+    marks: list[Mark]
+    test: np.ndarray | None
+    others: list[str]
+    classes: list[str] | None
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @property
+    def names(self) -> list[str]:
+        """Their names."""
+        return [entry.name for entry in self.entries]
+
+    def skipped(self) -> str:
+        """The other files in words, or nothing."""
+        kinds = Counter(printable(Path(name).suffix.lower(), 12) or "without a suffix" for name in self.others)
+        counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(4))
+        return f"{len(self.others):,} other file{'s' * (len(self.others) > 1)} skipped ({counts})" if kinds else ""
+
+    def sizes(self) -> str:
+        """Sizes of some of them in words, from the heads of their files."""
+        found = []
+        for i in np.unique(np.linspace(0, len(self) - 1, LOOKED_AT).astype(int)):
+            try:
+                with warnings.catch_warnings(), Image.open(self.entries[i].path, formats=FORMATS) as image:
+                    warnings.simplefilter("ignore")
+                    found.append(image.size)
+            except Exception:  # told when it is read
+                continue
+        if not found:
+            return "none of those looked at can be read"
+        (a, b), (c, d) = min(found, key=lambda s: s[0] * s[1]), max(found, key=lambda s: s[0] * s[1])
+        return f"{a} x {b}" if (a, b) == (c, d) else f"{a} x {b} to {c} x {d}"
+
+
+def find_photos(root: Path, out: Path) -> Pile:
+    """The photos of a folder; what lies in `out`, or in another folder that `fit` wrote, is left out."""
+    root = existing_folder(str(root))
+    train, test = split_folders(root)
+    entries: list[Entry] = []
+    others: list[str] = []
+    written = {Path(os.path.realpath(out)): True}
+
+    def ours(folder: Path) -> bool:
+        if folder not in written:
+            up = folder.parent
+            written[folder] = is_codes(folder) or (up != folder and up.is_relative_to(base) and ours(up))
+        return written[folder]
+
+    base = Path(os.path.realpath(root))
+    for folder in filter(None, (train, test)):
+        prefix = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
+        images, rest = scan(folder)
+        entries += [Entry(prefix + e.name, e.path) for e in images if not ours(Path(os.path.realpath(e.path)).parent)]
+        others += [prefix + name for name in rest if not ours(Path(os.path.realpath(folder / name)).parent)]
+    entries.sort(key=lambda entry: entry.name)
+    if not entries:
+        seen = f"; there are {len(others)} other files, e.g. {printable(others[0])}" if others else ", it is empty"
+        raise InputError(f"{printable(str(root), 300)}: no photos in it (looked for {' '.join(SUFFIXES)}){seen}")
+    tested = np.array([entry.path.is_relative_to(test) for entry in entries]) if test else None
+    parts = [entry.name.split("/")[0 if train == root else 1 :] for entry in entries]
+    classes = [part[0] for part in parts] if all(len(part) > 1 for part in parts) else None
+    return Pile(root, entries, [mark(entry.path) for entry in entries], tested, others, classes)
+
+
+def mark(path: Path) -> Mark:
+    """Size and time of a file; what changes when it does."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (-1, -1)
+    return found.st_size, found.st_mtime_ns
+
+
+class Log:
+    """Photos embedded so far: rows of float32 in one file, a line for each in another; both only grow.
+
+    A kill may cut the last row or line short: what is not in both does not count. A line is [name, size, time, why],
+    `why` null unless the photo cannot be used (its row is then zero).
+    """
+
+    def __init__(self, folder: CodesFolder, encoder: PhotoEncoder) -> None:
+        self.rows_file, self.index_file = folder.inside(folder.log), folder.inside(folder.log_index)
+        self.head = json.dumps({"encoder": encoder.fingerprint, "features": encoder.features})
+        self.features = encoder.features
+        self.lines = self._read()
+
+    def _read(self) -> list[tuple[str, int, int, str | None]]:
+        try:
+            text = self.index_file.read_text()
+            size = self.rows_file.stat().st_size
+        except (OSError, UnicodeDecodeError):
+            return []
+        head, *lines = text.split("\n")[:-1] or [""]  # a line without its end is no line
+        if head != self.head:
+            return []
+        found: list[tuple[str, int, int, str | None]] = []
+        for line in lines[: size // (4 * self.features)]:
+            try:
+                name, length, time, why = json.loads(line)
+                found.append((str(name), int(length), int(time), None if why is None else str(why)))
+            except (ValueError, TypeError, RecursionError):
+                break
+        return found
+
+    def begin(self) -> None:
+        """Cut both files to what counts, ready to grow."""
+        text = "\n".join([self.head, *(json.dumps(line) for line in self.lines)]) + "\n"
+        self.index_file.write_text(text)
+        with open(self.rows_file, "ab") as file:
+            file.truncate(4 * self.features * len(self.lines))
+
+    def append(self, rows: np.ndarray, lines: Sequence[tuple[str, int, int, str | None]]) -> None:
+        """Add photos, rows first."""
+        with open(self.rows_file, "ab") as file:
+            file.write(np.ascontiguousarray(rows, "<f4").tobytes())
+        with open(self.index_file, "a") as index:
+            index.write("".join(json.dumps(line) + "\n" for line in lines))
+        self.lines += lines
+
+    def rows(self) -> np.ndarray:
+        """The rows [n, F], memory-mapped."""
+        if not self.lines:
+            return np.empty((0, self.features), np.float32)
+        return np.memmap(self.rows_file, "<f4", "r", 0, (len(self.lines), self.features))
+
+    def remove(self) -> None:
+        """Drop both files."""
+        self.index_file.unlink(missing_ok=True)
+        self.rows_file.unlink(missing_ok=True)
+
+
+class Embedded:
+    """Embeddings of a pile, from those made before, from the log of a fit that was stopped, or new."""
+
+    def __init__(self, pile: Pile, encoder: PhotoEncoder, folder: CodesFolder) -> None:
+        self.pile, self.encoder = pile, encoder
+        self.log = Log(folder, encoder)
+        self.before = np.empty((0, encoder.features), np.float32)
+        self.known: dict[tuple[str, int, int], int | str] = {}  # a row of `before`, -1 - a row of the log, or why not
+        self._remember(folder)
+        for i, (name, size, time, why) in enumerate(self.log.lines):
+            self.known[name, size, time] = -1 - i if why is None else why
+
+    def _remember(self, folder: CodesFolder) -> None:
+        """What an earlier fit with the same encoder left; damage is told, and embedded again."""
+        if not folder.about_file.exists():
+            return
+        try:
+            about = folder.about()
+            if about.encoder is None or about.encoder.get("fingerprint") != self.encoder.fingerprint:
+                return
+            rows, self.before = folder.rows(about), folder.embeddings(about)
+        except InputError as error:
+            warnings.warn(f"{str(error).partition(':')[0]}: photos are embedded again", stacklevel=3)
+            return
+        for i, (name, mark) in enumerate(zip(rows.names, rows.marks or ())):
+            self.known[name, *mark] = i
+        for name, size, time, why in rows.broken:
+            self.known[name, size, time] = why
+
+    @property
+    def todo(self) -> list[int]:
+        """The photos that have no embedding yet."""
+        return [i for i, key in enumerate(self._keys()) if key not in self.known]
+
+    def _keys(self) -> list[tuple[str, int, int]]:
+        return [(entry.name, *mark) for entry, mark in zip(self.pile.entries, self.pile.marks)]
+
+    def embed(self, todo: Sequence[int], progress: Progress | None = None) -> None:
+        """Embed these photos and log them."""
+        if not todo:
+            return
+        keys = self._keys()
+        self.log.begin()
+        done = 0
+        for rows, reasons in embed_entries([self.pile.entries[i] for i in todo], self.encoder):
+            part = todo[done : done + len(rows)]
+            start = len(self.log.lines)
+            self.log.append(rows, [(*keys[i], why) for i, why in zip(part, reasons)])
+            for j, (i, why) in enumerate(zip(part, reasons)):
+                self.known[keys[i]] = -1 - (start + j) if why is None else why
+            done += len(part)
+            if progress:
+                progress(done, len(todo), "embedding photos")
+
+    def usable(self) -> tuple[np.ndarray, list[tuple[str, int, int, str]]]:
+        """Numbers of the photos that have an embedding, and [name, size, time, why] of those that cannot have one."""
+        found = [self.known[key] for key in self._keys()]
+        broken = [(*key, why) for key, why in zip(self._keys(), found) if isinstance(why, str)]
+        return np.array([i for i, row in enumerate(found) if not isinstance(row, str)], np.int64), broken
+
+    def blocks(self, order: np.ndarray) -> Iterator[np.ndarray]:
+        """Embeddings of these photos, a block at a time."""
+        keys, log = self._keys(), self.log.rows()
+        places = np.array([self.known[keys[i]] for i in order], np.int64)
+        for start in range(0, len(places), BLOCK):
+            part = places[start : start + BLOCK]
+            block = np.empty((len(part), self.encoder.features), np.float32)
+            block[part >= 0] = self.before[part[part >= 0]]
+            block[part < 0] = log[-1 - part[part < 0]]
+            yield block
+
+
+def embed_entries(
+    entries: Sequence[Entry], encoder: PhotoEncoder
+) -> Iterator[tuple[np.ndarray, list[str | None]]]:
+    """Embeddings [n, F] of photos, batch after batch, and why one has none (its row is zero)."""
+    device = getattr(encoder, "device", "cpu")
+    for prepared in read_ahead(entries, encoder, BATCH.get(torch.device(device).type, BATCH["cpu"])):
+        reasons = [each if isinstance(each, str) else None for each in prepared]
+        good = [each for each in prepared if not isinstance(each, str)]
+        rows = np.zeros((len(prepared), encoder.features), np.float32)
+        if len({each.shape for each in good}) > 1:
+            shapes = sorted({each.shape for each in good})[:2]
+            raise InputError(f"encoder {encoder.name} prepares photos in different shapes: {shapes}")
+        if good:
+            rows[[why is None for why in reasons]] = encoder.embed(np.stack(good))
+        for j in np.flatnonzero(~np.isfinite(rows).all(1)):
+            reasons[j], rows[j] = "its embedding is not finite", 0
+        yield rows, reasons
+
+
+def read_ahead(entries: Sequence[Entry], encoder: PhotoEncoder, size: int) -> Iterator[list[np.ndarray | str]]:
+    """Photos prepared for the encoder, or why one cannot be, in batches; the next are read by threads meanwhile."""
+
+    def read(entry: Entry) -> np.ndarray | str:
+        try:
+            return encoder.read(entry.read(MOST_BYTES))
+        except Undecodable as why:
+            return str(why)[:200]
+        except OSError as why:
+            return why.strerror or str(why)
+
+    with ThreadPoolExecutor(THREADS) as pool, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's remarks on damaged metadata
+        ahead: deque[list[Future[np.ndarray | str]]] = deque()
+        try:
+            for start in range(0, len(entries), size):
+                ahead.append([pool.submit(read, entry) for entry in entries[start : start + size]])
+                if len(ahead) > 2:
+                    yield [future.result() for future in ahead.popleft()]
+            while ahead:
+                yield [future.result() for future in ahead.popleft()]
+        finally:
+            for futures in ahead:
+                for future in futures:
+                    future.cancel()

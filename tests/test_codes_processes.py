@@ -1,0 +1,69 @@
+"""Codes fitted by two processes against those of one. As a script: what each process does."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent.parent
+METHODS = ("prototypes", "bayesncl", "csr")
+
+
+def work(rank: int, folder: Path) -> int:
+    import torch
+
+    from bayesncl import distributed
+    from bayesncl.codes import ReadableCodes
+    from tests.test_codes import made
+
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    torch.set_num_threads(1)
+    x = made(201, 24)
+    out = {m: ReadableCodes(16, m, steps=40, batch=64).fit(x).transform(x) for m in METHODS}
+    np.savez(folder / f"{distributed.world_size()}-{rank}.npz", **out)
+    distributed.stop()
+    return 0
+
+
+def main(world: int, folder: Path) -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ |= {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    children = []
+    for rank in range(world):
+        if (child := os.fork()) == 0:
+            code = 1
+            try:
+                code = work(rank, folder)
+            finally:
+                os._exit(code)
+        children.append(child)
+    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, np.ndarray]]:
+    folder = tmp_path_factory.mktemp("processes")
+    for world in (1, 2):
+        command = [sys.executable, "-m", "tests.test_codes_processes", str(world), str(folder)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170, env=environment)
+        assert done.returncode == 0, done.stderr
+    return {file.stem: dict(np.load(file)) for file in folder.iterdir()}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_processes_give_the_codes_of_one(found: dict[str, dict[str, np.ndarray]], method: str) -> None:
+    assert (found["2-0"][method] == found["2-1"][method]).all()
+    np.testing.assert_allclose(found["2-0"][method], found["1-0"][method], atol=1e-4)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2])))

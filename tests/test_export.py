@@ -1,0 +1,113 @@
+"""ONNX files: the same numbers as torch, an exported run as an encoder, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import bayesncl
+from bayesncl.encoders import Request, open_encoder
+from bayesncl.errors import InputError
+from bayesncl.export import export
+from bayesncl.model import build_model, save_model
+from tests.commands import draw_folder, refused
+from tests.conftest import tiny_images, tiny_recipe
+
+NET = "tests.test_encoders:Net"
+
+
+def run_onnx(path: Path, x: np.ndarray) -> list[np.ndarray]:
+    session = pytest.importorskip("onnxruntime").InferenceSession(str(path))
+    return session.run(None, {session.get_inputs()[0].name: x})
+
+
+@pytest.fixture
+def onnx() -> None:
+    for name in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(name)
+
+
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(InputError, match=r"pip install 'bayesncl\[onnx\]'"):
+        export(build_model(tiny_recipe()), tmp_path / "m.onnx")
+    with pytest.raises(InputError, match=r"ends in .onnx"):
+        export(build_model(tiny_recipe()), tmp_path / "m.pt")
+    (tmp_path / "m.onnx").write_bytes(b"x")
+    with pytest.raises(InputError, match=r"needs the extra: pip install 'bayesncl\[onnx\]'"):
+        open_encoder(Request(str(tmp_path / "m.onnx")))
+
+
+@pytest.mark.parametrize("method", ["ncl", "bayesncl", "ncl-topk"])
+def test_a_run_comes_out_and_back_in(onnx, method: str, tmp_path: Path) -> None:
+    model = build_model(tiny_recipe(method, *(["model.top_k=4"] if method == "ncl-topk" else []))).eval()
+    save_model(model, tmp_path / "model.safetensors")
+    outputs, worst = export(model, tmp_path / "m.onnx")
+    assert outputs == ["h", "codes"] and 0 <= worst < 1e-4
+    assert {path.name for path in tmp_path.iterdir()} == {"model.safetensors", "m.onnx"}
+    pixels = tiny_images(5).pixels
+    h, codes = run_onnx(tmp_path / "m.onnx", pixels.astype(np.float32) / 255)
+    np.testing.assert_allclose(codes, model.encode(pixels), atol=1e-4)
+    whole, file = (open_encoder(Request(str(tmp_path / name))) for name in ("model.safetensors", "m.onnx"))
+    assert (file.features, file.view.crop) == (whole.features, whole.view.crop)
+    np.testing.assert_allclose(file.embed(pixels), whole.embed(pixels), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(file.embed(pixels), h, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["prototypes", "ncl", "bayesncl", "sae", "csr"])
+def test_codes_of_arrays(onnx, method: str, tmp_path: Path, run) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(0, 1, (40, 24)).astype(np.float32)
+    np.save("x.npy", x)
+    assert run("fit", "x.npy", "-o", "codes", "--method", method, "--dim", "8", "--keep", "3", "--quiet").status == 0
+    answer = run("export", "codes", "-o", "c.onnx")
+    assert answer.status == 0 and "c.onnx: gives codes; differs from torch by" in answer.err
+    z = bayesncl.load("codes").transform(x)
+    np.testing.assert_allclose(run_onnx(tmp_path / "c.onnx", x)[0], z, atol=1e-4)
+    np.testing.assert_allclose(run_onnx(tmp_path / "c.onnx", x[:1])[0], z[:1], atol=1e-4)
+
+
+def test_codes_of_photos(onnx, tmp_path: Path, run) -> None:
+    draw_folder(tmp_path / "p")
+    assert run("fit", "p", "-o", "codes", "--encoder", NET, "--dim", "4", "--quiet").status == 0
+    refused(run("export", "codes", "-o", "c.onnx", "--quiet"), "which is code")
+    assert run("export", "codes", "-o", "c.onnx", "--encoder", NET, "--quiet").status == 0
+    model = bayesncl.load("codes", encoder=NET)
+    photos = sorted((tmp_path / "p").rglob("*.png"))
+    x = np.stack([model.encoder.read(path.read_bytes()) for path in photos]).astype(np.float32) / 255
+    h, codes = run_onnx(tmp_path / "c.onnx", x)
+    np.testing.assert_allclose(codes, model.encode(photos), atol=1e-4)
+    np.testing.assert_allclose(h, model.embed(photos), atol=1e-4)
+    assert run("export", "codes", "-o", "head.onnx", "--head", "--quiet").status == 0
+    np.testing.assert_allclose(run_onnx(tmp_path / "head.onnx", h)[0], codes, atol=1e-4)
+
+
+def test_an_onnx_file_of_others(onnx, tmp_path: Path) -> None:
+    from tests.test_encoders import Net
+
+    x = torch.rand(2, 3, 32, 32)
+    for network, example, name in ((Net(), x, "net"), (torch.nn.Linear(4, 2), torch.rand(1, 4), "flat")):
+        path = str(tmp_path / f"{name}.onnx")
+        torch.onnx.export(network.eval(), (example,), path, dynamo=True, external_data=False, verbose=False)
+    said: list[str] = []
+    found = open_encoder(Request(str(tmp_path / "net.onnx")), say=said.append)
+    assert (found.view.crop, found.features, found.batch) == (32, 6, 2) and "ImageNet" in said[0]
+    three = x[[0, 1, 1]]  # in batches of two
+    np.testing.assert_allclose(found.compute(three), Net()(three).detach(), atol=1e-5)
+    with pytest.raises(InputError, match="takes photos of 32 x 32, not 64"):
+        open_encoder(Request(str(tmp_path / "net.onnx"), size=64))
+    (tmp_path / "text.onnx").write_text("no")
+    for name, message in (("flat", r"expected one input of float \[N, 3, H, W\]"), ("text", "cannot read it")):
+        with pytest.raises(InputError, match=message):
+            open_encoder(Request(str(tmp_path / f"{name}.onnx")))
+
+
+def test_what_differs_is_not_written(onnx, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bayesncl.export.TOLERANCE", -1.0)
+    with pytest.raises(InputError, match=r"differs from torch by .*: not written"):
+        export(build_model(tiny_recipe("ncl")), tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,97 @@
+"""docs/extending.md: its four snippets run as they stand, and what they add works everywhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bayesncl import InputError, ReadableCodes, open_gates, train
+from bayesncl.data import DATASETS, load
+from bayesncl.evaluate import measure_features
+from bayesncl.gates import GATES
+from bayesncl.heads import HEADS
+from bayesncl.measure.measures import MEASURES
+from bayesncl.recipes import RECIPES, Gate, change, named
+from bayesncl.report.tables import render
+
+PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
+
+
+def restore(registry: Any, before: Any) -> None:
+    registry.clear()
+    registry.extend(before) if isinstance(registry, list) else registry.update(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def page() -> Iterator[dict[str, Any]]:
+    """What the page defines; afterwards the registries are as before."""
+    before = {name: dict(registry) for name, registry in (("g", GATES), ("h", HEADS))}
+    sets, measures = set(DATASETS), list(MEASURES)
+    names: dict[str, Any] = {}
+    snippets = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    assert len(snippets) == 4
+    for snippet in snippets:
+        exec(compile(snippet, str(PAGE), "exec"), names)
+    yield names
+    restore(GATES, before["g"])
+    restore(HEADS, before["h"])
+    restore(MEASURES, measures)
+    for name in set(DATASETS) - sets:
+        del DATASETS[name]
+
+
+def test_the_gate_opens_with_the_normal_probability() -> None:
+    logits = torch.full((200_000, 1), 0.7)
+    mask = open_gates(logits, "gaussian", generator=torch.Generator().manual_seed(0))
+    assert set(mask.unique().tolist()) == {0.0, 1.0}
+    normal = torch.special.ndtr(torch.tensor(0.7))
+    assert mask.mean().item() == pytest.approx(normal.item(), abs=0.005)
+
+
+def test_a_recipe_takes_the_gate_and_refuses_others() -> None:
+    assert change(named("scenes"), ["gate.kind=gaussian"]).gate.kind == "gaussian"
+    with pytest.raises(InputError, match="did you mean gaussian"):
+        Gate(kind="gausian")
+
+
+def test_the_head_learns_and_comes_back_from_its_file(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(4, size=400)
+    rows = (3 * rng.normal(size=(4, 12))[labels] + rng.normal(size=(400, 12))).astype(np.float32)
+    codes = ReadableCodes(dim=8, method="softplus", steps=150, device="cpu").fit(rows)
+    z = codes.transform(rows)
+    assert z.min() >= 0 and np.allclose((z**2).sum(1), 1, atol=1e-5)
+    same = labels[:, None] == labels
+    assert (z @ z.T)[same].mean() > 0.2 + (z @ z.T)[~same].mean()
+    codes.save(tmp_path / "codes.safetensors")
+    assert np.array_equal(ReadableCodes.load(tmp_path / "codes.safetensors", "cpu").transform(rows), z)
+
+
+def test_the_data_set_has_recipes_and_trains_with_the_gate(tmp_path: Path) -> None:
+    assert {"tints-cl", "tints-ncl", "tints-bayesncl"} <= set(RECIPES)
+    small = ["data.train_images=64", "data.test_images=40", "data.size=8", "views.size=8"]
+    recipe = change(named("tints"), [*small, "gate.kind=gaussian", "run.epochs=1"])
+    images = load(recipe.data, "train")
+    means = images.pixels.mean((2, 3))
+    assert (means.argmax(1) == images.labels).mean() > 0.9  # the label is what the picture shows
+    model = train(recipe, images, tmp_path / "run", device=torch.device("cpu"))
+    assert model.encode(load(recipe.data, "test").pixels).shape == (40, 16)
+
+
+def test_the_measure_is_in_results_and_tables(page: dict[str, Any]) -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(3, size=300)
+    z = np.eye(3, dtype=np.float32)[labels] + 0.01
+    result = measure_features(z, labels, spectrum=False)
+    assert result.to_dict()["sound"]["winner_purity"] == 100
+    chance = result.to_dict()["chance"]["sound"]["winner_purity"]
+    assert 33 < chance < 50
+    assert "purity of the strongest dimension (%)" in render(result)
+    mixed = np.array([[3, 1], [2, 1], [1, 2], [0, 5]], np.float32)
+    assert page["winner_purity"](mixed, np.array([0, 1, 1, 1])) == 75
