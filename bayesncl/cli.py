@@ -240,6 +240,7 @@ def evaluate(
     Prints a verdict; --all prints every measure there is, and RUN/evaluation.json has them all.
     """
     from . import distributed
+    from .data.images import printable
     from .evaluate import evaluate as evaluate_model
     from .evaluate import scarce
     from .plan import load_split
@@ -263,6 +264,10 @@ def evaluate(
     if distributed.rank() != 0:
         return
     results.parameters["recipe"] = recipe.to_dict()
+    if trained_on := (Run(run).environment() or {}).get("device"):
+        results.parameters["trained_on"] = trained_on = printable(str(trained_on))
+        if "threads" in trained_on:
+            display.note(f"trained on {trained_on}: another number of threads rounds otherwise, like another seed")
     try:
         if run.is_dir():  # it may be a model file
             Run(run).write(Run(run).evaluation_file, results.to_json())

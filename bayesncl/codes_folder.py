@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .arrays import read_arrays
+from .arrays import check_room, read_arrays
 from .codes import ReadableCodes
 from .data.archive import safe_name
 from .data.images import printable
@@ -140,6 +140,8 @@ class CodesFolder(Folder):
             tree.pop("bayesncl", None)
             about = About(**tree)
             if not isinstance(about.embeddings, dict) or not isinstance(about.encoder, dict | None):
+                raise ValueError
+            if not isinstance(about.images, str | None) or not isinstance(about.recipe, dict | None):
                 raise ValueError
             return about
         except (KeyError, ValueError, TypeError):
@@ -282,6 +284,7 @@ class CodesFolder(Folder):
         try:
             if self._own(path).stat().st_size > MOST_JSON:
                 raise self.damaged(path)
+            check_room(20 * path.stat().st_size, f"{path} as read")  # lists of small things are that much larger
             data = path.read_bytes()
             tree = json.loads(data)
         except (OSError, ValueError, RecursionError) as error:

@@ -148,7 +148,7 @@ class Log:
             try:
                 name, length, time, why = json.loads(line)
                 found.append((str(name), int(length), int(time), None if why is None else str(why)))
-            except (ValueError, TypeError, RecursionError):
+            except (ValueError, TypeError, OverflowError, RecursionError):
                 break
         return found
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 FORMAT = "bayesncl-codes-1"
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 MAX_BYTES = 16 << 30
+LARGEST = 1e30  # weight or moment; two of them overflow a product in float32
 MAX_WIDTH = 1 << 20  # of embeddings and of codes
 DAMAGE = (  # what forged headers and tensors raise
     *(OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError, MemoryError),
@@ -125,8 +126,8 @@ def _build(cls: type[Codes], config: dict[str, Any], tensors: dict[str, Tensor])
     if not (1 <= dim <= MAX_WIDTH and 1 <= width <= MAX_WIDTH):
         raise InputError(f"codes of {dim} dimensions from {width} features")
     for name, t in tensors.items():
-        if not bool(torch.isfinite(t).all()):
-            raise InputError(f"{name} is not finite")
+        if not bool((t.abs() <= LARGEST).all()):
+            raise InputError(f"{name} holds NaN, infinity or a number above {LARGEST:g}")
     if "feature_names" in config:
         codes.feature_names_in_ = np.array(config["feature_names"], dtype=object)
     with torch.device("meta"):  # shapes are compared before anything of that size is made
@@ -141,6 +142,8 @@ def _build(cls: type[Codes], config: dict[str, Any], tensors: dict[str, Tensor])
     for t in codes.moments_:
         if t.shape != (width,) or t.dtype != torch.float64:
             raise InputError("the mean or the scale does not fit")
+    if not bool((codes.moments_.scale > 0).all()):
+        raise InputError("the scale is not positive")
     return codes
 
 
@@ -192,7 +195,9 @@ class State:
         }
         shaped = all(t.shape == (() if key == "step" else p.shape) for p, m in moments.items() for key, t in m.items())
         every = [*head.values(), *(t for each in moments.values() for t in each.values())]
-        sound = all(t.dtype == torch.float32 and bool(t.isfinite().all()) for t in every)
+        sound = all(t.dtype == torch.float32 and bool((t.abs() <= LARGEST).all()) for t in every)
+        sound = sound and all(bool((m[key] >= 0).all()) for m in moments.values() for key in ("step", "exp_avg_sq"))
+        sound = sound and all(float(m["step"]) < 2**53 for m in moments.values())
         if not (shaped and sound and 0 <= step < 2**53):
             raise ValueError("moments or step")
         partners = tensors["partners"]

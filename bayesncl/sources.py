@@ -100,7 +100,7 @@ def photo_labels(pile: Pile, table: Path | None) -> list[str] | None:
     if table is None:
         return pile.classes
     found = read_arrays(table, ("y", "names"))
-    if "names" not in found or "y" not in found:
+    if any(key not in found or found[key].ndim != 1 for key in ("names", "y")):
         raise InputError(f"{table}: labels of photos need a table with the columns name and label")
     by_name = {str(name).replace(os.sep, "/"): str(y) for name, y in zip(found["names"], found["y"])}
     labels = [by_name.get(name, by_name.get(name.rpartition("/")[2])) for name in pile.names]
@@ -116,6 +116,9 @@ def read_labels(path: Path, names: np.ndarray | None, n: int) -> tuple[np.ndarra
     found = read_arrays(path, ("y", "names", "labels", "z"))
     labels = found.get("y", found.get("labels"))
     theirs = found.get("names")
+    for column in (labels, theirs):
+        if column is not None and column.ndim != 1:
+            raise InputError(f"{path}: labels and names must be [N], got {list(column.shape)}")
     if labels is None and theirs is None:
         raise InputError(f"{path}: no labels in it, expected y [N], or a table with the column label")
     if names is not None and theirs is not None and labels is not None:

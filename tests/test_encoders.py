@@ -235,3 +235,13 @@ def test_pool() -> None:
     assert torch.equal(pool({"last_hidden_state": x, "pooler_output": x[:, :, 0, 0]}), x[:, :, 0, 0])
     with pytest.raises(InputError, match="got NoneType"):
         pool(None)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"spec": 5}, {"spec": "a\0b"}, {"weights": 3}, {"size": "x"}, {"size": 10**9}, {"size": True}, {"mean": "abc"},
+     {"std": [None, 1, 1]}, {"mean": [10**400] * 3}],
+)  # fmt: skip
+def test_a_request_from_a_file_has_the_right_types(wrong: dict[str, object]) -> None:
+    with pytest.raises(InputError):
+        Request(**({"spec": "x.onnx"} | wrong))  # type: ignore[arg-type]

@@ -70,9 +70,18 @@ def as_tensor(rows: np.ndarray) -> Tensor:
 
 
 def release(features: np.ndarray) -> None:
-    """Let go of the pages of a mapped file that were read; else they count as memory of the process until it ends."""
+    """Let go of the pages of a mapped file that were read; else they count as memory of the process until it ends.
+
+    Called between blocks, so it looks whether the file is still there to its end: to read on would kill the process.
+    """
     mapped = getattr(features, "_mmap", None)
-    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+    if mapped is None:
+        return
+    offset = getattr(features, "offset", 0)
+    if mapped.size() < offset - offset % mmap.ALLOCATIONGRANULARITY + len(mapped):
+        name = getattr(features, "filename", None) or "the file"
+        raise InputError(f"{name} was cut while it was read: start again once it is whole")
+    if hasattr(mmap, "MADV_DONTNEED"):
         mapped.madvise(mmap.MADV_DONTNEED)
 
 

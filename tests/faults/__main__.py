@@ -25,6 +25,7 @@ FAULTS: dict[str, tuple[Fault, int, int]] = {
     "checkpointing": (kills.checkpointing, 4, 60),
     "caching": (kills.caching, 3, 30),
     "reporting": (kills.reporting, 3, 30),
+    "fitting": (kills.fitting, 4, 40),
     "checkpoints": (damage.checkpoints, 20, 100),
     "full_disk": (damage.full_disk, 4, 20),
     "read_only": (damage.read_only, 0, 0),

@@ -9,11 +9,13 @@ Input i of a grammar depends on seed, grammar and i alone.
 from __future__ import annotations
 
 import argparse
+import atexit
 import copy
 import hashlib
 import io
 import json
 import random
+import shutil
 import signal
 import struct
 import sys
@@ -24,11 +26,14 @@ import traceback
 import warnings
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
 
 from bayesncl import ReadableCodes, checkpoint, shelf
@@ -36,12 +41,14 @@ from bayesncl import model as weights
 from bayesncl.arrays import as_features, as_labels, read_arrays, unit_rows
 from bayesncl.atlas.contents import tabulate
 from bayesncl.atlas.sources import read_summary
+from bayesncl.codes_folder import About, CodesFolder, Rows
 from bayesncl.data import arrays as array_images
 from bayesncl.data import shards
 from bayesncl.errors import InputError
 from bayesncl.files import tensor_bytes
 from bayesncl.heads import HEADS
 from bayesncl.names import find_names, names_json, parse_names, read_names
+from bayesncl.photos import Log
 from bayesncl.quiz import join_quizzes, quiz_json, render_quiz
 from bayesncl.recipes import PARTS, Data, recipe_from_json
 from bayesncl.reproduce.ledger import train_seconds
@@ -233,7 +240,7 @@ def good_codes() -> dict[str, ReadableCodes]:
 @cache
 def packed(method: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     raw, config = shelf._pack(good_codes()[method])
-    return weights.safetensors.torch.load(raw), json.loads(config)
+    return safetensors.torch.load(raw), json.loads(config)
 
 
 def make_codes(rng: random.Random, path: Path) -> None:
@@ -275,6 +282,57 @@ def take_fit(path: Path) -> None:
     for p in state.head.parameters():
         p.grad = torch.ones_like(p)
     state.optimiser.step()
+
+
+ABOUT = About("photos", "../photos", "../photos", {"spec": "x", "fingerprint": "y"})
+ROWS = Rows(("a.png", "b/c.png", "d.png"), np.array([0, 1, 0]), ("ant", "bee"), 1, ((1, 2), (3, 4), (5, 6)))
+
+
+def make_folder(rng: random.Random, path: Path) -> None:
+    """A folder of codes whose rows have the hash that codes.json gives them."""
+    folder = CodesFolder(path.parent)
+    known = ABOUT.encoder or {}
+    if rng.random() < 0.5:  # a run of ours, whose fingerprint cannot be known beforehand
+        weights.save_model(good_model(), path.with_name("model.safetensors"))
+        known = known | {"spec": str(path.with_name("model.safetensors"))}
+    folder.put_rows(replace(ABOUT, encoder=known), ROWS, [np.ones((3, 5), np.float32)], 5)
+    shutil.copyfile(packed_file(), folder.codes_file)
+    rows = spoil(text_of(bend(json.loads(ROWS.to_json()), rng)), rng, 0.1)
+    folder.rows_file.write_bytes(rows)
+    tree = json.loads(folder.about_file.read_text())
+    tree["embeddings"]["names"] = hashlib.blake2b(rows, digest_size=16).hexdigest()
+    make_json(tree, rng, path)
+    folder.log.write_bytes(bytes(60))
+    head = json.dumps({"encoder": "y", "features": 5})
+    lines = [text_of(bend(["a.png", 1, 2, None], rng)) for _ in range(3)]
+    folder.log_index.write_bytes(spoil(b"\n".join([head.encode(), *lines, b""]), rng))
+
+
+@cache
+def packed_file() -> Path:
+    place = Path(tempfile.mkdtemp(prefix="bayesncl-fuzz-")) / "codes.safetensors"
+    good_codes()["ncl"].save(place)
+    atexit.register(shutil.rmtree, place.parent, True)
+    return place
+
+
+def take_folder(path: Path) -> None:
+    """What fit, embed, atlas and evaluate read of it; each part is tried, whatever became of the others."""
+    folder = CodesFolder(path.parent)
+    Log(folder, SimpleNamespace(fingerprint="y", features=5)).begin()  # type: ignore[arg-type]
+    refused = []
+    for part in (folder.about, folder.rows, folder.embeddings, folder.codes, folder.open_encoder):
+        try:
+            part()
+        except InputError as error:
+            refused.append(error)
+    try:
+        folder.photo_paths(folder.rows().names)
+    except InputError as error:
+        refused.append(error)
+    for error in refused:
+        if "\n" in str(error) or len(str(error)) > 2000:
+            raise error
 
 
 def make_tar(rng: random.Random, path: Path) -> None:
@@ -374,6 +432,7 @@ GRAMMARS: dict[str, Grammar] = {
     "checkpoint": ("step-4.ckpt", make_checkpoint, take_checkpoint),
     "codes": ("codes.safetensors", make_codes, take_codes),
     "fit": ("fit.safetensors", make_fit, take_fit),
+    "folder": ("codes.json", make_folder, take_folder),
     "tar": ("0.tar", make_tar, take_tar),
     "names": ("names.json", partial(make_json, NAMES), take_names),
     "quiz": ("quiz.json", partial(make_json, QUIZ), take_quiz),

@@ -23,7 +23,7 @@ from bayesncl.atlas import AtlasRun, build_atlas
 from bayesncl.measure.result import to_json
 from bayesncl.recipes import Data
 from tests.conftest import tiny_images, tiny_recipe
-from tests.faults.harness import Child, Outcome, contents, run
+from tests.faults.harness import Child, Outcome, command, contents, run
 
 WRITERS = {module.__file__ for module in (files, checkpoint, runs, model)}
 VOLATILE = ("environment.json", "metrics.jsonl")  # hold dates and speeds
@@ -161,4 +161,31 @@ def reporting(tries: int, folder: Path, rng: random.Random) -> Outcome:
         )
         if rng.random() < 0.5:
             shutil.rmtree(place)
+    return outcome
+
+
+def fitting(tries: int, folder: Path, rng: random.Random) -> Outcome:
+    """Killed while codes are fitted to photos or to an array: the next fit ends in the same bytes."""
+    outcome = Outcome("SIGKILL while fitting codes")
+    run(lambda: train_in(folder / "encoder"), folder)
+    pictures = write_pictures(folder / "pictures", 40, 24)
+    np.save(folder / "x.npy", np.random.default_rng(0).normal(size=(200, 8)).astype(np.float32))
+    encoder = ("--encoder", folder / "encoder/model.safetensors")
+    for source, words in ((pictures, encoder), (folder / "x.npy", ())):
+        place = {name: folder / f"{name}-{source.stem}" / "codes" for name in ("undisturbed", "killed")}
+        fit = {name: command("fit", source, "-o", out, "--dim", "16", *words) for name, out in place.items()}
+        ended = run(fit["undisturbed"], folder)
+        undisturbed = contents(place["undisturbed"])
+        outcome.check(ended.status == 0, f"undisturbed: {ended.text[-300:]}")
+        for _ in range(tries // 2):
+            for _ in range(rng.randint(1, 3)):
+                child = Child(fit["killed"], folder)
+                time.sleep(rng.uniform(0, ended.seconds))
+                child.kill()
+                child.wait()
+            after = run(fit["killed"], folder)
+            found = contents(place["killed"])
+            wrong = sorted(k for k in found.keys() | undisturbed.keys() if found.get(k) != undisturbed.get(k))
+            outcome.check(after.status == 0 and not wrong, f"{source.name}: {after.status} {wrong} {after.text[-300:]}")
+            shutil.rmtree(place["killed"])
     return outcome
