@@ -22,7 +22,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from .data.images import printable
+from .data.images import printable, shown
 from .errors import InputError
 
 Array = Any  # numpy array or torch tensor, or what numpy makes an array of
@@ -62,27 +62,26 @@ def read_arrays(path: str | Path, names: Sequence[str], needed: Sequence[str] = 
     Numbers, booleans or text by name, memory-mapped where they are not compressed.
     """
     path = Path(path)
-    shown = printable(str(path), 300)
     if not path.is_file():
-        raise InputError(f"{shown}: no such file")
+        raise InputError(f"{shown(path)}: no such file")
     try:
         members = _members(path, names)
         for name in needed:
             if name not in members:
                 held = ", ".join(sorted(members)) or "nothing"
-                raise InputError(f"{shown}: no array named {name} in it, it holds {printable(held, 200)}")
+                raise InputError(f"{shown(path)}: no array named {name} in it, it holds {printable(held, 200)}")
         found = {}
         for name in names:
             if name in members:
                 try:
                     found[name] = _checked_text(members[name]())
                 except InputError as error:
-                    raise InputError(f"{shown}, array {name}: {error}") from None
+                    raise InputError(f"{shown(path)}, array {name}: {error}") from None
         return found
     except InputError:
         raise
     except DAMAGE as error:
-        raise InputError(f"{shown}: cannot be read: {_line(error)}") from None
+        raise InputError(f"{shown(path)}: cannot be read: {_line(error)}") from None
 
 
 def read_features(path: str | Path, labels_path: str | Path | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -200,9 +199,7 @@ def _members(path: Path, names: Sequence[str]) -> dict[str, Reader]:
         return _tensors(path)
     if path.suffix == ".csv":
         return _csv(path)
-    raise InputError(
-        f"{printable(str(path), 300)} is not an .npz, .npy, .safetensors, .csv or .parquet file that can be read"
-    )
+    raise InputError(f"{shown(path)} is not an .npz, .npy, .safetensors, .csv or .parquet file that can be read")
 
 
 def _zipped(path: Path, info: zipfile.ZipInfo) -> Reader:
@@ -249,9 +246,7 @@ def _map_npy(path: Path, start: int, end: int) -> np.ndarray:
     return _map(path, start, end, shape, dtype, fortran)
 
 
-def _map(
-    path: Path, start: int, end: int, shape: Sequence[int], dtype: np.dtype, fortran: bool = False
-) -> np.ndarray:
+def _map(path: Path, start: int, end: int, shape: Sequence[int], dtype: np.dtype, fortran: bool = False) -> np.ndarray:
     there = min(end, os.path.getsize(path)) - start
     if _checked_size(shape, dtype, there) == 0:
         return np.empty(shape, dtype)
@@ -288,7 +283,7 @@ def _tensors(path: Path) -> dict[str, Reader]:
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(MAX_TENSORS, whole - 8):
-            raise InputError(f"{printable(str(path), 300)}: its header is said to take {length:,} bytes")
+            raise InputError(f"{shown(path)}: its header is said to take {length:,} bytes")
         header = json.loads(file.read(length))
 
     def reader(entry: Any) -> Reader:
@@ -311,7 +306,7 @@ def _tensors(path: Path) -> dict[str, Reader]:
 
 def _csv(path: Path) -> dict[str, Reader]:
     """Features, labels and names of a table with a heading; one of numbers alone may do without."""
-    check_room(16 * os.path.getsize(path), f"{printable(str(path), 300)}: the table")
+    check_room(16 * os.path.getsize(path), f"{shown(path)}: the table")
     with open(path, newline="", encoding="utf-8-sig") as file:
         rows = csv.reader(file)
         first = next(rows, [])
@@ -321,9 +316,7 @@ def _csv(path: Path) -> dict[str, Reader]:
 
         def take(row: list[str]) -> None:
             if len(row) != len(first):
-                raise InputError(
-                    f"{printable(str(path), 300)}, line {rows.line_num}: {len(row)} columns, expected {len(first)}"
-                )
+                raise InputError(f"{shown(path)}, line {rows.line_num}: {len(row)} columns, expected {len(first)}")
             values.extend([float(cell) for cell, kind in zip(row, kinds) if kind == "z"])
             for cell, kind in zip(row, kinds):
                 if kind != "z":
@@ -371,7 +364,7 @@ def _parquet(path: Path) -> dict[str, Reader]:
             batches.append(batch)
             free -= 2 * batch.nbytes
             if free < 0:
-                raise InputError(f"{printable(str(path), 300)}: the table would take over half of free memory")
+                raise InputError(f"{shown(path)}: the table would take over half of free memory")
         table = pyarrow.Table.from_batches(batches)
         found: dict[str, Reader] = {}
         features = []
@@ -385,7 +378,7 @@ def _parquet(path: Path) -> dict[str, Reader]:
             else:
                 features.append(column.to_numpy()[:, None])
     except pyarrow.ArrowException as error:
-        raise InputError(f"{printable(str(path), 300)}: cannot be read: {_line(error)}") from None
+        raise InputError(f"{shown(path)}: cannot be read: {_line(error)}") from None
     if features:
         found["z"] = lambda: features[0] if len(features) == 1 else np.hstack(features)
     return found

@@ -68,7 +68,10 @@ def demo(
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="open the page in a browser")] = True,
     quiet: Quiet = False,
 ) -> None:
-    """Learn readable codes of built-in photographs. Opens their atlas, in two minutes on two cores."""
+    """See it work: readable codes of built-in photographs.
+
+    Trains a small encoder, fits codes to it and opens their atlas, in two minutes on two cores.
+    """
     find_recipe("scenes" if methods else "textures", changes)  # a mistake is told before anything else
     display = cli.open_display(quiet)
     display.note(f"about {'20' if methods else 'two'} minutes on two cores, unless it is done already")

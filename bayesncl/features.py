@@ -6,6 +6,7 @@ the data's order, the training batch size, and the pixel statistics of the publi
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from . import distributed
 from .backbones import batch_statistics
 from .data.images import Images, Progress
 from .errors import InputError
-from .model import Encoder
+from .model import Encoder, in_eval_mode
 
 
 class Extracted(NamedTuple):
@@ -67,27 +68,16 @@ def extract(
     parts: list[tuple[Tensor, ...]] = []
     starts = list(range(0, len(images), size))
     mine = np.array_split(starts, distributed.world_size())[distributed.rank()].tolist()
-    was_training = model.training
-    model.eval()
-    try:
+    with in_eval_mode(model), batch_statistics(model) if mode == "paper" else nullcontext():
         for i, start in enumerate(mine):
             pixels = torch.from_numpy(np.array(images.pixels[start : start + size])).to(mean.device)
-            x = (centre_crop(pixels, recipe.views.size).float() / 255 - mean) / std
-            if mode == "paper":
-                with batch_statistics(model):
-                    features = model(x)
-            else:
-                features = model(x)
-            opened = (
-                features.mask > model.recipe.gate.threshold
-                if features.mask is not None and hard
-                else features.z.new_zeros(len(x), 0, dtype=torch.bool)
-            )
+            features = model((centre_crop(pixels, recipe.views.size).float() / 255 - mean) / std)
+            opened = features.z.new_zeros(len(pixels), 0, dtype=torch.bool)
+            if hard and features.mask is not None:
+                opened = features.mask > recipe.gate.threshold
             parts.append((features.h.float(), features.z, features.gated, opened))
             if progress:
                 progress(i + 1, len(mine), "features")
-    finally:
-        model.train(was_training)
     if not parts:
         if distributed.world_size() == 1:
             raise InputError("there are no images to take features of")

@@ -95,11 +95,15 @@ class Projector(Head):
         self.projector = mlp(features, model.hidden, model.dim, depth=depth)
         self.gate = mlp(features, gate.hidden or model.hidden, model.dim, depth=gate.depth) if self.kind else None
 
-    def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
+    def project(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """p(h) and what the rectifier makes of it, [N, D] both."""
         raw = self.projector(h)
         if self.options.layer_norm:
             raw = F.layer_norm(at_least_float32(raw), raw.shape[1:])
-        z = rectify(raw, self.options.rectifier)
+        return raw, rectify(raw, self.options.rectifier)
+
+    def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
+        raw, z = self.project(h)
         if self.options.top_k:
             z = z * top_k_mask(z, self.options.top_k)
         z = normalise(z)
@@ -163,9 +167,9 @@ class Prototypes(Head):
 
     @torch.no_grad()
     def start(self, h: Tensor) -> None:
-        """W begins as the principal axes of h, prototypes as rows spread over h, a little shaken.
+        """W begins as the principal axes of h; prototypes in random directions, the same ones every time.
 
-        Against a random start seeds agree more and short fits are better.
+        Prototypes that begin on rows, or on the centres of k-means, stay narrow: their classes are read less well.
         """
         generator = torch.Generator().manual_seed(0)
         count = min(self.projection.out_features, len(h))
@@ -173,10 +177,7 @@ class Prototypes(Head):
         for _ in range(6):  # subspace iteration: towards the principal axes, up to a turn that no cosine sees
             axes = torch.linalg.qr(h.T @ (h @ axes))[0]  # [F, count]
         self.projection.weight[:count] = axes.T
-        p = normalise(self.projection(h[torch.linspace(0, len(h) - 1, self.dim, device=h.device).long()]))
-        # rows that are duplicates must not give prototypes that stay alike for ever
-        noise = torch.randn(p.shape, generator=generator).to(p) * (0.3 / math.sqrt(p.shape[1]))
-        self.prototypes.copy_(normalise(p + noise))
+        self.prototypes.copy_(normalise(torch.randn(self.prototypes.shape, generator=generator)))
 
     def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
         s = normalise(self.projection(h)) @ normalise(self.prototypes).T  # [N, D]

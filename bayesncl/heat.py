@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .errors import InputError
-from .gates import at_least_float32, rectify
-from .model import Encoder
+from .model import Encoder, in_eval_mode
 
 STRONGEST = 8  # dimensions of an image whose maps are kept
 DRAWS = 4  # random quarters beside the hottest one
@@ -60,23 +58,16 @@ def heat_maps(model: Encoder, pixels: np.ndarray, dims: np.ndarray, batch: int =
         raise InputError("the backbone gives no features by position, so there is no map of where a dimension fires")
     wanted = torch.from_numpy(np.array(np.broadcast_to(dims, (len(pixels), np.shape(dims)[-1])), np.int64))
     seen: list[Tensor] = []
-    handle = model.backbone.pool.register_forward_pre_hook(lambda _, given: seen.append(given[0]))  # type: ignore
-    was_training, device, parts = model.training, model.mean.device, []
-    model.eval()
-    try:
+    hook = model.backbone.pool.register_forward_pre_hook(lambda _, given: seen.append(given[0]))  # type: ignore
+    device, parts = model.mean.device, []
+    with hook, in_eval_mode(model):
         for a in range(0, len(pixels), batch):
             model.backbone(model.normalise_pixels(torch.from_numpy(np.array(pixels[a : a + batch])).to(device)))
             f = seen.pop()  # [n, F, h, w]
             n, _, h, w = f.shape
-            z = model.projector(f.permute(0, 2, 3, 1).reshape(n * h * w, -1))
-            if model.recipe.model.layer_norm:
-                z = F.layer_norm(at_least_float32(z), z.shape[1:])
-            z = rectify(z, model.recipe.model.rectifier).reshape(n, h * w, -1)
+            z = model.head.project(f.permute(0, 2, 3, 1).reshape(n * h * w, -1))[1].reshape(n, h * w, -1)
             picked = wanted[a : a + n, None].expand(n, h * w, -1).to(device)
             parts.append(z.gather(2, picked).transpose(1, 2).reshape(n, -1, h, w).float().cpu())
-    finally:
-        handle.remove()
-        model.train(was_training)
     return torch.cat(parts).numpy()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from .files import digest, read_tensors, tensor_bytes, write_atomic
 from .heads import Features, Projector
 from .objective import check_keep, keep_strongest
 from .pixels import as_pixels
-from .recipes import Recipe, recipe_from_json
+from .recipes import Recipe, recipe_from_json, replace_fields
 from .run import Run
 
 if TYPE_CHECKING:
@@ -193,7 +192,7 @@ def load_run(path: str | Path, device: str | torch.device = "cpu") -> Encoder:
         raise InputError(f"{path} is damaged: its checksum does not match")
     recipe = recipe_from_json(metadata["recipe"], str(path))
     if run.recipe_file.is_file():  # a run's own folder knows where its images are; the weights do not
-        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, root=run.recipe().data.root))
+        recipe = replace_fields(recipe, data={"root": run.recipe().data.root})
     return fill_model(recipe, restored(tensors), path).eval().to(device)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .data.decode import MOST_BYTES, Square, Undecodable, decode_with, fit, to_rgb
-from .data.images import printable
+from .data.images import printable, shown
 from .errors import InputError
 
 if TYPE_CHECKING:
@@ -86,14 +86,13 @@ def read_picture(picture: Image | Path, use: Callable[[Image], Any], enough: int
     """What `use` makes of a PIL image or a file, as RGB and upright."""
     if not isinstance(picture, Path):
         return use(to_rgb(picture))
-    shown = printable(str(picture), 300)
     try:
         if picture.is_dir():
-            raise InputError(f"{shown}: a folder, expected an image file")
+            raise InputError(f"{shown(picture)}: a folder, expected an image file")
         if picture.stat().st_size > MOST_BYTES:
-            raise InputError(f"{shown}: larger than {MOST_BYTES >> 20} MiB")
+            raise InputError(f"{shown(picture)}: larger than {MOST_BYTES >> 20} MiB")
         return decode_with(picture.read_bytes(), enough, use)
     except Undecodable as error:
-        raise InputError(f"{shown}: {printable(str(error), 200)}") from None
+        raise InputError(f"{shown(picture)}: {printable(str(error), 200)}") from None
     except OSError as error:
-        raise InputError(f"{shown}: {error.strerror or error}") from None
+        raise InputError(f"{shown(picture)}: {error.strerror or error}") from None

@@ -68,7 +68,7 @@ def test_the_background_dimensions_carry_the_error(scene) -> None:
 
 def test_shuffled_backgrounds_stay_within_their_class(scene) -> None:
     _, y, b = scene
-    shuffled = module._shuffle_within(b, y, 0)
+    shuffled = module._shuffle_within(b, y)
     assert not np.array_equal(shuffled, b)
     for c in range(3):
         assert sorted(shuffled[y == c]) == sorted(b[y == c])

@@ -57,7 +57,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Result]
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize(
-    ("kind", "limit"), [("batchnorm", 5e-5), ("plain", 1e-5), ("double", 1e-10), ("gumbel", 1e-5), ("extract", 1e-6)]
+    ("kind", "limit"), [("batchnorm", 5e-5), ("plain", 5e-5), ("double", 1e-10), ("gumbel", 1e-5), ("extract", 1e-6)]
 )
 def test_equals_one_process(compared: dict[int, list[Result]], kind: str, limit: float, world: int) -> None:
     """Loss, the gradient of every parameter, weights after 20 steps, extracted features; on every process."""

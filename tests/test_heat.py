@@ -31,8 +31,8 @@ class Positions(nn.Module):
 def model() -> Encoder:
     """Three dimensions: redder, greener, bluer than grey."""
     made = Encoder(tiny_recipe("ncl"), Positions())
-    made.projector = nn.Sequential(nn.Linear(3, 3, bias=False))
-    made.projector[0].weight.data = torch.eye(3)
+    made.head.projector = nn.Sequential(nn.Linear(3, 3, bias=False))
+    made.head.projector[0].weight.data = torch.eye(3)
     return made.eval()
 
 

@@ -71,8 +71,8 @@ def test_a_trained_run_is_only_measured(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(runner, "train", lambda *a, **k: pytest.fail("trained again"))
     with Run(tmp_path / "models" / Path(ledger.file_name(recipe)).stem).lock():  # another process is at it
         assert runner.run_list([recipe], None, tmp_path, tmp_path / "models") == []
-    (path,) = runner.run_list([recipe], None, tmp_path, tmp_path / "models", keep_models=False)
-    assert not (tmp_path / "models" / path.stem).exists()
+    (path,) = runner.run_list([recipe], None, tmp_path, tmp_path / "models")
+    assert Run(tmp_path / "models" / path.stem).finished()
 
 
 def test_what_another_process_measured_meanwhile_is_left_alone(
@@ -110,7 +110,7 @@ def test_a_list_is_recorded_run_by_run(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_run_without_images_is_noted_and_the_list_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    todo = [("cifar100-ncl", ["run.seed=1"]), ("cifar100-bayesncl", [])]
+    todo = [change(named("cifar100-ncl"), ["run.seed=1"]), named("cifar100-bayesncl")]
     made = runner.run_list([*todo, smoke("ncl")], str(tmp_path), tmp_path / "r", tmp_path / "m", display=Display())
     assert [path.name.split("-s")[0] for path in made] == ["scenes-ncl"]
     assert capsys.readouterr().err.count("not run: cifar100-") == 2

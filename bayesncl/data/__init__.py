@@ -123,7 +123,7 @@ def load(data: Data, split: str, progress: Progress | None = None) -> Images:
     -------
     Images; pixels may be memory-mapped.
     """
-    from .images import printable
+    from .images import shown
 
     known = DATASETS[data.name]
     if split not in known.splits:
@@ -131,7 +131,7 @@ def load(data: Data, split: str, progress: Progress | None = None) -> Images:
     try:
         return known.load(data, split, progress)
     except OSError as error:
-        raise InputError(f"{printable(str(error.filename or data.root), 300)}: {error.strerror or error}") from None
+        raise InputError(f"{shown(error.filename or data.root)}: {error.strerror or error}") from None
 
 
 def download(name: str, root: str | Path, progress: Progress | None = None) -> Path:

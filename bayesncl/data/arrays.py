@@ -10,7 +10,7 @@ from ..errors import InputError
 from . import Dataset
 from .decode import resized
 from .folder import FOLDER, given_path
-from .images import Images, Progress, at_least_two, held_out, no_test_split, printable
+from .images import Images, Progress, at_least_two, in_split, shown
 
 WANTED = (
     *("images", "labels", "y", "backgrounds", "class_names", "background_names"),
@@ -27,16 +27,16 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     `test_backgrounds`. An .npy is `images` alone. Without `test_images` a share of the images is held out.
     """
     path = given_path(data.root)
-    shown = printable(str(path), 300)
+    where = shown(path)
     arrays = read_arrays(path, WANTED, needed=("images",))
     if "labels" not in arrays and "y" in arrays:
         arrays["labels"] = arrays["y"]
     for what, names in (("labels", "class_names"), ("backgrounds", "background_names")):
-        arrays |= _numbered(arrays, what, names, shown)
-    return _split(arrays, data, split, shown)
+        arrays |= _numbered(arrays, what, names, where)
+    return _split(arrays, data, split, where)
 
 
-def _numbered(arrays: dict[str, np.ndarray], what: str, names: str, shown: str) -> dict[str, np.ndarray]:
+def _numbered(arrays: dict[str, np.ndarray], what: str, names: str, where: str) -> dict[str, np.ndarray]:
     """Labels without names, if they are words or numbers with gaps, as indices into those; the same in both splits.
 
     So the largest number does not decide how much memory the classes take.
@@ -50,89 +50,84 @@ def _numbered(arrays: dict[str, np.ndarray], what: str, names: str, shown: str) 
     return {key: np.searchsorted(distinct, arrays[key]) for key in keys} | {names: distinct.astype(str)}
 
 
-def _split(arrays: dict[str, np.ndarray], data: recipes.Data, split: str, shown: str) -> Images:
+def _split(arrays: dict[str, np.ndarray], data: recipes.Data, split: str, where: str) -> Images:
     own_test = "test_images" in arrays
     prefix = "test_" if own_test and split == "test" else ""
-    images = _channels_first(arrays[prefix + "images"], shown)
+    images = _channels_first(arrays[prefix + "images"], where)
     if split == "train":
-        at_least_two(len(images), shown)
+        at_least_two(len(images), where)
     whole = {what: arrays.get(prefix + what) for what in ("labels", "backgrounds")}
-    second = {what: _integers(values, len(images), what, shown) for what, values in whole.items()}
+    second = {what: _integers(values, len(images), what, where) for what, values in whole.items()}
     if not own_test and (data.holdout > 0 or split == "test"):
-        out = held_out([str(i) for i in range(len(images))], data.holdout, data.seed)
-        if split == "test" and not out.any():
-            raise no_test_split(shown)
-        chosen = np.flatnonzero(out == (split == "test"))
-        check_room(images[:1].nbytes * len(chosen), f"{shown} (which data.holdout=0 reads in place)")
+        chosen = np.flatnonzero(in_split([str(i) for i in range(len(images))], data, split, where))
+        check_room(images[:1].nbytes * len(chosen), f"{where} (which data.holdout=0 reads in place)")
         images = images[chosen]
         second = {what: None if values is None else values[chosen] for what, values in second.items()}
         if split == "train":
-            at_least_two(len(images), shown)
+            at_least_two(len(images), where)
     if not len(images):
-        raise InputError(f"{shown}: no images for the {split} split")
-    pixels = resized(_bytes(images, shown), data.size)
-    names = {what: _names(arrays.get(what), what, shown) for what in ("class_names", "background_names")}
+        raise InputError(f"{where}: no images for the {split} split")
+    pixels = resized(_bytes(images, where), data.size)
+    names = {what: _names(arrays.get(what), what, where) for what in ("class_names", "background_names")}
     for values, what in ((second["labels"], "class_names"), (second["backgrounds"], "background_names")):
         known = names[what]
         if values is not None and known is not None and values.max() >= len(known):
-            raise InputError(f"{shown}: label {values.max()} but only {len(known)} {what}")
+            raise InputError(f"{where}: label {values.max()} but only {len(known)} {what}")
     return Images(pixels, second["labels"], second["backgrounds"], names["class_names"], names["background_names"])
 
 
-def _channels_first(images: np.ndarray, shown: str) -> np.ndarray:
+def _channels_first(images: np.ndarray, where: str) -> np.ndarray:
     known = images.dtype == np.uint8 or images.dtype.kind == "f"
     # Both first and last of length 3 would be images 3 pixels wide: of no use, and ambiguous.
     if known and images.ndim == 4 and (images.shape[1] == 3) != (images.shape[3] == 3) and min(images.shape[1:]) > 0:
         return images if images.shape[1] == 3 else np.moveaxis(images, 3, 1)
     raise InputError(
-        f"{shown}: images are {images.dtype} {list(images.shape)}, expected uint8, or float in [0, 1], "
+        f"{where}: images are {images.dtype} {list(images.shape)}, expected uint8, or float in [0, 1], "
         "[N, height, width, 3] or [N, 3, height, width]"
     )
 
 
-def _bytes(images: np.ndarray, shown: str) -> np.ndarray:
+def _bytes(images: np.ndarray, where: str) -> np.ndarray:
     """Floats in [0, 1] to uint8, a chunk at a time; uint8 stays what it is, memory-mapped or not."""
     if images.dtype == np.uint8:
         return images
-    check_room(images.size, f"{shown} as bytes")
+    check_room(images.size, f"{where} as bytes")
     out = np.empty(images.shape, np.uint8)
     for start in range(0, len(images), CHUNK):
         chunk = np.asarray(images[start : start + CHUNK], np.float32)
         if not np.isfinite(chunk).all():
-            raise InputError(f"{shown}: NaN or infinite values among images {start} to {start + len(chunk) - 1}")
+            raise InputError(f"{where}: NaN or infinite values among images {start} to {start + len(chunk) - 1}")
         if chunk.min() < 0 or chunk.max() > 1:
-            raise InputError(f"{shown}: float images from {chunk.min():g} to {chunk.max():g}, expected 0 to 1")
+            raise InputError(f"{where}: float images from {chunk.min():g} to {chunk.max():g}, expected 0 to 1")
         out[start : start + CHUNK] = np.rint(chunk * 255)
     return out
 
 
-def _integers(values: np.ndarray | None, count: int, what: str, shown: str) -> np.ndarray | None:
+def _integers(values: np.ndarray | None, count: int, what: str, where: str) -> np.ndarray | None:
     if values is None:
         return None
     if values.shape != (count,):
-        raise InputError(f"{shown}: {what} of shape {list(values.shape)} for {count} images")
+        raise InputError(f"{where}: {what} of shape {list(values.shape)} for {count} images")
     if values.dtype.kind not in "iu":
         names = "background_names" if what == "backgrounds" else "class_names"
-        raise InputError(f"{shown}: {what} are {values.dtype}, expected integers (names go into {names})")
+        raise InputError(f"{where}: {what} are {values.dtype}, expected integers (names go into {names})")
     if count and values.min() < 0:
-        raise InputError(f"{shown}: {what} go down to {values.min()}, expected 0 or more")
+        raise InputError(f"{where}: {what} go down to {values.min()}, expected 0 or more")
     return values.astype(np.int64)
 
 
-def _names(values: np.ndarray | None, what: str, shown: str) -> tuple[str, ...] | None:
+def _names(values: np.ndarray | None, what: str, where: str) -> tuple[str, ...] | None:
     if values is None:
         return None
     if values.ndim != 1 or values.dtype.kind != "U":
-        raise InputError(f"{shown}: {what} are {values.dtype} {list(values.shape)}, expected a list of strings")
+        raise InputError(f"{where}: {what} are {values.dtype} {list(values.shape)}, expected a list of strings")
     return tuple(str(value) for value in values)
 
 
 ARRAYS = Dataset(
     name="arrays",
     title="Arrays",
-    settings=recipes.replace_fields(
-        FOLDER.settings, data={"size": 32}, views={"size": 32}, model={"stem": "cifar"}
-    ),
+    settings=recipes.replace_fields(FOLDER.settings, data={"size": 32}, views={"size": 32}, model={"stem": "cifar"}),
     load=load,
     holdout=True,
 )

@@ -22,7 +22,7 @@ from . import Dataset
 from .archive import TAR_ERRORS, safe_name
 from .decode import resized
 from .folder import existing_folder, given_path
-from .images import Images, Progress, printable
+from .images import Images, Progress, printable, shown
 from .transfer import checksum, fetch
 
 HOME = "https://www.cs.toronto.edu/~kriz/"
@@ -92,11 +92,11 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     pixels, labels = [], []
     for i, name in enumerate(wanted):
         if name not in files:
-            raise InputError(f"{_shown(path)}: {name} is missing")
-        images, numbers = (_binary if layout.binary else _python)(files.pop(name), layout, f"{_shown(path)}: {name}")
+            raise InputError(f"{shown(path)}: {name} is missing")
+        images, numbers = (_binary if layout.binary else _python)(files.pop(name), layout, f"{shown(path)}: {name}")
         if numbers.max() >= CLASSES[data.name]:
             most = CLASSES[data.name] - 1
-            raise InputError(f"{_shown(path)}: {name} holds label {numbers.max()}, expected 0 to {most}")
+            raise InputError(f"{shown(path)}: {name} holds label {numbers.max()}, expected 0 to {most}")
         pixels.append(images)
         labels.append(numbers)
         if progress:
@@ -104,8 +104,8 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     every = pixels[0] if len(pixels) == 1 else np.concatenate(pixels)
     if len(every) != OFFICIAL[split]:
         official = OFFICIAL[split]
-        warnings.warn(f"{_shown(path)}: {len(every)} {split} images, the official set has {official}", stacklevel=2)
-    names = _class_names(files.get(layout.names), layout, CLASSES[data.name], _shown(path))
+        warnings.warn(f"{shown(path)}: {len(every)} {split} images, the official set has {official}", stacklevel=2)
+    names = _class_names(files.get(layout.names), layout, CLASSES[data.name], shown(path))
     return Images(resized(every, data.size), np.concatenate(labels).astype(np.int64), class_names=names)
 
 
@@ -122,7 +122,7 @@ def _find(name: str, root: str) -> tuple[Layout, Path]:
         for layout in layouts:
             if here.name == layout.archive:
                 return layout, here
-        raise InputError(f"{_shown(here)}: expected a file named {' or '.join(x.archive for x in layouts)}")
+        raise InputError(f"{shown(here)}: expected a file named {' or '.join(x.archive for x in layouts)}")
     here = existing_folder(root)
     for layout in layouts:
         for folder in (here, here / layout.folder):
@@ -132,7 +132,7 @@ def _find(name: str, root: str) -> tuple[Layout, Path]:
         if (here / layout.archive).is_file():
             return layout, here / layout.archive
     raise InputError(
-        f"{_shown(here)}: no {name} in it; put {layouts[0].archive} from {HOME} there "
+        f"{shown(here)}: no {name} in it; put {layouts[0].archive} from {HOME} there "
         "(or the python version, or either unpacked)"
     )
 
@@ -143,15 +143,15 @@ def _read(path: Path, layout: Layout, wanted: tuple[str, ...]) -> dict[str, byte
         if path.is_dir():
             return {name: _read_file(path / name) for name in wanted if (path / name).is_file()}
         if checksum(path) != layout.md5:
-            warnings.warn(f"{_shown(path)}: not the official archive (its MD5 differs)", stacklevel=3)
+            warnings.warn(f"{shown(path)}: not the official archive (its MD5 differs)", stacklevel=3)
         files: dict[str, bytes] = {}
         with tarfile.open(path, "r:gz") as tar:
             for count, member in enumerate(tar):
                 name = safe_name(member.name)
                 if name is None or not (member.isreg() or member.isdir()) or member.issparse():
-                    raise InputError(f"{_shown(path)}: member {printable(member.name)} is a link or points outside")
+                    raise InputError(f"{shown(path)}: member {printable(member.name)} is a link or points outside")
                 if member.size > MOST_BYTES or count >= MOST_MEMBERS:
-                    raise InputError(f"{_shown(path)}: member {printable(member.name)} is not of the official archive")
+                    raise InputError(f"{shown(path)}: member {printable(member.name)} is not of the official archive")
                 base = name.removeprefix(layout.folder + "/")
                 if base in wanted and member.isreg() and (stream := tar.extractfile(member)) is not None:
                     files[base] = stream.read()
@@ -159,7 +159,7 @@ def _read(path: Path, layout: Layout, wanted: tuple[str, ...]) -> dict[str, byte
     except InputError:
         raise
     except TAR_ERRORS as error:
-        raise InputError(f"{_shown(path)}: cannot be read ({printable(str(error))})") from None
+        raise InputError(f"{shown(path)}: cannot be read ({printable(str(error))})") from None
 
 
 def _read_file(path: Path) -> bytes:
@@ -287,17 +287,9 @@ class _Unpickler(pickle.Unpickler):
         return text.encode("latin1")
 
 
-def _shown(path: Path) -> str:
-    return printable(str(path), 300)
-
-
 def _dataset(name: str, title: str, paper_dims: int, paper_k: int) -> Dataset:
-    data = recipes.Data(
-        mean=STATS[name][0],
-        std=STATS[name][1],
-        paper_mean=EVALUATION_STATS[0],
-        paper_std=EVALUATION_STATS[1],
-    )
+    (mean, std), (paper_mean, paper_std) = STATS[name], EVALUATION_STATS
+    data = recipes.Data(mean=mean, std=std, paper_mean=paper_mean, paper_std=paper_std)
     return Dataset(
         name=name,
         title=title,

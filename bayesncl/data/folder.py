@@ -9,6 +9,7 @@ import os
 import stat
 import warnings
 from collections.abc import Iterator
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from . import Dataset
 from .archive import Entry
 from .cache import decoded
 from .decode import SUFFIXES, Square
-from .images import Images, Progress, at_least_two, held_out, no_test_split, printable
+from .images import Images, Progress, at_least_two, in_split, shown
 
 
 def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Images:
@@ -29,26 +30,21 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     here, others = scan(train)
     there, others_there = scan(test) if test else ([], [])
     if not here:
-        raise InputError(f"{_shown(train)}: no image files in it (looked for {' '.join(SUFFIXES)})")
-    at_least_two(len(here), _shown(train))
+        raise InputError(f"{shown(train)}: no image files in it (looked for {' '.join(SUFFIXES)})")
+    at_least_two(len(here), shown(train))
     # Class numbers must agree between the splits, so both are looked at even where one is read.
     classes = sorted({entry.name.split("/")[0] for entry in here + there if "/" in entry.name})
     if test is None:
-        out = held_out([entry.name for entry in here], data.holdout, data.seed)
-        if split == "test" and not out.any():
-            raise no_test_split(_shown(root))
-        chosen = [entry for entry, o in zip(here, out) if o == (split == "test")]
+        chosen = list(compress(here, in_split([entry.name for entry in here], data, split, shown(root))))
         others = others if split == "train" else []  # told once
     else:
         chosen, others = (there, others_there) if split == "test" else (here, others)
     if not chosen and split == "test":
-        raise InputError(f"{_shown(test or root)}: no image files in it (looked for {' '.join(SUFFIXES)})")
+        raise InputError(f"{shown(test or root)}: no image files in it (looked for {' '.join(SUFFIXES)})")
     square = Square(data.size, data.size)
-    pixels, kept = decoded(
-        chosen, square, what=_shown(root), strict=data.strict, others=others, progress=progress
-    )
+    pixels, kept = decoded(chosen, square, what=shown(root), strict=data.strict, others=others, progress=progress)
     if split == "train":
-        at_least_two(len(pixels), _shown(root))
+        at_least_two(len(pixels), shown(root))
     names = [chosen[i].name for i in kept]
     # Decided on the whole split, so that an undecodable file does not change it.
     labelled = _labelled(here if test is None else chosen, root)
@@ -65,7 +61,7 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
 def _labelled(entries: list[Entry], root: Path) -> bool:
     inside = sum("/" in entry.name for entry in entries)
     if 0 < inside < len(entries):
-        warnings.warn(f"{_shown(root)}: images both in it and in its subfolders: taken as unlabelled", stacklevel=3)
+        warnings.warn(f"{shown(root)}: images both in it and in its subfolders: taken as unlabelled", stacklevel=3)
     return inside == len(entries)
 
 
@@ -76,7 +72,7 @@ def given_path(root: str) -> Path:
     try:
         return Path(root).expanduser()
     except RuntimeError as error:  # ~nobody
-        raise InputError(f"{printable(root, 300)}: {error}") from None
+        raise InputError(f"{shown(root)}: {error}") from None
 
 
 def existing_folder(root: str) -> Path:
@@ -85,9 +81,9 @@ def existing_folder(root: str) -> Path:
     try:
         there, folder = path.exists(), path.is_dir()
     except (OSError, ValueError) as error:  # a name too long, or with a null byte
-        raise InputError(f"{_shown(path)}: {error.args[-1] if error.args else error}") from None
+        raise InputError(f"{shown(path)}: {error.args[-1] if error.args else error}") from None
     if not folder:
-        raise InputError(f"{_shown(path)}: {'a file, expected a folder' if there else 'no such folder'}")
+        raise InputError(f"{shown(path)}: {'a file, expected a folder' if there else 'no such folder'}")
     return path
 
 
@@ -114,7 +110,7 @@ def scan(root: Path, only: frozenset[str] | None = None) -> tuple[list[Entry], l
     try:
         found = sorted(_walk(root, "", {_identity(os.stat(root))}, only), key=lambda entry: entry.name)
     except OSError as error:
-        raise InputError(f"{_shown(Path(error.filename or root))}: {error.strerror}") from None
+        raise InputError(f"{shown(Path(error.filename or root))}: {error.strerror}") from None
     images = [entry for entry in found if entry.name.lower().endswith(SUFFIXES)]
     return images, [entry.name for entry in found if not entry.name.lower().endswith(SUFFIXES)]
 
@@ -142,10 +138,6 @@ def _walk(folder: Path, prefix: str, entered: set[tuple[int, int]], only: frozen
 
 def _identity(info: os.stat_result) -> tuple[int, int]:
     return info.st_dev, info.st_ino
-
-
-def _shown(path: Path) -> str:
-    return printable(str(path), 300)
 
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -12,7 +12,7 @@ from . import Dataset
 from .cache import decoded
 from .decode import BILINEAR, Square
 from .folder import IMAGENET_MEAN, IMAGENET_STD, existing_folder, scan
-from .images import Images, Progress, printable
+from .images import Images, Progress, shown
 
 LAYOUTS = ("", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")  # where train/ and val/ lie in the usual copies
 
@@ -32,20 +32,19 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     root = existing_folder(data.root)
     folders = ("train",) if split == "train" else ("val", "test")
     found = [root / layout / f for layout in LAYOUTS for f in folders if (root / layout / f).is_dir()]
-    shown = printable(str(root), 300)
     if not found:
         wanted = " or ".join(folders)
-        raise InputError(f"{shown}: no folder {wanted} in it; expected train/WNID/*.JPEG and val/WNID/*.JPEG")
+        raise InputError(f"{shown(root)}: no folder {wanted} in it; expected train/WNID/*.JPEG and val/WNID/*.JPEG")
     wnids = classes()
     entries = [entry for entry in scan(found[0], only=frozenset(wnids))[0] if "/" in entry.name]
     missing = sorted(set(wnids) - {entry.name.split("/")[0] for entry in entries})
     if missing:
         flat = split == "test" and len(missing) == 100
         hint = "; sort the validation images into class folders first" if flat else f", the first is {missing[0]}"
-        raise InputError(f"{printable(str(found[0]), 300)}: {len(missing)} of the 100 classes have no images{hint}")
+        raise InputError(f"{shown(found[0])}: {len(missing)} of the 100 classes have no images{hint}")
     stored, evaluated = Square(data.size, data.size), Square(data.size, round(data.size * 224 / 256), BILINEAR)
     square = stored if split == "train" else evaluated
-    pixels, kept = decoded(entries, square, what=shown, strict=data.strict, progress=progress)
+    pixels, kept = decoded(entries, square, what=shown(root), strict=data.strict, progress=progress)
     names = tuple(entries[i].name for i in kept)
     number = {wnid: i for i, wnid in enumerate(wnids)}
     labels = np.array([number[name.split("/")[0]] for name in names], np.int64)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import InputError
+
+if TYPE_CHECKING:
+    from ..recipes import Data
 
 Progress = Callable[[int, int, str], None]  # done, total, what is being done
 
@@ -75,6 +79,11 @@ def printable(text: str, length: int = 80) -> str:
     return "".join(c if c.isprintable() and c != "\\" else ascii(c)[1:-1] for c in text)[: 2 * length]
 
 
+def shown(path: object) -> str:
+    """A path as messages name it."""
+    return printable(str(path), 300)
+
+
 def held_out(names: Sequence[str], share: float, seed: int) -> np.ndarray:
     """Which images are kept for testing, bool [N].
 
@@ -91,9 +100,12 @@ def held_out(names: Sequence[str], share: float, seed: int) -> np.ndarray:
     return chosen
 
 
-def no_test_split(what: str) -> InputError:
-    """The error to raise where `what` has nothing to test on."""
-    return InputError(f"{what} has no test split and data.holdout is 0: give it one, or set data.holdout to 0.1, say")
+def in_split(names: Sequence[str], data: Data, split: str, what: str) -> np.ndarray:
+    """Which images are of a split where test images are held out of one pile, bool [N]."""
+    out = held_out(names, data.holdout, data.seed)
+    if split == "test" and not out.any():
+        raise InputError(f"{what} has no test split, and data.holdout is 0: give it one, or set data.holdout=0.1")
+    return out == (split == "test")
 
 
 def at_least_two(count: int, what: str) -> None:

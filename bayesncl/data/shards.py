@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from .archive import Entry, members
 from .cache import decoded
 from .decode import SUFFIXES, Square
 from .folder import FOLDER, existing_folder, split_folders
-from .images import Images, Progress, at_least_two, held_out, no_test_split, printable
+from .images import Images, Progress, at_least_two, in_split, printable, shown
 
 MOST_CLASSES = 1_000_000
 
@@ -26,35 +27,31 @@ MOST_CLASSES = 1_000_000
 def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Images:
     """Read one split; images are ordered by shard name, then key."""
     root = existing_folder(data.root)
-    shown = printable(str(root), 300)
+    where = shown(root)
     train, test = split_folders(root)
     if test is not None:
         samples = _samples(test if split == "test" else train, progress)
     else:
         samples = _samples(train, progress)
-        at_least_two(len(samples), shown)
-        out = held_out([image.name for image, _ in samples], data.holdout, data.seed)
-        if split == "test" and not out.any():
-            raise no_test_split(shown)
-        samples = [sample for sample, o in zip(samples, out) if o == (split == "test")]
+        at_least_two(len(samples), where)
+        samples = list(compress(samples, in_split([image.name for image, _ in samples], data, split, where)))
     images = [image for image, _ in samples]
-    pixels, kept = decoded(images, Square(data.size, data.size), what=shown, strict=data.strict, progress=progress)
+    pixels, kept = decoded(images, Square(data.size, data.size), what=where, strict=data.strict, progress=progress)
     if split == "train":
-        at_least_two(len(pixels), shown)
+        at_least_two(len(pixels), where)
     labels = [samples[i][1] for i in kept]
     known = [label for label in labels if label is not None]
     if known and len(known) < len(labels):
-        raise InputError(f"{shown}: {len(labels) - len(known)} of {len(labels)} images have no .cls beside them")
-    return Images(
-        pixels, labels=np.array(known, np.int64) if known else None, names=tuple(images[i].name for i in kept)
-    )
+        raise InputError(f"{where}: {len(labels) - len(known)} of {len(labels)} images have no .cls beside them")
+    names = tuple(images[i].name for i in kept)
+    return Images(pixels, labels=np.array(known, np.int64) if known else None, names=names)
 
 
 def _samples(folder: Path, progress: Progress | None) -> list[tuple[Entry, int | None]]:
     """Every image of the shards in `folder` with its label."""
     shards = sorted(path for path in folder.glob("*.tar") if path.is_file())
     if not shards:
-        raise InputError(f"{printable(str(folder), 300)}: no .tar files in it")
+        raise InputError(f"{shown(folder)}: no .tar files in it")
     samples: list[tuple[Entry, int | None]] = []
     refused: list[str] = []
     for i, shard in enumerate(shards):
@@ -64,13 +61,11 @@ def _samples(folder: Path, progress: Progress | None) -> list[tuple[Entry, int |
         if progress:
             progress(i + 1, len(shards), "listing shards")
     if refused:
-        shown = ", ".join(printable(name) for name in refused[:5])
-        warnings.warn(
-            f"{printable(str(folder), 300)}: {len(refused)} members are links or point outside, left out: {shown}",
-            stacklevel=4,
-        )
+        some = ", ".join(printable(name) for name in refused[:5])
+        told = f"{shown(folder)}: {len(refused)} members are links or point outside, left out: {some}"
+        warnings.warn(told, stacklevel=4)
     if not samples:
-        raise InputError(f"{printable(str(folder), 300)}: no images in its {len(shards)} shards")
+        raise InputError(f"{shown(folder)}: no images in its {len(shards)} shards")
     return samples
 
 
@@ -96,7 +91,7 @@ def _label(entry: Entry, shard: Path) -> int:
     except (OSError, ValueError):
         label = -1
     if not 0 <= label < MOST_CLASSES:
-        raise InputError(f"{printable(str(shard), 300)}: {printable(entry.name)} does not hold a class number")
+        raise InputError(f"{shown(shard)}: {printable(entry.name)} does not hold a class number")
     return label
 
 

@@ -10,7 +10,7 @@ import urllib.request
 from pathlib import Path
 
 from ..errors import InputError
-from .images import Progress, printable
+from .images import Progress, printable, shown
 
 BLOCK = 1 << 20
 TIMEOUT = 30  # seconds without a byte
@@ -38,7 +38,7 @@ def fetch(url: str, path: Path, md5: str, progress: Progress | None = None) -> P
     except (OSError, http.client.HTTPException, ValueError) as error:  # URLError is an OSError
         raise InputError(
             f"cannot download {url} ({printable(str(error))}): "
-            f"fetch {path.name} by other means and put it into {printable(str(path.parent), 300)}"
+            f"fetch {path.name} by other means and put it into {shown(path.parent)}"
         ) from None
 
 

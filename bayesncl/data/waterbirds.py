@@ -20,7 +20,7 @@ from .archive import Entry, members, safe_name
 from .cache import decoded
 from .decode import Square
 from .folder import FOLDER, existing_folder, given_path
-from .images import Images, Progress, printable
+from .images import Images, Progress, printable, shown
 
 BIRDS = ("landbird", "waterbird")
 PLACES = ("land", "water")
@@ -81,7 +81,7 @@ def _images(
 def _open(root: str) -> tuple[Find, str]:
     path = given_path(root)
     if path.is_file():
-        where = printable(str(path), 300)
+        where = shown(path)
         if not path.name.endswith(".tar"):
             raise InputError(f"{where}: expected a folder or an uncompressed .tar (unpack a .tar.gz first)")
         entries, _ = members(path)
@@ -96,7 +96,7 @@ def _open(root: str) -> tuple[Find, str]:
         except OSError:  # a name too long for a file
             return None
 
-    return in_folder, printable(str(path), 300)
+    return in_folder, shown(path)
 
 
 def _table(find: Find, name: str, where: str) -> list[dict[str, str]]:

@@ -27,8 +27,6 @@ def conflict(
     labels: Array,
     backgrounds: Array,
     weights: np.ndarray | None = None,
-    mask: np.ndarray | None = None,
-    seed: int = 0,
 ) -> dict[str, Any]:
     """Background-induced error, in total and by dimension.
 
@@ -37,8 +35,6 @@ def conflict(
     features : [N, D], taken as they are (unit-norm rows make the dot product a cosine).
     labels, backgrounds : [N] integers.
     weights : [D], w of the weighted similarity; ones if None.
-    mask : [N, D], multiplied into the features (gates without the renormalisation that follows them).
-    seed : of the shuffled backgrounds behind `chance_error`.
 
     Returns
     -------
@@ -51,10 +47,9 @@ def conflict(
         `shared`, `apart`, `error`, `share` (of `added`).
     """
     features, labels, backgrounds = prepare(features, labels, backgrounds)
-    shared, apart, same, pairs_shared, pairs_apart = pair_similarity(features, labels, backgrounds, weights, mask)
+    shared, apart, same, pairs_shared, pairs_apart = pair_similarity(features, labels, backgrounds, weights)
     error = shared - apart
-    shuffled = _shuffle_within(backgrounds, labels, seed)
-    by_chance = pair_similarity(features, labels, shuffled, weights, mask)
+    by_chance = pair_similarity(features, labels, _shuffle_within(backgrounds, labels), weights)
     added = np.maximum(error, 0)
     ranking = np.argsort(-error, kind="stable")
     carried = np.cumsum(added[ranking])
@@ -93,8 +88,10 @@ def pair_similarity(
     groups, group = np.unique(np.stack([labels, backgrounds]), axis=1, return_inverse=True)
     group = group.reshape(-1)
     size = np.bincount(group).astype(float)  # [G]
-    sums = sum_by(features, group, mask)
-    own = np.sum([np.einsum("nd,nd->d", z, z) for _, z in rows(features, mask)], axis=0)
+    sums, own = np.zeros((len(size), features.shape[1])), np.zeros(features.shape[1])
+    for part, z in rows(features, mask):
+        sums += _sum_block(z, group[part], len(size))
+        own += np.einsum("nd,nd->d", z, z)
 
     def twice_pairs(parts: np.ndarray | None, values: np.ndarray) -> np.ndarray:
         """Sum of squares of the sums of `values` over groups that agree in `parts`."""
@@ -129,7 +126,6 @@ def gate_effect(
     labels: Array,
     backgrounds: Array,
     mask: np.ndarray | None = None,
-    weights: np.ndarray | None = None,
 ) -> dict[str, Any]:
     """How much of the background-induced error the gates of one model remove.
 
@@ -155,7 +151,7 @@ def gate_effect(
         raise InputError(f"features before the gates are {list(z.shape)}, after them {list(gated.shape)}")
 
     def error_and_scale(features: np.ndarray, m: np.ndarray | None) -> tuple[np.ndarray, float]:
-        shared, apart, same, _, _ = pair_similarity(features, labels, backgrounds, weights, m)
+        shared, apart, same, _, _ = pair_similarity(features, labels, backgrounds, mask=m)
         return shared - apart, float(same.sum())
 
     before, scale_before = error_and_scale(z, None)
@@ -216,33 +212,31 @@ def stability(features: Array, counterfactual: Array) -> dict[str, float]:
     }
 
 
-def firing_by_class(features: Array, labels: Array, eps: float = EPSILON) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """P(|z_k| > eps | c), [C, D]; the images of each class, [C]; the classes, [C]."""
+def firing_by_class(features: Array, labels: Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """P(z_k fires | c), [C, D]; the images of each class, [C]; the classes, [C]."""
     features = as_features(features)
     index, classes = as_labels(labels, len(features))
     size = np.bincount(index)
     fired = np.zeros((len(classes), features.shape[1]))
     for part, z in rows(features):
-        fired += _sum_block(np.abs(z) > eps, index[part], len(classes))
+        fired += _sum_block(np.abs(z) > EPSILON, index[part], len(classes))
     return fired / size[:, None], size, classes
 
 
-def conflicting_features(
-    features: Array, labels: Array, threshold: float = 0.9, eps: float = EPSILON
-) -> dict[str, Any]:
+def conflicting_features(features: Array, labels: Array, threshold: float = 0.9) -> dict[str, Any]:
     """Dimensions that fire with high probability in two or more classes (the paper's definition).
 
-    Dimension k conflicts if P(z_k > eps | c) P(z_k > eps | c') >= threshold for two classes; the classes it joins are
+    Dimension k conflicts if P(z_k fires | c) P(z_k fires | c') >= threshold for two classes; the classes it joins are
     all those for which the product with some other class reaches the threshold.
 
     Returns
     -------
     dict
-        `threshold`, `eps`, `count`, `share` (of D), `chance_count` (dimensions whose prevalence squared reaches the
+        `threshold`, `count`, `share` (of D), `chance_count` (dimensions whose prevalence squared reaches the
         threshold: those that would conflict if firing had nothing to do with the class), `dims`: a list, greatest
         product first, of `dim`, `classes` and their `probabilities` (likeliest first), `product` of the two greatest.
     """
-    probability, size, classes = firing_by_class(features, labels, eps)
+    probability, size, classes = firing_by_class(features, labels)
     prevalence = size @ probability / size.sum()
     order = np.argsort(-probability, axis=0, kind="stable")  # [C, D]
     ranked = np.take_along_axis(probability, order, axis=0)
@@ -262,7 +256,6 @@ def conflicting_features(
         )
     return {
         "threshold": threshold,
-        "eps": eps,
         "count": len(dims),
         "share": len(dims) / probability.shape[1],
         "chance_count": int((prevalence**2 >= threshold).sum()),
@@ -286,15 +279,6 @@ def rows(features: np.ndarray, mask: np.ndarray | None = None) -> Iterator[tuple
         yield part, z if mask is None else z * np.asarray(mask[part])
 
 
-def sum_by(features: np.ndarray, group: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
-    """Sums of the features (times the mask) over each group, [G, D]; group [N] holds 0..G-1."""
-    count = int(group.max()) + 1
-    total = np.zeros((count, features.shape[1]))
-    for part, z in rows(features, mask):
-        total += _sum_block(z, group[part], count)
-    return total
-
-
 def _sum_block(z: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
     total = torch.zeros(count, z.shape[1], dtype=torch.float64)
     return total.index_add_(0, torch.from_numpy(group), torch.from_numpy(z).double()).numpy()
@@ -310,10 +294,10 @@ def _unit(z: np.ndarray) -> np.ndarray:
     return counts.divide(rows, counts.norms(rows)).numpy()
 
 
-def _shuffle_within(backgrounds: np.ndarray, labels: np.ndarray, seed: int) -> np.ndarray:
+def _shuffle_within(backgrounds: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Backgrounds permuted among the images of each class."""
     shuffled = np.empty_like(backgrounds)
     shuffled[np.argsort(labels, kind="stable")] = backgrounds[
-        np.lexsort((np.random.default_rng(seed).random(len(labels)), labels))
+        np.lexsort((np.random.default_rng(0).random(len(labels)), labels))
     ]
     return shuffled

@@ -129,11 +129,6 @@ def _off(norm: Tensor) -> float:
     return float((norm - 1).abs_().where(norm > 0, 0.0).max())
 
 
-def firing(rows: Tensor, threshold: float = EPSILON) -> Tensor:
-    """Non-negative entries, with 0 for those not above the threshold."""
-    return F.threshold(rows, threshold, 0.0)
-
-
 def positive(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Row, column and value of the entries of a non-negative z [n, D] that are not zero, row by row."""
     place = z.view(-1).nonzero().squeeze(1)
@@ -300,11 +295,15 @@ def average_precision(
     -------
     float64 [D] for each pair.
     """
-    collect = _sorted_ranks if entries <= EXACT_ENTRIES else _binned_ranks
-    result = [np.zeros(features.shape[1]) for _ in labellings]
-    n = len(features)
+    n, width = features.shape
+    firing = _entries(features, labellings, detected, progress)
+    if entries <= EXACT_ENTRIES:
+        ranks = _sorted_ranks(firing, width, len(labellings), entries)
+    else:
+        ranks = _binned_ranks(firing, width, len(labellings))
+    result = [np.zeros(width) for _ in labellings]
     sizes = [np.bincount(labels) for labels in labellings]
-    for j, rank, hits in collect(features, labellings, detected, entries, progress):
+    for j, rank, hits in ranks:
         for i, hit in enumerate(hits):  # rank, hit [G]: images, and those of the class, down to the end of each tie
             positives = sizes[i][detected[i][j]]
             found = hit[-1] if len(hit) else 0
@@ -313,30 +312,25 @@ def average_precision(
     return result
 
 
+Firing = Iterator[tuple[np.ndarray, np.ndarray, list[np.ndarray]]]  # as `_entries` gives them
 Ranks = Iterator[tuple[int, np.ndarray, list[np.ndarray]]]  # dimension, rank [G], hits [G] by labelling
 
 
 def _entries(
     features: np.ndarray, labellings: Sequence[np.ndarray], detected: Sequence[np.ndarray], progress: Progress | None
-) -> Iterator[tuple[np.ndarray, np.ndarray, list[np.ndarray]]]:
+) -> Firing:
     """Firing entries by block: dimension, float32 bits (which order as the values do), is the image of the class."""
     for part, block in blocks(features, "average precision", progress):
-        row, column, values = (each.numpy() for each in positive(firing(unit(block.abs(), part.start))))
+        z = F.threshold(unit(block.abs(), part.start), EPSILON, 0.0)
+        row, column, values = (each.numpy() for each in positive(z))
         bits = values.astype(np.float32, copy=False).view(np.int32).astype(np.int64)
         yield column, bits, [y[part][row] == best[column] for y, best in zip(labellings, detected)]
 
 
-def _sorted_ranks(
-    features: np.ndarray,
-    labellings: Sequence[np.ndarray],
-    detected: Sequence[np.ndarray],
-    entries: int,
-    progress: Progress | None,
-) -> Ranks:
-    flags = len(labellings)
+def _sorted_ranks(firing: Firing, width: int, flags: int, entries: int) -> Ranks:
     keys = np.empty(entries, np.int64)  # dimension, then value descending, then one bit per labelling
     filled = 0
-    for column, bits, hits in _entries(features, labellings, detected, progress):
+    for column, bits, hits in firing:
         key = (column << 31 | (2**31 - 1 - bits)) << flags
         for i, hit in enumerate(hits):
             key |= hit.astype(np.int64) << i
@@ -344,25 +338,19 @@ def _sorted_ranks(
         filled += len(key)
     keys = keys[:filled]
     keys.sort()
-    edges = np.searchsorted(keys, np.arange(features.shape[1] + 1, dtype=np.int64) << (31 + flags))
+    edges = np.searchsorted(keys, np.arange(width + 1, dtype=np.int64) << (31 + flags))
     for j, (start, stop) in enumerate(pairwise(edges)):
         own = keys[start:stop]
         last = np.flatnonzero(np.diff(own >> flags, append=-1))
         yield j, last + 1, [np.cumsum(own >> i & 1)[last] for i in range(flags)]
 
 
-def _binned_ranks(
-    features: np.ndarray,
-    labellings: Sequence[np.ndarray],
-    detected: Sequence[np.ndarray],
-    entries: int,
-    progress: Progress | None,
-) -> Ranks:
+def _binned_ranks(firing: Firing, width: int, flags: int) -> Ranks:
     drop = 23 - BIN_BITS
     floor = int(np.float32(EPSILON).view(np.int32)) >> drop
     bins = (int(np.float32(1.001).view(np.int32)) >> drop) - floor + 1  # a unit-norm entry may exceed 1 by rounding
-    table = np.zeros((1 + len(labellings), features.shape[1] * bins), np.int32)
-    for column, bits, hits in _entries(features, labellings, detected, progress):
+    table = np.zeros((1 + flags, width * bins), np.int32)
+    for column, bits, hits in firing:
         place = column * bins + (bits >> drop) - floor
         np.add.at(table[0], place, 1)
         for row, hit in zip(table[1:], hits):

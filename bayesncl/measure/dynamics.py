@@ -31,17 +31,16 @@ class Gradients:
     ----------
     temperature : tau.
     classes : number of classes; labels lie in [0, classes). 0 if there are no labels.
-    seed : of the shuffled labels behind `chance_consistency`.
     """
 
-    def __init__(self, temperature: float, classes: int = 0, seed: int = 0) -> None:
+    def __init__(self, temperature: float, classes: int = 0) -> None:
         self.temperature = temperature
         self.classes = classes
         self.rows = 0
         self.sums: Tensor | None = None  # [5, D]: g and g^2 over all rows, over rows where z fires; firing rows
         self.fired: Tensor | None = None  # [2, C, D] firing rows by class, and by shuffled class
         self.class_rows: Tensor | None = None  # [C] rows by class
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(0)  # of the shuffled labels
 
     def update(self, z: Tensor, labels: Tensor | None = None) -> None:
         """Add one batch: z [2B, D] as given to InfoNCE, labels [B] of its images."""
@@ -146,7 +145,7 @@ def correlations(statistics: dict[str, np.ndarray], support: int = 1) -> dict[st
 
 
 def dynamics(
-    batches: Iterable[tuple[Tensor, Tensor | None]], temperature: float, classes: int = 0, seed: int = 0
+    batches: Iterable[tuple[Tensor, Tensor | None]], temperature: float, classes: int = 0
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Gradient dynamics over batches of (z [2B, D], labels [B] or None).
 
@@ -161,7 +160,7 @@ def dynamics(
         mean_to_deviation (negative).
     statistics : dict of arrays [D], see `Gradients.result`.
     """
-    gradients = Gradients(temperature, classes, seed)
+    gradients = Gradients(temperature, classes)
     for z, labels in batches:
         gradients.update(z, labels)
     statistics = gradients.result()
@@ -185,14 +184,13 @@ def dynamics(
     return row, statistics
 
 
-def instability(statistics: dict[str, np.ndarray], conflicting: np.ndarray, support: int = SUPPORT) -> dict[str, Any]:
+def instability(statistics: dict[str, np.ndarray], conflicting: np.ndarray) -> dict[str, Any]:
     """Whether conflicting dimensions have gradients of near-zero mean and high variance, as the proposition says.
 
     Parameters
     ----------
     statistics : of `Gradients.result` or `dynamics`.
     conflicting : bool [D], or the numbers of the conflicting dimensions.
-    support : firing rows a dimension needs to be compared.
 
     Returns
     -------
@@ -204,15 +202,12 @@ def instability(statistics: dict[str, np.ndarray], conflicting: np.ndarray, supp
     """
     marked = np.zeros(len(statistics["support"]), dtype=bool)
     marked[np.asarray(conflicting)] = True
-    counted = statistics["support"] >= support
+    counted = statistics["support"] >= SUPPORT
     sides = {name: _side(statistics, counted & side) for name, side in (("conflicting", marked), ("others", ~marked))}
     a, b = sides["conflicting"], sides["others"]
     if not a["dims"] or not b["dims"]:
-        return {
-            **sides,
-            "holds": None,
-            "note": f"nothing to compare: {a['dims']} conflicting dimensions, {b['dims']} others",
-        }
+        note = f"nothing to compare: {a['dims']} conflicting dimensions, {b['dims']} others"
+        return {**sides, "holds": None, "note": note}
     unsteadier = a["mean_to_deviation"] < b["mean_to_deviation"]
     wilder = a["variance"] > b["variance"]
     note = (

@@ -25,8 +25,6 @@ OWNED = (0.5, 0.1)  # precision and recall from which a class owns a dimension
 SPECTRUM_DIMS = 8192  # above, effective rank and orthogonality are left out: D^3 operations, D^2 memory
 
 Value = float | None
-
-
 UNKNOWN: dict[str, dict[str, Value]] = {name: {"effective_rank": None, "orthogonality": None} for name in DEFINITIONS}
 
 
@@ -76,9 +74,7 @@ def interpretability(
     """
     features = as_features(features)
     index, _ = as_labels(labels, len(features))
-    found = evaluate(
-        features, [index], (definition,), min_support=min_support, spectrum=spectrum, progress=progress
-    )
+    found = evaluate(features, [index], (definition,), min_support=min_support, spectrum=spectrum, progress=progress)
     return found[0][definition]
 
 
@@ -97,7 +93,10 @@ def evaluate(
     -------
     For each labelling, the dict of `interpretability` by definition.
     """
-    definitions = tuple(_checked(definition) for definition in definitions)
+    definitions = tuple(definitions)
+    for definition in definitions:
+        if definition not in DEFINITIONS:
+            raise InputError(f"definition must be paper or sound, got {definition!r}")
     if min_support < 1:
         raise InputError(f"min_support must be 1 or more images, got {min_support}")
     sound, paper = "sound" in definitions, "paper" in definitions
@@ -125,7 +124,7 @@ def evaluate(
 
 
 def consistency_by_support(
-    features: Array, labels: Array, supports: Iterable[int] = range(1, 101), *, progress: Progress | None = None
+    features: Array, labels: Array, supports: Iterable[int] = range(1, 101)
 ) -> dict[str, np.ndarray]:
     """Consistency (percent) over the dimensions that fire on at least s images, for each s.
 
@@ -134,13 +133,13 @@ def consistency_by_support(
     `support` s, `consistency` (NaN where no dimension is left), `dimensions` (how many are left).
     """
     features = as_features(features)
-    table = describe(features, as_labels(labels, len(features))[0], progress=progress)
+    table = describe(features, as_labels(labels, len(features))[0])
     assert table.consistency is not None
     least = np.array(list(supports))
     kept = [table.consistency[table.support >= max(s, 1)] for s in least]
     return {
         "support": least,
-        "consistency": np.array([_nan_mean(share) for share in kept]),
+        "consistency": np.array([share.mean() if len(share) else np.nan for share in kept]),
         "dimensions": np.array([len(share) for share in kept]),
     }
 
@@ -192,16 +191,6 @@ def spectrum_of(product: np.ndarray) -> dict[str, dict[str, Value]]:
             "orthogonality": float(distinct / live_pairs) if live_pairs else None,
         },
     }
-
-
-def _checked(definition: str) -> str:
-    if definition not in DEFINITIONS:
-        raise InputError(f"definition must be paper or sound, got {definition!r}")
-    return definition
-
-
-def _nan_mean(values: np.ndarray) -> float:
-    return float(values.mean()) if len(values) else float("nan")
 
 
 def _mean(values: np.ndarray) -> Value:

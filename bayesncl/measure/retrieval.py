@@ -64,8 +64,9 @@ def retrieval(
     features = as_features(features)
     index, _ = as_labels(labels, len(features))
     columns = choose(features, dims, ranking)
-    depth = max(_checked_ks(ks, len(features)))
-    relevance = rank_relevance(features, [index], depth, columns, weights=weights, queries=queries, progress=progress)
+    if not ks or min(ks) < 1 or max(ks) >= len(features):
+        raise InputError(f"ks must be 1 to {len(features) - 1}, the rows other than the query, got {list(ks)}")
+    relevance = rank_relevance(features, [index], max(ks), columns, weights=weights, queries=queries, progress=progress)
     return precision(relevance[definition][0], ks)
 
 
@@ -76,21 +77,12 @@ def retrieval_curve(
     ks: Sequence[int] = KS,
     definition: str = "sound",
     ranking: Array | None = None,
-    *,
-    weights: Array | None = None,
-    queries: Array | None = None,
-    progress: Progress | None = None,
 ) -> dict[int, dict[int, float]]:
     """`retrieval` for several numbers of kept dimensions: percent by k, by number of dimensions."""
     features = as_features(features)
     if ranking is None:
         ranking = column_sums(features)
-    return {
-        kept: retrieval(
-            features, labels, kept, ks, definition, ranking, weights=weights, queries=queries, progress=progress
-        )
-        for kept in dims
-    }
+    return {kept: retrieval(features, labels, kept, ks, definition, ranking) for kept in dims}
 
 
 def knn_accuracy(
@@ -100,7 +92,6 @@ def knn_accuracy(
     query_labels: Array,
     k: int = 20,
     temperature: float = 0.07,
-    progress: Progress | None = None,
 ) -> float:
     """Accuracy, in percent, of the kNN classifier.
 
@@ -145,8 +136,6 @@ def knn_accuracy(
             shares[:, : counts.shape[1]] = counts / counts.sum(1, keepdim=True).clamp_min(1)
             votes[open_end] += places[:, None] * shares
         right += int((votes.argmax(1).cpu().numpy() == wanted[start:stop]).sum())
-        if progress:
-            progress(stop, len(queries), "nearest neighbours")
     return 100 * right / len(queries)
 
 
@@ -316,12 +305,6 @@ def _count_classes(q: Tensor, value: Tensor, gallery: _Gallery, labels: Tensor) 
     for part, s in _similarities(q, gallery, None):
         counts.index_add_(0, labels[part], (s == value).T.float())
     return counts.T.double()
-
-
-def _checked_ks(ks: Sequence[int], n: int) -> Sequence[int]:
-    if not ks or min(ks) < 1 or max(ks) >= n:
-        raise InputError(f"ks must be 1 to {n - 1}, the rows other than the query, got {list(ks)}")
-    return ks
 
 
 def _checked_weights(weights: Array | None, width: int, columns: np.ndarray | None) -> Tensor | None:

@@ -27,10 +27,10 @@ CLOSE = 0.25  # "approximately": observed within a quarter of predicted
 SHUFFLES = 200
 
 
-def prevalence(features: Array, eps: float = EPSILON) -> np.ndarray:
-    """pi [D], the share of images on which each dimension exceeds eps in size."""
+def prevalence(features: Array) -> np.ndarray:
+    """pi [D], the share of images on which each dimension fires."""
     z = as_features(features)
-    return sum((np.abs(block) > eps).sum(0) for _, block in rows(z)) / np.float64(len(z))
+    return sum((np.abs(block) > EPSILON).sum(0) for _, block in rows(z)) / np.float64(len(z))
 
 
 def ipw_weights(pi: np.ndarray) -> np.ndarray:
@@ -72,7 +72,7 @@ def ipw_effect(
     return result
 
 
-def gate_costs(prior: float, clamp: float = KL_CLAMP) -> dict[str, float]:
+def gate_costs(prior: float) -> dict[str, float]:
     """KL of a gate to the prior, nats: `open`, `closed`, `net` (opening instead of closing); `_clamped` as trained.
 
     The paper charges an open gate KL(Bern(1) || Bern(rho)) = log(1/rho) and a closed one nothing. A closed gate costs
@@ -85,7 +85,7 @@ def gate_costs(prior: float, clamp: float = KL_CLAMP) -> dict[str, float]:
         return q * math.log(q / prior) + (1 - q) * math.log((1 - q) / (1 - prior))
 
     opened, closed = -math.log(prior), -math.log(1 - prior)
-    trained_open, trained_closed = kl(1 - clamp), kl(clamp)
+    trained_open, trained_closed = kl(1 - KL_CLAMP), kl(KL_CLAMP)
     return {
         "open": opened,
         "closed": closed,
@@ -96,7 +96,7 @@ def gate_costs(prior: float, clamp: float = KL_CLAMP) -> dict[str, float]:
     }
 
 
-def filtering(z: Array, opened: np.ndarray, prior: float, weight: float, seed: int = 0) -> dict[str, Any]:
+def filtering(z: Array, opened: np.ndarray, prior: float, weight: float) -> dict[str, Any]:
     """The filtering theorem: dimension k is closed if gamma pi_k (1 - pi_k) < lambda log(1/rho).
 
     gamma is not given by the theory, so it gets its best chance: every gamma is tried, and the one whose predicted
@@ -108,7 +108,6 @@ def filtering(z: Array, opened: np.ndarray, prior: float, weight: float, seed: i
     z : [N, D] features before the gates.
     opened : bool [N, D].
     prior, weight : rho and lambda.
-    seed : of the shuffles behind `agreement_chance`.
 
     Returns
     -------
@@ -131,7 +130,7 @@ def filtering(z: Array, opened: np.ndarray, prior: float, weight: float, seed: i
     closed = alive & (open_rate_active < CLOSED)
     utility = (pi * (1 - pi))[alive]
     agreement, threshold = _best_threshold(utility, closed[alive][None])
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     shuffled = np.stack([rng.permutation(closed[alive]) for _ in range(SHUFFLES)])
     chance = _best_threshold(utility, shuffled)[0]
     known = bool(closed[alive].any() and not closed[alive].all())
@@ -194,9 +193,8 @@ def information(features: Array, opened: np.ndarray, bins: int = 16) -> dict[str
     levels = 2 * bins if signed else bins
     p = np.asarray(opened).mean(0)
     counts = np.zeros((d, levels))
-    word = np.random.default_rng(0).integers(
-        1, 2**63, size=d, dtype=np.uint64
-    )  # rows by 64-bit hash: equal rows, equal hash
+    # rows by 64-bit hash: equal rows, equal hash
+    word = np.random.default_rng(0).integers(1, 2**63, size=d, dtype=np.uint64)
     hashes = np.empty(n, dtype=np.uint64)
     for part, block in rows(z):
         code = np.clip(np.floor(block * bins), -bins, bins - 1).astype(np.int64)
@@ -298,13 +296,8 @@ def _filtering_rows(found: dict[str, Any], prior: float) -> list[dict[str, Any]]
         if prior >= 0.5
         else "at rho < 0.5 the corrected condition differs from the theorem's by its scale alone"
     )
-    second = _row(
-        "filtering, cost corrected: closed dimensions",
-        corrected,
-        closed,
-        closed == 0 if prior >= 0.5 else first["holds"],
-        note,
-    )
+    holds = closed == 0 if prior >= 0.5 else first["holds"]
+    second = _row("filtering, cost corrected: closed dimensions", corrected, closed, holds, note)
     rank = found["spearman"]
     # two standard errors of a rank correlation without relation
     clear = rank is not None and counted > 2 and abs(rank) > 2 / math.sqrt(counted - 1)
@@ -365,10 +358,5 @@ def _information_row(found: dict[str, float]) -> dict[str, Any]:
         f"images, at most log N = {found['cap']:.2f}; the bound is {worth}; with C_cont = 0, as for values in [0, 1] "
         f"by differential entropy, the right side is {found['bound_zero']:.1f}"
     )
-    return _row(
-        "information bound (nats)",
-        found["bound"],
-        found["information"],
-        found["information"] <= found["bound"] + 1e-9,
-        note,
-    )
+    holds = found["information"] <= found["bound"] + 1e-9
+    return _row("information bound (nats)", found["bound"], found["information"], holds, note)

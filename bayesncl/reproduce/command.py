@@ -16,7 +16,7 @@ from ..report.tables import open_console
 from ..report.tables import write as write_table
 from ..train import find_device
 from . import figures, ledger, page
-from .experiments import EXPERIMENTS, SCALES, Experiment, find, runs, title
+from .experiments import EXPERIMENTS, MAIN, SCALES, Experiment, find, runs, title
 from .runner import Library, estimate, run_list
 from .tables import sections, text
 
@@ -175,7 +175,7 @@ def draw(
     display: Display,
 ) -> None:
     """Draw one figure; a sheet of images only where the images are at hand."""
-    dataset = "scenes" if scale == "smoke" else "cifar100"
+    dataset = "scenes" if scale == "smoke" else MAIN
     path: Path | None = folder / f"{page.file_stem(experiment.name)}.png"
     assert path is not None
     if experiment.name in figures.FIGURES:

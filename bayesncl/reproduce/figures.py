@@ -12,13 +12,13 @@ from ..measure.result import Result
 from ..report import plots
 from ..report.plots import CORRELATIONS, Curve
 from . import ledger
-from .experiments import EXPERIMENTS, paper
-from .tables import Entries, Line, mean, sections
+from .experiments import EXPERIMENTS, MAIN, paper
+from .tables import Entries, Line, mean, runs_of, sections
 
 MOST_RUNS = 3  # drawn of a method
 
 
-def draw(name: str, entries: Entries, path: Path, dataset: str = "cifar100", scale: str = "paper") -> Path | None:
+def draw(name: str, entries: Entries, path: Path, dataset: str = MAIN, scale: str = "paper") -> Path | None:
     """Draw a figure for one data set; None where the ledger has nothing to draw."""
     lines = [line for s in sections(EXPERIMENTS[name], entries, scale) if s.dataset == dataset for line in s.lines]
     return FIGURES[name](lines, entries, path) if any(line.runs for line in lines) else None
@@ -42,7 +42,7 @@ def draw_support(lines: list[Line], entries: Entries, path: Path) -> Path:
     curves = []
     for i, line in enumerate(line for line in lines if line.runs):
         name = f"{paper()['methods'][line.row.method]}, {line.runs} run{'s' if line.runs > 1 else ''}"
-        for j, entry in enumerate(runs_of(line, entries)):
+        for j, entry in enumerate(runs_of(line.row, entries)[:MOST_RUNS]):
             found = Result.from_dict(entry["measures"]).by_support()
             points = [(least, share) for least, share in found.items() if share is not None]
             curves.append(Curve(i, points, name if j == 0 else None))
@@ -82,7 +82,7 @@ def draw_gradients(lines: list[Line], entries: Entries, path: Path) -> Path:
     """Correlations of frequency, gradient variance and consistency over epochs, means over seeds."""
     methods = {}
     for line in (line for line in lines if line.runs):
-        found = [entry["dynamics"] for entry in runs_of(line, entries) if entry["dynamics"]]
+        found = [entry["dynamics"] for entry in runs_of(line.row, entries)[:MOST_RUNS] if entry["dynamics"]]
         several = f", {len(found)} runs" if len(found) > 1 else ""
         methods[paper()["methods"][line.row.method] + several] = mean_dynamics(found)
     return plots.plot_dynamics(methods, path)
@@ -112,16 +112,11 @@ FIGURES: dict[str, Draw] = {
 SHEETS = {"figure-high-entropy": "high_entropy", "figure-suppressed": "suppressed"}
 
 
-def runs_of(line: Line, entries: Entries) -> list[ledger.Entry]:
-    """The entries behind a line, at most MOST_RUNS."""
-    return entries.get(ledger.setting(line.row.recipe), [])[:MOST_RUNS]
-
-
-def sheet_entry(name: str, entries: Entries, dataset: str = "cifar100", scale: str = "paper") -> ledger.Entry | None:
+def sheet_entry(name: str, entries: Entries, dataset: str = MAIN, scale: str = "paper") -> ledger.Entry | None:
     """The run whose dimensions a sheet shows: the first seed's."""
     for section in sections(EXPERIMENTS[name], entries, scale):
         for line in section.lines if section.dataset == dataset else ():
-            for entry in runs_of(line, entries):
+            for entry in runs_of(line.row, entries)[:MOST_RUNS]:
                 if entry["exemplars"].get(SHEETS[name]):
                     return entry
     return None
@@ -145,10 +140,8 @@ def _published(line: Line, column: str) -> float | None:
 
 
 def _ours(line: Line, column: str) -> float | None:
-    values = line.cells[column].ours
-    return mean(values) if values else None
+    return mean(line.cells[column].ours) if line.cells[column].ours else None
 
 
 def _sound(line: Line, column: str) -> float | None:
-    values = line.cells[column].sound
-    return mean(values) if values else None
+    return mean(line.cells[column].sound) if line.cells[column].sound else None

@@ -108,8 +108,11 @@ def read(results: Path) -> list[Entry]:
 
 def read_entry(path: Path) -> Entry:
     """One entry, checked."""
-    entry = _json(path)
-    if entry.get("format") != FORMAT:
+    try:
+        entry: Entry = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"cannot read {path}: {error}") from None
+    if not isinstance(entry, dict) or entry.get("format") != FORMAT:
         raise InputError(f"{path}: not a ledger entry of format {FORMAT}")
     if entry.get("checksum") != checksum(entry):
         raise InputError(f"{path} does not match its checksum: entries are written by the program, never by hand")
@@ -173,13 +176,3 @@ def _effective(recipe: Recipe) -> dict[str, Any]:
 
 def _digest(tree: Any) -> str:
     return hashlib.sha256(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        tree = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"cannot read {path}: {error}") from None
-    if not isinstance(tree, dict):
-        raise InputError(f"{path}: expected an object, got {type(tree).__name__}")
-    return tree

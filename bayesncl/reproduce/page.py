@@ -14,8 +14,8 @@ from ..measure.counts import MIN_SUPPORT
 from ..measure.interpretability import MATCHED, at_l0
 from ..report.tables import write as write_table
 from . import figures, ledger
-from .experiments import EXPERIMENTS, PAIR, Experiment, paper, title
-from .tables import FAST, NOT_RUN, Cell, Entries, Section, mean, sections, spread, text
+from .experiments import EXPERIMENTS, MAIN, PAIR, Experiment, paper, title
+from .tables import FAST, NOT_RUN, Cell, Entries, Section, mean, runs_of, sections, spread, text
 
 INTRO = """# Results
 
@@ -66,16 +66,16 @@ class Claim:
     axes: tuple[tuple[str, float], ...] = ()
 
 
-MAIN = ("bayesncl", "ncl")
+METHODS = ("bayesncl", "ncl")
 CLAIMS = (
-    Claim("BayesNCL's dimensions are more consistent than NCL's", "interpretability", "consistency", *MAIN, 1),
+    Claim("BayesNCL's dimensions are more consistent than NCL's", "interpretability", "consistency", *METHODS, 1),
     Claim("... and than those of NCL+TopK", "interpretability", "consistency", "bayesncl", "ncl-topk", 1),
-    Claim("BayesNCL's dimensions have the lower class entropy H_f", "interpretability", "entropy_freq", *MAIN, -1),
-    Claim("Probe accuracy is kept (within a point)", "downstream", "acc1", *MAIN, 0),
-    Claim("Retrieval with 128 dimensions is better (P@5)", "downstream", "p@5", *MAIN, 1),
+    Claim("BayesNCL's dimensions have the lower class entropy H_f", "interpretability", "entropy_freq", *METHODS, -1),
+    Claim("Probe accuracy is kept (within a point)", "downstream", "acc1", *METHODS, 0),
+    Claim("Retrieval with 128 dimensions is better (P@5)", "downstream", "p@5", *METHODS, 1),
     Claim(
         "Gates weaken the tie of frequency and gradient variance (epoch 100)",
-        "gradients", "af_gv", *MAIN, -1, (("epoch", 100),),
+        "gradients", "af_gv", *METHODS, -1, (("epoch", 100),),
     ),
     Claim("Hard gates are more consistent than soft ones", "gating", "consistency", "bayesncl", "bayesncl-soft", 1),
     Claim(
@@ -154,7 +154,7 @@ def at_a_glance(found: Entries) -> str:
 
 def claim_row(claim: Claim, found: Entries) -> list[str]:
     """A claim, the published difference, ours by both definitions, and whether it holds by each."""
-    lines = [line for s in sections(EXPERIMENTS[claim.table], found) if s.dataset == "cifar100" for line in s.lines]
+    lines = [line for s in sections(EXPERIMENTS[claim.table], found) if s.dataset == MAIN for line in s.lines]
     wanted = claim.axes if len(claim.axes) == 2 else claim.axes * 2
     sides: list[Cell] = []
     for i, method in enumerate((claim.first, claim.second)):
@@ -211,7 +211,7 @@ def where_the_gain_comes_from(found: Entries, drawn: dict[str, str]) -> str:
         "is perfectly consistent. The figure asks for more: consistency over the dimensions that fire on at least *s* "
         "test images, for *s* from 1 to 100 (CIFAR-100, eval mode, one line per seed).\n"
     )
-    section = next(s for s in sections(EXPERIMENTS["interpretability"], found) if s.dataset == "cifar100")
+    section = next(s for s in sections(EXPERIMENTS["interpretability"], found) if s.dataset == MAIN)
     drawing = drawn.get("figure-support")
     figure = f"![Consistency by minimum support](figures/{drawing})\n" if drawing else ""
     legend = (
@@ -231,7 +231,7 @@ def support_table(section: Section, found: Entries) -> str:
     rows = []
     for line in section.lines:
         if line.row.method in PAIR:
-            runs = found.get(ledger.setting(line.row.recipe), [])
+            runs = runs_of(line.row, found)
             curves = [entry["measures"]["curves"]["consistency_by_support"] for entry in runs]
             values = [[c[s] for c in curves if c.get(s) is not None] for s in shown]
             name = paper()["methods"][line.row.method]
@@ -243,7 +243,7 @@ def shuffled_table(section: Section, found: Entries) -> str:
     """Consistency by the paper's definition beside what it gives for labels that mean nothing."""
     rows = []
     for line in section.lines:
-        measures = [entry["measures"] for entry in found.get(ledger.setting(line.row.recipe), [])]
+        measures = [entry["measures"] for entry in runs_of(line.row, found)]
         both = [(m["paper"]["consistency"], m["chance"]["paper"]["consistency"]) for m in measures]
         pairs = [(a, b) for a, b in both if a is not None and b is not None]
         columns = [[a for a, _ in pairs], [b for _, b in pairs], [a - b for a, b in pairs]]
@@ -260,7 +260,7 @@ def sound_table(section: Section, found: Entries) -> str:
     """Every sound measure of the main methods, with the level shuffled labels give."""
     rows = []
     for line in section.lines:
-        measures = [entry["measures"] for entry in found.get(ledger.setting(line.row.recipe), [])]
+        measures = [entry["measures"] for entry in runs_of(line.row, found)]
         name = paper()["methods"][line.row.method]
         rows.append([name, *_sound_cells([m["sound"] for m in measures]), str(len(measures) or NOT_RUN)])
         if measures and line.row.method in PAIR:
@@ -271,7 +271,7 @@ def sound_table(section: Section, found: Entries) -> str:
 def gate_use(section: Section, found: Entries) -> str:
     """How much of what would fire the gates of the trained BayesNCL close."""
     (line,) = (line for line in section.lines if line.row.method == "bayesncl")
-    gates = [entry["measures"]["gates"] for entry in found.get(ledger.setting(line.row.recipe), [])]
+    gates = [entry["measures"]["gates"] for entry in runs_of(line.row, found)]
     closed = [100 * (1 - g["open_where_active"]) for g in gates if g["open_where_active"] is not None]
     if not closed:
         return ""
@@ -294,11 +294,11 @@ def where_retrieval_gains(found: Entries) -> str:
         "has fewer in use. Precision at 5 with the strongest dimensions, measured soundly (CIFAR-100), beside the "
         f"number of dimensions that fire on at least {MIN_SUPPORT} test images:\n"
     )
-    section = next(s for s in sections(EXPERIMENTS["interpretability"], found) if s.dataset == "cifar100")
+    section = next(s for s in sections(EXPERIMENTS["interpretability"], found) if s.dataset == MAIN)
     shown = ("32", "64", "96", "128", "192", "256")
     rows = []
     for line in section.lines:
-        curves = [entry["measures"]["curves"] for entry in found.get(ledger.setting(line.row.recipe), [])]
+        curves = [entry["measures"]["curves"] for entry in runs_of(line.row, found)]
         used = [float(c["dimensions_by_support"][str(MIN_SUPPORT)]) for c in curves]
         values = [[c["retrieval_sound"][k]["5"] for c in curves if k in c["retrieval_sound"]] for k in shown]
         cells = [plain(used, 0), *(plain(v, 2) for v in values)]

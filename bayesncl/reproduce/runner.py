@@ -23,11 +23,11 @@ from ..measure.result import Result
 from ..model import Encoder
 from ..model import load_run as load
 from ..progress import Display
-from ..recipes import Data, Recipe, with_root
+from ..recipes import Data, Recipe, replace_fields, with_root
 from ..run import Run
 from ..train import default_device, train
 from . import ledger
-from .experiments import BACKGROUND_SETS, recipe_of
+from .experiments import BACKGROUND_SETS
 
 DEEPER = 2.3  # ResNet-50 over ResNet-18, by multiply-adds
 SHOWN_DIMS, SHOWN_IMAGES = 3, 10  # of the figures that show what dimensions respond to
@@ -45,7 +45,6 @@ def run_experiment_run(
     display: Display | None = None,
     paper_probe: bool = False,
     backgrounds: dict[str, str] | None = None,
-    keep_model: bool = True,
     complete: Callable[[ledger.Entry], bool] = lambda entry: False,
 ) -> Path:
     """Train a recipe, take every measure and enter it in the ledger.
@@ -57,7 +56,6 @@ def run_experiment_run(
     models : parent of the run folder; a half-finished run found there is resumed, a finished one is only measured.
     paper_probe : also the published 50-epoch linear probe.
     backgrounds : key in the entry's `extra` to the root of a data set in the layout of waterbirds.
-    keep_model : leave the run folder (without checkpoints) in place.
     complete : whether an entry that another process made meanwhile will do; then InputError, and nothing is changed.
 
     Returns
@@ -82,7 +80,7 @@ def run_experiment_run(
         evaluation = evaluate(model, plain[0], plain[1], paper_probe=paper_probe, progress=display.count)
         extra = {key: background_like(model, root) for key, root in (backgrounds or {}).items()}
         path = ledger.record(results, run_dir, evaluation, recipe, exemplars=exemplars(model, test), extra=extra)
-        shutil.rmtree(run_dir / "checkpoints" if keep_model else run_dir, ignore_errors=True)
+        shutil.rmtree(Run(run_dir).checkpoints, ignore_errors=True)
     return path
 
 
@@ -228,7 +226,7 @@ class Library:
 
     def rooted(self, recipe: Recipe) -> Recipe:
         """The recipe with the place of its images."""
-        return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, root=self.place(recipe.data.name)))
+        return replace_fields(recipe, data={"root": self.place(recipe.data.name)})
 
     def load(self, recipe: Recipe) -> Splits:
         """Training and test images of a recipe; InputError, at once the second time, where there are none."""
@@ -237,9 +235,7 @@ class Library:
             raise self.missing[data.name]
         if data not in self.splits:
             try:
-                train_split, test_split = (
-                    datasets.load(data, split, self.display.count) for split in ("train", "test")
-                )
+                train_split, test_split = (datasets.load(data, s, self.display.count) for s in ("train", "test"))
             except InputError as error:
                 self.missing[data.name] = error
                 raise
@@ -254,7 +250,7 @@ class Library:
 
 
 def run_list(
-    runs: Sequence[tuple[str, Sequence[str]] | Recipe],
+    runs: Sequence[Recipe],
     data: str | None,
     results: Path,
     models: Path,
@@ -264,13 +260,12 @@ def run_list(
     background: bool = False,
     complete: Callable[[ledger.Entry], bool] = lambda entry: True,
     display: Display | None = None,
-    keep_models: bool = True,
 ) -> list[Path]:
     """Do runs in order, each entered in the ledger as soon as it exists.
 
     Parameters
     ----------
-    runs : (recipe name, changes) each, or recipes. Those in the ledger already are passed over.
+    runs : those in the ledger already are passed over.
     data : folder that holds a folder for each data set, or the one data set.
     results, models : folders of the ledger and of the run folders.
     background : also probe for the background, on the sets found under `data`.
@@ -283,8 +278,7 @@ def run_list(
     display = display or Display(quiet=True)
     library = Library(data, display)
     done = []
-    for item in runs:
-        recipe = item if isinstance(item, Recipe) else recipe_of(item[0], item[1])
+    for recipe in runs:
         known = ledger.by_identity(ledger.read(results)).get(ledger.identity(recipe))
         if known is not None and complete(known):
             continue
@@ -295,7 +289,7 @@ def run_list(
             roots = ({recipe.data.name: ""} if own else library.backgrounds()) if background else {}
             path = run_experiment_run(
                 library.rooted(recipe), splits, results, models, device=device, display=display,
-                paper_probe=paper_probe, backgrounds=roots, keep_model=keep_models, complete=complete,
+                paper_probe=paper_probe, backgrounds=roots, complete=complete,
             )  # fmt: skip
         except InputError as error:
             display.note(f"not run: {stem}: {error}")

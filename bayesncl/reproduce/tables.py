@@ -14,15 +14,7 @@ from ..recipes import Recipe, change, recipe_from_json
 from . import ledger
 from .experiments import Experiment, Row, columns, paper, rows, with_seed
 
-AXIS_NAMES = {
-    "dim": "D",
-    "rho": "rho",
-    "lambda": "lambda",
-    "gate_lr": "gate rate",
-    "batch_size": "batch",
-    "layers": "layers",
-}
-RETRIEVED = {"p@1": "1", "p@3": "3", "p@5": "5", "p@10": "10"}
+AXIS_NAMES = {"dim": "D", "gate_lr": "gate rate", "batch_size": "batch"}  # where they differ from the axis
 CORRELATED = ("af_gv", "af_sc", "gv_sc")
 UNMARKED = ("running_time_min",)  # depends on the machine: not marked as differing
 FAST = "†"
@@ -99,9 +91,14 @@ def sections(experiment: Experiment, entries: Entries, scale: str = "paper") -> 
     return found
 
 
+def runs_of(row: Row, entries: Entries) -> list[ledger.Entry]:
+    """The runs behind a row, by seed."""
+    return entries.get(ledger.setting(row.recipe), [])
+
+
 def fill(row: Row, wanted: Sequence[str], entries: Entries) -> Line:
     """The cells of a row from the runs of its setting."""
-    runs = entries.get(ledger.setting(row.recipe), [])
+    runs = runs_of(row, entries)
     if any(c in CORRELATED for c in wanted):
         runs = [entry for entry in runs if entry["dynamics"]]
     if any(c.startswith("background") for c in wanted):
@@ -114,7 +111,8 @@ def cell(row: Row, column: str, runs: Sequence[ledger.Entry]) -> Cell:
     published = row.published.get(column)
     if column == "flops":  # counted, not run; the published tables are per image or, where the batch varies, per batch
         return Cell(column, published, (float(operations(row.recipe) * row.axes.get("batch_size", 1)),))
-    ours, sound = (_known([value(entry, row, column, d) for entry in runs]) for d in ("paper", "sound"))
+    found = ([value(entry, row, column, definition) for entry in runs] for definition in ("paper", "sound"))
+    ours, sound = (tuple(v for v in values if v is not None) for values in found)
     if column == "running_time_min":
         ours = ours and (min(ours),)  # others may have shared their GPU
     fast = column in ("acc1", "acc5") and any("paper" not in entry["measures"].get("probe", {}) for entry in runs)
@@ -128,10 +126,10 @@ def value(entry: ledger.Entry, row: Row, column: str, definition: str) -> float 
         probes = measures.get("probe", {})
         probe = probes.get("paper", probes.get("fast")) if definition == "paper" else probes.get("fast")
         return probe[column] if probe else None
-    if column in RETRIEVED:
+    if column.startswith("p@"):
         kept = str(int(row.axes["K"]))
         curve = measures["curves"][f"retrieval_{definition}"].get(kept) or measures["retrieval"][definition].get(kept)
-        return curve[RETRIEVED[column]] if curve else None
+        return curve[column.removeprefix("p@")] if curve else None
     if column in CORRELATED:
         epochs = {record["epoch"]: record for record in entry["dynamics"]}
         record = epochs.get(int(row.axes["epoch"]))
@@ -201,10 +199,6 @@ def _ours(cell: Cell) -> str:
     if not cell.ours:
         return NOT_RUN if cell.published is not None else ""
     return f"{summary(cell.ours, cell.column)}{cell.mark} {cell.verdict()}".rstrip()
-
-
-def _known(values: Sequence[float | None]) -> tuple[float, ...]:
-    return tuple(v for v in values if v is not None)
 
 
 def _background(entry: ledger.Entry, row: Row) -> dict[str, Any] | None:
