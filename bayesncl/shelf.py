@@ -171,11 +171,15 @@ class State:
         check_place(path)
         if not path.exists():
             return None
+        strange = InputError(f"{path} is not a checkpoint of a fit; remove it to begin anew")
         try:
             tensors, metadata = read_tensors(path)
-            text = metadata.get("fit", "")
-            if digest(tensors, text) != metadata.get("sha256"):
-                raise InputError(f"{path} is damaged: its checksum does not match; remove it to begin anew")
+        except InputError:
+            raise strange from None
+        text = metadata.get("fit", "")
+        if digest(tensors, text) != metadata.get("sha256"):
+            raise InputError(f"{path} is damaged: its checksum does not match; remove it to begin anew")
+        try:
             found = json.loads(text)
             if found["fingerprint"] != self.fingerprint:
                 raise InputError(f"{path} is of a fit of other rows or options; remove it to begin anew")
@@ -183,7 +187,7 @@ class State:
         except InputError:
             raise
         except DAMAGE:
-            raise InputError(f"{path} is not a checkpoint of a fit; remove it to begin anew") from None
+            raise strange from None
 
     def _restore(self, step: int, tensors: dict[str, Tensor], count: int) -> Tensor:
         """Take everything in once all of it is checked; ValueError where it does not fit."""
