@@ -171,19 +171,20 @@ class State:
         check_place(path)
         if not path.exists():
             return None
+        wrong = "is not a checkpoint of a fit"
         try:
             tensors, metadata = read_tensors(path)
             text = metadata.get("fit", "")
             if digest(tensors, text) != metadata.get("sha256"):
-                raise InputError(f"{path} is damaged: its checksum does not match; remove it to begin anew")
+                wrong = "is damaged: its checksum does not match"
+                raise ValueError
             found = json.loads(text)
             if found["fingerprint"] != self.fingerprint:
-                raise InputError(f"{path} is of a fit of other rows or options; remove it to begin anew")
+                wrong = "is of a fit of other rows or options"
+                raise ValueError
             return self._restore(int(found["step"]), tensors, count)
-        except InputError:
-            raise
-        except DAMAGE:
-            raise InputError(f"{path} is not a checkpoint of a fit; remove it to begin anew") from None
+        except DAMAGE:  # InputError is a ValueError
+            raise InputError(f"{path} {wrong}; remove it to begin anew") from None
 
     def _restore(self, step: int, tensors: dict[str, Tensor], count: int) -> Tensor:
         """Take everything in once all of it is checked; ValueError where it does not fit."""

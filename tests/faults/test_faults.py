@@ -15,8 +15,8 @@ KINDS = (
     "training", "checkpointing", "caching", "reporting", "fitting", "checkpoints", "full_disk", "read_only",
     "vanishing_data",
     "out_of_memory", "weights", "archives", "pictures", "recipes", "names", "numbers", "caches", "same_runs",
-    "fuzz_npz", "fuzz_tensors", "fuzz_model", "fuzz_checkpoint", "fuzz_codes", "fuzz_fit", "fuzz_folder", "fuzz_tar", "fuzz_names",
-    "fuzz_quiz", "fuzz_recipe", "fuzz_run",
+    "fuzz_npz", "fuzz_tensors", "fuzz_model", "fuzz_checkpoint", "fuzz_codes", "fuzz_fit", "fuzz_folder",
+    "fuzz_tar", "fuzz_names", "fuzz_quiz", "fuzz_recipe", "fuzz_run",
 )  # fmt: skip
 
 
