@@ -38,11 +38,14 @@ class ViewBatchNorm2d(nn.BatchNorm2d):
             return torch.batch_norm(x, self.weight, self.bias, None, None, True, 0.0, self.eps, cudnn)
         if not self.training:
             return super().forward(x)
-        if x.is_cuda or distributed.world_size() > 1:
+        if x.is_cuda:
             return self._normalise_parts(x)
-        # on a CPU the built-in kernel, a part at a time, is the fastest; forward() of BatchNorm2d would count the calls
-        options = self.running_mean, self.running_var, self.weight, self.bias, True, self.momentum or 0.0, self.eps
-        return torch.cat([F.batch_norm(part, *options) for part in x.chunk(self.views)])
+        if distributed.world_size() > 1:
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked.add_(self.views)  # as the built-in kernel below counts them
+            return self._normalise_parts(x)
+        # on a CPU the built-in kernel, a part at a time, is the fastest
+        return torch.cat([super(ViewBatchNorm2d, self).forward(part) for part in x.chunk(self.views)])
 
     def _normalise_parts(self, x: Tensor) -> Tensor:
         """All parts at once: for the compiler to fuse, and for statistics over all processes."""

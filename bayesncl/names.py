@@ -80,16 +80,19 @@ def read_names(path: Path | str) -> list[Codes]:
     -------
     One `Codes` for each run or code named in it. What has the wrong type is refused, what is too long is cut.
     """
-    path = Path(path)
+    return parse_names(read_json(Path(path), "names.json"), str(path))
+
+
+def read_json(path: Path, what: str) -> object:
+    """JSON from a stranger; a file too large to be `what` is not read."""
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise InputError(f"{path}: larger than {MOST_BYTES >> 20} MiB, so no names.json")
-        found = json.loads(path.read_text(encoding="utf-8"))
+        large = path.stat().st_size > MOST_BYTES
+        found = None if large else json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"{path}: cannot be read as JSON: {error}") from None
-    return parse_names(found, str(path))
+    if large:
+        raise InputError(f"{path}: larger than {MOST_BYTES >> 20} MiB, so no {what}")
+    return found
 
 
 def parse_names(found: object, where: str) -> list[Codes]:

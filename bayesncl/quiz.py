@@ -18,7 +18,7 @@ from statistics import NormalDist
 
 from .data.images import printable
 from .errors import InputError
-from .names import MOST_BYTES, MOST_DIMS
+from .names import MOST_DIMS, read_json
 
 FORMAT = "bayesncl-quiz-1"
 PLACES = 5
@@ -50,11 +50,11 @@ class Found:
     high: float
 
 
-def wilson(right: int, asked: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's interval for a share of `right` among `asked`."""
+def wilson(right: float, asked: int) -> tuple[float, float]:
+    """Wilson's 95 % interval for a share of `right` among `asked`."""
     if not asked:
         return 0.0, 1.0
-    z, p = NormalDist().inv_cdf(0.5 + confidence / 2), right / asked
+    z, p = NormalDist().inv_cdf(0.975), right / asked
     middle = (p + z * z / (2 * asked)) / (1 + z * z / asked)
     half = z / (1 + z * z / asked) * math.sqrt(p * (1 - p) / asked + z * z / (4 * asked * asked))
     return max(0.0, middle - half), min(1.0, middle + half)
@@ -63,14 +63,7 @@ def wilson(right: int, asked: int, confidence: float = 0.95) -> tuple[float, flo
 def read_quiz(path: Path | str) -> list[Answer]:
     """The answers in a file the quiz exported; whether each is right is worked out again."""
     path = Path(path)
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise InputError(f"{path}: larger than {MOST_BYTES >> 20} MiB, so no results of the quiz")
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path}: cannot be read as JSON: {error}") from None
+    found = read_json(path, "results of the quiz")
     if not isinstance(found, dict) or found.get("format") != FORMAT or not isinstance(found.get("answers"), list):
         raise InputError(f"{path}: not results of the quiz as the atlas exports them (no format {FORMAT!r} in it)")
     author = found.get("author")

@@ -171,20 +171,23 @@ class State:
         check_place(path)
         if not path.exists():
             return None
-        wrong = "is not a checkpoint of a fit"
+        strange = InputError(f"{path} is not a checkpoint of a fit; remove it to begin anew")
         try:
             tensors, metadata = read_tensors(path)
-            text = metadata.get("fit", "")
-            if digest(tensors, text) != metadata.get("sha256"):
-                wrong = "is damaged: its checksum does not match"
-                raise ValueError
+        except InputError:
+            raise strange from None
+        text = metadata.get("fit", "")
+        if digest(tensors, text) != metadata.get("sha256"):
+            raise InputError(f"{path} is damaged: its checksum does not match; remove it to begin anew")
+        try:
             found = json.loads(text)
             if found["fingerprint"] != self.fingerprint:
-                wrong = "is of a fit of other rows or options"
-                raise ValueError
+                raise InputError(f"{path} is of a fit of other rows or options; remove it to begin anew")
             return self._restore(int(found["step"]), tensors, count)
-        except DAMAGE:  # InputError is a ValueError
-            raise InputError(f"{path} {wrong}; remove it to begin anew") from None
+        except InputError:
+            raise
+        except DAMAGE:
+            raise strange from None
 
     def _restore(self, step: int, tensors: dict[str, Tensor], count: int) -> Tensor:
         """Take everything in once all of it is checked; ValueError where it does not fit."""

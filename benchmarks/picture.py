@@ -48,7 +48,7 @@ def main() -> None:
     model = bayesncl.load(options.demo / "encoder")
     data = model.recipe.data
     test, large = load(data, "test"), load(dataclasses.replace(data, size=TILE), "test")
-    codes = bayesncl.ReadableCodes.load(options.demo / "codes.safetensors")
+    codes = bayesncl.ReadableCodes.load(options.demo / "codes" / "codes.safetensors")
     z = codes.transform(extract(model, test).h)
     assert test.labels is not None and test.class_names is not None
     chosen = choose(z, test.labels, test.pixels, options.rows)

@@ -5,7 +5,7 @@
 
 No label is used to fit a code. Each variant differs from the default in one thing. With three seeds it reports mean
 and spread, and how many dimensions come back: columns of two seeds matched on test rows, beside two untrained heads.
-Writes results/readable/NAME.json, with a checksum; docs/readable.md reads from it.
+Writes results/readable/NAME.json, with a checksum, after every variant.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -75,15 +74,18 @@ def main() -> None:
                 row["stability"] = stability.summary(codes[0], codes[1], control=(untrained[0], untrained[1]))
             variants[label] = row
             print(line(row), flush=True)
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+            write(options, len(train), test, whole, list(variants.values()))
+
+
+def write(options: argparse.Namespace, rows: int, test: np.ndarray, whole: float, variants: list[Any]) -> None:
+    """Put what is known so far on disk: a study that is stopped keeps its first half."""
     entry: dict[str, Any] = {
         "kind": "readable",
         "name": options.name,
-        "rows": [len(train), len(test)],
+        "rows": [rows, len(test)],
         "width": int(test.shape[1]),
         "p5_embedding": whole,
-        "variants": list(variants.values()),
+        "variants": variants,
         "environment": {k: v for k, v in environment().items() if k != "command"},
     }
     entry["checksum"] = hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()

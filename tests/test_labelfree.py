@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from scipy.stats import binomtest
 
 from bayesncl.errors import InputError
 from bayesncl.measure import labelfree
@@ -103,11 +102,6 @@ def test_intruders_found_are_the_least_alike() -> None:
     assert 0 < found.mean() < 1
     same = np.ones_like(e) / 4
     assert labelfree.find_intruders(trials, same) == pytest.approx(0.2)
-
-
-def test_wilson_interval() -> None:
-    wanted = binomtest(37, 50).proportion_ci(method="wilson")
-    assert labelfree.wilson(37 / 50, 50) == pytest.approx((wanted.low, wanted.high), abs=1e-4)
 
 
 def test_summary_beats_chance_and_has_no_nan() -> None:

@@ -324,14 +324,14 @@ def test_files_do_not_hang_on_the_table_nor_the_table_on_files(
     assert "consistency" in (tmp_path / "m.csv").read_text()
 
 
-def test_a_mapped_file_that_is_cut_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mapped_file_cut_between_two_blocks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from bayesncl.measure import counts
 
     monkeypatch.setattr(counts, "BLOCK", 4096)
     np.save(tmp_path / "z.npy", np.ones((4096, 8), np.float32))
     z = np.load(tmp_path / "z.npy", mmap_mode="r")
-    parts = counts.blocks(z)
-    next(parts)
+    found = counts.blocks(z)
+    next(found)
     os.truncate(tmp_path / "z.npy", 65536)
     with pytest.raises(InputError, match=r"z.npy was cut while it was read"):
-        next(parts)
+        list(found)

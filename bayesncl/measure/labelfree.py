@@ -16,6 +16,7 @@ import torch
 
 from ..arrays import Array, as_features
 from ..errors import InputError
+from ..quiz import wilson
 from .sparse import Codes, as_codes, column_blocks, fired, ranked_entries, strongest_images, thin, unit_blocks
 
 TOP = 10  # strongest images of a dimension
@@ -224,14 +225,6 @@ def find_intruders(trials: Trials, embeddings: np.ndarray) -> np.ndarray:
     return found
 
 
-def wilson(share: float, count: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson interval of a share of `count` trials, 95 %."""
-    middle = share + z**2 / (2 * count)
-    half = z * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
-    scale = 1 + z**2 / count
-    return float((middle - half) / scale), float((middle + half) / scale)
-
-
 def summary(z: Array, embeddings: Array, *, trials: int = TRIALS, seed: int = 0, centre: bool = True) -> dict[str, Any]:
     """Every measure without labels.
 
@@ -266,7 +259,7 @@ def intruder(z: Codes, embeddings: np.ndarray, *, trials: int = TRIALS, seed: in
     many = np.bincount(tests.dimension)
     share = np.bincount(tests.dimension, found) / np.maximum(many, 1)
     mean = float(found.mean()) if len(found) else None
-    low, high = (None, None) if mean is None else wilson(mean, len(found))
+    low, high = (None, None) if mean is None else wilson(float(found.sum()), len(found))
     return {
         "intruder": mean,
         "intruder_low": low,

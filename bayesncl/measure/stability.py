@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from ..arrays import Array
 from ..errors import InputError
@@ -35,6 +34,8 @@ def match(a: Array, b: Array) -> Matching:
     if a.shape[0] != b.shape[0]:
         raise InputError(f"the two codes must be of the same images, got {a.shape[0]} and {b.shape[0]} rows")
     cosine, live_a, live_b = _cosines(a, b)
+    from scipy.optimize import linear_sum_assignment  # slow to import, and `measure` of a file needs none
+
     rows, columns = linear_sum_assignment(cosine, maximize=True)
     return Matching(live_a[rows], live_b[columns], cosine[rows, columns].astype(np.float64), (len(live_a), len(live_b)))
 
