@@ -34,7 +34,7 @@ RATE, DECAY, WARMUP, EPOCHS = 2e-3, 1e-4, 50, 24
 START_ROWS = 8192  # that a head may begin from
 BLOCK = {"cpu": 256, "cuda": 8192}  # rows encoded at a time
 MAX_DIM = 1 << 20
-MAY_BE_NONE, MAY_BE_AUTO = ("keep", "max_rows"), ("dim", "steps", "batch")
+MAY_BE_NONE, MAY_BE_AUTO = ("keep", "max_rows"), ("dim", "steps", "batch", "neighbours")
 SAVE_SECONDS = 60.0  # between checkpoints
 
 
@@ -54,7 +54,8 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     keep : each row keeps this many of its strongest dimensions, the others are 0; None keeps all.
     random_state : int, RandomState or None. The same int gives the same codes on one machine.
     positives : what a row should agree with: its ``neighbours`` or it``self``. Pairs given to `fit` replace both.
-    neighbours : how many nearest rows a partner is drawn from; fewer for less than 100 rows.
+    neighbours : how many nearest rows a partner is drawn from; ``"auto"`` takes N / (2 D), half the rows that fall to a
+        dimension, but 10 to 50 (fewer for less than 100 rows).
     steps, batch : of the training; ``"auto"`` chooses by N and D.
     max_rows : more rows than this are not looked at in `fit`: as many are drawn from them at random. None for no limit.
     sparse_output : give a scipy CSR matrix. ``prototypes`` need `keep` for that, since none of their entries is 0.
@@ -87,7 +88,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         random_state: Any = 0,
         *,
         positives: str = "neighbours",
-        neighbours: int = 10,
+        neighbours: int | str = "auto",
         steps: int | str = "auto",
         batch: int | str = "auto",
         max_rows: int | None = 1_000_000,
@@ -348,7 +349,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         n = len(rows)
         if self.positives == "self" or self.method == "sae":  # reconstruction has no partners
             return torch.arange(n)[:, None], 1.0
-        k = min(self.neighbours, max(1, n // 10))
+        k = choose_neighbours(n, self.dim_) if self.neighbours == "auto" else min(int(self.neighbours), n - 1)
         found = nearest(rows, k, progress=lambda done, total: say(done, total, "neighbours"))
         return found.rows, found.recall
 
@@ -368,6 +369,11 @@ def choose_batch(rows: int, dim: int) -> int:
     """Pairs a step, a multiple of 8 (so that 2, 4 or 8 processes can share them) unless rows are fewer."""
     wanted = min(rows, max(512, dim // 2))
     return wanted - wanted % 8 if wanted >= 8 else wanted
+
+
+def choose_neighbours(rows: int, dim: int) -> int:
+    """Neighbours of a row: half of the rows that fall to each dimension, but 10 to 50, and at most a tenth of all."""
+    return min(max(rows // (2 * dim), 10), 50, max(1, rows // 10))
 
 
 def choose_steps(rows: int, batch: int) -> int:

@@ -150,8 +150,8 @@ def balanced_assignment(
 
     Parameters
     ----------
-    scores : [..., B, D], how well each row suits each prototype; leading dimensions are batches of their own.
-    temperature : eps; the assignment starts from exp(scores / eps) with rows that sum to 1.
+    scores : [..., B, D], cosines of rows and prototypes; leading dimensions are batches of their own.
+    temperature : eps; the assignment starts from exp(scores / eps).
     rounds : how often the columns are brought to equal sums, and then the rows to 1 again.
     total : adds up column sums [..., D] over processes that hold other rows of the same batch.
 
@@ -159,8 +159,10 @@ def balanced_assignment(
     -------
     [..., B, D], rows that sum to 1.
     """
-    # the matrix stays as it is, only the factors of its rows and columns change: two products with a vector a round
-    q = (scores.detach() / temperature).softmax(-1)
+    # the matrix stays as it is, only the factors of its rows and columns change: two products with a vector a round.
+    # Rows begin with the sums they have: in a few rounds those near a prototype then count more than those near none.
+    # Codes of rows that begin with sum 1 are far worse (AP .32 against .36 in the study behind the defaults)
+    q = ((scores.detach() - 1) / temperature).exp()
     row = q.new_ones(*q.shape[:-1], 1)
     column = q.new_ones(*q.shape[:-2], 1, q.shape[-1])
     tiny = torch.finfo(q.dtype).tiny  # a prototype that no row is near keeps a finite factor
