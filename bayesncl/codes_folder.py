@@ -258,7 +258,7 @@ class CodesFolder(Folder):
         if about.images is None and root is None:
             raise InputError(f"{self} knows of no images: fit again with --images DIR, the folder they lie in")
         base = Path(root).expanduser() if root is not None else self.place(about.images or "")
-        if not base.is_dir():
+        if not os.path.isdir(base):  # which takes names of any length, as Path.is_dir does not
             raise InputError(f"no folder of images {printable(str(base), 300)}: --data DIR says where they are now")
         paths = [base / (safe_name(name) or "\0") for name in names]
         if not any(os.path.isfile(path) for path in paths if "\0" not in str(path)):

@@ -226,7 +226,10 @@ def open_encoder(request: Request, device: torch.device | str = "cpu", say: Say 
     kind = find_kind(request.spec)
     if request.weights is not None and kind not in ("timm", "module"):
         raise InputError(f"--weights does not go with --encoder {request.spec}, which has its own")
-    return KINDS[kind](request, device, say)
+    try:
+        return KINDS[kind](request, device, say)
+    except OSError as error:  # a name too long, a disk that fails
+        raise InputError(f"encoder {printable(request.spec)}: {error.strerror or error}") from None
 
 
 def find_kind(spec: str) -> str:
@@ -295,7 +298,7 @@ def open_timm(request: Request, device: torch.device | str, say: Say) -> PhotoEn
 def open_onnx(request: Request, device: torch.device | str, say: Say) -> PhotoEncoder:
     """An ONNX file with one float input [N, 3, S, S]."""
     path = Path(request.spec).expanduser()
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise InputError(f"--encoder {request.spec}: no such file")
     try:
         import onnxruntime
@@ -409,7 +412,7 @@ def load_weights(network: nn.Module, request: Request) -> Request:
     """Fill a network from a .safetensors or .pt file; what it has no place for is left out, nothing is unpickled."""
     assert request.weights is not None
     path = Path(request.weights).expanduser()
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise InputError(f"--weights {request.weights}: no such file")
     try:
         if path.suffix == ".safetensors":
