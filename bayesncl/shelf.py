@@ -142,8 +142,8 @@ def _build(cls: type[Codes], config: dict[str, Any], tensors: dict[str, Tensor])
     for t in codes.moments_:
         if t.shape != (width,) or t.dtype != torch.float64:
             raise InputError("the mean or the scale does not fit")
-    if not bool((codes.moments_.scale > 0).all()):
-        raise InputError("the scale is not positive")
+    if not bool((codes.moments_.scale >= 0).all()):  # 0 for a column that is constant
+        raise InputError("the scale is negative")
     return codes
 
 

@@ -175,3 +175,11 @@ def test_a_checkpoint_of_another_fit_is_refused(tmp_path: Path) -> None:
     file.write_text("no")
     with pytest.raises(InputError, match="not a checkpoint"):
         ReadableCodes(8, steps=9).fit(made(), checkpoint=file)
+
+
+def test_codes_of_constant_columns_come_back(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(80, 20))
+    x[:, 3] = 7.0
+    codes = ReadableCodes(8, steps=20).fit(x)
+    codes.save(tmp_path / "codes.safetensors")
+    assert np.array_equal(ReadableCodes.load(tmp_path / "codes.safetensors").transform(x), codes.transform(x))
