@@ -91,7 +91,7 @@ def test_photos_to_codes_and_what_takes_them(run, tmp_path: Path, embedded: list
     for command in ("measure", "evaluate"):
         answer = run(command, "codes", "--json", "m.json", "--quiet")
         assert answer.status == 0, answer
-        assert "60 images, 8 dimensions" in answer.out and "detector average precision" in answer.out
+        assert "60 images, 8 dimensions" in answer.out and "kept an image" in answer.out
         assert {"sound", "retrieval", "verdict"} <= set(json.loads(Path("m.json").read_text()))
     assert Path("codes/evaluation.json").is_file()
     assert run("atlas", "codes", "--quiet").status == 0
@@ -166,7 +166,7 @@ def test_stopped_while_training(run, tmp_path: Path, monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patch:
         patch.setattr(bayesncl.ReadableCodes, "fit", stop)
         answer = run("fit", "x.npy", "-o", "codes")
-    assert answer.status == 130 and "the same command goes on" in answer.err
+    assert answer.status == 130 and "the same command resumes" in answer.err
     folder = CodesFolder("codes")
     assert folder.checkpoint.exists() and not folder.codes_file.exists()
     refused(run("measure", "codes", "--quiet"), "not finished: run bayesncl fit again")
