@@ -30,7 +30,7 @@ from .schedule import warmup_cosine
 Progress = Callable[[int, int, str], None]
 
 ZEROS = ("ncl", "bayesncl", "sae", "csr")  # methods whose codes have exact zeros
-RATE, DECAY, WARMUP, EPOCHS = 2e-3, 1e-4, 50, 24
+RATE, DECAY, WARMUP, EPOCHS = 2e-3, 1e-4, 50, 12
 START_ROWS = 8192  # that a head may begin from
 BLOCK = {"cpu": 256, "cuda": 8192}  # rows encoded at a time
 MAX_DIM = 1 << 20
