@@ -8,8 +8,9 @@ BIN := $(VENV)/bin
 demo: $(VENV)/ready
 	$(BIN)/python -m bayesncl demo
 
+# threads that rest while they wait: spinning ones take the cores that the tests' own processes need
 test: $(VENV)/ready
-	$(BIN)/python -m pytest
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 
 test-long: $(VENV)/ready
 	$(BIN)/python -m pytest -m slow
