@@ -9,13 +9,11 @@ Input i of a grammar depends on seed, grammar and i alone.
 from __future__ import annotations
 
 import argparse
-import atexit
 import copy
 import hashlib
 import io
 import json
 import random
-import shutil
 import signal
 import struct
 import sys
@@ -296,7 +294,7 @@ def make_folder(rng: random.Random, path: Path) -> None:
         weights.save_model(good_model(), path.with_name("model.safetensors"))
         known = known | {"spec": str(path.with_name("model.safetensors"))}
     folder.put_rows(replace(ABOUT, encoder=known), ROWS, [np.ones((3, 5), np.float32)], 5)
-    shutil.copyfile(packed_file(), folder.codes_file)
+    folder.codes_file.write_bytes(shelf._pack(good_codes()["ncl"])[0])
     rows = spoil(text_of(bend(json.loads(ROWS.to_json()), rng)), rng, 0.1)
     folder.rows_file.write_bytes(rows)
     tree = json.loads(folder.about_file.read_text())
@@ -306,14 +304,6 @@ def make_folder(rng: random.Random, path: Path) -> None:
     head = json.dumps({"encoder": "y", "features": 5})
     lines = [text_of(bend(["a.png", 1, 2, None], rng)) for _ in range(3)]
     folder.log_index.write_bytes(spoil(b"\n".join([head.encode(), *lines, b""]), rng))
-
-
-@cache
-def packed_file() -> Path:
-    place = Path(tempfile.mkdtemp(prefix="bayesncl-fuzz-")) / "codes.safetensors"
-    good_codes()["ncl"].save(place)
-    atexit.register(shutil.rmtree, place.parent, True)
-    return place
 
 
 def take_folder(path: Path) -> None:
