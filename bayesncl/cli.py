@@ -16,7 +16,7 @@ import typer
 from . import __version__
 from .cpu import rest_when_busy
 from .errors import InputError
-from .files import check_folder, write_atomic
+from .files import check_folder, is_codes, write_atomic
 
 # isort: off
 from .options import (
@@ -435,11 +435,6 @@ def download(
 
 
 from . import cli_paper  # noqa: E402, F401 (registers its commands here)
-
-
-def is_codes(path: Path) -> bool:
-    """Whether it is a folder that `fit` wrote."""
-    return (path / "codes.json").is_file()
 
 
 def show_codes(folder: Path, files: dict[str, Path | None], everything: bool, display: Display, save: bool) -> None:

@@ -24,12 +24,11 @@ from .draws import make_key, uniform
 from .errors import InputError
 from .files import digest
 from .gates import top_k_mask
-from .heads import HEADS, Features, Head, Prototypes
+from .heads import HEADS, Features, Head
 from .neighbours import nearest
 from .rows import Moments, Stream, hold, measure, take
 from .schedule import warmup_cosine
 
-ZEROS = ("ncl", "bayesncl", "sae", "csr")  # methods whose codes have exact zeros
 RATE, DECAY, WARMUP, EPOCHS = 2e-3, 1e-4, 50, 12
 START_ROWS = 8192  # that a head may begin from
 BLOCK = {"cpu": 256, "cuda": 8192}  # rows encoded at a time
@@ -155,8 +154,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # of the CPU alone
             head = HEADS[self.method](moments.width, self.dim_).to(device).train()
-        if isinstance(head, Prototypes):
-            head.silent = True
+        self._check_sparse(head)
         head.start(rows[torch.linspace(0, count - 1, min(count, START_ROWS), device=device).long()])
         state = shelf.State(head, _optimiser(head, device), self._fingerprint(moments, seed, batch, total, count))
         found = None if checkpoint is None else state.read(Path(checkpoint), count)
@@ -233,6 +231,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         """
         check_is_fitted(self, "head_")
         self._check_options()
+        self._check_sparse(self.head_)
         if self.keep is not None and self.keep > self.dim_:
             raise InputError(f"keep={self.keep} is more than the {self.dim_} dimensions of the codes")
         source = self._as_rows(X, reset=False)
@@ -263,7 +262,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         if self.keep is not None:
             z = z * top_k_mask(z, self.keep)
             z = z / z.norm(dim=1, keepdim=True).clamp_min(1e-12)
-        if self.method in ZEROS:  # where nothing fires, what came nearest to it does
+        if self.head_.zeros:  # where nothing fires, what came nearest to it does
             nearest_to = features.aux if features.aux is not None else features.z
             lone = torch.nn.functional.one_hot(nearest_to.argmax(1), self.dim_).to(z.dtype)
             z = torch.where((z > 0).any(1, keepdim=True), z, lone)
@@ -311,7 +310,9 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
                 raise InputError(f"{name} must be a whole number, {least} or more, got {value!r}")
         if self.dim != "auto" and int(self.dim) > MAX_DIM:
             raise InputError(f"dim must be at most {MAX_DIM}, got {self.dim}")
-        if self.sparse_output and self.keep is None and self.method not in ZEROS:
+
+    def _check_sparse(self, head: Head) -> None:
+        if self.sparse_output and self.keep is None and not head.zeros:
             raise InputError(f"sparse_output needs keep=...: no entry of a code by {self.method} is 0")
 
     def _as_rows(self, X: Any, *, reset: bool) -> Any:

@@ -33,7 +33,7 @@ from .data.archive import safe_name
 from .data.images import printable
 from .encoders import RUNS_CODE, PhotoEncoder, Request, find_kind, open_encoder
 from .errors import InputError
-from .files import digest, temporary_beside
+from .files import CODES, digest, temporary_beside
 from .names import FINGERPRINT
 from .objective import check_keep
 from .pixels import as_batch, read_picture
@@ -122,7 +122,7 @@ class CodesFolder(Folder):
 
     def __init__(self, folder: str | Path) -> None:
         super().__init__(folder)
-        self.about_file = self.folder / "codes.json"
+        self.about_file = self.folder / CODES
         self.codes_file = self.folder / "codes.safetensors"
         self.embeddings_file = self.folder / "embeddings.npy"
         self.rows_file = self.folder / "rows.json"
@@ -361,11 +361,6 @@ class PhotoCodes:
             return found
         finally:
             self.codes.set_params(keep=before)
-
-
-def is_codes(path: Path | str) -> bool:
-    """Whether `path` is a folder that `fit` wrote."""
-    return CodesFolder(path).about_file.is_file()
 
 
 def encoder_dict(encoder: PhotoEncoder) -> dict[str, Any]:

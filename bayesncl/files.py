@@ -23,6 +23,7 @@ from .errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor
 
+CODES = "codes.json"  # in a folder of codes: where its rows come from
 TEMPORARY = ".partial"  # suffix of what is being written
 OURS = re.compile(r"\..+\.[0-9a-f]{8}\.partial")  # names that `temporary_beside` makes; a stranger's are left alone
 
@@ -87,6 +88,11 @@ def _write_stream(path: Path, raw: bytes) -> None:
         view = memoryview(raw)
         while view:
             view = view[file.write(view) :]
+
+
+def is_codes(path: Path | str) -> bool:
+    """Whether `path` is a folder that `bayesncl fit` wrote; asked by commands before torch is imported."""
+    return (Path(path) / CODES).is_file()
 
 
 def check_place(path: Path | None) -> Path | None:

@@ -33,6 +33,7 @@ from .measure.verdict import Verdict, to_dict
 from .model import load_run
 from .photos import BLOCK, Embedded, Pile, find_photos, mark
 from .progress import Display
+from .shelf import BadCheckpoint
 from .sources import Options, find_source, match_images, photo_labels, read_embeddings, read_labels
 
 HOLD_FROM, SHARE, MOST_HELD = 5000, 0.1, 5000  # rows from which some are held out, and how many
@@ -165,7 +166,7 @@ def take_run(source: Path, folder: CodesFolder, options: Options, device: torch.
             display.note(f"{len(rows):,} embeddings of {source} are here already")
             return
     except InputError as error:
-        warnings.warn(f"{str(error).partition(':')[0]}: made again", stacklevel=2)
+        warnings.warn(f"embeddings are made again: {error}", stacklevel=2)
     train = load_split(recipe.data, "train", display.count)
     try:
         splits = [train, load_split(recipe.data, "test", display.count)]
@@ -223,13 +224,10 @@ def next_commands(about: About, out: Path, options: Options) -> list[str]:
 def _train(codes: ReadableCodes, x: np.ndarray, folder: CodesFolder, display: Display) -> None:
     """Fit, from the checkpoint of one that was stopped if it is of the same rows and options."""
     path = folder.inside(folder.checkpoint)
-    there = path.exists()
     try:
         codes.fit(x, checkpoint=path, progress=display.count)
-    except InputError as error:
-        if not there or not str(error).startswith(str(path)):
-            raise
-        path.unlink(missing_ok=True)  # of another fit, or damaged
+    except BadCheckpoint:
+        path.unlink(missing_ok=True)
         codes.fit(x, checkpoint=path, progress=display.count)
     display.close()
     if codes.interrupted_:

@@ -58,6 +58,7 @@ class Head(nn.Module):
 
     dim: int
     kind: GateKind | None = None  # of its gates, if it has any
+    zeros = True  # whether entries of its codes are exactly 0
 
     def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
         """Features of h [N, F]; `uniform` [N, D] feeds noisy gates their noise in training."""
@@ -145,7 +146,7 @@ class Prototypes(Head):
     softness : temperature of the codes.
     """
 
-    silent = False  # in training, give scores in place of codes: the loss reads nothing else, and a fifth is saved
+    zeros = False
 
     def __init__(
         self,
@@ -181,7 +182,7 @@ class Prototypes(Head):
 
     def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
         s = normalise(self.projection(h)) @ normalise(self.prototypes).T  # [N, D]
-        if self.training and self.silent:
+        if self.training:  # the loss reads scores alone, and codes would cost a fifth of the step
             return Features(h, s, None, None, s, s)
         z = F.normalize((s / self.softness).softmax(1))
         return Features(h, z, None, None, z, s)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .backbones import build_backbone, update_running_statistics
 from .data.decode import Square
 from .errors import InputError
-from .files import digest, read_tensors, tensor_bytes, write_atomic
+from .files import digest, is_codes, read_tensors, tensor_bytes, write_atomic
 from .heads import Features, Projector
 from .objective import check_keep, keep_strongest
 from .pixels import as_pixels
@@ -167,7 +167,7 @@ def load(path: str | Path, device: str | torch.device = "cpu", *, encoder: str |
     Encoder in eval mode, or PhotoCodes; both have `encode`. Nothing is unpickled; a damaged file, or one with absurd
     weights, raises InputError.
     """
-    if (Path(path) / "codes.json").is_file():
+    if is_codes(path):
         from .codes_folder import CodesFolder
 
         return CodesFolder(path).model(device, encoder)

@@ -15,13 +15,14 @@ import numpy as np
 import torch
 from PIL import Image
 
-from .codes_folder import CodesFolder, is_codes
+from .codes_folder import CodesFolder
 from .data.archive import Entry
 from .data.decode import FORMATS, MOST_BYTES, SUFFIXES, Undecodable
 from .data.folder import existing_folder, scan, split_folders
 from .data.images import Progress, printable
 from .encoders import PhotoEncoder
 from .errors import InputError
+from .files import is_codes
 
 THREADS = min(8, os.cpu_count() or 1)  # Pillow decodes outside the interpreter lock
 BATCH = {"cpu": 16, "cuda": 256}

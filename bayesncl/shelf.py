@@ -147,6 +147,10 @@ def _build(cls: type[Codes], config: dict[str, Any], tensors: dict[str, Tensor])
     return codes
 
 
+class BadCheckpoint(InputError):
+    """A checkpoint of a fit that is damaged, or of another fit."""
+
+
 class State:
     """A fit between two steps: weights, moments of the optimiser, step. Batches and draws follow from the step."""
 
@@ -171,18 +175,18 @@ class State:
         check_place(path)
         if not path.exists():
             return None
-        strange = InputError(f"{path} is not a checkpoint of a fit; remove it to begin anew")
+        strange = BadCheckpoint(f"{path} is not a checkpoint of a fit; remove it to begin anew")
         try:
             tensors, metadata = read_tensors(path)
         except InputError:
             raise strange from None
         text = metadata.get("fit", "")
         if digest(tensors, text) != metadata.get("sha256"):
-            raise InputError(f"{path} is damaged: its checksum does not match; remove it to begin anew")
+            raise BadCheckpoint(f"{path} is damaged: its checksum does not match; remove it to begin anew")
         try:
             found = json.loads(text)
             if found["fingerprint"] != self.fingerprint:
-                raise InputError(f"{path} is of a fit of other rows or options; remove it to begin anew")
+                raise BadCheckpoint(f"{path} is of a fit of other rows or options; remove it to begin anew")
             return self._restore(int(found["step"]), tensors, count)
         except InputError:
             raise

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from .arrays import read_arrays
-from .codes_folder import CodesFolder, is_codes
+from .codes_folder import CodesFolder
 from .data.decode import SUFFIXES
 from .data.folder import scan
 from .data.images import printable
 from .encoders import Request, Say
 from .errors import InputError
+from .files import is_codes
 from .photos import Pile
 from .run import Run
 

@@ -384,3 +384,9 @@ def test_bad_rows_in_transform(fitted: dict[str, ReadableCodes]) -> None:
 def test_bad_pairs(pairs: np.ndarray, message: str) -> None:
     with pytest.raises(InputError, match=message):
         ReadableCodes(8).fit(made(), pairs=pairs)
+
+
+def test_help_names_every_method() -> None:
+    from bayesncl.cli_codes import METHODS as named
+
+    assert named == ", ".join(METHODS), "a list of its own, since help must not wait for torch"
