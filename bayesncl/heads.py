@@ -122,7 +122,8 @@ class Projector(Head):
     def loss(self, features: Features) -> Terms:
         z, gate, world = features.gated, self.gate_options, distributed.world_size()
         everyone, own, partner = gather_partners(z)
-        nce = info_nce_sum(z, everyone, own, partner, self.objective.temperature, self.objective.block) / len(everyone)
+        how = self.objective
+        nce = info_nce_sum(z, everyone, own, partner, how.temperature, how.block, how.decoupled) / len(everyone)
         kl, opened = torch.zeros_like(nce), torch.ones_like(nce)
         if features.logits is not None and features.mask is not None:
             kl = bernoulli_kl(gate_probability(features.logits, gate.temperature), gate.prior) / world

@@ -44,7 +44,7 @@ class LARS(torch.optim.Optimizer):
         self.move: Callable[..., None] = move
 
     def compile(self) -> None:
-        """Fuse the update of all parameters into one pass over memory."""
+        """Fuse the update of the adapted parameters into one pass over memory."""
         self.move = torch.compile(move, dynamic=False)
 
     def prepare(self) -> None:
@@ -69,20 +69,21 @@ class LARS(torch.optim.Optimizer):
         return loss
 
     def _step_group(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        adapted = [p for p in params if p.ndim != 1]
-        params = adapted + [p for p in params if p.ndim == 1]
+        adapted, plain = [p for p in params if p.ndim != 1], [p for p in params if p.ndim == 1]
         lr = torch.as_tensor(group["lr"], dtype=params[0].dtype, device=params[0].device)
-        s, w = [torch.ones_like(lr)] * len(params), [torch.zeros_like(lr)] * len(params)
         if adapted:
-            p_norm = torch.stack(torch._foreach_norm(adapted))  # [P]
-            g_norm = torch.stack(torch._foreach_norm([grad(p) for p in adapted]))
+            grads = [grad(p) for p in adapted]
+            p_norm, g_norm = (torch.stack(torch._foreach_norm(each)) for each in (adapted, grads))  # [P]
             trust = group["eta"] * p_norm / (g_norm + group["weight_decay"] * p_norm + EPS)
             usable = (p_norm > 0) & (g_norm > 0)
-            scale = torch.where(usable, (trust / lr).clamp_max(1.0) if group["clip"] else trust, 1.0)
-            decay = usable.to(lr.dtype) * group["weight_decay"]
-            s[: len(adapted)], w[: len(adapted)] = scale.unbind(), decay.unbind()
-        v = [self.state[p]["momentum_buffer"] for p in params]
-        self.move(params, [grad(p) for p in params], v, s, w, lr, group["momentum"])
+            s = torch.where(usable, (trust / lr).clamp_max(1.0) if group["clip"] else trust, 1.0)
+            w = usable.to(lr.dtype) * group["weight_decay"]
+            self.move(adapted, grads, self._momenta(adapted), list(s.unbind()), list(w.unbind()), lr, group["momentum"])
+        if plain:  # dozens of small ones, not worth compiling
+            descend(plain, [grad(p) for p in plain], self._momenta(plain), lr, group["momentum"])
+
+    def _momenta(self, params: list[Tensor]) -> list[Tensor]:
+        return [self.state[p]["momentum_buffer"] for p in params]
 
 
 def grad(p: Tensor) -> Tensor:
@@ -100,10 +101,15 @@ def move(
     lr: Tensor,
     momentum: float,
 ) -> None:
-    """v <- momentum v + s (g + w p);  p <- p - lr v, for lists of tensors, in place."""
-    d = torch._foreach_mul(params, w)
+    """Descend along d = s (g + w p), for lists of tensors, in place."""
+    d = list(torch._foreach_mul(params, w))
     torch._foreach_add_(d, grads)
     torch._foreach_mul_(d, s)
+    descend(params, d, v, lr, momentum)
+
+
+def descend(params: list[Tensor], d: list[Tensor], v: list[Tensor], lr: Tensor, momentum: float) -> None:
+    """v <- momentum v + d;  p <- p - lr v, for lists of tensors, in place."""
     torch._foreach_mul_(v, momentum)
     torch._foreach_add_(v, d)
     torch._foreach_sub_(params, torch._foreach_mul(v, lr))

@@ -37,7 +37,7 @@ def check_keep(keep: Any, dim: int) -> None:
         raise InputError(f"keep must be a whole number from 1 to the {dim} dimensions, got {keep!r}")
 
 
-def info_nce(z: Tensor, temperature: float = 0.2, block: int = 0) -> Tensor:
+def info_nce(z: Tensor, temperature: float = 0.2, block: int = 0, decoupled: bool = False) -> Tensor:
     """InfoNCE over 2B anchors: the other view is the positive, both views of all other images the negatives.
 
     Parameters
@@ -45,26 +45,35 @@ def info_nce(z: Tensor, temperature: float = 0.2, block: int = 0) -> Tensor:
     z : [2B, D]; row i and row i + B are two views of one image. Taken as it is: nothing is normalised here.
     temperature : tau.
     block : rows of the similarity matrix held at a time; 0 holds it whole up to 8192 rows.
+    decoupled : leave the positive out of the sum too; learns faster from small batches.
 
     Returns
     -------
     Scalar, mean over the 2B anchors of  -s(z, z+) + logsumexp over everything but the anchor itself.
     """
-    if z.ndim != 2 or len(z) % 2 or len(z) < 2:
+    if z.ndim != 2 or len(z) % 2 or len(z) < (4 if decoupled else 2):
         raise InputError(f"info_nce takes [2B, D] with both views of each image, got {list(z.shape)}")
     n = len(z)
     anchors = torch.arange(n, device=z.device)
-    return info_nce_sum(z, z, anchors, (anchors + n // 2) % n, temperature, block) / n
+    return info_nce_sum(z, z, anchors, (anchors + n // 2) % n, temperature, block, decoupled) / n
 
 
 def info_nce_sum(
-    a: Tensor, c: Tensor, self_index: Tensor, positive: Tensor, temperature: float, block: int = 0
+    a: Tensor,
+    c: Tensor,
+    self_index: Tensor,
+    positive: Tensor,
+    temperature: float,
+    block: int = 0,
+    decoupled: bool = False,
 ) -> Tensor:
     """Sum of the anchors' losses; anchors `a` [M, D] against candidates `c` [N, D].
 
-    Anchor i is candidate self_index[i], which is left out; its positive is candidate positive[i]. One process has
-    a = c; with several, a holds the rows of this process and c those of all.
+    Anchor i is candidate self_index[i], which is left out; its positive is candidate positive[i], left out of what it
+    is compared with if `decoupled`. One process has a = c; with several, a holds the rows of this process and c those
+    of all.
     """
+    left_out = torch.stack([self_index, positive], 1) if decoupled else self_index[:, None]
     with torch.autocast(a.device.type, enabled=False):
         same = a is c
         a = at_least_float32(a)
@@ -72,11 +81,11 @@ def info_nce_sum(
         if block == 0 and len(c) > DENSE_ROWS:
             block = BLOCK_ROWS
         if block:
-            loss: Tensor = _BlockedSum.apply(a, None if same else c, self_index, positive, temperature, block)
+            loss: Tensor = _BlockedSum.apply(a, None if same else c, left_out, positive, temperature, block)
             return loss
         s = a @ c.T / temperature  # [M, N]
         pull = s.gather(1, positive[:, None]).squeeze(1)
-        s = s.scatter(1, self_index[:, None], float("-inf"))
+        s = s.scatter(1, left_out, float("-inf"))
         return (torch.logsumexp(s, 1) - pull).sum()
 
 
@@ -91,7 +100,7 @@ class _BlockedSum(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, a: Tensor, other: Tensor | None, self_index: Tensor, positive: Tensor, temperature: float, block: int
+        ctx: Any, a: Tensor, other: Tensor | None, left_out: Tensor, positive: Tensor, temperature: float, block: int
     ) -> Tensor:
         c = a if other is None else other
         wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
@@ -103,7 +112,7 @@ class _BlockedSum(torch.autograd.Function):
             s = a[rows] @ c.T  # [block, N]
             s.div_(temperature)
             pull = s.gather(1, positive[rows, None])
-            s.scatter_(1, self_index[rows, None], float("-inf"))
+            s.scatter_(1, left_out[rows], float("-inf"))
             total = torch.logsumexp(s, 1, keepdim=True)
             losses.append((total - pull).sum())
             if da is not None and dc is not None:

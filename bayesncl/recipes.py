@@ -176,6 +176,7 @@ class Objective(Part):
 
     temperature: float = _f(0.2, "tau of InfoNCE", least=1e-3)
     block: int = _f(0, "rows per block of the recomputed InfoNCE; 0 chooses by size", least=0)
+    decoupled: bool = _f(False, "leave the positive out of the sum that InfoNCE divides by", added="0.2.0")
 
 
 @dataclass(frozen=True)
@@ -388,6 +389,8 @@ def replace_fields(recipe: Recipe, **parts: dict[str, Any]) -> Recipe:
     return dataclasses.replace(recipe, **new)
 
 
+SOFT: dict[str, Any] = {"crop_scale": (0.2, 1.0), "brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
+
 # What each method makes of a data set's settings, which are those of `bayesncl`.
 METHODS: dict[str, Callable[[Recipe], Recipe]] = {
     "cl": lambda recipe: replace_fields(recipe, model={"rectifier": "none"}, gate={"kind": "none"}),
@@ -399,6 +402,11 @@ METHODS: dict[str, Callable[[Recipe], Recipe]] = {
     "bayesncl-gs": lambda recipe: replace_fields(recipe, gate={"kind": "gumbel-paper"}),
     "bayesncl-soft": lambda recipe: replace_fields(recipe, gate={"kind": "soft"}),
     "bayesncl-nodetach": lambda recipe: replace_fields(recipe, gate={"detach": False}),
+    "prototypes": lambda recipe: replace_fields(  # not of the paper: an encoder to fit readable codes on
+        METHODS["cl"](recipe),
+        views=SOFT | {"blur": 0.0 if recipe.views.size < 64 else recipe.views.blur},  # which hides all of 32 pixels
+        objective={"decoupled": True},
+    ),
 }
 
 

@@ -64,9 +64,9 @@ def test_options_of_the_compiler_that_torch_has_no_more_are_left_out(monkeypatch
     asked: list[dict[str, object]] = []
     monkeypatch.setattr(torch, "compile", lambda function, **how: asked.append(how) or function)
     assert compile_function(losses) is losses
-    monkeypatch.setattr(torch._inductor, "list_options", lambda: ["others"])
+    monkeypatch.setattr(torch._inductor, "list_options", lambda: ["triton.persistent_reductions", "others"])
     compile_function(losses)
-    assert [how["options"] for how in asked] == [COMPILER, {}]
+    assert [how["options"] for how in asked] == [COMPILER, {"triton.persistent_reductions": False}]
 
 
 @pytest.fixture(params=["built-in", "fused"])

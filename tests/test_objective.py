@@ -10,12 +10,13 @@ from bayesncl.errors import InputError
 from bayesncl.objective import info_nce_sum, normalise
 
 
-def slow_info_nce(z, tau):
-    """-mean log(pos / (pos + neg)) with plain loops."""
+def slow_info_nce(z, tau, decoupled=False):
+    """-mean log(pos / (pos + neg)), or log(pos / neg), with plain loops."""
     n = len(z)
     total = 0.0
     for i in range(n):
-        others = [math.exp(sum(a * b for a, b in zip(z[i], z[j])) / tau) for j in range(n) if j != i]
+        left_out = (i, (i + n // 2) % n) if decoupled else (i,)
+        others = [math.exp(sum(a * b for a, b in zip(z[i], z[j])) / tau) for j in range(n) if j not in left_out]
         positive = math.exp(sum(a * b for a, b in zip(z[i], z[(i + n // 2) % n])) / tau)
         total -= math.log(positive / sum(others))
     return total / n
@@ -27,11 +28,12 @@ def features(n=10, d=6, dtype=torch.float64):
 
 @pytest.mark.parametrize("block", [0, 1, 3, 10, 64])
 @pytest.mark.parametrize("tau", [0.2, 1.0])
-def test_value_and_gradient(block, tau):
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_value_and_gradient(block, tau, decoupled):
     z = features()
-    loss = bayesncl.info_nce(z, tau, block=block)
-    assert loss.item() == pytest.approx(slow_info_nce(z.tolist(), tau), rel=1e-12)
-    assert torch.autograd.gradcheck(lambda x: bayesncl.info_nce(x, tau, block=block), features())
+    loss = bayesncl.info_nce(z, tau, block, decoupled)
+    assert loss.item() == pytest.approx(slow_info_nce(z.tolist(), tau, decoupled), rel=1e-12)
+    assert torch.autograd.gradcheck(lambda x: bayesncl.info_nce(x, tau, block, decoupled), features())
 
 
 def test_blocks_equal_dense_gradient():
@@ -48,6 +50,12 @@ def test_rows_of_two_processes_add_up():
     positive = (index + 6) % 12
     parts = sum(info_nce_sum(z[rows], z, index[rows], positive[rows], 0.2) for rows in (slice(0, 5), slice(5, 12)))
     torch.testing.assert_close(parts / 12, bayesncl.info_nce(z))
+
+
+def test_one_image_has_nothing_to_be_compared_with_when_decoupled():
+    assert bayesncl.info_nce(features(2)).item() == pytest.approx(0)
+    with pytest.raises(InputError, match="info_nce takes"):
+        bayesncl.info_nce(features(2), decoupled=True)
 
 
 def test_takes_rows_as_they_are():

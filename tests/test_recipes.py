@@ -22,6 +22,7 @@ from bayesncl.recipes import (
     recipe_from_dict,
     recipe_from_json,
     rectifiers,
+    replace_fields,
 )
 
 # Per data set, as published: field by field, nothing computed.
@@ -119,7 +120,7 @@ def value(recipe: Recipe, path: str) -> object:
     return getattr(getattr(recipe, part), field)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHOD)
 @pytest.mark.parametrize("dataset", PUBLISHED)
 def test_published_values(dataset: str, method: str) -> None:
     wanted = EVERYWHERE | (CIFAR if dataset.startswith("cifar") else {}) | PUBLISHED[dataset]
@@ -129,6 +130,16 @@ def test_published_values(dataset: str, method: str) -> None:
     assert recipe.name == f"{dataset}-{method}"
     assert recipe.data.name == dataset
     assert {path: value(recipe, path) for path in wanted} == wanted
+
+
+def test_encoders_for_readable_codes_differ_from_cl_in_views_and_loss() -> None:
+    ours, plain = named("cifar100-prototypes"), named("cifar100-cl")
+    assert set(METHODS) - set(METHOD) == {"prototypes"}, "all others are the paper's"
+    assert ours.objective.decoupled and not plain.objective.decoupled
+    assert (ours.views.blur, ours.views.hue, ours.views.crop_scale[0]) == (0.0, 0.1, 0.2)
+    same = replace_fields(ours, views=dataclasses.asdict(plain.views), objective={"decoupled": False})
+    assert dataclasses.replace(same, name=plain.name) == plain
+    assert named("imagenet100-prototypes").views.blur == named("imagenet100-cl").views.blur
 
 
 def test_rates_as_published() -> None:
@@ -328,12 +339,10 @@ def test_values_become_what_their_fields_are() -> None:
             Recipe(**wrong)
 
 
-def test_a_field_added_later_counts_once_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Recipe().to_identity() == Recipe().to_dict()
-    field = next(f for f in dataclasses.fields(PARTS["model"]) if f.name == "top_k")
-    monkeypatch.setattr(field, "metadata", {**field.metadata, "added": "0.2.0"})
-    assert "top_k" not in Recipe().to_identity()["model"]
-    assert change(Recipe(), ["model.top_k=3"]).to_identity()["model"]["top_k"] == 3
+def test_a_field_added_later_counts_once_it_is_used() -> None:
+    assert Recipe().to_dict()["objective"]["decoupled"] is False
+    assert "decoupled" not in Recipe().to_identity()["objective"], "runs of 0.1.0 keep their identity"
+    assert change(Recipe(), ["objective.decoupled=true"]).to_identity()["objective"]["decoupled"] is True
 
 
 def test_nearest() -> None:
