@@ -23,7 +23,8 @@ from .train import fit_batch, short_schedule
 
 FEW = 5000  # images: fewer teach an encoder little that a pretrained one does not know
 SEEN = 100_000  # images that a run without a GPU looks at, epochs times images: minutes on two cores
-H200 = 2e14  # operations a second that a step of ours sustains there: 1.7e14 at 224 px, 3.0e14 at 32 px
+PACE, PACE_LARGE = 3.0e14, 1.7e14  # operations a second that a step sustains on an H200, at 32 px and at 224 px
+START = 90  # seconds until the first step on an H200, if nothing is compiled yet
 ALIKE = 0.5  # mean cosine of different images above which features hardly tell them apart
 
 
@@ -129,7 +130,8 @@ def expected(recipe: Recipe, n: int, device: torch.device) -> str:
     """How long training on n images takes, by a step taken here, or on a GPU by what an H200 does."""
     world, steps = distributed.world_size(), n // recipe.run.batch * recipe.run.epochs
     if device.type == "cuda":
-        seconds = cost(recipe)["flops_per_step"] * steps / H200 / world
+        pace = PACE if recipe.views.size <= 64 else PACE_LARGE
+        seconds = START + cost(recipe)["flops_per_step"] * steps / pace / world
         there = "" if "H200" in torch.cuda.get_device_name(device) else " on an H200, longer on a smaller GPU"
         return f"about {words(seconds)}{there}"
     if world > 1:

@@ -406,6 +406,7 @@ METHODS: dict[str, Callable[[Recipe], Recipe]] = {
         METHODS["cl"](recipe),
         views=SOFT | {"blur": 0.0 if recipe.views.size < 64 else recipe.views.blur},  # which hides all of 32 pixels
         objective={"decoupled": True},
+        run={"epochs": recipe.run.epochs * 8 // 5},
     ),
 }
 
