@@ -30,9 +30,10 @@ from .measure import (
     theory,
     verdict,
 )
-from .measure.dimensions import describe
+from .measure.dimensions import OWNED, describe
 from .measure.result import Result, rounded
 from .model import Encoder
+from .objective import ACTIVE
 
 KEPT_DIMS = (64, 128, 256)  # numbers of dimensions for retrieval, besides all
 MANY_ROWS = 50_000  # above, neighbours are sought for a sample of queries
@@ -184,13 +185,13 @@ def measure_features(
         "dimensions": {name: array.shape[1] for name, array in arrays.items()},
         "classes": len(names),
         "images_per_class": [int(size) for size in (np.bincount(index).min(), np.bincount(index).max())],
-        "epsilon": counts.EPSILON,
+        "epsilon": ACTIVE,
         "min_support": min_support,
         "thresholds": list(interpretability.CURVE),
         "matched_l0": list(interpretability.MATCHED),
         "matched_slack": interpretability.MATCHED_SLACK,
-        "owned_precision": interpretability.OWNED[0],
-        "owned_recall": interpretability.OWNED[1],
+        "owned_precision": OWNED[0],
+        "owned_recall": OWNED[1],
         "spectrum_dims_limit": interpretability.SPECTRUM_DIMS,
         "ap_exact_up_to_entries": counts.EXACT_ENTRIES,
         "ap_mantissa_bits_above": counts.BIN_BITS,

@@ -18,8 +18,8 @@ import torch
 
 from ..arrays import Array, as_features, as_labels
 from ..errors import InputError
+from ..objective import ACTIVE
 from . import counts
-from .counts import EPSILON
 
 
 def conflict(
@@ -219,7 +219,7 @@ def firing_by_class(features: Array, labels: Array) -> tuple[np.ndarray, np.ndar
     size = np.bincount(index)
     fired = np.zeros((len(classes), features.shape[1]))
     for part, z in rows(features):
-        fired += _sum_block(np.abs(z) > EPSILON, index[part], len(classes))
+        fired += _sum_block(np.abs(z) > ACTIVE, index[part], len(classes))
     return fired / size[:, None], size, classes
 
 

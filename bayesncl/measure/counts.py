@@ -24,7 +24,6 @@ from ..data.images import Progress
 from ..errors import InputError
 from ..objective import ACTIVE
 
-EPSILON = ACTIVE
 MIN_SUPPORT = 10  # images a dimension must fire on to count: fewer say little about it
 BLOCK = 2**20  # elements in a block of rows
 SHORT = 1e-12  # rows no longer than this are scaled before they are squared
@@ -43,8 +42,8 @@ class Counts:
     sizes: np.ndarray  # [C] images by class
     thresholds: tuple[float, ...]
     fires: np.ndarray  # [T, C, D] images of class c on which the unit-norm |z_j| exceeds threshold t
-    mass: np.ndarray  # [C, D] sum of the unit-norm |z_j| over images where it exceeds EPSILON
-    raw_fires: np.ndarray  # [C, D] as `fires`, features as given, at EPSILON
+    mass: np.ndarray  # [C, D] sum of the unit-norm |z_j| over images where it exceeds ACTIVE
+    raw_fires: np.ndarray  # [C, D] as `fires`, features as given, at ACTIVE
     raw_mass: np.ndarray  # [C, D] sum of |z_j| as given, over all images
     largest: np.ndarray  # the largest unit-norm |z| of all entries, descending; as many as asked for
     unit: bool  # whether the rows had unit length as given, to 1e-3 (float16), or were zero
@@ -148,7 +147,7 @@ def positive(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def count(
     features: np.ndarray,
     labellings: Sequence[np.ndarray],
-    thresholds: Sequence[float] = (EPSILON,),
+    thresholds: Sequence[float] = (ACTIVE,),
     *,
     raw: bool = False,
     mass: bool = False,
@@ -162,8 +161,8 @@ def count(
     ----------
     features : [N, D], finite.
     labellings : int64 [N] each, values 0..C-1; C is that of the labelling with the most classes.
-    thresholds : on unit-norm features, ascending, none below EPSILON.
-    raw, mass : also fill these fields, which mean nothing otherwise; `raw` needs EPSILON as the first threshold.
+    thresholds : on unit-norm features, ascending, none below ACTIVE.
+    raw, mass : also fill these fields, which mean nothing otherwise; `raw` needs ACTIVE as the first threshold.
     largest : how many of the largest entries to return; needs `mass`.
     """
     n, dims = features.shape
@@ -190,9 +189,9 @@ def count(
         if raw:
             add(0, given)
             if z is not given:
-                add(1, torch.gt(given, EPSILON, out=above).sub_(z.gt(EPSILON).to(z.dtype)))
+                add(1, torch.gt(given, ACTIVE, out=above).sub_(z.gt(ACTIVE).to(z.dtype)))
         if mass:  # in place, as `given` is not needed any more
-            F.threshold(z, EPSILON, 0.0, inplace=True)
+            F.threshold(z, ACTIVE, 0.0, inplace=True)
             add(2, z)
         top.add(z)
         if len(thresholds) > 1 and int(z.count_nonzero()) < z.numel() // SPARSE:
@@ -330,7 +329,7 @@ def _entries(
 ) -> Firing:
     """Firing entries by block: dimension, float32 bits (which order as the values do), is the image of the class."""
     for part, block in blocks(features, "average precision", progress):
-        z = F.threshold(unit(block.abs(), part.start), EPSILON, 0.0)
+        z = F.threshold(unit(block.abs(), part.start), ACTIVE, 0.0)
         row, column, values = (each.numpy() for each in positive(z))
         bits = values.astype(np.float32, copy=False).view(np.int32).astype(np.int64)
         yield column, bits, [y[part][row] == best[column] for y, best in zip(labellings, detected)]
@@ -356,7 +355,7 @@ def _sorted_ranks(firing: Firing, width: int, flags: int, entries: int) -> Ranks
 
 def _binned_ranks(firing: Firing, width: int, flags: int) -> Ranks:
     drop = 23 - BIN_BITS
-    floor = int(np.float32(EPSILON).view(np.int32)) >> drop
+    floor = int(np.float32(ACTIVE).view(np.int32)) >> drop
     bins = (int(np.float32(1.001).view(np.int32)) >> drop) - floor + 1  # a unit-norm entry may exceed 1 by rounding
     table = np.zeros((1 + flags, width * bins), np.int32)
     for column, bits, hits in firing:

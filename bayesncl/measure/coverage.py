@@ -12,10 +12,11 @@ import scipy.sparse as sp
 import torch
 
 from ..arrays import Array
-from .counts import EPSILON
-from .sparse import Codes, as_codes, fired, lengths, strongest_images, thin, unit_blocks, unit_rows
+from ..objective import ACTIVE
+from .sparse import Codes, as_codes, fired, firing_rows, lengths, strongest_images, unit_blocks
 
 TOP = 10  # strongest images of a dimension
+THIN = 0.02  # share of entries that are not zero up to which sparse products pay
 ROWS = 2048  # images that the correlations of columns are taken over, at most, where most entries fire
 ALIKE = 0.98  # mean cosine between the codes of two images from which all images count as the same
 HIDDEN = 0.3  # ... from which rows of unit length may hide copies
@@ -44,15 +45,14 @@ def distinct_dimensions(z: Array, *, weights: np.ndarray | None = None, seed: in
     """
     codes = as_codes(z)
     n = codes.shape[0]
-    if thin(codes):
+    if _thin(codes):
         x = fired(codes)
         x = x if weights is None else sp.csr_array(sp.diags_array(weights.astype(np.float32)) @ x)
         mass, total = (np.asarray(each.sum(0)).ravel().astype(np.float64) for each in (abs(x), x))
         product = (x.T @ x).toarray() - np.outer(total, total / n).astype(np.float32)
     else:
         picked = np.arange(n) if n <= ROWS else np.sort(np.random.default_rng(seed).choice(n, ROWS, replace=False))
-        dense = unit_rows(codes, picked).float()
-        dense = dense.where(dense.abs() > EPSILON, 0.0)
+        dense = firing_rows(codes, picked)
         dense = dense if weights is None else dense * torch.from_numpy(weights[picked, None].astype(np.float32))
         n = len(picked)
         mass = dense.abs().double().sum(0).numpy()
@@ -77,6 +77,13 @@ def distinct_dimensions(z: Array, *, weights: np.ndarray | None = None, seed: in
     return float(np.exp(-(p * np.log(shared)).sum()))
 
 
+def _thin(z: Codes) -> bool:
+    """Whether few entries are not zero; a dense code is judged by 256 of its rows."""
+    if sp.issparse(z):
+        return bool(z.nnz <= THIN * z.shape[0] * z.shape[1])
+    return bool((z[:: max(1, z.shape[0] // 256)] != 0).mean() <= THIN)
+
+
 def summary(z: Array, *, seed: int = 0) -> dict[str, Any]:
     """Coverage of the images, dead and distinct dimensions, and whether the code has collapsed.
 
@@ -91,7 +98,7 @@ def summary(z: Array, *, seed: int = 0) -> dict[str, Any]:
     n, width = codes.shape
     active, fires, total = np.zeros(n, np.int64), np.zeros(width, np.int64), np.zeros(width)
     for part, block in unit_blocks(codes):
-        on = block.abs() > EPSILON
+        on = block.abs() > ACTIVE
         active[part] = on.sum(1).numpy()
         fires += on.sum(0).numpy()
         total += block.sum(0, dtype=torch.float64).numpy()

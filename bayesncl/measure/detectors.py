@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+import torch
 
 from ..arrays import Array, as_labels
 from ..errors import InputError
-from .kept import MIN_SUPPORT, class_counts, keep, largest_shares
+from .counts import MIN_SUPPORT
+from .dimensions import largest_share
+from .kept import class_counts, keep
 from .sparse import Codes, as_codes, fired, ranked_entries, unit_blocks
 
 DIMS = (1, 2, 4)  # dimensions a class is read from
@@ -116,16 +119,13 @@ def sparse_probe(
     if z.shape[1] != z_test.shape[1]:
         raise InputError(f"train features have {z.shape[1]} dimensions, test features {z_test.shape[1]}")
     y, names = as_labels(train[1], z.shape[0])
-    y_test_index, test_names = as_labels(test[1], z_test.shape[0])
+    test_index, test_names = as_labels(test[1], z_test.shape[0])
     place = {name: i for i, name in enumerate(names.tolist())}
-    y_test = np.array([place.get(name, -1) for name in test_names.tolist()])[y_test_index]
+    y_test = np.array([place.get(name, -1) for name in test_names.tolist()])[test_index]
     sizes = np.bincount(y)
     sums = np.zeros((len(names), z.shape[1]))
     for part, block in unit_blocks(z):
-        onehot = sp.csr_array(
-            (np.ones(len(block), np.float32), y[part], np.arange(len(block) + 1)), shape=(len(block), len(names))
-        )
-        sums += onehot.T @ block.numpy()
+        sums += torch.zeros(sums.shape).index_add_(0, torch.from_numpy(y[part]), block.float()).numpy()
     total, most = sums.sum(0), min(max(dims), z.shape[1])
     rest = (total - sums) / (len(y) - sizes)[:, None]
     gap = np.abs(sums / sizes[:, None] - rest)
@@ -179,9 +179,7 @@ def _discriminant(x: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, float]:
     return weight, float((score[at] + following) / 2)
 
 
-def fit_levels(
-    z: Array, levels: Mapping[str, Array], *, min_support: int = MIN_SUPPORT, seed: int = 0
-) -> dict[str, Any]:
+def fit_levels(z: Array, levels: Mapping[str, Array], *, seed: int = 0) -> dict[str, Any]:
     """Consistency at the level of a hierarchy of labels where each dimension fits best.
 
     Share of the largest class among the images a dimension fires on, at each level; a level fits by how far the share
@@ -203,37 +201,36 @@ def fit_levels(
     kept = fired(as_codes(z))
     indexed = {name: as_labels(labels, kept.shape[0])[0] for name, labels in levels.items()}
     order = np.random.default_rng(seed).permutation(kept.shape[0])
-    found = _levels(kept, indexed, min_support)
-    chance = _levels(kept, {name: y[order] for name, y in indexed.items()}, min_support)
+    found = _levels(kept, indexed)
+    chance = _levels(kept, {name: y[order] for name, y in indexed.items()})
     if found is None or chance is None:
-        empty = dict.fromkeys(levels)
-        return {"consistency": None, "chance": None, "dimensions": dict.fromkeys(levels, 0), "by_level": empty}
+        none = dict.fromkeys(levels)
+        return {"consistency": None, "chance": None, "dimensions": dict.fromkeys(levels, 0), "by_level": none}
     shares, best = found
     return {
         "consistency": _at(shares, best),
         "chance": _at(*chance),
         "dimensions": {name: int((best == i).sum()) for i, name in enumerate(levels)},
-        "by_level": {name: float(100 * share.mean()) for name, share in zip(levels, shares)},
+        "by_level": {name: float(share.mean()) for name, share in zip(levels, shares)},
     }
 
 
-def _levels(
-    kept: sp.csr_array, levels: Mapping[str, np.ndarray], min_support: int
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """Shares [levels, dimensions in use] and the level that fits best [dimensions in use]."""
+def _levels(kept: sp.csr_array, levels: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
+    """Shares [levels, dimensions in use], percent, and the level that fits best [dimensions in use]."""
     shares, fits = [], []
     for labels in levels.values():
         sizes = np.bincount(labels)
-        support, share, best = largest_shares(class_counts(kept, labels, len(sizes)))
-        used = support >= max(1, min_support)
-        prior = sizes[best[used]] / len(labels)
+        fires = class_counts(kept, labels)
+        support, share = largest_share(fires)
+        used = support >= MIN_SUPPORT
+        prior = 100 * sizes[fires.argmax(0)[used]] / len(labels)
         shares.append(share[used])
-        fits.append((share[used] - prior) / (1 - prior))
+        fits.append((share[used] - prior) / (100 - prior))
     return (np.stack(shares), np.stack(fits).argmax(0)) if len(shares[0]) else None
 
 
 def _at(shares: np.ndarray, best: np.ndarray) -> float:
-    return float(100 * shares[best, np.arange(len(best))].mean())
+    return float(shares[best, np.arange(len(best))].mean())
 
 
 def summary(

@@ -1,6 +1,6 @@
 """The table of per-dimension statistics, which every mean, ranking, gallery and page reads.
 
-A dimension fires on an image where its unit-norm feature exceeds EPSILON in size. Shares are in percent, entropies in
+A dimension fires on an image where its unit-norm feature exceeds ACTIVE in size. Shares are in percent, entropies in
 nats. What does not exist is NaN: a dimension that never fires has no consistency.
 """
 
@@ -14,8 +14,11 @@ import torch
 
 from ..arrays import Array, as_numpy
 from ..errors import InputError
-from .counts import EPSILON, MIN_SUPPORT, Counts, Progress, average_precision, blocks, count, unit
+from ..objective import ACTIVE
+from .counts import MIN_SUPPORT, Counts, Progress, average_precision, blocks, count, unit
 from .sparse import as_codes
+
+OWNED = (0.5, 0.1)  # precision and recall from which a class owns a dimension
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,21 @@ def largest_share(fires: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return support, 100 * np.divide(fires.max(0), support, out=np.full(len(support), np.nan), where=support > 0)
 
 
+def consistency(fires: np.ndarray, min_support: int = MIN_SUPPORT) -> float | None:
+    """Mean share of the most frequent class, percent, over dimensions that fire on enough images; None without any."""
+    support, share = largest_share(fires)
+    counted = support >= max(min_support, 1)
+    return float(share[counted].mean()) if counted.any() else None
+
+
+def owned_classes(fires: np.ndarray, sizes: np.ndarray, min_support: int = MIN_SUPPORT) -> float:
+    """Number of classes with a dimension of enough support, precision and recall for them; sizes [C]."""
+    support = fires.sum(0)
+    precise = fires >= OWNED[0] * support
+    found = fires >= OWNED[1] * sizes[:, None]
+    return float((precise & found & (support >= max(min_support, 1))).any(1).sum())
+
+
 def entropy(weights: np.ndarray, floor: float = 0.0) -> np.ndarray:
     """-sum_c p log p of each column of weights [C, D], p = weights / their sum; terms with p <= floor are dropped."""
     total = weights.sum(0)
@@ -232,7 +250,7 @@ def _gates(
     group = torch.zeros(z.shape[0], dtype=torch.int64) if index is None else torch.from_numpy(index)
     for part, block in blocks(z):
         gate = torch.from_numpy(np.array(open[part], bool))
-        closed += ((unit(block, part.start).abs() > EPSILON) & ~gate).sum(0).numpy()
+        closed += ((unit(block, part.start).abs() > ACTIVE) & ~gate).sum(0).numpy()
         opened.index_add_(0, group[part], gate.float())  # exact up to 2^24 images
     rate = 100 * np.divide(closed, support, out=np.full(len(support), np.nan), where=support > 0)
     counts = _whole(opened.numpy().T)

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from ..objective import info_nce
-from .counts import EPSILON
+from ..objective import ACTIVE, info_nce
 
 CONFLICTS = (0.9, 0.5)  # products of firing probabilities from which a dimension counts as conflicting
 SUPPORT = 10  # firing rows a dimension needs to enter the sound correlations
@@ -48,7 +47,7 @@ class Gradients:
             raise InputError(f"a batch must be [2B, D] with both views of each image, got {list(z.shape)}")
         z = z.detach().float()
         g = gradient(z, self.temperature).double()
-        active = (z.abs() > EPSILON).double()
+        active = (z.abs() > ACTIVE).double()
         sums = torch.stack(
             [g.sum(0), g.square().sum(0), (g * active).sum(0), (g.square() * active).sum(0), active.sum(0)]
         )

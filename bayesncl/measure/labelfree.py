@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 
 from ..arrays import Array, as_features
 from ..errors import InputError
 from ..quiz import wilson
-from .sparse import Codes, as_codes, column_blocks, fired, ranked_entries, strongest_images, thin, unit_blocks
+from .sparse import Codes, as_codes, column_blocks, strongest_images, unit_blocks
 
 TOP = 10  # strongest images of a dimension
 POOL = 20  # ... from which the four of an intruder test are drawn
@@ -54,32 +53,15 @@ def monosemanticity(z: Array, embeddings: np.ndarray) -> np.ndarray:
     float64 [D]; NaN where a dimension is constant or weighs one image only.
     """
     codes = as_codes(z)
-    square = np.square(embeddings).sum(1)
-    if thin(codes) and (x := fired(codes)).nnz and x.data.min() > 0 and np.diff(x.tocsc().indptr).max() < x.shape[0]:
-        span = np.asarray(x.max(axis=0).toarray()).ravel().astype(np.float64)  # every column is 0 somewhere
-        a = sp.csr_array(x @ sp.diags_array(1 / np.where(span > 0, span, 1)))
-        along, total = a.T @ embeddings.astype(np.float64), np.asarray(a.sum(0)).ravel()
-        squared = a.power(2)
-        squares, self_pairs = np.asarray(squared.sum(0)).ravel(), squared.T @ square
-    else:
-        span, along, total, squares, self_pairs = _dense_sums(codes, embeddings, square)
-    pairs = total**2 - squares
-    there = (span > 0) & (pairs > 1e-6 * squares)
-    similar = np.square(along).sum(1) - self_pairs
-    return np.divide(similar, pairs, out=np.full(len(pairs), np.nan), where=there)
-
-
-def _dense_sums(codes: Codes, embeddings: np.ndarray, square: np.ndarray) -> tuple[np.ndarray, ...]:
-    """By dimension: its span, sum a_n e_n, sum a_n, sum a_n^2 and sum a_n^2 |e_n|^2."""
     width = codes.shape[1]
     low, high = np.full(width, np.inf), np.full(width, -np.inf)
     for _, block in unit_blocks(codes):
         low, high = np.minimum(low, block.amin(0).numpy()), np.maximum(high, block.amax(0).numpy())
     span = high - low
     low_t, span_t = (torch.from_numpy(v.astype(np.float32)) for v in (low, np.where(span > 0, span, 1)))
-    e, e_square = torch.from_numpy(embeddings), torch.from_numpy(square)
-    along = np.zeros((width, e.shape[1]))
-    total, squares, self_pairs = (np.zeros(width) for _ in range(3))
+    e, e_square = torch.from_numpy(embeddings), torch.from_numpy(np.square(embeddings).sum(1))
+    along = np.zeros((width, e.shape[1]))  # sum a_n e_n
+    total, squares, self_pairs = (np.zeros(width) for _ in range(3))  # sum a_n, a_n^2 and a_n^2 |e_n|^2
     for part, block in unit_blocks(codes):
         a = (block.float() - low_t) / span_t
         along += (a.T @ e[part]).numpy()
@@ -87,7 +69,10 @@ def _dense_sums(codes: Codes, embeddings: np.ndarray, square: np.ndarray) -> tup
         squared = a.square_()
         squares += squared.sum(0).numpy()
         self_pairs += (squared.T @ e_square[part]).numpy()
-    return span, along, total, squares, self_pairs
+    pairs = total**2 - squares
+    there = (span > 0) & (pairs > 1e-6 * squares)
+    similar = np.square(along).sum(1) - self_pairs
+    return np.divide(similar, pairs, out=np.full(width, np.nan), where=there)
 
 
 def mean_alike(images: np.ndarray, embeddings: np.ndarray) -> np.ndarray:
@@ -169,23 +154,13 @@ def draw_trials(
 
 def _weak(codes: Codes, wanted: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """Wanted dimensions, and the images [N] on which each is not above its median over all images."""
-    n = codes.shape[0]
-    if sp.issparse(codes) or thin(codes):
-        for part, column, row, value in ranked_entries(codes):
-            edges = np.searchsorted(column, np.arange(part.stop - part.start + 1))
-            for j in np.flatnonzero(wanted[part]).tolist():
-                own = slice(edges[j], edges[j + 1])
-                middle = value[own][n // 2] if own.stop - own.start > n // 2 else 0.0
-                weak = np.ones(n, bool)
-                weak[row[own][value[own] > middle]] = False
-                yield part.start + j, weak
-        return
+    middle = codes.shape[0] - 1 - codes.shape[0] // 2
     for part, block in column_blocks(codes):
         here = np.flatnonzero(wanted[part])
         values = block.numpy()[here]
-        middles = np.partition(values, n - 1 - n // 2, axis=1)[:, n - 1 - n // 2]
-        for j, own, middle in zip(here.tolist(), values, middles):
-            yield part.start + j, own <= middle
+        middles = np.partition(values, middle, axis=1)[:, middle]
+        for j, own, median in zip(here.tolist(), values, middles):
+            yield part.start + j, own <= median
 
 
 def _draw(

@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 
 from ..arrays import Array, as_features, as_labels, as_numpy
 from ..errors import InputError
+from .retrieval import place as default_place
+
+Rows = Tensor | sp.csr_array  # features [N, F]; sparse ones stay on the CPU
 
 PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # of ||W||^2 / 2 beside the mean cross-entropy, strongest first
 VALIDATION = 0.2  # share of the training images the penalty is chosen on
@@ -79,7 +83,7 @@ def rank_classes(
     """Predictions behind `fast_probe`: the min(5, C) likeliest classes of every test image, for every seed."""
     if len(seeds) == 0:
         raise InputError("a probe needs at least one seed, got none")
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = torch.device(device) if device is not None else default_place()
     x, x_test = _features(train_h, place), _features(test_h, place)
     if x.shape[1] != x_test.shape[1]:
         raise InputError(f"train features have {x.shape[1]} dimensions, test features {x_test.shape[1]}")
@@ -96,7 +100,7 @@ def rank_classes(
     for seed in seeds:
         penalty, validation = _choose_penalty(x, y, len(classes), seed)
         if penalty not in fitted:
-            weight = _fit(x, y, torch.zeros(x.shape[1] + 1, len(classes), device=place), penalty)
+            weight = fit(x, y, torch.zeros(x.shape[1] + 1, len(classes), device=place), penalty)
             fitted[penalty] = classes[_top(x_test, weight).cpu().numpy()]
         rankings.append(Ranking(fitted[penalty], penalty, validation))
     return rankings
@@ -114,7 +118,7 @@ def _choose_penalty(x: Tensor, y: Tensor, classes: int, seed: int) -> tuple[floa
     weight = torch.zeros(x.shape[1] + 1, classes, device=x.device)
     best, since = (0.0, -1.0), 0
     for penalty in PENALTIES:
-        weight = _fit(x_rest, y_rest, weight, penalty)  # from the last solution: each step along the path is short
+        weight = fit(x_rest, y_rest, weight, penalty)  # from the last solution: each step along the path is short
         accuracy = 100 * float((_top(x_out, weight)[:, 0] == y[out]).double().mean())
         best, since = ((penalty, accuracy), 0) if accuracy > best[1] else (best, since + 1)
         if since == 2:
@@ -122,10 +126,14 @@ def _choose_penalty(x: Tensor, y: Tensor, classes: int, seed: int) -> tuple[floa
     return best
 
 
-def _fit(x: Tensor, y: Tensor, start: Tensor, penalty: float, steps: int = 60) -> Tensor:
+def fit(x: Rows, y: Tensor, start: Tensor, penalty: float, steps: int = 60) -> Tensor:
     """Minimise mean CE(x W + b, y) + penalty/2 ||W||^2 by L-BFGS; rows of the result [F + 1, C] are W, then b."""
     weight = start.clone().requires_grad_()
-    rows = ROWS[x.device.type]
+    if isinstance(x, Tensor):
+        rows = ROWS[x.device.type]
+        parts = [(block, block.T, target) for block, target in zip(x.split(rows), y.split(rows))]
+    else:
+        parts = [(x, x.T.tocsr(), y)]
     lbfgs = torch.optim.LBFGS(
         [weight], max_iter=steps, tolerance_grad=1e-4, tolerance_change=1e-6, line_search_fn="strong_wolfe"
     )
@@ -135,14 +143,17 @@ def _fit(x: Tensor, y: Tensor, start: Tensor, penalty: float, steps: int = 60) -
         gradient = penalty * weight
         gradient[-1] = 0  # the intercept is free
         loss = penalty / 2 * weight[:-1].square().sum()
-        for block, target in zip(x.split(rows), y.split(rows)):
+        for block, transposed, target in parts:
             # d CE / d logits = softmax - onehot
-            log_p = torch.addmm(weight[-1], block, weight[:-1]).log_softmax(1)
-            loss -= log_p.gather(1, target[:, None]).sum() / len(x)
+            log_p = scores(block, weight).log_softmax(1)
+            loss -= log_p.gather(1, target[:, None]).sum() / len(y)
             residual = log_p.exp_()
             residual.scatter_add_(1, target[:, None], torch.full_like(residual[:, :1], -1.0))
-            gradient[:-1].addmm_(block.T, residual, alpha=1 / len(x))
-            gradient[-1] += residual.sum(0) / len(x)
+            if isinstance(transposed, Tensor):
+                gradient[:-1].addmm_(transposed, residual, alpha=1 / len(y))
+            else:
+                gradient[:-1] += torch.from_numpy(transposed @ residual.numpy()) / len(y)
+            gradient[-1] += residual.sum(0) / len(y)
         weight.grad = gradient
         return loss
 
@@ -150,9 +161,16 @@ def _fit(x: Tensor, y: Tensor, start: Tensor, penalty: float, steps: int = 60) -
     return weight.detach()
 
 
+def scores(x: Rows, weight: Tensor) -> Tensor:
+    """x W + b, [N, C]."""
+    if isinstance(x, Tensor):
+        return torch.addmm(weight[-1], x, weight[:-1])
+    return torch.from_numpy(x @ weight[:-1].detach().numpy()) + weight[-1]
+
+
 def _top(x: Tensor, weight: Tensor) -> Tensor:
     k, blocks = min(5, weight.shape[1]), x.split(ROWS[x.device.type])
-    return torch.cat([torch.addmm(weight[-1], block, weight[:-1]).topk(k, dim=1).indices for block in blocks])
+    return torch.cat([scores(block, weight).topk(k, dim=1).indices for block in blocks])
 
 
 def summarise(predictions: list[tuple[np.ndarray, np.ndarray]], truth: np.ndarray) -> dict[str, Any]:
@@ -163,11 +181,11 @@ def summarise(predictions: list[tuple[np.ndarray, np.ndarray]], truth: np.ndarra
         result[name] = float(np.mean(values))
         result[f"{name}_spread"] = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
         result[f"{name}_per_seed"] = values
-        result[f"{name}_chance"] = float(np.mean([_chance(top, truth) for top in tops]))
+        result[f"{name}_chance"] = float(np.mean([chance(top, truth) for top in tops]))
     return result
 
 
-def _chance(top: np.ndarray, truth: np.ndarray) -> float:
+def chance(top: np.ndarray, truth: np.ndarray) -> float:
     """Expected accuracy, percent, once the test labels are shuffled: sum_c P(c predicted) P(c)."""
     values, counts = np.unique(truth, return_counts=True)
     predicted = dict(zip(*np.unique(top, return_counts=True)))

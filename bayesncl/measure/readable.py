@@ -11,6 +11,8 @@ from ..arrays import Array, as_features, as_labels, as_numpy
 from ..data.images import printable
 from ..errors import InputError
 from . import coverage, detectors, kept, labelfree
+from .counts import MIN_SUPPORT
+from .dimensions import largest_share
 from .retrieval import retrieval
 from .sparse import Codes, as_codes, strongest_images
 
@@ -212,12 +214,13 @@ def likeness(embeddings: np.ndarray, *, seed: int = 0) -> tuple[float, float]:
 
 def _clearest(codes: Codes, known: np.ndarray, labels: Any, names: Any) -> Tree:
     """The dimension whose largest class has the greatest share of the images that keep it, and that class."""
-    support, share, best = kept.largest_shares(kept.class_counts(kept.keep(codes, KEPT), known, int(known.max()) + 1))
-    used = support >= kept.MIN_SUPPORT
+    fires = kept.class_counts(kept.keep(codes, KEPT), known)
+    support, share = largest_share(fires)
+    used = support >= MIN_SUPPORT
     j = int(np.where(used, share, -1).argmax())
     if not used.any() or share[j] < kept.ABOUT:
         return {}
-    name = printable(_name(int(best[j]), known, names, labels), NAME_LENGTH)  # it may come from a stranger's file
+    name = printable(_name(int(fires[:, j].argmax()), known, names, labels), NAME_LENGTH)  # perhaps a stranger's
     return {"clearest": {"dimension": j, "class": name}}
 
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from ..arrays import Array
 from ..errors import InputError
-from .counts import EPSILON
-from .sparse import Codes, as_codes, fired, thin, unit_rows
+from .sparse import Codes, as_codes, firing_rows
 
 SAME = 0.7  # cosine from which two columns count as the same dimension
 ENTRIES = 2**22  # of a block of rows
@@ -42,20 +41,14 @@ def match(a: Array, b: Array) -> Matching:
 
 def _cosines(a: Codes, b: Codes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """|cosine| between live columns, float32, and the numbers of these columns."""
-    if thin(a) and thin(b):
-        x, y = fired(a), fired(b)
-        product = (x.T @ y).toarray()
-        squares = [np.asarray(each.power(2).sum(0)).ravel() for each in (x, y)]
-    else:
-        product = np.zeros((a.shape[1], b.shape[1]), np.float32)
-        squares = [np.zeros(a.shape[1]), np.zeros(b.shape[1])]
-        rows = max(1, ENTRIES // max(a.shape[1], b.shape[1]))
-        for start in range(0, a.shape[0], rows):
-            pair = [unit_rows(each, slice(start, min(start + rows, a.shape[0]))).float() for each in (a, b)]
-            pair = [each.where(each.abs() > EPSILON, 0.0) for each in pair]
-            product += (pair[0].T @ pair[1]).numpy()
-            for square, each in zip(squares, pair):
-                square += each.square().sum(0).numpy()
+    product = np.zeros((a.shape[1], b.shape[1]), np.float32)
+    squares = [np.zeros(a.shape[1]), np.zeros(b.shape[1])]
+    rows = max(1, ENTRIES // max(a.shape[1], b.shape[1]))
+    for start in range(0, a.shape[0], rows):
+        pair = [firing_rows(each, slice(start, start + rows)) for each in (a, b)]
+        product += (pair[0].T @ pair[1]).numpy()
+        for square, each in zip(squares, pair):
+            square += each.square().sum(0).numpy()
     live = [np.flatnonzero(square) for square in squares]
     lengths = [np.sqrt(square[columns]) for square, columns in zip(squares, live)]
     product = np.abs(product[np.ix_(*live)]) / lengths[0][:, None] / lengths[1]

@@ -16,8 +16,8 @@ import numpy as np
 from ..arrays import Array, as_features
 from ..errors import InputError
 from ..gates import KL_CLAMP
+from ..objective import ACTIVE
 from .conflict import conflict, pair_similarity, prepare, rows
-from .counts import EPSILON
 from .dynamics import spearman
 from .retrieval import retrieval
 
@@ -30,7 +30,7 @@ SHUFFLES = 200
 def prevalence(features: Array) -> np.ndarray:
     """pi [D], the share of images on which each dimension fires."""
     z = as_features(features)
-    return sum((np.abs(block) > EPSILON).sum(0) for _, block in rows(z)) / np.float64(len(z))
+    return sum((np.abs(block) > ACTIVE).sum(0) for _, block in rows(z)) / np.float64(len(z))
 
 
 def ipw_weights(pi: np.ndarray) -> np.ndarray:
@@ -124,7 +124,7 @@ def filtering(z: Array, opened: np.ndarray, prior: float, weight: float) -> dict
         raise InputError(f"gates must be {list(z.shape)}, as the features, got {list(np.shape(opened))}")
     pi = prevalence(z)
     open_rate = np.asarray(opened).mean(0)
-    both = sum(((np.abs(block) > EPSILON) & opened[part]).sum(0) for part, block in rows(z)) / np.float64(len(z))
+    both = sum(((np.abs(block) > ACTIVE) & opened[part]).sum(0) for part, block in rows(z)) / np.float64(len(z))
     open_rate_active = np.divide(both, pi, out=np.full(len(pi), np.nan), where=pi > 0)
     alive = pi > 0
     closed = alive & (open_rate_active < CLOSED)

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..arrays import Array
-from . import kept
+from .counts import MIN_SUPPORT
+from .dimensions import OWNED
 from .measures import value
 from .readable import ALIKE, FEW_IMAGES, KEPT, TOP, figures
 
@@ -96,8 +97,8 @@ def _readable(found: Mapping[str, Any]) -> Line:
 
 def _one_class(found: Mapping[str, Any]) -> Line:
     rule = (
-        f"{KEPT} strongest dimensions an image, dimensions kept by {kept.MIN_SUPPORT} or more; a class has its own "
-        f"with precision {kept.OWNED[0]} and recall {kept.OWNED[1]}"
+        f"{KEPT} strongest dimensions an image, dimensions kept by {MIN_SUPPORT} or more; a class has its own "
+        f"with precision {OWNED[0]} and recall {OWNED[1]}"
     )
     share, chance, control = look_up(found, f"kept/{KEPT}/about_one_class")
     if share is None:
