@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import probe as published
+from . import paper_probe as published
 from .arrays import Array, as_features, as_labels, read_arrays
 from .data import DATASETS
 from .data import load as load_split
@@ -18,7 +18,6 @@ from .data.images import Images
 from .errors import InputError
 from .features import Extracted, Progress, extract
 from .measure import (
-    background,
     conflict,
     counts,
     interpretability,
@@ -31,7 +30,7 @@ from .measure import (
     verdict,
 )
 from .measure.dimensions import OWNED, describe
-from .measure.result import Result, rounded
+from .measure.result import Result, Tree, rounded
 from .model import Encoder
 from .objective import ACTIVE
 
@@ -351,7 +350,7 @@ def background_measures(
     assert test.labels is not None and test.backgrounds is not None
     out: dict[str, Any] = {}
     if train.backgrounds is not None and train.labels is not None:
-        out["background"], group = probe_background(seen, train, sound, test)
+        out["background"], group = background_probes(seen, train, sound, test)
         out["worst_group"] = scalars(group) | {"groups": group["groups"][:LISTED]}
     fit = balanced_split(model)
     if fit is not None:
@@ -381,17 +380,17 @@ def background_measures(
     return out
 
 
-def probe_background(
-    seen: Extracted, train: Images, found: Extracted, test: Images
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Probes for the background by kind of feature, and the object probe on h by group."""
-    assert train.backgrounds is not None and test.backgrounds is not None
-    assert train.labels is not None and test.labels is not None
-    features = [{kind: getattr(each, kind) for kind in KINDS} for each in (seen, found)]
-    probes = background.background_probe(features[0], train.backgrounds, features[1], test.backgrounds)
-    return probes, background.group_probe(
-        seen.h, train.labels, train.backgrounds, found.h, test.labels, test.backgrounds
-    )
+def background_probes(seen: Extracted, train: Images, found: Extracted, test: Images) -> tuple[Tree, Tree]:
+    """Probes for the background by kind of feature, and the object probe on h by group.
+
+    Where object and background are tied in training, part of the background is read off the object.
+    """
+    pairs = {kind: (getattr(seen, kind), getattr(found, kind)) for kind in KINDS}
+    probes = {
+        kind: probe.fast_probe(own, train.backgrounds, other, test.backgrounds) for kind, (own, other) in pairs.items()
+    }
+    group = probe.group_probe(seen.h, train.labels, train.backgrounds, found.h, test.labels, test.backgrounds)
+    return probes, group
 
 
 def counterfactual(model: Encoder) -> Images | None:
@@ -407,20 +406,13 @@ def balanced_split(model: Encoder) -> Images | None:
     return load_split(data, split) if split else None
 
 
-def published_probe(model: Encoder, train: Images, test: Images, progress: Progress | None) -> dict[str, Any]:
+def published_probe(model: Encoder, train: Images, test: Images, progress: Progress | None) -> Tree:
     """The 50-epoch probe of the published experiments, with their pixel statistics."""
-    data = model.recipe.data
+    data, where = model.recipe.data, {"size": model.recipe.views.size, "device": model.mean.device}
+    statistics = data.paper_mean or data.mean, data.paper_std or data.std
+    kind = DATASETS[data.name].probe
     return published.paper_probe(
-        model.backbone,
-        train,
-        test,
-        data.paper_mean or data.mean,
-        data.paper_std or data.std,
-        DATASETS[data.name].probe,
-        seeds=PUBLISHED_SEEDS,
-        size=model.recipe.views.size,
-        device=model.mean.device,
-        progress=progress,
+        model.backbone, train, test, *statistics, kind, seeds=PUBLISHED_SEEDS, progress=progress, **where
     )
 
 

@@ -18,15 +18,11 @@ import torch
 
 from ..arrays import Array, as_features, as_labels
 from ..errors import InputError
-from ..objective import ACTIVE
 from . import counts
 
 
 def conflict(
-    features: Array,
-    labels: Array,
-    backgrounds: Array,
-    weights: np.ndarray | None = None,
+    features: Array, labels: Array, backgrounds: Array, weights: np.ndarray | None = None
 ) -> dict[str, Any]:
     """Background-induced error, in total and by dimension.
 
@@ -85,26 +81,25 @@ def pair_similarity(
     With S the sum over all images, S_c over a class, S_b over a background and S_g over a class on a background,
     2 sum over pairs of other class = S^2 - sum_c S_c^2, and of those on one background sum_b S_b^2 - sum_g S_g^2.
     """
-    groups, group = np.unique(np.stack([labels, backgrounds]), axis=1, return_inverse=True)
-    group = group.reshape(-1)
+    groups, number = np.unique(np.stack([labels, backgrounds]), axis=1, return_inverse=True)
+    group = torch.from_numpy(number.reshape(-1))
     size = np.bincount(group).astype(float)  # [G]
     sums, own = np.zeros((len(size), features.shape[1])), np.zeros(features.shape[1])
     for part, z in rows(features, mask):
-        sums += _sum_block(z, group[part], len(size))
+        sums += torch.zeros(sums.shape, dtype=torch.float64).index_add_(0, group[part], torch.from_numpy(z)).numpy()
         own += np.einsum("nd,nd->d", z, z)
 
-    def twice_pairs(parts: np.ndarray | None, values: np.ndarray) -> np.ndarray:
-        """Sum of squares of the sums of `values` over groups that agree in `parts`."""
-        if parts is None:
-            return values.sum(0) ** 2
-        index = np.unique(parts, return_inverse=True)[1]
-        joined = np.zeros((index.max() + 1, *values.shape[1:]))
-        np.add.at(joined, index, values)
-        return (joined**2).sum(0)
+    def squares(values: np.ndarray) -> list[np.ndarray]:
+        """Sums of squares of the sums of `values` over all images, classes, backgrounds and groups."""
+        found = []
+        for index in (np.zeros_like(classes), classes, places, np.arange(len(size))):
+            joined = np.zeros((index.max() + 1, *values.shape[1:]))
+            np.add.at(joined, index, values)
+            found.append((joined**2).sum(0))
+        return found
 
     classes, places = groups
-    images = [float(twice_pairs(p, size)) for p in (None, classes, places, np.arange(len(size)))]
-    products = [twice_pairs(p, sums) for p in (None, classes, places, np.arange(len(size)))]
+    images, products = squares(size), squares(sums)
     pairs_shared = round((images[2] - images[3]) / 2)
     pairs_apart = round((images[0] - images[1]) / 2) - pairs_shared
     pairs_same = round((images[1] - size.sum()) / 2)
@@ -121,11 +116,7 @@ def pair_similarity(
 
 
 def gate_effect(
-    z: Array,
-    gated: Array,
-    labels: Array,
-    backgrounds: Array,
-    mask: np.ndarray | None = None,
+    z: Array, gated: Array, labels: Array, backgrounds: Array, mask: np.ndarray | None = None
 ) -> dict[str, Any]:
     """How much of the background-induced error the gates of one model remove.
 
@@ -197,7 +188,7 @@ def stability(features: Array, counterfactual: Array) -> dict[str, float]:
     cosines, zero = np.empty(n), 0
     totals = np.zeros((2, first.shape[1]))
     for (part, a), (_, b) in zip(rows(first), rows(second)):
-        a, b = _unit(a), _unit(b)
+        a, b = (counts.unit(torch.from_numpy(each)).numpy() for each in (a, b))
         cosines[part] = np.einsum("nd,nd->n", a, b)
         zero += int((~(a.any(1) & b.any(1))).sum())
         totals += a.sum(0), b.sum(0)
@@ -216,11 +207,8 @@ def firing_by_class(features: Array, labels: Array) -> tuple[np.ndarray, np.ndar
     """P(z_k fires | c), [C, D]; the images of each class, [C]; the classes, [C]."""
     features = as_features(features)
     index, classes = as_labels(labels, len(features))
-    size = np.bincount(index)
-    fired = np.zeros((len(classes), features.shape[1]))
-    for part, z in rows(features):
-        fired += _sum_block(np.abs(z) > ACTIVE, index[part], len(classes))
-    return fired / size[:, None], size, classes
+    found = counts.count(features, [index], raw=True)[0]
+    return found.raw_fires / found.sizes[:, None], found.sizes, classes
 
 
 def conflicting_features(features: Array, labels: Array, threshold: float = 0.9) -> dict[str, Any]:
@@ -279,19 +267,11 @@ def rows(features: np.ndarray, mask: np.ndarray | None = None) -> Iterator[tuple
         yield part, z if mask is None else z * np.asarray(mask[part])
 
 
-def _sum_block(z: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
-    total = torch.zeros(count, z.shape[1], dtype=torch.float64)
-    return total.index_add_(0, torch.from_numpy(group), torch.from_numpy(z).double()).numpy()
-
 
 def _ratio(part: float, whole: float) -> float:
     """part / whole, 0 where there is no whole."""
     return part / whole if whole else 0.0
 
-
-def _unit(z: np.ndarray) -> np.ndarray:
-    rows = torch.from_numpy(z)
-    return counts.divide(rows, counts.norms(rows)).numpy()
 
 
 def _shuffle_within(backgrounds: np.ndarray, labels: np.ndarray) -> np.ndarray:

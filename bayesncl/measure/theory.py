@@ -18,7 +18,8 @@ from ..errors import InputError
 from ..gates import KL_CLAMP
 from ..objective import ACTIVE
 from .conflict import conflict, pair_similarity, prepare, rows
-from .dynamics import spearman
+from .counts import count
+from .dimensions import entropy
 from .retrieval import retrieval
 
 NOISE = 0.5  # prevalence from which a dimension counts as common (the theory's background noise set)
@@ -30,7 +31,15 @@ SHUFFLES = 200
 def prevalence(features: Array) -> np.ndarray:
     """pi [D], the share of images on which each dimension fires."""
     z = as_features(features)
-    return sum((np.abs(block) > ACTIVE).sum(0) for _, block in rows(z)) / np.float64(len(z))
+    return count(z, [np.zeros(len(z), np.int64)], raw=True)[0].raw_fires[0] / len(z)
+
+
+def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
+    """Rank correlation over the entries finite in both, ties at their average rank; None where a side is constant."""
+    from scipy.stats import spearmanr  # half a second to import: not for those who only measure a file
+
+    a, b = (side[np.isfinite(a) & np.isfinite(b)] for side in (a, b))
+    return float(spearmanr(a, b).statistic) if len(a) > 1 and np.ptp(a) > 0 and np.ptp(b) > 0 else None
 
 
 def ipw_weights(pi: np.ndarray) -> np.ndarray:
@@ -192,7 +201,7 @@ def information(features: Array, opened: np.ndarray, bins: int = 16) -> dict[str
     signed = any(bool((block < 0).any()) for _, block in rows(z))
     levels = 2 * bins if signed else bins
     p = np.asarray(opened).mean(0)
-    counts = np.zeros((d, levels))
+    counts = np.zeros((levels, d))
     # rows by 64-bit hash: equal rows, equal hash
     word = np.random.default_rng(0).integers(1, 2**63, size=d, dtype=np.uint64)
     hashes = np.empty(n, dtype=np.uint64)
@@ -200,23 +209,19 @@ def information(features: Array, opened: np.ndarray, bins: int = 16) -> dict[str
         code = np.clip(np.floor(block * bins), -bins, bins - 1).astype(np.int64)
         hashes[part] = code.astype(np.uint64) @ word
         for level in range(levels):
-            counts[:, level] += (code == level - (bins if signed else 0)).sum(0)
+            counts[level] += (code == level - (bins if signed else 0)).sum(0)
     repeats = np.unique(hashes, return_counts=True)[1]
-    gate_entropy = float((_entropy(np.stack([p, 1 - p], 1))).sum())
+    gate_entropy = float(entropy(np.stack([p, 1 - p])).sum())
     capacity = float(p.sum() * math.log(levels))
     return {
         "bound": capacity + gate_entropy,
         "bound_ungated": d * math.log(levels),
         "bound_zero": gate_entropy,
-        "marginals": float(_entropy(counts / n).sum()),
-        "information": float(_entropy(repeats[None] / n)[0]),
+        "marginals": float(entropy(counts).sum()),
+        "information": float(entropy(repeats[:, None].astype(float))[0]),
         "cap": math.log(n),
     }
 
-
-def _entropy(p: np.ndarray) -> np.ndarray:
-    """-sum p log p over the last axis, nats."""
-    return -(p * np.log(np.where(p > 0, p, 1))).sum(-1)
 
 
 def compare(

@@ -16,7 +16,7 @@ from .. import data as datasets
 from ..data.images import Images
 from ..dynamics import recorder
 from ..errors import InputError
-from ..evaluate import KINDS, evaluate, probe_background
+from ..evaluate import KINDS, background_probes, evaluate
 from ..features import extract
 from ..measure.dimensions import describe, most_mixed, most_suppressed
 from ..measure.result import Result
@@ -112,7 +112,7 @@ def background_like(model: Encoder, root: str) -> dict[str, Any]:
     if train_split.labels is None or train_split.backgrounds is None:
         raise InputError(f"{root or data.name} has no background labels")
     found = [extract(model, split) for split in (train_split, test_split)]
-    probes, group = probe_background(found[0], train_split, found[1], test_split)
+    probes, group = background_probes(found[0], train_split, found[1], test_split)
     return {
         **{k: {m: probes[k][m] for m in ("acc1", "acc1_spread", "acc1_chance")} for k in KINDS},
         "worst_group": {k: group[k] for k in ("worst", "average", "balanced")},
