@@ -13,7 +13,7 @@ import torch
 from ..arrays import Array, as_labels
 from ..errors import InputError
 from .counts import MIN_SUPPORT
-from .dimensions import largest_share
+from .dimensions import largest_share, mean
 from .kept import class_counts, keep
 from .sparse import Codes, as_codes, fired, ranked_entries, unit_blocks
 
@@ -98,7 +98,7 @@ def _by_class(
 
 def sparse_probe(
     train: tuple[Array, Array], test: tuple[Array, Array], dims: Sequence[int] = DIMS
-) -> dict[int, dict[str, Any]]:
+) -> dict[int, dict[Any, float]]:
     """Every class read from its few best dimensions.
 
     On the training rows, at unit length: the dimensions with the largest |mean on the class - mean on the rest|; of
@@ -112,8 +112,7 @@ def sparse_probe(
 
     Returns
     -------
-    by number of dimensions: `balanced_accuracy`, the mean over classes in percent, `chance`, 50 whatever the class
-    sizes, and `per_class` (by label).
+    balanced accuracy in percent by class, by number of dimensions; chance is 50, whatever the class sizes.
     """
     z, z_test = as_codes(train[0]), as_codes(test[0])
     if z.shape[1] != z_test.shape[1]:
@@ -143,14 +142,7 @@ def sparse_probe(
             weight, cut = _discriminant(x[used], own)
             said = weight @ x_test[used] > cut
             scores[k][name] = 50 * float(said[own_test].mean() + 1 - said[~own_test].mean())
-    return {
-        k: {
-            "balanced_accuracy": float(np.mean(list(scores[k].values()))) if scores[k] else None,
-            "chance": 50.0,
-            "per_class": scores[k],
-        }
-        for k in dims
-    }
+    return scores
 
 
 def _columns(z: Codes, columns: np.ndarray) -> np.ndarray:
@@ -192,8 +184,8 @@ def fit_levels(z: Array, levels: Mapping[str, Array], *, seed: int = 0) -> dict[
 
     Returns
     -------
-    `consistency` (percent, mean over dimensions that fire on enough images, each at its level), `chance` (the same
-    with the images of the labels shuffled, all levels alike), `dimensions` by level (how many fit there), and
+    `consistency` (percent, mean over dimensions that fire on enough images, each at its level), `consistency_chance`
+    (the same with the images of the labels shuffled, all levels alike), `dimensions` by level (how many fit there), and
     `by_level` (consistency of all dimensions at that one level).
     """
     if not levels:
@@ -203,19 +195,16 @@ def fit_levels(z: Array, levels: Mapping[str, Array], *, seed: int = 0) -> dict[
     order = np.random.default_rng(seed).permutation(kept.shape[0])
     found = _levels(kept, indexed)
     chance = _levels(kept, {name: y[order] for name, y in indexed.items()})
-    if found is None or chance is None:
-        none = dict.fromkeys(levels)
-        return {"consistency": None, "chance": None, "dimensions": dict.fromkeys(levels, 0), "by_level": none}
     shares, best = found
     return {
-        "consistency": _at(shares, best),
-        "chance": _at(*chance),
+        "consistency": _at(*found),
         "dimensions": {name: int((best == i).sum()) for i, name in enumerate(levels)},
-        "by_level": {name: float(share.mean()) for name, share in zip(levels, shares)},
+        "by_level": {name: mean(share) for name, share in zip(levels, shares)},
+        "consistency_chance": _at(*chance),
     }
 
 
-def _levels(kept: sp.csr_array, levels: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
+def _levels(kept: sp.csr_array, levels: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Shares [levels, dimensions in use], percent, and the level that fits best [dimensions in use]."""
     shares, fits = [], []
     for labels in levels.values():
@@ -226,11 +215,11 @@ def _levels(kept: sp.csr_array, levels: Mapping[str, np.ndarray]) -> tuple[np.nd
         prior = 100 * sizes[fires.argmax(0)[used]] / len(labels)
         shares.append(share[used])
         fits.append((share[used] - prior) / (100 - prior))
-    return (np.stack(shares), np.stack(fits).argmax(0)) if len(shares[0]) else None
+    return np.stack(shares), np.stack(fits).argmax(0)
 
 
-def _at(shares: np.ndarray, best: np.ndarray) -> float:
-    return float(shares[best, np.arange(len(best))].mean())
+def _at(shares: np.ndarray, best: np.ndarray) -> float | None:
+    return mean(shares[best, np.arange(len(best))])
 
 
 def summary(
@@ -249,8 +238,9 @@ def summary(
 
     Returns
     -------
-    `f1`, `iou` (class of the highest mean activation), `best_f1`, `best_iou` (best class), each in 0..1 with `_chance`
-    (labels shuffled by the seed); `sparse_probe`; `hierarchy`.
+    `f1`, `iou` (class of the highest mean activation), `best_f1`, `best_iou` (best class), each in 0..1; `sparse_probe`
+    (balanced accuracy by number of dimensions, percent), each with `_chance` (labels shuffled by the seed);
+    `hierarchy`.
     """
     codes = as_codes(z)
     index, names = as_labels(labels, codes.shape[0])
@@ -259,11 +249,11 @@ def summary(
     measured = _detect(codes, [index, shuffled], len(names)) if f1 else []
     for found, end in zip(measured, ("", "_chance")):
         for name in ("f1", "iou", "best_f1", "best_iou"):
-            values = getattr(found, name)
-            values = values[~np.isnan(values)]
-            result[name + end] = float(values.mean()) if len(values) else None
+            result[name + end] = mean(getattr(found, name))
     if train is not None:
-        result["sparse_probe"] = sparse_probe(train, (codes, labels))
+        read = sparse_probe(train, (codes, labels))
+        result["sparse_probe"] = {str(k): mean(np.array(list(scores.values()))) for k, scores in read.items()}
+        result["sparse_probe_chance"] = dict.fromkeys(result["sparse_probe"], 50.0)
     if levels is not None:
         result["hierarchy"] = fit_levels(keep(codes, KEPT), levels, seed=seed)
     return result

@@ -167,11 +167,16 @@ def largest_share(fires: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return support, 100 * np.divide(fires.max(0), support, out=np.full(len(support), np.nan), where=support > 0)
 
 
+def mean(values: np.ndarray) -> float | None:
+    """Mean of the values that exist; None where none does."""
+    values = values[~np.isnan(values)]
+    return float(values.mean()) if len(values) else None
+
+
 def consistency(fires: np.ndarray, min_support: int = MIN_SUPPORT) -> float | None:
-    """Mean share of the most frequent class, percent, over dimensions that fire on enough images; None without any."""
+    """Mean share of the most frequent class, percent, over dimensions that fire on enough images."""
     support, share = largest_share(fires)
-    counted = support >= max(min_support, 1)
-    return float(share[counted].mean()) if counted.any() else None
+    return mean(share[support >= max(min_support, 1)])
 
 
 def owned_classes(fires: np.ndarray, sizes: np.ndarray, min_support: int = MIN_SUPPORT) -> float:

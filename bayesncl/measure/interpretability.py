@@ -15,7 +15,16 @@ from ..arrays import Array, as_features, as_labels
 from ..errors import InputError
 from ..objective import ACTIVE
 from .counts import MIN_SUPPORT, Counts, Progress, count, gram
-from .dimensions import consistency, describe, detector_precision, entropy, from_counts, largest_share, owned_classes
+from .dimensions import (
+    consistency,
+    describe,
+    detector_precision,
+    entropy,
+    from_counts,
+    largest_share,
+    mean,
+    owned_classes,
+)
 
 DEFINITIONS = ("paper", "sound")
 CURVE = (ACTIVE, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # thresholds of the sparsity curve; the first is the plain definition
@@ -184,11 +193,6 @@ def spectrum_of(product: np.ndarray) -> dict[str, dict[str, Value]]:
     }
 
 
-def _mean(values: np.ndarray) -> Value:
-    values = values[~np.isnan(values)]
-    return float(values.mean()) if len(values) else None
-
-
 def _paper_means(counts: Counts) -> dict[str, Value]:
     mass = counts.raw_mass
     _, share = largest_share(counts.fires[0])  # of rows made unit length again, unlike what follows
@@ -196,10 +200,10 @@ def _paper_means(counts: Counts) -> dict[str, Value]:
     means = mass / (counts.sizes[:, None] + ACTIVE)
     kept = total > ACTIVE
     return {
-        "consistency": _mean(share),
-        "entropy_sum": _mean(entropy(mass, ACTIVE)[kept]),
-        "entropy_mean": _mean(entropy(means, ACTIVE)[kept & (means.sum(0) >= ACTIVE)]),
-        "entropy_freq": _mean(entropy(counts.raw_fires, ACTIVE)[kept]),
+        "consistency": mean(share),
+        "entropy_sum": mean(entropy(mass, ACTIVE)[kept]),
+        "entropy_mean": mean(entropy(means, ACTIVE)[kept & (means.sum(0) >= ACTIVE)]),
+        "entropy_freq": mean(entropy(counts.raw_fires, ACTIVE)[kept]),
         "activation_ratio": float((total > 0).mean()),
         "sparsity": float(1 - counts.raw_fires.sum() / (counts.rows * len(total))),
     }
@@ -210,7 +214,7 @@ def _sound_means(counts: Counts, ap: np.ndarray, min_support: int) -> dict[str, 
     support, dead = table.support, table.dead
     kept = support >= max(min_support, 1)
     names = ("consistency", "entropy_sum", "entropy_mean", "entropy_freq")
-    result = {name: _mean(getattr(table, name)[kept]) for name in names}
+    result = {name: mean(getattr(table, name)[kept]) for name in names}
     assert table.consistency is not None
     share, mass = table.consistency[~dead], table.mass[~dead]
     result |= {
@@ -220,7 +224,7 @@ def _sound_means(counts: Counts, ap: np.ndarray, min_support: int) -> dict[str, 
         "dead_share": float(dead.mean()),
         "near_dead_share": float(((support > 0) & (support < min_support)).mean()),
         "l0": table.l0,
-        "detector_ap": _mean(ap[~dead]),
+        "detector_ap": mean(ap[~dead]),
         "classes_owned": owned_classes(counts.fires[0], counts.sizes, min_support),
     }
     for threshold, fires in zip(counts.thresholds[1:], counts.fires[1:]):

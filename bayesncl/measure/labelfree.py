@@ -16,6 +16,7 @@ import torch
 from ..arrays import Array, as_features
 from ..errors import InputError
 from ..quiz import wilson
+from .dimensions import mean
 from .sparse import Codes, as_codes, column_blocks, strongest_images, unit_blocks
 
 TOP = 10  # strongest images of a dimension
@@ -221,9 +222,9 @@ def summary(z: Array, embeddings: Array, *, trials: int = TRIALS, seed: int = 0,
     top = strongest_images(codes, TOP)
     result: dict[str, Any] = {}
     for given, end in ((e, ""), (shuffled, "_chance")):
-        result["monosemanticity" + end] = _mean(monosemanticity(codes, given))
-        result["top10_similarity" + end] = _mean(mean_alike(top, given))
-        result["duplicates" + end] = _mean(duplicate_share(top, given))
+        result["monosemanticity" + end] = mean(monosemanticity(codes, given))
+        result["top10_similarity" + end] = mean(mean_alike(top, given))
+        result["duplicates" + end] = mean(duplicate_share(top, given))
     return result | intruder(codes, e, trials=trials, seed=seed)
 
 
@@ -233,18 +234,12 @@ def intruder(z: Codes, embeddings: np.ndarray, *, trials: int = TRIALS, seed: in
     found = find_intruders(tests, embeddings)
     many = np.bincount(tests.dimension)
     share = np.bincount(tests.dimension, found) / np.maximum(many, 1)
-    mean = float(found.mean()) if len(found) else None
-    low, high = (None, None) if mean is None else wilson(float(found.sum()), len(found))
+    low, high = wilson(float(found.sum()), len(found)) if len(found) else (None, None)
     return {
-        "intruder": mean,
+        "intruder": mean(found),
         "intruder_low": low,
         "intruder_high": high,
         "intruder_chance": 0.2,
         "intruder_trials": len(found),
         "intruder_by_dimension": {int(j): float(share[j]) for j in np.flatnonzero(many)},
     }
-
-
-def _mean(values: np.ndarray) -> float | None:
-    values = values[~np.isnan(values)]
-    return float(values.mean()) if len(values) else None

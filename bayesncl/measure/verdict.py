@@ -32,10 +32,10 @@ class Line:
 class Verdict:
     """What can be said of a code; the most important first."""
 
-    lines: tuple[Line, ...]
     images: int
     dimensions: int
     collapsed: bool
+    lines: tuple[Line, ...]
 
 
 def verdict(z: Array, labels: Array | None = None, **options: Any) -> Verdict:
@@ -68,7 +68,7 @@ def judge(found: Mapping[str, Any], labelled: bool = True) -> Verdict:
         lines.append(_intruder(found))
     if look_up(found, "seeds/mean_cosine")[0] is not None:
         lines.append(_stability(found))
-    return Verdict(tuple(lines), n, width, collapsed)
+    return Verdict(n, width, collapsed, tuple(lines))
 
 
 def look_up(found: Mapping[str, Any], place: str) -> tuple[float | None, float | None, float | None]:
@@ -193,15 +193,9 @@ def render(found: Verdict, width: int = WIDTH) -> str:
 
 def to_dict(found: Verdict) -> dict[str, Any]:
     """The verdict as plain values, for JSON."""
-    return {
-        "images": found.images,
-        "dimensions": found.dimensions,
-        "collapsed": found.collapsed,
-        "lines": [asdict(line) for line in found.lines],
-    }
+    return asdict(found) | {"lines": [asdict(line) for line in found.lines]}
 
 
 def from_dict(tree: Mapping[str, Any]) -> Verdict:
     """The verdict of `to_dict`."""
-    lines = tuple(Line(**line) for line in tree["lines"])
-    return Verdict(lines, tree["images"], tree["dimensions"], tree["collapsed"])
+    return Verdict(**{**tree, "lines": tuple(Line(**line) for line in tree["lines"])})
