@@ -244,7 +244,7 @@ def evaluate(
     from .evaluate import evaluate as evaluate_model
     from .evaluate import scarce
     from .plan import load_split
-    from .report.figures import draw_figures
+    from .report.plots import draw_figures
     from .report.tables import show
     from .run import Run
 

@@ -176,7 +176,7 @@ def draw(
 ) -> None:
     """Draw one figure; a sheet of images only where the images are at hand."""
     dataset = "scenes" if scale == "smoke" else MAIN
-    path: Path | None = folder / f"{page.file_stem(experiment.name)}.png"
+    path: Path | None = folder / figures.file_name(experiment.name)
     assert path is not None
     if experiment.name in figures.FIGURES:
         path = figures.draw(experiment.name, found, path, dataset, scale)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from statistics import fmean as mean
 from typing import Any
 
 from ..cost import cost
@@ -66,17 +67,9 @@ class Section:
         return sum(line.runs for line in self.lines)
 
 
-def mean(values: Sequence[float]) -> float:
-    """Arithmetic mean."""
-    return sum(values) / len(values)
-
-
 def spread(values: Sequence[float]) -> float:
     """Standard deviation over seeds (n - 1); 0 of one run."""
-    if len(values) < 2:
-        return 0.0
-    centre = mean(values)
-    return math.sqrt(sum((v - centre) ** 2 for v in values) / (len(values) - 1))
+    return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def sections(experiment: Experiment, entries: Entries, scale: str = "paper") -> list[Section]:
