@@ -62,9 +62,8 @@ def paper_probe(
 
     Returns
     -------
-    dict
-        As `fast_probe`, after the last epoch; `acc1_best` is the best epoch's mean, for the paper does not say which
-        it prints.
+    As `fast_probe`, after the last epoch; `acc1_best` is the best epoch's mean, for the paper does not say which it
+    prints.
     """
     if variant not in ("cifar", "imagenet"):
         raise InputError(f"probe variant must be cifar or imagenet, got {variant!r}")
@@ -121,15 +120,8 @@ def paper_probe(
             best = max(best, summary["acc1"])
             if progress is not None:
                 progress(epoch + 1, epochs, "paper probe")
-    summary |= {
-        "acc1_best": best,
-        "variant": variant,
-        "epochs": epochs,
-        "batch": batch,
-        "lr": rate,
-        "seeds": list(seeds),
-    }
-    return summary
+    settings = {"variant": variant, "epochs": epochs, "batch": batch, "lr": rate, "seeds": list(seeds)}
+    return summary | {"acc1_best": best} | settings
 
 
 def _head(width: int, classes: int, seed: int) -> nn.Linear:

@@ -36,7 +36,7 @@ def test_a_new_data_set_is_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
     def grey(data: recipes.Data, split: str, progress: Progress | None) -> Images:
         return Images(np.full((4, 3, data.size, data.size), 128, np.uint8))
 
-    monkeypatch.setattr(DATASETS, "_entries", dict(DATASETS._entries))
+    monkeypatch.setattr(DATASETS, "data", dict(DATASETS.data))
     settings = recipes.Recipe(data=recipes.Data(size=16), views=recipes.Views(size=16))
     DATASETS["grey-cards"] = Dataset(name="grey-cards", title="Grey cards", settings=settings, load=grey)
     recipe = recipes.named("grey-cards-ncl")

@@ -81,6 +81,7 @@ def test_consistency_and_owned_classes_against_counting(k: int) -> None:
 @pytest.mark.parametrize(("k", "d"), [(1, 30), (1, 600), (2, 600), (5, 30), (10, 30)])
 @pytest.mark.parametrize("signed", [False, True])
 def test_precision_is_that_of_the_dense_codes(k: int, d: int, signed: bool) -> None:
+    """Few columns are hubs and take the dense way, many take the sparse one."""
     z, y = codes(d=d, signed=signed)
     cut = kept.keep(z, k)
     wanted = retrieval(cut.toarray(), y, ks=(5,))[5]
@@ -90,8 +91,13 @@ def test_precision_is_that_of_the_dense_codes(k: int, d: int, signed: bool) -> N
     assert kept.precision(cut, [y], 5, asked)[0] == pytest.approx(wanted, abs=1e-6)
 
 
-def test_a_gallery_too_large_to_be_dense_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_ways_to_count_hits_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     z, y = codes(d=600)
+    cut = kept.keep(z, 1)
+    similar, own = cut[:50].astype(np.float64) @ cut.T.tocsr().astype(np.float64), np.arange(50)
+    both = np.stack([y, y[::-1]])
+    dense = kept._hits(torch.from_numpy(similar.toarray()), torch.from_numpy(own), torch.from_numpy(both.copy()), 5)
+    np.testing.assert_allclose(kept._sparse_hits(similar, own, both, 5), dense)
     wanted = kept.precision(kept.keep(z, 5), [y])
     monkeypatch.setattr(kept, "GALLERY_ENTRIES", 0)
     monkeypatch.setattr(kept, "QUERY_ENTRIES", 1000)

@@ -89,20 +89,53 @@ def precision(
     codes = sp.csr_array(kept.tocsc()[:, live].astype(np.float64))
     length = np.sqrt(codes.power(2).sum(1))  # 1 but for rounding, which would part what is equal
     codes.data /= np.repeat(length, np.diff(codes.indptr))
-    device = place()
-    labels = torch.from_numpy(np.stack(labellings)).to(device)
+    # a query has at most as many similarities that are not zero as its dimensions have images
+    work = np.minimum((codes != 0) @ np.bincount(codes.indices, minlength=len(live)).astype(float), n)[queries]
+    device, labels, hits = place(), np.stack(labellings), np.zeros(len(labellings))
+    known = torch.from_numpy(labels).to(device)
     fits = len(live) * n <= GALLERY_ENTRIES
     gpu = fits and device.type == "cuda"
-    # with a dense gallery a query takes k axpys of length N, whatever the hubs among its dimensions
-    gallery: Any = codes.T.toarray() if fits else codes.T.tocsr()
+    thin = not gpu and work.sum() < n * len(queries) / 8
+    # not thin: k axpys of length N a query, whatever the hubs, where the gallery fits as a dense array
+    gallery: Any = codes.T.toarray() if fits and not thin else codes.T.tocsr()
     gallery = torch.from_numpy(gallery).to(device) if gpu else gallery
-    hits = np.zeros(len(labels))
-    for own in np.array_split(queries, -(-len(queries) * n // QUERY_ENTRIES)):
+    for own in np.array_split(queries, int(-(-(work.sum() if thin else n * len(queries)) // QUERY_ENTRIES)) or 1):
+        if thin:
+            hits += _sparse_hits(codes[own] @ gallery, own, labels, k)
+            continue
         asked = torch.from_numpy(own).to(device)
         product = gallery[:, asked].T @ gallery if gpu else codes[own] @ gallery
         product = product.toarray() if sp.issparse(product) else product
-        hits += _hits(torch.as_tensor(product, device=device), asked, labels, k)
+        hits += _hits(torch.as_tensor(product, device=device), asked, known, k)
     return [float(100 * hit / (k * len(queries))) for hit in hits]
+
+
+def _sparse_hits(similar: sp.csr_array, own: np.ndarray, labels: np.ndarray, k: int) -> np.ndarray:
+    """As `_hits`, where the similarities not stored are zero: tie by tie from the highest, until k places are taken."""
+    n, rows = similar.shape[1], len(own)
+    query, found = np.repeat(np.arange(rows), np.diff(similar.indptr)), similar.indices
+    value = similar.data.astype(np.float32)
+    stored = (found != own[query]) & (value != 0)
+    query, found, value = query[stored], found[stored], value[stored]
+    match = labels[:, found] == labels[:, own[query]]  # [L, entries]
+    sizes = np.stack([np.bincount(y)[y[own]] for y in labels])
+    zeros = n - 1 - np.bincount(query, minlength=rows)
+    zero_hits = sizes - 1 - np.stack([np.bincount(query[m], minlength=rows) for m in match])
+    left, hits = np.full(rows, k), np.zeros(len(labels))
+    while left.any():
+        best = np.full(rows, -np.inf, np.float32)
+        np.maximum.at(best, query, value)
+        best[(zeros > 0) & (best < 0)] = 0
+        tied = value == best[query]
+        many = np.where(best == 0, zeros, np.bincount(query[tied], minlength=rows))
+        good = np.stack([np.bincount(query[tied & m], minlength=rows) for m in match])
+        good = np.where(best == 0, zero_hits, good)
+        taken = np.minimum(many, left)
+        hits += (taken * good / np.maximum(many, 1)).sum(1)
+        left, zeros = left - taken, np.where(best == 0, 0, zeros)
+        again = ~tied & (left[query] > 0)
+        query, value, match = query[again], value[again], match[:, again]
+    return hits
 
 
 def _hits(similar: Tensor, own: Tensor, labels: Tensor, k: int) -> np.ndarray:

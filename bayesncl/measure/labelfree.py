@@ -42,16 +42,8 @@ def monosemanticity(z: Array, embeddings: np.ndarray) -> np.ndarray:
     """Mean similarity of pairs of images, weighted by the activations of a dimension on both.
 
     MS_j = (|sum_n a_n e_n|^2 - sum_n a_n^2 |e_n|^2) / ((sum_n a_n)^2 - sum_n a_n^2), with a_n the activation of
-    dimension j on image n, rows at unit length, scaled to 0..1 by its least and largest value.
-
-    Parameters
-    ----------
-    z : [N, D].
-    embeddings : [N, F] unit rows, as `prepare` gives them.
-
-    Returns
-    -------
-    float64 [D]; NaN where a dimension is constant or weighs one image only.
+    dimension j on image n, rows at unit length, scaled to 0..1 by its least and largest value; float64 [D], NaN where a
+    dimension is constant or weighs one image only. Embeddings [N, F] are as `prepare` gives them.
     """
     codes = as_codes(z)
     width = codes.shape[1]
@@ -87,7 +79,7 @@ def mean_alike(images: np.ndarray, embeddings: np.ndarray) -> np.ndarray:
     return result
 
 
-def duplicate_share(images: np.ndarray, embeddings: np.ndarray, duplicate: float = DUPLICATE) -> np.ndarray:
+def duplicate_share(images: np.ndarray, embeddings: np.ndarray) -> np.ndarray:
     """Share of the images [D, T] of each dimension with a near duplicate among the others; NaN where none fires."""
     result = np.full(len(images), np.nan)
     for j, row in enumerate(images):
@@ -95,7 +87,7 @@ def duplicate_share(images: np.ndarray, embeddings: np.ndarray, duplicate: float
         if len(e):
             cosine = e @ e.T
             np.fill_diagonal(cosine, -1)
-            result[j] = (cosine.max(1) >= duplicate).mean()
+            result[j] = (cosine.max(1) >= DUPLICATE).mean()
     return result
 
 
@@ -115,7 +107,6 @@ def draw_trials(
     trials: int = TRIALS,
     dims: Array | None = None,
     pool: int = POOL,
-    duplicate: float = DUPLICATE,
     seed: int = 0,
 ) -> Trials:
     """Draw intruder tests.
@@ -143,14 +134,11 @@ def draw_trials(
     for j, weak in _weak(codes, wanted):
         rng = np.random.default_rng((seed, j))
         for _ in range(trials):
-            test = _draw(strong[j][strong[j] >= 0], weak, embeddings, duplicate, rng)
+            test = _draw(strong[j][strong[j] >= 0], weak, embeddings, rng)
             if test is not None:
                 found.append((j, *test))
-    return Trials(
-        np.array([j for j, _, _ in found], np.int64),
-        np.array([images for _, images, _ in found], np.int64).reshape(-1, 5),
-        np.array([odd for _, _, odd in found], np.int64),
-    )
+    dimension, images, odd = zip(*found) if found else ((), (), ())
+    return Trials(np.array(dimension, np.int64), np.array(images, np.int64).reshape(-1, 5), np.array(odd, np.int64))
 
 
 def _weak(codes: Codes, wanted: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
@@ -159,18 +147,19 @@ def _weak(codes: Codes, wanted: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     for part, block in column_blocks(codes):
         here = np.flatnonzero(wanted[part])
         values = block.numpy()[here]
-        middles = np.partition(values, middle, axis=1)[:, middle]
+        middles, often = np.zeros(len(here)), (values > 0).sum(1) > codes.shape[0] // 2  # else the median is 0
+        middles[often] = np.partition(values[often], middle, axis=1)[:, middle]
         for j, own, median in zip(here.tolist(), values, middles):
             yield part.start + j, own <= median
 
 
 def _draw(
-    strong: np.ndarray, weak: np.ndarray, embeddings: np.ndarray | None, duplicate: float, rng: np.random.Generator
+    strong: np.ndarray, weak: np.ndarray, embeddings: np.ndarray | None, rng: np.random.Generator
 ) -> tuple[np.ndarray, int] | None:
     """Five rows in random order and the place of the odd one; the four from `strong`, the odd one where `weak` [N]."""
 
     def near(image: int, others: list[int]) -> bool:
-        return embeddings is not None and bool((embeddings[others] @ embeddings[image] >= duplicate).any())
+        return embeddings is not None and bool((embeddings[others] @ embeddings[image] >= DUPLICATE).any())
 
     four: list[int] = []
     for image in rng.permutation(strong).tolist():
@@ -201,13 +190,8 @@ def find_intruders(trials: Trials, embeddings: np.ndarray) -> np.ndarray:
     return found
 
 
-def summary(z: Array, embeddings: Array, *, trials: int = TRIALS, seed: int = 0, centre: bool = True) -> dict[str, Any]:
-    """Every measure without labels.
-
-    Parameters
-    ----------
-    z : [N, D] codes.
-    embeddings : [N, F] of the same images, of a second encoder; centred and made unit length here.
+def summary(z: Array, embeddings: Array, *, seed: int = 0, centre: bool = True) -> dict[str, Any]:
+    """Every measure without labels, of codes [N, D] by embeddings [N, F], centred and made unit length here.
 
     Returns
     -------
@@ -225,17 +209,12 @@ def summary(z: Array, embeddings: Array, *, trials: int = TRIALS, seed: int = 0,
         result["monosemanticity" + end] = mean(monosemanticity(codes, given))
         result["top10_similarity" + end] = mean(mean_alike(top, given))
         result["duplicates" + end] = mean(duplicate_share(top, given))
-    return result | intruder(codes, e, trials=trials, seed=seed)
-
-
-def intruder(z: Codes, embeddings: np.ndarray, *, trials: int = TRIALS, seed: int = 0) -> dict[str, Any]:
-    """The part of `summary` on the intruder test; embeddings as `prepare` gives them."""
-    tests = draw_trials(z, embeddings, trials=trials, seed=seed)
-    found = find_intruders(tests, embeddings)
+    tests = draw_trials(codes, e, seed=seed)
+    found = find_intruders(tests, e)
     many = np.bincount(tests.dimension)
     share = np.bincount(tests.dimension, found) / np.maximum(many, 1)
     low, high = wilson(float(found.sum()), len(found)) if len(found) else (None, None)
-    return {
+    return result | {
         "intruder": mean(found),
         "intruder_low": low,
         "intruder_high": high,

@@ -49,39 +49,31 @@ def fast_probe(
 
     Parameters
     ----------
-    train_h, test_h : [N, F] features.
-    train_y, test_y : [N] integer labels.
+    train_h, test_h : [N, F] features; train_y, test_y : [N] integer labels.
     seeds : one held-out fifth each.
     device : where to fit; a GPU if there is one.
 
     Returns
     -------
-    dict
-        `acc1`, `acc5` (percent, mean over seeds; top min(5, C)), their `_spread` (standard deviation), `_per_seed` and
-        `_chance` (the same predictions against shuffled labels, in expectation), `penalty`, `validation_acc1`,
-        and the parameters `seeds`, `penalties`, `validation_share`.
+    `acc1`, `acc5` (percent, mean over seeds; top min(5, C)), their `_spread` (standard deviation), `_per_seed` and
+    `_chance` (the same predictions against shuffled labels, in expectation), `penalty`, `validation_acc1`, and the
+    parameters `seeds`, `penalties`, `validation_share`.
     """
     truth = as_numpy(test_y)
     if truth.shape != (len(test_h),):
         raise InputError(f"test labels must be [{len(test_h)}], one per image, got {list(truth.shape)}")
     rankings = rank_classes(train_h, train_y, test_h, seeds, device)
-    result = summarise([(r.top[:, :1], r.top) for r in rankings], truth)
-    result |= {
+    return summarise([(r.top[:, :1], r.top) for r in rankings], truth) | {
         "penalty": [r.penalty for r in rankings],
         "validation_acc1": [r.validation for r in rankings],
         "seeds": list(seeds),
         "penalties": list(PENALTIES),
         "validation_share": VALIDATION,
     }
-    return result
 
 
 def rank_classes(
-    train_h: Array,
-    train_y: Array,
-    test_h: Array,
-    seeds: Sequence[int] = (0, 1, 2),
-    device: str | torch.device | None = None,
+    train_h: Array, train_y: Array, test_h: Array, seeds: Sequence[int], device: str | torch.device | None = None
 ) -> list[Ranking]:
     """Predictions behind `fast_probe`: the min(5, C) likeliest classes of every test image, for every seed."""
     if len(seeds) == 0:
@@ -218,39 +210,29 @@ def group_probe(
 
     Returns
     -------
-    dict
-        `worst` (lowest group accuracy, percent, mean over seeds; with few images in a group it is low by chance alone),
-        `worst_spread`, `worst_per_seed`, `average` over images, `balanced` over groups, `usual` and `unusual`: over the
-        images that stand, or do not stand, on the commonest training background of their class (None without such
-        images); `groups`: a row each with `label`, `background`, `images`, `train_images`, `accuracy`, worst first.
-        Groups without test images are left out; `missing` counts them.
+    `worst` (lowest group accuracy, percent, mean over seeds; with few images in a group it is low by chance alone),
+    `worst_spread`, `worst_per_seed`, `average` over images, `balanced` over groups, `usual` and `unusual`: over the
+    images that stand, or do not stand, on the commonest training background of their class (None without such images);
+    `groups`: a row each with `label`, `background`, `images`, `train_images`, `accuracy`, worst first. Groups without
+    test images are left out; `missing` counts them.
     """
     train_pairs = _pairs(train_y, train_backgrounds, len(train_h), "train")
     pairs = _pairs(test_y, test_backgrounds, len(test_h), "test")
     groups, group = np.unique(pairs, axis=0, return_inverse=True)
     group = group.reshape(-1)
     size = np.bincount(group)
-    truth = pairs[:, 0]
-    rankings = rank_classes(train_h, train_y, test_h, seeds, device)
-    # [seeds, G], percent
-    accuracy = np.array([100 * np.bincount(group, weights=r.top[:, 0] == truth) / size for r in rankings])
-    worst = accuracy.min(1)
-    mean = accuracy.mean(0)
+    right = [r.top[:, 0] == pairs[:, 0] for r in rank_classes(train_h, train_y, test_h, seeds, device)]
+    accuracy = np.array([100 * np.bincount(group, weights=each) / size for each in right])  # [seeds, G]
+    worst, mean = accuracy.min(1), accuracy.mean(0)
     usual = np.array([d == _commonest(train_pairs, c) for c, d in groups])
 
     def over_images(chosen: np.ndarray) -> float | None:
         return float(mean[chosen] @ size[chosen] / size[chosen].sum()) if chosen.any() else None
 
-    rows = [
-        {
-            "label": int(groups[g, 0]),
-            "background": int(groups[g, 1]),
-            "images": int(size[g]),
-            "train_images": int((train_pairs == groups[g]).all(1).sum()),
-            "accuracy": float(mean[g]),
-        }
-        for g in np.argsort(mean, kind="stable")
-    ]
+    names = ("label", "background", "images", "train_images", "accuracy")
+    train_size = [int((train_pairs == pair).all(1).sum()) for pair in groups]
+    columns = (*groups.T.tolist(), size.tolist(), train_size, mean.tolist())
+    rows = [dict(zip(names, row)) for row in zip(*columns)]
     return {
         "worst": float(worst.mean()),
         "worst_spread": float(worst.std(ddof=1)) if len(worst) > 1 else 0.0,
@@ -259,7 +241,7 @@ def group_probe(
         "balanced": float(mean.mean()),
         "usual": over_images(usual),
         "unusual": over_images(~usual),
-        "groups": rows,
+        "groups": sorted(rows, key=lambda row: row["accuracy"]),
         "missing": len(np.unique(pairs[:, 0])) * len(np.unique(pairs[:, 1])) - len(groups),
     }
 
