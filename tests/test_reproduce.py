@@ -26,30 +26,11 @@ from bayesncl.run import Run
 from bayesncl.train import Interrupted
 
 ASKED = [
-    "interpretability",
-    "downstream",
-    "gradients",
-    "ablation",
-    "gating",
-    "head-depth",
-    "resnet50",
-    "background",
-    "efficiency",
-    "feature-selection",
-    "dimensions",
-    "prior",
-    "kl-weight",
-    "gate-lr",
-    "batch-size",
-    "batch-tradeoff",
-    "figure-retrieval",
-    "figure-dimensions",
-    "figure-tradeoff",
-    "figure-high-entropy",
-    "figure-suppressed",
-    "background-like",
-    "figure-support",
-]
+    "interpretability", "downstream", "gradients", "ablation", "gating", "head-depth", "resnet50", "background",
+    "efficiency", "feature-selection", "dimensions", "prior", "kl-weight", "gate-lr", "batch-size",
+    "batch-tradeoff", "figure-retrieval", "figure-dimensions", "figure-tradeoff", "figure-high-entropy",
+    "figure-suppressed", "background-like", "figure-support",
+]  # fmt: skip
 
 
 def smoke(method: str, *changes: str) -> Recipe:
