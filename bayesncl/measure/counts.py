@@ -212,50 +212,34 @@ def count(
             total += partial
             partial.zero_()
             pending = 0
-    values = top.sorted()
-    return [
-        Counts(
-            rows=n,
-            sizes=np.bincount(labelling, minlength=classes).astype(np.float64),
-            thresholds=tuple(thresholds),
-            fires=sums[3:],
-            mass=sums[2],
-            raw_fires=sums[1] + sums[3],
-            raw_mass=sums[0],
-            largest=values,
-            unit=all_unit,
-        )
-        for labelling, sums in zip(labellings, total.numpy())
-    ]
+    shared = {"rows": n, "thresholds": tuple(thresholds), "largest": top.sorted(), "unit": all_unit}
+    results = []
+    for labelling, sums in zip(labellings, total.numpy()):
+        sizes = np.bincount(labelling, minlength=classes).astype(np.float64)
+        own = {"fires": sums[3:], "mass": sums[2], "raw_fires": sums[1] + sums[3], "raw_mass": sums[0]}
+        results.append(Counts(sizes=sizes, **own, **shared))
+    return results
 
 
 class _Largest:
     """The k largest of a stream of numbers, in memory of a few k."""
 
     def __init__(self, k: int) -> None:
-        self.k, self.cut, self.size = k, 0.0, 0
-        self.parts: list[np.ndarray] = []
+        self.k, self.cut = k, 0.0
+        self.parts = [np.empty(0, np.float32)]
 
     def add(self, values: Tensor) -> None:
         if self.k:
-            part = values[values > self.cut].numpy()
-            self.parts.append(part)
-            self.size += len(part)
-            if self.size > 2 * self.k + BLOCK:
-                self._shrink()
-
-    def _shrink(self) -> None:
-        joined = np.concatenate([*self.parts, np.empty(0, np.float32)])
-        if len(joined) > self.k:
-            joined = np.partition(joined, len(joined) - self.k)[-self.k :]
-            self.cut = float(joined[0])  # the smallest kept; what equals it is already there k times or more
-        self.parts, self.size = [joined], len(joined)
+            self.parts.append(values[values > self.cut].numpy())
+            if sum(map(len, self.parts)) > 2 * self.k + BLOCK:
+                self.parts = [self.sorted()]
+                self.cut = float(self.parts[0][-1])  # the smallest kept; equals of it are there already, k or more
 
     def sorted(self) -> np.ndarray:
-        if not self.k:
-            return np.empty(0, np.float32)
-        self._shrink()
-        return np.sort(self.parts[0])[::-1]
+        joined = np.concatenate(self.parts)
+        if len(joined) > self.k:
+            joined = np.partition(joined, len(joined) - self.k)[len(joined) - self.k :]
+        return np.sort(joined)[::-1]
 
 
 def column_sums(features: np.ndarray, progress: Progress | None = None) -> np.ndarray:
@@ -289,19 +273,15 @@ def average_precision(
     *,
     progress: Progress | None = None,
 ) -> list[np.ndarray]:
-    """Average precision of each dimension's unit-norm |z| as a detector of one class.
+    """Average precision [D] of each dimension's unit-norm |z| as a detector of one class, for one or several pairs.
 
     Equal values count as one step (as in scikit-learn); all images on which a dimension does not fire are equal.
 
     Parameters
     ----------
-    labellings, detected : int64 [N], and int64 [D] the class each dimension is to detect; one pair or several.
+    labellings, detected : int64 [N], and int64 [D] the class each dimension is to detect.
     entries : number of firing entries. Up to EXACT_ENTRIES they are sorted, as float32; if more, they are rounded to
         BIN_BITS bits of mantissa.
-
-    Returns
-    -------
-    float64 [D] for each pair.
     """
     n, width = features.shape
     firing = _entries(features, labellings, detected, progress)

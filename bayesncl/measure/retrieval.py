@@ -44,8 +44,7 @@ def retrieval(
 
     Parameters
     ----------
-    features : [N, D]; rows are made unit length, cut to the kept dimensions and made unit length again.
-    labels : [N].
+    features, labels : [N, D], [N]; rows are made unit length, cut to the kept dimensions and made unit length again.
     dims : keep this many dimensions, those of the highest `ranking`; None keeps all.
     ks : precision at these many neighbours.
     definition : ``sound`` leaves the query itself out by identity; ``paper`` drops whatever comes first.
@@ -80,28 +79,17 @@ def retrieval_curve(
 ) -> dict[int, dict[int, float]]:
     """`retrieval` for several numbers of kept dimensions: percent by k, by number of dimensions."""
     features = as_features(features)
-    if ranking is None:
-        ranking = column_sums(features)
+    ranking = column_sums(features) if ranking is None else ranking
     return {kept: retrieval(features, labels, kept, ks, definition, ranking) for kept in dims}
 
 
 def knn_accuracy(
-    features: Array,
-    labels: Array,
-    queries: Array,
-    query_labels: Array,
-    k: int = 20,
-    temperature: float = 0.07,
+    features: Array, labels: Array, queries: Array, query_labels: Array, k: int = 20, temperature: float = 0.07
 ) -> float:
-    """Accuracy, in percent, of the kNN classifier.
+    """Accuracy, in percent, of the kNN classifier: features [N, D] and labels [N] of the training split, M queries.
 
     A query gets the class with the greatest sum of exp(cosine / temperature) over its k nearest rows; of equal classes
     the first. Where more rows are equally near than there are places left, they share these places.
-
-    Parameters
-    ----------
-    features, labels : [N, D] and [N], the training split.
-    queries, query_labels : [M, D] and [M].
     """
     features, queries = as_features(features), as_features(queries)
     if features.shape[1] != queries.shape[1]:
@@ -182,9 +170,8 @@ def rank_relevance(
     labels = torch.from_numpy(np.stack(labellings)).to(place())  # [L, N]
     ranks = min(depth + 1, n - 1)
     gallery = _Gallery(features, columns)
-    totals = {
-        name: torch.zeros(len(labels), depth, dtype=torch.float64, device=labels.device) for name in ("sound", "paper")
-    }
+    zeros = torch.zeros(len(labels), depth, dtype=torch.float64, device=labels.device)
+    totals = {"sound": zeros, "paper": zeros.clone()}
     for start in range(0, len(rows), QUERY_ROWS):
         own = torch.from_numpy(rows[start : start + QUERY_ROWS]).to(place())
         q = _prepare(features, rows[start : start + QUERY_ROWS], columns)
@@ -243,7 +230,7 @@ class _Gallery:
     def __init__(self, features: np.ndarray, columns: np.ndarray | None) -> None:
         self.features, self.columns = features, columns
         size = 8 * len(features) * (features.shape[1] if columns is None else len(columns))
-        self.keeps = _fits_gpu(size)
+        self.keeps = place().type == "cuda" and size < torch.cuda.mem_get_info()[0] / 4
         self.kept: dict[int, Tensor] = {}
 
     def __iter__(self) -> Iterator[tuple[slice, Tensor]]:
@@ -257,10 +244,6 @@ class _Gallery:
                     self.kept[start] = rows
             yield part, rows
 
-
-def _fits_gpu(size: int) -> bool:
-    """Whether so many bytes may be kept on the GPU, if neighbours are sought there."""
-    return place().type == "cuda" and size < torch.cuda.mem_get_info()[0] / 4
 
 
 def _similarities(q: Tensor, gallery: _Gallery, own: Tensor | None) -> Iterator[tuple[slice, Tensor]]:

@@ -19,8 +19,8 @@ from ..gates import KL_CLAMP
 from ..objective import ACTIVE
 from .conflict import conflict, pair_similarity, prepare, rows
 from .counts import count
-from .dimensions import entropy
-from .retrieval import retrieval
+from .dimensions import entropy, mean
+from .retrieval import KS, retrieval
 
 NOISE = 0.5  # prevalence from which a dimension counts as common (the theory's background noise set)
 CLOSED = 0.5  # a dimension is closed where its gate is open on less than this share of the images it fires on
@@ -49,36 +49,20 @@ def ipw_weights(pi: np.ndarray) -> np.ndarray:
 
 
 def ipw_effect(
-    features: Array,
-    labels: Array,
-    backgrounds: Array | None = None,
-    pi: np.ndarray | None = None,
-    ks: Sequence[int] = (1, 3, 5, 10),
+    features: Array, labels: Array, backgrounds: Array, pi: np.ndarray | None = None, ks: Sequence[int] = KS
 ) -> dict[str, Any]:
-    """Retrieval and conflict with the dot product and with the inverse-prevalence weighted similarity.
+    """`retrieval` and `conflict` by the dot product (`dot`) and by the inverse-prevalence weighted similarity (`ipw`).
 
-    Parameters
-    ----------
-    features : [N, D] unit-norm.
-    backgrounds : [N], or None: no conflict is computed.
-    pi : prevalence [D]; that of the features if None (pass the training split's to be strict).
-
-    Returns
-    -------
-    dict
-        `retrieval` and `conflict`, each with `dot` and `ipw`. The weights change the scale of the similarity, so
-        conflicts compare by `error_relative` alone.
+    The weights change the scale of the similarity, so conflicts compare by `error_relative` alone. Without `pi`, the
+    prevalence [D], that of the features is taken; pass the training split's to be strict.
     """
-    weights = ipw_weights(prevalence(features) if pi is None else pi)
-    kinds: dict[str, np.ndarray | None] = {"dot": None, "ipw": weights}
-    result: dict[str, Any] = {
-        "retrieval": {n: retrieval(features, labels, ks=tuple(ks), weights=w) for n, w in kinds.items()}
+    kinds = {"dot": None, "ipw": ipw_weights(prevalence(features) if pi is None else pi)}
+    errors = {name: conflict(features, labels, backgrounds, w) for name, w in kinds.items()}
+    wanted = ("error", "error_relative", "chance_error", "similarity_same_class")
+    return {
+        "retrieval": {name: retrieval(features, labels, ks=tuple(ks), weights=w) for name, w in kinds.items()},
+        "conflict": {name: {key: error[key] for key in wanted} for name, error in errors.items()},
     }
-    if backgrounds is not None:
-        errors = {n: conflict(features, labels, backgrounds, w) for n, w in kinds.items()}
-        wanted = ("error", "error_relative", "chance_error", "similarity_same_class")
-        result["conflict"] = {n: {k: e[k] for k in wanted} for n, e in errors.items()}
-    return result
 
 
 def gate_costs(prior: float) -> dict[str, float]:
@@ -93,15 +77,11 @@ def gate_costs(prior: float) -> dict[str, float]:
     def kl(q: float) -> float:
         return q * math.log(q / prior) + (1 - q) * math.log((1 - q) / (1 - prior))
 
-    opened, closed = -math.log(prior), -math.log(1 - prior)
-    trained_open, trained_closed = kl(1 - KL_CLAMP), kl(KL_CLAMP)
+    costs = {"": (-math.log(prior), -math.log(1 - prior)), "_clamped": (kl(1 - KL_CLAMP), kl(KL_CLAMP))}
     return {
-        "open": opened,
-        "closed": closed,
-        "net": opened - closed,
-        "open_clamped": trained_open,
-        "closed_clamped": trained_closed,
-        "net_clamped": trained_open - trained_closed,
+        name + end: cost
+        for end, (opened, closed) in costs.items()
+        for name, cost in (("open", opened), ("closed", closed), ("net", opened - closed))
     }
 
 
@@ -114,19 +94,17 @@ def filtering(z: Array, opened: np.ndarray, prior: float, weight: float) -> dict
 
     Parameters
     ----------
-    z : [N, D] features before the gates.
-    opened : bool [N, D].
+    z, opened : [N, D] features before the gates, and bool [N, D].
     prior, weight : rho and lambda.
 
     Returns
     -------
-    dict
-        Arrays `prevalence`, `open_rate` (over all images) and `open_rate_active` (over images where z_k fires; NaN if
-        none), `closed` (observed) and `predicted`, over dimensions; `counted` of them fire at all. `agreement`
-        (percent, None unless some are closed and some open), `agreement_chance` (95th percentile over shuffled
-        dimensions, gamma fitted to each), `gamma`; `spearman` (prevalence against open rate where active),
-        `spearman_all` (against the open rate over all images), `open_rate_common`, `open_rate_rare`: mean open rate
-        where active of dimensions with prevalence >= 0.5 and < 0.5.
+    Arrays `prevalence`, `open_rate` (over all images) and `open_rate_active` (over images where z_k fires; NaN if
+    none), `closed` (observed) and `predicted`, over dimensions; `counted` of them fire at all. `agreement` (percent,
+    None unless some are closed and some open), `agreement_chance` (95th percentile over shuffled dimensions, gamma
+    fitted to each), `gamma`; `spearman` (prevalence against open rate where active), `spearman_all` (against the open
+    rate over all images), `open_rate_common`, `open_rate_rare`: mean open rate where active of dimensions with
+    prevalence >= 0.5 and < 0.5.
     """
     z = as_features(z)
     if np.shape(opened) != z.shape:
@@ -146,9 +124,6 @@ def filtering(z: Array, opened: np.ndarray, prior: float, weight: float) -> dict
     predicted = alive & (pi * (1 - pi) < threshold[0])
     cost = weight * -math.log(prior)
 
-    def mean_rate(dims: np.ndarray) -> float | None:
-        return float(open_rate_active[dims].mean()) if dims.any() else None
-
     return {
         "prevalence": pi,
         "open_rate": open_rate,
@@ -161,8 +136,8 @@ def filtering(z: Array, opened: np.ndarray, prior: float, weight: float) -> dict
         "gamma": cost / float(threshold[0]) if known and np.isfinite(threshold[0]) and threshold[0] > 0 else None,
         "spearman": spearman(pi, open_rate_active),
         "spearman_all": spearman(pi[alive], open_rate[alive]),
-        "open_rate_common": mean_rate(alive & (pi >= NOISE)),
-        "open_rate_rare": mean_rate(alive & (pi < NOISE)),
+        "open_rate_common": mean(open_rate_active[pi >= NOISE]),
+        "open_rate_rare": mean(open_rate_active[pi < NOISE]),
     }
 
 
@@ -171,14 +146,13 @@ def _best_threshold(utility: np.ndarray, closed: np.ndarray) -> tuple[np.ndarray
     order = np.argsort(utility, kind="stable")
     u, c = utility[order], closed[:, order]
     # cut i predicts the first i in order as closed; a cut between equal utilities is no threshold
-    hits = np.concatenate([np.zeros((len(c), 1)), np.cumsum(c, 1)], 1) / np.maximum(c.sum(1, keepdims=True), 1)
-    wrong = np.concatenate([np.zeros((len(c), 1)), np.cumsum(~c, 1)], 1) / np.maximum((~c).sum(1, keepdims=True), 1)
-    balanced = (hits + 1 - wrong) / 2  # [R, K + 1]
+    hits, wrong = (
+        np.pad(np.cumsum(side, 1), ((0, 0), (1, 0))) / np.maximum(side.sum(1, keepdims=True), 1) for side in (c, ~c)
+    )
     allowed = np.concatenate([[True], u[1:] > u[:-1], [True]])
-    balanced = np.where(allowed, balanced, -1)
+    balanced = np.where(allowed, (hits + 1 - wrong) / 2, -1)  # [R, K + 1]
     best = balanced.argmax(1)
-    thresholds = np.concatenate([u, [np.inf]])
-    return balanced[np.arange(len(c)), best], thresholds[best]
+    return balanced[np.arange(len(c)), best], np.append(u, np.inf)[best]
 
 
 def information(features: Array, opened: np.ndarray, bins: int = 16) -> dict[str, float]:
@@ -190,11 +164,10 @@ def information(features: Array, opened: np.ndarray, bins: int = 16) -> dict[str
 
     Returns
     -------
-    dict
-        `bound` sum_k E[m_k] log(bins) + H_b(E[m_k]); `bound_ungated`, the same with all gates open; `marginals`, the
-        sum over dimensions of the entropy of the rounded gated feature; `information`, the entropy of the rounded
-        gated rows, which is I exactly over these N images; `cap`, log N, which no estimate from N images can exceed;
-        `bound_zero`, the bound with C_cont = 0.
+    `bound` sum_k E[m_k] log(bins) + H_b(E[m_k]); `bound_ungated`, the same with all gates open; `marginals`, the sum
+    over dimensions of the entropy of the rounded gated feature; `information`, the entropy of the rounded gated rows,
+    which is I exactly over these N images; `cap`, log N, which no estimate from N images can exceed; `bound_zero`, the
+    bound with C_cont = 0.
     """
     z = as_features(features)
     n, d = z.shape
@@ -228,7 +201,7 @@ def compare(
     z: Array,
     gated: Array,
     opened: np.ndarray,
-    labels: Array | None,
+    labels: Array,
     backgrounds: Array | None,
     prior: float,
     weight: float,
@@ -237,21 +210,19 @@ def compare(
 
     Parameters
     ----------
-    z, gated : [N, D] unit-norm features before and after the gates.
-    opened : bool [N, D].
-    labels, backgrounds : [N], or None: the rows on the error are left out.
+    z, gated, opened : [N, D] unit-norm features before and after the gates, and bool [N, D].
+    labels, backgrounds : [N]; without backgrounds the rows on the error are left out.
     prior, weight : rho and lambda of the run.
 
     Returns
     -------
-    list of dict
-        `statement`, `predicted`, `observed` (numbers), `holds` (bool, or None where the data cannot tell), `note` (a
-        sentence).
+    dicts of `statement`, `predicted`, `observed` (numbers), `holds` (bool, or None where the data cannot tell) and
+    `note` (a sentence).
     """
     z, gated = as_features(z), as_features(gated)
     found = filtering(z, opened, prior, weight)
     table = [_cost_row(prior), *_filtering_rows(found, prior)]
-    if labels is not None and backgrounds is not None:
+    if backgrounds is not None:
         table += _error_rows(z, gated, opened, *prepare(z, labels, backgrounds)[1:], found)
     table.append(_information_row(information(gated, opened)))
     return table
@@ -265,14 +236,10 @@ def _row(
 
 def _cost_row(prior: float) -> dict[str, Any]:
     cost = gate_costs(prior)
-    side = (
-        "so the KL pays for open gates, the opposite of the theorem"
-        if cost["net"] < 0
-        else "so the KL does press gates shut"
-    )
+    side = "pays for open gates, the opposite of the theorem" if cost["net"] < 0 else "does press gates shut"
     note = (
         f"at rho = {prior:g} an open gate costs log(1/rho) = {cost['open']:.3f} nats, "
-        f"but a closed one log(1/(1-rho)) = {cost['closed']:.3f}, {side} "
+        f"but a closed one log(1/(1-rho)) = {cost['closed']:.3f}, so the KL {side} "
         f"(opening instead of closing: {cost['net']:+.3f}, with the clamp of training {cost['net_clamped']:+.3f})"
     )
     return _row("filtering: KL cost of opening a gate (nats)", cost["open"], cost["net"], cost["net"] > 0, note)
@@ -312,10 +279,10 @@ def _filtering_rows(found: dict[str, Any], prior: float) -> list[dict[str, Any]]
         said = "high-prevalence dimensions are the ones closed"
     else:
         said = "high-prevalence dimensions are the ones left open; rare ones are closed"
-    rates = [
-        ("no such dimension" if r is None else f"{r:.2f}") for r in (found["open_rate_common"], found["open_rate_rare"])
-    ]
-    note = f"{said}; mean open rate where active: {rates[0]} at prevalence >= {NOISE:g}, {rates[1]} below"
+    common, rare = (
+        "no such dimension" if found[k] is None else f"{found[k]:.2f}" for k in ("open_rate_common", "open_rate_rare")
+    )
+    note = f"{said}; mean open rate where active: {common} at prevalence >= {NOISE:g}, {rare} below"
     holds = None if rank is None else bool(clear and rank < 0)
     third = _row("filtering: Spearman of prevalence and open rate", -1.0, rank, holds, note)
     return [first, second, third]

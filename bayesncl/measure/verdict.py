@@ -40,10 +40,10 @@ class Verdict:
 
 def verdict(z: Array, labels: Array | None = None, **options: Any) -> Verdict:
     """Judge the codes of images nobody fitted them on; see `readable.figures` for the options."""
-    return judge(figures(z, labels, **{"ks": (KEPT,)} | options), labels is not None)
+    return in_words(figures(z, labels, **{"ks": (KEPT,)} | options), labels is not None)
 
 
-def judge(found: Mapping[str, Any], labelled: bool = True) -> Verdict:
+def in_words(found: Mapping[str, Any], labelled: bool = True) -> Verdict:
     """The figures of `readable.figures` in words; `labelled` where there were labels, be it of one class only."""
     n, width, known = found["images"], found["dimensions"], found["classes"] is not None
     collapsed = found["coverage"]["collapsed"]
