@@ -80,6 +80,7 @@ SOUND = {
     "signed": RNG.standard_normal((300, 64)) * np.linspace(3, 0.1, 64),
     "small": np.maximum(RNG.standard_normal((8, 5)), 0) + 0.01,
     "two images": np.eye(2),
+    "two images that are alike": np.outer([1.0, 3.0], np.ones(8)) + 0.2 * RNG.random((2, 8)),
     "wide and few": np.maximum(RNG.standard_normal((30, 400)) - 1, 0),
     "one long row": np.maximum(RNG.standard_normal((300, 40)), 0) * np.where(np.arange(300) == 7, 1e6, 1)[:, None],
     "lengths that vary": np.eye(20)[RNG.integers(20, size=300)] * RNG.lognormal(0, 2, (300, 1)),

@@ -116,38 +116,25 @@ def summary(z: Array, *, seed: int = 0) -> dict[str, Any]:
         "similarity": float((total @ total - rows) / (rows * (rows - 1))) if rows > 1 else None,
         "spread": images / possible if possible else None,
     }
-    reason = _reason(result, n, images)
-    if reason is None and (result["similarity"] or 0) > HIDDEN:
-        reason = _copies(codes, live, seed)
+    reason = _reason(codes, result, images, seed)
     return result | {"collapsed": reason is not None, "reason": reason}
 
 
-def _reason(found: dict[str, Any], n: int, images: int) -> str | None:
+def _reason(z: Codes, found: dict[str, Any], images: int, seed: int) -> str | None:
     """Why a code counts as collapsed, in words; None if it does not."""
-    live = found["live"]
+    live, spread, similarity = found["live"], found["spread"], found["similarity"] or 0.0
+    tells, distinct = z.shape[0] > 2, found["distinct"]  # two images may well be alike
     if not live:
         return "no dimension fires on any image"
-    if n < 3:
-        return None
-    if found["similarity"] is not None and found["similarity"] > ALIKE:
+    if tells and similarity > ALIKE:
         return "all images have nearly the same code"
-    few = found["spread"] < FEW or (found["spread"] < 0.5 and found["images_without"] > UNCOVERED)
-    if few:
+    if tells and (spread < FEW or (spread < 0.5 and found["images_without"] > UNCOVERED)):
         return f"the {TOP} strongest images of all {live:,} dimensions are the same {images:,}"
-    return _few_copies(live, found["distinct"])
-
-
-def _copies(z: Codes, live: int, seed: int) -> str | None:
-    """Copies that rows of unit length hide, for they are constant there; no row counts more than twice the median."""
-    length = lengths(z)
-    middle = np.median(length[length > 0])
-    weights = np.minimum(length / middle, 2)
-    if np.ptp(weights) < 0.1:
-        return None
-    return _few_copies(live, distinct_dimensions(z, weights=weights, seed=seed))
-
-
-def _few_copies(live: int, distinct: float) -> str | None:
-    if live > 3 and distinct < COPIES[0] + COPIES[1] * live:
-        return f"{live:,} dimensions are near copies of {max(1, round(distinct)):,}"
-    return None
+    few = COPIES[0] + COPIES[1] * live if tells and live > 3 else 0.0
+    if similarity > HIDDEN and distinct >= few:
+        # rows of unit length hide copies, for they are constant there; no row counts more than twice the median
+        length = lengths(z)
+        weights = np.minimum(length / np.median(length[length > 0]), 2)
+        if np.ptp(weights) >= 0.1:
+            distinct = distinct_dimensions(z, weights=weights, seed=seed)
+    return f"{live:,} dimensions are near copies of {max(1, round(distinct)):,}" if distinct < few else None

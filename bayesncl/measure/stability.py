@@ -8,6 +8,7 @@ import numpy as np
 
 from ..arrays import Array
 from ..errors import InputError
+from .dimensions import mean
 from .sparse import Codes, as_codes, firing_rows
 
 SAME = 0.7  # cosine from which two columns count as the same dimension
@@ -56,29 +57,22 @@ def _cosines(a: Codes, b: Codes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def summary(a: Array, b: Array, *, control: tuple[Array, Array] | None = None) -> dict[str, float | None]:
-    """How much of one code another repeats.
-
-    Parameters
-    ----------
-    a, b : codes [N, D] of the same images, of the same method with two seeds.
-    control : two untrained heads' codes of these images.
+    """How much of one code another repeats: codes [N, D] of the same images, of one method with two seeds.
 
     Returns
     -------
     `mean_cosine` of matched columns; `share_same`, of the live columns of the richer code those with a partner of
-    cosine above 0.7; `unmatched`, live columns of the richer code without a partner; the first two also as `_control`.
+    cosine above 0.7; `unmatched`, live columns of the richer code without a partner; with `control`, codes of two
+    untrained heads, the first two also as `_control`.
     """
-    result: dict[str, float | None] = _figures(match(a, b))
-    if control is not None:
-        untrained = _figures(match(*control))
-        result |= {f"{name}_control": untrained[name] for name in ("mean_cosine", "share_same")}
-    return result
-
-
-def _figures(found: Matching) -> dict[str, float | None]:
+    found = match(a, b)
     most = max(found.live)
-    return {
-        "mean_cosine": float(found.cosine.mean()) if len(found.cosine) else None,
+    result = {
+        "mean_cosine": mean(found.cosine),
         "share_same": float((found.cosine > SAME).sum() / most) if most else None,
         "unmatched": float(most - len(found.cosine)),
     }
+    if control is not None:
+        untrained = summary(*control)
+        result |= {f"{name}_control": untrained[name] for name in ("mean_cosine", "share_same")}
+    return result
