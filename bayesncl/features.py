@@ -50,11 +50,8 @@ def extract(
     images : the split, in the order the `paper` mode batches it.
     mode : ``sound`` or ``paper``.
     batch : images at a time; default the training batch for `paper`, 512 otherwise. Only `paper` depends on it.
-    progress : called with (done, total, what).
 
-    Returns
-    -------
-    Extracted. With several processes each computes its share and every one returns the whole.
+    With several processes each computes its share and every one returns the whole.
     """
     if mode not in ("sound", "paper"):
         raise InputError(f"mode must be sound or paper, got {mode!r}")

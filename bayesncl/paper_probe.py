@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .arrays import as_labels
 from .augment import make_views
-from .data.images import Images
+from .data.images import Images, Progress
 from .errors import InputError
 from .features import centre_crop
 from .feed import Pixels, settle
@@ -23,7 +23,6 @@ from .graph import fast
 from .lars import LARS
 from .measure.probe import summarise
 from .model import in_eval_mode
-from .progress import Progress
 from .recipes import Views
 from .schedule import warmup_cosine
 

@@ -33,12 +33,7 @@ if TYPE_CHECKING:
 
 
 class Folder:
-    """A folder whose files have known names, each an attribute: written whole, by one process, and nowhere else.
-
-    Parameters
-    ----------
-    folder : need not exist yet.
-    """
+    """A folder, which need not exist yet, whose files are attributes: written whole, by one process, nowhere else."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -87,12 +82,7 @@ class Folder:
 
 
 class Run(Folder):
-    """A run folder: where its files are and what they say.
-
-    Parameters
-    ----------
-    folder : need not exist yet.
-    """
+    """A run folder, which need not exist yet: where its files are and what they say."""
 
     def __init__(self, folder: str | Path) -> None:
         super().__init__(folder)

@@ -31,14 +31,7 @@ def draw(name: str, entries: Entries, path: Path, dataset: str = MAIN, scale: st
 
 
 def draw_sheet(kind: str, entry: ledger.Entry, test: Images, path: Path) -> Path:
-    """The images that most activate each dimension, a row per dimension.
-
-    Parameters
-    ----------
-    kind : high_entropy or suppressed.
-    entry : its `exemplars` say which dimensions and images.
-    test : the test split the run was evaluated on.
-    """
+    """The images that most activate each dimension, a row per dimension, by an entry's exemplars of a kind."""
     chosen = entry["exemplars"][kind]
     return plots.plot_sheet({str(d["dim"]): [test.pixels[i] for i in d["images"]] for d in chosen}, path)
 
