@@ -26,9 +26,7 @@ class ViewBatchNorm2d(nn.BatchNorm2d):
     """
 
     views = 1
-    batch_only = (
-        False  # the published evaluation: statistics of the batch at hand, running statistics neither used nor changed
-    )
+    batch_only = False  # the published evaluation: the batch's own statistics; running ones neither used nor changed
     seen: tuple[Tensor, Tensor] | None = None  # mean and unbiased variance [views, C] not yet in the running statistics
 
     def forward(self, x: Tensor) -> Tensor:  # [views * B, C, H, W]

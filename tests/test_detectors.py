@@ -29,7 +29,7 @@ def test_best_f1_and_iou_over_every_threshold(signed: bool) -> None:
     unit = np.abs(z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)).astype(np.float32)
     unit[unit <= 1e-5] = 0
     for given in (z, sp.csr_array(z)):
-        found = detectors.detect(given, np.array(list("abcd"))[y])
+        found = detectors.detect(given, [y], 4)[0]
         for j in range(z.shape[1]):
             if not unit[:, j].any():
                 assert found.detected_class[j] == found.best_class[j] == -1 and np.isnan(found.f1[j])

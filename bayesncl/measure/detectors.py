@@ -43,19 +43,13 @@ class Detectors:
         return self.best_f1 / (2 - self.best_f1)
 
 
-def detect(z: Array, labels: Array) -> Detectors:
-    """Best F1 of every dimension, for the class of its highest mean activation and over all classes.
+def detect(z: Codes, labellings: Sequence[np.ndarray], classes: int) -> list[Detectors]:
+    """Best F1 of every dimension for the class of its highest mean activation and over all classes, by labelling.
 
     A threshold splits no tie. Sorted by activation, the prefix of n images that ends with the r-th image of class c
     has F1 = 2 r / (n + |c|) for it, and the best prefix of a class ends with one of its images: one pass over the
     sorted entries serves all classes.
     """
-    codes = as_codes(z)
-    index, names = as_labels(labels, codes.shape[0])
-    return _detect(codes, [index], len(names))[0]
-
-
-def _detect(z: Codes, labellings: Sequence[np.ndarray], classes: int) -> list[Detectors]:
     width = z.shape[1]
     results = [
         Detectors(np.full(width, -1), np.full(width, np.nan), np.full(width, -1), np.full(width, np.nan))
@@ -246,7 +240,7 @@ def summary(
     index, names = as_labels(labels, codes.shape[0])
     result: dict[str, Any] = {}
     shuffled = np.random.default_rng(seed).permutation(index)
-    measured = _detect(codes, [index, shuffled], len(names)) if f1 else []
+    measured = detect(codes, [index, shuffled], len(names)) if f1 else []
     for found, end in zip(measured, ("", "_chance")):
         for name in ("f1", "iou", "best_f1", "best_iou"):
             result[name + end] = mean(getattr(found, name))

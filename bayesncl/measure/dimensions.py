@@ -23,53 +23,29 @@ OWNED = (0.5, 0.1)  # precision and recall from which a class owns a dimension
 
 @dataclass(frozen=True)
 class Dimensions:
-    """Statistics of D dimensions over N images. What needs labels, backgrounds or gates is None without them.
+    """Statistics of D dimensions over N images. What needs labels, backgrounds or gates is None without them."""
 
-    Attributes
-    ----------
-    images : N.
-    support : int [D], images on which a dimension fires.
-    mass : [D], sum of the unit-norm |z_k| over those images.
-    classes : [C], the distinct labels in sorted order. Classes below are numbers into it.
-    class_sizes : int [C], images by class.
-    class_counts : int [D, C], firing images by class; background_counts : int [D, B].
-    consistency : [D], share of the most frequent class among the labelled images a dimension fires on, percent. It is
-        also the precision of the dimension as a detector of that class.
-    best_class : int [D], that class, of equals the one with more mass; -1 without firing labelled images.
-    recall : [D], share of the best class on which the dimension fires, percent.
-    detected_class : int [D], the class of the highest mean activation, or -1.
-    ap : [D], average precision of |z_k| as a detector of `detected_class`, 0 to 1; None unless asked for.
-    entropy_freq, entropy_sum, entropy_mean : [D], entropy over classes of firing counts, of mass, of mass per image.
-    backgrounds : [B], the distinct backgrounds.
-    open_rate : [D], share of all images on which the gate is open, percent.
-    closed_rate : [D], share of the images a dimension fires on where its gate is closed, percent.
-    open_counts : int [D, C], images with an open gate by class.
-    """
-
-    images: int
-    support: np.ndarray
-    mass: np.ndarray
-    classes: np.ndarray | None = None
-    class_sizes: np.ndarray | None = None
-    class_counts: np.ndarray | None = None
+    images: int  # N
+    support: np.ndarray  # int [D], images on which a dimension fires
+    mass: np.ndarray  # [D], sum of the unit-norm |z_k| over those images
+    classes: np.ndarray | None = None  # [C], the distinct labels in sorted order; classes below are numbers into it
+    class_sizes: np.ndarray | None = None  # int [C], images by class
+    class_counts: np.ndarray | None = None  # int [D, C], firing images by class
+    # [D], share of the most frequent class among the labelled images a dimension fires on, percent; it is also the
+    # precision of the dimension as a detector of that class
     consistency: np.ndarray | None = None
-    best_class: np.ndarray | None = None
-    recall: np.ndarray | None = None
-    detected_class: np.ndarray | None = None
-    ap: np.ndarray | None = None
-    entropy_freq: np.ndarray | None = None
-    entropy_sum: np.ndarray | None = None
-    entropy_mean: np.ndarray | None = None
-    backgrounds: np.ndarray | None = None
-    background_counts: np.ndarray | None = None
-    open_rate: np.ndarray | None = None
-    closed_rate: np.ndarray | None = None
-    open_counts: np.ndarray | None = None
-
-    @property
-    def precision(self) -> np.ndarray | None:
-        """Precision for the best class, percent: the consistency."""
-        return self.consistency
+    best_class: np.ndarray | None = None  # int [D], that class, of equals the one with more mass; -1 without any
+    recall: np.ndarray | None = None  # [D], share of the best class on which the dimension fires, percent
+    detected_class: np.ndarray | None = None  # int [D], the class of the highest mean activation, or -1
+    ap: np.ndarray | None = None  # [D], average precision of |z_k| as a detector of that, 0 to 1; if asked for
+    entropy_freq: np.ndarray | None = None  # [D], entropy over classes of firing counts,
+    entropy_sum: np.ndarray | None = None  # ... of mass,
+    entropy_mean: np.ndarray | None = None  # ... of mass per image
+    backgrounds: np.ndarray | None = None  # [B], the distinct backgrounds
+    background_counts: np.ndarray | None = None  # int [D, B], firing images by background
+    open_rate: np.ndarray | None = None  # [D], share of all images on which the gate is open, percent
+    closed_rate: np.ndarray | None = None  # [D], share of the images a dimension fires on where it is closed, percent
+    open_counts: np.ndarray | None = None  # int [D, C], images with an open gate by class
 
     @property
     def dead(self) -> np.ndarray:

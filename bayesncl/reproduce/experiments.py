@@ -38,27 +38,16 @@ SMOKE_VALUES = {"dim": (16, 32), "batch_size": (32, 64), "K": (16, 32), "epoch":
 
 @dataclass(frozen=True)
 class Experiment:
-    """One table or figure.
+    """One table or figure."""
 
-    Parameters
-    ----------
-    name : as on the command line.
-    tables : whose rows it shows, by their names in paper.json.
-    seeds : runs of each row.
-    changes : of every run.
-    methods, datasets : keep only these rows; all if empty.
-    needs : what a run must have recorded besides the measures: `dynamics`, or a background probe by its key in `extra`.
-    title : if it is not the table's.
-    """
-
-    name: str
-    tables: tuple[str, ...]
-    seeds: tuple[int, ...] = (0,)
-    changes: tuple[str, ...] = ()
-    methods: tuple[str, ...] = ()
-    datasets: tuple[str, ...] = ()
-    needs: str = ""
-    title: str = ""
+    name: str  # as on the command line
+    tables: tuple[str, ...]  # whose rows it shows, by their names in paper.json
+    seeds: tuple[int, ...] = (0,)  # runs of each row
+    changes: tuple[str, ...] = ()  # of every run
+    methods: tuple[str, ...] = ()  # keep only these rows; all if empty
+    datasets: tuple[str, ...] = ()  # likewise
+    needs: str = ""  # what a run must have recorded besides: `dynamics`, or a background probe by its key in `extra`
+    title: str = ""  # if it is not the table's
 
     @property
     def is_figure(self) -> bool:
