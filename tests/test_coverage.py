@@ -7,11 +7,12 @@ import pytest
 import scipy.sparse as sp
 
 from bayesncl.measure import coverage
+from tests.conftest import unit_length
 from tests.test_kept import codes
 
 
 def slow_distinct(z: np.ndarray) -> float:
-    unit = z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
+    unit = unit_length(z)
     n, live = len(z), [j for j in range(z.shape[1]) if unit[:, j].std() > 0]
     mass = {j: np.abs(unit[:, j]).sum() for j in live}
     total, result = sum(mass.values()), 0.0

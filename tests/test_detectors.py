@@ -10,6 +10,7 @@ import scipy.sparse as sp
 
 from bayesncl.errors import InputError
 from bayesncl.measure import detectors, kept
+from tests.conftest import unit_length
 from tests.test_kept import codes
 
 
@@ -26,7 +27,7 @@ def slow_f1(values: np.ndarray, own: np.ndarray) -> tuple[float, float]:
 @pytest.mark.parametrize("signed", [False, True])
 def test_best_f1_and_iou_over_every_threshold(signed: bool) -> None:
     z, y = codes(n=120, d=9, classes=4, signed=signed)
-    unit = np.abs(z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)).astype(np.float32)
+    unit = np.abs(unit_length(z)).astype(np.float32)
     unit[unit <= 1e-5] = 0
     for given in (z, sp.csr_array(z)):
         found = detectors.detect(given, [y], 4)[0]
@@ -50,7 +51,7 @@ def test_summary_beats_shuffled_labels_and_has_no_nan() -> None:
 
 
 def slow_sparse_probe(train: tuple, test: tuple, k: int) -> float:
-    unit = [z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12) for z in (train[0], test[0])]
+    unit = [unit_length(z) for z in (train[0], test[0])]
     scores = []
     for c in np.unique(train[1]):
         own, own_test = train[1] == c, test[1] == c

@@ -14,6 +14,7 @@ from bayesncl.measure import kept
 from bayesncl.measure.probe import fast_probe, fit
 from bayesncl.measure.retrieval import retrieval
 from bayesncl.measure.sparse import strongest_images
+from tests.conftest import unit_length
 
 
 def codes(n: int = 240, d: int = 30, classes: int = 6, seed: int = 0, signed: bool = False) -> tuple:
@@ -152,7 +153,7 @@ def test_strongest_images_of_a_dimension() -> None:
     z, _ = codes()
     z[:, 3] = 0
     z[[4, 9], 3] = 1
-    unit = np.abs(z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)).astype(np.float32)
+    unit = np.abs(unit_length(z)).astype(np.float32)
     for given in (z, sp.csr_array(z)):
         found = strongest_images(given, 4)
         for j in range(z.shape[1]):

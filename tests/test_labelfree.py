@@ -8,6 +8,7 @@ import scipy.sparse as sp
 
 from bayesncl.errors import InputError
 from bayesncl.measure import labelfree
+from tests.conftest import unit_length
 from tests.test_kept import codes
 
 
@@ -24,7 +25,7 @@ def test_monosemanticity_over_all_pairs(signed: bool, thin: bool) -> None:
         z = np.concatenate([z * (np.random.default_rng(0).random(z.shape) < 0.2), np.zeros((60, 200))], axis=1)
     e = labelfree.prepare(embed(y), len(z))
     e[4] = 0
-    unit = z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
+    unit = unit_length(z)
     for given in (z, sp.csr_array(z)):
         found = labelfree.monosemanticity(given, e)
         for j in range(z.shape[1]):
@@ -72,7 +73,7 @@ def test_trials_keep_their_rules() -> None:
     z[:3, 3] = 1  # on too few
     e = labelfree.prepare(embed(y, 0.3), len(z))
     e[::7] = e[0]  # near duplicates
-    unit = np.abs(z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)).astype(np.float32)
+    unit = np.abs(unit_length(z)).astype(np.float32)
     found = labelfree.draw_trials(z, e, trials=5, pool=12, seed=3)
     assert set(np.bincount(found.dimension, minlength=30).tolist()) <= set(range(6)) and len(found.odd) > 100
     assert not {3, 5} & set(found.dimension.tolist())

@@ -10,14 +10,11 @@ import scipy.sparse as sp
 
 from bayesncl.errors import InputError
 from bayesncl.measure import stability
+from tests.conftest import unit_length
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:
     return abs(float(a @ b)) / np.sqrt(float(a @ a) * float(b @ b))
-
-
-def unit(z: np.ndarray) -> np.ndarray:
-    return z / np.linalg.norm(z, axis=1, keepdims=True)
 
 
 @pytest.mark.parametrize("signed", [False, True])
@@ -26,7 +23,7 @@ def test_the_best_of_all_permutations(signed: bool) -> None:
     a, b = rng.standard_normal((2, 40, 5))
     if not signed:
         a, b = np.maximum(a, 0) + 1e-3, np.maximum(b, 0) + 1e-3
-    u, v = unit(a), unit(b)
+    u, v = unit_length(a), unit_length(b)
     table = np.array([[cosine(u[:, i], v[:, j]) for j in range(5)] for i in range(5)])
     best = max(permutations(range(5)), key=lambda p: sum(table[i, j] for i, j in enumerate(p)))
     found = stability.match(a, b)
