@@ -47,7 +47,10 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
         at_least_two(len(pixels), shown(root))
     names = [chosen[i].name for i in kept]
     # Decided on the whole split, so that an undecodable file does not change it.
-    labelled = _labelled(here if test is None else chosen, root)
+    inside = ["/" in entry.name for entry in (here if test is None else chosen)]
+    labelled = all(inside)
+    if any(inside) and not labelled:
+        warnings.warn(f"{shown(root)}: images both in it and in its subfolders: taken as unlabelled", stacklevel=2)
     number = {name: i for i, name in enumerate(classes)}
     return Images(
         pixels,
@@ -57,12 +60,6 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
         broken=len(chosen) - len(kept),
     )
 
-
-def _labelled(entries: list[Entry], root: Path) -> bool:
-    inside = sum("/" in entry.name for entry in entries)
-    if 0 < inside < len(entries):
-        warnings.warn(f"{shown(root)}: images both in it and in its subfolders: taken as unlabelled", stacklevel=3)
-    return inside == len(entries)
 
 
 def given_path(root: str) -> Path:

@@ -74,13 +74,7 @@ def draw_figures(runs: Mapping[str, tuple[Path, Result]], out: Path) -> list[Pat
 
 
 def plot_consistency(runs: Mapping[str, tuple[np.ndarray, np.ndarray]], path: str | Path) -> Path:
-    """Consistency of each dimension against the number of images it fires on.
-
-    Parameters
-    ----------
-    runs : support [D] and consistency [D] (percent) by name; dimensions that never fire are left out.
-    path : where the figure goes.
-    """
+    """Consistency [D] (percent) of each dimension against its support [D]; those that never fire are left out."""
     figure, axes = _canvas(runs, "images a dimension fires on", "consistency (% of the commonest class)")
     for i, (name, (support, consistency)) in enumerate(runs.items()):
         x, y = support[support > 0], consistency[support > 0]
@@ -92,12 +86,9 @@ def plot_consistency(runs: Mapping[str, tuple[np.ndarray, np.ndarray]], path: st
 
 
 def plot_entropy(runs: Mapping[str, np.ndarray], path: str | Path, classes: int) -> Path:
-    """Histogram of the class entropy of the dimensions.
+    """Histogram of the class entropy [D] (nats) of the dimensions; NaN, of a dead one, is left out.
 
-    Parameters
-    ----------
-    runs : entropy [D] (nats) by name; NaN (a dead dimension) is left out.
-    classes : C; log C, the entropy of a dimension that fires on all classes alike, is drawn as a line.
+    log C, the entropy of a dimension that fires on all classes alike, is drawn as a line.
     """
     figure, axes = _canvas(runs, "entropy of a dimension over classes (nats)", "dimensions")
     top = np.log(classes)
@@ -115,14 +106,7 @@ def plot_entropy(runs: Mapping[str, np.ndarray], path: str | Path, classes: int)
 def plot_retrieval(
     runs: Mapping[str, Mapping[int, float]], path: str | Path, k: int, chance: float | None = None
 ) -> Path:
-    """Precision at k against the number of dimensions kept.
-
-    Parameters
-    ----------
-    runs : precision (percent) by number of dimensions K, by name.
-    k : neighbours, for the label.
-    chance : precision with shuffled labels, percent.
-    """
+    """Precision at k (percent) against the number of dimensions kept; `chance` is that with shuffled labels."""
     figure, axes = _canvas(runs, "dimensions kept, K", f"retrieval precision at {k} (%)")
     for i, (name, curve) in enumerate(runs.items()):
         kept = sorted(curve)
@@ -136,10 +120,7 @@ def plot_retrieval(
 def plot_dynamics(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path, definition: str = "sound") -> Path:
     """Spearman correlations of activation frequency, gradient variance and consistency over epochs.
 
-    Parameters
-    ----------
-    runs : rows of `dynamics.record` by name. Dotted lines: with shuffled labels.
-    definition : `sound` or `paper`, which dimensions are counted.
+    Runs are rows of `dynamics.record`; dotted lines are those with shuffled labels.
     """
     figure = _figure(runs, 9.0, 3.4)
     panels = figure.subplots(1, 3, sharey=True)
@@ -163,12 +144,7 @@ def plot_dynamics(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: str | P
 
 
 def plot_conflict(runs: Mapping[str, np.ndarray], path: str | Path) -> Path:
-    """Background-induced error by dimension, greatest first in each curve: those of two models do not correspond.
-
-    Parameters
-    ----------
-    runs : error [D] by name; `by_dimension` of `conflict.conflict`.
-    """
+    """Background-induced error [D], greatest first in each curve: dimensions of two models do not correspond."""
     figure, axes = _canvas(runs, "dimensions, greatest error first", "background-induced error (similarity)")
     for i, (name, error) in enumerate(runs.items()):
         values = -np.sort(-error)
@@ -180,11 +156,9 @@ def plot_conflict(runs: Mapping[str, np.ndarray], path: str | Path) -> Path:
 
 
 def plot_thresholds(runs: Mapping[str, tuple[np.ndarray, np.ndarray]], path: str | Path) -> Path:
-    """Consistency against active dimensions per image, as the activation threshold rises.
+    """Consistency [T] against active dimensions per image [T], as the activation threshold rises.
 
-    Parameters
-    ----------
-    runs : L0 [T] and consistency [T] (percent) over thresholds, by name. At equal L0 the higher curve is the better.
+    At equal L0 the higher curve is the better.
     """
     figure, axes = _canvas(runs, "active dimensions per image, L0", "consistency (%)")
     for i, (name, (active, consistency)) in enumerate(runs.items()):
@@ -221,12 +195,7 @@ def plot_published(curves: Sequence[Curve], path: Path, x: str, y: str, doubling
 
 
 def plot_tradeoff(panels: Mapping[str, Sequence[tuple[Curve, Sequence[float]]]], path: Path) -> Path:
-    """Accuracy against consistency, a point per value of what a panel varies.
-
-    Parameters
-    ----------
-    panels : by title, curves and the value at each of their points.
-    """
+    """Accuracy against consistency: panels by title, of curves and the value at each of their points."""
     figure = _figure(panels, 9.0, 4.0)
     found = figure.subplots(1, 2, sharey=True)
     for axes, (title, curves) in zip(found, panels.items()):
