@@ -393,15 +393,12 @@ def background_probes(seen: Extracted, train: Images, found: Extracted, test: Im
     return probes, group
 
 
-
 def published_probe(model: Encoder, train: Images, test: Images, progress: Progress | None) -> Tree:
     """The 50-epoch probe of the published experiments, with their pixel statistics."""
-    data, where = model.recipe.data, {"size": model.recipe.views.size, "device": model.mean.device}
-    statistics = data.paper_mean or data.mean, data.paper_std or data.std
-    kind = DATASETS[data.name].probe
-    return published.paper_probe(
-        model.backbone, train, test, *statistics, kind, seeds=PUBLISHED_SEEDS, progress=progress, **where
-    )
+    data = model.recipe.data
+    given = model.backbone, train, test, data.paper_mean or data.mean, data.paper_std or data.std
+    how: Tree = {"variant": DATASETS[data.name].probe, "size": model.recipe.views.size, "device": model.mean.device}
+    return published.paper_probe(*given, seeds=PUBLISHED_SEEDS, progress=progress, **how)
 
 
 def conflicting(z: np.ndarray, test: Images, threshold: float) -> Tree:

@@ -71,11 +71,11 @@ class Registry(UserDict[str, Any]):
     """Data sets by name; one entered as "module:NAME" is imported when it is first asked for."""
 
     def __getitem__(self, name: str) -> Dataset:
-        entry: Dataset | str = self.data[name]
-        if isinstance(entry, str):
-            module, _, attribute = entry.partition(":")
-            entry = self.data[name] = getattr(importlib.import_module(module, __package__), attribute)
-        return entry
+        if isinstance(self.data[name], str):
+            module, _, attribute = self.data[name].partition(":")
+            self.data[name] = getattr(importlib.import_module(module, __package__), attribute)
+        found: Dataset = self.data[name]
+        return found
 
 
 DATASETS = Registry(

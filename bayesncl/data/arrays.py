@@ -71,7 +71,7 @@ def _split(arrays: dict[str, np.ndarray], data: recipes.Data, split: str, where:
     for values, known, what in zip(second, names, ("class_names", "background_names")):
         if values is not None and known is not None and values.max() >= len(known):
             raise InputError(f"{where}: label {values.max()} but only {len(known)} {what}")
-    return Images(pixels, *second, *names)
+    return Images(pixels, second[0], second[1], names[0], names[1])
 
 
 def _channels_first(images: np.ndarray, where: str) -> np.ndarray:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from ..arrays import Array, as_features, as_labels, as_numpy
 from ..errors import InputError
 from .retrieval import place as default_place
 
-Rows = Tensor | sp.csr_array  # features [N, F]; sparse ones stay on the CPU
+Rows = Any  # features [N, F]: a tensor, or a scipy CSR array, which stays on the CPU
 
 PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # of ||W||^2 / 2 beside the mean cross-entropy, strongest first
 VALIDATION = 0.2  # share of the training images the penalty is chosen on
@@ -195,12 +194,12 @@ def _features(h: Array, place: torch.device) -> Tensor:
 
 
 def group_probe(
-    train_h: np.ndarray,
-    train_y: np.ndarray,
-    train_backgrounds: np.ndarray,
-    test_h: np.ndarray,
-    test_y: np.ndarray,
-    test_backgrounds: np.ndarray,
+    train_h: Array,
+    train_y: Array,
+    train_backgrounds: Array,
+    test_h: Array,
+    test_y: Array,
+    test_backgrounds: Array,
     seeds: Sequence[int] = (0, 1, 2),
     device: str | torch.device | None = None,
 ) -> dict[str, Any]:

@@ -69,8 +69,8 @@ def draw_tradeoff(lines: list[Line], entries: Entries, path: Path) -> Path:
         mine = [line for line in lines if axis in line.row.axes]
         panels[title] = []
         for i, (said, style) in enumerate((("published", "--"), ("ours", "-"))):
-            found = [(*(value(line, c, said) for c in ("consistency", "acc1")), line.row.axes[axis]) for line in mine]
-            known = [(x, y, at) for x, y, at in found if x is not None and y is not None]
+            pairs = [(value(line, "consistency", said), value(line, "acc1", said)) for line in mine]
+            known = [(x, y, line.row.axes[axis]) for (x, y), line in zip(pairs, mine) if None not in (x, y)]
             panels[title].append((Curve(i, [(x, y) for x, y, _ in known], said, style), [at for _, _, at in known]))
     return plots.plot_tradeoff(panels, path)
 
