@@ -93,17 +93,18 @@ def figures(
             del tree["labelfree"]["intruder_by_dimension"]
         return tree
 
-    def count_readable(codes: Codes, order: np.ndarray | slice = slice(None)) -> Tree:
-        """How many dimensions are readable, the labels and embeddings taken in some order."""
+    def count_readable(top: np.ndarray, order: np.ndarray | slice = slice(None)) -> Tree:
+        """How many dimensions with these strongest images are readable, labels and embeddings taken in some order."""
         judges = [y[order] for y in by_label], None if given is None else given[order]
-        return {"count": int(readable(strongest_images(codes, TOP), *judges, seed=seed).sum())}
+        return {"count": int(readable(top, *judges, seed=seed).sum())}
 
     result: Tree = {"images": n, "dimensions": width, "classes": None if known is None else int(known.max()) + 1}
     measured, chance = part(measure(codes, train, queries), "_chance")
     result |= measured
     if tellable:
-        chance["readable"] = count_readable(codes, np.random.default_rng(seed).permutation(n))
-        found = count_readable(codes)
+        top = strongest_images(codes, TOP)
+        chance["readable"] = count_readable(top, np.random.default_rng(seed).permutation(n))
+        found = count_readable(top)
         by = "embeddings" if known is None else " or ".join(["class", *levelled])
         result["readable"] = found | {"share": found["count"] / width, "by": by}
         if known is not None:
@@ -117,7 +118,7 @@ def figures(
         asked = QUERIES if queries is None else min(queries, QUERIES)
         result["control"] = part(measure(other, None, asked), "_chance")[0]
         if tellable:
-            result["control"]["readable"] = count_readable(other)
+            result["control"]["readable"] = count_readable(strongest_images(other, TOP))
     if stability is not None:
         result["seeds"], result["control"]["seeds"] = part(dict(stability), "_control")
     return result
