@@ -26,14 +26,14 @@ TRIALS = 4  # intruder tests a dimension
 CANDIDATES = 64  # images drawn in search of an odd one
 
 
-def prepare(embeddings: Array, count: int, centre: bool = True) -> np.ndarray:
+def prepare(embeddings: Array, count: int) -> np.ndarray:
     """Embeddings as float32 [N, F], centred and at unit length; a zero row stays zero."""
     e = as_features(embeddings).astype(np.float32)
     if len(e) != count:
         raise InputError(f"{len(e)} embeddings for {count} rows of features")
     if not np.isfinite(e).all():
         raise InputError("embeddings must be finite numbers, got NaN or infinity")
-    e = e - e.mean(0) if centre else e
+    e -= e.mean(0)
     length = np.linalg.norm(e, axis=1, keepdims=True)
     return e / np.where(length > 0, length, 1)
 
@@ -190,18 +190,17 @@ def find_intruders(trials: Trials, embeddings: np.ndarray) -> np.ndarray:
     return found
 
 
-def summary(z: Array, embeddings: Array, *, seed: int = 0, centre: bool = True) -> dict[str, Any]:
-    """Every measure without labels, of codes [N, D] by embeddings [N, F], centred and made unit length here.
+def summary(z: Array, embeddings: np.ndarray, *, seed: int = 0) -> dict[str, Any]:
+    """Every measure without labels, of codes [N, D] by embeddings [N, F] as `prepare` gives them.
 
     Returns
     -------
     `monosemanticity`, `top10_similarity` (mean cosine of a dimension's ten strongest images) and `duplicates` (share of
     these with a near duplicate among them), means over dimensions, each with `_chance` (images shuffled by the seed);
     `intruder` (share found, 0..1), its `intruder_low` and `intruder_high` (Wilson, 95 %, as if trials of one dimension
-    were independent), `intruder_chance` 0.2, `intruder_trials`, and `intruder_by_dimension` {dimension: share}.
+    were independent), `intruder_chance` 0.2, `intruder_trials`.
     """
-    codes = as_codes(z)
-    e = prepare(embeddings, codes.shape[0], centre)
+    codes, e = as_codes(z), embeddings
     shuffled = e[np.random.default_rng(seed).permutation(len(e))]
     top = strongest_images(codes, TOP)
     result: dict[str, Any] = {}
@@ -211,8 +210,6 @@ def summary(z: Array, embeddings: Array, *, seed: int = 0, centre: bool = True) 
         result["duplicates" + end] = mean(duplicate_share(top, given))
     tests = draw_trials(codes, e, seed=seed)
     found = find_intruders(tests, e)
-    many = np.bincount(tests.dimension)
-    share = np.bincount(tests.dimension, found) / np.maximum(many, 1)
     low, high = wilson(float(found.sum()), len(found)) if len(found) else (None, None)
     return result | {
         "intruder": mean(found),
@@ -220,5 +217,4 @@ def summary(z: Array, embeddings: Array, *, seed: int = 0, centre: bool = True) 
         "intruder_high": high,
         "intruder_chance": 0.2,
         "intruder_trials": len(found),
-        "intruder_by_dimension": {int(j): float(share[j]) for j in np.flatnonzero(many)},
     }

@@ -89,8 +89,7 @@ def figures(
             all_levels = {"class": known, **levelled} if levelled else None
             tree["detectors"] = detectors.summary(codes, labels, train=train, levels=all_levels, f1=f1, seed=seed)
         if given is not None:
-            tree["labelfree"] = labelfree.summary(codes, given, seed=seed, centre=False)
-            del tree["labelfree"]["intruder_by_dimension"]
+            tree["labelfree"] = labelfree.summary(codes, given, seed=seed)
         return tree
 
     def count_readable(top: np.ndarray, order: np.ndarray | slice = slice(None)) -> Tree:
