@@ -226,10 +226,12 @@ class Stopper:
 
 def environment() -> dict[str, object]:
     """Versions, device, git revision, command and date."""
+    from . import __version__
+
     packages = ("torch", "numpy", "scikit-learn", "pillow", "safetensors")
     gpu = torch.cuda.is_available()
     return {
-        "bayesncl": version(),
+        "bayesncl": __version__,
         "revision": git_revision(),
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in packages},
@@ -240,13 +242,6 @@ def environment() -> dict[str, object]:
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def version() -> str:
-    """Version of this package, also when it runs from the source tree."""
-    from . import __version__
-
-    return __version__
 
 
 def git_revision() -> str | None:

@@ -253,15 +253,11 @@ def shuffled_table(section: Section, found: Entries) -> str:
 
 def sound_table(section: Section, found: Entries) -> str:
     """Every sound measure of the main methods, with the level shuffled labels give."""
+    mixed = by_method(section, found, lambda runs: _sound_cells([run["chance"]["sound"] for run in runs]), PAIR)
+    beside = {row[0]: [f"{row[0]}, labels shuffled", *row[1:-1], ""] for row in mixed if row[-1] != NOT_RUN}
     rows = []
-    for line in section.lines:
-        method = (line.row.method,)
-        rows += by_method(section, found, lambda runs: _sound_cells([run["sound"] for run in runs]), method)
-        if line.runs and line.row.method in PAIR:
-            (mixed,) = by_method(
-                section, found, lambda runs: _sound_cells([run["chance"]["sound"] for run in runs]), method
-            )
-            rows.append([f"{mixed[0]}, labels shuffled", *mixed[1:-1], ""])
+    for row in by_method(section, found, lambda runs: _sound_cells([run["sound"] for run in runs])):
+        rows += [row, beside[row[0]]] if row[0] in beside else [row]
     return markdown(["method", *(measure.short for measure in SOUND), "runs"], rows, left=1)
 
 
