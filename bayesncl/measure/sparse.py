@@ -109,7 +109,7 @@ def column_blocks(z: Codes) -> Iterator[tuple[slice, Tensor]]:
         part = slice(start, min(start + step, z.shape[1]))
         block = as_tensor(columns[:, part].toarray() if sp.issparse(z) else columns[:, part])
         block = (block / torch.from_numpy(length).to(block.dtype)[:, None]).abs_().float()
-        yield part, F.threshold(block, ACTIVE, 0.0).T.contiguous()
+        yield part, F.threshold(block, ACTIVE, 0.0, inplace=True).T.contiguous()
 
 
 def ranked_entries(z: Codes) -> Iterator[tuple[slice, np.ndarray, np.ndarray, np.ndarray]]:
