@@ -262,8 +262,8 @@ def evaluate(
     Returns
     -------
     Result, whose `labelfree` measures are by h, which the codes are made from and which favours them. Without labels of
-    the training images it has no `probe` and `knn`; `theory` and `gates` need gates that open
-    and close, and the branches on the background need backgrounds.
+    the training images it has no `probe` and `knn`; `theory` and `gates` need gates that open and close, and the
+    branches on the background need backgrounds.
     """
     began = time.perf_counter()
     if test.labels is None:

@@ -29,19 +29,14 @@ def distinct_dimensions(z: Array, *, weights: np.ndarray | None = None, seed: in
     """Effective number of distinct dimensions.
 
     exp(-sum_i p_i log sum_j p_j s_ij) with p_j the share of dimension j in the sum of |z| over all images, rows at unit
-    length, and s_ij = max(r_ij, 0)^2, r the correlation of two columns. It is the
-    exponential of the entropy of the usage if no two dimensions are correlated, and 1 if all are copies. r^2 of
-    unrelated columns is about 1 / N by chance, which is taken off. A constant column repeats nothing and tells nothing:
-    it has no part.
+    length, and s_ij = max(r_ij, 0)^2, r the correlation of two columns. It is the exponential of the entropy of the
+    usage if no two dimensions are correlated, 1 if all are copies, and 0 if no column varies: a constant column repeats
+    nothing and tells nothing. r^2 of unrelated columns is about 1 / N by chance, which is taken off.
 
     Parameters
     ----------
     z : [N, D]. Where most entries fire and there are more than 2,048 rows, so many are drawn by the seed.
     weights : [N] lengths of the rows instead of 1.
-
-    Returns
-    -------
-    0 (no column varies) up to D.
     """
     codes = as_codes(z)
     n = codes.shape[0]
