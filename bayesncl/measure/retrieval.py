@@ -230,7 +230,7 @@ class _Gallery:
     def __init__(self, features: np.ndarray, columns: np.ndarray | None) -> None:
         self.features, self.columns = features, columns
         size = 8 * len(features) * (features.shape[1] if columns is None else len(columns))
-        self.keeps = place().type == "cuda" and size < torch.cuda.mem_get_info()[0] / 4
+        self.keeps = _fits_gpu(size)
         self.kept: dict[int, Tensor] = {}
 
     def __iter__(self) -> Iterator[tuple[slice, Tensor]]:
@@ -244,6 +244,11 @@ class _Gallery:
                     self.kept[start] = rows
             yield part, rows
 
+
+
+def _fits_gpu(size: int) -> bool:
+    """Whether so many bytes may be kept on the GPU, if neighbours are sought there."""
+    return place().type == "cuda" and size < torch.cuda.mem_get_info()[0] / 4
 
 
 def _similarities(q: Tensor, gallery: _Gallery, own: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
