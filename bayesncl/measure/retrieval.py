@@ -103,8 +103,8 @@ def knn_accuracy(
         raise InputError("labels and query labels must both be numbers or both be words")
     index, _ = as_labels(np.concatenate(both), len(features) + len(queries))
     known, wanted = torch.from_numpy(index[: len(features)]).to(place()), index[len(features) :]
-    right, gallery = 0, _Gallery(features, None)
-    step = max(1, min(QUERY_ROWS, MOST_VOTES // (int(index.max()) + 1)))
+    right, gallery, classes = 0, _Gallery(features, None), int(index.max()) + 1
+    step = max(1, min(QUERY_ROWS, MOST_VOTES // classes))
     for start in range(0, len(queries), step):
         stop = min(start + step, len(queries))
         q = _prepare(queries, slice(start, stop), None)
@@ -113,16 +113,14 @@ def knn_accuracy(
         values, found, last = values[:, :k], found[:, :k], values[:, k - 1 : k]
         # less the largest, which no comparison feels and exp survives
         weight = ((values.double() - values[:, :1]) / temperature).exp()
-        votes = torch.zeros(len(q), int(index.max()) + 1, dtype=torch.float64, device=q.device)
+        votes = torch.zeros(len(q), classes, dtype=torch.float64, device=q.device)
         beyond = torch.zeros(len(q), 1, dtype=torch.bool, device=q.device)
         beyond[open_end] = True
         votes.scatter_add_(1, known[found], weight.where((values > last) | ~beyond, 0.0))
         if len(open_end):  # the last tie shares the places that are left
             places = weight.where(values == last, 0.0).sum(1)[open_end]
-            counts = _count_classes(q[open_end], last[open_end], gallery, known)
-            shares = torch.zeros(len(open_end), votes.shape[1], dtype=torch.float64, device=q.device)
-            shares[:, : counts.shape[1]] = counts / counts.sum(1, keepdim=True).clamp_min(1)
-            votes[open_end] += places[:, None] * shares
+            counts = _count_classes(q[open_end], last[open_end], gallery, known, classes)
+            votes[open_end] += places[:, None] * counts / counts.sum(1, keepdim=True).clamp_min(1)
         right += int((votes.argmax(1).cpu().numpy() == wanted[start:stop]).sum())
     return 100 * right / len(queries)
 
@@ -287,9 +285,9 @@ def _count_ties(q: Tensor, value: Tensor, gallery: _Gallery, labels: Tensor, own
     return size, hits
 
 
-def _count_classes(q: Tensor, value: Tensor, gallery: _Gallery, labels: Tensor) -> Tensor:
+def _count_classes(q: Tensor, value: Tensor, gallery: _Gallery, labels: Tensor, classes: int) -> Tensor:
     """By class, how many rows have just the similarity value [q, 1] to each query: [q, C] for labels [N]."""
-    counts = torch.zeros(int(labels.max()) + 1, len(q), device=q.device)
+    counts = torch.zeros(classes, len(q), device=q.device)
     for part, s in _similarities(q, gallery, None):
         counts.index_add_(0, labels[part], (s == value).T.float())
     return counts.T.double()
