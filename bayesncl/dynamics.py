@@ -28,76 +28,60 @@ from .recipes import Recipe
 CONFLICTS = (0.9, 0.5)  # products of firing probabilities from which a dimension counts as conflicting
 
 
-class Gradients:
-    """Streaming per-dimension statistics of z and of the InfoNCE gradient; `classes` is 0 if there are no labels."""
+Batches = Iterable[tuple[Tensor, Tensor | None]]  # z [2B, D] as given to InfoNCE, labels [B] of its images
 
-    def __init__(self, temperature: float, classes: int = 0) -> None:
-        self.temperature = temperature
-        self.classes = classes
-        self.rows = 0
-        self.sums: Tensor | None = None  # [5, D]: g and g^2 over all rows, over rows where z fires; firing rows
-        self.fired: Tensor | None = None  # [2, C, D] firing rows by class, and by shuffled class
-        self.class_rows: Tensor | None = None  # [C] rows by class
-        self.generator = torch.Generator().manual_seed(0)  # of the shuffled labels
 
-    def update(self, z: Tensor, labels: Tensor | None = None) -> None:
-        """Add one batch: z [2B, D] as given to InfoNCE, labels [B] of its images."""
+def statistics_of(batches: Batches, temperature: float, classes: int = 0) -> tuple[dict[str, np.ndarray], int]:
+    """Per-dimension statistics of z and of the InfoNCE gradient, and the number of rows; `classes` 0 without labels.
+
+    Arrays [D] in float64, NaN where a dimension has no firing row: `frequency` (share of rows where |z_k| > 1e-5),
+    `support` (their number), `mean` and `variance` of the gradient over all rows, `mean_active` and `variance_active`
+    over the firing rows, `consistency` (share of the commonest class among the firing rows, percent),
+    `chance_consistency` (the same with shuffled labels), `conflict` (the greatest P(z_k fires | c) P(z_k fires | c') of
+    two classes).
+    """
+    rows, sums, fired, class_rows = 0, torch.zeros(()), torch.zeros(()), torch.zeros(())
+    generator = torch.Generator().manual_seed(0)  # of the shuffled labels
+    for z, labels in batches:
         if z.ndim != 2 or len(z) % 2:
             raise InputError(f"a batch must be [2B, D] with both views of each image, got {list(z.shape)}")
-        z = z.detach().float()
-        g = gradient(z, self.temperature).double()
-        active = (z.abs() > ACTIVE).double()
-        sums = torch.stack(
-            [g.sum(0), g.square().sum(0), (g * active).sum(0), (g.square() * active).sum(0), active.sum(0)]
-        )
-        self.sums = sums if self.sums is None else self.sums + sums
-        self.rows += len(z)
-        if labels is not None and self.classes:
-            mixed = labels[torch.randperm(len(labels), generator=self.generator).to(labels.device)]
-            onehot = nn.functional.one_hot(torch.stack([labels, mixed]).long().repeat(1, 2), self.classes).double()
-            fired = onehot.mT @ active  # [2, C, 2B] @ [2B, D]
-            self.fired = fired if self.fired is None else self.fired + fired
-            rows = onehot[0].sum(0)
-            self.class_rows = rows if self.class_rows is None else self.class_rows + rows
-
-    def result(self) -> dict[str, np.ndarray]:
-        """Arrays [D] in float64; NaN where a dimension has no firing row.
-
-        `frequency` (share of rows where |z_k| > 1e-5), `support` (their number), `mean` and `variance` of the gradient
-        over all rows, `mean_active` and `variance_active` over the firing rows, `consistency` (share of the commonest
-        class among the firing rows, percent), `chance_consistency` (the same with shuffled labels),
-        `conflict` (the greatest P(z_k fires | c) P(z_k fires | c') of two classes).
-        """
-        if self.sums is None:
-            raise InputError("gradient dynamics need at least one batch, got none")
-        g, square, g_active, square_active, support = self.sums.cpu().numpy()
-        with np.errstate(invalid="ignore", divide="ignore"):
-            mean, mean_active = g / self.rows, g_active / support
-            unknown = np.full((2, len(support)), np.nan)
-            consistency = unknown if self.fired is None else 100 * self.fired.amax(1).cpu().numpy() / support
-            return {
-                "frequency": support / self.rows,
-                "support": support,
-                "mean": mean,
-                "variance": np.maximum(square / self.rows - mean**2, 0),
-                "mean_active": mean_active,
-                "variance_active": np.maximum(square_active / support - mean_active**2, 0),
-                "consistency": consistency[0],
-                "chance_consistency": consistency[1],
-                "conflict": self._conflict(len(support)),
-            }
-
-    def _conflict(self, dims: int) -> np.ndarray:
-        if self.fired is None or self.class_rows is None or self.classes < 2:
-            return np.full(dims, np.nan)
-        probability = self.fired[0] / self.class_rows[:, None].clamp_min(1)  # [C, D]
-        return probability.topk(2, dim=0).values.prod(0).cpu().numpy()
+        g, active = gradient(z, temperature).double(), (z.abs() > ACTIVE).double()
+        of_batch = (g, g.square(), g * active, g.square() * active, active)
+        sums = torch.stack([each.sum(0) for each in of_batch]).cpu() + sums  # [5, D]
+        rows += len(z)
+        if labels is not None and classes:
+            mixed = labels[torch.randperm(len(labels), generator=generator).to(labels.device)]
+            onehot = nn.functional.one_hot(torch.stack([labels, mixed]).long().repeat(1, 2), classes).double()
+            fired = (onehot.mT @ active).cpu() + fired  # [2, C, D], firing rows by class, and by shuffled class
+            class_rows = onehot[0].sum(0).cpu() + class_rows
+    if not rows:
+        raise InputError("gradient dynamics need at least one batch, got none")
+    total, square, total_active, square_active, support = sums.numpy()
+    consistency = np.full((2, len(support)), np.nan)
+    conflict = consistency[0]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        if fired.ndim:
+            consistency = 100 * fired.amax(1).numpy() / support
+        if fired.ndim and classes > 1:
+            conflict = (fired[0] / class_rows[:, None].clamp_min(1)).topk(2, dim=0).values.prod(0).numpy()
+        mean, mean_active = total / rows, total_active / support
+        return {
+            "frequency": support / rows,
+            "support": support,
+            "mean": mean,
+            "variance": np.maximum(square / rows - mean**2, 0),
+            "mean_active": mean_active,
+            "variance_active": np.maximum(square_active / support - mean_active**2, 0),
+            "consistency": consistency[0],
+            "chance_consistency": consistency[1],
+            "conflict": conflict,
+        }, rows
 
 
 def gradient(z: Tensor, temperature: float) -> Tensor:
     """2B dL/dz of InfoNCE at z [2B, D], a row per view."""
     with torch.enable_grad():
-        leaf = z.detach().requires_grad_()
+        leaf = z.detach().float().requires_grad_()
         (g,) = torch.autograd.grad(info_nce(leaf, temperature), leaf)
     return g * len(z)
 
@@ -121,9 +105,9 @@ def correlations(statistics: dict[str, np.ndarray], support: int = 1) -> dict[st
 
 
 def dynamics(
-    batches: Iterable[tuple[Tensor, Tensor | None]], temperature: float, classes: int = 0
+    batches: Batches, temperature: float, classes: int = 0
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Gradient dynamics over batches of (z [2B, D], labels [B] or None).
+    """Gradient dynamics over batches.
 
     Returns
     -------
@@ -134,19 +118,16 @@ def dynamics(
         `instability`: the proposition's test at the thresholds 0.9 and 0.5 of the conflict, and without a threshold
         the Spearman correlations of the conflict with variance (the proposition wants it positive) and with
         mean_to_deviation (negative).
-    statistics : dict of arrays [D], see `Gradients.result`.
+    statistics : see `statistics_of`.
     """
-    gradients = Gradients(temperature, classes)
-    for z, labels in batches:
-        gradients.update(z, labels)
-    statistics = gradients.result()
+    statistics, rows = statistics_of(batches, temperature, classes)
     counted = statistics["support"] >= MIN_SUPPORT
     ratio = _mean_to_deviation(statistics)
     row = {
         "paper": correlations(statistics),
         "sound": correlations(statistics, MIN_SUPPORT),
         "chance": correlations(statistics | {"consistency": statistics["chance_consistency"]}, MIN_SUPPORT),
-        "rows": gradients.rows,
+        "rows": rows,
         "dims": int((statistics["support"] >= 1).sum()),
         "dims_sound": int(counted.sum()),
         "variance": _median(statistics["variance"][counted]),

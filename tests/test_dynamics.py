@@ -57,14 +57,11 @@ def test_gradient_is_the_derivative_by_hand() -> None:
 
 def test_statistics_are_those_of_all_rows_at_once() -> None:
     data = batches()
-    gradients = dynamics.Gradients(0.2, classes=3)
-    for z, labels in data:
-        gradients.update(z, labels)
-    found = gradients.result()
+    found, rows = dynamics.statistics_of(data, 0.2, classes=3)
     z = np.concatenate([z.double().numpy() for z, _ in data])
     g = np.concatenate([gradient_by_hand(z.double().numpy(), 0.2) for z, _ in data])
     y = np.concatenate([np.tile(labels.numpy(), 2) for _, labels in data])
-    assert gradients.rows == len(z) == 64
+    assert rows == len(z) == 64
     for k in range(5):
         fires = np.abs(z[:, k]) > 1e-5
         assert found["frequency"][k] == pytest.approx(fires.mean())
@@ -85,15 +82,9 @@ def test_statistics_are_those_of_all_rows_at_once() -> None:
 
 
 def test_a_row_does_not_shrink_with_the_batch() -> None:
-    small, large = (_filled(size).result()["variance"][:4] for size in (64, 512))
+    filled = ([(z, None) for z, _ in batches(count=2, size=size, seed=3)] for size in (64, 512))
+    small, large = (dynamics.statistics_of(data, 0.2)[0]["variance"][:4] for data in filled)
     assert ((large / small > 0.5) & (large / small < 2)).all()
-
-
-def _filled(size: int) -> dynamics.Gradients:
-    gradients = dynamics.Gradients(0.2)
-    for z, _ in batches(count=2, size=size, seed=3):
-        gradients.update(z)
-    return gradients
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -252,9 +243,9 @@ def test_a_data_set_smaller_than_a_batch_is_one_batch() -> None:
 
 def test_bad_input_gets_one_clear_line() -> None:
     with pytest.raises(InputError, match=r"\[2B, D\] with both views of each image, got \[3, 4\]"):
-        dynamics.Gradients(0.2).update(torch.ones(3, 4))
+        dynamics.statistics_of([(torch.ones(3, 4), None)], 0.2)
     with pytest.raises(InputError, match="at least one batch"):
-        dynamics.Gradients(0.2).result()
+        dynamics.statistics_of([], 0.2)
 
 
 def test_recorder_speaks_every_so_many_epochs(images: Images) -> None:
