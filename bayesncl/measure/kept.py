@@ -16,7 +16,7 @@ from torch import Tensor
 from ..arrays import Array, as_labels, as_numpy
 from ..errors import InputError
 from .counts import MIN_SUPPORT
-from .dimensions import consistency, largest_share, owned_classes
+from .dimensions import largest_share, mean, owned_classes
 from .probe import chance, fit, scores
 from .retrieval import place
 from .sparse import as_codes, strongest
@@ -59,12 +59,6 @@ def class_counts(kept: sp.csr_array, labels: np.ndarray) -> np.ndarray:
     pattern = sp.csr_array((np.ones(kept.nnz), kept.indices, kept.indptr), shape=kept.shape)
     return (onehot.T @ pattern).toarray()
 
-
-def about_one(fires: np.ndarray) -> float | None:
-    """Percent of the dimensions that fire on enough images of which half or more are of one class."""
-    support, share = largest_share(fires)
-    used = support >= MIN_SUPPORT
-    return float(100 * (share[used] >= ABOUT).mean()) if used.any() else None
 
 
 def precision(
@@ -180,8 +174,8 @@ def probe(
     order = np.random.default_rng(seed).permutation(train.shape[0])[:PROBE_ROWS]
     where = torch.device(device) if device is not None else place()
     x, y = train[order].astype(np.float32), torch.from_numpy(known[order]).to(where)
-    mean = np.asarray(x.mean(0)).ravel()
-    deviation = np.sqrt(np.maximum(np.asarray(x.power(2).mean(0)).ravel() - mean**2, 0))
+    centre = np.asarray(x.mean(0)).ravel()
+    deviation = np.sqrt(np.maximum(np.asarray(x.power(2).mean(0)).ravel() - centre**2, 0))
     scale = np.divide(1, deviation, out=np.zeros_like(deviation), where=deviation > 0)
     x, x_test = (_on(where, (rows @ sp.diags_array(scale)).tocsr()) for rows in (x, test.astype(np.float32)))
     held = max(1, len(order) // 5)
@@ -245,8 +239,10 @@ def summary(
         row: dict[str, float | None] = {"l0": kept.nnz / n}
         for y, end in ((index, ""), (shuffled, "_chance")):
             fires = class_counts(kept, y)
-            row["consistency" + end] = consistency(fires)
-            row["about_one_class" + end] = about_one(fires)
+            support, share = largest_share(fires)
+            share = share[support >= MIN_SUPPORT]
+            row["consistency" + end] = mean(share)
+            row["about_one_class" + end] = mean(100.0 * (share >= ABOUT))
             row["classes_owned" + end] = owned_classes(fires, np.bincount(index))
         row["p5"], row["p5_chance"] = precision(kept, [index, shuffled], 5, asked)
         if train is not None:
