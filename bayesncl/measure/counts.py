@@ -34,6 +34,9 @@ EXACT_ENTRIES = 2**26  # average precision sorts up to this many firing entries 
 BIN_BITS = 9  # ... to this many bits of mantissa, one part in 512
 
 
+Labellings = Sequence[np.ndarray]  # one or several, int64 [N] each, of the same rows
+
+
 @dataclass(frozen=True)
 class Counts:
     """Statistics by class and dimension, for one labelling of the rows. All float64; counts are whole numbers."""
@@ -146,7 +149,7 @@ def positive(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def count(
     features: np.ndarray,
-    labellings: Sequence[np.ndarray],
+    labellings: Labellings,
     thresholds: Sequence[float] = (ACTIVE,),
     *,
     raw: bool = False,
@@ -267,7 +270,7 @@ def gram(features: np.ndarray, *, normalise: bool, progress: Progress | None = N
 
 def average_precision(
     features: np.ndarray,
-    labellings: Sequence[np.ndarray],
+    labellings: Labellings,
     detected: Sequence[np.ndarray],
     entries: int,
     *,
@@ -305,7 +308,7 @@ Ranks = Iterator[tuple[int, np.ndarray, list[np.ndarray]]]  # dimension, rank [G
 
 
 def _entries(
-    features: np.ndarray, labellings: Sequence[np.ndarray], detected: Sequence[np.ndarray], progress: Progress | None
+    features: np.ndarray, labellings: Labellings, detected: Sequence[np.ndarray], progress: Progress | None
 ) -> Firing:
     """Firing entries by block: dimension, float32 bits (which order as the values do), is the image of the class."""
     for part, block in blocks(features, "average precision", progress):

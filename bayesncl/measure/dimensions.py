@@ -15,7 +15,7 @@ import torch
 from ..arrays import Array, as_numpy
 from ..errors import InputError
 from ..objective import ACTIVE
-from .counts import MIN_SUPPORT, Counts, Progress, average_precision, blocks, count, unit
+from .counts import MIN_SUPPORT, Counts, Labellings, Progress, average_precision, blocks, count, unit
 from .sparse import as_codes
 
 OWNED = (0.5, 0.1)  # precision and recall from which a class owns a dimension
@@ -173,7 +173,7 @@ def entropy(weights: np.ndarray, floor: float = 0.0) -> np.ndarray:
 
 def detector_precision(
     features: np.ndarray,
-    labellings: Sequence[np.ndarray],
+    labellings: Labellings,
     counts: Sequence[Counts],
     classes: int | None = None,
     progress: Progress | None = None,

@@ -14,7 +14,7 @@ import numpy as np
 from ..arrays import Array, as_features, as_labels
 from ..errors import InputError
 from ..objective import ACTIVE
-from .counts import MIN_SUPPORT, Counts, Progress, count, gram
+from .counts import MIN_SUPPORT, Counts, Labellings, Progress, count, gram
 from .dimensions import (
     consistency,
     describe,
@@ -89,7 +89,7 @@ def interpretability(
 
 def evaluate(
     features: np.ndarray,
-    labellings: Sequence[np.ndarray],
+    labellings: Labellings,
     definitions: Iterable[str] = DEFINITIONS,
     *,
     min_support: int = MIN_SUPPORT,
@@ -235,11 +235,7 @@ def _sound_means(counts: Counts, ap: np.ndarray, min_support: int) -> dict[str, 
 
 
 def _matched(
-    features: np.ndarray,
-    labellings: Sequence[np.ndarray],
-    counts: Sequence[Counts],
-    min_support: int,
-    progress: Progress | None,
+    features: np.ndarray, labellings: Labellings, counts: Sequence[Counts], min_support: int, progress: Progress | None
 ) -> list[dict[str, Value]]:
     """Consistency with one threshold for all entries, so chosen that an image has L0 active dimensions on average."""
     n, largest = len(features), counts[0].largest

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..arrays import Array, as_features, as_labels, as_numpy
 from ..errors import InputError
-from .counts import Progress, as_tensor, column_sums, divide, norms, release
+from .counts import Labellings, Progress, as_tensor, column_sums, divide, norms, release
 
 KS = (1, 3, 5, 10)
 QUERY_ROWS, GALLERY_ROWS = 1024, 4096
@@ -145,7 +145,7 @@ def precision(relevance: np.ndarray, ks: Sequence[int]) -> dict[int, float]:
 
 def rank_relevance(
     features: np.ndarray,
-    labellings: Sequence[np.ndarray],
+    labellings: Labellings,
     depth: int,
     columns: np.ndarray | None = None,
     *,

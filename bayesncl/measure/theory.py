@@ -27,6 +27,8 @@ CLOSED = 0.5  # a dimension is closed where its gate is open on less than this s
 CLOSE = 0.25  # "approximately": observed within a quarter of predicted
 SHUFFLES = 200
 
+Row = dict[str, Any]
+
 
 def prevalence(features: Array) -> np.ndarray:
     """pi [D], the share of images on which each dimension fires."""
@@ -198,14 +200,8 @@ def information(features: Array, opened: np.ndarray, bins: int = 16) -> dict[str
 
 
 def compare(
-    z: Array,
-    gated: Array,
-    opened: np.ndarray,
-    labels: Array,
-    backgrounds: Array | None,
-    prior: float,
-    weight: float,
-) -> list[dict[str, Any]]:
+    z: Array, gated: Array, opened: np.ndarray, labels: Array, backgrounds: Array | None, prior: float, weight: float
+) -> list[Row]:
     """Predicted against observed, a row per statement of the theory section.
 
     Parameters
@@ -228,13 +224,11 @@ def compare(
     return table
 
 
-def _row(
-    statement: str, predicted: float | None, observed: float | None, holds: bool | None, note: str
-) -> dict[str, Any]:
+def _row(statement: str, predicted: float | None, observed: float | None, holds: bool | None, note: str) -> Row:
     return {"statement": statement, "predicted": predicted, "observed": observed, "holds": holds, "note": note}
 
 
-def _cost_row(prior: float) -> dict[str, Any]:
+def _cost_row(prior: float) -> Row:
     cost = gate_costs(prior)
     side = "pays for open gates, the opposite of the theorem" if cost["net"] < 0 else "does press gates shut"
     note = (
@@ -245,7 +239,7 @@ def _cost_row(prior: float) -> dict[str, Any]:
     return _row("filtering: KL cost of opening a gate (nats)", cost["open"], cost["net"], cost["net"] > 0, note)
 
 
-def _filtering_rows(found: dict[str, Any], prior: float) -> list[dict[str, Any]]:
+def _filtering_rows(found: Row, prior: float) -> list[Row]:
     closed, predicted, counted = int(found["closed"].sum()), int(found["predicted"].sum()), found["counted"]
     if found["agreement"] is None:
         share = "none" if closed == 0 else "all"
@@ -289,13 +283,8 @@ def _filtering_rows(found: dict[str, Any], prior: float) -> list[dict[str, Any]]
 
 
 def _error_rows(
-    z: np.ndarray,
-    gated: np.ndarray,
-    opened: np.ndarray,
-    labels: np.ndarray,
-    backgrounds: np.ndarray,
-    found: dict[str, Any],
-) -> list[dict[str, Any]]:
+    z: np.ndarray, gated: np.ndarray, opened: np.ndarray, labels: np.ndarray, backgrounds: np.ndarray, found: Row
+) -> list[Row]:
     """E_NCL is the mean similarity of z over pairs of other class on one background; E_Bayes that of gated z."""
     before, apart, same, _, _ = pair_similarity(z, labels, backgrounds)
     masked, masked_apart, _, _, _ = pair_similarity(z, labels, backgrounds, mask=opened)
@@ -322,7 +311,7 @@ def _error_rows(
     return table
 
 
-def _information_row(found: dict[str, float]) -> dict[str, Any]:
+def _information_row(found: dict[str, float]) -> Row:
     empty = found["bound"] >= found["cap"]
     worth = "above log N, so it says nothing here" if empty else "below log N, so it says something here"
     note = (

@@ -18,7 +18,7 @@ from ..train import find_device
 from . import figures, ledger, page
 from .experiments import EXPERIMENTS, MAIN, SCALES, Experiment, find, runs, title
 from .runner import Library, estimate, run_list
-from .tables import sections, text
+from .tables import Entries, sections, text
 
 __all__ = ["reproduce", "run_list"]
 
@@ -152,7 +152,7 @@ def show_list(chosen: list[Experiment], entries: list[ledger.Entry], scale: str,
     )
 
 
-def show(experiment: Experiment, found: dict[str, list[ledger.Entry]], scale: str) -> None:
+def show(experiment: Experiment, found: Entries, scale: str) -> None:
     """Print a table: paper, ours, sound."""
     console = open_console()
     for section in sorted(sections(experiment, found, scale), key=lambda section: not section.runs):
@@ -165,12 +165,7 @@ def show(experiment: Experiment, found: dict[str, list[ledger.Entry]], scale: st
 
 
 def draw(
-    experiment: Experiment,
-    found: dict[str, list[ledger.Entry]],
-    scale: str,
-    folder: Path,
-    data: str | None,
-    display: Display,
+    experiment: Experiment, found: Entries, scale: str, folder: Path, data: str | None, display: Display
 ) -> None:
     """Draw one figure; a sheet of images only where the images are at hand."""
     dataset = "scenes" if scale == "smoke" else MAIN
