@@ -227,7 +227,7 @@ def test_every_key_is_documented() -> None:
     page = (Path(__file__).parents[1] / "docs" / "measures.md").read_text()
     z, labels = sparse()
     keys = {*interpretability(z, labels), *interpretability(z, labels, "paper")}
-    keys |= {field.name for field in dataclasses.fields(Dimensions)} | {"dead", "near_dead", "precision"}
+    keys |= {field.name for field in dataclasses.fields(Dimensions)} | {"dead", "near_dead"}
     for key in keys:
         name = key if not any(f"_at_{t:g}" in key for t in CURVE) else key.rpartition("_")[0] + "_T"
         assert f"`{name}`" in page, name
