@@ -314,9 +314,10 @@ def evaluate(
     if sound.open is not None:  # the theory is of gates that are open or closed
         gate, both = model.recipe.gate, (test.labels, test.backgrounds)
         result.theory = theory.compare(sound.z, sound.gated, sound.open, *both, gate.prior, gate.weight)
-        active = sound.z > 0
-        open_where_active = float(sound.open[active].mean()) if active.any() else None
-        result.gates = {"open": float(sound.open.mean()), "open_where_active": open_where_active}
+        result.gates = {
+            "open": float(sound.open.mean()),
+            "open_where_active": float(sound.open[sound.z > 0].mean()) if (sound.z > 0).any() else None,
+        }
     if test.backgrounds is not None:
         for name, value in background_measures(model, train, test, seen, sound).items():
             setattr(result, name, value)

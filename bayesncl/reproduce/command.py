@@ -152,7 +152,7 @@ def show_list(chosen: list[Experiment], entries: list[ledger.Entry], scale: str,
     )
 
 
-def show(experiment: Experiment, found: Entries, scale: str) -> None:
+def show(experiment: Experiment, found: dict[str, list[ledger.Entry]], scale: str) -> None:
     """Print a table: paper, ours, sound."""
     console = open_console()
     for section in sorted(sections(experiment, found, scale), key=lambda section: not section.runs):
