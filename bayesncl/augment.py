@@ -53,18 +53,10 @@ class Params(NamedTuple):
 
 
 def draw(views: Views, index: Tensor, epoch: int | Tensor, seed: int, size_in: tuple[int, int]) -> Params:
-    """Draw the parameters of both views of some images.
+    """Draw the parameters of both views of some images, N = 2B rows.
 
-    Parameters
-    ----------
-    views : what to draw from.
-    index : int64 [B], number of each image in the data set.
-    epoch, seed : with `index`, all that the result depends on.
-    size_in : height and width of the stored images.
-
-    Returns
-    -------
-    Params with N = 2B rows.
+    They depend on `index`, the number of each image in the data set (int64 [B]), on epoch and seed, and on nothing
+    else; `size_in` is height and width of the stored images.
     """
     key = torch.cat([draws.make_key(seed, epoch, index, stream=view) for view in range(2)])
     u = draws.uniform(key, 2 * CROP_ATTEMPTS + 13)
@@ -72,7 +64,6 @@ def draw(views: Views, index: Tensor, epoch: int | Tensor, seed: int, size_in: t
     u_place, u_factors, u = u.split([2, 3, 8], dim=1)
     u_flip, u_jitter, u_hue, u_order, u_grey, u_blur, u_sigma, u_solarise = u.unbind(1)
 
-    top, left, height, width = _draw_crop(views, u_area, u_ratio, u_place, size_in)
     low, high = views.blur_sigma
     # one of 6 orders of three operations times one of 4 places of the hue among them: the 24 orders of four
     code = (24 * u_order).long()
@@ -80,10 +71,7 @@ def draw(views: Views, index: Tensor, epoch: int | Tensor, seed: int, size_in: t
     second = (first + 1 + code // 4 % 2) % 3
     spread = torch.stack([torch.full_like(u_hue, s) for s in (views.brightness, views.contrast, views.saturation)], 1)
     return Params(
-        top=top,
-        left=left,
-        height=height,
-        width=width,
+        *_draw_crop(views, u_area, u_ratio, u_place, size_in),
         flip=u_flip < views.flip,
         jitter=u_jitter < views.jitter,
         factors=1 + (2 * u_factors - 1) * spread,
@@ -128,17 +116,9 @@ def _draw_crop(
 
 
 def apply(pixels: Tensor, params: Params, views: Views) -> Tensor:
-    """Make both views of every image from given parameters.
+    """Make both views of every image, uint8 [B, 3, H, W], from parameters that `draw` made of the same `views`.
 
-    Parameters
-    ----------
-    pixels : uint8 [B, 3, H, W].
-    params : from `draw`, N = 2B rows.
-    views : the recipe `params` came from; an operation whose probability is 0 in it is left out altogether.
-
-    Returns
-    -------
-    float32 [N, 3, S, S] in [0, 1], not normalised.
+    Float32 [N, 3, S, S] in [0, 1], not normalised. An operation of probability 0 is left out altogether.
     """
     if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1] != 3:
         raise InputError(f"views are made from uint8 pixels [B, 3, H, W], got {pixels.dtype} {list(pixels.shape)}")
@@ -164,19 +144,7 @@ def apply(pixels: Tensor, params: Params, views: Views) -> Tensor:
 
 
 def make_views(pixels: Tensor, index: Tensor, epoch: int | Tensor, seed: int, views: Views) -> Tensor:
-    """Draw and make both views of every image: `apply` of `draw`.
-
-    Parameters
-    ----------
-    pixels : uint8 [B, 3, H, W].
-    index : int64 [B], number of each image in the data set.
-    epoch, seed : with `index`, what the random parameters depend on.
-    views : what to draw from.
-
-    Returns
-    -------
-    float32 [2B, 3, S, S] in [0, 1], not normalised; rows i and i + B are the two views of image i.
-    """
+    """Draw and make both views of every image: `apply` of `draw`, float32 [2B, 3, S, S] in [0, 1], not normalised."""
     height, width = pixels.shape[-2:]
     return apply(pixels, draw(views, index, epoch, seed, (height, width)), views)
 
@@ -318,15 +286,7 @@ def _blur(x: Tensor, params: Params) -> Tensor:
 def contact_sheet(
     pixels: Tensor, index: Tensor, epoch: int, seed: int, views: Views, path: str | Path, epochs: int = 4
 ) -> None:
-    """Write a PNG for a person to look at: a row per image, the stored image first, then its views.
-
-    Parameters
-    ----------
-    pixels, index, seed, views : as in `make_views`; a few images will do.
-    epoch : first epoch shown.
-    path : where the PNG goes.
-    epochs : how many epochs are shown, two views each.
-    """
+    """Write a PNG for a person to look at: a row per image, the stored image first, then two views of each epoch."""
     size, gap = views.size, 2
     columns = [torch.nn.functional.interpolate(pixels.float() / 255, (size, size), mode="area")]
     for shown in range(epoch, epoch + epochs):

@@ -26,9 +26,7 @@ class ViewBatchNorm2d(nn.BatchNorm2d):
     """
 
     views = 1
-    batch_only = (
-        False  # the published evaluation: statistics of the batch at hand, running statistics neither used nor changed
-    )
+    batch_only = False  # the published evaluation: the batch's own statistics; running ones neither used nor changed
     seen: tuple[Tensor, Tensor] | None = None  # mean and unbiased variance [views, C] not yet in the running statistics
 
     def forward(self, x: Tensor) -> Tensor:  # [views * B, C, H, W]
@@ -145,9 +143,9 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
             layer.batch_only = False
 
 
-def conv(inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int | None = None) -> nn.Conv2d:
+def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     """A convolution without bias, Kaiming-normal (fan out) as in the original ResNets."""
-    layer = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2 if padding is None else padding, bias=False)
+    layer = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
     nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     return layer
 

@@ -24,7 +24,7 @@ from .options import (
     RunDir, Size, Trained, written,
 )  # fmt: skip
 from .recipes import (
-    DATASETS, METHODS, PARTS, RECIPES, Recipe, change, explain, find_recipe, revise, shorthands, with_root,
+    DATASETS, METHODS, PARTS, Recipe, change, explain, find_recipe, recipe_names, revise, shorthands, with_root,
 )  # fmt: skip
 # isort: on
 
@@ -121,7 +121,8 @@ def recipes(
         print(WHERE_TO_START)
         print(f"A recipe is DATASET-METHOD, with DATASET one of\n  {' '.join(DATASETS)}")
         print(f"and METHOD one of\n  {' '.join(METHODS)}")
-        print(f"A plain DATASET means DATASET-bayesncl. {len(RECIPES)} recipes; bayesncl recipes NAME explains one.")
+        count = len(recipe_names())
+        print(f"A plain DATASET means DATASET-bayesncl. {count} recipes; bayesncl recipes NAME explains one.")
         return
     recipe = find_recipe(name)
     print(recipe.name)
@@ -244,7 +245,7 @@ def evaluate(
     from .evaluate import evaluate as evaluate_model
     from .evaluate import scarce
     from .plan import load_split
-    from .report.figures import draw_figures
+    from .report.plots import draw_figures
     from .report.tables import show
     from .run import Run
 

@@ -24,16 +24,9 @@ from .model import Encoder, build_model
 from .recipes import Recipe
 from .train import assemble
 
-PARTS = ("backbone", "projector", "gate", "classifier")
-
 
 def cost(recipe: Recipe, classes: int | None = None) -> dict[str, Any]:
-    """Parameters and operations of a recipe.
-
-    Parameters
-    ----------
-    recipe : its model, gate, view size and batch are counted.
-    classes : outputs of the online classifier, a linear layer on h; default by data set.
+    """Parameters and operations of a recipe; `classes` are the outputs of the online classifier, a linear layer on h.
 
     Returns
     -------
@@ -45,12 +38,12 @@ def cost(recipe: Recipe, classes: int | None = None) -> dict[str, Any]:
     with torch.device("meta"):
         model = build_model(recipe)
         classifier = nn.Linear(int(model.backbone.features), classes)  # type: ignore[arg-type]
-    parts = _parts(model, classifier)
+    parts = {"backbone": model.backbone, "projector": model.projector, "gate": model.gate, "classifier": classifier}
     params = {name: sum(p.numel() for p in part.parameters()) if part else 0 for name, part in parts.items()}
-    macs = _macs(model, classifier, recipe.views.size)
+    macs = _macs(model, parts, recipe.views.size)
     return {
         "recipe": recipe.name,
-        "params": sum(params[name] for name in PARTS[:3]),
+        "params": sum(params.values()) - params["classifier"],
         "params_by_part": params,
         "macs_per_image": sum(macs.values()),
         "macs_by_part": macs,
@@ -64,13 +57,7 @@ def cost(recipe: Recipe, classes: int | None = None) -> dict[str, Any]:
 def time_steps(
     recipe: Recipe, device: torch.device, steps: int = 20, images: int = 50_000, warm: int = 3
 ) -> dict[str, float]:
-    """Run real training steps on random pixels.
-
-    Parameters
-    ----------
-    recipe, device : the step is that of `train` for them, compiled on a GPU.
-    steps, warm : how many are timed, and how many taken before.
-    images : size of the epoch that `seconds_per_epoch` is for.
+    """Run real training steps on random pixels: `steps` are timed, after `warm` others, for epochs of `images`.
 
     Returns
     -------
@@ -103,14 +90,10 @@ def time_steps(
     return out | ({"peak_memory_gib": torch.cuda.max_memory_allocated(device) / 2**30} if gpu else {})
 
 
-def _parts(model: Encoder, classifier: nn.Module) -> dict[str, nn.Module | None]:
-    return dict(zip(PARTS, (model.backbone, model.projector, model.gate, classifier)))
-
-
-def _macs(model: Encoder, classifier: nn.Module, size: int) -> dict[str, int]:
-    macs = dict.fromkeys(PARTS, 0)
+def _macs(model: Encoder, parts: dict[str, Any], size: int) -> dict[str, int]:
+    macs = dict.fromkeys(parts, 0)
     hooks = []
-    for name, part in _parts(model, classifier).items():
+    for name, part in parts.items():
         for layer in part.modules() if part else ():
 
             def add(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, part: str = name) -> None:
@@ -119,7 +102,7 @@ def _macs(model: Encoder, classifier: nn.Module, size: int) -> dict[str, int]:
             hooks.append(layer.register_forward_hook(add))
     model.eval()
     with torch.no_grad():
-        classifier(model(torch.empty(2, 3, size, size, device="meta")).h)
+        parts["classifier"](model(torch.empty(2, 3, size, size, device="meta")).h)
     for hook in hooks:
         hook.remove()
     return macs

@@ -22,8 +22,8 @@ from .measure.sparse import strongest_images
 from .model import Encoder
 from .progress import Display
 from .recipes import Recipe, change, named
-from .report.figures import draw_figures
 from .report.html import EVEN, Row, summarise, write_report
+from .report.plots import draw_figures
 from .report.tables import write as write_table
 from .run import Run
 from .train import find_device, train

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import probe as published
+from . import paper_probe as published
 from .arrays import Array, as_features, as_labels, read_arrays
 from .data import DATASETS
 from .data import load as load_split
@@ -18,7 +18,6 @@ from .data.images import Images
 from .errors import InputError
 from .features import Extracted, Progress, extract
 from .measure import (
-    background,
     conflict,
     counts,
     interpretability,
@@ -30,9 +29,10 @@ from .measure import (
     theory,
     verdict,
 )
-from .measure.dimensions import describe
-from .measure.result import Result, rounded
+from .measure.dimensions import OWNED, describe
+from .measure.result import Result, Tree, rounded
 from .model import Encoder
+from .objective import ACTIVE
 
 KEPT_DIMS = (64, 128, 256)  # numbers of dimensions for retrieval, besides all
 MANY_ROWS = 50_000  # above, neighbours are sought for a sample of queries
@@ -141,21 +141,24 @@ def measure_features(
     n = len(judged)
     if labels is None:
         counted = {"images": n, "dimensions": {"sound": judged.shape[1]}, "seed": seed}
-        return judge(Result(parameters=counted), judged, None, everything=everything, seed=seed, **given)
+        return _add_verdict(Result(parameters=counted), judged, None, everything=everything, seed=seed, **given)
     index, names = as_labels(labels, n)
     labellings = [index, interpretability.shuffled(index, seed)]
     rows = None
     if queries is None and n > MANY_ROWS:
         queries = SAMPLED_QUERIES
     if queries is not None and queries < n:
-        rows = np.sort(np.random.default_rng(seed).choice(n, queries, replace=False))
+        rows = _sample(n, queries, seed)
     ks = [k for k in ks if k < n]
     if not ks:
         raise InputError(f"no number of neighbours fits {n} rows")
-    values: dict[str, Any] = {}
-    found: dict[str, Any] = {name: {} for name in arrays}
-    chance: dict[str, Any] = {name: {} for name in arrays} | {"retrieval": {name: {} for name in arrays}}
-    for members in _alike(arrays):
+    values: Tree = {}
+    found: Tree = {name: {} for name in arrays}
+    chance: Tree = {name: {} for name in arrays} | {"retrieval": {name: {} for name in arrays}}
+    groups: dict[int, list[str]] = {}  # definitions that share an array share its passes
+    for name, array in arrays.items():
+        groups.setdefault(id(array), []).append(name)
+    for members in groups.values():
         array = arrays[members[0]]
         measured = interpretability.evaluate(
             array, labellings, members, min_support=min_support, spectrum=spectrum, progress=progress
@@ -168,29 +171,32 @@ def measure_features(
                     values[name][extra.key] = extra.function(array, index)
                     if extra.needs_labels:
                         chance[name][extra.key] = extra.function(array, labellings[1])
+
+        def relevance(kept: int | None, ranking: Array, array: np.ndarray = array) -> Tree:
+            columns = retrieval.choose(array, kept, ranking)
+            return retrieval.rank_relevance(array, labellings, max(ks), columns, queries=rows, progress=progress)
+
         own = counts.column_sums(array, progress)
         for kept in [*(k for k in dims if k < array.shape[1]), None]:
-            columns = retrieval.choose(array, kept, own)
-            relevance = retrieval.rank_relevance(array, labellings, max(ks), columns, queries=rows, progress=progress)
+            near = relevance(kept, own)
             if ranking is not None and kept is not None and "sound" in members:
-                columns = retrieval.choose(array, kept, ranking)
-                strict = retrieval.rank_relevance(array, labellings, max(ks), columns, queries=rows, progress=progress)
-                relevance["sound"] = strict["sound"]
+                near["sound"] = relevance(kept, ranking)["sound"]
             for name in members:
-                for place, share in zip((found, chance["retrieval"]), relevance[name]):
-                    place[name]["all" if kept is None else str(kept)] = _by_k(share, ks)
+                for place, share in zip((found, chance["retrieval"]), near[name]):
+                    precision = retrieval.precision(share, ks)
+                    place[name][str(kept or "all")] = {str(k): percent for k, percent in precision.items()}
     parameters = {
         "images": n,
         "dimensions": {name: array.shape[1] for name, array in arrays.items()},
         "classes": len(names),
         "images_per_class": [int(size) for size in (np.bincount(index).min(), np.bincount(index).max())],
-        "epsilon": counts.EPSILON,
+        "epsilon": ACTIVE,
         "min_support": min_support,
         "thresholds": list(interpretability.CURVE),
         "matched_l0": list(interpretability.MATCHED),
         "matched_slack": interpretability.MATCHED_SLACK,
-        "owned_precision": interpretability.OWNED[0],
-        "owned_recall": interpretability.OWNED[1],
+        "owned_precision": OWNED[0],
+        "owned_recall": OWNED[1],
         "spectrum_dims_limit": interpretability.SPECTRUM_DIMS,
         "ap_exact_up_to_entries": counts.EXACT_ENTRIES,
         "ap_mantissa_bits_above": counts.BIN_BITS,
@@ -203,24 +209,28 @@ def measure_features(
         "seed": seed,
     }
     result = Result(**values, retrieval=found, chance=chance, parameters=parameters)
-    return judge(result, judged, labels, everything=everything, queries=queries, seed=seed, **given)
+    return _add_verdict(result, judged, labels, everything=everything, queries=queries, seed=seed, **given)
 
 
-def judge(result: Result, z: np.ndarray, labels: Array | None, *, seed: int = 0, **given: Any) -> Result:
+def _sample(n: int, count: int, seed: int) -> np.ndarray:
+    return np.sort(np.random.default_rng(seed).choice(n, count, replace=False))
+
+
+def _add_verdict(result: Result, z: np.ndarray, labels: Array | None, *, seed: int = 0, **given: Any) -> Result:
     """The result with the verdict on codes [N, D], and the figures it is made of; see `readable.figures`."""
     n = len(z)
     if n > max(MANY_ROWS, JUDGED_ROWS):
-        chosen = np.sort(np.random.default_rng(seed).choice(n, JUDGED_ROWS, replace=False))
+        chosen = _sample(n, JUDGED_ROWS, seed)
         result.parameters["judged_rows"] = JUDGED_ROWS
-        z = z[chosen]
-        for name in ("embeddings", "control"):
-            if given.get(name) is not None:
-                given[name] = np.asarray(given[name])[chosen]
-        if given.get("levels"):
-            given["levels"] = {name: np.asarray(level)[chosen] for name, level in given["levels"].items()}
-        labels = None if labels is None else np.asarray(labels)[chosen]
+
+        def some(rows: Array | None) -> np.ndarray | None:
+            return None if rows is None else np.asarray(rows)[chosen]
+
+        z, labels = z[chosen], some(labels)
+        given |= {name: some(given.get(name)) for name in ("embeddings", "control")}
+        given["levels"] = {name: some(level) for name, level in (given.get("levels") or {}).items()}
     tree = readable.figures(z, labels, seed=seed, **given)
-    result.verdict = verdict.to_dict(verdict.judge(tree, labels is not None))
+    result.verdict = verdict.to_dict(verdict.in_words(tree, labels is not None))
     result.chance |= rounded(tree["chance"])
     for name in ("readable", "kept", "detectors", "coverage", "labelfree", "whole", "seeds", "control"):
         if tree.get(name):
@@ -252,8 +262,8 @@ def evaluate(
     Returns
     -------
     Result, whose `labelfree` measures are by h, which the codes are made from and which favours them. Without labels of
-    the training images it has no `probe` and `knn`; `theory` and `gates` need gates that open
-    and close, and the branches on the background need backgrounds.
+    the training images it has no `probe` and `knn`; `theory` and `gates` need gates that open and close, and the
+    branches on the background need backgrounds.
     """
     began = time.perf_counter()
     if test.labels is None:
@@ -294,20 +304,16 @@ def evaluate(
     if train.labels is not None:
         result.probe = {"fast": probe.fast_probe(seen.h, train.labels, sound.h, test.labels)}
         k = result.parameters["knn_k"] = min(NEIGHBOURS, len(train))
+        pairs = {name: (getattr(seen, name), getattr(sound, name)) for name in ("h", "gated")}
         result.knn, result.chance["knn"] = (
-            {
-                name: retrieval.knn_accuracy(getattr(seen, name), labels, getattr(sound, name), test.labels, k)
-                for name in ("h", "gated")
-            }
+            {name: retrieval.knn_accuracy(own, labels, z, test.labels, k) for name, (own, z) in pairs.items()}
             for labels in (train.labels, interpretability.shuffled(train.labels))
         )
         if paper_probe:
             result.probe["paper"] = published_probe(model, train, test, progress)
     if sound.open is not None:  # the theory is of gates that are open or closed
-        gate = model.recipe.gate
-        result.theory = theory.compare(
-            sound.z, sound.gated, sound.open, test.labels, test.backgrounds, gate.prior, gate.weight
-        )
+        gate, both = model.recipe.gate, (test.labels, test.backgrounds)
+        result.theory = theory.compare(sound.z, sound.gated, sound.open, *both, gate.prior, gate.weight)
         result.gates = {
             "open": float(sound.open.mean()),
             "open_where_active": float(sound.open[sound.z > 0].mean()) if (sound.z > 0).any() else None,
@@ -329,7 +335,7 @@ def untrained_codes(model: Encoder, h: np.ndarray, seed: int = 0) -> np.ndarray:
     return torch.cat([head(part.to(model.mean.device)).gated.cpu() for part in parts]).numpy()
 
 
-def curves(sound: Extracted, paper: Extracted, labels: np.ndarray, ranking: np.ndarray) -> dict[str, Any]:
+def curves(sound: Extracted, paper: Extracted, labels: np.ndarray, ranking: np.ndarray) -> Tree:
     """Consistency by minimum support, and retrieval over the number of kept dimensions."""
     width = sound.gated.shape[1]
     dims = [k for k in CURVE_DIMS if k <= width]
@@ -343,87 +349,60 @@ def curves(sound: Extracted, paper: Extracted, labels: np.ndarray, ranking: np.n
     }
 
 
-def background_measures(
-    model: Encoder, train: Images, test: Images, seen: Extracted, sound: Extracted
-) -> dict[str, Any]:
+def background_measures(model: Encoder, train: Images, test: Images, seen: Extracted, sound: Extracted) -> Tree:
     """Probes for both labels, worst group, conflict with and without gates, stability under another background."""
-    assert test.labels is not None and test.backgrounds is not None
-    out: dict[str, Any] = {}
+    out: Tree = {}
+    data, known = model.recipe.data, DATASETS[model.recipe.data.name]
+    both = test.labels, test.backgrounds
     if train.backgrounds is not None and train.labels is not None:
-        out["background"], group = probe_background(seen, train, sound, test)
+        out["background"], group = background_probes(seen, train, sound, test)
         out["worst_group"] = scalars(group) | {"groups": group["groups"][:LISTED]}
-    fit = balanced_split(model)
-    if fit is not None:
+    if known.balanced:  # a probe fitted where object and background are independent cannot take one for the other
+        fit = load_split(data, known.balanced)
         h = extract(model, fit, "sound").h
         out["balanced"] = {
             "object": probe.fast_probe(h, fit.labels, sound.h, test.labels),
             "background": probe.fast_probe(h, fit.backgrounds, sound.h, test.backgrounds),
         }
-    found = {name: conflict.conflict(getattr(sound, name), test.labels, test.backgrounds) for name in ("z", "gated")}
+    found = {name: conflict.conflict(getattr(sound, name), *both) for name in ("z", "gated")}
     out["conflict"] = {
         name: scalars(value) | {"by_dimension": rounded(value["by_dimension"]["error"], DIGITS)}
         for name, value in found.items()
     }
-    out["ipw"] = theory.ipw_effect(sound.gated, test.labels, test.backgrounds, pi=theory.prevalence(seen.z))
+    out["ipw"] = theory.ipw_effect(sound.gated, *both, pi=theory.prevalence(seen.z))
     out["ipw"]["conflict"] = {k: scalars(v) for k, v in out["ipw"]["conflict"].items()}
     out["ipw"]["retrieval"] = rounded(out["ipw"]["retrieval"])
     if sound.open is not None:
-        out["gate_effect"] = scalars(
-            conflict.gate_effect(sound.z, sound.gated, test.labels, test.backgrounds, sound.open)
-        )
-    other = counterfactual(model)
+        out["gate_effect"] = scalars(conflict.gate_effect(sound.z, sound.gated, *both, sound.open))
+    other = known.counterfactual(data) if known.counterfactual else None
     if other is not None:
         moved = extract(model, other, "sound")
-        out["stability"] = {
-            name: conflict.stability(getattr(sound, name), getattr(moved, name)) for name in KINDS
-        }
+        out["stability"] = {name: conflict.stability(getattr(sound, name), getattr(moved, name)) for name in KINDS}
     return out
 
 
-def probe_background(
-    seen: Extracted, train: Images, found: Extracted, test: Images
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Probes for the background by kind of feature, and the object probe on h by group."""
-    assert train.backgrounds is not None and test.backgrounds is not None
-    assert train.labels is not None and test.labels is not None
-    features = [{kind: getattr(each, kind) for kind in KINDS} for each in (seen, found)]
-    probes = background.background_probe(features[0], train.backgrounds, features[1], test.backgrounds)
-    return probes, background.group_probe(
-        seen.h, train.labels, train.backgrounds, found.h, test.labels, test.backgrounds
-    )
+def background_probes(seen: Extracted, train: Images, found: Extracted, test: Images) -> tuple[Tree, Tree]:
+    """Probes for the background by kind of feature, and the object probe on h by group.
+
+    Where object and background are tied in training, part of the background is read off the object.
+    """
+    pairs = {kind: (getattr(seen, kind), getattr(found, kind)) for kind in KINDS}
+    probes = {
+        kind: probe.fast_probe(own, train.backgrounds, other, test.backgrounds) for kind, (own, other) in pairs.items()
+    }
+    group = probe.group_probe(seen.h, train.labels, train.backgrounds, found.h, test.labels, test.backgrounds)
+    return probes, group
 
 
-def counterfactual(model: Encoder) -> Images | None:
-    """The test images again, each object on another background, where the data set can draw them."""
-    again = DATASETS[model.recipe.data.name].counterfactual
-    return again(model.recipe.data) if again else None
-
-
-def balanced_split(model: Encoder) -> Images | None:
-    """Images whose objects and backgrounds are independent: a probe fitted on them cannot take one for the other."""
-    data = model.recipe.data
-    split = DATASETS[data.name].balanced
-    return load_split(data, split) if split else None
-
-
-def published_probe(model: Encoder, train: Images, test: Images, progress: Progress | None) -> dict[str, Any]:
+def published_probe(model: Encoder, train: Images, test: Images, progress: Progress | None) -> Tree:
     """The 50-epoch probe of the published experiments, with their pixel statistics."""
     data = model.recipe.data
-    return published.paper_probe(
-        model.backbone,
-        train,
-        test,
-        data.paper_mean or data.mean,
-        data.paper_std or data.std,
-        DATASETS[data.name].probe,
-        seeds=PUBLISHED_SEEDS,
-        size=model.recipe.views.size,
-        device=model.mean.device,
-        progress=progress,
-    )
+    given = model.backbone, train, test, data.paper_mean or data.mean, data.paper_std or data.std
+    how: Tree = {"variant": DATASETS[data.name].probe, "size": model.recipe.views.size, "device": model.mean.device}
+    return published.paper_probe(*given, seeds=PUBLISHED_SEEDS, progress=progress, **how)
 
 
-def conflicting(z: np.ndarray, test: Images, threshold: float) -> dict[str, Any]:
+def conflicting(z: np.ndarray, test: Images, threshold: float) -> Tree:
     """How many dimensions conflict by the paper's definition, and the worst of them with the classes they join."""
     assert test.labels is not None
     found = conflict.conflicting_features(z, test.labels, threshold)
@@ -435,18 +414,7 @@ def conflicting(z: np.ndarray, test: Images, threshold: float) -> dict[str, Any]
     return {"count": found["count"], "chance_count": found["chance_count"], "worst": worst}
 
 
-def scalars(tree: dict[str, Any]) -> dict[str, Any]:
+def scalars(tree: Tree) -> Tree:
     """The plain numbers of a result, without its arrays."""
     return {k: v for k, v in tree.items() if v is None or isinstance(v, bool | int | float)}
 
-
-def _alike(arrays: dict[str, np.ndarray]) -> list[list[str]]:
-    """Definitions that share an array, so that its passes are shared too."""
-    groups: dict[int, list[str]] = {}
-    for name, array in arrays.items():
-        groups.setdefault(id(array), []).append(name)
-    return list(groups.values())
-
-
-def _by_k(relevance: np.ndarray, ks: Sequence[int]) -> dict[str, float]:
-    return {str(k): percent for k, percent in retrieval.precision(relevance, ks).items()}

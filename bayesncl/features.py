@@ -42,7 +42,7 @@ def centre_crop(pixels: Tensor, size: int) -> Tensor:
 def extract(
     model: Encoder, images: Images, mode: str = "sound", batch: int | None = None, progress: Progress | None = None
 ) -> Extracted:
-    """Features of a split.
+    """Features of a split; with several processes each computes its share and every one returns the whole.
 
     Parameters
     ----------
@@ -50,11 +50,6 @@ def extract(
     images : the split, in the order the `paper` mode batches it.
     mode : ``sound`` or ``paper``.
     batch : images at a time; default the training batch for `paper`, 512 otherwise. Only `paper` depends on it.
-    progress : called with (done, total, what).
-
-    Returns
-    -------
-    Extracted. With several processes each computes its share and every one returns the whole.
     """
     if mode not in ("sound", "paper"):
         raise InputError(f"mode must be sound or paper, got {mode!r}")

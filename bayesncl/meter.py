@@ -65,16 +65,12 @@ class Logger:
     def log(self, done: int) -> None:
         """Report on the steps since the last report."""
         snapshot, event = self.meter.snapshot()
-        self._write()
+        self.finish()
         now = time.perf_counter()
         self.pending = (done, done - self.last, now - self.last_time, snapshot, event)
         self.last, self.last_time = done, now
         if event is None:
-            self._write()
-
-    def finish(self) -> None:
-        """Report what is pending."""
-        self._write()
+            self.finish()
 
     def extra(self, fields: dict[str, object] | None, done: int) -> None:
         """Append a line of its own."""
@@ -82,7 +78,8 @@ class Logger:
             self.run.append_metrics({"step": done, **fields})
         self.last_time = time.perf_counter()
 
-    def _write(self) -> None:
+    def finish(self) -> None:
+        """Report what is pending."""
         if self.pending is None:
             return
         done, count, seconds, (sums, fired, first_bad), event = self.pending

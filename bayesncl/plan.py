@@ -29,12 +29,7 @@ ALIKE = 0.5  # mean cosine of different images above which features hardly tell 
 
 
 def plan_run(
-    name: str,
-    changes: Iterable[str],
-    root: str | None,
-    device: torch.device,
-    display: Display,
-    **short: Any,
+    name: str, changes: Iterable[str], root: str | None, device: torch.device, display: Display, **short: Any
 ) -> tuple[Recipe, Images]:
     """The recipe that suits the images and the machine, and its training images; what was chosen is said.
 

@@ -18,8 +18,6 @@ from rich.text import Text
 from .errors import InputError
 from .recipes import Recipe
 
-Progress = Callable[[int, int, str], None]  # of (done, total, what): how long work tells how far it is
-
 PLAIN_SECONDS = 5.0, 60.0  # between plain lines, at the start of a long run and later on
 WINDOW = 30.0  # seconds over which the pace is taken: compiling and other pauses leave it
 

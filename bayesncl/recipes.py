@@ -13,7 +13,7 @@ import functools
 import json
 import re
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -411,34 +411,20 @@ METHODS: dict[str, Callable[[Recipe], Recipe]] = {
 }
 
 
-class Recipes(Mapping[str, Recipe]):
-    """Every DATASET-METHOD; each is made when it is asked for."""
-
-    def __getitem__(self, name: str) -> Recipe:
-        for dataset in DATASETS:
-            method = name.removeprefix(f"{dataset}-")
-            if method != name and method in METHODS:
-                recipe = replace_fields(METHODS[method](DATASETS[dataset].settings), data={"name": dataset})
-                return dataclasses.replace(recipe, name=name)
-        raise KeyError(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return (f"{dataset}-{method}" for dataset in DATASETS for method in METHODS)
-
-    def __len__(self) -> int:
-        return len(DATASETS) * len(METHODS)
-
-
-RECIPES = Recipes()
+def recipe_names() -> list[str]:
+    """Every DATASET-METHOD."""
+    return [f"{dataset}-{method}" for dataset in DATASETS for method in METHODS]
 
 
 def named(name: str) -> Recipe:
     """The recipe DATASET-METHOD; a plain DATASET means DATASET-bayesncl."""
     full = f"{name}-bayesncl" if name in DATASETS else name
-    try:
-        return RECIPES[full]
-    except KeyError:
-        raise InputError(f"no recipe {name[:80]!r}{nearest(name, [*DATASETS, *RECIPES])}") from None
+    for dataset in DATASETS:
+        method = full.removeprefix(f"{dataset}-")
+        if method != full and method in METHODS:
+            recipe = replace_fields(METHODS[method](DATASETS[dataset].settings), data={"name": dataset})
+            return dataclasses.replace(recipe, name=full)
+    raise InputError(f"no recipe {name[:80]!r}{nearest(name, [*DATASETS, *recipe_names()])}")
 
 
 def find_recipe(name: str, changes: Iterable[str] | None = None, root: str | None = None) -> Recipe:

@@ -33,12 +33,7 @@ if TYPE_CHECKING:
 
 
 class Folder:
-    """A folder whose files have known names, each an attribute: written whole, by one process, and nowhere else.
-
-    Parameters
-    ----------
-    folder : need not exist yet.
-    """
+    """A folder, which need not exist yet, whose files are attributes: written whole, by one process, nowhere else."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -87,12 +82,7 @@ class Folder:
 
 
 class Run(Folder):
-    """A run folder: where its files are and what they say.
-
-    Parameters
-    ----------
-    folder : need not exist yet.
-    """
+    """A run folder, which need not exist yet: where its files are and what they say."""
 
     def __init__(self, folder: str | Path) -> None:
         super().__init__(folder)
@@ -236,10 +226,12 @@ class Stopper:
 
 def environment() -> dict[str, object]:
     """Versions, device, git revision, command and date."""
+    from . import __version__
+
     packages = ("torch", "numpy", "scikit-learn", "pillow", "safetensors")
     gpu = torch.cuda.is_available()
     return {
-        "bayesncl": version(),
+        "bayesncl": __version__,
         "revision": git_revision(),
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in packages},
@@ -250,13 +242,6 @@ def environment() -> dict[str, object]:
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def version() -> str:
-    """Version of this package, also when it runs from the source tree."""
-    from . import __version__
-
-    return __version__
 
 
 def git_revision() -> str | None:

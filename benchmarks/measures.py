@@ -26,8 +26,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bayesncl.evaluate import measure_file
-from bayesncl.measure.counts import EPSILON, count
+from bayesncl.measure.counts import count
 from bayesncl.measure.interpretability import _paper_means
+from bayesncl.objective import ACTIVE
 
 KEYS = ("consistency", "entropy_sum", "entropy_mean", "entropy_freq")
 
@@ -44,26 +45,26 @@ def loop_per_measure(z: np.ndarray, y: np.ndarray) -> list[float]:
 
     def entropy(weights: torch.Tensor) -> float:
         p = weights / weights.sum()
-        p = p[p > EPSILON]
+        p = p[p > ACTIVE]
         return -(p * p.log()).sum().item()
 
     unit = torch.nn.functional.normalize(features)
     values: list[list[float]] = [[], [], [], []]
     for j in range(features.shape[1]):
-        fired = labels[unit[:, j].abs() > EPSILON]
+        fired = labels[unit[:, j].abs() > ACTIVE]
         if len(fired):
             values[0].append(100 * (torch.bincount(fired).max() / len(fired)).item())
     for measure in (1, 2, 3):
         for j in range(features.shape[1]):
             column = features[:, j].abs()
-            if column.sum().item() <= EPSILON:
+            if column.sum().item() <= ACTIVE:
                 continue
             if measure == 3:
-                column = (column > EPSILON).float()
+                column = (column > ACTIVE).float()
             weights = torch.zeros(classes).index_add_(0, labels, column)
             if measure == 2:
-                weights = weights / (sizes + EPSILON)
-            if weights.sum().item() >= EPSILON:
+                weights = weights / (sizes + ACTIVE)
+            if weights.sum().item() >= ACTIVE:
                 values[measure].append(entropy(weights))
     return [float(np.mean(value)) for value in values]
 
@@ -75,18 +76,18 @@ def loop_once(z: np.ndarray, y: np.ndarray) -> list[float]:
     values: list[list[float]] = [[], [], [], []]
     for j in range(z.shape[1]):
         column = np.abs(z[:, j])
-        fired = np.bincount(y[np.abs(unit[:, j]) > EPSILON], minlength=classes)
+        fired = np.bincount(y[np.abs(unit[:, j]) > ACTIVE], minlength=classes)
         if fired.sum():
             values[0].append(100 * fired.max() / fired.sum())
-        if column.sum() <= EPSILON:
+        if column.sum() <= ACTIVE:
             continue
         mass = np.bincount(y, weights=column, minlength=classes)
         for measure, weights in enumerate(
-            (mass, mass / (sizes + EPSILON), np.bincount(y[column > EPSILON], minlength=classes)), 1
+            (mass, mass / (sizes + ACTIVE), np.bincount(y[column > ACTIVE], minlength=classes)), 1
         ):
-            if weights.sum() >= EPSILON:
+            if weights.sum() >= ACTIVE:
                 p = weights / weights.sum()
-                p = p[p > EPSILON]
+                p = p[p > ACTIVE]
                 values[measure].append(-(p * np.log(p)).sum())
     return [float(np.mean(value)) for value in values]
 

@@ -35,6 +35,11 @@ TINY = [
 ]
 
 
+def unit_length(z: np.ndarray) -> np.ndarray:
+    """Rows of unit length; zero rows stay zero."""
+    return z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
+
+
 def tiny_recipe(method: str = "bayesncl", *changes: str) -> Recipe:
     """A recipe that trains in about a second."""
     return change(named(f"scenes-{method}"), [*TINY, *changes])

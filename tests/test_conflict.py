@@ -12,10 +12,7 @@ from bayesncl.errors import InputError
 from bayesncl.measure import conflict as module
 from bayesncl.measure import counts
 from bayesncl.measure.conflict import conflict, conflicting_features, firing_by_class, gate_effect, stability
-
-
-def unit(z: np.ndarray) -> np.ndarray:
-    return z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
+from tests.conftest import unit_length
 
 
 @pytest.fixture
@@ -25,7 +22,7 @@ def scene() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     y = rng.integers(0, 3, 60)
     b = np.where(rng.random(60) < 0.7, y % 2, 1 - y % 2)
     z = np.concatenate([np.eye(3)[y], 0.7 * np.eye(2)[b], np.zeros((60, 1))], axis=1) + 0.3 * rng.random((60, 6))
-    return unit(z), y, b
+    return unit_length(z), y, b
 
 
 def pairs_by_loop(z: np.ndarray, y: np.ndarray, b: np.ndarray, w: np.ndarray) -> dict[str, list[np.ndarray]]:
@@ -91,7 +88,7 @@ def test_gate_effect_is_three_loops(scene) -> None:
     mask = np.ones_like(z)
     mask[:, 3] = 0  # one background dimension shut for all
     mask[::2, 0] = 0
-    gated = unit(z * mask)
+    gated = unit_length(z * mask)
 
     def error(features: np.ndarray) -> tuple[np.ndarray, float]:
         kinds = {k: np.mean(v, axis=0) for k, v in pairs_by_loop(features, y, b, np.ones(6)).items()}
@@ -123,7 +120,7 @@ def test_stability_is_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(2)
     a, b = 3 * rng.random((25, 4)), rng.random((25, 4))
     a[7] = 0
-    table = unit(a) @ unit(b).T
+    table = unit_length(a) @ unit_length(b).T
     found = stability(a, b)
     assert found["cosine"] == pytest.approx(np.diag(table).mean())
     assert found["spread"] == pytest.approx(np.diag(table).std())

@@ -7,11 +7,12 @@ import pytest
 import scipy.sparse as sp
 
 from bayesncl.measure import coverage
+from tests.conftest import unit_length
 from tests.test_kept import codes
 
 
 def slow_distinct(z: np.ndarray) -> float:
-    unit = z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
+    unit = unit_length(z)
     n, live = len(z), [j for j in range(z.shape[1]) if unit[:, j].std() > 0]
     mass = {j: np.abs(unit[:, j]).sum() for j in live}
     total, result = sum(mass.values()), 0.0
@@ -80,6 +81,7 @@ SOUND = {
     "signed": RNG.standard_normal((300, 64)) * np.linspace(3, 0.1, 64),
     "small": np.maximum(RNG.standard_normal((8, 5)), 0) + 0.01,
     "two images": np.eye(2),
+    "two images that are alike": np.outer([1.0, 3.0], np.ones(8)) + 0.2 * RNG.random((2, 8)),
     "wide and few": np.maximum(RNG.standard_normal((30, 400)) - 1, 0),
     "one long row": np.maximum(RNG.standard_normal((300, 40)), 0) * np.where(np.arange(300) == 7, 1e6, 1)[:, None],
     "lengths that vary": np.eye(20)[RNG.integers(20, size=300)] * RNG.lognormal(0, 2, (300, 1)),

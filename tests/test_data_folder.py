@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image
 
 from bayesncl import data, recipes
 from bayesncl.data import decode, imagenet100, images
@@ -105,15 +105,14 @@ def test_grey_cmyk_and_one_bit() -> None:
 def test_exif_rotation(orientation: int) -> None:
     scene = Image.fromarray(RNG.integers(0, 256, (8, 8, 3), dtype=np.uint8))
     upright = np.asarray(scene).transpose(2, 0, 1)
-    undo = decode.UPRIGHT.get(orientation)
-    left, right = Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_270
-    stored = scene if undo is None else scene.transpose({left: right, right: left}.get(undo, undo))
+    how = Image.Transpose  # what a camera did that held its sensor so
+    stored_by = {2: how.FLIP_LEFT_RIGHT, 3: how.ROTATE_180, 4: how.FLIP_TOP_BOTTOM, 5: how.TRANSPOSE, 6: how.ROTATE_90}
+    stored_by |= {7: how.TRANSVERSE, 8: how.ROTATE_270}
+    stored = scene.transpose(stored_by[orientation]) if orientation > 1 else scene
     exif = Image.Exif()
     exif[0x0112] = orientation
     raw = packed(stored, "PNG", exif=exif)
     assert (decode.decode(raw, Square(8, 8)) == upright).all()
-    again = ImageOps.exif_transpose(Image.open(io.BytesIO(raw)))
-    assert (np.asarray(again).transpose(2, 0, 1) == upright).all()
 
 
 def test_resize_and_crop_agree_with_resize_then_crop() -> None:

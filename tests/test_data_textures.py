@@ -9,7 +9,7 @@ import pytest
 from bayesncl import data
 from bayesncl.data import textures
 from bayesncl.errors import InputError
-from bayesncl.recipes import RECIPES, Data
+from bayesncl.recipes import Data, recipe_names
 
 DATA = Data(name="textures", train_images=240, test_images=120)
 
@@ -81,4 +81,4 @@ def test_progress_reaches_its_total(skimage: Path) -> None:
 
 
 def test_there_is_a_recipe_for_each_method() -> None:
-    assert {f"textures-{method}" for method in ("cl", "ncl", "bayesncl")} <= set(RECIPES)
+    assert {f"textures-{method}" for method in ("cl", "ncl", "bayesncl")} <= set(recipe_names())

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bayesncl import probe as published
+from bayesncl import paper_probe as published
 from bayesncl.data import DATASETS, load, scenes
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError

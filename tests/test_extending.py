@@ -17,7 +17,7 @@ from bayesncl.evaluate import measure_features
 from bayesncl.gates import GATES
 from bayesncl.heads import HEADS
 from bayesncl.measure.measures import MEASURES
-from bayesncl.recipes import RECIPES, Gate, change, named
+from bayesncl.recipes import Gate, change, named, recipe_names
 from bayesncl.report.tables import render
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
@@ -74,7 +74,7 @@ def test_the_head_learns_and_comes_back_from_its_file(tmp_path: Path) -> None:
 
 
 def test_the_data_set_has_recipes_and_trains_with_the_gate(tmp_path: Path) -> None:
-    assert {"tints-cl", "tints-ncl", "tints-bayesncl"} <= set(RECIPES)
+    assert {"tints-cl", "tints-ncl", "tints-bayesncl"} <= set(recipe_names())
     small = ["data.train_images=64", "data.test_images=40", "data.size=8", "views.size=8"]
     recipe = change(named("tints"), [*small, "gate.kind=gaussian", "run.epochs=1"])
     images = load(recipe.data, "train")

@@ -26,7 +26,7 @@ RANKS = (
     "features heat plan",
     "rows neighbours shelf codes encoders codes_folder photos sources",
     "measure",
-    "dynamics probe evaluate judge fit embed export",
+    "dynamics paper_probe evaluate judge fit embed export",
     "report atlas",
     "reproduce demo",
 )

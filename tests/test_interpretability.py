@@ -17,10 +17,10 @@ from bayesncl.measure import counts
 from bayesncl.measure.dimensions import Dimensions, describe
 from bayesncl.measure.interpretability import (
     CURVE,
-    chance,
     consistency_by_support,
     evaluate,
     interpretability,
+    shuffled,
 )
 
 EPS = 1e-5
@@ -227,7 +227,7 @@ def test_every_key_is_documented() -> None:
     page = (Path(__file__).parents[1] / "docs" / "measures.md").read_text()
     z, labels = sparse()
     keys = {*interpretability(z, labels), *interpretability(z, labels, "paper")}
-    keys |= {field.name for field in dataclasses.fields(Dimensions)} | {"dead", "near_dead", "precision"}
+    keys |= {field.name for field in dataclasses.fields(Dimensions)} | {"dead", "near_dead"}
     for key in keys:
         name = key if not any(f"_at_{t:g}" in key for t in CURVE) else key.rpartition("_")[0] + "_T"
         assert f"`{name}`" in page, name
@@ -305,13 +305,12 @@ def test_consistency_by_support() -> None:
 
 def test_chance_is_the_shuffled_measure() -> None:
     z, labels = sparse(n=2000, scale=True)
-    by_chance = chance(lambda y: interpretability(z, y), labels, seed=3)
-    assert by_chance == chance(lambda y: interpretability(z, y), labels, seed=3)
+    by_chance = interpretability(z, shuffled(labels, seed=3))
     assert by_chance["consistency"] < interpretability(z, labels)["consistency"]
     assert by_chance["detector_ap"] < interpretability(z, labels)["detector_ap"]
     assert by_chance["l0"] == interpretability(z, labels)["l0"]
-    shuffled = np.random.default_rng(3).permutation(labels)
-    assert by_chance["consistency"] == pytest.approx(twin_sound(z, shuffled)["consistency"])
+    mixed = np.random.default_rng(3).permutation(labels)
+    assert by_chance["consistency"] == pytest.approx(twin_sound(z, mixed)["consistency"])
 
 
 def test_inputs_of_every_kind_agree() -> None:
@@ -342,11 +341,11 @@ def test_features_are_left_alone() -> None:
 
 def test_blocks_and_shared_labellings_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     z, labels = sparse()
-    shuffled = np.random.default_rng(0).permutation(labels)
-    whole = [interpretability(z, y, "sound") | {"paper": interpretability(z, y, "paper")} for y in (labels, shuffled)]
+    mixed = np.random.default_rng(0).permutation(labels)
+    whole = [interpretability(z, y, "sound") | {"paper": interpretability(z, y, "paper")} for y in (labels, mixed)]
     monkeypatch.setattr(counts, "BLOCK", 7 * z.shape[1])
     monkeypatch.setattr(counts, "FLUSH", 20)
-    for result, expected in zip(evaluate(z, [labels, shuffled]), whole):
+    for result, expected in zip(evaluate(z, [labels, mixed]), whole):
         assert_agree(result["sound"], {k: v for k, v in expected.items() if k != "paper"})
         assert_agree(result["paper"], expected["paper"])
 

@@ -11,9 +11,10 @@ import torch
 
 from bayesncl.errors import InputError
 from bayesncl.measure import kept
-from bayesncl.measure.probe import fast_probe
+from bayesncl.measure.probe import fast_probe, fit
 from bayesncl.measure.retrieval import retrieval
 from bayesncl.measure.sparse import strongest_images
+from tests.conftest import unit_length
 
 
 def codes(n: int = 240, d: int = 30, classes: int = 6, seed: int = 0, signed: bool = False) -> tuple:
@@ -131,7 +132,7 @@ def test_dense_rows_give_the_probe_of_sparse_ones(monkeypatch: pytest.MonkeyPatc
 def test_probe_minimises_the_penalised_loss() -> None:
     z, y = codes(n=300)
     x, target = kept.keep(z, 3), torch.from_numpy(y)
-    weight = kept._fit(x, target, torch.zeros(31, 6), 1e-2, steps=200).requires_grad_()
+    weight = fit(x, target, torch.zeros(31, 6), 1e-2, steps=200).requires_grad_()
     logits = torch.from_numpy(x.toarray()) @ weight[:-1] + weight[-1]
     loss = torch.nn.functional.cross_entropy(logits, target) + 5e-3 * weight[:-1].square().sum()
     loss.backward()
@@ -152,7 +153,7 @@ def test_strongest_images_of_a_dimension() -> None:
     z, _ = codes()
     z[:, 3] = 0
     z[[4, 9], 3] = 1
-    unit = np.abs(z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)).astype(np.float32)
+    unit = np.abs(unit_length(z)).astype(np.float32)
     for given in (z, sp.csr_array(z)):
         found = strongest_images(given, 4)
         for j in range(z.shape[1]):

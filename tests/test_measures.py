@@ -8,7 +8,7 @@ import pytest
 from bayesncl.errors import InputError
 from bayesncl.evaluate import measure_features
 from bayesncl.measure.interpretability import DEFINITIONS, interpretability
-from bayesncl.measure.measures import MEASURES, Measure, by_path, find, named, register, title
+from bayesncl.measure.measures import MEASURES, Measure, by_path, find, named, register, value
 from bayesncl.measure.result import Result
 from bayesncl.report.tables import render
 
@@ -28,20 +28,21 @@ def test_every_key_of_interpretability_is_registered(definition: str) -> None:
 
 def test_measures_are_told_apart() -> None:
     assert len({m.key for m in MEASURES}) == len(MEASURES)
-    assert len({title(path) for path in by_path()}) == len(by_path())
+    assert len({(measure.title(), definition) for measure, definition in by_path().values()}) == len(by_path())
     assert all(m.doc.endswith(".") for m in MEASURES)
 
 
 def test_values_are_found_by_measure() -> None:
     result = measure_features(FEATURES, LABELS, dims=(4,))
+    tree = result.to_dict()
     for definition in DEFINITIONS:
-        assert result.value(named("consistency"), definition) == getattr(result, definition)["consistency"]
+        assert value(tree, named("consistency").path(definition)) == getattr(result, definition)["consistency"]
         measure, said = find(("retrieval", definition, "4", "5"))
         assert said == definition
-        assert result.value(measure, definition) == result.retrieval[definition]["4"]["5"]
-    assert result.value(named("probe/fast/acc1")) is None
+        assert value(tree, measure.path(definition)) == result.retrieval[definition]["4"]["5"]
+    assert value(tree, named("probe/fast/acc1").path()) is None
     assert find(("parameters", "seed")) is None
-    assert title(("paper", "consistency")) == "consistency, paper's definition (%)"
+    assert named("consistency").title() == "consistency (%)"
     assert named("l0").text(1234.56) == "1,234.6"
     assert named("l0").text(None) == "-"
 

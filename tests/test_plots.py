@@ -90,7 +90,7 @@ def test_thresholds(tmp_path: Path, drawn: list[Figure]) -> None:
 
 
 def test_many_runs_keep_distinct_marks() -> None:
-    marks = {(plots._colour(i), plots._marker(i)) for i in range(7)}
+    marks = {tuple(plots._look(i).values()) for i in range(7)}
     assert len(marks) == 7
 
 

@@ -10,7 +10,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
-from bayesncl import probe as published
+from bayesncl import paper_probe as published
 from bayesncl.augment import make_views
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError

@@ -26,30 +26,11 @@ from bayesncl.run import Run
 from bayesncl.train import Interrupted
 
 ASKED = [
-    "interpretability",
-    "downstream",
-    "gradients",
-    "ablation",
-    "gating",
-    "head-depth",
-    "resnet50",
-    "background",
-    "efficiency",
-    "feature-selection",
-    "dimensions",
-    "prior",
-    "kl-weight",
-    "gate-lr",
-    "batch-size",
-    "batch-tradeoff",
-    "figure-retrieval",
-    "figure-dimensions",
-    "figure-tradeoff",
-    "figure-high-entropy",
-    "figure-suppressed",
-    "background-like",
-    "figure-support",
-]
+    "interpretability", "downstream", "gradients", "ablation", "gating", "head-depth", "resnet50", "background",
+    "efficiency", "feature-selection", "dimensions", "prior", "kl-weight", "gate-lr", "batch-size",
+    "batch-tradeoff", "figure-retrieval", "figure-dimensions", "figure-tradeoff", "figure-high-entropy",
+    "figure-suppressed", "background-like", "figure-support",
+]  # fmt: skip
 
 
 def smoke(method: str, *changes: str) -> Recipe:
@@ -177,7 +158,7 @@ def test_every_name_runs_at_smoke_scale(name: str, smoked: Path, capsys: pytest.
             assert all(np.isfinite(v) for c in line.cells.values() for v in c.ours)
             assert sum(bool(c.ours) for c in line.cells.values()) >= len(line.cells) - 1  # a correlation may not exist
     if EXPERIMENTS[name].is_figure:
-        assert (smoked / "work" / "figures" / f"{page.file_stem(name)}.png").stat().st_size > 500
+        assert (smoked / "work" / "figures" / figures.file_name(name)).stat().st_size > 500
 
 
 def test_a_run_in_the_ledger_is_not_trained_again(smoked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +282,7 @@ def test_the_page_is_the_same_each_time_and_shows_every_figure(tmp_path: Path, e
     assert page.write(tmp_path / "b", entries[::-1]).read_bytes() == first
     drawn = {path.name for path in (tmp_path / "a" / "figures").iterdir()}
     figure_names = {n for n in EXPERIMENTS if n.startswith("figure-")}
-    assert drawn == {f"{page.file_stem(n)}.png" for n in figure_names - set(figures.SHEETS)}
+    assert drawn == {figures.file_name(n) for n in figure_names - set(figures.SHEETS)}
     assert all(f"figures/{name})" in first.decode() for name in drawn)
     for name in figures.SHEETS:  # no images on the page, but what they are of
         assert f"`bayesncl reproduce {name} --data DIR` draws them" in first.decode()

@@ -12,18 +12,15 @@ from bayesncl.errors import InputError
 from bayesncl.measure import retrieval as module
 from bayesncl.measure.retrieval import knn_accuracy, rank_relevance, retrieval, retrieval_curve
 from bayesncl.objective import ipw_similarity
-
-
-def unit(z: np.ndarray) -> np.ndarray:
-    return z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
+from tests.conftest import unit_length
 
 
 def kept(z: np.ndarray, dims: int | None, ranking: np.ndarray | None = None) -> np.ndarray:
-    z = unit(z)
+    z = unit_length(z)
     if dims is None:
         return z
     order = np.argsort(-(z.sum(0) if ranking is None else ranking), kind="stable")
-    return unit(z[:, order[:dims]])
+    return unit_length(z[:, order[:dims]])
 
 
 def expected_precision(sims: np.ndarray, right: np.ndarray, places: range) -> float:
@@ -57,7 +54,7 @@ def test_ties_score_their_expectation(definition: str) -> None:
     """Few distinct rows, zero rows among them: the mean over every order the ties allow."""
     z = np.array([[1, 0], [1, 0], [1, 0], [0, 1], [0, 1], [0, 0], [1, 1]], float)
     labels = np.array([0, 1, 0, 1, 1, 0, 0])
-    f = unit(z)
+    f = unit_length(z)
     result = retrieval(z, labels, ks=(1, 2, 4), definition=definition)
     for k in (1, 2, 4):
         scores = []
@@ -117,7 +114,7 @@ def test_weights_are_the_inverse_prevalence_similarity() -> None:
     z[:, :3] += 0.1 * rng.random((120, 3))  # no two rows alike, so nothing ties
     labels = rng.integers(0, 3, 120)
     prevalence = (z > 0).mean(0)
-    f = torch.from_numpy(unit(z))
+    f = torch.from_numpy(unit_length(z))
     sims = ipw_similarity(f, f, torch.from_numpy(prevalence)).fill_diagonal_(-torch.inf)
     order = sims.argsort(1, descending=True)[:, :5].numpy()
     result = retrieval(z, labels, ks=(5,), weights=1 / prevalence)
@@ -149,8 +146,8 @@ def test_knn_agrees_with_loops() -> None:
     labels, wanted = rng.integers(0, 5, 200), rng.integers(0, 5, 50)
     z, queries = (centres[y] + rng.standard_normal((len(y), 8)) for y in (labels, wanted))
     right = 0
-    for q, y in zip(unit(queries), wanted):
-        sims = unit(z) @ q
+    for q, y in zip(unit_length(queries), wanted):
+        sims = unit_length(z) @ q
         votes = np.zeros(5)
         for j in np.argsort(-sims)[:20]:
             votes[labels[j]] += np.exp(sims[j] / 0.07)

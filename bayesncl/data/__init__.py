@@ -10,10 +10,11 @@ Nothing heavy is imported here: the names are needed by `bayesncl --help`, the r
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, MutableMapping
+from collections import UserDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 
@@ -66,33 +67,15 @@ class Dataset:
     probe: str = "cifar"
 
 
-class Registry(MutableMapping[str, Dataset]):
+class Registry(UserDict[str, Any]):
     """Data sets by name; one entered as "module:NAME" is imported when it is first asked for."""
 
-    def __init__(self, entries: dict[str, Dataset | str]) -> None:
-        self._entries = entries
-
     def __getitem__(self, name: str) -> Dataset:
-        entry = self._entries[name]
-        if isinstance(entry, str):
-            module, _, attribute = entry.partition(":")
-            entry = self._entries[name] = getattr(importlib.import_module(module, __package__), attribute)
-        return entry
-
-    def __setitem__(self, name: str, entry: Dataset | str) -> None:
-        self._entries[name] = entry
-
-    def __delitem__(self, name: str) -> None:
-        del self._entries[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries  # without importing it
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
+        if isinstance(self.data[name], str):
+            module, _, attribute = self.data[name].partition(":")
+            self.data[name] = getattr(importlib.import_module(module, __package__), attribute)
+        found: Dataset = self.data[name]
+        return found
 
 
 DATASETS = Registry(

@@ -1,4 +1,4 @@
-"""Images from a NumPy file: .npz with `images` and, where known, `labels`; or .npy, memory-mapped."""
+"""The data set `arrays`: images from a NumPy file, .npz with `images` and perhaps `labels`, or .npy, memory-mapped."""
 
 from __future__ import annotations
 
@@ -56,24 +56,22 @@ def _split(arrays: dict[str, np.ndarray], data: recipes.Data, split: str, where:
     images = _channels_first(arrays[prefix + "images"], where)
     if split == "train":
         at_least_two(len(images), where)
-    whole = {what: arrays.get(prefix + what) for what in ("labels", "backgrounds")}
-    second = {what: _integers(values, len(images), what, where) for what, values in whole.items()}
+    second = [_integers(arrays.get(prefix + what), len(images), what, where) for what in ("labels", "backgrounds")]
     if not own_test and (data.holdout > 0 or split == "test"):
         chosen = np.flatnonzero(in_split([str(i) for i in range(len(images))], data, split, where))
         check_room(images[:1].nbytes * len(chosen), f"{where} (which data.holdout=0 reads in place)")
         images = images[chosen]
-        second = {what: None if values is None else values[chosen] for what, values in second.items()}
+        second = [None if values is None else values[chosen] for values in second]
         if split == "train":
             at_least_two(len(images), where)
     if not len(images):
         raise InputError(f"{where}: no images for the {split} split")
     pixels = resized(_bytes(images, where), data.size)
-    names = {what: _names(arrays.get(what), what, where) for what in ("class_names", "background_names")}
-    for values, what in ((second["labels"], "class_names"), (second["backgrounds"], "background_names")):
-        known = names[what]
+    names = [_names(arrays.get(what), what, where) for what in ("class_names", "background_names")]
+    for values, known, what in zip(second, names, ("class_names", "background_names")):
         if values is not None and known is not None and values.max() >= len(known):
             raise InputError(f"{where}: label {values.max()} but only {len(known)} {what}")
-    return Images(pixels, second["labels"], second["backgrounds"], names["class_names"], names["background_names"])
+    return Images(pixels, second[0], second[1], names[0], names[1])
 
 
 def _channels_first(images: np.ndarray, where: str) -> np.ndarray:

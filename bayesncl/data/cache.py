@@ -169,12 +169,11 @@ def _build(root: Path, key: str, entries: Sequence[Entry], square: Square, progr
     temporary = Path(tempfile.mkdtemp(prefix=f"{key}.", suffix=".tmp", dir=root))
     try:
         bad: list[tuple[int, str]] = []
-        header = _header(len(entries), square)
         crc = 0
         # Plain writes, not a writable memory map: a full disk is then an error message instead of a bus error.
         with open(temporary / "pixels.npy", "wb") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's remarks on damaged metadata
-            file.write(header)
+            file.write(_header(len(entries), square))
             for i, image in enumerate(_map(one, entries)):
                 if isinstance(image, str):
                     bad.append((i, image[:200]))
@@ -185,8 +184,7 @@ def _build(root: Path, key: str, entries: Sequence[Entry], square: Square, progr
                 if progress:
                     progress(i + 1, len(entries), "decoding images")
             file.seek(0)
-            header = _header(len(entries) - len(bad), square)
-            file.write(header)
+            file.write(_header(len(entries) - len(bad), square))
             file.flush()
             os.fsync(file.fileno())
         meta = {"version": VERSION, "crc32": crc, "bad": bad, "stat": _stat(temporary / "pixels.npy")}

@@ -119,22 +119,18 @@ def _find(name: str, root: str) -> tuple[Layout, Path]:
     layouts = LAYOUTS[name]
     here = given_path(root)
     if here.is_file():
-        for layout in layouts:
-            if here.name == layout.archive:
-                return layout, here
-        raise InputError(f"{shown(here)}: expected a file named {' or '.join(x.archive for x in layouts)}")
-    here = existing_folder(root)
-    for layout in layouts:
-        for folder in (here, here / layout.folder):
-            if any((folder / file).is_file() for file in layout.train + layout.test):
-                return layout, folder
-    for layout in layouts:
-        if (here / layout.archive).is_file():
-            return layout, here / layout.archive
-    raise InputError(
-        f"{shown(here)}: no {name} in it; put {layouts[0].archive} from {HOME} there "
-        "(or the python version, or either unpacked)"
-    )
+        found = [(layout, here) for layout in layouts if here.name == layout.archive]
+        wanted = f"expected a file named {' or '.join(x.archive for x in layouts)}"
+    else:
+        here = existing_folder(root)
+        unpacked = [(layout, folder) for layout in layouts for folder in (here, here / layout.folder)]
+        found = [(x, folder) for x, folder in unpacked if any((folder / f).is_file() for f in x.train + x.test)]
+        found += [(x, here / x.archive) for x in layouts if (here / x.archive).is_file()]
+        archive = f"{layouts[0].archive} from {HOME}"
+        wanted = f"no {name} in it; put {archive} there (or the python version, or either unpacked)"
+    if not found:
+        raise InputError(f"{shown(here)}: {wanted}")
+    return found[0]
 
 
 def _read(path: Path, layout: Layout, wanted: tuple[str, ...]) -> dict[str, bytes]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 # Only these readers are tried, whatever the file's name says: Pillow knows others that start programs (EPS).
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
@@ -24,18 +24,6 @@ ONE_LARGE = threading.Lock()
 MOST_BYTES = 256 << 20  # of one image file
 
 BICUBIC, BILINEAR = int(Image.Resampling.BICUBIC), int(Image.Resampling.BILINEAR)
-ORIENTATION = 0x0112  # the EXIF tag
-UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-
-
 T = TypeVar("T")
 
 
@@ -53,20 +41,9 @@ class Square:
 
 
 def decode(data: bytes, square: Square) -> np.ndarray:
-    """Decode one image file.
+    """Decode one image file: uint8 [3, square.crop, square.crop], upright, on white where it was transparent.
 
-    Parameters
-    ----------
-    data : the file.
-    square : size of the result.
-
-    Returns
-    -------
-    uint8 [3, square.crop, square.crop], upright, on white where it was transparent; of several frames the first.
-
-    Raises
-    ------
-    Undecodable : for any file that is not an image, is damaged, or is too large.
+    Of several frames the first is taken. Undecodable is raised for what is no image, is damaged, or is too large.
     """
 
     def cut(image: Image.Image) -> np.ndarray:
@@ -109,18 +86,12 @@ def resized(pixels: np.ndarray, size: int) -> np.ndarray:
     return out
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    image.load()
-    try:
-        turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # damaged EXIF beside good pixels
-        turn = None
-    return image.transpose(turn) if turn is not None else image
-
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """Any image as RGB: turned as its EXIF says, 16-bit and float scaled to 8 bits, transparency laid on white."""
-    image = _upright(image)
+    image.load()
+    with contextlib.suppress(Exception):  # damaged EXIF beside good pixels
+        ImageOps.exif_transpose(image, in_place=True)
     if image.mode.startswith(("I", "F")):
         image = _eight_bits(image)
     if not image.has_transparency_data:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import stat
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import compress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -41,28 +42,28 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
         chosen, others = (there, others_there) if split == "test" else (here, others)
     if not chosen and split == "test":
         raise InputError(f"{shown(test or root)}: no image files in it (looked for {' '.join(SUFFIXES)})")
-    square = Square(data.size, data.size)
-    pixels, kept = decoded(chosen, square, what=shown(root), strict=data.strict, others=others, progress=progress)
-    if split == "train":
-        at_least_two(len(pixels), shown(root))
-    names = [chosen[i].name for i in kept]
     # Decided on the whole split, so that an undecodable file does not change it.
-    labelled = _labelled(here if test is None else chosen, root)
-    number = {name: i for i, name in enumerate(classes)}
-    return Images(
-        pixels,
-        labels=np.array([number[n.split("/")[0]] for n in names], np.int64) if labelled else None,
-        class_names=tuple(classes) if labelled else None,
-        names=tuple(names),
-        broken=len(chosen) - len(kept),
-    )
+    inside = ["/" in entry.name for entry in (here if test is None else chosen)]
+    if any(inside) and not all(inside):
+        warnings.warn(f"{shown(root)}: images both in it and in its subfolders: taken as unlabelled", stacklevel=2)
+    found = read_images(
+        chosen, Square(data.size, data.size), classes if all(inside) else None,
+        what=shown(root), strict=data.strict, others=others, progress=progress,
+    )  # fmt: skip
+    if split == "train":
+        at_least_two(len(found), shown(root))
+    return found
 
 
-def _labelled(entries: list[Entry], root: Path) -> bool:
-    inside = sum("/" in entry.name for entry in entries)
-    if 0 < inside < len(entries):
-        warnings.warn(f"{shown(root)}: images both in it and in its subfolders: taken as unlabelled", stacklevel=3)
-    return inside == len(entries)
+def read_images(entries: list[Entry], square: Square, classes: Sequence[str] | None, **options: Any) -> Images:
+    """Images of files, decoded once and cached; where there are classes, a file is of that of its first folder."""
+    pixels, kept = decoded(entries, square, **options)
+    names = tuple(entries[i].name for i in kept)
+    number = {name: i for i, name in enumerate(classes or ())}
+    labels = None if classes is None else np.array([number[name.split("/")[0]] for name in names], np.int64)
+    known = None if classes is None else tuple(classes)
+    return Images(pixels, labels, class_names=known, names=names, broken=len(entries) - len(kept))
+
 
 
 def given_path(root: str) -> Path:

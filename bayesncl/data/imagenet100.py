@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from importlib import resources
 
-import numpy as np
-
 from .. import recipes
 from ..errors import InputError
 from . import Dataset
-from .cache import decoded
 from .decode import BILINEAR, Square
-from .folder import IMAGENET_MEAN, IMAGENET_STD, existing_folder, scan
+from .folder import IMAGENET_MEAN, IMAGENET_STD, existing_folder, read_images, scan
 from .images import Images, Progress, shown
 
 LAYOUTS = ("", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")  # where train/ and val/ lie in the usual copies
@@ -44,11 +41,7 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
         raise InputError(f"{shown(found[0])}: {len(missing)} of the 100 classes have no images{hint}")
     stored, evaluated = Square(data.size, data.size), Square(data.size, round(data.size * 224 / 256), BILINEAR)
     square = stored if split == "train" else evaluated
-    pixels, kept = decoded(entries, square, what=shown(root), strict=data.strict, progress=progress)
-    names = tuple(entries[i].name for i in kept)
-    number = {wnid: i for i, wnid in enumerate(wnids)}
-    labels = np.array([number[name.split("/")[0]] for name in names], np.int64)
-    return Images(pixels, labels, class_names=wnids, names=names)
+    return read_images(entries, square, wnids, what=shown(root), strict=data.strict, progress=progress)
 
 
 IMAGENET100 = Dataset(

@@ -66,10 +66,7 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
 def redraw(data: recipes.Data, split: str, background: int | np.ndarray | None = None) -> Images:
     """Draw a split again: the same objects, placement and tints, on other backgrounds.
 
-    Parameters
-    ----------
-    data, split : as for load().
-    background : a kind for all images, a kind per image [N], or None for another kind than before, evenly drawn.
+    `background` is a kind for all images, a kind per image [N], or None for another kind than before, evenly drawn.
     """
     old = plan(data, split)
     count = len(old.labels)

@@ -28,6 +28,7 @@ SPLITS = {"train": "0", "test": "2", "val": "1"}
 MOST_TABLE = 64 << 20  # bytes of a csv
 
 Find = Callable[[str], Entry | None]  # from a name relative to the csv to where its bytes are
+Table = list[dict[str, str]]
 
 
 def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Images:
@@ -39,7 +40,7 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     return _images(data, rows, "img_filename", "place", find, where, progress)
 
 
-def swapped(data: recipes.Data, progress: Progress | None = None) -> Images:
+def swapped(data: recipes.Data) -> Images:
     """The test split again, each bird on the other background: image i shows the bird of image i of the test split."""
     find, where = _open(data.root)
     test = [row for row in _table(find, "metadata.csv", where) if row.get("split") == SPLITS["test"]]
@@ -50,7 +51,7 @@ def swapped(data: recipes.Data, progress: Progress | None = None) -> Images:
         if swap is None:
             raise InputError(f"{where}: swapped.csv has no row for {printable(str(row.get('img_filename')))}")
         rows.append({**swap, "y": row.get("y", "")})
-    return _images(data, rows, "swapped_filename", "swapped_place", find, where, progress)
+    return _images(data, rows, "swapped_filename", "swapped_place", find, where)
 
 
 def swapped_if_there(data: recipes.Data) -> Images | None:
@@ -62,17 +63,10 @@ def swapped_if_there(data: recipes.Data) -> Images | None:
 
 
 def _images(
-    data: recipes.Data,
-    rows: list[dict[str, str]],
-    name: str,
-    place: str,
-    find: Find,
-    where: str,
-    progress: Progress | None,
+    data: recipes.Data, rows: Table, name: str, place: str, find: Find, where: str, progress: Progress | None = None
 ) -> Images:
     entries = [_entry(row.get(name, ""), find, where) for row in rows]
-    labels = _binary(rows, "y", where)
-    backgrounds = _binary(rows, place, where)
+    labels, backgrounds = (_binary(rows, column, where) for column in ("y", place))
     # A missing image would shift one split against its swapped twin, so every file must decode.
     pixels, _ = decoded(entries, Square(data.size, data.size), what=where, strict=True, progress=progress)
     return Images(pixels, labels, backgrounds, BIRDS, PLACES, tuple(entry.name for entry in entries))
@@ -99,7 +93,7 @@ def _open(root: str) -> tuple[Find, str]:
     return in_folder, shown(path)
 
 
-def _table(find: Find, name: str, where: str) -> list[dict[str, str]]:
+def _table(find: Find, name: str, where: str) -> Table:
     entry = find(name)
     if entry is None:
         raise InputError(f"{where}: no {name} in it")
@@ -120,7 +114,7 @@ def _entry(name: str | None, find: Find, where: str) -> Entry:
     return entry
 
 
-def _binary(rows: list[dict[str, str]], column: str, where: str) -> np.ndarray:
+def _binary(rows: Table, column: str, where: str) -> np.ndarray:
     for row in rows:
         if row.get(column) not in ("0", "1"):
             raise InputError(f"{where}: column {column} holds {printable(str(row.get(column)))!r}, expected 0 or 1")

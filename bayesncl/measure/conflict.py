@@ -19,14 +19,10 @@ import torch
 from ..arrays import Array, as_features, as_labels
 from ..errors import InputError
 from . import counts
-from .counts import EPSILON
 
 
 def conflict(
-    features: Array,
-    labels: Array,
-    backgrounds: Array,
-    weights: np.ndarray | None = None,
+    features: Array, labels: Array, backgrounds: Array, weights: np.ndarray | None = None
 ) -> dict[str, Any]:
     """Background-induced error, in total and by dimension.
 
@@ -38,13 +34,12 @@ def conflict(
 
     Returns
     -------
-    dict
-        `similarity_shared`, `similarity_apart` (means over pairs of different class), `error` (their difference),
-        `similarity_same_class` (self left out), `error_relative` (error / similarity_same_class, which no scale of w
-        or z changes), `chance_error` (backgrounds shuffled within each class), `added` and `cancelled` (positive and
-        negative parts of the error over dimensions), `dims_for_half` (how many dimensions carry half of `added`),
-        `pairs_shared`, `pairs_apart`, `ranking` (dimensions by error, greatest first) and `by_dimension`: arrays
-        `shared`, `apart`, `error`, `share` (of `added`).
+    `similarity_shared`, `similarity_apart` (means over pairs of different class), `error` (their difference),
+    `similarity_same_class` (self left out), `error_relative` (error / similarity_same_class, which no scale of w or z
+    changes), `chance_error` (backgrounds shuffled within each class), `added` and `cancelled` (positive and negative
+    parts of the error over dimensions), `dims_for_half` (how many dimensions carry half of `added`), `pairs_shared`,
+    `pairs_apart`, `ranking` (dimensions by error, greatest first) and `by_dimension`: arrays `shared`, `apart`,
+    `error`, `share` (of `added`).
     """
     features, labels, backgrounds = prepare(features, labels, backgrounds)
     shared, apart, same, pairs_shared, pairs_apart = pair_similarity(features, labels, backgrounds, weights)
@@ -85,26 +80,25 @@ def pair_similarity(
     With S the sum over all images, S_c over a class, S_b over a background and S_g over a class on a background,
     2 sum over pairs of other class = S^2 - sum_c S_c^2, and of those on one background sum_b S_b^2 - sum_g S_g^2.
     """
-    groups, group = np.unique(np.stack([labels, backgrounds]), axis=1, return_inverse=True)
-    group = group.reshape(-1)
+    groups, number = np.unique(np.stack([labels, backgrounds]), axis=1, return_inverse=True)
+    group = torch.from_numpy(number.reshape(-1))
     size = np.bincount(group).astype(float)  # [G]
     sums, own = np.zeros((len(size), features.shape[1])), np.zeros(features.shape[1])
     for part, z in rows(features, mask):
-        sums += _sum_block(z, group[part], len(size))
+        sums += torch.zeros(sums.shape, dtype=torch.float64).index_add_(0, group[part], torch.from_numpy(z)).numpy()
         own += np.einsum("nd,nd->d", z, z)
 
-    def twice_pairs(parts: np.ndarray | None, values: np.ndarray) -> np.ndarray:
-        """Sum of squares of the sums of `values` over groups that agree in `parts`."""
-        if parts is None:
-            return values.sum(0) ** 2
-        index = np.unique(parts, return_inverse=True)[1]
-        joined = np.zeros((index.max() + 1, *values.shape[1:]))
-        np.add.at(joined, index, values)
-        return (joined**2).sum(0)
+    def squares(values: np.ndarray) -> list[np.ndarray]:
+        """Sums of squares of the sums of `values` over all images, classes, backgrounds and groups."""
+        found = []
+        for index in (np.zeros_like(classes), classes, places, np.arange(len(size))):
+            joined = np.zeros((index.max() + 1, *values.shape[1:]))
+            np.add.at(joined, index, values)
+            found.append((joined**2).sum(0))
+        return found
 
     classes, places = groups
-    images = [float(twice_pairs(p, size)) for p in (None, classes, places, np.arange(len(size)))]
-    products = [twice_pairs(p, sums) for p in (None, classes, places, np.arange(len(size)))]
+    images, products = squares(size), squares(sums)
     pairs_shared = round((images[2] - images[3]) / 2)
     pairs_apart = round((images[0] - images[1]) / 2) - pairs_shared
     pairs_same = round((images[1] - size.sum()) / 2)
@@ -121,11 +115,7 @@ def pair_similarity(
 
 
 def gate_effect(
-    z: Array,
-    gated: Array,
-    labels: Array,
-    backgrounds: Array,
-    mask: np.ndarray | None = None,
+    z: Array, gated: Array, labels: Array, backgrounds: Array, mask: np.ndarray | None = None
 ) -> dict[str, Any]:
     """How much of the background-induced error the gates of one model remove.
 
@@ -139,25 +129,23 @@ def gate_effect(
 
     Returns
     -------
-    dict
-        `error_ungated`, `error_closed` (z * m, not renormalised), `error_gated`, `removed` (ungated - gated) and
-        `removed_share` of it, `removed_by_closing`, `returned_by_renormalising`; `relative_ungated`, `relative_gated`
-        (error over the similarity within classes, of which the gates take some too) and `removed_relative_share`;
-        `by_dimension`: `removed`.
+    `error_ungated`, `error_closed` (z * m, not renormalised), `error_gated`, `removed` (ungated - gated) and
+    `removed_share` of it, `removed_by_closing`, `returned_by_renormalising`; `relative_ungated`, `relative_gated`
+    (error over the similarity within classes, of which the gates take some too) and `removed_relative_share`;
+    `by_dimension`: `removed`.
     """
     z, labels, backgrounds = prepare(z, labels, backgrounds)
     gated = as_features(gated)
     if z.shape != gated.shape:
         raise InputError(f"features before the gates are {list(z.shape)}, after them {list(gated.shape)}")
 
-    def error_and_scale(features: np.ndarray, m: np.ndarray | None) -> tuple[np.ndarray, float]:
+    def error_and_scale(features: np.ndarray, m: np.ndarray | None = None) -> tuple[np.ndarray, float, float]:
         shared, apart, same, _, _ = pair_similarity(features, labels, backgrounds, mask=m)
-        return shared - apart, float(same.sum())
+        return shared - apart, float((shared - apart).sum()), float(same.sum())
 
-    before, scale_before = error_and_scale(z, None)
-    closed, _ = error_and_scale(z, gated != 0 if mask is None else mask)
-    after, scale_after = error_and_scale(gated, None)
-    ungated, masked, final = float(before.sum()), float(closed.sum()), float(after.sum())
+    before, ungated, scale_before = error_and_scale(z)
+    _, masked, _ = error_and_scale(z, gated != 0 if mask is None else mask)
+    after, final, scale_after = error_and_scale(gated)
     relative_before, relative_after = _ratio(ungated, scale_before), _ratio(final, scale_after)
     return {
         "error_ungated": ungated,
@@ -175,18 +163,13 @@ def gate_effect(
 
 
 def stability(features: Array, counterfactual: Array) -> dict[str, float]:
-    """Cosine between each image's feature and that of the same object on another background.
-
-    Parameters
-    ----------
-    features, counterfactual : [N, F]; row i of both shows one object. A row of zeros has cosine 0.
+    """Cosine between each image's feature and that of the same object on another background, both [N, F].
 
     Returns
     -------
-    dict
-        `cosine` (mean), `spread` (standard deviation over images), `zero_rows` (share of pairs with a zero row),
-        `chance` (mean cosine to the counterfactuals of all other images, exact) and `gain` (cosine - chance: a
-        representation that maps everything to one point is perfectly stable and gains nothing).
+    `cosine` (mean; that of a zero row is 0), `spread` (standard deviation over images), `zero_rows` (share of pairs
+    with a zero row), `chance` (mean cosine to the counterfactuals of all other images, exact) and `gain` (cosine -
+    chance: a representation that maps everything to one point is perfectly stable and gains nothing).
     """
     first, second = as_features(features), as_features(counterfactual)
     if first.shape != second.shape:
@@ -197,30 +180,21 @@ def stability(features: Array, counterfactual: Array) -> dict[str, float]:
     cosines, zero = np.empty(n), 0
     totals = np.zeros((2, first.shape[1]))
     for (part, a), (_, b) in zip(rows(first), rows(second)):
-        a, b = _unit(a), _unit(b)
+        a, b = (counts.unit(torch.from_numpy(each)).numpy() for each in (a, b))
         cosines[part] = np.einsum("nd,nd->n", a, b)
         zero += int((~(a.any(1) & b.any(1))).sum())
         totals += a.sum(0), b.sum(0)
     chance = float((totals[0] @ totals[1] - cosines.sum()) / (n * (n - 1)))
-    mean = float(cosines.mean())
-    return {
-        "cosine": mean,
-        "spread": float(cosines.std()),
-        "zero_rows": zero / n,
-        "chance": chance,
-        "gain": mean - chance,
-    }
+    mean, spread = float(cosines.mean()), float(cosines.std())
+    return {"cosine": mean, "spread": spread, "zero_rows": zero / n, "chance": chance, "gain": mean - chance}
 
 
 def firing_by_class(features: Array, labels: Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """P(z_k fires | c), [C, D]; the images of each class, [C]; the classes, [C]."""
     features = as_features(features)
     index, classes = as_labels(labels, len(features))
-    size = np.bincount(index)
-    fired = np.zeros((len(classes), features.shape[1]))
-    for part, z in rows(features):
-        fired += _sum_block(np.abs(z) > EPSILON, index[part], len(classes))
-    return fired / size[:, None], size, classes
+    found = counts.count(features, [index], raw=True)[0]
+    return found.raw_fires / found.sizes[:, None], found.sizes, classes
 
 
 def conflicting_features(features: Array, labels: Array, threshold: float = 0.9) -> dict[str, Any]:
@@ -231,10 +205,9 @@ def conflicting_features(features: Array, labels: Array, threshold: float = 0.9)
 
     Returns
     -------
-    dict
-        `threshold`, `count`, `share` (of D), `chance_count` (dimensions whose prevalence squared reaches the
-        threshold: those that would conflict if firing had nothing to do with the class), `dims`: a list, greatest
-        product first, of `dim`, `classes` and their `probabilities` (likeliest first), `product` of the two greatest.
+    `threshold`, `count`, `share` (of D), `chance_count` (dimensions whose prevalence squared reaches the threshold:
+    those that would conflict if firing had nothing to do with the class), `dims`: a list, greatest product first, of
+    `dim`, `classes` and their `probabilities` (likeliest first), `product` of the two greatest.
     """
     probability, size, classes = firing_by_class(features, labels)
     prevalence = size @ probability / size.sum()
@@ -242,18 +215,10 @@ def conflicting_features(features: Array, labels: Array, threshold: float = 0.9)
     ranked = np.take_along_axis(probability, order, axis=0)
     product = ranked[0] * ranked[1]
     dims = []
-    for k in np.argsort(-product, kind="stable"):
-        if product[k] < threshold:
-            break
+    for k in np.argsort(-product, kind="stable")[: (product >= threshold).sum()].tolist():
         joined = ranked[:, k] * ranked[0, k] >= threshold  # with the likeliest class, each class's best partner
-        dims.append(
-            {
-                "dim": int(k),
-                "classes": classes[order[joined, k]].tolist(),
-                "probabilities": ranked[joined, k].tolist(),
-                "product": float(product[k]),
-            }
-        )
+        names, shares = classes[order[joined, k]].tolist(), ranked[joined, k].tolist()
+        dims.append({"dim": k, "classes": names, "probabilities": shares, "product": float(product[k])})
     return {
         "threshold": threshold,
         "count": len(dims),
@@ -279,25 +244,15 @@ def rows(features: np.ndarray, mask: np.ndarray | None = None) -> Iterator[tuple
         yield part, z if mask is None else z * np.asarray(mask[part])
 
 
-def _sum_block(z: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
-    total = torch.zeros(count, z.shape[1], dtype=torch.float64)
-    return total.index_add_(0, torch.from_numpy(group), torch.from_numpy(z).double()).numpy()
-
 
 def _ratio(part: float, whole: float) -> float:
     """part / whole, 0 where there is no whole."""
     return part / whole if whole else 0.0
 
 
-def _unit(z: np.ndarray) -> np.ndarray:
-    rows = torch.from_numpy(z)
-    return counts.divide(rows, counts.norms(rows)).numpy()
-
 
 def _shuffle_within(backgrounds: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Backgrounds permuted among the images of each class."""
-    shuffled = np.empty_like(backgrounds)
-    shuffled[np.argsort(labels, kind="stable")] = backgrounds[
-        np.lexsort((np.random.default_rng(0).random(len(labels)), labels))
-    ]
+    shuffled, mixed = np.empty_like(backgrounds), np.lexsort((np.random.default_rng(0).random(len(labels)), labels))
+    shuffled[np.argsort(labels, kind="stable")] = backgrounds[mixed]
     return shuffled

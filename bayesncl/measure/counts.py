@@ -24,7 +24,6 @@ from ..data.images import Progress
 from ..errors import InputError
 from ..objective import ACTIVE
 
-EPSILON = ACTIVE
 MIN_SUPPORT = 10  # images a dimension must fire on to count: fewer say little about it
 BLOCK = 2**20  # elements in a block of rows
 SHORT = 1e-12  # rows no longer than this are scaled before they are squared
@@ -35,6 +34,9 @@ EXACT_ENTRIES = 2**26  # average precision sorts up to this many firing entries 
 BIN_BITS = 9  # ... to this many bits of mantissa, one part in 512
 
 
+Labellings = Sequence[np.ndarray]  # one or several, int64 [N] each, of the same rows
+
+
 @dataclass(frozen=True)
 class Counts:
     """Statistics by class and dimension, for one labelling of the rows. All float64; counts are whole numbers."""
@@ -43,8 +45,8 @@ class Counts:
     sizes: np.ndarray  # [C] images by class
     thresholds: tuple[float, ...]
     fires: np.ndarray  # [T, C, D] images of class c on which the unit-norm |z_j| exceeds threshold t
-    mass: np.ndarray  # [C, D] sum of the unit-norm |z_j| over images where it exceeds EPSILON
-    raw_fires: np.ndarray  # [C, D] as `fires`, features as given, at EPSILON
+    mass: np.ndarray  # [C, D] sum of the unit-norm |z_j| over images where it exceeds ACTIVE
+    raw_fires: np.ndarray  # [C, D] as `fires`, features as given, at ACTIVE
     raw_mass: np.ndarray  # [C, D] sum of |z_j| as given, over all images
     largest: np.ndarray  # the largest unit-norm |z| of all entries, descending; as many as asked for
     unit: bool  # whether the rows had unit length as given, to 1e-3 (float16), or were zero
@@ -147,8 +149,8 @@ def positive(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def count(
     features: np.ndarray,
-    labellings: Sequence[np.ndarray],
-    thresholds: Sequence[float] = (EPSILON,),
+    labellings: Labellings,
+    thresholds: Sequence[float] = (ACTIVE,),
     *,
     raw: bool = False,
     mass: bool = False,
@@ -162,8 +164,8 @@ def count(
     ----------
     features : [N, D], finite.
     labellings : int64 [N] each, values 0..C-1; C is that of the labelling with the most classes.
-    thresholds : on unit-norm features, ascending, none below EPSILON.
-    raw, mass : also fill these fields, which mean nothing otherwise; `raw` needs EPSILON as the first threshold.
+    thresholds : on unit-norm features, ascending, none below ACTIVE.
+    raw, mass : also fill these fields, which mean nothing otherwise; `raw` needs ACTIVE as the first threshold.
     largest : how many of the largest entries to return; needs `mass`.
     """
     n, dims = features.shape
@@ -190,9 +192,9 @@ def count(
         if raw:
             add(0, given)
             if z is not given:
-                add(1, torch.gt(given, EPSILON, out=above).sub_(z.gt(EPSILON).to(z.dtype)))
+                add(1, torch.gt(given, ACTIVE, out=above).sub_(z.gt(ACTIVE).to(z.dtype)))
         if mass:  # in place, as `given` is not needed any more
-            F.threshold(z, EPSILON, 0.0, inplace=True)
+            F.threshold(z, ACTIVE, 0.0, inplace=True)
             add(2, z)
         top.add(z)
         if len(thresholds) > 1 and int(z.count_nonzero()) < z.numel() // SPARSE:
@@ -213,50 +215,34 @@ def count(
             total += partial
             partial.zero_()
             pending = 0
-    values = top.sorted()
-    return [
-        Counts(
-            rows=n,
-            sizes=np.bincount(labelling, minlength=classes).astype(np.float64),
-            thresholds=tuple(thresholds),
-            fires=sums[3:],
-            mass=sums[2],
-            raw_fires=sums[1] + sums[3],
-            raw_mass=sums[0],
-            largest=values,
-            unit=all_unit,
-        )
-        for labelling, sums in zip(labellings, total.numpy())
-    ]
+    shared = {"rows": n, "thresholds": tuple(thresholds), "largest": top.sorted(), "unit": all_unit}
+    results = []
+    for labelling, sums in zip(labellings, total.numpy()):
+        sizes = np.bincount(labelling, minlength=classes).astype(np.float64)
+        own = {"fires": sums[3:], "mass": sums[2], "raw_fires": sums[1] + sums[3], "raw_mass": sums[0]}
+        results.append(Counts(sizes=sizes, **own, **shared))
+    return results
 
 
 class _Largest:
     """The k largest of a stream of numbers, in memory of a few k."""
 
     def __init__(self, k: int) -> None:
-        self.k, self.cut, self.size = k, 0.0, 0
-        self.parts: list[np.ndarray] = []
+        self.k, self.cut = k, 0.0
+        self.parts = [np.empty(0, np.float32)]
 
     def add(self, values: Tensor) -> None:
         if self.k:
-            part = values[values > self.cut].numpy()
-            self.parts.append(part)
-            self.size += len(part)
-            if self.size > 2 * self.k + BLOCK:
-                self._shrink()
-
-    def _shrink(self) -> None:
-        joined = np.concatenate([*self.parts, np.empty(0, np.float32)])
-        if len(joined) > self.k:
-            joined = np.partition(joined, len(joined) - self.k)[-self.k :]
-            self.cut = float(joined[0])  # the smallest kept; what equals it is already there k times or more
-        self.parts, self.size = [joined], len(joined)
+            self.parts.append(values[values > self.cut].numpy())
+            if sum(map(len, self.parts)) > 2 * self.k + BLOCK:
+                self.parts = [self.sorted()]
+                self.cut = float(self.parts[0][-1])  # the smallest kept; equals of it are there already, k or more
 
     def sorted(self) -> np.ndarray:
-        if not self.k:
-            return np.empty(0, np.float32)
-        self._shrink()
-        return np.sort(self.parts[0])[::-1]
+        joined = np.concatenate(self.parts)
+        if len(joined) > self.k:
+            joined = np.partition(joined, len(joined) - self.k)[len(joined) - self.k :]
+        return np.sort(joined)[::-1]
 
 
 def column_sums(features: np.ndarray, progress: Progress | None = None) -> np.ndarray:
@@ -284,25 +270,21 @@ def gram(features: np.ndarray, *, normalise: bool, progress: Progress | None = N
 
 def average_precision(
     features: np.ndarray,
-    labellings: Sequence[np.ndarray],
+    labellings: Labellings,
     detected: Sequence[np.ndarray],
     entries: int,
     *,
     progress: Progress | None = None,
 ) -> list[np.ndarray]:
-    """Average precision of each dimension's unit-norm |z| as a detector of one class.
+    """Average precision [D] of each dimension's unit-norm |z| as a detector of one class, for one or several pairs.
 
     Equal values count as one step (as in scikit-learn); all images on which a dimension does not fire are equal.
 
     Parameters
     ----------
-    labellings, detected : int64 [N], and int64 [D] the class each dimension is to detect; one pair or several.
+    labellings, detected : int64 [N], and int64 [D] the class each dimension is to detect.
     entries : number of firing entries. Up to EXACT_ENTRIES they are sorted, as float32; if more, they are rounded to
         BIN_BITS bits of mantissa.
-
-    Returns
-    -------
-    float64 [D] for each pair.
     """
     n, width = features.shape
     firing = _entries(features, labellings, detected, progress)
@@ -326,11 +308,11 @@ Ranks = Iterator[tuple[int, np.ndarray, list[np.ndarray]]]  # dimension, rank [G
 
 
 def _entries(
-    features: np.ndarray, labellings: Sequence[np.ndarray], detected: Sequence[np.ndarray], progress: Progress | None
+    features: np.ndarray, labellings: Labellings, detected: Sequence[np.ndarray], progress: Progress | None
 ) -> Firing:
     """Firing entries by block: dimension, float32 bits (which order as the values do), is the image of the class."""
     for part, block in blocks(features, "average precision", progress):
-        z = F.threshold(unit(block.abs(), part.start), EPSILON, 0.0)
+        z = F.threshold(unit(block.abs(), part.start), ACTIVE, 0.0)
         row, column, values = (each.numpy() for each in positive(z))
         bits = values.astype(np.float32, copy=False).view(np.int32).astype(np.int64)
         yield column, bits, [y[part][row] == best[column] for y, best in zip(labellings, detected)]
@@ -356,7 +338,7 @@ def _sorted_ranks(firing: Firing, width: int, flags: int, entries: int) -> Ranks
 
 def _binned_ranks(firing: Firing, width: int, flags: int) -> Ranks:
     drop = 23 - BIN_BITS
-    floor = int(np.float32(EPSILON).view(np.int32)) >> drop
+    floor = int(np.float32(ACTIVE).view(np.int32)) >> drop
     bins = (int(np.float32(1.001).view(np.int32)) >> drop) - floor + 1  # a unit-norm entry may exceed 1 by rounding
     table = np.zeros((1 + flags, width * bins), np.int32)
     for column, bits, hits in firing:

@@ -12,10 +12,11 @@ import scipy.sparse as sp
 import torch
 
 from ..arrays import Array
-from .counts import EPSILON
-from .sparse import Codes, as_codes, fired, lengths, strongest_images, thin, unit_blocks, unit_rows
+from ..objective import ACTIVE
+from .sparse import Codes, as_codes, fired, firing_rows, lengths, strongest_images, unit_blocks
 
 TOP = 10  # strongest images of a dimension
+THIN = 0.02  # share of entries that are not zero up to which sparse products pay
 ROWS = 2048  # images that the correlations of columns are taken over, at most, where most entries fire
 ALIKE = 0.98  # mean cosine between the codes of two images from which all images count as the same
 HIDDEN = 0.3  # ... from which rows of unit length may hide copies
@@ -28,31 +29,25 @@ def distinct_dimensions(z: Array, *, weights: np.ndarray | None = None, seed: in
     """Effective number of distinct dimensions.
 
     exp(-sum_i p_i log sum_j p_j s_ij) with p_j the share of dimension j in the sum of |z| over all images, rows at unit
-    length, and s_ij = max(r_ij, 0)^2, r the correlation of two columns. It is the
-    exponential of the entropy of the usage if no two dimensions are correlated, and 1 if all are copies. r^2 of
-    unrelated columns is about 1 / N by chance, which is taken off. A constant column repeats nothing and tells nothing:
-    it has no part.
+    length, and s_ij = max(r_ij, 0)^2, r the correlation of two columns. It is the exponential of the entropy of the
+    usage if no two dimensions are correlated, 1 if all are copies, and 0 if no column varies: a constant column repeats
+    nothing and tells nothing. r^2 of unrelated columns is about 1 / N by chance, which is taken off.
 
     Parameters
     ----------
     z : [N, D]. Where most entries fire and there are more than 2,048 rows, so many are drawn by the seed.
     weights : [N] lengths of the rows instead of 1.
-
-    Returns
-    -------
-    0 (no column varies) up to D.
     """
     codes = as_codes(z)
     n = codes.shape[0]
-    if thin(codes):
+    if _thin(codes):
         x = fired(codes)
         x = x if weights is None else sp.csr_array(sp.diags_array(weights.astype(np.float32)) @ x)
         mass, total = (np.asarray(each.sum(0)).ravel().astype(np.float64) for each in (abs(x), x))
         product = (x.T @ x).toarray() - np.outer(total, total / n).astype(np.float32)
     else:
         picked = np.arange(n) if n <= ROWS else np.sort(np.random.default_rng(seed).choice(n, ROWS, replace=False))
-        dense = unit_rows(codes, picked).float()
-        dense = dense.where(dense.abs() > EPSILON, 0.0)
+        dense = firing_rows(codes, picked)
         dense = dense if weights is None else dense * torch.from_numpy(weights[picked, None].astype(np.float32))
         n = len(picked)
         mass = dense.abs().double().sum(0).numpy()
@@ -77,6 +72,13 @@ def distinct_dimensions(z: Array, *, weights: np.ndarray | None = None, seed: in
     return float(np.exp(-(p * np.log(shared)).sum()))
 
 
+def _thin(z: Codes) -> bool:
+    """Whether few entries are not zero; a dense code is judged by 256 of its rows."""
+    if sp.issparse(z):
+        return bool(z.nnz <= THIN * z.shape[0] * z.shape[1])
+    return bool((z[:: max(1, z.shape[0] // 256)] != 0).mean() <= THIN)
+
+
 def summary(z: Array, *, seed: int = 0) -> dict[str, Any]:
     """Coverage of the images, dead and distinct dimensions, and whether the code has collapsed.
 
@@ -91,7 +93,7 @@ def summary(z: Array, *, seed: int = 0) -> dict[str, Any]:
     n, width = codes.shape
     active, fires, total = np.zeros(n, np.int64), np.zeros(width, np.int64), np.zeros(width)
     for part, block in unit_blocks(codes):
-        on = block.abs() > EPSILON
+        on = block.abs() > ACTIVE
         active[part] = on.sum(1).numpy()
         fires += on.sum(0).numpy()
         total += block.sum(0, dtype=torch.float64).numpy()
@@ -109,38 +111,25 @@ def summary(z: Array, *, seed: int = 0) -> dict[str, Any]:
         "similarity": float((total @ total - rows) / (rows * (rows - 1))) if rows > 1 else None,
         "spread": images / possible if possible else None,
     }
-    reason = _reason(result, n, images)
-    if reason is None and (result["similarity"] or 0) > HIDDEN:
-        reason = _copies(codes, live, seed)
+    reason = _reason(codes, result, images, seed)
     return result | {"collapsed": reason is not None, "reason": reason}
 
 
-def _reason(found: dict[str, Any], n: int, images: int) -> str | None:
+def _reason(z: Codes, found: dict[str, Any], images: int, seed: int) -> str | None:
     """Why a code counts as collapsed, in words; None if it does not."""
-    live = found["live"]
+    live, spread, similarity = found["live"], found["spread"], found["similarity"] or 0.0
+    tells, distinct = z.shape[0] > 2, found["distinct"]  # two images may well be alike
     if not live:
         return "no dimension fires on any image"
-    if n < 3:
-        return None
-    if found["similarity"] is not None and found["similarity"] > ALIKE:
+    if tells and similarity > ALIKE:
         return "all images have nearly the same code"
-    few = found["spread"] < FEW or (found["spread"] < 0.5 and found["images_without"] > UNCOVERED)
-    if few:
+    if tells and (spread < FEW or (spread < 0.5 and found["images_without"] > UNCOVERED)):
         return f"the {TOP} strongest images of all {live:,} dimensions are the same {images:,}"
-    return _few_copies(live, found["distinct"])
-
-
-def _copies(z: Codes, live: int, seed: int) -> str | None:
-    """Copies that rows of unit length hide, for they are constant there; no row counts more than twice the median."""
-    length = lengths(z)
-    middle = np.median(length[length > 0])
-    weights = np.minimum(length / middle, 2)
-    if np.ptp(weights) < 0.1:
-        return None
-    return _few_copies(live, distinct_dimensions(z, weights=weights, seed=seed))
-
-
-def _few_copies(live: int, distinct: float) -> str | None:
-    if live > 3 and distinct < COPIES[0] + COPIES[1] * live:
-        return f"{live:,} dimensions are near copies of {max(1, round(distinct)):,}"
-    return None
+    few = COPIES[0] + COPIES[1] * live if tells and live > 3 else 0.0
+    if similarity > HIDDEN and distinct >= few:
+        # rows of unit length hide copies, for they are constant there; no row counts more than twice the median
+        length = lengths(z)
+        weights = np.minimum(length / np.median(length[length > 0]), 2)
+        if np.ptp(weights) >= 0.1:
+            distinct = distinct_dimensions(z, weights=weights, seed=seed)
+    return f"{live:,} dimensions are near copies of {max(1, round(distinct)):,}" if distinct < few else None

@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+import torch
 
 from ..arrays import Array, as_labels
 from ..errors import InputError
-from .kept import MIN_SUPPORT, class_counts, keep, largest_shares
+from .counts import MIN_SUPPORT
+from .dimensions import largest_share, mean
+from .kept import class_counts, keep
 from .sparse import Codes, as_codes, fired, ranked_entries, unit_blocks
 
 DIMS = (1, 2, 4)  # dimensions a class is read from
@@ -40,19 +43,13 @@ class Detectors:
         return self.best_f1 / (2 - self.best_f1)
 
 
-def detect(z: Array, labels: Array) -> Detectors:
-    """Best F1 of every dimension, for the class of its highest mean activation and over all classes.
+def detect(z: Codes, labellings: Sequence[np.ndarray], classes: int) -> list[Detectors]:
+    """Best F1 of every dimension for the class of its highest mean activation and over all classes, by labelling.
 
     A threshold splits no tie. Sorted by activation, the prefix of n images that ends with the r-th image of class c
     has F1 = 2 r / (n + |c|) for it, and the best prefix of a class ends with one of its images: one pass over the
     sorted entries serves all classes.
     """
-    codes = as_codes(z)
-    index, names = as_labels(labels, codes.shape[0])
-    return _detect(codes, [index], len(names))[0]
-
-
-def _detect(z: Codes, labellings: Sequence[np.ndarray], classes: int) -> list[Detectors]:
     width = z.shape[1]
     results = [
         Detectors(np.full(width, -1), np.full(width, np.nan), np.full(width, -1), np.full(width, np.nan))
@@ -95,7 +92,7 @@ def _by_class(
 
 def sparse_probe(
     train: tuple[Array, Array], test: tuple[Array, Array], dims: Sequence[int] = DIMS
-) -> dict[int, dict[str, Any]]:
+) -> dict[int, dict[Any, float]]:
     """Every class read from its few best dimensions.
 
     On the training rows, at unit length: the dimensions with the largest |mean on the class - mean on the rest|; of
@@ -109,23 +106,19 @@ def sparse_probe(
 
     Returns
     -------
-    by number of dimensions: `balanced_accuracy`, the mean over classes in percent, `chance`, 50 whatever the class
-    sizes, and `per_class` (by label).
+    balanced accuracy in percent by class, by number of dimensions; chance is 50, whatever the class sizes.
     """
     z, z_test = as_codes(train[0]), as_codes(test[0])
     if z.shape[1] != z_test.shape[1]:
         raise InputError(f"train features have {z.shape[1]} dimensions, test features {z_test.shape[1]}")
     y, names = as_labels(train[1], z.shape[0])
-    y_test_index, test_names = as_labels(test[1], z_test.shape[0])
+    test_index, test_names = as_labels(test[1], z_test.shape[0])
     place = {name: i for i, name in enumerate(names.tolist())}
-    y_test = np.array([place.get(name, -1) for name in test_names.tolist()])[y_test_index]
+    y_test = np.array([place.get(name, -1) for name in test_names.tolist()])[test_index]
     sizes = np.bincount(y)
     sums = np.zeros((len(names), z.shape[1]))
     for part, block in unit_blocks(z):
-        onehot = sp.csr_array(
-            (np.ones(len(block), np.float32), y[part], np.arange(len(block) + 1)), shape=(len(block), len(names))
-        )
-        sums += onehot.T @ block.numpy()
+        sums += torch.zeros(sums.shape).index_add_(0, torch.from_numpy(y[part]), block.float()).numpy()
     total, most = sums.sum(0), min(max(dims), z.shape[1])
     rest = (total - sums) / (len(y) - sizes)[:, None]
     gap = np.abs(sums / sizes[:, None] - rest)
@@ -143,14 +136,7 @@ def sparse_probe(
             weight, cut = _discriminant(x[used], own)
             said = weight @ x_test[used] > cut
             scores[k][name] = 50 * float(said[own_test].mean() + 1 - said[~own_test].mean())
-    return {
-        k: {
-            "balanced_accuracy": float(np.mean(list(scores[k].values()))) if scores[k] else None,
-            "chance": 50.0,
-            "per_class": scores[k],
-        }
-        for k in dims
-    }
+    return scores
 
 
 def _columns(z: Codes, columns: np.ndarray) -> np.ndarray:
@@ -179,9 +165,7 @@ def _discriminant(x: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, float]:
     return weight, float((score[at] + following) / 2)
 
 
-def fit_levels(
-    z: Array, levels: Mapping[str, Array], *, min_support: int = MIN_SUPPORT, seed: int = 0
-) -> dict[str, Any]:
+def fit_levels(z: Array, levels: Mapping[str, Array], *, seed: int = 0) -> dict[str, Any]:
     """Consistency at the level of a hierarchy of labels where each dimension fits best.
 
     Share of the largest class among the images a dimension fires on, at each level; a level fits by how far the share
@@ -194,8 +178,8 @@ def fit_levels(
 
     Returns
     -------
-    `consistency` (percent, mean over dimensions that fire on enough images, each at its level), `chance` (the same
-    with the images of the labels shuffled, all levels alike), `dimensions` by level (how many fit there), and
+    `consistency` (percent, mean over dimensions that fire on enough images, each at its level), `consistency_chance`
+    (the same with the images of the labels shuffled, all levels alike), `dimensions` by level (how many fit there), and
     `by_level` (consistency of all dimensions at that one level).
     """
     if not levels:
@@ -203,37 +187,33 @@ def fit_levels(
     kept = fired(as_codes(z))
     indexed = {name: as_labels(labels, kept.shape[0])[0] for name, labels in levels.items()}
     order = np.random.default_rng(seed).permutation(kept.shape[0])
-    found = _levels(kept, indexed, min_support)
-    chance = _levels(kept, {name: y[order] for name, y in indexed.items()}, min_support)
-    if found is None or chance is None:
-        empty = dict.fromkeys(levels)
-        return {"consistency": None, "chance": None, "dimensions": dict.fromkeys(levels, 0), "by_level": empty}
+    found = _levels(kept, indexed)
+    chance = _levels(kept, {name: y[order] for name, y in indexed.items()})
     shares, best = found
     return {
-        "consistency": _at(shares, best),
-        "chance": _at(*chance),
+        "consistency": _at(*found),
         "dimensions": {name: int((best == i).sum()) for i, name in enumerate(levels)},
-        "by_level": {name: float(100 * share.mean()) for name, share in zip(levels, shares)},
+        "by_level": {name: mean(share) for name, share in zip(levels, shares)},
+        "consistency_chance": _at(*chance),
     }
 
 
-def _levels(
-    kept: sp.csr_array, levels: Mapping[str, np.ndarray], min_support: int
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """Shares [levels, dimensions in use] and the level that fits best [dimensions in use]."""
+def _levels(kept: sp.csr_array, levels: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Shares [levels, dimensions in use], percent, and the level that fits best [dimensions in use]."""
     shares, fits = [], []
     for labels in levels.values():
         sizes = np.bincount(labels)
-        support, share, best = largest_shares(class_counts(kept, labels, len(sizes)))
-        used = support >= max(1, min_support)
-        prior = sizes[best[used]] / len(labels)
+        fires = class_counts(kept, labels)
+        support, share = largest_share(fires)
+        used = support >= MIN_SUPPORT
+        prior = 100 * sizes[fires.argmax(0)[used]] / len(labels)
         shares.append(share[used])
-        fits.append((share[used] - prior) / (1 - prior))
-    return (np.stack(shares), np.stack(fits).argmax(0)) if len(shares[0]) else None
+        fits.append((share[used] - prior) / (100 - prior))
+    return np.stack(shares), np.stack(fits).argmax(0)
 
 
-def _at(shares: np.ndarray, best: np.ndarray) -> float:
-    return float(100 * shares[best, np.arange(len(best))].mean())
+def _at(shares: np.ndarray, best: np.ndarray) -> float | None:
+    return mean(shares[best, np.arange(len(best))])
 
 
 def summary(
@@ -252,21 +232,22 @@ def summary(
 
     Returns
     -------
-    `f1`, `iou` (class of the highest mean activation), `best_f1`, `best_iou` (best class), each in 0..1 with `_chance`
-    (labels shuffled by the seed); `sparse_probe`; `hierarchy`.
+    `f1`, `iou` (class of the highest mean activation), `best_f1`, `best_iou` (best class), each in 0..1; `sparse_probe`
+    (balanced accuracy by number of dimensions, percent), each with `_chance` (labels shuffled by the seed);
+    `hierarchy`.
     """
     codes = as_codes(z)
     index, names = as_labels(labels, codes.shape[0])
     result: dict[str, Any] = {}
     shuffled = np.random.default_rng(seed).permutation(index)
-    measured = _detect(codes, [index, shuffled], len(names)) if f1 else []
+    measured = detect(codes, [index, shuffled], len(names)) if f1 else []
     for found, end in zip(measured, ("", "_chance")):
         for name in ("f1", "iou", "best_f1", "best_iou"):
-            values = getattr(found, name)
-            values = values[~np.isnan(values)]
-            result[name + end] = float(values.mean()) if len(values) else None
+            result[name + end] = mean(getattr(found, name))
     if train is not None:
-        result["sparse_probe"] = sparse_probe(train, (codes, labels))
+        read = sparse_probe(train, (codes, labels))
+        result["sparse_probe"] = {str(k): mean(np.array(list(scores.values()))) for k, scores in read.items()}
+        result["sparse_probe_chance"] = dict.fromkeys(result["sparse_probe"], 50.0)
     if levels is not None:
         result["hierarchy"] = fit_levels(keep(codes, KEPT), levels, seed=seed)
     return result

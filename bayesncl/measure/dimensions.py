@@ -1,6 +1,6 @@
 """The table of per-dimension statistics, which every mean, ranking, gallery and page reads.
 
-A dimension fires on an image where its unit-norm feature exceeds EPSILON in size. Shares are in percent, entropies in
+A dimension fires on an image where its unit-norm feature exceeds ACTIVE in size. Shares are in percent, entropies in
 nats. What does not exist is NaN: a dimension that never fires has no consistency.
 """
 
@@ -14,59 +14,38 @@ import torch
 
 from ..arrays import Array, as_numpy
 from ..errors import InputError
-from .counts import EPSILON, MIN_SUPPORT, Counts, Progress, average_precision, blocks, count, unit
+from ..objective import ACTIVE
+from .counts import MIN_SUPPORT, Counts, Labellings, Progress, average_precision, blocks, count, unit
 from .sparse import as_codes
+
+OWNED = (0.5, 0.1)  # precision and recall from which a class owns a dimension
 
 
 @dataclass(frozen=True)
 class Dimensions:
-    """Statistics of D dimensions over N images. What needs labels, backgrounds or gates is None without them.
+    """Statistics of D dimensions over N images. What needs labels, backgrounds or gates is None without them."""
 
-    Attributes
-    ----------
-    images : N.
-    support : int [D], images on which a dimension fires.
-    mass : [D], sum of the unit-norm |z_k| over those images.
-    classes : [C], the distinct labels in sorted order. Classes below are numbers into it.
-    class_sizes : int [C], images by class.
-    class_counts : int [D, C], firing images by class; background_counts : int [D, B].
-    consistency : [D], share of the most frequent class among the labelled images a dimension fires on, percent. It is
-        also the precision of the dimension as a detector of that class.
-    best_class : int [D], that class, of equals the one with more mass; -1 without firing labelled images.
-    recall : [D], share of the best class on which the dimension fires, percent.
-    detected_class : int [D], the class of the highest mean activation, or -1.
-    ap : [D], average precision of |z_k| as a detector of `detected_class`, 0 to 1; None unless asked for.
-    entropy_freq, entropy_sum, entropy_mean : [D], entropy over classes of firing counts, of mass, of mass per image.
-    backgrounds : [B], the distinct backgrounds.
-    open_rate : [D], share of all images on which the gate is open, percent.
-    closed_rate : [D], share of the images a dimension fires on where its gate is closed, percent.
-    open_counts : int [D, C], images with an open gate by class.
-    """
-
-    images: int
-    support: np.ndarray
-    mass: np.ndarray
-    classes: np.ndarray | None = None
-    class_sizes: np.ndarray | None = None
-    class_counts: np.ndarray | None = None
+    images: int  # N
+    support: np.ndarray  # int [D], images on which a dimension fires
+    mass: np.ndarray  # [D], sum of the unit-norm |z_k| over those images
+    classes: np.ndarray | None = None  # [C], the distinct labels in sorted order; classes below are numbers into it
+    class_sizes: np.ndarray | None = None  # int [C], images by class
+    class_counts: np.ndarray | None = None  # int [D, C], firing images by class
+    # [D], share of the most frequent class among the labelled images a dimension fires on, percent; it is also the
+    # precision of the dimension as a detector of that class
     consistency: np.ndarray | None = None
-    best_class: np.ndarray | None = None
-    recall: np.ndarray | None = None
-    detected_class: np.ndarray | None = None
-    ap: np.ndarray | None = None
-    entropy_freq: np.ndarray | None = None
-    entropy_sum: np.ndarray | None = None
-    entropy_mean: np.ndarray | None = None
-    backgrounds: np.ndarray | None = None
-    background_counts: np.ndarray | None = None
-    open_rate: np.ndarray | None = None
-    closed_rate: np.ndarray | None = None
-    open_counts: np.ndarray | None = None
-
-    @property
-    def precision(self) -> np.ndarray | None:
-        """Precision for the best class, percent: the consistency."""
-        return self.consistency
+    best_class: np.ndarray | None = None  # int [D], that class, of equals the one with more mass; -1 without any
+    recall: np.ndarray | None = None  # [D], share of the best class on which the dimension fires, percent
+    detected_class: np.ndarray | None = None  # int [D], the class of the highest mean activation, or -1
+    ap: np.ndarray | None = None  # [D], average precision of |z_k| as a detector of that, 0 to 1; if asked for
+    entropy_freq: np.ndarray | None = None  # [D], entropy over classes of firing counts,
+    entropy_sum: np.ndarray | None = None  # ... of mass,
+    entropy_mean: np.ndarray | None = None  # ... of mass per image
+    backgrounds: np.ndarray | None = None  # [B], the distinct backgrounds
+    background_counts: np.ndarray | None = None  # int [D, B], firing images by background
+    open_rate: np.ndarray | None = None  # [D], share of all images on which the gate is open, percent
+    closed_rate: np.ndarray | None = None  # [D], share of the images a dimension fires on where it is closed, percent
+    open_counts: np.ndarray | None = None  # int [D, C], images with an open gate by class
 
     @property
     def dead(self) -> np.ndarray:
@@ -164,6 +143,26 @@ def largest_share(fires: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return support, 100 * np.divide(fires.max(0), support, out=np.full(len(support), np.nan), where=support > 0)
 
 
+def mean(values: np.ndarray) -> float | None:
+    """Mean of the values that exist; None where none does."""
+    values = values[~np.isnan(values)]
+    return float(values.mean()) if len(values) else None
+
+
+def consistency(fires: np.ndarray, min_support: int = MIN_SUPPORT) -> float | None:
+    """Mean share of the most frequent class, percent, over dimensions that fire on enough images."""
+    support, share = largest_share(fires)
+    return mean(share[support >= max(min_support, 1)])
+
+
+def owned_classes(fires: np.ndarray, sizes: np.ndarray, min_support: int = MIN_SUPPORT) -> float:
+    """Number of classes with a dimension of enough support, precision and recall for them; sizes [C]."""
+    support = fires.sum(0)
+    precise = fires >= OWNED[0] * support
+    found = fires >= OWNED[1] * sizes[:, None]
+    return float((precise & found & (support >= max(min_support, 1))).any(1).sum())
+
+
 def entropy(weights: np.ndarray, floor: float = 0.0) -> np.ndarray:
     """-sum_c p log p of each column of weights [C, D], p = weights / their sum; terms with p <= floor are dropped."""
     total = weights.sum(0)
@@ -174,7 +173,7 @@ def entropy(weights: np.ndarray, floor: float = 0.0) -> np.ndarray:
 
 def detector_precision(
     features: np.ndarray,
-    labellings: Sequence[np.ndarray],
+    labellings: Labellings,
     counts: Sequence[Counts],
     classes: int | None = None,
     progress: Progress | None = None,
@@ -232,7 +231,7 @@ def _gates(
     group = torch.zeros(z.shape[0], dtype=torch.int64) if index is None else torch.from_numpy(index)
     for part, block in blocks(z):
         gate = torch.from_numpy(np.array(open[part], bool))
-        closed += ((unit(block, part.start).abs() > EPSILON) & ~gate).sum(0).numpy()
+        closed += ((unit(block, part.start).abs() > ACTIVE) & ~gate).sum(0).numpy()
         opened.index_add_(0, group[part], gate.float())  # exact up to 2^24 images
     rate = 100 * np.divide(closed, support, out=np.full(len(support), np.nan), where=support > 0)
     counts = _whole(opened.numpy().T)

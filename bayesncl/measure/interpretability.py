@@ -7,21 +7,30 @@ dimensions that fire on at least ten images. docs/measures.md defines every key 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from ..arrays import Array, as_features, as_labels
 from ..errors import InputError
-from .counts import EPSILON, MIN_SUPPORT, Counts, Progress, count, gram
-from .dimensions import describe, detector_precision, entropy, from_counts, largest_share
+from ..objective import ACTIVE
+from .counts import MIN_SUPPORT, Counts, Labellings, Progress, count, gram
+from .dimensions import (
+    consistency,
+    describe,
+    detector_precision,
+    entropy,
+    from_counts,
+    largest_share,
+    mean,
+    owned_classes,
+)
 
 DEFINITIONS = ("paper", "sound")
-CURVE = (EPSILON, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # thresholds of the sparsity curve; the first is the plain definition
+CURVE = (ACTIVE, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # thresholds of the sparsity curve; the first is the plain definition
 MATCHED = (10, 5, 2)  # mean active dimensions per image at which consistency is compared
 MATCHED_SLACK = 0.05  # a threshold matches if the mean comes this close, relatively; ties can make that impossible
-OWNED = (0.5, 0.1)  # precision and recall from which a class owns a dimension
+
 SPECTRUM_DIMS = 8192  # above, effective rank and orthogonality are left out: D^3 operations, D^2 memory
 
 Value = float | None
@@ -29,7 +38,7 @@ UNKNOWN: dict[str, dict[str, Value]] = {name: {"effective_rank": None, "orthogon
 
 
 def at(name: str, threshold: float) -> str:
-    """Key of a measure at a threshold other than EPSILON, such as `l0_at_0.2`."""
+    """Key of a measure at a threshold other than ACTIVE, such as `l0_at_0.2`."""
     return f"{name}_at_{threshold:g}"
 
 
@@ -80,7 +89,7 @@ def interpretability(
 
 def evaluate(
     features: np.ndarray,
-    labellings: Sequence[np.ndarray],
+    labellings: Labellings,
     definitions: Iterable[str] = DEFINITIONS,
     *,
     min_support: int = MIN_SUPPORT,
@@ -101,7 +110,7 @@ def evaluate(
         raise InputError(f"min_support must be 1 or more images, got {min_support}")
     sound, paper = "sound" in definitions, "paper" in definitions
     n = len(features)
-    thresholds = CURVE if sound else (EPSILON,)
+    thresholds = CURVE if sound else (ACTIVE,)
     wanted = max(MATCHED) * n + 1 if sound else 0
     counts = count(features, labellings, thresholds, raw=paper, mass=sound, largest=wanted, progress=progress)
     results: list[dict[str, dict[str, Value]]] = [{} for _ in labellings]
@@ -144,15 +153,6 @@ def consistency_by_support(
     }
 
 
-def chance(measure: Callable[[np.ndarray], Any], labels: Array, seed: int = 0) -> Any:
-    """What a measure gives by chance: its value with the labels shuffled.
-
-    Examples
-    --------
-    >>> chance(lambda y: interpretability(z, y), labels)  # doctest: +SKIP
-    """
-    return measure(shuffled(np.asarray(labels), seed))
-
 
 def shuffled(labels: np.ndarray, seed: int = 0) -> np.ndarray:
     """The labels in an order that depends on the seed and their number alone."""
@@ -193,22 +193,17 @@ def spectrum_of(product: np.ndarray) -> dict[str, dict[str, Value]]:
     }
 
 
-def _mean(values: np.ndarray) -> Value:
-    values = values[~np.isnan(values)]
-    return float(values.mean()) if len(values) else None
-
-
 def _paper_means(counts: Counts) -> dict[str, Value]:
     mass = counts.raw_mass
     _, share = largest_share(counts.fires[0])  # of rows made unit length again, unlike what follows
     total = mass.sum(0)
-    means = mass / (counts.sizes[:, None] + EPSILON)
-    kept = total > EPSILON
+    means = mass / (counts.sizes[:, None] + ACTIVE)
+    kept = total > ACTIVE
     return {
-        "consistency": _mean(share),
-        "entropy_sum": _mean(entropy(mass, EPSILON)[kept]),
-        "entropy_mean": _mean(entropy(means, EPSILON)[kept & (means.sum(0) >= EPSILON)]),
-        "entropy_freq": _mean(entropy(counts.raw_fires, EPSILON)[kept]),
+        "consistency": mean(share),
+        "entropy_sum": mean(entropy(mass, ACTIVE)[kept]),
+        "entropy_mean": mean(entropy(means, ACTIVE)[kept & (means.sum(0) >= ACTIVE)]),
+        "entropy_freq": mean(entropy(counts.raw_fires, ACTIVE)[kept]),
         "activation_ratio": float((total > 0).mean()),
         "sparsity": float(1 - counts.raw_fires.sum() / (counts.rows * len(total))),
     }
@@ -219,7 +214,7 @@ def _sound_means(counts: Counts, ap: np.ndarray, min_support: int) -> dict[str, 
     support, dead = table.support, table.dead
     kept = support >= max(min_support, 1)
     names = ("consistency", "entropy_sum", "entropy_mean", "entropy_freq")
-    result = {name: _mean(getattr(table, name)[kept]) for name in names}
+    result = {name: mean(getattr(table, name)[kept]) for name in names}
     assert table.consistency is not None
     share, mass = table.consistency[~dead], table.mass[~dead]
     result |= {
@@ -229,35 +224,18 @@ def _sound_means(counts: Counts, ap: np.ndarray, min_support: int) -> dict[str, 
         "dead_share": float(dead.mean()),
         "near_dead_share": float(((support > 0) & (support < min_support)).mean()),
         "l0": table.l0,
-        "detector_ap": _mean(ap[~dead]),
-        "classes_owned": _owned(counts.fires[0], counts.sizes, min_support),
+        "detector_ap": mean(ap[~dead]),
+        "classes_owned": owned_classes(counts.fires[0], counts.sizes, min_support),
     }
     for threshold, fires in zip(counts.thresholds[1:], counts.fires[1:]):
-        result[at("consistency", threshold)] = _consistency(fires, min_support)
+        result[at("consistency", threshold)] = consistency(fires, min_support)
         result[at("l0", threshold)] = float(fires.sum() / counts.rows)
-        result[at("classes_owned", threshold)] = _owned(fires, counts.sizes, min_support)
+        result[at("classes_owned", threshold)] = owned_classes(fires, counts.sizes, min_support)
     return result
 
 
-def _consistency(fires: np.ndarray, min_support: int) -> Value:
-    support, share = largest_share(fires)
-    return _mean(share[support >= max(min_support, 1)])
-
-
-def _owned(fires: np.ndarray, sizes: np.ndarray, min_support: int) -> float:
-    """Number of classes with a dimension of enough precision and recall for them."""
-    support = fires.sum(0)
-    precise = fires >= OWNED[0] * support
-    found = fires >= OWNED[1] * sizes[:, None]
-    return float((precise & found & (support >= max(min_support, 1))).any(1).sum())
-
-
 def _matched(
-    features: np.ndarray,
-    labellings: Sequence[np.ndarray],
-    counts: Sequence[Counts],
-    min_support: int,
-    progress: Progress | None,
+    features: np.ndarray, labellings: Labellings, counts: Sequence[Counts], min_support: int, progress: Progress | None
 ) -> list[dict[str, Value]]:
     """Consistency with one threshold for all entries, so chosen that an image has L0 active dimensions on average."""
     n, largest = len(features), counts[0].largest
@@ -266,7 +244,7 @@ def _matched(
         if len(largest) > l0 * n:
             cuts[l0] = float(largest[l0 * n])
         elif len(largest) == l0 * n:
-            cuts[l0] = EPSILON
+            cuts[l0] = ACTIVE
     results: list[dict[str, Value]] = [{at_l0(l0): None for l0 in MATCHED} for _ in labellings]
     if cuts:
         what = "matching sparsity"
@@ -274,5 +252,5 @@ def _matched(
         for result, counted in zip(results, second):
             for l0, fires in zip(cuts, counted.fires):
                 if abs(fires.sum() / n - l0) <= MATCHED_SLACK * l0:
-                    result[at_l0(l0)] = _consistency(fires, min_support)
+                    result[at_l0(l0)] = consistency(fires, min_support)
     return results

@@ -13,35 +13,28 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from ..arrays import Array, as_labels
+from ..arrays import Array, as_labels, as_numpy
 from ..errors import InputError
+from .counts import MIN_SUPPORT
+from .dimensions import largest_share, mean, owned_classes
+from .probe import chance, fit, scores
 from .retrieval import place
-from .sparse import Codes, as_codes, strongest
+from .sparse import as_codes, strongest
 
 KS = (1, 2, 5, 10)
-MIN_SUPPORT = 10  # images a dimension must fire on to count
-ABOUT = 0.5  # share of the largest class from which a dimension is about it
-OWNED = (0.5, 0.1)  # precision and recall from which a class owns a dimension
+ABOUT = 50  # percent of the largest class from which a dimension is about it
 PENALTIES = (1e-2, 1e-3, 1e-4, 1e-5)  # of ||W||^2 / 2 beside the mean cross-entropy, strongest first
 PROBE_ROWS = 20_000  # training rows the probe uses at most
+STEPS = 40  # of L-BFGS
 QUERY_ENTRIES = 2**22  # similarities held at once
 GALLERY_ENTRIES = 2**26  # of kept codes held dense, 512 MB
 
 
 def keep(z: Array, k: int) -> sp.csr_array:
-    """Each row's k strongest entries by |z|, at unit length.
+    """Each row's k strongest entries by |z|, at unit length, signed: CSR float32 [N, D].
 
     Of equal entries the lower columns are kept. Entries that do not fire (|z| of the unit-length row up to 1e-5) are
     never kept, so that a row may keep fewer than k; k beyond D keeps all that fire.
-
-    Parameters
-    ----------
-    z : [N, D] numpy, torch or scipy sparse.
-    k : 1 or more.
-
-    Returns
-    -------
-    CSR float32 [N, D]; signs stay.
     """
     z = as_codes(z)
     return _cut(*strongest(z, k), k, z.shape[1])
@@ -59,47 +52,13 @@ def _cut(columns: np.ndarray, values: np.ndarray, k: int, width: int) -> sp.csr_
     return result
 
 
-def class_counts(kept: sp.csr_array, labels: np.ndarray, classes: int) -> sp.csc_array:
-    """Images of class c on which dimension j fires, sparse [C, D], from labels 0..C-1."""
+def class_counts(kept: sp.csr_array, labels: np.ndarray) -> np.ndarray:
+    """Images of class c on which dimension j fires, float64 [C, D], from labels 0..C-1."""
     n = len(labels)
-    onehot = sp.csr_array((np.ones(n), labels, np.arange(n + 1)), shape=(n, classes))
+    onehot = sp.csr_array((np.ones(n), labels, np.arange(n + 1)), shape=(n, int(labels.max()) + 1))
     pattern = sp.csr_array((np.ones(kept.nnz), kept.indices, kept.indptr), shape=kept.shape)
-    return sp.csc_array(onehot.T @ pattern)
+    return (onehot.T @ pattern).toarray()
 
-
-def largest_shares(counts: sp.csc_array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Support [D], share [D] of the largest class (0 where the support is) and that class [D], of equals the first."""
-    support = np.asarray(counts.sum(0)).ravel()
-    largest = counts.max(axis=0).toarray().ravel()
-    best = np.asarray(counts.argmax(axis=0)).ravel()
-    return support, np.divide(largest, support, out=np.zeros_like(support), where=support > 0), best
-
-
-def consistency(counts: sp.csc_array, min_support: int = MIN_SUPPORT) -> float | None:
-    """Mean over dimensions that fire on enough images of the share of the largest class, percent."""
-    support, share, _ = largest_shares(counts)
-    used = support >= max(1, min_support)
-    return float(100 * share[used].mean()) if used.any() else None
-
-
-def about_one(counts: sp.csc_array, min_support: int = MIN_SUPPORT) -> float | None:
-    """Percent of the dimensions that fire on enough images of which half or more are of one class."""
-    support, share, _ = largest_shares(counts)
-    used = support >= max(1, min_support)
-    return float(100 * (share[used] >= ABOUT).mean()) if used.any() else None
-
-
-def owned_classes(counts: sp.csc_array, sizes: np.ndarray, min_support: int = MIN_SUPPORT) -> int:
-    """Classes with a dimension of precision >= 0.5 and recall >= 0.1 for them that fires on enough images."""
-    support = np.asarray(counts.sum(0)).ravel()
-    entries = counts.tocoo()
-    c, j = entries.coords
-    owns = (
-        (entries.data >= OWNED[0] * support[j])
-        & (entries.data >= OWNED[1] * sizes[c])
-        & (support[j] >= max(1, min_support))
-    )
-    return len(np.unique(c[owns]))
 
 
 def precision(
@@ -108,7 +67,7 @@ def precision(
     """Retrieval precision at k, percent: cosine similarity of kept codes among the rows, the query left out.
 
     Equally similar rows share the places they compete for (the expectation over random order), also those that share
-    no dimension with the query; the same as `retrieval` of the dense codes.
+    no dimension with the query; the same as `retrieval` of the dense codes, for a fraction of its products.
 
     Parameters
     ----------
@@ -124,22 +83,18 @@ def precision(
     codes = sp.csr_array(kept.tocsc()[:, live].astype(np.float64))
     length = np.sqrt(codes.power(2).sum(1))  # 1 but for rounding, which would part what is equal
     codes.data /= np.repeat(length, np.diff(codes.indptr))
-    labels = np.stack(labellings)
-    hits = np.zeros(len(labels))
-    # a query has at most so many similarities that are not zero as its dimensions have images
+    # a query has at most as many similarities that are not zero as its dimensions have images
     work = np.minimum((codes != 0) @ np.bincount(codes.indices, minlength=len(live)).astype(float), n)[queries]
-    thin = work.sum() < n * len(queries) / 8
-    device = place()
+    device, labels, hits = place(), np.stack(labellings), np.zeros(len(labellings))
     known = torch.from_numpy(labels).to(device)
     fits = len(live) * n <= GALLERY_ENTRIES
     gpu = fits and device.type == "cuda"
+    thin = not gpu and work.sum() < n * len(queries) / 8
     # not thin: k axpys of length N a query, whatever the hubs, where the gallery fits as a dense array
-    gallery: Any = codes.T.toarray() if fits and (gpu or not thin) else codes.T.tocsr()
+    gallery: Any = codes.T.toarray() if fits and not thin else codes.T.tocsr()
     gallery = torch.from_numpy(gallery).to(device) if gpu else gallery
-    rows = max(1, int(QUERY_ENTRIES // max(1.0, work.mean() if thin and not gpu else n)))
-    for start in range(0, len(queries), rows):
-        own = queries[start : start + rows]
-        if thin and not gpu:
+    for own in np.array_split(queries, int(-(-(work.sum() if thin else n * len(queries)) // QUERY_ENTRIES)) or 1):
+        if thin:
             hits += _sparse_hits(codes[own] @ gallery, own, labels, k)
             continue
         asked = torch.from_numpy(own).to(device)
@@ -152,8 +107,8 @@ def precision(
 def _sparse_hits(similar: sp.csr_array, own: np.ndarray, labels: np.ndarray, k: int) -> np.ndarray:
     """As `_hits`, where the similarities not stored are zero: tie by tie from the highest, until k places are taken."""
     n, rows = similar.shape[1], len(own)
-    query, found, value = np.repeat(np.arange(rows), np.diff(similar.indptr)), similar.indices, similar.data
-    value = value.astype(np.float32)
+    query, found = np.repeat(np.arange(rows), np.diff(similar.indptr)), similar.indices
+    value = similar.data.astype(np.float32)
     stored = (found != own[query]) & (value != 0)
     query, found, value = query[stored], found[stored], value[stored]
     match = labels[:, found] == labels[:, own[query]]  # [L, entries]
@@ -202,88 +157,46 @@ def probe(
     test: sp.csr_array,
     test_labels: Array,
     *,
-    rows: int = PROBE_ROWS,
     seed: int = 0,
     device: str | torch.device | None = None,
 ) -> dict[str, float]:
     """Accuracy of multinomial logistic regression on kept codes: `fast_probe` for sparse rows.
 
     Columns are scaled to unit deviation over the training rows; the intercept is free, so that centring them would
-    change nothing. The penalty is chosen on a fifth of the training rows.
-
-    Parameters
-    ----------
-    train, test : CSR [N, D] and [M, D].
-    rows : training rows used, drawn by the seed if there are more.
-    device : where to fit; a GPU, which takes the rows dense, if there is one.
+    change nothing. Of many training rows PROBE_ROWS are drawn by the seed; the penalty is chosen on a fifth of them.
+    A GPU, if there is one, takes the rows dense.
 
     Returns
     -------
     `acc1` and `chance` (the same predictions against shuffled labels, in expectation), percent, and `penalty`.
     """
-    rng = np.random.default_rng(seed)
     known, names = as_labels(train_labels, train.shape[0])
-    order = rng.permutation(train.shape[0])[:rows]
+    order = np.random.default_rng(seed).permutation(train.shape[0])[:PROBE_ROWS]
     where = torch.device(device) if device is not None else place()
     x, y = train[order].astype(np.float32), torch.from_numpy(known[order]).to(where)
-    mean = np.asarray(x.mean(0)).ravel()
-    deviation = np.sqrt(np.maximum(np.asarray(x.power(2).mean(0)).ravel() - mean**2, 0))
-    scale = sp.diags_array(np.where(deviation > 0, 1 / np.where(deviation > 0, deviation, 1), 0).astype(np.float32))
-    x, x_test = (_on(where, (rows @ scale).tocsr()) for rows in (x, test.astype(np.float32)))
+    centre = np.asarray(x.mean(0)).ravel()
+    deviation = np.sqrt(np.maximum(np.asarray(x.power(2).mean(0)).ravel() - centre**2, 0))
+    scale = np.divide(1, deviation, out=np.zeros_like(deviation), where=deviation > 0)
+    x, x_test = (_on(where, (rows @ sp.diags_array(scale)).tocsr()) for rows in (x, test.astype(np.float32)))
     held = max(1, len(order) // 5)
     start = torch.zeros(x.shape[1] + 1, len(names), device=where)
     best, weight = (-1.0, PENALTIES[0]), start
     for penalty in PENALTIES:
-        weight = _fit(x[held:], y[held:], weight, penalty)
-        right = float((_scores(x[:held], weight).argmax(1) == y[:held]).double().mean())
+        weight = fit(x[held:], y[held:], weight, penalty, STEPS)
+        right = float((scores(x[:held], weight).argmax(1) == y[:held]).double().mean())
         if right <= best[0]:
             break
         best = (right, penalty)
-    weight = _fit(x, y, start, best[1])
-    predicted = names[_scores(x_test, weight).argmax(1).cpu().numpy()]
-    truth = test_labels.cpu().numpy() if isinstance(test_labels, Tensor) else np.asarray(test_labels)
-    labels, counts = np.unique(truth, return_counts=True)
-    share = {label: n / len(truth) for label, n in zip(labels.tolist(), counts.tolist())}
-    guesses, often = np.unique(predicted, return_counts=True)
-    chance = sum(share.get(g, 0.0) * n / len(truth) for g, n in zip(guesses.tolist(), often.tolist()))
-    return {"acc1": float(100 * (predicted == truth).mean()), "chance": 100 * chance, "penalty": best[1]}
+    weight = fit(x, y, start, best[1], STEPS)
+    predicted = names[scores(x_test, weight).argmax(1).cpu().numpy()]
+    truth = as_numpy(test_labels)
+    accuracy = float(100 * (predicted == truth).mean())
+    return {"acc1": accuracy, "chance": chance(predicted, truth), "penalty": best[1]}
 
 
 def _on(device: torch.device, x: sp.csr_array) -> Any:
     """Rows for products on a device: sparse on a CPU, dense elsewhere."""
     return x if device.type == "cpu" else torch.from_numpy(x.toarray()).to(device)
-
-
-def _product(x: Any, y: Tensor) -> Tensor:
-    return x @ y if isinstance(x, Tensor) else torch.from_numpy(x @ y.numpy())
-
-
-def _scores(x: Any, weight: Tensor) -> Tensor:
-    return _product(x, weight[:-1]) + weight[-1]
-
-
-def _fit(x: Any, y: Tensor, start: Tensor, penalty: float, steps: int = 40) -> Tensor:
-    """Minimise mean CE(x W + b, y) + penalty/2 ||W||^2 by L-BFGS; rows of the result [D + 1, C] are W, then b."""
-    weight = start.clone().requires_grad_()
-    transposed = x.T if isinstance(x, Tensor) else x.T.tocsr()
-    lbfgs = torch.optim.LBFGS(
-        [weight], max_iter=steps, tolerance_grad=1e-4, tolerance_change=1e-6, line_search_fn="strong_wolfe"
-    )
-
-    @torch.no_grad()
-    def loss_and_gradient() -> Tensor:
-        log_p = _scores(x, weight).log_softmax(1)
-        loss = -log_p.gather(1, y[:, None]).mean() + penalty / 2 * weight[:-1].square().sum()
-        residual = log_p.exp_()  # d CE / d logits = softmax - onehot
-        residual.scatter_add_(1, y[:, None], torch.full_like(residual[:, :1], -1.0))
-        residual /= len(y)
-        gradient = torch.cat([_product(transposed, residual), residual.sum(0, keepdim=True)])
-        gradient[:-1] += penalty * weight[:-1]
-        weight.grad = gradient
-        return loss
-
-    lbfgs.step(loss_and_gradient)
-    return weight.detach()
 
 
 def summary(
@@ -292,7 +205,6 @@ def summary(
     *,
     train: tuple[Array, Array] | None = None,
     ks: Sequence[int] = KS,
-    min_support: int = MIN_SUPPORT,
     queries: int | None = None,
     seed: int = 0,
 ) -> dict[int, dict[str, float | None]]:
@@ -312,31 +224,29 @@ def summary(
     """
     z = as_codes(z)
     n, width = z.shape
-    index, names = as_labels(labels, n)
+    index, _ = as_labels(labels, n)
     shuffled = np.random.default_rng(seed).permutation(index)
-    sizes = np.bincount(index)
     asked = None if queries is None or queries >= n else np.random.default_rng(seed).choice(n, queries, replace=False)
-    columns, values = strongest(z, max(ks))
+    strong = strongest(z, max(ks))
     if train is not None:
         known = as_codes(train[0])
         if known.shape[1] != width:
             raise InputError(f"train features have {known.shape[1]} dimensions, test features {width}")
-        known_columns, known_values = strongest(known, max(ks))
+        strong_train = strongest(known, max(ks))
     result: dict[int, dict[str, float | None]] = {}
     for k in ks:
-        kept = _cut(columns, values, k, width)
+        kept = _cut(*strong, k, width)
         row: dict[str, float | None] = {"l0": kept.nnz / n}
         for y, end in ((index, ""), (shuffled, "_chance")):
-            counts = class_counts(kept, y, len(names))
-            row["consistency" + end] = consistency(counts, min_support)
-            row["about_one_class" + end] = about_one(counts, min_support)
-            row["classes_owned" + end] = float(owned_classes(counts, sizes, min_support))
+            fires = class_counts(kept, y)
+            support, share = largest_share(fires)
+            share = share[support >= MIN_SUPPORT]
+            row["consistency" + end] = mean(share)
+            row["about_one_class" + end] = mean(100.0 * (share >= ABOUT))
+            row["classes_owned" + end] = owned_classes(fires, np.bincount(index))
         row["p5"], row["p5_chance"] = precision(kept, [index, shuffled], 5, asked)
         if train is not None:
-            found = probe(_cut(known_columns, known_values, k, width), train[1], kept, labels, seed=seed)
+            found = probe(_cut(*strong_train, k, width), train[1], kept, labels, seed=seed)
             row |= {"probe": found["acc1"], "probe_chance": found["chance"]}
         result[k] = row
     return result
-
-
-__all__ = ["KS", "Codes", "consistency", "keep", "owned_classes", "precision", "probe", "summary"]

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 
 from ..arrays import Array, as_features
 from ..errors import InputError
 from ..quiz import wilson
-from .sparse import Codes, as_codes, column_blocks, fired, ranked_entries, strongest_images, thin, unit_blocks
+from .dimensions import mean
+from .sparse import Codes, as_codes, column_blocks, strongest_images, unit_blocks
 
 TOP = 10  # strongest images of a dimension
 POOL = 20  # ... from which the four of an intruder test are drawn
@@ -26,14 +26,14 @@ TRIALS = 4  # intruder tests a dimension
 CANDIDATES = 64  # images drawn in search of an odd one
 
 
-def prepare(embeddings: Array, count: int, centre: bool = True) -> np.ndarray:
+def prepare(embeddings: Array, count: int) -> np.ndarray:
     """Embeddings as float32 [N, F], centred and at unit length; a zero row stays zero."""
     e = as_features(embeddings).astype(np.float32)
     if len(e) != count:
         raise InputError(f"{len(e)} embeddings for {count} rows of features")
     if not np.isfinite(e).all():
         raise InputError("embeddings must be finite numbers, got NaN or infinity")
-    e = e - e.mean(0) if centre else e
+    e -= e.mean(0)
     length = np.linalg.norm(e, axis=1, keepdims=True)
     return e / np.where(length > 0, length, 1)
 
@@ -42,44 +42,19 @@ def monosemanticity(z: Array, embeddings: np.ndarray) -> np.ndarray:
     """Mean similarity of pairs of images, weighted by the activations of a dimension on both.
 
     MS_j = (|sum_n a_n e_n|^2 - sum_n a_n^2 |e_n|^2) / ((sum_n a_n)^2 - sum_n a_n^2), with a_n the activation of
-    dimension j on image n, rows at unit length, scaled to 0..1 by its least and largest value.
-
-    Parameters
-    ----------
-    z : [N, D].
-    embeddings : [N, F] unit rows, as `prepare` gives them.
-
-    Returns
-    -------
-    float64 [D]; NaN where a dimension is constant or weighs one image only.
+    dimension j on image n, rows at unit length, scaled to 0..1 by its least and largest value; float64 [D], NaN where a
+    dimension is constant or weighs one image only. Embeddings [N, F] are as `prepare` gives them.
     """
     codes = as_codes(z)
-    square = np.square(embeddings).sum(1)
-    if thin(codes) and (x := fired(codes)).nnz and x.data.min() > 0 and np.diff(x.tocsc().indptr).max() < x.shape[0]:
-        span = np.asarray(x.max(axis=0).toarray()).ravel().astype(np.float64)  # every column is 0 somewhere
-        a = sp.csr_array(x @ sp.diags_array(1 / np.where(span > 0, span, 1)))
-        along, total = a.T @ embeddings.astype(np.float64), np.asarray(a.sum(0)).ravel()
-        squared = a.power(2)
-        squares, self_pairs = np.asarray(squared.sum(0)).ravel(), squared.T @ square
-    else:
-        span, along, total, squares, self_pairs = _dense_sums(codes, embeddings, square)
-    pairs = total**2 - squares
-    there = (span > 0) & (pairs > 1e-6 * squares)
-    similar = np.square(along).sum(1) - self_pairs
-    return np.divide(similar, pairs, out=np.full(len(pairs), np.nan), where=there)
-
-
-def _dense_sums(codes: Codes, embeddings: np.ndarray, square: np.ndarray) -> tuple[np.ndarray, ...]:
-    """By dimension: its span, sum a_n e_n, sum a_n, sum a_n^2 and sum a_n^2 |e_n|^2."""
     width = codes.shape[1]
     low, high = np.full(width, np.inf), np.full(width, -np.inf)
     for _, block in unit_blocks(codes):
         low, high = np.minimum(low, block.amin(0).numpy()), np.maximum(high, block.amax(0).numpy())
     span = high - low
     low_t, span_t = (torch.from_numpy(v.astype(np.float32)) for v in (low, np.where(span > 0, span, 1)))
-    e, e_square = torch.from_numpy(embeddings), torch.from_numpy(square)
-    along = np.zeros((width, e.shape[1]))
-    total, squares, self_pairs = (np.zeros(width) for _ in range(3))
+    e, e_square = torch.from_numpy(embeddings), torch.from_numpy(np.square(embeddings).sum(1))
+    along = np.zeros((width, e.shape[1]))  # sum a_n e_n
+    total, squares, self_pairs = (np.zeros(width) for _ in range(3))  # sum a_n, a_n^2 and a_n^2 |e_n|^2
     for part, block in unit_blocks(codes):
         a = (block.float() - low_t) / span_t
         along += (a.T @ e[part]).numpy()
@@ -87,7 +62,10 @@ def _dense_sums(codes: Codes, embeddings: np.ndarray, square: np.ndarray) -> tup
         squared = a.square_()
         squares += squared.sum(0).numpy()
         self_pairs += (squared.T @ e_square[part]).numpy()
-    return span, along, total, squares, self_pairs
+    pairs = total**2 - squares
+    there = (span > 0) & (pairs > 1e-6 * squares)
+    similar = np.square(along).sum(1) - self_pairs
+    return np.divide(similar, pairs, out=np.full(width, np.nan), where=there)
 
 
 def mean_alike(images: np.ndarray, embeddings: np.ndarray) -> np.ndarray:
@@ -101,7 +79,7 @@ def mean_alike(images: np.ndarray, embeddings: np.ndarray) -> np.ndarray:
     return result
 
 
-def duplicate_share(images: np.ndarray, embeddings: np.ndarray, duplicate: float = DUPLICATE) -> np.ndarray:
+def duplicate_share(images: np.ndarray, embeddings: np.ndarray) -> np.ndarray:
     """Share of the images [D, T] of each dimension with a near duplicate among the others; NaN where none fires."""
     result = np.full(len(images), np.nan)
     for j, row in enumerate(images):
@@ -109,7 +87,7 @@ def duplicate_share(images: np.ndarray, embeddings: np.ndarray, duplicate: float
         if len(e):
             cosine = e @ e.T
             np.fill_diagonal(cosine, -1)
-            result[j] = (cosine.max(1) >= duplicate).mean()
+            result[j] = (cosine.max(1) >= DUPLICATE).mean()
     return result
 
 
@@ -129,7 +107,6 @@ def draw_trials(
     trials: int = TRIALS,
     dims: Array | None = None,
     pool: int = POOL,
-    duplicate: float = DUPLICATE,
     seed: int = 0,
 ) -> Trials:
     """Draw intruder tests.
@@ -157,44 +134,32 @@ def draw_trials(
     for j, weak in _weak(codes, wanted):
         rng = np.random.default_rng((seed, j))
         for _ in range(trials):
-            test = _draw(strong[j][strong[j] >= 0], weak, embeddings, duplicate, rng)
+            test = _draw(strong[j][strong[j] >= 0], weak, embeddings, rng)
             if test is not None:
                 found.append((j, *test))
-    return Trials(
-        np.array([j for j, _, _ in found], np.int64),
-        np.array([images for _, images, _ in found], np.int64).reshape(-1, 5),
-        np.array([odd for _, _, odd in found], np.int64),
-    )
+    dimension, images, odd = zip(*found) if found else ((), (), ())
+    return Trials(np.array(dimension, np.int64), np.array(images, np.int64).reshape(-1, 5), np.array(odd, np.int64))
 
 
 def _weak(codes: Codes, wanted: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """Wanted dimensions, and the images [N] on which each is not above its median over all images."""
-    n = codes.shape[0]
-    if sp.issparse(codes) or thin(codes):
-        for part, column, row, value in ranked_entries(codes):
-            edges = np.searchsorted(column, np.arange(part.stop - part.start + 1))
-            for j in np.flatnonzero(wanted[part]).tolist():
-                own = slice(edges[j], edges[j + 1])
-                middle = value[own][n // 2] if own.stop - own.start > n // 2 else 0.0
-                weak = np.ones(n, bool)
-                weak[row[own][value[own] > middle]] = False
-                yield part.start + j, weak
-        return
+    middle = codes.shape[0] - 1 - codes.shape[0] // 2
     for part, block in column_blocks(codes):
         here = np.flatnonzero(wanted[part])
         values = block.numpy()[here]
-        middles = np.partition(values, n - 1 - n // 2, axis=1)[:, n - 1 - n // 2]
-        for j, own, middle in zip(here.tolist(), values, middles):
-            yield part.start + j, own <= middle
+        middles, often = np.zeros(len(here)), (values > 0).sum(1) > codes.shape[0] // 2  # else the median is 0
+        middles[often] = np.partition(values[often], middle, axis=1)[:, middle]
+        for j, own, median in zip(here.tolist(), values, middles):
+            yield part.start + j, own <= median
 
 
 def _draw(
-    strong: np.ndarray, weak: np.ndarray, embeddings: np.ndarray | None, duplicate: float, rng: np.random.Generator
+    strong: np.ndarray, weak: np.ndarray, embeddings: np.ndarray | None, rng: np.random.Generator
 ) -> tuple[np.ndarray, int] | None:
     """Five rows in random order and the place of the odd one; the four from `strong`, the odd one where `weak` [N]."""
 
     def near(image: int, others: list[int]) -> bool:
-        return embeddings is not None and bool((embeddings[others] @ embeddings[image] >= duplicate).any())
+        return embeddings is not None and bool((embeddings[others] @ embeddings[image] >= DUPLICATE).any())
 
     four: list[int] = []
     for image in rng.permutation(strong).tolist():
@@ -225,51 +190,31 @@ def find_intruders(trials: Trials, embeddings: np.ndarray) -> np.ndarray:
     return found
 
 
-def summary(z: Array, embeddings: Array, *, trials: int = TRIALS, seed: int = 0, centre: bool = True) -> dict[str, Any]:
-    """Every measure without labels.
-
-    Parameters
-    ----------
-    z : [N, D] codes.
-    embeddings : [N, F] of the same images, of a second encoder; centred and made unit length here.
+def summary(z: Array, embeddings: np.ndarray, *, seed: int = 0) -> dict[str, Any]:
+    """Every measure without labels, of codes [N, D] by embeddings [N, F] as `prepare` gives them.
 
     Returns
     -------
     `monosemanticity`, `top10_similarity` (mean cosine of a dimension's ten strongest images) and `duplicates` (share of
     these with a near duplicate among them), means over dimensions, each with `_chance` (images shuffled by the seed);
     `intruder` (share found, 0..1), its `intruder_low` and `intruder_high` (Wilson, 95 %, as if trials of one dimension
-    were independent), `intruder_chance` 0.2, `intruder_trials`, and `intruder_by_dimension` {dimension: share}.
+    were independent), `intruder_chance` 0.2, `intruder_trials`.
     """
-    codes = as_codes(z)
-    e = prepare(embeddings, codes.shape[0], centre)
+    codes, e = as_codes(z), embeddings
     shuffled = e[np.random.default_rng(seed).permutation(len(e))]
     top = strongest_images(codes, TOP)
     result: dict[str, Any] = {}
     for given, end in ((e, ""), (shuffled, "_chance")):
-        result["monosemanticity" + end] = _mean(monosemanticity(codes, given))
-        result["top10_similarity" + end] = _mean(mean_alike(top, given))
-        result["duplicates" + end] = _mean(duplicate_share(top, given))
-    return result | intruder(codes, e, trials=trials, seed=seed)
-
-
-def intruder(z: Codes, embeddings: np.ndarray, *, trials: int = TRIALS, seed: int = 0) -> dict[str, Any]:
-    """The part of `summary` on the intruder test; embeddings as `prepare` gives them."""
-    tests = draw_trials(z, embeddings, trials=trials, seed=seed)
-    found = find_intruders(tests, embeddings)
-    many = np.bincount(tests.dimension)
-    share = np.bincount(tests.dimension, found) / np.maximum(many, 1)
-    mean = float(found.mean()) if len(found) else None
-    low, high = (None, None) if mean is None else wilson(float(found.sum()), len(found))
-    return {
-        "intruder": mean,
+        result["monosemanticity" + end] = mean(monosemanticity(codes, given))
+        result["top10_similarity" + end] = mean(mean_alike(top, given))
+        result["duplicates" + end] = mean(duplicate_share(top, given))
+    tests = draw_trials(codes, e, seed=seed)
+    found = find_intruders(tests, e)
+    low, high = wilson(float(found.sum()), len(found)) if len(found) else (None, None)
+    return result | {
+        "intruder": mean(found),
         "intruder_low": low,
         "intruder_high": high,
         "intruder_chance": 0.2,
         "intruder_trials": len(found),
-        "intruder_by_dimension": {int(j): float(share[j]) for j in np.flatnonzero(many)},
     }
-
-
-def _mean(values: np.ndarray) -> float | None:
-    values = values[~np.isnan(values)]
-    return float(values.mean()) if len(values) else None

@@ -15,7 +15,6 @@ from ..errors import InputError
 from .interpretability import CURVE, DEFINITIONS, MATCHED, Value, at, at_l0
 
 Path = tuple[str, ...]
-SAID = {"paper": "paper's definition", "sound": "sound"}  # of a measure that has both
 
 
 @dataclass(frozen=True)
@@ -56,10 +55,9 @@ class Measure:
             return definition, self.key
         return tuple(definition if part == "*" else part for part in self.key.split("/"))
 
-    def title(self, definition: str = "") -> str:
-        """Label, definition where there are two, and unit."""
-        said = f", {SAID[definition]}" if definition and len(self.definitions) > 1 else ""
-        return f"{self.label}{said}" + (f" ({self.unit})" if self.unit else "")
+    def title(self) -> str:
+        """Label and unit."""
+        return self.label + (f" ({self.unit})" if self.unit else "")
 
     def text(self, value: float | None, decimals: int | None = None) -> str:
         """A value as a table shows it."""
@@ -211,14 +209,6 @@ def find(path: Path) -> tuple[Measure, str] | None:
     if len(path) == 4 and path[0] == "retrieval" and path[1] in DEFINITIONS:
         return precision_at(*path[2:]), path[1]
     return by_path().get(path)
-
-
-def title(path: Path) -> str:
-    """What stands at a place in the results, in words, with the definition where that is part of the place."""
-    found = find(path)
-    if found is None:
-        raise InputError(f"there is no measure at {'/'.join(path)}")
-    return found[0].title(path[0] if path[0] in DEFINITIONS else "")
 
 
 def named(key: str) -> Measure:

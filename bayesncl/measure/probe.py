@@ -1,4 +1,7 @@
-"""What a linear classifier reads from frozen features: logistic regression, penalty chosen on held-out images."""
+"""What a linear classifier reads from frozen features: logistic regression, penalty chosen on held-out images.
+
+`paper_probe` is the published probe, which trains on fresh crops of the images for 50 epochs.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ from torch import Tensor
 
 from ..arrays import Array, as_features, as_labels, as_numpy
 from ..errors import InputError
+from .retrieval import place as default_place
+
+Rows = Any  # features [N, F]: a tensor, or a scipy CSR array, which stays on the CPU
 
 PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # of ||W||^2 / 2 beside the mean cross-entropy, strongest first
 VALIDATION = 0.2  # share of the training images the penalty is chosen on
@@ -42,44 +48,36 @@ def fast_probe(
 
     Parameters
     ----------
-    train_h, test_h : [N, F] features.
-    train_y, test_y : [N] integer labels.
+    train_h, test_h : [N, F] features; train_y, test_y : [N] integer labels.
     seeds : one held-out fifth each.
     device : where to fit; a GPU if there is one.
 
     Returns
     -------
-    dict
-        `acc1`, `acc5` (percent, mean over seeds; top min(5, C)), their `_spread` (standard deviation), `_per_seed` and
-        `_chance` (the same predictions against shuffled labels, in expectation), `penalty`, `validation_acc1`,
-        and the parameters `seeds`, `penalties`, `validation_share`.
+    `acc1`, `acc5` (percent, mean over seeds; top min(5, C)), their `_spread` (standard deviation), `_per_seed` and
+    `_chance` (the same predictions against shuffled labels, in expectation), `penalty`, `validation_acc1`, and the
+    parameters `seeds`, `penalties`, `validation_share`.
     """
     truth = as_numpy(test_y)
     if truth.shape != (len(test_h),):
         raise InputError(f"test labels must be [{len(test_h)}], one per image, got {list(truth.shape)}")
     rankings = rank_classes(train_h, train_y, test_h, seeds, device)
-    result = summarise([(r.top[:, :1], r.top) for r in rankings], truth)
-    result |= {
+    return summarise([(r.top[:, :1], r.top) for r in rankings], truth) | {
         "penalty": [r.penalty for r in rankings],
         "validation_acc1": [r.validation for r in rankings],
         "seeds": list(seeds),
         "penalties": list(PENALTIES),
         "validation_share": VALIDATION,
     }
-    return result
 
 
 def rank_classes(
-    train_h: Array,
-    train_y: Array,
-    test_h: Array,
-    seeds: Sequence[int] = (0, 1, 2),
-    device: str | torch.device | None = None,
+    train_h: Array, train_y: Array, test_h: Array, seeds: Sequence[int], device: str | torch.device | None = None
 ) -> list[Ranking]:
     """Predictions behind `fast_probe`: the min(5, C) likeliest classes of every test image, for every seed."""
     if len(seeds) == 0:
         raise InputError("a probe needs at least one seed, got none")
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = torch.device(device) if device is not None else default_place()
     x, x_test = _features(train_h, place), _features(test_h, place)
     if x.shape[1] != x_test.shape[1]:
         raise InputError(f"train features have {x.shape[1]} dimensions, test features {x_test.shape[1]}")
@@ -96,7 +94,7 @@ def rank_classes(
     for seed in seeds:
         penalty, validation = _choose_penalty(x, y, len(classes), seed)
         if penalty not in fitted:
-            weight = _fit(x, y, torch.zeros(x.shape[1] + 1, len(classes), device=place), penalty)
+            weight = fit(x, y, torch.zeros(x.shape[1] + 1, len(classes), device=place), penalty)
             fitted[penalty] = classes[_top(x_test, weight).cpu().numpy()]
         rankings.append(Ranking(fitted[penalty], penalty, validation))
     return rankings
@@ -114,7 +112,7 @@ def _choose_penalty(x: Tensor, y: Tensor, classes: int, seed: int) -> tuple[floa
     weight = torch.zeros(x.shape[1] + 1, classes, device=x.device)
     best, since = (0.0, -1.0), 0
     for penalty in PENALTIES:
-        weight = _fit(x_rest, y_rest, weight, penalty)  # from the last solution: each step along the path is short
+        weight = fit(x_rest, y_rest, weight, penalty)  # from the last solution: each step along the path is short
         accuracy = 100 * float((_top(x_out, weight)[:, 0] == y[out]).double().mean())
         best, since = ((penalty, accuracy), 0) if accuracy > best[1] else (best, since + 1)
         if since == 2:
@@ -122,10 +120,14 @@ def _choose_penalty(x: Tensor, y: Tensor, classes: int, seed: int) -> tuple[floa
     return best
 
 
-def _fit(x: Tensor, y: Tensor, start: Tensor, penalty: float, steps: int = 60) -> Tensor:
+def fit(x: Rows, y: Tensor, start: Tensor, penalty: float, steps: int = 60) -> Tensor:
     """Minimise mean CE(x W + b, y) + penalty/2 ||W||^2 by L-BFGS; rows of the result [F + 1, C] are W, then b."""
     weight = start.clone().requires_grad_()
-    rows = ROWS[x.device.type]
+    if isinstance(x, Tensor):
+        rows = ROWS[x.device.type]
+        parts = [(block, block.T, target) for block, target in zip(x.split(rows), y.split(rows))]
+    else:
+        parts = [(x, x.T.tocsr(), y)]
     lbfgs = torch.optim.LBFGS(
         [weight], max_iter=steps, tolerance_grad=1e-4, tolerance_change=1e-6, line_search_fn="strong_wolfe"
     )
@@ -135,14 +137,17 @@ def _fit(x: Tensor, y: Tensor, start: Tensor, penalty: float, steps: int = 60) -
         gradient = penalty * weight
         gradient[-1] = 0  # the intercept is free
         loss = penalty / 2 * weight[:-1].square().sum()
-        for block, target in zip(x.split(rows), y.split(rows)):
+        for block, transposed, target in parts:
             # d CE / d logits = softmax - onehot
-            log_p = torch.addmm(weight[-1], block, weight[:-1]).log_softmax(1)
-            loss -= log_p.gather(1, target[:, None]).sum() / len(x)
+            log_p = scores(block, weight).log_softmax(1)
+            loss -= log_p.gather(1, target[:, None]).sum() / len(y)
             residual = log_p.exp_()
             residual.scatter_add_(1, target[:, None], torch.full_like(residual[:, :1], -1.0))
-            gradient[:-1].addmm_(block.T, residual, alpha=1 / len(x))
-            gradient[-1] += residual.sum(0) / len(x)
+            if isinstance(transposed, Tensor):
+                gradient[:-1].addmm_(transposed, residual, alpha=1 / len(y))
+            else:
+                gradient[:-1] += torch.from_numpy(transposed @ residual.numpy()) / len(y)
+            gradient[-1] += residual.sum(0) / len(y)
         weight.grad = gradient
         return loss
 
@@ -150,9 +155,16 @@ def _fit(x: Tensor, y: Tensor, start: Tensor, penalty: float, steps: int = 60) -
     return weight.detach()
 
 
+def scores(x: Rows, weight: Tensor) -> Tensor:
+    """x W + b, [N, C]."""
+    if isinstance(x, Tensor):
+        return torch.addmm(weight[-1], x, weight[:-1])
+    return torch.from_numpy(x @ weight[:-1].detach().numpy()) + weight[-1]
+
+
 def _top(x: Tensor, weight: Tensor) -> Tensor:
     k, blocks = min(5, weight.shape[1]), x.split(ROWS[x.device.type])
-    return torch.cat([torch.addmm(weight[-1], block, weight[:-1]).topk(k, dim=1).indices for block in blocks])
+    return torch.cat([scores(block, weight).topk(k, dim=1).indices for block in blocks])
 
 
 def summarise(predictions: list[tuple[np.ndarray, np.ndarray]], truth: np.ndarray) -> dict[str, Any]:
@@ -163,11 +175,11 @@ def summarise(predictions: list[tuple[np.ndarray, np.ndarray]], truth: np.ndarra
         result[name] = float(np.mean(values))
         result[f"{name}_spread"] = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
         result[f"{name}_per_seed"] = values
-        result[f"{name}_chance"] = float(np.mean([_chance(top, truth) for top in tops]))
+        result[f"{name}_chance"] = float(np.mean([chance(top, truth) for top in tops]))
     return result
 
 
-def _chance(top: np.ndarray, truth: np.ndarray) -> float:
+def chance(top: np.ndarray, truth: np.ndarray) -> float:
     """Expected accuracy, percent, once the test labels are shuffled: sum_c P(c predicted) P(c)."""
     values, counts = np.unique(truth, return_counts=True)
     predicted = dict(zip(*np.unique(top, return_counts=True)))
@@ -179,3 +191,69 @@ def _features(h: Array, place: torch.device) -> Tensor:
     if not bool(torch.isfinite(x).all()):
         raise InputError("features hold NaN or infinity")
     return x
+
+
+def group_probe(
+    train_h: Array,
+    train_y: Array,
+    train_backgrounds: Array,
+    test_h: Array,
+    test_y: Array,
+    test_backgrounds: Array,
+    seeds: Sequence[int] = (0, 1, 2),
+    device: str | torch.device | None = None,
+) -> dict[str, Any]:
+    """Object probe by group, a group being a class on a background.
+
+    The probe is `fast_probe`'s, fitted without a look at the groups.
+
+    Returns
+    -------
+    `worst` (lowest group accuracy, percent, mean over seeds; with few images in a group it is low by chance alone),
+    `worst_spread`, `worst_per_seed`, `average` over images, `balanced` over groups, `usual` and `unusual`: over the
+    images that stand, or do not stand, on the commonest training background of their class (None without such images);
+    `groups`: a row each with `label`, `background`, `images`, `train_images`, `accuracy`, worst first. Groups without
+    test images are left out; `missing` counts them.
+    """
+    train_pairs = _pairs(train_y, train_backgrounds, len(train_h), "train")
+    pairs = _pairs(test_y, test_backgrounds, len(test_h), "test")
+    groups, group = np.unique(pairs, axis=0, return_inverse=True)
+    group = group.reshape(-1)
+    size = np.bincount(group)
+    right = [r.top[:, 0] == pairs[:, 0] for r in rank_classes(train_h, train_y, test_h, seeds, device)]
+    accuracy = np.array([100 * np.bincount(group, weights=each) / size for each in right])  # [seeds, G]
+    worst, mean = accuracy.min(1), accuracy.mean(0)
+    usual = np.array([d == _commonest(train_pairs, c) for c, d in groups])
+
+    def over_images(chosen: np.ndarray) -> float | None:
+        return float(mean[chosen] @ size[chosen] / size[chosen].sum()) if chosen.any() else None
+
+    names = ("label", "background", "images", "train_images", "accuracy")
+    train_size = [int((train_pairs == pair).all(1).sum()) for pair in groups]
+    columns = (*groups.T.tolist(), size.tolist(), train_size, mean.tolist())
+    rows = [dict(zip(names, row)) for row in zip(*columns)]
+    return {
+        "worst": float(worst.mean()),
+        "worst_spread": float(worst.std(ddof=1)) if len(worst) > 1 else 0.0,
+        "worst_per_seed": worst.tolist(),
+        "average": over_images(np.ones(len(groups), dtype=bool)),
+        "balanced": float(mean.mean()),
+        "usual": over_images(usual),
+        "unusual": over_images(~usual),
+        "groups": sorted(rows, key=lambda row: row["accuracy"]),
+        "missing": len(np.unique(pairs[:, 0])) * len(np.unique(pairs[:, 1])) - len(groups),
+    }
+
+
+def _commonest(pairs: np.ndarray, label: int) -> int | None:
+    """The background a class stands on most often; None for an unknown class."""
+    places, counts = np.unique(pairs[pairs[:, 0] == label, 1], return_counts=True)
+    return int(places[counts.argmax()]) if len(places) else None
+
+
+def _pairs(labels: np.ndarray, backgrounds: np.ndarray, count: int, split: str) -> np.ndarray:
+    """[N, 2] of class and background."""
+    for what, values in (("labels", labels), ("backgrounds", backgrounds)):
+        if np.shape(values) != (count,):
+            raise InputError(f"{split} {what} must be [{count}], one per image, got {list(np.shape(values))}")
+    return np.stack([labels, backgrounds], axis=1)

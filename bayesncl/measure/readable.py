@@ -11,6 +11,8 @@ from ..arrays import Array, as_features, as_labels, as_numpy
 from ..data.images import printable
 from ..errors import InputError
 from . import coverage, detectors, kept, labelfree
+from .counts import MIN_SUPPORT
+from .dimensions import largest_share
 from .retrieval import retrieval
 from .sparse import Codes, as_codes, strongest_images
 
@@ -73,18 +75,37 @@ def figures(
     given = None if embeddings is None else labelfree.prepare(embeddings, n)
     known = _labels(labels, n)
     levelled = {name: as_labels(y, n)[0] for name, y in (levels or {}).items()}
-    tree: Tree = {"images": n, "dimensions": width, "classes": None if known is None else int(known.max()) + 1}
-    tree |= _measure(codes, known, labels, levelled, given, train, ks, queries, everything, seed)
-    result, chance = part(tree, "_chance")
-    if n >= FEW_IMAGES and (known is not None or given is not None):
-        shuffled = np.random.default_rng(seed).permutation(n)
-        by_label = [] if known is None else [known, *levelled.values()]
-        result["readable"], chance["readable"] = (
-            {"count": int(readable(strongest_images(codes, TOP), *judge, seed=seed).sum())}
-            for judge in ((by_label, given), ([y[shuffled] for y in by_label], _rows(given, shuffled)))
-        )
+    by_label = [] if known is None else [known, *levelled.values()]
+    tellable = n >= FEW_IMAGES and (known is not None or given is not None)
+
+    def measure(codes: Codes, train: tuple[Array, Array] | None, queries: int | None) -> Tree:
+        """The branches that exist for trained and untrained codes alike, chance levels beside what they are of."""
+        found = coverage.summary(codes, seed=seed)
+        tree: Tree = {"coverage": found}
+        if known is not None:
+            rows = kept.summary(codes, labels, train=train, ks=ks, queries=queries, seed=seed)
+            tree["kept"] = {str(k): row for k, row in rows.items()}
+            f1 = everything or found["l0"] * n <= SORTED
+            all_levels = {"class": known, **levelled} if levelled else None
+            tree["detectors"] = detectors.summary(codes, labels, train=train, levels=all_levels, f1=f1, seed=seed)
+        if given is not None:
+            tree["labelfree"] = labelfree.summary(codes, given, seed=seed)
+        return tree
+
+    def count_readable(top: np.ndarray, order: np.ndarray | slice = slice(None)) -> Tree:
+        """How many dimensions with these strongest images are readable, labels and embeddings taken in some order."""
+        judges = [y[order] for y in by_label], None if given is None else given[order]
+        return {"count": int(readable(top, *judges, seed=seed).sum())}
+
+    result: Tree = {"images": n, "dimensions": width, "classes": None if known is None else int(known.max()) + 1}
+    measured, chance = part(measure(codes, train, queries), "_chance")
+    result |= measured
+    if tellable:
+        top = strongest_images(codes, TOP)
+        chance["readable"] = count_readable(top, np.random.default_rng(seed).permutation(n))
+        found = count_readable(top)
         by = "embeddings" if known is None else " or ".join(["class", *levelled])
-        result["readable"] |= {"share": result["readable"]["count"] / width, "by": by}
+        result["readable"] = found | {"share": found["count"] / width, "by": by}
         if known is not None:
             result["readable"] |= _clearest(codes, known, labels, label_names)
     if given is not None:
@@ -94,47 +115,12 @@ def figures(
     result["chance"], result["control"] = chance, {}
     if other is not None:
         asked = QUERIES if queries is None else min(queries, QUERIES)
-        measured = _measure(other, known, labels, levelled, given, None, ks, asked, everything, seed)
-        result["control"] = part(measured, "_chance")[0]
-        if "readable" in result:
-            found = readable(strongest_images(other, TOP), by_label, given, seed=seed)
-            result["control"]["readable"] = {"count": int(found.sum())}
+        result["control"] = part(measure(other, None, asked), "_chance")[0]
+        if tellable:
+            result["control"]["readable"] = count_readable(strongest_images(other, TOP))
     if stability is not None:
         result["seeds"], result["control"]["seeds"] = part(dict(stability), "_control")
     return result
-
-
-def _measure(
-    codes: Codes,
-    known: np.ndarray | None,
-    labels: Array | None,
-    levels: Mapping[str, np.ndarray],
-    given: np.ndarray | None,
-    train: tuple[Array, Array] | None,
-    ks: Sequence[int],
-    queries: int | None,
-    everything: bool,
-    seed: int,
-) -> Tree:
-    """The branches that exist for trained and untrained codes alike, chance levels beside what they are of."""
-    found = coverage.summary(codes, seed=seed)
-    tree: Tree = {"coverage": found}
-    if known is not None:
-        rows = kept.summary(codes, labels, train=train, ks=ks, queries=queries, seed=seed)
-        tree["kept"] = {str(k): row for k, row in rows.items()}
-        f1 = everything or found["l0"] * len(known) <= SORTED
-        all_levels = {"class": known, **levels} if levels else None
-        seen = detectors.summary(codes, labels, train=train, levels=all_levels, f1=f1, seed=seed)
-        if "sparse_probe" in seen:
-            seen["sparse_probe"] = {str(k): row["balanced_accuracy"] for k, row in seen["sparse_probe"].items()}
-            seen["sparse_probe_chance"] = dict.fromkeys(seen["sparse_probe"], 50.0)
-        if "hierarchy" in seen:
-            seen["hierarchy"]["consistency_chance"] = seen["hierarchy"].pop("chance")
-        tree["detectors"] = seen
-    if given is not None:
-        tree["labelfree"] = labelfree.summary(codes, given, seed=seed, centre=False)
-        del tree["labelfree"]["intruder_by_dimension"]
-    return tree
 
 
 def part(tree: Tree, end: str) -> tuple[Tree, Tree]:
@@ -163,9 +149,6 @@ def _labels(labels: Array | None, n: int) -> np.ndarray | None:
     return as_labels(plain, n)[0]
 
 
-def _rows(array: np.ndarray | None, order: np.ndarray) -> np.ndarray | None:
-    return None if array is None else array[order]
-
 
 def readable(
     top: np.ndarray, labellings: Sequence[np.ndarray] = (), embeddings: np.ndarray | None = None, *, seed: int = 0
@@ -187,11 +170,8 @@ def readable(
 
 def _largest(top: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """How many of the images [D, T] share the most frequent label; 0 where fewer than T fire."""
-    ordered = np.sort(labels[top], axis=1)
-    run, most = np.ones(len(top), np.int64), np.ones(len(top), np.int64)
-    for t in range(1, top.shape[1]):
-        run = np.where(ordered[:, t] == ordered[:, t - 1], run + 1, 1)
-        most = np.maximum(most, run)
+    found = labels[top]
+    most = (found[:, :, None] == found[:, None]).sum(2).max(1)
     return np.where((top >= 0).all(1), most, 0)
 
 
@@ -212,25 +192,21 @@ def likeness(embeddings: np.ndarray, *, seed: int = 0) -> tuple[float, float]:
 
 def _clearest(codes: Codes, known: np.ndarray, labels: Any, names: Any) -> Tree:
     """The dimension whose largest class has the greatest share of the images that keep it, and that class."""
-    support, share, best = kept.largest_shares(kept.class_counts(kept.keep(codes, KEPT), known, int(known.max()) + 1))
-    used = support >= kept.MIN_SUPPORT
+    fires = kept.class_counts(kept.keep(codes, KEPT), known)
+    support, share = largest_share(fires)
+    used = support >= MIN_SUPPORT
     j = int(np.where(used, share, -1).argmax())
     if not used.any() or share[j] < kept.ABOUT:
         return {}
-    name = printable(_name(int(best[j]), known, names, labels), NAME_LENGTH)  # it may come from a stranger's file
+    name = printable(_name(int(fires[:, j].argmax()), known, names, labels), NAME_LENGTH)  # perhaps a stranger's
     return {"clearest": {"dimension": j, "class": name}}
 
 
 def _name(label: int, known: np.ndarray, names: Any, labels: Any) -> str:
-    original = labels[int(np.flatnonzero(known == label)[0])]
-    original = original.item() if hasattr(original, "item") else original
+    original = as_numpy(labels)[int(np.flatnonzero(known == label)[0])].item()
     original = int(original) if isinstance(original, float) else original
-    if names is not None:
-        if isinstance(names, Mapping):
-            return str(names.get(original, original))
-        if isinstance(original, int) and 0 <= original < len(names):
-            return str(names[original])
-    return str(original)
+    known_names = names if isinstance(names, Mapping) else dict(enumerate(names or ()))
+    return str(known_names.get(original, original))
 
 
 def _whole(codes: Codes, embeddings: Array | None, known: np.ndarray, seed: int) -> Tree | None:

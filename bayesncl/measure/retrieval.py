@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..arrays import Array, as_features, as_labels, as_numpy
 from ..errors import InputError
-from .counts import Progress, as_tensor, column_sums, divide, norms, release
+from .counts import Labellings, Progress, as_tensor, column_sums, divide, norms, release
 
 KS = (1, 3, 5, 10)
 QUERY_ROWS, GALLERY_ROWS = 1024, 4096
@@ -44,8 +44,7 @@ def retrieval(
 
     Parameters
     ----------
-    features : [N, D]; rows are made unit length, cut to the kept dimensions and made unit length again.
-    labels : [N].
+    features, labels : [N, D], [N]; rows are made unit length, cut to the kept dimensions and made unit length again.
     dims : keep this many dimensions, those of the highest `ranking`; None keeps all.
     ks : precision at these many neighbours.
     definition : ``sound`` leaves the query itself out by identity; ``paper`` drops whatever comes first.
@@ -80,28 +79,17 @@ def retrieval_curve(
 ) -> dict[int, dict[int, float]]:
     """`retrieval` for several numbers of kept dimensions: percent by k, by number of dimensions."""
     features = as_features(features)
-    if ranking is None:
-        ranking = column_sums(features)
+    ranking = column_sums(features) if ranking is None else ranking
     return {kept: retrieval(features, labels, kept, ks, definition, ranking) for kept in dims}
 
 
 def knn_accuracy(
-    features: Array,
-    labels: Array,
-    queries: Array,
-    query_labels: Array,
-    k: int = 20,
-    temperature: float = 0.07,
+    features: Array, labels: Array, queries: Array, query_labels: Array, k: int = 20, temperature: float = 0.07
 ) -> float:
-    """Accuracy, in percent, of the kNN classifier.
+    """Accuracy, in percent, of the kNN classifier: features [N, D] and labels [N] of the training split, M queries.
 
     A query gets the class with the greatest sum of exp(cosine / temperature) over its k nearest rows; of equal classes
     the first. Where more rows are equally near than there are places left, they share these places.
-
-    Parameters
-    ----------
-    features, labels : [N, D] and [N], the training split.
-    queries, query_labels : [M, D] and [M].
     """
     features, queries = as_features(features), as_features(queries)
     if features.shape[1] != queries.shape[1]:
@@ -115,8 +103,8 @@ def knn_accuracy(
         raise InputError("labels and query labels must both be numbers or both be words")
     index, _ = as_labels(np.concatenate(both), len(features) + len(queries))
     known, wanted = torch.from_numpy(index[: len(features)]).to(place()), index[len(features) :]
-    right, gallery = 0, _Gallery(features, None)
-    step = max(1, min(QUERY_ROWS, MOST_VOTES // (int(index.max()) + 1)))
+    right, gallery, classes = 0, _Gallery(features, None), int(index.max()) + 1
+    step = max(1, min(QUERY_ROWS, MOST_VOTES // classes))
     for start in range(0, len(queries), step):
         stop = min(start + step, len(queries))
         q = _prepare(queries, slice(start, stop), None)
@@ -125,16 +113,14 @@ def knn_accuracy(
         values, found, last = values[:, :k], found[:, :k], values[:, k - 1 : k]
         # less the largest, which no comparison feels and exp survives
         weight = ((values.double() - values[:, :1]) / temperature).exp()
-        votes = torch.zeros(len(q), int(index.max()) + 1, dtype=torch.float64, device=q.device)
+        votes = torch.zeros(len(q), classes, dtype=torch.float64, device=q.device)
         beyond = torch.zeros(len(q), 1, dtype=torch.bool, device=q.device)
         beyond[open_end] = True
         votes.scatter_add_(1, known[found], weight.where((values > last) | ~beyond, 0.0))
         if len(open_end):  # the last tie shares the places that are left
             places = weight.where(values == last, 0.0).sum(1)[open_end]
-            counts = _count_classes(q[open_end], last[open_end], gallery, known)
-            shares = torch.zeros(len(open_end), votes.shape[1], dtype=torch.float64, device=q.device)
-            shares[:, : counts.shape[1]] = counts / counts.sum(1, keepdim=True).clamp_min(1)
-            votes[open_end] += places[:, None] * shares
+            counts = _count_classes(q[open_end], last[open_end], gallery, known, classes)
+            votes[open_end] += places[:, None] * counts / counts.sum(1, keepdim=True).clamp_min(1)
         right += int((votes.argmax(1).cpu().numpy() == wanted[start:stop]).sum())
     return 100 * right / len(queries)
 
@@ -159,7 +145,7 @@ def precision(relevance: np.ndarray, ks: Sequence[int]) -> dict[int, float]:
 
 def rank_relevance(
     features: np.ndarray,
-    labellings: Sequence[np.ndarray],
+    labellings: Labellings,
     depth: int,
     columns: np.ndarray | None = None,
     *,
@@ -182,9 +168,8 @@ def rank_relevance(
     labels = torch.from_numpy(np.stack(labellings)).to(place())  # [L, N]
     ranks = min(depth + 1, n - 1)
     gallery = _Gallery(features, columns)
-    totals = {
-        name: torch.zeros(len(labels), depth, dtype=torch.float64, device=labels.device) for name in ("sound", "paper")
-    }
+    zeros = torch.zeros(len(labels), depth, dtype=torch.float64, device=labels.device)
+    totals = {"sound": zeros, "paper": zeros.clone()}
     for start in range(0, len(rows), QUERY_ROWS):
         own = torch.from_numpy(rows[start : start + QUERY_ROWS]).to(place())
         q = _prepare(features, rows[start : start + QUERY_ROWS], columns)
@@ -258,6 +243,7 @@ class _Gallery:
             yield part, rows
 
 
+
 def _fits_gpu(size: int) -> bool:
     """Whether so many bytes may be kept on the GPU, if neighbours are sought there."""
     return place().type == "cuda" and size < torch.cuda.mem_get_info()[0] / 4
@@ -299,9 +285,9 @@ def _count_ties(q: Tensor, value: Tensor, gallery: _Gallery, labels: Tensor, own
     return size, hits
 
 
-def _count_classes(q: Tensor, value: Tensor, gallery: _Gallery, labels: Tensor) -> Tensor:
+def _count_classes(q: Tensor, value: Tensor, gallery: _Gallery, labels: Tensor, classes: int) -> Tensor:
     """By class, how many rows have just the similarity value [q, 1] to each query: [q, C] for labels [N]."""
-    counts = torch.zeros(int(labels.max()) + 1, len(q), device=q.device)
+    counts = torch.zeros(classes, len(q), device=q.device)
     for part, s in _similarities(q, gallery, None):
         counts.index_add_(0, labels[part], (s == value).T.float())
     return counts.T.double()

@@ -1,6 +1,6 @@
 """Codes [N, D], dense or scipy sparse: rows of unit length, and which entries are the strongest of a row or a column.
 
-An entry fires where |z| of the row made unit length exceeds EPSILON. Nothing here holds more than a block of dense
+An entry fires where |z| of the row made unit length exceeds ACTIVE. Nothing here holds more than a block of dense
 entries beside what it is given.
 """
 
@@ -17,7 +17,8 @@ from torch import Tensor
 
 from ..arrays import Array, as_features
 from ..errors import InputError
-from .counts import BLOCK, EPSILON, as_tensor, blocks, norms, release, unit
+from ..objective import ACTIVE
+from .counts import as_tensor, blocks, norms, release, unit
 
 Codes = Any  # numpy [N, D] or a scipy CSR array of that shape
 COLUMN_BLOCK = 2**23  # entries sorted at once
@@ -41,51 +42,29 @@ def as_codes(z: Array) -> Codes:
 
 def lengths(z: Codes) -> np.ndarray:
     """Length of each row [N], float64."""
-    if sp.issparse(z):
-        row = np.repeat(np.arange(z.shape[0]), np.diff(z.indptr))
-        largest = np.zeros(z.shape[0])  # taken out first, or squares would under- or overflow
-        np.maximum.at(largest, row, np.abs(z.data))
-        scale = np.where(largest > 0, largest, 1.0)
-        return scale * np.sqrt(np.bincount(row, (z.data / scale[row]) ** 2, minlength=len(scale)))
-    return np.concatenate([norms(block, part.start).numpy()[:, 0].astype(np.float64) for part, block in blocks(z)])
+    return np.concatenate([norms(block, part.start).double().numpy()[:, 0] for part, block in blocks(z)])
 
 
 def unit_blocks(z: Codes) -> Iterator[tuple[slice, Tensor]]:
     """Dense blocks of rows at unit length, with their place."""
-    rows = max(1, BLOCK // z.shape[1])
-    for start in range(0, z.shape[0], rows):
-        part = slice(start, min(start + rows, z.shape[0]))
-        yield part, unit_rows(z, part)
+    for part, block in blocks(z):
+        yield part, unit(block, part.start)
 
 
-def unit_rows(z: Codes, rows: slice | np.ndarray) -> Tensor:
-    """Some rows, dense, at unit length; zero rows stay zero."""
+def firing_rows(z: Codes, rows: slice | np.ndarray) -> Tensor:
+    """Some rows, dense, at unit length, float32; 0 where an entry does not fire."""
     block = as_tensor(z[rows].toarray() if sp.issparse(z) else z[rows])
-    if not sp.issparse(z):
-        release(z)
-    return unit(block, rows.start if isinstance(rows, slice) else 0)
+    release(z)
+    return _firing(unit(block, rows.start if isinstance(rows, slice) else 0))
 
 
-def thin(z: Codes, share: float = 0.02) -> bool:
-    """Whether so few entries are not zero that sparse products pay; a dense code is judged by 256 of its rows."""
-    if sp.issparse(z):
-        return bool(z.nnz <= share * z.shape[0] * z.shape[1])
-    return bool((z[:: max(1, z.shape[0] // 256)] != 0).mean() <= share)
+def _firing(block: Tensor) -> Tensor:
+    return block.where(block.abs() > ACTIVE, 0.0).float()
 
 
 def fired(z: Codes) -> sp.csr_array:
     """The entries that fire, of rows at unit length, signed, float32."""
-    if sp.issparse(z):
-        length = lengths(z)
-        data = z.data / np.repeat(np.where(length > 0, length, 1.0), np.diff(z.indptr))
-        data[np.abs(data) <= EPSILON] = 0
-        result = sp.csr_array((data.astype(np.float32), z.indices.copy(), z.indptr.copy()), shape=z.shape)
-        result.eliminate_zeros()
-        return result
-    parts = []
-    for _, block in unit_blocks(z):
-        block = block.where(block.abs() > EPSILON, 0.0).float()
-        parts.append(sp.csr_array(block.numpy()))
+    parts = [sp.csr_array(_firing(block).numpy()) for _, block in unit_blocks(z)]
     return sp.csr_array(sp.vstack(parts, format="csr"))
 
 
@@ -99,7 +78,8 @@ def strongest(z: Codes, k: int) -> tuple[np.ndarray, np.ndarray]:
     if k < 1:
         raise InputError(f"at least one dimension must be kept, got k = {k}")
     found = [_strongest(block, min(k, z.shape[1])) for _, block in unit_blocks(z)]
-    return np.concatenate([c.numpy() for c, _ in found]), np.concatenate([v.numpy() for _, v in found])
+    columns, values = (np.concatenate([each.numpy() for each in both]) for both in zip(*found))
+    return columns, values
 
 
 def _strongest(block: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -116,8 +96,20 @@ def _strongest(block: Tensor, k: int) -> tuple[Tensor, Tensor]:
     columns = columns.sort(1).values
     order = size.gather(1, columns).sort(dim=1, descending=True, stable=True).indices
     columns = columns.gather(1, order)
-    values = block.gather(1, columns)
-    return columns, values.where(values.abs() > EPSILON, 0.0).float()
+    return columns, _firing(block.gather(1, columns))
+
+
+def column_blocks(z: Codes) -> Iterator[tuple[slice, Tensor]]:
+    """Dense blocks of columns: |z| of rows at unit length, 0 where it does not fire, float32 [columns, N]."""
+    length = lengths(z)
+    length = np.where(length > 0, length, 1.0)
+    columns = z.tocsc() if sp.issparse(z) else z
+    step = max(1, COLUMN_BLOCK // z.shape[0])
+    for start in range(0, z.shape[1], step):
+        part = slice(start, min(start + step, z.shape[1]))
+        block = as_tensor(columns[:, part].toarray() if sp.issparse(z) else columns[:, part])
+        block = (block / torch.from_numpy(length).to(block.dtype)[:, None]).abs_().float()
+        yield part, F.threshold(block, ACTIVE, 0.0, inplace=True).T.contiguous()
 
 
 def ranked_entries(z: Codes) -> Iterator[tuple[slice, np.ndarray, np.ndarray, np.ndarray]]:
@@ -127,50 +119,11 @@ def ranked_entries(z: Codes) -> Iterator[tuple[slice, np.ndarray, np.ndarray, np
     ------
     the columns of the block, and of each entry its column (counted within the block), row and float32 value.
     """
-    n, width = z.shape
-    row_bits = max(1, int(n - 1).bit_length())
-    # column, value and row share 63 bits; float32 bits of positive numbers order as the numbers do
-    most = 1 << (32 - row_bits)
-    if sp.issparse(z) or thin(z):
-        columns = abs(fired(z)).tocsc()
-        step = int(min(width, most, max(1, COLUMN_BLOCK * width // max(1, columns.nnz))))
-        for start in range(0, width, step):
-            edges = columns.indptr[start : start + step + 1]
-            inside = slice(edges[0], edges[-1])
-            bits = columns.data[inside].view(np.int32).astype(np.int64)
-            column = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
-            key = _pack(column, bits, columns.indices[inside], row_bits)
-            key.sort()
-            yield slice(start, start + len(edges) - 1), *_unpack(key, row_bits)
-        return
-    for part, block in column_blocks(z, most):
-        bits = block.numpy().view(np.int32).astype(np.int64)
-        key = _pack(np.arange(len(bits))[:, None], bits, np.arange(n), row_bits)
-        key[bits == 0] = np.iinfo(np.int64).max
-        key.sort(axis=1)
-        yield part, *_unpack(key[key < np.iinfo(np.int64).max], row_bits)
-
-
-def _pack(column: np.ndarray, bits: np.ndarray, row: np.ndarray, row_bits: int) -> np.ndarray:
-    return ((column.astype(np.int64) << 31 | (2**31 - 1 - bits)) << row_bits) | row
-
-
-def _unpack(key: np.ndarray, row_bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    bits = (2**31 - 1) - (key >> row_bits & (2**31 - 1))
-    return key >> (31 + row_bits), key & ((1 << row_bits) - 1), bits.astype(np.int32).view(np.float32)
-
-
-def column_blocks(z: Codes, most: int = 2**32) -> Iterator[tuple[slice, Tensor]]:
-    """Dense blocks of columns: |z| of rows at unit length, 0 where it does not fire, float32 [columns, N]."""
-    length = lengths(z)
-    length = np.where(length > 0, length, 1.0)
-    columns = z.tocsc() if sp.issparse(z) else z
-    step = int(min(max(1, COLUMN_BLOCK // z.shape[0]), most))
-    for start in range(0, z.shape[1], step):
-        part = slice(start, min(start + step, z.shape[1]))
-        block = as_tensor(columns[:, part].toarray() if sp.issparse(z) else columns[:, part])
-        block = (block / torch.from_numpy(length).to(block.dtype)[:, None]).abs_().float()
-        yield part, F.threshold(block, EPSILON, 0.0).T.contiguous()
+    for part, block in column_blocks(z):
+        column, row = (index.numpy() for index in block.nonzero(as_tuple=True))
+        value = block.numpy()[column, row]
+        order = np.lexsort((-value, column))  # stable: rows stay in order
+        yield part, column[order], row[order], value[order]
 
 
 def strongest_images(z: Codes, count: int = 10) -> np.ndarray:
@@ -179,14 +132,7 @@ def strongest_images(z: Codes, count: int = 10) -> np.ndarray:
     A row's values are those at unit length.
     """
     table = np.full((z.shape[1], count), -1, np.int64)
-    if not (sp.issparse(z) or thin(z)):
-        for part, block in column_blocks(z):
-            rows, values = _strongest(block, min(count, z.shape[0]))
-            table[part, : rows.shape[1]] = rows.where(values > 0, -1).numpy()
-        return table
-    for part, column, row, _ in ranked_entries(z):
-        edges = np.searchsorted(column, np.arange(part.stop - part.start + 1))
-        rank = np.arange(len(column)) - edges[column]
-        top = rank < count
-        table[part.start + column[top], rank[top]] = row[top]
+    for part, block in column_blocks(z):
+        rows, values = _strongest(block, min(count, z.shape[0]))
+        table[part, : rows.shape[1]] = rows.where(values > 0, -1).numpy()
     return table

@@ -8,8 +8,8 @@ import numpy as np
 
 from ..arrays import Array
 from ..errors import InputError
-from .counts import EPSILON
-from .sparse import Codes, as_codes, fired, thin, unit_rows
+from .dimensions import mean
+from .sparse import Codes, as_codes, firing_rows
 
 SAME = 0.7  # cosine from which two columns count as the same dimension
 ENTRIES = 2**22  # of a block of rows
@@ -42,20 +42,14 @@ def match(a: Array, b: Array) -> Matching:
 
 def _cosines(a: Codes, b: Codes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """|cosine| between live columns, float32, and the numbers of these columns."""
-    if thin(a) and thin(b):
-        x, y = fired(a), fired(b)
-        product = (x.T @ y).toarray()
-        squares = [np.asarray(each.power(2).sum(0)).ravel() for each in (x, y)]
-    else:
-        product = np.zeros((a.shape[1], b.shape[1]), np.float32)
-        squares = [np.zeros(a.shape[1]), np.zeros(b.shape[1])]
-        rows = max(1, ENTRIES // max(a.shape[1], b.shape[1]))
-        for start in range(0, a.shape[0], rows):
-            pair = [unit_rows(each, slice(start, min(start + rows, a.shape[0]))).float() for each in (a, b)]
-            pair = [each.where(each.abs() > EPSILON, 0.0) for each in pair]
-            product += (pair[0].T @ pair[1]).numpy()
-            for square, each in zip(squares, pair):
-                square += each.square().sum(0).numpy()
+    product = np.zeros((a.shape[1], b.shape[1]), np.float32)
+    squares = [np.zeros(a.shape[1]), np.zeros(b.shape[1])]
+    rows = max(1, ENTRIES // max(a.shape[1], b.shape[1]))
+    for start in range(0, a.shape[0], rows):
+        pair = [firing_rows(each, slice(start, start + rows)) for each in (a, b)]
+        product += (pair[0].T @ pair[1]).numpy()
+        for square, each in zip(squares, pair):
+            square += each.square().sum(0).numpy()
     live = [np.flatnonzero(square) for square in squares]
     lengths = [np.sqrt(square[columns]) for square, columns in zip(squares, live)]
     product = np.abs(product[np.ix_(*live)]) / lengths[0][:, None] / lengths[1]
@@ -63,29 +57,22 @@ def _cosines(a: Codes, b: Codes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def summary(a: Array, b: Array, *, control: tuple[Array, Array] | None = None) -> dict[str, float | None]:
-    """How much of one code another repeats.
-
-    Parameters
-    ----------
-    a, b : codes [N, D] of the same images, of the same method with two seeds.
-    control : two untrained heads' codes of these images.
+    """How much of one code another repeats: codes [N, D] of the same images, of one method with two seeds.
 
     Returns
     -------
     `mean_cosine` of matched columns; `share_same`, of the live columns of the richer code those with a partner of
-    cosine above 0.7; `unmatched`, live columns of the richer code without a partner; the first two also as `_control`.
+    cosine above 0.7; `unmatched`, live columns of the richer code without a partner; with `control`, codes of two
+    untrained heads, the first two also as `_control`.
     """
-    result: dict[str, float | None] = _figures(match(a, b))
-    if control is not None:
-        untrained = _figures(match(*control))
-        result |= {f"{name}_control": untrained[name] for name in ("mean_cosine", "share_same")}
-    return result
-
-
-def _figures(found: Matching) -> dict[str, float | None]:
+    found = match(a, b)
     most = max(found.live)
-    return {
-        "mean_cosine": float(found.cosine.mean()) if len(found.cosine) else None,
+    result = {
+        "mean_cosine": mean(found.cosine),
         "share_same": float((found.cosine > SAME).sum() / most) if most else None,
         "unmatched": float(most - len(found.cosine)),
     }
+    if control is not None:
+        untrained = summary(*control)
+        result |= {f"{name}_control": untrained[name] for name in ("mean_cosine", "share_same")}
+    return result

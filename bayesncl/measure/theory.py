@@ -16,21 +16,32 @@ import numpy as np
 from ..arrays import Array, as_features
 from ..errors import InputError
 from ..gates import KL_CLAMP
+from ..objective import ACTIVE
 from .conflict import conflict, pair_similarity, prepare, rows
-from .counts import EPSILON
-from .dynamics import spearman
-from .retrieval import retrieval
+from .counts import count
+from .dimensions import entropy, mean
+from .retrieval import KS, retrieval
 
 NOISE = 0.5  # prevalence from which a dimension counts as common (the theory's background noise set)
 CLOSED = 0.5  # a dimension is closed where its gate is open on less than this share of the images it fires on
 CLOSE = 0.25  # "approximately": observed within a quarter of predicted
 SHUFFLES = 200
 
+Row = dict[str, Any]
+
 
 def prevalence(features: Array) -> np.ndarray:
     """pi [D], the share of images on which each dimension fires."""
     z = as_features(features)
-    return sum((np.abs(block) > EPSILON).sum(0) for _, block in rows(z)) / np.float64(len(z))
+    return count(z, [np.zeros(len(z), np.int64)], raw=True)[0].raw_fires[0] / len(z)
+
+
+def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
+    """Rank correlation over the entries finite in both, ties at their average rank; None where a side is constant."""
+    from scipy.stats import spearmanr  # half a second to import: not for those who only measure a file
+
+    a, b = (side[np.isfinite(a) & np.isfinite(b)] for side in (a, b))
+    return float(spearmanr(a, b).statistic) if len(a) > 1 and np.ptp(a) > 0 and np.ptp(b) > 0 else None
 
 
 def ipw_weights(pi: np.ndarray) -> np.ndarray:
@@ -40,36 +51,20 @@ def ipw_weights(pi: np.ndarray) -> np.ndarray:
 
 
 def ipw_effect(
-    features: Array,
-    labels: Array,
-    backgrounds: Array | None = None,
-    pi: np.ndarray | None = None,
-    ks: Sequence[int] = (1, 3, 5, 10),
+    features: Array, labels: Array, backgrounds: Array, pi: np.ndarray | None = None, ks: Sequence[int] = KS
 ) -> dict[str, Any]:
-    """Retrieval and conflict with the dot product and with the inverse-prevalence weighted similarity.
+    """`retrieval` and `conflict` by the dot product (`dot`) and by the inverse-prevalence weighted similarity (`ipw`).
 
-    Parameters
-    ----------
-    features : [N, D] unit-norm.
-    backgrounds : [N], or None: no conflict is computed.
-    pi : prevalence [D]; that of the features if None (pass the training split's to be strict).
-
-    Returns
-    -------
-    dict
-        `retrieval` and `conflict`, each with `dot` and `ipw`. The weights change the scale of the similarity, so
-        conflicts compare by `error_relative` alone.
+    The weights change the scale of the similarity, so conflicts compare by `error_relative` alone. Without `pi`, the
+    prevalence [D], that of the features is taken; pass the training split's to be strict.
     """
-    weights = ipw_weights(prevalence(features) if pi is None else pi)
-    kinds: dict[str, np.ndarray | None] = {"dot": None, "ipw": weights}
-    result: dict[str, Any] = {
-        "retrieval": {n: retrieval(features, labels, ks=tuple(ks), weights=w) for n, w in kinds.items()}
+    kinds = {"dot": None, "ipw": ipw_weights(prevalence(features) if pi is None else pi)}
+    errors = {name: conflict(features, labels, backgrounds, w) for name, w in kinds.items()}
+    wanted = ("error", "error_relative", "chance_error", "similarity_same_class")
+    return {
+        "retrieval": {name: retrieval(features, labels, ks=tuple(ks), weights=w) for name, w in kinds.items()},
+        "conflict": {name: {key: error[key] for key in wanted} for name, error in errors.items()},
     }
-    if backgrounds is not None:
-        errors = {n: conflict(features, labels, backgrounds, w) for n, w in kinds.items()}
-        wanted = ("error", "error_relative", "chance_error", "similarity_same_class")
-        result["conflict"] = {n: {k: e[k] for k in wanted} for n, e in errors.items()}
-    return result
 
 
 def gate_costs(prior: float) -> dict[str, float]:
@@ -84,15 +79,11 @@ def gate_costs(prior: float) -> dict[str, float]:
     def kl(q: float) -> float:
         return q * math.log(q / prior) + (1 - q) * math.log((1 - q) / (1 - prior))
 
-    opened, closed = -math.log(prior), -math.log(1 - prior)
-    trained_open, trained_closed = kl(1 - KL_CLAMP), kl(KL_CLAMP)
+    costs = {"": (-math.log(prior), -math.log(1 - prior)), "_clamped": (kl(1 - KL_CLAMP), kl(KL_CLAMP))}
     return {
-        "open": opened,
-        "closed": closed,
-        "net": opened - closed,
-        "open_clamped": trained_open,
-        "closed_clamped": trained_closed,
-        "net_clamped": trained_open - trained_closed,
+        name + end: cost
+        for end, (opened, closed) in costs.items()
+        for name, cost in (("open", opened), ("closed", closed), ("net", opened - closed))
     }
 
 
@@ -105,26 +96,24 @@ def filtering(z: Array, opened: np.ndarray, prior: float, weight: float) -> dict
 
     Parameters
     ----------
-    z : [N, D] features before the gates.
-    opened : bool [N, D].
+    z, opened : [N, D] features before the gates, and bool [N, D].
     prior, weight : rho and lambda.
 
     Returns
     -------
-    dict
-        Arrays `prevalence`, `open_rate` (over all images) and `open_rate_active` (over images where z_k fires; NaN if
-        none), `closed` (observed) and `predicted`, over dimensions; `counted` of them fire at all. `agreement`
-        (percent, None unless some are closed and some open), `agreement_chance` (95th percentile over shuffled
-        dimensions, gamma fitted to each), `gamma`; `spearman` (prevalence against open rate where active),
-        `spearman_all` (against the open rate over all images), `open_rate_common`, `open_rate_rare`: mean open rate
-        where active of dimensions with prevalence >= 0.5 and < 0.5.
+    Arrays `prevalence`, `open_rate` (over all images) and `open_rate_active` (over images where z_k fires; NaN if
+    none), `closed` (observed) and `predicted`, over dimensions; `counted` of them fire at all. `agreement` (percent,
+    None unless some are closed and some open), `agreement_chance` (95th percentile over shuffled dimensions, gamma
+    fitted to each), `gamma`; `spearman` (prevalence against open rate where active), `spearman_all` (against the open
+    rate over all images), `open_rate_common`, `open_rate_rare`: mean open rate where active of dimensions with
+    prevalence >= 0.5 and < 0.5.
     """
     z = as_features(z)
     if np.shape(opened) != z.shape:
         raise InputError(f"gates must be {list(z.shape)}, as the features, got {list(np.shape(opened))}")
     pi = prevalence(z)
     open_rate = np.asarray(opened).mean(0)
-    both = sum(((np.abs(block) > EPSILON) & opened[part]).sum(0) for part, block in rows(z)) / np.float64(len(z))
+    both = sum(((np.abs(block) > ACTIVE) & opened[part]).sum(0) for part, block in rows(z)) / np.float64(len(z))
     open_rate_active = np.divide(both, pi, out=np.full(len(pi), np.nan), where=pi > 0)
     alive = pi > 0
     closed = alive & (open_rate_active < CLOSED)
@@ -136,9 +125,6 @@ def filtering(z: Array, opened: np.ndarray, prior: float, weight: float) -> dict
     known = bool(closed[alive].any() and not closed[alive].all())
     predicted = alive & (pi * (1 - pi) < threshold[0])
     cost = weight * -math.log(prior)
-
-    def mean_rate(dims: np.ndarray) -> float | None:
-        return float(open_rate_active[dims].mean()) if dims.any() else None
 
     return {
         "prevalence": pi,
@@ -152,8 +138,8 @@ def filtering(z: Array, opened: np.ndarray, prior: float, weight: float) -> dict
         "gamma": cost / float(threshold[0]) if known and np.isfinite(threshold[0]) and threshold[0] > 0 else None,
         "spearman": spearman(pi, open_rate_active),
         "spearman_all": spearman(pi[alive], open_rate[alive]),
-        "open_rate_common": mean_rate(alive & (pi >= NOISE)),
-        "open_rate_rare": mean_rate(alive & (pi < NOISE)),
+        "open_rate_common": mean(open_rate_active[pi >= NOISE]),
+        "open_rate_rare": mean(open_rate_active[pi < NOISE]),
     }
 
 
@@ -162,14 +148,13 @@ def _best_threshold(utility: np.ndarray, closed: np.ndarray) -> tuple[np.ndarray
     order = np.argsort(utility, kind="stable")
     u, c = utility[order], closed[:, order]
     # cut i predicts the first i in order as closed; a cut between equal utilities is no threshold
-    hits = np.concatenate([np.zeros((len(c), 1)), np.cumsum(c, 1)], 1) / np.maximum(c.sum(1, keepdims=True), 1)
-    wrong = np.concatenate([np.zeros((len(c), 1)), np.cumsum(~c, 1)], 1) / np.maximum((~c).sum(1, keepdims=True), 1)
-    balanced = (hits + 1 - wrong) / 2  # [R, K + 1]
+    hits, wrong = (
+        np.pad(np.cumsum(side, 1), ((0, 0), (1, 0))) / np.maximum(side.sum(1, keepdims=True), 1) for side in (c, ~c)
+    )
     allowed = np.concatenate([[True], u[1:] > u[:-1], [True]])
-    balanced = np.where(allowed, balanced, -1)
+    balanced = np.where(allowed, (hits + 1 - wrong) / 2, -1)  # [R, K + 1]
     best = balanced.argmax(1)
-    thresholds = np.concatenate([u, [np.inf]])
-    return balanced[np.arange(len(c)), best], thresholds[best]
+    return balanced[np.arange(len(c)), best], np.append(u, np.inf)[best]
 
 
 def information(features: Array, opened: np.ndarray, bins: int = 16) -> dict[str, float]:
@@ -181,18 +166,17 @@ def information(features: Array, opened: np.ndarray, bins: int = 16) -> dict[str
 
     Returns
     -------
-    dict
-        `bound` sum_k E[m_k] log(bins) + H_b(E[m_k]); `bound_ungated`, the same with all gates open; `marginals`, the
-        sum over dimensions of the entropy of the rounded gated feature; `information`, the entropy of the rounded
-        gated rows, which is I exactly over these N images; `cap`, log N, which no estimate from N images can exceed;
-        `bound_zero`, the bound with C_cont = 0.
+    `bound` sum_k E[m_k] log(bins) + H_b(E[m_k]); `bound_ungated`, the same with all gates open; `marginals`, the sum
+    over dimensions of the entropy of the rounded gated feature; `information`, the entropy of the rounded gated rows,
+    which is I exactly over these N images; `cap`, log N, which no estimate from N images can exceed; `bound_zero`, the
+    bound with C_cont = 0.
     """
     z = as_features(features)
     n, d = z.shape
     signed = any(bool((block < 0).any()) for _, block in rows(z))
     levels = 2 * bins if signed else bins
     p = np.asarray(opened).mean(0)
-    counts = np.zeros((d, levels))
+    counts = np.zeros((levels, d))
     # rows by 64-bit hash: equal rows, equal hash
     word = np.random.default_rng(0).integers(1, 2**63, size=d, dtype=np.uint64)
     hashes = np.empty(n, dtype=np.uint64)
@@ -200,80 +184,62 @@ def information(features: Array, opened: np.ndarray, bins: int = 16) -> dict[str
         code = np.clip(np.floor(block * bins), -bins, bins - 1).astype(np.int64)
         hashes[part] = code.astype(np.uint64) @ word
         for level in range(levels):
-            counts[:, level] += (code == level - (bins if signed else 0)).sum(0)
+            counts[level] += (code == level - (bins if signed else 0)).sum(0)
     repeats = np.unique(hashes, return_counts=True)[1]
-    gate_entropy = float((_entropy(np.stack([p, 1 - p], 1))).sum())
+    gate_entropy = float(entropy(np.stack([p, 1 - p])).sum())
     capacity = float(p.sum() * math.log(levels))
     return {
         "bound": capacity + gate_entropy,
         "bound_ungated": d * math.log(levels),
         "bound_zero": gate_entropy,
-        "marginals": float(_entropy(counts / n).sum()),
-        "information": float(_entropy(repeats[None] / n)[0]),
+        "marginals": float(entropy(counts).sum()),
+        "information": float(entropy(repeats[:, None].astype(float))[0]),
         "cap": math.log(n),
     }
 
 
-def _entropy(p: np.ndarray) -> np.ndarray:
-    """-sum p log p over the last axis, nats."""
-    return -(p * np.log(np.where(p > 0, p, 1))).sum(-1)
-
 
 def compare(
-    z: Array,
-    gated: Array,
-    opened: np.ndarray,
-    labels: Array | None,
-    backgrounds: Array | None,
-    prior: float,
-    weight: float,
-) -> list[dict[str, Any]]:
+    z: Array, gated: Array, opened: np.ndarray, labels: Array, backgrounds: Array | None, prior: float, weight: float
+) -> list[Row]:
     """Predicted against observed, a row per statement of the theory section.
 
     Parameters
     ----------
-    z, gated : [N, D] unit-norm features before and after the gates.
-    opened : bool [N, D].
-    labels, backgrounds : [N], or None: the rows on the error are left out.
+    z, gated, opened : [N, D] unit-norm features before and after the gates, and bool [N, D].
+    labels, backgrounds : [N]; without backgrounds the rows on the error are left out.
     prior, weight : rho and lambda of the run.
 
     Returns
     -------
-    list of dict
-        `statement`, `predicted`, `observed` (numbers), `holds` (bool, or None where the data cannot tell), `note` (a
-        sentence).
+    dicts of `statement`, `predicted`, `observed` (numbers), `holds` (bool, or None where the data cannot tell) and
+    `note` (a sentence).
     """
     z, gated = as_features(z), as_features(gated)
     found = filtering(z, opened, prior, weight)
     table = [_cost_row(prior), *_filtering_rows(found, prior)]
-    if labels is not None and backgrounds is not None:
+    if backgrounds is not None:
         table += _error_rows(z, gated, opened, *prepare(z, labels, backgrounds)[1:], found)
     table.append(_information_row(information(gated, opened)))
     return table
 
 
-def _row(
-    statement: str, predicted: float | None, observed: float | None, holds: bool | None, note: str
-) -> dict[str, Any]:
+def _row(statement: str, predicted: float | None, observed: float | None, holds: bool | None, note: str) -> Row:
     return {"statement": statement, "predicted": predicted, "observed": observed, "holds": holds, "note": note}
 
 
-def _cost_row(prior: float) -> dict[str, Any]:
+def _cost_row(prior: float) -> Row:
     cost = gate_costs(prior)
-    side = (
-        "so the KL pays for open gates, the opposite of the theorem"
-        if cost["net"] < 0
-        else "so the KL does press gates shut"
-    )
+    side = "pays for open gates, the opposite of the theorem" if cost["net"] < 0 else "does press gates shut"
     note = (
         f"at rho = {prior:g} an open gate costs log(1/rho) = {cost['open']:.3f} nats, "
-        f"but a closed one log(1/(1-rho)) = {cost['closed']:.3f}, {side} "
+        f"but a closed one log(1/(1-rho)) = {cost['closed']:.3f}, so the KL {side} "
         f"(opening instead of closing: {cost['net']:+.3f}, with the clamp of training {cost['net_clamped']:+.3f})"
     )
     return _row("filtering: KL cost of opening a gate (nats)", cost["open"], cost["net"], cost["net"] > 0, note)
 
 
-def _filtering_rows(found: dict[str, Any], prior: float) -> list[dict[str, Any]]:
+def _filtering_rows(found: Row, prior: float) -> list[Row]:
     closed, predicted, counted = int(found["closed"].sum()), int(found["predicted"].sum()), found["counted"]
     if found["agreement"] is None:
         share = "none" if closed == 0 else "all"
@@ -307,23 +273,18 @@ def _filtering_rows(found: dict[str, Any], prior: float) -> list[dict[str, Any]]
         said = "high-prevalence dimensions are the ones closed"
     else:
         said = "high-prevalence dimensions are the ones left open; rare ones are closed"
-    rates = [
-        ("no such dimension" if r is None else f"{r:.2f}") for r in (found["open_rate_common"], found["open_rate_rare"])
-    ]
-    note = f"{said}; mean open rate where active: {rates[0]} at prevalence >= {NOISE:g}, {rates[1]} below"
+    common, rare = (
+        "no such dimension" if found[k] is None else f"{found[k]:.2f}" for k in ("open_rate_common", "open_rate_rare")
+    )
+    note = f"{said}; mean open rate where active: {common} at prevalence >= {NOISE:g}, {rare} below"
     holds = None if rank is None else bool(clear and rank < 0)
     third = _row("filtering: Spearman of prevalence and open rate", -1.0, rank, holds, note)
     return [first, second, third]
 
 
 def _error_rows(
-    z: np.ndarray,
-    gated: np.ndarray,
-    opened: np.ndarray,
-    labels: np.ndarray,
-    backgrounds: np.ndarray,
-    found: dict[str, Any],
-) -> list[dict[str, Any]]:
+    z: np.ndarray, gated: np.ndarray, opened: np.ndarray, labels: np.ndarray, backgrounds: np.ndarray, found: Row
+) -> list[Row]:
     """E_NCL is the mean similarity of z over pairs of other class on one background; E_Bayes that of gated z."""
     before, apart, same, _, _ = pair_similarity(z, labels, backgrounds)
     masked, masked_apart, _, _, _ = pair_similarity(z, labels, backgrounds, mask=opened)
@@ -350,7 +311,7 @@ def _error_rows(
     return table
 
 
-def _information_row(found: dict[str, float]) -> dict[str, Any]:
+def _information_row(found: dict[str, float]) -> Row:
     empty = found["bound"] >= found["cap"]
     worth = "above log N, so it says nothing here" if empty else "below log N, so it says something here"
     note = (

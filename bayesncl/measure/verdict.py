@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..arrays import Array
-from . import kept
+from .counts import MIN_SUPPORT
+from .dimensions import OWNED
 from .measures import value
 from .readable import ALIKE, FEW_IMAGES, KEPT, TOP, figures
 
@@ -31,18 +32,18 @@ class Line:
 class Verdict:
     """What can be said of a code; the most important first."""
 
-    lines: tuple[Line, ...]
     images: int
     dimensions: int
     collapsed: bool
+    lines: tuple[Line, ...]
 
 
 def verdict(z: Array, labels: Array | None = None, **options: Any) -> Verdict:
     """Judge the codes of images nobody fitted them on; see `readable.figures` for the options."""
-    return judge(figures(z, labels, **{"ks": (KEPT,)} | options), labels is not None)
+    return in_words(figures(z, labels, **{"ks": (KEPT,)} | options), labels is not None)
 
 
-def judge(found: Mapping[str, Any], labelled: bool = True) -> Verdict:
+def in_words(found: Mapping[str, Any], labelled: bool = True) -> Verdict:
     """The figures of `readable.figures` in words; `labelled` where there were labels, be it of one class only."""
     n, width, known = found["images"], found["dimensions"], found["classes"] is not None
     collapsed = found["coverage"]["collapsed"]
@@ -67,7 +68,7 @@ def judge(found: Mapping[str, Any], labelled: bool = True) -> Verdict:
         lines.append(_intruder(found))
     if look_up(found, "seeds/mean_cosine")[0] is not None:
         lines.append(_stability(found))
-    return Verdict(tuple(lines), n, width, collapsed)
+    return Verdict(n, width, collapsed, tuple(lines))
 
 
 def look_up(found: Mapping[str, Any], place: str) -> tuple[float | None, float | None, float | None]:
@@ -96,8 +97,8 @@ def _readable(found: Mapping[str, Any]) -> Line:
 
 def _one_class(found: Mapping[str, Any]) -> Line:
     rule = (
-        f"{KEPT} strongest dimensions an image, dimensions kept by {kept.MIN_SUPPORT} or more; a class has its own "
-        f"with precision {kept.OWNED[0]} and recall {kept.OWNED[1]}"
+        f"{KEPT} strongest dimensions an image, dimensions kept by {MIN_SUPPORT} or more; a class has its own "
+        f"with precision {OWNED[0]} and recall {OWNED[1]}"
     )
     share, chance, control = look_up(found, f"kept/{KEPT}/about_one_class")
     if share is None:
@@ -192,15 +193,9 @@ def render(found: Verdict, width: int = WIDTH) -> str:
 
 def to_dict(found: Verdict) -> dict[str, Any]:
     """The verdict as plain values, for JSON."""
-    return {
-        "images": found.images,
-        "dimensions": found.dimensions,
-        "collapsed": found.collapsed,
-        "lines": [asdict(line) for line in found.lines],
-    }
+    return asdict(found) | {"lines": [asdict(line) for line in found.lines]}
 
 
 def from_dict(tree: Mapping[str, Any]) -> Verdict:
     """The verdict of `to_dict`."""
-    lines = tuple(Line(**line) for line in tree["lines"])
-    return Verdict(lines, tree["images"], tree["dimensions"], tree["collapsed"])
+    return Verdict(**{**tree, "lines": tuple(Line(**line) for line in tree["lines"])})

@@ -1,6 +1,7 @@
 """Plots of the measures: one function a figure, arrays in, the path of a PNG (or PDF, SVG: by its suffix) out.
 
-Every function takes one or several runs by name, in the order of the legend. No display is needed.
+Every function takes one or several runs by name, in the order of the legend. No display is needed. `draw_figures`
+draws all of them from the results of evaluated runs.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from PIL import Image, ImageDraw, ImageFont
 from ..errors import InputError
 from ..files import write_saved
 from ..measure.counts import MIN_SUPPORT
+from ..measure.result import Result, as_array
+from ..run import Run
 
 # Okabe and Ito's colours, told apart by people with any kind of colour blindness; yellow is too light for lines
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -42,49 +45,55 @@ class Curve:
     style: str = "-"
 
 
-def plot_consistency(
-    runs: Mapping[str, tuple[np.ndarray, np.ndarray]], path: str | Path, minimum: int = MIN_SUPPORT
-) -> Path:
-    """Consistency of each dimension against the number of images it fires on.
+def draw_figures(runs: Mapping[str, tuple[Path, Result]], out: Path) -> list[Path]:
+    """Draw into a folder what the results of `evaluate` hold; runs are a run folder and its result by name."""
+    results = {name: result for name, (_, result) in runs.items()}
+    columns = {name: {k: as_array(v) for k, v in (r.dimensions or {}).items()} for name, r in results.items()}
+    first = next(iter(results.values()))
+    k, classes = first.parameters["retrieval_ks"][-1], first.parameters["classes"]
+    chance = first.chance["retrieval"]["sound"]["all"][str(k)]
+    shares = {name: (c["support"], c["consistency"]) for name, c in columns.items()}
+    written = [
+        plot_consistency(shares, out / "consistency.png"),
+        plot_entropy({name: c["entropy_freq"] for name, c in columns.items()}, out / "entropy.png", classes),
+        plot_retrieval({name: r.by_dims(k) for name, r in results.items()}, out / "retrieval.png", k, chance),
+        plot_thresholds({name: r.by_threshold() for name, r in results.items()}, out / "thresholds.png"),
+    ]
+    conflict = {
+        f"{name}, {kind}" if kind == "gated" and r.gates else name: as_array(r.conflict[kind]["by_dimension"])
+        for name, r in results.items()
+        if r.conflict
+        for kind in (("z", "gated") if r.gates else ("gated",))
+    }
+    if conflict:
+        written.append(plot_conflict(conflict, out / "conflict.png"))
+    rows = {name: Run(folder).metrics("dynamics") for name, (folder, _) in runs.items()}
+    if any(rows.values()):
+        written.append(plot_dynamics({name: r for name, r in rows.items() if r}, out / "dynamics.png"))
+    return written
 
-    Parameters
-    ----------
-    runs : support [D] and consistency [D] (percent) by name; dimensions that never fire are left out.
-    path : where the figure goes.
-    minimum : support from which the sound measures count a dimension; drawn as a line.
-    """
+
+def plot_consistency(runs: Mapping[str, tuple[np.ndarray, np.ndarray]], path: str | Path) -> Path:
+    """Consistency [D] (percent) of each dimension against its support [D]; those that never fire are left out."""
     figure, axes = _canvas(runs, "images a dimension fires on", "consistency (% of the commonest class)")
     for i, (name, (support, consistency)) in enumerate(runs.items()):
-        fires = np.asarray(support) > 0
-        axes.scatter(
-            np.asarray(support)[fires],
-            np.asarray(consistency)[fires],
-            s=14,
-            color=_colour(i),
-            marker=_marker(i),
-            alpha=0.6,
-            linewidths=0,
-            label=name,
-        )
-    _mark(axes, minimum, f"support {minimum}", left=False)
+        x, y = support[support > 0], consistency[support > 0]
+        axes.scatter(x, y, s=14, **_look(i), alpha=0.6, linewidths=0, label=name)
+    _mark(axes, MIN_SUPPORT, f"support {MIN_SUPPORT}", left=False)
     _log_scale(axes, between=(1.0,))
     axes.set_ylim(0, 103)
     return _save(figure, axes, path)
 
 
 def plot_entropy(runs: Mapping[str, np.ndarray], path: str | Path, classes: int) -> Path:
-    """Histogram of the class entropy of the dimensions.
+    """Histogram of the class entropy [D] (nats) of the dimensions; NaN, of a dead one, is left out.
 
-    Parameters
-    ----------
-    runs : entropy [D] (nats) by name; NaN (a dead dimension) is left out.
-    classes : C; log C, the entropy of a dimension that fires on all classes alike, is drawn as a line.
+    log C, the entropy of a dimension that fires on all classes alike, is drawn as a line.
     """
     figure, axes = _canvas(runs, "entropy of a dimension over classes (nats)", "dimensions")
     top = np.log(classes)
     edges = np.linspace(0, top, 31)
-    for i, (name, entropy) in enumerate(runs.items()):
-        values = np.asarray(entropy, dtype=float)
+    for i, (name, values) in enumerate(runs.items()):
         counts = np.histogram(np.clip(values[np.isfinite(values)], 0, top), edges)[0]
         axes.stairs(counts, edges, color=_colour(i), linewidth=1.6, label=name)
         axes.stairs(counts, edges, color=_colour(i), fill=True, alpha=0.12)
@@ -97,14 +106,7 @@ def plot_entropy(runs: Mapping[str, np.ndarray], path: str | Path, classes: int)
 def plot_retrieval(
     runs: Mapping[str, Mapping[int, float]], path: str | Path, k: int, chance: float | None = None
 ) -> Path:
-    """Precision at k against the number of dimensions kept.
-
-    Parameters
-    ----------
-    runs : precision (percent) by number of dimensions K, by name.
-    k : neighbours, for the label.
-    chance : precision with shuffled labels, percent.
-    """
+    """Precision at k (percent) against the number of dimensions kept; `chance` is that with shuffled labels."""
     figure, axes = _canvas(runs, "dimensions kept, K", f"retrieval precision at {k} (%)")
     for i, (name, curve) in enumerate(runs.items()):
         kept = sorted(curve)
@@ -118,10 +120,7 @@ def plot_retrieval(
 def plot_dynamics(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path, definition: str = "sound") -> Path:
     """Spearman correlations of activation frequency, gradient variance and consistency over epochs.
 
-    Parameters
-    ----------
-    runs : rows of `dynamics.record` by name. Dotted lines: with shuffled labels.
-    definition : `sound` or `paper`, which dimensions are counted.
+    Runs are rows of `dynamics.record`; dotted lines are those with shuffled labels.
     """
     figure = _figure(runs, 9.0, 3.4)
     panels = figure.subplots(1, 3, sharey=True)
@@ -132,15 +131,10 @@ def plot_dynamics(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: str | P
         axes.axhline(0, color="0.7", linewidth=0.8)
         for i, (name, rows) in enumerate(runs.items()):
             epochs = [row["epoch"] for row in rows]
-            _line(axes, i, epochs, [_number(row[definition][key]) for row in rows], name)
+            found, chance = (as_array(row[which][key] for row in rows) for which in (definition, "chance"))
+            _line(axes, i, epochs, found, name)
             if key != "af_gv":  # labels do not enter frequency and variance
-                axes.plot(
-                    epochs,
-                    [_number(row["chance"][key]) for row in rows],
-                    color=_colour(i),
-                    linestyle=":",
-                    linewidth=1.2,
-                )
+                axes.plot(epochs, chance, color=_colour(i), linestyle=":", linewidth=1.2)
         axes.set_ylim(-1.05, 1.05)
     panels[0].set_ylabel("Spearman correlation")
     panels[1].plot([], [], color="0.4", linestyle=":", linewidth=1.2, label="labels shuffled")
@@ -150,15 +144,10 @@ def plot_dynamics(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: str | P
 
 
 def plot_conflict(runs: Mapping[str, np.ndarray], path: str | Path) -> Path:
-    """Background-induced error by dimension, greatest first in each curve: those of two models do not correspond.
-
-    Parameters
-    ----------
-    runs : error [D] by name; `by_dimension` of `conflict.conflict`.
-    """
+    """Background-induced error [D], greatest first in each curve: dimensions of two models do not correspond."""
     figure, axes = _canvas(runs, "dimensions, greatest error first", "background-induced error (similarity)")
     for i, (name, error) in enumerate(runs.items()):
-        values = -np.sort(-np.asarray(error, dtype=float))
+        values = -np.sort(-error)
         x = np.arange(1, len(values) + 1)
         axes.plot(x, values, color=_colour(i), linewidth=1.4, label=f"{name}: {values.sum():.3g} in total")
         axes.fill_between(x, values, color=_colour(i), alpha=0.12, linewidth=0)
@@ -167,15 +156,13 @@ def plot_conflict(runs: Mapping[str, np.ndarray], path: str | Path) -> Path:
 
 
 def plot_thresholds(runs: Mapping[str, tuple[np.ndarray, np.ndarray]], path: str | Path) -> Path:
-    """Consistency against active dimensions per image, as the activation threshold rises.
+    """Consistency [T] against active dimensions per image [T], as the activation threshold rises.
 
-    Parameters
-    ----------
-    runs : L0 [T] and consistency [T] (percent) over thresholds, by name. At equal L0 the higher curve is the better.
+    At equal L0 the higher curve is the better.
     """
     figure, axes = _canvas(runs, "active dimensions per image, L0", "consistency (%)")
     for i, (name, (active, consistency)) in enumerate(runs.items()):
-        _line(axes, i, np.asarray(active), np.asarray(consistency), name)
+        _line(axes, i, active, consistency, name)
     _log_scale(axes)
     axes.invert_xaxis()
     axes.set_ylim(bottom=0)
@@ -208,12 +195,7 @@ def plot_published(curves: Sequence[Curve], path: Path, x: str, y: str, doubling
 
 
 def plot_tradeoff(panels: Mapping[str, Sequence[tuple[Curve, Sequence[float]]]], path: Path) -> Path:
-    """Accuracy against consistency, a point per value of what a panel varies.
-
-    Parameters
-    ----------
-    panels : by title, curves and the value at each of their points.
-    """
+    """Accuracy against consistency: panels by title, of curves and the value at each of their points."""
     figure = _figure(panels, 9.0, 4.0)
     found = figure.subplots(1, 2, sharey=True)
     for axes, (title, curves) in zip(found, panels.items()):
@@ -281,20 +263,13 @@ def _log_scale(axes: Axes, between: tuple[float, ...] = (1.0, 2.0, 5.0)) -> None
 def _mark(axes: Axes, x: float, text: str, left: bool) -> None:
     """A dotted vertical line with its meaning beside it: at the top on the left, at the bottom on the right."""
     axes.axvline(x, color="0.4", linestyle=":", linewidth=1)
-    axes.annotate(
-        text,
-        (x, 1 if left else 0),
-        (-4 if left else 4, -10 if left else 4),
-        axes.get_xaxis_transform(),
-        "offset points",
-        ha="right" if left else "left",
-        color="0.35",
-        fontsize=8,
-    )
+    at, beside, side = ((x, 1), (-4, -10), "right") if left else ((x, 0), (4, 4), "left")
+    where = axes.get_xaxis_transform(), "offset points"
+    axes.annotate(text, at, beside, *where, ha=side, color="0.35", fontsize=8)
 
 
 def _line(axes: Axes, i: int, x: Any, y: Any, name: str) -> None:
-    axes.plot(x, y, color=_colour(i), marker=_marker(i), markersize=4, linewidth=1.6, label=name)
+    axes.plot(x, y, **_look(i), markersize=4, linewidth=1.6, label=name)
 
 
 def _draw(axes: Axes, curves: Sequence[Curve]) -> None:
@@ -311,12 +286,8 @@ def _colour(i: int) -> str:
     return COLOURS[i % len(COLOURS)]
 
 
-def _marker(i: int) -> str:
-    return MARKERS[i % len(MARKERS)]
-
-
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else value
+def _look(i: int) -> dict[str, Any]:
+    return {"color": _colour(i), "marker": MARKERS[i % len(MARKERS)]}
 
 
 def _save(figure: Figure, axes: Axes, path: str | Path) -> Path:

@@ -18,7 +18,7 @@ from ..train import find_device
 from . import figures, ledger, page
 from .experiments import EXPERIMENTS, MAIN, SCALES, Experiment, find, runs, title
 from .runner import Library, estimate, run_list
-from .tables import sections, text
+from .tables import Entries, sections, text
 
 __all__ = ["reproduce", "run_list"]
 
@@ -52,7 +52,6 @@ def reproduce(
     pages : where results.md and figures/ go; without it a figure goes to runs/reproduce/figures.
     dry : train nothing.
     """
-    display = display or Display(quiet=True)
     if scale not in SCALES:
         raise InputError(f"--scale is paper or smoke, got {scale!r}")
     if scale == "smoke" and results == LEDGER:
@@ -61,8 +60,11 @@ def reproduce(
     if listing or name is None:
         show_list(chosen, ledger.read(results), scale, results)
         return
+    display = display or Display(quiet=True)
     if not dry:
-        train_missing(chosen, scale, data, results, open_device(device, scale), display)
+        # smoke runs are for a CPU
+        where = torch.device("cpu") if device is None and scale == "smoke" else find_device(device)
+        train_missing(chosen, scale, data, results, where, display)
     entries = ledger.read(results)
     found = ledger.by_setting(entries)
     folder = (pages or workplace(results)) / "figures"
@@ -79,10 +81,6 @@ def workplace(results: Path) -> Path:
     known = {place.resolve(): work for place, work in WORK.items()}
     return known.get(results.resolve(), results / "work")
 
-
-def open_device(name: str | None, scale: str) -> torch.device:
-    """The device asked for; smoke runs are for a CPU."""
-    return torch.device("cpu") if name is None and scale == "smoke" else find_device(name)
 
 
 def missing(experiment: Experiment, entries: list[ledger.Entry], scale: str) -> list[Recipe]:
@@ -167,27 +165,17 @@ def show(experiment: Experiment, found: dict[str, list[ledger.Entry]], scale: st
 
 
 def draw(
-    experiment: Experiment,
-    found: dict[str, list[ledger.Entry]],
-    scale: str,
-    folder: Path,
-    data: str | None,
-    display: Display,
+    experiment: Experiment, found: Entries, scale: str, folder: Path, data: str | None, display: Display
 ) -> None:
     """Draw one figure; a sheet of images only where the images are at hand."""
     dataset = "scenes" if scale == "smoke" else MAIN
-    path: Path | None = folder / f"{page.file_stem(experiment.name)}.png"
-    assert path is not None
+    path, drawn = folder / figures.file_name(experiment.name), None
     if experiment.name in figures.FIGURES:
-        path = figures.draw(experiment.name, found, path, dataset, scale)
-    else:
-        kind, entry = figures.SHEETS[experiment.name], figures.sheet_entry(experiment.name, found, dataset, scale)
-        if entry is not None:
-            print(page.exemplar_table(kind, entry))
-        recipe = ledger.recipe_in(entry) if entry is not None else None
-        if entry is None or recipe is None or (data is None and scale == "paper"):
-            path = None
-        else:
-            test = datasets.load(Library(data, display).rooted(recipe).data, "test", display.count)
-            path = figures.draw_sheet(kind, entry, test, path)
-    display.note(f"wrote {path}" if path else f"{experiment.name}: nothing to draw yet")
+        drawn = figures.draw(experiment.name, found, path, dataset, scale)
+    elif (entry := figures.sheet_entry(experiment.name, found, dataset, scale)) is not None:
+        kind = figures.SHEETS[experiment.name]
+        print(page.exemplar_table(kind, entry))
+        if data is not None or scale == "smoke":
+            recipe = Library(data, display).rooted(ledger.recipe_in(entry))
+            drawn = figures.draw_sheet(kind, entry, datasets.load(recipe.data, "test", display.count), path)
+    display.note(f"wrote {drawn}" if drawn else f"{experiment.name}: nothing to draw yet")

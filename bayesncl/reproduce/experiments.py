@@ -38,27 +38,19 @@ SMOKE_VALUES = {"dim": (16, 32), "batch_size": (32, 64), "K": (16, 32), "epoch":
 
 @dataclass(frozen=True)
 class Experiment:
-    """One table or figure.
+    """One table or figure."""
 
-    Parameters
-    ----------
-    name : as on the command line.
-    tables : whose rows it shows, by their names in paper.json.
-    seeds : runs of each row.
-    changes : of every run.
-    methods, datasets : keep only these rows; all if empty.
-    needs : what a run must have recorded besides the measures: `dynamics`, or a background probe by its key in `extra`.
-    title : if it is not the table's.
-    """
+    name: str  # as on the command line
+    tables: tuple[str, ...] = ()  # whose rows it shows, by their names in paper.json; the one of its own name if empty
+    seeds: tuple[int, ...] = (0,)  # runs of each row
+    changes: tuple[str, ...] = ()  # of every run
+    methods: tuple[str, ...] = ()  # keep only these rows; all if empty
+    datasets: tuple[str, ...] = ()  # likewise
+    needs: str = ""  # what a run must have recorded besides: `dynamics`, or a background probe by its key in `extra`
+    title: str = ""  # if it is not the table's
 
-    name: str
-    tables: tuple[str, ...]
-    seeds: tuple[int, ...] = (0,)
-    changes: tuple[str, ...] = ()
-    methods: tuple[str, ...] = ()
-    datasets: tuple[str, ...] = ()
-    needs: str = ""
-    title: str = ""
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tables", self.tables or (self.name,))
 
     @property
     def is_figure(self) -> bool:
@@ -67,34 +59,28 @@ class Experiment:
 
 
 PAIR = ("ncl", "bayesncl")
+THREE = (0, 1, 2)  # seeds
 EXPERIMENTS = {
     e.name: e
     for e in (
-        Experiment("interpretability", ("interpretability",), (0, 1, 2)),
-        Experiment("downstream", ("downstream",), (0, 1, 2)),
-        Experiment("gradients", ("gradients",), needs="dynamics"),
-        Experiment("ablation", ("ablation",)),
-        Experiment("gating", ("gating",)),
-        Experiment("head-depth", ("head-depth",)),
-        Experiment("resnet50", ("resnet50",), changes=("model.backbone=resnet50",)),
-        Experiment("background", ("background",), needs="waterbirds"),
+        Experiment("interpretability", seeds=THREE),
+        Experiment("downstream", seeds=THREE),
+        Experiment("gradients", needs="dynamics"),
+        *map(Experiment, ("ablation", "gating", "head-depth")),
+        Experiment("resnet50", changes=("model.backbone=resnet50",)),
+        Experiment("background", needs="waterbirds"),
         Experiment(
-            "background-like", ("background-like",), needs="waterbirds_like",
+            "background-like", needs="waterbirds_like",
             title="Background probe on a Waterbirds-like set at 32 px, CIFAR-100 encoders (not the published set)",
         ),
-        Experiment("efficiency", ("efficiency",)),
-        Experiment("feature-selection", ("feature-selection",), (0, 1, 2)),
-        Experiment("dimensions", ("dimensions",)),
-        Experiment("prior", ("prior",)),
-        Experiment("kl-weight", ("kl-weight",)),
-        Experiment("gate-lr", ("gate-lr",)),
-        Experiment("batch-size", ("batch-size",)),
-        Experiment("batch-tradeoff", ("batch-tradeoff",)),
+        Experiment("efficiency"),
+        Experiment("feature-selection", seeds=THREE),
+        *map(Experiment, ("dimensions", "prior", "kl-weight", "gate-lr", "batch-size", "batch-tradeoff")),
         Experiment(
-            "figure-support", ("interpretability",), (0, 1, 2), methods=PAIR, datasets=(MAIN,),
+            "figure-support", ("interpretability",), THREE, methods=PAIR, datasets=(MAIN,),
             title="Consistency by minimum support, NCL against BayesNCL",
         ),
-        Experiment("figure-retrieval", ("feature-selection",), (0, 1, 2), title="Retrieval over selected dimensions"),
+        Experiment("figure-retrieval", ("feature-selection",), THREE, title="Retrieval over selected dimensions"),
         Experiment("figure-dimensions", ("dimensions",), title="Consistency over feature dimension"),
         Experiment("figure-tradeoff", ("prior", "kl-weight"), title="Accuracy and consistency over prior, KL weight"),
         Experiment("figure-gradients", ("gradients",), needs="dynamics", title="Gradient dynamics over epochs"),

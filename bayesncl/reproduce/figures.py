@@ -9,6 +9,7 @@ from typing import Any
 from ..data import DATASETS
 from ..data.images import Images
 from ..measure.result import Result
+from ..progress import plural
 from ..report import plots
 from ..report.plots import CORRELATIONS, Curve
 from . import ledger
@@ -18,6 +19,11 @@ from .tables import Entries, Line, mean, runs_of, sections
 MOST_RUNS = 3  # drawn of a method
 
 
+def file_name(name: str) -> str:
+    """Of the picture of an experiment."""
+    return f"{name.removeprefix('figure-')}.png"
+
+
 def draw(name: str, entries: Entries, path: Path, dataset: str = MAIN, scale: str = "paper") -> Path | None:
     """Draw a figure for one data set; None where the ledger has nothing to draw."""
     lines = [line for s in sections(EXPERIMENTS[name], entries, scale) if s.dataset == dataset for line in s.lines]
@@ -25,14 +31,7 @@ def draw(name: str, entries: Entries, path: Path, dataset: str = MAIN, scale: st
 
 
 def draw_sheet(kind: str, entry: ledger.Entry, test: Images, path: Path) -> Path:
-    """The images that most activate each dimension, a row per dimension.
-
-    Parameters
-    ----------
-    kind : high_entropy or suppressed.
-    entry : its `exemplars` say which dimensions and images.
-    test : the test split the run was evaluated on.
-    """
+    """The images that most activate each dimension, a row per dimension, by an entry's exemplars of a kind."""
     chosen = entry["exemplars"][kind]
     return plots.plot_sheet({str(d["dim"]): [test.pixels[i] for i in d["images"]] for d in chosen}, path)
 
@@ -41,7 +40,7 @@ def draw_support(lines: list[Line], entries: Entries, path: Path) -> Path:
     """Consistency over dimensions that fire on at least s images, a line per seed."""
     curves = []
     for i, line in enumerate(line for line in lines if line.runs):
-        name = f"{paper()['methods'][line.row.method]}, {line.runs} run{'s' if line.runs > 1 else ''}"
+        name = f"{paper()['methods'][line.row.method]}, {plural(line.runs, 'run')}"
         for j, entry in enumerate(runs_of(line.row, entries)[:MOST_RUNS]):
             found = Result.from_dict(entry["measures"]).by_support()
             points = [(least, share) for least, share in found.items() if share is not None]
@@ -69,12 +68,10 @@ def draw_tradeoff(lines: list[Line], entries: Entries, path: Path) -> Path:
     for axis, title in (("rho", "prior"), ("lambda", "KL weight")):
         mine = [line for line in lines if axis in line.row.axes]
         panels[title] = []
-        for i, (name, pick) in enumerate((("published", _published), ("ours", _ours))):
-            found = [(pick(line, "consistency"), pick(line, "acc1"), line.row.axes[axis]) for line in mine]
-            known = [(x, y, value) for x, y, value in found if x is not None and y is not None]
-            style = "--" if name == "published" else "-"
-            curve = Curve(i, [(x, y) for x, y, _ in known], name, style)
-            panels[title].append((curve, [value for _, _, value in known]))
+        for i, (said, style) in enumerate((("published", "--"), ("ours", "-"))):
+            pairs = [(value(line, "consistency", said), value(line, "acc1", said)) for line in mine]
+            known = [(x, y, line.row.axes[axis]) for (x, y), line in zip(pairs, mine) if None not in (x, y)]
+            panels[title].append((Curve(i, [(x, y) for x, y, _ in known], said, style), [at for _, _, at in known]))
     return plots.plot_tradeoff(panels, path)
 
 
@@ -128,20 +125,14 @@ def theirs_and_ours(lines: list[Line], axis: str, column: str, sound: bool = Fal
     methods = dict.fromkeys(line.row.method for line in lines)
     for i, method in enumerate(sorted(methods, key=lambda m: m == "cl")):  # NCL has one colour in all figures
         mine = [line for line in lines if line.row.method == method]
-        for pick, style, said in ((_published, "--", "published"), (_ours, "-", "ours"), (_sound, ":", "sound")):
-            points = [(line.row.axes[axis], y) for line in mine if (y := pick(line, column)) is not None]
-            if points and (sound or pick is not _sound):
+        for said, style in (("published", "--"), ("ours", "-"), *([("sound", ":")] if sound else [])):
+            points = [(line.row.axes[axis], y) for line in mine if (y := value(line, column, said)) is not None]
+            if points:
                 curves.append(Curve(i, points, f"{paper()['methods'][method]}, {said}", style))
     return curves
 
 
-def _published(line: Line, column: str) -> float | None:
-    return line.cells[column].published
-
-
-def _ours(line: Line, column: str) -> float | None:
-    return mean(line.cells[column].ours) if line.cells[column].ours else None
-
-
-def _sound(line: Line, column: str) -> float | None:
-    return mean(line.cells[column].sound) if line.cells[column].sound else None
+def value(line: Line, column: str, said: str) -> float | None:
+    """A cell of a line as a number: `published`, or the mean of `ours` or of `sound`."""
+    found = getattr(line.cells[column], said)
+    return found if said == "published" else mean(found) if found else None

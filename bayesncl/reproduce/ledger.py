@@ -52,19 +52,10 @@ def record(
     exemplars: dict[str, Any] | None = None,
     extra: dict[str, Any] | None = None,
 ) -> Path:
-    """Enter a trained and evaluated run.
+    """Enter a trained and evaluated run into the ledger of a folder; an older entry of the same run is replaced.
 
-    Parameters
-    ----------
-    results : folder of the ledger; made if it does not exist.
-    run_dir : its metrics.jsonl gives the time and the gradient dynamics, its environment.json where it was trained.
-    evaluation : of `evaluate.evaluate`, or read from evaluation.json.
-    recipe : of the run.
-    exemplars, extra : what else was taken from the model; see `runner`.
-
-    Returns
-    -------
-    Path of the entry. An older one of the same run is replaced.
+    The run's metrics.jsonl gives the time and the gradient dynamics, its environment.json where it was trained.
+    `exemplars` and `extra` are what else was taken from the model; see `runner`.
     """
     run = Run(run_dir)
     seconds, per_epoch = train_seconds(run.metrics(), recipe)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from ..files import write_atomic
 from ..measure import measures
 from ..measure.counts import MIN_SUPPORT
 from ..measure.interpretability import MATCHED, at_l0
+from ..progress import plural
 from ..report.tables import write as write_table
 from . import figures, ledger
 from .experiments import EXPERIMENTS, MAIN, PAIR, Experiment, paper, title
@@ -53,6 +56,9 @@ SOUND = {
 }  # fmt: skip
 
 
+Measures = dict[str, Any]  # of a run, as the ledger has them
+
+
 @dataclass(frozen=True)
 class Claim:
     """A sentence of the paper as a difference of two rows: first minus second has `sign`, or 0: is within a point."""
@@ -89,31 +95,14 @@ def write(folder: Path, entries: list[ledger.Entry]) -> Path:
     """Write results.md and figures/ into a folder.
 
     Sheets of test images are not among the figures: the images are not ours to publish.
-
-    Parameters
-    ----------
-    entries : of the ledger.
     """
     found = ledger.by_setting(entries)
-    drawn = draw_figures(folder / "figures", found)
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    files = {name: folder / "figures" / figures.file_name(name) for name in figures.FIGURES}
+    drawn = {name: path.name for name, path in files.items() if figures.draw(name, found, path)}
     path = folder / "results.md"
     write_atomic(path, render(entries, found, drawn))
     return path
-
-
-def draw_figures(folder: Path, found: Entries) -> dict[str, str]:
-    """Every figure the ledger has runs for; file name by experiment."""
-    folder.mkdir(parents=True, exist_ok=True)
-    drawn = {}
-    for name in figures.FIGURES:
-        if figures.draw(name, found, folder / f"{file_stem(name)}.png"):
-            drawn[name] = f"{file_stem(name)}.png"
-    return drawn
-
-
-def file_stem(name: str) -> str:
-    """Of the file of a figure."""
-    return name.removeprefix("figure-")
 
 
 def render(entries: list[ledger.Entry], found: Entries, drawn: dict[str, str]) -> str:
@@ -132,12 +121,10 @@ def ledger_summary(entries: list[ledger.Entry]) -> str:
     """Number of runs by data set and device."""
     if not entries:
         return "no runs yet"
-    sets: dict[str, int] = {}
-    for entry in entries:
-        sets[entry["recipe"]["data"]["name"]] = sets.get(entry["recipe"]["data"]["name"], 0) + 1
+    sets = Counter(entry["recipe"]["data"]["name"] for entry in entries)
     devices = sorted({entry["environment"]["device"] for entry in entries})
     counted = ", ".join(f"{n} on {DATASETS[name].title}" for name, n in sorted(sets.items()))
-    return f"{len(entries)} run{'s' if len(entries) > 1 else ''} ({counted}; trained on {', '.join(devices)})"
+    return f"{plural(len(entries), 'run')} ({counted}; trained on {', '.join(devices)})"
 
 
 def at_a_glance(found: Entries) -> str:
@@ -220,35 +207,43 @@ def where_the_gain_comes_from(found: Entries, drawn: dict[str, str]) -> str:
     )
     parts = [opening, figure, support_table(section, found), shuffled_table(section, found)]
     parts += [folded("every sound measure of the main methods", f"{legend}\n{sound_table(section, found)}")]
-    parts += [gate_use(section, found)]
-    parts += [f"{note}\n" for note in notes().get("figure-support", [])]
+    parts += [gate_use(section, found), *notes_on("figure-support")]
     return "\n".join(part for part in parts if part)
+
+
+def by_method(
+    section: Section, found: Entries, cells: Callable[[list[Measures]], list[str]], methods: Sequence[str] = ()
+) -> list[list[str]]:
+    """Rows of a table: method, what `cells` makes of the measures of its runs, number of runs."""
+    rows = []
+    for line in section.lines:
+        if not methods or line.row.method in methods:
+            runs = [entry["measures"] for entry in runs_of(line.row, found)]
+            rows.append([paper()["methods"][line.row.method], *cells(runs), str(len(runs) or NOT_RUN)])
+    return rows
 
 
 def support_table(section: Section, found: Entries) -> str:
     """Consistency by minimum support, mean over seeds."""
     shown = ("1", "2", "5", "10", "20", "50", "100")
-    rows = []
-    for line in section.lines:
-        if line.row.method in PAIR:
-            runs = runs_of(line.row, found)
-            curves = [entry["measures"]["curves"]["consistency_by_support"] for entry in runs]
-            values = [[c[s] for c in curves if c.get(s) is not None] for s in shown]
-            name = paper()["methods"][line.row.method]
-            rows.append([name, *(plain(v, 2) for v in values), str(len(runs) or NOT_RUN)])
-    return markdown(["support at least", *shown, "runs"], rows, left=1)
+
+    def cells(runs: list[Measures]) -> list[str]:
+        curves = [run["curves"]["consistency_by_support"] for run in runs]
+        return [plain([c[s] for c in curves if c.get(s) is not None], 2) for s in shown]
+
+    return markdown(["support at least", *shown, "runs"], by_method(section, found, cells, PAIR), left=1)
 
 
 def shuffled_table(section: Section, found: Entries) -> str:
     """Consistency by the paper's definition beside what it gives for labels that mean nothing."""
-    rows = []
-    for line in section.lines:
-        measures = [entry["measures"] for entry in runs_of(line.row, found)]
-        both = [(m["paper"]["consistency"], m["chance"]["paper"]["consistency"]) for m in measures]
+
+    def cells(runs: list[Measures]) -> list[str]:
+        both = [(run["paper"]["consistency"], run["chance"]["paper"]["consistency"]) for run in runs]
         pairs = [(a, b) for a, b in both if a is not None and b is not None]
         columns = [[a for a, _ in pairs], [b for _, b in pairs], [a - b for a, b in pairs]]
-        name = paper()["methods"][line.row.method]
-        rows.append([name, *(plain(column, 2) for column in columns), str(len(both) or NOT_RUN)])
+        return [plain(column, 2) for column in columns]
+
+    rows = by_method(section, found, cells)
     opening = (
         "A dimension that fires on one image is as consistent if the labels mean nothing. The paper's definition, with "
         "the labels and with them shuffled among the test images:\n"
@@ -258,13 +253,11 @@ def shuffled_table(section: Section, found: Entries) -> str:
 
 def sound_table(section: Section, found: Entries) -> str:
     """Every sound measure of the main methods, with the level shuffled labels give."""
+    mixed = by_method(section, found, lambda runs: _sound_cells([run["chance"]["sound"] for run in runs]), PAIR)
+    beside = {row[0]: [f"{row[0]}, labels shuffled", *row[1:-1], ""] for row in mixed if row[-1] != NOT_RUN}
     rows = []
-    for line in section.lines:
-        measures = [entry["measures"] for entry in runs_of(line.row, found)]
-        name = paper()["methods"][line.row.method]
-        rows.append([name, *_sound_cells([m["sound"] for m in measures]), str(len(measures) or NOT_RUN)])
-        if measures and line.row.method in PAIR:
-            rows.append([f"{name}, labels shuffled", *_sound_cells([m["chance"]["sound"] for m in measures]), ""])
+    for row in by_method(section, found, lambda runs: _sound_cells([run["sound"] for run in runs])):
+        rows += [row, beside[row[0]]] if row[0] in beside else [row]
     return markdown(["method", *(measure.short for measure in SOUND), "runs"], rows, left=1)
 
 
@@ -296,13 +289,13 @@ def where_retrieval_gains(found: Entries) -> str:
     )
     section = next(s for s in sections(EXPERIMENTS["interpretability"], found) if s.dataset == MAIN)
     shown = ("32", "64", "96", "128", "192", "256")
-    rows = []
-    for line in section.lines:
-        curves = [entry["measures"]["curves"] for entry in runs_of(line.row, found)]
-        used = [float(c["dimensions_by_support"][str(MIN_SUPPORT)]) for c in curves]
-        values = [[c["retrieval_sound"][k]["5"] for c in curves if k in c["retrieval_sound"]] for k in shown]
-        cells = [plain(used, 0), *(plain(v, 2) for v in values)]
-        rows.append([paper()["methods"][line.row.method], *cells, str(len(curves) or NOT_RUN)])
+
+    def cells(runs: list[Measures]) -> list[str]:
+        used = [float(run["curves"]["dimensions_by_support"][str(MIN_SUPPORT)]) for run in runs]
+        kept = [run["curves"]["retrieval_sound"] for run in runs]
+        return [plain(used, 0), *(plain([by[k]["5"] for by in kept if k in by], 2) for k in shown)]
+
+    rows = by_method(section, found, cells)
     return opening + "\n" + markdown(["method", "in use", *(f"K {k}" for k in shown), "runs"], rows, left=1)
 
 
@@ -315,8 +308,7 @@ def plain(values: list[float], decimals: int) -> str:
 
 def table_part(experiment: Experiment, found: Entries) -> str:
     """A table of the paper: what is to be said of it, then the numbers, folded; data sets without a run come last."""
-    parts = [f"## {experiment.name}\n", f"{title(experiment)}.\n"]
-    parts += [f"{note}\n" for note in notes().get(experiment.name, [])]
+    parts = [f"## {experiment.name}\n", f"{title(experiment)}.\n", *notes_on(experiment.name)]
     for section in sorted(sections(experiment, found), key=lambda section: not section.runs):
         header, rows = text(section)
         done, all_of_them = sum(line.runs > 0 for line in section.lines), len(section.lines)
@@ -332,8 +324,7 @@ def folded(summary: str, body: str) -> str:
 
 def figure_part(experiment: Experiment, found: Entries, drawn: dict[str, str]) -> str:
     """A figure, or that it was not run; in place of a sheet of images, the classes of its images."""
-    parts = [f"## {experiment.name}\n", f"{title(experiment)}, CIFAR-100.\n"]
-    parts += [f"{note}\n" for note in notes().get(experiment.name, [])]
+    parts = [f"## {experiment.name}\n", f"{title(experiment)}, CIFAR-100.\n", *notes_on(experiment.name)]
     if experiment.name in drawn:
         parts.append(f"![{title(experiment)}](figures/{drawn[experiment.name]})\n")
     elif experiment.name in figures.SHEETS and (entry := figures.sheet_entry(experiment.name, found)) is not None:
@@ -358,6 +349,11 @@ def notes() -> dict[str, list[str]]:
     """Sentences on what differs and what was checked, by table; under `findings` what was found in all."""
     found: dict[str, list[str]] = json.loads((Path(__file__).parent / "notes.json").read_text())
     return found
+
+
+def notes_on(name: str) -> list[str]:
+    """Those of one table, a paragraph each."""
+    return [f"{note}\n" for note in notes().get(name, [])]
 
 
 def markdown(header: list[str], rows: list[list[str]], left: int) -> str:

@@ -16,7 +16,7 @@ from .. import data as datasets
 from ..data.images import Images
 from ..dynamics import recorder
 from ..errors import InputError
-from ..evaluate import KINDS, evaluate, probe_background
+from ..evaluate import KINDS, background_probes, evaluate
 from ..features import extract
 from ..measure.dimensions import describe, most_mixed, most_suppressed
 from ..measure.result import Result
@@ -41,19 +41,18 @@ def run_experiment_run(
     results: Path,
     models: Path,
     *,
-    device: torch.device | None = None,
-    display: Display | None = None,
-    paper_probe: bool = False,
-    backgrounds: dict[str, str] | None = None,
-    complete: Callable[[ledger.Entry], bool] = lambda entry: False,
+    device: torch.device | None,
+    display: Display,
+    paper_probe: bool,
+    backgrounds: dict[str, str],
+    complete: Callable[[ledger.Entry], bool],
 ) -> Path:
     """Train a recipe, take every measure and enter it in the ledger.
 
     Parameters
     ----------
-    splits : training and test images.
-    results : folder of the ledger.
-    models : parent of the run folder; a half-finished run found there is resumed, a finished one is only measured.
+    results, models : folders of the ledger and of the run folders; a half-finished run found there is resumed, a
+        finished one is only measured.
     paper_probe : also the published 50-epoch linear probe.
     backgrounds : key in the entry's `extra` to the root of a data set in the layout of waterbirds.
     complete : whether an entry that another process made meanwhile will do; then InputError, and nothing is changed.
@@ -64,9 +63,7 @@ def run_experiment_run(
     """
     images, test = splits
     clear_gpu()
-    display = display or Display(quiet=True)
     run_dir = models / Path(ledger.file_name(recipe)).stem
-
     if Run(run_dir).finished():
         model = load(run_dir, device or default_device())
     else:
@@ -78,7 +75,7 @@ def run_experiment_run(
         if known is not None and complete(known):
             raise InputError("another process has measured it meanwhile")
         evaluation = evaluate(model, plain[0], plain[1], paper_probe=paper_probe, progress=display.count)
-        extra = {key: background_like(model, root) for key, root in (backgrounds or {}).items()}
+        extra = {key: background_like(model, root) for key, root in backgrounds.items()}
         path = ledger.record(results, run_dir, evaluation, recipe, exemplars=exemplars(model, test), extra=extra)
         shutil.rmtree(Run(run_dir).checkpoints, ignore_errors=True)
     return path
@@ -93,12 +90,9 @@ def clear_gpu() -> None:
 
 
 def background_like(model: Encoder, root: str) -> dict[str, Any]:
-    """Probes for the background with a frozen encoder.
+    """Probes for the background with a frozen encoder, on images scaled to its view size.
 
-    Parameters
-    ----------
-    model : trained on anything; images are scaled to its view size.
-    root : a data set in the layout of waterbirds; an empty root takes scenes, the model's own.
+    `root` is that of a data set in the layout of waterbirds; an empty one takes the model's own images.
 
     Returns
     -------
@@ -112,7 +106,7 @@ def background_like(model: Encoder, root: str) -> dict[str, Any]:
     if train_split.labels is None or train_split.backgrounds is None:
         raise InputError(f"{root or data.name} has no background labels")
     found = [extract(model, split) for split in (train_split, test_split)]
-    probes, group = probe_background(found[0], train_split, found[1], test_split)
+    probes, group = background_probes(found[0], train_split, found[1], test_split)
     return {
         **{k: {m: probes[k][m] for m in ("acc1", "acc1_spread", "acc1_chance")} for k in KINDS},
         "worst_group": {k: group[k] for k in ("worst", "average", "balanced")},
@@ -131,30 +125,25 @@ def exemplars(model: Encoder, test: Images) -> dict[str, Any]:
     """
     if test.labels is None:
         return {}
+    labels, names = test.labels.tolist(), test.class_names
+
+    def shown(order: np.ndarray, value: np.ndarray | None, support: np.ndarray, z: np.ndarray) -> list[dict[str, Any]]:
+        rows = []
+        for dim in order[:SHOWN_DIMS].tolist():
+            images = np.argsort(-z[:, dim], kind="stable")[:SHOWN_IMAGES].tolist()
+            classes = [names[labels[i]] if names else str(labels[i]) for i in images]
+            row = {"dim": dim, "value": float(value[dim]), "support": int(support[dim])}  # type: ignore[index]
+            rows.append(row | {"images": images, "classes": classes})
+        return rows
+
     features = extract(model, test)
     table = describe(features.gated, test.labels)
-    assert table.entropy_sum is not None
-    found = {"high_entropy": strongest(most_mixed(table), table.entropy_sum, table.support, features.gated, test)}
+    found = {"high_entropy": shown(most_mixed(table), table.entropy_sum, table.support, features.gated)}
     if features.open is not None:
         table = describe(features.z, open=features.open)
-        assert table.closed_rate is not None
-        closed = table.closed_rate / 100
-        found["suppressed"] = strongest(most_suppressed(table), closed, table.support, features.z, test)
+        closed = None if table.closed_rate is None else table.closed_rate / 100
+        found["suppressed"] = shown(most_suppressed(table), closed, table.support, features.z)
     return found
-
-
-def strongest(
-    order: np.ndarray, value: np.ndarray, support: np.ndarray, z: np.ndarray, test: Images
-) -> list[dict[str, Any]]:
-    """The first dimensions of a ranking with the images they are largest on."""
-    assert test.labels is not None
-    out = []
-    for dim in order[:SHOWN_DIMS].tolist():
-        images = np.argsort(-z[:, dim], kind="stable")[:SHOWN_IMAGES].tolist()
-        names = [test.class_names[int(test.labels[i])] if test.class_names else str(test.labels[i]) for i in images]
-        row = {"dim": dim, "value": float(value[dim]), "support": int(support[dim])}
-        out.append(row | {"images": images, "classes": names})
-    return out
 
 
 def record_run(
@@ -165,13 +154,9 @@ def record_run(
     device: torch.device | None = None,
     display: Display | None = None,
 ) -> Path:
-    """Enter a finished run in a ledger, after evaluating it if that was not done.
+    """Enter a finished run in a ledger; an evaluation.json in its folder is taken as it is, else it is evaluated.
 
-    Parameters
-    ----------
-    run_dir : its folder; an evaluation.json in it is taken as it is.
-    results : folder of the ledger.
-    root : where the images are, if they have moved.
+    `root` says where the images are, if they have moved.
     """
     display = display or Display(quiet=True)
     run = Run(run_dir)
@@ -188,10 +173,7 @@ def record_run(
 
 
 def estimate(recipe: Recipe, entries: Iterable[ledger.Entry] = ()) -> float:
-    """Seconds a run will take, by the fastest of its data set and backbone in the ledger, else as stated.
-
-    The others may have shared their GPU.
-    """
+    """Seconds a run will take, by the fastest of its kind in the ledger (others may share a GPU), else as stated."""
     times = []
     for entry in entries:
         known, seconds = entry["recipe"], entry["seconds"]
@@ -205,12 +187,7 @@ def estimate(recipe: Recipe, entries: Iterable[ledger.Entry] = ()) -> float:
 
 
 class Library:
-    """Images by data set, each split read once, from the folders under one root.
-
-    Parameters
-    ----------
-    root : holds a folder (or file) named after each data set, or is itself the only data set.
-    """
+    """Images by data set, each split read once; the root holds a folder (or .tar) named after each, or is the only."""
 
     def __init__(self, root: str | None, display: Display) -> None:
         self.root, self.display = root, display
@@ -236,10 +213,10 @@ class Library:
         if data not in self.splits:
             try:
                 train_split, test_split = (datasets.load(data, s, self.display.count) for s in ("train", "test"))
+                self.splits[data] = train_split, test_split
             except InputError as error:
                 self.missing[data.name] = error
                 raise
-            self.splits[data] = (train_split, test_split)
         return self.splits[data]
 
     def backgrounds(self) -> dict[str, str]:
@@ -265,11 +242,10 @@ def run_list(
 
     Parameters
     ----------
-    runs : those in the ledger already are passed over.
     data : folder that holds a folder for each data set, or the one data set.
     results, models : folders of the ledger and of the run folders.
     background : also probe for the background, on the sets found under `data`.
-    complete : whether an entry in the ledger has all that is wanted of it.
+    complete : whether an entry in the ledger has all that is wanted of it; such runs are passed over.
 
     Returns
     -------

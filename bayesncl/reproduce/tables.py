@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from statistics import fmean as mean
 from typing import Any
 
 from ..cost import cost
 from ..data import DATASETS
-from ..recipes import Recipe, change, recipe_from_json
+from ..recipes import Recipe, replace_fields
 from . import ledger
-from .experiments import Experiment, Row, columns, paper, rows, with_seed
+from .experiments import Experiment, Row, columns, paper, rows
 
 AXIS_NAMES = {"dim": "D", "gate_lr": "gate rate", "batch_size": "batch"}  # where they differ from the axis
 CORRELATED = ("af_gv", "af_sc", "gv_sc")
 UNMARKED = ("running_time_min",)  # depends on the machine: not marked as differing
+counted = cache(cost)
 FAST = "†"
 NOT_RUN = "not run"
 
@@ -66,17 +68,9 @@ class Section:
         return sum(line.runs for line in self.lines)
 
 
-def mean(values: Sequence[float]) -> float:
-    """Arithmetic mean."""
-    return sum(values) / len(values)
-
-
 def spread(values: Sequence[float]) -> float:
     """Standard deviation over seeds (n - 1); 0 of one run."""
-    if len(values) < 2:
-        return 0.0
-    centre = mean(values)
-    return math.sqrt(sum((v - centre) ** 2 for v in values) / (len(values) - 1))
+    return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def sections(experiment: Experiment, entries: Entries, scale: str = "paper") -> list[Section]:
@@ -187,12 +181,7 @@ def summary(values: Sequence[float], column: str) -> str:
 
 def operations(recipe: Recipe) -> int:
     """Multiply-adds per image, both views, in the published counting."""
-    return _operations(with_seed(change(recipe, ["run.batch=2"]), 0).to_json())  # the batch does not enter
-
-
-@cache
-def _operations(recipe: str) -> int:
-    return int(cost(recipe_from_json(recipe))["macs_per_image"])
+    return int(counted(replace_fields(recipe, run={"seed": 0, "batch": 2}))["macs_per_image"])  # neither enters
 
 
 def _ours(cell: Cell) -> str:

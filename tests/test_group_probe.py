@@ -1,4 +1,4 @@
-"""The background probe and accuracy by group, against loops over groups."""
+"""Accuracy of the object probe by group, against loops over groups."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from bayesncl.errors import InputError
-from bayesncl.measure.background import background_probe, group_probe
-from bayesncl.measure.probe import fast_probe, rank_classes
+from bayesncl.measure.probe import fast_probe, group_probe, rank_classes
 
 
 def split(n: int, tied: float, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -60,18 +59,7 @@ def test_missing_groups_are_counted() -> None:
     assert only["usual"] == pytest.approx(only["average"])
 
 
-def test_background_probe_reads_each_kind_of_feature() -> None:
-    (x, _, b), (x_test, _, b_test) = split(500, 0.5, 3), split(300, 0.5, 4)
-    train, test = {"h": x, "gated": x[:, [0, 2]]}, {"h": x_test, "gated": x_test[:, [0, 2]]}
-    found = background_probe(train, b, test, b_test, seeds=(0,), device="cpu")
-    assert found["h"] == fast_probe(x, b, x_test, b_test, seeds=(0,), device="cpu")
-    assert found["h"]["acc1"] > 95
-    assert found["gated"]["acc1"] < 62, "without the background dimension nothing is left"
-
-
 def test_bad_input_gets_one_clear_line() -> None:
     x, y, b = split(50, 0.5, 5)
     with pytest.raises(InputError, match=r"test backgrounds must be \[50\], one per image, got \[49\]"):
         group_probe(x, y, b, x, y, b[:49])
-    with pytest.raises(InputError, match=r"train features are \['h'\], test features \['z'\]"):
-        background_probe({"h": x}, b, {"z": x}, b)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .arrays import as_labels
 from .augment import make_views
-from .data.images import Images
+from .data.images import Images, Progress
 from .errors import InputError
 from .features import centre_crop
 from .feed import Pixels, settle
@@ -23,7 +23,6 @@ from .graph import fast
 from .lars import LARS
 from .measure.probe import summarise
 from .model import in_eval_mode
-from .progress import Progress
 from .recipes import Views
 from .schedule import warmup_cosine
 
@@ -62,9 +61,8 @@ def paper_probe(
 
     Returns
     -------
-    dict
-        As `fast_probe`, after the last epoch; `acc1_best` is the best epoch's mean, for the paper does not say which
-        it prints.
+    As `fast_probe`, after the last epoch; `acc1_best` is the best epoch's mean, for the paper does not say which it
+    prints.
     """
     if variant not in ("cifar", "imagenet"):
         raise InputError(f"probe variant must be cifar or imagenet, got {variant!r}")
@@ -121,15 +119,8 @@ def paper_probe(
             best = max(best, summary["acc1"])
             if progress is not None:
                 progress(epoch + 1, epochs, "paper probe")
-    summary |= {
-        "acc1_best": best,
-        "variant": variant,
-        "epochs": epochs,
-        "batch": batch,
-        "lr": rate,
-        "seeds": list(seeds),
-    }
-    return summary
+    settings = {"variant": variant, "epochs": epochs, "batch": batch, "lr": rate, "seeds": list(seeds)}
+    return summary | {"acc1_best": best} | settings
 
 
 def _head(width: int, classes: int, seed: int) -> nn.Linear:
