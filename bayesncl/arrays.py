@@ -11,6 +11,7 @@ import array
 import csv
 import json
 import os
+import re
 import struct
 import tokenize
 import zipfile
@@ -42,6 +43,8 @@ COLUMNS = {  # of tables: what they hold by their heading; all other columns are
     **dict.fromkeys(("y", "label", "labels", "class"), "y"),
     **dict.fromkeys(("name", "names", "file", "path"), "names"),
 }
+
+FORMULA = re.compile(r"'*[=+@\t\r-]")  # how a cell begins that a spreadsheet would take for a formula
 
 Reader = Callable[[], np.ndarray]
 
@@ -320,7 +323,7 @@ def _csv(path: Path) -> dict[str, Reader]:
             values.extend([float(cell) for cell, kind in zip(row, kinds) if kind == "z"])
             for cell, kind in zip(row, kinds):
                 if kind != "z":
-                    columns[kind].append(cell)
+                    columns[kind].append(cell[1:] if cell[:1] == "'" and FORMULA.match(cell) else cell)
 
         if all(_is_number(cell) for cell in first):
             take(first)
@@ -331,6 +334,11 @@ def _csv(path: Path) -> dict[str, Reader]:
     if width:
         found["z"] = lambda: np.frombuffer(values, np.float64).reshape(-1, width)
     return found
+
+
+def guard_cell(text: str) -> str:
+    """Text as a cell of a .csv: what a spreadsheet would run as a formula gets an apostrophe, which `_csv` drops."""
+    return f"'{text}" if FORMULA.match(text) and not _is_number(text) else text
 
 
 def _is_number(cell: str) -> bool:

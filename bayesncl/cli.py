@@ -47,7 +47,7 @@ NO_MEMORY = ("out of memory", "can't allocate memory", "can't start new thread")
 
 def main() -> None:
     """Runs a command and turns what can go wrong into one line and an exit status."""
-    warnings.showwarning = lambda message, *_args, **_kwargs: print(f"bayesncl: note: {message}", file=sys.stderr)
+    warnings.showwarning = lambda text, *_a, **_k: print("bayesncl: note:", one_line(str(text)), file=sys.stderr)
     rest_when_busy()
     try:
         try:
@@ -453,8 +453,11 @@ def show_codes(folder: Path, files: dict[str, Path | None], everything: bool, di
 
 
 def open_display(quiet: bool, board: Path | None = None) -> Display:
-    """Where progress goes."""
+    """Where progress goes; who shows it has long work to do, on files that others may cut meanwhile."""
+    from .bus import explain_bus_errors
     from .progress import Display
+
+    explain_bus_errors()
 
     return Display(quiet, board)
 

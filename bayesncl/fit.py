@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 
 from . import distributed
-from .arrays import as_features
+from .arrays import as_features, check_room
 from .codes import ReadableCodes, choose_batch, choose_dim, choose_steps
 from .codes_folder import About, CodesFolder, Rows, encoder_dict
 from .data import load as load_split
@@ -130,6 +131,7 @@ def take_array(source: Path, folder: CodesFolder, options: Options, device: torc
         raise InputError(f"{source}: one row only; codes are read from what rows have in common")
     if options.labels is not None:
         names, labels = read_labels(options.labels, names, n)
+    check_room(400 * n, f"{source}: names of {n:,} rows")
     texts = [str(i) for i in range(n)] if names is None else [str(name) for name in names]
     if options.images is not None:
         texts = match_images(texts, names is not None, options.images, display.note)
@@ -139,6 +141,7 @@ def take_array(source: Path, folder: CodesFolder, options: Options, device: torc
         names=tuple(printable(texts[i], PATH_LENGTH) if options.images is None else texts[i] for i in order),
         **_factorise(None if labels is None else [str(labels[i]) for i in order]),
         held=int(held.sum()),
+        marks=None if options.images is None else tuple(mark(options.images / texts[i]) for i in order),
     )
     place = folder.relative(source)
     assert place is not None
@@ -210,14 +213,15 @@ def hold_out(names: Sequence[str], test: np.ndarray | None) -> np.ndarray:
 def next_commands(about: About, out: Path, options: Options) -> list[str]:
     """What to do next, as commands that can be copied."""
     lines = []
+    place = shlex.quote(str(out))
     if about.kind != "array" or about.images is not None:
-        lines.append(f"see what each dimension means:  bayesncl atlas {out} --serve")
+        lines.append(f"see what each dimension means:  bayesncl atlas {place} --serve")
     if about.kind == "array":
-        lines.append(f"codes of other embeddings:      bayesncl embed {out} FILE.npy -o codes.csv")
+        lines.append(f"codes of other embeddings:      bayesncl embed {place} FILE.npy -o codes.csv")
     else:
         spec = (about.encoder or {}).get("spec", "")
-        again = f" --encoder {spec}" if find_kind(spec) == "module" else ""
-        lines.append(f"codes of other photos:          bayesncl embed {out} PHOTOS -o codes.csv{again}")
+        again = f" --encoder {shlex.quote(spec)}" if find_kind(spec) == "module" else ""
+        lines.append(f"codes of other photos:          bayesncl embed {place} PHOTOS -o codes.csv{again}")
     return lines
 
 

@@ -317,7 +317,8 @@ def take_folder(path: Path) -> None:
         except InputError as error:
             refused.append(error)
     try:
-        folder.photo_paths(folder.rows().names)
+        rows = folder.rows()
+        folder.photo_paths(rows, range(len(rows)))
     except InputError as error:
         refused.append(error)
     for error in refused:
