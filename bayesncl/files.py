@@ -72,12 +72,12 @@ def read_regular(path: Path, most: int) -> bytes:
     """The bytes of a regular file; OSError for a pipe or a device, which may never end, and for more than `most`."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        data = file.read(most + 1) if os.fstat(handle).st_size <= most else b""
-        if len(data) > most or os.fstat(handle).st_size > most:
+        if found.st_size > most:
             raise OSError(errno.EFBIG, f"larger than {most >> 20:,} MiB", str(path))
-    return data
+        return file.read(found.st_size)
 
 
 def write_saved(path: Path | str, save: Callable[..., object], **options: Any) -> None:
