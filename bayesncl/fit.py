@@ -62,15 +62,19 @@ def fit(source: Path, out: Path, options: Options, device: torch.device, display
         about = folder.about()
         rows, embeddings = folder.rows(about), folder.embeddings(about)
         _train(codes, embeddings[: len(rows) - rows.held], folder, display)
-        if distributed.rank() != 0:
-            return None
-        codes.save(folder.inside(folder.codes_file))
-        folder.checkpoint.unlink(missing_ok=True)
-        display.count(0, 1, "judging")
-        found = judge(codes, embeddings, rows, seed=options.seed)
-        display.count(1, 1, "judging")
-        folder.write(folder.verdict_file, to_json(to_dict(found)))
+        found = None
+        if distributed.rank() == 0:
+            codes.save(folder.inside(folder.codes_file))
+            folder.checkpoint.unlink(missing_ok=True)
+            display.count(0, 1, "judging")
+            found = judge(codes, embeddings, rows, seed=options.seed)
+            display.count(1, 1, "judging")
+            folder.write(folder.verdict_file, to_json(to_dict(found)))
+        distributed.barrier()
+        distributed.stop()  # one that is still in a group when it ends is taken for lost by the others
     display.close()
+    if found is None:
+        return None
     by = f"{rows.held:,} held-out" if rows.held else f"the same {len(rows):,}"
     seconds = time.perf_counter() - began
     display.note(f"{out}: {codes.dim_:,} dimensions by {codes.method} in {_duration(seconds)}; judged by {by} rows:")
@@ -235,6 +239,7 @@ def _train(codes: ReadableCodes, x: np.ndarray, folder: CodesFolder, display: Di
         codes.fit(x, checkpoint=path, progress=display.count)
     display.close()
     if codes.interrupted_:
+        distributed.stop()
         raise KeyboardInterrupt
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 os.environ |= {"OMP_NUM_THREADS": "1", "BAYESNCL_REVISION": "faults"}  # the latter spares asking git in every child
 
-from tests.faults import damage, fuzz, hostile, kills, numerics, together
+from tests.faults import damage, fits, fuzz, hostile, kills, numerics, together
 from tests.faults.harness import Outcome
 
 Fault = Callable[[int, Path, random.Random], Outcome]
@@ -26,6 +26,10 @@ FAULTS: dict[str, tuple[Fault, int, int]] = {
     "caching": (kills.caching, 3, 30),
     "reporting": (kills.reporting, 3, 30),
     "fitting": (kills.fitting, 4, 40),
+    "fit_writing": (fits.writing, 4, 80),
+    "fit_full_disk": (fits.full_disk, 4, 20),
+    "fit_same_folder": (fits.same_folder, 1, 5),
+    "cut_files": (fits.cut_files, 0, 0),
     "checkpoints": (damage.checkpoints, 20, 100),
     "full_disk": (damage.full_disk, 4, 20),
     "read_only": (damage.read_only, 0, 0),
