@@ -362,13 +362,17 @@ def _text(cells: list[Any]) -> np.ndarray:
 def _parquet(path: Path) -> dict[str, Reader]:
     try:
         import pyarrow
-        from pyarrow import parquet, types
+        from pyarrow import compute, parquet, types
     except ImportError:
         raise InputError("a .parquet file needs the extra: pip install 'bayesncl[tables]'") from None
     try:
         batches = []
         free = memory() // 2
-        for batch in parquet.ParquetFile(path).iter_batches(1024):
+        file = parquet.ParquetFile(path)
+        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+        values = sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
+        check_room(8 * values, f"{shown(path)}: the table")  # a run of equal numbers takes no room in the file
+        for batch in file.iter_batches(1024):
             batches.append(batch)
             free -= 2 * batch.nbytes
             if free < 0:
@@ -381,6 +385,9 @@ def _parquet(path: Path) -> dict[str, Reader]:
             if kind != "z":
                 found[kind] = lambda column=column: _text(column.to_pylist())  # type: ignore[misc]
             elif types.is_nested(column.type):  # lists; anything else fails below
+                if len(lengths := compute.list_value_length(column).unique()) > 1:
+                    seen = ", ".join(map(str, lengths.to_pylist()[:4]))
+                    raise InputError(f"{shown(path)}, column {printable(name)}: lists of different lengths ({seen})")
                 flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
                 features.append(flat.reshape(len(column), -1))
             else:

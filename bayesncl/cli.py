@@ -67,7 +67,7 @@ def main() -> None:
             raise
         fail("out of memory", 1)
     except OSError as error:
-        fail(f"{error.filename or 'i/o'}: {error.strerror or error}", 1)
+        fail(f"{str(error.filename or 'i/o')[:300]}: {error.strerror or error}", 1)
     except ImportError as error:  # a damaged installation; or too little memory, or too few files, to load it
         fail(f"cannot load {error.name or 'what it needs'}: {(error.__cause__ or error)!s:.300}", 1)
     except Warning as warning:  # python -W error

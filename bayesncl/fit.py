@@ -38,6 +38,7 @@ from .shelf import BadCheckpoint
 from .sources import Options, find_source, match_images, photo_labels, read_embeddings, read_labels
 
 HOLD_FROM, SHARE, MOST_HELD = 5000, 0.1, 5000  # rows from which some are held out, and how many
+LARGEST = 1e15  # of an embedding: its square, summed over rows, is within float32
 TRIED = 8  # photos embedded to tell how long the rest will take
 FIT_PACE = 2e10  # products a second of one thread while a head is trained
 
@@ -156,7 +157,7 @@ def take_array(source: Path, folder: CodesFolder, options: Options, device: torc
         f"{n:,} rows of {z.shape[1]:,} numbers; {classes}, {images}; {_held(rows.held)}; about {guess} {_where(device)}"
     )
     about = About("array", place, folder.relative(options.images), mark=json.dumps(mark(source)))
-    _put(folder, about, rows, (_finite(z, order[i : i + BLOCK]) for i in range(0, n, BLOCK)), z.shape[1])
+    _put(folder, about, rows, _sane(z, order), z.shape[1])
 
 
 def take_run(source: Path, folder: CodesFolder, options: Options, device: torch.device, display: Display) -> None:
@@ -282,12 +283,19 @@ def _factorise(values: Sequence[str] | None) -> dict[str, Any]:
     return {"labels": index.astype(np.int64), "class_names": tuple(printable(str(name), 200) for name in names)}
 
 
-def _finite(z: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    block = np.asarray(z[rows]).astype(np.float32)
-    if not np.isfinite(block).all():
-        row = int(rows[np.flatnonzero(~np.isfinite(block).all(1))[0]])
-        raise InputError(f"embeddings must be finite numbers of float32's range, row {row} is not: leave such rows out")
-    return block
+def _sane(z: np.ndarray, order: np.ndarray) -> Iterator[np.ndarray]:
+    """Rows as float32, block by block; those whose products float32 cannot hold are refused."""
+    largest = 0.0
+    for start in range(0, len(order), BLOCK):
+        rows = order[start : start + BLOCK]
+        sizes = np.abs(block := np.asarray(z[rows]))
+        if not (sizes <= LARGEST).all():
+            row = int(rows[np.flatnonzero(~(sizes <= LARGEST).all(1))[0]])
+            raise InputError(f"embeddings must be finite numbers up to {LARGEST:g}, row {row} is not: leave it out")
+        largest = max(largest, float(sizes.max()))
+        yield block.astype(np.float32)
+    if largest < 1 / LARGEST:
+        raise InputError(f"all embeddings are below {1 / LARGEST:g}: multiply them by a number")
 
 
 def _survey(

@@ -120,7 +120,7 @@ def mark(path: Path) -> Mark:
     """Size and time of a file; what changes when it does."""
     try:
         found = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):
         return (-1, -1)
     return found.st_size, found.st_mtime_ns
 

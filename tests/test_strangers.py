@@ -369,3 +369,42 @@ def test_a_file_that_is_cut_while_it_is_mapped(way: str, tmp_path: Path) -> None
     assert (done.returncode, done.stdout) == (1, ""), done.stderr
     name = tmp_path / "a file.npy"
     assert done.stderr == f"bayesncl: {name} was cut while it was read: start again once it is whole\n"
+
+
+def test_lists_of_different_lengths_are_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Laid end to end they may make a table, but not the one that was meant."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pyarrow.table({"e": [[1.0], [2.0, 3.0], [4.0, 5.0, 6.0]]}), path)
+    with pytest.raises(InputError, match=r"column e: lists of different lengths \(1, 2, 3\)"):
+        read_embeddings(path)
+    parquet.write_table(pyarrow.table({"e": [[0.0] * 10_000] * 200}), path)
+    assert path.stat().st_size < 100_000
+    monkeypatch.setattr(arrays, "memory", lambda: 20_000_000)
+    with pytest.raises(InputError, match="the table would take"):
+        read_embeddings(path)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "../x.png"])
+def test_names_that_are_no_files(name: str, run, tmp_path: Path) -> None:
+    draw_folder(tmp_path / "pictures", classes=())
+    x = np.random.default_rng(0).normal(size=(24, 5))
+    np.savez("x.npz", z=x, names=np.array([f"{i:02}.png" for i in range(23)] + [name]))
+    assert run("fit", "x.npz", "-o", "codes", "--images", "pictures", *FIT).status == 0
+    here = CodesFolder("codes")
+    assert here.photo_paths(here.rows(), range(24)).count(None) == 1
+    np.savez("x.npz", z=x, names=np.array([name] * 24))
+    assert len(refused(run("fit", "x.npz", "-o", "other", "--images", "pictures", *FIT), "none of the 24 images")) < 400
+
+
+TOO_LARGE = "up to 1e+15, row 0 is not"
+
+
+@pytest.mark.parametrize(("scale", "said"), [(1e38, TOO_LARGE), (1e300, TOO_LARGE), (1e-40, "below 1e-15")])
+def test_embeddings_of_absurd_size(scale: float, said: str, run) -> None:
+    np.save("x.npy", np.random.default_rng(0).normal(size=(24, 5)) * scale)
+    refused(run("fit", "x.npy", "-o", "codes", *FIT), said)
+    assert not Path("codes/embeddings.npy").exists()
+    np.save("x.npy", np.random.default_rng(0).normal(size=(24, 5)) * (1e14 if scale > 1 else 1e-14))
+    assert run("fit", "x.npy", "-o", "codes", *FIT).status == 0

@@ -195,7 +195,7 @@ def cut_files(tries: int, folder: Path, rng: random.Random) -> Outcome:
     os.environ["BAYESNCL_CACHE"] = str(folder / "cache")
     fit, kept, images = bench.fit("x.npy"), folder / "codes/embeddings.npy", folder / "images.npy"
     for what, module, name, path, work in (
-        ("fit of an array", fitting, "_finite", folder / "x.npy", fit),
+        ("fit of an array", fitting, "_sane", folder / "x.npy", fit),
         ("embeddings while fitting", codes, "measure", kept, fit),
         ("training on an array", loop, "losses", images, partial(train, "arrays", images)),
         ("training on the cache", loop, "losses", folder / "cache", partial(train, "folder", folder / "pictures")),
