@@ -288,7 +288,8 @@ def _sane(z: np.ndarray, order: np.ndarray) -> Iterator[np.ndarray]:
     largest = 0.0
     for start in range(0, len(order), BLOCK):
         rows = order[start : start + BLOCK]
-        sizes = np.abs(block := np.asarray(z[rows]))
+        block = np.asarray(z[rows])
+        sizes = np.abs(block.astype(np.float64))
         if not (sizes <= LARGEST).all():
             row = int(rows[np.flatnonzero(~(sizes <= LARGEST).all(1))[0]])
             raise InputError(f"embeddings must be finite numbers up to {LARGEST:g}, row {row} is not: leave it out")
