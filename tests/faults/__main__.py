@@ -53,6 +53,7 @@ def main() -> int:
         return fuzz.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--long", action="store_true", help="all tries; minutes")
+    parser.add_argument("--tries", type=int, help="so many of each, where there is no fixed list")
     parser.add_argument("--only", nargs="+", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the outcomes there")
@@ -66,7 +67,8 @@ def main() -> int:
             Path(top).chmod(0o755)
             folder = Path(top) / name
             folder.mkdir()
-            outcome = fault(long if args.long else quick, folder, random.Random(args.seed))
+            tries = args.tries or (long if args.long else quick)
+            outcome = fault(tries, folder, random.Random(args.seed))
         lost, seconds = len(outcome.lost), time.monotonic() - began
         print(f"{outcome.kind:52} {outcome.tries:6} {outcome.tries - lost:8} {lost:5} {seconds:8.1f}", flush=True)
         for text in outcome.lost[:10]:
