@@ -35,7 +35,7 @@ from .data.archive import safe_name
 from .data.images import printable
 from .encoders import RUNS_CODE, PhotoEncoder, Request, find_kind, open_encoder
 from .errors import InputError
-from .files import CODES, digest, write_together
+from .files import CODES, EMBEDDINGS, ROWS, digest, write_together
 from .names import FINGERPRINT
 from .objective import check_keep
 from .pixels import as_batch, read_picture
@@ -126,8 +126,8 @@ class CodesFolder(Folder):
         super().__init__(folder)
         self.about_file = self.folder / CODES
         self.codes_file = self.folder / "codes.safetensors"
-        self.embeddings_file = self.folder / "embeddings.npy"
-        self.rows_file = self.folder / "rows.json"
+        self.embeddings_file = self.folder / EMBEDDINGS
+        self.rows_file = self.folder / ROWS
         self.verdict_file = self.folder / "verdict.json"
         self.log = self.folder / "embeddings.part"
         self.log_index = self.folder / "embeddings.part.jsonl"

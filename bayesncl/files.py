@@ -24,7 +24,7 @@ from .errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor
 
-CODES = "codes.json"  # in a folder of codes: where its rows come from
+CODES, ROWS, EMBEDDINGS = "codes.json", "rows.json", "embeddings.npy"  # in a folder of codes, written together
 TEMPORARY = ".partial"  # suffix of what is being written
 OURS = re.compile(r"\..+\.[0-9a-f]{8}\.partial")  # names that `temporary_beside` makes; a stranger's are left alone
 
@@ -117,8 +117,11 @@ def _write_stream(path: Path, raw: bytes) -> None:
 
 
 def is_codes(path: Path | str) -> bool:
-    """Whether `path` is a folder that `bayesncl fit` wrote; asked by commands before torch is imported."""
-    return (Path(path) / CODES).is_file()
+    """Whether `path` is a folder that `bayesncl fit` wrote; asked by commands before torch is imported.
+
+    Others have a codes.json too, beside their photos; rows or embeddings beside it (one may be lost) are ours.
+    """
+    return (Path(path) / CODES).is_file() and any((Path(path) / name).exists() for name in (ROWS, EMBEDDINGS))
 
 
 def check_place(path: Path | None) -> Path | None:

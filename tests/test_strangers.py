@@ -408,3 +408,13 @@ def test_embeddings_of_absurd_size(scale: float, said: str, run) -> None:
     assert not Path("codes/embeddings.npy").exists()
     np.save("x.npy", np.random.default_rng(0).normal(size=(24, 5)) * (1e14 if scale > 1 else 1e-14))
     assert run("fit", "x.npy", "-o", "codes", *FIT).status == 0
+
+
+def test_a_file_of_others_by_the_name_of_ours(run, tmp_path: Path) -> None:
+    """Photos beside somebody's codes.json are photos, not a folder that fit wrote."""
+    draw_folder(tmp_path / "pictures")
+    for place in (tmp_path / "pictures", tmp_path / "pictures/ant"):
+        (place / "codes.json").write_text('{"colours": []}')
+    answer = run("fit", "pictures", "-o", "codes", "--encoder", NET, "--dim", "4")
+    assert answer.status == 0 and "24 photos" in answer.err
+    assert len(CodesFolder("codes").rows()) == 24
