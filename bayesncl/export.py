@@ -144,6 +144,8 @@ def write_graph(graph: nn.Module, example: Tensor, names: tuple[str, list[str]],
                 external_data=False,
                 verbose=False,
             )
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error} (TMPDIR names another folder)") from None
     except Exception as error:  # whatever a network does that the exporter does not know
         raise InputError(f"torch cannot export this model: {first_line(error)}") from None
 

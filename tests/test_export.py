@@ -194,3 +194,14 @@ def test_weights_beside_an_onnx_file_are_part_of_it(onnx, tmp_path: Path) -> Non
         (tmp_path / "e.onnx.data").write_bytes(np.full(3, value, np.float32).tobytes())
         marks.append(open_encoder(Request(str(tmp_path / "e.onnx"))).fingerprint)
     assert marks[0] != marks[1]
+
+
+def test_no_room_for_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("bayesncl.export.import_onnx", lambda: (None, None))
+    monkeypatch.setattr(torch.onnx, "export", full)
+    with pytest.raises(InputError, match="No space left on device .TMPDIR names another folder"):
+        export(build_model(tiny_recipe("ncl")), tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
