@@ -202,6 +202,6 @@ def test_no_room_for_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("bayesncl.export.import_onnx", lambda: (None, None))
     monkeypatch.setattr(torch.onnx, "export", full)
-    with pytest.raises(InputError, match="No space left on device .TMPDIR names another folder"):
+    with pytest.raises(InputError, match=r"No space left on device .TMPDIR names another folder"):
         export(build_model(tiny_recipe("ncl")), tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())

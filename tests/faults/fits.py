@@ -8,12 +8,10 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 
@@ -23,7 +21,7 @@ from bayesncl import cli, codes, codes_folder, data, files, photos, shelf
 from bayesncl import run as runs
 from bayesncl.recipes import Data
 from tests.conftest import tiny_images, tiny_recipe
-from tests.faults.harness import Child, Outcome, command, contents, run
+from tests.faults.harness import Child, Outcome, command, contents, run, traced
 from tests.faults.kills import train_in, write_pictures
 
 WRITERS = {module.__file__ for module in (files, codes_folder, photos, shelf, runs)}
@@ -55,24 +53,8 @@ def writing(tries: int, folder: Path, rng: random.Random) -> Outcome:
     bench = Bench(folder)
     lines = folder / "lines"
 
-    def traced(fatal: int) -> None:
-        count = 0
-
-        def trace(frame: FrameType, event: str, _: object) -> Callable[..., object] | None:
-            nonlocal count
-            if frame.f_code.co_filename not in WRITERS:
-                return None
-            count += event == "line"
-            if count == fatal:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return trace
-
-        sys.settrace(trace)
-        try:
-            bench.fit("pictures")()
-        finally:
-            sys.settrace(None)
-            lines.write_text(str(count))
+    def doomed(fatal: int) -> None:
+        traced(bench.fit("pictures"), WRITERS, fatal, lines)
 
     added = folder / "pictures/class 0/added.png"
     run(bench.fit("pictures"), folder)
@@ -85,7 +67,7 @@ def writing(tries: int, folder: Path, rng: random.Random) -> Outcome:
         shutil.rmtree(folder / "codes")
         if late:
             shutil.copytree(before, folder / "codes")
-        run(partial(traced, -1), folder)
+        run(partial(doomed, -1), folder)
         stages.append((late, int(lines.read_text()), contents(folder / "codes")))
     for _ in range(tries):
         late, total, expected = rng.choice(stages)
@@ -96,7 +78,7 @@ def writing(tries: int, folder: Path, rng: random.Random) -> Outcome:
         else:
             added.unlink(missing_ok=True)
         fatal = rng.randint(1, total)
-        first = run(partial(traced, fatal), folder)
+        first = run(partial(doomed, fatal), folder)
         after = run(bench.fit("pictures"), folder)
         wrong = bench.wrong(expected)
         good = first.status == -signal.SIGKILL and after.status == 0 and not wrong
