@@ -120,7 +120,7 @@ def command(*words: str | Path, quiet: bool = True) -> Callable[[], None]:
 
 
 def traced(work: Callable[[], object], writers: set[str | None], fatal: int, lines: Path) -> None:
-    """Do `work`, but die before the line event number `fatal` of these source files; `lines` gets how many there were."""
+    """Do `work`, but die before line event `fatal` of these source files; how many there were goes to `lines`."""
     count = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Callable[..., object] | None:
