@@ -11,8 +11,11 @@ import ctypes
 import os
 import signal
 import sys
+import threading
+import time
 
 KEPT: list[object] = []  # the handler, which C does not keep alive for us
+FIRST = threading.Lock()
 ADDRESS = 16  # bytes into a siginfo_t on 64-bit Linux
 
 
@@ -38,6 +41,8 @@ def explain_bus_errors() -> None:
 
 
 def _leave(number: int, info: int, context: int) -> None:
+    if not FIRST.acquire(blocking=False):  # threads may meet the end of a file together: one of them tells
+        time.sleep(60)
     name = "a file"
     try:
         name = _mapped_at(ctypes.c_size_t.from_address(info + ADDRESS).value) or name
