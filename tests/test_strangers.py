@@ -350,18 +350,19 @@ cli.open_display(True)
 np.save("a file.npy", np.ones((4096, 64), np.float32))
 rows = np.load("a file.npy", mmap_mode="c")
 os.truncate("a file.npy", 4096)
+threads = [threading.Thread(target=rows.sum) for _ in range(6)]
 ways = {
     "numpy": lambda: rows.sum(),
     "rows": lambda: rows[[1, 4095]],
     "torch": lambda: torch.from_numpy(rows).sum(),
-    "thread": lambda: [t.start() or t.join() for t in [threading.Thread(target=rows.sum)]],
+    "threads": lambda: [t.start() for t in threads] + [t.join() for t in threads],
 }
 ways[sys.argv[1]]()
 print("read")
 """
 
 
-@pytest.mark.parametrize("way", ["numpy", "rows", "torch", "thread"])
+@pytest.mark.parametrize("way", ["numpy", "rows", "torch", "threads"])
 def test_a_file_that_is_cut_while_it_is_mapped(way: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", CUT, way]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"}
