@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 
 from ..codes_folder import About, CodesFolder, Rows
 from ..data import load
-from ..data.images import Images
+from ..data.images import Images, printable
 from ..errors import InputError
 from ..progress import Display
 from ..recipes import recipe_from_json, with_root
@@ -56,14 +57,24 @@ def _images(
     labels = None if rows.labels is None else rows.labels[chosen]
     names = tuple(rows.names[i] for i in chosen)
     if about.kind != "run":
-        return Photos(folder.photo_paths(names, root), labels, class_names=rows.class_names, names=names)
+        paths = folder.photo_paths(rows, chosen, root)
+        if (gone := paths.count(None)) or root is None:
+            base = printable(str(root or folder.place(about.images or "")), 300)
+            display.note(f"images from {base}" + (f"; {gone:,} are gone or changed, and grey" if gone else ""))
+        known = [path or Path("\0") for path in paths]  # which is no file
+        return Photos(known, labels, class_names=rows.class_names, names=names)
     recipe = with_root(recipe_from_json(json.dumps(about.recipe), str(folder.about_file)), root)
-    pixels = []
+    places = [re.fullmatch(r"(train|test)/([0-9]{1,9})", name) for name in names]
+    pixels: np.ndarray | None = None
     for split in ("train", "test"):
-        wanted = [int(name.partition("/")[2]) for name in names if name.startswith(f"{split}/")]
-        if wanted:
+        mine = [(i, int(place[2])) for i, place in enumerate(places) if place is not None and place[1] == split]
+        if mine:
             images = load(recipe.data, split, display.count)
-            if max(wanted) >= len(images):
+            here, there = map(list, zip(*mine))
+            if max(there) >= len(images):
                 raise InputError(f"{folder} is of other images: its data set has changed")
-            pixels.append(np.asarray(images.pixels[wanted]))
-    return Images(np.concatenate(pixels), labels, class_names=rows.class_names, names=names)
+            pixels = np.empty((len(names), *images.pixels.shape[1:]), np.uint8) if pixels is None else pixels
+            pixels[here] = images.pixels[there]
+    if pixels is None or None in places:
+        raise folder.damaged(folder.rows_file)
+    return Images(pixels, labels, class_names=rows.class_names, names=names)

@@ -72,7 +72,7 @@ def read_pictures(images: Images | Photos, rows: np.ndarray, height: int, width:
 
 def _read(path: Path, side: int) -> np.ndarray:
     try:
-        if path.stat().st_size <= MOST_BYTES:
+        if path.is_file() and path.stat().st_size <= MOST_BYTES:
             return decode(path.read_bytes(), Square(side, side)).transpose(1, 2, 0)
     except (OSError, ValueError, Undecodable):
         pass

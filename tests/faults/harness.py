@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 import torch
 import torch._dynamo  # optimisers import it when first used; once here is faster than in every child
@@ -116,6 +117,27 @@ def command(*words: str | Path, quiet: bool = True) -> Callable[[], None]:
         cli.main()
 
     return work
+
+
+def traced(work: Callable[[], object], writers: set[str | None], fatal: int, lines: Path) -> None:
+    """Do `work`, but die before line event `fatal` of these source files; how many there were goes to `lines`."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable[..., object] | None:
+        nonlocal count
+        if frame.f_code.co_filename not in writers:
+            return None
+        count += event == "line"
+        if count == fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(None)
+        lines.write_text(str(count))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -6,12 +6,9 @@ import os
 import random
 import shutil
 import signal
-import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 from PIL import Image
@@ -23,7 +20,7 @@ from bayesncl.atlas import AtlasRun, build_atlas
 from bayesncl.measure.result import to_json
 from bayesncl.recipes import Data
 from tests.conftest import tiny_images, tiny_recipe
-from tests.faults.harness import Child, Outcome, command, contents, run
+from tests.faults.harness import Child, Outcome, command, contents, run, traced
 
 WRITERS = {module.__file__ for module in (files, checkpoint, runs, model)}
 VOLATILE = ("environment.json", "metrics.jsonl")  # hold dates and speeds
@@ -68,29 +65,15 @@ def checkpointing(tries: int, folder: Path, rng: random.Random) -> Outcome:
     outcome = Outcome("SIGKILL while writing checkpoints and weights")
     lines = folder / "lines"
 
-    def traced(place: Path, fatal: int) -> None:
-        count = 0
+    def doomed(place: Path, fatal: int) -> None:
+        traced(lambda: train_in(place), WRITERS, fatal, lines)
 
-        def trace(frame: FrameType, event: str, _: object) -> Callable[..., object] | None:
-            nonlocal count
-            if frame.f_code.co_filename not in WRITERS:
-                return None
-            count += event == "line"
-            if count == fatal:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return trace
-
-        sys.settrace(trace)
-        train_in(place)
-        sys.settrace(None)
-        lines.write_text(str(count))
-
-    run(lambda: traced(folder / "undisturbed", -1), folder)
+    run(lambda: doomed(folder / "undisturbed", -1), folder)
     undisturbed, total = contents(folder / "undisturbed"), int(lines.read_text())
     place = folder / "killed"
     while outcome.tries < tries:
         fatal = rng.randint(1, total)
-        first = run(partial(traced, place, fatal), folder)
+        first = run(partial(doomed, place, fatal), folder)
         after = run(lambda: train_in(place), folder)
         wrong = f"status {after.status}: {after.text[-300:]}" if after.status else same_run(place, undisturbed)
         outcome.check(first.status == -signal.SIGKILL and not wrong, f"line event {fatal}: {first.status} {wrong}")
