@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -16,6 +17,11 @@ from bayesncl.atlas.contents import AtlasRun
 from bayesncl.codes_folder import CodesFolder
 from bayesncl.heat import Heat
 from tests.commands import draw_folder
+
+from .atlas_page import arrived, click
+from .chromium import visit
+
+pytest_plugins = ["tests.atlas_fixtures"]
 
 NET, BLIND = "tests.test_atlas_codes:Parts", "tests.test_encoders:Net"
 
@@ -114,3 +120,28 @@ def test_codes_of_a_run_are_looked_at_with_its_backgrounds(run, trained: Path, b
     assert '"digit 3"' in page
     assert '"petals"' in page
     assert isinstance(built[0].heat, Heat) or "by position" in built[0].heat or "mean nothing" in built[0].heat
+
+
+def test_a_name_travels_from_the_page_through_embed_into_a_table(run, tmp_path: Path, driver) -> None:
+    """As docs/atlas.md shows it."""
+    draw_spots(tmp_path / "pictures")
+    assert run("fit", "pictures", "-o", "codes", "--encoder", NET, "--dim", "6", "--quiet").status == 0
+    assert run("atlas", "codes", "--quiet").status == 0
+    z = CodesFolder("codes").codes().transform(CodesFolder("codes").embeddings())
+    k = int(z[0].argmax())
+    driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+    visit(driver, tmp_path / "codes/atlas/index.html", f"#/dim/{k}")
+    driver.find_element("id", "name").send_keys("blue, spots")
+    visit(driver, tmp_path / "codes/atlas/index.html", "#/names")
+    click(driver, ".controls button")
+    arrived(tmp_path / "names.json")
+    words = ("embed", "codes", "pictures", "--names", "names.json", "--encoder", NET, "--quiet")
+    assert run(*words, "-o", "e.csv").status == 0
+    with open("e.csv", newline="") as file:
+        first, *rows = csv.DictReader(file)
+    assert [name for name in first if name not in ("name", "label")] == [
+        "blue, spots" if j == k else f"z{j}" for j in range(6)
+    ]
+    place = {name: i for i, name in enumerate(CodesFolder("codes").rows().names)}
+    for row in (first, *rows):
+        assert float(row["blue, spots"]) == pytest.approx(z[place[row["name"]], k], abs=1e-4)
