@@ -315,8 +315,8 @@ def evaluate(
         }
     sight, some = see_model(model), test.pixels[np.unique(np.linspace(0, len(test) - 1, CHECKED).astype(int))]
     if (layer := find_layer(sight, some)) is not None:
-        result.heat = masking_drop(sight, some, layer)
-        result.chance["heat"] = {"hottest": result.heat["random"]}
+        drop = masking_drop(sight, some, layer)
+        result.heat, result.chance["heat"] = dict(drop), {"hottest": drop["random"]}
     if test.backgrounds is not None:
         for name, value in background_measures(model, train, test, seen, sound).items():
             setattr(result, name, value)

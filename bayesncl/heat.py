@@ -123,9 +123,12 @@ def see_codes(codes: PhotoCodes) -> Sight:
 
     def drive(f: Tensor, h: Tensor) -> Tensor:
         x = prepare(f.flatten(0, 1), moments, h.repeat_interleave(f.shape[1], 0))
-        raw = own.projection(x) @ normalise(own.prototypes).T if isinstance(own, Prototypes) else own(x).aux
-        found: Tensor = raw.unflatten(0, f.shape[:2])
-        return found
+        if isinstance(own, Prototypes):
+            raw = own.projection(x) @ normalise(own.prototypes).T
+        else:
+            said: Features = own(x)
+            raw = said.z if said.aux is None else said.aux
+        return raw.unflatten(0, f.shape[:2])
 
     grey = np.rint(255 * np.clip(view.mean, 0, 1)).astype(np.uint8)
     return Sight(

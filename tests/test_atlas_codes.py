@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ NET, BLIND = "tests.test_atlas_codes:Parts", "tests.test_encoders:Net"
 class Parts(nn.Module):
     """How near the colour of each of 4 x 4 parts of an image is to 27 colours, averaged."""
 
-    preprocess = {"size": 32, "resize": 40, "mean": (0.5,) * 3, "std": (0.5,) * 3}
+    preprocess: ClassVar = {"size": 32, "resize": 40, "mean": (0.5,) * 3, "std": (0.5,) * 3}
 
     def __init__(self) -> None:
         super().__init__()

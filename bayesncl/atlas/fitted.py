@@ -104,8 +104,9 @@ class Prepared:
 
     def __getitem__(self, rows: Any) -> np.ndarray:
         paths = [self.photos.paths[i] for i in np.arange(len(self))[rows]]
+        read, side = self.encoder.read, self.encoder.view.crop
         with ThreadPoolExecutor(THREADS) as pool:
-            return np.stack(list(pool.map(lambda path: read_with(path, self.encoder.read, self.encoder.view.crop), paths)))
+            return np.stack(list(pool.map(lambda path: read_with(path, read, side), paths)))
 
 
 def _images(

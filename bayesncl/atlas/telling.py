@@ -62,7 +62,8 @@ def pick_wall(z: sparse.csr_array, index: np.ndarray, score: np.ndarray, count: 
         return candidates
     means = np.stack([np.asarray(z[index[k, :few]].sum(0)).ravel() for k in candidates])
     means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
-    nearest, picked = np.zeros(len(candidates)), []
+    nearest = np.zeros(len(candidates))
+    picked: list[int] = []
     for _ in range(min(count, len(candidates))):
         worth = score[candidates] * (1 - nearest)
         worth[picked] = -1
