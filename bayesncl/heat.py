@@ -224,14 +224,14 @@ def heat_maps(
 
 def strongest_heat(
     sight: Sight, pixels: Any, z: np.ndarray, count: int = STRONGEST, share: float | None = None,
-    tell: Callable | None = None,
+    tell: Callable | None = None, checked: int = CHECKED,
 ) -> Heat | str:  # fmt: skip
     """Maps of the strongest dimensions of each image, for the atlas, or in words why there are none.
 
-    Maps that fail `masking_drop` on 512 of the images, by less than two standard errors ahead of chance, are not shown.
+    Maps that fail `masking_drop` on `checked` images, by less than two standard errors ahead of chance, are not shown.
     `share` is that of `Heat`; default what is left of larger images.
     """
-    some = np.asarray(pixels[np.unique(np.linspace(0, len(pixels) - 1, CHECKED).astype(int))])
+    some = np.asarray(pixels[np.unique(np.linspace(0, len(pixels) - 1, checked).astype(int))])
     layer = find_layer(sight, some)
     if layer is None:
         return NONE

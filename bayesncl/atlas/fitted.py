@@ -23,6 +23,7 @@ from .photos import Photos, read_with
 from .sources import FEW, TRAINED_ON, read_verdict
 
 THREADS = 8  # that decode photos
+CHECKED_PHOTOS = 128  # for heat maps: each goes through the encoder seven times
 ASK = "bayesncl atlas --heat finds it, which takes every photo through the encoder again"
 
 
@@ -86,7 +87,9 @@ def heat_of_codes(
             return strongest_heat(sight, images.pixels, z, tell=display.count)
         view = model.encoder.view
         share = view.crop / max(view.resize, view.crop)
-        return strongest_heat(sight, Prepared(images, model.encoder), z, share=share, tell=display.count)
+        display.busy("trying heat maps")
+        photos = Prepared(images, model.encoder)
+        return strongest_heat(sight, photos, z, share=share, tell=display.count, checked=CHECKED_PHOTOS)
     except InputError as error:
         return str(error)
     except Exception as error:  # whatever a stranger's network raises when it is looked into
