@@ -8,9 +8,9 @@ BIN := $(VENV)/bin
 demo: $(VENV)/ready
 	$(BIN)/python -m bayesncl demo
 
-# threads that rest while they wait: spinning ones take the cores that the tests' own processes need
+# a file of tests is one process's; threads rest while they wait: spinning ones take the cores that others need
 test: $(VENV)/ready
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-long: $(VENV)/ready
 	$(BIN)/python -m pytest -m slow

@@ -11,6 +11,7 @@ import array
 import csv
 import json
 import os
+import re
 import struct
 import tokenize
 import zipfile
@@ -42,6 +43,8 @@ COLUMNS = {  # of tables: what they hold by their heading; all other columns are
     **dict.fromkeys(("y", "label", "labels", "class"), "y"),
     **dict.fromkeys(("name", "names", "file", "path"), "names"),
 }
+
+FORMULA = re.compile(r"'*[=+@\t\r-]")  # how a cell begins that a spreadsheet would take for a formula
 
 Reader = Callable[[], np.ndarray]
 
@@ -320,7 +323,7 @@ def _csv(path: Path) -> dict[str, Reader]:
             values.extend([float(cell) for cell, kind in zip(row, kinds) if kind == "z"])
             for cell, kind in zip(row, kinds):
                 if kind != "z":
-                    columns[kind].append(cell)
+                    columns[kind].append(cell[1:] if cell[:1] == "'" and FORMULA.match(cell) else cell)
 
         if all(_is_number(cell) for cell in first):
             take(first)
@@ -331,6 +334,11 @@ def _csv(path: Path) -> dict[str, Reader]:
     if width:
         found["z"] = lambda: np.frombuffer(values, np.float64).reshape(-1, width)
     return found
+
+
+def guard_cell(text: str) -> str:
+    """Text as a cell of a .csv: what a spreadsheet would run as a formula gets an apostrophe, which `_csv` drops."""
+    return f"'{text}" if FORMULA.match(text) and not _is_number(text) else text
 
 
 def _is_number(cell: str) -> bool:
@@ -354,13 +362,17 @@ def _text(cells: list[Any]) -> np.ndarray:
 def _parquet(path: Path) -> dict[str, Reader]:
     try:
         import pyarrow
-        from pyarrow import parquet, types
+        from pyarrow import compute, parquet, types
     except ImportError:
         raise InputError("a .parquet file needs the extra: pip install 'bayesncl[tables]'") from None
     try:
         batches = []
         free = memory() // 2
-        for batch in parquet.ParquetFile(path).iter_batches(1024):
+        file = parquet.ParquetFile(path)
+        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+        values = sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
+        check_room(8 * values, f"{shown(path)}: the table")  # a run of equal numbers takes no room in the file
+        for batch in file.iter_batches(1024):
             batches.append(batch)
             free -= 2 * batch.nbytes
             if free < 0:
@@ -373,6 +385,9 @@ def _parquet(path: Path) -> dict[str, Reader]:
             if kind != "z":
                 found[kind] = lambda column=column: _text(column.to_pylist())  # type: ignore[misc]
             elif types.is_nested(column.type):  # lists; anything else fails below
+                if len(lengths := compute.list_value_length(column).unique()) > 1:
+                    seen = ", ".join(map(str, lengths.to_pylist()[:4]))
+                    raise InputError(f"{shown(path)}, column {printable(name)}: lists of different lengths ({seen})")
                 flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
                 features.append(flat.reshape(len(column), -1))
             else:

@@ -47,7 +47,7 @@ NO_MEMORY = ("out of memory", "can't allocate memory", "can't start new thread")
 
 def main() -> None:
     """Runs a command and turns what can go wrong into one line and an exit status."""
-    warnings.showwarning = lambda message, *_args, **_kwargs: print(f"bayesncl: note: {message}", file=sys.stderr)
+    warnings.showwarning = lambda text, *_a, **_k: print("bayesncl: note:", one_line(str(text)), file=sys.stderr)
     rest_when_busy()
     try:
         try:
@@ -67,7 +67,7 @@ def main() -> None:
             raise
         fail("out of memory", 1)
     except OSError as error:
-        fail(f"{error.filename or 'i/o'}: {error.strerror or error}", 1)
+        fail(f"{str(error.filename or 'i/o')[:300]}: {error.strerror or error}", 1)
     except ImportError as error:  # a damaged installation; or too little memory, or too few files, to load it
         fail(f"cannot load {error.name or 'what it needs'}: {(error.__cause__ or error)!s:.300}", 1)
     except Warning as warning:  # python -W error
@@ -377,8 +377,8 @@ def atlas(
 
         if strange := [run for run in runs if not is_codes(run)]:
             raise InputError(f"{strange[0]} is not a folder of codes: an atlas shows codes or runs, not both")
-        place = out or CodesFolder(runs[0]).inside(runs[0] / "atlas")
-        page = atlas_of_codes(runs, place, data, images, display, heat, encoder)
+        out = out or CodesFolder(runs[0]).inside(runs[0] / "atlas")
+        page = atlas_of_codes(runs, out, data, images, display, heat, encoder)
     else:
         assert runs
         page = atlas_of_runs(runs, out or default_place(runs[0]), data, images, open_device(device), display)
@@ -456,9 +456,11 @@ def show_codes(folder: Path, files: dict[str, Path | None], everything: bool, di
 
 
 def open_display(quiet: bool, board: Path | None = None) -> Display:
-    """Where progress goes."""
+    """Where progress goes; who shows it has long work to do, on files that others may cut meanwhile."""
+    from .bus import explain_bus_errors
     from .progress import Display
 
+    explain_bus_errors()
     return Display(quiet, board)
 
 

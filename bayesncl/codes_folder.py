@@ -15,11 +15,13 @@ Such folders come from strangers too: nothing in them is run, followed out of th
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
+import stat
 import zlib
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +35,7 @@ from .data.archive import safe_name
 from .data.images import printable
 from .encoders import RUNS_CODE, PhotoEncoder, Request, find_kind, open_encoder
 from .errors import InputError
-from .files import CODES, digest, temporary_beside
+from .files import CODES, EMBEDDINGS, ROWS, digest, write_together
 from .names import FINGERPRINT
 from .objective import check_keep
 from .pixels import as_batch, read_picture
@@ -124,8 +126,8 @@ class CodesFolder(Folder):
         super().__init__(folder)
         self.about_file = self.folder / CODES
         self.codes_file = self.folder / "codes.safetensors"
-        self.embeddings_file = self.folder / "embeddings.npy"
-        self.rows_file = self.folder / "rows.json"
+        self.embeddings_file = self.folder / EMBEDDINGS
+        self.rows_file = self.folder / ROWS
         self.verdict_file = self.folder / "verdict.json"
         self.log = self.folder / "embeddings.part"
         self.log_index = self.folder / "embeddings.part.jsonl"
@@ -222,33 +224,31 @@ class CodesFolder(Folder):
         return encoder
 
     def put_rows(self, about: About, rows: Rows, blocks: Iterable[np.ndarray], features: int) -> About:
-        """Write embeddings.npy, rows.json and codes.json; a kill between them costs the cache, never its truth."""
-        crc = 0
-        try:
-            with temporary_beside(self.inside(self.embeddings_file)) as temporary:
-                with open(temporary, "wb") as file:
-                    header = {"descr": "<f4", "fortran_order": False, "shape": (len(rows), features)}
-                    np.lib.format.write_array_header_1_0(file, header)
-                    for block in blocks:
-                        data = np.ascontiguousarray(block, "<f4").tobytes()
-                        crc = zlib.crc32(data, crc)
-                        file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(temporary, self.embeddings_file)
-        except OSError as error:
-            raise InputError(f"cannot write {self.embeddings_file}: {error.strerror or error}") from None
-        text = rows.to_json()
-        self.write(self.rows_file, text)
-        known = {"rows": len(rows), "features": features, "crc32": crc, "names": _hash(text.encode())}
-        return self.put_about(About(**{**vars(about), "embeddings": known}))
-
-    def put_about(self, about: About) -> About:
-        """Write codes.json."""
+        """Write embeddings.npy, rows.json and codes.json together; a kill costs the cache, never its truth."""
         from . import __version__
 
-        tree = {"format": FORMAT, "bayesncl": __version__, **vars(about)}
-        self.write(self.about_file, json.dumps(tree, indent=2) + "\n")
+        text = rows.to_json().encode()
+        known: dict[str, Any] = {"rows": len(rows), "features": features, "crc32": 0, "names": _hash(text)}
+        about = replace(about, embeddings=known)
+
+        def array() -> Iterator[bytes]:
+            header = io.BytesIO()
+            fields = {"descr": "<f4", "fortran_order": False, "shape": (len(rows), features)}
+            np.lib.format.write_array_header_1_0(header, fields)
+            yield header.getvalue()
+            for block in blocks:
+                data = np.ascontiguousarray(block, "<f4").tobytes()
+                known["crc32"] = zlib.crc32(data, known["crc32"])
+                yield data
+
+        def said() -> Iterator[bytes]:  # written last, when the checksum is known
+            yield json.dumps({"format": FORMAT, "bayesncl": __version__, **vars(about)}, indent=2).encode() + b"\n"
+
+        files = {self.embeddings_file: array(), self.rows_file: [text], self.about_file: said()}
+        try:
+            write_together({self.inside(path): parts for path, parts in files.items()})
+        except OSError as error:
+            raise InputError(f"cannot write to {self}: {error.strerror or error}") from None
         return about
 
     def relative(self, path: Path | str | None) -> str | None:
@@ -259,17 +259,28 @@ class CodesFolder(Folder):
         """A path that codes.json holds, from here."""
         return Path(os.path.normpath(Path(os.path.abspath(self.folder)) / path))
 
-    def photo_paths(self, names: Iterable[str], root: Path | str | None = None) -> list[Path]:
-        """The files of these rows; `root` where the images lie now, if they moved."""
+    def photo_paths(self, rows: Rows, chosen: Iterable[int], root: Path | str | None = None) -> list[Path | None]:
+        """The files of some rows, None where one is gone; `root` where the images lie now, if they moved.
+
+        Without `root` this folder, which may be a stranger's, says where they are: a file is one of them only if it has
+        the size that the photo had, so that no picture is shown that the stranger did not have.
+        """
         about = self.about()
         if about.images is None and root is None:
             raise InputError(f"{self} knows of no images: fit again with --images DIR, the folder they lie in")
+        if root is None and rows.marks is None:
+            raise InputError(f"{self} does not say how large its images are: --data DIR says where they are")
         base = Path(root).expanduser() if root is not None else self.place(about.images or "")
+        shown = printable(str(base), 300)
         if not os.path.isdir(base):  # which takes names of any length, as Path.is_dir does not
-            raise InputError(f"no folder of images {printable(str(base), 300)}: --data DIR says where they are now")
-        paths = [base / (safe_name(name) or "\0") for name in names]
-        if not any(os.path.isfile(path) for path in paths if "\0" not in str(path)):
-            shown = printable(str(base), 300)
+            raise InputError(f"no folder of images {shown}: --data DIR says where they are now")
+        paths: list[Path | None] = []
+        for i in chosen:
+            name = safe_name(rows.names[i])
+            there = file_size(base / name) if name else -1
+            known = rows.marks is None or root is not None or there == rows.marks[i][0]
+            paths.append(base / name if name and known and there >= 0 else None)
+        if not any(paths):
             raise InputError(f"{shown}: none of the {len(paths):,} images is there: --data DIR says where they are now")
         return paths
 
@@ -382,6 +393,15 @@ def checksum(blocks: Iterable[np.ndarray]) -> int:
         for start in range(0, len(block), 4096):
             crc = zlib.crc32(block[start : start + 4096].tobytes(), crc)
     return crc
+
+
+def file_size(path: Path) -> int:
+    """Bytes of a regular file; -1 for anything else."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return -1
+    return found.st_size if stat.S_ISREG(found.st_mode) else -1
 
 
 def _hash(data: bytes) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from . import distributed
-from .arrays import as_features
+from .arrays import as_features, check_room, guard_cell
 from .codes_folder import PhotoCodes
 from .data.archive import Entry
 from .data.cache import decoded
@@ -88,6 +88,11 @@ def check_out(out: Path) -> None:
         _import_pyarrow()
 
 
+def check_size(count: int, width: int) -> None:
+    """Refuse, before the work, more codes than can be held while a file is made of them."""
+    check_room(count * (16 * width + 400), f"{count:,} x {width:,} codes")
+
+
 def column_names(model: Encoder | PhotoCodes, path: Path, dim: int) -> list[str]:
     """What people called the dimensions of this model, from names.json."""
     mark = model.folder.fingerprint() if isinstance(model, PhotoCodes) else digest(model.state_dict())[:FINGERPRINT]
@@ -111,12 +116,14 @@ def _codes_of_array(model: PhotoCodes, place: Path, keep: int | None) -> Table:
     if x.shape[1] != model.codes.n_features_in_:
         width = model.codes.n_features_in_
         raise InputError(f"{place}: rows of {x.shape[1]} numbers, but {model.folder} was fitted on rows of {width}")
+    check_size(len(x), model.codes.dim_)
     named = [str(i) for i in range(len(x))] if names is None else [printable(str(name), 16_384) for name in names]
     return Table(model.transform(x, keep), named, None if labels is None else [str(each) for each in labels])
 
 
 def _codes_of_photos(model: PhotoCodes, place: Path, keep: int | None, progress: Progress | None) -> Table:
     entries, others = entries_at(place)
+    check_size(len(entries), model.codes.dim_)
     encoder = model.encoder
     parts: list[np.ndarray] = []
     reasons: list[str | None] = []
@@ -188,9 +195,10 @@ def _csv(table: Table) -> bytes:
     columns = _texts(table)
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*columns, *_headings(table)])
+    writer.writerow([*columns, *map(guard_cell, _headings(table))])
     for *words, row in zip(*columns.values(), table.z):
-        writer.writerow([*words, *(f"{value:.9g}" for value in row)])  # nine digits give the same float32 back
+        numbers = (f"{value:.9g}" for value in row)  # nine digits give the same float32 back
+        writer.writerow([*map(guard_cell, words), *numbers])
     return text.getvalue().encode()
 
 

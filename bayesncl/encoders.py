@@ -57,7 +57,7 @@ class View:
     std: tuple[float, ...] = IMAGENET_STD
 
     def __post_init__(self) -> None:
-        if not 1 <= self.crop <= LARGEST_SIDE or not 1 <= self.resize <= LARGEST_SIDE:
+        if not all(type(side) is int and 1 <= side <= LARGEST_SIDE for side in (self.crop, self.resize)):
             raise InputError(f"photos are cut to 1 to {LARGEST_SIDE} pixels a side, got {self.crop} of {self.resize}")
         for name in ("mean", "std"):
             numbers = tuple(float(v) for v in getattr(self, name))
@@ -119,6 +119,7 @@ class PhotoEncoder:
         self.request, self.view, self.transform = request, view, transform
         words = [asdict(view) if transform is None else type(transform).__qualname__, weights]
         self.fingerprint = hashlib.blake2b(json.dumps(words).encode(), digest_size=16).hexdigest()
+        self.features = 0
         self.features = self._try_out()
 
     @property
@@ -149,7 +150,17 @@ class PhotoEncoder:
         if x.dtype == torch.uint8:
             mean, std = (torch.tensor(numbers).view(1, 3, 1, 1) for numbers in (self.view.mean, self.view.std))
             x = (x.float() / 255 - mean) / std
-        return self.compute(x)
+        try:
+            found = self.compute(x)
+        except InputError:
+            raise
+        except Exception as error:  # whatever a stranger's network raises
+            side = " x ".join(map(str, x.shape[2:]))
+            raise InputError(f"encoder {self.name} does not take photos of {side}: {first_line(error)}") from None
+        if found.shape != (len(x), self.features or found.shape[-1]) or not found.size:
+            wanted = f"[{len(x)}, {self.features or 'F'}]"
+            raise InputError(f"encoder {self.name} gives {list(found.shape)} for {len(x)} photos, expected {wanted}")
+        return found
 
     def compute(self, x: Tensor) -> np.ndarray:
         """Embeddings of normalised pixels float32 [n, 3, S, S]."""
@@ -159,15 +170,9 @@ class PhotoEncoder:
         """F, from two grey photos; what does not work is told before any photo is read."""
         try:
             prepared = self.prepare(Image.new("RGB", (self.view.resize + 32, self.view.resize), (128, 128, 128)))
-            found = self.embed(np.stack([prepared, prepared]))
-        except InputError:
-            raise
-        except Exception as error:  # whatever a stranger's network raises
-            side = f"{self.view.crop} x {self.view.crop}"
-            raise InputError(f"encoder {self.name} does not take photos of {side}: {first_line(error)}") from None
-        if found.ndim != 2 or len(found) != 2 or not found.shape[1]:
-            raise InputError(f"encoder {self.name} gives {list(found.shape)} for two photos, expected [2, F]")
-        return int(found.shape[1])
+        except Exception as error:  # of a function that somebody wrote
+            raise InputError(f"encoder {self.name} cannot prepare a photo: {first_line(error)}") from None
+        return int(self.embed(np.stack([prepared, prepared])).shape[1])
 
 
 class TorchEncoder(PhotoEncoder):
@@ -210,7 +215,8 @@ class OnnxEncoder(PhotoEncoder):
             part = rows[start : start + size]
             full = np.concatenate([part, np.repeat(part[-1:], size - len(part), 0)])  # some files have a fixed batch
             found = self.session.run([self.output], {self.input: full})[0]
-            parts.append(pool(torch.from_numpy(np.asarray(found)))[: len(part)].float().numpy())
+            whole = pool(torch.from_numpy(np.asarray(found))).float().numpy()
+            parts.append(whole[: len(part)] if len(whole) == size else whole)
         return np.concatenate(parts)
 
 
@@ -311,7 +317,7 @@ def open_onnx(request: Request, device: torch.device | str, say: Say) -> PhotoEn
     except Exception as error:
         raise InputError(f"{path}: onnxruntime cannot read it: {first_line(error)}") from None
     inputs = session.get_inputs()
-    shape, kind = list(inputs[0].shape), inputs[0].type
+    shape, kind = (list(inputs[0].shape), inputs[0].type) if inputs else ([], "")
     if len(inputs) != 1 or len(shape) != 4 or kind not in ("tensor(float)", "tensor(float16)") or shape[1] == 0:
         seen = ", ".join(f"{each.name} {each.type} {each.shape}" for each in inputs[:4])
         raise InputError(f"{path}: expected one input of float [N, 3, H, W], got {printable(seen, 300)}")
@@ -328,7 +334,8 @@ def open_onnx(request: Request, device: torch.device | str, say: Say) -> PhotoEn
     outputs = {each.name: each for each in session.get_outputs()}
     flat = [name for name, each in outputs.items() if len(each.shape) == 2]
     output = next((name for name in OUTPUTS if name in outputs), (flat or list(outputs))[0])
-    weights = hash_file(path) + output
+    beside = path.with_name(f"{path.name}.data")  # where torch's exporter puts weights
+    weights = hash_file(path) + output + (hash_file(beside) if beside.is_file() else "")
     request = replace(request, spec=str(path.resolve()))
     return OnnxEncoder(request, request.view(own), session, output, sides[0], weights)
 

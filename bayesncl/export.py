@@ -11,7 +11,7 @@ import contextlib
 import io
 import json
 import logging
-import os
+import tempfile
 import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from .codes import ReadableCodes
 from .codes_folder import PhotoCodes
 from .encoders import METADATA, View, first_line, pool, view_of
 from .errors import InputError
-from .files import check_place, temporary_beside
+from .files import check_place, write_atomic
 from .model import Encoder
 from .rows import prepare
 
@@ -92,7 +92,8 @@ def export(model: Encoder | PhotoCodes, out: Path, *, head: bool = False) -> tup
     onnx, onnxruntime = import_onnx()
     graph, example, view = build_graph(model, head)
     names = ("embeddings", ["codes"]) if view is None else ("images", ["h", "codes"])
-    with temporary_beside(Path(os.path.realpath(out))) as temporary:
+    with tempfile.TemporaryDirectory() as folder:
+        temporary = Path(folder) / "model.onnx"
         write_graph(graph.eval(), example, names, temporary)
         if view is not None:
             saved = onnx.load(temporary)
@@ -101,7 +102,7 @@ def export(model: Encoder | PhotoCodes, out: Path, *, head: bool = False) -> tup
         worst = compare(graph, example, names[1], temporary, onnxruntime)
         if not worst <= TOLERANCE:
             raise InputError(f"the ONNX file differs from torch by {worst:.2g}, more than {TOLERANCE:g}: not written")
-        os.replace(temporary, os.path.realpath(out))
+        write_atomic(out, temporary.read_bytes())
     return names[1], worst
 
 
@@ -143,6 +144,8 @@ def write_graph(graph: nn.Module, example: Tensor, names: tuple[str, list[str]],
                 external_data=False,
                 verbose=False,
             )
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error} (TMPDIR names another folder)") from None
     except Exception as error:  # whatever a network does that the exporter does not know
         raise InputError(f"torch cannot export this model: {first_line(error)}") from None
 

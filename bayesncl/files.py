@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import glob
 import hashlib
@@ -14,7 +15,7 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from .errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor
 
-CODES = "codes.json"  # in a folder of codes: where its rows come from
+CODES, ROWS, EMBEDDINGS = "codes.json", "rows.json", "embeddings.npy"  # in a folder of codes, written together
 TEMPORARY = ".partial"  # suffix of what is being written
 OURS = re.compile(r"\..+\.[0-9a-f]{8}\.partial")  # names that `temporary_beside` makes; a stranger's are left alone
 
@@ -39,19 +40,44 @@ def write_atomic(path: Path | str, data: bytes | str) -> None:
     try:
         if is_stream(path):
             return _write_stream(path, raw)
-        target = Path(os.path.realpath(path))
-        with temporary_beside(target) as temporary:
-            with open(temporary, "wb") as file:
-                file.write(raw)
-                file.flush()
-                if target.exists():
-                    os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
+        write_together({Path(os.path.realpath(path)): [raw]})
     except OSError as error:
         error.filename = str(path)  # a full disk does not say where
         error.filename2 = None
         raise
+
+
+def write_together(files: dict[Path, Iterable[bytes]]) -> None:
+    """Replace regular files, one or several, each of the bytes of its blocks, and keep their modes.
+
+    Blocks are taken in order. All files are complete on the disk before the first of them takes its place, so that
+    neither a full disk nor, but for the moment of the renames, a kill leaves new ones beside old ones.
+    """
+    with contextlib.ExitStack() as stack:
+        made = {}
+        for path, blocks in files.items():
+            made[path] = stack.enter_context(temporary_beside(path))
+            with open(made[path], "wb") as file:
+                for block in blocks:
+                    file.write(block)
+                file.flush()
+                if path.exists():
+                    os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
+                os.fsync(file.fileno())
+        for path, temporary in made.items():
+            os.replace(temporary, path)
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """The bytes of a regular file; OSError for a pipe or a device, which may never end, and for more than `most`."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if found.st_size > most:
+            raise OSError(errno.EFBIG, f"larger than {most >> 20:,} MiB", str(path))
+        return file.read(found.st_size)
 
 
 def write_saved(path: Path | str, save: Callable[..., object], **options: Any) -> None:
@@ -91,8 +117,11 @@ def _write_stream(path: Path, raw: bytes) -> None:
 
 
 def is_codes(path: Path | str) -> bool:
-    """Whether `path` is a folder that `bayesncl fit` wrote; asked by commands before torch is imported."""
-    return (Path(path) / CODES).is_file()
+    """Whether `path` is a folder that `bayesncl fit` wrote; asked by commands before torch is imported.
+
+    Others have a codes.json too, beside their photos; rows or embeddings beside it (one may be lost) are ours.
+    """
+    return (Path(path) / CODES).is_file() and any((Path(path) / name).exists() for name in (ROWS, EMBEDDINGS))
 
 
 def check_place(path: Path | None) -> Path | None:
@@ -161,6 +190,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a safetensors file; InputError where there is none that can be read."""
     import safetensors
 
+    if not os.path.isfile(path):  # a pipe would be waited for
+        raise InputError(f"{path}: no such file")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 
 from . import distributed
-from .arrays import as_features
+from .arrays import as_features, check_room
 from .codes import ReadableCodes, choose_batch, choose_dim, choose_steps
 from .codes_folder import About, CodesFolder, Rows, encoder_dict
 from .data import load as load_split
@@ -37,6 +38,7 @@ from .shelf import BadCheckpoint
 from .sources import Options, find_source, match_images, photo_labels, read_embeddings, read_labels
 
 HOLD_FROM, SHARE, MOST_HELD = 5000, 0.1, 5000  # rows from which some are held out, and how many
+LARGEST = 1e15  # of an embedding: its square, summed over rows, is within float32
 TRIED = 8  # photos embedded to tell how long the rest will take
 FIT_PACE = 2e10  # products a second of one thread while a head is trained
 
@@ -61,15 +63,19 @@ def fit(source: Path, out: Path, options: Options, device: torch.device, display
         about = folder.about()
         rows, embeddings = folder.rows(about), folder.embeddings(about)
         _train(codes, embeddings[: len(rows) - rows.held], folder, display)
-        if distributed.rank() != 0:
-            return None
-        codes.save(folder.inside(folder.codes_file))
-        folder.checkpoint.unlink(missing_ok=True)
-        display.count(0, 1, "judging")
-        found = judge(codes, embeddings, rows, seed=options.seed)
-        display.count(1, 1, "judging")
-        folder.write(folder.verdict_file, to_json(to_dict(found)))
+        found = None
+        if distributed.rank() == 0:
+            codes.save(folder.inside(folder.codes_file))
+            folder.checkpoint.unlink(missing_ok=True)
+            display.count(0, 1, "judging")
+            found = judge(codes, embeddings, rows, seed=options.seed)
+            display.count(1, 1, "judging")
+            folder.write(folder.verdict_file, to_json(to_dict(found)))
+        distributed.barrier()
+        distributed.stop()  # one that is still in a group when it ends is taken for lost by the others
     display.close()
+    if found is None:
+        return None
     by = f"{rows.held:,} held-out" if rows.held else f"the same {len(rows):,}"
     seconds = time.perf_counter() - began
     display.note(f"{out}: {codes.dim_:,} dimensions by {codes.method} in {_duration(seconds)}; judged by {by} rows:")
@@ -130,6 +136,7 @@ def take_array(source: Path, folder: CodesFolder, options: Options, device: torc
         raise InputError(f"{source}: one row only; codes are read from what rows have in common")
     if options.labels is not None:
         names, labels = read_labels(options.labels, names, n)
+    check_room(400 * n, f"{source}: names of {n:,} rows")
     texts = [str(i) for i in range(n)] if names is None else [str(name) for name in names]
     if options.images is not None:
         texts = match_images(texts, names is not None, options.images, display.note)
@@ -139,6 +146,7 @@ def take_array(source: Path, folder: CodesFolder, options: Options, device: torc
         names=tuple(printable(texts[i], PATH_LENGTH) if options.images is None else texts[i] for i in order),
         **_factorise(None if labels is None else [str(labels[i]) for i in order]),
         held=int(held.sum()),
+        marks=None if options.images is None else tuple(mark(options.images / texts[i]) for i in order),
     )
     place = folder.relative(source)
     assert place is not None
@@ -149,7 +157,7 @@ def take_array(source: Path, folder: CodesFolder, options: Options, device: torc
         f"{n:,} rows of {z.shape[1]:,} numbers; {classes}, {images}; {_held(rows.held)}; about {guess} {_where(device)}"
     )
     about = About("array", place, folder.relative(options.images), mark=json.dumps(mark(source)))
-    _put(folder, about, rows, (_finite(z, order[i : i + BLOCK]) for i in range(0, n, BLOCK)), z.shape[1])
+    _put(folder, about, rows, _sane(z, order), z.shape[1])
 
 
 def take_run(source: Path, folder: CodesFolder, options: Options, device: torch.device, display: Display) -> None:
@@ -210,14 +218,15 @@ def hold_out(names: Sequence[str], test: np.ndarray | None) -> np.ndarray:
 def next_commands(about: About, out: Path, options: Options) -> list[str]:
     """What to do next, as commands that can be copied."""
     lines = []
+    place = shlex.quote(str(out))
     if about.kind != "array" or about.images is not None:
-        lines.append(f"see what each dimension means:  bayesncl atlas {out} --serve")
+        lines.append(f"see what each dimension means:  bayesncl atlas {place} --serve")
     if about.kind == "array":
-        lines.append(f"codes of other embeddings:      bayesncl embed {out} FILE.npy -o codes.csv")
+        lines.append(f"codes of other embeddings:      bayesncl embed {place} FILE.npy -o codes.csv")
     else:
         spec = (about.encoder or {}).get("spec", "")
-        again = f" --encoder {spec}" if find_kind(spec) == "module" else ""
-        lines.append(f"codes of other photos:          bayesncl embed {out} PHOTOS -o codes.csv{again}")
+        again = f" --encoder {shlex.quote(spec)}" if find_kind(spec) == "module" else ""
+        lines.append(f"codes of other photos:          bayesncl embed {place} PHOTOS -o codes.csv{again}")
     return lines
 
 
@@ -231,6 +240,7 @@ def _train(codes: ReadableCodes, x: np.ndarray, folder: CodesFolder, display: Di
         codes.fit(x, checkpoint=path, progress=display.count)
     display.close()
     if codes.interrupted_:
+        distributed.stop()
         raise KeyboardInterrupt
 
 
@@ -273,12 +283,20 @@ def _factorise(values: Sequence[str] | None) -> dict[str, Any]:
     return {"labels": index.astype(np.int64), "class_names": tuple(printable(str(name), 200) for name in names)}
 
 
-def _finite(z: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    block = np.asarray(z[rows]).astype(np.float32)
-    if not np.isfinite(block).all():
-        row = int(rows[np.flatnonzero(~np.isfinite(block).all(1))[0]])
-        raise InputError(f"embeddings must be finite numbers of float32's range, row {row} is not: leave such rows out")
-    return block
+def _sane(z: np.ndarray, order: np.ndarray) -> Iterator[np.ndarray]:
+    """Rows as float32, block by block; those whose products float32 cannot hold are refused."""
+    largest = 0.0
+    for start in range(0, len(order), BLOCK):
+        rows = order[start : start + BLOCK]
+        block = np.asarray(z[rows])
+        sizes = np.abs(block.astype(np.float64))
+        if not (sizes <= LARGEST).all():
+            row = int(rows[np.flatnonzero(~(sizes <= LARGEST).all(1))[0]])
+            raise InputError(f"embeddings must be finite numbers up to {LARGEST:g}, row {row} is not: leave it out")
+        largest = max(largest, float(sizes.max()))
+        yield block.astype(np.float32)
+    if largest < 1 / LARGEST:
+        raise InputError(f"all embeddings are below {1 / LARGEST:g}: multiply them by a number")
 
 
 def _survey(

@@ -86,8 +86,10 @@ def read_names(path: Path | str) -> list[Codes]:
 def read_json(path: Path, what: str) -> object:
     """JSON from a stranger; a file too large to be `what` is not read."""
     try:
-        large = path.stat().st_size > MOST_BYTES
-        found = None if large else json.loads(path.read_text(encoding="utf-8"))
+        with open(path, "rb") as file:  # a pipe or a device has no size to be asked for
+            data = file.read(MOST_BYTES + 1)
+        large = len(data) > MOST_BYTES
+        found = None if large else json.loads(data)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read as JSON: {error}") from None
     if large:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
+import zlib
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,14 +23,16 @@ from .data.folder import existing_folder, scan, split_folders
 from .data.images import Progress, printable
 from .encoders import PhotoEncoder
 from .errors import InputError
-from .files import is_codes
+from .files import is_codes, read_regular, write_atomic
 
 THREADS = min(8, os.cpu_count() or 1)  # Pillow decodes outside the interpreter lock
 BATCH = {"cpu": 16, "cuda": 256}
 LOOKED_AT = 64  # photos whose size is looked up beforehand
 BLOCK = 4096  # rows copied at a time
+MOST_INDEX = 1 << 30  # bytes of the lines of a log
 
 Mark = tuple[int, int]  # size and time of a file
+Line = tuple[str, int, int, str | None, int]  # of the log
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ def mark(path: Path) -> Mark:
     """Size and time of a file; what changes when it does."""
     try:
         found = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):
         return (-1, -1)
     return found.st_size, found.st_mtime_ns
 
@@ -125,47 +128,54 @@ def mark(path: Path) -> Mark:
 class Log:
     """Photos embedded so far: rows of float32 in one file, a line for each in another; both only grow.
 
-    A kill may cut the last row or line short: what is not in both does not count. A line is [name, size, time, why],
-    `why` null unless the photo cannot be used (its row is then zero).
+    A kill may cut the last row or line short: what is not in both does not count. A line is [name, size, time, why,
+    checksum of the row], `why` null unless the photo cannot be used (its row is then zero).
     """
 
     def __init__(self, folder: CodesFolder, encoder: PhotoEncoder) -> None:
         self.rows_file, self.index_file = folder.inside(folder.log), folder.inside(folder.log_index)
-        self.head = json.dumps({"encoder": encoder.fingerprint, "features": encoder.features})
+        self.head = json.dumps({"encoder": encoder.fingerprint, "features": encoder.features, "checksum": "crc32"})
         self.features = encoder.features
-        self.lines = self._read()
+        self.lines = list(self._read())
 
-    def _read(self) -> list[tuple[str, int, int, str | None]]:
+    def _read(self) -> Iterator[Line]:
         try:
-            text = self.index_file.read_text()
-            size = self.rows_file.stat().st_size
+            text = read_regular(self.index_file, MOST_INDEX).decode()
         except (OSError, UnicodeDecodeError):
-            return []
+            return
         head, *lines = text.split("\n")[:-1] or [""]  # a line without its end is no line
-        if head != self.head:
-            return []
-        found: list[tuple[str, int, int, str | None]] = []
-        for line in lines[: size // (4 * self.features)]:
-            try:
-                name, length, time, why = json.loads(line)
-                found.append((str(name), int(length), int(time), None if why is None else str(why)))
-            except (ValueError, TypeError, OverflowError, RecursionError):
-                break
-        return found
+        if not self.rows_file.is_file():
+            return
+        with open(self.rows_file, "rb") as rows:
+            for line in lines if head == self.head else ():
+                row = rows.read(4 * self.features)
+                try:
+                    name, length, time, why, crc = json.loads(line)
+                    found = (str(name), int(length), int(time), None if why is None else str(why), int(crc))
+                except (ValueError, TypeError, OverflowError, RecursionError):
+                    return
+                if len(row) < 4 * self.features or zlib.crc32(row) != crc:
+                    return
+                yield found
 
     def begin(self) -> None:
         """Cut both files to what counts, ready to grow."""
         text = "\n".join([self.head, *(json.dumps(line) for line in self.lines)]) + "\n"
-        self.index_file.write_text(text)
+        write_atomic(self.index_file, text)  # the rows are as long as it says, or longer
         with open(self.rows_file, "ab") as file:
             file.truncate(4 * self.features * len(self.lines))
 
-    def append(self, rows: np.ndarray, lines: Sequence[tuple[str, int, int, str | None]]) -> None:
+    def append(self, rows: np.ndarray, photos: Sequence[tuple[str, int, int, str | None]]) -> None:
         """Add photos, rows first."""
-        with open(self.rows_file, "ab") as file:
-            file.write(np.ascontiguousarray(rows, "<f4").tobytes())
-        with open(self.index_file, "a") as index:
-            index.write("".join(json.dumps(line) + "\n" for line in lines))
+        parts = [row.tobytes() for row in np.ascontiguousarray(rows, "<f4")]
+        lines = [(*photo, zlib.crc32(part)) for photo, part in zip(photos, parts)]
+        try:
+            with open(self.rows_file, "ab") as file:
+                file.write(b"".join(parts))
+            with open(self.index_file, "a") as index:
+                index.write("".join(json.dumps(line) + "\n" for line in lines))
+        except OSError as error:
+            raise InputError(f"cannot write to {self.rows_file}: {error.strerror or error}") from None
         self.lines += lines
 
     def rows(self) -> np.ndarray:
@@ -189,7 +199,7 @@ class Embedded:
         self.before = np.empty((0, encoder.features), np.float32)
         self.known: dict[tuple[str, int, int], int | str] = {}  # a row of `before`, -1 - a row of the log, or why not
         self._remember(folder)
-        for i, (name, size, time, why) in enumerate(self.log.lines):
+        for i, (name, size, time, why, _) in enumerate(self.log.lines):
             self.known[name, size, time] = -1 - i if why is None else why
 
     def _remember(self, folder: CodesFolder) -> None:

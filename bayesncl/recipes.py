@@ -40,6 +40,7 @@ REVISABLE = ("epochs", "checkpoint_every", "keep_checkpoints", "log_every", "dyn
 SEEDS = 2**63 - 1  # the largest seed torch takes
 WIDEST = 2**20  # of a layer: more is a slip of the pen, or a file that wants our memory
 MOST_MADE = 1_000_000  # likewise
+MOST_BYTES = 16 << 20  # of a file
 
 Triple = tuple[float, float, float]
 Pair = tuple[float, float]
@@ -436,7 +437,8 @@ def find_recipe(name: str, changes: Iterable[str] | None = None, root: str | Non
     """A recipe by name or from a .json file, with changes and with its images at `root`."""
     if name.endswith(".json"):
         try:
-            recipe = recipe_from_json(Path(name).read_text(), name)
+            with open(name, "rb") as file:
+                recipe = recipe_from_json(file.read(MOST_BYTES).decode(), name)
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read {name}: {error}") from None
     else:

@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,11 +26,13 @@ from filelock import FileLock, Timeout
 
 from . import distributed
 from .errors import InputError
-from .files import sweep, write_atomic
+from .files import read_regular, sweep, write_atomic
 from .recipes import Recipe, recipe_from_json
 
 if TYPE_CHECKING:
     from .model import Encoder
+
+MOST_JSON, MOST_METRICS = 256 << 20, 4 << 30  # bytes
 
 
 class Folder:
@@ -54,12 +57,15 @@ class Folder:
         write_atomic(self.inside(path), data)
 
     def inside(self, path: Path) -> Path:
-        """`path`, if writing there stays in this folder; InputError if a symbolic link leads out of it."""
+        """`path`, if writing there stays in this folder; InputError for links, pipes and devices on the way."""
         for part in (path, *path.parents):
             if part == self.folder:
                 return path
-            if part.is_symlink():
+            mode = part.lstat().st_mode if os.path.lexists(part) else stat.S_IFREG
+            if stat.S_ISLNK(mode):
                 raise InputError(f"{part} is a symbolic link, and what is written here stays here: remove it")
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                raise InputError(f"{part} is a pipe or a device, expected a file: remove it")
         raise InputError(f"{path} is not in {self}")
 
     @contextmanager
@@ -69,7 +75,8 @@ class Folder:
             yield
             return
         for path in vars(self).values():
-            self.inside(path)
+            if self.inside(path).suffix and path != self.folder and path.is_dir():
+                raise InputError(f"{path} is a folder, expected a file: remove it")
         lock = FileLock(self.lock_file, timeout=0)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -110,7 +117,7 @@ class Run(Folder):
         if not self.recipe_file.is_file():
             raise InputError(f"{self} is not a run: it has no {self.recipe_file.name}")
         try:
-            return recipe_from_json(self.recipe_file.read_text(), str(self.recipe_file))
+            return recipe_from_json(read_regular(self.recipe_file, MOST_JSON).decode(), str(self.recipe_file))
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read {self.recipe_file}: {error}") from None
 
@@ -132,7 +139,7 @@ class Run(Folder):
     def _lines(self) -> Iterator[tuple[str, dict[str, Any]]]:
         if not self.metrics_file.is_file():
             return
-        for text in self.metrics_file.read_text(errors="replace").splitlines():
+        for text in read_regular(self.metrics_file, MOST_METRICS).decode(errors="replace").splitlines():
             line = _parse_object(text)
             if line is not None and type(line.get("step")) is int:
                 yield text, line
@@ -187,7 +194,7 @@ def new_run(parent: Path, name: str) -> Run:
 
 def _read_object(path: Path) -> dict[str, Any] | None:
     try:
-        return _parse_object(path.read_text())
+        return _parse_object(read_regular(path, MOST_JSON).decode())
     except (OSError, UnicodeDecodeError):
         return None
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import distributed
 from .errors import InputError
-from .files import check_place, digest, read_tensors, tensor_bytes, write_atomic
+from .files import check_place, digest, read_regular, read_tensors, tensor_bytes, write_atomic
 from .heads import HEADS, Head
 from .rows import Moments
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FORMAT = "bayesncl-codes-1"
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-MAX_BYTES = 16 << 30
+MAX_BYTES, MOST_CONFIG = 16 << 30, 64 << 20
 LARGEST = 1e30  # weight or moment; two of them overflow a product in float32
 MAX_WIDTH = 1 << 20  # of embeddings and of codes
 DAMAGE = (  # what forged headers and tensors raise
@@ -60,8 +60,8 @@ def load_folder(cls: type[Codes], name: Path | str) -> Codes:
         folder = _download(str(name))
     codes, config = _unpack(cls, folder / WEIGHTS)
     try:
-        beside = json.loads((folder / CONFIG).read_text())
-    except (OSError, ValueError) as error:
+        beside = json.loads(read_regular(folder / CONFIG, MOST_CONFIG))
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot read {folder / CONFIG}: {type(error).__name__}") from None
     if beside != config:
         raise InputError(f"{folder / CONFIG} is not of the same codes as {WEIGHTS} beside it")

@@ -49,8 +49,8 @@ def find_source(source: Path, out: Path, options: Options) -> str:
         raise InputError(f"{shown}: no such folder or file, expected photos, an array or a run")
     if out.exists() and not out.is_dir():
         raise InputError(f"{out}: a file, expected a folder to write to")
-    if os.path.realpath(out) == os.path.realpath(source):
-        raise InputError(f"-o {out} is the source itself: choose another folder")
+    if Path(os.path.realpath(source)).is_relative_to(os.path.realpath(out)):
+        raise InputError(f"{shown} is, or lies in, the folder -o {out}, which fit writes: choose another folder")
     if is_folder and is_codes(source):
         raise InputError(f"{shown} was written by fit: give it the photos or the array that it was fitted on")
     run = Run(source)
@@ -149,7 +149,7 @@ def match_images(names: list[str], named: bool, root: Path, say: Say) -> list[st
         return found
     base = os.path.abspath(root) + os.sep
     names = [name.removeprefix(base).replace(os.sep, "/") for name in names]
-    missing = [name for name in names if not (root / name).is_file()]
+    missing = [name for name in names if not os.path.isfile(root / name)]  # which takes names of any length
     if len(missing) == len(names):
         raise InputError(f"--images {root}: none of the {len(names):,} images is there, e.g. {printable(missing[0])}")
     if missing:

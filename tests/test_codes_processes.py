@@ -65,5 +65,30 @@ def test_two_processes_give_the_codes_of_one(found: dict[str, dict[str, np.ndarr
     np.testing.assert_allclose(found["2-0"][method], found["1-0"][method], atol=1e-4)
 
 
+def test_fit_under_torchrun_gives_the_codes_of_one_process(tmp_path: Path) -> None:
+    """The whole command: process 0 reads and writes, both fit, and the folder is that of a plain `bayesncl fit`."""
+    from bayesncl.codes_folder import CodesFolder
+    from tests.commands import call
+    from tests.test_codes import made
+
+    np.save(tmp_path / "x.npy", made(301, 24))
+    words = ["fit", tmp_path / "x.npy", "--dim", "16", "--device", "cpu"]
+    assert call(*words, "-o", tmp_path / "one", "--quiet") == 0
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "bayesncl"]
+    done = subprocess.run(
+        [sys.executable, *torchrun, *map(str, words), "-o", str(tmp_path / "two")],
+        cwd=ROOT, capture_output=True, text=True, timeout=170, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("16 dimensions by prototypes") == 1, "process 0 alone reports"
+    one, two = (CodesFolder(tmp_path / name) for name in ("one", "two"))
+    assert {path.name for path in one.folder.iterdir()} == {path.name for path in two.folder.iterdir()}
+    for name in ("embeddings.npy", "rows.json", "codes.json"):
+        assert (two.folder / name).read_bytes() == (one.folder / name).read_bytes()
+    z, same = (folder.codes("cpu").transform(folder.embeddings()) for folder in (one, two))
+    assert (z > 0).any(0).sum() > 8  # dimensions that fire
+    np.testing.assert_allclose(same, z, atol=1e-4)
+
+
 if __name__ == "__main__":
     sys.exit(main(int(sys.argv[1]), Path(sys.argv[2])))

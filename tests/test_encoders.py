@@ -124,7 +124,7 @@ def test_weights_from_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     [
         (3, "gives int, expected a torch.nn.Module"),
         (nn.Linear(5, 2), "does not take photos of 224 x 224"),
-        (nn.Sequential(nn.Flatten(0)), r"gives \[301056\] for two photos"),
+        (nn.Sequential(nn.Flatten(0)), r"gives \[301056\] for 2 photos"),
     ],
 )
 def test_modules_that_are_no_encoders(network: object, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def test_embeddings() -> None:
 
 
 def test_paper(tmp_path: Path) -> None:
-    out = run("paper.py", "--out", tmp_path, "--images", "200", "--epochs", "1")
+    out = run("paper.py", "--out", tmp_path, "--images", "140", "--epochs", "1")
     assert re.search(r"cl +ncl +bayesncl", out)
     assert len(re.findall(r"^\S.*\d+\.\d +\d+\.\d +\d+\.\d *$", out, re.M)) == 5
     assert (tmp_path / "bayesncl" / "model.safetensors").exists()

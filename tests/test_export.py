@@ -111,3 +111,97 @@ def test_what_differs_is_not_written(onnx, tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(InputError, match=r"differs from torch by .*: not written"):
         export(build_model(tiny_recipe("ncl")), tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())
+
+
+def test_codes_through_a_model_of_timm_are_an_encoder_again(onnx, tmp_path: Path, run, monkeypatch) -> None:
+    """By a stand-in for timm: what is exported prepares photos as its model does and gives the same embeddings."""
+    from tests.test_encoders import StandIn
+
+    monkeypatch.setitem(sys.modules, "timm", StandIn("timm"))
+    photos = sorted(draw_folder(tmp_path / "p").rglob("*.png"))
+    assert run("fit", "p", "-o", "codes", "--encoder", "timm:tiny", "--dim", "4", "--quiet").status == 0
+    assert run("export", "codes", "-o", "c.onnx", "--quiet").status == 0
+    whole, file = (open_encoder(Request(spec)) for spec in ("timm:tiny", "c.onnx"))
+    assert (file.view.resize, file.view.crop, file.view.resample) == (60, 48, 2)
+    one, other = (each.embed(np.stack([each.read(p.read_bytes()) for p in photos])) for each in (whole, file))
+    np.testing.assert_allclose(other, one, atol=1e-4)
+    assert run("fit", "p", "-o", "again", "--encoder", "c.onnx", "--dim", "4", "--quiet").status == 0
+    z, same = (bayesncl.load(folder).encode(photos) for folder in ("codes", "again"))
+    np.testing.assert_allclose(same, z, atol=2e-3)
+
+
+def write_onnx(path: Path, last: str, inputs: int = 1, side: object = 32, **options: object) -> None:
+    """Mean colours, then one more node named `last` with its attributes; `meta` and `external` as asked for."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    meta, external = options.pop("meta", None), options.pop("external", None)
+    x = [helper.make_tensor_value_info(f"x{i}", TensorProto.FLOAT, ["N", 3, side, side]) for i in range(inputs)]
+    nodes = [helper.make_node("ReduceMean", ["x0"], ["m"], axes=[2, 3], keepdims=0)] if inputs else []
+    weights = []
+    if external is not None:
+        tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[3], data_location=TensorProto.EXTERNAL)
+        tensor.external_data.add(key="location", value=external)
+        weights.append(tensor)
+    if not inputs:
+        options["value"] = onnx.numpy_helper.from_array(np.ones((2, 3), np.float32))
+    given = ["m", *(["w"] if weights else [])] if inputs else []
+    nodes.append(helper.make_node(last, given, ["y"], **options))
+    y = helper.make_empty_tensor_value_info("y")
+    if last == "Constant":
+        y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3])
+    model = helper.make_model(helper.make_graph(nodes, "g", x, [y], weights), ir_version=8)
+    del model.opset_import[:]
+    model.opset_import.append(helper.make_opsetid("", 17))
+    if meta is not None:
+        model.metadata_props.add(key="bayesncl", value=meta)
+    path.write_bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"last": "Constant", "inputs": 0}, "expected one input"),
+        ({"last": "Add", "inputs": 2}, "cannot read it|expected one input"),
+        ({"last": "Shape"}, r"gives \[2\] for 2 photos"),
+        ({"last": "ArgMax", "axis": 0}, "gives .* for 2 photos|does not take"),
+        ({"last": "Cast", "to": 8}, "does not take photos"),  # to text
+        ({"last": "Transpose", "perm": [1, 0]}, r"gives \[3, 2\] for 2 photos"),
+        ({"last": "Identity", "side": 100_000}, "pixels a side"),
+        ({"last": "Identity", "meta": '{"crop": 32.0, "resize": 32}'}, "cannot read it"),
+        ({"last": "Identity", "meta": "[" * 5000}, "cannot read it"),
+        ({"last": "Identity", "meta": '{"resample": 99, "crop": 32, "resize": 32}'}, "cannot prepare a photo"),
+        ({"last": "Add", "external": "../secret.bin"}, "cannot read it"),
+        ({"last": "Add", "external": "link.bin"}, "cannot read it"),
+    ],
+)
+def test_hostile_onnx_files(onnx, options: dict, said: str, tmp_path: Path) -> None:
+    """What is not from photos to rows is refused in a line, weights outside the file's folder are not read."""
+    (tmp_path / "secret.bin").write_bytes(np.ones(3, np.float32).tobytes())
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/link.bin").symlink_to(tmp_path / "secret.bin")
+    write_onnx(tmp_path / "sub/e.onnx", **options)
+    with pytest.raises(InputError, match=said) as told:
+        open_encoder(Request(str(tmp_path / "sub/e.onnx")))
+    assert "\n" not in str(told.value) and len(str(told.value)) < 700
+
+
+def test_weights_beside_an_onnx_file_are_part_of_it(onnx, tmp_path: Path) -> None:
+    """torch's exporter puts them into NAME.data: other weights are another encoder."""
+    write_onnx(tmp_path / "e.onnx", "Add", external="e.onnx.data")
+    marks = []
+    for value in (1.0, 2.0):
+        (tmp_path / "e.onnx.data").write_bytes(np.full(3, value, np.float32).tobytes())
+        marks.append(open_encoder(Request(str(tmp_path / "e.onnx"))).fingerprint)
+    assert marks[0] != marks[1]
+
+
+def test_no_room_for_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("bayesncl.export.import_onnx", lambda: (None, None))
+    monkeypatch.setattr(torch.onnx, "export", full)
+    with pytest.raises(InputError, match="No space left on device .TMPDIR names another folder"):
+        export(build_model(tiny_recipe("ncl")), tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())

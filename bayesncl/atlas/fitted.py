@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from ..codes_folder import About, CodesFolder, Rows
 from ..data import load
-from ..data.images import Images
+from ..data.images import Images, printable
 from ..encoders import PhotoEncoder, first_line
 from ..errors import InputError
 from ..heat import Heat, see_codes, strongest_heat
@@ -118,18 +119,28 @@ def _images(
     labels = None if rows.labels is None else rows.labels[chosen]
     names = tuple(rows.names[i] for i in chosen)
     if about.kind != "run":
-        return Photos(folder.photo_paths(names, root), labels, class_names=rows.class_names, names=names)
+        paths = folder.photo_paths(rows, chosen, root)
+        if (gone := paths.count(None)) or root is None:
+            base = printable(str(root or folder.place(about.images or "")), 300)
+            display.note(f"images from {base}" + (f"; {gone:,} are gone or changed, and grey" if gone else ""))
+        known = [path or Path("\0") for path in paths]  # which is no file
+        return Photos(known, labels, class_names=rows.class_names, names=names)
     recipe = with_root(recipe_from_json(json.dumps(about.recipe), str(folder.about_file)), root)
-    pixels, grounds, ground_names = [], [], None
+    places = [re.fullmatch(r"(train|test)/([0-9]{1,9})", name) for name in names]
+    pixels: np.ndarray | None = None
+    grounds, ground_names = np.full(len(names), -1), None
     for split in ("train", "test"):
-        wanted = [int(name.partition("/")[2]) for name in names if name.startswith(f"{split}/")]
-        if wanted:
+        mine = [(i, int(place[2])) for i, place in enumerate(places) if place is not None and place[1] == split]
+        if mine:
             images = load(recipe.data, split, display.count)
-            if max(wanted) >= len(images):
+            here, there = map(list, zip(*mine))
+            if max(there) >= len(images):
                 raise InputError(f"{folder} is of other images: its data set has changed")
-            pixels.append(np.asarray(images.pixels[wanted]))
+            pixels = np.empty((len(names), *images.pixels.shape[1:]), np.uint8) if pixels is None else pixels
+            pixels[here] = images.pixels[there]
             if images.backgrounds is not None:
-                grounds.append(images.backgrounds[wanted])
-                ground_names = images.background_names
-    both = np.concatenate(grounds) if len(grounds) == len(pixels) else None
-    return Images(np.concatenate(pixels), labels, both, rows.class_names, ground_names, names)
+                grounds[here], ground_names = images.backgrounds[there], images.background_names
+    if pixels is None or None in places:
+        raise folder.damaged(folder.rows_file)
+    both = None if (grounds < 0).all() else grounds
+    return Images(pixels, labels, both, rows.class_names, ground_names, names)

@@ -75,8 +75,9 @@ def read_pictures(images: Images | Photos, rows: np.ndarray, height: int, width:
 def read_with(path: Path | str, read: Callable[[bytes], np.ndarray], side: int) -> np.ndarray:
     """A file as `read` gives it, uint8 [3, side, side]; grey where it cannot be read."""
     try:
-        if os.stat(path).st_size <= MOST_BYTES:
-            return read(Path(path).read_bytes())
+        path = Path(path)
+        if path.is_file() and path.stat().st_size <= MOST_BYTES:
+            return read(path.read_bytes())
     except (OSError, ValueError, Undecodable):
         pass
     return np.full((3, side, side), GREY, np.uint8)

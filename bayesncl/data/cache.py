@@ -21,6 +21,7 @@ import os
 import shutil
 import tempfile
 import time
+import tokenize
 import warnings
 import zlib
 from collections import Counter, deque
@@ -41,6 +42,10 @@ VERSION = 1  # raise it when decode() gives other pixels
 ALWAYS_CHECKED = 1 << 30  # larger caches are checked only where their file changed since it was written
 THREADS = min(8, os.cpu_count() or 1)  # Pillow decodes outside the interpreter lock
 CHUNK = 8  # files a thread takes at a time
+DAMAGE = (  # what JSON and NumPy's header parser raise over damaged bytes
+    *(OSError, ValueError, KeyError, TypeError, EOFError, SyntaxError, OverflowError, RecursionError, MemoryError),
+    *(AttributeError, tokenize.TokenError),
+)
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -216,6 +221,8 @@ def _open(path: Path, *, sweep: bool = False) -> tuple[np.ndarray, list[tuple[in
         meta = json.loads((path / "meta.json").read_bytes())
         file = path / "pixels.npy"
         pixels = np.load(file, mmap_mode="r", allow_pickle=False)
+        if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[1] != 3:
+            raise ValueError("no images")
         if file.stat().st_size <= ALWAYS_CHECKED or meta["stat"] != _stat(file):
             crc = 0
             for start in range(0, len(pixels), 256):
@@ -223,7 +230,7 @@ def _open(path: Path, *, sweep: bool = False) -> tuple[np.ndarray, list[tuple[in
             if crc != meta["crc32"]:
                 raise ValueError("checksum")
         return pixels, [(int(i), str(why)) for i, why in meta["bad"]]
-    except (OSError, ValueError, KeyError, TypeError, EOFError):
+    except DAMAGE:
         if sweep:
             warnings.warn(f"the cache {path} is damaged and is built again", stacklevel=2)
             shutil.rmtree(path)

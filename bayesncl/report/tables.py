@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..arrays import guard_cell
 from ..errors import InputError
 from ..files import write_atomic
 from ..measure import verdict
@@ -124,7 +125,7 @@ def write(header: Row, rows: Sequence[Row], kind: str = "table", width: int = 10
             return printed(table, width)
         case "csv":
             text = io.StringIO()
-            csv.writer(text, lineterminator="\n").writerows([header, *rows])
+            csv.writer(text, lineterminator="\n").writerows([map(guard_cell, row) for row in (header, *rows)])
             return text.getvalue()
         case "markdown":
             rule = ["---" if i < left else "---:" for i in range(len(header))]

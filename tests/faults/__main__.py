@@ -14,7 +14,7 @@ from pathlib import Path
 
 os.environ |= {"OMP_NUM_THREADS": "1", "BAYESNCL_REVISION": "faults"}  # the latter spares asking git in every child
 
-from tests.faults import damage, fuzz, hostile, kills, numerics, together
+from tests.faults import damage, fits, fuzz, hostile, kills, numerics, together
 from tests.faults.harness import Outcome
 
 Fault = Callable[[int, Path, random.Random], Outcome]
@@ -26,6 +26,10 @@ FAULTS: dict[str, tuple[Fault, int, int]] = {
     "caching": (kills.caching, 3, 30),
     "reporting": (kills.reporting, 3, 30),
     "fitting": (kills.fitting, 4, 40),
+    "fit_writing": (fits.writing, 4, 80),
+    "fit_full_disk": (fits.full_disk, 4, 20),
+    "fit_same_folder": (fits.same_folder, 1, 5),
+    "cut_files": (fits.cut_files, 0, 0),
     "checkpoints": (damage.checkpoints, 20, 100),
     "full_disk": (damage.full_disk, 4, 20),
     "read_only": (damage.read_only, 0, 0),
@@ -49,6 +53,7 @@ def main() -> int:
         return fuzz.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--long", action="store_true", help="all tries; minutes")
+    parser.add_argument("--tries", type=int, help="so many of each, where there is no fixed list")
     parser.add_argument("--only", nargs="+", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the outcomes there")
@@ -62,7 +67,8 @@ def main() -> int:
             Path(top).chmod(0o755)
             folder = Path(top) / name
             folder.mkdir()
-            outcome = fault(long if args.long else quick, folder, random.Random(args.seed))
+            tries = args.tries or (long if args.long else quick)
+            outcome = fault(tries, folder, random.Random(args.seed))
         lost, seconds = len(outcome.lost), time.monotonic() - began
         print(f"{outcome.kind:52} {outcome.tries:6} {outcome.tries - lost:8} {lost:5} {seconds:8.1f}", flush=True)
         for text in outcome.lost[:10]:

@@ -125,6 +125,8 @@ def read_only(tries: int, folder: Path, rng: random.Random) -> Outcome:
     shutil.copy(shut / "model.safetensors", folder / "kept.safetensors")
     (shut / "model.safetensors").unlink()
     pictures = write_pictures(folder / "pictures", 6, 16)
+    np.save(folder / "x.npy", np.random.default_rng(0).normal(size=(20, 4)))
+    run(command("fit", folder / "x.npy", "-o", shut / "codes", "--dim", "4"), folder)
 
     def work(*words: str | Path) -> None:
         os.environ["BAYESNCL_CACHE"] = str(shut / "cache")
@@ -144,6 +146,11 @@ def read_only(tries: int, folder: Path, rng: random.Random) -> Outcome:
             ("resume", shut),
             ("embed", folder / "kept.safetensors", pictures, "-o", shut / "z.npz"),
             ("train", "folder", "--data", pictures, "--out", folder / "new"),  # the cache cannot be written
+            ("fit", folder / "x.npy", "-o", shut / "more", "--dim", "4"),
+            ("fit", folder / "x.npy", "-o", shut / "codes", "--dim", "4"),
+            ("embed", shut / "codes", folder / "x.npy", "-o", shut / "e.csv"),
+            ("evaluate", shut / "codes"),
+            ("atlas", shut / "codes"),
         ):
             ended = run(partial(work, *words), folder)
             good = ended.status in (1, 2) and ended.one_line is not None

@@ -9,7 +9,6 @@ Input i of a grammar depends on seed, grammar and i alone.
 from __future__ import annotations
 
 import argparse
-import copy
 import hashlib
 import io
 import json
@@ -23,6 +22,7 @@ import time
 import traceback
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
@@ -41,6 +41,7 @@ from bayesncl.atlas.contents import tabulate
 from bayesncl.atlas.sources import read_summary
 from bayesncl.codes_folder import About, CodesFolder, Rows
 from bayesncl.data import arrays as array_images
+from bayesncl.data import cache as image_cache
 from bayesncl.data import shards
 from bayesncl.errors import InputError
 from bayesncl.files import tensor_bytes
@@ -51,91 +52,12 @@ from bayesncl.quiz import join_quizzes, quiz_json, render_quiz
 from bayesncl.recipes import PARTS, Data, recipe_from_json
 from bayesncl.reproduce.ledger import train_seconds
 from bayesncl.run import Run
+from bayesncl.sources import read_embeddings
 from tests.conftest import tiny_recipe
+from tests.faults.grammar import ATOMS, SHAPES, bend, bend_tensors, make_json, npy, spoil, text_of, value
 from tests.faults.harness import Child, Outcome
 
 SECONDS = 20  # for one input; the machine may be busy
-ATOMS: tuple[Any, ...] = (
-    None, True, False, -1, 0, 1, 7, 2**31, 2**63, 2**80, 10**400, -1.5, 1e308, 1e400, float("nan"), "", "x", "\0",
-    "../../x", "[red]", "\x1b[2J", "<b>", "9" * 5000, "\ud800", "٣", [], {}, "1",
-)  # fmt: skip
-DESCRS = (
-    "<f4", "<f8", ">f4", "<f2", "<i8", ">i2", "|b1", "|u1", "<U3", ">U2", "|S4", "<c8", "<M8[s]", "|O", "|V0", "<U0",
-    "|V8", "<f16", "x", "<f4,<f4", [("a", "<f4")], "<U999999999",
-)  # fmt: skip
-SHAPES = ((6,), (6, 3), (6, 4, 4, 3), (6, 3, 4, 4), (0,), (0, 3), (), (6, 0), (-1, 3), (2**40, 3), (10**17,), (2**63,))
-
-
-def value(rng: random.Random, depth: int = 3) -> Any:
-    """Any JSON value."""
-    if depth == 0 or rng.random() < 0.6:
-        return rng.choice(ATOMS)
-    if rng.random() < 0.5:
-        return [value(rng, depth - 1) for _ in range(rng.randrange(4))]
-    return {str(rng.choice(ATOMS)): value(rng, depth - 1) for _ in range(rng.randrange(4))}
-
-
-def bend(tree: Any, rng: random.Random) -> Any:
-    """The tree with a few nodes replaced, dropped, doubled or added."""
-    tree = copy.deepcopy(tree)
-    for _ in range(rng.choice((0, 1, 1, 2, 5))):
-        node, last = tree, None
-        while isinstance(node, dict | list) and node and rng.random() < 0.85:
-            key = rng.choice(list(node)) if isinstance(node, dict) else rng.randrange(len(node))
-            last, node = (node, key), node[key]
-        if last is None:
-            tree = value(rng) if rng.random() < 0.2 else tree
-            continue
-        parent, key = last
-        match rng.randrange(4):
-            case 0 | 1:
-                parent[key] = value(rng)
-            case 2:
-                del parent[key]
-            case 3 if isinstance(parent, dict):
-                parent[str(rng.choice(ATOMS))] = value(rng)
-            case 3:
-                parent += parent[: rng.randint(1, 100)]
-    return tree
-
-
-def spoil(data: bytes, rng: random.Random, often: float = 0.3) -> bytes:
-    """Sometimes: bytes changed, taken out, put in, or cut off."""
-    if rng.random() > often or not data:
-        return data
-    spoilt = bytearray(data)
-    for _ in range(rng.randint(1, 4)):
-        place = rng.randrange(len(spoilt) + 1)
-        match rng.randrange(4):
-            case 0:
-                spoilt[place : place + 1] = bytes([rng.randrange(256)])
-            case 1:
-                del spoilt[place : place + rng.randint(1, 40)]
-            case 2:
-                spoilt[place:place] = rng.randbytes(rng.randint(1, 8))
-            case 3 if rng.random() < 0.3:
-                del spoilt[place:]
-    return bytes(spoilt)
-
-
-def text_of(tree: Any) -> bytes:
-    return json.dumps(tree).encode()
-
-
-def npy(rng: random.Random) -> bytes:
-    """A header and a body that need not belong together."""
-    descr, shape = rng.choice(DESCRS), rng.choice(SHAPES)
-    if rng.random() < 0.6:  # one that is sound
-        made = np.array(rng.choices(range(5), k=int(np.prod(s := rng.choice(SHAPES[:4])))))
-        out = io.BytesIO()
-        np.save(out, made.reshape(s).astype(rng.choice(("<f4", "<i8", "|u1", "<U3", ">f8"))))
-        return spoil(out.getvalue(), rng, 0.2)
-    fields = {"descr": descr, "fortran_order": rng.random() < 0.3, "shape": shape}
-    header = repr(fields).encode() if rng.random() < 0.9 else spoil(repr(fields).encode(), rng, 1)
-    header += b" " * rng.choice((0, 1, 20_000 if rng.random() < 0.05 else 3)) + b"\n"
-    length = struct.pack("<H", min(len(header), 65535) if rng.random() < 0.9 else rng.randrange(65536))
-    version = rng.choice((b"\1\0", b"\1\0", b"\2\0", b"\3\0", b"\7\1"))
-    return b"\x93NUMPY" + version + length + header + rng.randbytes(rng.choice((0, 24, 288, 1200)))
 
 
 def make_npz(rng: random.Random, path: Path) -> None:
@@ -163,6 +85,24 @@ def take_arrays(path: Path) -> None:
         raise first
 
 
+def make_table(rng: random.Random, path: Path) -> None:
+    """A .csv: headings, numbers, names and labels."""
+    heads = rng.sample(("z0", "z1", "name", "label", "y", "path", "", "=1", "1"), rng.randint(1, 5))
+    cells = ("1", "-2.5", "nan", "1e400", "=cmd", "'=x", '"a\nb"', '"', "٣", "", "9" * 400, "a.png", "\ud800", "\0")
+    often = rng.choice((1.0, 0.6))
+    rows = [[rng.choice(cells[:2] if rng.random() < often else cells) for _ in heads] for _ in range(rng.randrange(6))]
+    text = "\n".join(",".join(row) for row in ([heads] if rng.random() < 0.8 else []) + rows)
+    path.write_bytes(spoil(text.encode(errors="surrogatepass"), rng, 0.2))
+
+
+def take_table(path: Path) -> None:
+    """What fit does with a file of embeddings."""
+    z, names, labels = read_embeddings(path)
+    z = as_features(z)
+    assert all(column is None or len(column) == len(z) for column in (names, labels))
+    assert np.isfinite(unit_rows(z)).all()
+
+
 def make_tensors(rng: random.Random, path: Path) -> None:
     header: dict[str, Any] = {}
     for name in rng.sample(("z", "y", "images", "labels", "x"), rng.randint(1, 3)):
@@ -179,26 +119,6 @@ def make_tensors(rng: random.Random, path: Path) -> None:
 @cache
 def good_model() -> weights.Encoder:
     return weights.build_model(tiny_recipe())
-
-
-def bend_tensors(tensors: dict[str, torch.Tensor], rng: random.Random) -> dict[str, torch.Tensor]:
-    """Now and then one with other values, another shape or type, one less, or one more."""
-    tensors = dict(tensors)
-    for name in rng.sample(sorted(tensors), rng.choice((0, 0, 1, 2))):
-        t = tensors[name]
-        match rng.randrange(5):
-            case 0:
-                tensors[name] = torch.full_like(t, rng.choice((1e38, -1e38, float("nan"), float("inf"), 0.0))) if (
-                    t.is_floating_point()) else torch.full_like(t, -1)  # fmt: skip
-            case 1:
-                tensors[name] = t.to(rng.choice((torch.float16, torch.float64, torch.int64, torch.bfloat16)))
-            case 2:
-                tensors[name] = t.reshape(-1)[: rng.randint(0, 3)].clone()
-            case 3:
-                del tensors[name]
-            case 4:
-                tensors[f"{name}x"] = t.clone()
-    return tensors
 
 
 def make_model(rng: random.Random, path: Path) -> None:
@@ -256,6 +176,34 @@ def take_codes(path: Path) -> None:
     assert np.isfinite(z).all() and (z >= 0).all()
 
 
+def make_hub(rng: random.Random, path: Path) -> None:
+    """A folder as on the hub: the weights say what config.json beside them says, or nearly."""
+    make_codes(rng, path.with_name(shelf.WEIGHTS)) if rng.random() < 0.5 else good_codes()["ncl"].save_pretrained(
+        path.parent
+    )
+    make_json(packed("ncl")[1], rng, path)
+
+
+def take_hub(path: Path) -> None:
+    ReadableCodes.from_pretrained(path.parent)
+
+
+def make_cache(rng: random.Random, path: Path) -> None:
+    """Decoded images as the cache keeps them, under a right checksum."""
+    data = npy(rng) if rng.random() < 0.5 else spoil(GOOD_PIXELS, rng, 0.5)
+    pixels = path.with_name("pixels.npy")
+    pixels.write_bytes(data)
+    crc = zlib.crc32(data[128:]) if rng.random() < 0.8 else 0
+    make_json({"version": 1, "crc32": crc, "bad": [[1, "broken"]], "stat": image_cache._stat(pixels)}, rng, path)
+
+
+def take_cache(path: Path) -> None:
+    if (found := image_cache._open(path.parent)) is None:
+        raise InputError("to be built again")
+    assert found[0].dtype == np.uint8 and found[0].ndim == 4
+    found[0].sum()
+
+
 def fit_state() -> shelf.State:
     head = HEADS["ncl"](5, 6)
     return shelf.State(head, torch.optim.Adam(head.parameters()), {"rows": 40})
@@ -301,8 +249,8 @@ def make_folder(rng: random.Random, path: Path) -> None:
     tree["embeddings"]["names"] = hashlib.blake2b(rows, digest_size=16).hexdigest()
     make_json(tree, rng, path)
     folder.log.write_bytes(bytes(60))
-    head = json.dumps({"encoder": "y", "features": 5})
-    lines = [text_of(bend(["a.png", 1, 2, None], rng)) for _ in range(3)]
+    head = json.dumps({"encoder": "y", "features": 5, "checksum": "crc32"})
+    lines = [text_of(bend(["a.png", 1, 2, None, zlib.crc32(bytes(20))], rng)) for _ in range(3)]
     folder.log_index.write_bytes(spoil(b"\n".join([head.encode(), *lines, b""]), rng))
 
 
@@ -317,7 +265,8 @@ def take_folder(path: Path) -> None:
         except InputError as error:
             refused.append(error)
     try:
-        folder.photo_paths(folder.rows().names)
+        rows = folder.rows()
+        folder.photo_paths(rows, range(len(rows)))
     except InputError as error:
         refused.append(error)
     for error in refused:
@@ -367,10 +316,6 @@ EVALUATION = {"sound": {"consistency": 12.5, "l0": 3.0, "dead": None}, "paper": 
 LINE = {"step": 4, "epoch": 1.0, "loss": 2.0, "images_per_second": 100.0}
 
 
-def make_json(tree: Any, rng: random.Random, path: Path) -> None:
-    path.write_bytes(spoil(text_of(bend(tree, rng)), rng, 0.15))
-
-
 def take_names(path: Path) -> None:
     codes = read_names(path)
     again = parse_names(json.loads(names_json(codes)), "again")
@@ -414,13 +359,20 @@ def take_run(path: Path) -> None:
     assert all(s is None or s >= 0 for s in seconds)
 
 
+out = io.BytesIO()
+np.save(out, np.zeros((4, 3, 8, 8), np.uint8))
+GOOD_PIXELS = out.getvalue()
+
 Grammar = tuple[str, Callable[[random.Random, Path], None], Callable[[Path], None]]
 GRAMMARS: dict[str, Grammar] = {
     "npz": ("x.npz", make_npz, take_arrays),
+    "table": ("x.csv", make_table, take_table),
     "tensors": ("x.safetensors", make_tensors, take_arrays),
     "model": ("model.safetensors", make_model, take_model),
     "checkpoint": ("step-4.ckpt", make_checkpoint, take_checkpoint),
     "codes": ("codes.safetensors", make_codes, take_codes),
+    "hub": ("config.json", make_hub, take_hub),
+    "cache": ("meta.json", make_cache, take_cache),
     "fit": ("fit.safetensors", make_fit, take_fit),
     "folder": ("codes.json", make_folder, take_folder),
     "tar": ("0.tar", make_tar, take_tar),

@@ -12,11 +12,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 KINDS = (
-    "training", "checkpointing", "caching", "reporting", "fitting", "checkpoints", "full_disk", "read_only",
-    "vanishing_data", "out_of_memory",
+    "training", "checkpointing", "caching", "reporting", "fitting", "fit_writing", "fit_full_disk", "fit_same_folder",
+    "cut_files", "checkpoints", "full_disk", "read_only", "vanishing_data", "out_of_memory",
     "weights", "archives", "pictures", "recipes", "names", "numbers", "caches", "same_runs",
-    "fuzz_npz", "fuzz_tensors", "fuzz_model", "fuzz_checkpoint", "fuzz_codes", "fuzz_fit", "fuzz_folder", "fuzz_tar",
-    "fuzz_names", "fuzz_quiz", "fuzz_recipe", "fuzz_run",
+    "fuzz_npz", "fuzz_table", "fuzz_tensors", "fuzz_model", "fuzz_checkpoint", "fuzz_codes", "fuzz_hub", "fuzz_cache",
+    "fuzz_fit", "fuzz_folder", "fuzz_tar", "fuzz_names", "fuzz_quiz", "fuzz_recipe", "fuzz_run",
 )  # fmt: skip
 
 
