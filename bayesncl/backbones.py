@@ -236,15 +236,24 @@ class Small(nn.Module):
         return self.pool(self.layers(x)).flatten(1)
 
 
+def import_timm(missing: str) -> Any:
+    """timm; where it is not installed, an InputError that says `missing`."""
+    try:
+        import timm
+    except ImportError:
+        raise InputError(missing) from None
+    except Exception as error:  # torchvision, which it imports, raises a RuntimeError beside another build of torch
+        said = " ".join(str(error).split())[:200]
+        raise InputError(f"timm cannot be imported: {said} (torch and torchvision must be of one build)") from None
+    return timm
+
+
 class Timm(nn.Module):
     """A timm model without its classifier; its BatchNorm layers, if any, become per-view ones."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        try:
-            import timm
-        except ImportError:
-            raise InputError(f"backbone timm:{name} needs the extra: pip install 'bayesncl[timm]'") from None
+        timm = import_timm(f"backbone timm:{name} needs the extra: pip install 'bayesncl[timm]'")
         try:
             if not timm.is_model(name):  # a stranger's recipe may say hf-hub:..., which would be fetched
                 raise RuntimeError("not one of its own")

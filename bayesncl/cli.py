@@ -356,6 +356,8 @@ def atlas(
     data: DataDir = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="DIR", help="default RUN/atlas")] = None,
     images: Annotated[int, typer.Option("--images", min=1, help="at most this many test images")] = 10_000,
+    heat: Annotated[bool, typer.Option("--heat", help="of codes of photos: also where in a photo they fire")] = False,
+    encoder: Annotated[str | None, typer.Option("--encoder", metavar="E", help="for --heat, if it was code")] = None,
     serve: Annotated[bool, typer.Option("--serve", help="then serve it on localhost")] = False,
     port: Annotated[int, typer.Option("--port", help="port to serve on; 0 takes a free one")] = 8000,
     device: Device = None,
@@ -376,7 +378,8 @@ def atlas(
 
         if strange := [run for run in runs if not is_codes(run)]:
             raise InputError(f"{strange[0]} is not a folder of codes: an atlas shows codes or runs, not both")
-        page = atlas_of_codes(runs, out or CodesFolder(runs[0]).inside(runs[0] / "atlas"), data, images, display)
+        out = out or CodesFolder(runs[0]).inside(runs[0] / "atlas")
+        page = atlas_of_codes(runs, out, data, images, display, heat, encoder)
     else:
         assert runs
         page = atlas_of_runs(runs, out or default_place(runs[0]), data, images, open_device(device), display)
@@ -459,7 +462,6 @@ def open_display(quiet: bool, board: Path | None = None) -> Display:
     from .progress import Display
 
     explain_bus_errors()
-
     return Display(quiet, board)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,8 +59,8 @@ def fit(
 ) -> None:
     """Readable codes of photos through any encoder, or of embeddings. Stop it at any time: the same command resumes."""
     numbers = {"size": size, "mean": parse_colours("--mean", mean), "std": parse_colours("--std", std)}
-    if not quiet and sys.stderr.isatty():  # somebody watches while torch is imported
-        print(f"looking at {cli.one_line(str(source))}", file=sys.stderr, flush=True)
+    display = cli.open_display(quiet)
+    display.busy("starting")  # importing torch takes seconds
     from .encoders import Request
     from .fit import fit as fit_codes
     from .sources import Options
@@ -70,7 +69,7 @@ def fit(
     if encoder is not None or weights is not None or any(value is not None for value in numbers.values()):
         request = Request(encoder or "", None if weights is None else str(weights), **numbers)  # type: ignore[arg-type]
     options = Options(method, dim, keep, seed, request, labels, images)
-    display = cli.open_display(quiet)
+    display.busy(f"looking at {cli.one_line(str(source))}")
     try:
         fit_codes(source, out, options, cli.open_device(device), display)
     except KeyboardInterrupt:

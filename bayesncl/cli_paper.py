@@ -70,11 +70,11 @@ def demo(
 ) -> None:
     """See it work: readable codes of built-in photographs.
 
-    Trains a small encoder, fits codes to it and opens their atlas, in two minutes on two cores.
+    Trains a small encoder, fits codes to it and opens their atlas, in a minute on two cores.
     """
     find_recipe("scenes" if methods else "textures", changes)  # a mistake is told before anything else
     display = cli.open_display(quiet)
-    display.note(f"about {'20' if methods else 'two'} minutes on two cores, unless it is done already")
+    display.note(f"about {'20 minutes' if methods else 'a minute'} on two cores, unless it is done already")
     display.busy("starting")  # importing torch takes seconds
     from .demo import run_demo, run_methods
     from .train import Interrupted

@@ -182,6 +182,13 @@ class CodesFolder(Folder):
             raise InputError(f"{self.codes_file} is of other embeddings than {self.embeddings_file.name} beside it")
         return codes
 
+    def verdict(self) -> dict[str, Any] | None:
+        """What verdict.json says; None where there is none that can be read."""
+        try:
+            return self._read_object(self.verdict_file)
+        except InputError:
+            return None
+
     def fingerprint(self) -> str:
         """Says which codes these are, so that names given to dimensions find them again."""
         codes = self.codes("cpu")

@@ -8,7 +8,8 @@ import sys
 import webbrowser
 from pathlib import Path
 
-from .atlas import AtlasRun, build_atlas, galleries
+from .atlas import build_atlas, galleries
+from .atlas.fitted import describe_codes, heat_of_codes
 from .atlas.sources import describe_run
 from .codes_folder import CodesFolder
 from .data import load
@@ -64,7 +65,7 @@ def run_demo(out: Path, changes: list[str], open_browser: bool, display: Display
         f"The {len(test):,} crops shown come from parts of them that training never saw."
     )
     shown = load(dataclasses.replace(recipe.data, size=max(SHOWN, recipe.data.size)), "test")
-    run = AtlasRun("textures", z, sentence=f"{learnt} {found}", fingerprint=codes.fingerprint())
+    run = describe_codes(codes, "textures", z, learnt, heat_of_codes(codes, test, z, True, None, display))
     page = build_atlas(out / "atlas", [run], shown, title=f"{len(names)} photographs")
     print(f"{found} No label was used to learn them.\natlas: {page}")
     show_page(page, open_browser)

@@ -24,6 +24,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from .backbones import import_timm
 from .data.decode import BICUBIC, BILINEAR, decode_with, fit
 from .data.folder import IMAGENET_MEAN, IMAGENET_STD
 from .data.images import printable
@@ -253,13 +254,10 @@ def find_kind(spec: str) -> str:
 
 def default_request(say: Say) -> Request:
     """The encoder for those who name none."""
-    try:
-        import timm  # noqa: F401
-    except ImportError:
-        raise InputError(
-            "photos need an encoder: pip install 'bayesncl[timm]' for a small default one, or give "
-            "--encoder FILE.onnx, MODULE:FUNCTION, or the folder of a run"
-        ) from None
+    import_timm(
+        "photos need an encoder: pip install 'bayesncl[timm]' for a small default one, or give "
+        "--encoder FILE.onnx, MODULE:FUNCTION, or the folder of a run"
+    )
     say(f"encoder {DEFAULT} ({ABOUT_DEFAULT}); --encoder takes another")
     return Request(DEFAULT)
 
@@ -267,13 +265,10 @@ def default_request(say: Say) -> Request:
 def open_timm(request: Request, device: torch.device | str, say: Say) -> PhotoEncoder:
     """A model of timm without its classifier."""
     name = request.spec.removeprefix("timm:")
-    try:
-        import timm
-    except ImportError:
-        raise InputError(
-            f"--encoder {request.spec}: a model of timm needs the extra: pip install 'bayesncl[timm]' (other encoders: "
-            "FILE.onnx, MODULE:FUNCTION, the folder of a run)"
-        ) from None
+    timm = import_timm(
+        f"--encoder {request.spec}: a model of timm needs the extra: pip install 'bayesncl[timm]' (other encoders: "
+        "FILE.onnx, MODULE:FUNCTION, the folder of a run)"
+    )
     if not timm.is_model(name):  # nothing is fetched by a name that timm does not know
         near = difflib.get_close_matches(name, timm.list_models(), 3, 0.5)
         meant = f"; did you mean {', '.join(near)}?" if near else ""

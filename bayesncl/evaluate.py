@@ -17,6 +17,7 @@ from .data import load as load_split
 from .data.images import Images
 from .errors import InputError
 from .features import Extracted, Progress, extract
+from .heat import CHECKED, find_layer, masking_drop, see_model
 from .measure import (
     conflict,
     counts,
@@ -318,6 +319,10 @@ def evaluate(
             "open": float(sound.open.mean()),
             "open_where_active": float(sound.open[sound.z > 0].mean()) if (sound.z > 0).any() else None,
         }
+    sight, some = see_model(model), test.pixels[np.unique(np.linspace(0, len(test) - 1, CHECKED).astype(int))]
+    if (layer := find_layer(sight, some)) is not None:
+        drop = masking_drop(sight, some, layer)
+        result.heat, result.chance["heat"] = dict(drop), {"hottest": drop["random"]}
     if test.backgrounds is not None:
         for name, value in background_measures(model, train, test, seen, sound).items():
             setattr(result, name, value)

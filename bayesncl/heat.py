@@ -1,19 +1,36 @@
-"""Where in an image a dimension fires: the head applied at each position of the backbone's last feature map."""
+"""Where in an image a dimension fires: the head applied at each position of the network's last features."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import isqrt
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .encoders import TorchEncoder, pool
 from .errors import InputError
+from .features import centre_crop
+from .heads import Features, Prototypes
 from .model import Encoder, in_eval_mode
+from .objective import normalise
+from .rows import prepare
+
+if TYPE_CHECKING:
+    from .codes_folder import PhotoCodes
 
 STRONGEST = 8  # dimensions of an image whose maps are kept
 DRAWS = 4  # random quarters beside the hottest one
 CHECKED = 512  # images of the check that decides whether maps are shown
+EXTRA = 8  # tokens at most that stand for no part of an image
+BATCH = 64
+NONE = "its encoder gives no features by position"
+
+Layer = tuple[nn.Module, bool]  # and whether its output is meant, or its first input
 
 
 @dataclass(frozen=True)
@@ -25,83 +42,228 @@ class Heat:
     dims : int [N, K], whose maps they are.
     maps : uint8 [N, K, h, w], 255 where the dimension is hottest in that image.
     check : what `masking_drop` found.
+    share : of a picture's side, in its middle, that the maps cover.
     """
 
     dims: np.ndarray
     maps: np.ndarray
     check: dict[str, float]
+    share: float = 1.0
 
 
-def has_positions(model: Encoder) -> bool:
-    """Whether the backbone averages a map of features over space at its end, in a layer named `pool`."""
-    return isinstance(getattr(model.backbone, "pool", None), nn.AdaptiveAvgPool2d)
+@dataclass(frozen=True)
+class Sight:
+    """A network, and what is read from its features h [N, F]; of a trained model or of codes.
+
+    Attributes
+    ----------
+    network : from normalised pixels [n, 3, S, S] to h.
+    normalise : uint8 pixels to what the network takes, on its device.
+    head : rows of h to `Features`.
+    drive : features by position [n, P, F] and h [n, F] to how strongly each drives each dimension, [n, P, D].
+    grey : uint8 [3], the colour that hides a part.
+    side : S; larger images are cut to their middle.
+    """
+
+    network: nn.Module
+    normalise: Callable[[Tensor], Tensor]
+    head: Callable[[Tensor], Features]
+    drive: Callable[[Tensor, Tensor], Tensor]
+    grey: np.ndarray
+    side: int
+
+    def prepare(self, pixels: np.ndarray) -> Tensor:
+        """Pixels as the network takes them."""
+        return self.normalise(centre_crop(torch.from_numpy(np.array(pixels)), self.side))
+
+    @torch.inference_mode()
+    def encode(self, pixels: np.ndarray, batch: int = BATCH) -> np.ndarray:
+        """Codes before any gate, float32 [N, D]."""
+        parts = []
+        with in_eval_mode(self.network):
+            for a in range(0, len(pixels), batch):
+                parts.append(self.head(pool(self.network(self.prepare(pixels[a : a + batch])))).z.float().cpu())
+        return torch.cat(parts).numpy()
+
+
+def see_model(model: Encoder) -> Sight:
+    """The sight of a trained model: a position drives what the head, before rectifier and gates, says of it alone."""
+
+    def pixels(x: Tensor) -> Tensor:
+        return model.normalise_pixels(x.to(model.mean.device))
+
+    def head(h: Tensor) -> Features:
+        with in_eval_mode(model.head):
+            found: Features = model.head(h)
+            return found
+
+    def drive(f: Tensor, h: Tensor) -> Tensor:
+        raw = head(f.flatten(0, 1)).aux
+        assert raw is not None
+        return raw.unflatten(0, f.shape[:2])
+
+    grey = np.rint(255 * model.mean.flatten().cpu().numpy()).astype(np.uint8)
+    return Sight(model.backbone, pixels, head, drive, grey, model.recipe.views.size)
+
+
+def see_codes(codes: PhotoCodes) -> Sight:
+    """The sight of codes and the encoder they were read from; InputError where that cannot be looked into.
+
+    Codes are read from h by a linear map, once its length is fixed. So where h is the mean over positions, the score of
+    a dimension is the mean of what the positions drive.
+    """
+    encoder = codes.encoder
+    if not isinstance(encoder, TorchEncoder) or encoder.network is None:
+        raise InputError("its encoder is no torch module")
+    if encoder.transform is not None:
+        raise InputError("its encoder prepares photos by a function of its own")
+    device, view = encoder.device, encoder.view
+    mean, std = (torch.tensor(numbers, device=device).view(1, 3, 1, 1) for numbers in (view.mean, view.std))
+    own, moments = copy.deepcopy(codes.codes.head_).to(device).eval(), codes.codes.moments_
+
+    def drive(f: Tensor, h: Tensor) -> Tensor:
+        x = prepare(f.flatten(0, 1), moments, h.repeat_interleave(f.shape[1], 0))
+        if isinstance(own, Prototypes):
+            raw = own.projection(x) @ normalise(own.prototypes).T
+        else:
+            said: Features = own(x)
+            raw = said.z if said.aux is None else said.aux
+        return raw.unflatten(0, f.shape[:2])
+
+    grey = np.rint(255 * np.clip(view.mean, 0, 1)).astype(np.uint8)
+    return Sight(
+        encoder.network,
+        lambda x: (x.to(device).float() / 255 - mean) / std,
+        lambda h: own(prepare(h, moments)),
+        drive,
+        grey,
+        view.crop,
+    )
+
+
+def as_map(f: Any, width: int) -> Tensor | None:
+    """Features by position [n, h, w, F], of a map [n, F, h, w] or [n, h, w, F], or of tokens [n, T, F]."""
+    if not isinstance(f, Tensor) or f.ndim not in (3, 4) or width not in (f.shape[1], f.shape[-1]):
+        return None
+    if f.ndim == 4:
+        found = f.permute(0, 2, 3, 1) if f.shape[1] == width else f
+    else:
+        side = isqrt(f.shape[1])
+        extra = f.shape[1] - side * side  # class and register tokens come first
+        if f.shape[2] != width or extra > EXTRA:
+            return None
+        found = f[:, extra:].unflatten(1, (side, side))
+    return found if found.shape[1] * found.shape[2] >= 4 else None
 
 
 @torch.inference_mode()
-def heat_maps(model: Encoder, pixels: np.ndarray, dims: np.ndarray, batch: int = 256) -> np.ndarray:
+def find_layer(sight: Sight, pixels: np.ndarray) -> Layer | None:
+    """The last layer whose features have positions and stand for h: h is their mean, or their first token."""
+    seen: list[tuple[Layer, Tensor]] = []
+    x = sight.prepare(pixels[:2])
+
+    def look(module: nn.Module, given: tuple[Any, ...], made: Any) -> None:
+        kept = ((False, given[0] if given else None), (True, made))
+        seen.extend(((module, out), f) for out, f in kept if isinstance(f, Tensor) and f is not x)
+
+    hooks = [module.register_forward_hook(look) for module in sight.network.modules()]
+    try:
+        with in_eval_mode(sight.network):
+            h = pool(sight.network(x)).float()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    near = 1e-3 * float(h.abs().max()) + 1e-12
+    for layer, f in reversed(seen):
+        found = as_map(f, h.shape[1])
+        if found is not None:
+            stands = [found.float().mean((1, 2)), *([f[:, 0].float()] if f.ndim == 3 else [])]
+            if any(float((each - h).abs().max()) <= near for each in stands):
+                return layer
+    return None
+
+
+@torch.inference_mode()
+def heat_maps(
+    sight: Sight, layer: Layer, pixels: np.ndarray, dims: np.ndarray, batch: int = BATCH, tell: Callable | None = None
+) -> np.ndarray:
     """How strongly each position alone would drive some dimensions.
 
-    The head (projector, layer norm, rectifier) is applied to the features of each position as if they were those of the
-    whole image; nothing is scaled to length 1, and the gates are left out.
+    The head is applied to the features of each position, without rectifier, scaling to length 1 and gates.
 
     Parameters
     ----------
-    model : an encoder whose backbone ends in an average over positions.
-    pixels : uint8 [N, 3, H, W].
+    sight, layer : from `see_model` or `see_codes`, and `find_layer`.
+    pixels : uint8 [N, 3, H, W], or what gives such when sliced.
     dims : int [N, K], the dimensions wanted of each image; or [K], the same of all.
+    tell : called with (done, total, what).
 
     Returns
     -------
     float32 [N, K, h, w].
     """
-    if not has_positions(model):
-        raise InputError("the backbone gives no features by position, so there is no map of where a dimension fires")
     wanted = torch.from_numpy(np.array(np.broadcast_to(dims, (len(pixels), np.shape(dims)[-1])), np.int64))
     seen: list[Tensor] = []
-    hook = model.backbone.pool.register_forward_pre_hook(lambda _, given: seen.append(given[0]))  # type: ignore
-    device, parts = model.mean.device, []
-    with hook, in_eval_mode(model):
+    module, out = layer
+    hook = module.register_forward_hook(lambda _, given, made: seen.append((made if out else given[0]).clone()))
+    parts = []
+    with hook, in_eval_mode(sight.network):
         for a in range(0, len(pixels), batch):
-            model.backbone(model.normalise_pixels(torch.from_numpy(np.array(pixels[a : a + batch])).to(device)))
-            f = seen.pop()  # [n, F, h, w]
-            n, _, h, w = f.shape
-            z = model.head.project(f.permute(0, 2, 3, 1).reshape(n * h * w, -1))[1].reshape(n, h * w, -1)
-            picked = wanted[a : a + n, None].expand(n, h * w, -1).to(device)
-            parts.append(z.gather(2, picked).transpose(1, 2).reshape(n, -1, h, w).float().cpu())
+            h = pool(sight.network(sight.prepare(pixels[a : a + batch])))
+            f = as_map(seen[-1], h.shape[1])
+            seen.clear()
+            assert f is not None
+            n, high, wide, _ = f.shape
+            z = sight.drive(f.flatten(1, 2), h)
+            picked = wanted[a : a + n, None].expand(n, high * wide, -1).to(z.device)
+            parts.append(z.gather(2, picked).transpose(1, 2).reshape(n, -1, high, wide).float().cpu())
+            if tell is not None:
+                tell(a + n, len(pixels), "maps")
     return torch.cat(parts).numpy()
 
 
-def strongest_heat(model: Encoder, pixels: np.ndarray, z: np.ndarray, count: int = STRONGEST) -> Heat | str:
+def strongest_heat(
+    sight: Sight, pixels: Any, z: np.ndarray, count: int = STRONGEST, share: float | None = None,
+    tell: Callable | None = None, checked: int = CHECKED,
+) -> Heat | str:  # fmt: skip
     """Maps of the strongest dimensions of each image, for the atlas, or in words why there are none.
 
-    Maps that fail `masking_drop` on 512 of the images, by less than two standard errors ahead of chance, are not shown.
+    Maps that fail `masking_drop` on `checked` images, by less than two standard errors ahead of chance, are not shown.
+    `share` is that of `Heat`; default what is left of larger images.
     """
-    if not has_positions(model):
-        return "its backbone gives no features by position"
-    check = masking_drop(model, pixels[np.unique(np.linspace(0, len(pixels) - 1, CHECKED).astype(int))])
-    if check["hottest"] - check["random"] <= 2 * check["error"]:
+    some = np.asarray(pixels[np.unique(np.linspace(0, len(pixels) - 1, checked).astype(int))])
+    layer = find_layer(sight, some)
+    if layer is None:
+        return NONE
+    check = masking_drop(sight, some, layer)
+    if check["hottest"] - max(check["random"], 0) <= 2 * check["error"]:
         return (
             f"greying out the hottest quarter of an image takes {100 * check['hottest']:.0f} % of its strongest "
             f"dimension, a random quarter {100 * check['random']:.0f} %, so the maps of this encoder mean nothing"
         )
     dims = np.argsort(-z, axis=1, kind="stable")[:, :count]
-    maps = np.maximum(heat_maps(model, pixels, dims), 0)
+    maps = np.maximum(heat_maps(sight, layer, pixels, dims, tell=tell), 0)
     most = maps.max((2, 3), keepdims=True)
-    return Heat(dims, np.rint(255 * maps / np.where(most > 0, most, 1)).astype(np.uint8), check)
+    maps = np.rint(255 * maps / np.where(most > 0, most, 1)).astype(np.uint8)
+    return Heat(dims, maps, check, min(1.0, sight.side / some.shape[-1]) if share is None else share)
 
 
-@torch.inference_mode()
-def masking_drop(model: Encoder, pixels: np.ndarray, seed: int = 0, batch: int = 256) -> dict[str, float]:
+def masking_drop(sight: Sight, pixels: np.ndarray, layer: Layer | None = None, seed: int = 0) -> dict[str, float]:
     """Are the maps right? Grey out the hottest quarter of each image for its strongest dimension, and random quarters.
 
     Returns
     -------
     `hottest` and `random`: mean loss of that dimension's activation, as a share of it; `error`: the standard error of
     their difference; `images`: how many. Where the maps mean something `hottest` is larger; `random` is the control.
+    InputError where features have no positions.
     """
-    z = model.encode(pixels, gated=False, batch=batch).numpy()
+    layer = layer or find_layer(sight, pixels)
+    if layer is None:
+        raise InputError(f"no map of where a dimension fires: {NONE}")
+    pixels = centre_crop(torch.from_numpy(np.array(pixels)), sight.side).numpy()
+    z = sight.encode(pixels)
     dims = z.argmax(1)
-    maps = heat_maps(model, pixels, dims[:, None], batch)[:, 0]  # [N, h, w]
+    maps = heat_maps(sight, layer, pixels, dims[:, None])[:, 0]  # [N, h, w]
     n, h, w = maps.shape
     quarter = max(1, h * w // 4)
     rng = np.random.default_rng(seed)
@@ -109,7 +271,6 @@ def masking_drop(model: Encoder, pixels: np.ndarray, seed: int = 0, batch: int =
     masks += [np.argsort(rng.random((n, h * w)), axis=1)[:, :quarter] for _ in range(DRAWS)]
     alive = z[np.arange(n), dims] > 0
     before = z[np.arange(n), dims][alive]
-    grey = np.rint(255 * model.mean.flatten().cpu().numpy()).astype(np.uint8)[None, :, None, None]
     drops = []
     for cells in masks:
         hidden = np.zeros((n, h * w), np.uint8)
@@ -117,9 +278,8 @@ def masking_drop(model: Encoder, pixels: np.ndarray, seed: int = 0, batch: int =
         hidden = hidden.reshape(n, 1, h, w)
         rows = np.arange(pixels.shape[2]) * h // pixels.shape[2]
         columns = np.arange(pixels.shape[3]) * w // pixels.shape[3]
-        masked = np.where(hidden[:, :, rows][:, :, :, columns] > 0, grey, pixels)
-        after = model.encode(masked, gated=False, batch=batch).numpy()[np.arange(n), dims][alive]
-        drops.append((before - after) / before)
+        masked = np.where(hidden[:, :, rows][:, :, :, columns] > 0, sight.grey[None, :, None, None], pixels)
+        drops.append((before - sight.encode(masked)[np.arange(n), dims][alive]) / before)
     if not len(before):
         return {"hottest": 0.0, "random": 0.0, "error": 0.0, "images": 0}
     hottest, control = drops[0], np.mean(drops[1:], axis=0)

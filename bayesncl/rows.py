@@ -70,9 +70,9 @@ def take(source: Any, index: slice | Tensor, moments: Moments, device: torch.dev
     return prepare(_read(source, index, device), moments)
 
 
-def prepare(x: Tensor, moments: Moments) -> Tensor:
-    """Rows [n, F] brought to unit length, centred and scaled."""
-    x = _unit(x)
+def prepare(x: Tensor, moments: Moments, like: Tensor | None = None) -> Tensor:
+    """Rows [n, F] brought to unit length, centred and scaled; with `like`, divided by the lengths of those rows."""
+    x = _unit(x) if like is None else x * (_unit(like).norm(dim=1) / like.norm(dim=1).clamp_min(1e-12))[:, None]
     mean, scale = moments.mean.to(x.device, x.dtype), moments.scale.to(x.device, x.dtype)
     x = ((x - mean) * scale).float()
     return x if x.shape[1] == moments.width else F.pad(x, (0, 1), value=math.sqrt(x.shape[1]))

@@ -83,7 +83,9 @@ def read_embeddings(path: Path) -> tuple[np.ndarray, np.ndarray | None, np.ndarr
     if z is None:
         read_arrays(path, FEATURES, needed=("z",))  # says what is there
         raise InputError(f"{path}: no embeddings in it")
-    beside = {**found, **_beside(path)}
+    # one of another length belongs to another array
+    own = {name: column for name, column in _beside(path).items() if column.shape[:1] == z.shape[:1]}
+    beside = {**found, **own}
     names = next((beside[name] for name in NAMES if name in beside), None)
     labels = next((beside[name] for name in LABELS if name in beside), None)
     for what, column in (("names", names), ("labels", labels)):

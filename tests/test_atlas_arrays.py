@@ -12,7 +12,7 @@ from bayesncl.arrays import unit_rows
 from bayesncl.atlas import AtlasRun
 from bayesncl.atlas.contents import prepare
 from bayesncl.atlas.labels import Labels, in_words
-from bayesncl.atlas.telling import recognise, telling
+from bayesncl.atlas.telling import pick_wall, recognise, telling
 from bayesncl.atlas.vectors import SCALE, histograms, nearest_rows, sparsify, top_images
 from bayesncl.errors import InputError
 from bayesncl.measure.dimensions import describe
@@ -129,6 +129,24 @@ def test_telling_follows_its_formula_and_passes_over_what_fires_on_everything() 
     assert score[-1] < 0.02 * score[0]  # prints as 0.00
     rare = unit_rows(np.eye(30)[:, :3])
     assert not telling(csr(rare), *top_images(csr(rare), 12)).any()  # fewer than ten images each
+
+
+def test_the_wall_shows_unlike_dimensions_before_similar_ones() -> None:
+    rng = np.random.default_rng(0)
+    group = np.arange(120) // 20
+    z = unit_rows((group[:, None] == np.arange(12) // 2) * (0.5 + rng.random((120, 12))))  # two dimensions a group
+    index, _ = top_images(csr(z), 12)
+    score = np.linspace(1, 0.5, 12)
+    score[4] = 0  # never shown
+    means = [unit_rows(z[index[k]].mean(0)[None])[0] for k in range(12)]
+    order: list[int] = []
+    while len(order) < 8:
+        def worth(k: int) -> float:
+            return score[k] * (1 - max((float(means[k] @ means[j]) for j in order), default=0))
+        order.append(max((k for k in range(12) if k not in order and score[k] > 0), key=worth))
+    assert pick_wall(csr(z), index, score, 8).tolist() == order
+    assert sorted(k // 2 for k in order[:6]) == list(range(6))  # every group before any comes again
+    assert len(pick_wall(csr(z), index, np.zeros(12), 8)) == 0
 
 
 def test_what_stands_out_is_told_beyond_chance_only() -> None:

@@ -47,13 +47,18 @@ def test_at_most_so_many_spread_evenly() -> None:
     assert thin_out(images, 70) is images
 
 
-@pytest.mark.parametrize("damage", ["[]", "{}", '{"verdict": 3}', '{"verdict": {"lines": [3, {"text": "a."}]}}'])
-def test_the_verdict_of_an_evaluation(tmp_path: Path, damage: str) -> None:
-    assert sources.read_verdict(tmp_path) == ()
+@pytest.mark.parametrize("damage", [None, [], {}, {"lines": 3}, {"lines": [3]}, "Good."])
+def test_lines_of_a_verdict_whatever_is_in_the_file(damage: object) -> None:
+    assert sources.read_verdict({"lines": [3, {"text": "Good.", "measured_by": "eye"}, {"text": "Few."}]}) == (
+        ("Good.", "eye"), ("Few.", ""),
+    )  # fmt: skip
+    assert sources.read_verdict(damage) == ()
+
+
+def test_a_run_is_shown_with_the_verdict_of_its_evaluation(tmp_path: Path) -> None:
     Run(tmp_path).evaluation_file.write_text('{"verdict": {"lines": [{"text": "Good.", "measured_by": "eye"}]}}')
-    assert sources.read_verdict(tmp_path) == (("Good.", "eye"),)
-    Run(tmp_path).evaluation_file.write_text(damage)
-    assert sources.read_verdict(tmp_path) == ((("a.", ""),) if "a." in damage else ())
+    run = sources.describe_run(build_model(tiny_recipe()), tmp_path, tiny_images(10))
+    assert run.verdict == (("Good.", "eye"),)
 
 
 def test_theory_table_says_what_holds() -> None:

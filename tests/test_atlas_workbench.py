@@ -191,7 +191,7 @@ def test_heat_is_laid_over_the_picture_and_taken_off_again(driver, case: Case, t
     dims = np.argsort(-case.z, axis=1, kind="stable")[:, :3]
     maps = np.zeros((600, 3, 2, 2), np.uint8)
     maps[:, :, 0, 0] = 255  # the upper left corner
-    heat = Heat(dims, maps, {"hottest": 0.4, "random": 0.1})
+    heat = Heat(dims, maps, {"hottest": 0.4, "random": 0.1}, share=0.875)  # from pixel 2 to pixel 30 of 32
     runs = [AtlasRun("hot", case.z, heat=heat), AtlasRun("cold", case.other, heat="its maps mean nothing")]
     page = build_atlas(tmp_path / "atlas", runs, case.images, "Heat")
     with make_server(page.parent, 0) as server:  # from disk a canvas may not be read
@@ -200,24 +200,24 @@ def test_heat_is_laid_over_the_picture_and_taken_off_again(driver, case: Case, t
         visit(driver, address, "#/image/5")
         assert len(text(driver, ".where")) == 3
         corner = "return [...document.querySelector('{}').getContext('2d').getImageData({}, {}, 1, 1).data]"
-        before = driver.execute_script(corner.format(".portrait canvas", 1, 1))
+        before = driver.execute_script(corner.format(".portrait canvas", 3, 3))
         click(driver, ".where")
         driver.execute_async_script("setTimeout(arguments[0], 200)")
-        hot, cold = (driver.execute_script(corner.format(".portrait canvas", p, p)) for p in (1, 30))
+        hot, cold = (driver.execute_script(corner.format(".portrait canvas", p, p)) for p in (3, 31))
         assert hot[0] > before[0]
         assert hot[2] < before[2]
-        assert cold[:3] == case.images.pixels[5, :, 30, 30].tolist()
+        assert cold[:3] == case.images.pixels[5, :, 31, 31].tolist()
         click(driver, ".where")
         driver.execute_async_script("setTimeout(arguments[0], 200)")
-        assert driver.execute_script(corner.format(".portrait canvas", 1, 1)) == before
+        assert driver.execute_script(corner.format(".portrait canvas", 3, 3)) == before
         assert "loses 40 % of its strongest dimension" in text(driver, "main")[0]
         k = int(dims[5, 0])
         visit(driver, address, f"#/dim/{k}")
         i = data(driver, ".wall .picture", "image")[0]
         click(driver, "#heat")
         driver.execute_async_script("setTimeout(arguments[0], 400)")
-        drawn = driver.execute_script(corner.format(".wall canvas", 1, 1))
-        assert (drawn[:3] != case.images.pixels[i, :, 1, 1].tolist()) == (k in dims[i])
+        drawn = driver.execute_script(corner.format(".wall canvas", 3, 3))
+        assert (drawn[:3] != case.images.pixels[i, :, 3, 3].tolist()) == (k in dims[i])
         visit(driver, address, "#/image/5?run=1")
         assert "is not shown: its maps mean nothing." in text(driver, "main")[0]
         assert text(driver, ".where") == []

@@ -27,7 +27,7 @@ def test_shapes_labels_and_names() -> None:
     assert images.pixels.shape == (400, 3, 32, 32)
     assert images.labels is not None
     assert images.backgrounds is not None
-    assert images.class_names == tuple("0123456789")
+    assert images.class_names == tuple(f"digit {k}" for k in range(10))
     assert images.background_names is not None
     assert len(images.background_names) == 10
 

@@ -251,3 +251,11 @@ def test_a_request_from_a_file_has_the_right_types(wrong: dict[str, object]) -> 
 def test_names_too_long_for_a_file_are_refused(spec: str) -> None:
     with pytest.raises(InputError, match=r"no such file|File name too long"):
         open_encoder(Request(spec))
+
+
+def test_timm_beside_another_build_of_torchvision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "timm.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')\n")
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match="timm cannot be imported: operator torchvision::nms does not exist"):
+        open_encoder(Request("resnet18"))

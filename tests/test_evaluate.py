@@ -33,6 +33,7 @@ ALWAYS = {
     "conflicting",
     "probe",
     "knn",
+    "heat",
     "seconds",
     "verdict",
     "readable",

@@ -399,3 +399,13 @@ def test_refusals(words: list[str], message: str, run, tmp_path: Path, monkeypat
     left = [path.name for path in Path("codes").rglob("*")] if Path("codes").exists() else []
     assert not any("safetensors" in name or "partial" in name for name in left)
     assert not (tmp_path / "heic" / "codes.json").exists()
+
+
+def test_labels_of_another_file_beside_an_array_are_left_alone(run) -> None:
+    x, y = clusters()
+    np.save("x.npy", x)
+    np.save("new.npy", x[:7])
+    np.save("y.npy", y)
+    assert read_embeddings(Path("x.npy"))[2].tolist() == y.tolist()
+    z, names, labels = read_embeddings(Path("new.npy"))
+    assert (len(z), names, labels) == (7, None, None)

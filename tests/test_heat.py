@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from bayesncl.errors import InputError
-from bayesncl.heat import Heat, heat_maps, masking_drop, strongest_heat
+from bayesncl.evaluate import evaluate
+from bayesncl.heat import Heat, Sight, as_map, find_layer, heat_maps, masking_drop, see_model, strongest_heat
+from bayesncl.measure.measures import named
 from bayesncl.model import Encoder, build_model
-from tests.conftest import tiny_recipe
+from bayesncl.report.tables import render
+from tests.conftest import tiny_images, tiny_recipe
 
 
 class Positions(nn.Module):
@@ -36,6 +41,11 @@ def model() -> Encoder:
     return made.eval()
 
 
+def see(model: Encoder, side: int = 32) -> Sight:
+    """The sight of a model on images of another size than its recipe's."""
+    return dataclasses.replace(see_model(model), side=side)
+
+
 def spots(n: int = 40, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Grey images with one red part each, and its place."""
     rng = np.random.default_rng(seed)
@@ -49,24 +59,38 @@ def spots(n: int = 40, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 def test_maps_are_hottest_where_the_image_is(model: Encoder) -> None:
     pixels, place = spots()
-    maps = heat_maps(model, pixels, np.array([0]), batch=16)
+    sight = see(model)
+    layer = find_layer(sight, pixels)
+    maps = heat_maps(sight, layer, pixels, np.array([0]), batch=16)
     assert maps.shape == (40, 1, 4, 4)
     assert maps.reshape(40, 16).argmax(1).tolist() == place.tolist()
-    swapped = heat_maps(model, pixels[:, [1, 0, 2]], np.tile([1, 0], (40, 1)))
+    swapped = heat_maps(sight, layer, pixels[:, [1, 0, 2]], np.tile([1, 0], (40, 1)))
     assert np.allclose(swapped[:, 0] - swapped[:, 0].min(), maps[:, 0] - maps[:, 0].min(), atol=0.3)
 
 
 def test_masking_the_hottest_quarter_lowers_the_dimension_more_than_chance(model: Encoder) -> None:
     pixels, _ = spots()
-    drop = masking_drop(model, pixels)
+    drop = masking_drop(see(model), pixels)
     assert drop["images"] == 40
     assert drop["hottest"] > drop["random"] + 0.05 > 0.05 + drop["error"]
+
+
+def test_an_evaluation_has_the_check_with_its_control() -> None:
+    model = Encoder(tiny_recipe("ncl", "data.name=arrays"), Positions()).eval()
+    result = evaluate(model, tiny_images(60), tiny_images(50, seed=1))
+    drop = masking_drop(see_model(model), tiny_images(50, seed=1).pixels)
+    assert result.heat == drop
+    assert result.value(named("heat/hottest")) == drop["hottest"]
+    assert result.chance["heat"] == {"hottest": drop["random"]}
+    line = next(line for line in render(result).splitlines() if "without its hottest quarter" in line)
+    assert f"{drop['hottest']:.3f}" in line
+    assert f"{drop['random']:.3f}" in line
 
 
 def test_maps_that_pass_the_check_are_shown_of_the_strongest_dimensions(model: Encoder) -> None:
     pixels, place = spots()
     z = model.encode(pixels, gated=False).numpy()
-    heat = strongest_heat(model, pixels, z, 2)
+    heat = strongest_heat(see(model), pixels, z, 2)
     assert isinstance(heat, Heat)
     assert (heat.dims == np.argsort(-z, axis=1, kind="stable")[:, :2]).all()
     assert heat.maps[:, 0].reshape(40, 16).argmax(1).tolist() == place.tolist()
@@ -74,12 +98,12 @@ def test_maps_that_pass_the_check_are_shown_of_the_strongest_dimensions(model: E
 
 
 def test_maps_that_fail_the_check_are_not_shown(model: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def coldest(*args: object) -> np.ndarray:
-        return -heat_maps(*args)
+    def coldest(*args: object, **given: object) -> np.ndarray:
+        return -heat_maps(*args, **given)
 
     monkeypatch.setattr("bayesncl.heat.heat_maps", coldest)
     pixels, _ = spots()
-    answer = strongest_heat(model, pixels, model.encode(pixels, gated=False).numpy())
+    answer = strongest_heat(see(model), pixels, model.encode(pixels, gated=False).numpy())
     assert isinstance(answer, str)
     assert "mean nothing" in answer
 
@@ -88,13 +112,60 @@ def test_our_encoder_gives_maps_and_stays_as_it_was() -> None:
     encoder = build_model(tiny_recipe())
     pixels = np.random.default_rng(0).integers(0, 256, (6, 3, 64, 64), dtype=np.uint8)
     was = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
-    assert heat_maps(encoder, pixels, np.arange(3)).shape[:2] == (6, 3)
+    sight = see(encoder, 64)
+    assert heat_maps(sight, find_layer(sight, pixels), pixels, np.arange(3)).shape[:2] == (6, 3)
     assert all((was[name] == tensor).all() for name, tensor in encoder.state_dict().items())
     assert encoder.training
+    assert not any(module._forward_hooks for module in encoder.modules())
+
+
+def test_of_larger_images_the_maps_cover_the_middle(model: Encoder) -> None:
+    pixels, place = spots()
+    framed = np.pad(pixels, ((0, 0), (0, 0), (4, 4), (4, 4)), constant_values=140)
+    heat = strongest_heat(see(model), framed, model.encode(pixels, gated=False).numpy())
+    assert heat.share == 32 / 40
+    assert heat.maps[:, 0].reshape(40, 16).argmax(1).tolist() == place.tolist()
+
+
+class Tokens(nn.Module):
+    """As vision transformers do: a token for the whole before those of the parts; h is the first, or their mean."""
+
+    features = 3
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.parts, self.norm, self.first = nn.AvgPool2d(8), nn.Identity(), first
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.parts(x).flatten(2).transpose(1, 2)
+        tokens = self.norm(torch.cat([parts.amax(1, keepdim=True), parts], 1))
+        return tokens[:, 0] if self.first else tokens[:, 1:].mean(1)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_tokens_of_a_transformer_are_positions(model: Encoder, first: bool) -> None:
+    model.backbone = Tokens(first)
+    pixels, place = spots()
+    sight = see(model)
+    layer = find_layer(sight, pixels)
+    assert layer[0] is model.backbone.norm
+    maps = heat_maps(sight, layer, pixels, np.array([0]))
+    assert maps.reshape(40, 16).argmax(1).tolist() == place.tolist()
+
+
+def test_shapes_of_maps() -> None:
+    f = torch.randn(2, 5, 3, 4)
+    assert torch.equal(as_map(f, 5), f.permute(0, 2, 3, 1))
+    assert torch.equal(as_map(f, 4), f)  # channels last
+    tokens = torch.randn(2, 14, 6)
+    assert torch.equal(as_map(tokens, 6), tokens[:, 5:].reshape(2, 3, 3, 6))  # five that are no part of the image
+    for bad, width in ((f, 7), (tokens, 14), (torch.randn(2, 6), 6), (torch.randn(2, 1, 6), 6), (None, 3)):
+        assert as_map(bad, width) is None
 
 
 def test_a_backbone_without_positions_is_told(model: Encoder) -> None:
-    model.backbone = nn.Flatten()
-    assert strongest_heat(model, spots()[0], np.ones((40, 3))) == "its backbone gives no features by position"
+    model.backbone = nn.Sequential(nn.AvgPool2d(32), nn.Flatten())
+    sight = see(model)
+    assert strongest_heat(sight, spots()[0], np.ones((40, 3))) == "its encoder gives no features by position"
     with pytest.raises(InputError, match="no features by position"):
-        heat_maps(model, spots()[0], np.array([0]))
+        masking_drop(sight, spots()[0])

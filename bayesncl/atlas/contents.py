@@ -21,7 +21,7 @@ from ..measure.sparse import as_codes, fired
 from .labels import Labels
 from .photos import Photos, picture_size
 from .sprites import large_side, thumbnail_side, write_sprites
-from .telling import recognise, telling
+from .telling import pick_wall, recognise, telling
 from .vectors import (
     SCALE,
     histograms,
@@ -63,7 +63,7 @@ class AtlasRun:
     sentence : one sentence on the run.
     fingerprint : says which codes they are, so that names given to dimensions find them again; default made from z.
     heat : where in each image its strongest dimensions fire (see `Heat`), or in words why that is not known, or None.
-    verdict : (text, by what it was measured) line by line, from the run's evaluation; shown above everything else.
+    verdict : (text, by what it was measured) line by line, from the run's evaluation; the page opens with the first.
     """
 
     name: str
@@ -206,7 +206,8 @@ def write_run(
         by_dim |= _prefix(stage, _describe_detail(x, index, value, open))
         near, similarity = nearest_rows(x, NEAR)
         by_image |= _prefix(stage, {"near": _small(near), "similarity": quantise(similarity)})
-        wall = np.argsort(-score, kind="stable")[:WALL]
+        wall = pick_wall(x, index, score, WALL)
+        core[f"{stage}.wall"] = _small(wall, d)
         heavy = np.argsort(-dims.mass, kind="stable")[:HEAVIEST]
         seen += [*index[wall, :8][value[wall, :8] > 0].tolist(), *index[heavy, 0][value[heavy, 0] > 0].tolist()]
         for what, count in (("classes", dims.class_counts), ("backgrounds", dims.background_counts)):
@@ -231,7 +232,7 @@ def write_run(
     elif heat is not None:
         if heat.dims.shape != heat.maps.shape[:2] or len(heat.dims) != n:
             raise InputError(f"heat maps must be [{n}, K] dimensions and [{n}, K, h, w] maps, got {heat.maps.shape}")
-        plain |= {"heat": list(heat.maps.shape[1:]), "check": [heat.check["hottest"], heat.check["random"]]}
+        plain |= {"heat": [*heat.maps.shape[1:], heat.share], "check": [heat.check["hottest"], heat.check["random"]]}
         by_image |= {"hot.dims": _small(heat.dims, d), "hot.maps": heat.maps.astype("u1")}
     plain |= _write_vectors(folder, key, features, by_image)
     _write(folder, key, plain, core)

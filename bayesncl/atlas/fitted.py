@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..codes_folder import About, CodesFolder, Rows
 from ..data import load
 from ..data.images import Images, printable
+from ..encoders import PhotoEncoder, first_line
 from ..errors import InputError
+from ..heat import Heat, see_codes, strongest_heat
 from ..progress import Display
 from ..recipes import recipe_from_json, with_root
 from .build import MOST_RUNS, build_atlas
 from .contents import AtlasRun
-from .photos import Photos
-from .sources import FEW, TRAINED_ON
+from .photos import Photos, read_with
+from .sources import FEW, TRAINED_ON, read_verdict
+
+THREADS = 8  # that decode photos
+CHECKED_PHOTOS = 128  # for heat maps: each goes through the encoder seven times
+ASK = "bayesncl atlas --heat finds it, which takes every photo through the encoder again"
 
 
-def atlas_of_codes(folders: list[Path], out: Path, root: str | None, most: int, display: Display) -> Path:
-    """The atlas of codes of the same images: those held out, or all where these are few."""
+def atlas_of_codes(
+    folders: list[Path], out: Path, root: str | None, most: int, display: Display, heat: bool = False,
+    encoder: str | None = None,
+) -> Path:  # fmt: skip
+    """The atlas of codes of the same images: those held out, or all where these are few.
+
+    Heat maps of photos are made on request; an encoder that is code must be named for them.
+    """
     if len(folders) > MOST_RUNS:
         raise InputError(f"an atlas shows one to {MOST_RUNS} codes, got {len(folders)}")
     known = [CodesFolder(path) for path in folders]
@@ -45,10 +59,58 @@ def atlas_of_codes(folders: list[Path], out: Path, root: str | None, most: int, 
         place = {name: i for i, name in enumerate(each.names)}
         codes = folder.codes()
         z = codes.transform(np.asarray(folder.embeddings(about)[[place[name] for name in names]]))
-        encoder = "" if about.encoder is None else f" through {Path(str(about.encoder.get('spec'))).name}"
-        sentence = f"{codes.dim_} dimensions read from {len(each) - each.held:,} images{encoder} by {codes.method}."
-        runs.append(AtlasRun(title, z, sentence=f"{sentence} {remark}".strip(), fingerprint=folder.fingerprint()))
+        through = "" if about.encoder is None else f" through {Path(str(about.encoder.get('spec'))).name}"
+        sentence = f"{codes.dim_} dimensions read from {len(each) - each.held:,} images{through} by {codes.method}."
+        maps = heat_of_codes(folder, images, z, heat, encoder, display)
+        runs.append(describe_codes(folder, title, z, f"{sentence} {remark}".strip(), maps))
     return build_atlas(out, runs, images, title=" and ".join(titles))
+
+
+def describe_codes(folder: CodesFolder, title: str, z: np.ndarray, sentence: str, heat: Heat | str) -> AtlasRun:
+    """Codes of the images of an atlas, with the verdict that `fit` wrote."""
+    verdict = read_verdict(folder.verdict())
+    return AtlasRun(title, z, sentence=sentence, fingerprint=folder.fingerprint(), heat=heat, verdict=verdict)
+
+
+def heat_of_codes(
+    folder: CodesFolder, images: Images | Photos, z: np.ndarray, asked: bool, encoder: str | None, display: Display
+) -> Heat | str:
+    """Where each image's strongest dimensions fire, or in words why that is not shown."""
+    about = folder.about()
+    if about.encoder is None:
+        return "the codes were fitted on an array, and no encoder is known"
+    if isinstance(images, Photos) and not asked:
+        return ASK
+    try:
+        model = folder.model("cpu", encoder)
+        sight = see_codes(model)
+        if isinstance(images, Images):
+            return strongest_heat(sight, images.pixels, z, tell=display.count)
+        view = model.encoder.view
+        share = view.crop / max(view.resize, view.crop)
+        display.busy("trying heat maps")
+        photos = Prepared(images, model.encoder)
+        return strongest_heat(sight, photos, z, share=share, tell=display.count, checked=CHECKED_PHOTOS)
+    except InputError as error:
+        return str(error)
+    except Exception as error:  # whatever a stranger's network raises when it is looked into
+        return f"its encoder cannot be looked into ({first_line(error)})"
+
+
+class Prepared:
+    """Photos as an encoder takes them, uint8 [N, 3, S, S], read when they are asked for."""
+
+    def __init__(self, photos: Photos, encoder: PhotoEncoder) -> None:
+        self.photos, self.encoder = photos, encoder
+
+    def __len__(self) -> int:
+        return len(self.photos)
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        paths = [self.photos.paths[i] for i in np.arange(len(self))[rows]]
+        read, side = self.encoder.read, self.encoder.view.crop
+        with ThreadPoolExecutor(THREADS) as pool:
+            return np.stack(list(pool.map(lambda path: read_with(path, read, side), paths)))
 
 
 def _images(
@@ -66,6 +128,7 @@ def _images(
     recipe = with_root(recipe_from_json(json.dumps(about.recipe), str(folder.about_file)), root)
     places = [re.fullmatch(r"(train|test)/([0-9]{1,9})", name) for name in names]
     pixels: np.ndarray | None = None
+    grounds, ground_names = np.full(len(names), -1), None
     for split in ("train", "test"):
         mine = [(i, int(place[2])) for i, place in enumerate(places) if place is not None and place[1] == split]
         if mine:
@@ -75,6 +138,9 @@ def _images(
                 raise InputError(f"{folder} is of other images: its data set has changed")
             pixels = np.empty((len(names), *images.pixels.shape[1:]), np.uint8) if pixels is None else pixels
             pixels[here] = images.pixels[there]
+            if images.backgrounds is not None:
+                grounds[here], ground_names = images.backgrounds[there], images.background_names
     if pixels is None or None in places:
         raise folder.damaged(folder.rows_file)
-    return Images(pixels, labels, class_names=rows.class_names, names=names)
+    both = None if (grounds < 0).all() else grounds
+    return Images(pixels, labels, both, rows.class_names, ground_names, names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,18 +65,22 @@ def picture_size(images: Images | Photos) -> tuple[int, int]:
 def read_pictures(images: Images | Photos, rows: np.ndarray, height: int, width: int) -> np.ndarray:
     """The pictures of these rows, uint8 [R, height, width, 3]."""
     if isinstance(images, Photos):
-        return np.stack([_read(Path(images.paths[i]), height) for i in rows])
+        square = Square(height, height)
+        found = [read_with(images.paths[i], lambda data: decode(data, square), height) for i in rows]
+        return np.stack(found).transpose(0, 2, 3, 1)
     part = images.pixels[rows].transpose(0, 2, 3, 1)
     return part if part.shape[1:3] == (height, width) else np.stack([_shrink(image, height, width) for image in part])
 
 
-def _read(path: Path, side: int) -> np.ndarray:
+def read_with(path: Path | str, read: Callable[[bytes], np.ndarray], side: int) -> np.ndarray:
+    """A file as `read` gives it, uint8 [3, side, side]; grey where it cannot be read."""
     try:
+        path = Path(path)
         if path.is_file() and path.stat().st_size <= MOST_BYTES:
-            return decode(path.read_bytes(), Square(side, side)).transpose(1, 2, 0)
+            return read(path.read_bytes())
     except (OSError, ValueError, Undecodable):
         pass
-    return np.full((side, side, 3), GREY, np.uint8)
+    return np.full((3, side, side), GREY, np.uint8)
 
 
 def _shrink(image: np.ndarray, height: int, width: int) -> np.ndarray:

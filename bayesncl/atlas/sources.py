@@ -16,7 +16,7 @@ from ..data.images import Images
 from ..errors import InputError
 from ..features import extract
 from ..files import digest
-from ..heat import strongest_heat
+from ..heat import see_model, strongest_heat
 from ..model import Encoder
 from ..names import FINGERPRINT
 from ..progress import Display
@@ -82,10 +82,11 @@ def describe_run(model: Encoder, run: Path, images: Images, display: Display | N
     )
     gated = found.gated if model.head.kind is not None else None
     mark = digest(model.state_dict())[:FINGERPRINT]
-    heat = strongest_heat(model, images.pixels, found.z if gated is None else gated)
+    heat = strongest_heat(see_model(model), images.pixels, found.z if gated is None else gated)
     return AtlasRun(
-        recipe.name, found.z, gated, found.open, read_summary(run), sentence, mark, heat, read_verdict(run)
-    )
+        recipe.name, found.z, gated, found.open, read_summary(run), sentence, mark, heat,
+        read_verdict((Run(run).evaluation() or {}).get("verdict")),
+    )  # fmt: skip
 
 
 def read_summary(run: Path) -> dict[str, dict[str, float]] | None:
@@ -96,9 +97,8 @@ def read_summary(run: Path) -> dict[str, dict[str, float]] | None:
     return {name: results[name] for name in ("paper", "sound") if isinstance(results.get(name), dict)}
 
 
-def read_verdict(run: Path) -> tuple[tuple[str, str], ...]:
-    """Lines of the verdict in RUN/evaluation.json; none where it has none."""
-    found = (Run(run).evaluation() or {}).get("verdict")
+def read_verdict(found: object) -> tuple[tuple[str, str], ...]:
+    """Lines of a verdict as JSON holds it; none of anything else."""
     lines = found.get("lines") if isinstance(found, dict) else None
     return tuple(
         (str(line.get("text", "")), str(line.get("measured_by", "")))

@@ -50,6 +50,28 @@ def telling(z: sparse.csr_array, index: np.ndarray, value: np.ndarray, few: int 
     return score
 
 
+def pick_wall(z: sparse.csr_array, index: np.ndarray, score: np.ndarray, count: int, few: int = 12) -> np.ndarray:
+    """The dimensions to show first: telling ones, no two with much the same strongest images.
+
+    One after the other, the highest score x (1 - cosine), with the cosine of the mean features of its `few` strongest
+    images to those of the most similar dimension picked before. Candidates are the 8 x `count` highest scores.
+    """
+    candidates = np.argsort(-score, kind="stable")[: 8 * count]
+    candidates = candidates[score[candidates] > 0]
+    if not len(candidates):
+        return candidates
+    means = np.stack([np.asarray(z[index[k, :few]].sum(0)).ravel() for k in candidates])
+    means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
+    nearest = np.zeros(len(candidates))
+    picked: list[int] = []
+    for _ in range(min(count, len(candidates))):
+        worth = score[candidates] * (1 - nearest)
+        worth[picked] = -1
+        picked.append(int(worth.argmax()))
+        nearest = np.maximum(nearest, np.clip(means @ means[picked[-1]], 0, 1))
+    return candidates[picked]
+
+
 def recognise(index: np.ndarray, value: np.ndarray, labels: Labels | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The class that stands out most among each dimension's strongest images, if any does so beyond chance.
 

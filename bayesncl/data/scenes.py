@@ -25,7 +25,7 @@ from ..errors import InputError
 from . import Dataset
 from .images import Images, Progress
 
-OBJECTS = tuple("0123456789")
+OBJECTS = tuple(f"digit {k}" for k in range(10))
 BACKGROUNDS = ("sky", "roofs", "foliage", "petals", "leaves", "stripes", "checks", "dots", "gradient", "noise")
 
 # Parts of the photographs (427 x 640) that show one thing: photo, top, bottom, left, right.

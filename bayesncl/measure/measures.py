@@ -168,6 +168,8 @@ MEASURES = [
     Measure("gates/open", "open gates", "share", 3, False, (), None, "Share of gates that are open."),
     Measure("gates/open_where_active", "open gates where the feature fires", "share", 3, False, (), None,
             "Share of the features that would fire whose gate is open."),
+    Measure("heat/hottest", "lost of the strongest dimension without its hottest quarter", "share", 3, False, (), True,
+            "What greying out the hottest quarter of an image's heat map takes; chance is a random quarter."),
     *(Measure(f"conflicting/{t}/count", f"dimensions that join two classes, product {t}", "", 0, True, (), False,
               "Dimensions that fire with high probability in two classes.") for t in ("0.9", "0.5")),
     *(Measure(f"background/{kind}/acc1", "linear probe, background" + (f", on {KINDS[kind]}" if kind != "h" else ""),

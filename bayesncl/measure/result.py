@@ -29,7 +29,7 @@ class Result:
     parameters : every setting.
     dimensions : a list per column, an entry per dimension: support, consistency, entropy_freq, mass.
     curves : consistency by least support, retrieval by kept dimensions.
-    conflicting, probe, knn, theory, gates : of a run; see docs/measures.md.
+    conflicting, probe, knn, theory, gates, heat : of a run; see docs/measures.md.
     background, balanced, worst_group, conflict, ipw, gate_effect, stability : of images with a second label.
     seconds : of measuring.
     verdict : what can be said in a few lines; see `verdict.to_dict`.
@@ -49,6 +49,7 @@ class Result:
     knn: dict[str, float] | None = None
     theory: list[Tree] | None = None
     gates: dict[str, Value] | None = None
+    heat: dict[str, Value] | None = None
     background: Tree | None = None
     balanced: Tree | None = None
     worst_group: Tree | None = None

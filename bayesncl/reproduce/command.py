@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -153,15 +155,22 @@ def show_list(chosen: list[Experiment], entries: list[ledger.Entry], scale: str,
 
 
 def show(experiment: Experiment, found: dict[str, list[ledger.Entry]], scale: str) -> None:
-    """Print a table: paper, ours, sound."""
+    """Print a table: paper, ours, sound; without the spreads over seeds where they do not fit the terminal."""
     console = open_console()
     for section in sorted(sections(experiment, found, scale), key=lambda section: not section.runs):
         header, rows = text(section)
+        if width_of([header, *rows]) > console.width:
+            rows = [[re.sub(r" ± [0-9.]+", "", cell) for cell in row] for row in rows]
         where = datasets.DATASETS[section.dataset].title
         console.print(f"{experiment.name}: {title(experiment)}, {where}", style="bold")
         print(write_table(header, rows, width=console.width))
     for note in page.notes().get(experiment.name, []) if scale == "paper" else ():
         console.print(note)
+
+
+def width_of(rows: Sequence[Sequence[str]]) -> int:
+    """Characters that a table of these rows takes, columns two apart."""
+    return sum(2 + max(map(len, column)) for column in zip(*rows)) - 2
 
 
 def draw(

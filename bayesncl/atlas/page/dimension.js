@@ -11,7 +11,7 @@ async function viewDimension({ run, stage, args }) {
 
   const wall = h("div", { class: "wall" });
   const picked = (t) => thumb(t.image, { caption: fixed(t.value, 2), closed: run.gated && !t.open });
-  const more = growing(wall, top, picked, 48, !narrow());
+  const more = growing(wall, top, picked, narrow() ? 12 : 48, !narrow());
   const fewer = top.length < s.support[k] ? `The ${whole(top.length)} strongest of ${whole(s.support[k])}. ` : "";
   const closed = run.gated ? " A struck circle marks images whose gate is closed." : "";
   const alike = near.filter((n) => n.cosine > 0.001).slice(0, 6);
@@ -33,11 +33,11 @@ async function viewDimension({ run, stage, args }) {
         h("h1", { tabindex: -1, class: "dimension-title" }, dimensionLabel(run, k)),
         lede(h("span", { class: "dimension-number" }, nameOf(run, k) && `Dimension ${k}. `), dimensionSentence(run, stage, k))),
       steps(k, run.dims, "dim")),
-    narrow() && namingForm(run, k), // else beside the pictures
     h("div", { class: top.length < 24 ? "split few" : "split" },
-      section("Images that activate it most", top.length
+      section(narrow() ? "Its strongest images" : "Images that activate it most", top.length
         ? [heatSwitch(run, stage, k, wall), wall, more, note(`${fewer}Below each image, its activation.${closed}`)]
-        : note(alive ? "Its activations are all negative." : "None.")),
+        : note(alive ? "Its activations are all negative." : "None."),
+      narrow() && namingForm(run, k)), // else beside the pictures
       aside),
     galleryLinks(run));
   const next = nextUnnamed(run, k);

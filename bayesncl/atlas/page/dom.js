@@ -28,7 +28,7 @@ const percent = (x, digits = 0) => {
   return `${(100 * x).toFixed(digits)} %`;
 };
 const fixed = (x, digits = 3) => (Number.isFinite(x) ? x.toFixed(digits).replace("-", "−") : "–");
-const whole = (x) => Math.round(x).toLocaleString("en-GB").replaceAll(",", "\u202f");
+const whole = (x) => Math.round(x).toLocaleString("en-GB");
 const plural = (n, one, many = `${one}s`) => `${whole(n)} ${n === 1 ? one : many}`;
 const clip = (text, most = 40) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 

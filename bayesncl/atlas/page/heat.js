@@ -1,5 +1,5 @@
 // Where in the picture a dimension fires: its map laid over the image.
-async function paintHeat(canvas, map, [, high, wide]) {
+async function paintHeat(canvas, map, [, high, wide, share]) {
   const context = canvas.getContext("2d");
   await draw(context, Number(canvas.dataset.image), 0, canvas.layout);
   if (!map) return;
@@ -8,7 +8,8 @@ async function paintHeat(canvas, map, [, high, wide]) {
   map.forEach((v, p) => cells.data.set([255, 120, 0, 0.75 * v], 4 * p));
   small.getContext("2d").putImageData(cells, 0, 0);
   context.imageSmoothingEnabled = true;
-  context.drawImage(small, 0, 0, canvas.width, canvas.height);
+  const edge = (1 - share) / 2; // the encoder sees the middle of a picture
+  context.drawImage(small, edge * canvas.width, edge * canvas.height, share * canvas.width, share * canvas.height);
 }
 
 // A button for each dimension that lays its map over the pictures; one at a time. targets() gives [canvas, image] pairs.

@@ -73,8 +73,9 @@ function deadNote(run, stage) {
 // What dimensions mean: the most telling ones as strips of pictures, each with its name or a plain sentence.
 function tellingWall(run, stage) {
   const s = run[stage];
-  const order = [...Array(run.dims).keys()].filter((k) => s.shown[k] && s.telling[k] > 0)
-    .sort((a, b) => s.telling[b] - s.telling[a] || s.mass[b] - s.mass[a]);
+  const first = new Set(s.wall);
+  const order = [...s.wall, ...[...Array(run.dims).keys()].filter((k) => s.shown[k] && s.telling[k] > 0 && !first.has(k))
+    .sort((a, b) => s.telling[b] - s.telling[a] || s.mass[b] - s.mass[a])];
   if (!order.length) return [note("No dimension fires on ten images or more.")];
   const wall = h("div", { class: "tiles telling" });
   return [wall, growing(wall, order, (k) => dimensionTile(run, stage, k), narrow() ? 6 : 12, false)];
@@ -96,18 +97,18 @@ async function viewOverview({ run, stage }) {
       + "down are shared by all classes. Both scales are square roots."
     : "A dimension far to the right fires on many images. There are no class labels, so height is how strongly it fires.";
   const { dead: none, active } = run.stages[stage];
-  const verdict = `${whole(run.dims - none)} of ${whole(run.dims)} dimensions fire; an image uses ${active.toFixed(1)} on average.`;
+  const [verdict] = run.verdict?.[0]
+    ?? [`${whole(run.dims - none)} of ${whole(run.dims)} dimensions fire; an image uses ${active.toFixed(1)} on average.`];
   const node = h("div", {},
     heading(atlas.title, lede(run.sentence && `${run.sentence} `, verdict)),
-    run.verdict?.length > 0 && section("Verdict on the test images",
-      h("ul", {}, run.verdict.map(([text, by]) => h("li", { title: by }, text)))),
     section("What the dimensions mean",
-      intro("The most telling first: their strongest images are alike in other dimensions, too, they fire on few images, ",
-        "and strongly. No label decides this order. ",
+      intro("The most telling first, unlike ones before similar ones. A dimension is telling if its strongest images are ",
+        "alike in other dimensions, too, and if it fires on few images, and strongly. No label decides this order. ",
         h("a", { href: link("names") }, progress(run)), "."),
       wall),
     section("Every dimension at a glance", intro(reading), map.node, mapLegend(run), dead),
-    section("Numbers",
+    section(run.verdict?.length ? "Verdict" : "Numbers",
+      run.verdict?.length > 0 && h("ul", { class: "lines" }, run.verdict.map(([text, by]) => h("li", { title: by }, text))),
       h("details", { class: "numbers" }, h("summary", {}, "Dimensions in use, and what they have in common"), figures),
       run.summary && foldedNumbers([run])),
     galleryLinks(run));

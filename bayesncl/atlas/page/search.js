@@ -51,7 +51,7 @@ function searchField() {
     type: "search", id: "find", role: "combobox", autocomplete: "off",
     "aria-controls": "found", "aria-expanded": "false", "aria-autocomplete": "list",
     "aria-label": atlas.classes ? "Search names, classes, dimensions, images" : "Search names, dimensions, images",
-    placeholder: atlas.classes?.length ? `Search: ${clip(shortest(atlas.classes), 10)}, 42 …` : "Search: 42 …",
+    placeholder: narrow() ? "Search" : atlas.classes?.length ? `Search: ${clip(shortest(atlas.classes), 10)} …` : "Search",
   });
   let chosen = -1;
   let searching = Promise.resolve(); // the answer to what was typed last
