@@ -32,7 +32,7 @@ from bayesncl import ReadableCodes
 from bayesncl.heads import HEADS
 
 BATCH = 1024
-DICTIONARY_ROWS = 20_000
+DICTIONARY_ROWS = 10_000
 Encode = Callable[[np.ndarray], np.ndarray]  # rows [M, F] to codes [M, D]
 
 
@@ -45,15 +45,15 @@ def untrained(x: np.ndarray, dim: int) -> Encode:
 
 
 def k_means(x: np.ndarray, dim: int) -> Encode:
-    """One-hot codes."""
-    model = KMeans(dim, random_state=0).fit(x - x.mean(0))
+    """One-hot codes; up to 40 rounds."""
+    model = KMeans(dim, max_iter=40, random_state=0).fit(x - x.mean(0))
     return lambda t: np.eye(dim, dtype=np.float32)[model.predict(t - x.mean(0))]
 
 
 def nmf(x: np.ndarray, dim: int) -> Encode:
-    """Columns are shifted to begin at 0; up to 20 passes."""
+    """Columns are shifted to begin at 0; up to 5 passes."""
     low = x.min(0)
-    model = MiniBatchNMF(dim, batch_size=BATCH, max_iter=20, random_state=0).fit(x - low)
+    model = MiniBatchNMF(dim, batch_size=BATCH, max_iter=5, random_state=0).fit(x - low)
     return lambda t: model.transform(np.maximum(t - low, 0)).astype(np.float32)
 
 
@@ -68,7 +68,7 @@ def dictionary(x: np.ndarray, dim: int) -> Encode:
 
 
 def public_autoencoder(x: np.ndarray, dim: int) -> Encode:
-    """The TopK sparse autoencoder of the package overcomplete, k = 32, 20 epochs by its own loop."""
+    """The TopK sparse autoencoder of the package overcomplete, k = 32, 12 epochs by its own loop."""
     for name in ("models", "visualization"):  # they ask for torchvision and OpenCV, and are of no use here
         sys.modules.setdefault(f"overcomplete.{name}", MagicMock())
     from overcomplete.sae import TopKSAE, train_sae
@@ -79,7 +79,7 @@ def public_autoencoder(x: np.ndarray, dim: int) -> Encode:
     model = TopKSAE(x.shape[1], nb_concepts=dim, top_k=32)
     batches = torch.utils.data.DataLoader(rows, BATCH, shuffle=True)
     optimiser = torch.optim.Adam(model.parameters(), 1e-3)
-    train_sae(model, batches, lambda x, x_hat, *_: (x - x_hat).square().mean(), optimiser, nb_epochs=20, monitoring=0)
+    train_sae(model, batches, lambda x, x_hat, *_: (x - x_hat).square().mean(), optimiser, nb_epochs=12, monitoring=0)
     model.eval()
     with torch.no_grad():
         return lambda t: model.encode(torch.from_numpy((t - mean) / scale))[1].detach().numpy()
