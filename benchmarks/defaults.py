@@ -1,4 +1,4 @@
-"""Do the defaults of ReadableCodes hold on other data? Made rows with one trouble each, scikit-learn's digits, and yours.
+"""Do the defaults of ReadableCodes hold elsewhere? Made rows with one trouble each, scikit-learn's digits, and yours.
 
     python benchmarks/defaults.py                                   # the table of docs/readable.md, less its real sets
     python benchmarks/defaults.py --only plain,heaps
