@@ -32,7 +32,7 @@ from bayesncl import ReadableCodes
 from bayesncl.heads import HEADS
 
 BATCH = 1024
-DICTIONARY_ROWS = 10_000
+DICTIONARY_ROWS = 4_000
 Encode = Callable[[np.ndarray], np.ndarray]  # rows [M, F] to codes [M, D]
 
 
@@ -45,8 +45,8 @@ def untrained(x: np.ndarray, dim: int) -> Encode:
 
 
 def k_means(x: np.ndarray, dim: int) -> Encode:
-    """One-hot codes; up to 40 rounds from random rows (its own start, k-means++, would take 20 minutes)."""
-    model = KMeans(dim, init="random", n_init=1, max_iter=40, random_state=0).fit(x - x.mean(0))
+    """One-hot codes; up to 15 rounds from random rows (its own start, k-means++, would take 20 minutes)."""
+    model = KMeans(dim, init="random", n_init=1, max_iter=15, random_state=0).fit(x - x.mean(0))
     return lambda t: np.eye(dim, dtype=np.float32)[model.predict(t - x.mean(0))]
 
 
@@ -58,7 +58,7 @@ def nmf(x: np.ndarray, dim: int) -> Encode:
 
 
 def dictionary(x: np.ndarray, dim: int) -> Encode:
-    """Five atoms a row, of either sign; a code is their size. One pass over as many rows as five minutes allow."""
+    """Five atoms a row, of either sign; a code is their size. One pass over some of the rows, as it is slow."""
     mean = x.mean(0)
     model = MiniBatchDictionaryLearning(
         dim, batch_size=BATCH, max_iter=1, fit_algorithm="cd", transform_algorithm="omp", transform_n_nonzero_coefs=5,

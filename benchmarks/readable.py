@@ -276,6 +276,7 @@ def draw(entry: dict[str, Any], path: Path) -> None:
         panel.set_xlim(left=0)
     panels[0].set_yticks(places, [row["label"] for row in rows])
     panels[0].invert_yaxis()
+    figure.get_layout_engine().set(wspace=0.06)  # type: ignore[union-attr,call-arg]
     figure.savefig(path, dpi=110)
 
 
