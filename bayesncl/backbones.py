@@ -146,7 +146,8 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
 def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     """A convolution without bias, Kaiming-normal (fan out) as in the original ResNets."""
     layer = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
-    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    if not layer.weight.is_meta:  # of which shapes are wanted alone: torch would import sympy, for a second
+        nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     return layer
 
 

@@ -163,8 +163,9 @@ class Prototypes(Head):
         self.dim, self.temperature, self.sharpness, self.softness = dim, temperature, sharpness, softness
         width = min(width, features)
         self.projection = nn.Linear(features, width)
-        self.prototypes = nn.Parameter(F.normalize(torch.randn(dim, width)))
-        nn.init.normal_(self.projection.weight, std=1 / math.sqrt(features))
+        self.prototypes = nn.Parameter(unit_rows(dim, width))
+        if not self.projection.weight.is_meta:
+            nn.init.normal_(self.projection.weight, std=1 / math.sqrt(features))
         nn.init.zeros_(self.projection.bias)
 
     @torch.no_grad()
@@ -229,7 +230,7 @@ class SparseAutoencoder(Head):
         self.dim, self.k, self.contrast, self.temperature = dim, min(k, dim), contrast, temperature
         self.patience, self.revival = patience, revival
         self.encoder = nn.Linear(features, dim)
-        self.decoder = nn.Parameter(F.normalize(torch.randn(dim, features)))
+        self.decoder = nn.Parameter(unit_rows(dim, features))
         self.bias = nn.Parameter(torch.zeros(features))
         nn.init.zeros_(self.encoder.bias)
         with torch.no_grad():
@@ -279,6 +280,12 @@ def gather_partners(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     everyone = distributed.all_gather_rows(z)
     offset = distributed.rank() * n
     return everyone, rows + offset, (rows + n // 2) % n + offset
+
+
+def unit_rows(rows: int, width: int) -> Tensor:
+    """Random rows of unit length; on the meta device no more than their shape, for which torch would import sympy."""
+    empty = torch.empty(rows, width)
+    return empty if empty.is_meta else F.normalize(torch.randn(rows, width))
 
 
 def mlp(inputs: int, hidden: int, outputs: int, *, depth: int) -> nn.Sequential:

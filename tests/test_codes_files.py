@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,8 @@ from bayesncl.codes import ReadableCodes
 from bayesncl.errors import InputError
 from bayesncl.files import digest, read_tensors, tensor_bytes
 from bayesncl.heads import HEADS
+from bayesncl.model import build_model, save_model
+from bayesncl.recipes import change, named
 from tests.test_codes import made
 
 
@@ -183,3 +187,18 @@ def test_codes_of_constant_columns_come_back(tmp_path: Path) -> None:
     codes = ReadableCodes(8, steps=20).fit(x)
     codes.save(tmp_path / "codes.safetensors")
     assert np.array_equal(ReadableCodes.load(tmp_path / "codes.safetensors").transform(x), codes.transform(x))
+
+
+def test_loading_waits_for_no_algebra(tmp_path: Path) -> None:
+    """Numbers drawn on the meta device make torch import sympy, which takes longer than all the rest."""
+    ReadableCodes(8, steps=1).fit(made()).save(tmp_path / "codes.safetensors")
+    model = build_model(change(named("scenes-cl"), ["model.backbone=small", "model.hidden=8", "model.dim=4"]))
+    save_model(model, tmp_path / "model.safetensors")
+    code = (
+        "import sys, bayesncl, bayesncl.codes, bayesncl.model; before = set(sys.modules);"
+        f"bayesncl.ReadableCodes.load({str(tmp_path / 'codes.safetensors')!r});"
+        f"bayesncl.load({str(tmp_path / 'model.safetensors')!r});"
+        "print('sympy' in set(sys.modules) - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
