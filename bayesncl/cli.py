@@ -23,9 +23,7 @@ from .options import (
     Backbone, Batch, Changes, Csv, DataDir, Device, Epochs, Everything, Json, Latex, Markdown, Quiet, RecipeName,
     RunDir, Size, Trained, written,
 )  # fmt: skip
-from .recipes import (
-    DATASETS, METHODS, PARTS, Recipe, change, explain, find_recipe, recipe_names, revise, shorthands, with_root,
-)  # fmt: skip
+from .recipes import DATASETS, METHODS, PARTS, Recipe, change, explain, find_recipe, revise, shorthands, with_root
 # isort: on
 
 if TYPE_CHECKING:
@@ -121,7 +119,7 @@ def recipes(
         print(WHERE_TO_START)
         print(f"A recipe is DATASET-METHOD, with DATASET one of\n  {' '.join(DATASETS)}")
         print(f"and METHOD one of\n  {' '.join(METHODS)}")
-        count = len(recipe_names())
+        count = len(DATASETS) * len(METHODS)
         print(f"A plain DATASET means DATASET-bayesncl. {count} recipes; bayesncl recipes NAME explains one.")
         return
     recipe = find_recipe(name)

@@ -8,7 +8,7 @@ import pytest
 from bayesncl.errors import InputError
 from bayesncl.evaluate import measure_features
 from bayesncl.measure.interpretability import DEFINITIONS, interpretability
-from bayesncl.measure.measures import MEASURES, Measure, by_path, find, named, register, value
+from bayesncl.measure.measures import MEASURES, Measure, by_path, find, named, register
 from bayesncl.measure.result import Result
 from bayesncl.report.tables import render
 
@@ -34,13 +34,12 @@ def test_measures_are_told_apart() -> None:
 
 def test_values_are_found_by_measure() -> None:
     result = measure_features(FEATURES, LABELS, dims=(4,))
-    tree = result.to_dict()
     for definition in DEFINITIONS:
-        assert value(tree, named("consistency").path(definition)) == getattr(result, definition)["consistency"]
+        assert result.value(named("consistency"), definition) == getattr(result, definition)["consistency"]
         measure, said = find(("retrieval", definition, "4", "5"))
         assert said == definition
-        assert value(tree, measure.path(definition)) == result.retrieval[definition]["4"]["5"]
-    assert value(tree, named("probe/fast/acc1").path()) is None
+        assert result.value(measure, definition) == result.retrieval[definition]["4"]["5"]
+    assert result.value(named("probe/fast/acc1")) is None
     assert find(("parameters", "seed")) is None
     assert named("consistency").title() == "consistency (%)"
     assert named("l0").text(1234.56) == "1,234.6"

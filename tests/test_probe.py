@@ -30,7 +30,7 @@ def test_fit_is_the_minimum_scikit_learn_finds() -> None:
     x, y = blobs(400, 0)
     x = (x - x.mean(0)) / x.std(0)
     for penalty in (1e-1, 1e-2, 1e-3):
-        weight = probe._fit(torch.from_numpy(x), torch.from_numpy(y), torch.zeros(13, 7), penalty, steps=300).numpy()
+        weight = probe.fit(torch.from_numpy(x), torch.from_numpy(y), torch.zeros(13, 7), penalty, steps=300).numpy()
         twin = LogisticRegression(C=1 / (penalty * len(x)), tol=1e-8, max_iter=5000).fit(x, y)
         np.testing.assert_allclose(weight[:-1] - weight[:-1].mean(1, keepdims=True), twin.coef_.T, atol=2e-2)
         np.testing.assert_allclose(weight[-1] - weight[-1].mean(), twin.intercept_ - twin.intercept_.mean(), atol=2e-2)
@@ -39,9 +39,9 @@ def test_fit_is_the_minimum_scikit_learn_finds() -> None:
 def test_fit_in_blocks_is_the_fit_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = (torch.from_numpy(a) for a in blobs(300, 1))
     x = (x - x.mean(0)) / x.std(0)
-    whole = probe._fit(x, y, torch.zeros(13, 7), 1e-2)
+    whole = probe.fit(x, y, torch.zeros(13, 7), 1e-2)
     monkeypatch.setitem(probe.ROWS, "cpu", 37)
-    torch.testing.assert_close(probe._fit(x, y, torch.zeros(13, 7), 1e-2), whole, atol=1e-3, rtol=0)
+    torch.testing.assert_close(probe.fit(x, y, torch.zeros(13, 7), 1e-2), whole, atol=1e-3, rtol=0)
 
 
 def test_fast_probe_against_a_slow_twin() -> None:
@@ -87,7 +87,7 @@ def test_chance_is_the_mean_over_shuffled_labels() -> None:
     truth = rng.choice(5, 200, p=[0.5, 0.2, 0.1, 0.1, 0.1])
     top = np.stack([rng.permutation(5)[:3] for _ in truth])
     shuffled = [100 * (top == rng.permutation(truth)[:, None]).any(1).mean() for _ in range(2000)]
-    assert probe._chance(top, truth) == pytest.approx(np.mean(shuffled), abs=0.3)
+    assert probe.chance(top, truth) == pytest.approx(np.mean(shuffled), abs=0.3)
 
 
 def test_labels_need_not_be_consecutive_and_unknown_ones_are_wrong() -> None:
