@@ -77,6 +77,7 @@ def test_damage_is_named_and_the_one_before_used(tmp_path: Path) -> None:
         safetensors.torch.save({}, {"step": "x", "recipe": "{}"}),
         safetensors.torch.save({}, {"step": "3", "recipe": '{"run": 5}'}),
     ],
+    ids=["empty", "text", "no metadata", "no step", "no recipe"],  # metadata come in any order
 )
 def test_a_good_checksum_is_not_enough(tmp_path: Path, payload: bytes) -> None:
     path = tmp_path / "step-00000001.ckpt"
