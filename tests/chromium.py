@@ -93,10 +93,10 @@ def take_screenshots(index: Path, out: Path, given: str, k: int = 0, i: int = 0,
     files = []
     for name, (address, width, height, dark) in SHOTS.items():
         with open_chromium(width, height, dark) as driver:
-            visit(driver, index, f"#/dim/{k}")
+            visit(driver, index, f"#/dim/{k}", 60)
             driver.find_element("id", "name").send_keys(given)
             driver.execute_script("document.querySelector('.mark input').click(); document.activeElement.blur()")
-            visit(driver, index, address.format(k=k, i=i, j=j))
+            visit(driver, index, address.format(k=k, i=i, j=j), 60)
             files.append(out / f"atlas-{name}.png")
             with Image.open(BytesIO(driver.get_screenshot_as_png())) as shot:  # 128 colours: a third of the bytes
                 shot.convert("RGB").quantize(128).save(files[-1], optimize=True)

@@ -20,7 +20,6 @@ from bayesncl.errors import InputError
 from bayesncl.recipes import Recipe, change, named
 from bayesncl.report import plots
 from bayesncl.report.plots import CORRELATIONS
-from bayesncl.report.tables import open_console
 from bayesncl.reproduce import command, figures, ledger, page, runner, tables
 from bayesncl.reproduce.experiments import EXPERIMENTS, SMOKE, find, paper, recipe_of, rows, runs, with_seed
 from bayesncl.run import Run
@@ -484,17 +483,3 @@ def test_a_bad_device_or_an_edited_ledger_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"format": 1}')
     with pytest.raises(InputError, match="checksum"):
         command.reproduce("prior", results=tmp_path, dry=True)
-
-
-@pytest.mark.parametrize("width", [60, 100])
-def test_a_narrow_terminal_keeps_the_means_and_loses_the_spreads(
-    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [["NCL", "ours", *["10.25 ± 0.31"] * 5]]
-    monkeypatch.setattr(command, "text", lambda section: (["method", "", "a", "b", "c", "d", "e"], rows))
-    monkeypatch.setattr(command, "open_console", lambda: open_console(width))
-    command.show(EXPERIMENTS["prior"], {}, "smoke")
-    shown = capsys.readouterr().out
-    assert shown.count("10.25") == 5 * shown.count("NCL  ")
-    assert ("± 0.31" in shown) == (width == 100)
-    assert "…" not in shown

@@ -16,7 +16,8 @@ from bayesncl.measure.result import Result
 from bayesncl.model import build_model
 from bayesncl.progress import Display
 from bayesncl.recipes import Recipe, change, named
-from bayesncl.reproduce import ledger, runner
+from bayesncl.report.tables import open_console
+from bayesncl.reproduce import command, ledger, runner
 from bayesncl.reproduce.experiments import EXPERIMENTS, runs
 from bayesncl.run import Run
 from bayesncl.train import Interrupted
@@ -165,3 +166,17 @@ def test_background_probe_on_a_waterbirds_layout(waterbirds: Path) -> None:
     library = runner.Library(str(waterbirds.parent), Display(quiet=True))
     assert library.backgrounds() == {"waterbirds_like": str(waterbirds)}
     assert runner.Library(None, Display(quiet=True)).backgrounds() == {}
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_a_narrow_terminal_keeps_the_means_and_loses_the_spreads(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [["NCL", "ours", *["10.25 ± 0.31"] * 5]]
+    monkeypatch.setattr(command, "text", lambda section: (["method", "", "a", "b", "c", "d", "e"], rows))
+    monkeypatch.setattr(command, "open_console", lambda: open_console(width))
+    command.show(EXPERIMENTS["prior"], {}, "smoke")
+    shown = capsys.readouterr().out
+    assert shown.count("10.25") == 5 * shown.count("NCL  ")
+    assert ("± 0.31" in shown) == (width == 100)
+    assert "…" not in shown
