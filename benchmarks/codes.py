@@ -45,9 +45,14 @@ def untrained(x: np.ndarray, dim: int) -> Encode:
 
 
 def k_means(x: np.ndarray, dim: int) -> Encode:
-    """One-hot codes; up to 15 rounds from random rows (its own start, k-means++, would take 20 minutes)."""
-    model = KMeans(dim, init="random", n_init=1, max_iter=15, random_state=0).fit(x - x.mean(0))
-    return lambda t: np.eye(dim, dtype=np.float32)[model.predict(t - x.mean(0))]
+    """One-hot codes; up to 40 rounds from random rows (its own start, k-means++, would take 20 minutes)."""
+    mean = x.mean(0)
+
+    def unit(rows: np.ndarray) -> np.ndarray:
+        return (rows - mean) / np.linalg.norm(rows - mean, axis=1, keepdims=True)
+
+    model = KMeans(dim, init="random", n_init=1, max_iter=40, random_state=0).fit(unit(x))
+    return lambda t: np.eye(dim, dtype=np.float32)[model.predict(unit(t))]
 
 
 def nmf(x: np.ndarray, dim: int) -> Encode:

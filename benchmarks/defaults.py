@@ -117,7 +117,7 @@ def compare(name: str, x: np.ndarray, test: np.ndarray, y: np.ndarray) -> None:
     seconds = time.perf_counter() - began
     z = model.transform(test)
     again = stability.summary(z, ReadableCodes(random_state=1).fit(x).transform(test))["mean_cosine"]
-    near = KMeans(model.dim_, random_state=0).fit(x - x.mean(0)).predict(test - x.mean(0))
+    near = KMeans(model.dim_, random_state=0).fit(unit(x - x.mean(0))).predict(unit(test - x.mean(0)))
     codes = {
         "codes": z,
         "k-means": np.eye(model.dim_, dtype=np.float32)[near],

@@ -6,7 +6,7 @@
 
 No label is used to fit a code. Each variant differs from the default in one thing. With several seeds it reports mean
 and spread, and how many dimensions come back: columns of two seeds matched on test rows, beside two untrained heads.
-Neighbours are searched once for all variants, and their time is told apart. Writes results/readable/NAME.json, with a
+Neighbours are searched once for all variants, which seconds leave out. Writes results/readable/NAME.json, with a
 checksum, after every variant; variants that are in it are not fitted again.
 """
 
@@ -120,7 +120,6 @@ def study(options: argparse.Namespace) -> dict[str, Any]:
     asked = [q for q in STUDY if not options.only or q in options.only.split(",")]
     entry = read(path) if path.exists() else {}
     variants = {one["label"]: one for one in entry.get("variants", ())}
-    began = time.perf_counter()
     near = find(train, min(MOST, len(train) - 1))
     entry = {
         "kind": "readable",
@@ -129,7 +128,6 @@ def study(options: argparse.Namespace) -> dict[str, Any]:
         "width": int(test.shape[1]),
         "p5_embedding": whole(train, test, y_test),
         "neighbours_alike": float(100 * (y_train[near[:, :10]] == y_train[:, None]).mean()),
-        "search_seconds": time.perf_counter() - began,
         "environment": {k: v for k, v in environment().items() if k != "command"},
     }
     print(f"of the ten nearest rows {entry['neighbours_alike']:.1f} % share the class", flush=True)
