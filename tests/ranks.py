@@ -132,12 +132,15 @@ def train_and_die(folder: Path) -> dict[str, Tensor]:
     return train_on(folder)
 
 
+def wait_at_most(seconds: int) -> None:
+    """From here on, for a step; processes may take longer to meet."""
+    distributed.TIMEOUT = datetime.timedelta(seconds=seconds)
+    distributed._set_timeout(distributed.TIMEOUT)
+
+
 def train_and_hang(folder: Path) -> dict[str, Tensor]:
     """The last process stops answering in step 3."""
-    distributed.stop()
-    distributed.TIMEOUT = datetime.timedelta(seconds=3)
-    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
-    distributed.start()
+    wait_at_most(3)
     info_nce_sum = heads.info_nce_sum
     calls = 0
 
@@ -168,10 +171,7 @@ def disagree(folder: Path) -> dict[str, Tensor]:
 
 def late(folder: Path) -> dict[str, Tensor]:
     """Process 0 takes longer than a step may before it comes to the barrier, as when it decodes a data set."""
-    distributed.stop()
-    distributed.TIMEOUT = datetime.timedelta(seconds=1)
-    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
-    distributed.start()
+    wait_at_most(1)
     if distributed.rank() == 0:
         time.sleep(3)
     distributed.barrier()
@@ -180,10 +180,7 @@ def late(folder: Path) -> dict[str, Tensor]:
 
 def compile_apart(folder: Path) -> dict[str, Tensor]:
     """Process 0 compiles for longer than a step may take; then its second step takes as long, which is a death."""
-    distributed.stop()
-    distributed.TIMEOUT = datetime.timedelta(seconds=1)
-    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
-    distributed.start()
+    wait_at_most(1)
     total = torch.zeros(1)
 
     def body() -> None:
