@@ -85,6 +85,19 @@ def test_the_verdict_of_fit_opens_the_page(run, tmp_path: Path, built: list[Atla
     assert built[0].verdict == ()
 
 
+def test_an_image_is_shown_with_its_strongest_dimensions(run, tmp_path: Path, built: list[AtlasRun]) -> None:
+    """Of codes without zeros every dimension would fire on every image, and the map be one dot."""
+    draw_folder(tmp_path / "pictures", each=20)
+    for kept, more in ((fitted.KEPT, ()), (3, ("--keep", "3"))):
+        assert run("fit", "pictures", "-o", "codes", "--encoder", BLIND, "--dim", "8", "--quiet", *more).status == 0
+        assert run("atlas", "codes", "--quiet").status == 0
+        z = CodesFolder("codes").codes().transform(CodesFolder("codes").embeddings())
+        shown = built[0].z.toarray() if kept == fitted.KEPT else built[0].z
+        assert ((shown > 0).sum(1) == kept).all()
+        assert (shown.argmax(1) == z.argmax(1)).all()
+        assert ("5 strongest" in built[0].sentence) == (kept == fitted.KEPT)
+
+
 def test_maps_of_photos_are_hottest_where_the_colour_is(run, tmp_path: Path, built: list[AtlasRun]) -> None:
     draw_spots(tmp_path / "pictures")
     assert run("fit", "pictures", "-o", "codes", "--encoder", NET, "--dim", "6", "--quiet").status == 0

@@ -16,6 +16,8 @@ from ..data.images import Images, printable
 from ..encoders import PhotoEncoder, first_line
 from ..errors import InputError
 from ..heat import Heat, see_codes, strongest_heat
+from ..measure.kept import keep
+from ..measure.readable import KEPT
 from ..progress import Display
 from ..recipes import recipe_from_json, with_root
 from .build import MOST_RUNS, build_atlas
@@ -62,11 +64,15 @@ def atlas_of_codes(
         through = "" if about.encoder is None else f" through {Path(str(about.encoder.get('spec'))).name}"
         sentence = f"{codes.dim_} dimensions read from {len(each) - each.held:,} images{through} by {codes.method}."
         maps = heat_of_codes(folder, images, z, heat, encoder, display)
-        runs.append(describe_codes(folder, title, z, f"{sentence} {remark}".strip(), maps))
+        shown: Any = z
+        if codes.keep is None and not codes.head_.zeros:  # or every dimension would fire on every image
+            shown = keep(z, KEPT)
+            sentence += f" Each image is shown with its {KEPT} strongest."
+        runs.append(describe_codes(folder, title, shown, f"{sentence} {remark}".strip(), maps))
     return build_atlas(out, runs, images, title=" and ".join(titles))
 
 
-def describe_codes(folder: CodesFolder, title: str, z: np.ndarray, sentence: str, heat: Heat | str) -> AtlasRun:
+def describe_codes(folder: CodesFolder, title: str, z: Any, sentence: str, heat: Heat | str) -> AtlasRun:
     """Codes of the images of an atlas, with the verdict that `fit` wrote."""
     verdict = read_verdict(folder.verdict())
     return AtlasRun(title, z, sentence=sentence, fingerprint=folder.fingerprint(), heat=heat, verdict=verdict)
