@@ -179,7 +179,7 @@ def train(
 def resume(
     run: RunDir, data: DataDir = None, changes: Changes = None, device: Device = None, quiet: Quiet = False
 ) -> None:
-    """Continue a run that was stopped or killed. The result is the same as without the interruption.
+    """Continue a run that was stopped or killed, to the result it would have had; on a GPU but for rounding.
 
     --set run.epochs=N makes it longer or shorter: the learning rates left are those of a run of N epochs.
     """
@@ -297,7 +297,7 @@ def measure(
     latex: Latex = None,
     quiet: Quiet = False,
 ) -> None:
-    """Say the same of the features of any model.
+    """Say how readable the features of any model are.
 
     Labels are not needed; files may be of any size.
     """
@@ -322,7 +322,7 @@ def measure(
 def cost(
     recipes: Annotated[list[str], typer.Argument(metavar="RECIPE ...", help="one recipe, or several side by side")],
     data: Annotated[
-        str | None, typer.Option("--data", metavar="DIR", help="with --time's figures for the images there")
+        str | None, typer.Option("--data", metavar="DIR", help="also tell the time for the images there")
     ] = None,
     changes: Changes = None,
     timed: Annotated[bool, typer.Option("--time", help="also run steps: seconds and peak memory, measured")] = False,
@@ -355,7 +355,7 @@ def atlas(
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="DIR", help="default RUN/atlas")] = None,
     images: Annotated[int, typer.Option("--images", min=1, help="at most this many test images")] = 10_000,
     heat: Annotated[bool, typer.Option("--heat", help="of codes of photos: also where in a photo they fire")] = False,
-    encoder: Annotated[str | None, typer.Option("--encoder", metavar="E", help="for --heat, if it was code")] = None,
+    encoder: Annotated[str | None, typer.Option("--encoder", metavar="E", help="for --heat: the same as for fit")] = None,
     serve: Annotated[bool, typer.Option("--serve", help="then serve it on localhost")] = False,
     port: Annotated[int, typer.Option("--port", help="port to serve on; 0 takes a free one")] = 8000,
     device: Device = None,

@@ -22,7 +22,7 @@ Encoder = Annotated[
     ),
 ]
 Again = Annotated[
-    str | None, typer.Option("--encoder", metavar="MODULE:FUNCTION", help="the same as for fit, if it was code")
+    str | None, typer.Option("--encoder", metavar="MODULE:FUNCTION", help="the same as for fit, if it was one")
 ]
 METHODS = "prototypes, ncl, bayesncl, sae, csr"  # of heads.HEADS, which waits for torch
 

@@ -62,7 +62,7 @@ def record(
 
 @app.command()
 def demo(
-    methods: Annotated[bool, typer.Option("--methods", help="the paper's three on scenes: 20 minutes")] = False,
+    methods: Annotated[bool, typer.Option("--methods", help="CL, NCL and BayesNCL on scenes, 20 minutes")] = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="where it goes; default runs/demo")] = None,
     changes: Changes = None,
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="open the page in a browser")] = True,

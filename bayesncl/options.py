@@ -23,7 +23,7 @@ Changes = Annotated[
 Epochs = Annotated[int | None, typer.Option("--epochs", help="short for --set run.epochs=")]
 Batch = Annotated[int | None, typer.Option("--batch", help="short for --set run.batch=")]
 Size = Annotated[int | None, typer.Option("--size", help="side of a view in pixels; stored images follow it")]
-Backbone = Annotated[str | None, typer.Option("--backbone", help="resnet18, resnet50, small, or timm:NAME")]
+Backbone = Annotated[str | None, typer.Option("--backbone", help="resnet18, resnet50, small, medium, or timm:NAME")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; default the GPU if there is one")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
 
