@@ -42,6 +42,7 @@ TENSORS = {
 COLUMNS = {  # of tables: what they hold by their heading; all other columns are features
     **dict.fromkeys(("y", "label", "labels", "class"), "y"),
     **dict.fromkeys(("name", "names", "file", "path"), "names"),
+    **dict.fromkeys(("", "unnamed: 0", "__index_level_0__"), "index"),  # pandas' row numbers, which say nothing
 }
 
 FORMULA = re.compile(r"'*[=+@\t\r-]")  # how a cell begins that a spreadsheet would take for a formula
@@ -313,7 +314,7 @@ def _csv(path: Path) -> dict[str, Reader]:
     with open(path, newline="", encoding="utf-8-sig") as file:
         rows = csv.reader(file)
         first = next(rows, [])
-        kinds = [COLUMNS.get(cell.strip().lower(), "z") for cell in first]
+        kinds = _kinds(first, path)
         columns: dict[str, list[str]] = {kind: [] for kind in kinds if kind != "z"}
         values = array.array("d")
 
@@ -325,15 +326,27 @@ def _csv(path: Path) -> dict[str, Reader]:
                 if kind != "z":
                     columns[kind].append(cell[1:] if cell[:1] == "'" and FORMULA.match(cell) else cell)
 
-        if all(_is_number(cell) for cell in first):
+        counted = len(first) > 1 and first == [str(i) for i in range(len(first))]  # pandas' heading of plain arrays
+        if all(_is_number(cell) for cell in first) and not counted:
             take(first)
-        for row in rows:
+        for row in filter(None, rows):  # blank lines say nothing
             take(row)
     width = kinds.count("z")
+    columns.pop("index", None)
     found: dict[str, Reader] = {kind: lambda column=column: _text(column) for kind, column in columns.items()}  # type: ignore[misc]
     if width:
         found["z"] = lambda: np.frombuffer(values, np.float64).reshape(-1, width)
     return found
+
+
+def _kinds(headings: list[str], path: Path) -> list[str]:
+    """What each column of a table holds; InputError for two columns of labels, or of names."""
+    kinds = [COLUMNS.get(cell.strip().lower(), "z") for cell in headings]
+    for kind in ("y", "names"):
+        if kinds.count(kind) > 1:
+            some = " and ".join(printable(cell) for cell, k in zip(headings, kinds) if k == kind)
+            raise InputError(f"{shown(path)}: columns {some} hold the same kind of thing: leave one")
+    return kinds
 
 
 def guard_cell(text: str) -> str:
@@ -350,13 +363,18 @@ def _is_number(cell: str) -> bool:
 
 
 def _text(cells: list[Any]) -> np.ndarray:
-    """A column of whole numbers, or of text."""
+    """A column of numbers, or of text: 007 is text, and not 7."""
+    if cells and all(type(cell) is float for cell in cells):
+        return np.array(cells)
     try:
-        return np.array([int(cell) for cell in cells], np.int64)
+        numbers = [int(cell) for cell in cells]
+        if all(str(number) == str(cell).strip() for number, cell in zip(numbers, cells)):
+            return np.array(numbers, np.int64)
     except (ValueError, TypeError, OverflowError):
-        texts = [str(cell) for cell in cells]
-        check_room(4 * len(texts) * max(map(len, texts)), "as an array it")
-        return np.array(texts)
+        pass
+    texts = [str(cell) for cell in cells]
+    check_room(4 * len(texts) * max(map(len, texts)), "as an array it")
+    return np.array(texts)
 
 
 def _parquet(path: Path) -> dict[str, Reader]:
@@ -380,8 +398,9 @@ def _parquet(path: Path) -> dict[str, Reader]:
         table = pyarrow.Table.from_batches(batches)
         found: dict[str, Reader] = {}
         features = []
-        for name, column in zip(table.column_names, table.columns):
-            kind = COLUMNS.get(name.lower(), "z")
+        for name, kind, column in zip(table.column_names, _kinds(table.column_names, path), table.columns):
+            if kind == "index":
+                continue
             if kind != "z":
                 found[kind] = lambda column=column: _text(column.to_pylist())  # type: ignore[misc]
             elif types.is_nested(column.type):  # lists; anything else fails below

@@ -88,7 +88,7 @@ def one_line(message: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(message.split()))
 
 
-from . import cli_codes  # noqa: E402, F401 (registers its commands first)
+from . import cli_codes  # noqa: E402 (registers its commands first)
 
 
 @app.callback(invoke_without_command=True)
@@ -249,8 +249,9 @@ def evaluate(
 
     display = open_display(quiet)
     if is_codes(run):
+        given = {"--again": again, "--plots": plots, "--paper-probe": paper_probe, "--data": data, "--device": device}
         files = {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
-        return show_codes(run, files, everything, display, save=True)
+        return cli_codes.show_codes(run, files, everything, display, given, save=True)
     model, recipe = open_run(run, device, data)
     splits = [load_split(recipe, split, display) for split in ("train", "test")]
     if (few := scarce(*splits)) is not None:
@@ -306,10 +307,9 @@ def measure(
 
     display = open_display(quiet)
     if is_codes(features):
-        if labels is not None:
-            raise InputError(f"{features} has its own labels: --labels goes with a .npy (or with fit)")
         files = {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
-        return show_codes(features, files, everything, display, save=False)
+        given = {"--labels": labels, "--embeddings": embeddings}
+        return cli_codes.show_codes(features, files, everything, display, given, save=False)
     spectrum = everything or json is not None or csv is not None  # it takes longest, and only these show it
     results = measure_file(
         features, labels, embeddings, spectrum=spectrum, everything=everything, progress=display.count
@@ -355,7 +355,7 @@ def atlas(
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="DIR", help="default RUN/atlas")] = None,
     images: Annotated[int, typer.Option("--images", min=1, help="at most this many test images")] = 10_000,
     heat: Annotated[bool, typer.Option("--heat", help="of codes of photos: also where in a photo they fire")] = False,
-    encoder: Annotated[str | None, typer.Option("--encoder", metavar="E", help="for --heat: the same as for fit")] = None,
+    encoder: Annotated[str | None, typer.Option("--encoder", metavar="E", help="for --heat: as for fit")] = None,
     serve: Annotated[bool, typer.Option("--serve", help="then serve it on localhost")] = False,
     port: Annotated[int, typer.Option("--port", help="port to serve on; 0 takes a free one")] = 8000,
     device: Device = None,
@@ -437,21 +437,6 @@ def download(
 
 
 from . import cli_paper  # noqa: E402, F401 (registers its commands here)
-
-
-def show_codes(folder: Path, files: dict[str, Path | None], everything: bool, display: Display, save: bool) -> None:
-    """Measure a folder of codes, print the verdict, write what was asked for."""
-    from .codes_folder import CodesFolder
-    from .judge import measure_codes
-    from .report.tables import show
-
-    spectrum = everything or any(files.values())
-    result = measure_codes(folder, spectrum=spectrum, everything=everything, progress=display.count)
-    display.close()
-    if save:
-        here = CodesFolder(folder)
-        here.write(here.evaluation_file, result.to_json())
-    show(result, files, everything)
 
 
 def open_display(quiet: bool, board: Path | None = None) -> Display:

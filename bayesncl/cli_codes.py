@@ -156,3 +156,24 @@ def open_model(run: Path, device: str | None, encoder: str | None, display: Disp
     if remark:
         display.note(remark)
     return model
+
+
+def show_codes(
+    folder: Path, files: dict[str, Path | None], everything: bool, display: Display, given: dict[str, Any], save: bool
+) -> None:
+    """Measure a folder of codes, print the verdict, write what was asked for; `given` are options of no use here."""
+    from .codes_folder import CodesFolder
+    from .judge import measure_codes
+    from .report.tables import show
+
+    if unused := [option for option, value in given.items() if value]:
+        raise InputError(f"{folder} holds codes, which bring their own labels and embeddings: leave out {unused[0]}")
+    spectrum = save or everything or any(files.values())
+    result = measure_codes(folder, spectrum=spectrum, everything=everything, progress=display.count)
+    display.close()
+    here = CodesFolder(folder)
+    try:
+        if save:
+            here.write(here.evaluation_file, result.to_json())
+    finally:  # a folder that cannot be written to does not cost the results
+        show(result, files, everything)

@@ -156,17 +156,15 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             head = HEADS[self.method](moments.width, self.dim_).to(device).train()
         self._check_sparse(head)
         head.start(rows[torch.linspace(0, count - 1, min(count, START_ROWS), device=device).long()])
-        state = shelf.State(head, _optimiser(head, device), self._fingerprint(moments, seed, batch, total, count))
+        mark = self._fingerprint(moments, seed, batch, total, count, partners)
+        state = shelf.State(head, _optimiser(head, device), mark, torch.zeros(max(1, min(50, total)), device=device))
         found = None if checkpoint is None else state.read(Path(checkpoint), count)
         if partners is None:
             partners = found
         if partners is None:
-            partners, self.recall_ = self._find_partners(rows, say)
-        else:
-            self.recall_ = 1.0
-        self.moments_, self.head_ = moments, head
+            partners, state.recall = self._find_partners(rows, say)
         self._train(rows, partners.to(device), state, seed, batch, total, checkpoint, say)
-        self.head_ = head.eval().cpu()
+        self.moments_, self.head_, self.recall_ = moments, head.eval().cpu(), state.recall
         return self
 
     def _train(
@@ -183,7 +181,6 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         """The loop: a batch and its partners, forward, loss, backward, update."""
         head, optimiser, world = state.head, state.optimiser, distributed.world_size()
         warmup = min(WARMUP, total // 4)
-        recent = torch.zeros(max(1, min(50, total)), device=partners.device)
         written = time.monotonic()
         self.interrupted_ = False
         try:
@@ -200,7 +197,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
                 distributed.sum_gradients(head.parameters())
                 optimiser.step()
                 state.step += 1
-                recent[step % len(recent)] = terms.loss.detach()
+                state.recent[step % len(state.recent)] = terms.loss.detach()
                 say(state.step, total, "training")
                 if checkpoint is not None and time.monotonic() - written > SAVE_SECONDS:
                     state.write(Path(checkpoint), partners)
@@ -214,7 +211,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
                 state.write(Path(checkpoint), partners)
             raise
         self.n_iter_ = state.step
-        self.loss_ = float(distributed.all_reduce_sum(recent[: state.step].mean())) if state.step else math.nan
+        self.loss_ = float(distributed.all_reduce_sum(state.recent[: state.step].mean())) if state.step else math.nan
         if checkpoint is not None:
             state.write(Path(checkpoint), partners) if self.interrupted_ else shelf.remove(Path(checkpoint))
 
@@ -354,10 +351,13 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         found = nearest(rows, k, progress=lambda done, total: say(done, total, "neighbours"))
         return found.rows, found.recall
 
-    def _fingerprint(self, moments: Moments, seed: int, batch: int, total: int, count: int) -> dict[str, Any]:
+    def _fingerprint(
+        self, moments: Moments, seed: int, batch: int, total: int, count: int, pairs: Tensor | None
+    ) -> dict[str, Any]:
         """What a checkpoint must agree with."""
         options = [self.method, self.dim_, self.positives, self.neighbours, seed, batch, total, count]
-        return {"options": [str(o) for o in options], "moments": digest(moments._asdict())}
+        given = {} if pairs is None else {"pairs": digest({"pairs": pairs})}
+        return {"options": [str(o) for o in options], "moments": digest(moments._asdict()), **given}
 
 
 def choose_dim(rows: int) -> int:

@@ -14,6 +14,7 @@ Such folders come from strangers too: nothing in them is run, followed out of th
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import io
 import json
@@ -373,12 +374,9 @@ class PhotoCodes:
         check_keep(keep, self.codes.dim_)
         if len(X) == 0:
             return np.empty((0, self.codes.dim_), np.float32)
-        before = self.codes.keep
-        try:
-            found: np.ndarray = self.codes.set_params(keep=keep or before, sparse_output=False).transform(X)
-            return found
-        finally:
-            self.codes.set_params(keep=before)
+        codes = copy.copy(self.codes).set_params(keep=keep or self.codes.keep, sparse_output=False)
+        found: np.ndarray = codes.transform(X)
+        return found
 
 
 def encoder_dict(encoder: PhotoEncoder) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from . import distributed
-from .arrays import as_features, check_room, guard_cell
+from .arrays import COLUMNS, as_features, check_room, guard_cell
 from .codes_folder import PhotoCodes
 from .data.archive import Entry
 from .data.cache import decoded
@@ -188,7 +188,7 @@ def _texts(table: Table) -> dict[str, Sequence[str]]:
 
 def _headings(table: Table) -> list[str]:
     given = list(table.columns or (f"z{i}" for i in range(table.z.shape[1])))
-    return [f"{name} (z{i})" if name.lower() in ("name", "label") else name for i, name in enumerate(given)]
+    return [f"{name} (z{i})" if name.strip().lower() in COLUMNS else name for i, name in enumerate(given)]
 
 
 def _csv(table: Table) -> bytes:

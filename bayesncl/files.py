@@ -50,8 +50,9 @@ def write_atomic(path: Path | str, data: bytes | str) -> None:
 def write_together(files: dict[Path, Iterable[bytes]]) -> None:
     """Replace regular files, one or several, each of the bytes of its blocks, and keep their modes.
 
-    Blocks are taken in order. All files are complete on the disk before the first of them takes its place, so that
-    neither a full disk nor, but for the moment of the renames, a kill leaves new ones beside old ones.
+    Blocks are taken in order. All files are complete on the disk before the first of them takes its place, so that a
+    full disk leaves the old ones. Of several the last is missing while the others are replaced: a kill then leaves
+    none that vouches for old ones beside new ones.
     """
     with contextlib.ExitStack() as stack:
         made = {}
@@ -64,6 +65,8 @@ def write_together(files: dict[Path, Iterable[bytes]]) -> None:
                 if path.exists():
                     os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
                 os.fsync(file.fileno())
+        if len(made) > 1:
+            list(made)[-1].unlink(missing_ok=True)
         for path, temporary in made.items():
             os.replace(temporary, path)
 

@@ -24,7 +24,7 @@ from .arrays import as_features, check_room
 from .codes import ReadableCodes, choose_batch, choose_dim, choose_steps
 from .codes_folder import About, CodesFolder, Rows, encoder_dict
 from .data import load as load_split
-from .data.images import PATH_LENGTH, held_out, printable
+from .data.images import PATH_LENGTH, fingerprint, held_out, printable
 from .encoders import PhotoEncoder, Request, default_request, find_kind, open_encoder
 from .errors import InputError
 from .features import extract
@@ -41,6 +41,7 @@ HOLD_FROM, SHARE, MOST_HELD = 5000, 0.1, 5000  # rows from which some are held o
 LARGEST = 1e15  # of an embedding: its square, summed over rows, is within float32
 TRIED = 8  # photos embedded to tell how long the rest will take
 FIT_PACE = 2e10  # products a second of one thread while a head is trained
+GPU_PACE = 1e12, 1.5e13  # of an H200, while a head is trained and while neighbours are searched
 
 
 def fit(source: Path, out: Path, options: Options, device: torch.device, display: Display) -> Verdict | None:
@@ -65,6 +66,8 @@ def fit(source: Path, out: Path, options: Options, device: torch.device, display
         _train(codes, embeddings[: len(rows) - rows.held], folder, display)
         found = None
         if distributed.rank() == 0:
+            for old in (folder.verdict_file, folder.evaluation_file):  # of codes that are replaced
+                folder.inside(old).unlink(missing_ok=True)
             codes.save(folder.inside(folder.codes_file))
             folder.checkpoint.unlink(missing_ok=True)
             display.count(0, 1, "judging")
@@ -152,7 +155,7 @@ def take_array(source: Path, folder: CodesFolder, options: Options, device: torc
     assert place is not None
     classes = f"{len(rows.class_names):,} classes" if rows.class_names else "no labels"
     images = "names" if names is not None else "no names"
-    guess = _duration(_fit_seconds(n - rows.held, z.shape[1], options))
+    guess = _duration(_fit_seconds(n - rows.held, z.shape[1], options, device))
     display.note(
         f"{n:,} rows of {z.shape[1]:,} numbers; {classes}, {images}; {_held(rows.held)}; about {guess} {_where(device)}"
     )
@@ -165,7 +168,13 @@ def take_run(source: Path, folder: CodesFolder, options: Options, device: torch.
     model = load_run(source, device)
     recipe = model.recipe
     encoder = open_encoder(Request(str(source)), device)
-    stamp = hashlib.blake2b(json.dumps(recipe.to_dict()["data"], sort_keys=True).encode(), digest_size=16).hexdigest()
+    splits = [load_split(recipe.data, "train", display.count)]
+    try:
+        splits.append(load_split(recipe.data, "test", display.count))
+    except InputError as error:
+        display.note(f"{error}: codes are judged by the training images")
+    seen = [recipe.to_dict()["data"], [fingerprint(images.pixels) for images in splits]]
+    stamp = hashlib.blake2b(json.dumps(seen, sort_keys=True).encode(), digest_size=16).hexdigest()
     try:
         old = folder.about() if folder.about_file.exists() else None
         if old and old.mark == stamp and (old.encoder or {}).get("fingerprint") == encoder.fingerprint:
@@ -175,15 +184,10 @@ def take_run(source: Path, folder: CodesFolder, options: Options, device: torch.
             return
     except InputError as error:
         warnings.warn(f"embeddings are made again: {error}", stacklevel=2)
-    train = load_split(recipe.data, "train", display.count)
-    try:
-        splits = [train, load_split(recipe.data, "test", display.count)]
-    except InputError:
-        splits = [train]
-    guess = _duration(_fit_seconds(len(train), encoder.features, options))
+    guess = _duration(_fit_seconds(len(splits[0]), encoder.features, options, device))
     display.close()
     display.note(
-        f"{source}: {len(train):,} training images of {recipe.data.name}, h of {encoder.features:,} numbers; "
+        f"{source}: {len(splits[0]):,} training images of {recipe.data.name}, h of {encoder.features:,} numbers; "
         f"{_held(sum(map(len, splits[1:])))}; about {guess} {_where(device)} after h"
     )
     h = [extract(model, images, "sound", progress=display.count).h for images in splits]
@@ -260,14 +264,15 @@ def _choose_encoder(folder: CodesFolder, options: Options, device: torch.device,
 
 
 def _put(folder: CodesFolder, about: About, rows: Rows, blocks: Iterator[np.ndarray], features: int) -> None:
-    """Write rows, unless these very rows are there; codes of another encoder's embeddings go."""
+    """Write rows, unless these very rows are there; codes of another encoder's embeddings, or of another file, go."""
     try:
         old = folder.about()
         same = replace(old, embeddings={}) == about and folder.rows(old).to_json() == rows.to_json()
         if same and folder.embeddings(old).shape == (len(rows), features):
             return
         changed = (old.encoder or {}).get("fingerprint") != (about.encoder or {}).get("fingerprint")
-        changed = changed or old.embeddings.get("features") != features
+        changed = changed or old.embeddings.get("features") != features or old.kind != about.kind
+        changed = changed or (about.kind == "array" and (old.source, old.mark) != (about.source, about.mark))
     except InputError:
         changed = True
     if changed:
@@ -308,11 +313,11 @@ def _survey(
     classes = len(set(labels)) if labels is not None else 0
     how = "given" if options.labels else "by subfolder"
     held = int(hold_out(pile.names, pile.test).sum())
-    seconds = todo * pace + _fit_seconds(n - held, encoder.features, options)
+    seconds = todo * pace + _fit_seconds(n - held, encoder.features, options, device)
     known = "" if todo == n else f" ({n - todo:,} known already)"
     parts = [
         f"{n:,} photos{known} of {pile.sizes()} pixels",
-        f"{classes:,} classes {how}" if classes > 1 else "no classes (no subfolders)",
+        f"{classes:,} classes {how}" if classes > 1 else "no classes" if labels is None else "one class only",
         pile.skipped(),
         f"encoder {encoder.name}, {encoder.features:,} numbers a photo",
         _held(held),
@@ -329,13 +334,15 @@ def _where(device: torch.device) -> str:
     return "on the GPU" if device.type == "cuda" else "on this CPU"
 
 
-def _fit_seconds(n: int, features: int, options: Options) -> float:
-    """A guess at the seconds that fitting and judging take on a CPU."""
+def _fit_seconds(n: int, features: int, options: Options, device: torch.device) -> float:
+    """A guess at the seconds that fitting and judging take."""
     dim = options.dim or choose_dim(max(n, 2))
     batch = choose_batch(max(n, 2), dim)
     products = 128 * (features + dim) if options.method == "prototypes" else features * dim
-    work = 12 * choose_steps(max(n, 2), batch) * batch * products + n * n * features
-    return 3 + work / (FIT_PACE * torch.get_num_threads())
+    training, search = 12 * choose_steps(max(n, 2), batch) * batch * products, n * n * features
+    if device.type == "cuda":
+        return 5 + training / GPU_PACE[0] + search / GPU_PACE[1]
+    return 3 + (training + search) / (FIT_PACE * torch.get_num_threads())
 
 
 def _duration(seconds: float) -> str:

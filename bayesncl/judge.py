@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def gather(
     options = {**codes.get_params(), "dim": codes.dim_, "steps": 0, "positives": "self", "sparse_output": False}
     control = ReadableCodes(**options).fit(train).transform(x)
     labels = None if rows.labels is None else rows.labels[chosen]
-    z = codes.set_params(sparse_output=False).transform(x)
+    z = copy.copy(codes).set_params(sparse_output=False).transform(x)
     return z, labels, {"label_names": rows.class_names, "embeddings": x, "control": control}
 
 

@@ -152,10 +152,13 @@ class BadCheckpoint(InputError):
 
 
 class State:
-    """A fit between two steps: weights, moments of the optimiser, step. Batches and draws follow from the step."""
+    """A fit between two steps: weights, moments of the optimiser, step, losses of the `recent` steps, and the `recall`
+    of its search for neighbours. Batches and draws follow from the step."""
 
-    def __init__(self, head: Head, optimiser: torch.optim.Optimizer, fingerprint: dict[str, Any]) -> None:
-        self.head, self.optimiser, self.step = head, optimiser, 0
+    def __init__(
+        self, head: Head, optimiser: torch.optim.Optimizer, fingerprint: dict[str, Any], recent: Tensor
+    ) -> None:
+        self.head, self.optimiser, self.step, self.recent, self.recall = head, optimiser, 0, recent, 1.0
         self.fingerprint = json.dumps(fingerprint, sort_keys=True)
 
     def write(self, path: Path, partners: Tensor) -> None:
@@ -166,8 +169,8 @@ class State:
         for name, p in self.head.named_parameters():
             for key, value in self.optimiser.state[p].items():
                 tensors[f"{key}.{name}"] = value.detach().cpu().contiguous()
-        tensors["partners"] = partners.cpu().contiguous()
-        text = json.dumps({"fingerprint": self.fingerprint, "step": self.step})
+        tensors |= {"partners": partners.cpu().contiguous(), "recent": self.recent.cpu()}
+        text = json.dumps({"fingerprint": self.fingerprint, "step": self.step, "recall": self.recall})
         write_atomic(path, tensor_bytes(tensors, {"fit": text, "sha256": digest(tensors, text)}))
 
     def read(self, path: Path, count: int) -> Tensor | None:
@@ -187,13 +190,13 @@ class State:
             found = json.loads(text)
             if found["fingerprint"] != self.fingerprint:
                 raise BadCheckpoint(f"{path} is of a fit of other rows or options; remove it to begin anew")
-            return self._restore(int(found["step"]), tensors, count)
+            return self._restore(int(found["step"]), float(found["recall"]), tensors, count)
         except InputError:
             raise
         except DAMAGE:
             raise strange from None
 
-    def _restore(self, step: int, tensors: dict[str, Tensor], count: int) -> Tensor:
+    def _restore(self, step: int, recall: float, tensors: dict[str, Tensor], count: int) -> Tensor:
         """Take everything in once all of it is checked; ValueError where it does not fit."""
         head = {name: tensors[f"head.{name}"] for name in self.head.state_dict()}
         moments = {
@@ -202,11 +205,12 @@ class State:
             if f"step.{name}" in tensors
         }
         shaped = all(t.shape == (() if key == "step" else p.shape) for p, m in moments.items() for key, t in m.items())
-        every = [*head.values(), *(t for each in moments.values() for t in each.values())]
+        every = [*head.values(), *(t for each in moments.values() for t in each.values()), tensors["recent"]]
         sound = all(t.dtype == torch.float32 and bool((t.abs() <= LARGEST).all()) for t in every)
         sound = sound and all(bool((m[key] >= 0).all()) for m in moments.values() for key in ("step", "exp_avg_sq"))
         sound = sound and all(float(m["step"]) < 2**53 for m in moments.values())
-        if not (shaped and sound and 0 <= step < 2**53):
+        shaped = shaped and tensors["recent"].shape == self.recent.shape
+        if not (shaped and sound and 0 <= step < 2**53 and 0 <= recall <= 1):
             raise ValueError("moments or step")
         partners = tensors["partners"]
         if partners.dtype != torch.int64 or partners.ndim != 2 or not partners.numel() or len(partners) != count:
@@ -216,7 +220,8 @@ class State:
         self.head.load_state_dict(head)
         for p, each in moments.items():
             self.optimiser.state[p].update({key: t.to(p.device) for key, t in each.items()})
-        self.step = step
+        self.recent.copy_(tensors["recent"])
+        self.step, self.recall = step, recall
         return partners
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/readable.py train.npz test.npz --name cifar100-cl        # arrays z [N, F] and y [N] in each
     python benchmarks/readable.py train.npz test.npz --name cifar100-cl --only width,method --seeds 1
-    python benchmarks/readable.py results/readable/cifar100-cl.json --figure docs/figures/readable.png
+    python benchmarks/readable.py results/readable/cifar100-cl.json --figure docs/images/readable.png
 
 No label is used to fit a code. Each variant differs from the default in one thing. With several seeds it reports mean
 and spread, and how many dimensions come back: columns of two seeds matched on test rows, beside two untrained heads.

@@ -226,3 +226,26 @@ def test_large_arrays_are_not_loaded(tmp_path: Path) -> None:
     limit = lambda: resource.setrlimit(resource.RLIMIT_DATA, (400 << 20, 400 << 20))  # noqa: E731
     done = subprocess.run([sys.executable, "-c", script, tmp_path / "z.npy"], preexec_fn=limit, capture_output=True)
     assert done.stdout.split() == [b"(150,", b"1048576)"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("0,1\n2.5,3\n4,5\n", {"z": [[2.5, 3], [4, 5]]}),  # DataFrame(X).to_csv(index=False)
+        (",0,1\n0,2.5,3\n1,4,5\n", {"z": [[2.5, 3], [4, 5]]}),  # and with its index
+        ("a,b\n1,2\n\n3,4\n\n", {"z": [[1, 2], [3, 4]]}),
+        ("name,a\n007,1\n07,2\n", {"z": [[1], [2]], "names": ["007", "07"]}),
+        ("y,a\n7,1\n-8,2\n", {"z": [[1], [2]], "y": [7, -8]}),
+        ("y,a\n1_0,1\n10,2\n", {"z": [[1], [2]], "y": ["1_0", "10"]}),
+    ],
+)
+def test_tables_say_what_they_say(text: str, wanted: dict[str, list[object]], tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    found = read_arrays(tmp_path / "a.csv", ("z", "y", "names"))
+    assert {name: values.tolist() for name, values in found.items()} == wanted
+
+
+def test_two_columns_of_one_kind_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("name,path,a\nx,y,1\n")
+    with pytest.raises(InputError, match="columns name and path hold the same kind of thing"):
+        read_arrays(tmp_path / "a.csv", ("z", "names"))

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.exceptions import NotFittedError
 
 from bayesncl import codes, shelf
 from bayesncl.codes import ReadableCodes
@@ -142,7 +143,8 @@ def kill() -> None:
 def test_a_fit_goes_on_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, how: str
 ) -> None:
-    whole = ReadableCodes(8, method, steps=30).fit(made()).transform(made())
+    unbroken = ReadableCodes(8, method, steps=30).fit(made())
+    whole = unbroken.transform(made())
     file = tmp_path / "fit.ckpt"
     if how == "killed":  # after a checkpoint, without a last word
         monkeypatch.setattr(codes, "SAVE_SECONDS", -1.0)
@@ -159,7 +161,27 @@ def test_a_fit_goes_on_from_its_checkpoint(
     resumed.fit(made(), checkpoint=file, progress=lambda d, t, what: steps.append(d) if what == "training" else None)
     assert steps[0] in (11, 14)
     assert (resumed.transform(made()) == whole).all()
+    assert (resumed.loss_, resumed.recall_) == (unbroken.loss_, unbroken.recall_)
     assert not file.exists()
+
+
+def test_a_fit_that_fails_leaves_what_was_fitted() -> None:
+    fresh, good = ReadableCodes(8, steps=9), ReadableCodes(8, steps=9).fit(made())
+    before = good.transform(made())
+    for one in (fresh, good):
+        with pytest.raises(Killed):
+            one.fit(made()[::-1], progress=stop_at(5, kill))  # type: ignore[arg-type]
+    with pytest.raises(NotFittedError):
+        fresh.transform(made())
+    assert (good.transform(made()) == before).all()
+
+
+def test_a_checkpoint_of_other_pairs_is_refused(tmp_path: Path) -> None:
+    file, rows = tmp_path / "fit.ckpt", np.arange(len(made()))
+    with pytest.raises(Killed):
+        ReadableCodes(8, steps=9).fit(made(), pairs=rows[::-1], checkpoint=file, progress=stop_at(5, kill))  # type: ignore[arg-type]
+    with pytest.raises(shelf.BadCheckpoint, match="other rows or options"):
+        ReadableCodes(8, steps=9).fit(made(), pairs=np.roll(rows, 1), checkpoint=file)
 
 
 def test_a_checkpoint_of_another_fit_is_refused(tmp_path: Path) -> None:

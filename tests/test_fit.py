@@ -12,10 +12,13 @@ import pytest
 from PIL import Image
 
 import bayesncl
+from bayesncl import embed as embed_module
 from bayesncl import fit as fit_module
 from bayesncl import photos
+from bayesncl.arrays import read_arrays
 from bayesncl.codes_folder import CodesFolder
 from bayesncl.data import load as load_split
+from bayesncl.embed import Table
 from bayesncl.encoders import Request, open_encoder
 from bayesncl.errors import InputError
 from bayesncl.names import Codes, Entry, write_names
@@ -409,3 +412,38 @@ def test_labels_of_another_file_beside_an_array_are_left_alone(run) -> None:
     assert read_embeddings(Path("x.npy"))[2].tolist() == y.tolist()
     z, names, labels = read_embeddings(Path("new.npy"))
     assert (len(z), names, labels) == (7, None, None)
+
+
+def test_nothing_of_other_codes_stays_beside_new_ones(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fit of another array that is stopped before, or after, its codes are saved."""
+    for name in ("a.npy", "b.npy"):
+        np.save(name, clusters()[0])
+    assert run("fit", "a.npy", "-o", "codes", "--dim", "4", "--quiet").status == 0
+    assert run("evaluate", "codes", "--quiet").status == 0
+    here = CodesFolder("codes")
+    assert here.verdict_file.exists() and here.evaluation_file.exists()
+
+    def stop(*_args: object, **_kwargs: object) -> None:
+        raise InputError("stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fit_module, "judge", stop)
+        assert run("fit", "a.npy", "-o", "codes", "--dim", "8", "--quiet").status == 2
+    assert here.codes_file.exists() and not here.verdict_file.exists() and not here.evaluation_file.exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(fit_module, "_train", stop)
+        assert run("fit", "b.npy", "-o", "codes", "--quiet").status == 2
+    assert not here.codes_file.exists()
+
+
+def test_options_of_no_use_with_codes_are_refused(run, tmp_path: Path) -> None:
+    np.save("x.npy", clusters()[0])
+    assert run("fit", "x.npy", "-o", "codes", "--dim", "4", "--quiet").status == 0
+    refused(run("evaluate", "codes", "--paper-probe"), "leave out --paper-probe")
+    refused(run("measure", "codes", "--embeddings", "x.npy"), "leave out --embeddings")
+
+
+def test_columns_may_have_any_name(run, tmp_path: Path) -> None:
+    table = Table(np.eye(3, dtype=np.float32), ["a", "b", "c"], None, ["class", "Path", "wing"])
+    (tmp_path / "t.csv").write_bytes(embed_module._csv(table))
+    assert read_arrays(tmp_path / "t.csv", ("z",))["z"].tolist() == np.eye(3).tolist()

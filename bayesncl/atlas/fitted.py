@@ -20,7 +20,7 @@ from ..measure.kept import keep
 from ..measure.readable import KEPT
 from ..progress import Display
 from ..recipes import recipe_from_json, with_root
-from .build import MOST_RUNS, build_atlas
+from .build import MOST_RUNS, build_atlas, check_out
 from .contents import AtlasRun
 from .photos import Photos, read_with
 from .sources import FEW, TRAINED_ON, read_verdict
@@ -40,6 +40,7 @@ def atlas_of_codes(
     """
     if len(folders) > MOST_RUNS:
         raise InputError(f"an atlas shows one to {MOST_RUNS} codes, got {len(folders)}")
+    check_out(out)
     known = [CodesFolder(path) for path in folders]
     abouts = [folder.about() for folder in known]
     rows = [folder.rows(about) for folder, about in zip(known, abouts)]
@@ -58,9 +59,14 @@ def atlas_of_codes(
         titles = ["/".join(path.resolve().parts[-2:]) for path in folders]
     runs = []
     for title, folder, about, each in zip(titles, known, abouts, rows):
-        place = {name: i for i, name in enumerate(each.names)}
+        here: Any = chosen
+        if each.names != rows[0].names:
+            place = {name: i for i, name in enumerate(each.names)}
+            if len(place) < len(each):
+                raise InputError(f"{folder} has images of one name, in another order than {folders[0]}")
+            here = [place[name] for name in names]
         codes = folder.codes()
-        z = codes.transform(np.asarray(folder.embeddings(about)[[place[name] for name in names]]))
+        z = codes.transform(np.asarray(folder.embeddings(about)[here]))
         through = "" if about.encoder is None else f" through {Path(str(about.encoder.get('spec'))).name}"
         sentence = f"{codes.dim_} dimensions read from {len(each) - each.held:,} images{through} by {codes.method}."
         maps = heat_of_codes(folder, images, z, heat, encoder, display)
@@ -128,7 +134,7 @@ def _images(
         paths = folder.photo_paths(rows, chosen, root)
         if (gone := paths.count(None)) or root is None:
             base = printable(str(root or folder.place(about.images or "")), 300)
-            display.note(f"images from {base}" + (f"; {gone:,} are gone or changed, and grey" if gone else ""))
+            display.note(f"images from {base}" + (f"; {gone:,} are gone or changed, shown in grey" if gone else ""))
         known = [path or Path("\0") for path in paths]  # which is no file
         return Photos(known, labels, class_names=rows.class_names, names=names)
     recipe = with_root(recipe_from_json(json.dumps(about.recipe), str(folder.about_file)), root)

@@ -80,7 +80,7 @@ def look_up(found: Mapping[str, Any], place: str) -> tuple[float | None, float |
 
 def _readable(found: Mapping[str, Any]) -> Line:
     if "readable" not in found:
-        return Line("How many dimensions are readable needs labels or embeddings to tell.", "nothing")
+        return Line("Without labels or embeddings it cannot be said how many dimensions are readable.", "nothing")
     count, chance, control = look_up(found, "readable/count")
     by = found["readable"]["by"]
     if by == "embeddings":
