@@ -179,7 +179,7 @@ def train(
 def resume(
     run: RunDir, data: DataDir = None, changes: Changes = None, device: Device = None, quiet: Quiet = False
 ) -> None:
-    """Continue a run that was stopped or killed, to the result it would have had; on a GPU but for rounding.
+    """Continue a run that was stopped or killed. The result is as without the interruption, on a GPU but for rounding.
 
     --set run.epochs=N makes it longer or shorter: the learning rates left are those of a run of N epochs.
     """

@@ -101,7 +101,7 @@ def test_dense_signed_features_say_what_cannot_apply() -> None:
 
 def test_without_labels() -> None:
     z, y = clean()
-    assert "needs labels or embeddings" in " ".join(checked(verdict(z)).values())
+    assert "Without labels or embeddings" in " ".join(checked(verdict(z)).values())
     found = verdict(z, embeddings=embed(y, 0.2), second=True)
     text = checked(found)
     assert found.lines[0].text.startswith("8 of 8 dimensions are readable") and found.lines[0].chance == 0

@@ -206,7 +206,7 @@ def take_cache(path: Path) -> None:
 
 def fit_state() -> shelf.State:
     head = HEADS["ncl"](5, 6)
-    return shelf.State(head, torch.optim.Adam(head.parameters()), {"rows": 40})
+    return shelf.State(head, torch.optim.Adam(head.parameters()), {"rows": 40}, torch.zeros(5))
 
 
 def make_fit(rng: random.Random, path: Path) -> None:
@@ -215,8 +215,8 @@ def make_fit(rng: random.Random, path: Path) -> None:
     for key in ("exp_avg", "exp_avg_sq", "step"):
         for name, p in state.head.named_parameters():
             tensors[f"{key}.{name}"] = torch.tensor(3.0) if key == "step" else torch.zeros_like(p).detach()
-    tensors = bend_tensors(tensors | {"partners": torch.zeros(40, 3, dtype=torch.int64)}, rng)
-    text = json.dumps(bend({"fingerprint": state.fingerprint, "step": 3}, rng))
+    tensors = bend_tensors(tensors | {"partners": torch.zeros(40, 3, dtype=torch.int64), "recent": torch.ones(5)}, rng)
+    text = json.dumps(bend({"fingerprint": state.fingerprint, "step": 3, "recall": 1.0}, rng))
     path.write_bytes(spoil(tensor_bytes(tensors, {"fit": text, "sha256": shelf.digest(tensors, text)}), rng, 0.1))
 
 
@@ -224,7 +224,7 @@ def take_fit(path: Path) -> None:
     state = fit_state()
     partners = state.read(path, 40)
     assert partners is not None and partners.dtype == torch.int64 and partners.ndim == 2
-    assert 0 <= state.step < 2**53
+    assert 0 <= state.step < 2**53 and 0 <= state.recall <= 1 and bool(state.recent.isfinite().all())
     for p in state.head.parameters():
         p.grad = torch.ones_like(p)
     state.optimiser.step()
