@@ -274,7 +274,7 @@ def evaluate(
     seen = extract(model, train, "sound", progress=progress)
     sound = extract(model, test, "sound", progress=progress)
     paper = extract(model, test, "paper", progress=progress)
-    dims = sorted({64, 128, 256, DATASETS[model.recipe.data.name].paper_dims})
+    dims = sorted({*KEPT_DIMS, DATASETS[model.recipe.data.name].paper_dims})
     ranking = counts.column_sums(seen.gated)
     control = untrained_codes(model, sound.h)
     same = None

@@ -1,4 +1,4 @@
-"""InfoNCE, dense and in blocks, and the inverse-prevalence similarity: pure functions of tensors."""
+"""Losses and what they are made of: InfoNCE, balanced assignment, reconstruction, strongest entries; pure functions."""
 
 from __future__ import annotations
 
