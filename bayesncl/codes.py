@@ -130,8 +130,17 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
         Returns
         -------
-        self. Ctrl-C ends the training early and keeps what was learned (`interrupted_`).
+        self. Ctrl-C ends the training early and keeps what was learned (`interrupted_`); a fit that fails leaves the
+        estimator as it was.
         """
+        before = vars(self).copy()
+        try:
+            return self._fit(X, pairs, checkpoint, progress)
+        except BaseException:
+            self.__dict__ = before
+            raise
+
+    def _fit(self, X: Any, pairs: Any, checkpoint: Path | str | None, progress: Progress | None) -> ReadableCodes:
         self._check_options()
         source = self._as_rows(X, reset=True)
         distributed.start()
