@@ -271,7 +271,7 @@ def _put(folder: CodesFolder, about: About, rows: Rows, blocks: Iterator[np.ndar
         if same and folder.embeddings(old).shape == (len(rows), features):
             return
         changed = (old.encoder or {}).get("fingerprint") != (about.encoder or {}).get("fingerprint")
-        changed = changed or old.embeddings.get("features") != features or old.kind != about.kind
+        changed = changed or old.embeddings.get("features") != features
         changed = changed or (about.kind == "array" and (old.source, old.mark) != (about.source, about.mark))
     except InputError:
         changed = True

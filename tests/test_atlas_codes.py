@@ -17,7 +17,7 @@ from bayesncl.atlas import fitted
 from bayesncl.atlas.contents import AtlasRun
 from bayesncl.codes_folder import CodesFolder
 from bayesncl.heat import Heat
-from tests.commands import draw_folder
+from tests.commands import draw_folder, refused
 
 from .atlas_page import arrived, click
 from .chromium import visit
@@ -96,6 +96,27 @@ def test_an_image_is_shown_with_its_strongest_dimensions(run, tmp_path: Path, bu
         assert ((shown > 0).sum(1) == kept).all()
         assert (shown.argmax(1) == z.argmax(1)).all()
         assert ("5 strongest" in built[0].sentence) == (kept == fitted.KEPT)
+
+
+def test_images_of_one_name_keep_their_own_codes(run, tmp_path: Path, built: list[AtlasRun]) -> None:
+    draw_folder(tmp_path / "pictures", each=20)
+    rng, paths = np.random.default_rng(0), sorted((tmp_path / "pictures").rglob("*.png"))
+    names = np.array([str(path.relative_to(tmp_path / "pictures")) for path in paths])
+    names[1] = names[0]
+    z = rng.normal(size=(len(names), 6)).astype(np.float32)
+    for name, order in (("a", slice(None)), ("b", slice(None, None, -1))):
+        np.savez(f"{name}.npz", z=z[order], names=names[order])
+        assert run("fit", f"{name}.npz", "-o", name, "--images", "pictures", "--dim", "4", "--keep", "2").status == 0
+    assert run("atlas", "a", "--quiet").status == 0
+    assert np.array_equal(built[0].z, CodesFolder("a").codes().transform(CodesFolder("a").embeddings()))
+    refused(run("atlas", "a", "b", "-o", "both", "--quiet"), "images of one name")
+
+
+def test_a_place_that_is_taken_is_told_before_the_work(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_folder(tmp_path / "pictures")
+    assert run("fit", "pictures", "-o", "codes", "--encoder", BLIND, "--dim", "4", "--quiet").status == 0
+    monkeypatch.setattr(fitted, "_images", lambda *_: pytest.fail("photos were looked for"))
+    refused(run("atlas", "codes", "-o", "pictures", "--quiet"), "pictures")
 
 
 def test_maps_of_photos_are_hottest_where_the_colour_is(run, tmp_path: Path, built: list[AtlasRun]) -> None:

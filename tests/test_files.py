@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bayesncl.errors import InputError
-from bayesncl.files import check_place, write_atomic
+from bayesncl.files import check_place, write_atomic, write_together
 
 ROOT = Path(__file__).parent.parent
 
@@ -91,3 +91,20 @@ def test_standard_output(tmp_path: Path, redirected: bool) -> None:
     else:
         found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert found == "before\njson\nafter\n"
+
+
+def test_of_files_written_together_none_vouches_for_old_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill after the first has taken its place: the last, which speaks for all, is gone."""
+    first, last = tmp_path / "rows", tmp_path / "about"
+    write_together({first: [b"old"], last: [b"old"]})
+    real = os.replace
+
+    def replace(a: Path, b: Path) -> None:
+        if b == last:
+            raise KeyboardInterrupt
+        real(a, b)
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(KeyboardInterrupt):
+        write_together({first: [b"n", b"ew"], last: [b"new"]})
+    assert first.read_bytes() == b"new" and [path.name for path in tmp_path.iterdir()] == ["rows"]

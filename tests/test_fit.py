@@ -16,11 +16,12 @@ from bayesncl import embed as embed_module
 from bayesncl import fit as fit_module
 from bayesncl import photos
 from bayesncl.arrays import read_arrays
-from bayesncl.codes_folder import CodesFolder
+from bayesncl.codes_folder import CodesFolder, Rows
 from bayesncl.data import load as load_split
 from bayesncl.embed import Table
 from bayesncl.encoders import Request, open_encoder
 from bayesncl.errors import InputError
+from bayesncl.judge import gather
 from bayesncl.names import Codes, Entry, write_names
 from bayesncl.sources import read_embeddings
 from tests.commands import draw_folder, refused
@@ -447,3 +448,10 @@ def test_columns_may_have_any_name(run, tmp_path: Path) -> None:
     table = Table(np.eye(3, dtype=np.float32), ["a", "b", "c"], None, ["class", "Path", "wing"])
     (tmp_path / "t.csv").write_bytes(embed_module._csv(table))
     assert read_arrays(tmp_path / "t.csv", ("z",))["z"].tolist() == np.eye(3).tolist()
+
+
+def test_judging_leaves_the_codes_as_they_are() -> None:
+    x, y = clusters()
+    codes = bayesncl.ReadableCodes(4, steps=2, keep=2, sparse_output=True).fit(x)
+    z, _, _ = gather(codes, x, Rows(tuple(map(str, y)), y, ("a", "b", "c")))
+    assert isinstance(z, np.ndarray) and codes.sparse_output
