@@ -52,7 +52,7 @@ class Params(NamedTuple):
     solarise: Tensor  # bool [N]
 
 
-def draw(views: Views, index: Tensor, epoch: int | Tensor, seed: int, size_in: tuple[int, int]) -> Params:
+def draw(views: Views, index: Tensor, epoch: int | Tensor, seed: int | Tensor, size_in: tuple[int, int]) -> Params:
     """Draw the parameters of both views of some images, N = 2B rows.
 
     They depend on `index`, the number of each image in the data set (int64 [B]), on epoch and seed, and on nothing
@@ -143,7 +143,7 @@ def apply(pixels: Tensor, params: Params, views: Views) -> Tensor:
     return x.unflatten(0, (count, 2)).transpose(0, 1).reshape(2 * count, 3, views.size, views.size)
 
 
-def make_views(pixels: Tensor, index: Tensor, epoch: int | Tensor, seed: int, views: Views) -> Tensor:
+def make_views(pixels: Tensor, index: Tensor, epoch: int | Tensor, seed: int | Tensor, views: Views) -> Tensor:
     """Draw and make both views of every image: `apply` of `draw`, float32 [2B, 3, S, S] in [0, 1], not normalised."""
     height, width = pixels.shape[-2:]
     return apply(pixels, draw(views, index, epoch, seed, (height, width)), views)

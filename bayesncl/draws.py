@@ -35,12 +35,12 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _shift(x, 31)
 
 
-def make_key(seed: int, epoch: int | Tensor, index: Tensor, stream: int = 0) -> Tensor:
+def make_key(seed: int | Tensor, epoch: int | Tensor, index: Tensor, stream: int = 0) -> Tensor:
     """Keys of the random numbers of some images in one epoch.
 
     Parameters
     ----------
-    seed : any integer; its low 64 bits count.
+    seed : any integer; its low 64 bits count. Or an int64 tensor, 0-d.
     epoch : integer, or int64 tensor that broadcasts against `index` (a 0-d one stays on its device).
     index : int64 [...], number of each image in the data set.
     stream : which of several independent sequences for the same image.
@@ -51,7 +51,7 @@ def make_key(seed: int, epoch: int | Tensor, index: Tensor, stream: int = 0) -> 
     """
     key = _mix(index + GAMMA)
     # each word is added to an already mixed key, so that (index, seed) = (4, 1) and (5, 0) have nothing in common
-    for word in (_signed(seed), stream, epoch):
+    for word in (seed if isinstance(seed, Tensor) else _signed(seed), stream, epoch):
         key = _mix(key + GAMMA + word)
     return key
 

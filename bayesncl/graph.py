@@ -22,9 +22,14 @@ COMPILER: dict[str, str | int | bool | Callable[..., object]] = {
     "triton.persistent_reductions": False,  # sums over an image of 5 x 5 are twice as fast in a loop
 }
 
+CACHED = "autograd_cache_allow_custom_autograd_functions"
+
 
 def compile_function(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function compiled for a GPU, with those of our options that this torch has."""
+    # a graph with our BatchNorm, whose gradient is written out, is otherwise traced anew in every process
+    if hasattr(torch._functorch.config, CACHED):
+        setattr(torch._functorch.config, CACHED, True)
     known = set(torch._inductor.list_options())
     options = {name: value for name, value in COMPILER.items() if name in known}
     return torch.compile(function, dynamic=False, options=options)

@@ -61,11 +61,15 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor, uniform: Tensor | None = None) -> Features:
         """Features of normalised pixels x [N, 3, H, W]; `uniform` [N, D] feeds noisy gates their noise in training."""
-        h = self.backbone(x)
+        features: Features = self.head(self.embed(x), uniform)
+        return features
+
+    def embed(self, x: Tensor) -> Tensor:
+        """h [N, F] of normalised pixels x [N, 3, H, W]."""
+        h: Tensor = self.backbone(x)
         if self.training:
             update_running_statistics(self.backbone)
-        features: Features = self.head(h, uniform)
-        return features
+        return h
 
     def normalise_pixels(self, x: Tensor) -> Tensor:
         """uint8, or float in [0, 1], to what `forward` takes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral
 from typing import Any
 
@@ -74,7 +75,7 @@ def info_nce_sum(
     of all.
     """
     left_out = torch.stack([self_index, positive], 1) if decoupled else self_index[:, None]
-    with torch.autocast(a.device.type, enabled=False):
+    with _without_autocast(a.device.type):
         same = a is c
         a = at_least_float32(a)
         c = a if same else at_least_float32(c)
@@ -87,6 +88,11 @@ def info_nce_sum(
         pull = s.gather(1, positive[:, None]).squeeze(1)
         s = s.scatter(1, left_out, float("-inf"))
         return (torch.logsumexp(s, 1) - pull).sum()
+
+
+def _without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Autocast off within; entered where it is on alone, since torch does not cache a compiled function that does."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 class _BlockedSum(torch.autograd.Function):

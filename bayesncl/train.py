@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +29,7 @@ from .errors import InputError
 from .feed import Pixels, batches, settle
 from .gates import GATES
 from .graph import check_gradients, compile_function, fast
+from .heads import Features
 from .lars import LARS
 from .meter import Logger, Meter, raise_if_bad
 from .model import Encoder, build_model, model_bytes
@@ -184,21 +185,51 @@ def update(
 
 
 def losses(
-    model: Encoder, pixels: Tensor, index: Tensor, epoch: Tensor, precision: torch.dtype
+    model: Encoder,
+    pixels: Tensor,
+    index: Tensor,
+    epoch: Tensor,
+    precision: torch.dtype,
+    made: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda part: part,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Loss of a batch; averages [5] (AVERAGES) and active rows per dimension [D], both without gradient.
 
-    With several processes these are this process's shares, which add up to those of the global batch.
+    With several processes these are this process's shares, which add up to those of the global batch. `made` is what
+    becomes of each part before it is called. The parts are compiled apart: torch does not keep what it traced of a
+    function that enters autocast, and another run with the same views or backbone finds them in the cache.
     """
-    recipe = model.recipe
-    views = make_views(pixels, index, epoch, recipe.run.seed, recipe.views)  # [2b, 3, S, S]
-    x = model.normalise_pixels(views).contiguous(memory_format=torch.channels_last)
-    uniform = None
-    if model.head.kind is not None and model.head.kind.noisy:
-        keys = draws.make_key(recipe.run.seed, epoch, torch.cat([index, index + 2**40]), stream=7)
-        uniform = draws.uniform(keys, model.head.dim)
+    seed = torch.full_like(epoch, model.recipe.run.seed)  # as a number it would be compiled in, anew for each seed
+    x, uniform = made(draw)(model, pixels, index, epoch, seed)
     with torch.autocast(pixels.device.type, dtype=precision, enabled=precision != torch.float32):
-        features = model(x, uniform)
+        h = made(embed)(model, x)
+        features = made(code)(model, h, uniform)
+    loss, averages, active = made(score)(model, features)
+    return loss, averages, active
+
+
+def draw(model: Encoder, pixels: Tensor, index: Tensor, epoch: Tensor, seed: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Normalised views [2b, 3, S, S] of pixels [b, 3, H, W], and the noise [2b, D] that noisy gates take."""
+    views = make_views(pixels, index, epoch, seed, model.recipe.views)
+    x = model.normalise_pixels(views).contiguous(memory_format=torch.channels_last)
+    if model.head.kind is None or not model.head.kind.noisy:
+        return x, None
+    keys = draws.make_key(seed, epoch, torch.cat([index, index + 2**40]), stream=7)
+    return x, draws.uniform(keys, model.head.dim)
+
+
+def embed(model: Encoder, x: Tensor) -> Tensor:
+    """h [2b, F] of normalised views; the running statistics of the backbone move."""
+    return model.embed(x)
+
+
+def code(model: Encoder, h: Tensor, uniform: Tensor | None) -> Features:
+    """What the head makes of h [2b, F] and the noise of its gates."""
+    features: Features = model.head(h, uniform)
+    return features
+
+
+def score(model: Encoder, features: Features) -> tuple[Tensor, Tensor, Tensor]:
+    """What `losses` returns, of features."""
     terms = model.head.loss(features)
     with torch.no_grad():
         active = features.gated.abs() > ACTIVE
@@ -233,7 +264,7 @@ def make_step(model: Encoder, optimiser: LARS, meter: Meter, pixels: Pixels, dev
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
     if compiled:
-        body = partial(update, model, optimiser, meter, compile_function(losses), batch)
+        body = partial(update, model, optimiser, meter, partial(losses, made=cache(compile_function)), batch)
         torch.compiler.reset()  # of a function only eight compiled forms are kept; a ninth would run as it is written
         optimiser.compile()
         # the float32 products that are left are those of InfoNCE, and meant to be

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,15 @@ def assert_agree(method: str, backend: str, *changes: str) -> None:
     recipe = tiny_recipe(method, *small, *changes)
     eager, weights = curve(recipe, losses)
     torch._dynamo.reset()
-    compiled, others = curve(recipe, torch.compile(losses, dynamic=False, backend=backend, fullgraph=True))
+    compiled, others = curve(recipe, compiled_losses(backend))
     assert eager.shape == (STEPS,)
     torch.testing.assert_close(compiled, eager, rtol=LOSS, atol=0)
     assert_same_way(recipe, others, weights, WEIGHTS, least=1e-3)
+
+
+def compiled_losses(backend: str) -> Callable[..., Any]:
+    """Every part compiled, as a whole."""
+    return partial(losses, made=cache(partial(torch.compile, dynamic=False, backend=backend, fullgraph=True)))
 
 
 def test_options_of_the_compiler_that_torch_has_no_more_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
