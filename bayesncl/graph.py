@@ -6,6 +6,8 @@ not wait for the host.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from . import distributed
+from .data.cache import folder
 from .errors import InputError
 
 LOST = 0.05  # of a gradient's length as written: what is shorter once compiled has lost something
@@ -27,12 +30,22 @@ CACHED = "autograd_cache_allow_custom_autograd_functions"
 
 def compile_function(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function compiled for a GPU, with those of our options that this torch has."""
+    keep_compiled()
     # a graph with our BatchNorm, whose gradient is written out, is otherwise traced anew in every process
     if hasattr(torch._functorch.config, CACHED):
         setattr(torch._functorch.config, CACHED, True)
     known = set(torch._inductor.list_options())
     options = {name: value for name, value in COMPILER.items() if name in known}
     return torch.compile(function, dynamic=False, options=options)
+
+
+def keep_compiled() -> None:
+    """Have torch keep what it compiles in our cache folder: its own choice is lost when the machine starts again."""
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        with contextlib.suppress(InputError, OSError):
+            place = folder() / "compiled"
+            place.mkdir(parents=True, exist_ok=True)
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place)
 
 
 def fast(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -11,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from bayesncl import graph, train
 from bayesncl.backbones import ViewBatchNorm2d, set_views
 from bayesncl.feed import batches
-from bayesncl.graph import COMPILER, compile_function, find_lost_gradients, rehearse
+from bayesncl.graph import COMPILER, compile_function, find_lost_gradients, keep_compiled, rehearse
 from bayesncl.model import build_model
 from bayesncl.recipes import Recipe
 from bayesncl.train import losses, make_optimiser, momenta, schedule
@@ -73,6 +75,21 @@ def test_options_of_the_compiler_that_torch_has_no_more_are_left_out(monkeypatch
     monkeypatch.setattr(torch._inductor, "list_options", lambda: ["triton.persistent_reductions", "others"])
     compile_function(losses)
     assert [how["options"] for how in asked] == [COMPILER, {"triton.persistent_reductions": False}]
+
+
+def test_what_is_compiled_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
+    keep_compiled()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "elsewhere"  # who names a place gets it
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("BAYESNCL_CACHE", str(tmp_path / "file"))
+    keep_compiled()
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ  # no folder can be there: torch chooses
+    monkeypatch.setenv("BAYESNCL_CACHE", str(tmp_path / "cache"))
+    keep_compiled()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "cache" / "compiled")
+    assert cache_dir() == str(tmp_path / "cache" / "compiled")
 
 
 @pytest.fixture(params=["built-in", "fused"])
