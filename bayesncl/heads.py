@@ -144,6 +144,8 @@ class Prototypes(Head):
     width : of p; at most F.
     temperature : of the prediction.
     sharpness : temperature of the assignment, below that of the prediction.
+    rounds : of balancing. Fewer leave prototypes free to gather where rows are dense: each is read better, and together
+        they tell less of a row.
     softness : temperature of the codes.
     """
 
@@ -157,10 +159,12 @@ class Prototypes(Head):
         width: int = 128,
         temperature: float = 0.1,
         sharpness: float = 0.05,
+        rounds: int = 3,
         softness: float = 0.15,
     ) -> None:
         super().__init__()
-        self.dim, self.temperature, self.sharpness, self.softness = dim, temperature, sharpness, softness
+        self.dim, self.temperature, self.softness = dim, temperature, softness
+        self.sharpness, self.rounds = sharpness, rounds
         width = min(width, features)
         self.projection = nn.Linear(features, width)
         self.prototypes = nn.Parameter(unit_rows(dim, width))
@@ -192,7 +196,7 @@ class Prototypes(Head):
     def loss(self, features: Features) -> Terms:
         assert features.aux is not None
         s = features.aux.unflatten(0, (2, -1))  # [2, B, D]
-        targets = balanced_assignment(s, self.sharpness, total=distributed.all_reduce_sum)
+        targets = balanced_assignment(s, self.sharpness, self.rounds, distributed.all_reduce_sum)
         loss = swapped_cross_entropy(s, targets, self.temperature) / (len(features.aux) * distributed.world_size())
         return Terms(loss, loss.detach(), torch.zeros_like(loss), torch.ones_like(loss) / distributed.world_size())
 

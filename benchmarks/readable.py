@@ -17,6 +17,7 @@ import hashlib
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,9 @@ class Deep(Prototypes):
 
 HEADS |= {
     "unbalanced": Unbalanced,
+    "1 round": partial(Prototypes, rounds=1),
+    "2 rounds": partial(Prototypes, rounds=2),
+    "warmer": partial(Prototypes, temperature=0.12),
     "deep": Deep,
     "deep ncl": lambda features, dim: Projector(features, Model(dim=dim), Gate(kind="none"), Objective(), depth=2),
 }
@@ -78,7 +82,12 @@ STUDY: dict[str, dict[str, dict[str, Any]]] = {
         "prototypes, itself as partner": {"positives": "self"},
         **{f"prototypes, {k} neighbours": {"neighbours": k} for k in (3, 10, 100)},
     },
-    "balance": {"prototypes, not balanced": {"method": "unbalanced"}},
+    "balance": {
+        "prototypes, not balanced": {"method": "unbalanced"},
+        "prototypes, 1 round of balancing": {"method": "1 round"},
+        "prototypes, 2 rounds": {"method": "2 rounds"},
+        "prototypes, temperature 0.12": {"method": "warmer"},
+    },
     "width": {f"prototypes, D = {d}": {"dim": d} for d in (64, 256, 4096)},
     "gates": {f"{name}, D = 256": {"method": name, "dim": 256} for name in ("ncl", "bayesncl")},
     "layers": {"prototypes, two layers": {"method": "deep"}, "ncl, two layers": {"method": "deep ncl"}},
@@ -89,7 +98,7 @@ STUDY: dict[str, dict[str, dict[str, Any]]] = {
 }
 SHOWN = {  # measure: heading, decimals
     "ap": ("AP", 3), "consistency": ("SC", 1), "classes_owned": ("owned", 0), "p5": ("P@5", 1), "probe": ("probe", 1),
-    "dead": ("dead", 2), "readable": ("readable, %", 0), "seconds": ("seconds", 0),
+    "dead": ("dead", 2), "readable": ("readable, %", 0),
 }  # fmt: skip
 
 
@@ -223,7 +232,7 @@ def judge(z_train: np.ndarray, y_train: np.ndarray, z: np.ndarray, y: np.ndarray
 def cell(row: dict[str, Any], key: str) -> str:
     """Mean and, with several seeds, spread."""
     values, decimals = [one[key] for one in row["seeds"]], SHOWN[key][1]
-    spread = f" ± {np.std(values, ddof=1):.{decimals}f}" if len(values) > 1 and key != "seconds" else ""
+    spread = f" ± {np.std(values, ddof=1):.{decimals}f}" if len(values) > 1 else ""
     return f"{np.mean(values):.{decimals}f}{spread}"
 
 
