@@ -1,61 +1,159 @@
-"""Seconds of `evaluate` (all but the 50-epoch probe) at the size of CIFAR-100: random pixels, untrained weights.
+"""Seconds of each part of a whole evaluation (all but the 50-epoch probe), the longest first.
 
-    python benchmarks/evaluation.py --json evaluation.json
+    python benchmarks/evaluation.py                        # made-up features of CIFAR-100's size, no images
+    python benchmarks/evaluation.py --dims 1024 --fires 1  # ... of a wide code that fires everywhere
+    python benchmarks/evaluation.py --run RUN --data DIR   # a finished run, with its images
+
+`own` is a function's time without the functions below it that have a line of their own. A GPU is waited for at the
+start and end of each, which costs little. What happens before, imports and reading images, is printed apart.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import inspect
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+began = time.perf_counter()
 
 import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bayesncl import evaluate as evaluation
+from bayesncl.data import load as load_split
 from bayesncl.data.images import Images
-from bayesncl.evaluate import evaluate
-from bayesncl.model import build_model
-from bayesncl.recipes import named
+from bayesncl.features import Extracted
+from bayesncl.model import build_model, load_run
+from bayesncl.recipes import named, replace_fields, with_root
 from bayesncl.train import default_device
+
+IMPORTS = time.perf_counter() - began
+MODULES = ("bayesncl.evaluate", "bayesncl.features", "bayesncl.heat", "bayesncl.measure.")
+# called for every block of rows, or nothing to speak of
+SMALL = {"norms", "unit", "divide", "as_tensor", "positive", "release", "place", "at", "at_l0", "mean", "rounded"}
+
+
+class Clock:
+    """Calls, own seconds and seconds with all that is called, by function."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[float]] = {}
+        self.inside: list[float] = []  # seconds of timed callees, of each function that is running
+
+    def watch(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def timed(*args: Any, **options: Any) -> Any:
+            start = self.now()
+            self.inside.append(0.0)
+            try:
+                return function(*args, **options)
+            finally:
+                whole = self.now() - start
+                row = self.rows.setdefault(name, [0, 0.0, 0.0])
+                for i, value in enumerate((1, whole - self.inside.pop(), whole)):
+                    row[i] += value
+                if self.inside:
+                    self.inside[-1] += whole
+
+        return timed
+
+    @staticmethod
+    def now() -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+def watch_all(clock: Clock) -> None:
+    """Put a clock on the public functions of the measuring modules, under every name they were imported by."""
+    timed: dict[Callable[..., Any], Callable[..., Any]] = {}
+    for module in [m for name, m in sys.modules.items() if name.startswith("bayesncl")]:
+        for alias, function in list(vars(module).items()):
+            if not inspect.isfunction(function) or inspect.isgeneratorfunction(function):
+                continue
+            home, name = function.__module__, function.__name__
+            if home.startswith(MODULES) and not name.startswith("_") and name not in SMALL:
+                timed.setdefault(function, clock.watch(f"{home.split('.')[-1]}.{name}", function))
+                setattr(module, alias, timed[function])
+
+
+def make_features(n: int, classes: int, width: int, dims: int, fires: float, seed: int) -> tuple[Extracted, np.ndarray]:
+    """h of classes with noise; z its rectified projection, of which that share fires; gates that close a half."""
+    world, rng = np.random.default_rng(0), np.random.default_rng(seed)
+    centres = world.standard_normal((classes, width), dtype=np.float32)
+    project = world.standard_normal((width, dims), dtype=np.float32) / np.float32(width**0.5)
+    labels = rng.permutation(np.arange(n) % classes)
+    h = np.maximum(centres[labels] + rng.standard_normal((n, width), dtype=np.float32), 0)
+    raw = (h - h.mean(0)) @ project
+    raw -= np.quantile(raw[:1000], 1 - fires) if fires < 1 else raw.min() - 0.01
+    opened = rng.random((n, dims), np.float32) < 0.5
+    z, gated = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+                for x in (np.maximum(raw, 0), np.maximum(raw, 0) * (opened if fires < 1 else 1)))  # fmt: skip
+    return Extracted(h, z, gated, opened), labels
+
+
+def made_up(options: argparse.Namespace) -> tuple[Any, Images, Images]:
+    """An untrained model and splits without images to speak of, whose features are made up."""
+    recipe = replace_fields(named(options.recipe), model={"dim": options.dims})
+    model = build_model(recipe).to(default_device()).eval()
+    found, splits = {}, []
+    for split, n in enumerate((options.train, options.test)):
+        features, labels = make_features(n, options.classes, int(model.backbone.features), options.dims, options.fires, split)
+        pixels = np.broadcast_to(np.zeros((), np.uint8), (n, 3, recipe.data.size, recipe.data.size))
+        splits.append(Images(pixels, labels))
+        found[id(splits[-1])] = features
+    evaluation.extract = lambda model, images, *args, **options: found[id(images)]
+    return model, *splits
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, help="a finished run, instead of made-up features")
+    parser.add_argument("--data", help="where its images are, if they have moved")
     parser.add_argument("--recipe", default="cifar100-bayesncl")
     parser.add_argument("--train", type=int, default=50_000)
     parser.add_argument("--test", type=int, default=10_000)
     parser.add_argument("--classes", type=int, default=100)
+    parser.add_argument("--dims", type=int, default=256)
+    parser.add_argument("--fires", type=float, default=0.1, help="share of entries that fire before the gates")
+    parser.add_argument("--warm", action="store_true", help="evaluate once before, so that nothing is done first")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--values", type=Path, help="also save the result, to compare two versions")
     options = parser.parse_args()
-    recipe, device = named(options.recipe), default_device()
-    rng = np.random.default_rng(0)
-    side = recipe.data.size
-    splits = []
-    for n in (options.train, options.test):
-        labels = np.arange(n) % options.classes
-        tint = rng.integers(0, 160, (options.classes, 3, 1, 1))  # a colour a class: features are not all noise
-        pixels = (tint[labels] + rng.integers(0, 96, (n, 3, side, side))).astype(np.uint8)
-        splits.append(Images(pixels, labels))
-    model = build_model(recipe).to(device).eval()
-    marks: dict[str, float] = {}
-    began = last = time.perf_counter()
-
-    def progress(done: int, total: int, what: str) -> None:
-        nonlocal last
-        now = time.perf_counter()
-        marks[what] = marks.get(what, 0.0) + now - last
-        last = now
-
-    evaluate(model, *splits, progress=progress)
-    row = {"seconds": time.perf_counter() - began, "parts": {k: round(v, 2) for k, v in marks.items()}}
-    row["device"] = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    print(json.dumps(row, indent=2))
+    start = time.perf_counter()
+    if options.run:
+        model = load_run(options.run, default_device())
+        data = with_root(model.recipe, options.data).data
+        splits = [load_split(data, split) for split in ("train", "test")]
+    else:
+        model, *splits = made_up(options)
+    ready = time.perf_counter() - start
+    if options.warm:
+        evaluation.evaluate(model, *splits)
+    clock = Clock()
+    watch_all(clock)
+    result = evaluation.evaluate(model, *splits)
+    total = clock.rows["evaluate.evaluate"][2]
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
+    print(f"{device}: imports {IMPORTS:.2f} s, images or features {ready:.2f} s, evaluate {total:.2f} s")
+    print(f"{'own s':>8} {'all s':>8} {'calls':>6}  part")
+    for name, (calls, own, whole) in sorted(clock.rows.items(), key=lambda row: -row[1][1]):
+        if own >= 0.005:
+            print(f"{own:8.2f} {whole:8.2f} {calls:6}  {name}")
+    rows = {name: {"own": own, "all": whole, "calls": calls} for name, (calls, own, whole) in clock.rows.items()}
     if options.json:
-        options.json.write_text(json.dumps(row, indent=2) + "\n")
+        found = {"device": device, "imports": IMPORTS, "ready": ready, "seconds": total, "parts": rows}
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    if options.values:
+        options.values.write_text(result.to_json())
 
 
 if __name__ == "__main__":
