@@ -300,16 +300,17 @@ def evaluate(
     table = describe(sound.gated, as_labels(test.labels, len(test))[0])
     columns = ("support", "consistency", "entropy_freq", "mass")
     result.dimensions = {key: rounded(getattr(table, key).astype(float), DIGITS) for key in columns}
-    result.curves = curves(sound, paper, test.labels, ranking)
+    result.curves = curves(sound, paper, test.labels, ranking, result.retrieval)
     result.conflicting = {str(t): conflicting(sound.gated, test, t) for t in (0.9, 0.5)}
     if train.labels is not None:
         result.probe = {"fast": probe.fast_probe(seen.h, train.labels, sound.h, test.labels)}
         k = result.parameters["knn_k"] = min(NEIGHBOURS, len(train))
-        pairs = {name: (getattr(seen, name), getattr(sound, name)) for name in ("h", "gated")}
-        result.knn, result.chance["knn"] = (
-            {name: retrieval.knn_accuracy(own, labels, z, test.labels, k) for name, (own, z) in pairs.items()}
-            for labels in (train.labels, interpretability.shuffled(train.labels))
-        )
+        known = [train.labels, interpretability.shuffled(train.labels)]
+        near = {
+            name: retrieval.knn_accuracies(getattr(seen, name), known, getattr(sound, name), test.labels, k)
+            for name in ("h", "gated")
+        }
+        result.knn, result.chance["knn"] = ({name: both[i] for name, both in near.items()} for i in (0, 1))
         if paper_probe:
             result.probe["paper"] = published_probe(model, train, test, progress)
     if sound.open is not None:  # the theory is of gates that are open or closed
@@ -340,17 +341,26 @@ def untrained_codes(model: Encoder, h: np.ndarray, seed: int = 0) -> np.ndarray:
     return torch.cat([head(part.to(model.mean.device)).gated.cpu() for part in parts]).numpy()
 
 
-def curves(sound: Extracted, paper: Extracted, labels: np.ndarray, ranking: np.ndarray) -> Tree:
-    """Consistency by minimum support, and retrieval over the number of kept dimensions."""
-    width = sound.gated.shape[1]
-    dims = [k for k in CURVE_DIMS if k <= width]
+def curves(sound: Extracted, paper: Extracted, labels: np.ndarray, ranking: np.ndarray, known: Tree) -> Tree:
+    """Consistency by minimum support, and retrieval over the number of kept dimensions.
+
+    `known` is the retrieval that was measured: what it has is not sought again.
+    """
     ks = tuple(k for k in (1, 3, 5, 10) if k < len(labels))
+
+    def curve(definition: str, features: np.ndarray, ranking: np.ndarray | None) -> Tree:
+        width = features.shape[1]
+        dims = [kept for kept in CURVE_DIMS if kept <= width]
+        had = {kept: known[definition].get("all" if kept == width else str(kept)) for kept in dims}
+        missing = [kept for kept in dims if had[kept] is None]
+        return rounded(had | retrieval.retrieval_curve(features, labels, missing, ks, definition, ranking))
+
     by_support = interpretability.consistency_by_support(sound.gated, labels, SUPPORTS)
     return {
         "consistency_by_support": rounded(dict(zip(SUPPORTS, by_support["consistency"].tolist()))),
         "dimensions_by_support": rounded(dict(zip(SUPPORTS, by_support["dimensions"].tolist()))),
-        "retrieval_paper": rounded(retrieval.retrieval_curve(paper.gated, labels, dims, ks, "paper")),
-        "retrieval_sound": rounded(retrieval.retrieval_curve(sound.gated, labels, dims, ks, "sound", ranking)),
+        "retrieval_paper": curve("paper", paper.gated, None),
+        "retrieval_sound": curve("sound", sound.gated, ranking),
     }
 
 

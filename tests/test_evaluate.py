@@ -13,8 +13,8 @@ from bayesncl import paper_probe as published
 from bayesncl.data import DATASETS, load, scenes
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
-from bayesncl.evaluate import evaluate, measure_features, scarce, untrained_codes
-from bayesncl.features import extract
+from bayesncl.evaluate import curves, evaluate, measure_features, scarce, untrained_codes
+from bayesncl.features import Extracted, extract
 from bayesncl.measure import conflict, kept, probe
 from bayesncl.measure.interpretability import interpretability, shuffled
 from bayesncl.measure.result import Result
@@ -130,7 +130,33 @@ def test_dimensions_are_chosen_on_the_training_images(monkeypatch: pytest.Monkey
     sums = extract(model, train).gated.sum(0, dtype=np.float64)
     np.testing.assert_allclose(given["table"], sums, rtol=1e-6)
     np.testing.assert_allclose(given["sound"][0], sums, rtol=1e-6)
-    assert given["paper"] == ()  # as published: on the images that are retrieved
+    assert given["paper"] == (None,)  # as published: on the images that are retrieved
+
+
+def test_curves_take_what_the_table_of_retrieval_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    labels, ranking = np.arange(90) % 3, rng.random(64)
+    paper, sound = ((rng.random((90, 64)) * (rng.random((90, 64)) < 0.2)).astype(np.float32) for _ in range(2))
+    known = measure_features({"paper": paper, "sound": sound}, labels, dims=(32,), ranking=ranking).retrieval
+    wanted = {
+        "paper": retrieval_curve(paper, labels, (16, 32, 48, 64), definition="paper"),
+        "sound": retrieval_curve(sound, labels, (16, 32, 48, 64), ranking=ranking),
+    }
+    sought = []
+
+    def curve(features: Any, labels: Any, dims: list[int], *rest: Any) -> Any:
+        sought.append(dims)
+        return retrieval_curve(features, labels, dims, *rest)
+
+    monkeypatch.setattr(sys.modules[evaluate.__module__].retrieval, "retrieval_curve", curve)
+    both = (Extracted(z, z, z, None) for z in (sound, paper))
+    found = curves(*both, labels, ranking, known)
+    assert sought == [[16, 48], [16, 48]]
+    for definition, by_dims in wanted.items():
+        own = found[f"retrieval_{definition}"]
+        assert list(own) == ["16", "32", "48", "64"]
+        for kept_dims, by_k in by_dims.items():
+            assert own[str(kept_dims)] == pytest.approx({str(k): value for k, value in by_k.items()})
 
 
 def test_lists_have_an_entry_per_dimension(scenes_result: tuple[Encoder, Result]) -> None:

@@ -149,7 +149,7 @@ def test_a_compiler_that_loses_a_gradient_is_found_out(monkeypatch: pytest.Monke
 
 def test_neighbours_kept_on_the_gpu_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
-    rows = retrieval.GALLERY_ROWS + 900  # two blocks of the gallery, several of queries
+    rows = retrieval.GALLERY_ROWS["cuda"] + 900  # two blocks of the gallery, several of queries
     z = np.where(rng.random((rows, 24)) < 0.2, rng.random((rows, 24)).round(1), 0).astype(np.float32)  # many ties
     y, columns = rng.integers(0, 5, rows), np.arange(0, 24, 2)
     found = []

@@ -10,7 +10,7 @@ import torch
 
 from bayesncl.errors import InputError
 from bayesncl.measure import retrieval as module
-from bayesncl.measure.retrieval import knn_accuracy, rank_relevance, retrieval, retrieval_curve
+from bayesncl.measure.retrieval import knn_accuracies, knn_accuracy, rank_relevance, retrieval, retrieval_curve
 from bayesncl.objective import ipw_similarity
 from tests.conftest import unit_length
 
@@ -81,7 +81,7 @@ def test_worked_example() -> None:
     assert result == {1: pytest.approx(100 * 4 / 6), 3: pytest.approx(100 * 2 / 6)}
 
 
-@pytest.mark.parametrize("kept", [False, True], ids=["made anew", "kept, as on a GPU"])
+@pytest.mark.parametrize("kept", [False, True], ids=["made anew", "kept"])
 @pytest.mark.parametrize("features", ["dense", "tied"])
 def test_blocks_and_order_change_nothing(features: str, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
@@ -89,9 +89,10 @@ def test_blocks_and_order_change_nothing(features: str, kept: bool, monkeypatch:
     z = rng.standard_normal((90, 6)) if features == "dense" else (rng.random((90, 6)) < 0.25).astype(float)
     whole = {d: retrieval(z, labels, definition=d) for d in ("sound", "paper")}
     shuffle = rng.permutation(90)
-    monkeypatch.setattr(module, "QUERY_ROWS", 13)
-    monkeypatch.setattr(module, "GALLERY_ROWS", 17)
-    monkeypatch.setattr(module, "_fits_gpu", lambda size: kept)
+    monkeypatch.setattr(module, "place", lambda: torch.device("cpu"))
+    monkeypatch.setitem(module.QUERY_ROWS, "cpu", 13)
+    monkeypatch.setitem(module.GALLERY_ROWS, "cpu", 17)
+    monkeypatch.setattr(module, "KEPT_BYTES", 2**20 if kept else 0)
     for definition, expected in whole.items():
         assert retrieval(z, labels, definition=definition) == pytest.approx(expected)
         assert retrieval(z[shuffle], labels[shuffle], definition=definition) == pytest.approx(expected)
@@ -154,6 +155,19 @@ def test_knn_agrees_with_loops() -> None:
         right += votes.argmax() == y
     assert 50 < knn_accuracy(z, labels, queries, wanted) < 100
     assert knn_accuracy(z, labels, queries, wanted) == pytest.approx(100 * right / 50)
+
+
+def test_knn_of_several_labellings_is_that_of_each() -> None:
+    """Also where classes are missing from one of them, and where ties go on beyond the last place."""
+    rng = np.random.default_rng(0)
+    z = (rng.random((200, 6)) < 0.3).astype(float)
+    labels = rng.integers(0, 5, 200)
+    wanted = labels[:50]
+    labellings = [labels, rng.permutation(labels), labels // 4 * 4, labels + 7]
+    each = [knn_accuracy(z, y, z[:50], wanted, k=7) for y in labellings]
+    assert knn_accuracies(z, labellings, z[:50], wanted, k=7) == each
+    assert len(set(each)) == 4
+    assert each[3] == 0  # no class of theirs is asked for
 
 
 def test_knn_ties_share_places() -> None:

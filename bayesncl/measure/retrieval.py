@@ -19,7 +19,9 @@ from ..errors import InputError
 from .counts import Labellings, Progress, as_tensor, column_sums, divide, norms, release
 
 KS = (1, 3, 5, 10)
-QUERY_ROWS, GALLERY_ROWS = 1024, 4096
+QUERY_ROWS = {"cpu": 1024, "cuda": 2048}  # at a time: on a CPU they stay in cache, a GPU takes few and large steps
+GALLERY_ROWS = {"cpu": 4096, "cuda": 16384}
+KEPT_BYTES = 2**28  # of prepared rows that a CPU keeps for the next queries
 MOST_VOTES = 1 << 23  # queries times classes at a time
 
 
@@ -91,6 +93,21 @@ def knn_accuracy(
     A query gets the class with the greatest sum of exp(cosine / temperature) over its k nearest rows; of equal classes
     the first. Where more rows are equally near than there are places left, they share these places.
     """
+    return knn_accuracies(features, [labels], queries, query_labels, k, temperature)[0]
+
+
+def knn_accuracies(
+    features: Array,
+    labellings: Sequence[Array],
+    queries: Array,
+    query_labels: Array,
+    k: int = 20,
+    temperature: float = 0.07,
+) -> list[float]:
+    """`knn_accuracy` for several labellings of the training split, such as its labels and the same shuffled.
+
+    One search serves all: the neighbours do not depend on the labels.
+    """
     features, queries = as_features(features), as_features(queries)
     if features.shape[1] != queries.shape[1]:
         raise InputError(f"features have {features.shape[1]} dimensions, queries {queries.shape[1]}")
@@ -98,31 +115,38 @@ def knn_accuracy(
         raise InputError(f"k = {k} neighbours of {len(features)} rows")
     if not temperature > 0:
         raise InputError(f"the temperature must be positive, got {temperature}")
-    both = as_numpy(labels), as_numpy(query_labels)
-    if len({y.dtype.kind in "US" for y in both}) > 1:
-        raise InputError("labels and query labels must both be numbers or both be words")
-    index, _ = as_labels(np.concatenate(both), len(features) + len(queries))
-    known, wanted = torch.from_numpy(index[: len(features)]).to(place()), index[len(features) :]
-    right, gallery, classes = 0, _Gallery(features, None), int(index.max()) + 1
-    step = max(1, min(QUERY_ROWS, MOST_VOTES // classes))
+    known, wanted, classes = [], [], 1
+    for labels in labellings:
+        both = as_numpy(labels), as_numpy(query_labels)
+        if len({y.dtype.kind in "US" for y in both}) > 1:
+            raise InputError("labels and query labels must both be numbers or both be words")
+        index, names = as_labels(np.concatenate(both), len(features) + len(queries))
+        known.append(torch.from_numpy(index[: len(features)]).to(place()))
+        wanted.append(torch.from_numpy(index[len(features) :]).to(place()))
+        classes = max(classes, len(names))
+    right = torch.zeros(len(labellings), dtype=torch.int64, device=place())
+    gallery = _Gallery(features, None)
+    step = max(1, min(QUERY_ROWS[place().type], MOST_VOTES // classes))
     for start in range(0, len(queries), step):
-        stop = min(start + step, len(queries))
-        q = _prepare(queries, slice(start, stop), None)
+        part = slice(start, min(start + step, len(queries)))
+        q = _prepare(queries, part, None)
         values, found = _nearest(q, gallery, min(k + 1, len(features)))
         open_end = torch.nonzero(values[:, k - 1] == values[:, -1]).flatten()
         values, found, last = values[:, :k], found[:, :k], values[:, k - 1 : k]
         # less the largest, which no comparison feels and exp survives
         weight = ((values.double() - values[:, :1]) / temperature).exp()
-        votes = torch.zeros(len(q), classes, dtype=torch.float64, device=q.device)
         beyond = torch.zeros(len(q), 1, dtype=torch.bool, device=q.device)
         beyond[open_end] = True
-        votes.scatter_add_(1, known[found], weight.where((values > last) | ~beyond, 0.0))
-        if len(open_end):  # the last tie shares the places that are left
-            places = weight.where(values == last, 0.0).sum(1)[open_end]
-            counts = _count_classes(q[open_end], last[open_end], gallery, known, classes)
-            votes[open_end] += places[:, None] * counts / counts.sum(1, keepdim=True).clamp_min(1)
-        right += int((votes.argmax(1).cpu().numpy() == wanted[start:stop]).sum())
-    return 100 * right / len(queries)
+        sure = weight.where((values > last) | ~beyond, 0.0)
+        places = weight.where(values == last, 0.0).sum(1)[open_end]
+        for i, (labels, truth) in enumerate(zip(known, wanted)):
+            votes = torch.zeros(len(q), classes, dtype=torch.float64, device=q.device)
+            votes.scatter_add_(1, labels[found], sure)
+            if len(open_end):  # the last tie shares the places that are left
+                counts = _count_classes(q[open_end], last[open_end], gallery, labels, classes)
+                votes[open_end] += places[:, None] * counts / counts.sum(1, keepdim=True).clamp_min(1)
+            right[i] += (votes.argmax(1) == truth[part]).sum()
+    return [100 * hits / len(queries) for hits in right.tolist()]
 
 
 def choose(features: np.ndarray, dims: int | None, ranking: Array | None = None) -> np.ndarray | None:
@@ -170,9 +194,10 @@ def rank_relevance(
     gallery = _Gallery(features, columns)
     zeros = torch.zeros(len(labels), depth, dtype=torch.float64, device=labels.device)
     totals = {"sound": zeros, "paper": zeros.clone()}
-    for start in range(0, len(rows), QUERY_ROWS):
-        own = torch.from_numpy(rows[start : start + QUERY_ROWS]).to(place())
-        q = _prepare(features, rows[start : start + QUERY_ROWS], columns)
+    step = QUERY_ROWS[place().type]
+    for start in range(0, len(rows), step):
+        own = torch.from_numpy(rows[start : start + step]).to(place())
+        q = _prepare(features, rows[start : start + step], columns)
         weighted = q if weight is None else q * weight
         values, found = _nearest(weighted, gallery, min(ranks + 1, n - 1), own)
         match = (labels[:, found] == labels[:, own, None]).double()  # [L, q, ranks + 1]
@@ -190,7 +215,7 @@ def rank_relevance(
         self_value = (weighted * q).sum(1, keepdim=True).float()
         totals["paper"] += _with_self(values, size, hits, self_value)[:, :, 1 : depth + 1].sum(1)
         if progress:
-            progress(min(start + QUERY_ROWS, len(rows)), len(rows), "nearest neighbours")
+            progress(min(start + step, len(rows)), len(rows), "nearest neighbours")
     return {name: (total / len(rows)).cpu().numpy() for name, total in totals.items()}
 
 
@@ -216,24 +241,25 @@ def _with_self(values: Tensor, size: Tensor, hits: Tensor, self_value: Tensor) -
 
 def _prepare(features: np.ndarray, rows: slice | np.ndarray, columns: np.ndarray | None) -> Tensor:
     """Rows cut to the kept columns, at unit length, float64; zero rows stay zero."""
-    block = features[rows]
-    kept = as_tensor(block if columns is None else block[:, columns]).to(place()).double()
+    block = as_tensor(features[rows]).to(place())
+    kept = (block if columns is None else block[:, torch.from_numpy(columns).to(place())]).double()
     # rows picked by number are rows of the gallery too, which names them
     return divide(kept, norms(kept, rows.start if isinstance(rows, slice) else 0))
 
 
 class _Gallery:
-    """Blocks of prepared rows: made anew for every block of queries, but kept on a GPU that has room for them all."""
+    """Blocks of prepared rows: kept for the next queries where there is room for them all, else made anew."""
 
     def __init__(self, features: np.ndarray, columns: np.ndarray | None) -> None:
         self.features, self.columns = features, columns
         size = 8 * len(features) * (features.shape[1] if columns is None else len(columns))
-        self.keeps = _fits_gpu(size)
+        self.keeps = size < (torch.cuda.mem_get_info()[0] / 4 if place().type == "cuda" else KEPT_BYTES)
         self.kept: dict[int, Tensor] = {}
 
     def __iter__(self) -> Iterator[tuple[slice, Tensor]]:
-        for start in range(0, len(self.features), GALLERY_ROWS):
-            part = slice(start, min(start + GALLERY_ROWS, len(self.features)))
+        step = GALLERY_ROWS[place().type]
+        for start in range(0, len(self.features), step):
+            part = slice(start, min(start + step, len(self.features)))
             rows = self.kept.get(start)
             if rows is None:
                 rows = _prepare(self.features, part, self.columns)
@@ -242,11 +268,6 @@ class _Gallery:
                     self.kept[start] = rows
             yield part, rows
 
-
-
-def _fits_gpu(size: int) -> bool:
-    """Whether so many bytes may be kept on the GPU, if neighbours are sought there."""
-    return place().type == "cuda" and size < torch.cuda.mem_get_info()[0] / 4
 
 
 def _similarities(q: Tensor, gallery: _Gallery, own: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
@@ -263,8 +284,8 @@ def _nearest(q: Tensor, gallery: _Gallery, k: int, own: Tensor | None = None) ->
     """The k most similar rows of each query: similarity, descending, and row. Which of equals is not defined."""
     values, rows = q.new_empty(len(q), 0, dtype=torch.float32), q.new_empty(len(q), 0, dtype=torch.int64)
     for part, s in _similarities(q, gallery, own):
-        top, place = s.topk(min(k, s.shape[1]), dim=1)
-        values, rows = torch.cat([values, top], 1), torch.cat([rows, place + part.start], 1)
+        top, column = s.topk(min(k, s.shape[1]), dim=1)
+        values, rows = torch.cat([values, top], 1), torch.cat([rows, column + part.start], 1)
         values, order = values.topk(min(k, values.shape[1]), dim=1)
         rows = rows.gather(1, order)
     return values, rows
