@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import csv
+import io
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from .data.images import printable, shown
+from .data.images import first_line, printable, shown
 from .errors import InputError
 
 Array = Any  # numpy array or torch tensor, or what numpy makes an array of
@@ -85,7 +86,7 @@ def read_arrays(path: str | Path, names: Sequence[str], needed: Sequence[str] = 
     except InputError:
         raise
     except DAMAGE as error:
-        raise InputError(f"{shown(path)}: cannot be read: {_line(error)}") from None
+        raise InputError(f"{shown(path)}: cannot be read: {first_line(error)}") from None
 
 
 def read_features(path: str | Path, labels_path: str | Path | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -185,6 +186,21 @@ def check_room(size: int, what: str) -> None:
     """InputError where `size` bytes would take more than half of free memory."""
     if size > memory() // 2:
         raise InputError(f"{what} would take {size >> 20:,} MiB, over half of free memory ({memory() >> 20:,} MiB)")
+
+
+def npy_header(shape: tuple[int, ...], dtype: str) -> bytes:
+    """How a .npy file begins; NumPy pads it, so that its length does not depend on the number of rows."""
+    out = io.BytesIO()
+    npy.write_array_header_1_0(out, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return out.getvalue()
+
+
+def crc32(rows: np.ndarray) -> int:
+    """CRC-32 of the bytes of an array, a block at a time: it may be memory-mapped."""
+    crc, step = 0, max(1, BLOCK // max(1, rows[:1].nbytes))
+    for start in range(0, len(rows), step):
+        crc = zlib.crc32(rows[start : start + step].tobytes(), crc)
+    return crc
 
 
 def _members(path: Path, names: Sequence[str]) -> dict[str, Reader]:
@@ -412,11 +428,7 @@ def _parquet(path: Path) -> dict[str, Reader]:
             else:
                 features.append(column.to_numpy()[:, None])
     except pyarrow.ArrowException as error:
-        raise InputError(f"{shown(path)}: cannot be read: {_line(error)}") from None
+        raise InputError(f"{shown(path)}: cannot be read: {first_line(error)}") from None
     if features:
         found["z"] = lambda: features[0] if len(features) == 1 else np.hstack(features)
     return found
-
-
-def _line(error: BaseException) -> str:
-    return printable(" ".join(str(error).split()), 200) or type(error).__name__

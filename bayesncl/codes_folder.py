@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import io
 import json
 import os
-import stat
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -30,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .arrays import check_room, read_arrays
+from .arrays import check_room, crc32, npy_header, read_arrays
 from .codes import ReadableCodes
 from .data.archive import safe_name
 from .data.images import printable
@@ -138,13 +136,13 @@ class CodesFolder(Folder):
         """What codes.json says."""
         tree = self._read_object(self.about_file)
         try:
-            if tree.pop("format") != FORMAT or tree["kind"] not in KINDS or not isinstance(tree["source"], str):
+            if tree.pop("format") != FORMAT:
                 raise ValueError
             tree.pop("bayesncl", None)
             about = About(**tree)
-            if not isinstance(about.embeddings, dict) or not isinstance(about.encoder, dict | None):
-                raise ValueError
-            if not isinstance(about.images, str | None) or not isinstance(about.recipe, dict | None):
+            texts = isinstance(about.source, str) and isinstance(about.images, str | None)
+            objects = isinstance(about.encoder, dict | None) and isinstance(about.recipe, dict | None)
+            if about.kind not in KINDS or not texts or not objects or not isinstance(about.embeddings, dict):
                 raise ValueError
             return about
         except (KeyError, ValueError, TypeError):
@@ -169,7 +167,7 @@ class CodesFolder(Folder):
         shape = (about.embeddings.get("rows"), about.embeddings.get("features"))
         if found.shape != shape or found.dtype.kind != "f":
             raise self.damaged(self.embeddings_file)
-        if found.nbytes <= ALWAYS_CHECKED and checksum([found]) != about.embeddings.get("crc32"):
+        if found.nbytes <= ALWAYS_CHECKED and crc32(found) != about.embeddings.get("crc32"):
             raise self.damaged(self.embeddings_file)
         return found
 
@@ -233,10 +231,7 @@ class CodesFolder(Folder):
         about = replace(about, embeddings=known)
 
         def array() -> Iterator[bytes]:
-            header = io.BytesIO()
-            fields = {"descr": "<f4", "fortran_order": False, "shape": (len(rows), features)}
-            np.lib.format.write_array_header_1_0(header, fields)
-            yield header.getvalue()
+            yield npy_header((len(rows), features), "<f4")
             for block in blocks:
                 data = np.ascontiguousarray(block, "<f4").tobytes()
                 known["crc32"] = zlib.crc32(data, known["crc32"])
@@ -252,9 +247,9 @@ class CodesFolder(Folder):
             raise InputError(f"cannot write to {self}: {error.strerror or error}") from None
         return about
 
-    def relative(self, path: Path | str | None) -> str | None:
+    def relative(self, path: Path) -> str:
         """A path as codes.json holds it: relative to this folder, so that both can move together."""
-        return None if path is None else os.path.relpath(os.path.abspath(path), os.path.abspath(self.folder))
+        return os.path.relpath(os.path.abspath(path), os.path.abspath(self.folder))
 
     def place(self, path: str) -> Path:
         """A path that codes.json holds, from here."""
@@ -278,9 +273,9 @@ class CodesFolder(Folder):
         paths: list[Path | None] = []
         for i in chosen:
             name = safe_name(rows.names[i])
-            there = file_size(base / name) if name else -1
-            known = rows.marks is None or root is not None or there == rows.marks[i][0]
-            paths.append(base / name if name and known and there >= 0 else None)
+            path = base / name if name and os.path.isfile(base / name) else None
+            known = root is not None or rows.marks is None or path is None or mark(path)[0] == rows.marks[i][0]
+            paths.append(path if known else None)
         if not any(paths):
             raise InputError(f"{shown}: none of the {len(paths):,} images is there: --data DIR says where they are now")
         return paths
@@ -384,22 +379,13 @@ def encoder_dict(encoder: PhotoEncoder) -> dict[str, Any]:
     return asdict(encoder.request) | {"fingerprint": encoder.fingerprint}
 
 
-def checksum(blocks: Iterable[np.ndarray]) -> int:
-    """CRC-32 of the bytes of arrays, one after the other."""
-    crc = 0
-    for block in blocks:
-        for start in range(0, len(block), 4096):
-            crc = zlib.crc32(block[start : start + 4096].tobytes(), crc)
-    return crc
-
-
-def file_size(path: Path) -> int:
-    """Bytes of a regular file; -1 for anything else."""
+def mark(path: Path) -> tuple[int, int]:
+    """Size and time of a file; what changes when it does."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
-        return -1
-    return found.st_size if stat.S_ISREG(found.st_mode) else -1
+        return (-1, -1)
+    return found.st_size, found.st_mtime_ns
 
 
 def _hash(data: bytes) -> str:

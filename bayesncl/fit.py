@@ -22,7 +22,7 @@ import torch
 from . import distributed
 from .arrays import as_features, check_room
 from .codes import ReadableCodes, choose_batch, choose_dim, choose_steps
-from .codes_folder import About, CodesFolder, Rows, encoder_dict
+from .codes_folder import About, CodesFolder, Rows, encoder_dict, mark
 from .data import load as load_split
 from .data.images import PATH_LENGTH, fingerprint, held_out, printable
 from .encoders import PhotoEncoder, Request, default_request, find_kind, open_encoder
@@ -32,8 +32,8 @@ from .judge import headlines, judge
 from .measure.result import to_json
 from .measure.verdict import Verdict, to_dict
 from .model import load_run
-from .photos import BLOCK, Embedded, Pile, find_photos, mark
-from .progress import Display
+from .photos import BLOCK, Embedded, find_photos
+from .progress import Display, plural, words
 from .shelf import BadCheckpoint
 from .sources import Options, find_source, match_images, photo_labels, read_embeddings, read_labels
 
@@ -81,7 +81,7 @@ def fit(source: Path, out: Path, options: Options, device: torch.device, display
         return None
     by = f"{rows.held:,} held-out" if rows.held else f"the same {len(rows):,}"
     seconds = time.perf_counter() - began
-    display.note(f"{out}: {codes.dim_:,} dimensions by {codes.method} in {_duration(seconds)}; judged by {by} rows:")
+    display.note(f"{out}: {codes.dim_:,} dimensions by {codes.method} in {words(seconds)}; judged by {by} rows:")
     for text in headlines(found):
         display.note(text)
     for text in next_commands(about, out, options):
@@ -96,33 +96,39 @@ def take_photos(source: Path, folder: CodesFolder, options: Options, device: tor
     encoder = _choose_encoder(folder, options, device, display)
     made = Embedded(pile, encoder, folder)
     todo = made.todo
-    pace = 0.0
-    if todo:
-        began = time.perf_counter()
-        made.embed(todo[:TRIED])
-        pace = (time.perf_counter() - began) / len(todo[:TRIED])
-    display.note(_survey(pile, labels, encoder, len(todo), pace, options, device))
+    began = time.perf_counter()
+    made.embed(todo[:TRIED])
+    left = (time.perf_counter() - began) * max(0, len(todo) / TRIED - 1)
+    n, classes = len(pile), len(set(labels or ()))
+    kept = int(hold_out(pile.names, pile.test).sum())
+    how = "given" if options.labels else "by subfolder"
+    parts = [
+        f"{n:,} photos{'' if len(todo) == n else f' ({n - len(todo):,} known already)'} of {pile.sizes()} pixels",
+        f"{classes:,} classes {how}" if classes > 1 else "no classes" if labels is None else "one class only",
+        pile.skipped(),
+        f"encoder {encoder.name}, {encoder.features:,} numbers a photo",
+        _outlook(n - kept, kept, encoder.features, options, device, left),
+    ]
+    display.note("; ".join(filter(None, parts)))
     made.embed(todo[TRIED:], display.count)
     display.close()
     usable, broken = made.usable()
     if broken:
         name, why = printable(broken[0][0]), printable(broken[0][3])
-        count = f"{len(broken):,} photo{'s' * (len(broken) > 1)} of {len(pile):,}"
+        count = f"{plural(len(broken), 'photo')} of {n:,}"
         display.note(f"{count} cannot be used and {'is' if len(broken) == 1 else 'are'} left out, e.g. {name} ({why})")
     if not len(usable):
-        raise InputError(f"{source}: none of the {len(pile)} photos can be used, e.g. {printable(broken[0][3], 200)}")
-    names = [pile.entries[i].name for i in usable]
-    held = hold_out(names, None if pile.test is None else pile.test[usable])
+        raise InputError(f"{source}: none of the {n} photos can be used, e.g. {printable(broken[0][3], 200)}")
+    held = hold_out([pile.names[i] for i in usable], None if pile.test is None else pile.test[usable])
     order = usable[np.argsort(held, kind="stable")]
     rows = Rows(
-        names=tuple(pile.entries[i].name for i in order),
+        names=tuple(pile.names[i] for i in order),
         **_factorise(None if labels is None else [labels[i] for i in order]),
         held=int(held.sum()),
         marks=tuple(pile.marks[i] for i in order),
         broken=tuple(broken),
     )
     place = folder.relative(source)
-    assert place is not None
     about = About("photos", place, place, encoder_dict(encoder))
     _put(folder, about, rows, made.blocks(order), encoder.features)
     made.log.remove()
@@ -151,15 +157,12 @@ def take_array(source: Path, folder: CodesFolder, options: Options, device: torc
         held=int(held.sum()),
         marks=None if options.images is None else tuple(mark(options.images / texts[i]) for i in order),
     )
-    place = folder.relative(source)
-    assert place is not None
     classes = f"{len(rows.class_names):,} classes" if rows.class_names else "no labels"
-    images = "names" if names is not None else "no names"
-    guess = _duration(_fit_seconds(n - rows.held, z.shape[1], options, device))
-    display.note(
-        f"{n:,} rows of {z.shape[1]:,} numbers; {classes}, {images}; {_held(rows.held)}; about {guess} {_where(device)}"
-    )
-    about = About("array", place, folder.relative(options.images), mark=json.dumps(mark(source)))
+    named = "no names" if names is None else "names"
+    outlook = _outlook(n - rows.held, rows.held, z.shape[1], options, device)
+    display.note(f"{n:,} rows of {z.shape[1]:,} numbers; {classes}, {named}; {outlook}")
+    images = None if options.images is None else folder.relative(options.images)
+    about = About("array", folder.relative(source), images, mark=json.dumps(mark(source)))
     _put(folder, about, rows, _sane(z, order), z.shape[1])
 
 
@@ -184,12 +187,10 @@ def take_run(source: Path, folder: CodesFolder, options: Options, device: torch.
             return
     except InputError as error:
         warnings.warn(f"embeddings are made again: {error}", stacklevel=2)
-    guess = _duration(_fit_seconds(len(splits[0]), encoder.features, options, device))
+    train, held = len(splits[0]), sum(map(len, splits[1:]))
+    what = f"{train:,} training images of {recipe.data.name}, h of {encoder.features:,} numbers"
     display.close()
-    display.note(
-        f"{source}: {len(splits[0]):,} training images of {recipe.data.name}, h of {encoder.features:,} numbers; "
-        f"{_held(sum(map(len, splits[1:])))}; about {guess} {_where(device)} after h"
-    )
+    display.note(f"{source}: {what}; {_outlook(train, held, encoder.features, options, device)} after h")
     h = [extract(model, images, "sound", progress=display.count).h for images in splits]
     display.close()
     labels = [images.labels for images in splits]
@@ -198,10 +199,8 @@ def take_run(source: Path, folder: CodesFolder, options: Options, device: torch.
     if all(part is not None for part in labels):
         values = [str(classes[i]) if classes else str(i) for part in labels if part is not None for i in part]
     names = [f"{split}/{i}" for split, images in zip(("train", "test"), splits) for i in range(len(images))]
-    rows = Rows(tuple(names), **_factorise(values), held=sum(map(len, splits[1:])))
-    place = folder.relative(source)
-    assert place is not None
-    about = About("run", place, None, encoder_dict(encoder), recipe.to_dict(), stamp)
+    rows = Rows(tuple(names), **_factorise(values), held=held)
+    about = About("run", folder.relative(source), None, encoder_dict(encoder), recipe.to_dict(), stamp)
     _put(folder, about, rows, iter(h), encoder.features)
 
 
@@ -304,48 +303,17 @@ def _sane(z: np.ndarray, order: np.ndarray) -> Iterator[np.ndarray]:
         raise InputError(f"all embeddings are below {1 / LARGEST:g}: multiply them by a number")
 
 
-def _survey(
-    pile: Pile, labels: list[str] | None, encoder: PhotoEncoder, todo: int, pace: float, options: Options,
-    device: torch.device,
-) -> str:  # fmt: skip
-    """What is there and how long it will take, in one line."""
-    n = len(pile)
-    classes = len(set(labels)) if labels is not None else 0
-    how = "given" if options.labels else "by subfolder"
-    held = int(hold_out(pile.names, pile.test).sum())
-    seconds = todo * pace + _fit_seconds(n - held, encoder.features, options, device)
-    known = "" if todo == n else f" ({n - todo:,} known already)"
-    parts = [
-        f"{n:,} photos{known} of {pile.sizes()} pixels",
-        f"{classes:,} classes {how}" if classes > 1 else "no classes" if labels is None else "one class only",
-        pile.skipped(),
-        f"encoder {encoder.name}, {encoder.features:,} numbers a photo",
-        _held(held),
-        f"about {_duration(seconds)} {_where(device)}",
-    ]
-    return "; ".join(filter(None, parts))
-
-
-def _held(count: int) -> str:
-    return f"{count:,} held out to judge" if count else "none held out"
-
-
-def _where(device: torch.device) -> str:
-    return "on the GPU" if device.type == "cuda" else "on this CPU"
-
-
-def _fit_seconds(n: int, features: int, options: Options, device: torch.device) -> float:
-    """A guess at the seconds that fitting and judging take."""
+def _outlook(
+    n: int, held: int, features: int, options: Options, device: torch.device, before: float = 0.0
+) -> str:
+    """Rows held out, and a guess at the time for fitting n others and judging, `before` seconds of other work added."""
     dim = options.dim or choose_dim(max(n, 2))
     batch = choose_batch(max(n, 2), dim)
     products = 128 * (features + dim) if options.method == "prototypes" else features * dim
     training, search = 12 * choose_steps(max(n, 2), batch) * batch * products, n * n * features
     if device.type == "cuda":
-        return 5 + training / GPU_PACE[0] + search / GPU_PACE[1]
-    return 3 + (training + search) / (FIT_PACE * torch.get_num_threads())
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+        seconds, where = 5 + training / GPU_PACE[0] + search / GPU_PACE[1], "on the GPU"
+    else:
+        seconds, where = 3 + (training + search) / (FIT_PACE * torch.get_num_threads()), "on this CPU"
+    kept = f"{held:,} held out to judge" if held else "none held out"
+    return f"{kept}; about {words(before + seconds)} {where}"

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from . import distributed
 from .cost import cost, time_steps
 from .data import DATASETS, load
+from .data.decode import sizes_in_words
 from .data.folder import split_folders
 from .data.images import Images
 from .features import centre_crop
@@ -105,20 +105,13 @@ def describe(recipe: Recipe, images: Images, device: torch.device) -> str:
     return f"{', '.join(parts)}; {work}; {f'{world} x ' * (world > 1)}{place}: {expected(recipe, len(images), device)}"
 
 
-def sizes(recipe: Recipe, images: Images, most: int = 32) -> str:
+def sizes(recipe: Recipe, images: Images) -> str:
     """Sizes of the image files of a folder, by some of them; elsewhere of the images as they are stored."""
-    found = set()
+    found = ""
     if DATASETS[recipe.data.name].holdout and images.names:
         folder = split_folders(Path(recipe.data.root))[0]
-        for i in np.unique(np.linspace(0, len(images) - 1, most).astype(int)):
-            try:
-                with Image.open(folder / images.names[i]) as file:  # the header alone is read
-                    found.add(file.size)
-            except (OSError, ValueError):  # an odd name is escaped in `names`
-                continue
-    found = found or {images.pixels.shape[:1:-1]}
-    low, high = ("{} x {}".format(*pick(found, key=lambda side: side[0] * side[1])) for pick in (min, max))
-    return low if low == high else f"{low} to {high}"
+        found = sizes_in_words([folder / name for name in images.names])
+    return found or "{3} x {2}".format(*images.pixels.shape)
 
 
 def expected(recipe: Recipe, n: int, device: torch.device) -> str:

@@ -19,11 +19,10 @@ import numpy as np
 from .. import recipes
 from ..errors import InputError
 from . import Dataset
-from .archive import TAR_ERRORS, safe_name
+from .archive import TAR_ERRORS, checksum, fetch, safe_name
 from .decode import resized
 from .folder import existing_folder, given_path
 from .images import Images, Progress, printable, shown
-from .transfer import checksum, fetch
 
 HOME = "https://www.cs.toronto.edu/~kriz/"
 PIXELS = 3 * 32 * 32
