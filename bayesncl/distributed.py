@@ -131,15 +131,15 @@ def any_of(flag: bool) -> bool:
     return bool(all_reduce_sum(torch.tensor(float(flag), device=device)) > 0)
 
 
-def sum_gradients(parameters: Iterable[Tensor]) -> None:
-    """Add up every parameter's gradient over the processes, in one message."""
+def sum_gradients(parameters: Iterable[Tensor], *others: Tensor) -> None:
+    """Add up every parameter's gradient over the processes, and other tensors, in place and in one message."""
     if world_size() == 1:
         return
-    grads = [p.grad for p in parameters if p.grad is not None]
-    flat = torch.cat([g.flatten() for g in grads])
+    shares = [*(p.grad for p in parameters if p.grad is not None), *others]
+    flat = torch.cat([share.flatten() for share in shares])
     checked(dist.all_reduce, flat)
-    for g, part in zip(grads, flat.split([g.numel() for g in grads])):
-        g.copy_(part.view_as(g))
+    for share, part in zip(shares, flat.split([share.numel() for share in shares])):
+        share.copy_(part.view_as(share))
 
 
 def gather_arrays(x: Tensor) -> Tensor:

@@ -182,7 +182,7 @@ def tensor_bytes(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
     """A safetensors file. The library writes metadata in random order; here equal contents give equal bytes."""
     import safetensors.torch
 
-    raw = safetensors.torch.save(tensors, metadata)
+    raw = safetensors.torch.save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata)
     end = 8 + int.from_bytes(raw[:8], "little")
     header = json.dumps(json.loads(raw[8:end]), sort_keys=True, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # tensors begin at a multiple of 8

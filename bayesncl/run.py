@@ -27,6 +27,7 @@ from filelock import FileLock, Timeout
 from . import distributed
 from .errors import InputError
 from .files import read_regular, sweep, write_atomic
+from .progress import plural
 from .recipes import Recipe, recipe_from_json
 
 if TYPE_CHECKING:
@@ -243,7 +244,7 @@ def environment() -> dict[str, object]:
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in packages},
         "cuda": torch.version.cuda,
-        "device": torch.cuda.get_device_name() if gpu else f"CPU, {torch.get_num_threads()} threads",
+        "device": torch.cuda.get_device_name() if gpu else f"CPU, {plural(torch.get_num_threads(), 'thread')}",
         "processes": distributed.world_size(),
         "machine": platform.machine(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],

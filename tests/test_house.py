@@ -17,7 +17,7 @@ MOST_LINES = 500
 
 # Rooms in the order in which data flows. A module imports from its own rank and from those above it, never from below.
 RANKS = (
-    "errors bus cpu draws schedule lars",
+    "errors bus draws schedule lars",
     "files options distributed gates objective",
     "recipes data arrays pixels names quiz",
     "augment feed graph progress",
