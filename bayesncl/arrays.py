@@ -46,6 +46,11 @@ COLUMNS = {  # of tables: what they hold by their heading; all other columns are
     **dict.fromkeys(("", "unnamed: 0", "__index_level_0__"), "index"),  # pandas' row numbers, which say nothing
 }
 
+ENDINGS = (".npy", ".npz", ".safetensors", ".csv", ".parquet")
+FEATURES = ("z", "embeddings", "embedding", "features", "X", "x", "h", "arr_0", "data")  # names of embeddings
+LABELS = ("y", "labels", "label")
+NAMES = ("names", "paths", "files", "filenames")
+
 FORMULA = re.compile(r"'*[=+@\t\r-]")  # how a cell begins that a spreadsheet would take for a formula
 
 Reader = Callable[[], np.ndarray]
@@ -89,15 +94,40 @@ def read_arrays(path: str | Path, names: Sequence[str], needed: Sequence[str] = 
         raise InputError(f"{shown(path)}: cannot be read: {first_line(error)}") from None
 
 
-def read_features(path: str | Path, labels_path: str | Path | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Features `z` and labels `y` of a file; labels may lie in another one, by default `y.npy` beside a `.npy`."""
-    path = Path(path)
-    if labels_path is None and path.suffix == ".npy":
-        labels_path = path.with_name("y.npy")
-    if labels_path is None:
-        found = read_arrays(path, ("z", "y"), needed=("z", "y"))
-        return found["z"], found["y"]
-    return read_arrays(path, ("z",), ("z",))["z"], read_arrays(labels_path, ("y",), ("y",))["y"]
+def read_features(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Features `z` and labels `y` of a file; labels of a .npy lie in y.npy beside it."""
+    labels = path.with_name("y.npy") if path.suffix == ".npy" else path
+    return read_arrays(path, ("z",), ("z",))["z"], read_arrays(labels, ("y",), ("y",))["y"]
+
+
+def read_embeddings(path: Path) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    """Embeddings of a file as they are, with names [N] and labels [N] where it, or files beside a .npy, have them."""
+    found = read_arrays(path, (*FEATURES, *LABELS, *NAMES, "class_names"))
+    z = next((found[name] for name in FEATURES if name in found), None)
+    if z is None:
+        read_arrays(path, FEATURES, needed=("z",))  # says what is there
+        raise InputError(f"{path}: no embeddings in it")
+    # one of another length belongs to another array
+    own = {name: column for name, column in _beside(path).items() if column.shape[:1] == z.shape[:1]}
+    beside = {**found, **own}
+    names = next((beside[name] for name in NAMES if name in beside), None)
+    labels = next((beside[name] for name in LABELS if name in beside), None)
+    for what, column in (("names", names), ("labels", labels)):
+        if column is not None and (z.ndim < 1 or column.ndim != 1 or len(column) != len(z)):
+            raise InputError(f"{path}: embeddings {list(z.shape)}, but {what} {list(column.shape)}")
+    if labels is not None and labels.dtype.kind in "iu" and "class_names" in found and len(labels):
+        known = found["class_names"]
+        if known.ndim == 1 and labels.min() >= 0 and labels.max() < len(known):
+            labels = known[labels]
+    return z, names, labels
+
+
+def _beside(source: Path) -> dict[str, np.ndarray]:
+    """y.npy and names.npy beside a .npy."""
+    if source.suffix != ".npy":
+        return {}
+    paths = {name: source.with_name(f"{name}.npy") for name in ("y", "names")}
+    return {name: read_arrays(path, (name,))[name] for name, path in paths.items() if path.is_file() and path != source}
 
 
 def as_numpy(values: Array) -> np.ndarray:
@@ -393,16 +423,22 @@ def _text(cells: list[Any]) -> np.ndarray:
     return np.array(texts)
 
 
-def _parquet(path: Path) -> dict[str, Reader]:
+def import_pyarrow() -> Any:
+    """pyarrow with what reads and writes tables, from the extra."""
     try:
-        import pyarrow
-        from pyarrow import compute, parquet, types
+        import pyarrow.compute
+        import pyarrow.parquet
     except ImportError:
         raise InputError("a .parquet file needs the extra: pip install 'bayesncl[tables]'") from None
+    return pyarrow
+
+
+def _parquet(path: Path) -> dict[str, Reader]:
+    pyarrow = import_pyarrow()
     try:
         batches = []
         free = memory() // 2
-        file = parquet.ParquetFile(path)
+        file = pyarrow.parquet.ParquetFile(path)
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
         values = sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
         check_room(8 * values, f"{shown(path)}: the table")  # a run of equal numbers takes no room in the file
@@ -419,8 +455,8 @@ def _parquet(path: Path) -> dict[str, Reader]:
                 continue
             if kind != "z":
                 found[kind] = lambda column=column: _text(column.to_pylist())  # type: ignore[misc]
-            elif types.is_nested(column.type):  # lists; anything else fails below
-                if len(lengths := compute.list_value_length(column).unique()) > 1:
+            elif pyarrow.types.is_nested(column.type):  # lists; anything else fails below
+                if len(lengths := pyarrow.compute.list_value_length(column).unique()) > 1:
                     seen = ", ".join(map(str, lengths.to_pylist()[:4]))
                     raise InputError(f"{shown(path)}, column {printable(name)}: lists of different lengths ({seen})")
                 flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)

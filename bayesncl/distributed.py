@@ -172,18 +172,20 @@ def checked(collective: Callable[..., Any], *arguments: Any, **options: Any) -> 
         ) from None
 
 
+def _summed(x: Tensor) -> Tensor:
+    y = x.contiguous().clone()
+    checked(dist.all_reduce, y)
+    return y
+
+
 class _AllReduceSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: object, x: Tensor) -> Tensor:
-        y = x.clone()
-        checked(dist.all_reduce, y)
-        return y
+        return _summed(x)
 
     @staticmethod
     def backward(ctx: object, *gradients: Tensor) -> Tensor:
-        g = gradients[0].contiguous().clone()
-        checked(dist.all_reduce, g)
-        return g
+        return _summed(gradients[0])
 
 
 class _AllGatherRows(torch.autograd.Function):
@@ -195,6 +197,4 @@ class _AllGatherRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: object, *gradients: Tensor) -> Tensor:
-        g = gradients[0].contiguous().clone()
-        checked(dist.all_reduce, g)
-        return g.chunk(world_size())[rank()]
+        return _summed(gradients[0]).chunk(world_size())[rank()]

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from . import distributed
-from .arrays import COLUMNS, as_features, check_room, guard_cell
+from . import arrays, distributed
+from .arrays import COLUMNS, as_features, check_room, guard_cell, import_pyarrow, read_embeddings
 from .codes_folder import PhotoCodes
 from .data.archive import Entry
 from .data.cache import decoded
@@ -28,7 +28,6 @@ from .model import Encoder
 from .names import FINGERPRINT, find_names, read_names
 from .objective import check_keep, keep_strongest
 from .photos import embed_entries
-from .sources import ARRAYS, read_embeddings
 
 ENDINGS = (".npz", ".csv", ".parquet")
 
@@ -68,7 +67,7 @@ def embed_images(
     columns = None if names is None else column_names(model, names, dim)
     if isinstance(model, Encoder):
         table = _features(model, place, keep, gated, progress)
-    elif place.suffix.lower() in ARRAYS and place.is_file():
+    elif place.suffix.lower() in arrays.ENDINGS and place.is_file():
         table = _codes_of_array(model, place, keep)
     else:
         table = _codes_of_photos(model, place, keep, progress)
@@ -85,7 +84,7 @@ def check_out(out: Path) -> None:
         raise InputError(f"{out}: expected a name that ends in {', '.join(ENDINGS)}")
     check_place(out)
     if out.suffix == ".parquet":
-        _import_pyarrow()
+        import_pyarrow()
 
 
 def check_size(count: int, width: int) -> None:
@@ -104,10 +103,7 @@ def _features(model: Encoder, place: Path, keep: int | None, gated: bool, progre
     found = extract(model, images, "sound", progress=progress)
     z = keep_strongest(torch.from_numpy(found.gated if gated else found.z), keep).numpy()
     assert images.names is not None
-    labels = None
-    if images.labels is not None and images.class_names is not None:
-        labels = [images.class_names[label] for label in images.labels]
-    return Table(z, images.names, labels)
+    return Table(z, images.names, classes_of(images.names))
 
 
 def _codes_of_array(model: PhotoCodes, place: Path, keep: int | None) -> Table:
@@ -158,27 +154,22 @@ def classes_of(names: Sequence[str]) -> list[str] | None:
 
 
 def images_at(place: Path, size: int, progress: Progress | None) -> Images:
-    """One image, or every one at and below a folder: no split; the first folder of its path is an image's class."""
+    """One image, or every one at and below a folder, with their names."""
     entries, others = entries_at(place)
     square, alone = Square(size, size), os.path.isfile(place)
     pixels, kept = decoded(entries, square, what=str(place), strict=alone, others=others, progress=progress)
-    names = tuple(entries[i].name for i in kept)
-    tops = classes_of(names)
-    if tops is None:
-        return Images(pixels, names=names)
-    classes, labels = np.unique(tops, return_inverse=True)
-    return Images(pixels, labels.astype(np.int64), class_names=tuple(classes.tolist()), names=names)
+    return Images(pixels, names=tuple(entries[i].name for i in kept))
 
 
 def _npz(table: Table) -> bytes:
-    arrays: dict[str, np.ndarray] = {"z": table.z, "names": np.array(table.names)}
+    columns: dict[str, np.ndarray] = {"z": table.z, "names": np.array(table.names)}
     if table.labels is not None:
         classes, labels = np.unique(np.array(table.labels), return_inverse=True)
-        arrays |= {"y": labels.astype(np.int64), "class_names": classes}
+        columns |= {"y": labels.astype(np.int64), "class_names": classes}
     if table.columns is not None:
-        arrays["dimensions"] = np.array(table.columns)
+        columns["dimensions"] = np.array(table.columns)
     buffer = io.BytesIO()
-    np.savez(buffer, **arrays)  # type: ignore[arg-type]
+    np.savez(buffer, **columns)  # type: ignore[arg-type]
     return buffer.getvalue()
 
 
@@ -203,17 +194,8 @@ def _csv(table: Table) -> bytes:
 
 
 def _parquet(table: Table) -> bytes:
-    pyarrow, parquet = _import_pyarrow()
+    pyarrow = import_pyarrow()
     columns = {**{k: list(v) for k, v in _texts(table).items()}, **dict(zip(_headings(table), table.z.T.copy()))}
     buffer = io.BytesIO()
-    parquet.write_table(pyarrow.table(columns), buffer)
+    pyarrow.parquet.write_table(pyarrow.table(columns), buffer)
     return buffer.getvalue()
-
-
-def _import_pyarrow():  # type: ignore[no-untyped-def]
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise InputError("a .parquet file needs the extra: pip install 'bayesncl[tables]'") from None
-    return pyarrow, parquet

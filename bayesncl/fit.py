@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +21,44 @@ import numpy as np
 import torch
 
 from . import distributed
-from .arrays import as_features, check_room
+from .arrays import ENDINGS, as_features, check_room, read_arrays, read_embeddings
 from .codes import ReadableCodes, choose_batch, choose_dim, choose_steps
 from .codes_folder import About, CodesFolder, Rows, encoder_dict, mark
 from .data import load as load_split
+from .data.decode import SUFFIXES
+from .data.folder import scan
 from .data.images import PATH_LENGTH, fingerprint, held_out, printable
-from .encoders import PhotoEncoder, Request, default_request, find_kind, open_encoder
+from .encoders import PhotoEncoder, Request, Say, default_request, find_kind, open_encoder
 from .errors import InputError
 from .features import extract
+from .files import is_codes
 from .judge import headlines, judge
 from .measure.result import to_json
 from .measure.verdict import Verdict, to_dict
 from .model import load_run
-from .photos import BLOCK, Embedded, find_photos
+from .photos import BLOCK, Embedded, find_photos, photo_labels
 from .progress import Display, plural, words
+from .run import Run
 from .shelf import BadCheckpoint
-from .sources import Options, find_source, match_images, photo_labels, read_embeddings, read_labels
 
 HOLD_FROM, SHARE, MOST_HELD = 5000, 0.1, 5000  # rows from which some are held out, and how many
 LARGEST = 1e15  # of an embedding: its square, summed over rows, is within float32
 TRIED = 8  # photos embedded to tell how long the rest will take
 FIT_PACE = 2e10  # products a second of one thread while a head is trained
 GPU_PACE = 1e12, 1.5e13  # of an H200, while a head is trained and while neighbours are searched
+
+
+@dataclass(frozen=True)
+class Options:
+    """What can be chosen about a fit; see `bayesncl fit --help`."""
+
+    method: str = "prototypes"
+    dim: int | None = None
+    keep: int | None = None
+    seed: int = 0
+    encoder: Request | None = None
+    labels: Path | None = None
+    images: Path | None = None
 
 
 def fit(source: Path, out: Path, options: Options, device: torch.device, display: Display) -> Verdict | None:
@@ -87,6 +104,44 @@ def fit(source: Path, out: Path, options: Options, device: torch.device, display
     for text in next_commands(about, out, options):
         display.note(text)
     return found
+
+
+def find_source(source: Path, out: Path, options: Options) -> str:
+    """``photos``, ``array`` or ``run``; InputError for anything else, and for options that do not go with it."""
+    shown = printable(str(source), 300)
+    try:
+        there, is_folder = source.exists(), source.is_dir()
+    except OSError as error:
+        raise InputError(f"{shown}: {error.strerror or error}") from None
+    if not there:
+        raise InputError(f"{shown}: no such folder or file, expected photos, an array or a run")
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out}: a file, expected a folder to write to")
+    if Path(os.path.realpath(source)).is_relative_to(os.path.realpath(out)):
+        raise InputError(f"{shown} is, or lies in, the folder -o {out}, which fit writes: choose another folder")
+    if is_folder and is_codes(source):
+        raise InputError(f"{shown} was written by fit: give it the photos or the array that it was fitted on")
+    run = Run(source)
+    if is_folder:
+        kind = "run" if run.recipe_file.is_file() or run.weights.is_file() else "photos"
+    elif source.suffix.lower() in SUFFIXES:
+        raise InputError(f"{shown}: one image; codes are read from many: give its folder")
+    elif source.suffix.lower() in ENDINGS:
+        kind = "array"
+    else:
+        raise InputError(f"{shown}: expected a folder of photos, a run, or an array file ({' '.join(ENDINGS)})")
+    if options.encoder is not None and kind != "photos":
+        what = "a run, which is its own encoder" if kind == "run" else "an array of embeddings"
+        raise InputError(f"--encoder is for photos; {shown} is {what}")
+    if options.images is not None and kind != "array":
+        raise InputError(f"--images goes with an array of embeddings; {shown} is a folder")
+    if options.labels is not None and kind == "run":
+        raise InputError("--labels does not go with a run, whose data set has its own")
+    known = CodesFolder(out)
+    strange = [] if not out.is_dir() or known.about_file.exists() or known.log.exists() else list(out.iterdir())
+    if strange and not all(path.name.startswith(".") for path in strange):
+        raise InputError(f"{out} was not written by fit (it has {printable(strange[0].name)}): choose another folder")
+    return kind
 
 
 def take_photos(source: Path, folder: CodesFolder, options: Options, device: torch.device, display: Display) -> None:
@@ -164,6 +219,49 @@ def take_array(source: Path, folder: CodesFolder, options: Options, device: torc
     images = None if options.images is None else folder.relative(options.images)
     about = About("array", folder.relative(source), images, mark=json.dumps(mark(source)))
     _put(folder, about, rows, _sane(z, order), z.shape[1])
+
+
+def read_labels(path: Path, names: np.ndarray | None, n: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Names and labels of rows from a file: row by row, or by name where both have names."""
+    found = read_arrays(path, ("y", "names", "labels", "z"))
+    labels = found.get("y", found.get("labels"))
+    theirs = found.get("names")
+    for column in (labels, theirs):
+        if column is not None and column.ndim != 1:
+            raise InputError(f"{path}: labels and names must be [N], got {list(column.shape)}")
+    if labels is None and theirs is None:
+        raise InputError(f"{path}: no labels in it, expected y [N], or a table with the column label")
+    if names is not None and theirs is not None and labels is not None:
+        by_name = {str(name): i for i, name in enumerate(theirs)}
+        missing = [str(name) for name in names if str(name) not in by_name]
+        if missing:
+            raise InputError(f"{path}: no label for {len(missing):,} of {n:,} rows, e.g. {printable(missing[0])}")
+        return names, labels[[by_name[str(name)] for name in names]]
+    column = labels if labels is not None else theirs
+    assert column is not None
+    if len(column) != n:
+        raise InputError(f"{path}: {len(column):,} rows, the embeddings have {n:,}")
+    return (names if theirs is None else theirs), labels
+
+
+def match_images(names: list[str], named: bool, root: Path, say: Say) -> list[str]:
+    """Names of rows as paths below `root`, checked; without names, its images in the order of their names."""
+    if not root.is_dir():
+        raise InputError(f"--images {root}: no such folder")
+    if not named:
+        found = [entry.name for entry in scan(root)[0]]
+        if len(found) != len(names):
+            raise InputError(f"--images {root}: {len(found):,} images for {len(names):,} rows without names")
+        say(f"rows have no names: taken to be the images of {root} in the order of their names")
+        return found
+    base = os.path.abspath(root) + os.sep
+    names = [name.removeprefix(base).replace(os.sep, "/") for name in names]
+    missing = [name for name in names if not os.path.isfile(root / name)]  # which takes names of any length
+    if len(missing) == len(names):
+        raise InputError(f"--images {root}: none of the {len(names):,} images is there, e.g. {printable(missing[0])}")
+    if missing:
+        say(f"--images {root}: {len(missing):,} of {len(names):,} images are not there, e.g. {printable(missing[0])}")
+    return names
 
 
 def take_run(source: Path, folder: CodesFolder, options: Options, device: torch.device, display: Display) -> None:

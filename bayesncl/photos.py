@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from .arrays import read_arrays
 from .codes_folder import CodesFolder, mark
 from .data.archive import Entry
 from .data.cache import count_kinds, in_threads, read_entry
@@ -71,6 +72,22 @@ class Pile:
     def sizes(self) -> str:
         """Sizes of some of them in words, from the heads of their files."""
         return sizes_in_words([entry.path for entry in self.entries]) or "none of those looked at can be read"
+
+
+def photo_labels(pile: Pile, table: Path | None) -> list[str] | None:
+    """A class for each photo: by its subfolder, or by its name in a table."""
+    if table is None:
+        return pile.classes
+    found = read_arrays(table, ("y", "names"))
+    if any(key not in found or found[key].ndim != 1 for key in ("names", "y")):
+        raise InputError(f"{table}: labels of photos need a table with the columns name and label")
+    by_name = {str(name).replace(os.sep, "/"): str(y) for name, y in zip(found["names"], found["y"])}
+    labels = [by_name.get(name, by_name.get(name.rpartition("/")[2])) for name in pile.names]
+    missing = [name for name, label in zip(pile.names, labels) if label is None]
+    if missing:
+        some = f"{len(missing):,} of {len(pile):,} photos, e.g. {printable(missing[0])}"
+        raise InputError(f"{table}: no label for {some}")
+    return [str(label) for label in labels]
 
 
 def find_photos(root: Path, out: Path) -> Pile:

@@ -20,6 +20,7 @@ from typing import Any
 
 from .data import DATASETS
 from .errors import InputError
+from .files import read_regular
 
 
 def rectifiers() -> Collection[str]:
@@ -349,6 +350,14 @@ def recipe_from_json(text: str, source: str = "recipe") -> Recipe:
     return recipe_from_dict(tree, source)
 
 
+def read_recipe(path: Path) -> Recipe:
+    """The recipe in a .json file."""
+    try:
+        return recipe_from_json(read_regular(path, MOST_BYTES).decode(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}") from None
+
+
 def change(recipe: Recipe, changes: Iterable[str]) -> Recipe:
     """Apply changes written as ``part.field=value``, as on the command line."""
     for text in changes:
@@ -430,24 +439,14 @@ def named(name: str) -> Recipe:
 
 def find_recipe(name: str, changes: Iterable[str] | None = None, root: str | None = None) -> Recipe:
     """A recipe by name or from a .json file, with changes and with its images at `root`."""
-    if name.endswith(".json"):
-        try:
-            with open(name, "rb") as file:
-                recipe = recipe_from_json(file.read(MOST_BYTES).decode(), name)
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot read {name}: {error}") from None
-    else:
-        recipe = named(name)
+    recipe = read_recipe(Path(name)) if name.endswith(".json") else named(name)
     return with_root(change(recipe, changes or ()), root)
 
 
 def shorthands(
-    recipe: Recipe,
-    epochs: int | None = None,
-    batch: int | None = None,
-    size: int | None = None,
+    recipe: Recipe, epochs: int | None = None, batch: int | None = None, size: int | None = None,
     backbone: str | None = None,
-) -> list[str]:
+) -> list[str]:  # fmt: skip
     """Changes of the fields that people change most; `size` is that of the views, stored images keep their ratio."""
     stored = None if size is None else round(size * recipe.data.size / recipe.views.size)
     values = {

@@ -28,7 +28,7 @@ from . import distributed
 from .errors import InputError
 from .files import read_regular, sweep, write_atomic
 from .progress import plural
-from .recipes import Recipe, recipe_from_json
+from .recipes import Recipe, read_recipe
 
 if TYPE_CHECKING:
     from .model import Encoder
@@ -107,10 +107,7 @@ class Run(Folder):
             raise InputError(f"no run folder {self}")
         if not self.recipe_file.is_file():
             raise InputError(f"{self} is not a run: it has no {self.recipe_file.name}")
-        try:
-            return recipe_from_json(read_regular(self.recipe_file, MOST_JSON).decode(), str(self.recipe_file))
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot read {self.recipe_file}: {error}") from None
+        return read_recipe(self.recipe_file)
 
     def environment(self) -> dict[str, Any] | None:
         """Where and with what it was trained; None where nothing says so."""

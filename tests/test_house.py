@@ -24,7 +24,7 @@ RANKS = (
     "backbones heads run model",
     "checkpoint meter train cost",
     "features plan",
-    "rows neighbours shelf codes encoders codes_folder photos sources heat",
+    "rows neighbours shelf codes encoders codes_folder photos heat",
     "measure",
     "dynamics paper_probe evaluate judge fit embed export",
     "report atlas",
