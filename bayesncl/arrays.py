@@ -154,16 +154,9 @@ def as_features(features: Array) -> np.ndarray:
 
 
 def as_labels(labels: Array, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Labels of any kind as indices.
+    """Labels of `count` rows of features as indices, int64 [N] in 0..C-1, and the C distinct labels in sorted order.
 
-    Parameters
-    ----------
-    labels : [N] integers (any, also negative or with gaps), integer-valued floats, booleans or strings.
-    count : N of the features they belong to.
-
-    Returns
-    -------
-    int64 [N] in 0..C-1, and the C distinct labels in sorted order.
+    They are [N] integers (any, also negative or with gaps), integer-valued floats, booleans or strings.
     """
     labels = as_numpy(labels)
     if labels.ndim != 1:

@@ -113,14 +113,9 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         self.verbose = verbose
 
     def fit(
-        self,
-        X: Any,
-        y: Any = None,
-        *,
-        pairs: Any = None,
-        checkpoint: Path | str | None = None,
+        self, X: Any, y: Any = None, *, pairs: Any = None, checkpoint: Path | str | None = None,
         progress: Progress | None = None,
-    ) -> ReadableCodes:
+    ) -> ReadableCodes:  # fmt: skip
         """Learn the codes of X.
 
         Parameters
@@ -179,16 +174,9 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return self
 
     def _train(
-        self,
-        rows: Tensor | Stream,
-        partners: Tensor,
-        state: shelf.State,
-        seed: int,
-        batch: int,
-        total: int,
-        checkpoint: Path | None,
-        say: _Voice,
-    ) -> None:
+        self, rows: Tensor | Stream, partners: Tensor, state: shelf.State, seed: int, batch: int, total: int,
+        checkpoint: Path | None, say: _Voice,
+    ) -> None:  # fmt: skip
         """The loop: a batch and its partners, forward, loss, backward, update."""
         head, optimiser, world = state.head, state.optimiser, distributed.world_size()
         warmup = min(WARMUP, total // 4)

@@ -34,7 +34,7 @@ from .data.archive import safe_name
 from .data.images import printable
 from .encoders import RUNS_CODE, PhotoEncoder, Request, find_kind, open_encoder
 from .errors import InputError
-from .files import CODES, EMBEDDINGS, ROWS, digest, write_together
+from .files import CODES, EMBEDDINGS, ROWS, digest, read_regular, write_together
 from .names import FINGERPRINT
 from .objective import check_keep
 from .pixels import as_batch, read_picture
@@ -51,22 +51,14 @@ ALWAYS_CHECKED = 1 << 30  # bytes of embeddings; of more the checksum is not tak
 
 @dataclass(frozen=True)
 class Rows:
-    """What is known of the N rows; the last `held` are kept for judging.
+    """What is known of the N rows."""
 
-    Attributes
-    ----------
-    names : N, relative to the folder of the images where they are files.
-    labels, class_names : int64 [N] and names by label, or None.
-    marks : size and time of each photo, or None.
-    broken : [name, size, time, why] of photos that could not be used.
-    """
-
-    names: tuple[str, ...]
-    labels: np.ndarray | None = None
-    class_names: tuple[str, ...] | None = None
-    held: int = 0
-    marks: tuple[tuple[int, int], ...] | None = None
-    broken: tuple[tuple[str, int, int, str], ...] = ()
+    names: tuple[str, ...]  # relative to the folder of the images where they are files
+    labels: np.ndarray | None = None  # int64 [N]
+    class_names: tuple[str, ...] | None = None  # by label
+    held: int = 0  # so many, the last, are kept for judging
+    marks: tuple[tuple[int, int], ...] | None = None  # size and time of each photo
+    broken: tuple[tuple[str, int, int, str], ...] = ()  # name, size, time of photos that could not be used, and why
 
     def __len__(self) -> int:
         return len(self.names)
@@ -96,26 +88,15 @@ class Rows:
 
 @dataclass(frozen=True)
 class About:
-    """codes.json: where the rows come from.
+    """codes.json: where the rows come from. Paths are relative to the folder."""
 
-    Attributes
-    ----------
-    kind : ``photos``, ``array`` or ``run``.
-    source : path of it, relative to the folder.
-    images : path of the folder of images, relative to this one; None where there are none.
-    encoder : what `open_encoder` takes, and the fingerprint; None for arrays.
-    recipe : of a run, whose data set has the images.
-    mark : what must be the same for the embeddings to be those of the source.
-    embeddings : rows, features and checksum of embeddings.npy, and the hash of rows.json.
-    """
-
-    kind: str
+    kind: str  # photos, array or run
     source: str
-    images: str | None = None
-    encoder: dict[str, Any] | None = None
-    recipe: dict[str, Any] | None = None
-    mark: str = ""
-    embeddings: dict[str, Any] = field(default_factory=dict)
+    images: str | None = None  # the folder of images, if there is one
+    encoder: dict[str, Any] | None = None  # what `open_encoder` takes, and the fingerprint; None for arrays
+    recipe: dict[str, Any] | None = None  # of a run, whose data set has the images
+    mark: str = ""  # what must be the same for the embeddings to be those of the source
+    embeddings: dict[str, Any] = field(default_factory=dict)  # rows, features, checksum, and the hash of rows.json
 
 
 class CodesFolder(Folder):
@@ -295,14 +276,12 @@ class CodesFolder(Folder):
             raise InputError(f"no folder {self}")
         if path == self.about_file and not path.is_file():
             raise InputError(f"{self} was not written by bayesncl fit: it has no {path.name}")
+        check_room(20 * self._own(path).stat().st_size, f"{path} as read")  # lists of small things are that much larger
         try:
-            if self._own(path).stat().st_size > MOST_JSON:
-                raise self.damaged(path)
-            check_room(20 * path.stat().st_size, f"{path} as read")  # lists of small things are that much larger
-            data = path.read_bytes()
+            data = read_regular(path, MOST_JSON)
             tree = json.loads(data)
-        except (OSError, ValueError, RecursionError) as error:
-            raise error if isinstance(error, InputError) else self.damaged(path) from None
+        except (OSError, ValueError, RecursionError):
+            raise self.damaged(path) from None
         if not isinstance(tree, dict) or (path == self.rows_file and _hash(data) != known):
             raise self.damaged(path)
         return tree

@@ -43,23 +43,13 @@ class Table:
 
 
 def embed_images(
-    model: Encoder | PhotoCodes,
-    place: Path,
-    out: Path,
-    *,
-    keep: int | None = None,
-    gated: bool = True,
-    names: Path | None = None,
-    progress: Progress | None = None,
-) -> tuple[int, int]:
-    """Write the features of an image, of a folder's, or, by codes, of an array of embeddings.
+    model: Encoder | PhotoCodes, place: Path, out: Path, *, keep: int | None = None, gated: bool = True,
+    names: Path | None = None, progress: Progress | None = None,
+) -> tuple[int, int]:  # fmt: skip
+    """Write the features of an image, of a folder's, or, by codes, of an array of embeddings; their N and D.
 
     An .npz holds z [N, D] and names [N]; of class subfolders also y [N] and class_names. A table has a row for each
     image: name, label (of class subfolders), z0, z1, ... or what the dimensions were called in the file `names`.
-
-    Returns
-    -------
-    N and D.
     """
     check_out(out)
     dim = model.codes.dim_ if isinstance(model, PhotoCodes) else model.head.dim

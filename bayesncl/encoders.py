@@ -172,13 +172,9 @@ class TorchEncoder(PhotoEncoder):
     """A torch module from normalised pixels to embeddings."""
 
     def __init__(
-        self,
-        request: Request,
-        view: View,
-        network: nn.Module,
-        device: torch.device | str = "cpu",
+        self, request: Request, view: View, network: nn.Module, device: torch.device | str = "cpu",
         transform: Callable[[Image.Image], Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.network, self.device = network.eval().requires_grad_(False).to(device), device
         layers = hashlib.blake2b(repr(network).encode(), digest_size=8).hexdigest()
         super().__init__(request, view, digest(network.state_dict()) + layers, transform)

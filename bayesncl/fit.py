@@ -62,12 +62,7 @@ class Options:
 
 
 def fit(source: Path, out: Path, options: Options, device: torch.device, display: Display) -> Verdict | None:
-    """Fit codes of a source into the folder `out`, and say what was found.
-
-    Returns
-    -------
-    The verdict; None on processes other than the first.
-    """
+    """Fit codes of a source into the folder `out`, and say what was found: a verdict, on the first process alone."""
     kind = find_source(source, out, options)
     folder = CodesFolder(out)
     codes = ReadableCodes(options.dim or "auto", options.method, options.keep, options.seed, device=str(device))
@@ -401,9 +396,7 @@ def _sane(z: np.ndarray, order: np.ndarray) -> Iterator[np.ndarray]:
         raise InputError(f"all embeddings are below {1 / LARGEST:g}: multiply them by a number")
 
 
-def _outlook(
-    n: int, held: int, features: int, options: Options, device: torch.device, before: float = 0.0
-) -> str:
+def _outlook(n: int, held: int, features: int, options: Options, device: torch.device, before: float = 0.0) -> str:
     """Rows held out, and a guess at the time for fitting n others and judging, `before` seconds of other work added."""
     dim = options.dim or choose_dim(max(n, 2))
     batch = choose_batch(max(n, 2), dim)

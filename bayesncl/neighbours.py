@@ -43,17 +43,9 @@ def nearest(
 ) -> Neighbours:
     """The k nearest rows of each row by cosine. Rows of cosine above 0.99999 are duplicates, not neighbours.
 
-    Parameters
-    ----------
-    rows : [N, F], centred; a tensor, or anything that gives one by slice and by index.
-    k : how many.
-    search : ``exact``, ``faiss``, or ``auto``: exact up to 200,000 rows (2,000,000 on a GPU), beyond that faiss where
-        it is installed.
-    progress : called with (rows done, rows in all).
-
-    Returns
-    -------
-    Neighbours. Several processes share the work; each gets all of the result.
+    Rows [N, F] are centred: a tensor, or anything that gives one by slice and by index. `search` is ``exact``,
+    ``faiss``, or ``auto``: exact up to 200,000 rows (2,000,000 on a GPU), beyond that faiss where it is installed.
+    Several processes share the work; each gets all of the result. `progress` is called with (rows done, rows in all).
     """
     if search not in ("auto", "exact", "faiss"):
         raise InputError(f"search must be auto, exact or faiss, got {search!r}")

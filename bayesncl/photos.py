@@ -36,24 +36,13 @@ Line = tuple[str, int, int, str | None, int]  # of the log
 
 @dataclass(frozen=True)
 class Pile:
-    """Photos at and below a folder.
+    """Photos at and below a folder."""
 
-    Attributes
-    ----------
-    root : names are relative to it.
-    entries : the image files, sorted by name.
-    marks : size and time of each.
-    test : which of them lie in a folder `test` or `val` beside `train`, bool [N]; None without such.
-    others : names of files that are no images we read.
-    classes : the class of each, by its subfolder; None where photos lie in no subfolders.
-    """
-
-    root: Path
-    entries: list[Entry]
-    marks: list[tuple[int, int]]
-    test: np.ndarray | None
-    others: list[str]
-    classes: list[str] | None
+    entries: list[Entry]  # the image files, sorted by name
+    marks: list[tuple[int, int]]  # size and time of each
+    test: np.ndarray | None  # which of them lie in a folder `test` or `val` beside `train`, bool [N]; None without such
+    others: list[str]  # names of files that are no images we read
+    classes: list[str] | None  # the class of each, by its subfolder; None where photos lie in no subfolders
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -117,7 +106,7 @@ def find_photos(root: Path, out: Path) -> Pile:
     tested = np.array([entry.path.is_relative_to(test) for entry in entries]) if test else None
     parts = [entry.name.split("/")[0 if train == root else 1 :] for entry in entries]
     classes = [part[0] for part in parts] if all(len(part) > 1 for part in parts) else None
-    return Pile(root, entries, [mark(entry.path) for entry in entries], tested, others, classes)
+    return Pile(entries, [mark(entry.path) for entry in entries], tested, others, classes)
 
 
 class Log:

@@ -53,24 +53,13 @@ def folder() -> Path:
 
 
 def decoded(
-    entries: Sequence[Entry],
-    square: Square,
-    *,
-    what: str,
-    strict: bool = False,
-    others: Sequence[str] = (),
+    entries: Sequence[Entry], square: Square, *, what: str, strict: bool = False, others: Sequence[str] = (),
     progress: Progress | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Decode images, or find them decoded.
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """Decode image files, or find them decoded; `what` names the data set in messages.
 
-    Parameters
-    ----------
-    entries : the image files, in the order wanted.
-    square : stored size.
-    what : name of the data set, for messages.
-    strict : a file that cannot be decoded is an error; otherwise it is skipped and a warning says so.
-    others : names of files beside them that are no images we read; the same warning counts them.
-    progress : called with (done, total, what).
+    A file that cannot be decoded is an error if `strict`; otherwise it is skipped, and a warning counts it with the
+    `others`, names of files beside them that are no images we read.
 
     Returns
     -------
