@@ -24,16 +24,15 @@ from .draws import make_key, uniform
 from .errors import InputError
 from .feed import epoch_order
 from .files import digest
-from .gates import top_k_mask
 from .heads import HEADS, Features, Head
 from .neighbours import nearest
+from .objective import keep_strongest
 from .rows import Moments, Stream, hold, measure, take
 from .schedule import warmup_cosine
 
 RATE, DECAY, WARMUP, EPOCHS = 2e-3, 1e-4, 50, 12
 START_ROWS = 8192  # that a head may begin from
 BLOCK = {"cpu": 256, "cuda": 8192}  # rows encoded at a time
-MAX_DIM = 1 << 20
 NUMBERS = {  # options that are whole numbers: the least, and what else they may be
     **{"dim": (1, "auto"), "steps": (0, "auto"), "batch": (1, "auto"), "neighbours": (1, "auto")},
     **{"keep": (1, None), "max_rows": (2, None)},
@@ -255,10 +254,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     def finish(self, features: Features) -> Tensor:
         """Codes [n, D] of what the head says: the strongest kept, no row empty."""
-        z = features.gated
-        if self.keep is not None:
-            z = z * top_k_mask(z, self.keep)
-            z = z / z.norm(dim=1, keepdim=True).clamp_min(1e-12)
+        z = keep_strongest(features.gated, self.keep)
         if self.head_.zeros:  # where nothing fires, what came nearest to it does
             nearest_to = features.aux if features.aux is not None else features.z
             lone = torch.nn.functional.one_hot(nearest_to.argmax(1), self.dim_).to(z.dtype)
@@ -304,8 +300,8 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
             if value != otherwise and not (whole and value >= least):
                 raise InputError(f"{name} must be a whole number, {least} or more, got {value!r}")
-        if self.dim != "auto" and int(self.dim) > MAX_DIM:
-            raise InputError(f"dim must be at most {MAX_DIM}, got {self.dim}")
+        if self.dim != "auto" and int(self.dim) > shelf.MAX_WIDTH:
+            raise InputError(f"dim must be at most {shelf.MAX_WIDTH}, got {self.dim}")
 
     def _check_output(self, head: Head) -> None:
         if self.keep is not None and self.keep > self.dim_:

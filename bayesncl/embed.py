@@ -18,8 +18,8 @@ from .arrays import COLUMNS, as_features, check_room, guard_cell, import_pyarrow
 from .codes_folder import PhotoCodes
 from .data.archive import Entry
 from .data.cache import decoded
-from .data.decode import SUFFIXES, Square
-from .data.folder import existing_folder, scan
+from .data.decode import Square
+from .data.folder import existing_folder, no_images, scan
 from .data.images import Images, Progress, printable
 from .errors import InputError
 from .features import extract
@@ -134,7 +134,7 @@ def entries_at(place: Path) -> tuple[list[Entry], list[str]]:
     """One image file, or every one at and below a folder; and the names of other files."""
     entries, others = ([Entry(place.name, place)], []) if os.path.isfile(place) else scan(existing_folder(str(place)))
     if not entries:
-        raise InputError(f"{place}: no image files in it (looked for {' '.join(SUFFIXES)})")
+        raise no_images(place)
     return entries, others
 
 

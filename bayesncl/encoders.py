@@ -83,12 +83,14 @@ class Request:
         """Checked, since a request may come from a file."""
         if not isinstance(self.spec, str) or not isinstance(self.weights, str | None) or "\0" in self.spec:
             raise InputError("an encoder is a name, its weights a path")
+        if not isinstance(self.size, int | None):
+            raise InputError(f"photos are cut to a whole number of pixels a side, got {printable(str(self.size))}")
         try:
             self.view(View(224, 224))
         except InputError:
             raise
         except (TypeError, ValueError, OverflowError):
-            raise InputError("size must be a number of pixels, mean and std three numbers, one a colour") from None
+            raise InputError("mean and std must be three numbers, one a colour") from None
 
     def view(self, own: View) -> View:
         """The encoder's own view, changed as asked."""

@@ -25,7 +25,7 @@ from .arrays import ENDINGS, as_features, check_room, read_arrays, read_embeddin
 from .codes import ReadableCodes, choose_batch, choose_dim, choose_steps
 from .codes_folder import About, CodesFolder, Rows, encoder_dict, mark
 from .data import load as load_split
-from .data.decode import SUFFIXES
+from .data.decode import SUFFIXES, sizes_in_words
 from .data.folder import scan
 from .data.images import PATH_LENGTH, fingerprint, held_out, printable
 from .encoders import PhotoEncoder, Request, Say, default_request, find_kind, open_encoder
@@ -152,8 +152,9 @@ def take_photos(source: Path, folder: CodesFolder, options: Options, device: tor
     n, classes = len(pile), len(set(labels or ()))
     kept = int(hold_out(pile.names, pile.test).sum())
     how = "given" if options.labels else "by subfolder"
+    sizes = sizes_in_words([entry.path for entry in pile.entries]) or "none of those looked at can be read"
     parts = [
-        f"{n:,} photos{'' if len(todo) == n else f' ({n - len(todo):,} known already)'} of {pile.sizes()} pixels",
+        f"{n:,} photos{'' if len(todo) == n else f' ({n - len(todo):,} known already)'} of {sizes} pixels",
         f"{classes:,} classes {how}" if classes > 1 else "no classes" if labels is None else "one class only",
         pile.skipped(),
         f"encoder {encoder.name}, {encoder.features:,} numbers a photo",
@@ -286,13 +287,11 @@ def take_run(source: Path, folder: CodesFolder, options: Options, device: torch.
     display.note(f"{source}: {what}; {_outlook(train, held, encoder.features, options, device)} after h")
     h = [extract(model, images, "sound", progress=display.count).h for images in splits]
     display.close()
-    labels = [images.labels for images in splits]
+    labels = [images.labels for images in splits if images.labels is not None]
     classes = splits[0].class_names
-    values = None
-    if all(part is not None for part in labels):
-        values = [str(classes[i]) if classes else str(i) for part in labels if part is not None for i in part]
+    values = [str(classes[i]) if classes else str(i) for part in labels for i in part]
     names = [f"{split}/{i}" for split, images in zip(("train", "test"), splits) for i in range(len(images))]
-    rows = Rows(tuple(names), **_factorise(values), held=held)
+    rows = Rows(tuple(names), **_factorise(values if len(labels) == len(splits) else None), held=held)
     about = About("run", folder.relative(source), None, encoder_dict(encoder), recipe.to_dict(), stamp)
     _put(folder, about, rows, iter(h), encoder.features)
 

@@ -9,7 +9,7 @@ import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from .arrays import read_arrays
 from .codes_folder import CodesFolder, mark
 from .data.archive import Entry
 from .data.cache import count_kinds, in_threads, read_entry
-from .data.decode import SUFFIXES, sizes_in_words
+from .data.decode import SUFFIXES
 from .data.folder import existing_folder, scan, split_folders
 from .data.images import Progress, printable
 from .encoders import PhotoEncoder
@@ -58,10 +58,6 @@ class Pile:
             return ""
         return f"{plural(len(self.others), 'other file')} skipped ({', '.join(count_kinds(self.others))})"
 
-    def sizes(self) -> str:
-        """Sizes of some of them in words, from the heads of their files."""
-        return sizes_in_words([entry.path for entry in self.entries]) or "none of those looked at can be read"
-
 
 def photo_labels(pile: Pile, table: Path | None) -> list[str] | None:
     """A class for each photo: by its subfolder, or by its name in a table."""
@@ -85,15 +81,13 @@ def find_photos(root: Path, out: Path) -> Pile:
     train, test = split_folders(root)
     entries: list[Entry] = []
     others: list[str] = []
-    written = {Path(os.path.realpath(out)): True}
+    base, here = (Path(os.path.realpath(place)) for place in (root, out))
 
+    @cache
     def ours(folder: Path) -> bool:
-        if folder not in written:
-            up = folder.parent
-            written[folder] = is_codes(folder) or (up != folder and up.is_relative_to(base) and ours(up))
-        return written[folder]
+        up = folder.parent
+        return folder == here or is_codes(folder) or (up != folder and up.is_relative_to(base) and ours(up))
 
-    base = Path(os.path.realpath(root))
     for folder in filter(None, (train, test)):
         prefix = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
         images, rest = scan(folder)
@@ -184,8 +178,7 @@ class Embedded:
         self.before = np.empty((0, encoder.features), np.float32)
         self.known: dict[tuple[str, int, int], int | str] = {}  # a row of `before`, -1 - a row of the log, or why not
         self._remember(folder)
-        for i, (name, size, time, why, _) in enumerate(self.log.lines):
-            self.known[name, size, time] = -1 - i if why is None else why
+        self._remember_log(0)
 
     def _remember(self, folder: CodesFolder) -> None:
         """What an earlier fit with the same encoder left; damage is told, and embedded again."""
@@ -204,6 +197,10 @@ class Embedded:
         for name, size, time, why in rows.broken:
             self.known[name, size, time] = why
 
+    def _remember_log(self, first: int) -> None:
+        for i, (name, size, time, why, _) in enumerate(self.log.lines[first:], first):
+            self.known[name, size, time] = -1 - i if why is None else why
+
     @property
     def todo(self) -> list[int]:
         """The photos that have no embedding yet."""
@@ -214,14 +211,12 @@ class Embedded:
         if not todo:
             return
         self.log.begin()
-        done = 0
+        done, left = 0, iter(todo)
         for rows, reasons in embed_entries([self.pile.entries[i] for i in todo], self.encoder):
-            part = todo[done : done + len(rows)]
-            start = len(self.log.lines)
-            self.log.append(rows, [(*self.keys[i], why) for i, why in zip(part, reasons)])
-            for j, (i, why) in enumerate(zip(part, reasons)):
-                self.known[self.keys[i]] = -1 - (start + j) if why is None else why
-            done += len(part)
+            first = len(self.log.lines)
+            self.log.append(rows, [(*self.keys[next(left)], why) for why in reasons])
+            self._remember_log(first)
+            done += len(rows)
             if progress:
                 progress(done, len(todo), "embedding photos")
 
@@ -242,12 +237,10 @@ class Embedded:
             yield block
 
 
-def embed_entries(
-    entries: Sequence[Entry], encoder: PhotoEncoder
-) -> Iterator[tuple[np.ndarray, list[str | None]]]:
+def embed_entries(entries: Sequence[Entry], encoder: PhotoEncoder) -> Iterator[tuple[np.ndarray, list[str | None]]]:
     """Embeddings [n, F] of photos, batch after batch, and why one has none (its row is zero)."""
     size = BATCH.get(torch.device(getattr(encoder, "device", "cpu")).type, BATCH["cpu"])
-    photos = in_threads(lambda entry: read_entry(entry, encoder.read), entries)
+    photos = in_threads(lambda entry: read_entry(entry, encoder.read), entries, ahead=2 * size)
     while prepared := list(itertools.islice(photos, size)):
         reasons = [each if isinstance(each, str) else None for each in prepared]
         good = [each for each in prepared if not isinstance(each, str)]

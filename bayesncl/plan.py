@@ -18,7 +18,7 @@ from .data.images import Images
 from .features import centre_crop
 from .model import Encoder
 from .progress import Display, plural, words
-from .recipes import Recipe, change, find_recipe, replace_fields, shorthands
+from .recipes import LIGHT, Recipe, change, find_recipe, replace_fields, shorthands
 from .train import fit_batch, short_schedule
 
 FEW = 5000  # images: fewer teach an encoder little that a pretrained one does not know
@@ -68,15 +68,10 @@ def lighten(recipe: Recipe, n: int) -> Recipe:
     """The recipe for n images and a CPU: a small backbone on small views, about SEEN images seen in all."""
     return replace_fields(
         recipe,
+        **LIGHT | {"views": LIGHT["views"] | {"size": 48}},
         data={"size": 56},
-        views={
-            "size": 48, "crop_scale": (0.3, 1.0), "brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1,
-            "blur": 0.0,
-        },
-        model={"backbone": "small", "hidden": 256, "dim": 64},
-        optimiser={"lr": 1.0, "eta": 0.05, "warmup_epochs": 1},
         run={"epochs": min(max(round(SEEN / n), 2), 100), "batch": 64, "checkpoint_every": 1, "log_every": 10},
-    )  # fmt: skip
+    )
 
 
 def load_split(recipe: Recipe, split: str, display: Display) -> Images:

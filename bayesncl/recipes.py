@@ -388,6 +388,12 @@ def replace_fields(recipe: Recipe, **parts: dict[str, Any]) -> Recipe:
     return dataclasses.replace(recipe, **new)
 
 
+# For small images on a CPU: colours that stay what they are, a small encoder, rates for many small steps.
+LIGHT: dict[str, dict[str, Any]] = {
+    "views": {"crop_scale": (0.3, 1.0), "brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1, "blur": 0.0},
+    "model": {"backbone": "small", "hidden": 256, "dim": 64},
+    "optimiser": {"lr": 1.0, "eta": 0.05, "warmup_epochs": 1},
+}
 SOFT: dict[str, Any] = {"crop_scale": (0.2, 1.0), "brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
 
 # What each method makes of a data set's settings, which are those of `bayesncl`.

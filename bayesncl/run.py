@@ -6,6 +6,7 @@ stands where a file is to be written is refused.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
@@ -14,7 +15,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -168,16 +169,14 @@ def new_run(parent: Path, name: str) -> Run:
     """Make the folder parent/name, or name-2, name-3, ... if it exists."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        for i in range(1, 10_000):
+        for i in itertools.count(1):
             path = parent / (name if i == 1 else f"{name}-{i}")
-            try:
+            with suppress(FileExistsError):
                 path.mkdir()
-                return Run(path)
-            except FileExistsError:
-                continue
+                break
+        return Run(path)
     except OSError as error:
         raise InputError(f"cannot make a run folder in {parent}: {error.strerror}") from None
-    raise InputError(f"{parent} is full of runs named {name}")
 
 
 def _read_object(path: Path) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from .data.images import first_line
 from .errors import InputError
 from .files import check_place, digest, read_regular, read_tensors, tensor_bytes, write_atomic
 from .heads import HEADS, Head
+from .model import LARGEST
 from .rows import Moments
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 FORMAT = "bayesncl-codes-1"
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 MAX_BYTES, MOST_CONFIG = 16 << 30, 64 << 20
-LARGEST = 1e30  # weight or moment; two of them overflow a product in float32
 MAX_WIDTH = 1 << 20  # of embeddings and of codes
 FITTED = {"dim_": int, "n_features_in_": int, "n_iter_": int, "loss_": float, "recall_": float, "interrupted_": bool}
 Codes = TypeVar("Codes", bound="ReadableCodes")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -43,23 +42,6 @@ def work(rank: int, folder: Path) -> int:
     np.savez(folder / f"{distributed.world_size()}-{rank}.npz", **out)
     distributed.stop()
     return 0
-
-
-def main(world: int, folder: Path) -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    os.environ |= {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    children = []
-    for rank in range(world):
-        if (child := os.fork()) == 0:
-            code = 1
-            try:
-                code = work(rank, folder)
-            finally:
-                os._exit(code)
-        children.append(child)
-    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
 
 
 @pytest.fixture(scope="module")
@@ -115,4 +97,6 @@ def test_fit_under_torchrun_gives_the_codes_of_one_process(tmp_path: Path) -> No
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2])))
+    from tests.ranks import in_processes
+
+    sys.exit(in_processes(int(sys.argv[1]), lambda rank: work(rank, Path(sys.argv[2]))))

@@ -225,18 +225,18 @@ def read_entry(entry: Entry, read: Callable[..., A], *options: Any) -> A | str:
         return why.strerror or str(why)
 
 
-def in_threads(function: Callable[[A], B], items: Sequence[A]) -> Iterator[B]:
-    """`map` in order, by a few threads, never far ahead of the reader: memory stays bounded."""
+def in_threads(function: Callable[[A], B], items: Sequence[A], ahead: int = 0) -> Iterator[B]:
+    """`map` in order, by a few threads, `ahead` of the reader or not far: memory stays bounded."""
     with ThreadPoolExecutor(THREADS) as pool, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's remarks on damaged metadata
-        ahead: deque[Future[list[B]]] = deque()
+        parts: deque[Future[list[B]]] = deque()
         try:
             for start in range(0, len(items), CHUNK):
-                ahead.append(pool.submit(lambda part: [function(item) for item in part], items[start : start + CHUNK]))
-                if len(ahead) > 2 * THREADS:
-                    yield from ahead.popleft().result()
-            while ahead:
-                yield from ahead.popleft().result()
+                parts.append(pool.submit(lambda part: [function(item) for item in part], items[start : start + CHUNK]))
+                if len(parts) > max(2 * THREADS, ahead // CHUNK):
+                    yield from parts.popleft().result()
+            while parts:
+                yield from parts.popleft().result()
         finally:
-            for future in ahead:
+            for future in parts:
                 future.cancel()

@@ -238,11 +238,9 @@ SCENES = Dataset(
     title="Scenes",
     settings=recipes.Recipe(
         data=recipes.Data(train_images=4000, test_images=2000),
-        views=recipes.Views(
-            crop_scale=(0.3, 1.0), brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1, blur=0.0, flip=0.0
-        ),
-        model=recipes.Model(backbone="medium", hidden=256, dim=64),
-        optimiser=recipes.Optimiser(lr=1.0, eta=0.05, warmup_epochs=1),
+        views=recipes.Views(**recipes.LIGHT["views"], flip=0.0),
+        model=recipes.Model(**recipes.LIGHT["model"] | {"backbone": "medium"}),
+        optimiser=recipes.Optimiser(**recipes.LIGHT["optimiser"]),
         run=recipes.Run(epochs=60, batch=64, checkpoint_every=2, log_every=20),
     ),
     load=load,
