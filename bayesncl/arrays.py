@@ -57,19 +57,11 @@ Reader = Callable[[], np.ndarray]
 
 
 def read_arrays(path: str | Path, names: Sequence[str], needed: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """The arrays of a file that have these names.
+    """The arrays of a file that have these names: numbers, booleans or text, memory-mapped if they are not compressed.
 
-    Parameters
-    ----------
-    path : .npz or .safetensors, which hold arrays by name; .npy, which holds one: it gets the first of `names`; .csv or
-        .parquet, a table: columns headed y or label give `y`, name or path give `names`, all the others `z` [N, D] (in
-        .parquet also one column of lists).
-    names : those wanted.
-    needed : those that must be there.
-
-    Returns
-    -------
-    Numbers, booleans or text by name, memory-mapped where they are not compressed.
+    .npz and .safetensors hold arrays by name; .npy holds one, which gets the first of `names`. Of a table, .csv or
+    .parquet, columns headed y or label give `y`, name or path give `names`, all the others `z` [N, D] (in .parquet also
+    one column of lists). Those `needed` must be there.
     """
     path = Path(path)
     if not path.is_file():

@@ -33,10 +33,11 @@ from .schedule import warmup_cosine
 RATE, DECAY, WARMUP, EPOCHS = 2e-3, 1e-4, 50, 12
 START_ROWS = 8192  # that a head may begin from
 BLOCK = {"cpu": 256, "cuda": 8192}  # rows encoded at a time
-NUMBERS = {  # options that are whole numbers: the least, and what else they may be
-    **{"dim": (1, "auto"), "steps": (0, "auto"), "batch": (1, "auto"), "neighbours": (1, "auto")},
-    **{"keep": (1, None), "max_rows": (2, None)},
-}
+# options that are whole numbers: the least, and what else they may be
+NUMBERS = {
+    "dim": (1, "auto"), "steps": (0, "auto"), "batch": (1, "auto"), "neighbours": (1, "auto"), "keep": (1, None),
+    "max_rows": (2, None),
+}  # fmt: skip
 SAVE_SECONDS = 60.0  # between checkpoints
 
 

@@ -288,13 +288,7 @@ class CodesFolder(Folder):
 
 
 class PhotoCodes:
-    """Readable codes of photos: an encoder that others trained, and what `fit` read from its embeddings.
-
-    Attributes
-    ----------
-    codes : the ReadableCodes.
-    encoder : from photos to embeddings; InputError where the codes are of an array.
-    """
+    """Readable codes of photos: an encoder that others trained, and what `fit` read from its embeddings."""
 
     def __init__(
         self, folder: CodesFolder, codes: ReadableCodes, device: torch.device | str, named: str | None = None
@@ -304,7 +298,7 @@ class PhotoCodes:
 
     @property
     def encoder(self) -> PhotoEncoder:
-        """The encoder, opened when it is first used."""
+        """From photos to embeddings, opened when it is first used; InputError where the codes are of an array."""
         if self._encoder is None:
             self._encoder = self.folder.open_encoder(self.device, self.named)
         return self._encoder

@@ -99,18 +99,13 @@ class Request:
 
 
 class PhotoEncoder:
-    """Photos to embeddings.
+    """Photos to embeddings."""
 
-    Attributes
-    ----------
-    request : what was asked for, with its paths made absolute; opens the same encoder again.
-    view : how photos are prepared, unless `transform` (a PIL image to float [3, H, W]) does that.
-    features : F.
-    fingerprint : of weights and preparation.
-    network : the torch module inside, or None.
-    """
-
-    network: nn.Module | None = None
+    request: Request  # what was asked for, with its paths made absolute; opens the same encoder again
+    view: View  # how photos are prepared, unless `transform` (a PIL image to float [3, H, W]) does that
+    features: int  # F
+    fingerprint: str  # of weights and preparation
+    network: nn.Module | None = None  # the torch module inside
 
     def __init__(
         self, request: Request, view: View, weights: str, transform: Callable[[Image.Image], Any] | None = None
@@ -213,14 +208,10 @@ class OnnxEncoder(PhotoEncoder):
 
 
 def open_encoder(request: Request, device: torch.device | str = "cpu", say: Say = lambda text: None) -> PhotoEncoder:
-    """The encoder a person names.
+    """The encoder a person names; `say` is told in one line what takes long.
 
-    Parameters
-    ----------
-    request : `spec` is ``timm:NAME`` or a plain timm name, a path that ends in .onnx, ``MODULE:FUNCTION`` (a function
-        without arguments that returns a torch module), or the folder or model file of a finished run.
-    device : for torch modules.
-    say : told in one line what takes long.
+    `request.spec` is ``timm:NAME`` or a plain timm name, a path that ends in .onnx, ``MODULE:FUNCTION`` (a function
+    without arguments that returns a torch module), or the folder or model file of a finished run.
     """
     kind = find_kind(request.spec)
     if request.weights is not None and kind not in ("timm", "module"):

@@ -59,8 +59,7 @@ def write_together(files: dict[Path, Iterable[bytes]]) -> None:
         for path, blocks in files.items():
             made[path] = stack.enter_context(temporary_beside(path))
             with open(made[path], "wb") as file:
-                for block in blocks:
-                    file.write(block)
+                file.writelines(blocks)
                 file.flush()
                 if path.exists():
                     os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))

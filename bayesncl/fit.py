@@ -81,7 +81,6 @@ def fit(source: Path, out: Path, options: Options, device: torch.device, display
             for old in (folder.verdict_file, folder.evaluation_file):  # of codes that are replaced
                 folder.inside(old).unlink(missing_ok=True)
             codes.save(folder.inside(folder.codes_file))
-            folder.checkpoint.unlink(missing_ok=True)
             display.count(0, 1, "judging")
             found = judge(codes, embeddings, rows, seed=options.seed)
             display.count(1, 1, "judging")
@@ -94,9 +93,7 @@ def fit(source: Path, out: Path, options: Options, device: torch.device, display
     by = f"{rows.held:,} held-out" if rows.held else f"the same {len(rows):,}"
     seconds = time.perf_counter() - began
     display.note(f"{out}: {codes.dim_:,} dimensions by {codes.method} in {words(seconds)}; judged by {by} rows:")
-    for text in headlines(found):
-        display.note(text)
-    for text in next_commands(about, out, options):
+    for text in [*headlines(found), *next_commands(about, out)]:
         display.note(text)
     return found
 
@@ -310,7 +307,7 @@ def hold_out(names: Sequence[str], test: np.ndarray | None) -> np.ndarray:
     return held_out(names, min(SHARE, MOST_HELD / n), 0)
 
 
-def next_commands(about: About, out: Path, options: Options) -> list[str]:
+def next_commands(about: About, out: Path) -> list[str]:
     """What to do next, as commands that can be copied."""
     lines = []
     place = shlex.quote(str(out))

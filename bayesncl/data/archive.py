@@ -51,12 +51,9 @@ def safe_name(name: str) -> str | None:
 
 
 def members(path: Path) -> tuple[dict[str, Entry], list[str]]:
-    """The regular files of an uncompressed tar.
+    """The regular files of an uncompressed tar, by checked name; of two of one name the later, as unpacking would.
 
-    Returns
-    -------
-    entries : by checked name; of two members of one name the later, as unpacking would have it.
-    refused : names of links, devices and members that point outside the archive.
+    And the names of what is refused: links, devices and members that point outside the archive.
     """
     entries: dict[str, Entry] = {}
     refused: list[str] = []
