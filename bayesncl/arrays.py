@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import csv
+import io
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from .data.images import printable, shown
+from .data.images import first_line, printable, shown
 from .errors import InputError
 
 Array = Any  # numpy array or torch tensor, or what numpy makes an array of
@@ -45,25 +46,22 @@ COLUMNS = {  # of tables: what they hold by their heading; all other columns are
     **dict.fromkeys(("", "unnamed: 0", "__index_level_0__"), "index"),  # pandas' row numbers, which say nothing
 }
 
+ENDINGS = (".npy", ".npz", ".safetensors", ".csv", ".parquet")
+FEATURES = ("z", "embeddings", "embedding", "features", "X", "x", "h", "arr_0", "data")  # names of embeddings
+LABELS = ("y", "labels", "label")
+NAMES = ("names", "paths", "files", "filenames")
+
 FORMULA = re.compile(r"'*[=+@\t\r-]")  # how a cell begins that a spreadsheet would take for a formula
 
 Reader = Callable[[], np.ndarray]
 
 
 def read_arrays(path: str | Path, names: Sequence[str], needed: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """The arrays of a file that have these names.
+    """The arrays of a file that have these names: numbers, booleans or text, memory-mapped if they are not compressed.
 
-    Parameters
-    ----------
-    path : .npz or .safetensors, which hold arrays by name; .npy, which holds one: it gets the first of `names`; .csv or
-        .parquet, a table: columns headed y or label give `y`, name or path give `names`, all the others `z` [N, D] (in
-        .parquet also one column of lists).
-    names : those wanted.
-    needed : those that must be there.
-
-    Returns
-    -------
-    Numbers, booleans or text by name, memory-mapped where they are not compressed.
+    .npz and .safetensors hold arrays by name; .npy holds one, which gets the first of `names`. Of a table, .csv or
+    .parquet, columns headed y or label give `y`, name or path give `names`, all the others `z` [N, D] (in .parquet also
+    one column of lists). Those `needed` must be there.
     """
     path = Path(path)
     if not path.is_file():
@@ -85,18 +83,43 @@ def read_arrays(path: str | Path, names: Sequence[str], needed: Sequence[str] = 
     except InputError:
         raise
     except DAMAGE as error:
-        raise InputError(f"{shown(path)}: cannot be read: {_line(error)}") from None
+        raise InputError(f"{shown(path)}: cannot be read: {first_line(error)}") from None
 
 
-def read_features(path: str | Path, labels_path: str | Path | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Features `z` and labels `y` of a file; labels may lie in another one, by default `y.npy` beside a `.npy`."""
-    path = Path(path)
-    if labels_path is None and path.suffix == ".npy":
-        labels_path = path.with_name("y.npy")
-    if labels_path is None:
-        found = read_arrays(path, ("z", "y"), needed=("z", "y"))
-        return found["z"], found["y"]
-    return read_arrays(path, ("z",), ("z",))["z"], read_arrays(labels_path, ("y",), ("y",))["y"]
+def read_features(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Features `z` and labels `y` of a file; labels of a .npy lie in y.npy beside it."""
+    labels = path.with_name("y.npy") if path.suffix == ".npy" else path
+    return read_arrays(path, ("z",), ("z",))["z"], read_arrays(labels, ("y",), ("y",))["y"]
+
+
+def read_embeddings(path: Path) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    """Embeddings of a file as they are, with names [N] and labels [N] where it, or files beside a .npy, have them."""
+    found = read_arrays(path, (*FEATURES, *LABELS, *NAMES, "class_names"))
+    z = next((found[name] for name in FEATURES if name in found), None)
+    if z is None:
+        read_arrays(path, FEATURES, needed=("z",))  # says what is there
+        raise InputError(f"{path}: no embeddings in it")
+    # one of another length belongs to another array
+    own = {name: column for name, column in _beside(path).items() if column.shape[:1] == z.shape[:1]}
+    beside = {**found, **own}
+    names = next((beside[name] for name in NAMES if name in beside), None)
+    labels = next((beside[name] for name in LABELS if name in beside), None)
+    for what, column in (("names", names), ("labels", labels)):
+        if column is not None and (z.ndim < 1 or column.ndim != 1 or len(column) != len(z)):
+            raise InputError(f"{path}: embeddings {list(z.shape)}, but {what} {list(column.shape)}")
+    if labels is not None and labels.dtype.kind in "iu" and "class_names" in found and len(labels):
+        known = found["class_names"]
+        if known.ndim == 1 and labels.min() >= 0 and labels.max() < len(known):
+            labels = known[labels]
+    return z, names, labels
+
+
+def _beside(source: Path) -> dict[str, np.ndarray]:
+    """y.npy and names.npy beside a .npy."""
+    if source.suffix != ".npy":
+        return {}
+    paths = {name: source.with_name(f"{name}.npy") for name in ("y", "names")}
+    return {name: read_arrays(path, (name,))[name] for name, path in paths.items() if path.is_file() and path != source}
 
 
 def as_numpy(values: Array) -> np.ndarray:
@@ -123,16 +146,9 @@ def as_features(features: Array) -> np.ndarray:
 
 
 def as_labels(labels: Array, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Labels of any kind as indices.
+    """Labels of `count` rows of features as indices, int64 [N] in 0..C-1, and the C distinct labels in sorted order.
 
-    Parameters
-    ----------
-    labels : [N] integers (any, also negative or with gaps), integer-valued floats, booleans or strings.
-    count : N of the features they belong to.
-
-    Returns
-    -------
-    int64 [N] in 0..C-1, and the C distinct labels in sorted order.
+    They are [N] integers (any, also negative or with gaps), integer-valued floats, booleans or strings.
     """
     labels = as_numpy(labels)
     if labels.ndim != 1:
@@ -185,6 +201,21 @@ def check_room(size: int, what: str) -> None:
     """InputError where `size` bytes would take more than half of free memory."""
     if size > memory() // 2:
         raise InputError(f"{what} would take {size >> 20:,} MiB, over half of free memory ({memory() >> 20:,} MiB)")
+
+
+def npy_header(shape: tuple[int, ...], dtype: str) -> bytes:
+    """How a .npy file begins; NumPy pads it, so that its length does not depend on the number of rows."""
+    out = io.BytesIO()
+    npy.write_array_header_1_0(out, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return out.getvalue()
+
+
+def crc32(rows: np.ndarray) -> int:
+    """CRC-32 of the bytes of an array, a block at a time: it may be memory-mapped."""
+    crc, step = 0, max(1, BLOCK // max(1, rows[:1].nbytes))
+    for start in range(0, len(rows), step):
+        crc = zlib.crc32(rows[start : start + step].tobytes(), crc)
+    return crc
 
 
 def _members(path: Path, names: Sequence[str]) -> dict[str, Reader]:
@@ -377,16 +408,22 @@ def _text(cells: list[Any]) -> np.ndarray:
     return np.array(texts)
 
 
-def _parquet(path: Path) -> dict[str, Reader]:
+def import_pyarrow() -> Any:
+    """pyarrow with what reads and writes tables, from the extra."""
     try:
-        import pyarrow
-        from pyarrow import compute, parquet, types
+        import pyarrow.compute
+        import pyarrow.parquet
     except ImportError:
         raise InputError("a .parquet file needs the extra: pip install 'bayesncl[tables]'") from None
+    return pyarrow
+
+
+def _parquet(path: Path) -> dict[str, Reader]:
+    pyarrow = import_pyarrow()
     try:
         batches = []
         free = memory() // 2
-        file = parquet.ParquetFile(path)
+        file = pyarrow.parquet.ParquetFile(path)
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
         values = sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
         check_room(8 * values, f"{shown(path)}: the table")  # a run of equal numbers takes no room in the file
@@ -403,8 +440,8 @@ def _parquet(path: Path) -> dict[str, Reader]:
                 continue
             if kind != "z":
                 found[kind] = lambda column=column: _text(column.to_pylist())  # type: ignore[misc]
-            elif types.is_nested(column.type):  # lists; anything else fails below
-                if len(lengths := compute.list_value_length(column).unique()) > 1:
+            elif pyarrow.types.is_nested(column.type):  # lists; anything else fails below
+                if len(lengths := pyarrow.compute.list_value_length(column).unique()) > 1:
                     seen = ", ".join(map(str, lengths.to_pylist()[:4]))
                     raise InputError(f"{shown(path)}, column {printable(name)}: lists of different lengths ({seen})")
                 flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
@@ -412,11 +449,7 @@ def _parquet(path: Path) -> dict[str, Reader]:
             else:
                 features.append(column.to_numpy()[:, None])
     except pyarrow.ArrowException as error:
-        raise InputError(f"{shown(path)}: cannot be read: {_line(error)}") from None
+        raise InputError(f"{shown(path)}: cannot be read: {first_line(error)}") from None
     if features:
         found["z"] = lambda: features[0] if len(features) == 1 else np.hstack(features)
     return found
-
-
-def _line(error: BaseException) -> str:
-    return printable(" ".join(str(error).split()), 200) or type(error).__name__

@@ -41,8 +41,8 @@ def save(run: Run, model: Encoder, optimiser: LARS, step: int, images: tuple[str
     tensors = {f"model.{name}": t for name, t in stored(model.state_dict()).items()}
     momenta = {n: optimiser.state[p]["momentum_buffer"] for n, p in model.named_parameters() if p in optimiser.state}
     tensors |= {f"momentum.{name}": t for name, t in stored(momenta).items()}
-    metadata = {"step": str(step), "recipe": json.dumps(model.recipe.to_dict())}
-    metadata |= {"images": images[0], "images_hash": images[1]}
+    recipe = json.dumps(model.recipe.to_dict())
+    metadata = {"step": str(step), "recipe": recipe, "images": images[0], "images_hash": images[1]}
     payload = tensor_bytes(tensors, metadata)
     path = run.checkpoints / f"step-{step:08d}.ckpt"
     run.inside(path).parent.mkdir(exist_ok=True)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import __version__
-from .cpu import rest_when_busy
 from .errors import InputError
 from .files import check_folder, is_codes, write_atomic
 
@@ -46,7 +45,6 @@ NO_MEMORY = ("out of memory", "can't allocate memory", "can't start new thread")
 def main() -> None:
     """Runs a command and turns what can go wrong into one line and an exit status."""
     warnings.showwarning = lambda text, *_a, **_k: print("bayesncl: note:", one_line(str(text)), file=sys.stderr)
-    rest_when_busy()
     try:
         try:
             app()
@@ -266,7 +264,7 @@ def evaluate(
     results.parameters["recipe"] = recipe.to_dict()
     if trained_on := (Run(run).environment() or {}).get("device"):
         results.parameters["trained_on"] = trained_on = printable(str(trained_on))
-        if "threads" in trained_on:
+        if "thread" in trained_on:
             display.note(f"trained on {trained_on}: another number of threads rounds otherwise, like another seed")
     try:
         if run.is_dir():  # it may be a model file

@@ -62,8 +62,8 @@ def fit(
     display = cli.open_display(quiet)
     display.busy("starting")  # importing torch takes seconds
     from .encoders import Request
+    from .fit import Options
     from .fit import fit as fit_codes
-    from .sources import Options
 
     request = None
     if encoder is not None or weights is not None or any(value is not None for value in numbers.values()):

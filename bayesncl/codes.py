@@ -22,18 +22,22 @@ from . import distributed, shelf
 from .data.images import Progress
 from .draws import make_key, uniform
 from .errors import InputError
+from .feed import epoch_order
 from .files import digest
-from .gates import top_k_mask
 from .heads import HEADS, Features, Head
 from .neighbours import nearest
+from .objective import keep_strongest
 from .rows import Moments, Stream, hold, measure, take
 from .schedule import warmup_cosine
 
 RATE, DECAY, WARMUP, EPOCHS = 2e-3, 1e-4, 50, 12
 START_ROWS = 8192  # that a head may begin from
 BLOCK = {"cpu": 256, "cuda": 8192}  # rows encoded at a time
-MAX_DIM = 1 << 20
-MAY_BE_NONE, MAY_BE_AUTO = ("keep", "max_rows"), ("dim", "steps", "batch", "neighbours")
+# options that are whole numbers: the least, and what else they may be
+NUMBERS = {
+    "dim": (1, "auto"), "steps": (0, "auto"), "batch": (1, "auto"), "neighbours": (1, "auto"), "keep": (1, None),
+    "max_rows": (2, None),
+}  # fmt: skip
 SAVE_SECONDS = 60.0  # between checkpoints
 
 
@@ -109,14 +113,9 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         self.verbose = verbose
 
     def fit(
-        self,
-        X: Any,
-        y: Any = None,
-        *,
-        pairs: Any = None,
-        checkpoint: Path | str | None = None,
+        self, X: Any, y: Any = None, *, pairs: Any = None, checkpoint: Path | str | None = None,
         progress: Progress | None = None,
-    ) -> ReadableCodes:
+    ) -> ReadableCodes:  # fmt: skip
         """Learn the codes of X.
 
         Parameters
@@ -135,12 +134,12 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         """
         before = vars(self).copy()
         try:
-            return self._fit(X, pairs, checkpoint, progress)
+            return self._fit(X, pairs, None if checkpoint is None else Path(checkpoint), progress)
         except BaseException:
             self.__dict__ = before
             raise
 
-    def _fit(self, X: Any, pairs: Any, checkpoint: Path | str | None, progress: Progress | None) -> ReadableCodes:
+    def _fit(self, X: Any, pairs: Any, checkpoint: Path | None, progress: Progress | None) -> ReadableCodes:
         self._check_options()
         source = self._as_rows(X, reset=True)
         distributed.start()
@@ -150,8 +149,6 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         chosen = self._choose_rows(len(source), seed, partners is not None)
         count = len(source) if chosen is None else len(chosen)
         self.dim_ = choose_dim(count) if self.dim == "auto" else int(self.dim)
-        if self.keep is not None and self.keep > self.dim_:
-            raise InputError(f"keep={self.keep} is more than the {self.dim_} dimensions of the codes")
         say = _Voice(self.verbose, progress)
         moments = measure(source, chosen)
         rows = hold(source, chosen, moments, device)
@@ -163,13 +160,13 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # of the CPU alone
             head = HEADS[self.method](moments.width, self.dim_).to(device).train()
-        self._check_sparse(head)
+        self._check_output(head)
         head.start(rows[torch.linspace(0, count - 1, min(count, START_ROWS), device=device).long()])
         mark = self._fingerprint(moments, seed, batch, total, count, partners)
-        state = shelf.State(head, _optimiser(head, device), mark, torch.zeros(max(1, min(50, total)), device=device))
-        found = None if checkpoint is None else state.read(Path(checkpoint), count)
-        if partners is None:
-            partners = found
+        optimiser = torch.optim.AdamW(head.parameters(), lr=RATE, weight_decay=DECAY, fused=True)
+        state = shelf.State(head, optimiser, mark, torch.zeros(max(1, min(50, total)), device=device))
+        found = None if checkpoint is None else state.read(checkpoint, count)
+        partners = found if partners is None else partners
         if partners is None:
             partners, state.recall = self._find_partners(rows, say)
         self._train(rows, partners.to(device), state, seed, batch, total, checkpoint, say)
@@ -177,16 +174,9 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return self
 
     def _train(
-        self,
-        rows: Tensor | Stream,
-        partners: Tensor,
-        state: shelf.State,
-        seed: int,
-        batch: int,
-        total: int,
-        checkpoint: Path | str | None,
-        say: _Voice,
-    ) -> None:
+        self, rows: Tensor | Stream, partners: Tensor, state: shelf.State, seed: int, batch: int, total: int,
+        checkpoint: Path | None, say: _Voice,
+    ) -> None:  # fmt: skip
         """The loop: a batch and its partners, forward, loss, backward, update."""
         head, optimiser, world = state.head, state.optimiser, distributed.world_size()
         warmup = min(WARMUP, total // 4)
@@ -203,13 +193,14 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
                 optimiser.zero_grad()
                 terms = head.loss(head(rows[torch.cat([order[mine], other[mine]])]))
                 terms.loss.backward()
-                distributed.sum_gradients(head.parameters())
+                loss = terms.loss.detach().clone()
+                distributed.sum_gradients(head.parameters(), loss)
                 optimiser.step()
                 state.step += 1
-                state.recent[step % len(state.recent)] = terms.loss.detach()
+                state.recent[step % len(state.recent)] = loss
                 say(state.step, total, "training")
                 if checkpoint is not None and time.monotonic() - written > SAVE_SECONDS:
-                    state.write(Path(checkpoint), partners)
+                    state.write(checkpoint, partners)
                     written = time.monotonic()
         except KeyboardInterrupt:
             if world > 1 or state.step == 0:
@@ -217,12 +208,14 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             self.interrupted_ = True
         except BaseException:
             if checkpoint is not None:
-                state.write(Path(checkpoint), partners)
+                state.write(checkpoint, partners)
             raise
         self.n_iter_ = state.step
-        self.loss_ = float(distributed.all_reduce_sum(state.recent[: state.step].mean())) if state.step else math.nan
-        if checkpoint is not None:
-            state.write(Path(checkpoint), partners) if self.interrupted_ else shelf.remove(Path(checkpoint))
+        self.loss_ = float(state.recent[: state.step].mean())  # NaN before the first step
+        if checkpoint is not None and self.interrupted_:
+            state.write(checkpoint, partners)
+        elif checkpoint is not None and distributed.rank() == 0:
+            checkpoint.unlink(missing_ok=True)
 
     def transform(self, X: Any) -> Any:
         """Codes of X.
@@ -237,9 +230,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         """
         check_is_fitted(self, "head_")
         self._check_options()
-        self._check_sparse(self.head_)
-        if self.keep is not None and self.keep > self.dim_:
-            raise InputError(f"keep={self.keep} is more than the {self.dim_} dimensions of the codes")
+        self._check_output(self.head_)
         source = self._as_rows(X, reset=False)
         device = _device(self.device)
         head = copy.deepcopy(self.head_).to(device) if device.type != "cpu" else self.head_
@@ -264,10 +255,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     def finish(self, features: Features) -> Tensor:
         """Codes [n, D] of what the head says: the strongest kept, no row empty."""
-        z = features.gated
-        if self.keep is not None:
-            z = z * top_k_mask(z, self.keep)
-            z = z / z.norm(dim=1, keepdim=True).clamp_min(1e-12)
+        z = keep_strongest(features.gated, self.keep)
         if self.head_.zeros:  # where nothing fires, what came nearest to it does
             nearest_to = features.aux if features.aux is not None else features.z
             lone = torch.nn.functional.one_hot(nearest_to.argmax(1), self.dim_).to(z.dtype)
@@ -282,7 +270,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     @classmethod
     def load(cls, path: Path | str, device: str = "auto") -> ReadableCodes:
         """Read what `save` wrote; nothing is unpickled, and a damaged file is refused."""
-        return shelf.load(cls, Path(path)).set_params(device=device)
+        return shelf.load(cls, Path(path))[0].set_params(device=device)
 
     def save_pretrained(self, folder: Path | str) -> None:
         """Write config.json and model.safetensors, the form of the Hugging Face hub."""
@@ -308,16 +296,17 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             raise InputError(f"no method {self.method!r}; there are {', '.join(HEADS)}")
         if self.positives not in ("neighbours", "self"):
             raise InputError(f"positives must be neighbours or self, got {self.positives!r}; give pairs to fit")
-        for name, least in (("dim", 1), ("steps", 0), ("batch", 1), ("neighbours", 1), ("keep", 1), ("max_rows", 2)):
+        for name, (least, otherwise) in NUMBERS.items():
             value = getattr(self, name)
-            if (value is None and name in MAY_BE_NONE) or (value == "auto" and name in MAY_BE_AUTO):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+            whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+            if value != otherwise and not (whole and value >= least):
                 raise InputError(f"{name} must be a whole number, {least} or more, got {value!r}")
-        if self.dim != "auto" and int(self.dim) > MAX_DIM:
-            raise InputError(f"dim must be at most {MAX_DIM}, got {self.dim}")
+        if self.dim != "auto" and int(self.dim) > shelf.MAX_WIDTH:
+            raise InputError(f"dim must be at most {shelf.MAX_WIDTH}, got {self.dim}")
 
-    def _check_sparse(self, head: Head) -> None:
+    def _check_output(self, head: Head) -> None:
+        if self.keep is not None and self.keep > self.dim_:
+            raise InputError(f"keep={self.keep} is more than the {self.dim_} dimensions of the codes")
         if self.sparse_output and self.keep is None and not head.zeros:
             raise InputError(f"sparse_output needs keep=...: no entry of a code by {self.method} is 0")
 
@@ -394,18 +383,11 @@ def choose_steps(rows: int, batch: int) -> int:
 def _batches(n: int, batch: int, seed: int, first: int, total: int, device: torch.device) -> Iterator[Tensor]:
     """Numbers of the rows of steps first..total-1; an epoch goes through the rows in an order of its own."""
     each = n // batch
-    epoch, order = -1, torch.empty(0, dtype=torch.int64)
     for step in range(first, total):
-        if step // each != epoch:
-            epoch = step // each
-            generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-            order = torch.randperm(n, generator=generator).to(device)
+        if step == first or step % each == 0:
+            order = epoch_order(seed, step // each, n).to(device)
         start = step % each * batch
         yield order[start : start + batch]
-
-
-def _optimiser(head: Head, device: torch.device) -> torch.optim.AdamW:
-    return torch.optim.AdamW(head.parameters(), lr=RATE, weight_decay=DECAY, fused=True)
 
 
 def _device(name: str) -> torch.device:

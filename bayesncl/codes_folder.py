@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import io
 import json
 import os
-import stat
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -30,13 +28,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .arrays import check_room, read_arrays
+from .arrays import check_room, crc32, npy_header, read_arrays
 from .codes import ReadableCodes
 from .data.archive import safe_name
 from .data.images import printable
 from .encoders import RUNS_CODE, PhotoEncoder, Request, find_kind, open_encoder
 from .errors import InputError
-from .files import CODES, EMBEDDINGS, ROWS, digest, write_together
+from .files import CODES, EMBEDDINGS, ROWS, digest, read_regular, write_together
 from .names import FINGERPRINT
 from .objective import check_keep
 from .pixels import as_batch, read_picture
@@ -53,22 +51,14 @@ ALWAYS_CHECKED = 1 << 30  # bytes of embeddings; of more the checksum is not tak
 
 @dataclass(frozen=True)
 class Rows:
-    """What is known of the N rows; the last `held` are kept for judging.
+    """What is known of the N rows."""
 
-    Attributes
-    ----------
-    names : N, relative to the folder of the images where they are files.
-    labels, class_names : int64 [N] and names by label, or None.
-    marks : size and time of each photo, or None.
-    broken : [name, size, time, why] of photos that could not be used.
-    """
-
-    names: tuple[str, ...]
-    labels: np.ndarray | None = None
-    class_names: tuple[str, ...] | None = None
-    held: int = 0
-    marks: tuple[tuple[int, int], ...] | None = None
-    broken: tuple[tuple[str, int, int, str], ...] = ()
+    names: tuple[str, ...]  # relative to the folder of the images where they are files
+    labels: np.ndarray | None = None  # int64 [N]
+    class_names: tuple[str, ...] | None = None  # by label
+    held: int = 0  # so many, the last, are kept for judging
+    marks: tuple[tuple[int, int], ...] | None = None  # size and time of each photo
+    broken: tuple[tuple[str, int, int, str], ...] = ()  # name, size, time of photos that could not be used, and why
 
     def __len__(self) -> int:
         return len(self.names)
@@ -98,26 +88,15 @@ class Rows:
 
 @dataclass(frozen=True)
 class About:
-    """codes.json: where the rows come from.
+    """codes.json: where the rows come from. Paths are relative to the folder."""
 
-    Attributes
-    ----------
-    kind : ``photos``, ``array`` or ``run``.
-    source : path of it, relative to the folder.
-    images : path of the folder of images, relative to this one; None where there are none.
-    encoder : what `open_encoder` takes, and the fingerprint; None for arrays.
-    recipe : of a run, whose data set has the images.
-    mark : what must be the same for the embeddings to be those of the source.
-    embeddings : rows, features and checksum of embeddings.npy, and the hash of rows.json.
-    """
-
-    kind: str
+    kind: str  # photos, array or run
     source: str
-    images: str | None = None
-    encoder: dict[str, Any] | None = None
-    recipe: dict[str, Any] | None = None
-    mark: str = ""
-    embeddings: dict[str, Any] = field(default_factory=dict)
+    images: str | None = None  # the folder of images, if there is one
+    encoder: dict[str, Any] | None = None  # what `open_encoder` takes, and the fingerprint; None for arrays
+    recipe: dict[str, Any] | None = None  # of a run, whose data set has the images
+    mark: str = ""  # what must be the same for the embeddings to be those of the source
+    embeddings: dict[str, Any] = field(default_factory=dict)  # rows, features, checksum, and the hash of rows.json
 
 
 class CodesFolder(Folder):
@@ -138,13 +117,13 @@ class CodesFolder(Folder):
         """What codes.json says."""
         tree = self._read_object(self.about_file)
         try:
-            if tree.pop("format") != FORMAT or tree["kind"] not in KINDS or not isinstance(tree["source"], str):
+            if tree.pop("format") != FORMAT:
                 raise ValueError
             tree.pop("bayesncl", None)
             about = About(**tree)
-            if not isinstance(about.embeddings, dict) or not isinstance(about.encoder, dict | None):
-                raise ValueError
-            if not isinstance(about.images, str | None) or not isinstance(about.recipe, dict | None):
+            texts = isinstance(about.source, str) and isinstance(about.images, str | None)
+            objects = isinstance(about.encoder, dict | None) and isinstance(about.recipe, dict | None)
+            if about.kind not in KINDS or not texts or not objects or not isinstance(about.embeddings, dict):
                 raise ValueError
             return about
         except (KeyError, ValueError, TypeError):
@@ -169,7 +148,7 @@ class CodesFolder(Folder):
         shape = (about.embeddings.get("rows"), about.embeddings.get("features"))
         if found.shape != shape or found.dtype.kind != "f":
             raise self.damaged(self.embeddings_file)
-        if found.nbytes <= ALWAYS_CHECKED and checksum([found]) != about.embeddings.get("crc32"):
+        if found.nbytes <= ALWAYS_CHECKED and crc32(found) != about.embeddings.get("crc32"):
             raise self.damaged(self.embeddings_file)
         return found
 
@@ -233,10 +212,7 @@ class CodesFolder(Folder):
         about = replace(about, embeddings=known)
 
         def array() -> Iterator[bytes]:
-            header = io.BytesIO()
-            fields = {"descr": "<f4", "fortran_order": False, "shape": (len(rows), features)}
-            np.lib.format.write_array_header_1_0(header, fields)
-            yield header.getvalue()
+            yield npy_header((len(rows), features), "<f4")
             for block in blocks:
                 data = np.ascontiguousarray(block, "<f4").tobytes()
                 known["crc32"] = zlib.crc32(data, known["crc32"])
@@ -252,9 +228,9 @@ class CodesFolder(Folder):
             raise InputError(f"cannot write to {self}: {error.strerror or error}") from None
         return about
 
-    def relative(self, path: Path | str | None) -> str | None:
+    def relative(self, path: Path) -> str:
         """A path as codes.json holds it: relative to this folder, so that both can move together."""
-        return None if path is None else os.path.relpath(os.path.abspath(path), os.path.abspath(self.folder))
+        return os.path.relpath(os.path.abspath(path), os.path.abspath(self.folder))
 
     def place(self, path: str) -> Path:
         """A path that codes.json holds, from here."""
@@ -278,9 +254,9 @@ class CodesFolder(Folder):
         paths: list[Path | None] = []
         for i in chosen:
             name = safe_name(rows.names[i])
-            there = file_size(base / name) if name else -1
-            known = rows.marks is None or root is not None or there == rows.marks[i][0]
-            paths.append(base / name if name and known and there >= 0 else None)
+            path = base / name if name and os.path.isfile(base / name) else None
+            known = root is not None or rows.marks is None or path is None or mark(path)[0] == rows.marks[i][0]
+            paths.append(path if known else None)
         if not any(paths):
             raise InputError(f"{shown}: none of the {len(paths):,} images is there: --data DIR says where they are now")
         return paths
@@ -300,27 +276,19 @@ class CodesFolder(Folder):
             raise InputError(f"no folder {self}")
         if path == self.about_file and not path.is_file():
             raise InputError(f"{self} was not written by bayesncl fit: it has no {path.name}")
+        check_room(20 * self._own(path).stat().st_size, f"{path} as read")  # lists of small things are that much larger
         try:
-            if self._own(path).stat().st_size > MOST_JSON:
-                raise self.damaged(path)
-            check_room(20 * path.stat().st_size, f"{path} as read")  # lists of small things are that much larger
-            data = path.read_bytes()
+            data = read_regular(path, MOST_JSON)
             tree = json.loads(data)
-        except (OSError, ValueError, RecursionError) as error:
-            raise error if isinstance(error, InputError) else self.damaged(path) from None
+        except (OSError, ValueError, RecursionError):
+            raise self.damaged(path) from None
         if not isinstance(tree, dict) or (path == self.rows_file and _hash(data) != known):
             raise self.damaged(path)
         return tree
 
 
 class PhotoCodes:
-    """Readable codes of photos: an encoder that others trained, and what `fit` read from its embeddings.
-
-    Attributes
-    ----------
-    codes : the ReadableCodes.
-    encoder : from photos to embeddings; InputError where the codes are of an array.
-    """
+    """Readable codes of photos: an encoder that others trained, and what `fit` read from its embeddings."""
 
     def __init__(
         self, folder: CodesFolder, codes: ReadableCodes, device: torch.device | str, named: str | None = None
@@ -330,7 +298,7 @@ class PhotoCodes:
 
     @property
     def encoder(self) -> PhotoEncoder:
-        """The encoder, opened when it is first used."""
+        """From photos to embeddings, opened when it is first used; InputError where the codes are of an array."""
         if self._encoder is None:
             self._encoder = self.folder.open_encoder(self.device, self.named)
         return self._encoder
@@ -384,22 +352,13 @@ def encoder_dict(encoder: PhotoEncoder) -> dict[str, Any]:
     return asdict(encoder.request) | {"fingerprint": encoder.fingerprint}
 
 
-def checksum(blocks: Iterable[np.ndarray]) -> int:
-    """CRC-32 of the bytes of arrays, one after the other."""
-    crc = 0
-    for block in blocks:
-        for start in range(0, len(block), 4096):
-            crc = zlib.crc32(block[start : start + 4096].tobytes(), crc)
-    return crc
-
-
-def file_size(path: Path) -> int:
-    """Bytes of a regular file; -1 for anything else."""
+def mark(path: Path) -> tuple[int, int]:
+    """Size and time of a file; what changes when it does."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
-        return -1
-    return found.st_size if stat.S_ISREG(found.st_mode) else -1
+        return (-1, -1)
+    return found.st_size, found.st_mtime_ns
 
 
 def _hash(data: bytes) -> str:

@@ -131,15 +131,15 @@ def any_of(flag: bool) -> bool:
     return bool(all_reduce_sum(torch.tensor(float(flag), device=device)) > 0)
 
 
-def sum_gradients(parameters: Iterable[Tensor]) -> None:
-    """Add up every parameter's gradient over the processes, in one message."""
+def sum_gradients(parameters: Iterable[Tensor], *others: Tensor) -> None:
+    """Add up every parameter's gradient over the processes, and other tensors, in place and in one message."""
     if world_size() == 1:
         return
-    grads = [p.grad for p in parameters if p.grad is not None]
-    flat = torch.cat([g.flatten() for g in grads])
+    shares = [*(p.grad for p in parameters if p.grad is not None), *others]
+    flat = torch.cat([share.flatten() for share in shares])
     checked(dist.all_reduce, flat)
-    for g, part in zip(grads, flat.split([g.numel() for g in grads])):
-        g.copy_(part.view_as(g))
+    for share, part in zip(shares, flat.split([share.numel() for share in shares])):
+        share.copy_(part.view_as(share))
 
 
 def gather_arrays(x: Tensor) -> Tensor:
@@ -172,18 +172,20 @@ def checked(collective: Callable[..., Any], *arguments: Any, **options: Any) -> 
         ) from None
 
 
+def _summed(x: Tensor) -> Tensor:
+    y = x.contiguous().clone()
+    checked(dist.all_reduce, y)
+    return y
+
+
 class _AllReduceSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: object, x: Tensor) -> Tensor:
-        y = x.clone()
-        checked(dist.all_reduce, y)
-        return y
+        return _summed(x)
 
     @staticmethod
     def backward(ctx: object, *gradients: Tensor) -> Tensor:
-        g = gradients[0].contiguous().clone()
-        checked(dist.all_reduce, g)
-        return g
+        return _summed(gradients[0])
 
 
 class _AllGatherRows(torch.autograd.Function):
@@ -195,6 +197,4 @@ class _AllGatherRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: object, *gradients: Tensor) -> Tensor:
-        g = gradients[0].contiguous().clone()
-        checked(dist.all_reduce, g)
-        return g.chunk(world_size())[rank()]
+        return _summed(gradients[0]).chunk(world_size())[rank()]

@@ -36,18 +36,11 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def make_key(seed: int | Tensor, epoch: int | Tensor, index: Tensor, stream: int = 0) -> Tensor:
-    """Keys of the random numbers of some images in one epoch.
+    """Keys, int64 and shaped like `index`, of the random numbers of some images in one epoch.
 
-    Parameters
-    ----------
-    seed : any integer; its low 64 bits count. Or an int64 tensor, 0-d.
-    epoch : integer, or int64 tensor that broadcasts against `index` (a 0-d one stays on its device).
-    index : int64 [...], number of each image in the data set.
-    stream : which of several independent sequences for the same image.
-
-    Returns
-    -------
-    int64, shaped like `index`.
+    Of `seed` the low 64 bits count; it may be an int64 tensor, 0-d. `epoch` is an integer, or an int64 tensor that broadcasts against `index` (0-d, it
+    stays on its device); `index`, int64 [...], has the number of each image in the data set; `stream` says which of
+    several independent sequences for the same image.
     """
     key = _mix(index + GAMMA)
     # each word is added to an already mixed key, so that (index, seed) = (4, 1) and (5, 0) have nothing in common
@@ -57,16 +50,9 @@ def make_key(seed: int | Tensor, epoch: int | Tensor, index: Tensor, stream: int
 
 
 def uniform(key: Tensor, n: int) -> Tensor:
-    """n numbers in [0, 1) per key.
+    """n numbers in [0, 1) per key of `make_key`: float32 [..., n], multiples of 2^-24.
 
-    Parameters
-    ----------
-    key : int64 [...], from `make_key`.
-    n : how many; the first m of n numbers are the m numbers `uniform(key, m)` gives.
-
-    Returns
-    -------
-    float32 [..., n], multiples of 2^-24.
+    The first m of n numbers are the m numbers `uniform(key, m)` gives.
     """
     position = torch.arange(1, n + 1, device=key.device)
     # GAMMA multiplies the sum: position * GAMMA alone would be an index to the compiler, which it must not overflow

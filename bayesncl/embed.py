@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from . import distributed
-from .arrays import COLUMNS, as_features, check_room, guard_cell
+from . import arrays, distributed
+from .arrays import COLUMNS, as_features, check_room, guard_cell, import_pyarrow, read_embeddings
 from .codes_folder import PhotoCodes
 from .data.archive import Entry
 from .data.cache import decoded
-from .data.decode import SUFFIXES, Square
-from .data.folder import existing_folder, scan
+from .data.decode import Square
+from .data.folder import existing_folder, no_images, scan
 from .data.images import Images, Progress, printable
 from .errors import InputError
 from .features import extract
@@ -28,7 +28,6 @@ from .model import Encoder
 from .names import FINGERPRINT, find_names, read_names
 from .objective import check_keep, keep_strongest
 from .photos import embed_entries
-from .sources import ARRAYS, read_embeddings
 
 ENDINGS = (".npz", ".csv", ".parquet")
 
@@ -44,23 +43,13 @@ class Table:
 
 
 def embed_images(
-    model: Encoder | PhotoCodes,
-    place: Path,
-    out: Path,
-    *,
-    keep: int | None = None,
-    gated: bool = True,
-    names: Path | None = None,
-    progress: Progress | None = None,
-) -> tuple[int, int]:
-    """Write the features of an image, of a folder's, or, by codes, of an array of embeddings.
+    model: Encoder | PhotoCodes, place: Path, out: Path, *, keep: int | None = None, gated: bool = True,
+    names: Path | None = None, progress: Progress | None = None,
+) -> tuple[int, int]:  # fmt: skip
+    """Write the features of an image, of a folder's, or, by codes, of an array of embeddings; their N and D.
 
     An .npz holds z [N, D] and names [N]; of class subfolders also y [N] and class_names. A table has a row for each
     image: name, label (of class subfolders), z0, z1, ... or what the dimensions were called in the file `names`.
-
-    Returns
-    -------
-    N and D.
     """
     check_out(out)
     dim = model.codes.dim_ if isinstance(model, PhotoCodes) else model.head.dim
@@ -68,7 +57,7 @@ def embed_images(
     columns = None if names is None else column_names(model, names, dim)
     if isinstance(model, Encoder):
         table = _features(model, place, keep, gated, progress)
-    elif place.suffix.lower() in ARRAYS and place.is_file():
+    elif place.suffix.lower() in arrays.ENDINGS and place.is_file():
         table = _codes_of_array(model, place, keep)
     else:
         table = _codes_of_photos(model, place, keep, progress)
@@ -85,7 +74,7 @@ def check_out(out: Path) -> None:
         raise InputError(f"{out}: expected a name that ends in {', '.join(ENDINGS)}")
     check_place(out)
     if out.suffix == ".parquet":
-        _import_pyarrow()
+        import_pyarrow()
 
 
 def check_size(count: int, width: int) -> None:
@@ -104,10 +93,7 @@ def _features(model: Encoder, place: Path, keep: int | None, gated: bool, progre
     found = extract(model, images, "sound", progress=progress)
     z = keep_strongest(torch.from_numpy(found.gated if gated else found.z), keep).numpy()
     assert images.names is not None
-    labels = None
-    if images.labels is not None and images.class_names is not None:
-        labels = [images.class_names[label] for label in images.labels]
-    return Table(z, images.names, labels)
+    return Table(z, images.names, classes_of(images.names))
 
 
 def _codes_of_array(model: PhotoCodes, place: Path, keep: int | None) -> Table:
@@ -148,7 +134,7 @@ def entries_at(place: Path) -> tuple[list[Entry], list[str]]:
     """One image file, or every one at and below a folder; and the names of other files."""
     entries, others = ([Entry(place.name, place)], []) if os.path.isfile(place) else scan(existing_folder(str(place)))
     if not entries:
-        raise InputError(f"{place}: no image files in it (looked for {' '.join(SUFFIXES)})")
+        raise no_images(place)
     return entries, others
 
 
@@ -158,27 +144,22 @@ def classes_of(names: Sequence[str]) -> list[str] | None:
 
 
 def images_at(place: Path, size: int, progress: Progress | None) -> Images:
-    """One image, or every one at and below a folder: no split; the first folder of its path is an image's class."""
+    """One image, or every one at and below a folder, with their names."""
     entries, others = entries_at(place)
     square, alone = Square(size, size), os.path.isfile(place)
     pixels, kept = decoded(entries, square, what=str(place), strict=alone, others=others, progress=progress)
-    names = tuple(entries[i].name for i in kept)
-    tops = classes_of(names)
-    if tops is None:
-        return Images(pixels, names=names)
-    classes, labels = np.unique(tops, return_inverse=True)
-    return Images(pixels, labels.astype(np.int64), class_names=tuple(classes.tolist()), names=names)
+    return Images(pixels, names=tuple(entries[i].name for i in kept))
 
 
 def _npz(table: Table) -> bytes:
-    arrays: dict[str, np.ndarray] = {"z": table.z, "names": np.array(table.names)}
+    columns: dict[str, np.ndarray] = {"z": table.z, "names": np.array(table.names)}
     if table.labels is not None:
         classes, labels = np.unique(np.array(table.labels), return_inverse=True)
-        arrays |= {"y": labels.astype(np.int64), "class_names": classes}
+        columns |= {"y": labels.astype(np.int64), "class_names": classes}
     if table.columns is not None:
-        arrays["dimensions"] = np.array(table.columns)
+        columns["dimensions"] = np.array(table.columns)
     buffer = io.BytesIO()
-    np.savez(buffer, **arrays)  # type: ignore[arg-type]
+    np.savez(buffer, **columns)  # type: ignore[arg-type]
     return buffer.getvalue()
 
 
@@ -203,17 +184,8 @@ def _csv(table: Table) -> bytes:
 
 
 def _parquet(table: Table) -> bytes:
-    pyarrow, parquet = _import_pyarrow()
+    pyarrow = import_pyarrow()
     columns = {**{k: list(v) for k, v in _texts(table).items()}, **dict(zip(_headings(table), table.z.T.copy()))}
     buffer = io.BytesIO()
-    parquet.write_table(pyarrow.table(columns), buffer)
+    pyarrow.parquet.write_table(pyarrow.table(columns), buffer)
     return buffer.getvalue()
-
-
-def _import_pyarrow():  # type: ignore[no-untyped-def]
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise InputError("a .parquet file needs the extra: pip install 'bayesncl[tables]'") from None
-    return pyarrow, parquet

@@ -25,9 +25,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from .backbones import import_timm
-from .data.decode import BICUBIC, BILINEAR, decode_with, fit
+from .data.decode import BICUBIC, BILINEAR, Square, decode_with
 from .data.folder import IMAGENET_MEAN, IMAGENET_STD
-from .data.images import printable
+from .data.images import first_line, printable
 from .errors import InputError
 from .files import digest
 from .model import in_eval_mode
@@ -47,12 +47,11 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class View:
+class View(Square):
     """What is done to a photo: short side to `resize`, centre square of `crop`, then (x / 255 - mean) / std."""
 
     resize: int = 256
     crop: int = 224
-    resample: int = BICUBIC
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
 
@@ -81,17 +80,17 @@ class Request:
     std: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Of the right types: a request may come from a file."""
+        """Checked, since a request may come from a file."""
         if not isinstance(self.spec, str) or not isinstance(self.weights, str | None) or "\0" in self.spec:
             raise InputError("an encoder is a name, its weights a path")
-        if self.size is not None and (type(self.size) is not int or not 1 <= self.size <= LARGEST_SIDE):
-            raise InputError(f"photos are cut to 1 to {LARGEST_SIDE} pixels a side, got {printable(str(self.size))}")
-        for name in ("mean", "std"):
-            numbers = getattr(self, name)
-            if numbers is not None and not (
-                isinstance(numbers, list | tuple) and all(type(v) in (int, float) and abs(v) < 1e30 for v in numbers)
-            ):
-                raise InputError(f"{name} must be three numbers, one a colour, got {printable(str(numbers))}")
+        if not isinstance(self.size, int | None):
+            raise InputError(f"photos are cut to a whole number of pixels a side, got {printable(str(self.size))}")
+        try:
+            self.view(View(224, 224))
+        except InputError:
+            raise
+        except (TypeError, ValueError, OverflowError):
+            raise InputError("mean and std must be three numbers, one a colour") from None
 
     def view(self, own: View) -> View:
         """The encoder's own view, changed as asked."""
@@ -100,18 +99,13 @@ class Request:
 
 
 class PhotoEncoder:
-    """Photos to embeddings.
+    """Photos to embeddings."""
 
-    Attributes
-    ----------
-    request : what was asked for, with its paths made absolute; opens the same encoder again.
-    view : how photos are prepared, unless `transform` (a PIL image to float [3, H, W]) does that.
-    features : F.
-    fingerprint : of weights and preparation.
-    network : the torch module inside, or None.
-    """
-
-    network: nn.Module | None = None
+    request: Request  # what was asked for, with its paths made absolute; opens the same encoder again
+    view: View  # how photos are prepared, unless `transform` (a PIL image to float [3, H, W]) does that
+    features: int  # F
+    fingerprint: str  # of weights and preparation
+    network: nn.Module | None = None  # the torch module inside
 
     def __init__(
         self, request: Request, view: View, weights: str, transform: Callable[[Image.Image], Any] | None = None
@@ -119,8 +113,12 @@ class PhotoEncoder:
         self.request, self.view, self.transform = request, view, transform
         words = [asdict(view) if transform is None else type(transform).__qualname__, weights]
         self.fingerprint = hashlib.blake2b(json.dumps(words).encode(), digest_size=16).hexdigest()
-        self.features = 0
-        self.features = self._try_out()
+        self.features = 0  # not known yet
+        try:
+            grey = self.prepare(Image.new("RGB", (view.resize + 32, view.resize), (128, 128, 128)))
+        except Exception as error:  # of a function that somebody wrote
+            raise InputError(f"encoder {self.name} cannot prepare a photo: {first_line(error)}") from None
+        self.features = self.embed(np.stack([grey, grey])).shape[1]  # what does not work is told before a photo is read
 
     @property
     def name(self) -> str:
@@ -133,7 +131,7 @@ class PhotoEncoder:
         if self.transform is not None:
             made = self.transform(image)
             return np.asarray(made.detach().cpu() if isinstance(made, Tensor) else made, np.float32)
-        return np.asarray(fit(image, self.view.resize, self.view.crop, self.view.resample)).transpose(2, 0, 1)
+        return self.view.cut(image)
 
     @property
     def enough(self) -> int:
@@ -166,28 +164,17 @@ class PhotoEncoder:
         """Embeddings of normalised pixels float32 [n, 3, S, S]."""
         raise NotImplementedError
 
-    def _try_out(self) -> int:
-        """F, from two grey photos; what does not work is told before any photo is read."""
-        try:
-            prepared = self.prepare(Image.new("RGB", (self.view.resize + 32, self.view.resize), (128, 128, 128)))
-        except Exception as error:  # of a function that somebody wrote
-            raise InputError(f"encoder {self.name} cannot prepare a photo: {first_line(error)}") from None
-        return int(self.embed(np.stack([prepared, prepared])).shape[1])
-
 
 class TorchEncoder(PhotoEncoder):
     """A torch module from normalised pixels to embeddings."""
 
     def __init__(
-        self,
-        request: Request,
-        view: View,
-        network: nn.Module,
-        device: torch.device | str = "cpu",
+        self, request: Request, view: View, network: nn.Module, device: torch.device | str = "cpu",
         transform: Callable[[Image.Image], Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.network, self.device = network.eval().requires_grad_(False).to(device), device
-        super().__init__(request, view, digest(network.state_dict()) + hash_text(repr(network)), transform)
+        layers = hashlib.blake2b(repr(network).encode(), digest_size=8).hexdigest()
+        super().__init__(request, view, digest(network.state_dict()) + layers, transform)
 
     @torch.inference_mode()
     def compute(self, x: Tensor) -> np.ndarray:
@@ -221,14 +208,10 @@ class OnnxEncoder(PhotoEncoder):
 
 
 def open_encoder(request: Request, device: torch.device | str = "cpu", say: Say = lambda text: None) -> PhotoEncoder:
-    """The encoder a person names.
+    """The encoder a person names; `say` is told in one line what takes long.
 
-    Parameters
-    ----------
-    request : `spec` is ``timm:NAME`` or a plain timm name, a path that ends in .onnx, ``MODULE:FUNCTION`` (a function
-        without arguments that returns a torch module), or the folder or model file of a finished run.
-    device : for torch modules.
-    say : told in one line what takes long.
+    `request.spec` is ``timm:NAME`` or a plain timm name, a path that ends in .onnx, ``MODULE:FUNCTION`` (a function
+    without arguments that returns a torch module), or the folder or model file of a finished run.
     """
     kind = find_kind(request.spec)
     if request.weights is not None and kind not in ("timm", "module"):
@@ -455,15 +438,6 @@ def pool(output: Any) -> Tensor:
     return output[:, 0] if output.ndim == 3 else output
 
 
-def hash_text(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
 def hash_file(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def first_line(error: BaseException) -> str:
-    """An error in at most 200 characters of one line."""
-    return printable(" ".join(str(error).split()), 200) or type(error).__name__

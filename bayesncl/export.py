@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from .codes import ReadableCodes
 from .codes_folder import PhotoCodes
-from .encoders import METADATA, View, first_line, pool, view_of
+from .data.images import first_line
+from .encoders import METADATA, View, pool, view_of
 from .errors import InputError
 from .files import check_place, write_atomic
 from .model import Encoder

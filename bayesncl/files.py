@@ -59,8 +59,7 @@ def write_together(files: dict[Path, Iterable[bytes]]) -> None:
         for path, blocks in files.items():
             made[path] = stack.enter_context(temporary_beside(path))
             with open(made[path], "wb") as file:
-                for block in blocks:
-                    file.write(block)
+                file.writelines(blocks)
                 file.flush()
                 if path.exists():
                     os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
@@ -182,7 +181,7 @@ def tensor_bytes(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
     """A safetensors file. The library writes metadata in random order; here equal contents give equal bytes."""
     import safetensors.torch
 
-    raw = safetensors.torch.save(tensors, metadata)
+    raw = safetensors.torch.save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata)
     end = 8 + int.from_bytes(raw[:8], "little")
     header = json.dumps(json.loads(raw[8:end]), sort_keys=True, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # tensors begin at a multiple of 8

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +21,25 @@ import numpy as np
 import torch
 
 from . import distributed
-from .arrays import as_features, check_room
+from .arrays import ENDINGS, as_features, check_room, read_arrays, read_embeddings
 from .codes import ReadableCodes, choose_batch, choose_dim, choose_steps
-from .codes_folder import About, CodesFolder, Rows, encoder_dict
+from .codes_folder import About, CodesFolder, Rows, encoder_dict, mark
 from .data import load as load_split
+from .data.decode import SUFFIXES, sizes_in_words
+from .data.folder import scan
 from .data.images import PATH_LENGTH, fingerprint, held_out, printable
-from .encoders import PhotoEncoder, Request, default_request, find_kind, open_encoder
+from .encoders import PhotoEncoder, Request, Say, default_request, find_kind, open_encoder
 from .errors import InputError
 from .features import extract
+from .files import is_codes
 from .judge import headlines, judge
 from .measure.result import to_json
 from .measure.verdict import Verdict, to_dict
 from .model import load_run
-from .photos import BLOCK, Embedded, Pile, find_photos, mark
-from .progress import Display
+from .photos import BLOCK, Embedded, find_photos, photo_labels
+from .progress import Display, plural, words
+from .run import Run
 from .shelf import BadCheckpoint
-from .sources import Options, find_source, match_images, photo_labels, read_embeddings, read_labels
 
 HOLD_FROM, SHARE, MOST_HELD = 5000, 0.1, 5000  # rows from which some are held out, and how many
 LARGEST = 1e15  # of an embedding: its square, summed over rows, is within float32
@@ -44,13 +48,21 @@ FIT_PACE = 2e10  # products a second of one thread while a head is trained
 GPU_PACE = 1e12, 1.5e13  # of an H200, while a head is trained and while neighbours are searched
 
 
-def fit(source: Path, out: Path, options: Options, device: torch.device, display: Display) -> Verdict | None:
-    """Fit codes of a source into the folder `out`, and say what was found.
+@dataclass(frozen=True)
+class Options:
+    """What can be chosen about a fit; see `bayesncl fit --help`."""
 
-    Returns
-    -------
-    The verdict; None on processes other than the first.
-    """
+    method: str = "prototypes"
+    dim: int | None = None
+    keep: int | None = None
+    seed: int = 0
+    encoder: Request | None = None
+    labels: Path | None = None
+    images: Path | None = None
+
+
+def fit(source: Path, out: Path, options: Options, device: torch.device, display: Display) -> Verdict | None:
+    """Fit codes of a source into the folder `out`, and say what was found: a verdict, on the first process alone."""
     kind = find_source(source, out, options)
     folder = CodesFolder(out)
     codes = ReadableCodes(options.dim or "auto", options.method, options.keep, options.seed, device=str(device))
@@ -69,7 +81,6 @@ def fit(source: Path, out: Path, options: Options, device: torch.device, display
             for old in (folder.verdict_file, folder.evaluation_file):  # of codes that are replaced
                 folder.inside(old).unlink(missing_ok=True)
             codes.save(folder.inside(folder.codes_file))
-            folder.checkpoint.unlink(missing_ok=True)
             display.count(0, 1, "judging")
             found = judge(codes, embeddings, rows, seed=options.seed)
             display.count(1, 1, "judging")
@@ -81,12 +92,48 @@ def fit(source: Path, out: Path, options: Options, device: torch.device, display
         return None
     by = f"{rows.held:,} held-out" if rows.held else f"the same {len(rows):,}"
     seconds = time.perf_counter() - began
-    display.note(f"{out}: {codes.dim_:,} dimensions by {codes.method} in {_duration(seconds)}; judged by {by} rows:")
-    for text in headlines(found):
-        display.note(text)
-    for text in next_commands(about, out, options):
+    display.note(f"{out}: {codes.dim_:,} dimensions by {codes.method} in {words(seconds)}; judged by {by} rows:")
+    for text in [*headlines(found), *next_commands(about, out)]:
         display.note(text)
     return found
+
+
+def find_source(source: Path, out: Path, options: Options) -> str:
+    """``photos``, ``array`` or ``run``; InputError for anything else, and for options that do not go with it."""
+    shown = printable(str(source), 300)
+    try:
+        there, is_folder = source.exists(), source.is_dir()
+    except OSError as error:
+        raise InputError(f"{shown}: {error.strerror or error}") from None
+    if not there:
+        raise InputError(f"{shown}: no such folder or file, expected photos, an array or a run")
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out}: a file, expected a folder to write to")
+    if Path(os.path.realpath(source)).is_relative_to(os.path.realpath(out)):
+        raise InputError(f"{shown} is, or lies in, the folder -o {out}, which fit writes: choose another folder")
+    if is_folder and is_codes(source):
+        raise InputError(f"{shown} was written by fit: give it the photos or the array that it was fitted on")
+    run = Run(source)
+    if is_folder:
+        kind = "run" if run.recipe_file.is_file() or run.weights.is_file() else "photos"
+    elif source.suffix.lower() in SUFFIXES:
+        raise InputError(f"{shown}: one image; codes are read from many: give its folder")
+    elif source.suffix.lower() in ENDINGS:
+        kind = "array"
+    else:
+        raise InputError(f"{shown}: expected a folder of photos, a run, or an array file ({' '.join(ENDINGS)})")
+    if options.encoder is not None and kind != "photos":
+        what = "a run, which is its own encoder" if kind == "run" else "an array of embeddings"
+        raise InputError(f"--encoder is for photos; {shown} is {what}")
+    if options.images is not None and kind != "array":
+        raise InputError(f"--images goes with an array of embeddings; {shown} is a folder")
+    if options.labels is not None and kind == "run":
+        raise InputError("--labels does not go with a run, whose data set has its own")
+    known = CodesFolder(out)
+    strange = [] if not out.is_dir() or known.about_file.exists() or known.log.exists() else list(out.iterdir())
+    if strange and not all(path.name.startswith(".") for path in strange):
+        raise InputError(f"{out} was not written by fit (it has {printable(strange[0].name)}): choose another folder")
+    return kind
 
 
 def take_photos(source: Path, folder: CodesFolder, options: Options, device: torch.device, display: Display) -> None:
@@ -96,33 +143,40 @@ def take_photos(source: Path, folder: CodesFolder, options: Options, device: tor
     encoder = _choose_encoder(folder, options, device, display)
     made = Embedded(pile, encoder, folder)
     todo = made.todo
-    pace = 0.0
-    if todo:
-        began = time.perf_counter()
-        made.embed(todo[:TRIED])
-        pace = (time.perf_counter() - began) / len(todo[:TRIED])
-    display.note(_survey(pile, labels, encoder, len(todo), pace, options, device))
+    began = time.perf_counter()
+    made.embed(todo[:TRIED])
+    left = (time.perf_counter() - began) * max(0, len(todo) / TRIED - 1)
+    n, classes = len(pile), len(set(labels or ()))
+    kept = int(hold_out(pile.names, pile.test).sum())
+    how = "given" if options.labels else "by subfolder"
+    sizes = sizes_in_words([entry.path for entry in pile.entries]) or "none of those looked at can be read"
+    parts = [
+        f"{n:,} photos{'' if len(todo) == n else f' ({n - len(todo):,} known already)'} of {sizes} pixels",
+        f"{classes:,} classes {how}" if classes > 1 else "no classes" if labels is None else "one class only",
+        pile.skipped(),
+        f"encoder {encoder.name}, {encoder.features:,} numbers a photo",
+        _outlook(n - kept, kept, encoder.features, options, device, left),
+    ]
+    display.note("; ".join(filter(None, parts)))
     made.embed(todo[TRIED:], display.count)
     display.close()
     usable, broken = made.usable()
     if broken:
         name, why = printable(broken[0][0]), printable(broken[0][3])
-        count = f"{len(broken):,} photo{'s' * (len(broken) > 1)} of {len(pile):,}"
+        count = f"{plural(len(broken), 'photo')} of {n:,}"
         display.note(f"{count} cannot be used and {'is' if len(broken) == 1 else 'are'} left out, e.g. {name} ({why})")
     if not len(usable):
-        raise InputError(f"{source}: none of the {len(pile)} photos can be used, e.g. {printable(broken[0][3], 200)}")
-    names = [pile.entries[i].name for i in usable]
-    held = hold_out(names, None if pile.test is None else pile.test[usable])
+        raise InputError(f"{source}: none of the {n} photos can be used, e.g. {printable(broken[0][3], 200)}")
+    held = hold_out([pile.names[i] for i in usable], None if pile.test is None else pile.test[usable])
     order = usable[np.argsort(held, kind="stable")]
     rows = Rows(
-        names=tuple(pile.entries[i].name for i in order),
+        names=tuple(pile.names[i] for i in order),
         **_factorise(None if labels is None else [labels[i] for i in order]),
         held=int(held.sum()),
         marks=tuple(pile.marks[i] for i in order),
         broken=tuple(broken),
     )
     place = folder.relative(source)
-    assert place is not None
     about = About("photos", place, place, encoder_dict(encoder))
     _put(folder, about, rows, made.blocks(order), encoder.features)
     made.log.remove()
@@ -151,16 +205,56 @@ def take_array(source: Path, folder: CodesFolder, options: Options, device: torc
         held=int(held.sum()),
         marks=None if options.images is None else tuple(mark(options.images / texts[i]) for i in order),
     )
-    place = folder.relative(source)
-    assert place is not None
     classes = f"{len(rows.class_names):,} classes" if rows.class_names else "no labels"
-    images = "names" if names is not None else "no names"
-    guess = _duration(_fit_seconds(n - rows.held, z.shape[1], options, device))
-    display.note(
-        f"{n:,} rows of {z.shape[1]:,} numbers; {classes}, {images}; {_held(rows.held)}; about {guess} {_where(device)}"
-    )
-    about = About("array", place, folder.relative(options.images), mark=json.dumps(mark(source)))
+    named = "no names" if names is None else "names"
+    outlook = _outlook(n - rows.held, rows.held, z.shape[1], options, device)
+    display.note(f"{n:,} rows of {z.shape[1]:,} numbers; {classes}, {named}; {outlook}")
+    images = None if options.images is None else folder.relative(options.images)
+    about = About("array", folder.relative(source), images, mark=json.dumps(mark(source)))
     _put(folder, about, rows, _sane(z, order), z.shape[1])
+
+
+def read_labels(path: Path, names: np.ndarray | None, n: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Names and labels of rows from a file: row by row, or by name where both have names."""
+    found = read_arrays(path, ("y", "names", "labels", "z"))
+    labels = found.get("y", found.get("labels"))
+    theirs = found.get("names")
+    for column in (labels, theirs):
+        if column is not None and column.ndim != 1:
+            raise InputError(f"{path}: labels and names must be [N], got {list(column.shape)}")
+    if labels is None and theirs is None:
+        raise InputError(f"{path}: no labels in it, expected y [N], or a table with the column label")
+    if names is not None and theirs is not None and labels is not None:
+        by_name = {str(name): i for i, name in enumerate(theirs)}
+        missing = [str(name) for name in names if str(name) not in by_name]
+        if missing:
+            raise InputError(f"{path}: no label for {len(missing):,} of {n:,} rows, e.g. {printable(missing[0])}")
+        return names, labels[[by_name[str(name)] for name in names]]
+    column = labels if labels is not None else theirs
+    assert column is not None
+    if len(column) != n:
+        raise InputError(f"{path}: {len(column):,} rows, the embeddings have {n:,}")
+    return (names if theirs is None else theirs), labels
+
+
+def match_images(names: list[str], named: bool, root: Path, say: Say) -> list[str]:
+    """Names of rows as paths below `root`, checked; without names, its images in the order of their names."""
+    if not root.is_dir():
+        raise InputError(f"--images {root}: no such folder")
+    if not named:
+        found = [entry.name for entry in scan(root)[0]]
+        if len(found) != len(names):
+            raise InputError(f"--images {root}: {len(found):,} images for {len(names):,} rows without names")
+        say(f"rows have no names: taken to be the images of {root} in the order of their names")
+        return found
+    base = os.path.abspath(root) + os.sep
+    names = [name.removeprefix(base).replace(os.sep, "/") for name in names]
+    missing = [name for name in names if not os.path.isfile(root / name)]  # which takes names of any length
+    if len(missing) == len(names):
+        raise InputError(f"--images {root}: none of the {len(names):,} images is there, e.g. {printable(missing[0])}")
+    if missing:
+        say(f"--images {root}: {len(missing):,} of {len(names):,} images are not there, e.g. {printable(missing[0])}")
+    return names
 
 
 def take_run(source: Path, folder: CodesFolder, options: Options, device: torch.device, display: Display) -> None:
@@ -184,24 +278,18 @@ def take_run(source: Path, folder: CodesFolder, options: Options, device: torch.
             return
     except InputError as error:
         warnings.warn(f"embeddings are made again: {error}", stacklevel=2)
-    guess = _duration(_fit_seconds(len(splits[0]), encoder.features, options, device))
+    train, held = len(splits[0]), sum(map(len, splits[1:]))
+    what = f"{train:,} training images of {recipe.data.name}, h of {encoder.features:,} numbers"
     display.close()
-    display.note(
-        f"{source}: {len(splits[0]):,} training images of {recipe.data.name}, h of {encoder.features:,} numbers; "
-        f"{_held(sum(map(len, splits[1:])))}; about {guess} {_where(device)} after h"
-    )
+    display.note(f"{source}: {what}; {_outlook(train, held, encoder.features, options, device)} after h")
     h = [extract(model, images, "sound", progress=display.count).h for images in splits]
     display.close()
-    labels = [images.labels for images in splits]
+    labels = [images.labels for images in splits if images.labels is not None]
     classes = splits[0].class_names
-    values = None
-    if all(part is not None for part in labels):
-        values = [str(classes[i]) if classes else str(i) for part in labels if part is not None for i in part]
+    values = [str(classes[i]) if classes else str(i) for part in labels for i in part]
     names = [f"{split}/{i}" for split, images in zip(("train", "test"), splits) for i in range(len(images))]
-    rows = Rows(tuple(names), **_factorise(values), held=sum(map(len, splits[1:])))
-    place = folder.relative(source)
-    assert place is not None
-    about = About("run", place, None, encoder_dict(encoder), recipe.to_dict(), stamp)
+    rows = Rows(tuple(names), **_factorise(values if len(labels) == len(splits) else None), held=held)
+    about = About("run", folder.relative(source), None, encoder_dict(encoder), recipe.to_dict(), stamp)
     _put(folder, about, rows, iter(h), encoder.features)
 
 
@@ -219,7 +307,7 @@ def hold_out(names: Sequence[str], test: np.ndarray | None) -> np.ndarray:
     return held_out(names, min(SHARE, MOST_HELD / n), 0)
 
 
-def next_commands(about: About, out: Path, options: Options) -> list[str]:
+def next_commands(about: About, out: Path) -> list[str]:
     """What to do next, as commands that can be copied."""
     lines = []
     place = shlex.quote(str(out))
@@ -304,48 +392,15 @@ def _sane(z: np.ndarray, order: np.ndarray) -> Iterator[np.ndarray]:
         raise InputError(f"all embeddings are below {1 / LARGEST:g}: multiply them by a number")
 
 
-def _survey(
-    pile: Pile, labels: list[str] | None, encoder: PhotoEncoder, todo: int, pace: float, options: Options,
-    device: torch.device,
-) -> str:  # fmt: skip
-    """What is there and how long it will take, in one line."""
-    n = len(pile)
-    classes = len(set(labels)) if labels is not None else 0
-    how = "given" if options.labels else "by subfolder"
-    held = int(hold_out(pile.names, pile.test).sum())
-    seconds = todo * pace + _fit_seconds(n - held, encoder.features, options, device)
-    known = "" if todo == n else f" ({n - todo:,} known already)"
-    parts = [
-        f"{n:,} photos{known} of {pile.sizes()} pixels",
-        f"{classes:,} classes {how}" if classes > 1 else "no classes" if labels is None else "one class only",
-        pile.skipped(),
-        f"encoder {encoder.name}, {encoder.features:,} numbers a photo",
-        _held(held),
-        f"about {_duration(seconds)} {_where(device)}",
-    ]
-    return "; ".join(filter(None, parts))
-
-
-def _held(count: int) -> str:
-    return f"{count:,} held out to judge" if count else "none held out"
-
-
-def _where(device: torch.device) -> str:
-    return "on the GPU" if device.type == "cuda" else "on this CPU"
-
-
-def _fit_seconds(n: int, features: int, options: Options, device: torch.device) -> float:
-    """A guess at the seconds that fitting and judging take."""
+def _outlook(n: int, held: int, features: int, options: Options, device: torch.device, before: float = 0.0) -> str:
+    """Rows held out, and a guess at the time for fitting n others and judging, `before` seconds of other work added."""
     dim = options.dim or choose_dim(max(n, 2))
     batch = choose_batch(max(n, 2), dim)
     products = 128 * (features + dim) if options.method == "prototypes" else features * dim
     training, search = 12 * choose_steps(max(n, 2), batch) * batch * products, n * n * features
     if device.type == "cuda":
-        return 5 + training / GPU_PACE[0] + search / GPU_PACE[1]
-    return 3 + (training + search) / (FIT_PACE * torch.get_num_threads())
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+        seconds, where = 5 + training / GPU_PACE[0] + search / GPU_PACE[1], "on the GPU"
+    else:
+        seconds, where = 3 + (training + search) / (FIT_PACE * torch.get_num_threads()), "on this CPU"
+    kept = f"{held:,} held out to judge" if held else "none held out"
+    return f"{kept}; about {words(before + seconds)} {where}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -43,17 +43,9 @@ def nearest(
 ) -> Neighbours:
     """The k nearest rows of each row by cosine. Rows of cosine above 0.99999 are duplicates, not neighbours.
 
-    Parameters
-    ----------
-    rows : [N, F], centred; a tensor, or anything that gives one by slice and by index.
-    k : how many.
-    search : ``exact``, ``faiss``, or ``auto``: exact up to 200,000 rows (2,000,000 on a GPU), beyond that faiss where
-        it is installed.
-    progress : called with (rows done, rows in all).
-
-    Returns
-    -------
-    Neighbours. Several processes share the work; each gets all of the result.
+    Rows [N, F] are centred: a tensor, or anything that gives one by slice and by index. `search` is ``exact``,
+    ``faiss``, or ``auto``: exact up to 200,000 rows (2,000,000 on a GPU), beyond that faiss where it is installed.
+    Several processes share the work; each gets all of the result. `progress` is called with (rows done, rows in all).
     """
     if search not in ("auto", "exact", "faiss"):
         raise InputError(f"search must be auto, exact or faiss, got {search!r}")
@@ -85,39 +77,37 @@ def _exact(
     """Index and cosine [Q, k] of the neighbours of the rows numbered `queries`."""
     device = queries.device
     step = QUERIES.get(device.type, QUERIES["cpu"])
-    blocks = _Unit(rows, ROWS.get(device.type, ROWS["cpu"]))
+    size = ROWS.get(device.type, ROWS["cpu"])
+    held = list(_blocks(rows, size)) if isinstance(rows, Tensor) else None
     index = torch.empty(len(queries), k, dtype=torch.int64, device=device)
     cosine = torch.empty(len(queries), k, device=device)
     for start in range(0, len(queries), step):
         own = queries[start : start + step]
-        q = F.normalize(rows[own].float())
-        value, place = _search(q, own, blocks, k, twins=False)
+        q = _unit(rows, own)
+        value, place = _search(q, own, held or _blocks(rows, size), k, twins=False)
         # only rows that have a duplicate pay for looking at every cosine once more
         again = (value[:, 0] > DUPLICATE).nonzero().squeeze(1)
         if len(again):
-            value[again], place[again] = _search(q[again], own[again], blocks, k, twins=True)
+            value[again], place[again] = _search(q[again], own[again], held or _blocks(rows, size), k, twins=True)
         index[start : start + step], cosine[start : start + step] = _repeat(value, place, own)
         if progress is not None:
             progress(min(start + step, len(queries)), len(queries))
     return index, cosine
 
 
-class _Unit:
-    """Blocks of rows at unit length; kept if they are in memory anyway."""
-
-    def __init__(self, rows: Rows, size: int) -> None:
-        self.rows, self.starts, self.size = rows, range(0, len(rows), size), size
-        self.kept = [self._make(a) for a in self.starts] if isinstance(rows, Tensor) else None
-
-    def _make(self, start: int) -> Tensor:
-        return F.normalize(self.rows[start : start + self.size].float())
-
-    def __iter__(self) -> Any:
-        for i, start in enumerate(self.starts):
-            yield start, self.kept[i] if self.kept is not None else self._make(start)
+def _unit(rows: Rows, index: Any) -> Tensor:
+    return F.normalize(rows[index].float())
 
 
-def _search(q: Tensor, own: Tensor, blocks: _Unit, k: int, *, twins: bool) -> tuple[Tensor, Tensor]:
+def _blocks(rows: Rows, size: int) -> Iterator[tuple[int, Tensor]]:
+    """Blocks of rows at unit length, each with the number of its first row."""
+    for start in range(0, len(rows), size):
+        yield start, _unit(rows, slice(start, start + size))
+
+
+def _search(
+    q: Tensor, own: Tensor, blocks: Iterable[tuple[int, Tensor]], k: int, *, twins: bool
+) -> tuple[Tensor, Tensor]:
     """The k largest cosines [n, k] and whose they are; -2 where there are fewer. `twins`: leave duplicates out."""
     value = q.new_full((len(q), k), -2.0)
     place = torch.zeros(len(q), k, dtype=torch.int64, device=q.device)
@@ -170,10 +160,10 @@ def _with_faiss(rows: Rows, k: int) -> Neighbours:
     lists = max(1, min(int(4 * math.sqrt(n)), n // 40))
     index = faiss.index_factory(width, f"IVF{lists},Flat", faiss.METRIC_INNER_PRODUCT)
     spread = torch.linspace(0, n - 1, min(n, 64 * lists), device=device).long()
-    index.train(F.normalize(rows[spread].float()).cpu().numpy())
+    index.train(_unit(rows, spread).cpu().numpy())
     size = ROWS["cpu"]
-    for start in range(0, n, size):
-        index.add(F.normalize(rows[start : start + size].float()).cpu().numpy())
+    for _, block in _blocks(rows, size):
+        index.add(block.cpu().numpy())
     probe = torch.linspace(0, n - 1, min(n, PROBE), device=device).long()
     least = _exact(rows, probe, k)[1].amin(1, keepdim=True)  # whoever is as near is as good
     index.nprobe = 8
@@ -188,7 +178,7 @@ def _with_faiss(rows: Rows, k: int) -> Neighbours:
 
 def _ask(index: Any, rows: Rows, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """`_exact` by a faiss index; a row crowded by duplicates asks for more until it has k others."""
-    q = F.normalize(rows[queries].float()).cpu().numpy()
+    q = _unit(rows, queries).cpu().numpy()
     ask = min(2 * k + 2, index.ntotal)
     while True:
         value, place = (torch.from_numpy(a).to(queries.device) for a in index.search(q, ask))

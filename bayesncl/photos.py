@@ -2,88 +2,77 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import warnings
 import zlib
-from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 
-from .codes_folder import CodesFolder
+from .arrays import read_arrays
+from .codes_folder import CodesFolder, mark
 from .data.archive import Entry
-from .data.decode import FORMATS, MOST_BYTES, SUFFIXES, Undecodable
+from .data.cache import count_kinds, in_threads, read_entry
+from .data.decode import SUFFIXES
 from .data.folder import existing_folder, scan, split_folders
 from .data.images import Progress, printable
 from .encoders import PhotoEncoder
 from .errors import InputError
 from .files import is_codes, read_regular, write_atomic
+from .progress import plural
 
-THREADS = min(8, os.cpu_count() or 1)  # Pillow decodes outside the interpreter lock
 BATCH = {"cpu": 16, "cuda": 256}
-LOOKED_AT = 64  # photos whose size is looked up beforehand
 BLOCK = 4096  # rows copied at a time
 MOST_INDEX = 1 << 30  # bytes of the lines of a log
 
-Mark = tuple[int, int]  # size and time of a file
 Line = tuple[str, int, int, str | None, int]  # of the log
 
 
 @dataclass(frozen=True)
 class Pile:
-    """Photos at and below a folder.
+    """Photos at and below a folder."""
 
-    Attributes
-    ----------
-    root : names are relative to it.
-    entries : the image files, sorted by name.
-    marks : size and time of each.
-    test : which of them lie in a folder `test` or `val` beside `train`, bool [N]; None without such.
-    others : names of files that are no images we read.
-    classes : the class of each, by its subfolder; None where photos lie in no subfolders.
-    """
-
-    root: Path
-    entries: list[Entry]
-    marks: list[Mark]
-    test: np.ndarray | None
-    others: list[str]
-    classes: list[str] | None
+    entries: list[Entry]  # the image files, sorted by name
+    marks: list[tuple[int, int]]  # size and time of each
+    test: np.ndarray | None  # which of them lie in a folder `test` or `val` beside `train`, bool [N]; None without such
+    others: list[str]  # names of files that are no images we read
+    classes: list[str] | None  # the class of each, by its subfolder; None where photos lie in no subfolders
 
     def __len__(self) -> int:
         return len(self.entries)
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """Their names."""
         return [entry.name for entry in self.entries]
 
     def skipped(self) -> str:
         """The other files in words, or nothing."""
-        kinds = Counter(printable(Path(name).suffix.lower(), 12) or "without a suffix" for name in self.others)
-        counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(4))
-        return f"{len(self.others):,} other file{'s' * (len(self.others) > 1)} skipped ({counts})" if kinds else ""
+        if not self.others:
+            return ""
+        return f"{plural(len(self.others), 'other file')} skipped ({', '.join(count_kinds(self.others))})"
 
-    def sizes(self) -> str:
-        """Sizes of some of them in words, from the heads of their files."""
-        found = []
-        for i in np.unique(np.linspace(0, len(self) - 1, LOOKED_AT).astype(int)):
-            try:
-                with warnings.catch_warnings(), Image.open(self.entries[i].path, formats=FORMATS) as image:
-                    warnings.simplefilter("ignore")
-                    found.append(image.size)
-            except Exception:  # told when it is read
-                continue
-        if not found:
-            return "none of those looked at can be read"
-        (a, b), (c, d) = min(found, key=lambda s: s[0] * s[1]), max(found, key=lambda s: s[0] * s[1])
-        return f"{a} x {b}" if (a, b) == (c, d) else f"{a} x {b} to {c} x {d}"
+
+def photo_labels(pile: Pile, table: Path | None) -> list[str] | None:
+    """A class for each photo: by its subfolder, or by its name in a table."""
+    if table is None:
+        return pile.classes
+    found = read_arrays(table, ("y", "names"))
+    if any(key not in found or found[key].ndim != 1 for key in ("names", "y")):
+        raise InputError(f"{table}: labels of photos need a table with the columns name and label")
+    by_name = {str(name).replace(os.sep, "/"): str(y) for name, y in zip(found["names"], found["y"])}
+    labels = [by_name.get(name, by_name.get(name.rpartition("/")[2])) for name in pile.names]
+    missing = [name for name, label in zip(pile.names, labels) if label is None]
+    if missing:
+        some = f"{len(missing):,} of {len(pile):,} photos, e.g. {printable(missing[0])}"
+        raise InputError(f"{table}: no label for {some}")
+    return [str(label) for label in labels]
 
 
 def find_photos(root: Path, out: Path) -> Pile:
@@ -92,15 +81,13 @@ def find_photos(root: Path, out: Path) -> Pile:
     train, test = split_folders(root)
     entries: list[Entry] = []
     others: list[str] = []
-    written = {Path(os.path.realpath(out)): True}
+    base, here = (Path(os.path.realpath(place)) for place in (root, out))
 
+    @cache
     def ours(folder: Path) -> bool:
-        if folder not in written:
-            up = folder.parent
-            written[folder] = is_codes(folder) or (up != folder and up.is_relative_to(base) and ours(up))
-        return written[folder]
+        up = folder.parent
+        return folder == here or is_codes(folder) or (up != folder and up.is_relative_to(base) and ours(up))
 
-    base = Path(os.path.realpath(root))
     for folder in filter(None, (train, test)):
         prefix = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
         images, rest = scan(folder)
@@ -113,16 +100,7 @@ def find_photos(root: Path, out: Path) -> Pile:
     tested = np.array([entry.path.is_relative_to(test) for entry in entries]) if test else None
     parts = [entry.name.split("/")[0 if train == root else 1 :] for entry in entries]
     classes = [part[0] for part in parts] if all(len(part) > 1 for part in parts) else None
-    return Pile(root, entries, [mark(entry.path) for entry in entries], tested, others, classes)
-
-
-def mark(path: Path) -> Mark:
-    """Size and time of a file; what changes when it does."""
-    try:
-        found = os.stat(path)
-    except (OSError, ValueError):
-        return (-1, -1)
-    return found.st_size, found.st_mtime_ns
+    return Pile(entries, [mark(entry.path) for entry in entries], tested, others, classes)
 
 
 class Log:
@@ -195,12 +173,12 @@ class Embedded:
 
     def __init__(self, pile: Pile, encoder: PhotoEncoder, folder: CodesFolder) -> None:
         self.pile, self.encoder = pile, encoder
+        self.keys = [(name, size, time) for name, (size, time) in zip(pile.names, pile.marks)]
         self.log = Log(folder, encoder)
         self.before = np.empty((0, encoder.features), np.float32)
         self.known: dict[tuple[str, int, int], int | str] = {}  # a row of `before`, -1 - a row of the log, or why not
         self._remember(folder)
-        for i, (name, size, time, why, _) in enumerate(self.log.lines):
-            self.known[name, size, time] = -1 - i if why is None else why
+        self._remember_log(0)
 
     def _remember(self, folder: CodesFolder) -> None:
         """What an earlier fit with the same encoder left; damage is told, and embedded again."""
@@ -214,46 +192,43 @@ class Embedded:
         except InputError as error:
             warnings.warn(f"{str(error).partition(':')[0]}: photos are embedded again", stacklevel=3)
             return
-        for i, (name, mark) in enumerate(zip(rows.names, rows.marks or ())):
-            self.known[name, *mark] = i
+        for i, (name, (size, time)) in enumerate(zip(rows.names, rows.marks or ())):
+            self.known[name, size, time] = i
         for name, size, time, why in rows.broken:
             self.known[name, size, time] = why
+
+    def _remember_log(self, first: int) -> None:
+        for i, (name, size, time, why, _) in enumerate(self.log.lines[first:], first):
+            self.known[name, size, time] = -1 - i if why is None else why
 
     @property
     def todo(self) -> list[int]:
         """The photos that have no embedding yet."""
-        return [i for i, key in enumerate(self._keys()) if key not in self.known]
-
-    def _keys(self) -> list[tuple[str, int, int]]:
-        return [(entry.name, *mark) for entry, mark in zip(self.pile.entries, self.pile.marks)]
+        return [i for i, key in enumerate(self.keys) if key not in self.known]
 
     def embed(self, todo: Sequence[int], progress: Progress | None = None) -> None:
         """Embed these photos and log them."""
         if not todo:
             return
-        keys = self._keys()
         self.log.begin()
-        done = 0
+        done, left = 0, iter(todo)
         for rows, reasons in embed_entries([self.pile.entries[i] for i in todo], self.encoder):
-            part = todo[done : done + len(rows)]
-            start = len(self.log.lines)
-            self.log.append(rows, [(*keys[i], why) for i, why in zip(part, reasons)])
-            for j, (i, why) in enumerate(zip(part, reasons)):
-                self.known[keys[i]] = -1 - (start + j) if why is None else why
-            done += len(part)
+            first = len(self.log.lines)
+            self.log.append(rows, [(*self.keys[next(left)], why) for why in reasons])
+            self._remember_log(first)
+            done += len(rows)
             if progress:
                 progress(done, len(todo), "embedding photos")
 
     def usable(self) -> tuple[np.ndarray, list[tuple[str, int, int, str]]]:
         """Numbers of the photos that have an embedding, and [name, size, time, why] of those that cannot have one."""
-        found = [self.known[key] for key in self._keys()]
-        broken = [(*key, why) for key, why in zip(self._keys(), found) if isinstance(why, str)]
+        found = [self.known[key] for key in self.keys]
+        broken = [(*key, why) for key, why in zip(self.keys, found) if isinstance(why, str)]
         return np.array([i for i, row in enumerate(found) if not isinstance(row, str)], np.int64), broken
 
     def blocks(self, order: np.ndarray) -> Iterator[np.ndarray]:
         """Embeddings of these photos, a block at a time."""
-        keys, log = self._keys(), self.log.rows()
-        places = np.array([self.known[keys[i]] for i in order], np.int64)
+        log, places = self.log.rows(), np.array([self.known[self.keys[i]] for i in order], np.int64)
         for start in range(0, len(places), BLOCK):
             part = places[start : start + BLOCK]
             block = np.empty((len(part), self.encoder.features), np.float32)
@@ -262,12 +237,11 @@ class Embedded:
             yield block
 
 
-def embed_entries(
-    entries: Sequence[Entry], encoder: PhotoEncoder
-) -> Iterator[tuple[np.ndarray, list[str | None]]]:
+def embed_entries(entries: Sequence[Entry], encoder: PhotoEncoder) -> Iterator[tuple[np.ndarray, list[str | None]]]:
     """Embeddings [n, F] of photos, batch after batch, and why one has none (its row is zero)."""
-    device = getattr(encoder, "device", "cpu")
-    for prepared in read_ahead(entries, encoder, BATCH.get(torch.device(device).type, BATCH["cpu"])):
+    size = BATCH.get(torch.device(getattr(encoder, "device", "cpu")).type, BATCH["cpu"])
+    photos = in_threads(lambda entry: read_entry(entry, encoder.read), entries, ahead=2 * size)
+    while prepared := list(itertools.islice(photos, size)):
         reasons = [each if isinstance(each, str) else None for each in prepared]
         good = [each for each in prepared if not isinstance(each, str)]
         rows = np.zeros((len(prepared), encoder.features), np.float32)
@@ -279,30 +253,3 @@ def embed_entries(
         for j in np.flatnonzero(~np.isfinite(rows).all(1)):
             reasons[j], rows[j] = "its embedding is not finite", 0
         yield rows, reasons
-
-
-def read_ahead(entries: Sequence[Entry], encoder: PhotoEncoder, size: int) -> Iterator[list[np.ndarray | str]]:
-    """Photos prepared for the encoder, or why one cannot be, in batches; the next are read by threads meanwhile."""
-
-    def read(entry: Entry) -> np.ndarray | str:
-        try:
-            return encoder.read(entry.read(MOST_BYTES))
-        except Undecodable as why:
-            return str(why)[:200]
-        except OSError as why:
-            return why.strerror or str(why)
-
-    with ThreadPoolExecutor(THREADS) as pool, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow's remarks on damaged metadata
-        ahead: deque[list[Future[np.ndarray | str]]] = deque()
-        try:
-            for start in range(0, len(entries), size):
-                ahead.append([pool.submit(read, entry) for entry in entries[start : start + size]])
-                if len(ahead) > 2:
-                    yield [future.result() for future in ahead.popleft()]
-            while ahead:
-                yield [future.result() for future in ahead.popleft()]
-        finally:
-            for futures in ahead:
-                for future in futures:
-                    future.cancel()

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .data.decode import MOST_BYTES, Square, Undecodable, decode_with, fit, to_rgb
+from .data.archive import Entry
+from .data.decode import MOST_BYTES, Square, Undecodable, decode_with, to_rgb
 from .data.images import printable, shown
 from .errors import InputError
 
@@ -30,12 +31,7 @@ def as_pixels(images: Pictures, square: Square) -> Tensor:
         return given
     if not given:
         return torch.empty(0, 3, square.crop, square.crop, dtype=torch.uint8)
-
-    def cut(image: Image) -> np.ndarray:
-        return np.asarray(fit(image, square.resize, square.crop, square.resample))
-
-    rows = np.stack([read_picture(picture, cut, 2 * square.resize) for picture in given])
-    return torch.from_numpy(rows).permute(0, 3, 1, 2)
+    return torch.from_numpy(np.stack([read_picture(picture, square.cut, 2 * square.resize) for picture in given]))
 
 
 def as_batch(images: Pictures) -> Tensor | list[Image | Path]:
@@ -89,9 +85,7 @@ def read_picture(picture: Image | Path, use: Callable[[Image], Any], enough: int
     try:
         if picture.is_dir():
             raise InputError(f"{shown(picture)}: a folder, expected an image file")
-        if picture.stat().st_size > MOST_BYTES:
-            raise InputError(f"{shown(picture)}: larger than {MOST_BYTES >> 20} MiB")
-        return decode_with(picture.read_bytes(), enough, use)
+        return decode_with(Entry("", picture).read(MOST_BYTES), enough, use)
     except Undecodable as error:
         raise InputError(f"{shown(picture)}: {printable(str(error), 200)}") from None
     except OSError as error:

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from . import distributed
 from .cost import cost, time_steps
 from .data import DATASETS, load
+from .data.decode import sizes_in_words
 from .data.folder import split_folders
 from .data.images import Images
 from .features import centre_crop
 from .model import Encoder
 from .progress import Display, plural, words
-from .recipes import Recipe, change, find_recipe, replace_fields, shorthands
+from .recipes import LIGHT, Recipe, change, find_recipe, replace_fields, shorthands
 from .train import fit_batch, short_schedule
 
 FEW = 5000  # images: fewer teach an encoder little that a pretrained one does not know
@@ -68,15 +68,10 @@ def lighten(recipe: Recipe, n: int) -> Recipe:
     """The recipe for n images and a CPU: a small backbone on small views, about SEEN images seen in all."""
     return replace_fields(
         recipe,
+        **LIGHT | {"views": LIGHT["views"] | {"size": 48}},
         data={"size": 56},
-        views={
-            "size": 48, "crop_scale": (0.3, 1.0), "brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1,
-            "blur": 0.0,
-        },
-        model={"backbone": "small", "hidden": 256, "dim": 64},
-        optimiser={"lr": 1.0, "eta": 0.05, "warmup_epochs": 1},
         run={"epochs": min(max(round(SEEN / n), 2), 100), "batch": 64, "checkpoint_every": 1, "log_every": 10},
-    )  # fmt: skip
+    )
 
 
 def load_split(recipe: Recipe, split: str, display: Display) -> Images:
@@ -105,20 +100,13 @@ def describe(recipe: Recipe, images: Images, device: torch.device) -> str:
     return f"{', '.join(parts)}; {work}; {f'{world} x ' * (world > 1)}{place}: {expected(recipe, len(images), device)}"
 
 
-def sizes(recipe: Recipe, images: Images, most: int = 32) -> str:
+def sizes(recipe: Recipe, images: Images) -> str:
     """Sizes of the image files of a folder, by some of them; elsewhere of the images as they are stored."""
-    found = set()
+    found = ""
     if DATASETS[recipe.data.name].holdout and images.names:
         folder = split_folders(Path(recipe.data.root))[0]
-        for i in np.unique(np.linspace(0, len(images) - 1, most).astype(int)):
-            try:
-                with Image.open(folder / images.names[i]) as file:  # the header alone is read
-                    found.add(file.size)
-            except (OSError, ValueError):  # an odd name is escaped in `names`
-                continue
-    found = found or {images.pixels.shape[:1:-1]}
-    low, high = ("{} x {}".format(*pick(found, key=lambda side: side[0] * side[1])) for pick in (min, max))
-    return low if low == high else f"{low} to {high}"
+        found = sizes_in_words([folder / name for name in images.names])
+    return found or "{3} x {2}".format(*images.pixels.shape)
 
 
 def expected(recipe: Recipe, n: int, device: torch.device) -> str:

@@ -13,13 +13,14 @@ import functools
 import json
 import re
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .data import DATASETS
 from .errors import InputError
+from .files import read_regular
 
 
 def rectifiers() -> Collection[str]:
@@ -46,28 +47,13 @@ Triple = tuple[float, float, float]
 Pair = tuple[float, float]
 
 
-def _f(
-    default: Any,
-    doc: str,
-    choices: Collection[str] | Callable[[], Collection[str]] = (),
-    least: float | None = None,
-    most: float | None = None,
-    positive: bool = False,
-    rising: bool = False,
-    added: str | None = None,
-) -> Any:
-    """A field: its explanation, and what its value must be.
+def _f(default: Any, doc: str, choices: Any = (), added: str | None = None, **bounds: Any) -> Any:
+    """A field: its explanation, and what its value must be, which `_check_range` knows.
 
-    Parameters
-    ----------
-    choices : the words it may be, or a function that lists them.
-    least, most, positive : bounds; of several numbers each must keep them.
-    rising : of two numbers, the first must not be the larger.
-    added : the version that brought the field, if later than 0.1.0. At its default it does not count in a run's
-        identity, so that older runs keep theirs.
+    `added` is the version that brought it, if later than 0.1.0: at its default it does not count in a run's identity,
+    so that older runs keep theirs.
     """
-    rules = {"choices": choices, "least": least, "most": most, "positive": positive, "rising": rising}
-    return field(default=default, metadata={"doc": doc, "added": added, **rules})
+    return field(default=default, metadata={"doc": doc, "added": added, "rules": {"choices": choices, **bounds}})
 
 
 class Part:
@@ -79,7 +65,7 @@ class Part:
             where = f"{type(self).__name__.lower()}.{f.name}"
             value = _checked(getattr(self, f.name), kinds[f.name], where)
             if value != f.default:  # which needs no check, and so no import of what lists its choices
-                _check_range(value, f.metadata, where)
+                _check_range(value, where, **f.metadata["rules"])
             object.__setattr__(self, f.name, value)
 
 
@@ -274,20 +260,24 @@ def _checked(value: Any, kind: Any, where: str) -> Any:
     raise InputError(f"{where}: expected {wanted}, got {repr(value)[:80]}")
 
 
-def _check_range(value: Any, rules: Mapping[str, Any], where: str) -> None:
+def _check_range(
+    value: Any, where: str, *, choices: Collection[str] | Callable[[], Collection[str]], least: float | None = None,
+    most: float | None = None, positive: bool = False, rising: bool = False,
+) -> None:  # fmt: skip
+    """Choices are words, or a function that lists them; bounds hold for each of several numbers, `rising` for two."""
     if value is None:
         return
-    choices = rules["choices"]() if callable(rules["choices"]) else rules["choices"]
-    if choices and value not in choices:
-        raise InputError(f"{where}: no {value[:80]!r}{nearest(value, choices)}")
+    known = choices() if callable(choices) else choices
+    if known and value not in known:
+        raise InputError(f"{where}: no {value[:80]!r}{nearest(value, known)}")
     for number in value if isinstance(value, tuple) else (value,):
-        if rules["least"] is not None and number < rules["least"]:
-            raise InputError(f"{where}: must be at least {rules['least']}, got {number}")
-        if rules["most"] is not None and number > rules["most"]:
-            raise InputError(f"{where}: must be at most {rules['most']}, got {number}")
-        if rules["positive"] and number <= 0:
+        if least is not None and number < least:
+            raise InputError(f"{where}: must be at least {least}, got {number}")
+        if most is not None and number > most:
+            raise InputError(f"{where}: must be at most {most}, got {number}")
+        if positive and number <= 0:
             raise InputError(f"{where}: must be positive, got {number}")
-    if rules["rising"] and value[0] > value[1]:
+    if rising and value[0] > value[1]:
         raise InputError(f"{where}: must be 0 < low <= high, got {value[0]}, {value[1]}")
 
 
@@ -349,6 +339,14 @@ def recipe_from_json(text: str, source: str = "recipe") -> Recipe:
     return recipe_from_dict(tree, source)
 
 
+def read_recipe(path: Path) -> Recipe:
+    """The recipe in a .json file."""
+    try:
+        return recipe_from_json(read_regular(path, MOST_BYTES).decode(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}") from None
+
+
 def change(recipe: Recipe, changes: Iterable[str]) -> Recipe:
     """Apply changes written as ``part.field=value``, as on the command line."""
     for text in changes:
@@ -390,6 +388,12 @@ def replace_fields(recipe: Recipe, **parts: dict[str, Any]) -> Recipe:
     return dataclasses.replace(recipe, **new)
 
 
+# For small images on a CPU: colours that stay what they are, a small encoder, rates for many small steps.
+LIGHT: dict[str, dict[str, Any]] = {
+    "views": {"crop_scale": (0.3, 1.0), "brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1, "blur": 0.0},
+    "model": {"backbone": "small", "hidden": 256, "dim": 64},
+    "optimiser": {"lr": 1.0, "eta": 0.05, "warmup_epochs": 1},
+}
 SOFT: dict[str, Any] = {"crop_scale": (0.2, 1.0), "brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
 
 # What each method makes of a data set's settings, which are those of `bayesncl`.
@@ -430,24 +434,14 @@ def named(name: str) -> Recipe:
 
 def find_recipe(name: str, changes: Iterable[str] | None = None, root: str | None = None) -> Recipe:
     """A recipe by name or from a .json file, with changes and with its images at `root`."""
-    if name.endswith(".json"):
-        try:
-            with open(name, "rb") as file:
-                recipe = recipe_from_json(file.read(MOST_BYTES).decode(), name)
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot read {name}: {error}") from None
-    else:
-        recipe = named(name)
+    recipe = read_recipe(Path(name)) if name.endswith(".json") else named(name)
     return with_root(change(recipe, changes or ()), root)
 
 
 def shorthands(
-    recipe: Recipe,
-    epochs: int | None = None,
-    batch: int | None = None,
-    size: int | None = None,
+    recipe: Recipe, epochs: int | None = None, batch: int | None = None, size: int | None = None,
     backbone: str | None = None,
-) -> list[str]:
+) -> list[str]:  # fmt: skip
     """Changes of the fields that people change most; `size` is that of the views, stored images keep their ratio."""
     stored = None if size is None else round(size * recipe.data.size / recipe.views.size)
     values = {

@@ -6,6 +6,7 @@ stands where a file is to be written is refused.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
@@ -14,7 +15,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -27,7 +28,8 @@ from filelock import FileLock, Timeout
 from . import distributed
 from .errors import InputError
 from .files import read_regular, sweep, write_atomic
-from .recipes import Recipe, recipe_from_json
+from .progress import plural
+from .recipes import Recipe, read_recipe
 
 if TYPE_CHECKING:
     from .model import Encoder
@@ -106,10 +108,7 @@ class Run(Folder):
             raise InputError(f"no run folder {self}")
         if not self.recipe_file.is_file():
             raise InputError(f"{self} is not a run: it has no {self.recipe_file.name}")
-        try:
-            return recipe_from_json(read_regular(self.recipe_file, MOST_JSON).decode(), str(self.recipe_file))
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot read {self.recipe_file}: {error}") from None
+        return read_recipe(self.recipe_file)
 
     def environment(self) -> dict[str, Any] | None:
         """Where and with what it was trained; None where nothing says so."""
@@ -170,16 +169,14 @@ def new_run(parent: Path, name: str) -> Run:
     """Make the folder parent/name, or name-2, name-3, ... if it exists."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        for i in range(1, 10_000):
+        for i in itertools.count(1):
             path = parent / (name if i == 1 else f"{name}-{i}")
-            try:
+            with suppress(FileExistsError):
                 path.mkdir()
-                return Run(path)
-            except FileExistsError:
-                continue
+                break
+        return Run(path)
     except OSError as error:
         raise InputError(f"cannot make a run folder in {parent}: {error.strerror}") from None
-    raise InputError(f"{parent} is full of runs named {name}")
 
 
 def _read_object(path: Path) -> dict[str, Any] | None:
@@ -243,7 +240,7 @@ def environment() -> dict[str, object]:
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in packages},
         "cuda": torch.version.cuda,
-        "device": torch.cuda.get_device_name() if gpu else f"CPU, {torch.get_num_threads()} threads",
+        "device": torch.cuda.get_device_name() if gpu else f"CPU, {plural(torch.get_num_threads(), 'thread')}",
         "processes": distributed.world_size(),
         "machine": platform.machine(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],

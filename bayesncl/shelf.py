@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,9 +11,12 @@ import torch
 from torch import Tensor
 
 from . import distributed
+from .arrays import DAMAGE
+from .data.images import first_line
 from .errors import InputError
 from .files import check_place, digest, read_regular, read_tensors, tensor_bytes, write_atomic
 from .heads import HEADS, Head
+from .model import LARGEST
 from .rows import Moments
 
 if TYPE_CHECKING:
@@ -23,12 +25,8 @@ if TYPE_CHECKING:
 FORMAT = "bayesncl-codes-1"
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 MAX_BYTES, MOST_CONFIG = 16 << 30, 64 << 20
-LARGEST = 1e30  # weight or moment; two of them overflow a product in float32
 MAX_WIDTH = 1 << 20  # of embeddings and of codes
-DAMAGE = (  # what forged headers and tensors raise
-    *(OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError, MemoryError),
-)
-FITTED = ("dim_", "n_features_in_", "n_iter_", "loss_", "recall_", "interrupted_")
+FITTED = {"dim_": int, "n_features_in_": int, "n_iter_": int, "loss_": float, "recall_": float, "interrupted_": bool}
 Codes = TypeVar("Codes", bound="ReadableCodes")
 
 
@@ -48,17 +46,10 @@ def save_folder(codes: ReadableCodes, folder: Path) -> None:
     write_atomic(folder / CONFIG, json.dumps(json.loads(config), indent=2, sort_keys=True) + "\n")
 
 
-def load(cls: type[Codes], path: Path) -> Codes:
-    """Read one file."""
-    return _unpack(cls, path)[0]
-
-
 def load_folder(cls: type[Codes], name: Path | str) -> Codes:
     """Read a folder, or one of the hub."""
-    folder = Path(name)
-    if not folder.is_dir():
-        folder = _download(str(name))
-    codes, config = _unpack(cls, folder / WEIGHTS)
+    folder = Path(name) if Path(name).is_dir() else _download(str(name))
+    codes, config = load(cls, folder / WEIGHTS)
     try:
         beside = json.loads(read_regular(folder / CONFIG, MOST_CONFIG))
     except (OSError, ValueError, RecursionError) as error:
@@ -72,9 +63,7 @@ def _download(name: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise InputError(
-            f"{name}: no such folder; to read it from the hub, pip install 'bayesncl[hub]'"
-        ) from None
+        raise InputError(f"{name}: no such folder; to read it from the hub, pip install 'bayesncl[hub]'") from None
     try:
         return Path(snapshot_download(name, allow_patterns=[WEIGHTS, CONFIG]))
     except Exception as error:  # network, permission, name: the library has many
@@ -87,17 +76,17 @@ def _pack(codes: ReadableCodes) -> tuple[bytes, str]:
     state = params["random_state"]
     params["random_state"] = int(state) if isinstance(state, int | np.integer) else None
     params = {name: int(v) if isinstance(v, np.integer) else v for name, v in params.items() if name != "device"}
-    config: dict[str, Any] = {"format": FORMAT, "params": params}
-    config["fitted"] = {name: getattr(codes, name) for name in FITTED}
+    fitted = {name: getattr(codes, name) for name in FITTED}
+    config: dict[str, Any] = {"format": FORMAT, "params": params, "fitted": fitted}
     if hasattr(codes, "feature_names_in_"):
         config["feature_names"] = [str(name) for name in codes.feature_names_in_]
     text = json.dumps(config, sort_keys=True)
-    tensors = {f"head.{name}": t.detach().cpu().contiguous() for name, t in codes.head_.state_dict().items()}
-    tensors |= {"mean": codes.moments_.mean, "scale": codes.moments_.scale}
+    tensors = {f"head.{name}": t for name, t in codes.head_.state_dict().items()} | codes.moments_._asdict()
     return tensor_bytes(tensors, {"config": text, "sha256": digest(tensors, text)}), text
 
 
-def _unpack(cls: type[Codes], path: Path) -> tuple[Codes, dict[str, Any]]:
+def load(cls: type[Codes], path: Path) -> tuple[Codes, dict[str, Any]]:
+    """Read one file: the codes, and their configuration."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InputError(f"{path} is larger than any codes: {path.stat().st_size} bytes")
@@ -112,15 +101,13 @@ def _unpack(cls: type[Codes], path: Path) -> tuple[Codes, dict[str, Any]]:
     try:
         return _build(cls, json.loads(text), tensors), json.loads(text)
     except DAMAGE as error:
-        said = " ".join(str(error).split())[:200] or type(error).__name__
-        raise InputError(f"{path} does not hold readable codes: {said}") from None
+        raise InputError(f"{path} does not hold readable codes: {first_line(error)}") from None
 
 
 def _build(cls: type[Codes], config: dict[str, Any], tensors: dict[str, Tensor]) -> Codes:
     codes = cls(**config["params"])
     codes._check_options()
-    kinds = (int, int, int, float, float, bool)
-    for name, kind in zip(FITTED, kinds):
+    for name, kind in FITTED.items():
         setattr(codes, name, kind(config["fitted"][name]))
     dim, width = codes.dim_, codes.n_features_in_
     if not (1 <= dim <= MAX_WIDTH and 1 <= width <= MAX_WIDTH):
@@ -130,20 +117,19 @@ def _build(cls: type[Codes], config: dict[str, Any], tensors: dict[str, Tensor])
             raise InputError(f"{name} holds NaN, infinity or a number above {LARGEST:g}")
     if "feature_names" in config:
         codes.feature_names_in_ = np.array(config["feature_names"], dtype=object)
+    moments = codes.moments_ = Moments(tensors["mean"], tensors["scale"])
+    if any(t.shape != (width,) or t.dtype != torch.float64 for t in moments):
+        raise InputError("the mean or the scale does not fit")
+    if not bool((moments.scale >= 0).all()):  # 0 for a column that is constant
+        raise InputError("the scale is negative")
     with torch.device("meta"):  # shapes are compared before anything of that size is made
-        head = HEADS[codes.method](Moments(tensors["mean"], tensors["scale"]).width, dim)
+        head = HEADS[codes.method](moments.width, dim)
     weights = {name.removeprefix("head."): t for name, t in tensors.items() if name.startswith("head.")}
     for name, t in head.state_dict().items():
         if weights[name].dtype != t.dtype:
             raise InputError(f"{name} is {weights[name].dtype}")
     head.load_state_dict(weights, assign=True)
     codes.head_ = head.eval().requires_grad_(True)
-    codes.moments_ = Moments(tensors["mean"], tensors["scale"])
-    for t in codes.moments_:
-        if t.shape != (width,) or t.dtype != torch.float64:
-            raise InputError("the mean or the scale does not fit")
-    if not bool((codes.moments_.scale >= 0).all()):  # 0 for a column that is constant
-        raise InputError("the scale is negative")
     return codes
 
 
@@ -165,11 +151,10 @@ class State:
         """Save after `step` steps; process 0 alone does."""
         if distributed.rank() != 0:
             return
-        tensors = {f"head.{name}": t.detach().cpu().contiguous() for name, t in self.head.state_dict().items()}
+        tensors = {f"head.{name}": t for name, t in self.head.state_dict().items()}
         for name, p in self.head.named_parameters():
-            for key, value in self.optimiser.state[p].items():
-                tensors[f"{key}.{name}"] = value.detach().cpu().contiguous()
-        tensors |= {"partners": partners.cpu().contiguous(), "recent": self.recent.cpu()}
+            tensors |= {f"{key}.{name}": t for key, t in self.optimiser.state[p].items()}
+        tensors |= {"partners": partners, "recent": self.recent}
         text = json.dumps({"fingerprint": self.fingerprint, "step": self.step, "recall": self.recall})
         write_atomic(path, tensor_bytes(tensors, {"fit": text, "sha256": digest(tensors, text)}))
 
@@ -223,10 +208,3 @@ class State:
         self.recent.copy_(tensors["recent"])
         self.step, self.recall = step, recall
         return partners
-
-
-def remove(path: Path) -> None:
-    """Drop a checkpoint that is no longer needed."""
-    if distributed.rank() == 0:
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()

@@ -19,9 +19,8 @@ from torch import nn
 
 from bayesncl.atlas.fitted import atlas_of_codes
 from bayesncl.encoders import Request
-from bayesncl.fit import fit
+from bayesncl.fit import Options, fit
 from bayesncl.progress import Display
-from bayesncl.sources import Options
 
 
 class Pooled(nn.Module):

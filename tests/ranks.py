@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -215,7 +216,8 @@ def work(scenario: str, rank: int, folder: Path) -> int:
     return 0
 
 
-def main(scenario: str, world: int, folder: Path) -> int:
+def in_processes(world: int, work: Callable[[int], int]) -> int:
+    """Run `work` of its rank in each of so many processes; the worst of their exit codes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -223,10 +225,14 @@ def main(scenario: str, world: int, folder: Path) -> int:
     children = []
     for rank in range(world):
         if (child := os.fork()) == 0:
-            os._exit(work(scenario, rank, folder))
+            code = 1
+            try:
+                code = work(rank)
+            finally:
+                os._exit(code)
         children.append(child)
     return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])))
+    sys.exit(in_processes(int(sys.argv[2]), lambda rank: work(sys.argv[1], rank, Path(sys.argv[3]))))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +13,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 METHODS = ("prototypes", "bayesncl", "csr")
+
+
+def stop(done: int, total: int, what: str) -> None:
+    if what == "training" and done == 20:
+        raise InterruptedError
 
 
 def work(rank: int, folder: Path) -> int:
@@ -25,27 +30,18 @@ def work(rank: int, folder: Path) -> int:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     torch.set_num_threads(1)
     x = made(201, 24)
-    out = {m: ReadableCodes(16, m, steps=40, batch=64).fit(x).transform(x) for m in METHODS}
+    out = {}
+    for method in METHODS:
+        file = folder / f"{distributed.world_size()}-{method}"
+        with contextlib.suppress(InterruptedError):
+            ReadableCodes(16, method, steps=40, batch=64).fit(x, checkpoint=file, progress=stop)
+        distributed.barrier()  # process 0 writes it
+        resumed, whole = (ReadableCodes(16, method, steps=40, batch=64) for _ in range(2))
+        out[method] = resumed.fit(x, checkpoint=file).transform(x)
+        out[f"{method} losses"] = np.array([whole.fit(x).loss_, resumed.loss_])
     np.savez(folder / f"{distributed.world_size()}-{rank}.npz", **out)
     distributed.stop()
     return 0
-
-
-def main(world: int, folder: Path) -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    os.environ |= {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    children = []
-    for rank in range(world):
-        if (child := os.fork()) == 0:
-            code = 1
-            try:
-                code = work(rank, folder)
-            finally:
-                os._exit(code)
-        children.append(child)
-    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +59,16 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, np.nd
 def test_two_processes_give_the_codes_of_one(found: dict[str, dict[str, np.ndarray]], method: str) -> None:
     assert (found["2-0"][method] == found["2-1"][method]).all()
     np.testing.assert_allclose(found["2-0"][method], found["1-0"][method], atol=1e-4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_resumed_fit_of_two_processes_has_the_loss_of_both(
+    found: dict[str, dict[str, np.ndarray]], method: str
+) -> None:
+    for name in ("1-0", "2-0", "2-1"):
+        whole, resumed = found[name][f"{method} losses"]
+        assert whole == resumed
+        np.testing.assert_allclose(whole, found["1-0"][f"{method} losses"][0], rtol=1e-3)
 
 
 def test_fit_under_torchrun_gives_the_codes_of_one_process(tmp_path: Path) -> None:
@@ -91,4 +97,6 @@ def test_fit_under_torchrun_gives_the_codes_of_one_process(tmp_path: Path) -> No
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2])))
+    from tests.ranks import in_processes
+
+    sys.exit(in_processes(int(sys.argv[1]), lambda rank: work(rank, Path(sys.argv[2]))))

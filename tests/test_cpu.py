@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from bayesncl import cli, cpu
+from bayesncl import __main__ as start
+from bayesncl import cli
 
 
 def at(monkeypatch: pytest.MonkeyPatch, path: Path, *lines: str) -> None:
     """/proc/stat says one line after the other."""
     said = iter(lines)
-    monkeypatch.setattr(cpu, "STAT", path)
+    monkeypatch.setattr(start, "STAT", path)
     monkeypatch.setattr(Path, "read_text", lambda self: next(said))
 
 
@@ -32,19 +33,20 @@ def at(monkeypatch: pytest.MonkeyPatch, path: Path, *lines: str) -> None:
 )
 def test_share_of_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, then: str, share: float) -> None:
     at(monkeypatch, tmp_path, "cpu 100 5 20 900 10 0 0 0 0 0\ncpu0 1", then)
-    assert cpu.busy_share(0.0) == pytest.approx(share)
+    assert start.busy_share(0.0) == pytest.approx(share)
 
 
 def test_no_such_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(cpu, "STAT", tmp_path / "none")
-    assert cpu.busy_share(0.0) == 0
+    monkeypatch.setattr(start, "STAT", tmp_path / "none")
+    assert start.busy_share(0.0) == 0
 
 
 def test_every_command_begins_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
-    monkeypatch.setattr(cli, "rest_when_busy", lambda: called.append("rest"))
+    monkeypatch.setattr(start, "catch_interrupts", lambda: None)
+    monkeypatch.setattr(start, "rest_when_busy", lambda: called.append("rest"))
     monkeypatch.setattr(cli, "app", lambda: called.append("app"))
-    cli.main()
+    start.main()
     assert called == ["rest", "app"]
 
 
@@ -53,8 +55,8 @@ def test_every_command_begins_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_threads_rest_if_others_are_busy(share: float, given: str | None, found: str | None) -> None:
     code = (
-        "import os, sys; from bayesncl import cpu; cpu.busy_share = lambda: float(sys.argv[1]); "
-        "cpu.rest_when_busy(); print(os.environ.get('OMP_WAIT_POLICY'))"
+        "import os, sys; from bayesncl import __main__ as start; start.busy_share = lambda: float(sys.argv[1]); "
+        "start.rest_when_busy(); print(os.environ.get('OMP_WAIT_POLICY'))"
     )
     environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
     environment |= {"OMP_WAIT_POLICY": given} if given else {}

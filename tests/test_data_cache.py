@@ -16,6 +16,7 @@ from bayesncl.data import cache
 from bayesncl.data.archive import Entry
 from bayesncl.data.decode import Square
 from bayesncl.errors import InputError
+from bayesncl.files import temporary_beside
 
 SQUARE = Square(8, 8)
 ROOT = Path(__file__).parents[1]
@@ -109,23 +110,14 @@ def test_damage_is_found_and_repaired(
 
 
 def test_leftovers_of_the_dead_are_swept_and_the_living_left_alone(tmp_path: Path, where: Path) -> None:
-    import fcntl
-
-    (where / "locks").mkdir(parents=True)
-    for key in ("aa", "bb"):
-        (where / f"{key}{'0' * 38}.x.tmp").mkdir()
-    (where / "seen").mkdir()
-    old, young = where / "seen" / ".a.1.partial", where / "seen" / ".b.2.partial"
-    for note in (old, young):
-        note.write_text("x")
-    os.utime(old, (1, 1))
-    with open(where / "locks" / "bb", "wb") as alive:
-        fcntl.flock(alive, fcntl.LOCK_EX)
+    dead, note = where / f".{'a' * 40}.00000001.partial", where / "seen" / ".x.00000002.partial"
+    dead.mkdir(parents=True)
+    note.parent.mkdir()
+    note.write_text("x")
+    with temporary_beside(where / ("b" * 40), folder=True) as alive:
         read(files(tmp_path / "d"))
-        names = [p.name for p in built(where)]
-    assert (old.exists(), young.exists()) == (False, True)
-    assert not any(name.startswith("aa") for name in names)
-    assert any(name.startswith("bb") and name.endswith(".tmp") for name in names)
+        assert alive.exists()
+    assert not dead.exists() and not note.exists()
 
 
 BUILD = """
@@ -169,7 +161,7 @@ def test_killed_builder_leaves_nothing_that_stays(tmp_path: Path, where: Path) -
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    assert [p.suffix for p in built(where)] == [".tmp"]
+    assert [p.suffix for p in built(where)] == [".partial"]
     assert read(entries) == list(range(20))
     assert [p.suffix for p in built(where)] == [""]
 
@@ -221,7 +213,7 @@ def test_map_keeps_order_and_stays_near_its_reader() -> None:
         time.sleep(0.001 * (i % 3))
         return i
 
-    results = cache._map(slow, range(500))
+    results = cache.in_threads(slow, range(500))
     assert [next(results) for _ in range(10)] == list(range(10))
     time.sleep(0.1)
     assert len(begun) <= (2 * cache.THREADS + 3) * cache.CHUNK

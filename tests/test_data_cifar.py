@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from bayesncl import data, recipes
-from bayesncl.data import cifar, transfer
+from bayesncl.data import archive, cifar
 from bayesncl.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the official:UserWarning")
@@ -234,22 +234,22 @@ def test_download_goes_on_where_it_broke(tmp_path: Path, server: str, resumes: b
     md5 = hashlib.md5(Server.content).hexdigest()
     Server.most, Server.resumes = 100_000, resumes
     with pytest.raises(InputError, match=r"cannot download .* put it into"):
-        transfer.fetch(server, tmp_path / "d" / "file", md5)
+        archive.fetch(server, tmp_path / "d" / "file", md5)
     assert (tmp_path / "d" / "file.part").stat().st_size == 100_000
     Server.most = 1 << 30
     steps: list[tuple[int, int, str]] = []
-    path = transfer.fetch(server, tmp_path / "d" / "file", md5, lambda *step: steps.append(step))
+    path = archive.fetch(server, tmp_path / "d" / "file", md5, lambda *step: steps.append(step))
     assert path.read_bytes() == Server.content
     assert Server.ranges == [None, "bytes=100000-"]
     assert steps[-1][:2] == (300_000, 300_000)
     assert [p.name for p in path.parent.iterdir()] == ["file"]
-    transfer.fetch(server, path, md5)
+    archive.fetch(server, path, md5)
     assert len(Server.ranges) == 2  # it is there: nothing is asked
 
 
 def test_download_with_a_wrong_checksum_is_deleted(tmp_path: Path, server: str) -> None:
     with pytest.raises(InputError, match="expected 0000"):
-        transfer.fetch(server, tmp_path / "file", "0000")
+        archive.fetch(server, tmp_path / "file", "0000")
     assert list(tmp_path.iterdir()) == []
 
 

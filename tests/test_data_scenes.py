@@ -69,12 +69,6 @@ def test_patterns_can_be_seen() -> None:
         assert patches.min() >= 30 and patches.max() <= 200
 
 
-def test_redraw_on_the_same_background_is_the_same_image() -> None:
-    images = data.load(DATA, "test")
-    assert images.backgrounds is not None
-    assert (scenes.redraw(DATA, "test", images.backgrounds).pixels == images.pixels).all()
-
-
 def test_redraw_changes_the_background_and_keeps_the_object() -> None:
     images = data.load(DATA, "test")
     assert images.backgrounds is not None
@@ -87,7 +81,6 @@ def test_redraw_changes_the_background_and_keeps_the_object() -> None:
     same = (images.pixels == other.pixels).all(1)[:60]
     assert same[inside].all()
     assert not same[~inside].all()
-    assert (scenes.redraw(DATA, "test", 3).backgrounds == 3).all()
 
 
 def _slow_fill(plan: scenes.Plan, size: int) -> np.ndarray:
@@ -140,12 +133,6 @@ def test_other_sizes() -> None:
     for size in (8, 48):
         small = dataclasses.replace(DATA, size=size, train_images=7)
         assert data.load(small, "train").pixels.shape == (7, 3, size, size)
-
-
-@pytest.mark.parametrize("background", [10, -1, 0.5, np.zeros(3, int)])
-def test_redraw_refuses_what_is_not_a_background(background: object) -> None:
-    with pytest.raises(InputError, match="background must be"):
-        scenes.redraw(DATA, "test", background)  # type: ignore[arg-type]
 
 
 def test_too_many_scenes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

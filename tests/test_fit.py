@@ -15,7 +15,7 @@ import bayesncl
 from bayesncl import embed as embed_module
 from bayesncl import fit as fit_module
 from bayesncl import photos
-from bayesncl.arrays import read_arrays
+from bayesncl.arrays import read_arrays, read_embeddings
 from bayesncl.codes_folder import CodesFolder, Rows
 from bayesncl.data import load as load_split
 from bayesncl.embed import Table
@@ -23,7 +23,6 @@ from bayesncl.encoders import Request, open_encoder
 from bayesncl.errors import InputError
 from bayesncl.judge import gather
 from bayesncl.names import Codes, Entry, write_names
-from bayesncl.sources import read_embeddings
 from tests.commands import draw_folder, refused
 
 NET = "tests.test_encoders:Net"

@@ -17,14 +17,14 @@ MOST_LINES = 500
 
 # Rooms in the order in which data flows. A module imports from its own rank and from those above it, never from below.
 RANKS = (
-    "errors bus cpu draws schedule lars",
+    "errors bus draws schedule lars",
     "files options distributed gates objective",
     "recipes data arrays pixels names quiz",
     "augment feed graph progress",
     "backbones heads run model",
     "checkpoint meter train cost",
     "features plan",
-    "rows neighbours shelf codes encoders codes_folder photos sources heat",
+    "rows neighbours shelf codes encoders codes_folder photos heat",
     "measure",
     "dynamics paper_probe evaluate judge fit embed export",
     "report atlas",

@@ -21,6 +21,7 @@ import torch
 
 import bayesncl
 from bayesncl import arrays, export, files, photos
+from bayesncl.arrays import read_embeddings
 from bayesncl.codes_folder import CodesFolder
 from bayesncl.embed import Table
 from bayesncl.embed import _csv as as_csv
@@ -28,7 +29,6 @@ from bayesncl.encoders import OnnxEncoder, Request, TorchEncoder, View, open_enc
 from bayesncl.errors import InputError
 from bayesncl.names import read_names
 from bayesncl.run import Run
-from bayesncl.sources import read_embeddings
 from tests.commands import draw_folder, refused
 
 NET = "tests.test_encoders:Net"

@@ -12,8 +12,8 @@ import numpy as np
 
 from ..codes_folder import About, CodesFolder, Rows
 from ..data import load
-from ..data.images import Images, printable
-from ..encoders import PhotoEncoder, first_line
+from ..data.images import Images, first_line, printable
+from ..encoders import PhotoEncoder
 from ..errors import InputError
 from ..heat import Heat, see_codes, strongest_heat
 from ..measure.kept import keep

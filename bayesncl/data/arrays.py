@@ -12,10 +12,8 @@ from .decode import resized
 from .folder import FOLDER, given_path
 from .images import Images, Progress, at_least_two, in_split, shown
 
-WANTED = (
-    *("images", "labels", "y", "backgrounds", "class_names", "background_names"),
-    *("test_images", "test_labels", "test_backgrounds"),
-)
+KINDS = {"labels": "class_names", "backgrounds": "background_names"}
+WANTED = ("images", "y", *KINDS, *KINDS.values(), *(f"test_{what}" for what in ("images", *KINDS)))
 CHUNK = 1024  # images converted at a time
 
 
@@ -31,12 +29,32 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     arrays = read_arrays(path, WANTED, needed=("images",))
     if "labels" not in arrays and "y" in arrays:
         arrays["labels"] = arrays["y"]
-    for what, names in (("labels", "class_names"), ("backgrounds", "background_names")):
-        arrays |= _numbered(arrays, what, names, where)
-    return _split(arrays, data, split, where)
+    for what, names in KINDS.items():
+        arrays |= _numbered(arrays, what, names)
+    own_test = "test_images" in arrays
+    prefix = "test_" if own_test and split == "test" else ""
+    images = _channels_first(arrays[prefix + "images"], where)
+    if split == "train":
+        at_least_two(len(images), where)
+    numbers = [_integers(arrays.get(prefix + what), len(images), what, where) for what in KINDS]
+    if not own_test and (data.holdout > 0 or split == "test"):
+        chosen = np.flatnonzero(in_split([str(i) for i in range(len(images))], data, split, where))
+        check_room(images[:1].nbytes * len(chosen), f"{where} (which data.holdout=0 reads in place)")
+        images = images[chosen]
+        numbers = [None if values is None else values[chosen] for values in numbers]
+        if split == "train":
+            at_least_two(len(images), where)
+    if not len(images):
+        raise InputError(f"{where}: no images for the {split} split")
+    pixels = resized(_bytes(images, where), data.size)
+    classes = [_names(arrays.get(what), what, where) for what in KINDS.values()]
+    for values, known, what in zip(numbers, classes, KINDS.values()):
+        if values is not None and known is not None and values.max() >= len(known):
+            raise InputError(f"{where}: label {values.max()} but only {len(known)} {what}")
+    return Images(pixels, numbers[0], numbers[1], classes[0], classes[1])
 
 
-def _numbered(arrays: dict[str, np.ndarray], what: str, names: str, where: str) -> dict[str, np.ndarray]:
+def _numbered(arrays: dict[str, np.ndarray], what: str, names: str) -> dict[str, np.ndarray]:
     """Labels without names, if they are words or numbers with gaps, as indices into those; the same in both splits.
 
     So the largest number does not decide how much memory the classes take.
@@ -48,30 +66,6 @@ def _numbered(arrays: dict[str, np.ndarray], what: str, names: str, where: str) 
     if distinct.dtype.kind != "U" and (not len(distinct) or distinct[0] < 0 or distinct[-1] == len(distinct) - 1):
         return {}
     return {key: np.searchsorted(distinct, arrays[key]) for key in keys} | {names: distinct.astype(str)}
-
-
-def _split(arrays: dict[str, np.ndarray], data: recipes.Data, split: str, where: str) -> Images:
-    own_test = "test_images" in arrays
-    prefix = "test_" if own_test and split == "test" else ""
-    images = _channels_first(arrays[prefix + "images"], where)
-    if split == "train":
-        at_least_two(len(images), where)
-    second = [_integers(arrays.get(prefix + what), len(images), what, where) for what in ("labels", "backgrounds")]
-    if not own_test and (data.holdout > 0 or split == "test"):
-        chosen = np.flatnonzero(in_split([str(i) for i in range(len(images))], data, split, where))
-        check_room(images[:1].nbytes * len(chosen), f"{where} (which data.holdout=0 reads in place)")
-        images = images[chosen]
-        second = [None if values is None else values[chosen] for values in second]
-        if split == "train":
-            at_least_two(len(images), where)
-    if not len(images):
-        raise InputError(f"{where}: no images for the {split} split")
-    pixels = resized(_bytes(images, where), data.size)
-    names = [_names(arrays.get(what), what, where) for what in ("class_names", "background_names")]
-    for values, known, what in zip(second, names, ("class_names", "background_names")):
-        if values is not None and known is not None and values.max() >= len(known):
-            raise InputError(f"{where}: label {values.max()} but only {len(known)} {what}")
-    return Images(pixels, second[0], second[1], names[0], names[1])
 
 
 def _channels_first(images: np.ndarray, where: str) -> np.ndarray:
@@ -107,8 +101,7 @@ def _integers(values: np.ndarray | None, count: int, what: str, where: str) -> n
     if values.shape != (count,):
         raise InputError(f"{where}: {what} of shape {list(values.shape)} for {count} images")
     if values.dtype.kind not in "iu":
-        names = "background_names" if what == "backgrounds" else "class_names"
-        raise InputError(f"{where}: {what} are {values.dtype}, expected integers (names go into {names})")
+        raise InputError(f"{where}: {what} are {values.dtype}, expected integers (names go into {KINDS[what]})")
     if count and values.min() < 0:
         raise InputError(f"{where}: {what} go down to {values.min()}, expected 0 or more")
     return values.astype(np.int64)

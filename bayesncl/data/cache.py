@@ -3,11 +3,10 @@
 The cache folder ($BAYESNCL_CACHE, or ~/.cache/bayesncl) holds
 
     KEY/pixels.npy KEY/meta.json   decoded images; KEY is a hash of the files' bytes and of the settings
-    KEY.*.tmp                      one being built; renamed to KEY when complete
-    locks/                         a builder holds the lock of its key, so that a second one waits and uses the result
+    .KEY.*.partial                 one being built; renamed to KEY when complete
+    locks/                         a builder holds the lock of its key, so that a second one waits and uses the result;
+                                   256 locks serve all keys, so they do not pile up
     seen/                          file sizes and times -> KEY, which saves reading every file again
-
-A killed builder's lock is freed by the system; the next builder sweeps what it left.
 """
 
 from __future__ import annotations
@@ -15,25 +14,23 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import io
 import json
 import os
+import re
 import shutil
-import tempfile
-import time
-import tokenize
 import warnings
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from ..arrays import DAMAGE, crc32, npy_header
 from ..errors import InputError
-from ..files import TEMPORARY, write_atomic
+from ..files import sweep, temporary_beside, write_atomic
 from .archive import Entry
 from .decode import MOST_BYTES, Square, Undecodable, decode
 from .images import Progress, printable
@@ -42,10 +39,6 @@ VERSION = 1  # raise it when decode() gives other pixels
 ALWAYS_CHECKED = 1 << 30  # larger caches are checked only where their file changed since it was written
 THREADS = min(8, os.cpu_count() or 1)  # Pillow decodes outside the interpreter lock
 CHUNK = 8  # files a thread takes at a time
-DAMAGE = (  # what JSON and NumPy's header parser raise over damaged bytes
-    *(OSError, ValueError, KeyError, TypeError, EOFError, SyntaxError, OverflowError, RecursionError, MemoryError),
-    *(AttributeError, tokenize.TokenError),
-)
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -60,24 +53,13 @@ def folder() -> Path:
 
 
 def decoded(
-    entries: Sequence[Entry],
-    square: Square,
-    *,
-    what: str,
-    strict: bool = False,
-    others: Sequence[str] = (),
+    entries: Sequence[Entry], square: Square, *, what: str, strict: bool = False, others: Sequence[str] = (),
     progress: Progress | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Decode images, or find them decoded.
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """Decode image files, or find them decoded; `what` names the data set in messages.
 
-    Parameters
-    ----------
-    entries : the image files, in the order wanted.
-    square : stored size.
-    what : name of the data set, for messages.
-    strict : a file that cannot be decoded is an error; otherwise it is skipped and a warning says so.
-    others : names of files beside them that are no images we read; the same warning counts them.
-    progress : called with (done, total, what).
+    A file that cannot be decoded is an error if `strict`; otherwise it is skipped, and a warning counts it with the
+    `others`, names of files beside them that are no images we read.
 
     Returns
     -------
@@ -93,15 +75,20 @@ def decoded(
     if bad and strict:
         raise InputError(f"{what}: {len(bad)} of {len(entries)} files cannot be decoded: {_named(entries, bad)}")
     if bad or others:
-        kinds = Counter(printable(Path(name).suffix.lower(), 12) or "without a suffix" for name in others)
-        counts = [f"{count} {kind}" for kind, count in kinds.most_common(5)] + [f"{len(bad)} broken"] * bool(bad)
+        counts = ", ".join(count_kinds(others) + [f"{len(bad)} broken"] * bool(bad))
         names = _named(entries, bad) or printable(others[0])
         total = len(bad) + len(others)
         files = "file" if total == 1 else "files"
-        warnings.warn(f"{what}: {total} {files} skipped: {', '.join(counts)}, e.g. {names}", stacklevel=2)
+        warnings.warn(f"{what}: {total} {files} skipped: {counts}, e.g. {names}", stacklevel=2)
     if not len(pixels):
         raise InputError(f"{what}: none of the {len(entries)} files could be decoded")
     return pixels, np.delete(np.arange(len(entries)), [i for i, _ in bad])
+
+
+def count_kinds(names: Sequence[str]) -> list[str]:
+    """How many files there are of the commonest kinds: ``3 .txt``, ``1 without a suffix``."""
+    kinds = Counter(printable(Path(name).suffix.lower(), 12) or "without a suffix" for name in names)
+    return [f"{count} {kind}" for kind, count in kinds.most_common(5)]
 
 
 def _named(entries: Sequence[Entry], bad: list[tuple[int, str]]) -> str:
@@ -119,8 +106,11 @@ def _find_or_build(
     if key is not None and (found := _open(root / key)) is not None:
         return found
     key = _content_key(entries, square, progress)
-    with _locked(root, key):
-        found = _open(root / key, sweep=True)
+    with open(root / "locks" / key[:2], "ab") as lock:  # which empties nothing, should it be a link
+        with contextlib.suppress(OSError):  # a file system without locks: both may build, the first to finish wins
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        sweep(root)
+        found = _open(root / key, clear=True)
         if found is None:
             _build(root, key, entries, square, progress)
             found = _open(root / key)
@@ -153,7 +143,7 @@ def _content_key(entries: Sequence[Entry], square: Square, progress: Progress | 
             return f"unreadable {error.errno}".encode()
 
     digest = hashlib.blake2b(repr((VERSION, square)).encode(), digest_size=20)
-    for done, part in enumerate(_map(content, entries), 1):
+    for done, part in enumerate(in_threads(content, entries), 1):
         digest.update(len(part).to_bytes(1, "big") + part)
         if progress:
             progress(done, len(entries), "reading files")
@@ -162,26 +152,16 @@ def _content_key(entries: Sequence[Entry], square: Square, progress: Progress | 
 
 def _build(root: Path, key: str, entries: Sequence[Entry], square: Square, progress: Progress | None) -> None:
     """Decode into a temporary folder, then rename it: KEY is complete or absent."""
-
-    def one(entry: Entry) -> np.ndarray | str:
-        try:
-            return decode(entry.read(MOST_BYTES), square)
-        except Undecodable as why:
-            return str(why)
-        except OSError as why:
-            return why.strerror or str(why)
-
-    temporary = Path(tempfile.mkdtemp(prefix=f"{key}.", suffix=".tmp", dir=root))
-    try:
-        bad: list[tuple[int, str]] = []
-        crc = 0
+    shape = (3, square.crop, square.crop)
+    bad: list[tuple[int, str]] = []
+    crc = 0
+    with temporary_beside(root / key, folder=True) as temporary:
         # Plain writes, not a writable memory map: a full disk is then an error message instead of a bus error.
-        with open(temporary / "pixels.npy", "wb") as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's remarks on damaged metadata
-            file.write(_header(len(entries), square))
-            for i, image in enumerate(_map(one, entries)):
+        with open(temporary / "pixels.npy", "wb") as file:
+            file.write(npy_header((len(entries), *shape), "|u1"))
+            for i, image in enumerate(in_threads(lambda entry: read_entry(entry, decode, square), entries)):
                 if isinstance(image, str):
-                    bad.append((i, image[:200]))
+                    bad.append((i, image))
                 else:
                     row = image.tobytes()
                     crc = zlib.crc32(row, crc)
@@ -189,7 +169,7 @@ def _build(root: Path, key: str, entries: Sequence[Entry], square: Square, progr
                 if progress:
                     progress(i + 1, len(entries), "decoding images")
             file.seek(0)
-            file.write(_header(len(entries) - len(bad), square))
+            file.write(npy_header((len(entries) - len(bad), *shape), "|u1"))
             file.flush()
             os.fsync(file.fileno())
         meta = {"version": VERSION, "crc32": crc, "bad": bad, "stat": _stat(temporary / "pixels.npy")}
@@ -199,20 +179,10 @@ def _build(root: Path, key: str, entries: Sequence[Entry], square: Square, progr
         except OSError:  # where locks do not work somebody may have been faster; a folder is never renamed over
             if not (root / key).is_dir():
                 raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _header(count: int, square: Square) -> bytes:
-    """The .npy header; NumPy pads it so that its length does not depend on `count`."""
-    out = io.BytesIO()
-    shape = (count, 3, square.crop, square.crop)
-    np.lib.format.write_array_header_1_0(out, {"descr": "|u1", "fortran_order": False, "shape": shape})
-    return out.getvalue()
-
-
-def _open(path: Path, *, sweep: bool = False) -> tuple[np.ndarray, list[tuple[int, str]]] | None:
-    """A finished cache, or None where it is absent or damaged; `sweep` removes a damaged one (only under its lock)."""
+def _open(path: Path, *, clear: bool = False) -> tuple[np.ndarray, list[tuple[int, str]]] | None:
+    """A finished cache, or None where it is absent or damaged; `clear` removes a damaged one (only under its lock)."""
     if not path.is_dir():
         return None
     try:
@@ -221,15 +191,12 @@ def _open(path: Path, *, sweep: bool = False) -> tuple[np.ndarray, list[tuple[in
         pixels = np.load(file, mmap_mode="r", allow_pickle=False)
         if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[1] != 3:
             raise ValueError("no images")
-        if file.stat().st_size <= ALWAYS_CHECKED or meta["stat"] != _stat(file):
-            crc = 0
-            for start in range(0, len(pixels), 256):
-                crc = zlib.crc32(pixels[start : start + 256], crc)
-            if crc != meta["crc32"]:
-                raise ValueError("checksum")
+        to_check = file.stat().st_size <= ALWAYS_CHECKED or meta["stat"] != _stat(file)
+        if to_check and crc32(pixels) != meta["crc32"]:
+            raise ValueError("checksum")
         return pixels, [(int(i), str(why)) for i, why in meta["bad"]]
     except DAMAGE:
-        if sweep:
+        if clear:
             warnings.warn(f"the cache {path} is damaged and is built again", stacklevel=2)
             shutil.rmtree(path)
         return None
@@ -245,49 +212,31 @@ def _read_text(path: Path) -> str | None:
         text = path.read_text("ascii")
     except (OSError, UnicodeDecodeError):
         return None
-    return text if len(text) == 40 and set(text) <= set("0123456789abcdef") else None
+    return text if re.fullmatch("[0-9a-f]{40}", text) else None
 
 
-@contextlib.contextmanager
-def _locked(root: Path, key: str) -> Iterator[None]:
-    """Hold the lock of `key` and sweep what dead builders left. 256 locks serve all keys, so they do not pile up."""
-    with open(root / "locks" / key[:2], "ab") as lock:  # which empties nothing, should it be a link
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            held = True
-        except OSError:  # a file system without locks: both may build, the first to finish wins
-            held = False
-        if held:
-            for left in root.glob("*.tmp"):
-                if left.name[:2] == key[:2] or _free(root / "locks" / left.name[:2]):
-                    shutil.rmtree(left, ignore_errors=True)
-            for note in (root / "seen").glob(f".*{TEMPORARY}"):
-                with contextlib.suppress(OSError):
-                    if time.time() - note.stat().st_mtime > 3600:  # no lock here, but nobody writes a line for an hour
-                        note.unlink()
-        yield
-
-
-def _free(lock: Path) -> bool:
+def read_entry(entry: Entry, read: Callable[..., A], *options: Any) -> A | str:
+    """What `read` makes of the bytes of an image file, or why it cannot be used."""
     try:
-        with open(lock, "ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except OSError:
-        return False
+        return read(entry.read(MOST_BYTES), *options)
+    except Undecodable as why:
+        return str(why)[:200]
+    except OSError as why:
+        return why.strerror or str(why)
 
 
-def _map(function: Callable[[A], B], items: Sequence[A]) -> Iterator[B]:
-    """In order, by a few threads, never far ahead of the reader: memory stays bounded."""
-    with ThreadPoolExecutor(THREADS) as pool:
-        ahead: deque[Future[list[B]]] = deque()
+def in_threads(function: Callable[[A], B], items: Sequence[A], ahead: int = 0) -> Iterator[B]:
+    """`map` in order, by a few threads, `ahead` of the reader or not far: memory stays bounded."""
+    with ThreadPoolExecutor(THREADS) as pool, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's remarks on damaged metadata
+        parts: deque[Future[list[B]]] = deque()
         try:
             for start in range(0, len(items), CHUNK):
-                ahead.append(pool.submit(lambda part: [function(item) for item in part], items[start : start + CHUNK]))
-                if len(ahead) > 2 * THREADS:
-                    yield from ahead.popleft().result()
-            while ahead:
-                yield from ahead.popleft().result()
+                parts.append(pool.submit(lambda part: [function(item) for item in part], items[start : start + CHUNK]))
+                if len(parts) > max(2 * THREADS, ahead // CHUNK):
+                    yield from parts.popleft().result()
+            while parts:
+                yield from parts.popleft().result()
         finally:
-            for future in ahead:
+            for future in parts:
                 future.cancel()

@@ -18,12 +18,12 @@ import numpy as np
 
 from .. import recipes
 from ..errors import InputError
+from ..files import read_regular
 from . import Dataset
-from .archive import TAR_ERRORS, safe_name
+from .archive import TAR_ERRORS, checksum, fetch, safe_name
 from .decode import resized
 from .folder import existing_folder, given_path
 from .images import Images, Progress, printable, shown
-from .transfer import checksum, fetch
 
 HOME = "https://www.cs.toronto.edu/~kriz/"
 PIXELS = 3 * 32 * 32
@@ -137,7 +137,7 @@ def _read(path: Path, layout: Layout, wanted: tuple[str, ...]) -> dict[str, byte
     """The wanted files, out of a folder or out of a .tar.gz that is not unpacked."""
     try:
         if path.is_dir():
-            return {name: _read_file(path / name) for name in wanted if (path / name).is_file()}
+            return {name: read_regular(path / name, MOST_BYTES) for name in wanted if (path / name).is_file()}
         if checksum(path) != layout.md5:
             warnings.warn(f"{shown(path)}: not the official archive (its MD5 differs)", stacklevel=3)
         files: dict[str, bytes] = {}
@@ -156,13 +156,6 @@ def _read(path: Path, layout: Layout, wanted: tuple[str, ...]) -> dict[str, byte
         raise
     except TAR_ERRORS as error:
         raise InputError(f"{shown(path)}: cannot be read ({printable(str(error))})") from None
-
-
-def _read_file(path: Path) -> bytes:
-    size = path.stat().st_size
-    if size > MOST_BYTES:
-        raise OSError(f"{path.name} has {size} bytes, expected at most {MOST_BYTES}")
-    return path.read_bytes()
 
 
 def _binary(raw: bytes, layout: Layout, where: str) -> tuple[np.ndarray, np.ndarray]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import threading
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -39,17 +42,25 @@ class Square:
     crop: int
     resample: int = BICUBIC
 
+    def cut(self, image: Image.Image) -> np.ndarray:
+        """The square, uint8 [3, crop, crop], of an RGB image.
+
+        Resized and cropped in one step: a strip of 1 x 10^7 pixels is never blown up to its full length.
+        """
+        if not image.size == (self.crop, self.crop) == (self.resize, self.resize):
+            side = min(image.size) * min(self.crop / self.resize, 1.0)
+            left, top = (image.width - side) / 2, (image.height - side) / 2
+            size, box = (self.crop, self.crop), (left, top, left + side, top + side)
+            image = image.resize(size, Image.Resampling(self.resample), box=box, reducing_gap=3.0)
+        return np.asarray(image).transpose(2, 0, 1)
+
 
 def decode(data: bytes, square: Square) -> np.ndarray:
     """Decode one image file: uint8 [3, square.crop, square.crop], upright, on white where it was transparent.
 
     Of several frames the first is taken. Undecodable is raised for what is no image, is damaged, or is too large.
     """
-
-    def cut(image: Image.Image) -> np.ndarray:
-        return _pixels(fit(image, square.resize, square.crop, square.resample))
-
-    return decode_with(data, 2 * square.resize, cut)
+    return decode_with(data, 2 * square.resize, square.cut)
 
 
 def decode_with(data: bytes, enough: int, use: Callable[[Image.Image], T]) -> T:
@@ -82,9 +93,20 @@ def resized(pixels: np.ndarray, size: int) -> np.ndarray:
         return pixels
     out = np.empty((len(pixels), 3, size, size), np.uint8)
     for row, image in zip(out, pixels):
-        row[:] = _pixels(fit(Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))), size, size))
+        row[:] = Square(size, size).cut(Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))))
     return out
 
+
+def sizes_in_words(paths: Sequence[Path], most: int = 64) -> str:
+    """Sizes of image files, by the heads of some of them: ``a x b``, ``a x b to c x d``, or nothing if none opens."""
+    found = set()
+    for i in np.unique(np.linspace(0, len(paths) - 1, most).astype(int)):
+        with contextlib.suppress(Exception), warnings.catch_warnings():  # what is wrong is said when it is read
+            warnings.simplefilter("ignore")
+            with Image.open(paths[i], formats=FORMATS) as image:
+                found.add(image.size)
+    ends = [pick(found, key=math.prod, default=()) for pick in (min, max)]
+    return " to ".join(dict.fromkeys(" x ".join(map(str, size)) for size in ends))
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -122,20 +144,3 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     for rows in _strips(image.width, image.height):
         out[rows] = (values[rows].astype(np.float32).clip(0, white) * (255.0 / white)).round()
     return Image.fromarray(out)
-
-
-def fit(image: Image.Image, resize: int, crop: int, resample: int = BICUBIC) -> Image.Image:
-    """Short side to `resize`, then the centre square of side `crop`.
-
-    Both in one step: a strip of 1 x 10^7 pixels is never blown up to its full length.
-    """
-    if image.size == (crop, crop) and crop == resize:
-        return image
-    side = min(image.size) * min(crop / resize, 1.0)
-    left, top = (image.width - side) / 2, (image.height - side) / 2
-    box = (left, top, left + side, top + side)
-    return image.resize((crop, crop), Image.Resampling(resample), box=box, reducing_gap=3.0)
-
-
-def _pixels(image: Image.Image) -> np.ndarray:
-    return np.asarray(image).transpose(2, 0, 1)

@@ -31,7 +31,7 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     here, others = scan(train)
     there, others_there = scan(test) if test else ([], [])
     if not here:
-        raise InputError(f"{shown(train)}: no image files in it (looked for {' '.join(SUFFIXES)})")
+        raise no_images(train)
     at_least_two(len(here), shown(train))
     # Class numbers must agree between the splits, so both are looked at even where one is read.
     classes = sorted({entry.name.split("/")[0] for entry in here + there if "/" in entry.name})
@@ -41,7 +41,7 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     else:
         chosen, others = (there, others_there) if split == "test" else (here, others)
     if not chosen and split == "test":
-        raise InputError(f"{shown(test or root)}: no image files in it (looked for {' '.join(SUFFIXES)})")
+        raise no_images(test or root)
     # Decided on the whole split, so that an undecodable file does not change it.
     inside = ["/" in entry.name for entry in (here if test is None else chosen)]
     if any(inside) and not all(inside):
@@ -64,6 +64,10 @@ def read_images(entries: list[Entry], square: Square, classes: Sequence[str] | N
     known = None if classes is None else tuple(classes)
     return Images(pixels, labels, class_names=known, names=names, broken=len(entries) - len(kept))
 
+
+def no_images(folder: Path) -> InputError:
+    """What to say of a folder without images."""
+    return InputError(f"{shown(folder)}: no image files in it (looked for {' '.join(SUFFIXES)})")
 
 
 def given_path(root: str) -> Path:

@@ -84,6 +84,11 @@ def shown(path: object) -> str:
     return printable(str(path), 300)
 
 
+def first_line(error: BaseException) -> str:
+    """An error in at most 200 characters of one line."""
+    return printable(" ".join(str(error).split()), 200) or type(error).__name__
+
+
 def held_out(names: Sequence[str], share: float, seed: int) -> np.ndarray:
     """Which images are kept for testing, bool [N].
 

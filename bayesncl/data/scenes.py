@@ -21,7 +21,6 @@ from PIL import Image
 
 from .. import recipes
 from ..arrays import check_room
-from ..errors import InputError
 from . import Dataset
 from .images import Images, Progress
 
@@ -63,21 +62,12 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     return _draw(plan(data, split), data, split, progress)
 
 
-def redraw(data: recipes.Data, split: str, background: int | np.ndarray | None = None) -> Images:
-    """Draw a split again: the same objects, placement and tints, on other backgrounds.
-
-    `background` is a kind for all images, a kind per image [N], or None for another kind than before, evenly drawn.
-    """
+def redraw(data: recipes.Data, split: str) -> Images:
+    """Draw a split again: the same objects, placement and tints, each on another kind of background, evenly drawn."""
     old = plan(data, split)
-    count = len(old.labels)
-    if background is None:
-        step = _generator(data, split, "redraw").integers(1, len(BACKGROUNDS), count)
-        background = (old.backgrounds + step) % len(BACKGROUNDS)
-    new, most = np.asarray(background), len(BACKGROUNDS) - 1
-    if new.dtype.kind not in "iu" or new.shape not in ((), (count,)) or not ((new >= 0) & (new <= most)).all():
-        raise InputError(f"background must be an integer from 0 to {most}, or {count} of them, got {background!r:.80}")
-    kinds = np.broadcast_to(new, (count,)).astype(np.int64)
-    return _draw(dataclasses.replace(old, backgrounds=kinds), data, split, None)
+    step = _generator(data, split, "redraw").integers(1, len(BACKGROUNDS), len(old.labels))
+    new = (old.backgrounds + step) % len(BACKGROUNDS)
+    return _draw(dataclasses.replace(old, backgrounds=new), data, split, None)
 
 
 def plan(data: recipes.Data, split: str) -> Plan:
@@ -248,11 +238,9 @@ SCENES = Dataset(
     title="Scenes",
     settings=recipes.Recipe(
         data=recipes.Data(train_images=4000, test_images=2000),
-        views=recipes.Views(
-            crop_scale=(0.3, 1.0), brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1, blur=0.0, flip=0.0
-        ),
-        model=recipes.Model(backbone="medium", hidden=256, dim=64),
-        optimiser=recipes.Optimiser(lr=1.0, eta=0.05, warmup_epochs=1),
+        views=recipes.Views(**recipes.LIGHT["views"], flip=0.0),
+        model=recipes.Model(**recipes.LIGHT["model"] | {"backbone": "medium"}),
+        optimiser=recipes.Optimiser(**recipes.LIGHT["optimiser"]),
         run=recipes.Run(epochs=60, batch=64, checkpoint_every=2, log_every=20),
     ),
     load=load,

@@ -29,10 +29,8 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     root = existing_folder(data.root)
     where = shown(root)
     train, test = split_folders(root)
-    if test is not None:
-        samples = _samples(test if split == "test" else train, progress)
-    else:
-        samples = _samples(train, progress)
+    samples = _samples(test if test is not None and split == "test" else train, progress)
+    if test is None:
         at_least_two(len(samples), where)
         samples = list(compress(samples, in_split([image.name for image, _ in samples], data, split, where)))
     images = [image for image, _ in samples]

@@ -36,7 +36,7 @@ import torch
 
 from bayesncl import ReadableCodes, checkpoint, shelf
 from bayesncl import model as weights
-from bayesncl.arrays import as_features, as_labels, read_arrays, unit_rows
+from bayesncl.arrays import as_features, as_labels, read_arrays, read_embeddings, unit_rows
 from bayesncl.atlas.contents import tabulate
 from bayesncl.atlas.sources import read_summary
 from bayesncl.codes_folder import About, CodesFolder, Rows
@@ -52,7 +52,6 @@ from bayesncl.quiz import join_quizzes, quiz_json, render_quiz
 from bayesncl.recipes import PARTS, Data, recipe_from_json
 from bayesncl.reproduce.ledger import train_seconds
 from bayesncl.run import Run
-from bayesncl.sources import read_embeddings
 from tests.conftest import tiny_recipe
 from tests.faults.grammar import ATOMS, SHAPES, bend, bend_tensors, make_json, npy, spoil, text_of, value
 from tests.faults.harness import Child, Outcome
