@@ -363,7 +363,7 @@ def atlas(
 ) -> None:
     """Make the page that shows what each dimension means. It opens from disk in any browser."""
     from .atlas import serve as serve_folder
-    from .atlas.sources import atlas_of_arrays, atlas_of_runs, default_place
+    from .atlas.sources import atlas_of_arrays, atlas_of_codes, atlas_of_runs, default_place
 
     display = open_display(quiet)
     if (features is None) == (not runs):
@@ -371,7 +371,6 @@ def atlas(
     if features is not None:
         page = atlas_of_arrays(features, out or default_place(features))
     elif runs and any(map(is_codes, runs)):
-        from .atlas.fitted import atlas_of_codes
         from .codes_folder import CodesFolder
 
         if strange := [run for run in runs if not is_codes(run)]:

@@ -53,9 +53,10 @@ def record(
 ) -> None:
     """Put a finished run into a ledger. It is evaluated first if it was not."""
     from .reproduce.runner import record_run
+    from .run import Run
 
     display = cli.open_display(quiet)
-    path = record_run(run, results, data, device=cli.open_device(device), display=display)
+    path = record_run(Run(run), results, data, cli.open_device(device), display)
     display.close()
     print(f"recorded {path}")
 

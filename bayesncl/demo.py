@@ -9,8 +9,7 @@ import webbrowser
 from pathlib import Path
 
 from .atlas import build_atlas, galleries
-from .atlas.fitted import describe_codes, heat_of_codes
-from .atlas.sources import describe_run
+from .atlas.sources import describe_codes, describe_run, heat_of_codes
 from .codes_folder import CodesFolder
 from .data import load
 from .data.images import Images

@@ -3,7 +3,7 @@
 from .build import build_atlas
 from .contents import AtlasRun
 from .galleries import galleries
-from .photos import Photos
+from .pictures import Photos
 from .serve import serve
 
 __all__ = ["AtlasRun", "Photos", "build_atlas", "galleries", "serve"]

@@ -13,8 +13,8 @@ from ..data.images import Images
 from ..errors import InputError
 from ..files import check_folder, name_beside, temporary_beside
 from .contents import AtlasRun, prepare, write_images, write_matches, write_run
-from .labels import factorise
-from .photos import Photos
+from .pictures import Photos
+from .telling import factorise
 
 MARKER = "atlas.json"  # says that a folder is an atlas and may be replaced by another
 MOST_RUNS = 8
@@ -42,11 +42,9 @@ def build_atlas(out: Path, runs: list[AtlasRun], images: Images | Photos, title:
     The path of its index.html, which opens from disk.
     """
     out = Path(out)
-    if not 1 <= len(runs) <= MOST_RUNS:
-        raise InputError(f"an atlas shows one to {MOST_RUNS} runs, got {len(runs)}")
+    before = check_out(out, len(runs))
     if len(images) < 1:
         raise InputError("an atlas needs at least one image, got none")
-    before = check_out(out)
     labels = factorise("labels", images.labels, images.class_names)
     grounds = factorise("backgrounds", images.backgrounds, images.background_names)
     features = [prepare(run, images) for run in runs]
@@ -64,8 +62,10 @@ def build_atlas(out: Path, runs: list[AtlasRun], images: Images | Photos, title:
     return out / "index.html"
 
 
-def check_out(out: Path) -> Path:
-    """InputError where no atlas can be written, said before long work; where the one before it lies meanwhile."""
+def check_out(out: Path, count: int = 1, what: str = "runs") -> Path:
+    """InputError where no atlas of so many can be written, said before long work; where the old one lies meanwhile."""
+    if not 1 <= count <= MOST_RUNS:
+        raise InputError(f"an atlas shows one to {MOST_RUNS} {what}, got {count}")
     check_folder(out)
     before = name_beside(out, ".before")
     if before.is_dir() and not out.exists():

@@ -18,10 +18,8 @@ from ..heat import Heat
 from ..measure.dimensions import Dimensions, describe, most_mixed, most_suppressed
 from ..measure.labelfree import draw_trials
 from ..measure.sparse import as_codes, fired
-from .labels import Labels
-from .photos import Photos, picture_size
-from .sprites import large_side, thumbnail_side, write_sprites
-from .telling import pick_wall, recognise, telling
+from .pictures import Photos, large_side, picture_size, thumbnail_side, write_sprites
+from .telling import Labels, pick_wall, recognise, telling
 from .vectors import (
     SCALE,
     histograms,

@@ -77,31 +77,15 @@ def sparsify(z: sparse.csr_array, gated: sparse.csr_array, open: np.ndarray | No
     size = abs(z) if same else abs(z).maximum(abs(gated))
     top = strongest(sparse.csr_array(size), keep)
     rows, dims = row_of(top), top.indices
-    covered = np.empty((2, n))
-    values: list[np.ndarray] = []
-    for i, x in enumerate((z, gated)):
-        if same and i:
-            values.append(values[0])
-            covered[1] = covered[0]
-            continue
-        found = lookup(x, rows, dims)
+    values, covered = [], []
+    for x in (z,) if same else (z, gated):
+        found = np.asarray(x[rows, dims])
         total = np.bincount(row_of(x), x.data.astype(np.float64) ** 2, minlength=n)
         stored = np.bincount(rows, found.astype(np.float64) ** 2, minlength=n)
-        covered[i] = np.where(total > 0, np.minimum(stored / np.where(total > 0, total, 1), 1), 1)
+        covered.append(np.where(total > 0, np.minimum(stored / np.where(total > 0, total, 1), 1), 1))
         values.append(quantise(found))
     gates = np.ones(len(dims), bool) if open is None else open[rows, dims]
-    return Sparse(top.indptr, dims, values[0], values[1], gates, covered)
-
-
-def lookup(x: sparse.csr_array, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """x[rows, columns], one number each, where NumPy would return a matrix."""
-    x = x.sorted_indices()
-    keys = row_of(x) * x.shape[1] + x.indices  # int64, ascending
-    wanted = np.asarray(rows, np.int64) * x.shape[1] + columns
-    at = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
-    if not len(keys):
-        return np.zeros(len(wanted), np.float32)
-    return np.where(keys[at] == wanted, x.data[at], 0).astype(np.float32)
+    return Sparse(top.indptr, dims, values[0], values[-1], gates, np.stack([covered[0], covered[-1]]))
 
 
 def nearest_rows(
@@ -179,18 +163,11 @@ def top_images(z: sparse.csr_array, count: int) -> tuple[np.ndarray, np.ndarray]
     -------
     index : int [D, count], value : float32 [D, count]; where fewer images fire upwards the value is 0.
     """
-    n, d = z.shape
-    count = min(count, n)
-    index = np.zeros((d, count), np.int64)
-    value = np.zeros((d, count), np.float32)
-    columns = z.tocsc().sorted_indices()
-    for k in range(d):
-        part = slice(columns.indptr[k], columns.indptr[k + 1])
-        images, a = columns.indices[part], columns.data[part]
-        images, a = images[a > 0], a[a > 0]
-        order = np.argsort(-a, kind="stable")[:count]
-        index[k, : len(order)] = images[order]
-        value[k, : len(order)] = a[order]
+    count = min(count, z.shape[0])
+    best = strongest(sparse.csr_array(z.maximum(0).T), count)
+    held = np.arange(count) < np.diff(best.indptr)[:, None]  # [D, count]
+    index, value = np.zeros(held.shape, np.int64), np.zeros(held.shape, np.float32)
+    index[held], value[held] = best.indices, best.data
     return index, value
 
 

@@ -25,18 +25,18 @@ from ..measure.measures import value as look_up
 from ..measure.result import Result
 
 KINDS = ("table", "csv", "markdown", "latex")
+LATEX = str.maketrans(
+    {sign: "\\" + sign for sign in "&%$#_{}"}
+    | {"\\": "\\textbackslash ", "~": "\\textasciitilde ", "^": "\\textasciicircum "}
+)
 Row = Sequence[str]
 
 
 def render(result: Result, kind: str = "table", width: int = 100, everything: bool = False) -> str:
     """One result: a row per measure, with its chance level where there is one.
 
-    Parameters
-    ----------
-    result : of `evaluate` or `measure_features`.
-    kind : table, csv, markdown or latex.
-    width : of the table, characters.
-    everything : also what is no headline: measures at other thresholds, the spectrum, curves. A csv always has them.
+    `kind` is one of KINDS, `width` in characters. `everything` adds what is no headline: measures at other thresholds,
+    the spectrum, curves; a csv always has them.
     """
     chance, control, rows = dict(_leaves(result.chance)), dict(_leaves(result.control or {})), []
     beside = ("chance", "untrained") if control else ("chance",)
@@ -132,10 +132,9 @@ def write(header: Row, rows: Sequence[Row], kind: str = "table", width: int = 10
             lines = [[cell.replace("|", "\\|") for cell in row] for row in (header, rule, *rows)]
             return "".join("| " + " | ".join(line) + " |\n" for line in lines)
         case "latex":
-            body = "".join(" & ".join(map(_latex, row)) + " \\\\\n" for row in rows)
-            head = " & ".join(map(_latex, header)) + " \\\\\n"
-            layout = "l" * left + "r" * (len(header) - left)
-            return f"\\begin{{tabular}}{{{layout}}}\n\\hline\n{head}\\hline\n{body}\\hline\n\\end{{tabular}}\n"
+            layout, body = "l" * left + "r" * (len(header) - left), "".join(map(_latex, rows))
+            head = f"\\begin{{tabular}}{{{layout}}}\n\\hline\n{_latex(header)}\\hline\n"
+            return f"{head}{body}\\hline\n\\end{{tabular}}\n"
     raise InputError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
 
 
@@ -181,8 +180,5 @@ def _names(path: tuple[str, ...]) -> tuple[str, str]:
     return (path[0], " ".join(path[1:])) if len(path) > 1 else ("", path[0])
 
 
-def _latex(text: str) -> str:
-    for character in "\\&%$#_{}~^":
-        replacement = {"\\": "\\textbackslash ", "~": "\\textasciitilde ", "^": "\\textasciicircum "}
-        text = text.replace(character, replacement.get(character, "\\" + character))
-    return text
+def _latex(row: Row) -> str:
+    return " & ".join(cell.translate(LATEX) for cell in row) + " \\\\\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,8 +20,6 @@ from . import figures, ledger, page
 from .experiments import EXPERIMENTS, MAIN, SCALES, Experiment, find, runs, title
 from .runner import Library, estimate, run_list
 from .tables import Entries, sections, text
-
-__all__ = ["reproduce", "run_list"]
 
 LEDGER = Path("results")
 SMOKE_LEDGER = Path("runs/smoke/results")  # smoke runs never enter the ledger of the repository
@@ -43,16 +40,10 @@ def reproduce(
 ) -> None:
     """Show a table or figure of the paper next to our runs, after doing those that are missing.
 
-    Parameters
-    ----------
-    name : of an experiment, or `all`; None lists them.
-    listing : only list what exists, what is in the ledger and what the rest would cost.
-    scale : `paper`, or `smoke` for scenes on a CPU, with a ledger of its own unless `results` names one.
-    data : folder that holds a folder for each data set, or the one data set. Without it nothing is trained at full
-        size.
-    results : the ledger.
-    pages : where results.md and figures/ go; without it a figure goes to runs/reproduce/figures.
-    dry : train nothing.
+    `name` is an experiment's, or `all`; None lists them, as `listing` does. `smoke`, scenes on a CPU, has a ledger of
+    its own unless `results` names one. `data` is a folder that holds a folder for each data set, or the one data set;
+    without it, and with `dry`, nothing is trained at full size. results.md and figures/ go to `pages`; without it a
+    figure goes to runs/reproduce/figures.
     """
     if scale not in SCALES:
         raise InputError(f"--scale is paper or smoke, got {scale!r}")
@@ -82,7 +73,6 @@ def workplace(results: Path) -> Path:
     """Where run folders and figures of a ledger go: never into the repository's own."""
     known = {place.resolve(): work for place, work in WORK.items()}
     return known.get(results.resolve(), results / "work")
-
 
 
 def missing(experiment: Experiment, entries: list[ledger.Entry], scale: str) -> list[Recipe]:
@@ -159,18 +149,13 @@ def show(experiment: Experiment, found: dict[str, list[ledger.Entry]], scale: st
     console = open_console()
     for section in sorted(sections(experiment, found, scale), key=lambda section: not section.runs):
         header, rows = text(section)
-        if width_of([header, *rows]) > console.width:
+        if sum(2 + max(map(len, column)) for column in zip(header, *rows)) - 2 > console.width:  # columns are two apart
             rows = [[re.sub(r" ± [0-9.]+", "", cell) for cell in row] for row in rows]
         where = datasets.DATASETS[section.dataset].title
         console.print(f"{experiment.name}: {title(experiment)}, {where}", style="bold")
         print(write_table(header, rows, width=console.width))
     for note in page.notes().get(experiment.name, []) if scale == "paper" else ():
         console.print(note)
-
-
-def width_of(rows: Sequence[Sequence[str]]) -> int:
-    """Characters that a table of these rows takes, columns two apart."""
-    return sum(2 + max(map(len, column)) for column in zip(*rows)) - 2
 
 
 def draw(
