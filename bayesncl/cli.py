@@ -29,7 +29,6 @@ from .recipes import DATASETS, METHODS, PARTS, Recipe, change, explain, find_rec
 if TYPE_CHECKING:
     from .model import Encoder
     from .progress import Display
-    from .run import Run
 
 app = typer.Typer(
     help="Readable codes of any images from any encoder, and the paper's experiments. Start with bayesncl demo.",
@@ -99,13 +98,18 @@ def version(show: Annotated[bool, typer.Option("--version", help="print the vers
         raise typer.Exit
 
 
-WHERE_TO_START = """\
+LISTING = f"""\
 Where to start
   bayesncl train scenes                         built-in images, minutes on a CPU
   bayesncl train folder --data PHOTOS           your own images, by the thousand
   bayesncl fit PHOTOS -o DIR                    fewer images: no training, no recipe
   bayesncl train cifar100-bayesncl --data DIR   the paper's main run
-"""
+
+A recipe is DATASET-METHOD, with DATASET one of
+  {' '.join(DATASETS)}
+and METHOD one of
+  {' '.join(METHODS)}
+A plain DATASET means DATASET-bayesncl. {len(DATASETS) * len(METHODS)} recipes; bayesncl recipes NAME explains one."""
 
 
 @app.command()
@@ -116,11 +120,7 @@ def recipes(
 ) -> None:
     """List the recipes, or show one."""
     if name is None:
-        print(WHERE_TO_START)
-        print(f"A recipe is DATASET-METHOD, with DATASET one of\n  {' '.join(DATASETS)}")
-        print(f"and METHOD one of\n  {' '.join(METHODS)}")
-        count = len(DATASETS) * len(METHODS)
-        print(f"A plain DATASET means DATASET-bayesncl. {count} recipes; bayesncl recipes NAME explains one.")
+        print(LISTING)
         return
     recipe = find_recipe(name)
     print(recipe.name)
@@ -171,8 +171,10 @@ def train(
         run = new_run(run.folder.parent, run.folder.name)
     if tensorboard:
         display = open_display(quiet, run.inside(run.board))
-    with training(display, run):
+    with interruptible(display):
         train_model(chosen, images, run.folder, device=place, display=display, after_epoch=recorder(images, chosen))
+    display.note(f"trained: {run}")
+    distributed.stop()
 
 
 @app.command()
@@ -206,11 +208,11 @@ def resume(
     if changes and (note := short_schedule(recipe)):
         display.note(note)
     place, images = open_device(device), load_split(recipe, "train", display)
-    with training(display, found):
-        train_model(
-            recipe, images, run, device=place, display=display, after_epoch=recorder(images, recipe),
-            revise=bool(changes),
-        )  # fmt: skip
+    after = recorder(images, recipe)
+    with interruptible(display):
+        train_model(recipe, images, run, device=place, display=display, after_epoch=after, revise=bool(changes))
+    display.note(f"trained: {found}")
+    distributed.stop()
 
 
 @app.command()
@@ -247,10 +249,9 @@ def evaluate(
     from .report.tables import show
     from .run import Run
 
-    display = open_display(quiet)
+    display, files = open_display(quiet), {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
     if is_codes(run):
         given = {"--again": again, "--plots": plots, "--paper-probe": paper_probe, "--data": data, "--device": device}
-        files = {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
         return cli_codes.show_codes(run, files, everything, display, given, save=True)
     model, recipe = open_run(run, device, data)
     splits = [load_split(recipe, split, display) for split in ("train", "test")]
@@ -272,7 +273,7 @@ def evaluate(
         if run.is_dir():  # it may be a model file
             Run(run).write(Run(run).evaluation_file, results.to_json())
     finally:  # a folder that cannot be written to does not cost the results
-        show(results, {"json": json, "csv": csv, "markdown": markdown, "latex": latex}, everything)
+        show(results, files, everything)
     if plots is not None:
         for path in draw_figures({recipe.name: (run, results)}, plots):
             display.note(f"wrote {path}")
@@ -305,9 +306,8 @@ def measure(
     from .evaluate import measure_file
     from .report.tables import show
 
-    display = open_display(quiet)
+    display, files = open_display(quiet), {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
     if is_codes(features):
-        files = {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
         given = {"--labels": labels, "--embeddings": embeddings}
         return cli_codes.show_codes(features, files, everything, display, given, save=False)
     spectrum = everything or json is not None or csv is not None  # it takes longest, and only these show it
@@ -315,7 +315,7 @@ def measure(
         features, labels, embeddings, spectrum=spectrum, everything=everything, progress=display.count
     )
     display.close()
-    show(results, {"json": json, "csv": csv, "markdown": markdown, "latex": latex}, everything)
+    show(results, files, everything)
 
 
 @app.command()
@@ -466,18 +466,15 @@ def open_run(run: Path, device: str | None, root: str | None = None) -> tuple[En
 
 
 @contextmanager
-def training(display: Display, run: Run) -> Iterator[None]:
-    """Around the training of a run: what is said at its end, and the exit status of one that was stopped."""
-    from . import distributed
+def interruptible(display: Display, remark: str = "{stop}") -> Iterator[None]:
+    """Around training: leaves the terminal as it was, says how to continue a run that was stopped, and exits."""
     from .train import Interrupted
 
     try:
         yield
     except Interrupted as stop:
         display.close()
-        display.note(str(stop))
+        display.note(remark.format(stop=stop))
         raise typer.Exit(130) from None
     finally:
         display.close()
-    display.note(f"trained: {run}")
-    distributed.stop()

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import cli
-from .cli import Device, Quiet, app, written
+from .cli import app
 from .errors import InputError
 from .files import is_codes
+from .options import Device, Quiet, Trained, written
 
 if TYPE_CHECKING:
     from .progress import Display
@@ -95,7 +96,7 @@ def parse_colours(name: str, text: str | None) -> tuple[float, ...] | None:
 
 @app.command()
 def embed(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, a model file, or codes that fit wrote")],
+    run: Trained,
     images: Annotated[
         Path, typer.Argument(metavar="IMAGES", help="a folder of images, or one; for codes also an array file")
     ],
@@ -127,7 +128,7 @@ def embed(
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, a model file, or codes that fit wrote")],
+    run: Trained,
     out: Annotated[Path, written("-o", "--out", metavar="FILE.onnx")] = Path("model.onnx"),
     head: Annotated[bool, typer.Option("--head", help="of codes of photos only the part from embeddings on")] = False,
     encoder: Again = None,

@@ -29,18 +29,13 @@ def reproduce(
 ) -> None:
     """Make a table or figure of the paper: theirs next to ours."""
     from .reproduce import command
-    from .train import Interrupted
 
     display = cli.open_display(quiet)
-    try:
+    with cli.interruptible(display, "stopped; the same command continues from here"):
         command.reproduce(
             name, listing=listing, scale=scale, data=data, results=results, pages=pages, dry=dry, device=device,
             display=display,
         )  # fmt: skip
-    except Interrupted:
-        display.close()
-        display.note("stopped; the same command continues from here")
-        raise typer.Exit(130) from None
 
 
 @app.command()
@@ -78,12 +73,7 @@ def demo(
     display.note(f"about {'20 minutes' if methods else 'a minute'} on two cores, unless it is done already")
     display.busy("starting")  # importing torch takes seconds
     from .demo import run_demo, run_methods
-    from .train import Interrupted
 
-    try:
-        work = run_methods if methods else run_demo
-        work(out or Path("runs/demo-methods" if methods else "runs/demo"), changes or [], open_browser, display)
-    except Interrupted as stop:
-        display.close()
-        display.note(f"stopped after {stop.done} of {stop.total} steps; the same command continues")
-        raise typer.Exit(130) from None
+    work, place = (run_methods, "runs/demo-methods") if methods else (run_demo, "runs/demo")
+    with cli.interruptible(display, "stopped after {stop.done} of {stop.total} steps; the same command continues"):
+        work(out or Path(place), changes or [], open_browser, display)

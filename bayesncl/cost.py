@@ -28,8 +28,6 @@ from .train import assemble
 def cost(recipe: Recipe, classes: int | None = None) -> dict[str, Any]:
     """Parameters and operations of a recipe; `classes` are the outputs of the online classifier, a linear layer on h.
 
-    Returns
-    -------
     `params` (of the encoder; `params_by_part` adds the online classifier), `macs_per_image` (the published counting:
     both views of one image; also `macs_by_part`), `macs_per_batch`, `flops_per_step` (forward and backward, two per
     multiply-add, by torch's counter, similarities included), `batch`, `classes`.
@@ -59,8 +57,6 @@ def time_steps(
 ) -> dict[str, float]:
     """Run real training steps on random pixels: `steps` are timed, after `warm` others, for epochs of `images`.
 
-    Returns
-    -------
     `seconds_per_step`, `seconds_per_epoch`, `seconds_in_all` (the recipe's epochs), `images_per_second`, and on a GPU
     `peak_memory_gib`.
     """

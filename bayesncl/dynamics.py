@@ -101,21 +101,14 @@ def correlations(statistics: dict[str, np.ndarray], support: int = 1) -> dict[st
     return {key: spearman(statistics[a][counted], statistics[b][counted]) for key, (a, b) in CORRELATED.items()}
 
 
-def dynamics(
-    batches: Batches, temperature: float, classes: int = 0
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Gradient dynamics over batches.
+def dynamics(batches: Batches, temperature: float, classes: int = 0) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Gradient dynamics over batches, and the statistics of `statistics_of`.
 
-    Returns
-    -------
-    row : dict
-        `paper` (every dimension that fires), `sound` (support of 10 rows) and `chance` (as sound, labels shuffled):
-        correlations each; `dims` and `dims_sound` counted; `rows`; medians over the sound dimensions of the gradient's
-        `variance` and `mean_to_deviation`, |mean| / standard deviation;
-        `instability`: the proposition's test at the thresholds 0.9 and 0.5 of the conflict, and without a threshold
-        the Spearman correlations of the conflict with variance (the proposition wants it positive) and with
-        mean_to_deviation (negative).
-    statistics : see `statistics_of`.
+    `paper` (every dimension that fires), `sound` (support of 10 rows) and `chance` (as sound, labels shuffled):
+    correlations each; `dims` and `dims_sound` counted; `rows`; medians over the sound dimensions of the gradient's
+    `variance` and `mean_to_deviation`, |mean| / standard deviation; `instability`: the proposition's test at the
+    thresholds 0.9 and 0.5 of the conflict, and without a threshold the Spearman correlations of the conflict with
+    variance (the proposition wants it positive) and with mean_to_deviation (negative).
     """
     statistics, rows = statistics_of(batches, temperature, classes)
     counted = statistics["support"] >= MIN_SUPPORT
@@ -142,13 +135,10 @@ def dynamics(
 def instability(statistics: dict[str, np.ndarray], conflicting: np.ndarray) -> dict[str, Any]:
     """Whether conflicting dimensions, bool [D], have gradients of near-zero mean and high variance, as is proposed.
 
-    Returns
-    -------
-    dict
-        `conflicting` and `others`, each with `dims`, and medians of `mean_size` (|mean|), `variance`,
-        `mean_to_deviation` over all rows and of `variance_active`, `mean_to_deviation_active` over firing rows;
-        `holds`: the conflicting dimensions have the smaller |mean| / deviation and the larger variance (None without
-        dimensions on both sides), and `note`.
+    `conflicting` and `others`, each with `dims`, and medians of `mean_size` (|mean|), `variance`, `mean_to_deviation`
+    over all rows and of `variance_active`, `mean_to_deviation_active` over firing rows; `holds`: the conflicting
+    dimensions have the smaller |mean| / deviation and the larger variance (None without dimensions on both sides);
+    `note`.
     """
 
     def side(dims: np.ndarray) -> dict[str, Any]:

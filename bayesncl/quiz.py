@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 from .data.images import printable
 from .errors import InputError
@@ -71,24 +72,20 @@ def read_quiz(path: Path | str) -> list[Answer]:
 
 
 def _answer(found: object, author: str, path: Path) -> Answer:
-    def number(what: str, most: int) -> int:
-        value = found.get(what) if isinstance(found, dict) else None
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < most:
-            raise InputError(f"{path}: an answer whose {what} is {printable(repr(value), 40)}")
-        return value
+    given = found if isinstance(found, dict) else {}
 
-    def text(what: str) -> str:
-        value = found.get(what) if isinstance(found, dict) else None
-        if not isinstance(value, str):
+    def take(what: str, kind: type[Any], end: int = 0) -> Any:
+        value: Any = given.get(what)
+        if type(value) is not kind or (kind is int and not 0 <= value < end):
             raise InputError(f"{path}: an answer whose {what} is {printable(repr(value), 40)}")
-        return printable(value, 200)
+        return printable(value, 200) if kind is str else value
 
-    images = found.get("images") if isinstance(found, dict) else None
+    images = given.get("images")
     if not isinstance(images, list) or len(images) != PLACES or not all(type(i) is int and i >= 0 for i in images):
         raise InputError(f"{path}: an answer without its {PLACES} images")
     return Answer(
-        printable(author, 60), text("codes"), text("run"), number("dim", MOST_DIMS), tuple(images),
-        number("intruder", PLACES), number("chosen", PLACES), text("time"),
+        printable(author, 60), take("codes", str), take("run", str), take("dim", int, MOST_DIMS), tuple(images),
+        take("intruder", int, PLACES), take("chosen", int, PLACES), take("time", str),
     )  # fmt: skip
 
 
@@ -99,12 +96,9 @@ def count(answers: Iterable[Answer]) -> Found:
 
 
 def join_quizzes(files: Sequence[Path | str]) -> dict:
-    """Join the results of several files.
+    """Join the results of several files. An answer that is in two files counts once.
 
-    Returns
-    -------
-    `people` and `questions`; `methods`: by run its `Found`; `dimensions`: by (run, dimension) its `Found`. An answer
-    that is in two files counts once.
+    `people` and `questions`; `methods`: by run its `Found`; `dimensions`: by (run, dimension) its `Found`.
     """
     answers = list(dict.fromkeys(answer for path in files for answer in read_quiz(path)))
     runs: dict[str, str] = {}  # fingerprint to name; two runs of one name are told apart by it

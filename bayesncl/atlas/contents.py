@@ -175,9 +175,7 @@ def write_run(
 ) -> list[int]:  # fmt: skip
     """The numbers of a run: by dimension, by class, by image; each before and, where there are gates, after gating.
 
-    Returns
-    -------
-    The images its overview shows.
+    Returns the images its overview shows.
     """
     z, gated, open = features.z, features.gated, features.open
     n, d = z.shape

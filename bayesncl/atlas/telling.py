@@ -65,10 +65,8 @@ def telling(z: sparse.csr_array, index: np.ndarray, value: np.ndarray, few: int 
     fires alike on all images. Strength is the mean activation of those images, 1 from 0.1 on. A dimension that fires
     on fewer than 10 images scores 0.
 
-    Parameters
-    ----------
-    z : float32 CSR [N, D], unit-norm rows.
-    index, value : [D, >= few], each dimension's strongest images, and their activations, 0 where fewer fire.
+    z has unit-norm rows; index, value [D, >= few] are each dimension's strongest images, and their activations, 0 where
+    fewer fire.
     """
     n, d = z.shape
     squares = np.bincount(z.indices, z.data.astype(np.float64) ** 2, minlength=d)
@@ -120,12 +118,9 @@ def recognise(index: np.ndarray, value: np.ndarray, labels: Labels | None) -> tu
     """The class that stands out most among each dimension's strongest images, if any does so beyond chance.
 
     Beyond chance: with the class's share of all images, as many among so few would come up by luck in fewer than
-    one dimension in a hundred, all classes considered (binomial tail, Bonferroni).
-
-    Returns
-    -------
-    label : int [D], -1 where nothing stands out; share : float [D] of the strongest images; surprise : float [D],
-    the logarithm of that probability, lowest for what stands out most.
+    one dimension in a hundred, all classes considered (binomial tail, Bonferroni). Gives the class, int [D], -1 where
+    nothing stands out; its share of the strongest images, float [D]; and the logarithm of that probability, float [D],
+    lowest for what stands out most.
     """
     d = len(index)
     if labels is None or not labels.names:

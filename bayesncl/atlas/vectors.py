@@ -15,21 +15,14 @@ PRODUCTS = 6e9  # of a sparse search; rows are thinned to stay below it
 
 @dataclass(frozen=True)
 class Sparse:
-    """The strongest entries of each row, rows one after the other (CSR), strongest first within a row.
+    """The strongest entries of each row, rows one after the other (CSR), strongest first within a row."""
 
-    Attributes
-    ----------
-    start : int [N + 1], row i holds entries start[i]:start[i + 1].
-    dims : int [E], z, gated : int16 [E] in units of 1 / SCALE, open : bool [E].
-    covered : float [2, N], share of the squared length of z and of gated that the entries of a row hold.
-    """
-
-    start: np.ndarray
-    dims: np.ndarray
-    z: np.ndarray
-    gated: np.ndarray
-    open: np.ndarray
-    covered: np.ndarray
+    start: np.ndarray  # int [N + 1], row i holds entries start[i]:start[i + 1]
+    dims: np.ndarray  # int [E]
+    z: np.ndarray  # int16 [E] in units of 1 / SCALE
+    gated: np.ndarray  # likewise
+    open: np.ndarray  # bool [E]
+    covered: np.ndarray  # float [2, N], share of the squared length of z and of gated that the entries of a row hold
 
 
 def quantise(x: np.ndarray) -> np.ndarray:
@@ -93,12 +86,8 @@ def nearest_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """For each row of `x` the `count` rows of `other` (default `x`, self left out) with the largest inner product.
 
-    Exact, but for sets so large that 6e9 products do not suffice: there candidates are found by the strongest entries
-    of each row alone, and the similarity of those is exact.
-
-    Returns
-    -------
-    index : int [N, count], similarity : float32 [N, count]; best first.
+    Their numbers, int [N, count], and float32 similarities, best first. Exact, but for sets so large that 6e9 products
+    do not suffice: there the strongest entries of each row find candidates, whose similarity is exact.
     """
     y = x if other is None else other
     n, m, d = x.shape[0], y.shape[0], x.shape[1]
@@ -157,11 +146,9 @@ def _products(x: sparse.csr_array, y: sparse.csr_array) -> float:
 
 
 def top_images(z: sparse.csr_array, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each dimension the `count` images on which it is largest; equal values by image number.
+    """For each dimension the `count` images on which it is largest, int [D, count]; equal values by image number.
 
-    Returns
-    -------
-    index : int [D, count], value : float32 [D, count]; where fewer images fire upwards the value is 0.
+    And the values, float32 [D, count], 0 where fewer images fire upwards.
     """
     count = min(count, z.shape[0])
     best = strongest(sparse.csr_array(z.maximum(0).T), count)
@@ -172,11 +159,9 @@ def top_images(z: sparse.csr_array, count: int) -> tuple[np.ndarray, np.ndarray]
 
 
 def histograms(z: sparse.csr_array, bins: int) -> tuple[np.ndarray, np.ndarray]:
-    """Distribution of each dimension's activation over the images on which it fires.
+    """Distribution of each dimension's activation over the images on which it fires, int [D, bins].
 
-    Returns
-    -------
-    counts : int [D, bins], edges : float32 [D, 2], where the first bin begins and the last ends.
+    And where the first bin begins and the last ends, float32 [D, 2].
     """
     d, dims = z.shape[1], z.indices
     high, low = np.zeros(d, np.float32), np.zeros(d, np.float32)

@@ -209,20 +209,12 @@ def run_list(
     complete: Callable[[ledger.Entry], bool] = lambda entry: True,
     display: Display | None = None,
 ) -> list[Path]:
-    """Do runs in order, each entered in the ledger as soon as it exists.
+    """Do runs in order, each entered in the ledger as soon as it exists; paths of the new entries.
 
-    Parameters
-    ----------
-    data : folder that holds a folder for each data set, or the one data set.
-    results, models : folders of the ledger and of the run folders; a half-finished run found there is resumed, a
-        finished one is only measured.
-    paper_probe : also the published 50-epoch linear probe.
-    background : also probe for the background, on the sets found under `data`.
-    complete : whether an entry in the ledger has all that is wanted of it; such runs are passed over.
-
-    Returns
-    -------
-    Paths of the new entries. A run that fails is noted and left out: several processes can share one list.
+    `data` holds a folder for each data set, or is the one data set. A half-finished run found under `models` is
+    resumed, a finished one only measured: with the published 50-epoch linear probe (`paper_probe`), and for the
+    background, on the sets found under `data`. A run with a `complete` entry in the ledger is passed over, one that
+    fails is noted and left out: several processes can share one list.
     """
     display = display or Display(quiet=True)
     library = Library(data, display)
