@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -105,16 +106,15 @@ def join_quizzes(files: Sequence[Path | str]) -> dict:
     for answer in answers:
         twice = any(name == answer.run and codes != answer.codes for codes, name in runs.items())
         runs.setdefault(answer.codes, f"{answer.run} ({answer.codes[:8]})" if twice else answer.run)
-    methods: dict[str, list[Answer]] = {}
-    dimensions: dict[tuple[str, int], list[Answer]] = {}
-    for answer in answers:
-        methods.setdefault(runs[answer.codes], []).append(answer)
-        dimensions.setdefault((runs[answer.codes], answer.dim), []).append(answer)
+
+    def counted(key: Callable[[Answer], Any]) -> dict[Any, Found]:
+        return {name: count(each) for name, each in groupby(sorted(answers, key=key), key)}
+
     return {
         "people": len({answer.author for answer in answers}),
         "questions": len(answers),
-        "methods": {name: count(each) for name, each in sorted(methods.items())},
-        "dimensions": {key: count(each) for key, each in sorted(dimensions.items())},
+        "methods": counted(lambda answer: runs[answer.codes]),
+        "dimensions": counted(lambda answer: (runs[answer.codes], answer.dim)),
     }
 
 

@@ -16,10 +16,9 @@ from scipy import sparse
 
 from bayesncl.arrays import unit_rows
 from bayesncl.atlas import AtlasRun, Photos, build, build_atlas, galleries
-from bayesncl.atlas.build import MARKER, SCRIPTS
+from bayesncl.atlas.build import MARKER, SCRIPTS, make_server
 from bayesncl.atlas.contents import prepare
 from bayesncl.atlas.pictures import fitted, large_side, write_sprites
-from bayesncl.atlas.serve import make_server
 from bayesncl.atlas.telling import factorise
 from bayesncl.atlas.vectors import SCALE, nearest_rows, quantise
 from bayesncl.data.images import Images

@@ -20,17 +20,7 @@ from ..measure.labelfree import draw_trials
 from ..measure.sparse import as_codes, fired
 from .pictures import Photos, large_side, picture_size, thumbnail_side, write_sprites
 from .telling import Labels, pick_wall, recognise, telling
-from .vectors import (
-    SCALE,
-    histograms,
-    mask_rows,
-    nearest_rows,
-    quantise,
-    scale_columns,
-    sparsify,
-    strongest,
-    top_images,
-)
+from .vectors import SCALE, columns_of, histograms, mask_rows, nearest_rows, quantise, sparsify, strongest, top_images
 
 TOP = 200  # images shown of a dimension
 STRIP = 12  # images shown of a dimension in passing
@@ -197,8 +187,8 @@ def write_run(
         index, value = top_images(x, TOP)
         score = telling(x, index, value)
         plain["stages"][stage] = _headline(dims) | {"gallery": {"entropy": most_mixed(dims)[:GALLERY].tolist()}}
-        core |= _prefix(stage, _describe_core(dims, index, value, score))
-        core |= _prefix(stage, _describe_words(index, value, labels, grounds))
+        words = _describe_words(index, value, labels, grounds)
+        core |= _prefix(stage, _describe_core(dims, index, value, score) | words)
         by_dim |= _prefix(stage, _describe_detail(x, index, value, open))
         near, similarity = nearest_rows(x, NEAR)
         by_image |= _prefix(stage, {"near": _small(near), "similarity": quantise(similarity)})
@@ -245,8 +235,7 @@ def _describe_core(dims: Dimensions, index: np.ndarray, value: np.ndarray, score
         "shown": (value[:, :STRIP] > 0).sum(1).astype("u1"),
     }
     for what in ("entropy_freq", "entropy_sum", "entropy_mean"):
-        column = getattr(dims, what)
-        if column is not None:
+        if (column := getattr(dims, what)) is not None:
             core[what] = np.nan_to_num(column).astype("f4")
     if dims.consistency is not None:
         core["consistency"] = _share(dims.consistency)
@@ -278,7 +267,7 @@ def _describe_words(index: np.ndarray, value: np.ndarray, labels: Labels | None,
 def _describe_detail(x: sparse.csr_array, index: np.ndarray, value: np.ndarray, open: np.ndarray | None) -> Arrays:
     """What is read when a dimension's page is opened."""
     shapes, edges = histograms(x, BINS)
-    near, cosine = nearest_rows(scale_columns(x), NEAR)
+    near, cosine = nearest_rows(columns_of(x), NEAR)
     detail = {"index": _small(index), "value": quantise(value), "histogram": _small(shapes), "edges": edges}
     detail |= {"near": _small(near), "cosine": quantise(cosine)}
     if open is not None:
@@ -311,7 +300,7 @@ def write_matches(folder: Path, key: str, a: sparse.csr_array, b: sparse.csr_arr
     """The dimension of the other run that behaves most alike on the same images, both ways."""
     arrays: Arrays = {}
     for name, x, y in (("first", a, b), ("second", b, a)):
-        match, cosine = nearest_rows(scale_columns(x), 1, scale_columns(y))
+        match, cosine = nearest_rows(columns_of(x), 1, columns_of(y))
         arrays |= _prefix(name, {"match": _small(match[:, 0]), "cosine": quantise(cosine[:, 0])})
     _write(folder, key, {}, arrays)
 

@@ -254,21 +254,15 @@ def _images(
         known = [path or Path("\0") for path in paths]  # which is no file
         return Photos(known, labels, class_names=rows.class_names, names=names)
     recipe = with_root(recipe_from_json(json.dumps(about.recipe), str(folder.about_file)), root)
-    places = [re.fullmatch(r"(train|test)/([0-9]{1,9})", name) for name in names]
-    pixels: np.ndarray | None = None
-    grounds, ground_names = np.full(len(names), -1), None
-    for split in ("train", "test"):
-        mine = [(i, int(place[2])) for i, place in enumerate(places) if place is not None and place[1] == split]
-        if mine:
-            images = load(recipe.data, split, display.count)
-            here, there = map(list, zip(*mine))
-            if max(there) >= len(images):
-                raise InputError(f"{folder} is of other images: its data set has changed")
-            pixels = np.empty((len(names), *images.pixels.shape[1:]), np.uint8) if pixels is None else pixels
-            pixels[here] = images.pixels[there]
-            if images.backgrounds is not None:
-                grounds[here], ground_names = images.backgrounds[there], images.background_names
-    if pixels is None or None in places:
+    places = [place for name in names if (place := re.fullmatch(r"(train|test)/([0-9]{1,9})", name))]
+    if not places or len(places) < len(names):
         raise folder.damaged(folder.rows_file)
+    used = {place[1] for place in places}
+    splits = {split: load(recipe.data, split, display.count) for split in ("train", "test") if split in used}
+    found = [(splits[place[1]], int(place[2])) for place in places]
+    if any(i >= len(split) for split, i in found):
+        raise InputError(f"{folder} is of other images: its data set has changed")
+    pixels = np.stack([split.pixels[i] for split, i in found])
+    grounds = np.array([-1 if split.backgrounds is None else split.backgrounds[i] for split, i in found])
     both = None if (grounds < 0).all() else grounds
-    return Images(pixels, labels, both, rows.class_names, ground_names, names)
+    return Images(pixels, labels, both, rows.class_names, found[0][0].background_names, names)

@@ -42,7 +42,7 @@ def scale_rows(x: sparse.csr_array) -> sparse.csr_array:
     return sparse.csr_array((data.astype(np.float32), x.indices, x.indptr), shape=x.shape)
 
 
-def scale_columns(x: sparse.csr_array) -> sparse.csr_array:
+def columns_of(x: sparse.csr_array) -> sparse.csr_array:
     """The columns of `x` as rows [D, N] of length 1."""
     return scale_rows(sparse.csr_array(x.T))
 

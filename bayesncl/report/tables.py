@@ -90,16 +90,15 @@ def show(result: Result, files: Mapping[str, Path | None], everything: bool = Fa
             print(render_theory(result.theory))
 
 
-def compare(results: Mapping[str, Mapping[str, Any]], kind: str = "table", width: int = 100) -> str:
+def compare(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Several trees of numbers side by side: a column per name, a row per value that any of them has."""
     columns = {name: dict(_leaves(result)) for name, result in results.items()}
     paths = dict.fromkeys(path for column in columns.values() for path in column)
-    number = exact if kind == "csv" else plain
-    rows = [(*_names(path), *(number(column.get(path)) for column in columns.values())) for path in paths]
-    return write(("definition", "measure", *columns), rows, kind, width)
+    rows = [(*_names(path), *(plain(column.get(path)) for column in columns.values())) for path in paths]
+    return write(("definition", "measure", *columns), rows)
 
 
-def render_theory(rows: Sequence[Mapping[str, Any]], width: int = 100) -> str:
+def render_theory(rows: Sequence[Mapping[str, Any]]) -> str:
     """What the paper's theory predicts of a model against what is seen, a statement a row, with a sentence each."""
     table = Table(title="theory: predicted against observed", title_justify="left", box=None, show_edge=False)
     for column, side in (("statement", "left"), ("predicted", "right"), ("observed", "right"), ("holds", "left")):
@@ -108,7 +107,7 @@ def render_theory(rows: Sequence[Mapping[str, Any]], width: int = 100) -> str:
         holds = {None: "cannot tell", True: "yes", False: "no"}[row["holds"]]
         numbers = (plain(row[key]) for key in ("predicted", "observed"))
         table.add_row(Text(f"{row['statement']}\n  {row['note']}"), *numbers, holds)
-    return printed(table, width)
+    return printed(table)
 
 
 def write(header: Row, rows: Sequence[Row], kind: str = "table", width: int = 100, left: int = 2) -> str:
@@ -144,7 +143,7 @@ def open_console(width: int | None = None, file: Any = None) -> Console:
     return console if width or console.is_terminal else Console(highlight=False, markup=False, width=140, file=file)
 
 
-def printed(table: Table, width: int) -> str:
+def printed(table: Table, width: int = 100) -> str:
     """A table as the terminal shows it."""
     text = io.StringIO()
     open_console(width, text).print(table)

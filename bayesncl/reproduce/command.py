@@ -158,9 +158,7 @@ def show(experiment: Experiment, found: dict[str, list[ledger.Entry]], scale: st
         console.print(note)
 
 
-def draw(
-    experiment: Experiment, found: Entries, scale: str, folder: Path, data: str | None, display: Display
-) -> None:
+def draw(experiment: Experiment, found: Entries, scale: str, folder: Path, data: str | None, display: Display) -> None:
     """Draw one figure; a sheet of images only where the images are at hand."""
     dataset = "scenes" if scale == "smoke" else MAIN
     path, drawn = folder / figures.file_name(experiment.name), None

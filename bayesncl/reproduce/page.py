@@ -337,8 +337,7 @@ def exemplar_table(kind: str, entry: ledger.Entry) -> str:
 
 def notes() -> dict[str, list[str]]:
     """Sentences on what differs and what was checked, by table; under `findings` what was found in all."""
-    found: dict[str, list[str]] = json.loads((Path(__file__).parent / "notes.json").read_text())
-    return found
+    return json.loads((Path(__file__).parent / "notes.json").read_text())
 
 
 def notes_on(name: str) -> list[str]:

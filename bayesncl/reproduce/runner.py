@@ -47,7 +47,10 @@ def run_experiment_run(
     own = datasets.DATASETS[recipe.data.name].second_label
     roots = ({recipe.data.name: ""} if own else library.backgrounds()) if background else {}
     recipe, count = library.rooted(recipe), library.display.count
-    clear_gpu()
+    if torch.cuda.is_available():  # forget the run before, and its compiled step: only eight versions are kept
+        torch.compiler.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
     run = Run(models / Path(ledger.file_name(recipe)).stem)
     if run.finished():
         model = load(run.folder, device or default_device())
@@ -65,14 +68,6 @@ def run_experiment_run(
         path = ledger.record(results, run.folder, evaluation, recipe, exemplars=exemplars(model, test), extra=extra)
         shutil.rmtree(run.checkpoints, ignore_errors=True)
     return path
-
-
-def clear_gpu() -> None:
-    """Forget the run before: its graph and memory, and its compiled step, of which only eight versions are kept."""
-    if torch.cuda.is_available():
-        torch.compiler.reset()
-        gc.collect()
-        torch.cuda.empty_cache()
 
 
 def background_like(model: Encoder, root: str) -> dict[str, Any]:

@@ -38,8 +38,7 @@ class Cell:
     @property
     def decimals(self) -> int | None:
         """As the paper prints it; None for operations."""
-        found: int | None = paper()["columns"][self.column]["decimals"]
-        return found
+        return paper()["columns"][self.column]["decimals"]
 
     def verdict(self) -> str:
         """▲ or ▼ where ours lies above or below the published value by more than twice the seeds' spread."""
@@ -202,5 +201,4 @@ def _ours(cell: Cell) -> str:
 def _background(entry: ledger.Entry, row: Row) -> dict[str, Any] | None:
     """Probes for the background: on the published set, or on what a row of another data set is about."""
     key = row.dataset if DATASETS[row.dataset].second_label else "waterbirds_like"
-    found: dict[str, Any] | None = entry["extra"].get(key)
-    return found
+    return entry["extra"].get(key)
