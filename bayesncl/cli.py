@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from . import __version__
 from .cpu import rest_when_busy
@@ -91,7 +92,7 @@ from . import cli_codes  # noqa: E402 (registers its commands first)
 
 
 @app.callback(invoke_without_command=True)
-def version(show: Annotated[bool, typer.Option("--version", help="print the version and leave")] = False) -> None:
+def version(show: Annotated[bool, Option("--version", help="print the version and leave")] = False) -> None:
     # a docstring would stand in for the help of the whole
     if show:
         print(__version__)
@@ -115,7 +116,7 @@ A plain DATASET means DATASET-bayesncl. {len(DATASETS) * len(METHODS)} recipes; 
 @app.command()
 def recipes(
     name: Annotated[
-        str | None, typer.Argument(metavar="[RECIPE]", help="show this one with an explanation of every field")
+        str | None, Argument(metavar="[RECIPE]", help="show this one with an explanation of every field")
     ] = None,
 ) -> None:
     """List the recipes, or show one."""
@@ -142,9 +143,9 @@ def train(
     backbone: Backbone = None,
     changes: Changes = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="run folder; default runs/RECIPE, numbered if it exists")
+        Path | None, Option(metavar="DIR", help="run folder; default runs/RECIPE, numbered if it exists")
     ] = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="also write RUN/tensorboard")] = False,
+    tensorboard: Annotated[bool, Option("--tensorboard", help="also write RUN/tensorboard")] = False,
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
@@ -220,13 +221,13 @@ def evaluate(
     run: Trained,
     data: DataDir = None,
     paper_probe: Annotated[
-        bool, typer.Option("--paper-probe", help="also the published 50-epoch linear probe (minutes)")
+        bool, Option("--paper-probe", help="also the published 50-epoch linear probe (minutes)")
     ] = False,
     again: Annotated[
-        Path | None, typer.Option("--again", metavar="RUN", help="the same method with another seed: same dimensions?")
+        Path | None, Option(metavar="RUN", help="the same method with another seed: same dimensions?")
     ] = None,
     plots: Annotated[
-        Path | None, typer.Option("--plots", metavar="DIR", callback=check_folder, help="also draw the figures there")
+        Path | None, Option(metavar="DIR", callback=check_folder, help="also draw the figures there")
     ] = None,
     everything: Everything = False,
     json: Json = None,
@@ -282,15 +283,11 @@ def evaluate(
 @app.command()
 def measure(
     features: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", help="z [N, D], and y [N] if labelled, in .npz, .csv, ...; or codes of fit"),
+        Path, Argument(metavar="FILE", help="z [N, D], and y [N] if labelled, in .npz, .csv, ...; or codes of fit")
     ],
-    labels: Annotated[
-        Path | None, typer.Option("--labels", metavar="FILE", help=".npy of y, beside a .npy of z")
-    ] = None,
+    labels: Annotated[Path | None, Option(metavar="FILE", help=".npy of y, beside a .npy of z")] = None,
     embeddings: Annotated[
-        Path | None,
-        typer.Option("--embeddings", metavar="FILE", help="a second encoder's embeddings of the images, to judge by"),
+        Path | None, Option(metavar="FILE", help="a second encoder's embeddings of the images, to judge by")
     ] = None,
     everything: Everything = False,
     json: Json = None,
@@ -320,12 +317,10 @@ def measure(
 
 @app.command()
 def cost(
-    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE ...", help="one recipe, or several side by side")],
-    data: Annotated[
-        str | None, typer.Option("--data", metavar="DIR", help="also tell the time for the images there")
-    ] = None,
+    recipes: Annotated[list[str], Argument(metavar="RECIPE ...", help="one recipe, or several side by side")],
+    data: Annotated[str | None, Option(metavar="DIR", help="also tell the time for the images there")] = None,
     changes: Changes = None,
-    timed: Annotated[bool, typer.Option("--time", help="also run steps: seconds and peak memory, measured")] = False,
+    timed: Annotated[bool, Option("--time", help="also run steps: seconds and peak memory, measured")] = False,
     device: Device = None,
     json: Json = None,
 ) -> None:
@@ -343,21 +338,18 @@ def cost(
 @app.command()
 def atlas(
     runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUN...", help="runs or model files, finished or not; or codes")
+        list[Path] | None, Argument(metavar="RUN...", help="runs or model files, finished or not; or codes")
     ] = None,
     features: Annotated[
-        Path | None,
-        typer.Option(
-            "--features", metavar="FILE.npz", help="instead of a run: arrays z, images, and y if there are labels"
-        ),
+        Path | None, Option(metavar="FILE.npz", help="instead of a run: arrays z, images, and y if there are labels")
     ] = None,
     data: DataDir = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="DIR", help="default RUN/atlas")] = None,
-    images: Annotated[int, typer.Option("--images", min=1, help="at most this many test images")] = 10_000,
-    heat: Annotated[bool, typer.Option("--heat", help="of codes of photos: also where in a photo they fire")] = False,
-    encoder: Annotated[str | None, typer.Option("--encoder", metavar="E", help="for --heat: as for fit")] = None,
-    serve: Annotated[bool, typer.Option("--serve", help="then serve it on localhost")] = False,
-    port: Annotated[int, typer.Option("--port", help="port to serve on; 0 takes a free one")] = 8000,
+    out: Annotated[Path | None, Option("-o", "--out", metavar="DIR", help="default RUN/atlas")] = None,
+    images: Annotated[int, Option(min=1, help="at most this many test images")] = 10_000,
+    heat: Annotated[bool, Option("--heat", help="of codes of photos: also where in a photo they fire")] = False,
+    encoder: Annotated[str | None, Option(metavar="E", help="for --heat: as for fit")] = None,
+    serve: Annotated[bool, Option("--serve", help="then serve it on localhost")] = False,
+    port: Annotated[int, Option(help="port to serve on; 0 takes a free one")] = 8000,
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
@@ -388,7 +380,7 @@ def atlas(
 
 @app.command()
 def quiz(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="results that the atlas's quiz exported")],
+    files: Annotated[list[Path], Argument(metavar="FILE...", help="results that the atlas's quiz exported")],
     json: Json = None,
 ) -> None:
     """Join several people's answers to the atlas's intruder quiz. Gives the share found by method and dimension."""
@@ -406,7 +398,7 @@ def views(
     data: DataDir = None,
     changes: Changes = None,
     out: Annotated[Path, written("-o", "--out", metavar="FILE.png")] = Path("views.png"),
-    count: Annotated[int, typer.Option("--count", min=1, max=64, help="images shown")] = 12,
+    count: Annotated[int, Option(min=1, max=64, help="images shown")] = 12,
 ) -> None:
     """Draw augmented views of some images. Look at them before training."""
     import torch
@@ -423,8 +415,8 @@ def views(
 
 @app.command()
 def download(
-    name: Annotated[str, typer.Argument(metavar="cifar10|cifar100")],
-    root: Annotated[Path, typer.Option("--data", metavar="DIR", help="where to put the archive")] = Path("data"),
+    name: Annotated[str, Argument(metavar="cifar10|cifar100")],
+    root: Annotated[Path, Option("--data", metavar="DIR", help="where to put the archive")] = Path("data"),
 ) -> None:
     """Fetch a data set from its home. A broken download resumes; what comes is checked."""
     from .data import download as fetch

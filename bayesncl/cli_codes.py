@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from . import cli
 from .cli import app
@@ -18,43 +19,29 @@ if TYPE_CHECKING:
 
 Encoder = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--encoder", metavar="E", help="a timm model by name, FILE.onnx, MODULE:FUNCTION (a torch module), or a run"
     ),
 ]
-Again = Annotated[
-    str | None, typer.Option("--encoder", metavar="MODULE:FUNCTION", help="the same as for fit, if it was one")
-]
+Again = Annotated[str | None, Option("--encoder", metavar="MODULE:FUNCTION", help="the same as for fit, if it was one")]
 METHODS = "prototypes, ncl, bayesncl, sae, csr"  # of heads.HEADS, which waits for torch
 
 
 @app.command()
 def fit(
-    source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="a folder of photos, an array file, or a finished run")
-    ],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="the folder to write")],
+    source: Annotated[Path, Argument(metavar="SOURCE", help="a folder of photos, an array file, or a finished run")],
+    out: Annotated[Path, Option("-o", "--out", metavar="DIR", help="the folder to write")],
     encoder: Encoder = None,
-    weights: Annotated[
-        Path | None, typer.Option("--weights", metavar="FILE", help="weights of the encoder, .safetensors or .pt")
-    ] = None,
-    size: Annotated[
-        int | None, typer.Option("--size", min=1, max=4096, help="pixels a side the encoder takes, if not its own")
-    ] = None,
-    mean: Annotated[
-        str | None, typer.Option("--mean", metavar="R,G,B", help="of normalisation, if not its own")
-    ] = None,
-    std: Annotated[str | None, typer.Option("--std", metavar="R,G,B", help="of normalisation, if not its own")] = None,
-    method: Annotated[str, typer.Option("--method", help=METHODS)] = "prototypes",
-    dim: Annotated[int | None, typer.Option("--dim", min=1, help="dimensions; default by the number of images")] = None,
-    keep: Annotated[int | None, typer.Option("--keep", min=1, help="an image keeps its strongest dimensions")] = None,
-    labels: Annotated[
-        Path | None, typer.Option("--labels", metavar="FILE", help="labels to judge by: a table, or .npy of y")
-    ] = None,
-    images: Annotated[
-        Path | None, typer.Option("--images", metavar="DIR", help="where the images of an array lie, by name")
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1)] = 0,
+    weights: Annotated[Path | None, Option(metavar="FILE", help="weights of the encoder, .safetensors or .pt")] = None,
+    size: Annotated[int | None, Option(min=1, max=4096, help="pixels a side the encoder takes, if not its own")] = None,
+    mean: Annotated[str | None, Option(metavar="R,G,B", help="of normalisation, if not its own")] = None,
+    std: Annotated[str | None, Option(metavar="R,G,B", help="of normalisation, if not its own")] = None,
+    method: Annotated[str, Option(help=METHODS)] = "prototypes",
+    dim: Annotated[int | None, Option(min=1, help="dimensions; default by the number of images")] = None,
+    keep: Annotated[int | None, Option(min=1, help="an image keeps its strongest dimensions")] = None,
+    labels: Annotated[Path | None, Option(metavar="FILE", help="labels to judge by: a table, or .npy of y")] = None,
+    images: Annotated[Path | None, Option(metavar="DIR", help="where the images of an array lie, by name")] = None,
+    seed: Annotated[int, Option(min=0, max=2**32 - 1)] = 0,
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
@@ -98,18 +85,14 @@ def parse_colours(name: str, text: str | None) -> tuple[float, ...] | None:
 def embed(
     run: Trained,
     images: Annotated[
-        Path, typer.Argument(metavar="IMAGES", help="a folder of images, or one; for codes also an array file")
+        Path, Argument(metavar="IMAGES", help="a folder of images, or one; for codes also an array file")
     ],
     out: Annotated[
         Path, written("-o", "--out", metavar="FILE", help=".npz (z [N, D], names, y), .csv or .parquet")
     ] = Path("embedding.npz"),
-    keep: Annotated[
-        int | None, typer.Option("--keep", min=1, help="keep only each image's strongest dimensions")
-    ] = None,
-    ungated: Annotated[bool, typer.Option("--ungated", help="features before the gates")] = False,
-    names: Annotated[
-        Path | None, typer.Option("--names", metavar="FILE", help="names.json from the atlas: named columns")
-    ] = None,
+    keep: Annotated[int | None, Option(min=1, help="keep only each image's strongest dimensions")] = None,
+    ungated: Annotated[bool, Option("--ungated", help="features before the gates")] = False,
+    names: Annotated[Path | None, Option(metavar="FILE", help="names.json from the atlas: named columns")] = None,
     encoder: Again = None,
     device: Device = None,
     quiet: Quiet = False,
@@ -130,7 +113,7 @@ def embed(
 def export(
     run: Trained,
     out: Annotated[Path, written("-o", "--out", metavar="FILE.onnx")] = Path("model.onnx"),
-    head: Annotated[bool, typer.Option("--head", help="of codes of photos only the part from embeddings on")] = False,
+    head: Annotated[bool, Option("--head", help="of codes of photos only the part from embeddings on")] = False,
     encoder: Again = None,
     quiet: Quiet = False,
 ) -> None:

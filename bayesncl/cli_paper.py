@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from . import cli
 from .cli import app
@@ -15,15 +15,13 @@ from .recipes import find_recipe
 
 @app.command()
 def reproduce(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="a table or figure of the paper, or all")] = None,
-    listing: Annotated[bool, typer.Option("--list", help="what exists, what has been run, what it would cost")] = False,
-    scale: Annotated[
-        str, typer.Option("--scale", help="smoke: scenes on a CPU in a minute; paper: full size")
-    ] = "paper",
+    name: Annotated[str | None, Argument(metavar="[NAME]", help="a table or figure of the paper, or all")] = None,
+    listing: Annotated[bool, Option("--list", help="what exists, what has been run, what it would cost")] = False,
+    scale: Annotated[str, Option(help="smoke: scenes on a CPU in a minute; paper: full size")] = "paper",
     data: DataDir = None,
-    results: Annotated[Path, typer.Option("--results", metavar="DIR", help="the ledger")] = Path("results"),
-    pages: Annotated[Path | None, typer.Option("--pages", metavar="DIR", help="write page and figures there")] = None,
-    dry: Annotated[bool, typer.Option("--dry-run", help="show from the ledger alone; train nothing")] = False,
+    results: Annotated[Path, Option(metavar="DIR", help="the ledger")] = Path("results"),
+    pages: Annotated[Path | None, Option(metavar="DIR", help="write page and figures there")] = None,
+    dry: Annotated[bool, Option("--dry-run", help="show from the ledger alone; train nothing")] = False,
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
@@ -41,7 +39,7 @@ def reproduce(
 @app.command()
 def record(
     run: RunDir,
-    results: Annotated[Path, typer.Option("--results", metavar="DIR", help="the ledger")] = Path("results"),
+    results: Annotated[Path, Option(metavar="DIR", help="the ledger")] = Path("results"),
     data: DataDir = None,
     device: Device = None,
     quiet: Quiet = False,
@@ -58,10 +56,10 @@ def record(
 
 @app.command()
 def demo(
-    methods: Annotated[bool, typer.Option("--methods", help="CL, NCL and BayesNCL on scenes, 20 minutes")] = False,
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="where it goes; default runs/demo")] = None,
+    methods: Annotated[bool, Option("--methods", help="CL, NCL and BayesNCL on scenes, 20 minutes")] = False,
+    out: Annotated[Path | None, Option(metavar="DIR", help="where it goes; default runs/demo")] = None,
     changes: Changes = None,
-    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="open the page in a browser")] = True,
+    open_browser: Annotated[bool, Option("--open/--no-open", help="open the page in a browser")] = True,
     quiet: Quiet = False,
 ) -> None:
     """See it work: readable codes of built-in photographs.
