@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,19 +90,16 @@ def time_steps(
 
 def _macs(model: Encoder, parts: dict[str, Any], size: int) -> dict[str, int]:
     macs = dict.fromkeys(parts, 0)
-    hooks = []
-    for name, part in parts.items():
-        for layer in part.modules() if part else ():
 
-            def add(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, part: str = name) -> None:
-                macs[part] += operations(layer, inputs[0], output)
+    def add(part: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        macs[part] += operations(layer, inputs[0], output)
 
-            hooks.append(layer.register_forward_hook(add))
     model.eval()
-    with torch.no_grad():
+    with ExitStack() as hooks, torch.no_grad():
+        for name, part in parts.items():
+            for layer in part.modules() if part else ():
+                hooks.enter_context(layer.register_forward_hook(partial(add, name)))
         parts["classifier"](model(torch.empty(2, 3, size, size, device="meta")).h)
-    for hook in hooks:
-        hook.remove()
     return macs
 
 

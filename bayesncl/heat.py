@@ -82,8 +82,8 @@ def see_model(model: Encoder) -> Sight:
         return raw.unflatten(0, f.shape[:2])
 
     grey = np.rint(255 * model.mean.flatten().cpu().numpy()).astype(np.uint8)
-    pixels = lambda x: model.normalise_pixels(x.to(model.mean.device))  # noqa: E731
-    return Sight(model.backbone, pixels, head, drive, grey, model.recipe.views.size)
+    side, device = model.recipe.views.size, model.mean.device
+    return Sight(model.backbone, lambda x: model.normalise_pixels(x.to(device)), head, drive, grey, side)
 
 
 def see_codes(codes: PhotoCodes) -> Sight:
@@ -101,6 +101,9 @@ def see_codes(codes: PhotoCodes) -> Sight:
     mean, std = (torch.tensor(numbers, device=device).view(1, 3, 1, 1) for numbers in (view.mean, view.std))
     own, moments = copy.deepcopy(codes.codes.head_).to(device).eval(), codes.codes.moments_
 
+    def pixels(x: Tensor) -> Tensor:
+        return (x.to(device).float() / 255 - mean) / std
+
     def drive(f: Tensor, h: Tensor) -> Tensor:
         x = prepare(f.flatten(0, 1), moments, h.repeat_interleave(f.shape[1], 0))
         if isinstance(own, Prototypes):
@@ -111,7 +114,6 @@ def see_codes(codes: PhotoCodes) -> Sight:
         return raw.unflatten(0, f.shape[:2])
 
     grey = np.rint(255 * np.clip(view.mean, 0, 1)).astype(np.uint8)
-    pixels = lambda x: (x.to(device).float() / 255 - mean) / std  # noqa: E731
     return Sight(encoder.network, pixels, lambda h: own(prepare(h, moments)), drive, grey, view.crop)
 
 

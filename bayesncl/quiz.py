@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -90,12 +90,6 @@ def _answer(found: object, author: str, path: Path) -> Answer:
     )  # fmt: skip
 
 
-def count(answers: Iterable[Answer]) -> Found:
-    """The share found, with its interval."""
-    right = [answer.chosen == answer.intruder for answer in answers]
-    return Found(sum(right), len(right), sum(right) / max(len(right), 1), *wilson(sum(right), len(right)))
-
-
 def join_quizzes(files: Sequence[Path | str]) -> dict:
     """Join the results of several files. An answer that is in two files counts once.
 
@@ -108,7 +102,11 @@ def join_quizzes(files: Sequence[Path | str]) -> dict:
         runs.setdefault(answer.codes, f"{answer.run} ({answer.codes[:8]})" if twice else answer.run)
 
     def counted(key: Callable[[Answer], Any]) -> dict[Any, Found]:
-        return {name: count(each) for name, each in groupby(sorted(answers, key=key), key)}
+        found = {}
+        for name, group in groupby(sorted(answers, key=key), key):
+            right = [answer.chosen == answer.intruder for answer in group]
+            found[name] = Found(sum(right), len(right), sum(right) / len(right), *wilson(sum(right), len(right)))
+        return found
 
     return {
         "people": len({answer.author for answer in answers}),

@@ -170,20 +170,13 @@ def write_run(
     z, gated, open = features.z, features.gated, features.open
     n, d = z.shape
     plain: dict = {"dims": d, "signed": bool(z.min() < 0), "gated": open is not None, "stages": {}}
-    core: Arrays = {}
-    counts: Arrays = {}
-    by_dim: Arrays = {}
-    by_image: Arrays = {}
+    y, backgrounds = (None if each is None else each.index for each in (labels, grounds))
+    core, counts, by_dim, by_image = Arrays(), Arrays(), Arrays(), Arrays()
     seen: list[int] = []
     for stage, x in (("before", z), ("after", gated)):
         if x is None:
             continue
-        dims = describe(
-            x,
-            None if labels is None else labels.index,
-            backgrounds=None if grounds is None else grounds.index,
-            open=open if stage == "before" else None,
-        )
+        dims = describe(x, y, backgrounds=backgrounds, open=open if stage == "before" else None)
         index, value = top_images(x, TOP)
         score = telling(x, index, value)
         plain["stages"][stage] = _headline(dims) | {"gallery": {"entropy": most_mixed(dims)[:GALLERY].tolist()}}
@@ -196,11 +189,10 @@ def write_run(
         core[f"{stage}.wall"] = _small(wall, d)
         heavy = np.argsort(-dims.mass, kind="stable")[:HEAVIEST]
         seen += [*index[wall, :8][value[wall, :8] > 0].tolist(), *index[heavy, 0][value[heavy, 0] > 0].tolist()]
-        for what, count in (("classes", dims.class_counts), ("backgrounds", dims.background_counts)):
-            if count is not None:
-                counts[f"{stage}.{what}"] = _small(count)
+        by_label = {"classes": dims.class_counts, "backgrounds": dims.background_counts}
+        counts |= _prefix(stage, {what: _small(count) for what, count in by_label.items() if count is not None})
         if stage == "before" and open is not None:
-            core |= {"open_rate": _share(dims.open_rate), "closed_rate": _share(dims.closed_rate)}
+            core |= {"open_rate": _floats(dims.open_rate, 100), "closed_rate": _floats(dims.closed_rate, 100)}
             plain["closed"] = (dims.closed or 0.0) / 100
             plain["stages"]["before"]["gallery"]["suppressed"] = most_suppressed(dims)[:GALLERY].tolist()
             if dims.open_counts is not None:
@@ -234,11 +226,9 @@ def _describe_core(dims: Dimensions, index: np.ndarray, value: np.ndarray, score
         "top": _small(index[:, :STRIP]),
         "shown": (value[:, :STRIP] > 0).sum(1).astype("u1"),
     }
-    for what in ("entropy_freq", "entropy_sum", "entropy_mean"):
+    for what, scale in (("entropy_freq", 1), ("entropy_sum", 1), ("entropy_mean", 1), ("consistency", 100)):
         if (column := getattr(dims, what)) is not None:
-            core[what] = np.nan_to_num(column).astype("f4")
-    if dims.consistency is not None:
-        core["consistency"] = _share(dims.consistency)
+            core[what] = _floats(column, scale)
     return core
 
 
@@ -249,9 +239,9 @@ def _headline(dims: Dimensions) -> dict[str, float | int | None]:
     return {"dead": int(dims.dead.sum()), "supported": int(dims.counted.sum()), "active": dims.l0, "consistency": mean}
 
 
-def _share(percent: np.ndarray | None) -> np.ndarray:
-    """Percent as shares; 0 for what does not exist."""
-    return np.nan_to_num(np.asarray(percent) / 100).astype("f4")
+def _floats(x: np.ndarray | None, scale: float) -> np.ndarray:
+    """Numbers in units of `scale`; 0 for what does not exist."""
+    return np.nan_to_num(np.asarray(x) / scale).astype("f4")
 
 
 def _describe_words(index: np.ndarray, value: np.ndarray, labels: Labels | None, grounds: Labels | None) -> Arrays:

@@ -132,11 +132,6 @@ def title(experiment: Experiment) -> str:
     return experiment.title or str(paper()["tables"][experiment.tables[0]]["title"])
 
 
-def columns(experiment: Experiment) -> list[str]:
-    """The measures a table shows; of several tables, those of the first."""
-    return list(paper()["tables"][experiment.tables[0]]["columns"])
-
-
 def recipe_of(name: str, changes: Sequence[str] = ()) -> Recipe:
     """A named recipe with changes; the main runs also record the gradient dynamics."""
     extra = ["run.dynamics_every=10"] if name in DYNAMIC and all(c.startswith("run.seed=") for c in changes) else []

@@ -11,9 +11,9 @@ from typing import Any
 
 from ..cost import cost
 from ..data import DATASETS
-from ..recipes import Recipe, replace_fields
+from ..recipes import replace_fields
 from . import ledger
-from .experiments import EXPERIMENTS, MAIN, Experiment, Row, columns, paper, rows
+from .experiments import EXPERIMENTS, MAIN, Experiment, Row, paper, rows
 
 AXIS_NAMES = {"dim": "D", "gate_lr": "gate rate", "batch_size": "batch"}  # where they differ from the axis
 CORRELATED = ("af_gv", "af_sc", "gv_sc")
@@ -85,12 +85,12 @@ def lines_of(name: str, entries: Entries, dataset: str = MAIN, scale: str = "pap
 def sections(experiment: Experiment, entries: Entries, scale: str = "paper") -> list[Section]:
     """The table of an experiment by data set; measures the paper never gives for a data set are left out."""
     found = []
+    columns = paper()["tables"][experiment.tables[0]]["columns"]  # of several tables, those of the first
     everything = rows(experiment, scale)
     for dataset in dict.fromkeys(row.dataset for row in everything):
         mine = [row for row in everything if row.dataset == dataset]
-        shown = [c for c in columns(experiment) if any(row.published.get(c) is not None for row in mine)]
-        lines = [fill(row, shown or columns(experiment), entries) for row in mine]
-        found.append(Section(dataset, shown or columns(experiment), lines))
+        shown = [c for c in columns if any(row.published.get(c) is not None for row in mine)] or columns
+        found.append(Section(dataset, shown, [fill(row, shown, entries) for row in mine]))
     return found
 
 
@@ -112,8 +112,9 @@ def fill(row: Row, wanted: Sequence[str], entries: Entries) -> Line:
 def cell(row: Row, column: str, runs: Sequence[ledger.Entry]) -> Cell:
     """One measure of a row over its runs."""
     published = row.published.get(column)
-    if column == "flops":  # counted, not run; the published tables are per image or, where the batch varies, per batch
-        return Cell(column, published, (float(operations(row.recipe) * row.axes.get("batch_size", 1)),))
+    if column == "flops":  # counted, not run, both views; per image or, where the batch varies, per batch
+        any_batch = replace_fields(row.recipe, run={"seed": 0, "batch": 2})  # neither enters
+        return Cell(column, published, (float(counted(any_batch)["macs_per_image"] * row.axes.get("batch_size", 1)),))
     found = ([value(entry, row, column, definition) for entry in runs] for definition in ("paper", "sound"))
     ours, sound = (tuple(v for v in values if v is not None) for values in found)
     if column == "running_time_min":
@@ -185,11 +186,6 @@ def summary(values: Sequence[float], decimals: int | None) -> str:
         return ""
     centre = number(mean(values), decimals)
     return f"{centre} ± {number(spread(values), decimals)}" if len(values) > 1 else centre
-
-
-def operations(recipe: Recipe) -> int:
-    """Multiply-adds per image, both views, in the published counting."""
-    return int(counted(replace_fields(recipe, run={"seed": 0, "batch": 2}))["macs_per_image"])  # neither enters
 
 
 def _ours(cell: Cell) -> str:
