@@ -458,13 +458,14 @@ def open_run(run: Path, device: str | None, root: str | None = None) -> tuple[En
 
 
 @contextmanager
-def interruptible(display: Display, remark: str = "{stop}") -> Iterator[None]:
+def interruptible(display: Display, remark: str = "{stop}", kind: type[BaseException] | None = None) -> Iterator[None]:
     """Around training: leaves the terminal as it was, says how to continue a run that was stopped, and exits."""
     from .train import Interrupted
 
+    kind = kind or Interrupted
     try:
         yield
-    except Interrupted as stop:
+    except kind as stop:
         display.close()
         display.note(remark.format(stop=stop))
         raise typer.Exit(130) from None

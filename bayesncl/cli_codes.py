@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from typer import Argument, Option
 
 from . import cli
@@ -58,14 +57,8 @@ def fit(
         request = Request(encoder or "", None if weights is None else str(weights), **numbers)  # type: ignore[arg-type]
     options = Options(method, dim, keep, seed, request, labels, images)
     display.busy(f"looking at {cli.one_line(str(source))}")
-    try:
+    with cli.interruptible(display, "stopped; the same command resumes from here", KeyboardInterrupt):
         fit_codes(source, out, options, cli.open_device(device), display)
-    except KeyboardInterrupt:
-        display.close()
-        display.note("stopped; the same command resumes from here")
-        raise typer.Exit(130) from None
-    finally:
-        display.close()
 
 
 def parse_colours(name: str, text: str | None) -> tuple[float, ...] | None:
