@@ -27,17 +27,9 @@ WORK = {LEDGER: Path("runs/reproduce"), SMOKE_LEDGER: Path("runs/smoke")}  # run
 
 
 def reproduce(
-    name: str | None,
-    *,
-    listing: bool = False,
-    scale: str = "paper",
-    data: str | None = None,
-    results: Path = LEDGER,
-    pages: Path | None = None,
-    dry: bool = False,
-    device: str | None = None,
-    display: Display | None = None,
-) -> None:
+    name: str | None, *, listing: bool = False, scale: str = "paper", data: str | None = None, results: Path = LEDGER,
+    pages: Path | None = None, dry: bool = False, device: str | None = None, display: Display | None = None,
+) -> None:  # fmt: skip
     """Show a table or figure of the paper next to our runs, after doing those that are missing.
 
     `name` is an experiment's, or `all`; None lists them, as `listing` does. `smoke`, scenes on a CPU, has a ledger of

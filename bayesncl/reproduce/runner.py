@@ -21,7 +21,6 @@ from ..features import extract
 from ..measure.dimensions import describe, most_mixed, most_suppressed
 from ..measure.result import Result
 from ..model import Encoder
-from ..model import load_run as load
 from ..progress import Display
 from ..recipes import Data, Recipe, replace_fields, with_root
 from ..run import Run
@@ -32,8 +31,6 @@ from .experiments import BACKGROUND_SETS
 DEEPER = 2.3  # ResNet-50 over ResNet-18, by multiply-adds
 SHOWN_DIMS, SHOWN_IMAGES = 3, 10  # of the figures that show what dimensions respond to
 
-Splits = tuple[Images, Images]
-
 
 def run_experiment_run(
     recipe: Recipe, library: Library, results: Path, models: Path, device: torch.device | None, paper_probe: bool,
@@ -43,7 +40,7 @@ def run_experiment_run(
 
     InputError, and nothing is changed, where another process has made a complete entry meanwhile.
     """
-    images, test = library.load(recipe)
+    images, test = splits = library.load(recipe)
     own = datasets.DATASETS[recipe.data.name].second_label
     roots = ({recipe.data.name: ""} if own else library.backgrounds()) if background else {}
     recipe, count = library.rooted(recipe), library.display.count
@@ -53,12 +50,12 @@ def run_experiment_run(
         torch.cuda.empty_cache()
     run = Run(models / Path(ledger.file_name(recipe)).stem)
     if run.finished():
-        model = load(run.folder, device or default_device())
+        model = run.model(device or default_device())
     else:
         after_epoch = recorder(images, recipe)
         model = train(recipe, images, run.folder, device=device, display=library.display, after_epoch=after_epoch)
     # on scenes the probes for the background are most of the work: they are left to the experiments that ask for them
-    plain = [dataclasses.replace(split, backgrounds=None) for split in (images, test)]
+    plain = [dataclasses.replace(split, backgrounds=None) for split in splits]
     with run.lock():  # several processes may share a list
         known = ledger.by_identity(ledger.read(results)).get(ledger.identity(recipe))
         if known is not None and complete(known):
@@ -157,7 +154,7 @@ class Library:
 
     def __init__(self, root: str | None, display: Display) -> None:
         self.root, self.display = root, display
-        self.splits: dict[Data, Splits] = {}
+        self.splits: dict[Data, list[Images]] = {}
         self.missing: dict[str, InputError] = {}
 
     def place(self, name: str) -> str:
@@ -171,15 +168,14 @@ class Library:
         """The recipe with the place of its images."""
         return replace_fields(recipe, data={"root": self.place(recipe.data.name)})
 
-    def load(self, recipe: Recipe) -> Splits:
+    def load(self, recipe: Recipe) -> list[Images]:
         """Training and test images of a recipe; InputError, at once the second time, where there are none."""
         data = self.rooted(recipe).data
         if data.name in self.missing:
             raise self.missing[data.name]
         if data not in self.splits:
             try:
-                train_split, test_split = (datasets.load(data, s, self.display.count) for s in ("train", "test"))
-                self.splits[data] = train_split, test_split
+                self.splits[data] = [datasets.load(data, split, self.display.count) for split in ("train", "test")]
             except InputError as error:
                 self.missing[data.name] = error
                 raise
@@ -193,17 +189,10 @@ class Library:
 
 
 def run_list(
-    runs: Sequence[Recipe],
-    data: str | None,
-    results: Path,
-    models: Path,
-    *,
-    device: torch.device | None = None,
-    paper_probe: bool = False,
-    background: bool = False,
+    runs: Sequence[Recipe], data: str | None, results: Path, models: Path, *, device: torch.device | None = None,
+    paper_probe: bool = False, background: bool = False, display: Display | None = None,
     complete: Callable[[ledger.Entry], bool] = lambda entry: True,
-    display: Display | None = None,
-) -> list[Path]:
+) -> list[Path]:  # fmt: skip
     """Do runs in order, each entered in the ledger as soon as it exists; paths of the new entries.
 
     `data` holds a folder for each data set, or is the one data set. A half-finished run found under `models` is
