@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from . import __version__
 from .errors import InputError
@@ -28,7 +29,6 @@ from .recipes import DATASETS, METHODS, PARTS, Recipe, change, explain, find_rec
 if TYPE_CHECKING:
     from .model import Encoder
     from .progress import Display
-    from .run import Run
 
 app = typer.Typer(
     help="Readable codes of any images from any encoder, and the paper's experiments. Start with bayesncl demo.",
@@ -90,35 +90,36 @@ from . import cli_codes  # noqa: E402 (registers its commands first)
 
 
 @app.callback(invoke_without_command=True)
-def version(show: Annotated[bool, typer.Option("--version", help="print the version and leave")] = False) -> None:
+def version(show: Annotated[bool, Option("--version", help="print the version and leave")] = False) -> None:
     # a docstring would stand in for the help of the whole
     if show:
         print(__version__)
         raise typer.Exit
 
 
-WHERE_TO_START = """\
+LISTING = f"""\
 Where to start
   bayesncl train scenes                         built-in images, minutes on a CPU
   bayesncl train folder --data PHOTOS           your own images, by the thousand
   bayesncl fit PHOTOS -o DIR                    fewer images: no training, no recipe
   bayesncl train cifar100-bayesncl --data DIR   the paper's main run
-"""
+
+A recipe is DATASET-METHOD, with DATASET one of
+  {' '.join(DATASETS)}
+and METHOD one of
+  {' '.join(METHODS)}
+A plain DATASET means DATASET-bayesncl. {len(DATASETS) * len(METHODS)} recipes; bayesncl recipes NAME explains one."""
 
 
 @app.command()
 def recipes(
     name: Annotated[
-        str | None, typer.Argument(metavar="[RECIPE]", help="show this one with an explanation of every field")
+        str | None, Argument(metavar="[RECIPE]", help="show this one with an explanation of every field")
     ] = None,
 ) -> None:
     """List the recipes, or show one."""
     if name is None:
-        print(WHERE_TO_START)
-        print(f"A recipe is DATASET-METHOD, with DATASET one of\n  {' '.join(DATASETS)}")
-        print(f"and METHOD one of\n  {' '.join(METHODS)}")
-        count = len(DATASETS) * len(METHODS)
-        print(f"A plain DATASET means DATASET-bayesncl. {count} recipes; bayesncl recipes NAME explains one.")
+        print(LISTING)
         return
     recipe = find_recipe(name)
     print(recipe.name)
@@ -140,9 +141,9 @@ def train(
     backbone: Backbone = None,
     changes: Changes = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="run folder; default runs/RECIPE, numbered if it exists")
+        Path | None, Option(metavar="DIR", help="run folder; default runs/RECIPE, numbered if it exists")
     ] = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="also write RUN/tensorboard")] = False,
+    tensorboard: Annotated[bool, Option("--tensorboard", help="also write RUN/tensorboard")] = False,
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
@@ -169,8 +170,10 @@ def train(
         run = new_run(run.folder.parent, run.folder.name)
     if tensorboard:
         display = open_display(quiet, run.inside(run.board))
-    with training(display, run):
+    with interruptible(display):
         train_model(chosen, images, run.folder, device=place, display=display, after_epoch=recorder(images, chosen))
+    display.note(f"trained: {run}")
+    distributed.stop()
 
 
 @app.command()
@@ -204,11 +207,11 @@ def resume(
     if changes and (note := short_schedule(recipe)):
         display.note(note)
     place, images = open_device(device), load_split(recipe, "train", display)
-    with training(display, found):
-        train_model(
-            recipe, images, run, device=place, display=display, after_epoch=recorder(images, recipe),
-            revise=bool(changes),
-        )  # fmt: skip
+    after = recorder(images, recipe)
+    with interruptible(display):
+        train_model(recipe, images, run, device=place, display=display, after_epoch=after, revise=bool(changes))
+    display.note(f"trained: {found}")
+    distributed.stop()
 
 
 @app.command()
@@ -216,13 +219,13 @@ def evaluate(
     run: Trained,
     data: DataDir = None,
     paper_probe: Annotated[
-        bool, typer.Option("--paper-probe", help="also the published 50-epoch linear probe (minutes)")
+        bool, Option("--paper-probe", help="also the published 50-epoch linear probe (minutes)")
     ] = False,
     again: Annotated[
-        Path | None, typer.Option("--again", metavar="RUN", help="the same method with another seed: same dimensions?")
+        Path | None, Option(metavar="RUN", help="the same method with another seed: same dimensions?")
     ] = None,
     plots: Annotated[
-        Path | None, typer.Option("--plots", metavar="DIR", callback=check_folder, help="also draw the figures there")
+        Path | None, Option(metavar="DIR", callback=check_folder, help="also draw the figures there")
     ] = None,
     everything: Everything = False,
     json: Json = None,
@@ -245,10 +248,9 @@ def evaluate(
     from .report.tables import show
     from .run import Run
 
-    display = open_display(quiet)
+    display, files = open_display(quiet), {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
     if is_codes(run):
         given = {"--again": again, "--plots": plots, "--paper-probe": paper_probe, "--data": data, "--device": device}
-        files = {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
         return cli_codes.show_codes(run, files, everything, display, given, save=True)
     model, recipe = open_run(run, device, data)
     splits = [load_split(recipe, split, display) for split in ("train", "test")]
@@ -270,7 +272,7 @@ def evaluate(
         if run.is_dir():  # it may be a model file
             Run(run).write(Run(run).evaluation_file, results.to_json())
     finally:  # a folder that cannot be written to does not cost the results
-        show(results, {"json": json, "csv": csv, "markdown": markdown, "latex": latex}, everything)
+        show(results, files, everything)
     if plots is not None:
         for path in draw_figures({recipe.name: (run, results)}, plots):
             display.note(f"wrote {path}")
@@ -279,15 +281,11 @@ def evaluate(
 @app.command()
 def measure(
     features: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", help="z [N, D], and y [N] if labelled, in .npz, .csv, ...; or codes of fit"),
+        Path, Argument(metavar="FILE", help="z [N, D], and y [N] if labelled, in .npz, .csv, ...; or codes of fit")
     ],
-    labels: Annotated[
-        Path | None, typer.Option("--labels", metavar="FILE", help=".npy of y, beside a .npy of z")
-    ] = None,
+    labels: Annotated[Path | None, Option(metavar="FILE", help=".npy of y, beside a .npy of z")] = None,
     embeddings: Annotated[
-        Path | None,
-        typer.Option("--embeddings", metavar="FILE", help="a second encoder's embeddings of the images, to judge by"),
+        Path | None, Option(metavar="FILE", help="a second encoder's embeddings of the images, to judge by")
     ] = None,
     everything: Everything = False,
     json: Json = None,
@@ -303,9 +301,8 @@ def measure(
     from .evaluate import measure_file
     from .report.tables import show
 
-    display = open_display(quiet)
+    display, files = open_display(quiet), {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
     if is_codes(features):
-        files = {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
         given = {"--labels": labels, "--embeddings": embeddings}
         return cli_codes.show_codes(features, files, everything, display, given, save=False)
     spectrum = everything or json is not None or csv is not None  # it takes longest, and only these show it
@@ -313,17 +310,15 @@ def measure(
         features, labels, embeddings, spectrum=spectrum, everything=everything, progress=display.count
     )
     display.close()
-    show(results, {"json": json, "csv": csv, "markdown": markdown, "latex": latex}, everything)
+    show(results, files, everything)
 
 
 @app.command()
 def cost(
-    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE ...", help="one recipe, or several side by side")],
-    data: Annotated[
-        str | None, typer.Option("--data", metavar="DIR", help="also tell the time for the images there")
-    ] = None,
+    recipes: Annotated[list[str], Argument(metavar="RECIPE ...", help="one recipe, or several side by side")],
+    data: Annotated[str | None, Option(metavar="DIR", help="also tell the time for the images there")] = None,
     changes: Changes = None,
-    timed: Annotated[bool, typer.Option("--time", help="also run steps: seconds and peak memory, measured")] = False,
+    timed: Annotated[bool, Option("--time", help="also run steps: seconds and peak memory, measured")] = False,
     device: Device = None,
     json: Json = None,
 ) -> None:
@@ -341,27 +336,24 @@ def cost(
 @app.command()
 def atlas(
     runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUN...", help="runs or model files, finished or not; or codes")
+        list[Path] | None, Argument(metavar="RUN...", help="runs or model files, finished or not; or codes")
     ] = None,
     features: Annotated[
-        Path | None,
-        typer.Option(
-            "--features", metavar="FILE.npz", help="instead of a run: arrays z, images, and y if there are labels"
-        ),
+        Path | None, Option(metavar="FILE.npz", help="instead of a run: arrays z, images, and y if there are labels")
     ] = None,
     data: DataDir = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="DIR", help="default RUN/atlas")] = None,
-    images: Annotated[int, typer.Option("--images", min=1, help="at most this many test images")] = 10_000,
-    heat: Annotated[bool, typer.Option("--heat", help="of codes of photos: also where in a photo they fire")] = False,
-    encoder: Annotated[str | None, typer.Option("--encoder", metavar="E", help="for --heat: as for fit")] = None,
-    serve: Annotated[bool, typer.Option("--serve", help="then serve it on localhost")] = False,
-    port: Annotated[int, typer.Option("--port", help="port to serve on; 0 takes a free one")] = 8000,
+    out: Annotated[Path | None, Option("-o", "--out", metavar="DIR", help="default RUN/atlas")] = None,
+    images: Annotated[int, Option(min=1, help="at most this many test images")] = 10_000,
+    heat: Annotated[bool, Option("--heat", help="of codes of photos: also where in a photo they fire")] = False,
+    encoder: Annotated[str | None, Option(metavar="E", help="for --heat: as for fit")] = None,
+    serve: Annotated[bool, Option("--serve", help="then serve it on localhost")] = False,
+    port: Annotated[int, Option(help="port to serve on; 0 takes a free one")] = 8000,
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
     """Make the page that shows what each dimension means. It opens from disk in any browser."""
     from .atlas import serve as serve_folder
-    from .atlas.sources import atlas_of_arrays, atlas_of_runs, default_place
+    from .atlas.sources import atlas_of_arrays, atlas_of_codes, atlas_of_runs, default_place
 
     display = open_display(quiet)
     if (features is None) == (not runs):
@@ -369,7 +361,6 @@ def atlas(
     if features is not None:
         page = atlas_of_arrays(features, out or default_place(features))
     elif runs and any(map(is_codes, runs)):
-        from .atlas.fitted import atlas_of_codes
         from .codes_folder import CodesFolder
 
         if strange := [run for run in runs if not is_codes(run)]:
@@ -387,7 +378,7 @@ def atlas(
 
 @app.command()
 def quiz(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="results that the atlas's quiz exported")],
+    files: Annotated[list[Path], Argument(metavar="FILE...", help="results that the atlas's quiz exported")],
     json: Json = None,
 ) -> None:
     """Join several people's answers to the atlas's intruder quiz. Gives the share found by method and dimension."""
@@ -405,7 +396,7 @@ def views(
     data: DataDir = None,
     changes: Changes = None,
     out: Annotated[Path, written("-o", "--out", metavar="FILE.png")] = Path("views.png"),
-    count: Annotated[int, typer.Option("--count", min=1, max=64, help="images shown")] = 12,
+    count: Annotated[int, Option(min=1, max=64, help="images shown")] = 12,
 ) -> None:
     """Draw augmented views of some images. Look at them before training."""
     import torch
@@ -422,8 +413,8 @@ def views(
 
 @app.command()
 def download(
-    name: Annotated[str, typer.Argument(metavar="cifar10|cifar100")],
-    root: Annotated[Path, typer.Option("--data", metavar="DIR", help="where to put the archive")] = Path("data"),
+    name: Annotated[str, Argument(metavar="cifar10|cifar100")],
+    root: Annotated[Path, Option("--data", metavar="DIR", help="where to put the archive")] = Path("data"),
 ) -> None:
     """Fetch a data set from its home. A broken download resumes; what comes is checked."""
     from .data import download as fetch
@@ -465,18 +456,16 @@ def open_run(run: Path, device: str | None, root: str | None = None) -> tuple[En
 
 
 @contextmanager
-def training(display: Display, run: Run) -> Iterator[None]:
-    """Around the training of a run: what is said at its end, and the exit status of one that was stopped."""
-    from . import distributed
+def interruptible(display: Display, remark: str = "{stop}", kind: type[BaseException] | None = None) -> Iterator[None]:
+    """Around training: leaves the terminal as it was, says how to continue a run that was stopped, and exits."""
     from .train import Interrupted
 
+    kind = kind or Interrupted
     try:
         yield
-    except Interrupted as stop:
+    except kind as stop:
         display.close()
-        display.note(str(stop))
+        display.note(remark.format(stop=stop))
         raise typer.Exit(130) from None
     finally:
         display.close()
-    display.note(f"trained: {run}")
-    distributed.stop()

@@ -5,55 +5,42 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from . import cli
-from .cli import Device, Quiet, app, written
+from .cli import app
 from .errors import InputError
 from .files import is_codes
+from .options import Device, Quiet, Trained, written
 
 if TYPE_CHECKING:
     from .progress import Display
 
 Encoder = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--encoder", metavar="E", help="a timm model by name, FILE.onnx, MODULE:FUNCTION (a torch module), or a run"
     ),
 ]
-Again = Annotated[
-    str | None, typer.Option("--encoder", metavar="MODULE:FUNCTION", help="the same as for fit, if it was one")
-]
+Again = Annotated[str | None, Option("--encoder", metavar="MODULE:FUNCTION", help="the same as for fit, if it was one")]
 METHODS = "prototypes, ncl, bayesncl, sae, csr"  # of heads.HEADS, which waits for torch
 
 
 @app.command()
 def fit(
-    source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="a folder of photos, an array file, or a finished run")
-    ],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="the folder to write")],
+    source: Annotated[Path, Argument(metavar="SOURCE", help="a folder of photos, an array file, or a finished run")],
+    out: Annotated[Path, Option("-o", "--out", metavar="DIR", help="the folder to write")],
     encoder: Encoder = None,
-    weights: Annotated[
-        Path | None, typer.Option("--weights", metavar="FILE", help="weights of the encoder, .safetensors or .pt")
-    ] = None,
-    size: Annotated[
-        int | None, typer.Option("--size", min=1, max=4096, help="pixels a side the encoder takes, if not its own")
-    ] = None,
-    mean: Annotated[
-        str | None, typer.Option("--mean", metavar="R,G,B", help="of normalisation, if not its own")
-    ] = None,
-    std: Annotated[str | None, typer.Option("--std", metavar="R,G,B", help="of normalisation, if not its own")] = None,
-    method: Annotated[str, typer.Option("--method", help=METHODS)] = "prototypes",
-    dim: Annotated[int | None, typer.Option("--dim", min=1, help="dimensions; default by the number of images")] = None,
-    keep: Annotated[int | None, typer.Option("--keep", min=1, help="an image keeps its strongest dimensions")] = None,
-    labels: Annotated[
-        Path | None, typer.Option("--labels", metavar="FILE", help="labels to judge by: a table, or .npy of y")
-    ] = None,
-    images: Annotated[
-        Path | None, typer.Option("--images", metavar="DIR", help="where the images of an array lie, by name")
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1)] = 0,
+    weights: Annotated[Path | None, Option(metavar="FILE", help="weights of the encoder, .safetensors or .pt")] = None,
+    size: Annotated[int | None, Option(min=1, max=4096, help="pixels a side the encoder takes, if not its own")] = None,
+    mean: Annotated[str | None, Option(metavar="R,G,B", help="of normalisation, if not its own")] = None,
+    std: Annotated[str | None, Option(metavar="R,G,B", help="of normalisation, if not its own")] = None,
+    method: Annotated[str, Option(help=METHODS)] = "prototypes",
+    dim: Annotated[int | None, Option(min=1, help="dimensions; default by the number of images")] = None,
+    keep: Annotated[int | None, Option(min=1, help="an image keeps its strongest dimensions")] = None,
+    labels: Annotated[Path | None, Option(metavar="FILE", help="labels to judge by: a table, or .npy of y")] = None,
+    images: Annotated[Path | None, Option(metavar="DIR", help="where the images of an array lie, by name")] = None,
+    seed: Annotated[int, Option(min=0, max=2**32 - 1)] = 0,
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
@@ -70,14 +57,8 @@ def fit(
         request = Request(encoder or "", None if weights is None else str(weights), **numbers)  # type: ignore[arg-type]
     options = Options(method, dim, keep, seed, request, labels, images)
     display.busy(f"looking at {cli.one_line(str(source))}")
-    try:
+    with cli.interruptible(display, "stopped; the same command resumes from here", KeyboardInterrupt):
         fit_codes(source, out, options, cli.open_device(device), display)
-    except KeyboardInterrupt:
-        display.close()
-        display.note("stopped; the same command resumes from here")
-        raise typer.Exit(130) from None
-    finally:
-        display.close()
 
 
 def parse_colours(name: str, text: str | None) -> tuple[float, ...] | None:
@@ -95,20 +76,16 @@ def parse_colours(name: str, text: str | None) -> tuple[float, ...] | None:
 
 @app.command()
 def embed(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, a model file, or codes that fit wrote")],
+    run: Trained,
     images: Annotated[
-        Path, typer.Argument(metavar="IMAGES", help="a folder of images, or one; for codes also an array file")
+        Path, Argument(metavar="IMAGES", help="a folder of images, or one; for codes also an array file")
     ],
     out: Annotated[
         Path, written("-o", "--out", metavar="FILE", help=".npz (z [N, D], names, y), .csv or .parquet")
     ] = Path("embedding.npz"),
-    keep: Annotated[
-        int | None, typer.Option("--keep", min=1, help="keep only each image's strongest dimensions")
-    ] = None,
-    ungated: Annotated[bool, typer.Option("--ungated", help="features before the gates")] = False,
-    names: Annotated[
-        Path | None, typer.Option("--names", metavar="FILE", help="names.json from the atlas: named columns")
-    ] = None,
+    keep: Annotated[int | None, Option(min=1, help="keep only each image's strongest dimensions")] = None,
+    ungated: Annotated[bool, Option("--ungated", help="features before the gates")] = False,
+    names: Annotated[Path | None, Option(metavar="FILE", help="names.json from the atlas: named columns")] = None,
     encoder: Again = None,
     device: Device = None,
     quiet: Quiet = False,
@@ -127,9 +104,9 @@ def embed(
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, a model file, or codes that fit wrote")],
+    run: Trained,
     out: Annotated[Path, written("-o", "--out", metavar="FILE.onnx")] = Path("model.onnx"),
-    head: Annotated[bool, typer.Option("--head", help="of codes of photos only the part from embeddings on")] = False,
+    head: Annotated[bool, Option("--head", help="of codes of photos only the part from embeddings on")] = False,
     encoder: Again = None,
     quiet: Quiet = False,
 ) -> None:

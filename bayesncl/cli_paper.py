@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from . import cli
 from .cli import app
@@ -15,57 +15,51 @@ from .recipes import find_recipe
 
 @app.command()
 def reproduce(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="a table or figure of the paper, or all")] = None,
-    listing: Annotated[bool, typer.Option("--list", help="what exists, what has been run, what it would cost")] = False,
-    scale: Annotated[
-        str, typer.Option("--scale", help="smoke: scenes on a CPU in a minute; paper: full size")
-    ] = "paper",
+    name: Annotated[str | None, Argument(metavar="[NAME]", help="a table or figure of the paper, or all")] = None,
+    listing: Annotated[bool, Option("--list", help="what exists, what has been run, what it would cost")] = False,
+    scale: Annotated[str, Option(help="smoke: scenes on a CPU in a minute; paper: full size")] = "paper",
     data: DataDir = None,
-    results: Annotated[Path, typer.Option("--results", metavar="DIR", help="the ledger")] = Path("results"),
-    pages: Annotated[Path | None, typer.Option("--pages", metavar="DIR", help="write page and figures there")] = None,
-    dry: Annotated[bool, typer.Option("--dry-run", help="show from the ledger alone; train nothing")] = False,
+    results: Annotated[Path, Option(metavar="DIR", help="the ledger")] = Path("results"),
+    pages: Annotated[Path | None, Option(metavar="DIR", help="write page and figures there")] = None,
+    dry: Annotated[bool, Option("--dry-run", help="show from the ledger alone; train nothing")] = False,
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
     """Make a table or figure of the paper: theirs next to ours."""
     from .reproduce import command
-    from .train import Interrupted
 
     display = cli.open_display(quiet)
-    try:
+    with cli.interruptible(display, "stopped; the same command continues from here"):
         command.reproduce(
             name, listing=listing, scale=scale, data=data, results=results, pages=pages, dry=dry, device=device,
             display=display,
         )  # fmt: skip
-    except Interrupted:
-        display.close()
-        display.note("stopped; the same command continues from here")
-        raise typer.Exit(130) from None
 
 
 @app.command()
 def record(
     run: RunDir,
-    results: Annotated[Path, typer.Option("--results", metavar="DIR", help="the ledger")] = Path("results"),
+    results: Annotated[Path, Option(metavar="DIR", help="the ledger")] = Path("results"),
     data: DataDir = None,
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
     """Put a finished run into a ledger. It is evaluated first if it was not."""
     from .reproduce.runner import record_run
+    from .run import Run
 
     display = cli.open_display(quiet)
-    path = record_run(run, results, data, device=cli.open_device(device), display=display)
+    path = record_run(Run(run), results, data, cli.open_device(device), display)
     display.close()
     print(f"recorded {path}")
 
 
 @app.command()
 def demo(
-    methods: Annotated[bool, typer.Option("--methods", help="CL, NCL and BayesNCL on scenes, 20 minutes")] = False,
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="where it goes; default runs/demo")] = None,
+    methods: Annotated[bool, Option("--methods", help="CL, NCL and BayesNCL on scenes, 20 minutes")] = False,
+    out: Annotated[Path | None, Option(metavar="DIR", help="where it goes; default runs/demo")] = None,
     changes: Changes = None,
-    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="open the page in a browser")] = True,
+    open_browser: Annotated[bool, Option("--open/--no-open", help="open the page in a browser")] = True,
     quiet: Quiet = False,
 ) -> None:
     """See it work: readable codes of built-in photographs.
@@ -77,12 +71,7 @@ def demo(
     display.note(f"about {'20 minutes' if methods else 'a minute'} on two cores, unless it is done already")
     display.busy("starting")  # importing torch takes seconds
     from .demo import run_demo, run_methods
-    from .train import Interrupted
 
-    try:
-        work = run_methods if methods else run_demo
-        work(out or Path("runs/demo-methods" if methods else "runs/demo"), changes or [], open_browser, display)
-    except Interrupted as stop:
-        display.close()
-        display.note(f"stopped after {stop.done} of {stop.total} steps; the same command continues")
-        raise typer.Exit(130) from None
+    work, place = (run_methods, "runs/demo-methods") if methods else (run_demo, "runs/demo")
+    with cli.interruptible(display, "stopped after {stop.done} of {stop.total} steps; the same command continues"):
+        work(out or Path(place), changes or [], open_browser, display)

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,8 +30,6 @@ from .train import assemble
 def cost(recipe: Recipe, classes: int | None = None) -> dict[str, Any]:
     """Parameters and operations of a recipe; `classes` are the outputs of the online classifier, a linear layer on h.
 
-    Returns
-    -------
     `params` (of the encoder; `params_by_part` adds the online classifier), `macs_per_image` (the published counting:
     both views of one image; also `macs_by_part`), `macs_per_batch`, `flops_per_step` (forward and backward, two per
     multiply-add, by torch's counter, similarities included), `batch`, `classes`.
@@ -59,8 +59,6 @@ def time_steps(
 ) -> dict[str, float]:
     """Run real training steps on random pixels: `steps` are timed, after `warm` others, for epochs of `images`.
 
-    Returns
-    -------
     `seconds_per_step`, `seconds_per_epoch`, `seconds_in_all` (the recipe's epochs), `images_per_second`, and on a GPU
     `peak_memory_gib`.
     """
@@ -92,19 +90,16 @@ def time_steps(
 
 def _macs(model: Encoder, parts: dict[str, Any], size: int) -> dict[str, int]:
     macs = dict.fromkeys(parts, 0)
-    hooks = []
-    for name, part in parts.items():
-        for layer in part.modules() if part else ():
 
-            def add(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, part: str = name) -> None:
-                macs[part] += operations(layer, inputs[0], output)
+    def add(part: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        macs[part] += operations(layer, inputs[0], output)
 
-            hooks.append(layer.register_forward_hook(add))
     model.eval()
-    with torch.no_grad():
+    with ExitStack() as hooks, torch.no_grad():
+        for name, part in parts.items():
+            for layer in part.modules() if part else ():
+                hooks.enter_context(layer.register_forward_hook(partial(add, name)))
         parts["classifier"](model(torch.empty(2, 3, size, size, device="meta")).h)
-    for hook in hooks:
-        hook.remove()
     return macs
 
 

@@ -9,8 +9,7 @@ import webbrowser
 from pathlib import Path
 
 from .atlas import build_atlas, galleries
-from .atlas.fitted import describe_codes, heat_of_codes
-from .atlas.sources import describe_run
+from .atlas.sources import describe_codes, describe_run, heat_of_codes
 from .codes_folder import CodesFolder
 from .data import load
 from .data.images import Images
@@ -116,11 +115,7 @@ def evaluated(model: Encoder, folder: Path, seen: Images, test: Images, display:
 
 
 def show_page(page: Path, wanted: bool) -> None:
-    """Open a page in the browser, if there is a screen to show it on."""
-    if wanted and has_screen():
+    """Open a page in the browser, if there is a screen to show it on: on Linux a display, elsewhere it is assumed."""
+    screen = not sys.platform.startswith("linux") or any(os.environ.get(k) for k in ("DISPLAY", "WAYLAND_DISPLAY"))
+    if wanted and screen:
         webbrowser.open(page.resolve().as_uri())
-
-
-def has_screen() -> bool:
-    """Whether a browser would have a place to show: on Linux a display, elsewhere it is taken for granted."""
-    return not sys.platform.startswith("linux") or any(os.environ.get(k) for k in ("DISPLAY", "WAYLAND_DISPLAY"))

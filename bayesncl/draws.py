@@ -38,8 +38,8 @@ def _mix(x: Tensor) -> Tensor:
 def make_key(seed: int | Tensor, epoch: int | Tensor, index: Tensor, stream: int = 0) -> Tensor:
     """Keys, int64 and shaped like `index`, of the random numbers of some images in one epoch.
 
-    Of `seed` the low 64 bits count; it may be an int64 tensor, 0-d. `epoch` is an integer, or an int64 tensor that broadcasts against `index` (0-d, it
-    stays on its device); `index`, int64 [...], has the number of each image in the data set; `stream` says which of
+    Of `seed` the low 64 bits count. Seed and `epoch` are integers or int64 tensors that broadcast against `index` (0-d, they
+    stay on their device); `index`, int64 [...], has the number of each image in the data set; `stream` says which of
     several independent sequences for the same image.
     """
     key = _mix(index + GAMMA)

@@ -26,8 +26,13 @@ from .objective import ACTIVE, info_nce
 from .recipes import Recipe
 
 CONFLICTS = (0.9, 0.5)  # products of firing probabilities from which a dimension counts as conflicting
-
-
+CORRELATED = {
+    "af_gv": ("frequency", "variance"),
+    "af_sc": ("frequency", "consistency"),
+    "gv_sc": ("variance", "consistency"),
+    "af_gv_active": ("frequency", "variance_active"),
+    "gv_sc_active": ("variance_active", "consistency"),
+}
 Batches = Iterable[tuple[Tensor, Tensor | None]]  # z [2B, D] as given to InfoNCE, labels [B] of its images
 
 
@@ -93,36 +98,22 @@ def correlations(statistics: dict[str, np.ndarray], support: int = 1) -> dict[st
     consistency.
     """
     counted = statistics["support"] >= support
-    names = {"af": "frequency", "gv": "variance", "gv_active": "variance_active", "sc": "consistency"}
-    of = {short: statistics[name][counted] for short, name in names.items()}
-    return {
-        "af_gv": spearman(of["af"], of["gv"]),
-        "af_sc": spearman(of["af"], of["sc"]),
-        "gv_sc": spearman(of["gv"], of["sc"]),
-        "af_gv_active": spearman(of["af"], of["gv_active"]),
-        "gv_sc_active": spearman(of["gv_active"], of["sc"]),
-    }
+    return {key: spearman(statistics[a][counted], statistics[b][counted]) for key, (a, b) in CORRELATED.items()}
 
 
-def dynamics(
-    batches: Batches, temperature: float, classes: int = 0
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Gradient dynamics over batches.
+def dynamics(batches: Batches, temperature: float, classes: int = 0) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Gradient dynamics over batches, and the statistics of `statistics_of`.
 
-    Returns
-    -------
-    row : dict
-        `paper` (every dimension that fires), `sound` (support of 10 rows) and `chance` (as sound, labels shuffled):
-        correlations each; `dims` and `dims_sound` counted; `rows`; medians over the sound dimensions of the gradient's
-        `variance` and `mean_to_deviation`, |mean| / standard deviation;
-        `instability`: the proposition's test at the thresholds 0.9 and 0.5 of the conflict, and without a threshold
-        the Spearman correlations of the conflict with variance (the proposition wants it positive) and with
-        mean_to_deviation (negative).
-    statistics : see `statistics_of`.
+    `paper` (every dimension that fires), `sound` (support of 10 rows) and `chance` (as sound, labels shuffled):
+    correlations each; `dims` and `dims_sound` counted; `rows`; medians over the sound dimensions of the gradient's
+    `variance` and `mean_to_deviation`, |mean| / standard deviation; `instability`: the proposition's test at the
+    thresholds 0.9 and 0.5 of the conflict, and without a threshold the Spearman correlations of the conflict with
+    variance (the proposition wants it positive) and with mean_to_deviation (negative).
     """
     statistics, rows = statistics_of(batches, temperature, classes)
     counted = statistics["support"] >= MIN_SUPPORT
-    ratio = _mean_to_deviation(statistics)
+    conflict, variance = statistics["conflict"][counted], statistics["variance"][counted]
+    ratio = _ratio(statistics["mean"], statistics["variance"])[counted]
     row = {
         "paper": correlations(statistics),
         "sound": correlations(statistics, MIN_SUPPORT),
@@ -130,64 +121,57 @@ def dynamics(
         "rows": rows,
         "dims": int((statistics["support"] >= 1).sum()),
         "dims_sound": int(counted.sum()),
-        "variance": _median(statistics["variance"][counted]),
-        "mean_to_deviation": _median(ratio[counted]),
+        "variance": _median(variance),
+        "mean_to_deviation": _median(ratio),
         "instability": {
             **{str(t): instability(statistics, statistics["conflict"] >= t) for t in CONFLICTS},
-            "spearman_variance": spearman(statistics["conflict"][counted], statistics["variance"][counted]),
-            "spearman_mean_to_deviation": spearman(statistics["conflict"][counted], ratio[counted]),
+            "spearman_variance": spearman(conflict, variance),
+            "spearman_mean_to_deviation": spearman(conflict, ratio),
         },
     }
     return row, statistics
 
 
 def instability(statistics: dict[str, np.ndarray], conflicting: np.ndarray) -> dict[str, Any]:
-    """Whether conflicting dimensions have gradients of near-zero mean and high variance, as the proposition says.
+    """Whether conflicting dimensions, bool [D], have gradients of near-zero mean and high variance, as is proposed.
 
-    `conflicting` is bool [D], or the numbers of these dimensions.
-
-    Returns
-    -------
-    dict
-        `conflicting` and `others`, each with `dims`, and medians of `mean_size` (|mean|), `variance`,
-        `mean_to_deviation` over all rows and of `variance_active`, `mean_to_deviation_active` over firing rows;
-        `holds`: the conflicting dimensions have the smaller |mean| / deviation and the larger variance (None without
-        dimensions on both sides), and `note`.
+    `conflicting` and `others`, each with `dims`, and medians of `mean_size` (|mean|), `variance`, `mean_to_deviation`
+    over all rows and of `variance_active`, `mean_to_deviation_active` over firing rows; `holds`: the conflicting
+    dimensions have the smaller |mean| / deviation and the larger variance (None without dimensions on both sides);
+    `note`.
     """
-    marked = np.zeros(len(statistics["support"]), dtype=bool)
-    marked[np.asarray(conflicting)] = True
+
+    def side(dims: np.ndarray) -> dict[str, Any]:
+        mean, variance, mean_active, variance_active = (
+            statistics[name][dims] for name in ("mean", "variance", "mean_active", "variance_active")
+        )
+        return {
+            "dims": int(dims.sum()),
+            "mean_size": _median(np.abs(mean)),
+            "variance": _median(variance),
+            "mean_to_deviation": _median(_ratio(mean, variance)),
+            "variance_active": _median(variance_active),
+            "mean_to_deviation_active": _median(_ratio(mean_active, variance_active)),
+        }
+
     counted = statistics["support"] >= MIN_SUPPORT
-    sides = {name: _side(statistics, counted & side) for name, side in (("conflicting", marked), ("others", ~marked))}
-    a, b = sides["conflicting"], sides["others"]
-    if not a["dims"] or not b["dims"]:
-        note = f"nothing to compare: {a['dims']} conflicting dimensions, {b['dims']} others"
-        return {**sides, "holds": None, "note": note}
-    unsteadier = a["mean_to_deviation"] < b["mean_to_deviation"]
-    wilder = a["variance"] > b["variance"]
-    note = (
-        f"|mean| / deviation is {'smaller' if unsteadier else 'not smaller'} "
-        f"and the variance {'larger' if wilder else 'not larger'} "
-        f"on the {a['dims']} conflicting dimensions than on the {b['dims']} others"
-    )
-    return {**sides, "holds": bool(unsteadier and wilder), "note": note}
+    a, b = side(counted & conflicting), side(counted & ~conflicting)
+    holds, note = None, f"nothing to compare: {a['dims']} conflicting dimensions, {b['dims']} others"
+    if a["dims"] and b["dims"]:
+        unsteadier, wilder = a["mean_to_deviation"] < b["mean_to_deviation"], a["variance"] > b["variance"]
+        holds = bool(unsteadier and wilder)
+        note = (
+            f"|mean| / deviation is {'smaller' if unsteadier else 'not smaller'} "
+            f"and the variance {'larger' if wilder else 'not larger'} "
+            f"on the {a['dims']} conflicting dimensions than on the {b['dims']} others"
+        )
+    return {"conflicting": a, "others": b, "holds": holds, "note": note}
 
 
-def _side(statistics: dict[str, np.ndarray], dims: np.ndarray) -> dict[str, Any]:
+def _ratio(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
+    """|mean| / standard deviation."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        active = np.abs(statistics["mean_active"]) / np.sqrt(statistics["variance_active"])
-    return {
-        "dims": int(dims.sum()),
-        "mean_size": _median(np.abs(statistics["mean"])[dims]),
-        "variance": _median(statistics["variance"][dims]),
-        "mean_to_deviation": _median(_mean_to_deviation(statistics)[dims]),
-        "variance_active": _median(statistics["variance_active"][dims]),
-        "mean_to_deviation_active": _median(active[dims]),
-    }
-
-
-def _mean_to_deviation(statistics: dict[str, np.ndarray]) -> np.ndarray:
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.abs(statistics["mean"]) / np.sqrt(statistics["variance"])
+        return np.abs(mean) / np.sqrt(variance)
 
 
 def _median(values: np.ndarray) -> float | None:
@@ -198,13 +182,11 @@ def _median(values: np.ndarray) -> float | None:
 def record(
     model: Encoder, pixels: np.ndarray, labels: np.ndarray | None, recipe: Recipe, epoch: int, batches: int = 10
 ) -> dict[str, Any]:
-    """One row of gradient dynamics for a model in training; the model is left exactly as it was.
+    """One row of gradient dynamics for a model in training, ready for JSON; the model is left exactly as it was.
 
     The model runs in eval mode (running BatchNorm statistics, gates without noise) on `batches` batches of training
-    views; images and views are drawn from the run's seed and the epoch, apart from those of training.
-
-    Without labels [N] the correlations with the consistency are None. The row has `epoch`, `batches`, `mode` and what
-    `dynamics` gives, ready for JSON.
+    views; images and views are drawn from the run's seed and the epoch, apart from those of training. Without labels
+    [N] the correlations with the consistency are None.
     """
     size = min(recipe.run.batch, len(pixels))
     order = np.random.default_rng((recipe.run.seed, epoch, 1)).permutation(len(pixels))
@@ -213,15 +195,15 @@ def record(
     mean, std = (torch.tensor(v, device=place).view(3, 1, 1) for v in (recipe.data.mean, recipe.data.std))
     classes = None if labels is None else np.unique(labels, return_inverse=True)[1]
 
-    def features(rows: np.ndarray) -> Tensor:
+    def batch(rows: np.ndarray) -> tuple[Tensor, Tensor | None]:
         images, index = (torch.from_numpy(each).to(place) for each in (pixels[rows], rows))
         views = make_views(images, index, epoch, recipe.run.seed + 1, recipe.views)
-        return model((views - mean) / std).gated
+        known = None if classes is None else torch.from_numpy(classes[rows]).to(place)
+        return model((views - mean) / std).gated, known
 
     with in_eval_mode(model), torch.no_grad():
-        known = (None if classes is None else torch.from_numpy(classes[rows]).to(place) for rows in chosen)
-        stream = ((features(rows), labels) for rows, labels in zip(chosen, known))
-        row, _ = dynamics(stream, recipe.objective.temperature, 0 if classes is None else int(classes.max()) + 1)
+        many = 0 if classes is None else int(classes.max()) + 1
+        row, _ = dynamics(map(batch, chosen), recipe.objective.temperature, many)
     return {"epoch": epoch, "batches": len(chosen), "mode": "eval", **row}
 
 

@@ -75,17 +75,10 @@ class PhotoGraph(nn.Module):
 
 
 def export(model: Encoder | PhotoCodes, out: Path, *, head: bool = False) -> tuple[list[str], float]:
-    """Write a model as ONNX.
+    """Write what `load` gives, on the CPU, as ONNX; `head`: of codes of photos only the part from embeddings to codes.
 
-    Parameters
-    ----------
-    model : what `load` gives, on the CPU.
-    out : a name that ends in .onnx.
-    head : of codes of photos export the part from embeddings to codes alone.
-
-    Returns
-    -------
-    Names of the outputs, and the largest difference from torch that was seen. Nothing is written if it is above 1e-4.
+    Returns names of the outputs, and the largest difference from torch that was seen. Nothing is written if it is
+    above 1e-4.
     """
     if out.suffix.lower() != ".onnx":
         raise InputError(f"{out}: expected a name that ends in .onnx")
@@ -110,21 +103,22 @@ def export(model: Encoder | PhotoCodes, out: Path, *, head: bool = False) -> tup
 def build_graph(model: Encoder | PhotoCodes, head: bool) -> tuple[nn.Module, Tensor, View | None]:
     """What is exported, an input to try it on, and how photos are prepared (None where it takes embeddings)."""
     generator = torch.Generator().manual_seed(0)
+    graph: nn.Module
     if isinstance(model, Encoder):
         if head:
             raise InputError("--head is for codes; a run is exported whole")
-        plain = replace(view_of(model), mean=(0.0,) * 3, std=(1.0,) * 3)
-        return RunGraph(model), torch.rand(max(TRIED), 3, plain.crop, plain.crop, generator=generator), plain
-    codes = CodesGraph(model.codes)
-    if head or model.folder.about().encoder is None:
-        return codes, torch.randn(max(TRIED), model.codes.n_features_in_, generator=generator), None
-    encoder = model.encoder
-    if encoder.network is None or encoder.transform is not None:
-        why = "is not a torch module" if encoder.network is None else "prepares photos by a function of its own"
-        raise InputError(f"encoder {encoder.name} {why}: --head exports the part from embeddings to codes")
-    plain = replace(encoder.view, mean=(0.0,) * 3, std=(1.0,) * 3)
-    example = torch.rand(max(TRIED), 3, plain.crop, plain.crop, generator=generator)
-    return PhotoGraph(encoder.network, encoder.view, codes), example, plain
+        graph, view = RunGraph(model), view_of(model)
+    else:
+        codes = CodesGraph(model.codes)
+        if head or model.folder.about().encoder is None:
+            return codes, torch.randn(max(TRIED), model.codes.n_features_in_, generator=generator), None
+        encoder, view = model.encoder, model.encoder.view
+        if encoder.network is None or encoder.transform is not None:
+            why = "is not a torch module" if encoder.network is None else "prepares photos by a function of its own"
+            raise InputError(f"encoder {encoder.name} {why}: --head exports the part from embeddings to codes")
+        graph = PhotoGraph(encoder.network, view, codes)
+    plain = replace(view, mean=(0.0,) * 3, std=(1.0,) * 3)
+    return graph, torch.rand(max(TRIED), 3, plain.crop, plain.crop, generator=generator), plain
 
 
 def write_graph(graph: nn.Module, example: Tensor, names: tuple[str, list[str]], path: Path) -> None:
@@ -135,16 +129,9 @@ def write_graph(graph: nn.Module, example: Tensor, names: tuple[str, list[str]],
         with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.onnx.export(
-                graph,
-                (example,),
-                str(path),
-                input_names=[names[0]],
-                output_names=names[1],
-                dynamic_shapes=({0: torch.export.Dim("rows", min=1)},),
-                dynamo=True,
-                external_data=False,
-                verbose=False,
-            )
+                graph, (example,), str(path), input_names=[names[0]], output_names=names[1], dynamo=True,
+                dynamic_shapes=({0: torch.export.Dim("rows", min=1)},), external_data=False, verbose=False,
+            )  # fmt: skip
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error} (TMPDIR names another folder)") from None
     except Exception as error:  # whatever a network does that the exporter does not know

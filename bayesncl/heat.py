@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from math import isqrt
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .data.images import Progress
 from .encoders import TorchEncoder, pool
 from .errors import InputError
 from .features import centre_crop
@@ -35,67 +37,44 @@ Layer = tuple[nn.Module, bool]  # and whether its output is meant, or its first 
 
 @dataclass(frozen=True)
 class Heat:
-    """Maps of some dimensions of N images.
+    """Maps of some dimensions of N images."""
 
-    Attributes
-    ----------
-    dims : int [N, K], whose maps they are.
-    maps : uint8 [N, K, h, w], 255 where the dimension is hottest in that image.
-    check : what `masking_drop` found.
-    share : of a picture's side, in its middle, that the maps cover.
-    """
-
-    dims: np.ndarray
-    maps: np.ndarray
-    check: dict[str, float]
-    share: float = 1.0
+    dims: np.ndarray  # int [N, K], whose maps they are
+    maps: np.ndarray  # uint8 [N, K, h, w], 255 where the dimension is hottest in that image
+    check: dict[str, float]  # what `masking_drop` found
+    share: float = 1.0  # of a picture's side, in its middle, that the maps cover
 
 
 @dataclass(frozen=True)
 class Sight:
-    """A network, and what is read from its features h [N, F]; of a trained model or of codes.
+    """A network, and what is read from its features h [N, F]; of a trained model or of codes."""
 
-    Attributes
-    ----------
-    network : from normalised pixels [n, 3, S, S] to h.
-    normalise : uint8 pixels to what the network takes, on its device.
-    head : rows of h to `Features`.
-    drive : features by position [n, P, F] and h [n, F] to how strongly each drives each dimension, [n, P, D].
-    grey : uint8 [3], the colour that hides a part.
-    side : S; larger images are cut to their middle.
-    """
-
-    network: nn.Module
-    normalise: Callable[[Tensor], Tensor]
-    head: Callable[[Tensor], Features]
+    network: nn.Module  # from normalised pixels [n, 3, S, S] to h
+    normalise: Callable[[Tensor], Tensor]  # uint8 pixels to what the network takes, on its device
+    head: Callable[[Tensor], Features]  # of rows of h
+    # features by position [n, P, F] and h [n, F] to how strongly each drives each dimension, [n, P, D]
     drive: Callable[[Tensor, Tensor], Tensor]
-    grey: np.ndarray
-    side: int
+    grey: np.ndarray  # uint8 [3], the colour that hides a part
+    side: int  # S; larger images are cut to their middle
 
     def prepare(self, pixels: np.ndarray) -> Tensor:
         """Pixels as the network takes them."""
         return self.normalise(centre_crop(torch.from_numpy(np.array(pixels)), self.side))
 
     @torch.inference_mode()
-    def encode(self, pixels: np.ndarray, batch: int = BATCH) -> np.ndarray:
+    def encode(self, pixels: np.ndarray) -> np.ndarray:
         """Codes before any gate, float32 [N, D]."""
-        parts = []
         with in_eval_mode(self.network):
-            for a in range(0, len(pixels), batch):
-                parts.append(self.head(pool(self.network(self.prepare(pixels[a : a + batch])))).z.float().cpu())
-        return torch.cat(parts).numpy()
+            batches = (self.prepare(pixels[a : a + BATCH]) for a in range(0, len(pixels), BATCH))
+            return torch.cat([self.head(pool(self.network(x))).z.float().cpu() for x in batches]).numpy()
 
 
 def see_model(model: Encoder) -> Sight:
     """The sight of a trained model: a position drives what the head, before rectifier and gates, says of it alone."""
 
-    def pixels(x: Tensor) -> Tensor:
-        return model.normalise_pixels(x.to(model.mean.device))
-
     def head(h: Tensor) -> Features:
         with in_eval_mode(model.head):
-            found: Features = model.head(h)
-            return found
+            return model.head(h)
 
     def drive(f: Tensor, h: Tensor) -> Tensor:
         raw = head(f.flatten(0, 1)).aux
@@ -103,7 +82,8 @@ def see_model(model: Encoder) -> Sight:
         return raw.unflatten(0, f.shape[:2])
 
     grey = np.rint(255 * model.mean.flatten().cpu().numpy()).astype(np.uint8)
-    return Sight(model.backbone, pixels, head, drive, grey, model.recipe.views.size)
+    side, device = model.recipe.views.size, model.mean.device
+    return Sight(model.backbone, lambda x: model.normalise_pixels(x.to(device)), head, drive, grey, side)
 
 
 def see_codes(codes: PhotoCodes) -> Sight:
@@ -121,6 +101,9 @@ def see_codes(codes: PhotoCodes) -> Sight:
     mean, std = (torch.tensor(numbers, device=device).view(1, 3, 1, 1) for numbers in (view.mean, view.std))
     own, moments = copy.deepcopy(codes.codes.head_).to(device).eval(), codes.codes.moments_
 
+    def pixels(x: Tensor) -> Tensor:
+        return (x.to(device).float() / 255 - mean) / std
+
     def drive(f: Tensor, h: Tensor) -> Tensor:
         x = prepare(f.flatten(0, 1), moments, h.repeat_interleave(f.shape[1], 0))
         if isinstance(own, Prototypes):
@@ -131,14 +114,7 @@ def see_codes(codes: PhotoCodes) -> Sight:
         return raw.unflatten(0, f.shape[:2])
 
     grey = np.rint(255 * np.clip(view.mean, 0, 1)).astype(np.uint8)
-    return Sight(
-        encoder.network,
-        lambda x: (x.to(device).float() / 255 - mean) / std,
-        lambda h: own(prepare(h, moments)),
-        drive,
-        grey,
-        view.crop,
-    )
+    return Sight(encoder.network, pixels, lambda h: own(prepare(h, moments)), drive, grey, view.crop)
 
 
 def as_map(f: Any, width: int) -> Tensor | None:
@@ -166,13 +142,10 @@ def find_layer(sight: Sight, pixels: np.ndarray) -> Layer | None:
         kept = ((False, given[0] if given else None), (True, made))
         seen.extend(((module, out), f) for out, f in kept if isinstance(f, Tensor) and f is not x)
 
-    hooks = [module.register_forward_hook(look) for module in sight.network.modules()]
-    try:
-        with in_eval_mode(sight.network):
-            h = pool(sight.network(x)).float()
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as stack, in_eval_mode(sight.network):
+        for module in sight.network.modules():
+            stack.enter_context(module.register_forward_hook(look))
+        h = pool(sight.network(x)).float()
     near = 1e-3 * float(h.abs().max()) + 1e-12
     for layer, f in reversed(seen):
         found = as_map(f, h.shape[1])
@@ -185,22 +158,12 @@ def find_layer(sight: Sight, pixels: np.ndarray) -> Layer | None:
 
 @torch.inference_mode()
 def heat_maps(
-    sight: Sight, layer: Layer, pixels: np.ndarray, dims: np.ndarray, batch: int = BATCH, tell: Callable | None = None
+    sight: Sight, layer: Layer, pixels: np.ndarray, dims: np.ndarray, batch: int = BATCH, tell: Progress | None = None
 ) -> np.ndarray:
-    """How strongly each position alone would drive some dimensions.
+    """How strongly each position alone would drive some dimensions, float32 [N, K, h, w].
 
-    The head is applied to the features of each position, without rectifier, scaling to length 1 and gates.
-
-    Parameters
-    ----------
-    sight, layer : from `see_model` or `see_codes`, and `find_layer`.
-    pixels : uint8 [N, 3, H, W], or what gives such when sliced.
-    dims : int [N, K], the dimensions wanted of each image; or [K], the same of all.
-    tell : called with (done, total, what).
-
-    Returns
-    -------
-    float32 [N, K, h, w].
+    The head is applied to the features of each position, without rectifier, scaling to length 1 and gates. `pixels` is
+    uint8 [N, 3, H, W], or what gives such when sliced; `dims` int [N, K], the dimensions wanted of each image, or [K].
     """
     wanted = torch.from_numpy(np.array(np.broadcast_to(dims, (len(pixels), np.shape(dims)[-1])), np.int64))
     seen: list[Tensor] = []
@@ -224,7 +187,7 @@ def heat_maps(
 
 def strongest_heat(
     sight: Sight, pixels: Any, z: np.ndarray, count: int = STRONGEST, share: float | None = None,
-    tell: Callable | None = None, checked: int = CHECKED,
+    tell: Progress | None = None, checked: int = CHECKED,
 ) -> Heat | str:  # fmt: skip
     """Maps of the strongest dimensions of each image, for the atlas, or in words why there are none.
 
@@ -251,8 +214,6 @@ def strongest_heat(
 def masking_drop(sight: Sight, pixels: np.ndarray, layer: Layer | None = None, seed: int = 0) -> dict[str, float]:
     """Are the maps right? Grey out the hottest quarter of each image for its strongest dimension, and random quarters.
 
-    Returns
-    -------
     `hottest` and `random`: mean loss of that dimension's activation, as a share of it; `error`: the standard error of
     their difference; `images`: how many. Where the maps mean something `hottest` is larger; `random` is the control.
     InputError where features have no positions.
@@ -269,17 +230,16 @@ def masking_drop(sight: Sight, pixels: np.ndarray, layer: Layer | None = None, s
     rng = np.random.default_rng(seed)
     masks = [np.argsort(-maps.reshape(n, -1), axis=1, kind="stable")[:, :quarter]]
     masks += [np.argsort(rng.random((n, h * w)), axis=1)[:, :quarter] for _ in range(DRAWS)]
-    alive = z[np.arange(n), dims] > 0
-    before = z[np.arange(n), dims][alive]
+    rows, columns = (np.arange(side) * cells // side for side, cells in zip(pixels.shape[2:], (h, w)))
+    alive = np.flatnonzero(z.max(1) > 0)
+    before = z[alive, dims[alive]]
     drops = []
     for cells in masks:
-        hidden = np.zeros((n, h * w), np.uint8)
-        np.put_along_axis(hidden, cells, 1, axis=1)
-        hidden = hidden.reshape(n, 1, h, w)
-        rows = np.arange(pixels.shape[2]) * h // pixels.shape[2]
-        columns = np.arange(pixels.shape[3]) * w // pixels.shape[3]
-        masked = np.where(hidden[:, :, rows][:, :, :, columns] > 0, sight.grey[None, :, None, None], pixels)
-        drops.append((before - sight.encode(masked)[np.arange(n), dims][alive]) / before)
+        hidden = np.zeros((n, h * w), bool)
+        np.put_along_axis(hidden, cells, True, axis=1)
+        hidden = hidden.reshape(n, 1, h, w)[:, :, rows][:, :, :, columns]
+        masked = np.where(hidden, sight.grey[None, :, None, None], pixels)
+        drops.append((before - sight.encode(masked)[alive, dims[alive]]) / before)
     if not len(before):
         return {"hottest": 0.0, "random": 0.0, "error": 0.0, "images": 0}
     hottest, control = drops[0], np.mean(drops[1:], axis=0)

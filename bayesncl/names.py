@@ -12,6 +12,7 @@ is text from strangers: it is checked, cut to length, and never markup.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,34 +53,20 @@ class Codes:
     def name(self, k: int) -> str:
         """The name most people gave to dimension `k`, the newest where they disagree evenly; empty without one."""
         given = [entry for entry in self.dimensions.get(k, []) if entry.name]
-        votes = [sum(other.name.casefold() == entry.name.casefold() for other in given) for entry in given]
-        best = max(zip(votes, [entry.time for entry in given], [entry.name for entry in given]), default=(0, "", ""))[2]
-        return " ".join(best.split())
-
-    def conflicts(self) -> list[int]:
-        """Dimensions to which people gave different names or marks."""
-        return [
-            k for k, entries in sorted(self.dimensions.items())
-            if any(len({str(getattr(e, what)).casefold() for e in entries} - {""}) > 1 for what in ("name", "mark"))
-        ]  # fmt: skip
+        votes = Counter(entry.name.casefold() for entry in given)
+        best = max(given, key=lambda e: (votes[e.name.casefold()], e.time, e.name), default=Entry())
+        return " ".join(best.name.split())
 
     def columns(self, dims: int) -> list[str]:
         """A distinct column name for each of `dims` dimensions: the given one, or `z17` where there is none."""
         names = [self.name(k) or f"z{k}" for k in range(dims)]
-        count: dict[str, int] = {}
-        for name in names:
-            count[name] = count.get(name, 0) + 1
+        count = Counter(names)
         names = [name if count[name] == 1 else f"{name} (z{k})" for k, name in enumerate(names)]
         return names if len(set(names)) == dims else [f"{name} (z{k})" for k, name in enumerate(names)]
 
 
 def read_names(path: Path | str) -> list[Codes]:
-    """Read names.json.
-
-    Returns
-    -------
-    One `Codes` for each run or code named in it. What has the wrong type is refused, what is too long is cut.
-    """
+    """What names.json says of each run or code in it. What has the wrong type is refused, what is too long is cut."""
     return parse_names(read_json(Path(path), "names.json"), str(path))
 
 
@@ -88,13 +75,11 @@ def read_json(path: Path, what: str) -> object:
     try:
         with open(path, "rb") as file:  # a pipe or a device has no size to be asked for
             data = file.read(MOST_BYTES + 1)
-        large = len(data) > MOST_BYTES
-        found = None if large else json.loads(data)
+        if len(data) <= MOST_BYTES:
+            return json.loads(data)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read as JSON: {error}") from None
-    if large:
-        raise InputError(f"{path}: larger than {MOST_BYTES >> 20} MiB, so no {what}")
-    return found
+    raise InputError(f"{path}: larger than {MOST_BYTES >> 20} MiB, so no {what}")
 
 
 def parse_names(found: object, where: str) -> list[Codes]:
@@ -123,8 +108,7 @@ def _codes(found: object, where: str) -> Codes:
 
 def _entry(found: dict, where: str) -> Entry:
     texts = {what: _text(found.get(what), length, where) for what, length in LENGTHS.items()}
-    mark = found.get("mark")
-    return Entry(**texts, mark=mark if mark in MARKS else "") if isinstance(mark, str) else Entry(**texts)
+    return Entry(**texts, mark=next((mark for mark in MARKS if mark == found.get("mark")), ""))
 
 
 def _text(value: object, length: int, where: str) -> str:

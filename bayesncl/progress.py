@@ -8,6 +8,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +124,7 @@ class Display:
             self.pieces = pieces
             if self.view is None:
                 atexit.register(self._show, None)  # an error must not leave a terminal without its cursor
-                self.view = Live(
-                    get_renderable=self._line, console=self.console, refresh_per_second=8, transient=True
-                )
+                self.view = Live(get_renderable=self._line, console=self.console, refresh_per_second=8, transient=True)
                 self.view.start()
         elif pieces is None and self.view is not None:
             self.view.stop()
@@ -134,17 +133,9 @@ class Display:
 
     def _line(self) -> Text:
         frame = self.spinner[int(8 * time.perf_counter()) % len(self.spinner)]
-        return Text(fitting([frame, *self.pieces()], self.console.width - 1), no_wrap=True, overflow="crop")
-
-
-def fitting(pieces: list[str], width: int) -> str:
-    """The first of the pieces, as many as there is room for, joined."""
-    line = pieces[0]
-    for piece in pieces[1:]:
-        if len(line) + 2 + len(piece) > width:
-            break
-        line += f"  {piece}"
-    return line[:width]
+        lines = accumulate([frame, *self.pieces()], "{}  {}".format)  # as many pieces as there is room for
+        fitting = max((line for line in lines if len(line) < self.console.width), key=len, default="")
+        return Text(fitting, no_wrap=True, overflow="crop")
 
 
 def words(seconds: float) -> str:

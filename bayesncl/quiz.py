@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 from .data.images import printable
 from .errors import InputError
@@ -71,56 +73,46 @@ def read_quiz(path: Path | str) -> list[Answer]:
 
 
 def _answer(found: object, author: str, path: Path) -> Answer:
-    def number(what: str, most: int) -> int:
-        value = found.get(what) if isinstance(found, dict) else None
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < most:
-            raise InputError(f"{path}: an answer whose {what} is {printable(repr(value), 40)}")
-        return value
+    given = found if isinstance(found, dict) else {}
 
-    def text(what: str) -> str:
-        value = found.get(what) if isinstance(found, dict) else None
-        if not isinstance(value, str):
+    def take(what: str, kind: type[Any], end: int = 0) -> Any:
+        value: Any = given.get(what)
+        if type(value) is not kind or (kind is int and not 0 <= value < end):
             raise InputError(f"{path}: an answer whose {what} is {printable(repr(value), 40)}")
-        return printable(value, 200)
+        return printable(value, 200) if kind is str else value
 
-    images = found.get("images") if isinstance(found, dict) else None
+    images = given.get("images")
     if not isinstance(images, list) or len(images) != PLACES or not all(type(i) is int and i >= 0 for i in images):
         raise InputError(f"{path}: an answer without its {PLACES} images")
     return Answer(
-        printable(author, 60), text("codes"), text("run"), number("dim", MOST_DIMS), tuple(images),
-        number("intruder", PLACES), number("chosen", PLACES), text("time"),
+        printable(author, 60), take("codes", str), take("run", str), take("dim", int, MOST_DIMS), tuple(images),
+        take("intruder", int, PLACES), take("chosen", int, PLACES), take("time", str),
     )  # fmt: skip
 
 
-def count(answers: Iterable[Answer]) -> Found:
-    """The share found, with its interval."""
-    right = [answer.chosen == answer.intruder for answer in answers]
-    return Found(sum(right), len(right), sum(right) / max(len(right), 1), *wilson(sum(right), len(right)))
-
-
 def join_quizzes(files: Sequence[Path | str]) -> dict:
-    """Join the results of several files.
+    """Join the results of several files. An answer that is in two files counts once.
 
-    Returns
-    -------
-    `people` and `questions`; `methods`: by run its `Found`; `dimensions`: by (run, dimension) its `Found`. An answer
-    that is in two files counts once.
+    `people` and `questions`; `methods`: by run its `Found`; `dimensions`: by (run, dimension) its `Found`.
     """
     answers = list(dict.fromkeys(answer for path in files for answer in read_quiz(path)))
     runs: dict[str, str] = {}  # fingerprint to name; two runs of one name are told apart by it
     for answer in answers:
         twice = any(name == answer.run and codes != answer.codes for codes, name in runs.items())
         runs.setdefault(answer.codes, f"{answer.run} ({answer.codes[:8]})" if twice else answer.run)
-    methods: dict[str, list[Answer]] = {}
-    dimensions: dict[tuple[str, int], list[Answer]] = {}
-    for answer in answers:
-        methods.setdefault(runs[answer.codes], []).append(answer)
-        dimensions.setdefault((runs[answer.codes], answer.dim), []).append(answer)
+
+    def counted(key: Callable[[Answer], Any]) -> dict[Any, Found]:
+        found = {}
+        for name, group in groupby(sorted(answers, key=key), key):
+            right = [answer.chosen == answer.intruder for answer in group]
+            found[name] = Found(sum(right), len(right), sum(right) / len(right), *wilson(sum(right), len(right)))
+        return found
+
     return {
         "people": len({answer.author for answer in answers}),
         "questions": len(answers),
-        "methods": {name: count(each) for name, each in sorted(methods.items())},
-        "dimensions": {key: count(each) for key, each in sorted(dimensions.items())},
+        "methods": counted(lambda answer: runs[answer.codes]),
+        "dimensions": counted(lambda answer: (runs[answer.codes], answer.dim)),
     }
 
 

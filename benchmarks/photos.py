@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from bayesncl.atlas.fitted import atlas_of_codes
+from bayesncl.atlas.sources import atlas_of_codes
 from bayesncl.encoders import Request
 from bayesncl.fit import Options, fit
 from bayesncl.progress import Display

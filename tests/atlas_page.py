@@ -12,8 +12,7 @@ from sklearn.decomposition import NMF
 
 from bayesncl.arrays import unit_rows
 from bayesncl.atlas import AtlasRun
-from bayesncl.atlas.labels import Labels
-from bayesncl.atlas.telling import recognise, telling
+from bayesncl.atlas.telling import Labels, recognise, telling
 from bayesncl.atlas.vectors import top_images
 from bayesncl.data.images import Images
 from bayesncl.measure.dimensions import describe

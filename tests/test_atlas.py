@@ -16,11 +16,10 @@ from scipy import sparse
 
 from bayesncl.arrays import unit_rows
 from bayesncl.atlas import AtlasRun, Photos, build, build_atlas, galleries
-from bayesncl.atlas.build import MARKER, SCRIPTS
+from bayesncl.atlas.build import MARKER, SCRIPTS, make_server
 from bayesncl.atlas.contents import prepare
-from bayesncl.atlas.labels import factorise
-from bayesncl.atlas.serve import make_server
-from bayesncl.atlas.sprites import fitted, large_side, write_sprites
+from bayesncl.atlas.pictures import fitted, large_side, write_sprites
+from bayesncl.atlas.telling import factorise
 from bayesncl.atlas.vectors import SCALE, nearest_rows, quantise
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError

@@ -11,8 +11,7 @@ from scipy import sparse
 from bayesncl.arrays import unit_rows
 from bayesncl.atlas import AtlasRun
 from bayesncl.atlas.contents import prepare
-from bayesncl.atlas.labels import Labels, in_words
-from bayesncl.atlas.telling import pick_wall, recognise, telling
+from bayesncl.atlas.telling import Labels, in_words, pick_wall, recognise, telling
 from bayesncl.atlas.vectors import SCALE, histograms, nearest_rows, sparsify, top_images
 from bayesncl.errors import InputError
 from bayesncl.measure.dimensions import describe

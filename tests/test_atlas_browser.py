@@ -12,7 +12,7 @@ from scipy.sparse import csr_array
 
 from bayesncl.arrays import unit_rows
 from bayesncl.atlas import AtlasRun, build_atlas
-from bayesncl.atlas.serve import make_server
+from bayesncl.atlas.build import make_server
 from bayesncl.atlas.telling import pick_wall
 from bayesncl.atlas.vectors import nearest_rows, top_images
 from bayesncl.data.images import Images

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from bayesncl.atlas import fitted
+from bayesncl.atlas import sources
 from bayesncl.atlas.contents import AtlasRun
 from bayesncl.codes_folder import CodesFolder
 from bayesncl.heat import Heat
@@ -62,13 +62,13 @@ def draw_spots(folder: Path, each: int = 20) -> Path:
 def built(monkeypatch: pytest.MonkeyPatch) -> list[AtlasRun]:
     """The runs of the atlas built last."""
     last: list[AtlasRun] = []
-    real = fitted.build_atlas
+    real = sources.build_atlas
 
     def watch(out, runs, images, title):
         last[:] = runs
         return real(out, runs, images, title=title)
 
-    monkeypatch.setattr(fitted, "build_atlas", watch)
+    monkeypatch.setattr(sources, "build_atlas", watch)
     return last
 
 
@@ -88,14 +88,14 @@ def test_the_verdict_of_fit_opens_the_page(run, tmp_path: Path, built: list[Atla
 def test_an_image_is_shown_with_its_strongest_dimensions(run, tmp_path: Path, built: list[AtlasRun]) -> None:
     """Of codes without zeros every dimension would fire on every image, and the map be one dot."""
     draw_folder(tmp_path / "pictures", each=20)
-    for kept, more in ((fitted.KEPT, ()), (3, ("--keep", "3"))):
+    for kept, more in ((sources.KEPT, ()), (3, ("--keep", "3"))):
         assert run("fit", "pictures", "-o", "codes", "--encoder", BLIND, "--dim", "8", "--quiet", *more).status == 0
         assert run("atlas", "codes", "--quiet").status == 0
         z = CodesFolder("codes").codes().transform(CodesFolder("codes").embeddings())
-        shown = built[0].z.toarray() if kept == fitted.KEPT else built[0].z
+        shown = built[0].z.toarray() if kept == sources.KEPT else built[0].z
         assert ((shown > 0).sum(1) == kept).all()
         assert (shown.argmax(1) == z.argmax(1)).all()
-        assert ("5 strongest" in built[0].sentence) == (kept == fitted.KEPT)
+        assert ("5 strongest" in built[0].sentence) == (kept == sources.KEPT)
 
 
 def test_images_of_one_name_keep_their_own_codes(run, tmp_path: Path, built: list[AtlasRun]) -> None:
@@ -115,7 +115,7 @@ def test_images_of_one_name_keep_their_own_codes(run, tmp_path: Path, built: lis
 def test_a_place_that_is_taken_is_told_before_the_work(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw_folder(tmp_path / "pictures")
     assert run("fit", "pictures", "-o", "codes", "--encoder", BLIND, "--dim", "4", "--quiet").status == 0
-    monkeypatch.setattr(fitted, "_images", lambda *_: pytest.fail("photos were looked for"))
+    monkeypatch.setattr(sources, "_images", lambda *_: pytest.fail("photos were looked for"))
     refused(run("atlas", "codes", "-o", "pictures", "--quiet"), "pictures")
 
 
@@ -123,7 +123,7 @@ def test_maps_of_photos_are_hottest_where_the_colour_is(run, tmp_path: Path, bui
     draw_spots(tmp_path / "pictures")
     assert run("fit", "pictures", "-o", "codes", "--encoder", NET, "--dim", "6", "--quiet").status == 0
     assert run("atlas", "codes", "--quiet").status == 0
-    assert built[0].heat == fitted.ASK  # nothing is embedded again unasked
+    assert built[0].heat == sources.ASK  # nothing is embedded again unasked
     assert run("atlas", "codes", "--heat", "--quiet").status == 0
     assert "say so with --encoder" in built[0].heat  # a stranger's folder runs no code
     assert run("atlas", "codes", "--heat", "--encoder", NET, "--quiet").status == 0

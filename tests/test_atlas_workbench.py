@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bayesncl.atlas import AtlasRun, build_atlas
-from bayesncl.atlas.serve import make_server
+from bayesncl.atlas.build import make_server
 from bayesncl.heat import Heat
 from bayesncl.names import Codes, Entry, read_names, write_names
 from bayesncl.quiz import join_quizzes

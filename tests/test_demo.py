@@ -204,6 +204,11 @@ def test_no_browser_is_started_without_a_screen(monkeypatch: pytest.MonkeyPatch)
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(demo.sys, "platform", "linux")
-    assert not demo.has_screen()
+    opened: list[str] = []
+    monkeypatch.setattr(demo.webbrowser, "open", opened.append)
+    demo.show_page(Path("page.html"), True)
+    assert not opened
     monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-0")
-    assert demo.has_screen()
+    demo.show_page(Path("page.html"), False)
+    demo.show_page(Path("page.html"), True)
+    assert opened == [Path("page.html").resolve().as_uri()]

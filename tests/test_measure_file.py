@@ -299,9 +299,9 @@ def test_render(npz: Path) -> None:
 
 
 def test_compare() -> None:
-    text = compare({"a": {"params": 14_319_168, "x": 0.5}, "b": {"params": 3, "y": None}}, "markdown")
-    assert text.splitlines()[2:] == ["|  | params | 14,319,168 | 3 |", "|  | x | 0.500 | - |", "|  | y | - | - |"]
-    assert "params" in compare({"a": {"params": 1}}, "table")
+    text = compare({"a": {"params": 14_319_168, "x": 0.5}, "b": {"params": 3, "y": None}})
+    found = [line.split() for line in text.splitlines()[1:]]
+    assert found == [["params", "14,319,168", "3"], ["x", "0.500", "-"], ["y", "-", "-"]]
 
 
 def test_files_do_not_hang_on_the_table_nor_the_table_on_files(

@@ -42,7 +42,6 @@ def test_nothing_two_people_said_is_lost_in_any_order() -> None:
         (joined,) = merge_names(order)
         assert joined.dimensions[17] == [BEN, newer]  # one entry an author, the newest
         assert joined.dimensions[4] == [BEN]
-        assert joined.conflicts() == [17]
     twice = Entry("pine", "", "", "Ann", ANN.time)
     assert join_entries([ANN, twice, ANN]) == [ANN, twice]  # said at the same time: both stay
     with pytest.raises(InputError, match="256 and of 12 dimensions"):
@@ -53,7 +52,6 @@ def test_columns_are_distinct_and_named_by_the_most() -> None:
     carl = Entry("wald", "", "", "Carl", "2026-01-01T10:00:00Z")
     codes = made(d0=[ANN, BEN, carl], d1=[ANN], d2=[ANN], d4=[Entry(name="z3")])
     assert codes.columns(5) == ["Wald", "autumn forest (z1)", "autumn forest (z2)", "z3 (z3)", "z3 (z4)"]
-    assert codes.conflicts() == [0]
 
 
 def test_names_of_other_codes_are_refused() -> None:

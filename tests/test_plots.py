@@ -57,18 +57,16 @@ def test_retrieval(tmp_path: Path, drawn: list[Figure]) -> None:
     assert list(chance.get_ydata()) == [1, 1]
 
 
-@pytest.mark.parametrize("definition", ["sound", "paper"])
-def test_dynamics(tmp_path: Path, drawn: list[Figure], definition: str) -> None:
+def test_dynamics(tmp_path: Path, drawn: list[Figure]) -> None:
     def row(epoch: int) -> dict:
         rows = {"sound": 0.1, "paper": 0.2, "chance": 0.3}
         return {"epoch": epoch, **{k: {"af_gv": v, "af_sc": -v, "gv_sc": None} for k, v in rows.items()}}
 
-    check(plots.plot_dynamics({"NCL": [row(10), row(20)]}, tmp_path / "a.png", definition))
+    check(plots.plot_dynamics({"NCL": [row(10), row(20)]}, tmp_path / "a.png"))
     first, second, third = drawn[0].axes
-    value = {"sound": 0.1, "paper": 0.2}[definition]
     assert list(first.lines[1].get_xdata()) == [10, 20]
-    assert list(first.lines[1].get_ydata()) == [value] * 2
-    assert list(second.lines[1].get_ydata()) == [-value] * 2
+    assert list(first.lines[1].get_ydata()) == [0.1] * 2
+    assert list(second.lines[1].get_ydata()) == [-0.1] * 2
     assert list(second.lines[2].get_ydata()) == [-0.3] * 2
     assert np.isnan(third.lines[1].get_ydata()).all()
 

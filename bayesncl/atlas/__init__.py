@@ -1,9 +1,8 @@
 """The atlas: a folder of plain files that shows, in any browser and offline, what every dimension means."""
 
-from .build import build_atlas
+from .build import build_atlas, serve
 from .contents import AtlasRun
 from .galleries import galleries
-from .photos import Photos
-from .serve import serve
+from .pictures import Photos
 
 __all__ = ["AtlasRun", "Photos", "build_atlas", "galleries", "serve"]

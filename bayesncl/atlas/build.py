@@ -1,4 +1,4 @@
-"""Arrays in, a folder out that opens from disk."""
+"""Arrays in, a folder out that opens from disk; or from this machine, for browsers that do not open files."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import ctypes
 import html
 import json
 import os
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from ..data.images import Images
 from ..errors import InputError
 from ..files import check_folder, name_beside, temporary_beside
 from .contents import AtlasRun, prepare, write_images, write_matches, write_run
-from .labels import factorise
-from .photos import Photos
+from .pictures import Photos
+from .telling import factorise
 
 MARKER = "atlas.json"  # says that a folder is an atlas and may be replaced by another
 MOST_RUNS = 8
@@ -42,30 +45,30 @@ def build_atlas(out: Path, runs: list[AtlasRun], images: Images | Photos, title:
     The path of its index.html, which opens from disk.
     """
     out = Path(out)
-    if not 1 <= len(runs) <= MOST_RUNS:
-        raise InputError(f"an atlas shows one to {MOST_RUNS} runs, got {len(runs)}")
+    before = check_out(out, len(runs))
     if len(images) < 1:
         raise InputError("an atlas needs at least one image, got none")
-    before = check_out(out)
     labels = factorise("labels", images.labels, images.class_names)
     grounds = factorise("backgrounds", images.backgrounds, images.background_names)
     features = [prepare(run, images) for run in runs]
     out.parent.mkdir(parents=True, exist_ok=True)
-    with temporary_beside(out, folder=True) as partial:
-        _write_page(partial, title)
+    with temporary_beside(out, folder=True) as folder:
+        _write_page(folder, title)
         first_seen: list[int] = []
         for r, arrays in enumerate(features):
-            first_seen += write_run(partial, f"run{r}", arrays, labels, grounds, runs[r].heat)
+            first_seen += write_run(folder, f"run{r}", arrays, labels, grounds, runs[r].heat)
             if r:
-                write_matches(partial, f"compare-{r}", features[0].z, arrays.z)
-        write_images(partial, images, labels, grounds, runs, features, title, first_seen)
-        (partial / MARKER).write_text(json.dumps({"format": 2, "title": title, "runs": [run.name for run in runs]}))
-        _replace(partial, out, before)
+                write_matches(folder, f"compare-{r}", features[0].z, arrays.z)
+        write_images(folder, images, labels, grounds, runs, features, title, first_seen)
+        (folder / MARKER).write_text(json.dumps({"format": 2, "title": title, "runs": [run.name for run in runs]}))
+        _replace(folder, out, before)
     return out / "index.html"
 
 
-def check_out(out: Path) -> Path:
-    """InputError where no atlas can be written, said before long work; where the one before it lies meanwhile."""
+def check_out(out: Path, count: int = 1, what: str = "runs") -> Path:
+    """InputError where no atlas of so many can be written, said before long work; where the old one lies meanwhile."""
+    if not 1 <= count <= MOST_RUNS:
+        raise InputError(f"an atlas shows one to {MOST_RUNS} {what}, got {count}")
     check_folder(out)
     before = name_beside(out, ".before")
     if before.is_dir() and not out.exists():
@@ -86,18 +89,18 @@ def _write_page(folder: Path, title: str) -> None:
     (folder / "atlas.js").write_text('"use strict";\n(() => {\n' + "\n".join(parts) + "\n})();\n", encoding="utf-8")
 
 
-def _replace(partial: Path, out: Path, before: Path) -> None:
+def _replace(made: Path, out: Path, before: Path) -> None:
     """Put the finished folder in its place: at once where the system can exchange two names, else by two renames."""
     if not out.exists():
-        partial.rename(out)
-    elif not _exchange(partial, out):
+        made.rename(out)
+    elif not _exchange(made, out):
         out.rename(before)  # if we are killed here, the next build brings it back
         try:
-            partial.rename(out)
+            made.rename(out)
         except OSError:
             before.rename(out)
             raise
-        before.rename(partial)  # and goes with the temporary folder
+        before.rename(made)  # and goes with the temporary folder
 
 
 def _exchange(a: Path, b: Path) -> bool:
@@ -108,3 +111,44 @@ def _exchange(a: Path, b: Path) -> bool:
         return False
     here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
     return bool(rename(here, os.fsencode(a), here, os.fsencode(b), exchange) == 0)
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Files of the folder, no listings, no log line per request, and only for pages of this machine."""
+
+    def send_head(self) -> Any:
+        # A page elsewhere may give its own name our address (DNS rebinding): the name it asks for tells.
+        if self.headers.get("Host", "").rsplit(":", 1)[0] not in ("127.0.0.1", "localhost"):
+            self.send_error(421)
+            return None
+        try:
+            return super().send_head()
+        except ValueError:  # a null byte in the address
+            self.send_error(404)
+            return None
+
+    def list_directory(self, path: object) -> None:
+        self.send_error(404)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def make_server(folder: Path, port: int) -> ThreadingHTTPServer:
+    """A server of `folder` bound to 127.0.0.1; port 0 takes any free one."""
+    if not (Path(folder) / MARKER).is_file():
+        raise InputError(f"{folder} is not an atlas: it holds no {MARKER}")
+    try:
+        return ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, directory=str(folder)))
+    except (OSError, OverflowError) as error:
+        raise InputError(f"cannot serve on port {port}: {error}") from error
+
+
+def serve(folder: Path, port: int = 8000) -> None:
+    """Serve the atlas in `folder` on http://127.0.0.1:`port`/ until interrupted; other machines cannot reach it."""
+    with make_server(folder, port) as server:
+        print(f"http://127.0.0.1:{server.server_address[1]}/  (Ctrl-C stops)", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print()

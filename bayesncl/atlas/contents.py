@@ -18,21 +18,9 @@ from ..heat import Heat
 from ..measure.dimensions import Dimensions, describe, most_mixed, most_suppressed
 from ..measure.labelfree import draw_trials
 from ..measure.sparse import as_codes, fired
-from .labels import Labels
-from .photos import Photos, picture_size
-from .sprites import large_side, thumbnail_side, write_sprites
-from .telling import pick_wall, recognise, telling
-from .vectors import (
-    SCALE,
-    histograms,
-    mask_rows,
-    nearest_rows,
-    quantise,
-    scale_columns,
-    sparsify,
-    strongest,
-    top_images,
-)
+from .pictures import Photos, large_side, picture_size, thumbnail_side, write_sprites
+from .telling import Labels, pick_wall, recognise, telling
+from .vectors import SCALE, columns_of, histograms, mask_rows, nearest_rows, quantise, sparsify, strongest, top_images
 
 TOP = 200  # images shown of a dimension
 STRIP = 12  # images shown of a dimension in passing
@@ -177,32 +165,23 @@ def write_run(
 ) -> list[int]:  # fmt: skip
     """The numbers of a run: by dimension, by class, by image; each before and, where there are gates, after gating.
 
-    Returns
-    -------
-    The images its overview shows.
+    Returns the images its overview shows.
     """
     z, gated, open = features.z, features.gated, features.open
     n, d = z.shape
     plain: dict = {"dims": d, "signed": bool(z.min() < 0), "gated": open is not None, "stages": {}}
-    core: Arrays = {}
-    counts: Arrays = {}
-    by_dim: Arrays = {}
-    by_image: Arrays = {}
+    y, backgrounds = (None if each is None else each.index for each in (labels, grounds))
+    core, counts, by_dim, by_image = Arrays(), Arrays(), Arrays(), Arrays()
     seen: list[int] = []
     for stage, x in (("before", z), ("after", gated)):
         if x is None:
             continue
-        dims = describe(
-            x,
-            None if labels is None else labels.index,
-            backgrounds=None if grounds is None else grounds.index,
-            open=open if stage == "before" else None,
-        )
+        dims = describe(x, y, backgrounds=backgrounds, open=open if stage == "before" else None)
         index, value = top_images(x, TOP)
         score = telling(x, index, value)
         plain["stages"][stage] = _headline(dims) | {"gallery": {"entropy": most_mixed(dims)[:GALLERY].tolist()}}
-        core |= _prefix(stage, _describe_core(dims, index, value, score))
-        core |= _prefix(stage, _describe_words(index, value, labels, grounds))
+        words = _describe_words(index, value, labels, grounds)
+        core |= _prefix(stage, _describe_core(dims, index, value, score) | words)
         by_dim |= _prefix(stage, _describe_detail(x, index, value, open))
         near, similarity = nearest_rows(x, NEAR)
         by_image |= _prefix(stage, {"near": _small(near), "similarity": quantise(similarity)})
@@ -210,11 +189,10 @@ def write_run(
         core[f"{stage}.wall"] = _small(wall, d)
         heavy = np.argsort(-dims.mass, kind="stable")[:HEAVIEST]
         seen += [*index[wall, :8][value[wall, :8] > 0].tolist(), *index[heavy, 0][value[heavy, 0] > 0].tolist()]
-        for what, count in (("classes", dims.class_counts), ("backgrounds", dims.background_counts)):
-            if count is not None:
-                counts[f"{stage}.{what}"] = _small(count)
+        by_label = {"classes": dims.class_counts, "backgrounds": dims.background_counts}
+        counts |= _prefix(stage, {what: _small(count) for what, count in by_label.items() if count is not None})
         if stage == "before" and open is not None:
-            core |= {"open_rate": _share(dims.open_rate), "closed_rate": _share(dims.closed_rate)}
+            core |= {"open_rate": _floats(dims.open_rate, 100), "closed_rate": _floats(dims.closed_rate, 100)}
             plain["closed"] = (dims.closed or 0.0) / 100
             plain["stages"]["before"]["gallery"]["suppressed"] = most_suppressed(dims)[:GALLERY].tolist()
             if dims.open_counts is not None:
@@ -248,12 +226,9 @@ def _describe_core(dims: Dimensions, index: np.ndarray, value: np.ndarray, score
         "top": _small(index[:, :STRIP]),
         "shown": (value[:, :STRIP] > 0).sum(1).astype("u1"),
     }
-    for what in ("entropy_freq", "entropy_sum", "entropy_mean"):
-        column = getattr(dims, what)
-        if column is not None:
-            core[what] = np.nan_to_num(column).astype("f4")
-    if dims.consistency is not None:
-        core["consistency"] = _share(dims.consistency)
+    for what, scale in (("entropy_freq", 1), ("entropy_sum", 1), ("entropy_mean", 1), ("consistency", 100)):
+        if (column := getattr(dims, what)) is not None:
+            core[what] = _floats(column, scale)
     return core
 
 
@@ -264,9 +239,9 @@ def _headline(dims: Dimensions) -> dict[str, float | int | None]:
     return {"dead": int(dims.dead.sum()), "supported": int(dims.counted.sum()), "active": dims.l0, "consistency": mean}
 
 
-def _share(percent: np.ndarray | None) -> np.ndarray:
-    """Percent as shares; 0 for what does not exist."""
-    return np.nan_to_num(np.asarray(percent) / 100).astype("f4")
+def _floats(x: np.ndarray | None, scale: float) -> np.ndarray:
+    """Numbers in units of `scale`; 0 for what does not exist."""
+    return np.nan_to_num(np.asarray(x) / scale).astype("f4")
 
 
 def _describe_words(index: np.ndarray, value: np.ndarray, labels: Labels | None, grounds: Labels | None) -> Arrays:
@@ -282,7 +257,7 @@ def _describe_words(index: np.ndarray, value: np.ndarray, labels: Labels | None,
 def _describe_detail(x: sparse.csr_array, index: np.ndarray, value: np.ndarray, open: np.ndarray | None) -> Arrays:
     """What is read when a dimension's page is opened."""
     shapes, edges = histograms(x, BINS)
-    near, cosine = nearest_rows(scale_columns(x), NEAR)
+    near, cosine = nearest_rows(columns_of(x), NEAR)
     detail = {"index": _small(index), "value": quantise(value), "histogram": _small(shapes), "edges": edges}
     detail |= {"near": _small(near), "cosine": quantise(cosine)}
     if open is not None:
@@ -315,7 +290,7 @@ def write_matches(folder: Path, key: str, a: sparse.csr_array, b: sparse.csr_arr
     """The dimension of the other run that behaves most alike on the same images, both ways."""
     arrays: Arrays = {}
     for name, x, y in (("first", a, b), ("second", b, a)):
-        match, cosine = nearest_rows(scale_columns(x), 1, scale_columns(y))
+        match, cosine = nearest_rows(columns_of(x), 1, columns_of(y))
         arrays |= _prefix(name, {"match": _small(match[:, 0]), "cosine": quantise(cosine[:, 0])})
     _write(folder, key, {}, arrays)
 

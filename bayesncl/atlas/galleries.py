@@ -11,7 +11,7 @@ from ..data.images import Images
 from ..files import write_saved
 from ..measure.dimensions import Dimensions, describe, most_mixed, most_suppressed
 from .contents import AtlasRun, prepare
-from .labels import factorise
+from .telling import factorise
 from .vectors import top_images
 
 

@@ -1,8 +1,11 @@
-"""From runs, or from plain arrays, to the atlas."""
+"""From runs, from folders of codes or from plain arrays to the atlas."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,31 +13,37 @@ import numpy as np
 
 from ..arrays import read_arrays, unit_rows
 from ..checkpoint import open_model
+from ..codes_folder import About, CodesFolder, Rows
 from ..data import DATASETS, load
 from ..data import arrays as array_images
-from ..data.images import Images
+from ..data.images import Images, first_line, printable
+from ..encoders import PhotoEncoder
 from ..errors import InputError
 from ..features import extract
 from ..files import digest
-from ..heat import see_model, strongest_heat
+from ..heat import Heat, see_codes, see_model, strongest_heat
+from ..measure.kept import keep
+from ..measure.readable import KEPT
 from ..model import Encoder
 from ..names import FINGERPRINT
 from ..progress import Display
-from ..recipes import Data, Recipe, with_root
+from ..recipes import Data, Recipe, recipe_from_json, with_root
 from ..run import Run
-from .build import MOST_RUNS, build_atlas, check_out
+from .build import build_atlas, check_out
 from .contents import AtlasRun
+from .pictures import Photos, read_with
 
 FEW = 500  # images: fewer give a poor picture of a dimension
+THREADS = 8  # that decode photos
+CHECKED_PHOTOS = 128  # for heat maps: each goes through the encoder seven times
 TRAINED_ON = "The images shown include those it was trained on."
 OTHER_IMAGES = "The images shown are not those it was trained on."
+ASK = "bayesncl atlas --heat finds it, which takes every photo through the encoder again"
 
 
 def atlas_of_runs(runs: list[Path], out: Path, root: str | None, most: int, device: Any, display: Display) -> Path:
     """The atlas of runs on the same test images (the training images where nothing is held out)."""
-    if len(runs) > MOST_RUNS:
-        raise InputError(f"an atlas shows one to {MOST_RUNS} runs, got {len(runs)}")
-    check_out(out)
+    check_out(out, len(runs))
     models, remarks = zip(*(open_model(run, device or "cpu") for run in runs))
     recipes = [with_root(model.recipe, root) for model in models]
     same = Data()  # but for how pixels are normalised
@@ -43,20 +52,22 @@ def atlas_of_runs(runs: list[Path], out: Path, root: str | None, most: int, devi
     for run, data in zip(runs, shown):
         if data != shown[0]:
             raise InputError(f"{runs[0]} and {run} are of different images: an atlas compares runs on the same ones")
-    others = other_images(models[0].recipe, root)
-    if others:
+    if other_images(models[0].recipe, root):
         split, remark = load(dataclasses.replace(recipes[0].data, holdout=0.0), "train", display.count), OTHER_IMAGES
     else:
         split, trained_on = shown_split(recipes[0], display)
         remark = TRAINED_ON if trained_on else ""
     images = thin_out(split, most)
     described = [describe_run(model, run, images, display) for model, run in zip(models, runs)]
-    if len({each.name for each in described}) < len(described):
-        places = ["/".join(run.resolve().parts[-2:]) for run in runs]  # of model files the folder tells, too
-        described = [dataclasses.replace(each, name=place) for each, place in zip(described, places)]
+    names = tell_apart([each.name for each in described], runs)  # of model files the folder tells, too
     said = [" ".join(filter(None, (each.sentence, own, remark))) for each, own in zip(described, remarks)]
-    described = [dataclasses.replace(each, sentence=text) for each, text in zip(described, said)]
-    return build_atlas(out, described, images, title=" and ".join(run.name for run in described))
+    described = [dataclasses.replace(each, name=n, sentence=text) for each, n, text in zip(described, names, said)]
+    return build_atlas(out, described, images, title=" and ".join(names))
+
+
+def tell_apart(names: list[str], places: list[Path]) -> list[str]:
+    """The names, or the ends of the paths where two have the same one."""
+    return names if len(set(names)) == len(names) else ["/".join(place.resolve().parts[-2:]) for place in places]
 
 
 def other_images(recipe: Recipe, root: str | None) -> bool:
@@ -73,7 +84,7 @@ def default_place(source: Path) -> Path:
 
 
 def describe_run(model: Encoder, run: Path, images: Images, display: Display | None = None) -> AtlasRun:
-    """Features of the images, with the headline numbers of the run's evaluation where it has one."""
+    """Features of the images, with the headline numbers and the verdict of the run's evaluation where it has one."""
     found = extract(model, images, "sound", progress=display.count if display else None)
     recipe = model.recipe
     sentence = (
@@ -83,17 +94,13 @@ def describe_run(model: Encoder, run: Path, images: Images, display: Display | N
     gated = found.gated if model.head.kind is not None else None
     mark = digest(model.state_dict())[:FINGERPRINT]
     heat = strongest_heat(see_model(model), images.pixels, found.z if gated is None else gated)
-    return AtlasRun(
-        recipe.name, found.z, gated, found.open, read_summary(run), sentence, mark, heat,
-        read_verdict((Run(run).evaluation() or {}).get("verdict")),
-    )  # fmt: skip
+    verdict = read_verdict((Run(run).evaluation() or {}).get("verdict"))
+    return AtlasRun(recipe.name, found.z, gated, found.open, read_summary(run), sentence, mark, heat, verdict)
 
 
-def read_summary(run: Path) -> dict[str, dict[str, float]] | None:
-    """Headline numbers of RUN/evaluation.json."""
-    results = Run(run).evaluation()
-    if results is None:
-        return None
+def read_summary(run: Path) -> dict[str, dict[str, float]]:
+    """Headline numbers of RUN/evaluation.json, if there is one."""
+    results = Run(run).evaluation() or {}
     return {name: results[name] for name in ("paper", "sound") if isinstance(results.get(name), dict)}
 
 
@@ -105,18 +112,6 @@ def read_verdict(found: object) -> tuple[tuple[str, str], ...]:
         for line in (lines if isinstance(lines, list) else [])
         if isinstance(line, dict)
     )
-
-
-def atlas_of_arrays(path: Path, out: Path) -> Path:
-    """The atlas of any model's features: an .npz with images, z [N, D] and, where there are such, y, gated and open."""
-    check_out(out)
-    found = read_arrays(path, ("z", "gated", "open", "images"), needed=("z", "images"))
-    z, gated = unit_rows(found["z"]), unit_rows(found["gated"]) if "gated" in found else None
-    side = sorted(found["images"].shape[1:])[1:]  # of [3, H, W] or [H, W, 3]
-    data = Data(name="arrays", root=str(path), holdout=0.0, size=min([*side, 1024]) if side else 32)
-    images = array_images.load(data, "train")
-    run = AtlasRun(path.stem, z, gated, found.get("open"), None, f"Features from {path.name}.")
-    return build_atlas(out, [run], images, title=path.stem)
 
 
 def shown_split(recipe: Recipe, display: Display) -> tuple[Images, bool]:
@@ -136,10 +131,138 @@ def thin_out(images: Images, most: int) -> Images:
     """At most `most` images, spread evenly over the split."""
     if len(images) <= most:
         return images
-    rows = np.linspace(0, len(images) - 1, most).astype(np.int64)
-    picked = {
-        field: None if (value := getattr(images, field)) is None else value[rows]
-        for field in ("pixels", "labels", "backgrounds")
-    }
+    rows = spread_evenly(len(images), most)
+    known = {field: getattr(images, field) for field in ("pixels", "labels", "backgrounds")}
+    picked: dict[str, Any] = {field: value[rows] for field, value in known.items() if value is not None}
     names = None if images.names is None else tuple(images.names[i] for i in rows)
-    return dataclasses.replace(images, **picked, names=names)  # type: ignore[arg-type]
+    return dataclasses.replace(images, **picked, names=names)
+
+
+def spread_evenly(count: int, most: int) -> np.ndarray:
+    """The numbers of `most` of so many rows, or of all if there are no more."""
+    return np.linspace(0, count - 1, min(most, count)).astype(np.int64)
+
+
+def atlas_of_arrays(path: Path, out: Path) -> Path:
+    """The atlas of any model's features: an .npz with images, z [N, D] and, where there are such, y, gated and open."""
+    check_out(out)
+    found = read_arrays(path, ("z", "gated", "open", "images"), needed=("z", "images"))
+    z, gated = unit_rows(found["z"]), unit_rows(found["gated"]) if "gated" in found else None
+    side = sorted(found["images"].shape[1:])[1:]  # of [3, H, W] or [H, W, 3]
+    data = Data(name="arrays", root=str(path), holdout=0.0, size=min([*side, 1024]) if side else 32)
+    images = array_images.load(data, "train")
+    run = AtlasRun(path.stem, z, gated, found.get("open"), None, f"Features from {path.name}.")
+    return build_atlas(out, [run], images, title=path.stem)
+
+
+def atlas_of_codes(
+    folders: list[Path], out: Path, root: str | None, most: int, display: Display, heat: bool = False,
+    encoder: str | None = None,
+) -> Path:  # fmt: skip
+    """The atlas of codes of the same images: those held out, or all where these are few.
+
+    Heat maps of photos are made on request; an encoder that is code must be named for them.
+    """
+    check_out(out, len(folders), "codes")
+    known = [CodesFolder(path) for path in folders]
+    abouts = [folder.about() for folder in known]
+    rows = [folder.rows(about) for folder, about in zip(known, abouts)]
+    for path, other in zip(folders, rows):
+        if sorted(other.names) != sorted(rows[0].names):
+            raise InputError(f"{folders[0]} and {path} are of different images: an atlas compares codes of one set")
+    first = len(rows[0]) - rows[0].held if rows[0].held >= FEW else 0
+    chosen = first + spread_evenly(len(rows[0]) - first, most)
+    images = _images(known[0], abouts[0], rows[0], chosen, root, display)
+    titles = tell_apart([path.resolve().name for path in folders], folders)
+    runs = []
+    for title, folder, about, each in zip(titles, known, abouts, rows):
+        here: Any = chosen
+        if each.names != rows[0].names:
+            place = {name: i for i, name in enumerate(each.names)}
+            if len(place) < len(each):
+                raise InputError(f"{folder} has images of one name, in another order than {folders[0]}")
+            here = [place[rows[0].names[i]] for i in chosen]
+        codes = folder.codes()
+        z: Any = codes.transform(np.asarray(folder.embeddings(about)[here]))
+        through = "" if about.encoder is None else f" through {Path(str(about.encoder.get('spec'))).name}"
+        sentence = f"{codes.dim_} dimensions read from {len(each) - each.held:,} images{through} by {codes.method}."
+        maps = heat_of_codes(folder, images, z, heat, encoder, display)
+        if codes.keep is None and not codes.head_.zeros:  # or every dimension would fire on every image
+            z = keep(z, KEPT)
+            sentence += f" Each image is shown with its {KEPT} strongest."
+        runs.append(describe_codes(folder, title, z, sentence if first else f"{sentence} {TRAINED_ON}", maps))
+    return build_atlas(out, runs, images, title=" and ".join(titles))
+
+
+def describe_codes(folder: CodesFolder, title: str, z: Any, sentence: str, heat: Heat | str) -> AtlasRun:
+    """Codes of the images of an atlas, with the verdict that `fit` wrote."""
+    verdict = read_verdict(folder.verdict())
+    return AtlasRun(title, z, sentence=sentence, fingerprint=folder.fingerprint(), heat=heat, verdict=verdict)
+
+
+def heat_of_codes(
+    folder: CodesFolder, images: Images | Photos, z: np.ndarray, asked: bool, encoder: str | None, display: Display
+) -> Heat | str:
+    """Where each image's strongest dimensions fire, or in words why that is not shown."""
+    if folder.about().encoder is None:
+        return "the codes were fitted on an array, and no encoder is known"
+    if isinstance(images, Photos) and not asked:
+        return ASK
+    try:
+        model = folder.model("cpu", encoder)
+        sight = see_codes(model)
+        if isinstance(images, Images):
+            return strongest_heat(sight, images.pixels, z, tell=display.count)
+        view = model.encoder.view
+        share = view.crop / max(view.resize, view.crop)
+        display.busy("trying heat maps")
+        photos = Prepared(images, model.encoder)
+        return strongest_heat(sight, photos, z, share=share, tell=display.count, checked=CHECKED_PHOTOS)
+    except InputError as error:
+        return str(error)
+    except Exception as error:  # whatever a stranger's network raises when it is looked into
+        return f"its encoder cannot be looked into ({first_line(error)})"
+
+
+class Prepared:
+    """Photos as an encoder takes them, uint8 [N, 3, S, S], read when they are asked for."""
+
+    def __init__(self, photos: Photos, encoder: PhotoEncoder) -> None:
+        self.photos, self.encoder = photos, encoder
+
+    def __len__(self) -> int:
+        return len(self.photos)
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        paths = [self.photos.paths[i] for i in np.arange(len(self))[rows]]
+        read, side = self.encoder.read, self.encoder.view.crop
+        with ThreadPoolExecutor(THREADS) as pool:
+            return np.stack(list(pool.map(lambda path: read_with(path, read, side), paths)))
+
+
+def _images(
+    folder: CodesFolder, about: About, rows: Rows, chosen: np.ndarray, root: str | None, display: Display
+) -> Images | Photos:
+    """The images of some rows: photos by their paths, or those of a run's data set."""
+    labels = None if rows.labels is None else rows.labels[chosen]
+    names = tuple(rows.names[i] for i in chosen)
+    if about.kind != "run":
+        paths = folder.photo_paths(rows, chosen, root)
+        if (gone := paths.count(None)) or root is None:
+            base = printable(str(root or folder.place(about.images or "")), 300)
+            display.note(f"images from {base}" + (f"; {gone:,} are gone or changed, shown in grey" if gone else ""))
+        known = [path or Path("\0") for path in paths]  # which is no file
+        return Photos(known, labels, class_names=rows.class_names, names=names)
+    recipe = with_root(recipe_from_json(json.dumps(about.recipe), str(folder.about_file)), root)
+    places = [place for name in names if (place := re.fullmatch(r"(train|test)/([0-9]{1,9})", name))]
+    if not places or len(places) < len(names):
+        raise folder.damaged(folder.rows_file)
+    used = {place[1] for place in places}
+    splits = {split: load(recipe.data, split, display.count) for split in ("train", "test") if split in used}
+    found = [(splits[place[1]], int(place[2])) for place in places]
+    if any(i >= len(split) for split, i in found):
+        raise InputError(f"{folder} is of other images: its data set has changed")
+    pixels = np.stack([split.pixels[i] for split, i in found])
+    grounds = np.array([-1 if split.backgrounds is None else split.backgrounds[i] for split, i in found])
+    both = None if (grounds < 0).all() else grounds
+    return Images(pixels, labels, both, rows.class_names, found[0][0].background_names, names)

@@ -1,16 +1,60 @@
-"""Which dimensions to show first, and what to say of them in a sentence."""
+"""Which dimensions to show first, and what to say of them in a sentence; labels as names that read as words."""
 
 from __future__ import annotations
+
+import re
+from dataclasses import dataclass
 
 import numpy as np
 from scipy import sparse, stats
 
+from ..errors import InputError
 from ..measure.counts import MIN_SUPPORT
-from .labels import Labels
 
+MOST_CLASSES = 2000  # shown; rarer ones count as unlabelled
 STRONGEST = 50  # images a sentence about a dimension speaks of
 DOUBT = 0.01  # a share is told where chance alone gives as much in fewer than this of all dimensions
 VISIBLE = 0.1  # mean activation of the strongest images from which a dimension counts as strong
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Classes of N images."""
+
+    index: np.ndarray  # int64 [N], -1 where an image has no label
+    names: list[str]  # by index
+
+
+def factorise(what: str, labels: np.ndarray | None, names: tuple[str, ...] | None) -> Labels | None:
+    """Labels numbered 0, 1, ... in their order, classes without images left out; None where there are no labels.
+
+    The largest label does not matter: memory follows the number of classes that occur.
+    """
+    if labels is None:
+        return None
+    values = np.asarray(labels)
+    if values.dtype.kind not in "iu":
+        raise InputError(f"{what} must be whole numbers, got {values.dtype}")
+    found, index, counts = np.unique(values, return_inverse=True, return_counts=True)
+    if names is not None and len(found) and found[-1] >= len(names):
+        raise InputError(f"{what} go up to {found[-1]} but there are {len(names)} names")
+    held = found >= 0
+    if held.sum() > MOST_CLASSES:
+        order = np.argsort(-np.where(held, counts, 0), kind="stable")[:MOST_CLASSES]
+        held = np.isin(np.arange(len(found)), order)
+    number = np.where(held, np.cumsum(held) - 1, -1)
+    texts = [str(names[c]) if names is not None else f"class {c}" for c in found[held].tolist()]
+    return Labels(number[index].astype(np.int64), in_words(texts))
+
+
+def in_words(names: list[str]) -> list[str]:
+    """Names as one would write them: `001.Black_footed_Albatross` loses its number and underscores, `3` is `class 3`.
+
+    Names that would no longer differ stay as they are.
+    """
+    clean = [re.sub(r"^\d+[._-]+(?=\D)", "", name).replace("_", " ").strip() for name in names]
+    clean = [f"class {text}" if re.fullmatch(r"\d+", text) else text or name for text, name in zip(clean, names)]
+    return clean if len(set(clean)) == len(set(names)) else names
 
 
 def telling(z: sparse.csr_array, index: np.ndarray, value: np.ndarray, few: int = 12) -> np.ndarray:
@@ -21,10 +65,8 @@ def telling(z: sparse.csr_array, index: np.ndarray, value: np.ndarray, few: int 
     fires alike on all images. Strength is the mean activation of those images, 1 from 0.1 on. A dimension that fires
     on fewer than 10 images scores 0.
 
-    Parameters
-    ----------
-    z : float32 CSR [N, D], unit-norm rows.
-    index, value : [D, >= few], each dimension's strongest images, and their activations, 0 where fewer fire.
+    z has unit-norm rows; index, value [D, >= few] are each dimension's strongest images, and their activations, 0 where
+    fewer fire.
     """
     n, d = z.shape
     squares = np.bincount(z.indices, z.data.astype(np.float64) ** 2, minlength=d)
@@ -76,29 +118,20 @@ def recognise(index: np.ndarray, value: np.ndarray, labels: Labels | None) -> tu
     """The class that stands out most among each dimension's strongest images, if any does so beyond chance.
 
     Beyond chance: with the class's share of all images, as many among so few would come up by luck in fewer than
-    one dimension in a hundred, all classes considered (binomial tail, Bonferroni).
-
-    Returns
-    -------
-    label : int [D], -1 where nothing stands out; share : float [D] of the strongest images; surprise : float [D],
-    the logarithm of that probability, lowest for what stands out most.
+    one dimension in a hundred, all classes considered (binomial tail, Bonferroni). Gives the class, int [D], -1 where
+    nothing stands out; its share of the strongest images, float [D]; and the logarithm of that probability, float [D],
+    lowest for what stands out most.
     """
     d = len(index)
-    label, share, surprise = np.full(d, -1), np.zeros(d), np.zeros(d)
     if labels is None or not labels.names:
-        return label, share, surprise
-    c = len(labels.names)
+        return np.full(d, -1), np.zeros(d), np.zeros(d)
+    c, k = len(labels.names), np.arange(d)
     y = np.where(value[:, :STRONGEST] > 0, labels.index[index[:, :STRONGEST]], -1)
-    counts = np.zeros((d, c), np.int64)
-    rows, columns = np.nonzero(y >= 0)
-    np.add.at(counts, (rows, y[rows, columns]), 1)
+    counts = np.bincount((k[:, None] * c + y)[y >= 0], minlength=d * c).reshape(d, c)
     total = counts.sum(1)
     chance = np.bincount(labels.index[labels.index >= 0], minlength=c) / max(int((labels.index >= 0).sum()), 1)
     luck = stats.binom.logsf(counts - 1, total[:, None], chance)
     best = luck.argmin(1)
-    k = np.arange(d)
     sure = (luck[k, best] < np.log(DOUBT / c)) & (total > 0)
-    label[sure] = best[sure]
-    share[sure] = (counts[k, best] / np.maximum(total, 1))[sure]
-    surprise[sure] = luck[k, best][sure]
-    return label, share, surprise
+    share = counts[k, best] / np.maximum(total, 1)
+    return np.where(sure, best, -1), np.where(sure, share, 0), np.where(sure, luck[k, best], 0)

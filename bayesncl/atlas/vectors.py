@@ -15,21 +15,14 @@ PRODUCTS = 6e9  # of a sparse search; rows are thinned to stay below it
 
 @dataclass(frozen=True)
 class Sparse:
-    """The strongest entries of each row, rows one after the other (CSR), strongest first within a row.
+    """The strongest entries of each row, rows one after the other (CSR), strongest first within a row."""
 
-    Attributes
-    ----------
-    start : int [N + 1], row i holds entries start[i]:start[i + 1].
-    dims : int [E], z, gated : int16 [E] in units of 1 / SCALE, open : bool [E].
-    covered : float [2, N], share of the squared length of z and of gated that the entries of a row hold.
-    """
-
-    start: np.ndarray
-    dims: np.ndarray
-    z: np.ndarray
-    gated: np.ndarray
-    open: np.ndarray
-    covered: np.ndarray
+    start: np.ndarray  # int [N + 1], row i holds entries start[i]:start[i + 1]
+    dims: np.ndarray  # int [E]
+    z: np.ndarray  # int16 [E] in units of 1 / SCALE
+    gated: np.ndarray  # likewise
+    open: np.ndarray  # bool [E]
+    covered: np.ndarray  # float [2, N], share of the squared length of z and of gated that the entries of a row hold
 
 
 def quantise(x: np.ndarray) -> np.ndarray:
@@ -49,7 +42,7 @@ def scale_rows(x: sparse.csr_array) -> sparse.csr_array:
     return sparse.csr_array((data.astype(np.float32), x.indices, x.indptr), shape=x.shape)
 
 
-def scale_columns(x: sparse.csr_array) -> sparse.csr_array:
+def columns_of(x: sparse.csr_array) -> sparse.csr_array:
     """The columns of `x` as rows [D, N] of length 1."""
     return scale_rows(sparse.csr_array(x.T))
 
@@ -77,31 +70,15 @@ def sparsify(z: sparse.csr_array, gated: sparse.csr_array, open: np.ndarray | No
     size = abs(z) if same else abs(z).maximum(abs(gated))
     top = strongest(sparse.csr_array(size), keep)
     rows, dims = row_of(top), top.indices
-    covered = np.empty((2, n))
-    values: list[np.ndarray] = []
-    for i, x in enumerate((z, gated)):
-        if same and i:
-            values.append(values[0])
-            covered[1] = covered[0]
-            continue
-        found = lookup(x, rows, dims)
+    values, covered = [], []
+    for x in (z,) if same else (z, gated):
+        found = np.asarray(x[rows, dims])
         total = np.bincount(row_of(x), x.data.astype(np.float64) ** 2, minlength=n)
         stored = np.bincount(rows, found.astype(np.float64) ** 2, minlength=n)
-        covered[i] = np.where(total > 0, np.minimum(stored / np.where(total > 0, total, 1), 1), 1)
+        covered.append(np.where(total > 0, np.minimum(stored / np.where(total > 0, total, 1), 1), 1))
         values.append(quantise(found))
     gates = np.ones(len(dims), bool) if open is None else open[rows, dims]
-    return Sparse(top.indptr, dims, values[0], values[1], gates, covered)
-
-
-def lookup(x: sparse.csr_array, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """x[rows, columns], one number each, where NumPy would return a matrix."""
-    x = x.sorted_indices()
-    keys = row_of(x) * x.shape[1] + x.indices  # int64, ascending
-    wanted = np.asarray(rows, np.int64) * x.shape[1] + columns
-    at = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
-    if not len(keys):
-        return np.zeros(len(wanted), np.float32)
-    return np.where(keys[at] == wanted, x.data[at], 0).astype(np.float32)
+    return Sparse(top.indptr, dims, values[0], values[-1], gates, np.stack([covered[0], covered[-1]]))
 
 
 def nearest_rows(
@@ -109,12 +86,8 @@ def nearest_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """For each row of `x` the `count` rows of `other` (default `x`, self left out) with the largest inner product.
 
-    Exact, but for sets so large that 6e9 products do not suffice: there candidates are found by the strongest entries
-    of each row alone, and the similarity of those is exact.
-
-    Returns
-    -------
-    index : int [N, count], similarity : float32 [N, count]; best first.
+    Their numbers, int [N, count], and float32 similarities, best first. Exact, but for sets so large that 6e9 products
+    do not suffice: there the strongest entries of each row find candidates, whose similarity is exact.
     """
     y = x if other is None else other
     n, m, d = x.shape[0], y.shape[0], x.shape[1]
@@ -173,33 +146,22 @@ def _products(x: sparse.csr_array, y: sparse.csr_array) -> float:
 
 
 def top_images(z: sparse.csr_array, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each dimension the `count` images on which it is largest; equal values by image number.
+    """For each dimension the `count` images on which it is largest, int [D, count]; equal values by image number.
 
-    Returns
-    -------
-    index : int [D, count], value : float32 [D, count]; where fewer images fire upwards the value is 0.
+    And the values, float32 [D, count], 0 where fewer images fire upwards.
     """
-    n, d = z.shape
-    count = min(count, n)
-    index = np.zeros((d, count), np.int64)
-    value = np.zeros((d, count), np.float32)
-    columns = z.tocsc().sorted_indices()
-    for k in range(d):
-        part = slice(columns.indptr[k], columns.indptr[k + 1])
-        images, a = columns.indices[part], columns.data[part]
-        images, a = images[a > 0], a[a > 0]
-        order = np.argsort(-a, kind="stable")[:count]
-        index[k, : len(order)] = images[order]
-        value[k, : len(order)] = a[order]
+    count = min(count, z.shape[0])
+    best = strongest(sparse.csr_array(z.maximum(0).T), count)
+    held = np.arange(count) < np.diff(best.indptr)[:, None]  # [D, count]
+    index, value = np.zeros(held.shape, np.int64), np.zeros(held.shape, np.float32)
+    index[held], value[held] = best.indices, best.data
     return index, value
 
 
 def histograms(z: sparse.csr_array, bins: int) -> tuple[np.ndarray, np.ndarray]:
-    """Distribution of each dimension's activation over the images on which it fires.
+    """Distribution of each dimension's activation over the images on which it fires, int [D, bins].
 
-    Returns
-    -------
-    counts : int [D, bins], edges : float32 [D, 2], where the first bin begins and the last ends.
+    And where the first bin begins and the last ends, float32 [D, 2].
     """
     d, dims = z.shape[1], z.indices
     high, low = np.zeros(d, np.float32), np.zeros(d, np.float32)

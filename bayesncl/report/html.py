@@ -29,22 +29,13 @@ CAPTIONS = {
 
 
 class Row(NamedTuple):
-    """A measure in the table.
+    """A measure in the table."""
 
-    Attributes
-    ----------
-    label : in plain words.
-    path : in the results; see `measures.Measure.path`.
-    decimals : shown.
-    more : whether more is better.
-    apart : what two seeds of one method may differ by.
-    """
-
-    label: str
-    path: tuple[str, ...]
-    decimals: int
-    more: bool
-    apart: float
+    label: str  # in plain words
+    path: tuple[str, ...]  # in the results; see `measures.Measure.path`
+    decimals: int  # shown
+    more: bool  # whether more is better
+    apart: float  # what two seeds of one method may differ by
 
 
 def summarise(results: Mapping[str, Result], rows: Sequence[Row]) -> Table:
@@ -66,21 +57,12 @@ def better(found: Mapping[str, float | None], row: Row) -> str:
 
 
 def write_report(
-    folder: Path,
-    names: Sequence[str],
-    table: Table,
-    figures: Sequence[str],
-    theory: list | None,
+    folder: Path, names: Sequence[str], table: Table, figures: Sequence[str], theory: list | None,
     verdicts: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Path:
-    """Write index.html and table.json into a folder that has the figures.
+) -> Path:  # fmt: skip
+    """Write index.html and table.json into a folder that has the figures; those that do not exist are left out.
 
-    Parameters
-    ----------
-    names : of the columns.
-    figures : file names; those that do not exist are left out.
-    theory : rows of `theory.compare`.
-    verdicts : of the runs that have one, by name; see `verdict.to_dict`.
+    `names` are of the columns, `theory` rows of `theory.compare`, `verdicts` those of `verdict.to_dict` by run.
     """
     template = jinja2.Template((resources.files(__package__) / "report.html").read_text(), autoescape=True)
     captions = [(name, CAPTIONS.get(name, "")) for name in figures if (folder / name).exists()]

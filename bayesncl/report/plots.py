@@ -31,7 +31,6 @@ CORRELATIONS = {
     "af_sc": "frequency and\nconsistency",
     "gv_sc": "gradient variance\nand consistency",
 }
-
 TILE, MARGIN, GAP = 64, 44, 2  # pixels of an image on a sheet, of the dimension's number before them, between images
 
 
@@ -86,10 +85,7 @@ def plot_consistency(runs: Mapping[str, tuple[np.ndarray, np.ndarray]], path: st
 
 
 def plot_entropy(runs: Mapping[str, np.ndarray], path: str | Path, classes: int) -> Path:
-    """Histogram of the class entropy [D] (nats) of the dimensions; NaN, of a dead one, is left out.
-
-    log C, the entropy of a dimension that fires on all classes alike, is drawn as a line.
-    """
+    """Histogram of class entropy [D] (nats), dead ones (NaN) left out; a line marks log C, of firing on all alike."""
     figure, axes = _canvas(runs, "entropy of a dimension over classes (nats)", "dimensions")
     top = np.log(classes)
     edges = np.linspace(0, top, 31)
@@ -117,11 +113,8 @@ def plot_retrieval(
     return _save(figure, axes, path)
 
 
-def plot_dynamics(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path, definition: str = "sound") -> Path:
-    """Spearman correlations of activation frequency, gradient variance and consistency over epochs.
-
-    Runs are rows of `dynamics.record`; dotted lines are those with shuffled labels.
-    """
+def plot_dynamics(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path) -> Path:
+    """Correlations across sound dimensions over epochs, of rows of `dynamics.record`; dotted with shuffled labels."""
     figure = _figure(runs, 9.0, 3.4)
     panels = figure.subplots(1, 3, sharey=True)
     for axes, (key, title) in zip(panels, CORRELATIONS.items()):
@@ -131,16 +124,14 @@ def plot_dynamics(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: str | P
         axes.axhline(0, color="0.7", linewidth=0.8)
         for i, (name, rows) in enumerate(runs.items()):
             epochs = [row["epoch"] for row in rows]
-            found, chance = (as_array(row[which][key] for row in rows) for which in (definition, "chance"))
+            found, chance = (as_array(row[which][key] for row in rows) for which in ("sound", "chance"))
             _line(axes, i, epochs, found, name)
             if key != "af_gv":  # labels do not enter frequency and variance
                 axes.plot(epochs, chance, color=_colour(i), linestyle=":", linewidth=1.2)
         axes.set_ylim(-1.05, 1.05)
     panels[0].set_ylabel("Spearman correlation")
     panels[1].plot([], [], color="0.4", linestyle=":", linewidth=1.2, label="labels shuffled")
-    handles, names = panels[1].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False, fontsize=8)
-    return _write(figure, path)
+    return _save_below(figure, panels[1], path, most=len(runs) + 1)
 
 
 def plot_conflict(runs: Mapping[str, np.ndarray], path: str | Path) -> Path:
@@ -156,10 +147,7 @@ def plot_conflict(runs: Mapping[str, np.ndarray], path: str | Path) -> Path:
 
 
 def plot_thresholds(runs: Mapping[str, tuple[np.ndarray, np.ndarray]], path: str | Path) -> Path:
-    """Consistency [T] against active dimensions per image [T], as the activation threshold rises.
-
-    At equal L0 the higher curve is the better.
-    """
+    """Consistency [T] over active dimensions per image [T], as the threshold rises; at equal L0 higher is better."""
     figure, axes = _canvas(runs, "active dimensions per image, L0", "consistency (%)")
     for i, (name, (active, consistency)) in enumerate(runs.items()):
         _line(axes, i, active, consistency, name)
@@ -206,8 +194,7 @@ def plot_tradeoff(panels: Mapping[str, Sequence[tuple[Curve, Sequence[float]]]],
             _draw(axes, [curve])
             for j, ((x, y), value) in enumerate(zip(curve.points, values)):
                 place = (4, 3) if j % 2 else (4, -10)  # neighbours on different sides of their points
-                text = f"{value:g}".replace("e-0", "e-")
-                colour = COLOURS[curve.colour]
+                text, colour = f"{value:g}".replace("e-0", "e-"), _colour(curve.colour)
                 axes.annotate(text, (x, y), place, textcoords="offset points", fontsize=7, color=colour)
     found[0].set_ylabel("probe accuracy (%)")
     return _save_below(figure, found[0], path)
@@ -275,11 +262,9 @@ def _line(axes: Axes, i: int, x: Any, y: Any, name: str) -> None:
 def _draw(axes: Axes, curves: Sequence[Curve]) -> None:
     for curve in curves:
         x, y = zip(*curve.points) if curve.points else ((), ())
-        colour = COLOURS[curve.colour]
-        axes.plot(
-            x, y, color=colour, linewidth=1.5, linestyle=curve.style, label=curve.name, marker=MARKERS[curve.colour],
-            markersize=3 if curve.style == "--" else 6, markerfacecolor="white" if curve.style == ":" else colour,
-        )  # fmt: skip
+        look: dict[str, Any] = _look(curve.colour) | {"markersize": 3 if curve.style == "--" else 6}
+        look["markerfacecolor"] = "white" if curve.style == ":" else look["color"]
+        axes.plot(x, y, linewidth=1.5, linestyle=curve.style, label=curve.name, **look)
 
 
 def _colour(i: int) -> str:
@@ -295,9 +280,9 @@ def _save(figure: Figure, axes: Axes, path: str | Path) -> Path:
     return _write(figure, path)
 
 
-def _save_below(figure: Figure, axes: Axes, path: Path) -> Path:
+def _save_below(figure: Figure, axes: Axes, path: str | Path, most: int = 3) -> Path:
     handles, names = axes.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 3), frameon=False, fontsize=8)
+    figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), most), frameon=False, fontsize=8)
     return _write(figure, path)
 
 

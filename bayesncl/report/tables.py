@@ -25,18 +25,18 @@ from ..measure.measures import value as look_up
 from ..measure.result import Result
 
 KINDS = ("table", "csv", "markdown", "latex")
+LATEX = str.maketrans(
+    {sign: "\\" + sign for sign in "&%$#_{}"}
+    | {"\\": "\\textbackslash ", "~": "\\textasciitilde ", "^": "\\textasciicircum "}
+)
 Row = Sequence[str]
 
 
 def render(result: Result, kind: str = "table", width: int = 100, everything: bool = False) -> str:
     """One result: a row per measure, with its chance level where there is one.
 
-    Parameters
-    ----------
-    result : of `evaluate` or `measure_features`.
-    kind : table, csv, markdown or latex.
-    width : of the table, characters.
-    everything : also what is no headline: measures at other thresholds, the spectrum, curves. A csv always has them.
+    `kind` is one of KINDS, `width` in characters. `everything` adds what is no headline: measures at other thresholds,
+    the spectrum, curves; a csv always has them.
     """
     chance, control, rows = dict(_leaves(result.chance)), dict(_leaves(result.control or {})), []
     beside = ("chance", "untrained") if control else ("chance",)
@@ -90,16 +90,15 @@ def show(result: Result, files: Mapping[str, Path | None], everything: bool = Fa
             print(render_theory(result.theory))
 
 
-def compare(results: Mapping[str, Mapping[str, Any]], kind: str = "table", width: int = 100) -> str:
+def compare(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Several trees of numbers side by side: a column per name, a row per value that any of them has."""
     columns = {name: dict(_leaves(result)) for name, result in results.items()}
     paths = dict.fromkeys(path for column in columns.values() for path in column)
-    number = exact if kind == "csv" else plain
-    rows = [(*_names(path), *(number(column.get(path)) for column in columns.values())) for path in paths]
-    return write(("definition", "measure", *columns), rows, kind, width)
+    rows = [(*_names(path), *(plain(column.get(path)) for column in columns.values())) for path in paths]
+    return write(("definition", "measure", *columns), rows)
 
 
-def render_theory(rows: Sequence[Mapping[str, Any]], width: int = 100) -> str:
+def render_theory(rows: Sequence[Mapping[str, Any]]) -> str:
     """What the paper's theory predicts of a model against what is seen, a statement a row, with a sentence each."""
     table = Table(title="theory: predicted against observed", title_justify="left", box=None, show_edge=False)
     for column, side in (("statement", "left"), ("predicted", "right"), ("observed", "right"), ("holds", "left")):
@@ -108,7 +107,7 @@ def render_theory(rows: Sequence[Mapping[str, Any]], width: int = 100) -> str:
         holds = {None: "cannot tell", True: "yes", False: "no"}[row["holds"]]
         numbers = (plain(row[key]) for key in ("predicted", "observed"))
         table.add_row(Text(f"{row['statement']}\n  {row['note']}"), *numbers, holds)
-    return printed(table, width)
+    return printed(table)
 
 
 def write(header: Row, rows: Sequence[Row], kind: str = "table", width: int = 100, left: int = 2) -> str:
@@ -132,10 +131,9 @@ def write(header: Row, rows: Sequence[Row], kind: str = "table", width: int = 10
             lines = [[cell.replace("|", "\\|") for cell in row] for row in (header, rule, *rows)]
             return "".join("| " + " | ".join(line) + " |\n" for line in lines)
         case "latex":
-            body = "".join(" & ".join(map(_latex, row)) + " \\\\\n" for row in rows)
-            head = " & ".join(map(_latex, header)) + " \\\\\n"
-            layout = "l" * left + "r" * (len(header) - left)
-            return f"\\begin{{tabular}}{{{layout}}}\n\\hline\n{head}\\hline\n{body}\\hline\n\\end{{tabular}}\n"
+            layout, body = "l" * left + "r" * (len(header) - left), "".join(map(_latex, rows))
+            head = f"\\begin{{tabular}}{{{layout}}}\n\\hline\n{_latex(header)}\\hline\n"
+            return f"{head}{body}\\hline\n\\end{{tabular}}\n"
     raise InputError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
 
 
@@ -145,7 +143,7 @@ def open_console(width: int | None = None, file: Any = None) -> Console:
     return console if width or console.is_terminal else Console(highlight=False, markup=False, width=140, file=file)
 
 
-def printed(table: Table, width: int) -> str:
+def printed(table: Table, width: int = 100) -> str:
     """A table as the terminal shows it."""
     text = io.StringIO()
     open_console(width, text).print(table)
@@ -181,8 +179,5 @@ def _names(path: tuple[str, ...]) -> tuple[str, str]:
     return (path[0], " ".join(path[1:])) if len(path) > 1 else ("", path[0])
 
 
-def _latex(text: str) -> str:
-    for character in "\\&%$#_{}~^":
-        replacement = {"\\": "\\textbackslash ", "~": "\\textasciitilde ", "^": "\\textasciicircum "}
-        text = text.replace(character, replacement.get(character, "\\" + character))
-    return text
+def _latex(row: Row) -> str:
+    return " & ".join(cell.translate(LATEX) for cell in row) + " \\\\\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,37 +21,21 @@ from .experiments import EXPERIMENTS, MAIN, SCALES, Experiment, find, runs, titl
 from .runner import Library, estimate, run_list
 from .tables import Entries, sections, text
 
-__all__ = ["reproduce", "run_list"]
-
 LEDGER = Path("results")
 SMOKE_LEDGER = Path("runs/smoke/results")  # smoke runs never enter the ledger of the repository
 WORK = {LEDGER: Path("runs/reproduce"), SMOKE_LEDGER: Path("runs/smoke")}  # run folders and figures, by ledger
 
 
 def reproduce(
-    name: str | None,
-    *,
-    listing: bool = False,
-    scale: str = "paper",
-    data: str | None = None,
-    results: Path = LEDGER,
-    pages: Path | None = None,
-    dry: bool = False,
-    device: str | None = None,
-    display: Display | None = None,
-) -> None:
+    name: str | None, *, listing: bool = False, scale: str = "paper", data: str | None = None, results: Path = LEDGER,
+    pages: Path | None = None, dry: bool = False, device: str | None = None, display: Display | None = None,
+) -> None:  # fmt: skip
     """Show a table or figure of the paper next to our runs, after doing those that are missing.
 
-    Parameters
-    ----------
-    name : of an experiment, or `all`; None lists them.
-    listing : only list what exists, what is in the ledger and what the rest would cost.
-    scale : `paper`, or `smoke` for scenes on a CPU, with a ledger of its own unless `results` names one.
-    data : folder that holds a folder for each data set, or the one data set. Without it nothing is trained at full
-        size.
-    results : the ledger.
-    pages : where results.md and figures/ go; without it a figure goes to runs/reproduce/figures.
-    dry : train nothing.
+    `name` is an experiment's, or `all`; None lists them, as `listing` does. `smoke`, scenes on a CPU, has a ledger of
+    its own unless `results` names one. `data` is a folder that holds a folder for each data set, or the one data set;
+    without it, and with `dry`, nothing is trained at full size. results.md and figures/ go to `pages`; without it a
+    figure goes to runs/reproduce/figures.
     """
     if scale not in SCALES:
         raise InputError(f"--scale is paper or smoke, got {scale!r}")
@@ -82,7 +65,6 @@ def workplace(results: Path) -> Path:
     """Where run folders and figures of a ledger go: never into the repository's own."""
     known = {place.resolve(): work for place, work in WORK.items()}
     return known.get(results.resolve(), results / "work")
-
 
 
 def missing(experiment: Experiment, entries: list[ledger.Entry], scale: str) -> list[Recipe]:
@@ -159,7 +141,7 @@ def show(experiment: Experiment, found: dict[str, list[ledger.Entry]], scale: st
     console = open_console()
     for section in sorted(sections(experiment, found, scale), key=lambda section: not section.runs):
         header, rows = text(section)
-        if width_of([header, *rows]) > console.width:
+        if sum(2 + max(map(len, column)) for column in zip(header, *rows)) - 2 > console.width:  # columns are two apart
             rows = [[re.sub(r" ± [0-9.]+", "", cell) for cell in row] for row in rows]
         where = datasets.DATASETS[section.dataset].title
         console.print(f"{experiment.name}: {title(experiment)}, {where}", style="bold")
@@ -168,14 +150,7 @@ def show(experiment: Experiment, found: dict[str, list[ledger.Entry]], scale: st
         console.print(note)
 
 
-def width_of(rows: Sequence[Sequence[str]]) -> int:
-    """Characters that a table of these rows takes, columns two apart."""
-    return sum(2 + max(map(len, column)) for column in zip(*rows)) - 2
-
-
-def draw(
-    experiment: Experiment, found: Entries, scale: str, folder: Path, data: str | None, display: Display
-) -> None:
+def draw(experiment: Experiment, found: Entries, scale: str, folder: Path, data: str | None, display: Display) -> None:
     """Draw one figure; a sheet of images only where the images are at hand."""
     dataset = "scenes" if scale == "smoke" else MAIN
     path, drawn = folder / figures.file_name(experiment.name), None

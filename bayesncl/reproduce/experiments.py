@@ -132,20 +132,10 @@ def title(experiment: Experiment) -> str:
     return experiment.title or str(paper()["tables"][experiment.tables[0]]["title"])
 
 
-def columns(experiment: Experiment) -> list[str]:
-    """The measures a table shows; of several tables, those of the first."""
-    return list(paper()["tables"][experiment.tables[0]]["columns"])
-
-
 def recipe_of(name: str, changes: Sequence[str] = ()) -> Recipe:
     """A named recipe with changes; the main runs also record the gradient dynamics."""
     extra = ["run.dynamics_every=10"] if name in DYNAMIC and all(c.startswith("run.seed=") for c in changes) else []
     return change(named(name), [*changes, *extra])
-
-
-def with_seed(recipe: Recipe, seed: int) -> Recipe:
-    """The same run from another seed."""
-    return replace_fields(recipe, run={"seed": seed})
 
 
 def rows(experiment: Experiment, scale: str = "paper") -> list[Row]:
@@ -155,24 +145,20 @@ def rows(experiment: Experiment, scale: str = "paper") -> list[Row]:
 
 def runs(experiment: Experiment, scale: str = "paper") -> list[Recipe]:
     """The runs an experiment needs, in the order to do them: data set by data set, every row's first seed first."""
-    chosen = sorted(rows(experiment, scale), key=lambda row: ORDER.index(row.recipe.data.name))
     seeds = experiment.seeds if scale == "paper" else experiment.seeds[:1]
-    found = {}
-    for dataset in dict.fromkeys(row.recipe.data.name for row in chosen):
-        for seed in seeds:
-            for row in chosen:
-                if row.recipe.data.name == dataset:
-                    recipe = with_seed(row.recipe, seed)
-                    found[recipe.to_json()] = recipe
-    return list(found.values())
+    chosen = rows(experiment, scale)
+    todo = [replace_fields(row.recipe, run={"seed": seed}) for seed in seeds for row in chosen]
+    todo.sort(key=lambda recipe: ORDER.index(recipe.data.name))
+    return list({recipe.to_json(): recipe for recipe in todo}.values())
 
 
 def _paper_rows(experiment: Experiment) -> Iterator[Row]:
     for table, row in _published(experiment):
         axes = {axis: row[axis] for axis in table["axes"]}
         dataset = table.get("pretrained_on", row["dataset"])
+        usual = paper()["settings"][dataset]  # what the recipe has anyway
         method, changes = _method(row["method"])
-        changes += [f"{CHANGES[axis]}={value}" for axis, value in axes.items() if _varies(axis, value, dataset)]
+        changes += [f"{CHANGES[a]}={value}" for a, value in axes.items() if a in CHANGES and value != usual[a]]
         recipe = recipe_of(f"{dataset}-{method}", [*experiment.changes, *changes])
         yield Row(row["method"], row["dataset"], axes, recipe, {c: row.get(c) for c in table["columns"]})
 
@@ -213,8 +199,3 @@ def _published(experiment: Experiment) -> Iterator[tuple[dict[str, Any], dict[st
 def _method(name: str) -> tuple[str, list[str]]:
     """Recipe method and changes behind a method of the tables."""
     return ("bayesncl", [f"gate.depth={DEPTHS[name]}"]) if name in DEPTHS else (name, [])
-
-
-def _varies(axis: str, value: float, dataset: str) -> bool:
-    """Whether an axis is a field of the recipe and differs from the recipe's own value."""
-    return axis in CHANGES and value != paper()["settings"][dataset][axis]

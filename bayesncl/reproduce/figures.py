@@ -13,8 +13,8 @@ from ..progress import plural
 from ..report import plots
 from ..report.plots import CORRELATIONS, Curve
 from . import ledger
-from .experiments import EXPERIMENTS, MAIN, paper
-from .tables import Entries, Line, mean, runs_of, sections
+from .experiments import MAIN, paper
+from .tables import Entries, Line, lines_of, mean, runs_of
 
 MOST_RUNS = 3  # drawn of a method
 
@@ -26,7 +26,7 @@ def file_name(name: str) -> str:
 
 def draw(name: str, entries: Entries, path: Path, dataset: str = MAIN, scale: str = "paper") -> Path | None:
     """Draw a figure for one data set; None where the ledger has nothing to draw."""
-    lines = [line for s in sections(EXPERIMENTS[name], entries, scale) if s.dataset == dataset for line in s.lines]
+    lines = lines_of(name, entries, dataset, scale)
     return FIGURES[name](lines, entries, path) if any(line.runs for line in lines) else None
 
 
@@ -111,12 +111,8 @@ SHEETS = {"figure-high-entropy": "high_entropy", "figure-suppressed": "suppresse
 
 def sheet_entry(name: str, entries: Entries, dataset: str = MAIN, scale: str = "paper") -> ledger.Entry | None:
     """The run whose dimensions a sheet shows: the first seed's."""
-    for section in sections(EXPERIMENTS[name], entries, scale):
-        for line in section.lines if section.dataset == dataset else ():
-            for entry in runs_of(line.row, entries)[:MOST_RUNS]:
-                if entry["exemplars"].get(SHEETS[name]):
-                    return entry
-    return None
+    found = (e for line in lines_of(name, entries, dataset, scale) for e in runs_of(line.row, entries)[:MOST_RUNS])
+    return next((entry for entry in found if entry["exemplars"].get(SHEETS[name])), None)
 
 
 def theirs_and_ours(lines: list[Line], axis: str, column: str, sound: bool = False) -> list[Curve]:

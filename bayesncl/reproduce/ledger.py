@@ -44,14 +44,9 @@ def file_name(recipe: Recipe) -> str:
 
 
 def record(
-    results: Path,
-    run_dir: Path,
-    evaluation: Result,
-    recipe: Recipe,
-    *,
-    exemplars: dict[str, Any] | None = None,
+    results: Path, run_dir: Path, evaluation: Result, recipe: Recipe, *, exemplars: dict[str, Any] | None = None,
     extra: dict[str, Any] | None = None,
-) -> Path:
+) -> Path:  # fmt: skip
     """Enter a trained and evaluated run into the ledger of a folder; an older entry of the same run is replaced.
 
     The run's metrics.jsonl gives the time and the gradient dynamics, its environment.json where it was trained.

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from ..measure.interpretability import MATCHED, at_l0
 from ..progress import plural
 from ..report.tables import write as write_table
 from . import figures, ledger
-from .experiments import EXPERIMENTS, MAIN, PAIR, Experiment, paper, title
-from .tables import FAST, NOT_RUN, Cell, Entries, Section, mean, runs_of, sections, spread, text
+from .experiments import EXPERIMENTS, PAIR, Experiment, paper, title
+from .tables import FAST, NOT_RUN, Cell, Entries, Line, lines_of, mean, runs_of, sections, spread, summary, text
 
 INTRO = """# Results
 
@@ -55,8 +56,9 @@ SOUND = {
     )
 }  # fmt: skip
 
-
 Measures = dict[str, Any]  # of a run, as the ledger has them
+Side = tuple[str, dict[str, float]]  # a method, and the value of what the table varies
+markdown = partial(write_table, kind="markdown", left=1)
 
 
 @dataclass(frozen=True)
@@ -66,29 +68,25 @@ class Claim:
     sentence: str
     table: str
     column: str
-    first: str
-    second: str
+    first: Side
+    second: Side
     sign: int
-    axes: tuple[tuple[str, float], ...] = ()
 
 
-METHODS = ("bayesncl", "ncl")
+OURS: Side = ("bayesncl", {})
+NCL: Side = ("ncl", {})
+TIE = "Gates weaken the tie of frequency and gradient variance (epoch 100)"
+PRIOR = "A prior of 0.8 is more consistent than one of 0.1"
 CLAIMS = (
-    Claim("BayesNCL's dimensions are more consistent than NCL's", "interpretability", "consistency", *METHODS, 1),
-    Claim("... and than those of NCL+TopK", "interpretability", "consistency", "bayesncl", "ncl-topk", 1),
-    Claim("BayesNCL's dimensions have the lower class entropy H_f", "interpretability", "entropy_freq", *METHODS, -1),
-    Claim("Probe accuracy is kept (within a point)", "downstream", "acc1", *METHODS, 0),
-    Claim("Retrieval with 128 dimensions is better (P@5)", "downstream", "p@5", *METHODS, 1),
-    Claim(
-        "Gates weaken the tie of frequency and gradient variance (epoch 100)",
-        "gradients", "af_gv", *METHODS, -1, (("epoch", 100),),
-    ),
-    Claim("Hard gates are more consistent than soft ones", "gating", "consistency", "bayesncl", "bayesncl-soft", 1),
-    Claim(
-        "A prior of 0.8 is more consistent than one of 0.1",
-        "prior", "consistency", "bayesncl", "bayesncl", 1, (("rho", 0.8), ("rho", 0.1)),
-    ),
-)  # fmt: skip
+    Claim("BayesNCL's dimensions are more consistent than NCL's", "interpretability", "consistency", OURS, NCL, 1),
+    Claim("... and than those of NCL+TopK", "interpretability", "consistency", OURS, ("ncl-topk", {}), 1),
+    Claim("BayesNCL's dimensions have the lower class entropy H_f", "interpretability", "entropy_freq", OURS, NCL, -1),
+    Claim("Probe accuracy is kept (within a point)", "downstream", "acc1", OURS, NCL, 0),
+    Claim("Retrieval with 128 dimensions is better (P@5)", "downstream", "p@5", OURS, NCL, 1),
+    Claim(TIE, "gradients", "af_gv", ("bayesncl", {"epoch": 100}), ("ncl", {"epoch": 100}), -1),
+    Claim("Hard gates are more consistent than soft ones", "gating", "consistency", OURS, ("bayesncl-soft", {}), 1),
+    Claim(PRIOR, "prior", "consistency", ("bayesncl", {"rho": 0.8}), ("bayesncl", {"rho": 0.1}), 1),
+)
 
 
 def write(folder: Path, entries: list[ledger.Entry]) -> Path:
@@ -110,9 +108,7 @@ def render(entries: list[ledger.Entry], found: Entries, drawn: dict[str, str]) -
     findings = "\n".join(f"- {finding}" for finding in notes()["findings"] if entries)
     parts = [INTRO.format(runs=ledger_summary(entries), findings=findings).rstrip() + "\n", at_a_glance(found)]
     parts += [where_the_gain_comes_from(found, drawn), where_retrieval_gains(found), READING]
-    for experiment in EXPERIMENTS.values():
-        if not experiment.is_figure:
-            parts.append(table_part(experiment, found))
+    parts += [table_part(e, found) for e in EXPERIMENTS.values() if not e.is_figure]
     parts += [figure_part(e, found, drawn) for e in EXPERIMENTS.values() if e.is_figure and e.name != "figure-support"]
     return "\n".join(parts).rstrip() + "\n"
 
@@ -135,20 +131,19 @@ def at_a_glance(found: Entries) -> str:
         "## The paper's claims\n\nEach claim is a difference between two rows of a table. It holds if our difference "
         "has its sign and exceeds twice its standard error over seeds; with one run on either side only the sign is "
         "compared. A claim that something is kept holds if the difference is within a point.\n\n"
-        + markdown(head, rows, left=1)
+        + markdown(head, rows)
     )
 
 
 def claim_row(claim: Claim, found: Entries) -> list[str]:
     """A claim, the published difference, ours by both definitions, and whether it holds by each."""
-    lines = [line for s in sections(EXPERIMENTS[claim.table], found) if s.dataset == MAIN for line in s.lines]
-    wanted = claim.axes if len(claim.axes) == 2 else claim.axes * 2
-    sides: list[Cell] = []
-    for i, method in enumerate((claim.first, claim.second)):
-        axes = dict(wanted[i : i + 1])
+    lines = lines_of(claim.table, found)
+
+    def side(method: str, axes: dict[str, float]) -> Cell:
         of_method = (line for line in lines if line.row.method == method)
-        sides.append(next(line.cells[claim.column] for line in of_method if axes.items() <= line.row.axes.items()))
-    a, b = sides
+        return next(line.cells[claim.column] for line in of_method if axes.items() <= line.row.axes.items())
+
+    a, b = side(*claim.first), side(*claim.second)
     theirs = f"{a.published - b.published:+.2f}" if a.published is not None and b.published is not None else ""
     ours, sound = difference(a.ours, b.ours), difference(a.sound, b.sound)
     marked = ours.text + (FAST if FAST in (a.mark, b.mark) and ours.value is not None else "")
@@ -198,85 +193,84 @@ def where_the_gain_comes_from(found: Entries, drawn: dict[str, str]) -> str:
         "is perfectly consistent. The figure asks for more: consistency over the dimensions that fire on at least *s* "
         "test images, for *s* from 1 to 100 (CIFAR-100, eval mode, one line per seed).\n"
     )
-    section = next(s for s in sections(EXPERIMENTS["interpretability"], found) if s.dataset == MAIN)
+    lines = lines_of("interpretability", found)
     drawing = drawn.get("figure-support")
     figure = f"![Consistency by minimum support](figures/{drawing})\n" if drawing else ""
     legend = (
         "The sound measures of the main methods. *At L0 k*: all features cut at one threshold that leaves *k* active "
         "dimensions per image; *AP*: average precision of a dimension as a detector of its best class.\n"
     )
-    parts = [opening, figure, support_table(section, found), shuffled_table(section, found)]
-    parts += [folded("every sound measure of the main methods", f"{legend}\n{sound_table(section, found)}")]
-    parts += [gate_use(section, found), *notes_on("figure-support")]
+    parts = [opening, figure, support_table(lines, found), shuffled_table(lines, found)]
+    parts += [folded("every sound measure of the main methods", f"{legend}\n{sound_table(lines, found)}")]
+    parts += [gate_use(lines, found), *notes_on("figure-support")]
     return "\n".join(part for part in parts if part)
 
 
 def by_method(
-    section: Section, found: Entries, cells: Callable[[list[Measures]], list[str]], methods: Sequence[str] = ()
+    lines: list[Line], found: Entries, cells: Callable[[list[Measures]], list[str]], methods: Sequence[str] = ()
 ) -> list[list[str]]:
     """Rows of a table: method, what `cells` makes of the measures of its runs, number of runs."""
     rows = []
-    for line in section.lines:
+    for line in lines:
         if not methods or line.row.method in methods:
             runs = [entry["measures"] for entry in runs_of(line.row, found)]
             rows.append([paper()["methods"][line.row.method], *cells(runs), str(len(runs) or NOT_RUN)])
     return rows
 
 
-def support_table(section: Section, found: Entries) -> str:
+def support_table(lines: list[Line], found: Entries) -> str:
     """Consistency by minimum support, mean over seeds."""
     shown = ("1", "2", "5", "10", "20", "50", "100")
 
     def cells(runs: list[Measures]) -> list[str]:
         curves = [run["curves"]["consistency_by_support"] for run in runs]
-        return [plain([c[s] for c in curves if c.get(s) is not None], 2) for s in shown]
+        return [summary([c[s] for c in curves if c.get(s) is not None], 2) for s in shown]
 
-    return markdown(["support at least", *shown, "runs"], by_method(section, found, cells, PAIR), left=1)
+    return markdown(["support at least", *shown, "runs"], by_method(lines, found, cells, PAIR))
 
 
-def shuffled_table(section: Section, found: Entries) -> str:
+def shuffled_table(lines: list[Line], found: Entries) -> str:
     """Consistency by the paper's definition beside what it gives for labels that mean nothing."""
 
     def cells(runs: list[Measures]) -> list[str]:
         both = [(run["paper"]["consistency"], run["chance"]["paper"]["consistency"]) for run in runs]
         pairs = [(a, b) for a, b in both if a is not None and b is not None]
         columns = [[a for a, _ in pairs], [b for _, b in pairs], [a - b for a, b in pairs]]
-        return [plain(column, 2) for column in columns]
+        return [summary(column, 2) for column in columns]
 
-    rows = by_method(section, found, cells)
     opening = (
         "A dimension that fires on one image is as consistent if the labels mean nothing. The paper's definition, with "
         "the labels and with them shuffled among the test images:\n"
     )
-    return opening + "\n" + markdown(["method", "Cons.", "labels shuffled", "difference", "runs"], rows, left=1)
+    head = ["method", "Cons.", "labels shuffled", "difference", "runs"]
+    return opening + "\n" + markdown(head, by_method(lines, found, cells))
 
 
-def sound_table(section: Section, found: Entries) -> str:
+def sound_table(lines: list[Line], found: Entries) -> str:
     """Every sound measure of the main methods, with the level shuffled labels give."""
-    mixed = by_method(section, found, lambda runs: _sound_cells([run["chance"]["sound"] for run in runs]), PAIR)
+    mixed = by_method(lines, found, lambda runs: _sound_cells([run["chance"]["sound"] for run in runs]), PAIR)
     beside = {row[0]: [f"{row[0]}, labels shuffled", *row[1:-1], ""] for row in mixed if row[-1] != NOT_RUN}
     rows = []
-    for row in by_method(section, found, lambda runs: _sound_cells([run["sound"] for run in runs])):
+    for row in by_method(lines, found, lambda runs: _sound_cells([run["sound"] for run in runs])):
         rows += [row, beside[row[0]]] if row[0] in beside else [row]
-    return markdown(["method", *(measure.short for measure in SOUND), "runs"], rows, left=1)
+    return markdown(["method", *(measure.short for measure in SOUND), "runs"], rows)
 
 
-def gate_use(section: Section, found: Entries) -> str:
+def gate_use(lines: list[Line], found: Entries) -> str:
     """How much of what would fire the gates of the trained BayesNCL close."""
-    (line,) = (line for line in section.lines if line.row.method == "bayesncl")
+    (line,) = (line for line in lines if line.row.method == "bayesncl")
     gates = [entry["measures"]["gates"] for entry in runs_of(line.row, found)]
     closed = [100 * (1 - g["open_where_active"]) for g in gates if g["open_where_active"] is not None]
-    if not closed:
-        return ""
-    share = plain(closed, 1)
-    return f"The gates of the trained BayesNCL close {share} % of the features that would fire on the test images.\n"
+    share = summary(closed, 1)
+    said = f"The gates of the trained BayesNCL close {share} % of the features that would fire on the test images.\n"
+    return said if closed else ""
 
 
 def _sound_cells(runs: list[dict[str, Any]]) -> list[str]:
     cells = []
     for measure, decimals in SOUND.items():
         factor = 100 if measure.unit == "share" else 1
-        cells.append(plain([factor * run[measure.key] for run in runs if run.get(measure.key) is not None], decimals))
+        cells.append(summary([factor * run[measure.key] for run in runs if run.get(measure.key) is not None], decimals))
     return cells
 
 
@@ -287,23 +281,15 @@ def where_retrieval_gains(found: Entries) -> str:
         "has fewer in use. Precision at 5 with the strongest dimensions, measured soundly (CIFAR-100), beside the "
         f"number of dimensions that fire on at least {MIN_SUPPORT} test images:\n"
     )
-    section = next(s for s in sections(EXPERIMENTS["interpretability"], found) if s.dataset == MAIN)
     shown = ("32", "64", "96", "128", "192", "256")
 
     def cells(runs: list[Measures]) -> list[str]:
         used = [float(run["curves"]["dimensions_by_support"][str(MIN_SUPPORT)]) for run in runs]
         kept = [run["curves"]["retrieval_sound"] for run in runs]
-        return [plain(used, 0), *(plain([by[k]["5"] for by in kept if k in by], 2) for k in shown)]
+        return [summary(used, 0), *(summary([by[k]["5"] for by in kept if k in by], 2) for k in shown)]
 
-    rows = by_method(section, found, cells)
-    return opening + "\n" + markdown(["method", "in use", *(f"K {k}" for k in shown), "runs"], rows, left=1)
-
-
-def plain(values: list[float], decimals: int) -> str:
-    """Mean and spread, without marks; nothing for no values."""
-    if not values:
-        return ""
-    return f"{mean(values):.{decimals}f}" + (f" ± {spread(values):.{decimals}f}" if len(values) > 1 else "")
+    rows = by_method(lines_of("interpretability", found), found, cells)
+    return opening + "\n" + markdown(["method", "in use", *(f"K {k}" for k in shown), "runs"], rows)
 
 
 def table_part(experiment: Experiment, found: Entries) -> str:
@@ -342,20 +328,14 @@ def exemplar_table(kind: str, entry: ledger.Entry) -> str:
     value = "class entropy of its mass (nats)" if kind == "high_entropy" else "closed where it would fire"
     chosen = entry["exemplars"][kind]
     rows = [[str(d["dim"]), f"{d['value']:.2f}", str(d["support"]), ", ".join(d["classes"])] for d in chosen]
-    return markdown(["dimension", value, "fires on", "classes of its strongest test images"], rows, left=1)
+    return markdown(["dimension", value, "fires on", "classes of its strongest test images"], rows)
 
 
 def notes() -> dict[str, list[str]]:
     """Sentences on what differs and what was checked, by table; under `findings` what was found in all."""
-    found: dict[str, list[str]] = json.loads((Path(__file__).parent / "notes.json").read_text())
-    return found
+    return json.loads((Path(__file__).parent / "notes.json").read_text())
 
 
 def notes_on(name: str) -> list[str]:
     """Those of one table, a paragraph each."""
     return [f"{note}\n" for note in notes().get(name, [])]
-
-
-def markdown(header: list[str], rows: list[list[str]], left: int) -> str:
-    """A Markdown table; the first `left` columns are aligned left."""
-    return write_table(header, rows, "markdown", left=left)

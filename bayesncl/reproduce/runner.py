@@ -21,7 +21,6 @@ from ..features import extract
 from ..measure.dimensions import describe, most_mixed, most_suppressed
 from ..measure.result import Result
 from ..model import Encoder
-from ..model import load_run as load
 from ..progress import Display
 from ..recipes import Data, Recipe, replace_fields, with_root
 from ..run import Run
@@ -32,75 +31,50 @@ from .experiments import BACKGROUND_SETS
 DEEPER = 2.3  # ResNet-50 over ResNet-18, by multiply-adds
 SHOWN_DIMS, SHOWN_IMAGES = 3, 10  # of the figures that show what dimensions respond to
 
-Splits = tuple[Images, Images]
-
 
 def run_experiment_run(
-    recipe: Recipe,
-    splits: Splits,
-    results: Path,
-    models: Path,
-    *,
-    device: torch.device | None,
-    display: Display,
-    paper_probe: bool,
-    backgrounds: dict[str, str],
-    complete: Callable[[ledger.Entry], bool],
-) -> Path:
-    """Train a recipe, take every measure and enter it in the ledger.
+    recipe: Recipe, library: Library, results: Path, models: Path, device: torch.device | None, paper_probe: bool,
+    background: bool, complete: Callable[[ledger.Entry], bool],
+) -> Path:  # fmt: skip
+    """Train a recipe, or finish or take what is there of it; measure it, enter it in the ledger. See `run_list`.
 
-    Parameters
-    ----------
-    results, models : folders of the ledger and of the run folders; a half-finished run found there is resumed, a
-        finished one is only measured.
-    paper_probe : also the published 50-epoch linear probe.
-    backgrounds : key in the entry's `extra` to the root of a data set in the layout of waterbirds.
-    complete : whether an entry that another process made meanwhile will do; then InputError, and nothing is changed.
-
-    Returns
-    -------
-    Path of the ledger entry.
+    InputError, and nothing is changed, where another process has made a complete entry meanwhile.
     """
-    images, test = splits
-    clear_gpu()
-    run_dir = models / Path(ledger.file_name(recipe)).stem
-    if Run(run_dir).finished():
-        model = load(run_dir, device or default_device())
-    else:
-        model = train(recipe, images, run_dir, device=device, display=display, after_epoch=recorder(images, recipe))
-    # on scenes the probes for the background are most of the work: they are left to the experiments that ask for them
-    plain = [dataclasses.replace(split, backgrounds=None) for split in splits]
-    with Run(run_dir).lock():  # several processes may share a list
-        known = ledger.by_identity(ledger.read(results)).get(ledger.identity(recipe))
-        if known is not None and complete(known):
-            raise InputError("another process has measured it meanwhile")
-        evaluation = evaluate(model, plain[0], plain[1], paper_probe=paper_probe, progress=display.count)
-        extra = {key: background_like(model, root) for key, root in backgrounds.items()}
-        path = ledger.record(results, run_dir, evaluation, recipe, exemplars=exemplars(model, test), extra=extra)
-        shutil.rmtree(Run(run_dir).checkpoints, ignore_errors=True)
-    return path
-
-
-def clear_gpu() -> None:
-    """Forget the run before: its graph and memory, and its compiled step, of which only eight versions are kept."""
-    if torch.cuda.is_available():
+    images, test = splits = library.load(recipe)
+    own = datasets.DATASETS[recipe.data.name].second_label
+    roots = ({recipe.data.name: ""} if own else library.backgrounds()) if background else {}
+    recipe, count = library.rooted(recipe), library.display.count
+    if torch.cuda.is_available():  # forget the run before, and its compiled step: only eight versions are kept
         torch.compiler.reset()
         gc.collect()
         torch.cuda.empty_cache()
+    run = Run(models / Path(ledger.file_name(recipe)).stem)
+    if run.finished():
+        model = run.model(device or default_device())
+    else:
+        after_epoch = recorder(images, recipe)
+        model = train(recipe, images, run.folder, device=device, display=library.display, after_epoch=after_epoch)
+    # on scenes the probes for the background are most of the work: they are left to the experiments that ask for them
+    plain = [dataclasses.replace(split, backgrounds=None) for split in splits]
+    with run.lock():  # several processes may share a list
+        known = ledger.by_identity(ledger.read(results)).get(ledger.identity(recipe))
+        if known is not None and complete(known):
+            raise InputError("another process has measured it meanwhile")
+        evaluation = evaluate(model, plain[0], plain[1], paper_probe=paper_probe, progress=count)
+        extra = {key: background_like(model, root) for key, root in roots.items()}
+        path = ledger.record(results, run.folder, evaluation, recipe, exemplars=exemplars(model, test), extra=extra)
+        shutil.rmtree(run.checkpoints, ignore_errors=True)
+    return path
 
 
 def background_like(model: Encoder, root: str) -> dict[str, Any]:
     """Probes for the background with a frozen encoder, on images scaled to its view size.
 
-    `root` is that of a data set in the layout of waterbirds; an empty one takes the model's own images.
-
-    Returns
-    -------
-    `acc1` (percent), `acc1_spread` over probe seeds and `acc1_chance` for each of `h`, `z`, `gated`; `worst_group` of
-    the object probe on h; `size` and `images` (training, test).
+    `root` is that of a data set in the layout of waterbirds; an empty one takes the model's own images. Gives `acc1`
+    (percent), `acc1_spread` over probe seeds and `acc1_chance` for each of `h`, `z`, `gated`; `worst_group` of the
+    object probe on h; `size` and `images` (training, test).
     """
-    own = model.recipe.data
-    size = model.recipe.views.size
+    own, size = model.recipe.data, model.recipe.views.size
     data = dataclasses.replace(own, name="waterbirds", root=root, size=size) if root else own
     train_split, test_split = (datasets.load(data, split) for split in ("train", "test"))
     if train_split.labels is None or train_split.backgrounds is None:
@@ -118,8 +92,6 @@ def background_like(model: Encoder, root: str) -> dict[str, Any]:
 def exemplars(model: Encoder, test: Images) -> dict[str, Any]:
     """The most mixed dimensions and, with gates, the most suppressed ones, with the images that drive them.
 
-    Returns
-    -------
     `high_entropy` (of the gated features) and `suppressed`: lists of `dim`, `value` (nats; share), `support`, `images`
     (numbers in the test split, strongest first), `classes` (their names).
     """
@@ -141,27 +113,18 @@ def exemplars(model: Encoder, test: Images) -> dict[str, Any]:
     found = {"high_entropy": shown(most_mixed(table), table.entropy_sum, table.support, features.gated)}
     if features.open is not None:
         table = describe(features.z, open=features.open)
-        closed = None if table.closed_rate is None else table.closed_rate / 100
+        closed = np.asarray(table.closed_rate) / 100
         found["suppressed"] = shown(most_suppressed(table), closed, table.support, features.z)
     return found
 
 
-def record_run(
-    run_dir: Path,
-    results: Path,
-    root: str | None = None,
-    *,
-    device: torch.device | None = None,
-    display: Display | None = None,
-) -> Path:
+def record_run(run: Run, results: Path, root: str | None, device: torch.device, display: Display) -> Path:
     """Enter a finished run in a ledger; an evaluation.json in its folder is taken as it is, else it is evaluated.
 
     `root` says where the images are, if they have moved.
     """
-    display = display or Display(quiet=True)
-    run = Run(run_dir)
     recipe = with_root(run.recipe(), root)
-    model = run.model(device or default_device())
+    model = run.model(device)
     with run.lock():
         test = datasets.load(recipe.data, "test", display.count)
         if run.evaluation_file.is_file():
@@ -169,7 +132,7 @@ def record_run(
         else:
             result = evaluate(model, datasets.load(recipe.data, "train", display.count), test, progress=display.count)
             run.write(run.evaluation_file, result.to_json())
-        return ledger.record(results, run_dir, result, recipe, exemplars=exemplars(model, test))
+        return ledger.record(results, run.folder, result, recipe, exemplars=exemplars(model, test))
 
 
 def estimate(recipe: Recipe, entries: Iterable[ledger.Entry] = ()) -> float:
@@ -191,7 +154,7 @@ class Library:
 
     def __init__(self, root: str | None, display: Display) -> None:
         self.root, self.display = root, display
-        self.splits: dict[Data, Splits] = {}
+        self.splits: dict[Data, list[Images]] = {}
         self.missing: dict[str, InputError] = {}
 
     def place(self, name: str) -> str:
@@ -205,15 +168,14 @@ class Library:
         """The recipe with the place of its images."""
         return replace_fields(recipe, data={"root": self.place(recipe.data.name)})
 
-    def load(self, recipe: Recipe) -> Splits:
+    def load(self, recipe: Recipe) -> list[Images]:
         """Training and test images of a recipe; InputError, at once the second time, where there are none."""
         data = self.rooted(recipe).data
         if data.name in self.missing:
             raise self.missing[data.name]
         if data not in self.splits:
             try:
-                train_split, test_split = (datasets.load(data, s, self.display.count) for s in ("train", "test"))
-                self.splits[data] = train_split, test_split
+                self.splits[data] = [datasets.load(data, split, self.display.count) for split in ("train", "test")]
             except InputError as error:
                 self.missing[data.name] = error
                 raise
@@ -227,29 +189,16 @@ class Library:
 
 
 def run_list(
-    runs: Sequence[Recipe],
-    data: str | None,
-    results: Path,
-    models: Path,
-    *,
-    device: torch.device | None = None,
-    paper_probe: bool = False,
-    background: bool = False,
+    runs: Sequence[Recipe], data: str | None, results: Path, models: Path, *, device: torch.device | None = None,
+    paper_probe: bool = False, background: bool = False, display: Display | None = None,
     complete: Callable[[ledger.Entry], bool] = lambda entry: True,
-    display: Display | None = None,
-) -> list[Path]:
-    """Do runs in order, each entered in the ledger as soon as it exists.
+) -> list[Path]:  # fmt: skip
+    """Do runs in order, each entered in the ledger as soon as it exists; paths of the new entries.
 
-    Parameters
-    ----------
-    data : folder that holds a folder for each data set, or the one data set.
-    results, models : folders of the ledger and of the run folders.
-    background : also probe for the background, on the sets found under `data`.
-    complete : whether an entry in the ledger has all that is wanted of it; such runs are passed over.
-
-    Returns
-    -------
-    Paths of the new entries. A run that fails is noted and left out: several processes can share one list.
+    `data` holds a folder for each data set, or is the one data set. A half-finished run found under `models` is
+    resumed, a finished one only measured: with the published 50-epoch linear probe (`paper_probe`), and for the
+    background, on the sets found under `data`. A run with a `complete` entry in the ledger is passed over, one that
+    fails is noted and left out: several processes can share one list.
     """
     display = display or Display(quiet=True)
     library = Library(data, display)
@@ -258,17 +207,10 @@ def run_list(
         known = ledger.by_identity(ledger.read(results)).get(ledger.identity(recipe))
         if known is not None and complete(known):
             continue
-        stem = Path(ledger.file_name(recipe)).stem
         try:
-            splits = library.load(recipe)
-            own = datasets.DATASETS[recipe.data.name].second_label
-            roots = ({recipe.data.name: ""} if own else library.backgrounds()) if background else {}
-            path = run_experiment_run(
-                library.rooted(recipe), splits, results, models, device=device, display=display,
-                paper_probe=paper_probe, backgrounds=roots, complete=complete,
-            )  # fmt: skip
+            path = run_experiment_run(recipe, library, results, models, device, paper_probe, background, complete)
         except InputError as error:
-            display.note(f"not run: {stem}: {error}")
+            display.note(f"not run: {Path(ledger.file_name(recipe)).stem}: {error}")
             continue
         finally:
             display.close()

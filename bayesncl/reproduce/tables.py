@@ -11,9 +11,9 @@ from typing import Any
 
 from ..cost import cost
 from ..data import DATASETS
-from ..recipes import Recipe, replace_fields
+from ..recipes import replace_fields
 from . import ledger
-from .experiments import Experiment, Row, columns, paper, rows
+from .experiments import EXPERIMENTS, MAIN, Experiment, Row, paper, rows
 
 AXIS_NAMES = {"dim": "D", "gate_lr": "gate rate", "batch_size": "batch"}  # where they differ from the axis
 CORRELATED = ("af_gv", "af_sc", "gv_sc")
@@ -35,12 +35,16 @@ class Cell:
     sound: tuple[float, ...] = ()
     mark: str = ""  # FAST: the accuracy is the fast probe's, for the published probe was not run
 
+    @property
+    def decimals(self) -> int | None:
+        """As the paper prints it; None for operations."""
+        return paper()["columns"][self.column]["decimals"]
+
     def verdict(self) -> str:
         """▲ or ▼ where ours lies above or below the published value by more than twice the seeds' spread."""
         if self.published is None or len(self.ours) < 2 or self.column in UNMARKED:
             return ""
-        decimals = paper()["columns"][self.column]["decimals"]
-        rounding = 0.5 * 10.0**-decimals if decimals is not None else 5e-4 * self.published
+        rounding = 0.5 * 10.0**-self.decimals if self.decimals is not None else 5e-4 * self.published
         gap = mean(self.ours) - self.published
         return "" if abs(gap) <= 2 * spread(self.ours) + rounding else "▲" if gap > 0 else "▼"
 
@@ -73,15 +77,20 @@ def spread(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
+def lines_of(name: str, entries: Entries, dataset: str = MAIN, scale: str = "paper") -> list[Line]:
+    """The lines of an experiment for one data set."""
+    return [line for s in sections(EXPERIMENTS[name], entries, scale) if s.dataset == dataset for line in s.lines]
+
+
 def sections(experiment: Experiment, entries: Entries, scale: str = "paper") -> list[Section]:
     """The table of an experiment by data set; measures the paper never gives for a data set are left out."""
     found = []
+    columns = paper()["tables"][experiment.tables[0]]["columns"]  # of several tables, those of the first
     everything = rows(experiment, scale)
     for dataset in dict.fromkeys(row.dataset for row in everything):
         mine = [row for row in everything if row.dataset == dataset]
-        shown = [c for c in columns(experiment) if any(row.published.get(c) is not None for row in mine)]
-        lines = [fill(row, shown or columns(experiment), entries) for row in mine]
-        found.append(Section(dataset, shown or columns(experiment), lines))
+        shown = [c for c in columns if any(row.published.get(c) is not None for row in mine)] or columns
+        found.append(Section(dataset, shown, [fill(row, shown, entries) for row in mine]))
     return found
 
 
@@ -103,8 +112,9 @@ def fill(row: Row, wanted: Sequence[str], entries: Entries) -> Line:
 def cell(row: Row, column: str, runs: Sequence[ledger.Entry]) -> Cell:
     """One measure of a row over its runs."""
     published = row.published.get(column)
-    if column == "flops":  # counted, not run; the published tables are per image or, where the batch varies, per batch
-        return Cell(column, published, (float(operations(row.recipe) * row.axes.get("batch_size", 1)),))
+    if column == "flops":  # counted, not run, both views; per image or, where the batch varies, per batch
+        any_batch = replace_fields(row.recipe, run={"seed": 0, "batch": 2})  # neither enters
+        return Cell(column, published, (float(counted(any_batch)["macs_per_image"] * row.axes.get("batch_size", 1)),))
     found = ([value(entry, row, column, definition) for entry in runs] for definition in ("paper", "sound"))
     ours, sound = (tuple(v for v in values if v is not None) for values in found)
     if column == "running_time_min":
@@ -146,12 +156,12 @@ def text(section: Section) -> tuple[list[str], list[list[str]]]:
     for line in section.lines:
         cells = [line.cells[c] for c in section.columns]
         runs = str(line.runs) if line.runs else NOT_RUN
-        published = ["–" if c.published is None else number(c.published, c.column) for c in cells]
+        published = ["–" if c.published is None else number(c.published, c.decimals) for c in cells]
         block = [["paper", *published, ""]] if in_paper else []
         if any(c.ours for c in cells) or not in_paper:
             block.append(["ours", *(_ours(c) for c in cells), ""])
         if any(c.sound for c in cells):
-            block.append(["sound", *(summary(c.sound, c.column) for c in cells), ""])
+            block.append(["sound", *(summary(c.sound, c.decimals) for c in cells), ""])
         block[min(1, len(block) - 1) if in_paper else 0][-1] = runs
         body += [[label(line.row) if i == 0 else "", *cells_text] for i, cells_text in enumerate(block)]
     return header, body
@@ -163,35 +173,28 @@ def label(row: Row) -> str:
     return ", ".join([paper()["methods"][row.method], *axes])
 
 
-def number(value: float, column: str) -> str:
-    """A measure to the decimals of the paper."""
-    decimals = paper()["columns"][column]["decimals"]
+def number(value: float, decimals: int | None) -> str:
+    """A measure, or operations in billions."""
     if decimals is not None:
         return f"{value:.{decimals}f}"
     return f"{value / 1e12:.3f} T" if value >= 1e12 else f"{value / 1e9:.3f} G"
 
 
-def summary(values: Sequence[float], column: str) -> str:
-    """Mean, and the spread over seeds where there are several."""
+def summary(values: Sequence[float], decimals: int | None) -> str:
+    """Mean, and the spread over seeds where there are several; nothing for no values."""
     if not values:
         return ""
-    centre = number(mean(values), column)
-    return f"{centre} ± {number(spread(values), column)}" if len(values) > 1 else centre
-
-
-def operations(recipe: Recipe) -> int:
-    """Multiply-adds per image, both views, in the published counting."""
-    return int(counted(replace_fields(recipe, run={"seed": 0, "batch": 2}))["macs_per_image"])  # neither enters
+    centre = number(mean(values), decimals)
+    return f"{centre} ± {number(spread(values), decimals)}" if len(values) > 1 else centre
 
 
 def _ours(cell: Cell) -> str:
     if not cell.ours:
         return NOT_RUN if cell.published is not None else ""
-    return f"{summary(cell.ours, cell.column)}{cell.mark} {cell.verdict()}".rstrip()
+    return f"{summary(cell.ours, cell.decimals)}{cell.mark} {cell.verdict()}".rstrip()
 
 
 def _background(entry: ledger.Entry, row: Row) -> dict[str, Any] | None:
     """Probes for the background: on the published set, or on what a row of another data set is about."""
     key = row.dataset if DATASETS[row.dataset].second_label else "waterbirds_like"
-    found: dict[str, Any] | None = entry["extra"].get(key)
-    return found
+    return entry["extra"].get(key)

@@ -322,7 +322,6 @@ def take_names(path: Path) -> None:
     for each in codes:
         columns = each.columns(min(each.dims, 50))
         assert len(set(columns)) == len(columns) and all(name.isprintable() for name in columns)
-        each.conflicts()
     find_names(codes, "9f8e", 8)
 
 

@@ -54,14 +54,15 @@ async function openAtlas() {
     }
   }
   if (atlas.cover) atlas.onCover = new Map([...atlas.covered].map((i, at) => [i, at]));
-  if (atlas.classes) {
-    atlas.sizes = new Array(atlas.classes.length).fill(0); // images by class
-    for (const y of atlas.labels) if (y) atlas.sizes[y - 1]++;
-  }
-  if (atlas.backgrounds) {
-    atlas.grounds = new Array(atlas.backgrounds.length).fill(0);
-    for (const b of atlas.backs) if (b) atlas.grounds[b - 1]++;
-  }
+  if (atlas.classes) atlas.sizes = tally(atlas.labels, atlas.classes.length);
+  if (atlas.backgrounds) atlas.grounds = tally(atlas.backs, atlas.backgrounds.length);
+}
+
+// Images by class; 0 stands for no label.
+function tally(labels, width) {
+  const sizes = new Array(width).fill(0);
+  for (const y of labels) if (y) sizes[y - 1]++;
+  return sizes;
 }
 
 const bit = (bytes, i) => (bytes[i >> 3] >> (i & 7)) & 1;

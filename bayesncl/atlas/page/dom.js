@@ -1,25 +1,17 @@
 // Elements are made here and nowhere else. Names of classes and files are a stranger's text: they only become text nodes.
-function h(tag, attributes, ...children) {
-  const element = document.createElement(tag);
-  set(element, attributes);
-  element.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
-  return element;
-}
+const h = (tag, ...content) => furnish(document.createElement(tag), ...content);
+const svg = (tag, ...content) => furnish(document.createElementNS("http://www.w3.org/2000/svg", tag), ...content);
+const given = (value) => value !== null && value !== undefined && value !== false;
 
-function svg(tag, attributes, ...children) {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  set(element, attributes);
-  element.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
-  return element;
-}
-
-function set(element, attributes) {
+function furnish(element, attributes, ...children) {
   for (const [name, value] of Object.entries(attributes || {})) {
-    if (value === null || value === undefined || value === false) continue;
+    if (!given(value)) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name.startsWith("--")) element.style.setProperty(name, value);
     else element.setAttribute(name, value === true ? "" : value);
   }
+  element.append(...children.flat(3).filter(given));
+  return element;
 }
 
 const percent = (x, digits = 0) => {
@@ -41,7 +33,6 @@ function link(path, changes = {}) {
   return `#/${path}${tail ? `?${tail}` : ""}`;
 }
 
-const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 const narrow = () => matchMedia("(max-width: 640px)").matches;
 const say = (text) => { document.getElementById("status").textContent = text; };
 

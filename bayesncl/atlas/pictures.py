@@ -1,7 +1,8 @@
-"""Images by path: read when their thumbnails are made, never all at once."""
+"""The pictures of an atlas: pixels, or files read when thumbnails are made; sprite sheets, not thousands of files."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,10 @@ from ..data.images import NAME_LENGTH, PATH_LENGTH, Images, printable
 from ..errors import InputError
 
 GREY = 128  # stands for a file that cannot be read
+SHEET, MANY_SHEET = 1024, 512  # pixels a side: small enough to decode without a pause, smaller where there are many
+MANY = 20_000  # images
+LOSSLESS_BYTES = 12_000_000  # sets of pixels up to this size are kept exactly
+LARGE_BYTES = 160_000_000  # of large pictures; about 0.35 bytes a pixel
 
 
 @dataclass(frozen=True)
@@ -68,8 +73,11 @@ def read_pictures(images: Images | Photos, rows: np.ndarray, height: int, width:
         square = Square(height, height)
         found = [read_with(images.paths[i], lambda data: decode(data, square), height) for i in rows]
         return np.stack(found).transpose(0, 2, 3, 1)
-    part = images.pixels[rows].transpose(0, 2, 3, 1)
-    return part if part.shape[1:3] == (height, width) else np.stack([_shrink(image, height, width) for image in part])
+    part = np.ascontiguousarray(images.pixels[rows].transpose(0, 2, 3, 1))
+    if part.shape[1:3] == (height, width):
+        return part
+    lanczos = Image.Resampling.LANCZOS
+    return np.stack([np.asarray(Image.fromarray(image).resize((width, height), lanczos)) for image in part])
 
 
 def read_with(path: Path | str, read: Callable[[bytes], np.ndarray], side: int) -> np.ndarray:
@@ -83,6 +91,48 @@ def read_with(path: Path | str, read: Callable[[bytes], np.ndarray], side: int) 
     return np.full((3, side, side), GREY, np.uint8)
 
 
-def _shrink(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    whole = Image.fromarray(np.ascontiguousarray(image))
-    return np.asarray(whole.resize((width, height), Image.Resampling.LANCZOS))
+def thumbnail_side(count: int) -> int:
+    """The longest side of a picture in a row of others."""
+    return 96 if count <= 4000 else 64
+
+
+def large_side(count: int) -> int:
+    """The longest side of a picture shown by itself: 256, less where there are many; 0 where there are too many."""
+    side = min(256, int(math.sqrt(LARGE_BYTES / 0.35 / max(count, 1))) // 32 * 32)
+    return side if side > thumbnail_side(count) else 0
+
+
+def fitted(height: int, width: int, side: int) -> tuple[int, int]:
+    """Height and width with the longer of the two at most `side`."""
+    scale = min(1.0, side / max(height, width))
+    return max(1, round(height * scale)), max(1, round(width * scale))
+
+
+def write_sprites(images: Images | Photos, folder: Path, side: int, rows: np.ndarray | None = None) -> dict:
+    """Write the pictures of `rows` (default all) as sheets into `folder`; return where the page finds each of them.
+
+    A tile's sides are multiples of 8, JPEG's block, and its margin repeats the edge, so no picture bleeds into another.
+    """
+    chosen = np.arange(len(images)) if rows is None else rows
+    n = len(chosen)
+    h, w = fitted(*picture_size(images), side)
+    tile_h, tile_w = math.ceil(h / 8) * 8, math.ceil(w / 8) * 8
+    sheet_side = SHEET if n <= MANY else MANY_SHEET
+    columns, lines = max(1, sheet_side // tile_w), max(1, sheet_side // tile_h)
+    lossless = n * h * w * 3 <= LOSSLESS_BYTES and not isinstance(images, Photos)
+    # colour at full resolution: the pictures are small and get enlarged
+    options = {"optimize": True} if lossless else {"quality": 88, "subsampling": 0}
+    folder.mkdir(parents=True, exist_ok=True)
+    files: list[str] = []
+    for a in range(0, n, columns * lines):
+        part = read_pictures(images, chosen[a : a + columns * lines], h, w)
+        part = np.pad(part, ((0, 0), (0, tile_h - h), (0, tile_w - w), (0, 0)), "edge")
+        used = math.ceil(len(part) / columns)
+        tiles = np.zeros((used * columns, tile_h, tile_w, 3), np.uint8)
+        tiles[: len(part)] = part
+        tiles = tiles.reshape(used, columns, tile_h, tile_w, 3).swapaxes(1, 2)
+        sheet = Image.fromarray(tiles.reshape(used * tile_h, columns * tile_w, 3))
+        name = f"sheet-{len(files)}.{'png' if lossless else 'jpg'}"
+        sheet.save(folder / name, **options)
+        files.append(f"{folder.name}/{name}")
+    return {"files": files, "columns": columns, "rows": lines, "tile": [tile_h, tile_w], "size": [h, w], "count": n}
