@@ -38,9 +38,9 @@ def _mix(x: Tensor) -> Tensor:
 def make_key(seed: int | Tensor, epoch: int | Tensor, index: Tensor, stream: int = 0) -> Tensor:
     """Keys, int64 and shaped like `index`, of the random numbers of some images in one epoch.
 
-    Of `seed` the low 64 bits count. Seed and `epoch` are integers or int64 tensors that broadcast against `index` (0-d, they
-    stay on their device); `index`, int64 [...], has the number of each image in the data set; `stream` says which of
-    several independent sequences for the same image.
+    Of `seed` the low 64 bits count. It and `epoch` are integers, or int64 tensors that broadcast against `index` (0-d,
+    they stay on their device). `index`, int64 [...], has the number of each image in the data set; `stream` says which
+    of several independent sequences for the same image.
     """
     key = _mix(index + GAMMA)
     # each word is added to an already mixed key, so that (index, seed) = (4, 1) and (5, 0) have nothing in common
