@@ -159,7 +159,7 @@ class Prototypes(Head):
         width: int = 128,
         temperature: float = 0.1,
         sharpness: float = 0.05,
-        rounds: int = 3,
+        rounds: int = 2,
         softness: float = 0.15,
     ) -> None:
         super().__init__()

@@ -159,7 +159,7 @@ def ipw_similarity(z: Tensor, z2: Tensor, prevalence: Tensor) -> Tensor:
 
 
 def balanced_assignment(
-    scores: Tensor, temperature: float = 0.05, rounds: int = 3, total: Callable[[Tensor], Tensor] = lambda x: x
+    scores: Tensor, temperature: float = 0.05, rounds: int = 2, total: Callable[[Tensor], Tensor] = lambda x: x
 ) -> Tensor:
     """Share out rows among prototypes so that each prototype gets an equal share: Sinkhorn-Knopp, without gradient.
 

@@ -58,8 +58,8 @@ class Unbalanced(Prototypes):
 class Deep(Prototypes):
     """Prototypes over two layers in place of one."""
 
-    def __init__(self, features: int, dim: int) -> None:
-        super().__init__(features, dim)
+    def __init__(self, features: int, dim: int, **options: Any) -> None:
+        super().__init__(features, dim, **options)
         self.projection = mlp(features, 2 * features, self.projection.out_features, depth=2)  # type: ignore[assignment]
 
     def start(self, h: torch.Tensor) -> None:
@@ -69,28 +69,31 @@ class Deep(Prototypes):
 HEADS |= {
     "unbalanced": Unbalanced,
     "1 round": partial(Prototypes, rounds=1),
-    "2 rounds": partial(Prototypes, rounds=2),
-    "warmer": partial(Prototypes, temperature=0.12),
-    "deep": Deep,
+    "3 rounds": partial(Prototypes, rounds=3),
+    "warmer": partial(Prototypes, rounds=3, temperature=0.12),
+    "deep": partial(Deep, rounds=3),
     "deep ncl": lambda features, dim: Projector(features, Model(dim=dim), Gate(kind="none"), Objective(), depth=2),
 }
 
-# what is changed, by the question it answers
+# what is changed, by the question it answers; from three rounds of balancing where the label says so
 STUDY: dict[str, dict[str, dict[str, Any]]] = {
     "default": {"prototypes": {}},
-    "neighbours": {
-        "prototypes, itself as partner": {"positives": "self"},
-        **{f"prototypes, {k} neighbours": {"neighbours": k} for k in (3, 10, 100)},
-    },
     "balance": {
         "prototypes, not balanced": {"method": "unbalanced"},
-        "prototypes, 1 round of balancing": {"method": "1 round"},
-        "prototypes, 2 rounds": {"method": "2 rounds"},
-        "prototypes, temperature 0.12": {"method": "warmer"},
+        "prototypes, 1 round": {"method": "1 round"},
+        "prototypes, 3 rounds": {"method": "3 rounds"},
+        "3 rounds, temperature 0.12": {"method": "warmer"},
     },
-    "width": {f"prototypes, D = {d}": {"dim": d} for d in (64, 256, 4096)},
+    "neighbours": {
+        "3 rounds, itself as partner": {"method": "3 rounds", "positives": "self"},
+        **{f"3 rounds, {k} neighbours": {"method": "3 rounds", "neighbours": k} for k in (3, 10, 100)},
+    },
+    "width": {
+        "prototypes, D = 256": {"dim": 256},
+        **{f"3 rounds, D = {d}": {"method": "3 rounds", "dim": d} for d in (64, 256, 4096)},
+    },
     "gates": {f"{name}, D = 256": {"method": name, "dim": 256} for name in ("ncl", "bayesncl")},
-    "layers": {"prototypes, two layers": {"method": "deep"}, "ncl, two layers": {"method": "deep ncl"}},
+    "layers": {"3 rounds, two layers": {"method": "deep"}, "ncl, two layers": {"method": "deep ncl"}},
     "method": {name: {"method": name} for name in ("ncl", "bayesncl", "sae", "csr")},
     "positives": {
         f"{name}, itself as partner": {"method": name, "positives": "self"} for name in ("ncl", "bayesncl", "csr")
