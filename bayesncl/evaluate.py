@@ -344,14 +344,15 @@ def untrained_codes(model: Encoder, h: np.ndarray, seed: int = 0) -> np.ndarray:
 def curves(sound: Extracted, paper: Extracted, labels: np.ndarray, ranking: np.ndarray, known: Tree) -> Tree:
     """Consistency by minimum support, and retrieval over the number of kept dimensions.
 
-    `known` is the retrieval that was measured: what it has is not sought again.
+    `known` is the retrieval that was measured: what it has is not sought again, unless it is that of a sample.
     """
     ks = tuple(k for k in (1, 3, 5, 10) if k < len(labels))
 
     def curve(definition: str, features: np.ndarray, ranking: np.ndarray | None) -> Tree:
         width = features.shape[1]
         dims = [kept for kept in CURVE_DIMS if kept <= width]
-        had = {kept: known[definition].get("all" if kept == width else str(kept)) for kept in dims}
+        whole = known[definition] if len(labels) <= MANY_ROWS else {}
+        had = {kept: whole.get("all" if kept == width else str(kept)) for kept in dims}
         missing = [kept for kept in dims if had[kept] is None]
         return rounded(had | retrieval.retrieval_curve(features, labels, missing, ks, definition, ranking))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,10 +41,10 @@ def compile_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def keep_compiled() -> None:
-    """Have torch keep what it compiles in our cache folder: its own choice is lost when the machine starts again."""
+    """Have torch keep what this process compiles in our cache folder: its own choice is lost when the machine restarts."""
     if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
         with contextlib.suppress(InputError, OSError):
-            place = folder() / "compiled"
+            place = folder() / "compiled" / platform.node()  # several machines may share the cache folder
             place.mkdir(parents=True, exist_ok=True)
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place)
 

@@ -149,9 +149,12 @@ def test_curves_take_what_the_table_of_retrieval_has(monkeypatch: pytest.MonkeyP
         return retrieval_curve(features, labels, dims, *rest)
 
     monkeypatch.setattr(sys.modules[evaluate.__module__].retrieval, "retrieval_curve", curve)
-    both = (Extracted(z, z, z, None) for z in (sound, paper))
+    both = [Extracted(z, z, z, None) for z in (sound, paper)]
     found = curves(*both, labels, ranking, known)
     assert sought == [[16, 48], [16, 48]]
+    monkeypatch.setattr(sys.modules[evaluate.__module__], "MANY_ROWS", 89)  # so that the table is of a sample
+    curves(*both, labels, ranking, known)
+    assert sought[2:] == [[16, 32, 48, 64], [16, 32, 48, 64]]
     for definition, by_dims in wanted.items():
         own = found[f"retrieval_{definition}"]
         assert list(own) == ["16", "32", "48", "64"]
