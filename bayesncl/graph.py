@@ -41,7 +41,7 @@ def compile_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def keep_compiled() -> None:
-    """Have torch keep what this process compiles in our cache folder: its own choice is lost when the machine restarts."""
+    """Have torch keep what it compiles in our cache folder: its own choice is lost when the machine restarts."""
     if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
         with contextlib.suppress(InputError, OSError):
             place = folder() / "compiled" / platform.node()  # several machines may share the cache folder
