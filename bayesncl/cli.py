@@ -457,14 +457,17 @@ def open_run(run: Path, device: str | None, root: str | None = None) -> tuple[En
 
 @contextmanager
 def interruptible(display: Display, remark: str = "{stop}", kind: type[BaseException] | None = None) -> Iterator[None]:
-    """Around training: leaves the terminal as it was, says how to continue a run that was stopped, and exits."""
+    """Around work that can be stopped and continued: leaves the terminal as it was.
+
+    Where an exception of `kind` (default: `Interrupted`, by training) stops the work, this says how to continue, and
+    exits. `remark` is a format string that may use the exception: {stop}, {stop.done}, {stop.total}.
+    """
     from .train import Interrupted
 
     kind = kind or Interrupted
     try:
         yield
     except kind as stop:
-        display.close()
         display.note(remark.format(stop=stop))
         raise typer.Exit(130) from None
     finally:

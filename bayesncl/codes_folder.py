@@ -293,7 +293,8 @@ class PhotoCodes:
     def __init__(
         self, folder: CodesFolder, codes: ReadableCodes, device: torch.device | str, named: str | None = None
     ) -> None:
-        self.folder, self.codes, self.device, self.named = folder, codes, device, named
+        self.codes = codes  # what `fit` made: from embeddings to codes
+        self.folder, self.device, self.named = folder, device, named
         self._encoder: PhotoEncoder | None = None
 
     @property

@@ -28,11 +28,12 @@ from .train import assemble
 
 
 def cost(recipe: Recipe, classes: int | None = None) -> dict[str, Any]:
-    """Parameters and operations of a recipe; `classes` are the outputs of the online classifier, a linear layer on h.
+    """Count parameters and operations of a recipe; the online classifier, a linear layer on h, has `classes` outputs.
 
-    `params` (of the encoder; `params_by_part` adds the online classifier), `macs_per_image` (the published counting:
-    both views of one image; also `macs_by_part`), `macs_per_batch`, `flops_per_step` (forward and backward, two per
-    multiply-add, by torch's counter, similarities included), `batch`, `classes`.
+    Returns `recipe` (its name), `params` (of the encoder; `params_by_part` adds the online classifier),
+    `macs_per_image` (the published counting: both views of one image; also `macs_by_part`), `macs_per_batch`,
+    `flops_per_step` (forward and backward, two per multiply-add, by torch's counter, similarities included), `batch`
+    and `classes`.
     """
     classes = classes or DATASETS[recipe.data.name].classes
     with torch.device("meta"):
@@ -59,8 +60,8 @@ def time_steps(
 ) -> dict[str, float]:
     """Run real training steps on random pixels: `steps` are timed, after `warm` others, for epochs of `images`.
 
-    `seconds_per_step`, `seconds_per_epoch`, `seconds_in_all` (the recipe's epochs), `images_per_second`, and on a GPU
-    `peak_memory_gib`.
+    Returns `seconds_per_step`, `seconds_per_epoch`, `seconds_in_all` (the recipe's epochs), `images_per_second`, and on
+    a GPU `peak_memory_gib`.
     """
     side, batch = recipe.data.size, recipe.run.batch
     pixels = torch.randint(0, 256, (2 * batch, 3, side, side), dtype=torch.uint8, device=device)

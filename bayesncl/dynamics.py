@@ -102,11 +102,12 @@ def correlations(statistics: dict[str, np.ndarray], support: int = 1) -> dict[st
 
 
 def dynamics(batches: Batches, temperature: float, classes: int = 0) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Gradient dynamics over batches, and the statistics of `statistics_of`.
+    """Measure gradient dynamics over batches.
 
-    `paper` (every dimension that fires), `sound` (support of 10 rows) and `chance` (as sound, labels shuffled):
-    correlations each; `dims` and `dims_sound` counted; `rows`; medians over the sound dimensions of the gradient's
-    `variance` and `mean_to_deviation`, |mean| / standard deviation; `instability`: the proposition's test at the
+    Returns what was found, ready for JSON, and the statistics of `statistics_of`. Found are the correlations `paper`
+    (every dimension that fires), `sound` (support of 10 rows) and `chance` (as sound, labels shuffled); the numbers of
+    `rows` and of dimensions, `dims` and `dims_sound`; medians over the sound dimensions of the gradient's `variance`
+    and `mean_to_deviation`, |mean| / standard deviation; and `instability`: the test of the paper's proposition at the
     thresholds 0.9 and 0.5 of the conflict, and without a threshold the Spearman correlations of the conflict with
     variance (the proposition wants it positive) and with mean_to_deviation (negative).
     """
@@ -133,12 +134,13 @@ def dynamics(batches: Batches, temperature: float, classes: int = 0) -> tuple[di
 
 
 def instability(statistics: dict[str, np.ndarray], conflicting: np.ndarray) -> dict[str, Any]:
-    """Whether conflicting dimensions, bool [D], have gradients of near-zero mean and high variance, as is proposed.
+    """Test the paper's proposition: conflicting dimensions have gradients of near-zero mean and high variance.
 
-    `conflicting` and `others`, each with `dims`, and medians of `mean_size` (|mean|), `variance`, `mean_to_deviation`
-    over all rows and of `variance_active`, `mean_to_deviation_active` over firing rows; `holds`: the conflicting
-    dimensions have the smaller |mean| / deviation and the larger variance (None without dimensions on both sides);
-    `note`.
+    The argument `conflicting`, bool [D], says which dimensions those are. Returns an entry `conflicting` for them and
+    one `others` for the rest, each with the number `dims` and medians: `mean_size` (|mean|), `variance` and
+    `mean_to_deviation` over all rows, `variance_active` and `mean_to_deviation_active` over firing rows. `holds` says
+    whether the conflicting dimensions have the smaller |mean| / deviation and the larger variance (None without
+    dimensions on both sides); `note` says the same in words.
     """
 
     def side(dims: np.ndarray) -> dict[str, Any]:

@@ -214,9 +214,9 @@ def strongest_heat(
 def masking_drop(sight: Sight, pixels: np.ndarray, layer: Layer | None = None, seed: int = 0) -> dict[str, float]:
     """Are the maps right? Grey out the hottest quarter of each image for its strongest dimension, and random quarters.
 
-    `hottest` and `random`: mean loss of that dimension's activation, as a share of it; `error`: the standard error of
-    their difference; `images`: how many. Where the maps mean something `hottest` is larger; `random` is the control.
-    InputError where features have no positions.
+    Returns `hottest` and `random`, the mean loss of that dimension's activation as a share of it; `error`, the standard
+    error of their difference; and `images`, how many were counted. Where the maps mean something `hottest` is larger;
+    `random` is the control. Raises InputError where features have no positions.
     """
     layer = layer or find_layer(sight, pixels)
     if layer is None:

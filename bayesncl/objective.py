@@ -91,7 +91,7 @@ def info_nce_sum(
 
 
 def _without_autocast(device: str) -> AbstractContextManager[Any]:
-    """Autocast off within; entered where it is on alone, since torch does not cache a compiled function that does."""
+    """Autocast off, entered only where autocast is on: torch does not cache a compiled function that enters it."""
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 

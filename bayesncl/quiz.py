@@ -93,7 +93,8 @@ def _answer(found: object, author: str, path: Path) -> Answer:
 def join_quizzes(files: Sequence[Path | str]) -> dict:
     """Join the results of several files. An answer that is in two files counts once.
 
-    `people` and `questions`; `methods`: by run its `Found`; `dimensions`: by (run, dimension) its `Found`.
+    Returns the numbers of `people` and `questions`; under `methods` the `Found` of each run, under `dimensions` that of
+    each (run, dimension).
     """
     answers = list(dict.fromkeys(answer for path in files for answer in read_quiz(path)))
     runs: dict[str, str] = {}  # fingerprint to name; two runs of one name are told apart by it

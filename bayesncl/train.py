@@ -175,7 +175,7 @@ def run_loop(
 def update(
     model: Encoder, optimiser: LARS, meter: Meter, loss_of: Callable[..., tuple[Tensor, Tensor, Tensor]], batch: Batch
 ) -> None:
-    """The step: views, forward and loss by `loss_of`, which is `losses` or that compiled; backward; update."""
+    """The step: views, forward and loss by `loss_of` (`losses`, as it is or with compiled parts); backward; update."""
     optimiser.zero_grad(set_to_none=True)
     loss, averages, active = loss_of(model, *batch)
     loss.backward()
@@ -194,9 +194,9 @@ def losses(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Loss of a batch; averages [5] (AVERAGES) and active rows per dimension [D], both without gradient.
 
-    With several processes these are this process's shares, which add up to those of the global batch. `made` is what
-    becomes of each part before it is called. The parts are compiled apart: torch does not keep what it traced of a
-    function that enters autocast, and another run with the same views or backbone finds them in the cache.
+    With several processes these are this process's shares, which add up to those of the global batch. `made` compiles a
+    part; by default it leaves it as it is. There are two reasons to compile the parts apart: torch does not cache a
+    compiled function that enters autocast, and another run with the same views or backbone finds them in the cache.
     """
     seed = torch.full_like(epoch, model.recipe.run.seed)  # as a number it would be compiled in, anew for each seed
     x, uniform = made(draw)(model, pixels, index, epoch, seed)

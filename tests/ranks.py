@@ -228,6 +228,8 @@ def in_processes(world: int, work: Callable[[int], int]) -> int:
             code = 1
             try:
                 code = work(rank)
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(code)
         children.append(child)

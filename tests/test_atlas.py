@@ -222,6 +222,11 @@ def test_works_without_labels_names_or_gates(tmp_path: Path) -> None:
     assert read(single.parent, "run0")["before.support"].tolist() == [1]
 
 
+def test_works_if_nothing_fires(tmp_path: Path) -> None:
+    run = read(build_atlas(tmp_path / "a", [AtlasRun("dead", np.zeros((3, 2)))], make_images(3)).parent, "run0")
+    assert run["before.support"].tolist() == [0, 0]
+
+
 def test_truncation_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bayesncl.atlas.contents.ENTRIES", 1)
     z = unit_rows(np.random.default_rng(0).random((20, 100)))

@@ -64,7 +64,7 @@ def assert_agree(method: str, backend: str, *changes: str) -> None:
 
 
 def compiled_losses(backend: str) -> Callable[..., Any]:
-    """Every part compiled, as a whole."""
+    """Each part compiled into one graph."""
     return partial(losses, made=cache(partial(torch.compile, dynamic=False, backend=backend, fullgraph=True)))
 
 

@@ -1,4 +1,4 @@
-"""Arrays in, a folder out that opens from disk; or from this machine, for browsers that do not open files."""
+"""Arrays in, a folder out. It opens from disk, or is served here for browsers that do not open files."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ def build_atlas(out: Path, runs: list[AtlasRun], images: Images | Photos, title:
 
 
 def check_out(out: Path, count: int = 1, what: str = "runs") -> Path:
-    """InputError where no atlas of so many can be written, said before long work; where the old one lies meanwhile."""
+    """Raise InputError, before long work, where no atlas of so many can be written.
+
+    Returns where the old atlas lies while the new one takes its place.
+    """
     if not 1 <= count <= MOST_RUNS:
         raise InputError(f"an atlas shows one to {MOST_RUNS} {what}, got {count}")
     check_folder(out)

@@ -72,7 +72,7 @@ def sparsify(z: sparse.csr_array, gated: sparse.csr_array, open: np.ndarray | No
     rows, dims = row_of(top), top.indices
     values, covered = [], []
     for x in (z,) if same else (z, gated):
-        found = np.asarray(x[rows, dims])
+        found = np.asarray(x[rows, dims]) if len(rows) else np.zeros(0, np.float32)  # of no rows scipy makes no array
         total = np.bincount(row_of(x), x.data.astype(np.float64) ** 2, minlength=n)
         stored = np.bincount(rows, found.astype(np.float64) ** 2, minlength=n)
         covered.append(np.where(total > 0, np.minimum(stored / np.where(total > 0, total, 1), 1), 1))
@@ -146,9 +146,10 @@ def _products(x: sparse.csr_array, y: sparse.csr_array) -> float:
 
 
 def top_images(z: sparse.csr_array, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each dimension the `count` images on which it is largest, int [D, count]; equal values by image number.
+    """Find the `count` images on which each dimension is largest; equal values by image number.
 
-    And the values, float32 [D, count], 0 where fewer images fire upwards.
+    Returns the numbers of the images, int [D, count], and the values, float32 [D, count], 0 where fewer images fire
+    upwards.
     """
     count = min(count, z.shape[0])
     best = strongest(sparse.csr_array(z.maximum(0).T), count)
@@ -159,9 +160,9 @@ def top_images(z: sparse.csr_array, count: int) -> tuple[np.ndarray, np.ndarray]
 
 
 def histograms(z: sparse.csr_array, bins: int) -> tuple[np.ndarray, np.ndarray]:
-    """Distribution of each dimension's activation over the images on which it fires, int [D, bins].
+    """Count each dimension's activations in bins, over the images on which it fires.
 
-    And where the first bin begins and the last ends, float32 [D, 2].
+    Returns the counts, int [D, bins], and where the first bin begins and the last ends, float32 [D, 2].
     """
     d, dims = z.shape[1], z.indices
     high, low = np.zeros(d, np.float32), np.zeros(d, np.float32)

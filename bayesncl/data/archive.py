@@ -51,9 +51,10 @@ def safe_name(name: str) -> str | None:
 
 
 def members(path: Path) -> tuple[dict[str, Entry], list[str]]:
-    """The regular files of an uncompressed tar, by checked name; of two of one name the later, as unpacking would.
+    """List an uncompressed tar.
 
-    And the names of what is refused: links, devices and members that point outside the archive.
+    Returns its regular files by checked name (of two of one name the later, as unpacking would) and the names of what
+    is refused: links, devices and members that point outside the archive.
     """
     entries: dict[str, Entry] = {}
     refused: list[str] = []

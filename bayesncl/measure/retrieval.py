@@ -106,7 +106,7 @@ def knn_accuracies(
 ) -> list[float]:
     """`knn_accuracy` for several labellings of the training split, such as its labels and the same shuffled.
 
-    One search serves all: the neighbours do not depend on the labels.
+    One search serves all but for ties, which are counted for each: the neighbours do not depend on the labels.
     """
     features, queries = as_features(features), as_features(queries)
     if features.shape[1] != queries.shape[1]:
@@ -267,7 +267,6 @@ class _Gallery:
                 if self.keeps:
                     self.kept[start] = rows
             yield part, rows
-
 
 
 def _similarities(q: Tensor, gallery: _Gallery, own: Tensor | None) -> Iterator[tuple[slice, Tensor]]:

@@ -34,8 +34,8 @@ def reproduce(
 
     `name` is an experiment's, or `all`; None lists them, as `listing` does. `smoke`, scenes on a CPU, has a ledger of
     its own unless `results` names one. `data` is a folder that holds a folder for each data set, or the one data set;
-    without it, and with `dry`, nothing is trained at full size. results.md and figures/ go to `pages`; without it a
-    figure goes to runs/reproduce/figures.
+    without it nothing is trained at full size, with `dry` nothing at all. results.md and figures/ go to `pages`;
+    without it a figure goes to runs/reproduce/figures.
     """
     if scale not in SCALES:
         raise InputError(f"--scale is paper or smoke, got {scale!r}")

@@ -261,9 +261,10 @@ def gate_use(lines: list[Line], found: Entries) -> str:
     (line,) = (line for line in lines if line.row.method == "bayesncl")
     gates = [entry["measures"]["gates"] for entry in runs_of(line.row, found)]
     closed = [100 * (1 - g["open_where_active"]) for g in gates if g["open_where_active"] is not None]
+    if not closed:
+        return ""
     share = summary(closed, 1)
-    said = f"The gates of the trained BayesNCL close {share} % of the features that would fire on the test images.\n"
-    return said if closed else ""
+    return f"The gates of the trained BayesNCL close {share} % of the features that would fire on the test images.\n"
 
 
 def _sound_cells(runs: list[dict[str, Any]]) -> list[str]:

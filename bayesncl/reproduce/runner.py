@@ -36,7 +36,7 @@ def run_experiment_run(
     recipe: Recipe, library: Library, results: Path, models: Path, device: torch.device | None, paper_probe: bool,
     background: bool, complete: Callable[[ledger.Entry], bool],
 ) -> Path:  # fmt: skip
-    """Train a recipe, or finish or take what is there of it; measure it, enter it in the ledger. See `run_list`.
+    """Train a recipe, resume it, or take it if finished; then measure it and enter it in the ledger. See `run_list`.
 
     InputError, and nothing is changed, where another process has made a complete entry meanwhile.
     """
@@ -90,10 +90,11 @@ def background_like(model: Encoder, root: str) -> dict[str, Any]:
 
 
 def exemplars(model: Encoder, test: Images) -> dict[str, Any]:
-    """The most mixed dimensions and, with gates, the most suppressed ones, with the images that drive them.
+    """Find the most mixed dimensions and, with gates, the most suppressed ones, with the images that drive them.
 
-    `high_entropy` (of the gated features) and `suppressed`: lists of `dim`, `value` (nats; share), `support`, `images`
-    (numbers in the test split, strongest first), `classes` (their names).
+    Returns the lists `high_entropy` (of the gated features) and `suppressed`, or neither without labels. Each item has
+    `dim`, `value` (nats; share), `support`, `images` (numbers in the test split, strongest first) and `classes` (their
+    names).
     """
     if test.labels is None:
         return {}

@@ -16,7 +16,7 @@ from . import ledger
 from .experiments import EXPERIMENTS, MAIN, Experiment, Row, paper, rows
 
 AXIS_NAMES = {"dim": "D", "gate_lr": "gate rate", "batch_size": "batch"}  # where they differ from the axis
-CORRELATED = ("af_gv", "af_sc", "gv_sc")
+DYNAMICS = ("af_gv", "af_sc", "gv_sc")  # columns of the gradient dynamics
 UNMARKED = ("running_time_min",)  # depends on the machine: not marked as differing
 counted = cache(cost)
 FAST = "†"
@@ -102,7 +102,7 @@ def runs_of(row: Row, entries: Entries) -> list[ledger.Entry]:
 def fill(row: Row, wanted: Sequence[str], entries: Entries) -> Line:
     """The cells of a row from the runs of its setting."""
     runs = runs_of(row, entries)
-    if any(c in CORRELATED for c in wanted):
+    if any(c in DYNAMICS for c in wanted):
         runs = [entry for entry in runs if entry["dynamics"]]
     if any(c.startswith("background") for c in wanted):
         runs = [entry for entry in runs if _background(entry, row) is not None]
@@ -134,7 +134,7 @@ def value(entry: ledger.Entry, row: Row, column: str, definition: str) -> float 
         kept = str(int(row.axes["K"]))
         curve = measures["curves"][f"retrieval_{definition}"].get(kept) or measures["retrieval"][definition].get(kept)
         return curve[column.removeprefix("p@")] if curve else None
-    if column in CORRELATED:
+    if column in DYNAMICS:
         epochs = {record["epoch"]: record for record in entry["dynamics"]}
         record = epochs.get(int(row.axes["epoch"]))
         return record[definition][column] if record else None
@@ -174,7 +174,7 @@ def label(row: Row) -> str:
 
 
 def number(value: float, decimals: int | None) -> str:
-    """A measure, or operations in billions."""
+    """A measure to so many decimals; None: operations, in G or T."""
     if decimals is not None:
         return f"{value:.{decimals}f}"
     return f"{value / 1e12:.3f} T" if value >= 1e12 else f"{value / 1e9:.3f} G"
