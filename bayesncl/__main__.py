@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 STAT = Path("/proc/stat")
 BUSY = 0.3  # of all processors
@@ -17,9 +18,12 @@ def main() -> None:
     """Entry point."""
     open_streams()
     catch_interrupts()
-    rest_when_busy()
     try:
+        if not {"--help", "--version"} & set(sys.argv[1:]):
+            rest_when_busy()
         from .cli import main as run_command
+    except KeyboardInterrupt:
+        stop()
     except (ImportError, MemoryError, OSError) as error:  # too little memory, too few files
         os.write(2, f"bayesncl: cannot start: {type(error).__name__} {' '.join(str(error).split())[:300]}\n".encode())
         sys.exit(1)
@@ -43,11 +47,16 @@ def catch_interrupts() -> None:
         signal.signal(signal.SIGINT, _interrupt)
 
 
+def stop() -> NoReturn:
+    """End at once, as Ctrl-C asks."""
+    os.write(2, b"bayesncl: stopped\n")
+    os._exit(130)
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
-            os.write(2, b"bayesncl: stopped\n")
-            os._exit(130)
+            stop()
         frame = frame.f_back
     raise KeyboardInterrupt
 

@@ -86,12 +86,6 @@ def read_arrays(path: str | Path, names: Sequence[str], needed: Sequence[str] = 
         raise InputError(f"{shown(path)}: cannot be read: {first_line(error)}") from None
 
 
-def read_features(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Features `z` and labels `y` of a file; labels of a .npy lie in y.npy beside it."""
-    labels = path.with_name("y.npy") if path.suffix == ".npy" else path
-    return read_arrays(path, ("z",), ("z",))["z"], read_arrays(labels, ("y",), ("y",))["y"]
-
-
 def read_embeddings(path: Path) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
     """Embeddings of a file as they are, with names [N] and labels [N] where it, or files beside a .npy, have them."""
     found = read_arrays(path, (*FEATURES, *LABELS, *NAMES, "class_names"))

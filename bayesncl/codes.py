@@ -26,7 +26,7 @@ from .feed import epoch_order
 from .files import digest
 from .heads import HEADS, Features, Head
 from .neighbours import nearest
-from .objective import keep_strongest
+from .objective import check_keep, keep_strongest
 from .rows import Moments, Stream, hold, measure, take
 from .schedule import warmup_cosine
 
@@ -149,6 +149,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         chosen = self._choose_rows(len(source), seed, partners is not None)
         count = len(source) if chosen is None else len(chosen)
         self.dim_ = choose_dim(count) if self.dim == "auto" else int(self.dim)
+        check_keep(self.keep, self.dim_)
         say = _Voice(self.verbose, progress)
         moments = measure(source, chosen)
         rows = hold(source, chosen, moments, device)
@@ -230,6 +231,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         """
         check_is_fitted(self, "head_")
         self._check_options()
+        check_keep(self.keep, self.dim_)
         self._check_output(self.head_)
         source = self._as_rows(X, reset=False)
         device = _device(self.device)
@@ -303,10 +305,10 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
                 raise InputError(f"{name} must be a whole number, {least} or more, got {value!r}")
         if self.dim != "auto" and int(self.dim) > shelf.MAX_WIDTH:
             raise InputError(f"dim must be at most {shelf.MAX_WIDTH}, got {self.dim}")
+        if self.dim != "auto":
+            check_keep(self.keep, int(self.dim))
 
     def _check_output(self, head: Head) -> None:
-        if self.keep is not None and self.keep > self.dim_:
-            raise InputError(f"keep={self.keep} is more than the {self.dim_} dimensions of the codes")
         if self.sparse_output and self.keep is None and not head.zeros:
             raise InputError(f"sparse_output needs keep=...: no entry of a code by {self.method} is 0")
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from . import arrays, distributed
-from .arrays import COLUMNS, as_features, check_room, guard_cell, import_pyarrow, read_embeddings
+from . import distributed
+from .arrays import COLUMNS, ENDINGS, as_features, check_room, guard_cell, import_pyarrow, read_embeddings
 from .codes_folder import PhotoCodes
 from .data.archive import Entry
 from .data.cache import decoded
@@ -29,7 +29,7 @@ from .names import FINGERPRINT, find_names, read_names
 from .objective import check_keep, keep_strongest
 from .photos import embed_entries
 
-ENDINGS = (".npz", ".csv", ".parquet")
+WRITTEN = (".npz", ".csv", ".parquet")  # endings of what can be written; more can be read
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def embed_images(
     columns = None if names is None else column_names(model, names, dim)
     if isinstance(model, Encoder):
         table = _features(model, place, keep, gated, progress)
-    elif place.suffix.lower() in arrays.ENDINGS and place.is_file():
+    elif place.suffix.lower() in ENDINGS and place.is_file():
         table = _codes_of_array(model, place, keep)
     else:
         table = _codes_of_photos(model, place, keep, progress)
@@ -70,8 +70,8 @@ def embed_images(
 
 def check_out(out: Path) -> None:
     """Refuse, before the work, a name that could not be written after it."""
-    if out.suffix not in ("", *ENDINGS):
-        raise InputError(f"{out}: expected a name that ends in {', '.join(ENDINGS)}")
+    if out.suffix not in ("", *WRITTEN):
+        raise InputError(f"{out}: expected a name that ends in {', '.join(WRITTEN)}")
     check_place(out)
     if out.suffix == ".parquet":
         import_pyarrow()

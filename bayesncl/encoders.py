@@ -83,14 +83,15 @@ class Request:
         """Checked, since a request may come from a file."""
         if not isinstance(self.spec, str) or not isinstance(self.weights, str | None) or "\0" in self.spec:
             raise InputError("an encoder is a name, its weights a path")
-        if not isinstance(self.size, int | None):
-            raise InputError(f"photos are cut to a whole number of pixels a side, got {printable(str(self.size))}")
-        try:
-            self.view(View(224, 224))
-        except InputError:
-            raise
-        except (TypeError, ValueError, OverflowError):
-            raise InputError("mean and std must be three numbers, one a colour") from None
+        if self.size is not None and (type(self.size) is not int or not 1 <= self.size <= LARGEST_SIDE):
+            raise InputError(f"photos are cut to 1 to {LARGEST_SIDE} pixels a side, got {printable(str(self.size))}")
+        for name in ("mean", "std"):
+            numbers = getattr(self, name)
+            if numbers is not None and not (
+                isinstance(numbers, list | tuple) and all(type(v) in (int, float) and abs(v) < 1e30 for v in numbers)
+            ):
+                raise InputError(f"{name} must be three numbers, one a colour, got {printable(str(numbers))}")
+        self.view(View(224, 224))  # which counts them
 
     def view(self, own: View) -> View:
         """The encoder's own view, changed as asked."""

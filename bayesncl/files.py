@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import glob
 import hashlib
 import io
 import json
@@ -214,7 +213,7 @@ def digest(tensors: dict[str, Tensor], text: str = "") -> str:
 
 
 @contextlib.contextmanager
-def temporary_beside(path: Path, *, folder: bool = False) -> Iterator[Path]:
+def temporary_beside(path: Path, *, folder: bool = False, mode: int = 0o777) -> Iterator[Path]:
     """An empty file or folder beside `path`, to be renamed to it; if it is not, it goes at the end of the block.
 
     The writer holds a lock on it, which the system frees however the process ends: whoever comes next tells the
@@ -223,7 +222,7 @@ def temporary_beside(path: Path, *, folder: bool = False) -> Iterator[Path]:
     sweep(path.parent, path.name)
     while True:
         temporary = name_beside(path, f".{secrets.token_hex(4)}{TEMPORARY}")
-        temporary.mkdir() if folder else temporary.touch(exist_ok=False)
+        temporary.mkdir(mode) if folder else temporary.touch(mode & 0o666, exist_ok=False)
         handle = _hold(temporary, or_unlocked=True)
         if handle is not None and temporary.exists():  # a sweeper may have come between making it and locking it
             break
@@ -234,19 +233,17 @@ def temporary_beside(path: Path, *, folder: bool = False) -> Iterator[Path]:
         os.close(handle)
 
 
-def sweep(folder: Path, name: str | None = None) -> None:
-    """Remove what killed processes left half-written: in `folder` and below, or beside the one file `name` of it."""
-    if name is None:
-        leftovers = folder.rglob(f".*{TEMPORARY}")
-    else:
-        leftovers = folder.glob(f"{glob.escape(name_beside(folder / name, '').name)}.*{TEMPORARY}")
-    for leftover in list(leftovers):
-        if not OURS.fullmatch(leftover.name):
-            continue
-        handle = _hold(leftover)
-        if handle is not None:
-            _remove(leftover)
-            os.close(handle)
+def sweep(folder: Path, name: str | None = None, *, below: bool = True) -> None:
+    """Remove what killed processes left half-written: in `folder` and `below`, or beside the one file `name` of it."""
+    start = "." if name is None else f"{name_beside(folder / name, '').name}."
+    for place, folders, files in os.walk(folder):  # which passes over folders that go while it looks
+        for found in (*folders, *files):
+            leftover = Path(place, found)
+            if found.startswith(start) and OURS.fullmatch(found) and (handle := _hold(leftover)) is not None:
+                _remove(leftover)
+                os.close(handle)
+        if name is not None or not below:
+            break
 
 
 def _hold(path: Path, *, or_unlocked: bool = False) -> int | None:

@@ -149,9 +149,10 @@ def take_photos(source: Path, folder: CodesFolder, options: Options, device: tor
     n, classes = len(pile), len(set(labels or ()))
     kept = int(hold_out(pile.names, pile.test).sum())
     how = "given" if options.labels else "by subfolder"
-    sizes = sizes_in_words([entry.path for entry in pile.entries]) or "none of those looked at can be read"
+    sizes = sizes_in_words([entry.path for entry in pile.entries])
     parts = [
-        f"{n:,} photos{'' if len(todo) == n else f' ({n - len(todo):,} known already)'} of {sizes} pixels",
+        f"{n:,} photos{'' if len(todo) == n else f' ({n - len(todo):,} known already)'}"
+        + (f" of {sizes} pixels" if sizes else ", none of those looked at can be read"),
         f"{classes:,} classes {how}" if classes > 1 else "no classes" if labels is None else "one class only",
         pile.skipped(),
         f"encoder {encoder.name}, {encoder.features:,} numbers a photo",

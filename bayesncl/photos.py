@@ -211,10 +211,11 @@ class Embedded:
         if not todo:
             return
         self.log.begin()
-        done, left = 0, iter(todo)
+        done = 0
         for rows, reasons in embed_entries([self.pile.entries[i] for i in todo], self.encoder):
             first = len(self.log.lines)
-            self.log.append(rows, [(*self.keys[next(left)], why) for why in reasons])
+            batch = todo[done : done + len(rows)]
+            self.log.append(rows, [(*self.keys[i], why) for i, why in zip(batch, reasons)])
             self._remember_log(first)
             done += len(rows)
             if progress:

@@ -105,8 +105,9 @@ def sizes(recipe: Recipe, images: Images) -> str:
     found = ""
     if DATASETS[recipe.data.name].holdout and images.names:
         folder = split_folders(Path(recipe.data.root))[0]
-        found = sizes_in_words([folder / name for name in images.names])
-    return found or "{3} x {2}".format(*images.pixels.shape)
+        found = sizes_in_words(images.names, folder)
+    height, width = images.pixels.shape[2:]
+    return found or f"{width} x {height}"
 
 
 def expected(recipe: Recipe, n: int, device: torch.device) -> str:

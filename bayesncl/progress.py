@@ -8,7 +8,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -132,10 +131,12 @@ class Display:
             atexit.unregister(self._show)
 
     def _line(self) -> Text:
-        frame = self.spinner[int(8 * time.perf_counter()) % len(self.spinner)]
-        lines = accumulate([frame, *self.pieces()], "{}  {}".format)  # as many pieces as there is room for
-        fitting = max((line for line in lines if len(line) < self.console.width), key=len, default="")
-        return Text(fitting, no_wrap=True, overflow="crop")
+        line = self.spinner[int(8 * time.perf_counter()) % len(self.spinner)]
+        for piece in self.pieces():  # as many as there is room for
+            if len(line) + 2 + len(piece) >= self.console.width:
+                break
+            line += f"  {piece}"
+        return Text(line, no_wrap=True, overflow="crop")
 
 
 def words(seconds: float) -> str:

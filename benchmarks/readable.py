@@ -27,7 +27,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bayesncl import InputError, ReadableCodes
-from bayesncl.arrays import read_features
+from bayesncl.arrays import read_embeddings
 from bayesncl.codes import choose_neighbours
 from bayesncl.files import write_atomic
 from bayesncl.heads import HEADS, Features, Projector, Prototypes, Terms, mlp
@@ -170,7 +170,9 @@ def study(options: argparse.Namespace) -> dict[str, Any]:
 
 def load(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Rows as float32 [N, F], classes as whole numbers from 0."""
-    x, y = read_features(path)
+    x, _, y = read_embeddings(path)
+    if y is None:
+        raise InputError(f"{path}: no classes in it, expected y [N]")
     return np.asarray(x, np.float32), np.unique(y, return_inverse=True)[1]
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bayesncl import arrays
-from bayesncl.arrays import as_features, as_labels, read_arrays, read_features, unit_rows
+from bayesncl.arrays import as_features, as_labels, read_arrays, read_embeddings, unit_rows
 from bayesncl.atlas.sources import atlas_of_arrays
 from bayesncl.errors import InputError
 
@@ -53,7 +53,7 @@ def test_every_format_gives_the_same(tmp_path: Path) -> None:
     lines = ["label,a,b,c,d,e", *(f"{y}," + ",".join(map(repr, row)) for y, row in zip(Y, Z.tolist()))]
     (tmp_path / "d.csv").write_text("\n".join(lines))
     for name in ("a.npz", "b.npz", "z.npy", "c.safetensors", "d.csv"):
-        z, y = read_features(tmp_path / name)
+        z, _, y = read_embeddings(tmp_path / name)
         assert np.array_equal(z, Z), name
         assert np.array_equal(y, Y), name
         assert isinstance(z, np.memmap) == (name in ("a.npz", "z.npy", "c.safetensors"))
@@ -69,8 +69,8 @@ def test_parquet(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"y": [f"c{y}" for y in Y], "embedding": Z.tolist()}), tmp_path / "b")
     for name in ("a", "b"):
         assert np.allclose(read_arrays(tmp_path / name, ("z",))["z"], Z)
-    assert read_features(tmp_path / "a")[1].tolist() == Y.tolist()
-    assert read_features(tmp_path / "b")[1].tolist() == [f"c{y}" for y in Y]
+    assert list(read_arrays(tmp_path / "a", ("y",))["y"]) == Y.tolist()
+    assert list(read_arrays(tmp_path / "b", ("y",))["y"]) == [f"c{y}" for y in Y]
     (tmp_path / "c").write_bytes((tmp_path / "a").read_bytes()[:300])
     with pytest.raises(InputError, match="cannot be read"):
         read_arrays(tmp_path / "c", ("z",))

@@ -146,6 +146,23 @@ def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -
     assert (tmp_path / "atlas/page.html").exists()
 
 
+def test_sweeping_passes_over_folders_that_go_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("goes", "stays"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".x.0123abcd.partial").touch()
+    scandir = os.scandir
+
+    def scan(path: str | Path) -> object:
+        if Path(path).name == "goes":
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return scandir(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", scan)
+        files.sweep(tmp_path)
+    assert list((tmp_path / "stays").iterdir()) == []
+
+
 def test_lock_is_for_one_and_leaves_nothing(tmp_path: Path) -> None:
     with Run(tmp_path / "run").lock():
         with pytest.raises(InputError, match="is in use by another process"), Run(tmp_path / "run").lock():

@@ -327,7 +327,7 @@ def test_max_rows_draws_some() -> None:
     [
         ({"method": "pca"}, "no method 'pca'; there are prototypes, ncl"),
         ({"keep": 0}, "keep must be a whole number, 1 or more, got 0"),
-        ({"keep": 9, "dim": 8}, "keep=9 is more than the 8 dimensions"),
+        ({"keep": 9, "dim": 8}, "keep must be a whole number from 1 to the 8 dimensions, got 9"),
         ({"dim": "many"}, "dim must be a whole number"),
         ({"dim": 2.5}, "dim must be a whole number"),
         ({"dim": 1 << 30}, "dim must be at most"),
@@ -340,6 +340,18 @@ def test_max_rows_draws_some() -> None:
 def test_bad_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         ReadableCodes(**options).fit(made())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dim", [8, "auto"])
+def test_too_many_to_keep_is_refused_before_rows_are_read(dim: int | str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codes, "measure", None)
+    with pytest.raises(InputError, match="keep must be a whole number from 1 to"):
+        ReadableCodes(dim, keep=10**6).fit(made())
+
+
+def test_options_say_too_many_to_keep_without_rows() -> None:
+    with pytest.raises(InputError, match="from 1 to the 8 dimensions, got 9"):
+        ReadableCodes(8, keep=9)._check_options()
 
 
 @pytest.mark.parametrize(
@@ -368,7 +380,7 @@ def test_bad_rows_in_transform(fitted: dict[str, ReadableCodes]) -> None:
     with pytest.raises(InputError, match="fitted on 20"):
         fitted["ncl"].transform(torch.ones(3, 5))
     model = copy.deepcopy(fitted["ncl"]).set_params(keep=99)
-    with pytest.raises(InputError, match="keep=99"):
+    with pytest.raises(InputError, match="got 99"):
         model.transform(made())
 
 

@@ -46,8 +46,19 @@ def test_every_command_begins_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "catch_interrupts", lambda: None)
     monkeypatch.setattr(start, "rest_when_busy", lambda: called.append("rest"))
     monkeypatch.setattr(cli, "app", lambda: called.append("app"))
-    start.main()
-    assert called == ["rest", "app"]
+    for words in (["measure", "x.npz"], ["train", "--help"], ["--version"]):  # the last two need no torch
+        monkeypatch.setattr(sys, "argv", ["bayesncl", *words])
+        start.main()
+    assert called == ["rest", "app", "app", "app"]
+
+
+def test_an_interrupt_meanwhile_is_one_line() -> None:
+    code = (
+        "import os, signal; from bayesncl import __main__ as start; "
+        "start.rest_when_busy = lambda: os.kill(os.getpid(), signal.SIGINT); start.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "bayesncl: stopped\n")
 
 
 @pytest.mark.parametrize(

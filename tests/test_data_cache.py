@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -120,6 +125,51 @@ def test_leftovers_of_the_dead_are_swept_and_the_living_left_alone(tmp_path: Pat
     assert not dead.exists() and not note.exists()
 
 
+def test_folders_that_go_or_are_torchs_are_not_looked_into(
+    tmp_path: Path, where: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (where / "compiled").mkdir(parents=True)
+    scandir = os.scandir
+
+    def scan(path: str | Path) -> object:
+        if Path(path).parent == where and Path(path).name != "seen":
+            raise FileNotFoundError(2, "No such file or directory", str(path))  # as if it was renamed a moment ago
+        return scandir(path)
+
+    with temporary_beside(where / ("b" * 40), folder=True), monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", scan)
+        assert read(files(tmp_path / "d")) == list(range(20))
+
+
+def test_half_built_caches_go_where_folders_have_no_locks(
+    tmp_path: Path, where: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock = fcntl.flock
+
+    def flock_of_nfs(file: int | IO[bytes], operation: int) -> None:
+        if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(9, "Bad file descriptor")
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock_of_nfs)
+    entries = files(tmp_path / "d")
+    read(entries)
+    (made,) = built(where)
+    shutil.rmtree(made)
+    other = f"{int(made.name[:2], 16) ^ 1:02x}{made.name[2:]}"  # has another lock, which a living builder may hold
+    dead, old = where / f".{made.name}.01234567.partial", where / f"{made.name}.abc.tmp"
+    alive, stranger = where / f".{other}.01234567.partial", where / f"{made.name[:2]}.tmp"
+    for folder in (dead, old, alive, stranger):
+        folder.mkdir()
+    read(entries)
+    assert set(built(where)) == {made, alive, stranger}
+
+
+def test_a_finished_cache_is_private(tmp_path: Path, where: Path) -> None:
+    read(files(tmp_path / "d"))
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in built(where)] == [0o700]
+
+
 BUILD = """
 import sys, time
 from pathlib import Path
@@ -218,3 +268,15 @@ def test_map_keeps_order_and_stays_near_its_reader() -> None:
     time.sleep(0.1)
     assert len(begun) <= (2 * cache.THREADS + 3) * cache.CHUNK
     assert list(results) == list(range(10, 500))
+
+
+def test_a_few_items_are_shared_by_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "THREADS", 4)
+    all_at_once = threading.Barrier(4, timeout=5)
+
+    def meet(i: int) -> int:
+        all_at_once.wait()
+        return i
+
+    assert list(cache.in_threads(meet, range(8))) == list(range(8))
+    assert list(cache.in_threads(str, range(3))) == ["0", "1", "2"]

@@ -240,11 +240,18 @@ def test_pool() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [{"spec": 5}, {"spec": "a\0b"}, {"weights": 3}, {"size": "x"}, {"size": 10**9}, {"size": True}, {"mean": "abc"},
-     {"std": [None, 1, 1]}, {"mean": [10**400] * 3}],
+     {"std": [None, 1, 1]}, {"mean": [10**400] * 3}, {"mean": "123"}, {"mean": {"1": 1, "2": 2, "3": 3}}, {"mean": 0},
+     {"mean": [1e300] * 3}, {"std": [True] * 3}, {"mean": [1, 2]}, {"size": 0}],
 )  # fmt: skip
 def test_a_request_from_a_file_has_the_right_types(wrong: dict[str, object]) -> None:
     with pytest.raises(InputError):
         Request(**({"spec": "x.onnx"} | wrong))  # type: ignore[arg-type]
+
+
+def test_a_size_that_no_float_holds_is_called_a_size() -> None:
+    with pytest.raises(InputError, match="photos are cut to 1 to 4096 pixels a side, got 1000"):
+        Request("x.onnx", size=10**400)
+    assert Request("x.onnx", size=4096).size == 4096
 
 
 @pytest.mark.parametrize("spec", ["/" + "9" * 5000, "9" * 300 + ".safetensors", "9" * 300 + ".onnx"])

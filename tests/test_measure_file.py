@@ -16,7 +16,7 @@ import torch
 
 from bayesncl import arrays, cli
 from bayesncl import evaluate as module
-from bayesncl.arrays import read_features
+from bayesncl.arrays import read_embeddings
 from bayesncl.errors import InputError
 from bayesncl.evaluate import measure_features, measure_file
 from bayesncl.measure.interpretability import interpretability
@@ -110,12 +110,12 @@ def test_what_else_a_file_may_hold(tmp_path: Path) -> None:
 
 
 def test_uncompressed_arrays_are_mapped(npz: Path, tmp_path: Path) -> None:
-    features, _ = read_features(npz)
+    features = read_embeddings(npz)[0]
     assert isinstance(features, np.memmap)
     assert np.array_equal(features, FEATURES)
     np.save(tmp_path / "z.npy", FEATURES)
     np.save(tmp_path / "y.npy", LABELS)
-    assert isinstance(read_features(tmp_path / "z.npy")[0], np.memmap)
+    assert isinstance(read_embeddings(tmp_path / "z.npy")[0], np.memmap)
 
 
 def test_many_rows_use_a_sample_of_queries(npz: Path, monkeypatch: pytest.MonkeyPatch) -> None:

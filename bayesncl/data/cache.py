@@ -7,6 +7,7 @@ The cache folder ($BAYESNCL_CACHE, or ~/.cache/bayesncl) holds
     locks/                         a builder holds the lock of its key, so that a second one waits and uses the result;
                                    256 locks serve all keys, so they do not pile up
     seen/                          file sizes and times -> KEY, which saves reading every file again
+    compiled/                      what torch compiled, see `graph.keep_compiled`
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from .images import Progress, printable
 VERSION = 1  # raise it when decode() gives other pixels
 ALWAYS_CHECKED = 1 << 30  # larger caches are checked only where their file changed since it was written
 THREADS = min(8, os.cpu_count() or 1)  # Pillow decodes outside the interpreter lock
-CHUNK = 8  # files a thread takes at a time
+CHUNK = 8  # files a thread takes at a time, fewer where others would have none
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -109,7 +110,9 @@ def _find_or_build(
     with open(root / "locks" / key[:2], "ab") as lock:  # which empties nothing, should it be a link
         with contextlib.suppress(OSError):  # a file system without locks: both may build, the first to finish wins
             fcntl.flock(lock, fcntl.LOCK_EX)
-        sweep(root)
+            _remove_dead(root, key[:2])
+        for place in (root, root / "seen"):
+            sweep(place, below=False)
         found = _open(root / key, clear=True)
         if found is None:
             _build(root, key, entries, square, progress)
@@ -118,6 +121,16 @@ def _find_or_build(
         raise OSError(f"{key} cannot be read back")
     write_atomic(seen, key)
     return found
+
+
+def _remove_dead(root: Path, prefix: str) -> None:
+    """Remove half-built caches, of older versions too, whose lock this process holds: nobody is building them.
+
+    `sweep` needs locks on folders, which NFS does not have.
+    """
+    half_built = re.compile(rf"\.?{prefix}[0-9a-f]{{38}}\..+\.(partial|tmp)")
+    for name in filter(half_built.fullmatch, os.listdir(root)):
+        shutil.rmtree(root / name, ignore_errors=True)
 
 
 def _stat_key(entries: Sequence[Entry], square: Square) -> str:
@@ -155,7 +168,7 @@ def _build(root: Path, key: str, entries: Sequence[Entry], square: Square, progr
     shape = (3, square.crop, square.crop)
     bad: list[tuple[int, str]] = []
     crc = 0
-    with temporary_beside(root / key, folder=True) as temporary:
+    with temporary_beside(root / key, folder=True, mode=0o700) as temporary:
         # Plain writes, not a writable memory map: a full disk is then an error message instead of a bus error.
         with open(temporary / "pixels.npy", "wb") as file:
             file.write(npy_header((len(entries), *shape), "|u1"))
@@ -227,13 +240,14 @@ def read_entry(entry: Entry, read: Callable[..., A], *options: Any) -> A | str:
 
 def in_threads(function: Callable[[A], B], items: Sequence[A], ahead: int = 0) -> Iterator[B]:
     """`map` in order, by a few threads, `ahead` of the reader or not far: memory stays bounded."""
+    chunk = min(CHUNK, max(1, len(items) // THREADS))
     with ThreadPoolExecutor(THREADS) as pool, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's remarks on damaged metadata
         parts: deque[Future[list[B]]] = deque()
         try:
-            for start in range(0, len(items), CHUNK):
-                parts.append(pool.submit(lambda part: [function(item) for item in part], items[start : start + CHUNK]))
-                if len(parts) > max(2 * THREADS, ahead // CHUNK):
+            for start in range(0, len(items), chunk):
+                parts.append(pool.submit(lambda part: [function(item) for item in part], items[start : start + chunk]))
+                if len(parts) > max(2 * THREADS, ahead // chunk):
                     yield from parts.popleft().result()
             while parts:
                 yield from parts.popleft().result()

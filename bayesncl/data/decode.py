@@ -47,7 +47,7 @@ class Square:
 
         Resized and cropped in one step: a strip of 1 x 10^7 pixels is never blown up to its full length.
         """
-        if not image.size == (self.crop, self.crop) == (self.resize, self.resize):
+        if self.crop != self.resize or image.size != (self.crop, self.crop):
             side = min(image.size) * min(self.crop / self.resize, 1.0)
             left, top = (image.width - side) / 2, (image.height - side) / 2
             size, box = (self.crop, self.crop), (left, top, left + side, top + side)
@@ -97,13 +97,13 @@ def resized(pixels: np.ndarray, size: int) -> np.ndarray:
     return out
 
 
-def sizes_in_words(paths: Sequence[Path], most: int = 64) -> str:
-    """Sizes of image files, by the heads of some of them: ``a x b``, ``a x b to c x d``, or nothing if none opens."""
+def sizes_in_words(paths: Sequence[Path | str], root: Path = Path(), most: int = 64) -> str:
+    """Sizes of images below `root`, by the heads of some: ``a x b``, ``a x b to c x d``, or nothing if none opens."""
     found = set()
     for i in np.unique(np.linspace(0, len(paths) - 1, most).astype(int)):
         with contextlib.suppress(Exception), warnings.catch_warnings():  # what is wrong is said when it is read
             warnings.simplefilter("ignore")
-            with Image.open(paths[i], formats=FORMATS) as image:
+            with Image.open(root / paths[i], formats=FORMATS) as image:
                 found.add(image.size)
     ends = [pick(found, key=math.prod, default=()) for pick in (min, max)]
     return " to ".join(dict.fromkeys(" x ".join(map(str, size)) for size in ends))
