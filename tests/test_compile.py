@@ -63,9 +63,29 @@ def assert_agree(method: str, backend: str, *changes: str) -> None:
     assert_same_way(recipe, others, weights, WEIGHTS, least=1e-3)
 
 
-def compiled_losses(backend: str) -> Callable[..., Any]:
+def compiled_losses(backend: str | Callable[..., Any]) -> Callable[..., Any]:
     """Each part compiled into one graph."""
     return partial(losses, made=cache(partial(torch.compile, dynamic=False, backend=backend, fullgraph=True)))
+
+
+def test_another_seed_compiles_the_same_graphs() -> None:
+    """Which a cache then finds; torch keeps no graph that enters autocast."""
+    graphs: dict[int, list[str]] = {}
+    for seed in (0, 1):
+        torch._dynamo.reset()
+        graphs[seed] = []
+
+        def note(graph: torch.fx.GraphModule, _: Any, found: list[str] = graphs[seed]) -> Callable[..., Any]:
+            found.append(graph.code)
+            return graph.forward
+
+        model = build_model(tiny_recipe("bayesncl-gs", f"run.seed={seed}")).train()
+        set_views(model, 2)
+        pixels, index = torch.from_numpy(tiny_images(16).pixels), torch.arange(16)
+        compiled_losses(note)(model, pixels, index, torch.tensor(0), torch.float32)
+    assert len(graphs[0]) == 4
+    assert graphs[0] == graphs[1]
+    assert not any("autocast" in graph for graph in graphs[0])
 
 
 def test_options_of_the_compiler_that_torch_has_no_more_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

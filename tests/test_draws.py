@@ -111,3 +111,9 @@ def test_same_bits_on_the_gpu() -> None:
     index = torch.arange(100_000)
     gpu = draws.uniform(draws.make_key(5, torch.tensor(2, device="cuda"), index.cuda()), 8)
     assert torch.equal(gpu.cpu(), draws.uniform(draws.make_key(5, 2, index), 8))
+
+
+def test_a_seed_may_be_a_tensor() -> None:
+    index = torch.arange(5)
+    for seed in (0, 7, 2**63 - 1):
+        assert torch.equal(draws.make_key(torch.tensor(seed), 3, index), draws.make_key(seed, 3, index))
