@@ -23,7 +23,7 @@ from torch import Tensor
 
 from . import checkpoint, distributed, draws
 from .augment import make_views
-from .backbones import set_views
+from .backbones import ResNet, kernels_in_use, set_views
 from .data.images import Images, fingerprint
 from .errors import InputError
 from .feed import Pixels, batches, settle
@@ -222,6 +222,12 @@ def embed(model: Encoder, x: Tensor) -> Tensor:
     return model.embed(x)
 
 
+def embed_by_hand(model: Encoder, x: Tensor) -> Tensor:
+    """`embed` with our own kernels between the convolutions."""
+    with kernels_in_use():
+        return model.embed(x)
+
+
 def code(model: Encoder, h: Tensor, uniform: Tensor | None) -> Features:
     """What the head makes of h [2b, F] and the noise of its gates."""
     features: Features = model.head(h, uniform)
@@ -264,7 +270,7 @@ def make_step(model: Encoder, optimiser: LARS, meter: Meter, pixels: Pixels, dev
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
     if compiled:
-        body = partial(update, model, optimiser, meter, partial(losses, made=cache(compile_function)), batch)
+        body = partial(update, model, optimiser, meter, partial(losses, made=cache(partial(make_fast, model))), batch)
         torch.compiler.reset()  # of a function only eight compiled forms are kept; a ninth would run as it is written
         optimiser.compile()
         # the float32 products that are left are those of InfoNCE, and meant to be
@@ -287,6 +293,12 @@ def make_step(model: Encoder, optimiser: LARS, meter: Meter, pixels: Pixels, dev
             distributed.checked(run)  # tracing leaves out what guards the collectives inside
 
     return step
+
+
+def make_fast(model: Encoder, part: Callable[..., Any]) -> Callable[..., Any]:
+    """A part of the step for a GPU: compiled, unless it is a ResNet in one process, which has kernels of its own."""
+    ours = part is embed and isinstance(model.backbone, ResNet) and distributed.world_size() == 1
+    return embed_by_hand if ours else compile_function(part)
 
 
 def compiles(recipe: Recipe, device: torch.device) -> bool:
