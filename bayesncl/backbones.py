@@ -28,13 +28,13 @@ class ViewBatchNorm2d(nn.BatchNorm2d):
 
     views = 1
     relu = False
-    by_hand = False  # take the kernels of `kernels`; set for all layers by `kernels_in_use`
+    by_hand = False  # take `kernels.norms`; set for all layers by `kernels_in_use`
     batch_only = False  # the published evaluation: the batch's own statistics; running ones neither used nor changed
     seen: tuple[Tensor, Tensor] | None = None  # mean and unbiased variance [views, C] not yet in the running statistics
 
     def forward(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:  # [views * B, C, H, W]
         if self.by_hand and self.training and not self.batch_only:
-            from .kernels import NormReLU
+            from .kernels.norms import NormReLU
 
             y, *seen = NormReLU.apply(x, self.weight, self.bias, shortcut, self.views, self.eps, self.relu)
             self.seen = tuple(seen)

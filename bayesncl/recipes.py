@@ -412,7 +412,7 @@ METHODS: dict[str, Callable[[Recipe], Recipe]] = {
         views=SOFT | {"blur": 0.0 if recipe.views.size < 64 else recipe.views.blur},  # which hides all of 32 pixels
         model={"stem_padding": 1},  # the published 2 makes larger maps: a quarter more work
         objective={"decoupled": True},
-        run={"epochs": recipe.run.epochs * 2},
+        run={"epochs": recipe.run.epochs * 9 // 5},
     ),
 }
 

@@ -28,7 +28,7 @@ from .data.images import Images, fingerprint
 from .errors import InputError
 from .feed import Pixels, batches, settle
 from .gates import GATES
-from .graph import check_gradients, compile_function, fast
+from .graph import check_gradients, compile_function, fast, keep_compiled
 from .heads import Features
 from .lars import LARS
 from .meter import Logger, Meter, raise_if_bad
@@ -145,7 +145,7 @@ def run_loop(
         meter.steps.fill_(done)
         rates = schedule(recipe, steps).to(device)  # [T, groups]
         if compiles(recipe, device) and done < steps * epochs:
-            display.note("compiling the step for this GPU: about a minute, less the next time")
+            display.note("compiling the step for this GPU: up to a minute, less the next time")
         logger = Logger(run, meter, display, recipe, steps, done)
         stop = False
         for epoch in range(done // steps, epochs):
@@ -211,21 +211,20 @@ def draw(model: Encoder, pixels: Tensor, index: Tensor, epoch: Tensor, seed: Ten
     """Normalised views [2b, 3, S, S] of pixels [b, 3, H, W], and the noise [2b, D] that noisy gates take."""
     views = make_views(pixels, index, epoch, seed, model.recipe.views)
     x = model.normalise_pixels(views).contiguous(memory_format=torch.channels_last)
+    return x, draw_noise(model, index, epoch, seed)
+
+
+def draw_noise(model: Encoder, index: Tensor, epoch: Tensor, seed: Tensor) -> Tensor | None:
+    """The noise [2b, D] of noisy gates."""
     if model.head.kind is None or not model.head.kind.noisy:
-        return x, None
+        return None
     keys = draws.make_key(seed, epoch, torch.cat([index, index + 2**40]), stream=7)
-    return x, draws.uniform(keys, model.head.dim)
+    return draws.uniform(keys, model.head.dim)
 
 
 def embed(model: Encoder, x: Tensor) -> Tensor:
     """h [2b, F] of normalised views; the running statistics of the backbone move."""
     return model.embed(x)
-
-
-def embed_by_hand(model: Encoder, x: Tensor) -> Tensor:
-    """`embed` with our own kernels between the convolutions."""
-    with kernels_in_use():
-        return model.embed(x)
 
 
 def code(model: Encoder, h: Tensor, uniform: Tensor | None) -> Features:
@@ -270,9 +269,13 @@ def make_step(model: Encoder, optimiser: LARS, meter: Meter, pixels: Pixels, dev
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
     if compiled:
-        body = partial(update, model, optimiser, meter, partial(losses, made=cache(partial(make_fast, model))), batch)
-        torch.compiler.reset()  # of a function only eight compiled forms are kept; a ninth would run as it is written
-        optimiser.compile()
+        parts = parts_by_hand(model, held)
+        made = cache(lambda part: parts.get(part) or compile_function(part))
+        body = partial(update, model, optimiser, meter, partial(losses, made=made), batch)
+        keep_compiled()
+        if draw not in parts:
+            torch.compiler.reset()  # of a function only eight compiled forms are kept; a ninth would run as written
+        optimiser.use_kernel()
         # the float32 products that are left are those of InfoNCE, and meant to be
         warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
         run = fast(
@@ -295,10 +298,36 @@ def make_step(model: Encoder, optimiser: LARS, meter: Meter, pixels: Pixels, dev
     return step
 
 
-def make_fast(model: Encoder, part: Callable[..., Any]) -> Callable[..., Any]:
-    """A part of the step for a GPU: compiled, unless it is a ResNet in one process, which has kernels of its own."""
-    ours = part is embed and isinstance(model.backbone, ResNet) and distributed.world_size() == 1
-    return embed_by_hand if ours else compile_function(part)
+def parts_by_hand(model: Encoder, pixels: Tensor) -> dict[Callable[..., Any], Callable[..., Any]]:
+    """What stands in for the parts of a step on a GPU that need no compiler, for such pixels.
+
+    A ResNet in one process has kernels of its own. So have small views. With both, head and loss run as they are
+    written: they are too small to be worth the time of torch's compiler, six seconds for its import alone.
+    """
+    parts: dict[Callable[..., Any], Callable[..., Any]] = {}
+    if isinstance(model.backbone, ResNet) and distributed.world_size() == 1:
+        from .kernels import views
+
+        parts[embed] = embed_by_hand
+        if views.fits(model.recipe.views, (pixels.shape[2], pixels.shape[3])):
+            parts |= {draw: draw_by_hand, code: code, score: score}
+    return parts
+
+
+def draw_by_hand(
+    model: Encoder, pixels: Tensor, index: Tensor, epoch: Tensor, seed: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """`draw` by our own kernel."""
+    from .kernels.views import make_views
+
+    x = make_views(pixels, index, epoch, seed, model.recipe.views, model.mean, model.std)
+    return x, draw_noise(model, index, epoch, seed)
+
+
+def embed_by_hand(model: Encoder, x: Tensor) -> Tensor:
+    """`embed` with our own kernels between the convolutions."""
+    with kernels_in_use():
+        return model.embed(x)
 
 
 def compiles(recipe: Recipe, device: torch.device) -> bool:
