@@ -36,7 +36,7 @@ class ViewBatchNorm2d(nn.BatchNorm2d):
         if self.by_hand and self.training and not self.batch_only:
             from .kernels.norms import NormReLU
 
-            y, *seen = NormReLU.apply(x, self.weight, self.bias, shortcut, self.views, self.eps, self.relu)
+            y, *seen = NormReLU.apply(x, self.weight, self.bias, shortcut, self.views, self.eps, int(self.relu))
             self.seen = tuple(seen)
             return y
         y = self.normalise(x) if shortcut is None else self.normalise(x) + shortcut

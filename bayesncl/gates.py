@@ -182,7 +182,9 @@ def bernoulli_kl(q: Tensor, prior: float) -> Tensor:
     Scalar.
     """
     q = at_least_float32(q).clamp(KL_CLAMP, 1 - KL_CLAMP)
-    rho = torch.as_tensor(prior, dtype=q.dtype, device=q.device).clamp(KL_CLAMP, 1 - KL_CLAMP)
+    # a number is filled in on the device: a CUDA graph allows no copy from the host
+    rho = prior.to(q) if isinstance(prior, Tensor) else q.new_full((), prior)
+    rho = rho.clamp(KL_CLAMP, 1 - KL_CLAMP)
     kl = q * (q.log() - rho.log()) + (1 - q) * ((1 - q).log() - (1 - rho).log())  # [N, D]
     return kl.sum(1).mean()
 

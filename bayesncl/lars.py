@@ -11,6 +11,12 @@ from torch import Tensor
 EPS = 1e-8
 
 
+def bare(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of torch's optimisers without its wrapper, which imports torch's compiler for seconds."""
+    bare_method: Callable[..., Any] = getattr(method, "__wrapped__", method)
+    return bare_method
+
+
 class LARS(torch.optim.Optimizer):
     """Layer-wise adaptive rates for SGD with momentum.
 
@@ -28,6 +34,9 @@ class LARS(torch.optim.Optimizer):
     momentum, weight_decay, eta : as above.
     clip : a bounds the rate from above.
     """
+
+    add_param_group = bare(torch.optim.Optimizer.add_param_group)
+    zero_grad = bare(torch.optim.Optimizer.zero_grad)
 
     def __init__(
         self,

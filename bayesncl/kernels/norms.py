@@ -18,10 +18,11 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS, COLUMNS = 64, 64  # a tile: what a program holds at once
-PROGRAMS = 1024  # that share a sum: enough to keep the memory of a large GPU busy
-NARROW = 16  # columns of a program that adds slices, which are few numbers
+PROGRAMS = 512  # that share a sum: enough to keep the memory of a large GPU busy
+STAGES = 4  # tiles of a sum that are being read at a time
+LONG, NARROW = 128, 16  # a tile of slices, which are few numbers, to be added
 
-loose = triton.jit(do_not_specialize=["rows", "slices", "length"])  # one compiled form, whatever the shape
+loose = triton.jit(do_not_specialize=["rows", "slices", "length", "relu"])  # one compiled form for all layers
 
 
 @triton.jit
@@ -34,12 +35,14 @@ def locate(part, first, rows, end, columns, R: tl.constexpr, C: tl.constexpr):  
 
 
 @loose
-def sum_forward(x, sums, rows, columns, slices, length, R: tl.constexpr, C: tl.constexpr):  # type: ignore[no-untyped-def]
+def sum_forward(  # type: ignore[no-untyped-def]
+    x, sums, rows, columns, slices, length, R: tl.constexpr, C: tl.constexpr, STAGES: tl.constexpr
+):
     """Sums over a slice of x and of its square, to sums [2, V, slices, columns]."""
     part, place = tl.program_id(0) // slices, tl.program_id(0) % slices
     end = tl.minimum((place + 1) * length, rows)
     first_sum, second_sum = tl.zeros([R, C], tl.float32), tl.zeros([R, C], tl.float32)
-    for first in range(place * length, end, R):
+    for first in tl.range(place * length, end, R, num_stages=STAGES):
         offset, there, column, _ = locate(part, first, rows, end, columns, R, C)
         value = tl.load(x + offset, mask=there, other=0.0).to(tl.float32)
         first_sum += value
@@ -51,14 +54,18 @@ def sum_forward(x, sums, rows, columns, slices, length, R: tl.constexpr, C: tl.c
 
 
 @triton.jit
-def add_slices(sums, row, columns, slices, column, R: tl.constexpr, C: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Sum [C] of the slices of a part whose first slice is `row`."""
-    total = tl.zeros([R, C], tl.float32)
+def add_slices(  # type: ignore[no-untyped-def]
+    sums, part, parts, columns, slices, column, R: tl.constexpr, C: tl.constexpr
+):
+    """Both sums [C] over all slices of a part."""
+    first_sum, second_sum = tl.zeros([R, C], tl.float32), tl.zeros([R, C], tl.float32)
     for first in range(0, slices, R):
         place = first + tl.arange(0, R)
-        offset = (row + place)[:, None] * columns + column[None, :]
-        total += tl.load(sums + offset, mask=(place < slices)[:, None] & (column < columns)[None, :], other=0.0)
-    return tl.sum(total, 0)
+        at = sums + (part * slices + place)[:, None] * columns + column[None, :]
+        there = (place < slices)[:, None] & (column < columns)[None, :]
+        first_sum += tl.load(at, mask=there, other=0.0)
+        second_sum += tl.load(at + parts * slices * columns, mask=there, other=0.0)
+    return tl.sum(first_sum, 0), tl.sum(second_sum, 0)
 
 
 @loose
@@ -69,9 +76,9 @@ def finish_forward(  # type: ignore[no-untyped-def]
     part = tl.program_id(0)
     column = tl.program_id(1) * C + tl.arange(0, C)
     there = column < columns
-    m = add_slices(sums, part * slices, columns, slices, column, R, C) / rows
-    square = add_slices(sums, (parts + part) * slices, columns, slices, column, R, C) / rows
-    biased = tl.maximum(square - m * m, 0.0)
+    total, square = add_slices(sums, part, parts, columns, slices, column, R, C)
+    m = total / rows
+    biased = tl.maximum(square / rows - m * m, 0.0)
     to = part * columns + column
     tl.store(mean + to, m, mask=there)
     tl.store(inverse + to, 1 / tl.sqrt(biased + epsilon), mask=there)
@@ -87,8 +94,8 @@ def normalise(value, part, mean, inverse, columns, column, known):  # type: igno
 
 @loose
 def apply_forward(  # type: ignore[no-untyped-def]
-    x, shortcut, y, mean, inverse, weight, bias, rows, columns, slices,
-    RELU: tl.constexpr, SHORTCUT: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+    x, shortcut, y, mean, inverse, weight, bias, rows, columns, slices, relu,
+    SHORTCUT: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """y = ReLU(x^ weight + bias + shortcut), the last two where asked for; `slices` are the tiles of a part."""
     part, place = tl.program_id(0) // slices, tl.program_id(0) % slices
@@ -99,41 +106,38 @@ def apply_forward(  # type: ignore[no-untyped-def]
     out = normal * w[None, :] + b[None, :]
     if SHORTCUT:
         out += tl.load(shortcut + offset, mask=there, other=0.0).to(tl.float32)
-    if RELU:
-        out = tl.maximum(out, 0.0)
+    out = tl.where((relu == 0) | (out > 0), out, 0.0)
     tl.store(y + offset, out.to(y.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def load_gradient(  # type: ignore[no-untyped-def]
-    g, y, offset, there, normal, weight, bias, column, known, RELU: tl.constexpr, SHORTCUT: tl.constexpr
+    g, y, offset, there, normal, weight, bias, column, known, relu, SHORTCUT: tl.constexpr
 ):
     """The gradient before the ReLU. Without a shortcut y is computed again, which is cheaper than to read it."""
     gradient = tl.load(g + offset, mask=there, other=0.0).to(tl.float32)
-    if RELU:
-        if SHORTCUT:
-            out = tl.load(y + offset, mask=there, other=0.0).to(tl.float32)
-        else:
-            w, b = tl.load(weight + column, mask=known, other=0.0), tl.load(bias + column, mask=known, other=0.0)
-            out = normal * w[None, :] + b[None, :]
-        gradient = tl.where(out > 0, gradient, 0.0)
-    return gradient
+    if SHORTCUT:
+        out = tl.load(y + offset, mask=there, other=0.0).to(tl.float32)
+    else:
+        w, b = tl.load(weight + column, mask=known, other=0.0), tl.load(bias + column, mask=known, other=0.0)
+        out = normal * w[None, :] + b[None, :]
+    return tl.where((relu == 0) | (out > 0), gradient, 0.0)
 
 
 @loose
 def sum_backward(  # type: ignore[no-untyped-def]
-    g, x, y, mean, inverse, weight, bias, sums, rows, columns, slices, length,
-    RELU: tl.constexpr, SHORTCUT: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+    g, x, y, mean, inverse, weight, bias, sums, rows, columns, slices, length, relu,
+    SHORTCUT: tl.constexpr, R: tl.constexpr, C: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Sums over a slice of the gradient and of its product with x^, to sums [2, V, slices, columns]."""
     part, place = tl.program_id(0) // slices, tl.program_id(0) % slices
     end = tl.minimum((place + 1) * length, rows)
     first_sum, second_sum = tl.zeros([R, C], tl.float32), tl.zeros([R, C], tl.float32)
-    for first in range(place * length, end, R):
+    for first in tl.range(place * length, end, R, num_stages=STAGES):
         offset, there, column, known = locate(part, first, rows, end, columns, R, C)
         value = tl.load(x + offset, mask=there, other=0.0).to(tl.float32)
         normal, _ = normalise(value, part, mean, inverse, columns, column, known)
-        gradient = load_gradient(g, y, offset, there, normal, weight, bias, column, known, RELU, SHORTCUT)
+        gradient = load_gradient(g, y, offset, there, normal, weight, bias, column, known, relu, SHORTCUT)
         first_sum += gradient
         second_sum += gradient * normal
     column = tl.program_id(1) * C + tl.arange(0, C)
@@ -151,8 +155,7 @@ def finish_backward(  # type: ignore[no-untyped-def]
     there = column < columns
     total_g, total_gx = tl.zeros([C], tl.float32), tl.zeros([C], tl.float32)
     for part in range(parts):
-        sum_g = add_slices(sums, part * slices, columns, slices, column, R, C)
-        sum_gx = add_slices(sums, (parts + part) * slices, columns, slices, column, R, C)
+        sum_g, sum_gx = add_slices(sums, part, parts, columns, slices, column, R, C)
         tl.store(mean_g + part * columns + column, sum_g / rows, mask=there)
         tl.store(mean_gx + part * columns + column, sum_gx / rows, mask=there)
         total_g += sum_g
@@ -163,15 +166,15 @@ def finish_backward(  # type: ignore[no-untyped-def]
 
 @loose
 def apply_backward(  # type: ignore[no-untyped-def]
-    g, x, y, d_x, d_shortcut, mean, inverse, weight, bias, mean_g, mean_gx, rows, columns, slices,
-    RELU: tl.constexpr, SHORTCUT: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+    g, x, y, d_x, d_shortcut, mean, inverse, weight, bias, mean_g, mean_gx, rows, columns, slices, relu,
+    SHORTCUT: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """dx = weight inverse (g - mean(g) - x^ mean(g x^)); the shortcut's gradient is g. `slices`: tiles of a part."""
     part, place = tl.program_id(0) // slices, tl.program_id(0) % slices
     offset, there, column, known = locate(part, place * R, rows, rows, columns, R, C)
     value = tl.load(x + offset, mask=there, other=0.0).to(tl.float32)
     normal, inv = normalise(value, part, mean, inverse, columns, column, known)
-    gradient = load_gradient(g, y, offset, there, normal, weight, bias, column, known, RELU, SHORTCUT)
+    gradient = load_gradient(g, y, offset, there, normal, weight, bias, column, known, relu, SHORTCUT)
     if SHORTCUT:
         tl.store(d_shortcut + offset, gradient.to(d_shortcut.dtype.element_ty), mask=there)
     m_g = tl.load(mean_g + part * columns + column, mask=known, other=0.0)
@@ -184,7 +187,7 @@ def apply_backward(  # type: ignore[no-untyped-def]
 class NormReLU(torch.autograd.Function):
     """y = ReLU(x^ weight + bias + shortcut) of x [V * B, C, H, W], and mean and unbiased variance [V, C] of its parts.
 
-    `relu` says whether there is one, `shortcut` may be None. Tensors are on a GPU, weights in float32.
+    `relu` is 1 if there is one, else 0, `shortcut` may be None. Tensors are on a GPU, weights in float32.
     """
 
     @staticmethod
@@ -196,13 +199,13 @@ class NormReLU(torch.autograd.Function):
         shortcut: Tensor | None,
         views: int,
         epsilon: float,
-        relu: bool,
+        relu: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
         x = as_rows(x)
         y, sums = torch.empty_like(x), Sums(x, views)
         mean, inverse, variance = torch.empty(3, views, x.shape[1], device=x.device).unbind()
-        sum_forward[sums.grid](x, sums.values, *sums.sizes, ROWS, COLUMNS)
-        finish_forward[sums.finish](sums.values, mean, inverse, variance, epsilon, *sums.sizes[:3], views, ROWS, NARROW)
+        sum_forward[sums.grid](x, sums.values, *sums.sizes, ROWS, COLUMNS, STAGES)
+        finish_forward[sums.finish](sums.values, mean, inverse, variance, epsilon, *sums.sizes[:3], views, LONG, NARROW)
         ctx.shape = views, relu, shortcut is not None
         other = as_rows(shortcut).to(x.dtype) if shortcut is not None else x
         apply_forward[sums.tiles](
@@ -210,6 +213,7 @@ class NormReLU(torch.autograd.Function):
         )
         ctx.save_for_backward(x, y if shortcut is not None else x, weight, bias, mean, inverse)
         ctx.mark_non_differentiable(mean, variance)
+        ctx.set_materialize_grads(False)  # or backward would be given zeros for the two
         return y, mean, variance
 
     @staticmethod
@@ -221,10 +225,11 @@ class NormReLU(torch.autograd.Function):
         mean_g, mean_gx = torch.empty(2, views, x.shape[1], device=x.device).unbind()
         d_weight, d_bias = torch.empty(2, x.shape[1], device=x.device).unbind()
         sum_backward[sums.grid](
-            g, x, y, mean, inverse, weight, bias, sums.values, *sums.sizes, relu, shortcut, ROWS, COLUMNS
-        )
+            g, x, y, mean, inverse, weight, bias, sums.values, *sums.sizes, relu, shortcut, ROWS, COLUMNS,
+            STAGES,
+        )  # fmt: skip
         finish_backward[(1, sums.finish[1])](
-            sums.values, mean_g, mean_gx, d_weight, d_bias, *sums.sizes[:3], views, ROWS, NARROW
+            sums.values, mean_g, mean_gx, d_weight, d_bias, *sums.sizes[:3], views, LONG, NARROW
         )
         apply_backward[sums.tiles](
             g, x, y, d_x, d_shortcut, mean, inverse, weight, bias, mean_g, mean_gx, *sums.tiling, relu, shortcut, ROWS,
