@@ -111,25 +111,21 @@ def apply_forward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def load_gradient(  # type: ignore[no-untyped-def]
-    g, y, offset, there, normal, weight, bias, column, known, relu, SHORTCUT: tl.constexpr
-):
-    """The gradient before the ReLU. Without a shortcut y is computed again, which is cheaper than to read it."""
-    gradient = tl.load(g + offset, mask=there, other=0.0).to(tl.float32)
-    if SHORTCUT:
-        out = tl.load(y + offset, mask=there, other=0.0).to(tl.float32)
-    else:
-        w, b = tl.load(weight + column, mask=known, other=0.0), tl.load(bias + column, mask=known, other=0.0)
-        out = normal * w[None, :] + b[None, :]
-    return tl.where((relu == 0) | (out > 0), gradient, 0.0)
+def undo_relu(gradient, normal, weight, bias, column, known, relu):  # type: ignore[no-untyped-def]
+    """The gradient before the ReLU of a layer without shortcut: to compute y again is cheaper than to read it."""
+    w, b = tl.load(weight + column, mask=known, other=0.0), tl.load(bias + column, mask=known, other=0.0)
+    return tl.where((relu == 0) | (normal * w[None, :] + b[None, :] > 0), gradient, 0.0)
 
 
 @loose
 def sum_backward(  # type: ignore[no-untyped-def]
-    g, x, y, mean, inverse, weight, bias, sums, rows, columns, slices, length, relu,
+    g, x, y, d_shortcut, mean, inverse, weight, bias, sums, rows, columns, slices, length, relu,
     SHORTCUT: tl.constexpr, R: tl.constexpr, C: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Sums over a slice of the gradient and of its product with x^, to sums [2, V, slices, columns]."""
+    """Sums over a slice of the gradient before the ReLU and of its product with x^, to sums [2, V, slices, columns].
+
+    That gradient is the shortcut's, which is stored.
+    """
     part, place = tl.program_id(0) // slices, tl.program_id(0) % slices
     end = tl.minimum((place + 1) * length, rows)
     first_sum, second_sum = tl.zeros([R, C], tl.float32), tl.zeros([R, C], tl.float32)
@@ -137,7 +133,13 @@ def sum_backward(  # type: ignore[no-untyped-def]
         offset, there, column, known = locate(part, first, rows, end, columns, R, C)
         value = tl.load(x + offset, mask=there, other=0.0).to(tl.float32)
         normal, _ = normalise(value, part, mean, inverse, columns, column, known)
-        gradient = load_gradient(g, y, offset, there, normal, weight, bias, column, known, relu, SHORTCUT)
+        gradient = tl.load(g + offset, mask=there, other=0.0).to(tl.float32)
+        if SHORTCUT:
+            out = tl.load(y + offset, mask=there, other=0.0)
+            gradient = tl.where((relu == 0) | (out > 0), gradient, 0.0)
+            tl.store(d_shortcut + offset, gradient.to(d_shortcut.dtype.element_ty), mask=there)
+        else:
+            gradient = undo_relu(gradient, normal, weight, bias, column, known, relu)
         first_sum += gradient
         second_sum += gradient * normal
     column = tl.program_id(1) * C + tl.arange(0, C)
@@ -166,17 +168,20 @@ def finish_backward(  # type: ignore[no-untyped-def]
 
 @loose
 def apply_backward(  # type: ignore[no-untyped-def]
-    g, x, y, d_x, d_shortcut, mean, inverse, weight, bias, mean_g, mean_gx, rows, columns, slices, relu,
+    g, x, d_x, mean, inverse, weight, bias, mean_g, mean_gx, rows, columns, slices, relu,
     SHORTCUT: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """dx = weight inverse (g - mean(g) - x^ mean(g x^)); the shortcut's gradient is g. `slices`: tiles of a part."""
+    """dx = weight inverse (g - mean(g) - x^ mean(g x^)) with g before the ReLU, which is given if it is a shortcut's.
+
+    `slices` are the tiles of a part.
+    """
     part, place = tl.program_id(0) // slices, tl.program_id(0) % slices
     offset, there, column, known = locate(part, place * R, rows, rows, columns, R, C)
     value = tl.load(x + offset, mask=there, other=0.0).to(tl.float32)
     normal, inv = normalise(value, part, mean, inverse, columns, column, known)
-    gradient = load_gradient(g, y, offset, there, normal, weight, bias, column, known, relu, SHORTCUT)
-    if SHORTCUT:
-        tl.store(d_shortcut + offset, gradient.to(d_shortcut.dtype.element_ty), mask=there)
+    gradient = tl.load(g + offset, mask=there, other=0.0).to(tl.float32)
+    if not SHORTCUT:
+        gradient = undo_relu(gradient, normal, weight, bias, column, known, relu)
     m_g = tl.load(mean_g + part * columns + column, mask=known, other=0.0)
     m_gx = tl.load(mean_gx + part * columns + column, mask=known, other=0.0)
     scale = tl.load(weight + column, mask=known, other=0.0) * inv
@@ -220,22 +225,21 @@ class NormReLU(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, y, weight, bias, mean, inverse = ctx.saved_tensors
         views, relu, shortcut = ctx.shape
-        g, sums = as_rows(gradients[0]), Sums(x, views)
-        d_x, d_shortcut = torch.empty_like(x), torch.empty_like(x) if shortcut else x
+        g, d_x, sums = as_rows(gradients[0]), torch.empty_like(x), Sums(x, views)
+        before = torch.empty_like(x) if shortcut else g  # the gradient before the ReLU, where it is stored
         mean_g, mean_gx = torch.empty(2, views, x.shape[1], device=x.device).unbind()
         d_weight, d_bias = torch.empty(2, x.shape[1], device=x.device).unbind()
         sum_backward[sums.grid](
-            g, x, y, mean, inverse, weight, bias, sums.values, *sums.sizes, relu, shortcut, ROWS, COLUMNS,
+            g, x, y, before, mean, inverse, weight, bias, sums.values, *sums.sizes, relu, shortcut, ROWS, COLUMNS,
             STAGES,
         )  # fmt: skip
         finish_backward[(1, sums.finish[1])](
             sums.values, mean_g, mean_gx, d_weight, d_bias, *sums.sizes[:3], views, LONG, NARROW
         )
         apply_backward[sums.tiles](
-            g, x, y, d_x, d_shortcut, mean, inverse, weight, bias, mean_g, mean_gx, *sums.tiling, relu, shortcut, ROWS,
-            COLUMNS,
-        )  # fmt: skip
-        return d_x, d_weight, d_bias, d_shortcut if shortcut else None, None, None, None
+            before, x, d_x, mean, inverse, weight, bias, mean_g, mean_gx, *sums.tiling, relu, shortcut, ROWS, COLUMNS
+        )
+        return d_x, d_weight, d_bias, before if shortcut else None, None, None, None
 
 
 class Sums:
