@@ -26,6 +26,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bayesncl import evaluate as evaluation
+from bayesncl import features, heat
 from bayesncl.data import load as load_split
 from bayesncl.data.images import Images
 from bayesncl.features import Extracted
@@ -111,7 +112,7 @@ def made_up(options: argparse.Namespace) -> tuple[Any, Images, Images]:
     recipe = replace_fields(named(options.recipe), model={"dim": options.dims})
     model = build_model(recipe).to(default_device()).eval()
     width = int(model.backbone.features)
-    extract, found, splits = evaluation.extract, {}, []
+    extract, found, splits = features.extract, {}, []
     for i, n in enumerate((options.train, options.test)):
         sound, labels = make_features(n, options.classes, width, options.dims, options.fires, i)
         images = Images(np.zeros((n, 3, recipe.data.size, recipe.data.size), np.uint8), labels)
@@ -124,9 +125,9 @@ def made_up(options: argparse.Namespace) -> tuple[Any, Images, Images]:
             extract(model, images, mode, **rest)
         return found[id(images), mode]
 
-    evaluation.extract = instead
+    features.extract = instead
     if not torch.cuda.is_available():
-        evaluation.CHECKED = 16
+        heat.CHECKED = 16
     return model, *splits
 
 
