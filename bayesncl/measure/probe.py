@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..arrays import Array, as_features, as_labels, as_numpy
 from ..errors import InputError
-from .retrieval import place as default_place
+from .counts import place as default_place
 
 Rows = Any  # features [N, F]: a tensor, or a scipy CSR array, which stays on the CPU
 

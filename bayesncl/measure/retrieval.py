@@ -16,18 +16,13 @@ from torch import Tensor
 
 from ..arrays import Array, as_features, as_labels, as_numpy
 from ..errors import InputError
-from .counts import Labellings, Progress, as_tensor, column_sums, divide, norms, release
+from .counts import Labellings, Progress, as_tensor, column_sums, divide, norms, place, release
 
 KS = (1, 3, 5, 10)
 QUERY_ROWS = {"cpu": 1024, "cuda": 2048}  # at a time: on a CPU they stay in cache, a GPU takes few and large steps
 GALLERY_ROWS = {"cpu": 4096, "cuda": 16384}
 KEPT_BYTES = 2**28  # of prepared rows that a CPU keeps for the next queries
 MOST_VOTES = 1 << 23  # queries times classes at a time
-
-
-def place() -> torch.device:
-    """Where neighbours are sought: on the GPU if there is one."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def retrieval(

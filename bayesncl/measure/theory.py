@@ -45,7 +45,7 @@ def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """Rank of each value from 1, equals at the mean of their ranks; scipy.stats has it, and takes a second to import."""
+    """Rank of each value from 1, equals at their mean rank; scipy.stats has it, but takes a second to import."""
     _, which, many = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(many) - (many - 1) / 2)[which]
 
