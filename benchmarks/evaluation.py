@@ -5,7 +5,8 @@
     python benchmarks/evaluation.py --run RUN --data DIR   # a finished run, with its images
 
 `own` is a function's time without the functions below it that have a line of their own. A GPU is waited for at the
-start and end of each, which costs little. What happens before, imports and reading images, is printed apart.
+start and end of each, which costs little; the probe runs beside the rest there, so that the parts add up to more than
+the whole. What happens before, imports and reading images, is printed apart.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import functools
 import inspect
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -45,7 +47,14 @@ class Clock:
 
     def __init__(self) -> None:
         self.rows: dict[str, list[float]] = {}
-        self.inside: list[float] = []  # seconds of timed callees, of each function that is running
+        self.threads = threading.local()
+
+    @property
+    def inside(self) -> list[float]:
+        """Seconds of timed callees, of each function that is running in this thread."""
+        if not hasattr(self.threads, "inside"):
+            self.threads.inside = []
+        return self.threads.inside
 
     def watch(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
