@@ -246,7 +246,6 @@ def evaluate(
         from .evaluate import evaluate as evaluate_model
         from .evaluate import scarce
         from .plan import load_split
-        from .report.plots import draw_figures
         from .report.tables import show
         from .run import Run
 
@@ -276,6 +275,8 @@ def evaluate(
     finally:  # a folder that cannot be written to does not cost the results
         show(results, files, everything)
     if plots is not None:
+        from .report.plots import draw_figures  # matplotlib takes half a second to import
+
         for path in draw_figures({recipe.name: (run, results)}, plots):
             display.note(f"wrote {path}")
 
