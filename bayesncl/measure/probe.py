@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from ..arrays import Array, as_features, as_labels, as_numpy
 from ..errors import InputError
-from .retrieval import place as default_place
+from .counts import place as default_place
 
 Rows = Any  # features [N, F]: a tensor, or a scipy CSR array, which stays on the CPU
 
@@ -120,6 +121,12 @@ def _choose_penalty(x: Tensor, y: Tensor, classes: int, seed: int) -> tuple[floa
     return best
 
 
+class _LBFGS(torch.optim.LBFGS):
+    """torch's, without the decorator on one method that imports the compiler: 800 modules, more than a second."""
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+
+
 def fit(x: Rows, y: Tensor, start: Tensor, penalty: float, steps: int = 60) -> Tensor:
     """Minimise mean CE(x W + b, y) + penalty/2 ||W||^2 by L-BFGS; rows of the result [F + 1, C] are W, then b."""
     weight = start.clone().requires_grad_()
@@ -128,7 +135,7 @@ def fit(x: Rows, y: Tensor, start: Tensor, penalty: float, steps: int = 60) -> T
         parts = [(block, block.T, target) for block, target in zip(x.split(rows), y.split(rows))]
     else:
         parts = [(x, x.T.tocsr(), y)]
-    lbfgs = torch.optim.LBFGS(
+    lbfgs = _LBFGS(
         [weight], max_iter=steps, tolerance_grad=1e-4, tolerance_change=1e-6, line_search_fn="strong_wolfe"
     )
 
