@@ -18,6 +18,12 @@ from .errors import InputError
 from .recipes import Model
 
 
+class ByHand:
+    """Whether layers take the kernels of `kernels`; set by `kernels_in_use`."""
+
+    on = False
+
+
 class ViewBatchNorm2d(nn.BatchNorm2d):
     """BatchNorm2d whose batch statistics are those of each of `views` equal parts of the batch.
 
@@ -28,12 +34,11 @@ class ViewBatchNorm2d(nn.BatchNorm2d):
 
     views = 1
     relu = False
-    by_hand = False  # take `kernels.norms`; set for all layers by `kernels_in_use`
     batch_only = False  # the published evaluation: the batch's own statistics; running ones neither used nor changed
     seen: tuple[Tensor, Tensor] | None = None  # mean and unbiased variance [views, C] not yet in the running statistics
 
     def forward(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:  # [views * B, C, H, W]
-        if self.by_hand and self.training and not self.batch_only:
+        if ByHand.on and self.training and not self.batch_only:
             from .kernels.norms import NormReLU
 
             y, *seen = NormReLU.apply(x, self.weight, self.bias, shortcut, self.views, self.eps, int(self.relu))
@@ -147,11 +152,11 @@ def set_views(model: nn.Module, views: int) -> None:
 @contextlib.contextmanager
 def kernels_in_use() -> Iterator[None]:
     """Within: training on a GPU in one process takes our own kernels."""
-    ViewBatchNorm2d.by_hand = True
+    ByHand.on = True
     try:
         yield
     finally:
-        ViewBatchNorm2d.by_hand = False
+        ByHand.on = False
 
 
 @contextlib.contextmanager
@@ -180,6 +185,21 @@ def norm_relu(width: int) -> ViewBatchNorm2d:
     layer = ViewBatchNorm2d(width)
     layer.relu = True
     return layer
+
+
+class MaxPool(nn.MaxPool2d):
+    """The largest of 3 x 3, at every second place."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if ByHand.on:
+            from .kernels import pool
+
+            y: Tensor = pool.MaxPool.apply(x)
+            return y
+        return super().forward(x)
 
 
 class BasicBlock(nn.Module):
@@ -236,7 +256,7 @@ class ResNet(nn.Module):
             # 3x3 at full resolution, PyTorch's default initialisation; padding 2 makes a 34 x 34 map of 32 x 32 pixels
             self.stem = nn.Sequential(nn.Conv2d(3, 64, 3, 1, stem_padding, bias=False), norm_relu(64))
         else:
-            self.stem = nn.Sequential(conv(3, 64, 7, 2), norm_relu(64), nn.MaxPool2d(3, 2, 1))
+            self.stem = nn.Sequential(conv(3, 64, 7, 2), norm_relu(64), MaxPool())
         blocks: list[nn.Module] = []
         inputs = 64
         for stage, depth in enumerate(depths):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesncl import augment
-from bayesncl.backbones import ResNet, ViewBatchNorm2d, build_backbone, kernels_in_use, set_views
+from bayesncl.backbones import MaxPool, ResNet, ViewBatchNorm2d, build_backbone, kernels_in_use, set_views
 from bayesncl.lars import LARS
 from bayesncl.recipes import Model, Views, named
 
@@ -72,11 +72,27 @@ def test_the_same_input_gives_the_same_bits() -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, second))
 
 
+@pytest.mark.parametrize("shape", [(2, 64, 7, 9), (3, 70, 8, 8), (1, 5, 1, 2), (16, 64, 112, 112)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pooling_is_torchs(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    pool = MaxPool()
+    x = torch.randn(shape, device="cuda").relu().to(dtype).requires_grad_()  # many zeros: the first of equals is taken
+    written = pool(x)
+    with kernels_in_use():
+        ours = pool(x)
+    g = torch.randn_like(written)
+    assert torch.equal(ours, written)
+    a, b = (torch.autograd.grad(y, x, g)[0] for y in (ours, written))
+    assert apart(a, b) < (1e-6 if dtype == torch.float32 else 1e-2)
+
+
 @pytest.mark.parametrize("backbone", ["resnet18", "resnet50"])
 def test_a_resnet_has_the_gradients_of_the_one_as_written(backbone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.manual_seed(0)
-    net = build_backbone(Model(backbone=backbone)).cuda().to(memory_format=torch.channels_last).train()
+    stem = "cifar" if backbone == "resnet18" else "imagenet"
+    net = build_backbone(Model(backbone=backbone, stem=stem)).cuda().to(memory_format=torch.channels_last).train()
     assert isinstance(net, ResNet)
     set_views(net, 2)
     x = torch.randn(16, 3, 32, 32, device="cuda")
