@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import sys
 import time
@@ -39,6 +40,13 @@ NUMBERS = {
     "max_rows": (2, None),
 }  # fmt: skip
 SAVE_SECONDS = 60.0  # between checkpoints
+
+
+class _AdamW(torch.optim.AdamW):
+    """torch's, without the decorators that import its compiler for more than a second."""
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
 
 
 class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -164,7 +172,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         self._check_output(head)
         head.start(rows[torch.linspace(0, count - 1, min(count, START_ROWS), device=device).long()])
         mark = self._fingerprint(moments, seed, batch, total, count, partners)
-        optimiser = torch.optim.AdamW(head.parameters(), lr=RATE, weight_decay=DECAY, fused=True)
+        optimiser = _AdamW(head.parameters(), lr=RATE, weight_decay=DECAY, fused=True)
         state = shelf.State(head, optimiser, mark, torch.zeros(max(1, min(50, total)), device=device))
         found = None if checkpoint is None else state.read(checkpoint, count)
         partners = found if partners is None else partners

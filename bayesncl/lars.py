@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,12 +10,6 @@ import torch
 from torch import Tensor
 
 EPS = 1e-8
-
-
-def bare(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of torch's optimisers without its wrapper, which imports torch's compiler for seconds."""
-    bare_method: Callable[..., Any] = getattr(method, "__wrapped__", method)
-    return bare_method
 
 
 class LARS(torch.optim.Optimizer):
@@ -35,8 +30,9 @@ class LARS(torch.optim.Optimizer):
     clip : a bounds the rate from above.
     """
 
-    add_param_group = bare(torch.optim.Optimizer.add_param_group)
-    zero_grad = bare(torch.optim.Optimizer.zero_grad)
+    # without torch's decorators, which import its compiler for seconds
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
 
     def __init__(
         self,

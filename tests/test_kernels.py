@@ -61,7 +61,7 @@ def test_a_layer_is_as_exact_as_the_one_as_written(
     for name, a, b, c in zip(("y", "mean", "variance", "dx", "d1", "d2", "d3"), ours, written, exact):
         assert a.dtype == b.dtype and a.shape == b.shape, name
         # an entry close to 0 may fall on either side of the ReLU
-        assert apart(a, c) < 2 * apart(b, c) + (3e-3 if relu else 1e-5), name
+        assert apart(a, c) < 3 * apart(b, c) + (3e-3 if relu else 1e-5), name
 
 
 def test_the_same_input_gives_the_same_bits() -> None:
