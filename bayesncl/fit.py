@@ -93,8 +93,10 @@ def fit(source: Path, out: Path, options: Options, device: torch.device, display
     by = f"{rows.held:,} held-out" if rows.held else f"the same {len(rows):,}"
     seconds = time.perf_counter() - began
     display.note(f"{out}: {codes.dim_:,} dimensions by {codes.method} in {words(seconds)}; judged by {by} rows:")
-    for text in [*headlines(found), *next_commands(about, out)]:
+    for text in headlines(found):
         display.note(text)
+    for text in next_commands(about, out):
+        display.note(text, wrap=False)
     return found
 
 
@@ -313,13 +315,13 @@ def next_commands(about: About, out: Path) -> list[str]:
     lines = []
     place = shlex.quote(str(out))
     if about.kind != "array" or about.images is not None:
-        lines.append(f"see what each dimension means:  bayesncl atlas {place} --serve")
+        lines.append(f"see what they mean:      bayesncl atlas {place} --serve")
     if about.kind == "array":
-        lines.append(f"codes of other embeddings:      bayesncl embed {place} FILE.npy -o codes.csv")
+        lines.append(f"codes of other rows:     bayesncl embed {place} FILE.npy -o codes.csv")
     else:
         spec = (about.encoder or {}).get("spec", "")
         again = f" --encoder {shlex.quote(spec)}" if find_kind(spec) == "module" else ""
-        lines.append(f"codes of other photos:          bayesncl embed {place} PHOTOS -o codes.csv{again}")
+        lines.append(f"codes of other photos:   bayesncl embed {place} PHOTOS -o codes.csv{again}")
     return lines
 
 
