@@ -153,7 +153,7 @@ def take_photos(source: Path, folder: CodesFolder, options: Options, device: tor
     how = "given" if options.labels else "by subfolder"
     sizes = sizes_in_words([entry.path for entry in pile.entries])
     parts = [
-        f"{n:,} photos{'' if len(todo) == n else f' ({n - len(todo):,} known already)'}"
+        f"{plural(n, 'photo')}{'' if len(todo) == n else f' ({n - len(todo):,} known already)'}"
         + (f" of {sizes} pixels" if sizes else ", none of those looked at can be read"),
         f"{classes:,} classes {how}" if classes > 1 else "no classes" if labels is None else "one class only",
         pile.skipped(),
@@ -170,6 +170,8 @@ def take_photos(source: Path, folder: CodesFolder, options: Options, device: tor
         display.note(f"{count} cannot be used and {'is' if len(broken) == 1 else 'are'} left out, e.g. {name} ({why})")
     if not len(usable):
         raise InputError(f"{source}: none of the {n} photos can be used, e.g. {printable(broken[0][3], 200)}")
+    if len(usable) == 1:
+        raise InputError(f"{source}: one photo only; codes are read from what photos have in common")
     held = hold_out([pile.names[i] for i in usable], None if pile.test is None else pile.test[usable])
     order = usable[np.argsort(held, kind="stable")]
     rows = Rows(

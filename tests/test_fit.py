@@ -347,6 +347,7 @@ def test_named_columns(run, tmp_path: Path) -> None:
         (["one.png"], "one image"),
         (["empty"], "no photos in it"),
         (["heic"], "no photos in it"),
+        (["single", "--encoder", NET], "single: one photo only"),
         (["p", "-o", "p"], "lies in, the folder -o p"),
         (["p", "-o", "note.txt"], "a file, expected a folder"),
         (["p", "-o", "heic"], "was not written by fit"),
@@ -381,8 +382,9 @@ def test_refusals(words: list[str], message: str, run, tmp_path: Path, monkeypat
     x, y = clusters()
     draw_folder(tmp_path / "p")
     Image.new("RGB", (9, 9)).save("one.png")
-    for folder in ("empty", "heic"):
+    for folder in ("empty", "heic", "single"):
         Path(folder).mkdir()
+    Image.new("RGB", (9, 9)).save("single/a.png")
     Path("note.txt").write_text("x")
     Path("heic/a.heic").write_text("x")
     Path("words.csv").write_text("a,b\n1,x\n")
