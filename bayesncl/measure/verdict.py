@@ -13,7 +13,8 @@ from .dimensions import OWNED
 from .measures import value
 from .readable import ALIKE, FEW_IMAGES, KEPT, TOP, figures
 
-DENSE = 0.5  # share of entries that fire from which an image is said to use all dimensions
+DENSE = 0.5  # share of entries that fire from which codes are called dense
+DENSELY = "Most dimensions"  # so begins the line that says it
 WIDTH = 80
 
 
@@ -131,8 +132,8 @@ def _activity(found: Mapping[str, Any]) -> Line:
     assert l0 is not None
     if l0 > DENSE * width and width > 2 * KEPT:
         text = (
-            f"Nearly every dimension fires on every image ({l0:,.0f} of {width:,}), so that consistency over "
-            f"the images it fires on is chance by construction: read it at {KEPT} kept dimensions instead."
+            f"{DENSELY} fire on an image ({l0:,.0f} of {width:,} on average), so consistency over the images that "
+            f"one fires on is near chance by construction: read it at {KEPT} kept dimensions instead."
         )
     else:
         text = f"An image has {l0:,.1f} active dimensions; {without:,} of {n:,} images have none."
