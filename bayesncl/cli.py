@@ -273,7 +273,7 @@ def evaluate(
     if trained_on := (Run(run).environment() or {}).get("device"):
         results.parameters["trained_on"] = trained_on = printable(str(trained_on))
         if "thread" in trained_on:
-            display.note(f"trained on {trained_on}: another number of threads gives other rounding, much like another seed")
+            display.note(f"trained on {trained_on}: another number of threads gives other rounding, like another seed")
     try:
         if run.is_dir():  # it may be a model file
             Run(run).write(Run(run).evaluation_file, results.to_json())

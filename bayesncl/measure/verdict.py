@@ -85,14 +85,17 @@ def _readable(found: Mapping[str, Any]) -> Line:
     count, chance, control = look_up(found, "readable/count")
     by = found["readable"]["by"]
     if by == "embeddings":
-        what = f"their {TOP} strongest images are alike"
         who = found["labelfree"]["by"]
-        who += "" if who == "a second encoder" else ", which favour codes made from them"
+        second = who == "a second encoder"
+        what = f"their {TOP} strongest images are alike by {who if second else 'the embeddings'}"
+        who += "" if second else ", which favour codes made from them"
         rule = f"mean cosine by {who}: half-way or more from {TOP} random images to an image and its neighbours"
     else:
         what = f"at least {ALIKE} of their {TOP} strongest images share a {by}"
         rule = f"the {TOP} strongest images of a dimension by |z|, and their labels"
     text = f"{count:,.0f} of {found['dimensions']:,} dimensions are readable: {what} ({_beside(chance, control)})."
+    if count and control is not None and control >= count:
+        text += " An untrained head has as many: they say nothing of the training."
     return Line(text, rule, count, chance, control)
 
 
