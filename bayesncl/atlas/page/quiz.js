@@ -59,7 +59,7 @@ async function viewQuiz({ args }) {
   const stage = h("div", { class: "quiz" });
   const node = h("div", {},
     heading("Which one does not belong?"),
-    note("Four of these images drive one dimension; the fifth does not. The end tells you which dimension of which method it was. ",
+    note("Four of these images drive one dimension; the fifth does not. You learn at the end which dimension of which method it was. ",
       "Click, or press 1 to 5; guess if you must."),
     storageHint(), stage);
 
