@@ -93,8 +93,10 @@ def fit(source: Path, out: Path, options: Options, device: torch.device, display
     by = f"{rows.held:,} held-out" if rows.held else f"the same {len(rows):,}"
     seconds = time.perf_counter() - began
     display.note(f"{out}: {codes.dim_:,} dimensions by {codes.method} in {words(seconds)}; judged by {by} rows:")
-    for text in [*headlines(found), *next_commands(about, out)]:
+    for text in headlines(found):
         display.note(text)
+    for text in next_commands(about, out):
+        display.note(text, wrap=False)
     return found
 
 
@@ -151,7 +153,7 @@ def take_photos(source: Path, folder: CodesFolder, options: Options, device: tor
     how = "given" if options.labels else "by subfolder"
     sizes = sizes_in_words([entry.path for entry in pile.entries])
     parts = [
-        f"{n:,} photos{'' if len(todo) == n else f' ({n - len(todo):,} known already)'}"
+        f"{plural(n, 'photo')}{'' if len(todo) == n else f' ({n - len(todo):,} known already)'}"
         + (f" of {sizes} pixels" if sizes else ", none of those looked at can be read"),
         f"{classes:,} classes {how}" if classes > 1 else "no classes" if labels is None else "one class only",
         pile.skipped(),
@@ -168,6 +170,8 @@ def take_photos(source: Path, folder: CodesFolder, options: Options, device: tor
         display.note(f"{count} cannot be used and {'is' if len(broken) == 1 else 'are'} left out, e.g. {name} ({why})")
     if not len(usable):
         raise InputError(f"{source}: none of the {n} photos can be used, e.g. {printable(broken[0][3], 200)}")
+    if len(usable) == 1:
+        raise InputError(f"{source}: one photo only; codes are read from what photos have in common")
     held = hold_out([pile.names[i] for i in usable], None if pile.test is None else pile.test[usable])
     order = usable[np.argsort(held, kind="stable")]
     rows = Rows(
@@ -313,13 +317,13 @@ def next_commands(about: About, out: Path) -> list[str]:
     lines = []
     place = shlex.quote(str(out))
     if about.kind != "array" or about.images is not None:
-        lines.append(f"see what each dimension means:  bayesncl atlas {place} --serve")
+        lines.append(f"see what they mean:      bayesncl atlas {place} --serve")
     if about.kind == "array":
-        lines.append(f"codes of other embeddings:      bayesncl embed {place} FILE.npy -o codes.csv")
+        lines.append(f"codes of other rows:     bayesncl embed {place} FILE.npy -o codes.csv")
     else:
         spec = (about.encoder or {}).get("spec", "")
         again = f" --encoder {shlex.quote(spec)}" if find_kind(spec) == "module" else ""
-        lines.append(f"codes of other photos:          bayesncl embed {place} PHOTOS -o codes.csv{again}")
+        lines.append(f"codes of other photos:   bayesncl embed {place} PHOTOS -o codes.csv{again}")
     return lines
 
 

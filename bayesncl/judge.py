@@ -14,7 +14,7 @@ from .codes_folder import CodesFolder, Rows
 from .data.images import Progress
 from .evaluate import measure_features
 from .measure.result import Result
-from .measure.verdict import Verdict, verdict
+from .measure.verdict import DENSELY, Verdict, verdict
 
 MOST_JUDGED = 5_000  # rows; more say little more
 
@@ -50,7 +50,7 @@ def gather(
 def headlines(found: Verdict, most: int = 4, width: int = 80) -> list[str]:
     """The most important lines of a verdict, wrapped."""
     lines = [line.text for line in found.lines if line.value is not None or line.text.startswith("Collapsed")]
-    lines = [text for text in lines if not text.startswith("Nearly every dimension fires")]  # as prototypes always do
+    lines = [text for text in lines if not text.startswith(DENSELY)]  # as prototypes always do
     return [textwrap.fill(text, width, initial_indent="- ", subsequent_indent="  ") for text in lines[:most]]
 
 

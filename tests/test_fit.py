@@ -94,7 +94,7 @@ def test_photos_to_codes_and_what_takes_them(run, tmp_path: Path, embedded: list
     for command in ("measure", "evaluate"):
         answer = run(command, "codes", "--json", "m.json", "--quiet")
         assert answer.status == 0, answer
-        assert "60 images, 8 dimensions" in answer.out and "kept an image" in answer.out
+        assert "60 images, 8 dimensions" in answer.out and "dimensions kept" in answer.out
         assert {"sound", "retrieval", "verdict"} <= set(json.loads(Path("m.json").read_text()))
     assert Path("codes/evaluation.json").is_file()
     assert run("atlas", "codes", "--quiet").status == 0
@@ -347,6 +347,7 @@ def test_named_columns(run, tmp_path: Path) -> None:
         (["one.png"], "one image"),
         (["empty"], "no photos in it"),
         (["heic"], "no photos in it"),
+        (["single", "--encoder", NET], "single: one photo only"),
         (["p", "-o", "p"], "lies in, the folder -o p"),
         (["p", "-o", "note.txt"], "a file, expected a folder"),
         (["p", "-o", "heic"], "was not written by fit"),
@@ -381,8 +382,9 @@ def test_refusals(words: list[str], message: str, run, tmp_path: Path, monkeypat
     x, y = clusters()
     draw_folder(tmp_path / "p")
     Image.new("RGB", (9, 9)).save("one.png")
-    for folder in ("empty", "heic"):
+    for folder in ("empty", "heic", "single"):
         Path(folder).mkdir()
+    Image.new("RGB", (9, 9)).save("single/a.png")
     Path("note.txt").write_text("x")
     Path("heic/a.heic").write_text("x")
     Path("words.csv").write_text("a,b\n1,x\n")
