@@ -47,6 +47,7 @@ class _AdamW(torch.optim.AdamW):
 
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
     zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 
 class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):

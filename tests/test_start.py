@@ -47,6 +47,20 @@ def features(tmp_path: Path) -> Path:
     return tmp_path / "f.npz"
 
 
+def test_optimisers_import_no_compiler() -> None:
+    code = """
+import sys, numpy, torch, bayesncl
+from bayesncl.lars import LARS
+bayesncl.ReadableCodes(dim=4, steps=2).fit(numpy.eye(40, 8, dtype="f4"))
+optimiser = LARS([torch.ones(2, 2, requires_grad=True)], lr=0.1)
+optimiser.zero_grad()
+optimiser.step()
+assert "torch._dynamo" not in sys.modules
+"""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=120)
+
+
 def test_measuring_a_file_imports_no_more_than_it_needs(features: Path) -> None:
     done = ends("measure", features, python=("-X", "importtime"))
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")}
