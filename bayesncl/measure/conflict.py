@@ -244,11 +244,9 @@ def rows(features: np.ndarray, mask: np.ndarray | None = None) -> Iterator[tuple
         yield part, z if mask is None else z * np.asarray(mask[part])
 
 
-
 def _ratio(part: float, whole: float) -> float:
     """part / whole, 0 where there is no whole."""
     return part / whole if whole else 0.0
-
 
 
 def _shuffle_within(backgrounds: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -153,7 +153,6 @@ def consistency_by_support(
     }
 
 
-
 def shuffled(labels: np.ndarray, seed: int = 0) -> np.ndarray:
     """The labels in an order that depends on the seed and their number alone."""
     return np.random.default_rng(seed).permutation(labels)

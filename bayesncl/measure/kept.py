@@ -60,7 +60,6 @@ def class_counts(kept: sp.csr_array, labels: np.ndarray) -> np.ndarray:
     return (onehot.T @ pattern).toarray()
 
 
-
 def precision(
     kept: sp.csr_array, labellings: Sequence[np.ndarray], k: int = 5, queries: np.ndarray | None = None
 ) -> list[float | None]:
