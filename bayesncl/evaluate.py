@@ -14,7 +14,7 @@ from . import paper_probe as published
 from .arrays import Array, as_features, as_labels, read_arrays
 from .data import DATASETS
 from .data import load as load_split
-from .data.images import Images
+from .data.images import Images, spread_evenly
 from .errors import InputError
 from .features import Extracted, Progress, extract
 from .heat import CHECKED, find_layer, masking_drop, see_model
@@ -320,7 +320,7 @@ def evaluate(
             "open": float(sound.open.mean()),
             "open_where_active": float(sound.open[sound.z > 0].mean()) if (sound.z > 0).any() else None,
         }
-    sight, some = see_model(model), test.pixels[np.unique(np.linspace(0, len(test) - 1, CHECKED).astype(int))]
+    sight, some = see_model(model), test.pixels[spread_evenly(len(test), CHECKED)]
     if (layer := find_layer(sight, some)) is not None:
         drop = masking_drop(sight, some, layer)
         result.heat, result.chance["heat"] = dict(drop), {"hottest": drop["random"]}

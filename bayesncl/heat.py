@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .data.images import Progress
+from .data.images import Progress, spread_evenly
 from .encoders import TorchEncoder, pool
 from .errors import InputError
 from .features import centre_crop
@@ -194,7 +194,7 @@ def strongest_heat(
     Maps that fail `masking_drop` on `checked` images, by less than two standard errors ahead of chance, are not shown.
     `share` is that of `Heat`; default what is left of larger images.
     """
-    some = np.asarray(pixels[np.unique(np.linspace(0, len(pixels) - 1, checked).astype(int))])
+    some = np.asarray(pixels[spread_evenly(len(pixels), checked)])
     layer = find_layer(sight, some)
     if layer is None:
         return NONE

@@ -11,7 +11,7 @@ import numpy as np
 
 from .codes import ReadableCodes
 from .codes_folder import CodesFolder, Rows
-from .data.images import Progress
+from .data.images import Progress, spread_evenly
 from .evaluate import measure_features
 from .measure.result import Result
 from .measure.verdict import Verdict, verdict
@@ -22,9 +22,7 @@ MOST_JUDGED = 5_000  # rows; more say little more
 def judged(rows: Rows) -> np.ndarray:
     """Which rows codes are judged by: those held out, or all; at most 5,000, spread evenly."""
     first, count = (len(rows) - rows.held, rows.held) if rows.held else (0, len(rows))
-    if count <= MOST_JUDGED:
-        return np.arange(first, len(rows))
-    return first + np.linspace(0, count - 1, MOST_JUDGED).astype(np.int64)
+    return first + spread_evenly(count, MOST_JUDGED)
 
 
 def judge(codes: ReadableCodes, embeddings: np.ndarray, rows: Rows, *, seed: int = 0) -> Verdict:

@@ -16,7 +16,7 @@ from ..checkpoint import open_model
 from ..codes_folder import About, CodesFolder, Rows
 from ..data import DATASETS, load
 from ..data import arrays as array_images
-from ..data.images import Images, first_line, printable
+from ..data.images import Images, first_line, printable, spread_evenly
 from ..encoders import PhotoEncoder
 from ..errors import InputError
 from ..features import extract
@@ -136,11 +136,6 @@ def thin_out(images: Images, most: int) -> Images:
     picked: dict[str, Any] = {field: value[rows] for field, value in known.items() if value is not None}
     names = None if images.names is None else tuple(images.names[i] for i in rows)
     return dataclasses.replace(images, **picked, names=names)
-
-
-def spread_evenly(count: int, most: int) -> np.ndarray:
-    """The numbers of `most` of so many rows, or of all if there are no more."""
-    return np.linspace(0, count - 1, min(most, count)).astype(np.int64)
 
 
 def atlas_of_arrays(path: Path, out: Path) -> Path:

@@ -62,8 +62,13 @@ class Images:
 def fingerprint(pixels: np.ndarray) -> tuple[str, str]:
     """Number and size of images [N, 3, H, W], in words, and a hash of up to 64 of them, spread evenly."""
     n, _, height, width = pixels.shape
-    some = pixels[np.unique(np.linspace(0, n - 1, 64).astype(int))] if n else pixels
+    some = pixels[spread_evenly(n, 64)]
     return f"{n:,} images of {width} x {height}", hashlib.blake2b(some.tobytes(), digest_size=16).hexdigest()
+
+
+def spread_evenly(count: int, most: int) -> np.ndarray:
+    """The numbers of `most` of so many rows, from the first to the last, or of all if there are no more."""
+    return np.linspace(0, count - 1, min(most, count)).astype(np.int64)
 
 
 def printable(text: str, length: int = 80) -> str:
