@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shlex
+import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -30,11 +31,11 @@ from .data.folder import scan
 from .data.images import PATH_LENGTH, fingerprint, held_out, printable
 from .encoders import PhotoEncoder, Request, Say, default_request, find_kind, open_encoder
 from .errors import InputError
+from .evaluate import gather
 from .features import extract
 from .files import is_codes
-from .judge import headlines, judge
 from .measure.result import to_json
-from .measure.verdict import Verdict, to_dict
+from .measure.verdict import Verdict, to_dict, verdict
 from .model import load_run
 from .photos import BLOCK, Embedded, find_photos, photo_labels
 from .progress import Display, plural, words
@@ -82,7 +83,7 @@ def fit(source: Path, out: Path, options: Options, device: torch.device, display
                 folder.inside(old).unlink(missing_ok=True)
             codes.save(folder.inside(folder.codes_file))
             display.count(0, 1, "judging")
-            found = judge(codes, embeddings, rows, seed=options.seed)
+            found = judge(codes, embeddings, rows, options.seed)
             display.count(1, 1, "judging")
             folder.write(folder.verdict_file, to_json(to_dict(found)))
         distributed.barrier()
@@ -306,6 +307,19 @@ def hold_out(names: Sequence[str], test: np.ndarray | None) -> np.ndarray:
     if n < HOLD_FROM:
         return np.zeros(n, bool)
     return held_out(names, min(SHARE, MOST_HELD / n), 0)
+
+
+def judge(codes: ReadableCodes, embeddings: np.ndarray, rows: Rows, seed: int) -> Verdict:
+    """The verdict on codes, beside an untrained head; by labels where there are any, else by the embeddings."""
+    z, labels, given = gather(codes, embeddings, rows)
+    return verdict(z, labels, **given, seed=seed)
+
+
+def headlines(found: Verdict) -> list[str]:
+    """The four most important lines of a verdict, wrapped."""
+    lines = [line.text for line in found.lines if line.value is not None or line.text.startswith("Collapsed")]
+    lines = [text for text in lines if not text.startswith("Nearly every dimension fires")]  # as prototypes always do
+    return [textwrap.fill(text, 80, initial_indent="- ", subsequent_indent="  ") for text in lines[:4]]
 
 
 def next_commands(about: About, out: Path) -> list[str]:

@@ -26,7 +26,7 @@ RANKS = (
     "features plan",
     "rows neighbours shelf codes encoders codes_folder photos heat",
     "measure",
-    "dynamics paper_probe evaluate judge fit embed export",
+    "dynamics paper_probe evaluate fit embed export",
     "report atlas",
     "reproduce demo",
 )
