@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,17 +46,22 @@ class Images:
         shape = self.pixels.shape
         if self.pixels.dtype != np.uint8 or len(shape) != 4 or shape[1] != 3:
             raise InputError(f"images must be uint8 [N, 3, H, W], got {self.pixels.dtype} {list(shape)}")
-        for what in ("labels", "backgrounds", "names"):
-            value = getattr(self, what)
-            if value is not None and len(value) != len(self.pixels):
-                raise InputError(f"{len(value)} {what} for {len(self.pixels)} images")
-        for what, length in (("class_names", NAME_LENGTH), ("background_names", NAME_LENGTH), ("names", PATH_LENGTH)):
-            value = getattr(self, what)
-            if value is not None:
-                object.__setattr__(self, what, tuple(printable(str(name), length) for name in value))
+        check_known(self)
 
     def __len__(self) -> int:
         return len(self.pixels)
+
+
+def check_known(images: Any) -> None:
+    """Check what is known of images, `Images` or the photos of an atlas, and make the names in it printable."""
+    for what in ("labels", "backgrounds", "names"):
+        value = getattr(images, what)
+        if value is not None and len(value) != len(images):
+            raise InputError(f"{len(value)} {what} for {len(images)} images")
+    for what, length in (("class_names", NAME_LENGTH), ("background_names", NAME_LENGTH), ("names", PATH_LENGTH)):
+        value = getattr(images, what)
+        if value is not None:
+            object.__setattr__(images, what, tuple(printable(str(name), length) for name in value))
 
 
 def fingerprint(pixels: np.ndarray) -> tuple[str, str]:
