@@ -19,7 +19,7 @@ MOST_LINES = 500
 RANKS = (
     "errors bus draws schedule lars",
     "files options distributed gates objective",
-    "recipes data arrays pixels names quiz",
+    "recipes data arrays pixels names",
     "augment feed graph progress",
     "backbones heads run model",
     "checkpoint meter train cost",
@@ -27,7 +27,7 @@ RANKS = (
     "rows neighbours shelf codes encoders codes_folder photos heat",
     "measure",
     "dynamics paper_probe evaluate fit embed export",
-    "report atlas",
+    "report atlas quiz",
     "reproduce demo",
 )
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms.split()}

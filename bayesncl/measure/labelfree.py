@@ -15,7 +15,7 @@ import torch
 
 from ..arrays import Array, as_features
 from ..errors import InputError
-from ..quiz import wilson
+from . import wilson
 from .dimensions import mean
 from .sparse import Codes, as_codes, column_blocks, strongest_images, unit_blocks
 
