@@ -18,6 +18,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -91,8 +92,7 @@ def read_embeddings(path: Path) -> tuple[np.ndarray, np.ndarray | None, np.ndarr
     found = read_arrays(path, (*FEATURES, *LABELS, *NAMES, "class_names"))
     z = next((found[name] for name in FEATURES if name in found), None)
     if z is None:
-        read_arrays(path, FEATURES, needed=("z",))  # says what is there
-        raise InputError(f"{path}: no embeddings in it")
+        z = read_arrays(path, FEATURES, needed=("z",))["z"]  # raises, and says what is there
     # one of another length belongs to another array
     own = {name: column for name, column in _beside(path).items() if column.shape[:1] == z.shape[:1]}
     beside = {**found, **own}
@@ -221,7 +221,7 @@ def _members(path: Path, names: Sequence[str]) -> dict[str, Reader]:
     if magic.startswith(b"PK"):
         with zipfile.ZipFile(path) as archive:
             infos = [info for info in archive.infolist() if info.filename.endswith(".npy")]
-        return {info.filename.removesuffix(".npy"): _zipped(path, info) for info in infos}
+        return {info.filename.removesuffix(".npy"): partial(_unzip, path, info) for info in infos}
     if magic.startswith(b"PAR1"):
         return _parquet(path)
     if path.suffix == ".safetensors":
@@ -231,28 +231,25 @@ def _members(path: Path, names: Sequence[str]) -> dict[str, Reader]:
     raise InputError(f"{shown(path)} is not an .npz, .npy, .safetensors, .csv or .parquet file that can be read")
 
 
-def _zipped(path: Path, info: zipfile.ZipInfo) -> Reader:
-    def read() -> np.ndarray:
-        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise InputError("it is packed in a way NumPy does not use")
-        with zipfile.ZipFile(path) as archive, archive.open(info) as stream:
-            if info.compress_type == zipfile.ZIP_STORED:
-                while stream.read(BLOCK):  # to the end, where zipfile compares the checksum
-                    pass
-                with open(path, "rb") as file:
-                    file.seek(info.header_offset + 26)  # lengths of name and extra field in the local header
-                    start = info.header_offset + 30 + sum(struct.unpack("<HH", file.read(4)))
-                return _map_npy(path, start, start + info.file_size)
-            shape, _, dtype = _header(stream)
-            size = _checked_size(shape, dtype, info.file_size)
-            check_room(size, "unpacked it")
-        with zipfile.ZipFile(path) as archive, archive.open(info) as stream:
-            values = npy.read_array(stream, allow_pickle=False, max_header_size=MAX_HEADER)
-            if stream.read(1):  # compares the checksum, too
-                raise InputError("it holds more than its header says")
-        return values
-
-    return read
+def _unzip(path: Path, info: zipfile.ZipInfo) -> np.ndarray:
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise InputError("it is packed in a way NumPy does not use")
+    with zipfile.ZipFile(path) as archive, archive.open(info) as stream:
+        if info.compress_type == zipfile.ZIP_STORED:
+            while stream.read(BLOCK):  # to the end, where zipfile compares the checksum
+                pass
+            with open(path, "rb") as file:
+                file.seek(info.header_offset + 26)  # lengths of name and extra field in the local header
+                start = info.header_offset + 30 + sum(struct.unpack("<HH", file.read(4)))
+            return _map_npy(path, start, start + info.file_size)
+        shape, _, dtype = _header(stream)
+        size = _checked_size(shape, dtype, info.file_size)
+        check_room(size, "unpacked it")
+    with zipfile.ZipFile(path) as archive, archive.open(info) as stream:
+        values = npy.read_array(stream, allow_pickle=False, max_header_size=MAX_HEADER)
+        if stream.read(1):  # compares the checksum, too
+            raise InputError("it holds more than its header says")
+    return values
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
@@ -314,23 +311,21 @@ def _tensors(path: Path) -> dict[str, Reader]:
         if length > min(MAX_TENSORS, whole - 8):
             raise InputError(f"{shown(path)}: its header is said to take {length:,} bytes")
         header = json.loads(file.read(length))
+    return {str(name): partial(_tensor, path, 8 + length, e) for name, e in header.items() if name != "__metadata__"}
 
-    def reader(entry: Any) -> Reader:
-        def read() -> np.ndarray:
-            begin, end = entry["data_offsets"]
-            shape = entry["shape"]
-            whole_numbers = all(type(n) is int and 0 <= n < 2**62 for n in [begin, end, *shape])
-            if entry["dtype"] not in TENSORS or not whole_numbers:
-                raise InputError(f"not a tensor of a known type: {printable(str(entry))}")
-            values = _map(path, 8 + length + begin, 8 + length + end, shape, np.dtype(TENSORS[entry["dtype"]]))
-            if entry["dtype"] != "BF16":
-                return values
-            check_room(4 * values.size, "as float32 it")
-            return (values.astype(np.uint32) << 16).view(np.float32)
 
-        return read
-
-    return {str(name): reader(entry) for name, entry in header.items() if name != "__metadata__"}
+def _tensor(path: Path, start: int, entry: Any) -> np.ndarray:
+    """The tensor of an entry of the header, whose offsets count from `start`."""
+    begin, end = entry["data_offsets"]
+    shape = entry["shape"]
+    whole_numbers = all(type(n) is int and 0 <= n < 2**62 for n in [begin, end, *shape])
+    if entry["dtype"] not in TENSORS or not whole_numbers:
+        raise InputError(f"not a tensor of a known type: {printable(str(entry))}")
+    values = _map(path, start + begin, start + end, shape, np.dtype(TENSORS[entry["dtype"]]))
+    if entry["dtype"] != "BF16":
+        return values
+    check_room(4 * values.size, "as float32 it")
+    return (values.astype(np.uint32) << 16).view(np.float32)
 
 
 def _csv(path: Path) -> dict[str, Reader]:
@@ -358,7 +353,7 @@ def _csv(path: Path) -> dict[str, Reader]:
             take(row)
     width = kinds.count("z")
     columns.pop("index", None)
-    found: dict[str, Reader] = {kind: lambda column=column: _text(column) for kind, column in columns.items()}  # type: ignore[misc]
+    found: dict[str, Reader] = {kind: partial(_text, column) for kind, column in columns.items()}
     if width:
         found["z"] = lambda: np.frombuffer(values, np.float64).reshape(-1, width)
     return found
