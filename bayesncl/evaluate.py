@@ -21,20 +21,10 @@ from .data.images import Images, spread_evenly
 from .errors import InputError
 from .features import Extracted, Progress, extract
 from .heat import CHECKED, find_layer, masking_drop, see_model
-from .measure import (
-    conflict,
-    counts,
-    interpretability,
-    measures,
-    probe,
-    readable,
-    retrieval,
-    stability,
-    theory,
-    verdict,
-)
+from .measure import conflict, counts, interpretability, measures, probe, readable, retrieval, stability, theory
 from .measure.dimensions import OWNED, describe
 from .measure.result import Result, Tree, rounded
+from .measure.verdict import in_words, to_dict
 from .model import Encoder
 from .objective import ACTIVE
 
@@ -267,7 +257,7 @@ def _add_verdict(result: Result, z: np.ndarray, labels: Array | None, *, seed: i
         given |= {name: some(given.get(name)) for name in ("embeddings", "control")}
         given["levels"] = {name: some(level) for name, level in (given.get("levels") or {}).items()}
     tree = readable.figures(z, labels, seed=seed, **given)
-    result.verdict = verdict.to_dict(verdict.in_words(tree, labels is not None))
+    result.verdict = to_dict(in_words(tree, labels is not None))
     result.chance |= rounded(tree["chance"])
     for name in ("readable", "kept", "detectors", "coverage", "labelfree", "whole", "seeds", "control"):
         if tree.get(name):

@@ -16,16 +16,7 @@ from torch import Tensor, nn
 
 from . import distributed
 from .errors import InputError
-from .gates import (
-    GATES,
-    GateKind,
-    at_least_float32,
-    bernoulli_kl,
-    draw_uniform,
-    gate_probability,
-    rectify,
-    top_k_mask,
-)
+from .gates import GATES, GateKind, at_least_float32, bernoulli_kl, draw_uniform, gate_probability, rectify, top_k_mask
 from .objective import balanced_assignment, info_nce_sum, normalise, reconstruction, swapped_cross_entropy
 from .recipes import Gate, Model, Objective
 
