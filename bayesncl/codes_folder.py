@@ -21,6 +21,7 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,7 +158,7 @@ class CodesFolder(Folder):
         about = self.about()
         if not self.codes_file.is_file():
             raise InputError(f"{self} is not finished: run bayesncl fit again, it resumes from here")
-        codes = ReadableCodes.load(self._own(self.codes_file), device)
+        codes = ReadableCodes.load(self.codes_file, device)
         if codes.n_features_in_ != about.embeddings.get("features"):
             raise InputError(f"{self.codes_file} is of other embeddings than {self.embeddings_file.name} beside it")
         return codes
@@ -196,7 +197,7 @@ class CodesFolder(Folder):
         if kind in RUNS_CODE and named != request.spec:
             spec = printable(request.spec)
             raise InputError(f"{self} needs the encoder {spec}, which is code: to run it, say so with --encoder {spec}")
-        if named is not None and named != request.spec and kind not in RUNS_CODE:
+        if named not in (None, request.spec):
             raise InputError(f"{self} was fitted with the encoder {printable(request.spec)}, not {named}")
         encoder = open_encoder(request, device)
         if encoder.fingerprint != fingerprint:
@@ -295,14 +296,11 @@ class PhotoCodes:
     ) -> None:
         self.codes = codes  # what `fit` made: from embeddings to codes
         self.folder, self.device, self.named = folder, device, named
-        self._encoder: PhotoEncoder | None = None
 
-    @property
+    @cached_property
     def encoder(self) -> PhotoEncoder:
         """From photos to embeddings, opened when it is first used; InputError where the codes are of an array."""
-        if self._encoder is None:
-            self._encoder = self.folder.open_encoder(self.device, self.named)
-        return self._encoder
+        return self.folder.open_encoder(self.device, self.named)
 
     def encode(self, images: Pictures, gated: bool = True, keep: int | None = None, batch: int = 64) -> Tensor:
         """Codes of images.
