@@ -104,9 +104,7 @@ def sparse_probe(
     train, test : codes and labels. Classes without rows in either, or without others, are left out.
     dims : dimensions a class is read from.
 
-    Returns
-    -------
-    balanced accuracy in percent by class, by number of dimensions; chance is 50, whatever the class sizes.
+    Returns balanced accuracy in percent by class, by number of dimensions; chance is 50, whatever the class sizes.
     """
     z, z_test = as_codes(train[0]), as_codes(test[0])
     if z.shape[1] != z_test.shape[1]:

@@ -98,9 +98,7 @@ def evaluate(
 ) -> list[dict[str, dict[str, Value]]]:
     """Several definitions for several labellings (int64 0..C-1) of the same rows, sharing the passes over them.
 
-    Returns
-    -------
-    For each labelling, the dict of `interpretability` by definition.
+    Returns for each labelling the dict of `interpretability` by definition.
     """
     definitions = tuple(definitions)
     for definition in definitions:
@@ -137,9 +135,7 @@ def consistency_by_support(
 ) -> dict[str, np.ndarray]:
     """Consistency (percent) over the dimensions that fire on at least s images, for each s.
 
-    Returns
-    -------
-    `support` s, `consistency` (NaN where no dimension is left), `dimensions` (how many are left).
+    Returns `support` s, `consistency` (NaN where no dimension is left), `dimensions` (how many are left).
     """
     features = as_features(features)
     table = describe(features, as_labels(labels, len(features))[0])

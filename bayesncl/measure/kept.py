@@ -165,9 +165,7 @@ def probe(
     change nothing. Of many training rows PROBE_ROWS are drawn by the seed; the penalty is chosen on a fifth of them.
     A GPU, if there is one, takes the rows dense.
 
-    Returns
-    -------
-    `acc1` and `chance` (the same predictions against shuffled labels, in expectation), percent, and `penalty`.
+    Returns `acc1` and `chance` (the same predictions against shuffled labels, in expectation), percent, and `penalty`.
     """
     known, names = as_labels(train_labels, train.shape[0])
     order = np.random.default_rng(seed).permutation(train.shape[0])[:PROBE_ROWS]

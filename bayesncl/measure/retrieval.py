@@ -182,9 +182,7 @@ def rank_relevance(
     One search serves all: the neighbours do not depend on the labels, and ``paper`` is the list of ``sound`` with the
     query itself put back where its similarity belongs and the first entry taken off.
 
-    Returns
-    -------
-    `sound` and `paper`: float64 [labellings, depth], mean over the queries.
+    Returns `sound` and `paper`: float64 [labellings, depth], mean over the queries.
     """
     n = len(features)
     rows = np.arange(n) if queries is None else np.asarray(queries, np.int64)
