@@ -211,7 +211,7 @@ def strongest_heat(
     return Heat(dims, maps, check, min(1.0, sight.side / some.shape[-1]) if share is None else share)
 
 
-def masking_drop(sight: Sight, pixels: np.ndarray, layer: Layer | None = None, seed: int = 0) -> dict[str, float]:
+def masking_drop(sight: Sight, pixels: np.ndarray, layer: Layer | None = None) -> dict[str, float]:
     """Are the maps right? Grey out the hottest quarter of each image for its strongest dimension, and random quarters.
 
     Returns `hottest` and `random`, the mean loss of that dimension's activation as a share of it; `error`, the standard
@@ -227,7 +227,7 @@ def masking_drop(sight: Sight, pixels: np.ndarray, layer: Layer | None = None, s
     maps = heat_maps(sight, layer, pixels, dims[:, None])[:, 0]  # [N, h, w]
     n, h, w = maps.shape
     quarter = max(1, h * w // 4)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     masks = [np.argsort(-maps.reshape(n, -1), axis=1, kind="stable")[:, :quarter]]
     masks += [np.argsort(rng.random((n, h * w)), axis=1)[:, :quarter] for _ in range(DRAWS)]
     rows, columns = (np.arange(side) * cells // side for side, cells in zip(pixels.shape[2:], (h, w)))

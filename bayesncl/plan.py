@@ -143,11 +143,11 @@ def count_costs(
     return results
 
 
-def tell_difference(model: Encoder, images: Images, display: Display, most: int = 256) -> None:
-    """Say whether the features of different images differ; by process 0, whose display speaks, alone."""
+def tell_difference(model: Encoder, images: Images, display: Display) -> None:
+    """Say whether the features of 256 different images differ; by process 0, whose display speaks, alone."""
     if display.quiet:
         return
-    some = np.array(images.pixels[spread_evenly(len(images), most)])
+    some = np.array(images.pixels[spread_evenly(len(images), 256)])
     pixels = centre_crop(torch.from_numpy(some), model.recipe.views.size)
     cosine = mean_cosine(model.encode(pixels, batch=64).numpy())
     if cosine is None:

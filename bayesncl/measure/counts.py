@@ -83,8 +83,7 @@ def release(features: np.ndarray) -> None:
     if mapped.size() < offset - offset % mmap.ALLOCATIONGRANULARITY + len(mapped):
         name = getattr(features, "filename", None) or "the file"
         raise InputError(f"{name} was cut while it was read: start again once it is whole")
-    if hasattr(mmap, "MADV_DONTNEED"):
-        mapped.madvise(mmap.MADV_DONTNEED)
+    mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def norms(block: Tensor, start: int = 0, *, summed: bool = True) -> Tensor:
