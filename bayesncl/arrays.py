@@ -26,7 +26,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from .data.images import first_line, printable, shown
-from .errors import InputError
+from .errors import InputError, import_extra
 
 Array = Any  # numpy array or torch tensor, or what numpy makes an array of
 
@@ -399,12 +399,10 @@ def _text(cells: list[Any]) -> np.ndarray:
 
 def import_pyarrow() -> Any:
     """pyarrow with what reads and writes tables, from the extra."""
-    try:
-        import pyarrow.compute
-        import pyarrow.parquet
-    except ImportError:
-        raise InputError("a .parquet file needs the extra: pip install 'bayesncl[tables]'") from None
-    return pyarrow
+    missing = "a .parquet file needs the extra: pip install 'bayesncl[tables]'"
+    for part in ("pyarrow.compute", "pyarrow.parquet"):
+        import_extra(part, missing)
+    return import_extra("pyarrow", missing)
 
 
 def _parquet(path: Path) -> dict[str, Reader]:

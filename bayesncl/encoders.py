@@ -28,7 +28,7 @@ from .backbones import import_timm
 from .data.decode import BICUBIC, BILINEAR, Square, decode_with
 from .data.folder import IMAGENET_MEAN, IMAGENET_STD
 from .data.images import first_line, printable
-from .errors import InputError
+from .errors import InputError, import_extra
 from .files import digest
 from .model import in_eval_mode
 from .model import load_run as load_model
@@ -285,10 +285,8 @@ def open_onnx(request: Request, device: torch.device | str, say: Say) -> PhotoEn
     path = Path(request.spec).expanduser()
     if not os.path.isfile(path):
         raise InputError(f"--encoder {request.spec}: no such file")
-    try:
-        import onnxruntime
-    except ImportError:
-        raise InputError(f"--encoder {request.spec} needs the extra: pip install 'bayesncl[onnx]'") from None
+    missing = f"--encoder {request.spec} needs the extra: pip install 'bayesncl[onnx]'"
+    onnxruntime = import_extra("onnxruntime", missing)
     wanted = ["CPUExecutionProvider"]
     if torch.device(device).type == "cuda" and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         wanted = ["CUDAExecutionProvider", *wanted]
