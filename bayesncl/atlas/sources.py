@@ -94,13 +94,13 @@ def describe_run(model: Encoder, run: Path, images: Images, display: Display | N
     gated = found.gated if model.head.kind is not None else None
     mark = digest(model.state_dict())[:FINGERPRINT]
     heat = strongest_heat(see_model(model), images.pixels, found.z if gated is None else gated)
-    verdict = read_verdict((Run(run).evaluation() or {}).get("verdict"))
-    return AtlasRun(recipe.name, found.z, gated, found.open, read_summary(run), sentence, mark, heat, verdict)
-
-
-def read_summary(run: Path) -> dict[str, dict[str, float]]:
-    """Headline numbers of RUN/evaluation.json, if there is one."""
     results = Run(run).evaluation() or {}
+    summary, verdict = read_summary(results), read_verdict(results.get("verdict"))
+    return AtlasRun(recipe.name, found.z, gated, found.open, summary, sentence, mark, heat, verdict)
+
+
+def read_summary(results: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Headline numbers of an evaluation, if it has any."""
     return {name: results[name] for name in ("paper", "sound") if isinstance(results.get(name), dict)}
 
 
