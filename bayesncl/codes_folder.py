@@ -23,12 +23,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
+from . import __version__
 from .arrays import check_room, crc32, npy_header, read_arrays
 from .codes import ReadableCodes
 from .data.archive import safe_name
@@ -38,11 +40,8 @@ from .errors import InputError
 from .files import CODES, EMBEDDINGS, ROWS, digest, read_regular, write_together
 from .names import FINGERPRINT
 from .objective import check_keep
-from .pixels import as_batch, read_picture
+from .pixels import Pictures, as_batch, read_picture
 from .run import Folder
-
-if TYPE_CHECKING:
-    from .pixels import Pictures
 
 FORMAT = "bayesncl-codes-folder-1"
 KINDS = ("photos", "array", "run")
@@ -206,8 +205,6 @@ class CodesFolder(Folder):
 
     def put_rows(self, about: About, rows: Rows, blocks: Iterable[np.ndarray], features: int) -> About:
         """Write embeddings.npy, rows.json and codes.json together; a kill costs the cache, never its truth."""
-        from . import __version__
-
         text = rows.to_json().encode()
         known: dict[str, Any] = {"rows": len(rows), "features": features, "crc32": 0, "names": _hash(text)}
         about = replace(about, embeddings=known)
@@ -324,8 +321,6 @@ class PhotoCodes:
 
     def embed(self, images: Pictures, batch: int = 64) -> np.ndarray:
         """Embeddings of images, float32 [N, F]."""
-        from PIL import Image
-
         encoder, given = self.encoder, as_batch(images)
         parts = []
         for start in range(0, len(given), batch):

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -30,11 +30,8 @@ from .data.folder import IMAGENET_MEAN, IMAGENET_STD
 from .data.images import first_line, printable
 from .errors import InputError, import_extra
 from .files import digest
-from .model import in_eval_mode
+from .model import Encoder, in_eval_mode
 from .model import load_run as load_model
-
-if TYPE_CHECKING:
-    from .model import Encoder
 
 # Trained without labels, so that it does not favour a list of classes; small enough for a CPU.
 DEFAULT, ABOUT_DEFAULT = "timm:vit_small_patch16_224.dino", "DINO, small, 22 million weights, trained without labels"
