@@ -54,13 +54,9 @@ def scarce(train: Images, test: Images) -> str | None:
 
 
 def measure_file(
-    path: str | Path,
-    labels_path: str | Path | None = None,
-    embeddings_path: str | Path | None = None,
-    *,
-    progress: Progress | None = None,
-    **options: Any,
-) -> Result:
+    path: str | Path, labels_path: str | Path | None = None, embeddings_path: str | Path | None = None, *,
+    progress: Progress | None = None, **options: Any,
+) -> Result:  # fmt: skip
     """Measure a file of features: an `.npz` with `z` [N, D] and perhaps `y` [N], or a `.npy` of z with a `.npy` of y.
 
     Arrays that are not compressed are read from disk block by block, so that memory does not grow with N. See
@@ -266,15 +262,9 @@ def _add_verdict(result: Result, z: np.ndarray, labels: Array | None, *, seed: i
 
 
 def evaluate(
-    model: Encoder,
-    train: Images,
-    test: Images,
-    *,
-    paper_probe: bool = False,
-    again: Encoder | None = None,
-    everything: bool = False,
-    progress: Progress | None = None,
-) -> Result:
+    model: Encoder, train: Images, test: Images, *, paper_probe: bool = False, again: Encoder | None = None,
+    everything: bool = False, progress: Progress | None = None,
+) -> Result:  # fmt: skip
     """All measures of a model.
 
     Parameters

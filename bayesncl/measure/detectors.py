@@ -215,14 +215,9 @@ def _at(shares: np.ndarray, best: np.ndarray) -> float | None:
 
 
 def summary(
-    z: Array,
-    labels: Array,
-    *,
-    train: tuple[Array, Array] | None = None,
-    levels: Mapping[str, Array] | None = None,
-    f1: bool = True,
-    seed: int = 0,
-) -> dict[str, Any]:
+    z: Array, labels: Array, *, train: tuple[Array, Array] | None = None, levels: Mapping[str, Array] | None = None,
+    f1: bool = True, seed: int = 0,
+) -> dict[str, Any]:  # fmt: skip
     """Best F1 and IoU, mean over live dimensions; sparse probing with `train`; the hierarchy with `levels`.
 
     The hierarchy is that of each image's five strongest dimensions. `f1` False leaves the first out, which sorts every

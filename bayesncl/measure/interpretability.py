@@ -88,14 +88,9 @@ def interpretability(
 
 
 def evaluate(
-    features: np.ndarray,
-    labellings: Labellings,
-    definitions: Iterable[str] = DEFINITIONS,
-    *,
-    min_support: int = MIN_SUPPORT,
-    spectrum: bool = True,
-    progress: Progress | None = None,
-) -> list[dict[str, dict[str, Value]]]:
+    features: np.ndarray, labellings: Labellings, definitions: Iterable[str] = DEFINITIONS, *,
+    min_support: int = MIN_SUPPORT, spectrum: bool = True, progress: Progress | None = None,
+) -> list[dict[str, dict[str, Value]]]:  # fmt: skip
     """Several definitions for several labellings (int64 0..C-1) of the same rows, sharing the passes over them.
 
     Returns for each labelling the dict of `interpretability` by definition.

@@ -151,14 +151,9 @@ def _hits(similar: Tensor, own: Tensor, labels: Tensor, k: int) -> np.ndarray:
 
 
 def probe(
-    train: sp.csr_array,
-    train_labels: Array,
-    test: sp.csr_array,
-    test_labels: Array,
-    *,
-    seed: int = 0,
+    train: sp.csr_array, train_labels: Array, test: sp.csr_array, test_labels: Array, *, seed: int = 0,
     device: str | torch.device | None = None,
-) -> dict[str, float]:
+) -> dict[str, float]:  # fmt: skip
     """Accuracy of multinomial logistic regression on kept codes: `fast_probe` for sparse rows.
 
     Columns are scaled to unit deviation over the training rows; the intercept is free, so that centring them would
@@ -197,14 +192,9 @@ def _on(device: torch.device, x: sp.csr_array) -> Any:
 
 
 def summary(
-    z: Array,
-    labels: Array,
-    *,
-    train: tuple[Array, Array] | None = None,
-    ks: Sequence[int] = KS,
-    queries: int | None = None,
-    seed: int = 0,
-) -> dict[int, dict[str, float | None]]:
+    z: Array, labels: Array, *, train: tuple[Array, Array] | None = None, ks: Sequence[int] = KS,
+    queries: int | None = None, seed: int = 0,
+) -> dict[int, dict[str, float | None]]:  # fmt: skip
     """Every measure at each k.
 
     Parameters

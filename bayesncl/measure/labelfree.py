@@ -101,14 +101,9 @@ class Trials:
 
 
 def draw_trials(
-    z: Array,
-    embeddings: np.ndarray | None = None,
-    *,
-    trials: int = TRIALS,
-    dims: Array | None = None,
-    pool: int = POOL,
-    seed: int = 0,
-) -> Trials:
+    z: Array, embeddings: np.ndarray | None = None, *, trials: int = TRIALS, dims: Array | None = None,
+    pool: int = POOL, seed: int = 0,
+) -> Trials:  # fmt: skip
     """Draw intruder tests.
 
     The four are drawn from the `pool` strongest images of the dimension (all that fire, if fewer), no two of them near
