@@ -1,8 +1,7 @@
-"""Every measure of features, of a file, of a folder of codes, or of a trained run: one Result, with chance levels."""
+"""Every measure of features, of a file of them, or of a trained run: one Result, with the chance level of each."""
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,8 +12,6 @@ import torch
 
 from . import paper_probe as published
 from .arrays import Array, as_features, as_labels, read_arrays
-from .codes import ReadableCodes
-from .codes_folder import CodesFolder, Rows
 from .data import DATASETS
 from .data import load as load_split
 from .data.images import Images, spread_evenly
@@ -32,7 +29,6 @@ KEPT_DIMS = (64, 128, 256)  # numbers of dimensions for retrieval, besides all
 MANY_ROWS = 50_000  # above, neighbours are sought for a sample of queries
 SAMPLED_QUERIES = 2_000
 JUDGED_ROWS = 20_000  # ... and so many rows are judged for the verdict
-JUDGED_CODES = 5_000  # rows of a folder of codes; more say little more
 SUPPORTS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100)
 CURVE_DIMS = (16, 32, 48, 64, 80, 96, 128, 192, 256, 384, 512, 1024)
 NEIGHBOURS = 20  # of the kNN classifier
@@ -82,38 +78,6 @@ def measure_file(
     result = measure_features(features, labels, progress=progress, **given, **options)
     result.parameters = {"file": str(path), "stored_as": str(features.dtype)} | result.parameters
     return result
-
-
-def measure_codes(folder: Path, **options: Any) -> Result:
-    """Every measure of a folder of codes, and the verdict on them; see `measure_features` for the options."""
-    here = CodesFolder(folder)
-    about = here.about()
-    codes, rows = here.codes(), here.rows(about)
-    z, labels, given = gather(codes, here.embeddings(about), rows)
-    if labels is not None and len(np.unique(labels)) < 2:
-        labels = None
-    result = measure_features(z, labels, **options, **given)
-    judged_by = "held out" if rows.held else "fitted on"
-    result.parameters = {"codes": str(folder), "method": codes.method, "judged_by": judged_by} | result.parameters
-    return result
-
-
-def gather(
-    codes: ReadableCodes, embeddings: np.ndarray, rows: Rows
-) -> tuple[np.ndarray, np.ndarray | None, dict[str, Any]]:
-    """Codes [N, D] and labels [N] of the rows to judge by, and what else is known of them: see `readable.figures`.
-
-    They are the rows held out, or all; at most 5,000, spread evenly. The control is an untrained head.
-    """
-    train = len(rows) - rows.held
-    first, count = (train, rows.held) if rows.held else (0, train)
-    chosen = first + spread_evenly(count, JUDGED_CODES)
-    x = np.asarray(embeddings[chosen])
-    untrained = {**codes.get_params(), "dim": codes.dim_, "steps": 0, "positives": "self", "sparse_output": False}
-    control = ReadableCodes(**untrained).fit(embeddings[:train]).transform(x)
-    labels = None if rows.labels is None else rows.labels[chosen]
-    z = copy.copy(codes).set_params(sparse_output=False).transform(x)
-    return z, labels, {"label_names": rows.class_names, "embeddings": x, "control": control}
 
 
 def measure_features(

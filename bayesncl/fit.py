@@ -1,4 +1,4 @@
-"""`bayesncl fit`: from photos, an array or a run to a folder of readable codes.
+"""`bayesncl fit`: from photos, an array or a run to a folder of readable codes, and how good these are.
 
 Each kind of source is a function that brings its embeddings into the folder, unless they are there; the rest is the
 same for all. A fit that was stopped resumes where it was: photos that are embedded stay so, and so does the head.
@@ -6,6 +6,7 @@ same for all. A fit that was stopped resumes where it was: photos that are embed
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -28,13 +29,13 @@ from .codes_folder import About, CodesFolder, Rows, encoder_dict, mark
 from .data import load as load_split
 from .data.decode import SUFFIXES, sizes_in_words
 from .data.folder import scan
-from .data.images import PATH_LENGTH, fingerprint, held_out, printable
+from .data.images import PATH_LENGTH, fingerprint, held_out, printable, spread_evenly
 from .encoders import PhotoEncoder, Request, Say, default_request, find_kind, open_encoder
 from .errors import InputError
-from .evaluate import gather
+from .evaluate import measure_features
 from .features import extract
 from .files import is_codes
-from .measure.result import to_json
+from .measure.result import Result, to_json
 from .measure.verdict import Verdict, to_dict, verdict
 from .model import load_run
 from .photos import BLOCK, Embedded, find_photos, photo_labels
@@ -43,6 +44,7 @@ from .run import Run
 from .shelf import BadCheckpoint
 
 HOLD_FROM, SHARE, MOST_HELD = 5000, 0.1, 5000  # rows from which some are held out, and how many
+MOST_JUDGED = 5_000  # rows; more say little more
 LARGEST = 1e15  # of an embedding: its square, summed over rows, is within float32
 TRIED = 8  # photos embedded to tell how long the rest will take
 FIT_PACE = 2e10  # products a second of one thread while a head is trained
@@ -309,10 +311,42 @@ def hold_out(names: Sequence[str], test: np.ndarray | None) -> np.ndarray:
     return held_out(names, min(SHARE, MOST_HELD / n), 0)
 
 
+def gather(
+    codes: ReadableCodes, embeddings: np.ndarray, rows: Rows
+) -> tuple[np.ndarray, np.ndarray | None, dict[str, Any]]:
+    """Codes [N, D] and labels [N] of the rows to judge by, and what else is known of them: see `readable.figures`.
+
+    They are the rows held out, or all; at most 5,000, spread evenly. The control is an untrained head.
+    """
+    train = len(rows) - rows.held
+    first, count = (train, rows.held) if rows.held else (0, train)
+    chosen = first + spread_evenly(count, MOST_JUDGED)
+    x = np.asarray(embeddings[chosen])
+    untrained = {**codes.get_params(), "dim": codes.dim_, "steps": 0, "positives": "self", "sparse_output": False}
+    control = ReadableCodes(**untrained).fit(embeddings[:train]).transform(x)
+    labels = None if rows.labels is None else rows.labels[chosen]
+    z = copy.copy(codes).set_params(sparse_output=False).transform(x)
+    return z, labels, {"label_names": rows.class_names, "embeddings": x, "control": control}
+
+
 def judge(codes: ReadableCodes, embeddings: np.ndarray, rows: Rows, seed: int) -> Verdict:
     """The verdict on codes, beside an untrained head; by labels where there are any, else by the embeddings."""
     z, labels, given = gather(codes, embeddings, rows)
     return verdict(z, labels, **given, seed=seed)
+
+
+def measure_codes(folder: Path, **options: Any) -> Result:
+    """Every measure of a folder of codes, and the verdict on them; see `measure_features` for the options."""
+    here = CodesFolder(folder)
+    about = here.about()
+    codes, rows = here.codes(), here.rows(about)
+    z, labels, given = gather(codes, here.embeddings(about), rows)
+    if labels is not None and len(np.unique(labels)) < 2:
+        labels = None
+    result = measure_features(z, labels, **options, **given)
+    judged_by = "held out" if rows.held else "fitted on"
+    result.parameters = {"codes": str(folder), "method": codes.method, "judged_by": judged_by} | result.parameters
+    return result
 
 
 def headlines(found: Verdict) -> list[str]:

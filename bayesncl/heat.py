@@ -7,13 +7,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import isqrt
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .codes_folder import PhotoCodes
 from .data.images import Progress, spread_evenly
 from .encoders import TorchEncoder, pool
 from .errors import InputError
@@ -22,6 +21,9 @@ from .heads import Features, Prototypes
 from .model import Encoder, in_eval_mode
 from .objective import normalise
 from .rows import prepare
+
+if TYPE_CHECKING:
+    from .codes_folder import PhotoCodes  # with scikit-learn, which `measure` of a file does without
 
 STRONGEST = 8  # dimensions of an image whose maps are kept
 DRAWS = 4  # random quarters beside the hottest one

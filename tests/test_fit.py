@@ -21,7 +21,7 @@ from bayesncl.data import load as load_split
 from bayesncl.embed import Table
 from bayesncl.encoders import Request, open_encoder
 from bayesncl.errors import InputError
-from bayesncl.evaluate import gather
+from bayesncl.fit import gather
 from bayesncl.names import Codes, Entry, write_names
 from tests.commands import draw_folder, refused
 
