@@ -102,17 +102,23 @@ def _draw_crop(
     found = first < CROP_ATTEMPTS
     first = first.clamp(max=CROP_ATTEMPTS - 1)
 
-    central_width, central_height = columns, rows
-    if columns / rows < views.crop_ratio[0]:
-        central_height = round(columns / views.crop_ratio[0])
-    elif columns / rows > views.crop_ratio[1]:
-        central_width = round(rows * views.crop_ratio[1])
+    central_height, central_width = central_crop(views, size_in)
     width = torch.where(found, width.gather(1, first), central_width).squeeze(1)
     height = torch.where(found, height.gather(1, first), central_height).squeeze(1)
     # u * n < n also in float32: u is at most 1 - 2^-24
     top = torch.where(found[:, 0], (u_place[:, 0] * (rows - height + 1)).long(), (rows - central_height) // 2)
     left = torch.where(found[:, 0], (u_place[:, 1] * (columns - width + 1)).long(), (columns - central_width) // 2)
     return top, left, height, width
+
+
+def central_crop(views: Views, size_in: tuple[int, int]) -> tuple[int, int]:
+    """Height and width of the largest crop whose aspect ratio is allowed."""
+    rows, columns = size_in
+    if columns / rows < views.crop_ratio[0]:
+        return round(columns / views.crop_ratio[0]), columns
+    if columns / rows > views.crop_ratio[1]:
+        return rows, round(rows * views.crop_ratio[1])
+    return rows, columns
 
 
 def apply(pixels: Tensor, params: Params, views: Views) -> Tensor:

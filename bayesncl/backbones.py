@@ -18,18 +18,37 @@ from .errors import InputError
 from .recipes import Model
 
 
+class ByHand:
+    """Whether layers take the kernels of `kernels`; set by `kernels_in_use`."""
+
+    on = False
+
+
 class ViewBatchNorm2d(nn.BatchNorm2d):
     """BatchNorm2d whose batch statistics are those of each of `views` equal parts of the batch.
 
     The parts update the running statistics one after the other, as if they had been forwarded one after the other.
-    With several processes the statistics of a part are taken over all of them.
+    With several processes the statistics of a part are taken over all of them. A shortcut is added to the result, and
+    with `relu` negative values become 0.
     """
 
     views = 1
+    relu = False
     batch_only = False  # the published evaluation: the batch's own statistics; running ones neither used nor changed
     seen: tuple[Tensor, Tensor] | None = None  # mean and unbiased variance [views, C] not yet in the running statistics
 
-    def forward(self, x: Tensor) -> Tensor:  # [views * B, C, H, W]
+    def forward(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:  # [views * B, C, H, W]
+        if ByHand.on and self.training and not self.batch_only:
+            from .kernels.norms import NormReLU
+
+            y, *seen = NormReLU.apply(x, self.weight, self.bias, shortcut, self.views, self.eps, int(self.relu))
+            self.seen = tuple(seen)
+            return y
+        y = self.normalise(x) if shortcut is None else self.normalise(x) + shortcut
+        return F.relu(y) if self.relu else y
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """Batch norm alone."""
         if self.batch_only:
             # not F.batch_norm, which refuses a last batch of one image once the map is 1 x 1: then y = bias
             cudnn = torch.backends.cudnn.enabled
@@ -131,6 +150,16 @@ def set_views(model: nn.Module, views: int) -> None:
 
 
 @contextlib.contextmanager
+def kernels_in_use() -> Iterator[None]:
+    """Within: training on a GPU in one process takes our own kernels."""
+    ByHand.on = True
+    try:
+        yield
+    finally:
+        ByHand.on = False
+
+
+@contextlib.contextmanager
 def batch_statistics(model: nn.Module) -> Iterator[None]:
     """Within: every BatchNorm uses the statistics of the batch it is given and changes nothing of its own."""
     layers = [module for module in model.modules() if isinstance(module, ViewBatchNorm2d)]
@@ -151,6 +180,28 @@ def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     return layer
 
 
+def norm_relu(width: int) -> ViewBatchNorm2d:
+    """BatchNorm and ReLU."""
+    layer = ViewBatchNorm2d(width)
+    layer.relu = True
+    return layer
+
+
+class MaxPool(nn.MaxPool2d):
+    """The largest of 3 x 3, at every second place."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if ByHand.on:
+            from .kernels import pool
+
+            y: Tensor = pool.MaxPool.apply(x)
+            return y
+        return super().forward(x)
+
+
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions and a shortcut."""
 
@@ -158,13 +209,14 @@ class BasicBlock(nn.Module):
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1, self.bn1 = conv(inputs, width, 3, stride), ViewBatchNorm2d(width)
-        self.conv2, self.bn2 = conv(width, width, 3), ViewBatchNorm2d(width)
+        self.conv1, self.bn1 = conv(inputs, width, 3, stride), norm_relu(width)
+        self.conv2, self.bn2 = conv(width, width, 3), norm_relu(width)
         self.shortcut = shortcut(inputs, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+        y = self.bn1(self.conv1(x))
+        y = self.bn2(self.conv2(y), self.shortcut(x))
+        return y
 
 
 class Bottleneck(nn.Module):
@@ -174,15 +226,16 @@ class Bottleneck(nn.Module):
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1, self.bn1 = conv(inputs, width, 1), ViewBatchNorm2d(width)
-        self.conv2, self.bn2 = conv(width, width, 3, stride), ViewBatchNorm2d(width)
-        self.conv3, self.bn3 = conv(width, 4 * width, 1), ViewBatchNorm2d(4 * width)
+        self.conv1, self.bn1 = conv(inputs, width, 1), norm_relu(width)
+        self.conv2, self.bn2 = conv(width, width, 3, stride), norm_relu(width)
+        self.conv3, self.bn3 = conv(width, 4 * width, 1), norm_relu(4 * width)
         self.shortcut = shortcut(inputs, 4 * width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)))
-        y = F.relu(self.bn2(self.conv2(y)))
-        return F.relu(self.bn3(self.conv3(y)) + self.shortcut(x))
+        y = self.bn1(self.conv1(x))
+        y = self.bn2(self.conv2(y))
+        y = self.bn3(self.conv3(y), self.shortcut(x))
+        return y
 
 
 def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
@@ -201,9 +254,9 @@ class ResNet(nn.Module):
         super().__init__()
         if stem == "cifar":
             # 3x3 at full resolution, PyTorch's default initialisation; padding 2 makes a 34 x 34 map of 32 x 32 pixels
-            self.stem = nn.Sequential(nn.Conv2d(3, 64, 3, 1, stem_padding, bias=False), ViewBatchNorm2d(64), nn.ReLU())
+            self.stem = nn.Sequential(nn.Conv2d(3, 64, 3, 1, stem_padding, bias=False), norm_relu(64))
         else:
-            self.stem = nn.Sequential(conv(3, 64, 7, 2), ViewBatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+            self.stem = nn.Sequential(conv(3, 64, 7, 2), norm_relu(64), MaxPool())
         blocks: list[nn.Module] = []
         inputs = 64
         for stage, depth in enumerate(depths):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,8 +22,9 @@ from .errors import InputError
 from .files import tensor_bytes
 from .lars import LARS
 from .model import Encoder, fill_model, load_run, restored, stored
-from .recipes import recipe_from_json
-from .run import Run
+from .progress import Display, plural
+from .recipes import REVISABLE, Recipe, recipe_from_json, replace_fields
+from .run import Run, environment
 
 DIGEST = 32  # bytes of SHA-256
 
@@ -36,18 +38,70 @@ class Checkpoint(NamedTuple):
     images: tuple[str, str]  # fingerprint of the training images; empty in checkpoints of version 0.1.0
 
 
-def save(run: Run, model: Encoder, optimiser: LARS, step: int, images: tuple[str, str] = ("", "")) -> Path:
-    """Write the state after `step` steps."""
+def snapshot(model: Encoder, optimiser: LARS, step: int, images: tuple[str, str] = ("", "")) -> Checkpoint:
+    """The state after `step` steps; of a model on a GPU a copy, which stays as it is while training goes on."""
     tensors = {f"model.{name}": t for name, t in stored(model.state_dict()).items()}
     momenta = {n: optimiser.state[p]["momentum_buffer"] for n, p in model.named_parameters() if p in optimiser.state}
     tensors |= {f"momentum.{name}": t for name, t in stored(momenta).items()}
-    recipe = json.dumps(model.recipe.to_dict())
+    return Checkpoint(step, json.dumps(model.recipe.to_dict()), tensors, images)
+
+
+def write(run: Run, state: Checkpoint) -> Path:
+    """Write a checkpoint of a run."""
+    step, recipe, tensors, images = state
     metadata = {"step": str(step), "recipe": recipe, "images": images[0], "images_hash": images[1]}
     payload = tensor_bytes(tensors, metadata)
     path = run.checkpoints / f"step-{step:08d}.ckpt"
     run.inside(path).parent.mkdir(exist_ok=True)
     run.write(path, payload + hashlib.sha256(payload).digest())
     return path
+
+
+def save(run: Run, model: Encoder, optimiser: LARS, step: int, images: tuple[str, str] = ("", "")) -> Path:
+    """Write the state after `step` steps."""
+    return write(run, snapshot(model, optimiser, step, images))
+
+
+class Writer:
+    """Writes the checkpoints of a run and drops old ones; with `beside`, in a thread, while training goes on.
+
+    One is written at a time. What goes wrong is raised by the next `save`, or on leaving the writer's context.
+    """
+
+    def __init__(self, run: Run, keep: int, display: Display, beside: bool) -> None:
+        self.run, self.keep, self.display = run, keep, display
+        self.pool = ThreadPoolExecutor(1) if beside else None
+        self.pending: Future[list[str]] | None = None
+
+    def save(self, state: Checkpoint) -> None:
+        """Write a checkpoint, or begin to."""
+        self.wait()
+        if self.pool is not None:
+            self.pending = self.pool.submit(self._work, state)
+        else:
+            self._tell(self._work(state))
+
+    def wait(self) -> None:
+        """Until what was begun is on the disk."""
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            self._tell(pending.result())
+
+    def _work(self, state: Checkpoint) -> list[str]:
+        return prune(self.run, self.keep, write(self.run, state))
+
+    def _tell(self, notes: list[str]) -> None:
+        for note in notes:
+            self.display.note(note)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.wait()
+        if self.pool is not None:
+            self.pool.shutdown()  # waits; an error on the way out is not to be hidden by one of the disk
 
 
 def prune(run: Run, keep: int, known: Path | None = None) -> list[str]:
@@ -138,6 +192,65 @@ def restore(checkpoint: Checkpoint, model: Encoder, optimiser: LARS) -> None:
                 if momenta[name].shape != p.shape:
                     raise InputError(f"the checkpoint does not fit the recipe: momentum of {name}")
                 optimiser.state[p]["momentum_buffer"] = torch.empty_like(p).copy_(momenta[name])
+
+
+def resume_or_begin(
+    run: Run,
+    model: Encoder,
+    optimiser: LARS,
+    images: tuple[str, str],
+    display: Display,
+    steps: int = 0,
+    revise: bool = False,
+) -> int:
+    """Steps already done: restored from the newest good checkpoint, or 0 in a fresh folder.
+
+    Of the recipe `REVISABLE` fields may differ from the checkpoint's, if `revise` says so or recipe.json already has
+    them: the run was revised, and killed before its next checkpoint. `steps` are those of an epoch.
+    """
+    recipe = model.recipe
+    found, complaints = newest(run)
+    for complaint in complaints:
+        display.note(complaint)
+    if found is not None:
+        saved = recipe_from_json(found.recipe, str(run))
+        if revise or (run.recipe_file.is_file() and moved(run.recipe(), recipe) == recipe):
+            like = replace_fields(saved, run={name: getattr(recipe.run, name) for name in REVISABLE})
+        else:
+            like = saved
+        if moved(like, recipe) != recipe:
+            raise InputError(f"the checkpoint in {run} is of another recipe")
+        if found.step > steps * recipe.run.epochs and steps:
+            least = -(-found.step // steps)
+            raise InputError(f"{run} has trained {found.step / steps:.4g} epochs already: run.epochs={least} or more")
+        (then, old), (here, new) = found.images, images
+        if then and then != here:
+            raise InputError(f"{run} was started with {then}, not {here}: give it its own (--data) or start a new run")
+        if old and old != new:
+            display.note(f"{run} was started with other images, or they decode differently here")
+        restore(found, model, optimiser)
+        if saved.run.epochs != recipe.run.epochs and revise:
+            old_length, length = plural(saved.run.epochs, "epoch"), recipe.run.epochs
+            display.note(
+                f"up to epoch {found.step / steps:.4g} the rates were those of {old_length}, from here they are those "
+                f"of {length}: repeatable, but not the same as {length} from the start"
+            )
+            if distributed.rank() == 0:
+                run.set_aside(f"{saved.run.epochs}-epochs")
+    done = found.step if found is not None else 0
+    if distributed.rank() == 0:
+        for note in prune(run, recipe.run.keep_checkpoints):
+            display.note(note)
+        run.write(run.recipe_file, recipe.to_json())
+        run.write(run.environment_file, json.dumps(environment(), indent=2) + "\n")
+        run.cut_metrics(done)
+    distributed.barrier()
+    return done
+
+
+def moved(recipe: Recipe, other: Recipe) -> Recipe:
+    """The recipe with its images where the other's are: they may lie elsewhere than when a run was started."""
+    return replace_fields(recipe, data={"root": other.data.root})
 
 
 def open_model(run: Path, device: torch.device | str) -> tuple[Encoder, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import sys
 import warnings
@@ -239,14 +240,14 @@ def evaluate(
 
     Prints a verdict; --all prints every measure there is, and RUN/evaluation.json has them all.
     """
-    from . import distributed
-    from .data.images import printable
-    from .evaluate import evaluate as evaluate_model
-    from .evaluate import scarce
-    from .plan import load_split
-    from .report.plots import draw_figures
-    from .report.tables import show
-    from .run import Run
+    with importing():
+        from . import distributed
+        from .data.images import printable
+        from .evaluate import evaluate as evaluate_model
+        from .evaluate import scarce
+        from .plan import load_split
+        from .report.tables import show
+        from .run import Run
 
     display, files = open_display(quiet), {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
     if is_codes(run):
@@ -274,6 +275,8 @@ def evaluate(
     finally:  # a folder that cannot be written to does not cost the results
         show(results, files, everything)
     if plots is not None:
+        from .report.plots import draw_figures  # matplotlib takes half a second to import
+
         for path in draw_figures({recipe.name: (run, results)}, plots):
             display.note(f"wrote {path}")
 
@@ -298,8 +301,9 @@ def measure(
 
     Labels are not needed; files may be of any size.
     """
-    from .evaluate import measure_file
-    from .report.tables import show
+    with importing():
+        from .evaluate import measure_file
+        from .report.tables import show
 
     display, files = open_display(quiet), {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
     if is_codes(features):
@@ -426,6 +430,17 @@ def download(
 
 
 from . import cli_paper  # noqa: E402, F401 (registers its commands here)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Around imports of torch, which makes half a million objects: no search for garbage among them, then or later."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def open_display(quiet: bool, board: Path | None = None) -> Display:

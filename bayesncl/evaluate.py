@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from . import paper_probe as published
 from .arrays import Array, as_features, as_labels, read_arrays
 from .data import DATASETS
 from .data import load as load_split
-from .data.images import Images, spread_evenly
+from .data.images import spread_evenly
 from .errors import InputError
-from .features import Extracted, Progress, extract
-from .heat import CHECKED, find_layer, masking_drop, see_model
 from .measure import conflict, counts, interpretability, measures, probe, readable, retrieval, stability, theory
 from .measure.dimensions import OWNED, describe
 from .measure.result import Result, Tree, rounded
 from .measure.verdict import in_words, to_dict
-from .model import Encoder
 from .objective import ACTIVE
+
+if TYPE_CHECKING:  # who only measures a file waits for no model: what evaluates one imports it
+    from .data.images import Images
+    from .features import Extracted, Progress
+    from .model import Encoder
 
 KEPT_DIMS = (64, 128, 256)  # numbers of dimensions for retrieval, besides all
 MANY_ROWS = 50_000  # above, neighbours are sought for a sample of queries
@@ -246,6 +248,9 @@ def evaluate(
     the training images it has no `probe` and `knn`; `theory` and `gates` need gates that open and close, and the
     branches on the background need backgrounds.
     """
+    from .features import extract
+    from .heat import CHECKED, find_layer, masking_drop, see_model
+
     began = time.perf_counter()
     if test.labels is None:
         raise InputError("the images have no labels: nothing to evaluate against (embed and atlas need none)")
@@ -262,6 +267,9 @@ def evaluate(
         other = extract(again, test, "sound", progress=progress)
         twin = untrained_codes(again, other.h, seed=1)
         same = stability.summary(sound.gated, other.gated, control=(control, twin))
+    if train.labels is not None:
+        given = seen.h, train.labels, sound.h, test.labels
+        read = begin(lambda: probe.fast_probe(*given))
     coarse = DATASETS[model.recipe.data.name].coarse
     result = measure_features(
         {"paper": paper.gated, "sound": sound.gated},
@@ -283,7 +291,7 @@ def evaluate(
     result.curves = curves(sound, paper, test.labels, ranking, result.retrieval)
     result.conflicting = {str(t): conflicting(sound.gated, test, t) for t in (0.9, 0.5)}
     if train.labels is not None:
-        result.probe = {"fast": probe.fast_probe(seen.h, train.labels, sound.h, test.labels)}
+        result.probe = {"fast": read()}
         k = result.parameters["knn_k"] = min(NEIGHBOURS, len(train))
         known = [train.labels, interpretability.shuffled(train.labels)]
         near = {
@@ -311,9 +319,19 @@ def evaluate(
     return result
 
 
+def begin(work: Callable[[], Tree]) -> Callable[[], Tree]:
+    """What waits for the work and returns its result, or raises its error.
+
+    On a GPU the work begins at once in a thread of its own, beside what a CPU does meanwhile; on a CPU when waited for.
+    """
+    return work if counts.place().type == "cpu" else ThreadPoolExecutor(1).submit(work).result
+
+
 @torch.inference_mode()
 def untrained_codes(model: Encoder, h: np.ndarray, seed: int = 0) -> np.ndarray:
     """Codes [N, D] of the trained h [N, F] by a head as the recipe's, with fresh weights."""
+    from .model import Encoder
+
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         head = Encoder(model.recipe, model.backbone).head.eval().to(model.mean.device)
@@ -347,6 +365,8 @@ def curves(sound: Extracted, paper: Extracted, labels: np.ndarray, ranking: np.n
 
 def background_measures(model: Encoder, train: Images, test: Images, seen: Extracted, sound: Extracted) -> Tree:
     """Probes for both labels, worst group, conflict with and without gates, stability under another background."""
+    from .features import extract
+
     out: Tree = {}
     data, known = model.recipe.data, DATASETS[model.recipe.data.name]
     both = test.labels, test.backgrounds
@@ -392,6 +412,8 @@ def background_probes(seen: Extracted, train: Images, found: Extracted, test: Im
 
 def published_probe(model: Encoder, train: Images, test: Images, progress: Progress | None) -> Tree:
     """The 50-epoch probe of the published experiments, with their pixel statistics."""
+    from . import paper_probe as published
+
     data = model.recipe.data
     given = model.backbone, train, test, data.paper_mean or data.mean, data.paper_std or data.std
     how: Tree = {"variant": DATASETS[data.name].probe, "size": model.recipe.views.size, "device": model.mean.device}

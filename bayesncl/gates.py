@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -66,7 +67,8 @@ def rectify(z: Tensor, rectifier: str) -> Tensor:
 
 def gate_probability(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """q = sigmoid(logits / T), the noise-free Bernoulli parameter (the paper's alpha), in float32 or better."""
-    return torch.sigmoid(at_least_float32(logits) / temperature)
+    logits = at_least_float32(logits)
+    return torch.sigmoid(logits if temperature == 1 else logits / temperature)
 
 
 def logistic_noise(u: Tensor) -> Tensor:
@@ -169,8 +171,8 @@ def bernoulli_kl(q: Tensor, prior: float) -> Tensor:
     prior : rho, clamped likewise.
     """
     q = at_least_float32(q).clamp(KL_CLAMP, 1 - KL_CLAMP)
-    rho = torch.as_tensor(prior, dtype=q.dtype, device=q.device).clamp(KL_CLAMP, 1 - KL_CLAMP)
-    kl = q * (q.log() - rho.log()) + (1 - q) * ((1 - q).log() - (1 - rho).log())  # [N, D]
+    closed, rho = 1 - q, min(max(prior, KL_CLAMP), 1 - KL_CLAMP)
+    kl = q * (q.log() - math.log(rho)) + closed * (closed.log() - math.log(1 - rho))  # [N, D]
     return kl.sum(1).mean()
 
 

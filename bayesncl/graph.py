@@ -41,12 +41,12 @@ def compile_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def keep_compiled() -> None:
-    """Have torch keep what it compiles in our cache folder: its own choice is lost when the machine restarts."""
-    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
-        with contextlib.suppress(InputError, OSError):
-            place = folder() / "compiled" / platform.node()  # several machines may share the cache folder
-            place.mkdir(parents=True, exist_ok=True)
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place)
+    """Have torch and Triton keep what they compile in our cache folder: their own are lost when a machine restarts."""
+    with contextlib.suppress(InputError, OSError):
+        place = folder() / "compiled" / platform.node()  # several machines may share the cache folder
+        place.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(place))
+        os.environ.setdefault("TRITON_CACHE_DIR", str(place / "triton"))
 
 
 def fast(

@@ -11,6 +11,12 @@ from torch import Tensor
 EPS = 1e-8
 
 
+def bare(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of torch's optimisers without its wrapper, which imports torch's compiler for seconds."""
+    bare_method: Callable[..., Any] = getattr(method, "__wrapped__", method)
+    return bare_method
+
+
 class LARS(torch.optim.Optimizer):
     """Layer-wise adaptive rates for SGD with momentum.
 
@@ -29,6 +35,9 @@ class LARS(torch.optim.Optimizer):
     clip : a bounds the rate from above.
     """
 
+    add_param_group = bare(torch.optim.Optimizer.add_param_group)
+    zero_grad = bare(torch.optim.Optimizer.zero_grad)
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -43,9 +52,11 @@ class LARS(torch.optim.Optimizer):
         )
         self.move: Callable[..., None] = move
 
-    def compile(self) -> None:
-        """Fuse the update of the adapted parameters into one pass over memory."""
-        self.move = torch.compile(move, dynamic=False)
+    def use_kernel(self) -> None:
+        """On a GPU: update an adapted parameter in one pass over memory."""
+        from .kernels.update import move as move_in_one_pass
+
+        self.move = move_in_one_pass
 
     def prepare(self) -> None:
         """Make every momentum buffer now, so that the first step allocates nothing (a CUDA graph needs that)."""
@@ -79,7 +90,7 @@ class LARS(torch.optim.Optimizer):
             s = torch.where(usable, (trust / lr).clamp_max(1.0) if group["clip"] else trust, 1.0)
             w = usable.to(lr.dtype) * group["weight_decay"]
             self.move(adapted, grads, self._momenta(adapted), list(s.unbind()), list(w.unbind()), lr, group["momentum"])
-        if plain:  # dozens of small ones, not worth compiling
+        if plain:  # dozens of small ones, together in a few operations
             descend(plain, [grad(p) for p in plain], self._momenta(plain), lr, group["momentum"])
 
     def _momenta(self, params: list[Tensor]) -> list[Tensor]:

@@ -7,7 +7,6 @@ CPU the same functions run as they are written.
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -23,29 +22,26 @@ from torch import Tensor
 
 from . import checkpoint, distributed, draws
 from .augment import make_views
-from .backbones import set_views
+from .backbones import ResNet, kernels_in_use, set_views
 from .data.images import Images, fingerprint
 from .errors import InputError
 from .feed import Pixels, batches, settle
 from .gates import GATES
-from .graph import check_gradients, compile_function, fast
+from .graph import check_gradients, compile_function, fast, keep_compiled
 from .heads import Features
 from .lars import LARS
 from .meter import Logger, Meter, raise_if_bad
 from .model import Encoder, build_model, model_bytes
 from .objective import ACTIVE
-from .progress import Display, plural
+from .progress import Display
 from .recipes import (
-    REVISABLE,
     Recipe,
     change,
     find_recipe,
-    recipe_from_json,
-    replace_fields,
     shorthands,
     with_root,
 )
-from .run import Run, Stopper, environment, new_run
+from .run import Run, Stopper, new_run
 from .schedule import warmup_cosine
 
 AfterEpoch = Callable[[Encoder, int], dict[str, object] | None]
@@ -137,15 +133,16 @@ def run_loop(
     check_batch(recipe, len(images))
     display.busy("preparing the model")
     steps = len(images) // batch  # per epoch
-    with run.lock(), Stopper() as stopper, explain_memory(recipe):
+    writer = make_writer(run, recipe, display, device)
+    with run.lock(), Stopper() as stopper, explain_memory(recipe), writer:
         pixels = settle(images.pixels, device)
         model, optimiser, meter, step = assemble(recipe, pixels, device)
         seen = fingerprint(images.pixels)
-        done = resume_or_begin(run, model, optimiser, seen, display, steps, revise)
+        done = checkpoint.resume_or_begin(run, model, optimiser, seen, display, steps, revise)
         meter.steps.fill_(done)
         rates = schedule(recipe, steps).to(device)  # [T, groups]
         if compiles(recipe, device) and done < steps * epochs:
-            display.note("compiling the step for this GPU: about a minute, less the next time")
+            display.note("compiling the step for this GPU: up to a minute, less the next time")
         logger = Logger(run, meter, display, recipe, steps, done)
         stop = False
         for epoch in range(done // steps, epochs):
@@ -162,10 +159,12 @@ def run_loop(
                 logger.extra(after_epoch(model, epoch + 1), done)
             if stop or (epoch + 1) % recipe.run.checkpoint_every == 0 or epoch + 1 == epochs:
                 logger.finish()
-                save_checkpoint(run, model, optimiser, seen, done, meter, display)
+                save_checkpoint(run, model, optimiser, seen, done, meter, writer)
             if stop and done < steps * epochs:
+                writer.wait()
                 raise Interrupted(run, done, steps * epochs)
         logger.finish()
+        writer.wait()
         if distributed.rank() == 0:
             run.write(run.weights, model_bytes(model))
         distributed.barrier()
@@ -211,10 +210,15 @@ def draw(model: Encoder, pixels: Tensor, index: Tensor, epoch: Tensor, seed: Ten
     """Normalised views [2b, 3, S, S] of pixels [b, 3, H, W], and the noise [2b, D] that noisy gates take."""
     views = make_views(pixels, index, epoch, seed, model.recipe.views)
     x = model.normalise_pixels(views).contiguous(memory_format=torch.channels_last)
+    return x, draw_noise(model, index, epoch, seed)
+
+
+def draw_noise(model: Encoder, index: Tensor, epoch: Tensor, seed: Tensor) -> Tensor | None:
+    """The noise [2b, D] of noisy gates."""
     if model.head.kind is None or not model.head.kind.noisy:
-        return x, None
+        return None
     keys = draws.make_key(seed, epoch, torch.cat([index, index + 2**40]), stream=7)
-    return x, draws.uniform(keys, model.head.dim)
+    return draws.uniform(keys, model.head.dim)
 
 
 def embed(model: Encoder, x: Tensor) -> Tensor:
@@ -264,9 +268,13 @@ def make_step(model: Encoder, optimiser: LARS, meter: Meter, pixels: Pixels, dev
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
     if compiled:
-        body = partial(update, model, optimiser, meter, partial(losses, made=cache(compile_function)), batch)
-        torch.compiler.reset()  # of a function only eight compiled forms are kept; a ninth would run as it is written
-        optimiser.compile()
+        parts = parts_by_hand(model, held)
+        made = cache(lambda part: parts.get(part) or compile_function(part))
+        body = partial(update, model, optimiser, meter, partial(losses, made=made), batch)
+        keep_compiled()
+        if draw not in parts:
+            torch.compiler.reset()  # of a function only eight compiled forms are kept; a ninth would run as written
+        optimiser.use_kernel()
         # the float32 products that are left are those of InfoNCE, and meant to be
         warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
         run = fast(
@@ -287,6 +295,38 @@ def make_step(model: Encoder, optimiser: LARS, meter: Meter, pixels: Pixels, dev
             distributed.checked(run)  # tracing leaves out what guards the collectives inside
 
     return step
+
+
+def parts_by_hand(model: Encoder, pixels: Tensor) -> dict[Callable[..., Any], Callable[..., Any]]:
+    """What stands in for the parts of a step on a GPU that need no compiler, for such pixels.
+
+    A ResNet in one process has kernels of its own. So have small views. With both, head and loss run as they are
+    written: they are too small to be worth the time of torch's compiler, six seconds for its import alone.
+    """
+    parts: dict[Callable[..., Any], Callable[..., Any]] = {}
+    if isinstance(model.backbone, ResNet) and distributed.world_size() == 1:
+        from .kernels import views
+
+        parts[embed] = embed_by_hand
+        if views.fits(model.recipe.views, (pixels.shape[2], pixels.shape[3])):
+            parts |= {draw: draw_by_hand, code: code, score: score}
+    return parts
+
+
+def draw_by_hand(
+    model: Encoder, pixels: Tensor, index: Tensor, epoch: Tensor, seed: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """`draw` by our own kernel."""
+    from .kernels.views import make_views
+
+    x = make_views(pixels, index, epoch, seed, model.recipe.views, model.mean, model.std)
+    return x, draw_noise(model, index, epoch, seed)
+
+
+def embed_by_hand(model: Encoder, x: Tensor) -> Tensor:
+    """`embed` with our own kernels between the convolutions."""
+    with kernels_in_use():
+        return model.embed(x)
 
 
 def compiles(recipe: Recipe, device: torch.device) -> bool:
@@ -379,75 +419,26 @@ def explain_memory(recipe: Recipe) -> Iterator[None]:
         ) from None
 
 
+def make_writer(run: Run, recipe: Recipe, display: Display, device: torch.device) -> checkpoint.Writer:
+    """What writes checkpoints: beside the training on one GPU, which would otherwise wait a second for each."""
+    beside = device.type == "cuda" and distributed.world_size() == 1
+    return checkpoint.Writer(run, recipe.run.keep_checkpoints, display, beside)
+
+
 def save_checkpoint(
-    run: Run, model: Encoder, optimiser: LARS, images: tuple[str, str], done: int, meter: Meter, display: Display
-) -> None:
-    """Checkpoint from process 0, unless a loss was not finite."""
-    raise_if_bad(meter.first_bad.cpu(), run)
-    if distributed.rank() == 0:
-        path = checkpoint.save(run, model, optimiser, done, images)
-        for note in checkpoint.prune(run, model.recipe.run.keep_checkpoints, path):
-            display.note(note)
-    distributed.barrier()  # which is patient: the next collective is not, and a slow disk is no death
-
-
-def resume_or_begin(
     run: Run,
     model: Encoder,
     optimiser: LARS,
     images: tuple[str, str],
-    display: Display,
-    steps: int = 0,
-    revise: bool = False,
-) -> int:
-    """Steps already done: restored from the newest good checkpoint, or 0 in a fresh folder.
-
-    Of the recipe `REVISABLE` fields may differ from the checkpoint's, if `revise` says so or recipe.json already has
-    them: the run was revised, and killed before its next checkpoint. `steps` are those of an epoch.
-    """
-    recipe = model.recipe
-    found, complaints = checkpoint.newest(run)
-    for complaint in complaints:
-        display.note(complaint)
-    if found is not None:
-        saved = recipe_from_json(found.recipe, str(run))
-        if revise or (run.recipe_file.is_file() and moved(run.recipe(), recipe) == recipe):
-            like = replace_fields(saved, run={name: getattr(recipe.run, name) for name in REVISABLE})
-        else:
-            like = saved
-        if moved(like, recipe) != recipe:
-            raise InputError(f"the checkpoint in {run} is of another recipe")
-        if found.step > steps * recipe.run.epochs and steps:
-            least = -(-found.step // steps)
-            raise InputError(f"{run} has trained {found.step / steps:.4g} epochs already: run.epochs={least} or more")
-        (then, old), (here, new) = found.images, images
-        if then and then != here:
-            raise InputError(f"{run} was started with {then}, not {here}: give it its own (--data) or start a new run")
-        if old and old != new:
-            display.note(f"{run} was started with other images, or they decode differently here")
-        checkpoint.restore(found, model, optimiser)
-        if saved.run.epochs != recipe.run.epochs and revise:
-            old_length, length = plural(saved.run.epochs, "epoch"), recipe.run.epochs
-            display.note(
-                f"up to epoch {found.step / steps:.4g} the rates were those of {old_length}, from here they are those "
-                f"of {length}: repeatable, but not the same as {length} from the start"
-            )
-            if distributed.rank() == 0:
-                run.set_aside(f"{saved.run.epochs}-epochs")
-    done = found.step if found is not None else 0
+    done: int,
+    meter: Meter,
+    writer: checkpoint.Writer,
+) -> None:
+    """Checkpoint from process 0, unless a loss was not finite."""
+    raise_if_bad(meter.first_bad.cpu(), run)
     if distributed.rank() == 0:
-        for note in checkpoint.prune(run, recipe.run.keep_checkpoints):
-            display.note(note)
-        run.write(run.recipe_file, recipe.to_json())
-        run.write(run.environment_file, json.dumps(environment(), indent=2) + "\n")
-        run.cut_metrics(done)
-    distributed.barrier()
-    return done
-
-
-def moved(recipe: Recipe, other: Recipe) -> Recipe:
-    """The recipe with its images where the other's are: they may lie elsewhere than when a run was started."""
-    return replace_fields(recipe, data={"root": other.data.root})
+        writer.save(checkpoint.snapshot(model, optimiser, done, images))
+    distributed.barrier()  # which is patient: the next collective is not, and a slow disk is no death
 
 
 def short_schedule(recipe: Recipe) -> str | None:

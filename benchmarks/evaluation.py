@@ -5,7 +5,8 @@
     python benchmarks/evaluation.py --run RUN --data DIR   # a finished run, with its images
 
 `own` is a function's time without the functions below it that have a line of their own. A GPU is waited for at the
-start and end of each, which costs little. What happens before, imports and reading images, is printed apart.
+start and end of each, which costs little; the probe runs beside the rest there, so that the parts add up to more than
+the whole. What happens before, imports and reading images, is printed apart.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import functools
 import inspect
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +28,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bayesncl import evaluate as evaluation
+from bayesncl import features, heat
 from bayesncl.data import load as load_split
 from bayesncl.data.images import Images
 from bayesncl.features import Extracted
@@ -44,7 +47,14 @@ class Clock:
 
     def __init__(self) -> None:
         self.rows: dict[str, list[float]] = {}
-        self.inside: list[float] = []  # seconds of timed callees, of each function that is running
+        self.threads = threading.local()
+
+    @property
+    def inside(self) -> list[float]:
+        """Seconds of timed callees, of each function that is running in this thread."""
+        if not hasattr(self.threads, "inside"):
+            self.threads.inside = []
+        return self.threads.inside
 
     def watch(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -111,7 +121,7 @@ def made_up(options: argparse.Namespace) -> tuple[Any, Images, Images]:
     recipe = replace_fields(named(options.recipe), model={"dim": options.dims})
     model = build_model(recipe).to(default_device()).eval()
     width = int(model.backbone.features)
-    extract, found, splits = evaluation.extract, {}, []
+    extract, found, splits = features.extract, {}, []
     for i, n in enumerate((options.train, options.test)):
         sound, labels = make_features(n, options.classes, width, options.dims, options.fires, i)
         images = Images(np.zeros((n, 3, recipe.data.size, recipe.data.size), np.uint8), labels)
@@ -124,9 +134,9 @@ def made_up(options: argparse.Namespace) -> tuple[Any, Images, Images]:
             extract(model, images, mode, **rest)
         return found[id(images), mode]
 
-    evaluation.extract = instead
+    features.extract = instead
     if not torch.cuda.is_available():
-        evaluation.CHECKED = 16
+        heat.CHECKED = 16
     return model, *splits
 
 

@@ -55,6 +55,30 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     assert [p.name for p in checkpoint.listed(Run(tmp_path))] == ["step-00000010.ckpt"]
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_writer_writes_keeps_and_says_what_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    model, optimiser = model_and_optimiser()
+    run = Run(tmp_path)
+    with checkpoint.Writer(run, 2, Display(quiet=True), beside) as writer:
+        for step in (1, 2, 3):
+            writer.save(checkpoint.snapshot(model, optimiser, step))
+        writer.wait()
+        assert [p.name for p in checkpoint.listed(run)] == ["step-00000002.ckpt", "step-00000003.ckpt"]
+
+    def full(*_: object) -> Path:
+        raise OSError("no space")
+
+    monkeypatch.setattr(checkpoint, "write", full)
+    with pytest.raises(OSError, match="no space"), checkpoint.Writer(run, 2, Display(quiet=True), beside) as writer:
+        writer.save(checkpoint.snapshot(model, optimiser, 4))
+    writer = checkpoint.Writer(run, 2, Display(quiet=True), True)
+    writer.save(checkpoint.snapshot(model, optimiser, 4))
+    writer.__exit__(KeyError, KeyError(), None)  # the disk's error does not hide another
+    assert [p.name for p in checkpoint.listed(run)] == ["step-00000002.ckpt", "step-00000003.ckpt"]
+
+
 def test_damage_is_named_and_the_one_before_used(tmp_path: Path) -> None:
     model, optimiser = model_and_optimiser()
     for step in (1, 2):
@@ -185,7 +209,7 @@ def test_run_folders_are_numbered(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_an_older_recipe_goes_on(tmp_path: Path) -> None:
     """A field that a checkpoint does not know has its default: a newer version resumes an older run."""
-    from bayesncl.train import make_optimiser, resume_or_begin
+    from bayesncl.train import make_optimiser
 
     model = build_model(tiny_recipe())
     optimiser = make_optimiser(model, torch.device("cpu"))
@@ -201,7 +225,7 @@ def test_a_checkpoint_of_an_older_recipe_goes_on(tmp_path: Path) -> None:
     text += b" " * (-len(text) % 8)
     payload = len(text).to_bytes(8, "little") + text + payload[end:]
     path.write_bytes(payload + hashlib.sha256(payload).digest())
-    assert resume_or_begin(Run(tmp_path), model, optimiser, ("", ""), Display(quiet=True)) == 4
+    assert checkpoint.resume_or_begin(Run(tmp_path), model, optimiser, ("", ""), Display(quiet=True)) == 4
 
 
 def test_foreign_lines_of_metrics_are_dropped(tmp_path: Path) -> None:

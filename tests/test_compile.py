@@ -99,29 +99,33 @@ def test_options_of_the_compiler_that_torch_has_no_more_are_left_out(monkeypatch
 
 
 def test_what_is_compiled_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
+    places = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    for name in places:
+        monkeypatch.setenv(name, "elsewhere")
     keep_compiled()
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "elsewhere"  # who names a place gets it
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    assert [os.environ[name] for name in places] == ["elsewhere"] * 2  # who names a place gets it
+    for name in places:
+        monkeypatch.delenv(name)
     (tmp_path / "file").touch()
     monkeypatch.setenv("BAYESNCL_CACHE", str(tmp_path / "file"))
     keep_compiled()
-    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ  # no folder can be there: torch chooses
+    assert not any(name in os.environ for name in places)  # no folder can be there: torch chooses
     monkeypatch.setenv("BAYESNCL_CACHE", str(tmp_path / "cache"))
     keep_compiled()
-    assert cache_dir() == str(tmp_path / "cache" / "compiled" / platform.node())
+    kept = tmp_path / "cache" / "compiled" / platform.node()
+    assert cache_dir() == str(kept) and os.environ["TRITON_CACHE_DIR"] == str(kept / "triton")
 
 
 @pytest.fixture(params=["built-in", "fused"])
 def batch_norm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both forms of the per-view BatchNorm: a CPU's, and the one that the compiler fuses on a GPU."""
     if request.param == "fused":
-        plain = ViewBatchNorm2d.forward
+        plain = ViewBatchNorm2d.normalise
 
-        def forward(self: ViewBatchNorm2d, x: Tensor) -> Tensor:
+        def normalise(self: ViewBatchNorm2d, x: Tensor) -> Tensor:
             return self._normalise_parts(x) if self.training and not self.batch_only else plain(self, x)
 
-        monkeypatch.setattr(ViewBatchNorm2d, "forward", forward)
+        monkeypatch.setattr(ViewBatchNorm2d, "normalise", normalise)
 
 
 @pytest.mark.usefixtures("batch_norm")
@@ -222,6 +226,7 @@ def test_rehearsing_and_recording_leave_no_trace(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(graph, "capture", capture)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr(train, "compiles", lambda *_: True)
+    monkeypatch.setattr(train.LARS, "use_kernel", lambda _: None)
     with pytest.raises(Stopped):
         train.train(recipe, images, tmp_path / "fast", device=CPU, after_epoch=stop_after(2))
     train.train(recipe, images, tmp_path / "fast", device=CPU)

@@ -176,6 +176,23 @@ def test_kept_codes_on_the_gpu_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPa
             assert found[k][name] == pytest.approx(value, abs=1.5 if "probe" in name else 1e-6), (k, name)
 
 
+def test_measures_on_the_gpu_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bayesncl.measure import interpretability, readable
+
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 6, 900)
+    z = np.maximum(rng.standard_normal((900, 40)) + 3 * np.eye(40)[y] - 1, 0).round(1).astype(np.float32)  # ties
+    e, found = np.eye(12)[y] + 0.5 * rng.standard_normal((900, 12)), []
+    for visible in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda visible=visible: visible)
+        tree = readable.figures(z, y, embeddings=e, control=z[::-1])
+        trees = [tree["labelfree"], tree["control"]["labelfree"], tree["coverage"], tree["detectors"]]
+        trees.append(interpretability.interpretability(z, y))
+        found.append([{key: v for key, v in branch.items() if isinstance(v, float)} for branch in trees])
+    for there, here in zip(*found):
+        assert there and there == pytest.approx(here, rel=1e-5)
+
+
 def test_compiled_loss_in_blocks() -> None:
     images = tiny_images(32 * STEPS)
     recipe = gpu_recipe("bayesncl", "run.precision=float32", "objective.block=24")

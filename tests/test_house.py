@@ -20,7 +20,7 @@ RANKS = (
     "errors bus draws schedule lars",
     "files options distributed gates objective",
     "recipes data arrays pixels names",
-    "augment feed graph progress",
+    "augment feed graph progress kernels",
     "backbones heads run model",
     "checkpoint meter train cost",
     "features plan",
@@ -31,8 +31,9 @@ RANKS = (
     "reproduce demo",
 )
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms.split()}
-# Imports inside a function that look downstream: `load` opens folders of codes too, and a loop plans before it starts.
-LATE = {("model", "codes_folder"), ("run", "model"), ("train", "plan")}
+# Imports inside a function that look downstream: `load` opens folders of codes too, a loop plans before it starts, and
+# an optimiser has a kernel where there is a GPU.
+LATE = {("model", "codes_folder"), ("run", "model"), ("train", "plan"), ("lars", "kernels")}
 
 
 def room_of(path: Path) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -34,6 +36,17 @@ def test_fit_is_the_minimum_scikit_learn_finds() -> None:
         twin = LogisticRegression(C=1 / (penalty * len(x)), tol=1e-8, max_iter=5000).fit(x, y)
         np.testing.assert_allclose(weight[:-1] - weight[:-1].mean(1, keepdims=True), twin.coef_.T, atol=2e-2)
         np.testing.assert_allclose(weight[-1] - weight[-1].mean(), twin.intercept_ - twin.intercept_.mean(), atol=2e-2)
+
+
+def test_a_probe_waits_for_no_compiler() -> None:
+    """torch's optimisers import it, and with it sympy, which takes longer than many a fit."""
+    code = (
+        "import sys, torch; from bayesncl.measure import probe; before = set(sys.modules);"
+        "probe.fit(torch.eye(6), torch.arange(6), torch.zeros(7, 6), 0.1);"
+        "print({'sympy', 'torch._dynamo'} & (set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
 
 
 def test_fit_in_blocks_is_the_fit_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -44,6 +45,38 @@ def features(tmp_path: Path) -> Path:
     z = np.random.default_rng(0).random((40, 4))
     np.savez(tmp_path / "f.npz", z=z, y=np.arange(40) % 4)
     return tmp_path / "f.npz"
+
+
+def test_measuring_a_file_imports_no_more_than_it_needs(features: Path) -> None:
+    done = ends("measure", features, python=("-X", "importtime"))
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")}
+    assert done.returncode == 0 and {"torch", "bayesncl.measure.verdict"} <= imported
+    unwanted = {
+        "PIL", "jinja2", "matplotlib", "pandas", "safetensors", "scipy.linalg", "scipy.optimize", "scipy.stats",
+        "sklearn", "sympy", "torch._dynamo", "torch._inductor", "bayesncl.augment", "bayesncl.graph", "bayesncl.model",
+        "bayesncl.train",
+    }  # fmt: skip
+    assert not unwanted & imported
+
+
+def test_python_leaves_without_a_search_for_garbage() -> None:
+    """What was registered first runs last, when all else that happens on leaving has."""
+    code = (
+        "import atexit, gc, sys; n = gc.get_freeze_count(); atexit.register(lambda: print(gc.get_freeze_count() > n));"
+        "sys.argv[1:] = ['recipes']; from bayesncl.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == "True", done.stderr
+
+
+def test_objects_of_imports_are_left_alone_by_a_collector_that_is_on_again() -> None:
+    before = gc.get_freeze_count()
+    try:
+        with cli.importing():
+            assert not gc.isenabled()
+        assert gc.isenabled() and gc.get_freeze_count() > before
+    finally:
+        gc.unfreeze()
 
 
 def test_closed_streams_are_given_to_nobody_else(features: Path) -> None:

@@ -52,6 +52,11 @@ class Counts:
     unit: bool  # whether the rows had unit length as given, to 1e-3 (float16), or were zero
 
 
+def place() -> torch.device:
+    """Where products, neighbours and the strongest are sought: on the GPU if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def blocks(features: np.ndarray, what: str = "", progress: Progress | None = None) -> Iterator[tuple[slice, Tensor]]:
     """Blocks of rows as float32 (float64 where the features are), with their place."""
     rows = max(1, BLOCK // features.shape[1])
@@ -249,14 +254,21 @@ def gram(features: np.ndarray, *, normalise: bool, progress: Progress | None = N
     """F^T F, float64 [D, D]; of unit-norm rows where `normalise`.
 
     In float64 throughout: its eigenvalues are squares, so that single precision would hide singular values below 3e-4
-    of the largest. A symmetric product, which takes half the time of a general one.
+    of the largest. On a CPU a symmetric product, which takes half the time of a general one.
     """
+    parts = (unit(rows, part.start) if normalise else rows for part, rows in blocks(features, "spectrum", progress))
+    shape = features.shape[1], features.shape[1]
+    if place().type == "cuda":
+        product = torch.zeros(shape, dtype=torch.float64, device=place())
+        for rows in parts:
+            wide = rows.to(place()).double()
+            product.addmm_(wide.T, wide)
+        return product.cpu().numpy()
     from scipy.linalg.blas import dsyrk  # slow to import, and not every table has a spectrum
 
-    total = np.zeros((features.shape[1], features.shape[1]), order="F")
-    for part, block in blocks(features, "spectrum", progress):
-        rows = (unit(block, part.start) if normalise else block).double().numpy()
-        total = dsyrk(1.0, rows.T, beta=1.0, c=total, overwrite_c=1)  # the upper triangle
+    total = np.zeros(shape, order="F")
+    for rows in parts:
+        total = dsyrk(1.0, rows.double().numpy().T, beta=1.0, c=total, overwrite_c=1)  # the upper triangle
     return np.triu(total) + np.triu(total, 1).T
 
 
@@ -316,7 +328,10 @@ def _sorted_ranks(firing: Firing, width: int, flags: int, entries: int) -> Ranks
         keys[filled : filled + len(key)] = key
         filled += len(key)
     keys = keys[:filled]
-    keys.sort()
+    if place().type == "cuda":
+        keys = torch.from_numpy(keys).to(place()).sort().values.cpu().numpy()
+    else:
+        keys.sort()  # in place, and faster than torch's
     edges = np.searchsorted(keys, np.arange(width + 1, dtype=np.int64) << (31 + flags))
     for j, (start, stop) in enumerate(pairwise(edges)):
         own = keys[start:stop]

@@ -79,8 +79,10 @@ def _thin(z: Codes) -> bool:
     return bool((z[:: max(1, z.shape[0] // 256)] != 0).mean() <= THIN)
 
 
-def summary(z: Array, *, seed: int = 0) -> dict[str, Any]:
+def summary(z: Array, *, seed: int = 0, strong: np.ndarray | None = None) -> dict[str, Any]:
     """Coverage of the images, dead and distinct dimensions, and whether the code has collapsed.
+
+    `strong` are the ten or more strongest images of each dimension, as `strongest_images` gives them, where known.
 
     Returns
     -------
@@ -99,7 +101,7 @@ def summary(z: Array, *, seed: int = 0) -> dict[str, Any]:
         total += block.sum(0, dtype=torch.float64).numpy()
     rows = int((active > 0).sum())
     live = int((fires > 0).sum())
-    top = strongest_images(codes, TOP)
+    top = strongest_images(codes, TOP) if strong is None else strong[:, :TOP]
     images = len(np.unique(top[top >= 0]))
     possible = min(n, int((top >= 0).sum()))
     result: dict[str, Any] = {

@@ -129,10 +129,11 @@ def sparse_probe(
         own, own_test = y == c, y_test == c
         if not own_test.any() or own_test.all():
             continue
+        mine, mine_test = x[where[c]], x_test[where[c]]  # [most, N], best dimension first
+        shift, within = _moments(mine, own)
         for k in dims:
-            used = where[c, : min(k, most)]
-            weight, cut = _discriminant(x[used], own)
-            said = weight @ x_test[used] > cut
+            weight = _discriminant(shift[:k], within[:k, :k])
+            said = weight @ mine_test[:k] > _best_cut(weight @ mine[:k], own)
             scores[k][name] = 50 * float(said[own_test].mean() + 1 - said[~own_test].mean())
     return scores
 
@@ -145,22 +146,35 @@ def _columns(z: Codes, columns: np.ndarray) -> np.ndarray:
     return result
 
 
-def _discriminant(x: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, float]:
-    """Weights [k] and threshold of the linear discriminant of x [k, N] with the best balanced accuracy."""
-    inside, outside = x[:, own], x[:, ~own]
-    shift = inside.mean(1) - outside.mean(1)
-    centred = np.concatenate([inside - inside.mean(1, keepdims=True), outside - outside.mean(1, keepdims=True)], 1)
-    covariance = (centred @ centred.T).astype(np.float64) / x.shape[1]
-    ridge = RIDGE * np.trace(covariance) / len(x)
-    weight = np.linalg.solve(covariance + (ridge + 1e-12) * np.eye(len(x)), shift).astype(np.float32)
-    score = weight @ x
-    order = np.argsort(-score, kind="stable")
-    score, hit = score[order], own[order]
-    gain = np.cumsum(hit) / hit.sum() - np.cumsum(~hit) / (~hit).sum()
-    splits = np.flatnonzero(np.append(np.diff(score) != 0, True))  # ends of ties
-    at = splits[gain[splits].argmax()]
-    following = score[at + 1] if at + 1 < len(score) else -np.inf
-    return weight, float((score[at] + following) / 2)
+def _moments(x: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean of a class less that of the rest [k], and the pooled covariance [k, k], of x [k, N]."""
+    wide = x.astype(np.float64)  # so that the difference of squares below keeps what is small
+    many, inside = len(own), int(own.sum())
+    part = wide[:, own].sum(1)
+    mean, rest = part / inside, (wide.sum(1) - part) / (many - inside)
+    spread = wide @ wide.T - inside * np.outer(mean, mean) - (many - inside) * np.outer(rest, rest)
+    return mean - rest, spread / many
+
+
+def _discriminant(shift: np.ndarray, within: np.ndarray) -> np.ndarray:
+    """Weights [k] of the linear discriminant."""
+    ridge = RIDGE * np.trace(within) / len(shift) + 1e-12
+    return np.linalg.solve(within + ridge * np.eye(len(shift)), shift).astype(np.float32)
+
+
+def _best_cut(score: np.ndarray, own: np.ndarray) -> float:
+    """The threshold on scores [N] with the best balanced accuracy, half-way to the next lower score; the highest such.
+
+    The best lies just below a score of the class: to go on until the next one only takes in others.
+    """
+    ranked, hits = np.sort(score), np.sort(score[own])
+    below = np.searchsorted(ranked, hits)
+    caught = len(hits) - np.searchsorted(hits, hits)
+    others = len(ranked) - below - caught
+    gain = caught / len(hits) - others / (len(ranked) - len(hits))
+    at = len(hits) - 1 - int(gain[::-1].argmax())
+    following = ranked[below[at] - 1] if below[at] else -np.inf
+    return float((hits[at] + following) / 2)
 
 
 def fit_levels(z: Array, levels: Mapping[str, Array], *, seed: int = 0) -> dict[str, Any]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import torch
 
 from ..arrays import Array, as_features, as_labels
 from ..errors import InputError
 from ..objective import ACTIVE
-from .counts import MIN_SUPPORT, Counts, Labellings, Progress, count, gram
+from .counts import MIN_SUPPORT, Counts, Labellings, Progress, count, gram, place
 from .dimensions import (
     consistency,
     describe,
@@ -165,7 +166,8 @@ def spectrum_of(product: np.ndarray) -> dict[str, dict[str, Value]]:
     product = product[np.ix_(live, live)]
     cosines = np.abs(product / norm[live, None] / norm[live])
     distinct = cosines.sum() - np.trace(cosines)
-    eigenvalues = np.linalg.eigvalsh(product)
+    # not numpy's, whose threads spin while they wait: beside other work it takes ten times as long
+    eigenvalues = torch.linalg.eigvalsh(torch.from_numpy(product).to(place())).cpu().numpy()
     floor = eigenvalues[-1] * len(product) * np.finfo(np.float64).eps  # what rounding makes of a zero
     singular = np.sqrt(eigenvalues[eigenvalues > floor])
     p = singular / singular.sum()

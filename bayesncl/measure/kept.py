@@ -15,10 +15,9 @@ from torch import Tensor
 
 from ..arrays import Array, as_labels, as_numpy
 from ..errors import InputError
-from .counts import MIN_SUPPORT
+from .counts import MIN_SUPPORT, place
 from .dimensions import largest_share, mean, owned_classes
 from .probe import chance, fit, scores
-from .retrieval import place
 from .sparse import as_codes, strongest
 
 KS = (1, 2, 5, 10)

@@ -16,6 +16,7 @@ import torch
 from ..arrays import Array, as_features
 from ..errors import InputError
 from . import wilson
+from .counts import place
 from .dimensions import mean
 from .sparse import Codes, as_codes, column_blocks, strongest_images, unit_blocks
 
@@ -47,25 +48,28 @@ def monosemanticity(z: Array, embeddings: np.ndarray) -> np.ndarray:
     """
     codes = as_codes(z)
     width = codes.shape[1]
-    low, high = np.full(width, np.inf), np.full(width, -np.inf)
+    device = place()
+    low, high = (torch.full((width,), limit, device=device) for limit in (torch.inf, -torch.inf))
     for _, block in unit_blocks(codes):
-        low, high = np.minimum(low, block.amin(0).numpy()), np.maximum(high, block.amax(0).numpy())
+        block = block.to(device).float()
+        low, high = torch.minimum(low, block.amin(0)), torch.maximum(high, block.amax(0))
     span = high - low
-    low_t, span_t = (torch.from_numpy(v.astype(np.float32)) for v in (low, np.where(span > 0, span, 1)))
-    e, e_square = torch.from_numpy(embeddings), torch.from_numpy(np.square(embeddings).sum(1))
-    along = np.zeros((width, e.shape[1]))  # sum a_n e_n
-    total, squares, self_pairs = (np.zeros(width) for _ in range(3))  # sum a_n, a_n^2 and a_n^2 |e_n|^2
+    scale = span.where(span > 0, 1.0)
+    e = torch.from_numpy(embeddings).to(device)
+    e_square = e.square().sum(1)
+    along = torch.zeros(width, e.shape[1], dtype=torch.float64, device=device)  # sum a_n e_n
+    total, squares, self_pairs = along.new_zeros(3, width)  # sum a_n, a_n^2 and a_n^2 |e_n|^2
     for part, block in unit_blocks(codes):
-        a = (block.float() - low_t) / span_t
-        along += (a.T @ e[part]).numpy()
-        total += a.sum(0).numpy()
+        a = (block.to(device).float() - low) / scale
+        along += a.T @ e[part]
+        total += a.sum(0)
         squared = a.square_()
-        squares += squared.sum(0).numpy()
-        self_pairs += (squared.T @ e_square[part]).numpy()
+        squares += squared.sum(0)
+        self_pairs += squared.T @ e_square[part]
     pairs = total**2 - squares
     there = (span > 0) & (pairs > 1e-6 * squares)
-    similar = np.square(along).sum(1) - self_pairs
-    return np.divide(similar, pairs, out=np.full(width, np.nan), where=there)
+    similar = along.square().sum(1) - self_pairs
+    return (similar / pairs).where(there, torch.nan).cpu().numpy()
 
 
 def mean_alike(images: np.ndarray, embeddings: np.ndarray) -> np.ndarray:
@@ -102,7 +106,7 @@ class Trials:
 
 def draw_trials(
     z: Array, embeddings: np.ndarray | None = None, *, trials: int = TRIALS, dims: Array | None = None,
-    pool: int = POOL, seed: int = 0,
+    pool: int = POOL, seed: int = 0, strong: np.ndarray | None = None,
 ) -> Trials:  # fmt: skip
     """Draw intruder tests.
 
@@ -118,12 +122,13 @@ def draw_trials(
     embeddings : [N, F] as `prepare` gives them, to know near duplicates by; None knows none.
     trials : a dimension.
     dims : dimensions to draw for; default all.
+    strong : the `pool` strongest images of each dimension, as `strongest_images` gives them, where known.
     """
     codes = as_codes(z)
     width = codes.shape[1]
     wanted = np.zeros(width, bool)
     wanted[np.arange(width) if dims is None else np.asarray(dims)] = True
-    strong = strongest_images(codes, pool)
+    strong = strongest_images(codes, pool) if strong is None else strong[:, :pool]
     wanted &= (strong >= 0).sum(1) >= 4
     found: list[tuple[int, np.ndarray, int]] = []
     for j, weak in _weak(codes, wanted):
@@ -185,8 +190,10 @@ def find_intruders(trials: Trials, embeddings: np.ndarray) -> np.ndarray:
     return found
 
 
-def summary(z: Array, embeddings: np.ndarray, *, seed: int = 0) -> dict[str, Any]:
+def summary(z: Array, embeddings: np.ndarray, *, seed: int = 0, strong: np.ndarray | None = None) -> dict[str, Any]:
     """Every measure without labels, of codes [N, D] by embeddings [N, F] as `prepare` gives them.
+
+    `strong` are the POOL strongest images of each dimension, as `strongest_images` gives them, where known.
 
     Returns
     -------
@@ -197,13 +204,14 @@ def summary(z: Array, embeddings: np.ndarray, *, seed: int = 0) -> dict[str, Any
     """
     codes, e = as_codes(z), embeddings
     shuffled = e[np.random.default_rng(seed).permutation(len(e))]
-    top = strongest_images(codes, TOP)
+    strong = strongest_images(codes, POOL) if strong is None else strong
+    top = strong[:, :TOP]
     result: dict[str, Any] = {}
     for given, end in ((e, ""), (shuffled, "_chance")):
         result["monosemanticity" + end] = mean(monosemanticity(codes, given))
         result["top10_similarity" + end] = mean(mean_alike(top, given))
         result["duplicates" + end] = mean(duplicate_share(top, given))
-    tests = draw_trials(codes, e, seed=seed)
+    tests = draw_trials(codes, e, seed=seed, strong=strong)
     found = find_intruders(tests, e)
     low, high = wilson(float(found.sum()), len(found)) if len(found) else (None, None)
     return result | {

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from ..arrays import Array, as_features, as_labels, as_numpy
 from ..errors import InputError
-from .retrieval import place as default_place
+from .counts import place as default_place
 
 Rows = Any  # features [N, F]: a tensor, or a scipy CSR array, which stays on the CPU
 
@@ -116,26 +117,36 @@ def _choose_penalty(x: Tensor, y: Tensor, classes: int, seed: int) -> tuple[floa
     return best
 
 
+class _LBFGS(torch.optim.LBFGS):
+    """torch's, without the decorator on one method that imports the compiler: 800 modules, more than a second."""
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+
+
 def fit(x: Rows, y: Tensor, start: Tensor, penalty: float, steps: int = 60) -> Tensor:
-    """Minimise mean CE(x W + b, y) + penalty/2 ||W||^2 by L-BFGS; rows of the result [F + 1, C] are W, then b."""
-    weight = start.clone().requires_grad_()
+    """Minimise mean CE(x W + b, y) + penalty/2 ||W||^2 by L-BFGS; rows of the result [F + 1, C] are W, then b.
+
+    L-BFGS itself runs on the CPU: on a GPU it would wait for a number after each of a hundred small operations.
+    """
+    weight = start.cpu().clone().requires_grad_()
     if isinstance(x, Tensor):
         rows = ROWS[x.device.type]
         parts = [(block, block.T, target) for block, target in zip(x.split(rows), y.split(rows))]
     else:
         parts = [(x, x.T.tocsr(), y)]
-    lbfgs = torch.optim.LBFGS(
+    lbfgs = _LBFGS(
         [weight], max_iter=steps, tolerance_grad=1e-4, tolerance_change=1e-6, line_search_fn="strong_wolfe"
     )
 
     @torch.no_grad()
     def loss_and_gradient() -> Tensor:
-        gradient = penalty * weight
+        here = weight.to(start.device)
+        gradient = penalty * here
         gradient[-1] = 0  # the intercept is free
-        loss = penalty / 2 * weight[:-1].square().sum()
+        loss = penalty / 2 * here[:-1].square().sum()
         for block, transposed, target in parts:
             # d CE / d logits = softmax - onehot
-            log_p = scores(block, weight).log_softmax(1)
+            log_p = scores(block, here).log_softmax(1)
             loss -= log_p.gather(1, target[:, None]).sum() / len(y)
             residual = log_p.exp_()
             residual.scatter_add_(1, target[:, None], torch.full_like(residual[:, :1], -1.0))
@@ -144,11 +155,11 @@ def fit(x: Rows, y: Tensor, start: Tensor, penalty: float, steps: int = 60) -> T
             else:
                 gradient[:-1] += torch.from_numpy(transposed @ residual.numpy()) / len(y)
             gradient[-1] += residual.sum(0) / len(y)
-        weight.grad = gradient
-        return loss
+        weight.grad = gradient.cpu()
+        return loss.cpu()
 
     lbfgs.step(loss_and_gradient)
-    return weight.detach()
+    return weight.detach().to(start.device)
 
 
 def scores(x: Rows, weight: Tensor) -> Tensor:

@@ -78,9 +78,9 @@ def figures(
     by_label = [] if known is None else [known, *levelled.values()]
     tellable = n >= FEW_IMAGES and (known is not None or given is not None)
 
-    def measure(codes: Codes, train: tuple[Array, Array] | None, queries: int | None) -> Tree:
+    def measure(codes: Codes, strong: np.ndarray, train: tuple[Array, Array] | None, queries: int | None) -> Tree:
         """The branches that exist for trained and untrained codes alike, chance levels beside what they are of."""
-        found = coverage.summary(codes, seed=seed)
+        found = coverage.summary(codes, seed=seed, strong=strong)
         tree: Tree = {"coverage": found}
         if known is not None:
             rows = kept.summary(codes, labels, train=train, ks=ks, queries=queries, seed=seed)
@@ -89,7 +89,7 @@ def figures(
             all_levels = {"class": known, **levelled} if levelled else None
             tree["detectors"] = detectors.summary(codes, labels, train=train, levels=all_levels, f1=f1, seed=seed)
         if given is not None:
-            tree["labelfree"] = labelfree.summary(codes, given, seed=seed)
+            tree["labelfree"] = labelfree.summary(codes, given, seed=seed, strong=strong)
         return tree
 
     def count_readable(top: np.ndarray, order: np.ndarray | slice = slice(None)) -> Tree:
@@ -98,10 +98,11 @@ def figures(
         return {"count": int(readable(top, *judges, seed=seed).sum())}
 
     result: Tree = {"images": n, "dimensions": width, "classes": None if known is None else int(known.max()) + 1}
-    measured, chance = part(measure(codes, train, queries), "_chance")
+    strong = strongest_images(codes, labelfree.POOL)
+    measured, chance = part(measure(codes, strong, train, queries), "_chance")
     result |= measured
     if tellable:
-        top = strongest_images(codes, TOP)
+        top = strong[:, :TOP]
         chance["readable"] = count_readable(top, np.random.default_rng(seed).permutation(n))
         found = count_readable(top)
         by = "embeddings" if known is None else " or ".join(["class", *levelled])
@@ -115,9 +116,10 @@ def figures(
     result["chance"], result["control"] = chance, {}
     if other is not None:
         asked = QUERIES if queries is None else min(queries, QUERIES)
-        result["control"] = part(measure(other, None, asked), "_chance")[0]
+        strong = strongest_images(other, labelfree.POOL)
+        result["control"] = part(measure(other, strong, None, asked), "_chance")[0]
         if tellable:
-            result["control"]["readable"] = count_readable(strongest_images(other, TOP))
+            result["control"]["readable"] = count_readable(strong[:, :TOP])
     if stability is not None:
         result["seeds"], result["control"]["seeds"] = part(dict(stability), "_control")
     return result

@@ -16,18 +16,13 @@ from torch import Tensor
 
 from ..arrays import Array, as_features, as_labels, as_numpy
 from ..errors import InputError
-from .counts import Labellings, Progress, as_tensor, column_sums, divide, norms, release
+from .counts import Labellings, Progress, as_tensor, column_sums, divide, norms, place, release
 
 KS = (1, 3, 5, 10)
 QUERY_ROWS = {"cpu": 1024, "cuda": 2048}  # at a time: on a CPU they stay in cache, a GPU takes few and large steps
 GALLERY_ROWS = {"cpu": 4096, "cuda": 16384}
 KEPT_BYTES = 2**28  # of prepared rows that a CPU keeps for the next queries
 MOST_VOTES = 1 << 23  # queries times classes at a time
-
-
-def place() -> torch.device:
-    """Where neighbours are sought: on the GPU if there is one."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def retrieval(
@@ -181,7 +176,7 @@ def rank_relevance(
     step = QUERY_ROWS[place().type]
     for start in range(0, len(rows), step):
         own = torch.from_numpy(rows[start : start + step]).to(place())
-        q = _prepare(features, rows[start : start + step], columns)
+        q = gallery.take(rows[start : start + step])
         weighted = q if weight is None else q * weight
         values, found = _nearest(weighted, gallery, min(ranks + 1, n - 1), own)
         match = (labels[:, found] == labels[:, own, None]).double()  # [L, q, ranks + 1]
@@ -239,6 +234,12 @@ class _Gallery:
         size = 8 * len(features) * (features.shape[1] if columns is None else len(columns))
         self.keeps = size < (torch.cuda.mem_get_info()[0] / 4 if place().type == "cuda" else KEPT_BYTES)
         self.kept: dict[int, Tensor] = {}
+
+    def take(self, rows: np.ndarray) -> Tensor:
+        """Some rows, prepared; where all are kept in one block, they are there already."""
+        if self.keeps and len(self.features) <= GALLERY_ROWS[place().type]:
+            return next(iter(self))[1][torch.from_numpy(rows).to(place())]
+        return _prepare(self.features, rows, self.columns)
 
     def __iter__(self) -> Iterator[tuple[slice, Tensor]]:
         step = GALLERY_ROWS[place().type]

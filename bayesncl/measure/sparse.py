@@ -18,7 +18,7 @@ from torch import Tensor
 from ..arrays import Array, as_features
 from ..errors import InputError
 from ..objective import ACTIVE
-from .counts import as_tensor, blocks, norms, release, unit
+from .counts import as_tensor, blocks, norms, place, release, unit
 
 Codes = Any  # numpy [N, D] or a scipy CSR array of that shape
 COLUMN_BLOCK = 2**23  # entries sorted at once
@@ -76,8 +76,8 @@ def strongest(z: Codes, k: int) -> tuple[np.ndarray, np.ndarray]:
     """
     if k < 1:
         raise InputError(f"at least one dimension must be kept, got k = {k}")
-    found = [_strongest(block, min(k, z.shape[1])) for _, block in unit_blocks(z)]
-    columns, values = (np.concatenate([each.numpy() for each in both]) for both in zip(*found))
+    found = [_strongest(block.to(place()), min(k, z.shape[1])) for _, block in unit_blocks(z)]
+    columns, values = (torch.cat(both).cpu().numpy() for both in zip(*found))
     return columns, values
 
 
@@ -130,6 +130,6 @@ def strongest_images(z: Codes, count: int = 10) -> np.ndarray:
     """
     table = np.full((z.shape[1], count), -1, np.int64)
     for part, block in column_blocks(z):
-        rows, values = _strongest(block, min(count, z.shape[0]))
-        table[part, : rows.shape[1]] = rows.where(values > 0, -1).numpy()
+        rows, values = _strongest(block.to(place()), min(count, z.shape[0]))
+        table[part, : rows.shape[1]] = rows.where(values > 0, -1).cpu().numpy()
     return table

@@ -1,0 +1,98 @@
+"""Max-pooling 3 x 3 with stride 2 and padding 1: forward notes which of the nine was the largest, backward looks it up.
+
+torch notes places in eight bytes each, and adds gradients up one by one. An image tensor [N, C, H, W] is stored
+channels last; a program takes a tile of rows (image, height, width) by channels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .norms import COLUMNS, ROWS, as_rows
+
+loose = triton.jit(do_not_specialize=["rows", "height", "width", "to_height", "to_width"])
+
+
+@triton.jit
+def locate(rows, height, width, columns, R: tl.constexpr, C: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Image, row and column of the pixels [R, 1] of a tile, their channels [1, C], and which of [R, C] exist."""
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    channel = tl.program_id(1) * C + tl.arange(0, C)
+    image, rest = row // (height * width), row % (height * width)
+    there = (row < rows)[:, None] & (channel < columns)[None, :]
+    return image[:, None].to(tl.int64), (rest // width)[:, None], (rest % width)[:, None], channel[None, :], there
+
+
+@loose
+def pool_forward(  # type: ignore[no-untyped-def]
+    x, y, which, rows, height, width, to_height, to_width, columns, R: tl.constexpr, C: tl.constexpr
+):
+    """y, and the number 0 to 8 of the pixel it was taken from."""
+    image, row, column, channel, there = locate(rows, to_height, to_width, columns, R, C)
+    best = tl.full([R, C], float("-inf"), tl.float32)
+    place = tl.zeros([R, C], tl.int32)
+    for tap in tl.static_range(9):
+        from_row, from_column = 2 * row - 1 + tap // 3, 2 * column - 1 + tap % 3
+        inside = there & (from_row >= 0) & (from_row < height) & (from_column >= 0) & (from_column < width)
+        at = ((image * height + from_row) * width + from_column) * columns + channel
+        value = tl.load(x + at, mask=inside, other=float("-inf")).to(tl.float32)
+        place = tl.where(value > best, tap, place)
+        best = tl.maximum(best, value)
+    at = ((image * to_height + row) * to_width + column) * columns + channel
+    tl.store(y + at, best.to(y.dtype.element_ty), mask=there)
+    tl.store(which + at, place.to(tl.int8), mask=there)
+
+
+@loose
+def pool_backward(  # type: ignore[no-untyped-def]
+    g, which, d_x, rows, height, width, to_height, to_width, columns, R: tl.constexpr, C: tl.constexpr
+):
+    """The gradients of the at most four outputs that a pixel may have been taken for."""
+    image, row, column, channel, there = locate(rows, height, width, columns, R, C)
+    total = tl.zeros([R, C], tl.float32)
+    for corner in tl.static_range(4):
+        to_row, to_column = (row + 1) // 2 - corner // 2, (column + 1) // 2 - corner % 2
+        tap_row, tap_column = row + 1 - 2 * to_row, column + 1 - 2 * to_column
+        inside = there & (tap_row < 3) & (tap_column < 3)
+        inside = inside & (to_row >= 0) & (to_row < to_height) & (to_column >= 0) & (to_column < to_width)
+        at = ((image * to_height + to_row) * to_width + to_column) * columns + channel
+        place = tl.load(which + at, mask=inside, other=-1).to(tl.int32)
+        value = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
+        total += tl.where(place == 3 * tap_row + tap_column, value, 0.0)
+    at = ((image * height + row) * width + column) * columns + channel
+    tl.store(d_x + at, total.to(d_x.dtype.element_ty), mask=there)
+
+
+class MaxPool(torch.autograd.Function):
+    """`F.max_pool2d(x, 3, 2, 1)` of x [N, C, H, W] on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = as_rows(x)
+        count, columns, *size = x.shape
+        to = [(side + 1) // 2 for side in size]
+        y = x.new_empty(count, columns, *to).contiguous(memory_format=torch.channels_last)
+        which = torch.empty_like(y, dtype=torch.int8)
+        pool_forward[grid(y)](x, y, which, count * to[0] * to[1], *size, *to, columns, ROWS, COLUMNS)
+        ctx.save_for_backward(which)
+        ctx.size = size
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (which,) = ctx.saved_tensors
+        g = as_rows(gradients[0])
+        count, columns, *to = g.shape
+        d_x = g.new_empty(count, columns, *ctx.size).contiguous(memory_format=torch.channels_last)
+        pool_backward[grid(d_x)](g, which, d_x, d_x.numel() // columns, *ctx.size, *to, columns, ROWS, COLUMNS)
+        return d_x
+
+
+def grid(x: Tensor) -> tuple[int, int]:
+    """Tiles of rows and of channels."""
+    return triton.cdiv(x.numel() // x.shape[1], ROWS), triton.cdiv(x.shape[1], COLUMNS)

@@ -1,0 +1,176 @@
+"""The kernels of a training step on a GPU against the same formulas as written."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bayesncl import augment
+from bayesncl.backbones import MaxPool, ResNet, ViewBatchNorm2d, build_backbone, kernels_in_use, set_views
+from bayesncl.lars import LARS
+from bayesncl.recipes import Model, Views, named
+
+pytestmark = pytest.mark.gpu
+
+# images, channels, height, width; views: channels and rows that fill no tile, and many of both
+SHAPES = [((4, 32, 5, 5), 2), ((6, 130, 3, 2), 3), ((4, 64, 1, 1), 1), ((64, 64, 34, 34), 2), ((32, 512, 5, 5), 2)]
+
+
+def layer(channels: int, views: int, relu: bool) -> ViewBatchNorm2d:
+    norm = ViewBatchNorm2d(channels).cuda().train()
+    norm.views, norm.relu = views, relu
+    with torch.no_grad():
+        norm.weight.normal_()
+        norm.bias.normal_()
+    return norm
+
+
+def outcome(norm: ViewBatchNorm2d, x: Tensor, shortcut: Tensor | None, g: Tensor) -> list[Tensor]:
+    """Result, statistics, and gradients by x, shortcut, weight and bias."""
+    inputs = [t.detach().requires_grad_() for t in (x, shortcut) if t is not None]
+    y = norm(*inputs)
+    assert norm.seen is not None
+    return [y.detach(), *norm.seen, *torch.autograd.grad(y, [*inputs, norm.weight, norm.bias], g)]
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    """Distance of a from b, as a share of the length of b."""
+    return float((a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-12))
+
+
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("with_shortcut", [True, False])
+@pytest.mark.parametrize(("shape", "views"), SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_is_as_exact_as_the_one_as_written(
+    shape: tuple[int, ...], views: int, dtype: torch.dtype, with_shortcut: bool, relu: bool
+) -> None:
+    torch.manual_seed(0)
+    norm = layer(shape[1], views, relu)
+    x, s, g = (torch.randn(shape, device="cuda").to(dtype) for _ in range(3))
+    x = (2 * x + 1).contiguous(memory_format=torch.channels_last)
+    shortcut = s if with_shortcut else None
+    exact = outcome(copy.deepcopy(norm).double(), x.double(), None if shortcut is None else s.double(), g.double())
+    written = outcome(norm, x, shortcut, g)
+    with kernels_in_use():
+        ours = outcome(norm, x, shortcut, g)
+    for name, a, b, c in zip(("y", "mean", "variance", "dx", "d1", "d2", "d3"), ours, written, exact):
+        assert a.dtype == b.dtype and a.shape == b.shape, name
+        # an entry close to 0 may fall on either side of the ReLU
+        assert apart(a, c) < 2 * apart(b, c) + (3e-3 if relu else 1e-5), name
+
+
+def test_the_same_input_gives_the_same_bits() -> None:
+    norm = layer(64, 2, True)
+    x, g = (torch.randn(32, 64, 17, 17, device="cuda").bfloat16() for _ in range(2))
+    with kernels_in_use():
+        first, second = outcome(norm, x, None, g), outcome(norm, x, None, g)
+    assert all(torch.equal(a, b) for a, b in zip(first, second))
+
+
+@pytest.mark.parametrize("shape", [(2, 64, 7, 9), (3, 70, 8, 8), (1, 5, 1, 2), (16, 64, 112, 112)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pooling_is_torchs(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    pool = MaxPool()
+    x = torch.randn(shape, device="cuda").relu().to(dtype).requires_grad_()  # many zeros: the first of equals is taken
+    written = pool(x)
+    with kernels_in_use():
+        ours = pool(x)
+    g = torch.randn_like(written)
+    assert torch.equal(ours, written)
+    a, b = (torch.autograd.grad(y, x, g)[0] for y in (ours, written))
+    assert apart(a, b) < (1e-6 if dtype == torch.float32 else 1e-2)
+
+
+@pytest.mark.parametrize("backbone", ["resnet18", "resnet50"])
+def test_a_resnet_has_the_gradients_of_the_one_as_written(backbone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.manual_seed(0)
+    stem = "cifar" if backbone == "resnet18" else "imagenet"
+    net = build_backbone(Model(backbone=backbone, stem=stem)).cuda().to(memory_format=torch.channels_last).train()
+    assert isinstance(net, ResNet)
+    set_views(net, 2)
+    x = torch.randn(16, 3, 32, 32, device="cuda")
+
+    def gradients(net: nn.Module, x: Tensor) -> dict[str, Tensor]:
+        net.zero_grad(set_to_none=True)
+        net(x).square().mean().backward()
+        return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
+
+    exact = gradients(copy.deepcopy(net).double(), x.double())
+    written = gradients(net, x)
+    with kernels_in_use():
+        ours = gradients(net, x)
+    assert ours.keys() == exact.keys() and len(ours) == len(list(net.parameters()))
+    worst = max(apart(written[name], g) for name, g in exact.items())
+    for name, g in exact.items():
+        assert apart(ours[name], g) < 3 * worst + 1e-4, name
+
+
+def smooth(count: int, height: int, width: int) -> Tensor:
+    pixels = torch.nn.functional.interpolate(torch.rand(count, 3, 6, 6), (height, width), mode="bicubic")
+    return pixels.clamp(0, 1).mul(255).to(torch.uint8).cuda()
+
+
+CIFAR = named("cifar100-bayesncl").views
+
+
+@pytest.mark.parametrize(
+    ("views", "size"),
+    [
+        (CIFAR, (32, 32)),
+        (named("cifar100-prototypes").views, (32, 32)),
+        (dataclasses.replace(CIFAR, solarise=0.5, interpolation="bilinear"), (32, 32)),
+        (dataclasses.replace(CIFAR, size=24), (40, 20)),
+        (dataclasses.replace(CIFAR, size=64, jitter=1.0, hue=0.0), (64, 64)),
+        (dataclasses.replace(CIFAR, crop_scale=(0.9, 1.0), crop_ratio=(0.2, 0.3)), (32, 32)),
+    ],
+)
+def test_views_are_those_as_written(views: Views, size: tuple[int, int]) -> None:
+    from bayesncl.kernels.views import fits, make_views
+
+    assert fits(views, size)
+    torch.manual_seed(0)
+    pixels, index = smooth(64, *size), torch.randint(0, 10**6, (64,), device="cuda")
+    epoch, seed = torch.tensor(7, device="cuda"), torch.tensor(2**62 + 3, device="cuda")
+    mean, std = torch.tensor([0.4, 0.5, 0.6], device="cuda"), torch.tensor([0.2, 0.25, 0.3], device="cuda")
+    written = (augment.make_views(pixels, index, epoch, seed, views) - mean[:, None, None]) / std[:, None, None]
+    ours = make_views(pixels, index, epoch, seed, views, mean, std)
+    assert ours.shape == written.shape and ours.is_contiguous(memory_format=torch.channels_last)
+    assert float((ours - written).abs().amax((1, 2, 3)).max()) < 0.05  # products in half precision; the range is 5
+
+
+def test_large_views_are_left_to_the_compiler() -> None:
+    from bayesncl.kernels.views import fits
+
+    assert not fits(dataclasses.replace(CIFAR, size=65), (32, 32)) and not fits(CIFAR, (32, 96))
+
+
+def test_lars_moves_as_written() -> None:
+    torch.manual_seed(0)
+
+    def parameters() -> list[Tensor]:
+        torch.manual_seed(1)
+        shapes = ((64, 3, 3, 3), (130, 70), (7,))
+        made = [torch.randn(shape, device="cuda") for shape in shapes]
+        made[0] = made[0].contiguous(memory_format=torch.channels_last)
+        return [p.requires_grad_() for p in made]
+
+    results = []
+    for kernel in (False, True):
+        params = parameters()
+        optimiser = LARS(params, lr=torch.tensor(0.3, device="cuda"))
+        if kernel:
+            optimiser.use_kernel()
+        for _ in range(3):
+            optimiser.zero_grad()
+            sum((p.square() * (1 + p)).sum() for p in params).backward()  # type: ignore[union-attr]
+            optimiser.step()
+        results.append([p.detach().clone() for p in params])
+    for a, b in zip(*results):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
