@@ -364,9 +364,7 @@ def _put(folder: CodesFolder, about: About, rows: Rows, blocks: Iterator[np.ndar
         changed = changed or (about.kind == "array" and (old.source, old.mark) != (about.source, about.mark))
     except InputError:
         changed = True
-    if changed:
-        folder.inside(folder.codes_file).unlink(missing_ok=True)
-    folder.put_rows(about, rows, blocks, features)
+    folder.put_rows(about, rows, blocks, features, [folder.codes_file] if changed else ())
 
 
 def _factorise(values: Sequence[str] | None) -> dict[str, Any]:

@@ -430,6 +430,9 @@ def test_nothing_of_other_codes_stays_beside_new_ones(run, tmp_path: Path, monke
         patch.setattr(fit_module, "judge", stop)
         assert run("fit", "a.npy", "-o", "codes", "--dim", "8", "--quiet").status == 2
     assert here.codes_file.exists() and not here.verdict_file.exists() and not here.evaluation_file.exists()
+    np.save("nan.npy", np.full((60, 20), np.nan))
+    refused(run("fit", "nan.npy", "-o", "codes", "--quiet"), "row 0")
+    assert here.codes_file.exists()  # an array that is refused costs nothing
     with monkeypatch.context() as patch:
         patch.setattr(fit_module, "_train", stop)
         assert run("fit", "b.npy", "-o", "codes", "--quiet").status == 2
