@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from . import distributed
-from .arrays import ENDINGS, as_features, check_room, read_arrays, read_embeddings
+from .arrays import ENDINGS, as_features, check_room, read_embeddings
 from .codes import ReadableCodes, choose_batch, choose_dim, choose_steps
 from .codes_folder import About, CodesFolder, Rows, encoder_dict, mark
 from .data import load as load_split
@@ -33,6 +33,7 @@ from .errors import InputError
 from .features import extract
 from .files import is_codes
 from .judge import headlines, judge
+from .labels import class_labels, read_labels
 from .measure.result import to_json
 from .measure.verdict import Verdict, to_dict
 from .model import load_run
@@ -194,6 +195,7 @@ def take_array(source: Path, folder: CodesFolder, options: Options, device: torc
         raise InputError(f"{source}: one row only; codes are read from what rows have in common")
     if options.labels is not None:
         names, labels = read_labels(options.labels, names, n)
+    labels = class_labels(labels)
     check_room(400 * n, f"{source}: names of {n:,} rows")
     texts = [str(i) for i in range(n)] if names is None else [str(name) for name in names]
     if options.images is not None:
@@ -213,29 +215,6 @@ def take_array(source: Path, folder: CodesFolder, options: Options, device: torc
     images = None if options.images is None else folder.relative(options.images)
     about = About("array", folder.relative(source), images, mark=json.dumps(mark(source)))
     _put(folder, about, rows, _sane(z, order), z.shape[1])
-
-
-def read_labels(path: Path, names: np.ndarray | None, n: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Names and labels of rows from a file: row by row, or by name where both have names."""
-    found = read_arrays(path, ("y", "names", "labels", "z"))
-    labels = found.get("y", found.get("labels"))
-    theirs = found.get("names")
-    for column in (labels, theirs):
-        if column is not None and column.ndim != 1:
-            raise InputError(f"{path}: labels and names must be [N], got {list(column.shape)}")
-    if labels is None and theirs is None:
-        raise InputError(f"{path}: no labels in it, expected y [N], or a table with the column label")
-    if names is not None and theirs is not None and labels is not None:
-        by_name = {str(name): i for i, name in enumerate(theirs)}
-        missing = [str(name) for name in names if str(name) not in by_name]
-        if missing:
-            raise InputError(f"{path}: no label for {len(missing):,} of {n:,} rows, e.g. {printable(missing[0])}")
-        return names, labels[[by_name[str(name)] for name in names]]
-    column = labels if labels is not None else theirs
-    assert column is not None
-    if len(column) != n:
-        raise InputError(f"{path}: {len(column):,} rows, the embeddings have {n:,}")
-    return (names if theirs is None else theirs), labels
 
 
 def match_images(names: list[str], named: bool, root: Path, say: Say) -> list[str]:

@@ -66,7 +66,8 @@ def photo_labels(pile: Pile, table: Path | None) -> list[str] | None:
     found = read_arrays(table, ("y", "names"))
     if any(key not in found or found[key].ndim != 1 for key in ("names", "y")):
         raise InputError(f"{table}: labels of photos need a table with the columns name and label")
-    by_name = {str(name).replace(os.sep, "/"): str(y) for name, y in zip(found["names"], found["y"])}
+    pairs = zip(found["names"], found["y"].astype(str))
+    by_name = {str(name).replace(os.sep, "/"): y for name, y in pairs if y not in ("", "nan")}
     labels = [by_name.get(name, by_name.get(name.rpartition("/")[2])) for name in pile.names]
     missing = [name for name, label in zip(pile.names, labels) if label is None]
     if missing:

@@ -371,9 +371,9 @@ def test_named_columns(run, tmp_path: Path) -> None:
         (["images.npy"], "holds images"),
         (["text.npy"], "features must be"),
         (["pickled.npy"], "pickled"),
-        (["strange.npz"], "no array named z in it, it holds vectors"),
+        (["strange.npz"], "no embeddings in it, expected an array named z, embeddings, embedding, features; it holds"),
         (["cut.npz"], "cannot be read"),
-        (["words.csv"], "cannot be read"),
+        (["words.csv"], "words.csv, line 2: column b holds 'x', no number"),
     ],
 )  # fmt: skip
 def test_refusals(words: list[str], message: str, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,7 +394,7 @@ def test_refusals(words: list[str], message: str, run, tmp_path: Path, monkeypat
     ):  # fmt: skip
         np.save(f"{name}.npy", array)
     np.save("pickled.npy", np.array([{}], dtype=object), allow_pickle=True)
-    np.savez("strange.npz", vectors=x)
+    np.savez("strange.npz", one=x, two=x)
     np.savez("cut.npz", z=x)
     Path("cut.npz").write_bytes(Path("cut.npz").read_bytes()[:-50])
     out = [] if "-o" in words else ["-o", "codes"]
@@ -412,6 +412,18 @@ def test_labels_of_another_file_beside_an_array_are_left_alone(run) -> None:
     assert read_embeddings(Path("x.npy"))[2].tolist() == y.tolist()
     z, names, labels = read_embeddings(Path("new.npy"))
     assert (len(z), names, labels) == (7, None, None)
+
+
+def test_rows_without_a_label_are_no_class(run, tmp_path: Path) -> None:
+    x, y = clusters()
+    for labels, said in ((np.where(y, y, np.nan), "20 of 60 rows have no label"), (y + 0.5, "neither whole numbers")):
+        np.savez("x.npz", z=x, y=labels)
+        assert said in run("fit", "x.npz", "-o", "codes", "--dim", "4").err
+        assert CodesFolder("codes").rows().labels is None
+    pictures = draw_folder(tmp_path / "p", classes=())
+    names = sorted(path.name for path in pictures.iterdir())
+    Path("l.csv").write_text("name,label\n" + "".join(f"{name},{'' if i else 'ant'}\n" for i, name in enumerate(names)))
+    refused(run("fit", pictures, "-o", "q", "--encoder", NET, "--labels", "l.csv", "--quiet"), "no label for 23 of 24")
 
 
 def test_nothing_of_other_codes_stays_beside_new_ones(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
