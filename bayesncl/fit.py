@@ -140,6 +140,8 @@ def find_source(source: Path, out: Path, options: Options) -> str:
 def take_photos(source: Path, folder: CodesFolder, options: Options, device: torch.device, display: Display) -> None:
     """Embed the photos of a folder that are not embedded yet."""
     pile = find_photos(source, folder.folder)
+    if len(pile) < 2:
+        raise InputError(f"{source}: one photo only; codes are read from what photos have in common")
     labels = photo_labels(pile, options.labels)
     encoder = _choose_encoder(folder, options, device, display)
     made = Embedded(pile, encoder, folder)
@@ -167,8 +169,9 @@ def take_photos(source: Path, folder: CodesFolder, options: Options, device: tor
         name, why = printable(broken[0][0]), printable(broken[0][3])
         count = f"{plural(len(broken), 'photo')} of {n:,}"
         display.note(f"{count} cannot be used and {'is' if len(broken) == 1 else 'are'} left out, e.g. {name} ({why})")
-    if not len(usable):
-        raise InputError(f"{source}: none of the {n} photos can be used, e.g. {printable(broken[0][3], 200)}")
+    if len(usable) < 2:
+        some = "only one" if len(usable) else "none"
+        raise InputError(f"{source}: {some} of the {n} photos can be used, e.g. {printable(broken[0][3], 200)}")
     held = hold_out([pile.names[i] for i in usable], None if pile.test is None else pile.test[usable])
     order = usable[np.argsort(held, kind="stable")]
     rows = Rows(

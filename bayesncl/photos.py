@@ -24,7 +24,7 @@ from .data.folder import existing_folder, scan, split_folders
 from .data.images import Progress, printable
 from .encoders import PhotoEncoder
 from .errors import InputError
-from .files import is_codes, read_regular, write_atomic
+from .files import read_regular, write_atomic
 from .progress import plural
 
 BATCH = {"cpu": 16, "cuda": 256}
@@ -77,7 +77,7 @@ def photo_labels(pile: Pile, table: Path | None) -> list[str] | None:
 
 
 def find_photos(root: Path, out: Path) -> Pile:
-    """The photos of a folder; what lies in `out`, or in another folder that `fit` wrote, is left out."""
+    """The photos of a folder; what lies in `out`, which `fit` may not have written yet, is left out."""
     root = existing_folder(str(root))
     train, test = split_folders(root)
     entries: list[Entry] = []
@@ -87,7 +87,7 @@ def find_photos(root: Path, out: Path) -> Pile:
     @cache
     def ours(folder: Path) -> bool:
         up = folder.parent
-        return folder == here or is_codes(folder) or (up != folder and up.is_relative_to(base) and ours(up))
+        return folder == here or (up != folder and up.is_relative_to(base) and ours(up))
 
     for folder in filter(None, (train, test)):
         prefix = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"

@@ -194,6 +194,8 @@ def test_broken_and_other_files(run, tmp_path: Path) -> None:
     assert run("atlas", "pictures/codes", "--quiet").status == 0  # whose pictures are not photos of the next fit
     answer = run("fit", "pictures", "-o", "pictures/codes", "--encoder", NET, "--dim", "4")
     assert "25 photos (25 known already)" in answer.err
+    assert run("embed", "pictures/codes", "pictures", "-o", "e.npz", "--encoder", NET, "--quiet").status == 0
+    assert len(read_embeddings(Path("e.npz"))[0]) == 24
     answer = run("measure", "pictures/codes", "--json", "m.json", "--quiet")
     assert answer.status == 0 and "Nothing is said of classes" in answer.out
     assert run("measure", "pictures/codes", "--csv", "m.csv", "--quiet").status == 0
@@ -202,6 +204,8 @@ def test_broken_and_other_files(run, tmp_path: Path) -> None:
     for path in pictures.glob("*.png"):
         path.write_bytes(b"no")
     refused(run("fit", "pictures", "-o", "none", "--encoder", NET, "--quiet"), "none of the 25 photos can be used")
+    Image.new("RGB", (9, 9)).save(pictures / "good.png")
+    refused(run("fit", "pictures", "-o", "one", "--encoder", NET, "--quiet"), "only one of the 26 photos can be used")
 
 
 def test_splits_labels_and_rows_held_out(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,6 +350,7 @@ def test_named_columns(run, tmp_path: Path) -> None:
         (["note.txt"], "expected a folder of photos, a run, or an array file"),
         (["one.png"], "one image"),
         (["empty"], "no photos in it"),
+        (["lone"], "one photo only"),
         (["heic"], "no photos in it"),
         (["p", "-o", "p"], "lies in, the folder -o p"),
         (["p", "-o", "note.txt"], "a file, expected a folder"),
@@ -380,9 +385,10 @@ def test_refusals(words: list[str], message: str, run, tmp_path: Path, monkeypat
     monkeypatch.setitem(sys.modules, "timm", None)
     x, y = clusters()
     draw_folder(tmp_path / "p")
-    Image.new("RGB", (9, 9)).save("one.png")
-    for folder in ("empty", "heic"):
+    for folder in ("empty", "heic", "lone"):
         Path(folder).mkdir()
+    for path in ("one.png", "lone/one.png"):
+        Image.new("RGB", (9, 9)).save(path)
     Path("note.txt").write_text("x")
     Path("heic/a.heic").write_text("x")
     Path("words.csv").write_text("a,b\n1,x\n")
