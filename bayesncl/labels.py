@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,16 +23,25 @@ def read_labels(path: Path, names: np.ndarray | None, n: int) -> tuple[np.ndarra
     if labels is None and theirs is None:
         raise InputError(f"{path}: no labels in it, expected y [N], or a table with the column label")
     if names is not None and theirs is not None and labels is not None:
-        by_name = {str(name): i for i, name in enumerate(theirs)}
+        by_name = label_names(path, theirs, labels)
         missing = [str(name) for name in names if str(name) not in by_name]
         if missing:
             raise InputError(f"{path}: no label for {len(missing):,} of {n:,} rows, e.g. {printable(missing[0])}")
-        return names, labels[[by_name[str(name)] for name in names]]
+        return names, np.array([by_name[str(name)] for name in names])
     column = labels if labels is not None else theirs
     assert column is not None
     if len(column) != n:
         raise InputError(f"{path}: {len(column):,} rows, the embeddings have {n:,}")
     return (names if theirs is None else theirs), labels
+
+
+def label_names(path: Path, names: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+    """The label of each name in a file; InputError where a name has two."""
+    by_name: dict[str, Any] = {}
+    for name, label in zip(map(str, names), labels.tolist()):
+        if by_name.setdefault(name, label) != label:
+            raise InputError(f"{path}: {printable(name)} has the labels {by_name[name]} and {label}: leave one")
+    return by_name
 
 
 def class_labels(labels: np.ndarray | None) -> np.ndarray | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .arrays import read_arrays
+from .arrays import LABELS, NAMES, find_column, read_arrays
 from .codes_folder import CodesFolder, mark
 from .data.archive import Entry
 from .data.cache import count_kinds, in_threads, read_entry
@@ -25,6 +25,7 @@ from .data.images import Progress, printable
 from .encoders import PhotoEncoder
 from .errors import InputError
 from .files import read_regular, write_atomic
+from .labels import label_names
 from .progress import plural
 
 BATCH = {"cpu": 16, "cuda": 256}
@@ -63,11 +64,11 @@ def photo_labels(pile: Pile, table: Path | None) -> list[str] | None:
     """A class for each photo: by its subfolder, or by its name in a table."""
     if table is None:
         return pile.classes
-    found = read_arrays(table, ("y", "names"))
-    if any(key not in found or found[key].ndim != 1 for key in ("names", "y")):
+    found = read_arrays(table, (*LABELS, *NAMES))
+    names, given = find_column(found, NAMES), find_column(found, LABELS)
+    if names is None or given is None or names.ndim != 1 or names.shape != given.shape:
         raise InputError(f"{table}: labels of photos need a table with the columns name and label")
-    pairs = zip(found["names"], found["y"].astype(str))
-    by_name = {str(name).replace(os.sep, "/"): y for name, y in pairs if y not in ("", "nan")}
+    by_name = {name.replace(os.sep, "/"): y for name, y in label_names(table, names, given.astype(str)).items() if y}
     labels = [by_name.get(name, by_name.get(name.rpartition("/")[2])) for name in pile.names]
     missing = [name for name, label in zip(pile.names, labels) if label is None]
     if missing:

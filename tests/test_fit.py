@@ -429,7 +429,10 @@ def test_rows_without_a_label_are_no_class(run, tmp_path: Path) -> None:
     pictures = draw_folder(tmp_path / "p", classes=())
     names = sorted(path.name for path in pictures.iterdir())
     Path("l.csv").write_text("name,label\n" + "".join(f"{name},{'' if i else 'ant'}\n" for i, name in enumerate(names)))
-    refused(run("fit", pictures, "-o", "q", "--encoder", NET, "--labels", "l.csv", "--quiet"), "no label for 23 of 24")
+    words = ["fit", pictures, "-o", "q", "--encoder", NET, "--labels", "l.csv", "--quiet"]
+    refused(run(*words), "no label for 23 of 24")
+    Path("l.csv").write_text(Path("l.csv").read_text() + f"{names[0]},bee\n")
+    refused(run(*words), f"{names[0]} has the labels ant and bee: leave one")
 
 
 def test_nothing_of_other_codes_stays_beside_new_ones(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
