@@ -66,7 +66,7 @@ def read_arrays(path: str | Path, names: Sequence[str], needed: Sequence[str] = 
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"{shown(path)}: no such file")
+        raise InputError(f"{shown(path)}: {'a folder, expected a file' if path.is_dir() else 'no such file'}")
     try:
         members = _members(path, names)
         for name in needed:

@@ -262,7 +262,7 @@ def test_bad_files(tmp_path: Path) -> None:
         ("text.npz", "not an .npz"),
         ("empty.npz", "not an .npz"),
         ("none.npz", "no such file"),
-        (".", "no such file"),
+        (".", "a folder, expected a file"),
     ):
         with pytest.raises(InputError, match=message):
             measure_file(tmp_path / name)
