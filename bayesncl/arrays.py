@@ -42,9 +42,10 @@ TENSORS = {
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
 }  # fmt: skip
 COLUMNS = {  # of tables: what they hold by their heading; all other columns are features
-    **dict.fromkeys(("y", "label", "labels", "class"), "y"),
-    **dict.fromkeys(("name", "names", "file", "path"), "names"),
-    **dict.fromkeys(("", "unnamed: 0", "__index_level_0__"), "index"),  # pandas' row numbers, which say nothing
+    **dict.fromkeys(("y", "label", "labels", "class", "target", "category"), "y"),
+    **dict.fromkeys(("name", "names", "file", "path", "filename", "file_name", "filepath", "image_path"), "names"),
+    **dict.fromkeys(("", "unnamed: 0", "__index_level_0__", "index"), "index"),  # row numbers, which say nothing
+    "id": "id",  # names where there are no others
 }
 
 ENDINGS = (".npy", ".npz", ".safetensors", ".csv", ".parquet")
@@ -61,12 +62,12 @@ def read_arrays(path: str | Path, names: Sequence[str], needed: Sequence[str] = 
     """The arrays of a file that have these names: numbers, booleans or text, memory-mapped if they are not compressed.
 
     .npz and .safetensors hold arrays by name; .npy holds one, which gets the first of `names`. Of a table, .csv or
-    .parquet, columns headed y or label give `y`, name or path give `names`, all the others `z` [N, D] (in .parquet also
-    one column of lists). Those `needed` must be there.
+    .parquet, columns headed y or label give `y`, name or path give `names` (`COLUMNS` has all headings), all the others
+    `z` [N, D]; in .parquet columns of lists, where there are any, are `z`. Those `needed` must be there.
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"{shown(path)}: no such file")
+        raise InputError(f"{shown(path)}: {'a folder, expected a file' if path.is_dir() else 'no such file'}")
     try:
         members = _members(path, names)
         for name in needed:
@@ -90,14 +91,11 @@ def read_arrays(path: str | Path, names: Sequence[str], needed: Sequence[str] = 
 def read_embeddings(path: Path) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
     """Embeddings of a file as they are, with names [N] and labels [N] where it, or files beside a .npy, have them."""
     found = read_arrays(path, (*FEATURES, *LABELS, *NAMES, "class_names"))
-    z = next((found[name] for name in FEATURES if name in found), None)
-    if z is None:
-        z = read_arrays(path, FEATURES, needed=("z",))["z"]  # raises, and says what is there
+    z = find_features(path, found)
     # one of another length belongs to another array
     own = {name: column for name, column in _beside(path).items() if column.shape[:1] == z.shape[:1]}
     beside = {**found, **own}
-    names = next((beside[name] for name in NAMES if name in beside), None)
-    labels = next((beside[name] for name in LABELS if name in beside), None)
+    names, labels = find_column(beside, NAMES), find_column(beside, LABELS)
     for what, column in (("names", names), ("labels", labels)):
         if column is not None and (z.ndim < 1 or column.ndim != 1 or len(column) != len(z)):
             raise InputError(f"{path}: embeddings {list(z.shape)}, but {what} {list(column.shape)}")
@@ -108,9 +106,36 @@ def read_embeddings(path: Path) -> tuple[np.ndarray, np.ndarray | None, np.ndarr
     return z, names, labels
 
 
+def find_features(path: Path | str, found: dict[str, np.ndarray]) -> np.ndarray:
+    """The embeddings [N, F] among arrays of a file: by their name, or else the only one that can be meant."""
+    z = next((found[name] for name in FEATURES if name in found), None)
+    if z is None:
+        held = sorted(_members(Path(path), FEATURES))
+        left = [name for name in held if name not in (*LABELS, *NAMES, "class_names")]
+        if len(left) != 1:
+            some = f"named {', '.join(FEATURES[:4])}; it holds {', '.join(held) or 'nothing'}"
+            raise InputError(f"{shown(path)}: no embeddings in it, expected an array {printable(some, 200)}")
+        z = read_arrays(path, left)[left[0]]
+    width = max(z.shape[1:], default=0)
+    return z.reshape(len(z), width) if z.ndim > 2 and 0 < z.size == len(z) * width else z  # [N, F, 1, 1] is [N, F]
+
+
+def find_column(found: dict[str, np.ndarray], names: Sequence[str]) -> np.ndarray | None:
+    """The first of these arrays that is there; [N, 1] is [N], 3.0 is 3, and NaN, which stands for nothing, is ""."""
+    column = next((found[name] for name in names if name in found), None)
+    if column is None:
+        return None
+    column = column[:, 0] if column.ndim == 2 and column.shape[1] == 1 else column
+    there = np.isfinite(column) if column.dtype.kind == "f" else None
+    if there is None or not (np.abs(column[there]) < 2**53).all() or (column[there] % 1).any():
+        return column
+    whole = np.where(there, column, 0).astype(np.int64)
+    return whole if there.all() else np.where(there, whole.astype(str), "")
+
+
 def _beside(source: Path) -> dict[str, np.ndarray]:
     """y.npy and names.npy beside a .npy."""
-    if source.suffix != ".npy":
+    if source.suffix.lower() != ".npy":
         return {}
     paths = {name: source.with_name(f"{name}.npy") for name in ("y", "names")}
     return {name: read_arrays(path, (name,))[name] for name, path in paths.items() if path.is_file() and path != source}
@@ -224,9 +249,9 @@ def _members(path: Path, names: Sequence[str]) -> dict[str, Reader]:
         return {info.filename.removesuffix(".npy"): partial(_unzip, path, info) for info in infos}
     if magic.startswith(b"PAR1"):
         return _parquet(path)
-    if path.suffix == ".safetensors":
+    if path.suffix.lower() == ".safetensors":
         return _tensors(path)
-    if path.suffix == ".csv":
+    if path.suffix.lower() == ".csv":
         return _csv(path)
     raise InputError(f"{shown(path)} is not an .npz, .npy, .safetensors, .csv or .parquet file that can be read")
 
@@ -294,7 +319,10 @@ def _checked_size(shape: Sequence[int], dtype: np.dtype, there: int) -> int:
 
 
 def _checked_text(values: np.ndarray) -> np.ndarray:
-    """Text must consist of characters: NumPy stores any 32 bits and fails only when they are looked at."""
+    """Bytes as text; text must consist of characters: NumPy stores any 32 bits and fails only when they are seen."""
+    if values.dtype.kind == "S":
+        check_room(4 * values.nbytes, "as text it")
+        return np.char.decode(values, "utf-8", "replace")
     if values.dtype.kind == "U":
         codes = np.dtype(np.uint32).newbyteorder(values.dtype.byteorder)
         flat = np.ascontiguousarray(values).reshape(-1).view(codes)
@@ -332,18 +360,24 @@ def _csv(path: Path) -> dict[str, Reader]:
     """Features, labels and names of a table with a heading; one of numbers alone may do without."""
     check_room(16 * os.path.getsize(path), f"{shown(path)}: the table")
     with open(path, newline="", encoding="utf-8-sig") as file:
-        rows = csv.reader(file)
+        heading = file.readline()
+        file.seek(0)
+        rows = csv.reader(file, delimiter="," if "," in heading else max(",;\t", key=heading.count))
         first = next(rows, [])
         kinds = _kinds(first, path)
-        columns: dict[str, list[str]] = {kind: [] for kind in kinds if kind != "z"}
+        columns: dict[str, list[str]] = {kind: [] for kind in kinds if kind in ("y", "names")}
         values = array.array("d")
 
         def take(row: list[str]) -> None:
             if len(row) != len(first):
                 raise InputError(f"{shown(path)}, line {rows.line_num}: {len(row)} columns, expected {len(first)}")
-            values.extend([float(cell) for cell, kind in zip(row, kinds) if kind == "z"])
+            try:
+                values.extend([float(cell) for cell, kind in zip(row, kinds) if kind == "z"])
+            except ValueError:
+                at = next(i for i, cell in enumerate(row) if kinds[i] == "z" and not _is_number(cell))
+                raise InputError(f"{shown(path)}, line {rows.line_num}: {_no_number(first[at], row[at])}") from None
             for cell, kind in zip(row, kinds):
-                if kind != "z":
+                if kind in columns:
                     columns[kind].append(cell[1:] if cell[:1] == "'" and FORMULA.match(cell) else cell)
 
         counted = len(first) > 1 and first == [str(i) for i in range(len(first))]  # pandas' heading of plain arrays
@@ -352,7 +386,6 @@ def _csv(path: Path) -> dict[str, Reader]:
         for row in filter(None, rows):  # blank lines say nothing
             take(row)
     width = kinds.count("z")
-    columns.pop("index", None)
     found: dict[str, Reader] = {kind: partial(_text, column) for kind, column in columns.items()}
     if width:
         found["z"] = lambda: np.frombuffer(values, np.float64).reshape(-1, width)
@@ -366,7 +399,13 @@ def _kinds(headings: list[str], path: Path) -> list[str]:
         if kinds.count(kind) > 1:
             some = " and ".join(printable(cell) for cell, k in zip(headings, kinds) if k == kind)
             raise InputError(f"{shown(path)}: columns {some} hold the same kind of thing: leave one")
-    return kinds
+    spare = "index" if "names" in kinds else "names"
+    return [spare if kind == "id" else kind for kind in kinds]
+
+
+def _no_number(heading: str, cell: object) -> str:
+    seen = f"column {printable(heading)} holds {printable(repr(cell))}"
+    return f"{seen}, no number; head it label or name, or leave it out"
 
 
 def guard_cell(text: str) -> str:
@@ -392,7 +431,8 @@ def _text(cells: list[Any]) -> np.ndarray:
             return np.array(numbers, np.int64)
     except (ValueError, TypeError, OverflowError):
         pass
-    texts = [str(cell) for cell in cells]
+    cells = [cell.decode("utf-8", "replace") if type(cell) is bytes else cell for cell in cells]
+    texts = ["" if cell is None else str(cell) for cell in cells]
     check_room(4 * len(texts) * max(map(len, texts)), "as an array it")
     return np.array(texts)
 
@@ -403,6 +443,12 @@ def import_pyarrow() -> Any:
     for part in ("pyarrow.compute", "pyarrow.parquet"):
         import_extra(part, missing)
     return import_extra("pyarrow", missing)
+
+
+def _holds_lists(kind: Any, pyarrow: Any) -> bool:
+    """Whether a type of a column is that of lists of numbers."""
+    lists = isinstance(kind, (pyarrow.ListType, pyarrow.LargeListType, pyarrow.FixedSizeListType))
+    return lists and (pyarrow.types.is_floating(kind.value_type) or pyarrow.types.is_integer(kind.value_type))
 
 
 def _parquet(path: Path) -> dict[str, Reader]:
@@ -422,19 +468,24 @@ def _parquet(path: Path) -> dict[str, Reader]:
         table = pyarrow.Table.from_batches(batches)
         found: dict[str, Reader] = {}
         features = []
-        for name, kind, column in zip(table.column_names, _kinds(table.column_names, path), table.columns):
-            if kind == "index":
+        columns = list(zip(table.column_names, _kinds(table.column_names, path), table.columns))
+        lists = [name for name, kind, column in columns if kind == "z" and _holds_lists(column.type, pyarrow)]
+        for name, kind, column in columns:
+            if kind == "index" or (kind == "z" and lists and name not in lists):
                 continue
             if kind != "z":
                 found[kind] = lambda column=column: _text(column.to_pylist())  # type: ignore[misc]
-            elif pyarrow.types.is_nested(column.type):  # lists; anything else fails below
+            elif lists:
                 if len(lengths := pyarrow.compute.list_value_length(column).unique()) > 1:
                     seen = ", ".join(map(str, lengths.to_pylist()[:4]))
                     raise InputError(f"{shown(path)}, column {printable(name)}: lists of different lengths ({seen})")
                 flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
                 features.append(flat.reshape(len(column), -1))
             else:
-                features.append(column.to_numpy()[:, None])
+                values = column.to_numpy()
+                if values.dtype.kind not in "fiub":
+                    raise InputError(f"{shown(path)}: {_no_number(name, values[:1].tolist())}")
+                features.append(values[:, None])
     except pyarrow.ArrowException as error:
         raise InputError(f"{shown(path)}: cannot be read: {first_line(error)}") from None
     if features:

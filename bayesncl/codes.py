@@ -327,6 +327,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             X = X.detach()
             if reset:
                 self.n_features_in_ = X.shape[1]
+                self.__dict__.pop("feature_names_in_", None)  # of the columns of an earlier fit
             elif X.shape[1] != self.n_features_in_:
                 raise InputError(f"X has {X.shape[1]} features, but ReadableCodes was fitted on {self.n_features_in_}")
         if reset and len(X) < 2:

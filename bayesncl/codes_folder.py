@@ -203,8 +203,13 @@ class CodesFolder(Folder):
             raise InputError(f"encoder {encoder.name} has changed since {self} was fitted: run bayesncl fit again")
         return encoder
 
-    def put_rows(self, about: About, rows: Rows, blocks: Iterable[np.ndarray], features: int) -> About:
-        """Write embeddings.npy, rows.json and codes.json together; a kill costs the cache, never its truth."""
+    def put_rows(
+        self, about: About, rows: Rows, blocks: Iterable[np.ndarray], features: int, gone: Iterable[Path] = ()
+    ) -> About:
+        """Write embeddings.npy, rows.json and codes.json together; a kill costs the cache, never its truth.
+
+        Files `gone` are of other embeddings: they go when these come.
+        """
         text = rows.to_json().encode()
         known: dict[str, Any] = {"rows": len(rows), "features": features, "crc32": 0, "names": _hash(text)}
         about = replace(about, embeddings=known)
@@ -221,7 +226,7 @@ class CodesFolder(Folder):
 
         files = {self.embeddings_file: array(), self.rows_file: [text], self.about_file: said()}
         try:
-            write_together({self.inside(path): parts for path, parts in files.items()})
+            write_together({self.inside(path): parts for path, parts in files.items()}, map(self.inside, gone))
         except OSError as error:
             raise InputError(f"cannot write to {self}: {error.strerror or error}") from None
         return about

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from . import distributed
-from .arrays import ENDINGS, as_features, check_room, read_arrays, read_embeddings
+from .arrays import ENDINGS, as_features, check_room, read_embeddings
 from .codes import ReadableCodes, choose_batch, choose_dim, choose_steps
 from .codes_folder import About, CodesFolder, Rows, encoder_dict, mark
 from .data import load as load_split
@@ -35,6 +35,7 @@ from .errors import InputError
 from .evaluate import measure_features
 from .features import extract
 from .files import is_codes
+from .labels import class_labels, read_labels
 from .measure.result import Result, to_json
 from .measure.verdict import Verdict, to_dict, verdict
 from .model import load_run
@@ -142,6 +143,8 @@ def find_source(source: Path, out: Path, options: Options) -> str:
 def take_photos(source: Path, folder: CodesFolder, options: Options, device: torch.device, display: Display) -> None:
     """Embed the photos of a folder that are not embedded yet."""
     pile = find_photos(source, folder.folder)
+    if len(pile) < 2:
+        raise InputError(f"{source}: one photo only; codes are read from what photos have in common")
     labels = photo_labels(pile, options.labels)
     encoder = _choose_encoder(folder, options, device, display)
     made = Embedded(pile, encoder, folder)
@@ -169,8 +172,9 @@ def take_photos(source: Path, folder: CodesFolder, options: Options, device: tor
         name, why = printable(broken[0][0]), printable(broken[0][3])
         count = f"{plural(len(broken), 'photo')} of {n:,}"
         display.note(f"{count} cannot be used and {'is' if len(broken) == 1 else 'are'} left out, e.g. {name} ({why})")
-    if not len(usable):
-        raise InputError(f"{source}: none of the {n} photos can be used, e.g. {printable(broken[0][3], 200)}")
+    if len(usable) < 2:
+        some = "only one" if len(usable) else "none"
+        raise InputError(f"{source}: {some} of the {n} photos can be used, e.g. {printable(broken[0][3], 200)}")
     held = hold_out([pile.names[i] for i in usable], None if pile.test is None else pile.test[usable])
     order = usable[np.argsort(held, kind="stable")]
     rows = Rows(
@@ -197,6 +201,7 @@ def take_array(source: Path, folder: CodesFolder, options: Options, device: torc
         raise InputError(f"{source}: one row only; codes are read from what rows have in common")
     if options.labels is not None:
         names, labels = read_labels(options.labels, names, n)
+    labels = class_labels(labels)
     check_room(400 * n, f"{source}: names of {n:,} rows")
     texts = [str(i) for i in range(n)] if names is None else [str(name) for name in names]
     if options.images is not None:
@@ -216,29 +221,6 @@ def take_array(source: Path, folder: CodesFolder, options: Options, device: torc
     images = None if options.images is None else folder.relative(options.images)
     about = About("array", folder.relative(source), images, mark=json.dumps(mark(source)))
     _put(folder, about, rows, _sane(z, order), z.shape[1])
-
-
-def read_labels(path: Path, names: np.ndarray | None, n: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Names and labels of rows from a file: row by row, or by name where both have names."""
-    found = read_arrays(path, ("y", "names", "labels", "z"))
-    labels = found.get("y", found.get("labels"))
-    theirs = found.get("names")
-    for column in (labels, theirs):
-        if column is not None and column.ndim != 1:
-            raise InputError(f"{path}: labels and names must be [N], got {list(column.shape)}")
-    if labels is None and theirs is None:
-        raise InputError(f"{path}: no labels in it, expected y [N], or a table with the column label")
-    if names is not None and theirs is not None and labels is not None:
-        by_name = {str(name): i for i, name in enumerate(theirs)}
-        missing = [str(name) for name in names if str(name) not in by_name]
-        if missing:
-            raise InputError(f"{path}: no label for {len(missing):,} of {n:,} rows, e.g. {printable(missing[0])}")
-        return names, labels[[by_name[str(name)] for name in names]]
-    column = labels if labels is not None else theirs
-    assert column is not None
-    if len(column) != n:
-        raise InputError(f"{path}: {len(column):,} rows, the embeddings have {n:,}")
-    return (names if theirs is None else theirs), labels
 
 
 def match_images(names: list[str], named: bool, root: Path, say: Say) -> list[str]:
@@ -412,9 +394,7 @@ def _put(folder: CodesFolder, about: About, rows: Rows, blocks: Iterator[np.ndar
         changed = changed or (about.kind == "array" and (old.source, old.mark) != (about.source, about.mark))
     except InputError:
         changed = True
-    if changed:
-        folder.inside(folder.codes_file).unlink(missing_ok=True)
-    folder.put_rows(about, rows, blocks, features)
+    folder.put_rows(about, rows, blocks, features, [folder.codes_file] if changed else ())
 
 
 def _factorise(values: Sequence[str] | None) -> dict[str, Any]:
