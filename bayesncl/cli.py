@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import os
 import sys
+import textwrap
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -100,16 +101,17 @@ def version(show: Annotated[bool, Option("--version", help="print the version an
 
 LISTING = f"""\
 Where to start
-  bayesncl train scenes                         built-in images, minutes on a CPU
+  bayesncl train scenes                         built-in images, minutes
   bayesncl train folder --data PHOTOS           your own images, by the thousand
-  bayesncl fit PHOTOS -o DIR                    fewer images: no training, no recipe
+  bayesncl fit PHOTOS -o DIR                    fewer images: no training
   bayesncl train cifar100-bayesncl --data DIR   the paper's main run
 
 A recipe is DATASET-METHOD, with DATASET one of
   {' '.join(DATASETS)}
 and METHOD one of
-  {' '.join(METHODS)}
-A plain DATASET means DATASET-bayesncl. {len(DATASETS) * len(METHODS)} recipes; bayesncl recipes NAME explains one."""
+{textwrap.indent(textwrap.fill(' '.join(METHODS), 78, break_on_hyphens=False), '  ')}
+A plain DATASET means DATASET-bayesncl. There are {len(DATASETS) * len(METHODS)} recipes.
+bayesncl recipes NAME explains one."""
 
 
 @app.command()
@@ -122,14 +124,18 @@ def recipes(
     if name is None:
         print(LISTING)
         return
+    from rich.console import Console
+
     recipe = find_recipe(name)
     print(recipe.name)
+    width = Console().width if Console().is_terminal else 1000
     for part in PARTS:
         print(f"\n{part}: {PARTS[part].__doc__}")
         values = dataclasses.asdict(getattr(recipe, part))
         for field, doc in explain(part):
             value = values[field] if values[field] != "" else "''"
-            print(f"  {part + '.' + field:26} = {value!s:28} {doc}")
+            head = f"  {part + '.' + field:26} = {value!s:13} "
+            print(textwrap.fill(doc, width, initial_indent=head, subsequent_indent=" " * 45, break_on_hyphens=False))
 
 
 @app.command()
@@ -268,7 +274,7 @@ def evaluate(
     if trained_on := (Run(run).environment() or {}).get("device"):
         results.parameters["trained_on"] = trained_on = printable(str(trained_on))
         if "thread" in trained_on:
-            display.note(f"trained on {trained_on}: another number of threads rounds otherwise, like another seed")
+            display.note(f"trained on {trained_on}: another number of threads gives other rounding, like another seed")
     try:
         if run.is_dir():  # it may be a model file
             Run(run).write(Run(run).evaluation_file, results.to_json())
@@ -319,7 +325,7 @@ def measure(
 
 @app.command()
 def cost(
-    recipes: Annotated[list[str], Argument(metavar="RECIPE ...", help="one recipe, or several side by side")],
+    recipes: Annotated[list[str], Argument(metavar="RECIPE", help="one recipe, or several side by side")],
     data: Annotated[str | None, Option(metavar="DIR", help="also tell the time for the images there")] = None,
     changes: Changes = None,
     timed: Annotated[bool, Option("--time", help="also run steps: seconds and peak memory, measured")] = False,
@@ -340,7 +346,7 @@ def cost(
 @app.command()
 def atlas(
     runs: Annotated[
-        list[Path] | None, Argument(metavar="RUN...", help="runs or model files, finished or not; or codes")
+        list[Path] | None, Argument(metavar="RUN", help="runs or model files, finished or not; or codes")
     ] = None,
     features: Annotated[
         Path | None, Option(metavar="FILE.npz", help="instead of a run: arrays z, images, and y if there are labels")
@@ -382,7 +388,7 @@ def atlas(
 
 @app.command()
 def quiz(
-    files: Annotated[list[Path], Argument(metavar="FILE...", help="results that the atlas's quiz exported")],
+    files: Annotated[list[Path], Argument(metavar="FILE", help="results that the atlas's quiz exported")],
     json: Json = None,
 ) -> None:
     """Join several people's answers to the atlas's intruder quiz. Gives the share found by method and dimension."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import textwrap
 import webbrowser
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def run_demo(out: Path, changes: list[str], open_browser: bool, display: Display
     shown = load(dataclasses.replace(recipe.data, size=max(SHOWN, recipe.data.size)), "test")
     run = describe_codes(codes, "textures", z, learnt, heat_of_codes(codes, test, z, True, None, display))
     page = build_atlas(out / "atlas", [run], shown, title=f"{len(names)} photographs")
-    print(f"{found} No label was used to learn them.\natlas: {page}")
+    print(textwrap.fill(f"{found} No label was used to learn them.", 80), f"atlas: {page}", sep="\n")
     show_page(page, open_browser)
 
 

@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import importlib
 import json
+import logging
 import math
 import os
 import sys
@@ -256,11 +257,17 @@ def open_timm(request: Request, device: torch.device | str, say: Say) -> PhotoEn
         raise InputError(f"timm has no model {name!r}{meant}")
     if request.weights is None:
         say(f"weights of {name}: from the Hugging Face hub the first time, then from its cache")
+    log = logging.getLogger("huggingface_hub")
+    level = log.level
+    log.setLevel(logging.ERROR)  # a failed download is one error here, not a warning for each of its tries
     try:
         network = timm.create_model(name, pretrained=request.weights is None, num_classes=0)
     except Exception as error:  # the hub, the network, the disk and timm have many kinds
-        advice = "--weights FILE takes its weights from a file"
-        raise InputError(f"timm could not make {name}: {first_line(error)}; {advice}") from None
+        offline = type(error).__name__ == "LocalEntryNotFoundError"  # of huggingface_hub, which says it in 300 letters
+        why = "no connection to the Hugging Face hub, nothing in its cache" if offline else first_line(error)
+        raise InputError(f"timm could not make {name}: {why}; --weights FILE takes its weights from a file") from None
+    finally:
+        log.setLevel(level)
     if request.weights is not None:
         request = load_weights(network, request)
     said = {key: value for key, value in dict(getattr(network, "pretrained_cfg", {})).items() if value is not None}

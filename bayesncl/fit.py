@@ -37,7 +37,7 @@ from .features import extract
 from .files import is_codes
 from .labels import class_labels, read_labels
 from .measure.result import Result, to_json
-from .measure.verdict import Verdict, to_dict, verdict
+from .measure.verdict import DENSELY, Verdict, to_dict, verdict
 from .model import load_run
 from .photos import BLOCK, Embedded, find_photos, photo_labels
 from .progress import Display, plural, words
@@ -97,8 +97,10 @@ def fit(source: Path, out: Path, options: Options, device: torch.device, display
     by = f"{rows.held:,} held-out" if rows.held else f"the same {len(rows):,}"
     seconds = time.perf_counter() - began
     display.note(f"{out}: {codes.dim_:,} dimensions by {codes.method} in {words(seconds)}; judged by {by} rows:")
-    for text in [*headlines(found), *next_commands(about, out)]:
+    for text in headlines(found):
         display.note(text)
+    for text in next_commands(about, out):
+        display.note(text, wrap=False)
     return found
 
 
@@ -157,7 +159,7 @@ def take_photos(source: Path, folder: CodesFolder, options: Options, device: tor
     how = "given" if options.labels else "by subfolder"
     sizes = sizes_in_words([entry.path for entry in pile.entries])
     parts = [
-        f"{n:,} photos{'' if len(todo) == n else f' ({n - len(todo):,} known already)'}"
+        f"{plural(n, 'photo')}{'' if len(todo) == n else f' ({n - len(todo):,} known already)'}"
         + (f" of {sizes} pixels" if sizes else ", none of those looked at can be read"),
         f"{classes:,} classes {how}" if classes > 1 else "no classes" if labels is None else "one class only",
         pile.skipped(),
@@ -334,7 +336,7 @@ def measure_codes(folder: Path, **options: Any) -> Result:
 def headlines(found: Verdict) -> list[str]:
     """The four most important lines of a verdict, wrapped."""
     lines = [line.text for line in found.lines if line.value is not None or line.text.startswith("Collapsed")]
-    lines = [text for text in lines if not text.startswith("Nearly every dimension fires")]  # as prototypes always do
+    lines = [text for text in lines if not text.startswith(DENSELY)]  # as prototypes always do
     return [textwrap.fill(text, 80, initial_indent="- ", subsequent_indent="  ") for text in lines[:4]]
 
 
@@ -343,13 +345,13 @@ def next_commands(about: About, out: Path) -> list[str]:
     lines = []
     place = shlex.quote(str(out))
     if about.kind != "array" or about.images is not None:
-        lines.append(f"see what each dimension means:  bayesncl atlas {place} --serve")
+        lines.append(f"see what they mean:      bayesncl atlas {place} --serve")
     if about.kind == "array":
-        lines.append(f"codes of other embeddings:      bayesncl embed {place} FILE.npy -o codes.csv")
+        lines.append(f"codes of other rows:     bayesncl embed {place} FILE.npy -o codes.csv")
     else:
         spec = (about.encoder or {}).get("spec", "")
         again = f" --encoder {shlex.quote(spec)}" if find_kind(spec) == "module" else ""
-        lines.append(f"codes of other photos:          bayesncl embed {place} PHOTOS -o codes.csv{again}")
+        lines.append(f"codes of other photos:   bayesncl embed {place} PHOTOS -o codes.csv{again}")
     return lines
 
 

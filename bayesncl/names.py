@@ -77,7 +77,9 @@ def read_json(path: Path, what: str) -> object:
             data = file.read(MOST_BYTES + 1)
         if len(data) <= MOST_BYTES:
             return json.loads(data)
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read as JSON: {error}") from None
     raise InputError(f"{path}: larger than {MOST_BYTES >> 20} MiB, so no {what}")
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import textwrap
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +38,12 @@ class Display:
         unicode = self.console.encoding.startswith("utf")
         self.spinner, self.full, self.empty = ("⠋⠙⠹⠸⠼⠴⠦⠧", "━", "─") if unicode else ("|/-\\", "#", "-")
 
-    def note(self, text: str) -> None:
-        """One line that stays."""
+    def note(self, text: str, wrap: bool = True) -> None:
+        """Lines that stay. A terminal breaks them between words, but not what is to be copied: `wrap` False."""
         if not self.quiet:
+            if wrap and self.console.is_terminal:
+                fill = partial(textwrap.fill, width=self.console.width, break_long_words=False, break_on_hyphens=False)
+                text = "\n".join(map(fill, text.split("\n")))
             self.console.print(text, markup=False, soft_wrap=True)
 
     def busy(self, what: str) -> None:

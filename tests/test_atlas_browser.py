@@ -11,7 +11,7 @@ import pytest
 from scipy.sparse import csr_array
 
 from bayesncl.arrays import unit_rows
-from bayesncl.atlas import AtlasRun, build_atlas
+from bayesncl.atlas import AtlasRun, build, build_atlas
 from bayesncl.atlas.build import make_server
 from bayesncl.atlas.telling import pick_wall
 from bayesncl.atlas.vectors import nearest_rows, top_images
@@ -73,6 +73,21 @@ def test_map_moves_when_the_gates_are_applied(driver, index: Path, case: Case) -
     wait_for(driver, "document.querySelector('#switches a[aria-current][href*=after]')")
     figures = text(driver, ".figure-number strong")
     assert figures[1] == f"{(case.gated > 1e-5).sum(1).mean():.1f}"
+
+
+def test_the_axes_of_the_map_have_a_number_at_both_ends(driver, index: Path) -> None:
+    visit(driver, index)
+    code = Path(build.__file__).with_name("page").joinpath("map.js").read_text()
+    scale = f"{code}; return rootScale(arguments[0], 900, 52).ticks"
+    for low, high in ((0.5, 0.75), (0.02, 0.05), (0.3, 0.4), (0, 1)):
+        ticks = driver.execute_script(scale, [low + 1e-4, high])
+        assert (ticks[-1], ticks[0]) == (low, high)
+    assert driver.execute_script(scale, [0.5, 0.5])[-1] == 0
+    rightmost, leftmost = driver.execute_script("""
+        const box = (query) => [...document.querySelectorAll(query)].map((node) => node.getBoundingClientRect());
+        return [Math.max(...box('.grid text[text-anchor=end]:not(.axis-name)').map((b) => b.right)),
+                Math.min(...box('.dots a:not(.gone) circle, .hung rect').map((b) => b.left))]""")
+    assert rightmost < leftmost  # no dot covers a number
 
 
 def test_everything_is_reached_by_keyboard(driver, index: Path, case: Case) -> None:

@@ -71,12 +71,14 @@ def test_unnamed_dimensions_are_walked_by_keyboard_most_telling_first(driver, in
     assert driver.execute_script("return document.querySelector('.mark input:checked').value") == "noise"
     press(driver, "u")
     arrive(driver, f"#/dim/{order[1]}")
-    driver.find_element("id", "name").send_keys("hook", Keys.ENTER)
+    press(driver, "e")
+    press(driver, "hook", Keys.ENTER)
     arrive(driver, f"#/dim/{order[2]}")
     assert driver.execute_script("return document.activeElement.id") == "name"  # type on
     press(driver, "bar")
     visit(driver, index, "#/names")
     assert text(driver, ".lede")[0].startswith(f"3 of {len(order)} named")
+    assert text(driver, ".said b") == ["–", "hook", "bar"]
 
 
 def imported(driver, path: Path) -> str:

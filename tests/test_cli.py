@@ -82,7 +82,7 @@ def test_a_folder_of_images(run, tmp_path: Path) -> None:
     assert recipe_from_json(Path("own/recipe.json").read_text()).run.batch == 16
     answer = run("evaluate", "own", "--quiet")
     assert answer.status == 0, answer
-    assert "kept an image" in answer.out
+    assert "dimensions kept" in answer.out
     assert answer.err == ""  # no warning of a library's
     assert json.loads(Path("own/evaluation.json").read_text())["parameters"]["classes"] <= 3
     assert run("atlas", "own", "--quiet").status == 0
@@ -118,7 +118,7 @@ def test_evaluate_writes_every_format(run, trained: Path) -> None:
     assert answer.status == 0, answer
     assert "dimensions are readable" in answer.out or "too few" in answer.out
     assert not re.search(r"paper\s+consistency", answer.out)
-    assert re.search(r"kept an image .*\n *consistency", answer.out)
+    assert re.search(r"dimensions kept .*\n *consistency", answer.out)
     results = json.loads(Path("e.json").read_text())
     assert json.loads((trained / "evaluation.json").read_text()) == results
     assert results["parameters"]["recipe"] == json.loads((trained / "recipe.json").read_text())
@@ -239,7 +239,7 @@ def test_atlas_of_two_runs(run, trained: Path) -> None:
 # the small ones
 
 
-def test_recipes(run) -> None:
+def test_recipes(run, monkeypatch: pytest.MonkeyPatch) -> None:
     listing = run("recipes").out
     assert "cifar100" in listing
     assert "bayesncl-nodetach" in listing
@@ -247,6 +247,11 @@ def test_recipes(run) -> None:
     assert re.search(r"gate\.prior\s+= 0\.8\s+rho, the prior", shown)
     assert len([line for line in shown.splitlines() if line.startswith("  ")]) > 50
     refused(run("recipes", "cifar1000"), "no recipe 'cifar1000'", "did you mean cifar100")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, says rich
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = run("recipes", "cifar100").out
+    assert max(map(len, (listing + narrow).splitlines())) <= 80
+    assert narrow.split() == shown.split()
 
 
 def test_cost(run) -> None:

@@ -49,7 +49,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_textures_end_in_one_line_and_an_atlas(
+def test_textures_end_in_a_sentence_and_an_atlas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("skimage")
@@ -58,7 +58,7 @@ def test_textures_end_in_one_line_and_an_atlas(
     monkeypatch.setenv("DISPLAY", ":0")
     run_demo(tmp_path, CHANGES, True, Display(quiet=True))
     said = capsys.readouterr().out
-    found = re.match(r"(\d+) of the 64 dimensions show one photograph each: at least 7 of their 10 strongest", said)
+    found = re.match(r"(\d+) of the 64 dimensions show one photograph each: at least 7 of their 10\sstrongest", said)
     verdict = json.loads((tmp_path / "codes" / "verdict.json").read_text())
     assert found and int(found[1]) == verdict["lines"][0]["value"]
     assert "readable" in verdict["lines"][0]["text"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import types
 from pathlib import Path
@@ -177,6 +178,10 @@ def test_a_run_is_an_encoder(tmp_path: Path) -> None:
         open_encoder(Request(str(tmp_path), weights="w.pt"))
 
 
+class LocalEntryNotFoundError(OSError):
+    """As huggingface_hub calls it."""
+
+
 class StandIn(types.ModuleType):
     """As much of timm as is used."""
 
@@ -189,8 +194,9 @@ class StandIn(types.ModuleType):
         return ["tiny", "square"]
 
     def create_model(self, name: str, pretrained: bool, num_classes: int) -> nn.Module:
-        if pretrained and name == "square":
-            raise OSError("no connection\nto the hub")
+        if pretrained and name != "tiny":
+            logging.getLogger("huggingface_hub").warning("Retrying in 1s")
+            raise OSError("no connection\nto the hub") if name == "square" else LocalEntryNotFoundError("An error")
         self.made = {"name": name, "pretrained": pretrained, "num_classes": num_classes}
         network = Net()
         network.pretrained_cfg = {
@@ -200,7 +206,7 @@ class StandIn(types.ModuleType):
         return network
 
 
-def test_timm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_timm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     timm = StandIn("timm")
     monkeypatch.setitem(sys.modules, "timm", timm)
     said: list[str] = []
@@ -216,6 +222,9 @@ def test_timm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert timm.made["pretrained"] is False and not said
     with pytest.raises(InputError, match=r"no connection to the hub; --weights FILE"):
         open_encoder(Request("square"))
+    with pytest.raises(InputError, match=r"no connection to the Hugging Face hub, nothing in its cache; --weights"):
+        open_encoder(Request(DEFAULT))
+    assert not caplog.records and logging.getLogger("huggingface_hub").isEnabledFor(logging.WARNING)
     with pytest.raises(InputError, match=r"timm has no model 'tinny'; did you mean tiny\?"):
         open_encoder(Request("tinny"))
     assert default_request(said.append).spec == DEFAULT and "trained without labels" in said[0]

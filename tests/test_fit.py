@@ -94,7 +94,7 @@ def test_photos_to_codes_and_what_takes_them(run, tmp_path: Path, embedded: list
     for command in ("measure", "evaluate"):
         answer = run(command, "codes", "--json", "m.json", "--quiet")
         assert answer.status == 0, answer
-        assert "60 images, 8 dimensions" in answer.out and "kept an image" in answer.out
+        assert "60 images, 8 dimensions" in answer.out and "dimensions kept" in answer.out
         assert {"sound", "retrieval", "verdict"} <= set(json.loads(Path("m.json").read_text()))
     assert Path("codes/evaluation.json").is_file()
     assert run("atlas", "codes", "--quiet").status == 0

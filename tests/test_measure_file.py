@@ -7,6 +7,7 @@ import csv
 import io
 import os
 import pickle
+import re
 import zipfile
 from pathlib import Path
 
@@ -286,7 +287,7 @@ def test_damaged_files(npz: Path, tmp_path: Path) -> None:
             assert "\n" not in message
 
 
-def test_render(npz: Path) -> None:
+def test_render(npz: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = measure_file(npz)
     table = render(result)
     assert f"{result.sound['consistency_mass']:.2f}" in table
@@ -308,6 +309,13 @@ def test_render(npz: Path) -> None:
     assert latex.count("\\\\\n") == len(markdown) - 1
     with pytest.raises(InputError, match="table, csv"):
         render(result, "html")
+    whole = render(result, everything=True)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, says rich
+    for columns, widest in (("80", 80), ("30", 60), ("200", 100)):
+        monkeypatch.setenv("COLUMNS", columns)
+        table = re.sub(r"\x1b\[\d*m", "", render(result, everything=True))
+        assert max(map(len, table.splitlines())) <= widest
+        assert sorted(table.split()) == sorted(whole.split())  # wrapped, and nothing cut off
 
 
 def test_compare() -> None:

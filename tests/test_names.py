@@ -106,5 +106,5 @@ def test_what_is_no_names_file_is_said(text: str, tmp_path: Path) -> None:
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(InputError, match=r"names\.json"):
         read_names(path)
-    with pytest.raises(InputError, match=r"missing\.json"):
+    with pytest.raises(InputError, match=r"missing\.json: No such file"):
         read_names(tmp_path / "missing.json")

@@ -51,6 +51,19 @@ def live(width: int) -> Display:
     return display
 
 
+def test_notes_break_between_words_on_a_terminal_and_nowhere_else(capsys: pytest.CaptureFixture[str]) -> None:
+    text, path = "said in a few words, no more:\n- as a list", f"runs/{'x' * 30}/index.html"
+    display = live(20)
+    display.note(f"{text} {path}")
+    display.note(f"copy me:  {text[:25]}", wrap=False)
+    assert isinstance(display.console.file, io.StringIO)
+    assert display.console.file.getvalue().split("\n") == [
+        "said in a few words,", "no more:", "- as a list", path, f"copy me:  {text[:25]}", "",
+    ]  # fmt: skip
+    Display().note(20 * "word ")
+    assert capsys.readouterr().err == 20 * "word " + "\n"
+
+
 def test_the_moving_line_fits_80_columns_and_says_more_where_there_is_room(clock: list[float]) -> None:
     found = {}
     for width in (30, 80, 200):

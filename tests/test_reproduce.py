@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from bayesncl.cli import app
 from bayesncl.data import load
 from bayesncl.errors import InputError
+from bayesncl.progress import Display
 from bayesncl.recipes import Recipe, change, named
 from bayesncl.report import plots
 from bayesncl.report.plots import CORRELATIONS
@@ -141,6 +142,15 @@ def test_an_unknown_name_is_one_clear_line(name: str, tmp_path: Path) -> None:
         find(name)
     with pytest.raises(InputError, match="smoke, got 'huge'"):
         command.reproduce("prior", scale="huge", results=tmp_path)
+
+
+def test_notes_on_our_runs_are_printed_only_beside_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    note = page.notes()["interpretability"][0][:40]
+    for results, ours in ((tmp_path, False), (Path(__file__).parent.parent / "results", True)):
+        command.reproduce("interpretability", results=results, dry=True, display=Display())
+        said = capsys.readouterr()
+        assert (note in said.out) == ours
+        assert ("ours are in a clone of the repository" in said.err) != ours
 
 
 # every name at smoke scale

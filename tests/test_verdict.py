@@ -95,8 +95,8 @@ def test_collapsed_comes_first() -> None:
 def test_dense_signed_features_say_what_cannot_apply() -> None:
     rng = np.random.default_rng(0)
     text = " ".join(checked(verdict(rng.standard_normal((200, 30)), np.arange(200) % 4)).values())
-    assert "fires on every image" in text and "chance by construction" in text
-    assert "fires on every image" not in " ".join(checked(verdict(*clean())).values())
+    assert "Most dimensions fire on an image (" in text and "near chance by construction" in text
+    assert "Most dimensions fire" not in " ".join(checked(verdict(*clean())).values())
 
 
 def test_without_labels() -> None:
@@ -105,7 +105,17 @@ def test_without_labels() -> None:
     found = verdict(z, embeddings=embed(y, 0.2), second=True)
     text = checked(found)
     assert found.lines[0].text.startswith("8 of 8 dimensions are readable") and found.lines[0].chance == 0
-    assert any("second encoder" in by for by in text)
+    assert any("second encoder" in by for by in text) and "alike by a second encoder" in found.lines[0].text
+
+
+def test_noise_is_not_praised() -> None:
+    x = np.random.default_rng(0).standard_normal((300, 16))
+    some, others = (np.maximum(x @ x[i : i + 16].T, 0) for i in (0, 16))  # along any direction lie rows that are alike
+    line = verdict(some, embeddings=x, control=others).lines[0]
+    assert (line.value, line.chance, line.control) == (16, 0, 16)
+    assert "alike by the embeddings (" in line.text and "An untrained head has as many" in line.text
+    line = verdict(some, embeddings=x, control=np.ones_like(some)).lines[0]
+    assert line.value == 16 and "as many" not in line.text
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 30])

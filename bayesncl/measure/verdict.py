@@ -13,7 +13,8 @@ from .dimensions import OWNED
 from .measures import value
 from .readable import ALIKE, FEW_IMAGES, KEPT, TOP, figures
 
-DENSE = 0.5  # share of entries that fire from which an image is said to use all dimensions
+DENSE = 0.5  # share of entries that fire from which codes are called dense
+DENSELY = "Most dimensions"  # so begins the line that says it
 WIDTH = 80
 
 
@@ -84,14 +85,17 @@ def _readable(found: Mapping[str, Any]) -> Line:
     count, chance, control = look_up(found, "readable/count")
     by = found["readable"]["by"]
     if by == "embeddings":
-        what = f"their {TOP} strongest images are alike"
         who = found["labelfree"]["by"]
-        who += "" if who == "a second encoder" else ", which favour codes made from them"
+        second = who == "a second encoder"
+        what = f"their {TOP} strongest images are alike by {who if second else 'the embeddings'}"
+        who += "" if second else ", which favour codes made from them"
         rule = f"mean cosine by {who}: half-way or more from {TOP} random images to an image and its neighbours"
     else:
         what = f"at least {ALIKE} of their {TOP} strongest images share a {by}"
         rule = f"the {TOP} strongest images of a dimension by |z|, and their labels"
     text = f"{count:,.0f} of {found['dimensions']:,} dimensions are readable: {what} ({_beside(chance, control)})."
+    if count and control is not None and control >= count:
+        text += " An untrained head has as many: they say nothing of the training."
     return Line(text, rule, count, chance, control)
 
 
@@ -131,8 +135,8 @@ def _activity(found: Mapping[str, Any]) -> Line:
     assert l0 is not None
     if l0 > DENSE * width and width > 2 * KEPT:
         text = (
-            f"Nearly every dimension fires on every image ({l0:,.0f} of {width:,}), so that consistency over "
-            f"the images it fires on is chance by construction: read it at {KEPT} kept dimensions instead."
+            f"{DENSELY} fire on an image ({l0:,.0f} of {width:,} on average), so consistency over the images that "
+            f"one fires on is near chance by construction: read it at {KEPT} kept dimensions instead."
         )
     else:
         text = f"An image has {l0:,.1f} active dimensions; {without:,} of {n:,} images have none."

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -32,11 +33,11 @@ LATEX = str.maketrans(
 Row = Sequence[str]
 
 
-def render(result: Result, kind: str = "table", width: int = 100, everything: bool = False) -> str:
+def render(result: Result, kind: str = "table", width: int | None = None, everything: bool = False) -> str:
     """One result: a row per measure, with its chance level where there is one.
 
-    `kind` is one of KINDS, `width` in characters. `everything` adds what is no headline: measures at other thresholds,
-    the spectrum, curves; a csv always has them.
+    `kind` is one of KINDS; `width` in characters, see `printed`. `everything` adds what is no headline: measures at
+    other thresholds, the spectrum, curves; a csv always has them.
     """
     chance, control, rows = dict(_leaves(result.chance)), dict(_leaves(result.control or {})), []
     beside = ("chance", "untrained") if control else ("chance",)
@@ -61,7 +62,7 @@ def render_verdict(result: Result) -> str:
         return ""
     parts = [verdict.render(verdict.from_dict(result.verdict))]
     if result.kept:
-        header = ("kept an image (chance)", *result.kept)
+        header = ("dimensions kept (chance)", *result.kept)
         parts.append("\n" + write(header, _kept_rows(result), width=verdict.WIDTH, left=1).rstrip())
     return "\n".join(parts)
 
@@ -110,7 +111,7 @@ def render_theory(rows: Sequence[Mapping[str, Any]]) -> str:
     return printed(table)
 
 
-def write(header: Row, rows: Sequence[Row], kind: str = "table", width: int = 100, left: int = 2) -> str:
+def write(header: Row, rows: Sequence[Row], kind: str = "table", width: int | None = None, left: int = 2) -> str:
     """A table of text; the first `left` columns are aligned left. On the terminal a repeated first cell is blank."""
     match kind:
         case "table":
@@ -143,8 +144,12 @@ def open_console(width: int | None = None, file: Any = None) -> Console:
     return console if width or console.is_terminal else Console(highlight=False, markup=False, width=140, file=file)
 
 
-def printed(table: Table, width: int = 100) -> str:
-    """A table as the terminal shows it."""
+def printed(table: Table, width: int | None = None) -> str:
+    """A table as the terminal shows it: at most 100 wide, less on a narrow terminal, as far as nothing is cut off."""
+    console = Console()
+    if width is None:
+        least = Measurement.get(console, console.options.update(width=1000), table).minimum
+        width = max(least, min(100, console.width)) if console.is_terminal else 100
     text = io.StringIO()
     open_console(width, text).print(table)
     return text.getvalue()

@@ -51,6 +51,8 @@ def reproduce(
         where = torch.device("cpu") if device is None and scale == "smoke" else find_device(device)
         train_missing(chosen, scale, data, results, where, display)
     entries = ledger.read(results)
+    if not entries:
+        display.note(f"no runs in the ledger {results}: ours are in a clone of the repository, in its folder {LEDGER}")
     found = ledger.by_setting(entries)
     folder = (pages or workplace(results)) / "figures"
     for experiment in chosen:
@@ -139,15 +141,17 @@ def show_list(chosen: list[Experiment], entries: list[ledger.Entry], scale: str,
 def show(experiment: Experiment, found: dict[str, list[ledger.Entry]], scale: str) -> None:
     """Print a table: paper, ours, sound; without the spreads over seeds where they do not fit the terminal."""
     console = open_console()
-    for section in sorted(sections(experiment, found, scale), key=lambda section: not section.runs):
+    parts = sorted(sections(experiment, found, scale), key=lambda section: not section.runs)
+    for section in parts:
         header, rows = text(section)
         if sum(2 + max(map(len, column)) for column in zip(header, *rows)) - 2 > console.width:  # columns are two apart
             rows = [[re.sub(r" ± [0-9.]+", "", cell) for cell in row] for row in rows]
         where = datasets.DATASETS[section.dataset].title
         console.print(f"{experiment.name}: {title(experiment)}, {where}", style="bold")
         print(write_table(header, rows, width=console.width))
-    for note in page.notes().get(experiment.name, []) if scale == "paper" else ():
-        console.print(note)
+    if scale == "paper" and any(section.runs for section in parts):  # the notes are about our runs
+        for note in page.notes().get(experiment.name, []):
+            console.print(note)
 
 
 def draw(experiment: Experiment, found: Entries, scale: str, folder: Path, data: str | None, display: Display) -> None:

@@ -41,7 +41,11 @@ async function viewDimension({ run, stage, args }) {
       aside),
     galleryLinks(run));
   const next = nextUnnamed(run, k);
-  const press = (key) => /^[1-3]$/.test(key) && node.querySelectorAll(".mark input")[Number(key) - 1].click();
+  const press = (key) => {
+    if (/^[1-3]$/.test(key)) node.querySelectorAll(".mark input")[Number(key) - 1].click();
+    if (key === "e") node.querySelector("#name").focus();
+    return key === "e";
+  };
   return {
     title: dimensionLabel(run, k), node, press, unnamed: next !== undefined && dimensionLink(run, next),
     ...neighbours(k, run.dims, "dim"),

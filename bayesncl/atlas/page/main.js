@@ -132,6 +132,7 @@ const KEYS = [
   ["/", "search"],
   ["n, p", "next and previous dimension, image or class"],
   ["u", "next dimension without a name, most telling first"],
+  ["e", "to the name of a dimension"],
   ["1, 2, 3", "readable, mixed, noise; in the quiz, 1 to 5 choose a picture"],
   ["o, d, c", "overview, dimensions, classes"],
   ["arrows", "on the map: from dot to dot; Home and End: the rarest and the most common"],
@@ -164,8 +165,8 @@ function keyboard() {
     } else if (targets[event.key]) {
       travelled = true;
       location.hash = targets[event.key];
-    } else {
-      view?.press?.(event.key);
+    } else if (view?.press?.(event.key)) {
+      event.preventDefault(); // a field that gets the focus must not get the key too
     }
   });
 }

@@ -1,15 +1,16 @@
 // The map of all dimensions: how many images each fires on, against how much they have in common.
-const TICKS = [0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1];
+const TICKS = [0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 1];
 
 // A square-root scale between the ticks that enclose the values: most dimensions are rare, and this gives them room.
 function rootScale(values, length, gap) {
-  const low = TICKS.findLast((t) => t <= values.reduce((a, b) => Math.min(a, b), 1)) ?? 0;
-  const high = TICKS.find((t) => t >= values.reduce((a, b) => Math.max(a, b), 0) - 1e-9) ?? 1;
-  const from = Math.sqrt(low === high ? 0 : low);
-  const span = Math.sqrt(high || 1) - from;
+  const high = TICKS.find((t) => t >= values.reduce((a, b) => Math.max(a, b), 0) - 1e-9) || 1;
+  const least = TICKS.findLast((t) => t <= values.reduce((a, b) => Math.min(a, b), 1)) ?? 0;
+  const low = least === high ? 0 : least;
+  const from = Math.sqrt(low);
+  const span = Math.sqrt(high) - from;
   const at = (v) => length * Math.max(0, Math.min(1, (Math.sqrt(Math.max(0, v)) - from) / span));
   const ticks = [];
-  for (const t of TICKS.filter((x) => x >= from ** 2 && x <= (high || 1)).reverse()) {
+  for (const t of TICKS.filter((x) => x >= low && x <= high).reverse()) {
     if (!ticks.length || at(ticks.at(-1)) - at(t) >= gap) ticks.push(t);
   }
   return { at, ticks };
@@ -17,10 +18,10 @@ function rootScale(values, length, gap) {
 
 function dimensionMap(run, stage, compact = false) {
   const [width, height] = narrow() ? [390, 400] : compact ? [560, 440] : [1040, 540];
-  const pad = { left: 48, right: 34, top: 40, bottom: 64 };
+  const largest = narrow() ? 13 : compact ? 16 : 21;
+  const pad = { left: 48 + largest, right: 34, top: 40, bottom: 64 }; // a dot on the left edge covers no number
   const across = width - pad.left - pad.right;
   const down = height - pad.top - pad.bottom;
-  const largest = narrow() ? 13 : compact ? 16 : 21;
   let now = stage;
   let dots = [];
 
@@ -50,8 +51,8 @@ function dimensionMap(run, stage, compact = false) {
       svg("line", { x1: x(t), x2: x(t), y1: pad.top, y2: pad.top + down + 14 }),
       svg("text", { x: x(t), y: pad.top + down + 32, "text-anchor": "middle" }, share(t))]),
     tall.ticks.map((t) => [
-      svg("line", { x1: pad.left, x2: right, y1: y(t), y2: y(t) }),
-      svg("text", { x: pad.left - 10, y: y(t) + 4, "text-anchor": "end" }, run[now].consistency ? share(t) : t)]),
+      svg("line", { x1: pad.left - largest, x2: right, y1: y(t), y2: y(t) }),
+      svg("text", { x: pad.left - largest - 10, y: y(t) + 4, "text-anchor": "end" }, run[now].consistency ? share(t) : t)]),
     svg("text", { x: right, y: height - 8, "text-anchor": "end", class: "axis-name" }, "images it fires on →"),
     svg("text", { x: 8, y: 16, class: "axis-name" },
       run[now].consistency ? "↑ consistency: share of its most frequent class" : "↑ mean strength"));

@@ -94,7 +94,7 @@ async function viewOverview({ run, stage }) {
   fill();
   const reading = atlas.classes
     ? "A dimension far to the right fires on many images; one far up fires on a single class. Those to the right and low "
-      + "down are shared by all classes. Both scales are square roots."
+      + "down are shared by all classes. Both axes have square-root scales."
     : "A dimension far to the right fires on many images. There are no class labels, so height is how strongly it fires.";
   const { dead: none, active } = run.stages[stage];
   const [verdict] = run.verdict?.[0]

@@ -59,7 +59,7 @@ async function viewQuiz({ args }) {
   const stage = h("div", { class: "quiz" });
   const node = h("div", {},
     heading("Which one does not belong?"),
-    note("Four of these images drive one dimension, the fifth does not. Which method and which dimension is told at the end. ",
+    note("Four of these images drive one dimension; the fifth does not. You learn at the end which dimension of which method it was. ",
       "Click, or press 1 to 5; guess if you must."),
     storageHint(), stage);
 
@@ -118,7 +118,7 @@ function quizResults() {
   };
   return h("div", {},
     heading("How often was the odd one found?", lede(all.length
-      ? `${plural(all.length, "answer")} so far. Who guesses finds one in five, 20 %.` : "No question has been answered yet.")),
+      ? `${plural(all.length, "answer")} so far. Guessing finds one in five, 20 %.` : "No question has been answered yet.")),
     storageHint(),
     methods.length > 0 && section("By method",
       table(head("Method"), methods.map(([run, list]) => h("tr", {}, h("th", { scope: "row" }, run.name), cells(list))),
