@@ -39,9 +39,9 @@ def cost(recipe: Recipe, classes: int | None = None) -> dict[str, Any]:
     with torch.device("meta"):
         model = build_model(recipe)
         classifier = nn.Linear(int(model.backbone.features), classes)  # type: ignore[arg-type]
-    parts = {"backbone": model.backbone, "projector": model.projector, "gate": model.gate, "classifier": classifier}
+    parts = parts_of(model) | {"classifier": classifier}
     params = {name: sum(p.numel() for p in part.parameters()) if part else 0 for name, part in parts.items()}
-    macs = _macs(model, parts, recipe.views.size)
+    macs = multiply_adds(model, parts)
     return {
         "recipe": recipe.name,
         "params": sum(params.values()) - params["classifier"],
@@ -89,8 +89,14 @@ def time_steps(
     return out | ({"peak_memory_gib": torch.cuda.max_memory_allocated(device) / 2**30} if gpu else {})
 
 
-def _macs(model: Encoder, parts: dict[str, Any], size: int) -> dict[str, int]:
-    macs = dict.fromkeys(parts, 0)
+def parts_of(model: Encoder) -> dict[str, Any]:
+    """The parts of an encoder by name."""
+    return {"backbone": model.backbone, "projector": model.projector, "gate": model.gate}
+
+
+def multiply_adds(model: Encoder, parts: dict[str, Any]) -> dict[str, int]:
+    """Multiply-adds of each part for two views of an image, in the published counting."""
+    macs, size = dict.fromkeys(parts, 0), model.recipe.views.size
 
     def add(part: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         macs[part] += operations(layer, inputs[0], output)
@@ -100,7 +106,9 @@ def _macs(model: Encoder, parts: dict[str, Any], size: int) -> dict[str, int]:
         for name, part in parts.items():
             for layer in part.modules() if part else ():
                 hooks.enter_context(layer.register_forward_hook(partial(add, name)))
-        parts["classifier"](model(torch.empty(2, 3, size, size, device="meta")).h)
+        h = model(torch.zeros(2, 3, size, size, device=model.mean.device)).h
+        if "classifier" in parts:
+            parts["classifier"](h)
     return macs
 
 

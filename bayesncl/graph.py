@@ -76,7 +76,8 @@ def fast(
         if run is not None:
             run()
             return
-        with distributed.patience():
+        # kernels and graphs are made on the current device, which may be another
+        with distributed.patience(), torch.cuda.device(device if device.type == "cuda" else -1):
             if check is not None:
                 rehearse(body, state(), check)
             run = capture(body, state(), device) if distributed.world_size() == 1 else body
@@ -97,7 +98,7 @@ def rehearse(body: Callable[[], None], state: Sequence[Tensor], check: Callable[
 def capture(body: Callable[[], None], state: Sequence[Tensor], device: torch.device) -> Callable[[], object]:
     """Record `body` as a CUDA graph; the warm-up runs it needs leave `state` as it was."""
     saved = [tensor.clone() for tensor in state]
-    with torch.cuda.device(device):  # graphs and streams are made on the current device, which may be another
+    with torch.cuda.device(device):
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from . import distributed
-from .cost import cost, time_steps
+from .cost import cost, multiply_adds, parts_of, time_steps
 from .data import DATASETS, load
 from .data.decode import sizes_in_words
 from .data.folder import split_folders
 from .data.images import Images, spread_evenly
 from .features import centre_crop
-from .model import Encoder
+from .model import Encoder, build_model
 from .progress import Display, plural, words
 from .recipes import LIGHT, Recipe, change, find_recipe, replace_fields, shorthands
 from .train import fit_batch, short_schedule
@@ -24,7 +24,8 @@ from .train import fit_batch, short_schedule
 FEW = 5000  # images: fewer teach an encoder little that a pretrained one does not know
 SEEN = 100_000  # images that a run without a GPU looks at, epochs times images: minutes on two cores
 PACE, PACE_LARGE = 3.0e14, 1.7e14  # operations a second that a step sustains on an H200, at 32 px and at 224 px
-START = 90  # seconds until the first step on an H200, if nothing is compiled yet
+OPERATIONS = 6  # two for a multiply-add, in the forward pass and twice in the backward pass
+START = 30  # seconds until the first step on an H200, if nothing is compiled yet
 ALIKE = 0.5  # mean cosine of different images above which features hardly tell them apart
 
 
@@ -115,7 +116,10 @@ def expected(recipe: Recipe, n: int, device: torch.device) -> str:
     world, steps = distributed.world_size(), n // recipe.run.batch * recipe.run.epochs
     if device.type == "cuda":
         pace = PACE if recipe.views.size <= 64 else PACE_LARGE
-        seconds = START + cost(recipe)["flops_per_step"] * steps / pace / world
+        # a picture of zeros on the CPU: to count on the meta device, as `cost` does, torch imports its compiler
+        model = build_model(recipe)
+        macs = sum(multiply_adds(model, parts_of(model)).values()) * recipe.run.batch
+        seconds = START + OPERATIONS * macs * steps / pace / world
         there = "" if "H200" in torch.cuda.get_device_name(device) else " on an H200, longer on a smaller GPU"
         return f"about {words(seconds)}{there}"
     if world > 1:

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -268,10 +269,10 @@ def make_step(model: Encoder, optimiser: LARS, meter: Meter, pixels: Pixels, dev
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
     if compiled:
+        keep_compiled()
         parts = parts_by_hand(model, held)
         made = cache(lambda part: parts.get(part) or compile_function(part))
         body = partial(update, model, optimiser, meter, partial(losses, made=made), batch)
-        keep_compiled()
         if draw not in parts:
             torch.compiler.reset()  # of a function only eight compiled forms are kept; a ninth would run as written
         optimiser.use_kernel()
@@ -330,8 +331,8 @@ def embed_by_hand(model: Encoder, x: Tensor) -> Tensor:
 
 
 def compiles(recipe: Recipe, device: torch.device) -> bool:
-    """Whether the step is compiled."""
-    return recipe.run.compile and device.type == "cuda"
+    """Whether the step is compiled, for which torch needs Triton: its builds for Linux bring it."""
+    return recipe.run.compile and device.type == "cuda" and find_spec("triton") is not None
 
 
 def find_precision(recipe: Recipe, device: torch.device) -> torch.dtype:

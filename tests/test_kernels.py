@@ -72,6 +72,16 @@ def test_the_same_input_gives_the_same_bits() -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, second))
 
 
+def test_nan_is_not_swallowed() -> None:
+    """By a ReLU or a maximum: the run stops when its loss is not finite, and must hear of it."""
+    x = torch.randn(4, 64, 8, 8, device="cuda")
+    x[0, 3, 2, 2] = float("nan")
+    with kernels_in_use():
+        y, pooled = layer(64, 2, True)(x), MaxPool()(x)
+    assert y[:2, 3].isnan().all() and not y[2:].isnan().any() and not y[:, 4:].isnan().any()
+    assert torch.equal(pooled.isnan(), torch.nn.functional.max_pool2d(x, 3, 2, 1).isnan())
+
+
 @pytest.mark.parametrize("shape", [(2, 64, 7, 9), (3, 70, 8, 8), (1, 5, 1, 2), (16, 64, 112, 112)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_pooling_is_torchs(shape: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -124,8 +124,11 @@ def test_compiling_is_announced(compiled: bool, tmp_path: Path, monkeypatch: pyt
     assert any(note.startswith("compiling the step for this GPU") for note in notes) == compiled
 
 
-def test_only_a_gpu_compiles() -> None:
+def test_only_a_gpu_with_triton_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = named("scenes")
+    monkeypatch.setattr(train, "find_spec", lambda name: None)
+    assert not compiles(recipe, torch.device("cuda"))
+    monkeypatch.setattr(train, "find_spec", lambda name: name == "triton" or None)
     assert compiles(recipe, torch.device("cuda"))
     assert not compiles(change(recipe, ["run.compile=false"]), torch.device("cuda"))
     assert not compiles(recipe, torch.device("cpu"))

@@ -106,7 +106,7 @@ def apply_forward(  # type: ignore[no-untyped-def]
     out = normal * w[None, :] + b[None, :]
     if SHORTCUT:
         out += tl.load(shortcut + offset, mask=there, other=0.0).to(tl.float32)
-    out = tl.where((relu == 0) | (out > 0), out, 0.0)
+    out = tl.where((relu != 0) & (out < 0), 0.0, out)  # NaN stays NaN, or nobody would hear of it
     tl.store(y + offset, out.to(y.dtype.element_ty), mask=there)
 
 
@@ -114,7 +114,7 @@ def apply_forward(  # type: ignore[no-untyped-def]
 def undo_relu(gradient, normal, weight, bias, column, known, relu):  # type: ignore[no-untyped-def]
     """The gradient before the ReLU of a layer without shortcut: to compute y again is cheaper than to read it."""
     w, b = tl.load(weight + column, mask=known, other=0.0), tl.load(bias + column, mask=known, other=0.0)
-    return tl.where((relu == 0) | (normal * w[None, :] + b[None, :] > 0), gradient, 0.0)
+    return tl.where((relu != 0) & (normal * w[None, :] + b[None, :] <= 0), 0.0, gradient)
 
 
 @loose
@@ -136,7 +136,7 @@ def sum_backward(  # type: ignore[no-untyped-def]
         gradient = tl.load(g + offset, mask=there, other=0.0).to(tl.float32)
         if SHORTCUT:
             out = tl.load(y + offset, mask=there, other=0.0)
-            gradient = tl.where((relu == 0) | (out > 0), gradient, 0.0)
+            gradient = tl.where((relu != 0) & (out <= 0), 0.0, gradient)
             tl.store(d_shortcut + offset, gradient.to(d_shortcut.dtype.element_ty), mask=there)
         else:
             gradient = undo_relu(gradient, normal, weight, bias, column, known, relu)

@@ -41,8 +41,8 @@ def pool_forward(  # type: ignore[no-untyped-def]
         inside = there & (from_row >= 0) & (from_row < height) & (from_column >= 0) & (from_column < width)
         at = ((image * height + from_row) * width + from_column) * columns + channel
         value = tl.load(x + at, mask=inside, other=float("-inf")).to(tl.float32)
-        place = tl.where(value > best, tap, place)
-        best = tl.maximum(best, value)
+        better = (value > best) | (value != value)  # NaN wins, as in torch
+        place, best = tl.where(better, tap, place), tl.where(better, value, best)
     at = ((image * to_height + row) * to_width + column) * columns + channel
     tl.store(y + at, best.to(y.dtype.element_ty), mask=there)
     tl.store(which + at, place.to(tl.int8), mask=there)

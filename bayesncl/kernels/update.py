@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -30,8 +31,8 @@ def move(
     lr: Tensor,
     momentum: float,
 ) -> None:
-    """`lars.move` on a GPU. A gradient is stored in the order of its parameter, as torch makes them."""
-    for one in zip(params, grads, v, s, w):
-        assert one[0].stride() == one[1].stride() == one[2].stride()
-        size = one[0].numel()
-        move_one[(triton.cdiv(size, BLOCK),)](*one, lr, momentum, size, BLOCK)
+    """`lars.move` on a GPU."""
+    for p, g, velocity, scale, decay in zip(params, grads, v, s, w):
+        if g.stride() != p.stride():  # torch makes gradients and momenta in the order of their parameters
+            g = torch.empty_like(p).copy_(g)
+        move_one[(triton.cdiv(p.numel(), BLOCK),)](p, g, velocity, scale, decay, lr, momentum, p.numel(), BLOCK)

@@ -20,6 +20,7 @@ from .counts import place as default_place
 Rows = Any  # features [N, F]: a tensor, or a scipy CSR array, which stays on the CPU
 
 PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # of ||W||^2 / 2 beside the mean cross-entropy, strongest first
+HISTORY = 10  # steps that L-BFGS remembers; for each it makes four small operations a step, which a GPU waits for
 VALIDATION = 0.2  # share of the training images the penalty is chosen on
 # rows per block: on a CPU the logits of one block stay in cache; a GPU takes few and large steps
 ROWS = {"cpu": 8192, "cuda": 131072}
@@ -124,29 +125,30 @@ class _LBFGS(torch.optim.LBFGS):
 
 
 def fit(x: Rows, y: Tensor, start: Tensor, penalty: float, steps: int = 60) -> Tensor:
-    """Minimise mean CE(x W + b, y) + penalty/2 ||W||^2 by L-BFGS; rows of the result [F + 1, C] are W, then b.
-
-    L-BFGS itself runs on the CPU: on a GPU it would wait for a number after each of a hundred small operations.
-    """
-    weight = start.cpu().clone().requires_grad_()
+    """Minimise mean CE(x W + b, y) + penalty/2 ||W||^2 by L-BFGS; rows of the result [F + 1, C] are W, then b."""
+    weight = start.clone().requires_grad_()
     if isinstance(x, Tensor):
         rows = ROWS[x.device.type]
         parts = [(block, block.T, target) for block, target in zip(x.split(rows), y.split(rows))]
     else:
         parts = [(x, x.T.tocsr(), y)]
     lbfgs = _LBFGS(
-        [weight], max_iter=steps, tolerance_grad=1e-4, tolerance_change=1e-6, line_search_fn="strong_wolfe"
+        [weight],
+        max_iter=steps,
+        tolerance_grad=1e-4,
+        tolerance_change=1e-6,
+        history_size=HISTORY,
+        line_search_fn="strong_wolfe",
     )
 
     @torch.no_grad()
     def loss_and_gradient() -> Tensor:
-        here = weight.to(start.device)
-        gradient = penalty * here
+        gradient = penalty * weight
         gradient[-1] = 0  # the intercept is free
-        loss = penalty / 2 * here[:-1].square().sum()
+        loss = penalty / 2 * weight[:-1].square().sum()
         for block, transposed, target in parts:
             # d CE / d logits = softmax - onehot
-            log_p = scores(block, here).log_softmax(1)
+            log_p = scores(block, weight).log_softmax(1)
             loss -= log_p.gather(1, target[:, None]).sum() / len(y)
             residual = log_p.exp_()
             residual.scatter_add_(1, target[:, None], torch.full_like(residual[:, :1], -1.0))
@@ -155,11 +157,11 @@ def fit(x: Rows, y: Tensor, start: Tensor, penalty: float, steps: int = 60) -> T
             else:
                 gradient[:-1] += torch.from_numpy(transposed @ residual.numpy()) / len(y)
             gradient[-1] += residual.sum(0) / len(y)
-        weight.grad = gradient.cpu()
-        return loss.cpu()
+        weight.grad = gradient
+        return loss
 
     lbfgs.step(loss_and_gradient)
-    return weight.detach().to(start.device)
+    return weight.detach()
 
 
 def scores(x: Rows, weight: Tensor) -> Tensor:
