@@ -19,7 +19,7 @@ MOST_LINES = 500
 RANKS = (
     "errors bus draws schedule lars",
     "files options distributed gates objective",
-    "recipes data arrays labels pixels names quiz",
+    "recipes data arrays tables labels pixels names quiz",
     "augment feed graph progress",
     "backbones heads run model",
     "checkpoint meter train cost",
