@@ -7,12 +7,10 @@ Arrays that are not compressed are memory-mapped, so that their size does not ma
 
 from __future__ import annotations
 
-import array
 import csv
 import io
 import json
 import os
-import re
 import struct
 import tokenize
 import zipfile
@@ -26,7 +24,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from .data.images import first_line, printable, shown
-from .errors import InputError, import_extra
+from .errors import InputError
 
 Array = Any  # numpy array or torch tensor, or what numpy makes an array of
 
@@ -41,19 +39,10 @@ TENSORS = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
 }  # fmt: skip
-COLUMNS = {  # of tables: what they hold by their heading; all other columns are features
-    **dict.fromkeys(("y", "label", "labels", "class", "target", "category"), "y"),
-    **dict.fromkeys(("name", "names", "file", "path", "filename", "file_name", "filepath", "image_path"), "names"),
-    **dict.fromkeys(("", "unnamed: 0", "__index_level_0__", "index"), "index"),  # row numbers, which say nothing
-    "id": "id",  # names where there are no others
-}
-
 ENDINGS = (".npy", ".npz", ".safetensors", ".csv", ".parquet")
 FEATURES = ("z", "embeddings", "embedding", "features", "X", "x", "h", "arr_0", "data")  # names of embeddings
 LABELS = ("y", "labels", "label")
 NAMES = ("names", "paths", "files", "filenames")
-
-FORMULA = re.compile(r"'*[=+@\t\r-]")  # how a cell begins that a spreadsheet would take for a formula
 
 Reader = Callable[[], np.ndarray]
 
@@ -62,8 +51,8 @@ def read_arrays(path: str | Path, names: Sequence[str], needed: Sequence[str] = 
     """The arrays of a file that have these names: numbers, booleans or text, memory-mapped if they are not compressed.
 
     .npz and .safetensors hold arrays by name; .npy holds one, which gets the first of `names`. Of a table, .csv or
-    .parquet, columns headed y or label give `y`, name or path give `names` (`COLUMNS` has all headings), all the others
-    `z` [N, D]; in .parquet columns of lists, where there are any, are `z`. Those `needed` must be there.
+    .parquet, columns headed y or label give `y`, name or path give `names` (`tables.COLUMNS` has all headings), all the
+    others `z` [N, D]; in .parquet columns of lists, where there are any, are `z`. Those `needed` must be there.
     """
     path = Path(path)
     if not path.is_file():
@@ -239,6 +228,8 @@ def crc32(rows: np.ndarray) -> int:
 
 def _members(path: Path, names: Sequence[str]) -> dict[str, Reader]:
     """How to read each array of a file, by name."""
+    from .tables import read_csv, read_parquet
+
     with open(path, "rb") as file:
         magic = file.read(8)
     if magic.startswith(npy.MAGIC_PREFIX):
@@ -248,11 +239,11 @@ def _members(path: Path, names: Sequence[str]) -> dict[str, Reader]:
             infos = [info for info in archive.infolist() if info.filename.endswith(".npy")]
         return {info.filename.removesuffix(".npy"): partial(_unzip, path, info) for info in infos}
     if magic.startswith(b"PAR1"):
-        return _parquet(path)
+        return read_parquet(path)
     if path.suffix.lower() == ".safetensors":
         return _tensors(path)
     if path.suffix.lower() == ".csv":
-        return _csv(path)
+        return read_csv(path)
     raise InputError(f"{shown(path)} is not an .npz, .npy, .safetensors, .csv or .parquet file that can be read")
 
 
@@ -354,140 +345,3 @@ def _tensor(path: Path, start: int, entry: Any) -> np.ndarray:
         return values
     check_room(4 * values.size, "as float32 it")
     return (values.astype(np.uint32) << 16).view(np.float32)
-
-
-def _csv(path: Path) -> dict[str, Reader]:
-    """Features, labels and names of a table with a heading; one of numbers alone may do without."""
-    check_room(16 * os.path.getsize(path), f"{shown(path)}: the table")
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        heading = file.readline()
-        file.seek(0)
-        rows = csv.reader(file, delimiter="," if "," in heading else max(",;\t", key=heading.count))
-        first = next(rows, [])
-        kinds = _kinds(first, path)
-        columns: dict[str, list[str]] = {kind: [] for kind in kinds if kind in ("y", "names")}
-        values = array.array("d")
-
-        def take(row: list[str]) -> None:
-            if len(row) != len(first):
-                raise InputError(f"{shown(path)}, line {rows.line_num}: {len(row)} columns, expected {len(first)}")
-            try:
-                values.extend([float(cell) for cell, kind in zip(row, kinds) if kind == "z"])
-            except ValueError:
-                at = next(i for i, cell in enumerate(row) if kinds[i] == "z" and not _is_number(cell))
-                raise InputError(f"{shown(path)}, line {rows.line_num}: {_no_number(first[at], row[at])}") from None
-            for cell, kind in zip(row, kinds):
-                if kind in columns:
-                    columns[kind].append(cell[1:] if cell[:1] == "'" and FORMULA.match(cell) else cell)
-
-        counted = len(first) > 1 and first == [str(i) for i in range(len(first))]  # pandas' heading of plain arrays
-        if all(_is_number(cell) for cell in first) and not counted:
-            take(first)
-        for row in filter(None, rows):  # blank lines say nothing
-            take(row)
-    width = kinds.count("z")
-    found: dict[str, Reader] = {kind: partial(_text, column) for kind, column in columns.items()}
-    if width:
-        found["z"] = lambda: np.frombuffer(values, np.float64).reshape(-1, width)
-    return found
-
-
-def _kinds(headings: list[str], path: Path) -> list[str]:
-    """What each column of a table holds; InputError for two columns of labels, or of names."""
-    kinds = [COLUMNS.get(cell.strip().lower(), "z") for cell in headings]
-    for kind in ("y", "names"):
-        if kinds.count(kind) > 1:
-            some = " and ".join(printable(cell) for cell, k in zip(headings, kinds) if k == kind)
-            raise InputError(f"{shown(path)}: columns {some} hold the same kind of thing: leave one")
-    spare = "index" if "names" in kinds else "names"
-    return [spare if kind == "id" else kind for kind in kinds]
-
-
-def _no_number(heading: str, cell: object) -> str:
-    seen = f"column {printable(heading)} holds {printable(repr(cell))}"
-    return f"{seen}, no number; head it label or name, or leave it out"
-
-
-def guard_cell(text: str) -> str:
-    """Text as a cell of a .csv: what a spreadsheet would run as a formula gets an apostrophe, which `_csv` drops."""
-    return f"'{text}" if FORMULA.match(text) and not _is_number(text) else text
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def _text(cells: list[Any]) -> np.ndarray:
-    """A column of numbers, or of text: 007 is text, and not 7."""
-    if cells and all(type(cell) is float for cell in cells):
-        return np.array(cells)
-    try:
-        numbers = [int(cell) for cell in cells]
-        if all(str(number) == str(cell).strip() for number, cell in zip(numbers, cells)):
-            return np.array(numbers, np.int64)
-    except (ValueError, TypeError, OverflowError):
-        pass
-    cells = [cell.decode("utf-8", "replace") if type(cell) is bytes else cell for cell in cells]
-    texts = ["" if cell is None else str(cell) for cell in cells]
-    check_room(4 * len(texts) * max(map(len, texts)), "as an array it")
-    return np.array(texts)
-
-
-def import_pyarrow() -> Any:
-    """pyarrow with what reads and writes tables, from the extra."""
-    missing = "a .parquet file needs the extra: pip install 'bayesncl[tables]'"
-    for part in ("pyarrow.compute", "pyarrow.parquet"):
-        import_extra(part, missing)
-    return import_extra("pyarrow", missing)
-
-
-def _holds_lists(kind: Any, pyarrow: Any) -> bool:
-    """Whether a type of a column is that of lists of numbers."""
-    lists = isinstance(kind, (pyarrow.ListType, pyarrow.LargeListType, pyarrow.FixedSizeListType))
-    return lists and (pyarrow.types.is_floating(kind.value_type) or pyarrow.types.is_integer(kind.value_type))
-
-
-def _parquet(path: Path) -> dict[str, Reader]:
-    pyarrow = import_pyarrow()
-    try:
-        batches = []
-        free = memory() // 2
-        file = pyarrow.parquet.ParquetFile(path)
-        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-        values = sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
-        check_room(8 * values, f"{shown(path)}: the table")  # a run of equal numbers takes no room in the file
-        for batch in file.iter_batches(1024):
-            batches.append(batch)
-            free -= 2 * batch.nbytes
-            if free < 0:
-                raise InputError(f"{shown(path)}: the table would take over half of free memory")
-        table = pyarrow.Table.from_batches(batches)
-        found: dict[str, Reader] = {}
-        features = []
-        columns = list(zip(table.column_names, _kinds(table.column_names, path), table.columns))
-        lists = [name for name, kind, column in columns if kind == "z" and _holds_lists(column.type, pyarrow)]
-        for name, kind, column in columns:
-            if kind == "index" or (kind == "z" and lists and name not in lists):
-                continue
-            if kind != "z":
-                found[kind] = lambda column=column: _text(column.to_pylist())  # type: ignore[misc]
-            elif lists:
-                if len(lengths := pyarrow.compute.list_value_length(column).unique()) > 1:
-                    seen = ", ".join(map(str, lengths.to_pylist()[:4]))
-                    raise InputError(f"{shown(path)}, column {printable(name)}: lists of different lengths ({seen})")
-                flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
-                features.append(flat.reshape(len(column), -1))
-            else:
-                values = column.to_numpy()
-                if values.dtype.kind not in "fiub":
-                    raise InputError(f"{shown(path)}: {_no_number(name, values[:1].tolist())}")
-                features.append(values[:, None])
-    except pyarrow.ArrowException as error:
-        raise InputError(f"{shown(path)}: cannot be read: {first_line(error)}") from None
-    if features:
-        found["z"] = lambda: features[0] if len(features) == 1 else np.hstack(features)
-    return found

@@ -75,6 +75,10 @@ def test_parquet(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table(more | {"embedding": Z.tolist()}), tmp_path / "d")
     z, names, labels = read_embeddings(tmp_path / "d")  # what stands beside lists is no feature
     assert np.allclose(z, Z) and set(names) == {"a"} and labels.tolist() == ["", *map(str, Y[1:])]
+    index = {"__index_level_0__": ["x"] * 30, "a": Y, "y": [None, 2.0] * 15}
+    parquet.write_table(pyarrow.table(index), tmp_path / "f")
+    z, names, labels = read_embeddings(tmp_path / "f")
+    assert z.shape == (30, 1) and set(names) == {"x"} and labels.tolist() == ["", "2"] * 15
     parquet.write_table(pyarrow.table(more), tmp_path / "e")
     with pytest.raises(InputError, match=r"column caption holds .*, no number"):
         read_arrays(tmp_path / "e", ("z",))
@@ -247,6 +251,9 @@ def test_large_arrays_are_not_loaded(tmp_path: Path) -> None:
         ("Filename;a;Target\nx,y;1;t\nz;2;u\n", {"z": [[1], [2]], "y": ["t", "u"], "names": ["x,y", "z"]}),
         ("a\tb\n1\t2\n", {"z": [[1, 2]]}),
         ("id,a\n70,1\n80,2\n", {"z": [[1], [2]], "names": [70, 80]}),  # numbers of rows are no features
+        (",a\ncat.jpg,1\ndog.jpg,2\n", {"z": [[1], [2]], "names": ["cat.jpg", "dog.jpg"]}),  # an index of names
+        (",id,a,\n0,x,1,\n1,y,2,\n", {"z": [[1], [2]], "names": ["x", "y"]}),
+        ("id,a\n1,5\n2,6\n", {"z": [[5], [6]]}),
         ("id,path,index,a\n7,x,0,1\n8,y,1,2\n", {"z": [[1], [2]], "names": ["x", "y"]}),
     ],
 )

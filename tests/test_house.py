@@ -19,7 +19,7 @@ MOST_LINES = 500
 RANKS = (
     "errors bus draws schedule lars",
     "files options distributed gates objective",
-    "recipes data arrays labels pixels names",
+    "recipes data arrays tables labels pixels names",
     "augment feed graph progress kernels",
     "backbones heads run model",
     "checkpoint meter train cost",
