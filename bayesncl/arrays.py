@@ -7,17 +7,16 @@ Arrays that are not compressed are memory-mapped, so that their size does not ma
 
 from __future__ import annotations
 
-import array
 import csv
 import io
 import json
 import os
-import re
 import struct
 import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -40,18 +39,10 @@ TENSORS = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
 }  # fmt: skip
-COLUMNS = {  # of tables: what they hold by their heading; all other columns are features
-    **dict.fromkeys(("y", "label", "labels", "class"), "y"),
-    **dict.fromkeys(("name", "names", "file", "path"), "names"),
-    **dict.fromkeys(("", "unnamed: 0", "__index_level_0__"), "index"),  # pandas' row numbers, which say nothing
-}
-
 ENDINGS = (".npy", ".npz", ".safetensors", ".csv", ".parquet")
 FEATURES = ("z", "embeddings", "embedding", "features", "X", "x", "h", "arr_0", "data")  # names of embeddings
 LABELS = ("y", "labels", "label")
 NAMES = ("names", "paths", "files", "filenames")
-
-FORMULA = re.compile(r"'*[=+@\t\r-]")  # how a cell begins that a spreadsheet would take for a formula
 
 Reader = Callable[[], np.ndarray]
 
@@ -60,12 +51,12 @@ def read_arrays(path: str | Path, names: Sequence[str], needed: Sequence[str] = 
     """The arrays of a file that have these names: numbers, booleans or text, memory-mapped if they are not compressed.
 
     .npz and .safetensors hold arrays by name; .npy holds one, which gets the first of `names`. Of a table, .csv or
-    .parquet, columns headed y or label give `y`, name or path give `names`, all the others `z` [N, D] (in .parquet also
-    one column of lists). Those `needed` must be there.
+    .parquet, columns headed y or label give `y`, name or path give `names` (`tables.COLUMNS` has all headings), all the
+    others `z` [N, D]; in .parquet columns of lists, where there are any, are `z`. Those `needed` must be there.
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"{shown(path)}: no such file")
+        raise InputError(f"{shown(path)}: {'a folder, expected a file' if path.is_dir() else 'no such file'}")
     try:
         members = _members(path, names)
         for name in needed:
@@ -89,15 +80,11 @@ def read_arrays(path: str | Path, names: Sequence[str], needed: Sequence[str] = 
 def read_embeddings(path: Path) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
     """Embeddings of a file as they are, with names [N] and labels [N] where it, or files beside a .npy, have them."""
     found = read_arrays(path, (*FEATURES, *LABELS, *NAMES, "class_names"))
-    z = next((found[name] for name in FEATURES if name in found), None)
-    if z is None:
-        read_arrays(path, FEATURES, needed=("z",))  # says what is there
-        raise InputError(f"{path}: no embeddings in it")
+    z = find_features(path, found)
     # one of another length belongs to another array
     own = {name: column for name, column in _beside(path).items() if column.shape[:1] == z.shape[:1]}
     beside = {**found, **own}
-    names = next((beside[name] for name in NAMES if name in beside), None)
-    labels = next((beside[name] for name in LABELS if name in beside), None)
+    names, labels = find_column(beside, NAMES), find_column(beside, LABELS)
     for what, column in (("names", names), ("labels", labels)):
         if column is not None and (z.ndim < 1 or column.ndim != 1 or len(column) != len(z)):
             raise InputError(f"{path}: embeddings {list(z.shape)}, but {what} {list(column.shape)}")
@@ -108,9 +95,36 @@ def read_embeddings(path: Path) -> tuple[np.ndarray, np.ndarray | None, np.ndarr
     return z, names, labels
 
 
+def find_features(path: Path | str, found: dict[str, np.ndarray]) -> np.ndarray:
+    """The embeddings [N, F] among arrays of a file: by their name, or else the only one that can be meant."""
+    z = next((found[name] for name in FEATURES if name in found), None)
+    if z is None:
+        held = sorted(_members(Path(path), FEATURES))
+        left = [name for name in held if name not in (*LABELS, *NAMES, "class_names")]
+        if len(left) != 1:
+            some = f"named {', '.join(FEATURES[:4])}; it holds {', '.join(held) or 'nothing'}"
+            raise InputError(f"{shown(path)}: no embeddings in it, expected an array {printable(some, 200)}")
+        z = read_arrays(path, left)[left[0]]
+    width = max(z.shape[1:], default=0)
+    return z.reshape(len(z), width) if z.ndim > 2 and 0 < z.size == len(z) * width else z  # [N, F, 1, 1] is [N, F]
+
+
+def find_column(found: dict[str, np.ndarray], names: Sequence[str]) -> np.ndarray | None:
+    """The first of these arrays that is there; [N, 1] is [N], 3.0 is 3, and NaN, which stands for nothing, is ""."""
+    column = next((found[name] for name in names if name in found), None)
+    if column is None:
+        return None
+    column = column[:, 0] if column.ndim == 2 and column.shape[1] == 1 else column
+    there = np.isfinite(column) if column.dtype.kind == "f" else None
+    if there is None or not (np.abs(column[there]) < 2**53).all() or (column[there] % 1).any():
+        return column
+    whole = np.where(there, column, 0).astype(np.int64)
+    return whole if there.all() else np.where(there, whole.astype(str), "")
+
+
 def _beside(source: Path) -> dict[str, np.ndarray]:
     """y.npy and names.npy beside a .npy."""
-    if source.suffix != ".npy":
+    if source.suffix.lower() != ".npy":
         return {}
     paths = {name: source.with_name(f"{name}.npy") for name in ("y", "names")}
     return {name: read_arrays(path, (name,))[name] for name, path in paths.items() if path.is_file() and path != source}
@@ -214,6 +228,8 @@ def crc32(rows: np.ndarray) -> int:
 
 def _members(path: Path, names: Sequence[str]) -> dict[str, Reader]:
     """How to read each array of a file, by name."""
+    from .tables import read_csv, read_parquet
+
     with open(path, "rb") as file:
         magic = file.read(8)
     if magic.startswith(npy.MAGIC_PREFIX):
@@ -221,38 +237,35 @@ def _members(path: Path, names: Sequence[str]) -> dict[str, Reader]:
     if magic.startswith(b"PK"):
         with zipfile.ZipFile(path) as archive:
             infos = [info for info in archive.infolist() if info.filename.endswith(".npy")]
-        return {info.filename.removesuffix(".npy"): _zipped(path, info) for info in infos}
+        return {info.filename.removesuffix(".npy"): partial(_unzip, path, info) for info in infos}
     if magic.startswith(b"PAR1"):
-        return _parquet(path)
-    if path.suffix == ".safetensors":
+        return read_parquet(path)
+    if path.suffix.lower() == ".safetensors":
         return _tensors(path)
-    if path.suffix == ".csv":
-        return _csv(path)
+    if path.suffix.lower() == ".csv":
+        return read_csv(path)
     raise InputError(f"{shown(path)} is not an .npz, .npy, .safetensors, .csv or .parquet file that can be read")
 
 
-def _zipped(path: Path, info: zipfile.ZipInfo) -> Reader:
-    def read() -> np.ndarray:
-        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise InputError("it is packed in a way NumPy does not use")
-        with zipfile.ZipFile(path) as archive, archive.open(info) as stream:
-            if info.compress_type == zipfile.ZIP_STORED:
-                while stream.read(BLOCK):  # to the end, where zipfile compares the checksum
-                    pass
-                with open(path, "rb") as file:
-                    file.seek(info.header_offset + 26)  # lengths of name and extra field in the local header
-                    start = info.header_offset + 30 + sum(struct.unpack("<HH", file.read(4)))
-                return _map_npy(path, start, start + info.file_size)
-            shape, _, dtype = _header(stream)
-            size = _checked_size(shape, dtype, info.file_size)
-            check_room(size, "unpacked it")
-        with zipfile.ZipFile(path) as archive, archive.open(info) as stream:
-            values = npy.read_array(stream, allow_pickle=False, max_header_size=MAX_HEADER)
-            if stream.read(1):  # compares the checksum, too
-                raise InputError("it holds more than its header says")
-        return values
-
-    return read
+def _unzip(path: Path, info: zipfile.ZipInfo) -> np.ndarray:
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise InputError("it is packed in a way NumPy does not use")
+    with zipfile.ZipFile(path) as archive, archive.open(info) as stream:
+        if info.compress_type == zipfile.ZIP_STORED:
+            while stream.read(BLOCK):  # to the end, where zipfile compares the checksum
+                pass
+            with open(path, "rb") as file:
+                file.seek(info.header_offset + 26)  # lengths of name and extra field in the local header
+                start = info.header_offset + 30 + sum(struct.unpack("<HH", file.read(4)))
+            return _map_npy(path, start, start + info.file_size)
+        shape, _, dtype = _header(stream)
+        size = _checked_size(shape, dtype, info.file_size)
+        check_room(size, "unpacked it")
+    with zipfile.ZipFile(path) as archive, archive.open(info) as stream:
+        values = npy.read_array(stream, allow_pickle=False, max_header_size=MAX_HEADER)
+        if stream.read(1):  # compares the checksum, too
+            raise InputError("it holds more than its header says")
+    return values
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
@@ -297,7 +310,10 @@ def _checked_size(shape: Sequence[int], dtype: np.dtype, there: int) -> int:
 
 
 def _checked_text(values: np.ndarray) -> np.ndarray:
-    """Text must consist of characters: NumPy stores any 32 bits and fails only when they are looked at."""
+    """Bytes as text; text must consist of characters: NumPy stores any 32 bits and fails only when they are seen."""
+    if values.dtype.kind == "S":
+        check_room(4 * values.nbytes, "as text it")
+        return np.char.decode(values, "utf-8", "replace")
     if values.dtype.kind == "U":
         codes = np.dtype(np.uint32).newbyteorder(values.dtype.byteorder)
         flat = np.ascontiguousarray(values).reshape(-1).view(codes)
@@ -314,136 +330,18 @@ def _tensors(path: Path) -> dict[str, Reader]:
         if length > min(MAX_TENSORS, whole - 8):
             raise InputError(f"{shown(path)}: its header is said to take {length:,} bytes")
         header = json.loads(file.read(length))
-
-    def reader(entry: Any) -> Reader:
-        def read() -> np.ndarray:
-            begin, end = entry["data_offsets"]
-            shape = entry["shape"]
-            whole_numbers = all(type(n) is int and 0 <= n < 2**62 for n in [begin, end, *shape])
-            if entry["dtype"] not in TENSORS or not whole_numbers:
-                raise InputError(f"not a tensor of a known type: {printable(str(entry))}")
-            values = _map(path, 8 + length + begin, 8 + length + end, shape, np.dtype(TENSORS[entry["dtype"]]))
-            if entry["dtype"] != "BF16":
-                return values
-            check_room(4 * values.size, "as float32 it")
-            return (values.astype(np.uint32) << 16).view(np.float32)
-
-        return read
-
-    return {str(name): reader(entry) for name, entry in header.items() if name != "__metadata__"}
+    return {str(name): partial(_tensor, path, 8 + length, e) for name, e in header.items() if name != "__metadata__"}
 
 
-def _csv(path: Path) -> dict[str, Reader]:
-    """Features, labels and names of a table with a heading; one of numbers alone may do without."""
-    check_room(16 * os.path.getsize(path), f"{shown(path)}: the table")
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        rows = csv.reader(file)
-        first = next(rows, [])
-        kinds = _kinds(first, path)
-        columns: dict[str, list[str]] = {kind: [] for kind in kinds if kind != "z"}
-        values = array.array("d")
-
-        def take(row: list[str]) -> None:
-            if len(row) != len(first):
-                raise InputError(f"{shown(path)}, line {rows.line_num}: {len(row)} columns, expected {len(first)}")
-            values.extend([float(cell) for cell, kind in zip(row, kinds) if kind == "z"])
-            for cell, kind in zip(row, kinds):
-                if kind != "z":
-                    columns[kind].append(cell[1:] if cell[:1] == "'" and FORMULA.match(cell) else cell)
-
-        counted = len(first) > 1 and first == [str(i) for i in range(len(first))]  # pandas' heading of plain arrays
-        if all(_is_number(cell) for cell in first) and not counted:
-            take(first)
-        for row in filter(None, rows):  # blank lines say nothing
-            take(row)
-    width = kinds.count("z")
-    columns.pop("index", None)
-    found: dict[str, Reader] = {kind: lambda column=column: _text(column) for kind, column in columns.items()}  # type: ignore[misc]
-    if width:
-        found["z"] = lambda: np.frombuffer(values, np.float64).reshape(-1, width)
-    return found
-
-
-def _kinds(headings: list[str], path: Path) -> list[str]:
-    """What each column of a table holds; InputError for two columns of labels, or of names."""
-    kinds = [COLUMNS.get(cell.strip().lower(), "z") for cell in headings]
-    for kind in ("y", "names"):
-        if kinds.count(kind) > 1:
-            some = " and ".join(printable(cell) for cell, k in zip(headings, kinds) if k == kind)
-            raise InputError(f"{shown(path)}: columns {some} hold the same kind of thing: leave one")
-    return kinds
-
-
-def guard_cell(text: str) -> str:
-    """Text as a cell of a .csv: what a spreadsheet would run as a formula gets an apostrophe, which `_csv` drops."""
-    return f"'{text}" if FORMULA.match(text) and not _is_number(text) else text
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def _text(cells: list[Any]) -> np.ndarray:
-    """A column of numbers, or of text: 007 is text, and not 7."""
-    if cells and all(type(cell) is float for cell in cells):
-        return np.array(cells)
-    try:
-        numbers = [int(cell) for cell in cells]
-        if all(str(number) == str(cell).strip() for number, cell in zip(numbers, cells)):
-            return np.array(numbers, np.int64)
-    except (ValueError, TypeError, OverflowError):
-        pass
-    texts = [str(cell) for cell in cells]
-    check_room(4 * len(texts) * max(map(len, texts)), "as an array it")
-    return np.array(texts)
-
-
-def import_pyarrow() -> Any:
-    """pyarrow with what reads and writes tables, from the extra."""
-    try:
-        import pyarrow.compute
-        import pyarrow.parquet
-    except ImportError:
-        raise InputError("a .parquet file needs the extra: pip install 'bayesncl[tables]'") from None
-    return pyarrow
-
-
-def _parquet(path: Path) -> dict[str, Reader]:
-    pyarrow = import_pyarrow()
-    try:
-        batches = []
-        free = memory() // 2
-        file = pyarrow.parquet.ParquetFile(path)
-        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-        values = sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
-        check_room(8 * values, f"{shown(path)}: the table")  # a run of equal numbers takes no room in the file
-        for batch in file.iter_batches(1024):
-            batches.append(batch)
-            free -= 2 * batch.nbytes
-            if free < 0:
-                raise InputError(f"{shown(path)}: the table would take over half of free memory")
-        table = pyarrow.Table.from_batches(batches)
-        found: dict[str, Reader] = {}
-        features = []
-        for name, kind, column in zip(table.column_names, _kinds(table.column_names, path), table.columns):
-            if kind == "index":
-                continue
-            if kind != "z":
-                found[kind] = lambda column=column: _text(column.to_pylist())  # type: ignore[misc]
-            elif pyarrow.types.is_nested(column.type):  # lists; anything else fails below
-                if len(lengths := pyarrow.compute.list_value_length(column).unique()) > 1:
-                    seen = ", ".join(map(str, lengths.to_pylist()[:4]))
-                    raise InputError(f"{shown(path)}, column {printable(name)}: lists of different lengths ({seen})")
-                flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
-                features.append(flat.reshape(len(column), -1))
-            else:
-                features.append(column.to_numpy()[:, None])
-    except pyarrow.ArrowException as error:
-        raise InputError(f"{shown(path)}: cannot be read: {first_line(error)}") from None
-    if features:
-        found["z"] = lambda: features[0] if len(features) == 1 else np.hstack(features)
-    return found
+def _tensor(path: Path, start: int, entry: Any) -> np.ndarray:
+    """The tensor of an entry of the header, whose offsets count from `start`."""
+    begin, end = entry["data_offsets"]
+    shape = entry["shape"]
+    whole_numbers = all(type(n) is int and 0 <= n < 2**62 for n in [begin, end, *shape])
+    if entry["dtype"] not in TENSORS or not whole_numbers:
+        raise InputError(f"not a tensor of a known type: {printable(str(entry))}")
+    values = _map(path, start + begin, start + end, shape, np.dtype(TENSORS[entry["dtype"]]))
+    if entry["dtype"] != "BF16":
+        return values
+    check_room(4 * values.size, "as float32 it")
+    return (values.astype(np.uint32) << 16).view(np.float32)

@@ -140,7 +140,7 @@ def show_codes(
 ) -> None:
     """Measure a folder of codes, print the verdict, write what was asked for; `given` are options of no use here."""
     from .codes_folder import CodesFolder
-    from .judge import measure_codes
+    from .fit import measure_codes
     from .report.tables import show
 
     if unused := [option for option, value in given.items() if value]:

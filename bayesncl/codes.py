@@ -336,10 +336,13 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             X = X.detach()
             if reset:
                 self.n_features_in_ = X.shape[1]
+                self.__dict__.pop("feature_names_in_", None)  # of the columns of an earlier fit
             elif X.shape[1] != self.n_features_in_:
                 raise InputError(f"X has {X.shape[1]} features, but ReadableCodes was fitted on {self.n_features_in_}")
         if reset and len(X) < 2:
             raise InputError(f"n_samples={len(X)}: codes are learned from what rows share, so 2 or more are needed")
+        if reset and X.shape[1] > shelf.MAX_WIDTH:  # which `load` would refuse
+            raise InputError(f"X has {X.shape[1]:,} columns, at most {shelf.MAX_WIDTH:,} will do: pool them first")
         return X
 
     def _choose_rows(self, n: int, seed: int, paired: bool) -> Tensor | None:

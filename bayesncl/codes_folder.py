@@ -21,13 +21,16 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
+from . import __version__
 from .arrays import check_room, crc32, npy_header, read_arrays
 from .codes import ReadableCodes
 from .data.archive import safe_name
@@ -37,11 +40,8 @@ from .errors import InputError
 from .files import CODES, EMBEDDINGS, ROWS, digest, read_regular, write_together
 from .names import FINGERPRINT
 from .objective import check_keep
-from .pixels import as_batch, read_picture
+from .pixels import Pictures, as_batch, read_picture
 from .run import Folder
-
-if TYPE_CHECKING:
-    from .pixels import Pictures
 
 FORMAT = "bayesncl-codes-folder-1"
 KINDS = ("photos", "array", "run")
@@ -157,7 +157,7 @@ class CodesFolder(Folder):
         about = self.about()
         if not self.codes_file.is_file():
             raise InputError(f"{self} is not finished: run bayesncl fit again, it resumes from here")
-        codes = ReadableCodes.load(self._own(self.codes_file), device)
+        codes = ReadableCodes.load(self.codes_file, device)
         if codes.n_features_in_ != about.embeddings.get("features"):
             raise InputError(f"{self.codes_file} is of other embeddings than {self.embeddings_file.name} beside it")
         return codes
@@ -196,17 +196,20 @@ class CodesFolder(Folder):
         if kind in RUNS_CODE and named != request.spec:
             spec = printable(request.spec)
             raise InputError(f"{self} needs the encoder {spec}, which is code: to run it, say so with --encoder {spec}")
-        if named is not None and named != request.spec and kind not in RUNS_CODE:
+        if named not in (None, request.spec):
             raise InputError(f"{self} was fitted with the encoder {printable(request.spec)}, not {named}")
         encoder = open_encoder(request, device)
         if encoder.fingerprint != fingerprint:
             raise InputError(f"encoder {encoder.name} has changed since {self} was fitted: run bayesncl fit again")
         return encoder
 
-    def put_rows(self, about: About, rows: Rows, blocks: Iterable[np.ndarray], features: int) -> About:
-        """Write embeddings.npy, rows.json and codes.json together; a kill costs the cache, never its truth."""
-        from . import __version__
+    def put_rows(
+        self, about: About, rows: Rows, blocks: Iterable[np.ndarray], features: int, gone: Iterable[Path] = ()
+    ) -> About:
+        """Write embeddings.npy, rows.json and codes.json together; a kill costs the cache, never its truth.
 
+        Files `gone` are of other embeddings: they go when these come.
+        """
         text = rows.to_json().encode()
         known: dict[str, Any] = {"rows": len(rows), "features": features, "crc32": 0, "names": _hash(text)}
         about = replace(about, embeddings=known)
@@ -223,7 +226,7 @@ class CodesFolder(Folder):
 
         files = {self.embeddings_file: array(), self.rows_file: [text], self.about_file: said()}
         try:
-            write_together({self.inside(path): parts for path, parts in files.items()})
+            write_together({self.inside(path): parts for path, parts in files.items()}, map(self.inside, gone))
         except OSError as error:
             raise InputError(f"cannot write to {self}: {error.strerror or error}") from None
         return about
@@ -295,14 +298,11 @@ class PhotoCodes:
     ) -> None:
         self.codes = codes  # what `fit` made: from embeddings to codes
         self.folder, self.device, self.named = folder, device, named
-        self._encoder: PhotoEncoder | None = None
 
-    @property
+    @cached_property
     def encoder(self) -> PhotoEncoder:
         """From photos to embeddings, opened when it is first used; InputError where the codes are of an array."""
-        if self._encoder is None:
-            self._encoder = self.folder.open_encoder(self.device, self.named)
-        return self._encoder
+        return self.folder.open_encoder(self.device, self.named)
 
     def encode(self, images: Pictures, gated: bool = True, keep: int | None = None, batch: int = 64) -> Tensor:
         """Codes of images.
@@ -326,8 +326,6 @@ class PhotoCodes:
 
     def embed(self, images: Pictures, batch: int = 64) -> np.ndarray:
         """Embeddings of images, float32 [N, F]."""
-        from PIL import Image
-
         encoder, given = self.encoder, as_batch(images)
         parts = []
         for start in range(0, len(given), batch):

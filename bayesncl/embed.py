@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from . import distributed
-from .arrays import COLUMNS, ENDINGS, as_features, check_room, guard_cell, import_pyarrow, read_embeddings
+from .arrays import ENDINGS, as_features, check_room, read_embeddings
 from .codes_folder import PhotoCodes
 from .data.archive import Entry
 from .data.cache import decoded
@@ -28,6 +28,7 @@ from .model import Encoder
 from .names import FINGERPRINT, find_names, read_names
 from .objective import check_keep, keep_strongest
 from .photos import embed_entries
+from .tables import COLUMNS, guard_cell, import_pyarrow
 
 WRITTEN = (".npz", ".csv", ".parquet")  # endings of what can be written; more can be read
 

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -29,13 +29,10 @@ from .backbones import import_timm
 from .data.decode import BICUBIC, BILINEAR, Square, decode_with
 from .data.folder import IMAGENET_MEAN, IMAGENET_STD
 from .data.images import first_line, printable
-from .errors import InputError
+from .errors import InputError, import_extra
 from .files import digest
-from .model import in_eval_mode
+from .model import Encoder, in_eval_mode
 from .model import load_run as load_model
-
-if TYPE_CHECKING:
-    from .model import Encoder
 
 # Trained without labels, so that it does not favour a list of classes; small enough for a CPU.
 DEFAULT, ABOUT_DEFAULT = "timm:vit_small_patch16_224.dino", "DINO, small, 22 million weights, trained without labels"
@@ -292,10 +289,8 @@ def open_onnx(request: Request, device: torch.device | str, say: Say) -> PhotoEn
     path = Path(request.spec).expanduser()
     if not os.path.isfile(path):
         raise InputError(f"--encoder {request.spec}: no such file")
-    try:
-        import onnxruntime
-    except ImportError:
-        raise InputError(f"--encoder {request.spec} needs the extra: pip install 'bayesncl[onnx]'") from None
+    missing = f"--encoder {request.spec} needs the extra: pip install 'bayesncl[onnx]'"
+    onnxruntime = import_extra("onnxruntime", missing)
     wanted = ["CPUExecutionProvider"]
     if torch.device(device).type == "cuda" and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         wanted = ["CUDAExecutionProvider", *wanted]

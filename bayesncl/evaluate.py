@@ -11,24 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from .arrays import Array, as_features, as_labels, read_arrays
+from .arrays import Array, as_features, as_labels, read_arrays, read_embeddings
 from .data import DATASETS
 from .data import load as load_split
+from .data.images import spread_evenly
 from .errors import InputError
-from .measure import (
-    conflict,
-    counts,
-    interpretability,
-    measures,
-    probe,
-    readable,
-    retrieval,
-    stability,
-    theory,
-    verdict,
-)
+from .labels import class_labels, read_labels
+from .measure import conflict, counts, interpretability, measures, probe, readable, retrieval, stability, theory
 from .measure.dimensions import OWNED, describe
 from .measure.result import Result, Tree, rounded
+from .measure.verdict import in_words, to_dict
 from .objective import ACTIVE
 
 if TYPE_CHECKING:  # who only measures a file waits for no model: what evaluates one imports it
@@ -61,29 +53,26 @@ def scarce(train: Images, test: Images) -> str | None:
 
 
 def measure_file(
-    path: str | Path,
-    labels_path: str | Path | None = None,
-    embeddings_path: str | Path | None = None,
-    *,
-    progress: Progress | None = None,
-    **options: Any,
-) -> Result:
+    path: str | Path, labels_path: str | Path | None = None, embeddings_path: str | Path | None = None, *,
+    progress: Progress | None = None, **options: Any,
+) -> Result:  # fmt: skip
     """Measure a file of features: an `.npz` with `z` [N, D] and perhaps `y` [N], or a `.npy` of z with a `.npy` of y.
 
-    Arrays that are not compressed are read from disk block by block, so that memory does not grow with N. See
-    `measure_features` for options and result; `parameters` also names the file. What the file may also hold:
+    Other names that `fit` takes will do: `embeddings`, `features`, `labels`. Arrays that are not compressed are read
+    from disk block by block, so that memory does not grow with N. See `measure_features` for options and result;
+    `parameters` also names the file. What the file may also hold:
 
     - `e` [N, F], a second encoder's embeddings of the same images, or `h`, those the codes were made from; a file of
       their own, `embeddings_path`, is a second encoder's;
     - `y_coarse` [N], superclasses; `control` [N, D], codes of an untrained head; `again` [N, D], of another seed.
     """
-    found = read_arrays(path, ("z", "y", "e", "h", "y_coarse", "control", "again"), needed=("z",))
-    features, beside = found["z"], Path(path).with_name("y.npy")
-    if labels_path is None and Path(path).suffix == ".npy" and beside.is_file():
-        labels_path = beside
-    labels = found.get("y") if labels_path is None else read_arrays(labels_path, ("y",), ("y",))["y"]
+    features, names, labels = read_embeddings(Path(path))
+    found = read_arrays(path, ("", "e", "h", "y_coarse", "control", "again"))  # a .npy is the first of them
+    if labels_path is not None:
+        labels = read_labels(Path(labels_path), names, len(as_features(features)))[1]
+    labels = class_labels(labels)
     if embeddings_path is not None:
-        found["e"] = read_arrays(embeddings_path, ("z",), ("z",))["z"]
+        found["e"] = read_embeddings(Path(embeddings_path))[0]
     given: dict[str, Any] = {"embeddings": found.get("e", found.get("h")), "second": "e" in found}
     given["control"] = found.get("control")
     if "y_coarse" in found:
@@ -232,7 +221,7 @@ def _add_verdict(result: Result, z: np.ndarray, labels: Array | None, *, seed: i
         given |= {name: some(given.get(name)) for name in ("embeddings", "control")}
         given["levels"] = {name: some(level) for name, level in (given.get("levels") or {}).items()}
     tree = readable.figures(z, labels, seed=seed, **given)
-    result.verdict = verdict.to_dict(verdict.in_words(tree, labels is not None))
+    result.verdict = to_dict(in_words(tree, labels is not None))
     result.chance |= rounded(tree["chance"])
     for name in ("readable", "kept", "detectors", "coverage", "labelfree", "whole", "seeds", "control"):
         if tree.get(name):
@@ -241,15 +230,9 @@ def _add_verdict(result: Result, z: np.ndarray, labels: Array | None, *, seed: i
 
 
 def evaluate(
-    model: Encoder,
-    train: Images,
-    test: Images,
-    *,
-    paper_probe: bool = False,
-    again: Encoder | None = None,
-    everything: bool = False,
-    progress: Progress | None = None,
-) -> Result:
+    model: Encoder, train: Images, test: Images, *, paper_probe: bool = False, again: Encoder | None = None,
+    everything: bool = False, progress: Progress | None = None,
+) -> Result:  # fmt: skip
     """All measures of a model.
 
     Parameters
@@ -327,7 +310,7 @@ def evaluate(
             "open": float(sound.open.mean()),
             "open_where_active": float(sound.open[sound.z > 0].mean()) if (sound.z > 0).any() else None,
         }
-    sight, some = see_model(model), test.pixels[np.unique(np.linspace(0, len(test) - 1, CHECKED).astype(int))]
+    sight, some = see_model(model), test.pixels[spread_evenly(len(test), CHECKED)]
     if (layer := find_layer(sight, some)) is not None:
         drop = masking_drop(sight, some, layer)
         result.heat, result.chance["heat"] = dict(drop), {"hottest": drop["random"]}

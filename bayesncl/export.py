@@ -25,7 +25,7 @@ from .codes import ReadableCodes
 from .codes_folder import PhotoCodes
 from .data.images import first_line
 from .encoders import METADATA, View, pool, view_of
-from .errors import InputError
+from .errors import InputError, import_extra
 from .files import check_place, write_atomic
 from .model import Encoder
 from .rows import prepare
@@ -164,10 +164,6 @@ def compare(graph: nn.Module, example: Tensor, outputs: list[str], path: Path, o
 
 def import_onnx() -> tuple[Any, Any]:
     """onnx and onnxruntime, from the extra."""
-    try:
-        import onnx
-        import onnxruntime
-        import onnxscript  # noqa: F401 (torch's exporter needs it)
-    except ImportError:
-        raise InputError("export needs the extra: pip install 'bayesncl[onnx]'") from None
-    return onnx, onnxruntime
+    missing = "export needs the extra: pip install 'bayesncl[onnx]'"
+    import_extra("onnxscript", missing)  # which torch's exporter needs
+    return import_extra("onnx", missing), import_extra("onnxruntime", missing)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import queue
-import threading
+from collections import deque
 from collections.abc import Iterator
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -95,34 +94,16 @@ def _streamed(
 
 def ahead(items: Iterator[Item], depth: int) -> Iterator[Item]:
     """The same items, made by a thread that keeps up to `depth` of them ready; what it raises is raised here."""
-    ready: queue.Queue[tuple[Item] | Exception | None] = queue.Queue(depth)
-    stop = threading.Event()
-
-    def hand_over(item: tuple[Item] | Exception | None) -> None:
-        while not stop.is_set():  # once the reader has left, nobody takes anything
-            with contextlib.suppress(queue.Full):
-                return ready.put(item, timeout=0.1)
-
-    def make() -> None:
+    end = object()
+    with ThreadPoolExecutor(1) as pool:
+        ready: deque[Future[Any]] = deque(pool.submit(next, items, end) for _ in range(depth))
         try:
-            for item in items:
-                hand_over((item,))
-                if stop.is_set():
-                    return
-            hand_over(None)
-        except Exception as error:  # whatever it is, the reader must see it rather than wait for ever
-            hand_over(error)
-
-    thread = threading.Thread(target=make, daemon=True)
-    thread.start()
-    try:
-        while (item := ready.get()) is not None:
-            if isinstance(item, Exception):
-                raise item
-            yield item[0]
-    finally:
-        stop.set()
-        thread.join()
+            while (item := ready.popleft().result()) is not end:
+                ready.append(pool.submit(next, items, end))
+                yield item
+        finally:
+            for future in ready:  # the reader may leave early
+                future.cancel()
 
 
 def _read(pixels: np.ndarray, index: Tensor) -> np.ndarray:

@@ -46,12 +46,12 @@ def write_atomic(path: Path | str, data: bytes | str) -> None:
         raise
 
 
-def write_together(files: dict[Path, Iterable[bytes]]) -> None:
+def write_together(files: dict[Path, Iterable[bytes]], gone: Iterable[Path] = ()) -> None:
     """Replace regular files, one or several, each of the bytes of its blocks, and keep their modes.
 
     Blocks are taken in order. All files are complete on the disk before the first of them takes its place, so that a
     full disk leaves the old ones. Of several the last is missing while the others are replaced: a kill then leaves
-    none that vouches for old ones beside new ones.
+    none that vouches for old ones beside new ones. Files `gone`, which are of the old ones, are removed with them.
     """
     with contextlib.ExitStack() as stack:
         made = {}
@@ -65,6 +65,8 @@ def write_together(files: dict[Path, Iterable[bytes]]) -> None:
                 os.fsync(file.fileno())
         if len(made) > 1:
             list(made)[-1].unlink(missing_ok=True)
+        for path in gone:
+            path.unlink(missing_ok=True)
         for path, temporary in made.items():
             os.replace(temporary, path)
 

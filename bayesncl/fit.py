@@ -1,4 +1,4 @@
-"""`bayesncl fit`: from photos, an array or a run to a folder of readable codes.
+"""`bayesncl fit`: from photos, an array or a run to a folder of readable codes, and how good these are.
 
 Each kind of source is a function that brings its embeddings into the folder, unless they are there; the rest is the
 same for all. A fit that was stopped resumes where it was: photos that are embedded stay so, and so does the head.
@@ -6,10 +6,12 @@ same for all. A fit that was stopped resumes where it was: photos that are embed
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
 import shlex
+import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -21,20 +23,21 @@ import numpy as np
 import torch
 
 from . import distributed
-from .arrays import ENDINGS, as_features, check_room, read_arrays, read_embeddings
+from .arrays import ENDINGS, as_features, check_room, read_embeddings
 from .codes import ReadableCodes, choose_batch, choose_dim, choose_steps
 from .codes_folder import About, CodesFolder, Rows, encoder_dict, mark
 from .data import load as load_split
 from .data.decode import SUFFIXES, sizes_in_words
 from .data.folder import scan
-from .data.images import PATH_LENGTH, fingerprint, held_out, printable
+from .data.images import PATH_LENGTH, fingerprint, held_out, printable, spread_evenly
 from .encoders import PhotoEncoder, Request, Say, default_request, find_kind, open_encoder
 from .errors import InputError
+from .evaluate import measure_features
 from .features import extract
 from .files import is_codes
-from .judge import headlines, judge
-from .measure.result import to_json
-from .measure.verdict import Verdict, to_dict
+from .labels import class_labels, read_labels
+from .measure.result import Result, to_json
+from .measure.verdict import DENSELY, Verdict, to_dict, verdict
 from .model import load_run
 from .photos import BLOCK, Embedded, find_photos, photo_labels
 from .progress import Display, plural, words
@@ -42,6 +45,7 @@ from .run import Run
 from .shelf import BadCheckpoint
 
 HOLD_FROM, SHARE, MOST_HELD = 5000, 0.1, 5000  # rows from which some are held out, and how many
+MOST_JUDGED = 5_000  # rows; more say little more
 LARGEST = 1e15  # of an embedding: its square, summed over rows, is within float32
 TRIED = 8  # photos embedded to tell how long the rest will take
 FIT_PACE = 2e10  # products a second of one thread while a head is trained
@@ -82,7 +86,7 @@ def fit(source: Path, out: Path, options: Options, device: torch.device, display
                 folder.inside(old).unlink(missing_ok=True)
             codes.save(folder.inside(folder.codes_file))
             display.count(0, 1, "judging")
-            found = judge(codes, embeddings, rows, seed=options.seed)
+            found = judge(codes, embeddings, rows, options.seed)
             display.count(1, 1, "judging")
             folder.write(folder.verdict_file, to_json(to_dict(found)))
         distributed.barrier()
@@ -141,6 +145,8 @@ def find_source(source: Path, out: Path, options: Options) -> str:
 def take_photos(source: Path, folder: CodesFolder, options: Options, device: torch.device, display: Display) -> None:
     """Embed the photos of a folder that are not embedded yet."""
     pile = find_photos(source, folder.folder)
+    if len(pile) < 2:
+        raise InputError(f"{source}: one photo only; codes are read from what photos have in common")
     labels = photo_labels(pile, options.labels)
     encoder = _choose_encoder(folder, options, device, display)
     made = Embedded(pile, encoder, folder)
@@ -168,10 +174,9 @@ def take_photos(source: Path, folder: CodesFolder, options: Options, device: tor
         name, why = printable(broken[0][0]), printable(broken[0][3])
         count = f"{plural(len(broken), 'photo')} of {n:,}"
         display.note(f"{count} cannot be used and {'is' if len(broken) == 1 else 'are'} left out, e.g. {name} ({why})")
-    if not len(usable):
-        raise InputError(f"{source}: none of the {n} photos can be used, e.g. {printable(broken[0][3], 200)}")
-    if len(usable) == 1:
-        raise InputError(f"{source}: one photo only; codes are read from what photos have in common")
+    if len(usable) < 2:
+        some = "only one" if len(usable) else "none"
+        raise InputError(f"{source}: {some} of the {n} photos can be used, e.g. {printable(broken[0][3], 200)}")
     held = hold_out([pile.names[i] for i in usable], None if pile.test is None else pile.test[usable])
     order = usable[np.argsort(held, kind="stable")]
     rows = Rows(
@@ -198,6 +203,7 @@ def take_array(source: Path, folder: CodesFolder, options: Options, device: torc
         raise InputError(f"{source}: one row only; codes are read from what rows have in common")
     if options.labels is not None:
         names, labels = read_labels(options.labels, names, n)
+    labels = class_labels(labels)
     check_room(400 * n, f"{source}: names of {n:,} rows")
     texts = [str(i) for i in range(n)] if names is None else [str(name) for name in names]
     if options.images is not None:
@@ -217,29 +223,6 @@ def take_array(source: Path, folder: CodesFolder, options: Options, device: torc
     images = None if options.images is None else folder.relative(options.images)
     about = About("array", folder.relative(source), images, mark=json.dumps(mark(source)))
     _put(folder, about, rows, _sane(z, order), z.shape[1])
-
-
-def read_labels(path: Path, names: np.ndarray | None, n: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Names and labels of rows from a file: row by row, or by name where both have names."""
-    found = read_arrays(path, ("y", "names", "labels", "z"))
-    labels = found.get("y", found.get("labels"))
-    theirs = found.get("names")
-    for column in (labels, theirs):
-        if column is not None and column.ndim != 1:
-            raise InputError(f"{path}: labels and names must be [N], got {list(column.shape)}")
-    if labels is None and theirs is None:
-        raise InputError(f"{path}: no labels in it, expected y [N], or a table with the column label")
-    if names is not None and theirs is not None and labels is not None:
-        by_name = {str(name): i for i, name in enumerate(theirs)}
-        missing = [str(name) for name in names if str(name) not in by_name]
-        if missing:
-            raise InputError(f"{path}: no label for {len(missing):,} of {n:,} rows, e.g. {printable(missing[0])}")
-        return names, labels[[by_name[str(name)] for name in names]]
-    column = labels if labels is not None else theirs
-    assert column is not None
-    if len(column) != n:
-        raise InputError(f"{path}: {len(column):,} rows, the embeddings have {n:,}")
-    return (names if theirs is None else theirs), labels
 
 
 def match_images(names: list[str], named: bool, root: Path, say: Say) -> list[str]:
@@ -312,6 +295,51 @@ def hold_out(names: Sequence[str], test: np.ndarray | None) -> np.ndarray:
     return held_out(names, min(SHARE, MOST_HELD / n), 0)
 
 
+def gather(
+    codes: ReadableCodes, embeddings: np.ndarray, rows: Rows
+) -> tuple[np.ndarray, np.ndarray | None, dict[str, Any]]:
+    """Codes [N, D] and labels [N] of the rows to judge by, and what else is known of them: see `readable.figures`.
+
+    They are the rows held out, or all; at most 5,000, spread evenly. The control is an untrained head.
+    """
+    train = len(rows) - rows.held
+    first, count = (train, rows.held) if rows.held else (0, train)
+    chosen = first + spread_evenly(count, MOST_JUDGED)
+    x = np.asarray(embeddings[chosen])
+    untrained = {**codes.get_params(), "dim": codes.dim_, "steps": 0, "positives": "self", "sparse_output": False}
+    control = ReadableCodes(**untrained).fit(embeddings[:train]).transform(x)
+    labels = None if rows.labels is None else rows.labels[chosen]
+    z = copy.copy(codes).set_params(sparse_output=False).transform(x)
+    return z, labels, {"label_names": rows.class_names, "embeddings": x, "control": control}
+
+
+def judge(codes: ReadableCodes, embeddings: np.ndarray, rows: Rows, seed: int) -> Verdict:
+    """The verdict on codes, beside an untrained head; by labels where there are any, else by the embeddings."""
+    z, labels, given = gather(codes, embeddings, rows)
+    return verdict(z, labels, **given, seed=seed)
+
+
+def measure_codes(folder: Path, **options: Any) -> Result:
+    """Every measure of a folder of codes, and the verdict on them; see `measure_features` for the options."""
+    here = CodesFolder(folder)
+    about = here.about()
+    codes, rows = here.codes(), here.rows(about)
+    z, labels, given = gather(codes, here.embeddings(about), rows)
+    if labels is not None and len(np.unique(labels)) < 2:
+        labels = None
+    result = measure_features(z, labels, **options, **given)
+    judged_by = "held out" if rows.held else "fitted on"
+    result.parameters = {"codes": str(folder), "method": codes.method, "judged_by": judged_by} | result.parameters
+    return result
+
+
+def headlines(found: Verdict) -> list[str]:
+    """The four most important lines of a verdict, wrapped."""
+    lines = [line.text for line in found.lines if line.value is not None or line.text.startswith("Collapsed")]
+    lines = [text for text in lines if not text.startswith(DENSELY)]  # as prototypes always do
+    return [textwrap.fill(text, 80, initial_indent="- ", subsequent_indent="  ") for text in lines[:4]]
+
+
 def next_commands(about: About, out: Path) -> list[str]:
     """What to do next, as commands that can be copied."""
     lines = []
@@ -368,9 +396,7 @@ def _put(folder: CodesFolder, about: About, rows: Rows, blocks: Iterator[np.ndar
         changed = changed or (about.kind == "array" and (old.source, old.mark) != (about.source, about.mark))
     except InputError:
         changed = True
-    if changed:
-        folder.inside(folder.codes_file).unlink(missing_ok=True)
-    folder.put_rows(about, rows, blocks, features)
+    folder.put_rows(about, rows, blocks, features, [folder.codes_file] if changed else ())
 
 
 def _factorise(values: Sequence[str] | None) -> dict[str, Any]:

@@ -17,16 +17,7 @@ KL_CLAMP = 0.01  # q and rho are held in [0.01, 0.99]; outside, the KL sends no 
 
 
 def rep_relu(z: Tensor) -> Tensor:
-    """ReLU in the forward pass, the gradient of the exact (erf) GELU in the backward pass.
-
-    Parameters
-    ----------
-    z : tensor of any shape.
-
-    Returns
-    -------
-    Tensor of the same shape, exactly ``relu(z)``.
-    """
+    """ReLU of z, of any shape, with the gradient of the exact (erf) GELU; the values are exactly ``relu(z)``."""
     return straight_through(F.relu(z.detach()), F.gelu(z))
 
 
@@ -172,16 +163,12 @@ def draw_uniform(logits: Tensor, generator: torch.Generator | None = None) -> Te
 
 
 def bernoulli_kl(q: Tensor, prior: float) -> Tensor:
-    """KL(Bern(q) || Bern(prior)), summed over dimensions and averaged over rows.
+    """KL(Bern(q) || Bern(prior)), summed over dimensions and averaged over rows; a scalar.
 
     Parameters
     ----------
     q : [N, D] probabilities; clamped to [0.01, 0.99], beyond which the gradient is 0.
     prior : rho, clamped likewise.
-
-    Returns
-    -------
-    Scalar.
     """
     q = at_least_float32(q).clamp(KL_CLAMP, 1 - KL_CLAMP)
     closed, rho = 1 - q, min(max(prior, KL_CLAMP), 1 - KL_CLAMP)

@@ -16,16 +16,7 @@ from torch import Tensor, nn
 
 from . import distributed
 from .errors import InputError
-from .gates import (
-    GATES,
-    GateKind,
-    at_least_float32,
-    bernoulli_kl,
-    draw_uniform,
-    gate_probability,
-    rectify,
-    top_k_mask,
-)
+from .gates import GATES, GateKind, at_least_float32, bernoulli_kl, draw_uniform, gate_probability, rectify, top_k_mask
 from .objective import balanced_assignment, info_nce_sum, normalise, reconstruction, swapped_cross_entropy
 from .recipes import Gate, Model, Objective
 
@@ -96,15 +87,11 @@ class Projector(Head):
         self.projector = mlp(features, model.hidden, model.dim, depth=depth)
         self.gate = mlp(features, gate.hidden or model.hidden, model.dim, depth=gate.depth) if self.kind else None
 
-    def project(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        """p(h) and what the rectifier makes of it, [N, D] both."""
-        raw = self.projector(h)
+    def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
+        raw = self.projector(h)  # [N, D]
         if self.options.layer_norm:
             raw = F.layer_norm(at_least_float32(raw), raw.shape[1:])
-        return raw, rectify(raw, self.options.rectifier)
-
-    def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
-        raw, z = self.project(h)
+        z = rectify(raw, self.options.rectifier)
         if self.options.top_k:
             z = z * top_k_mask(z, self.options.top_k)
         z = normalise(z)

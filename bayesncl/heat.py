@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .data.images import Progress
+from .data.images import Progress, spread_evenly
 from .encoders import TorchEncoder, pool
 from .errors import InputError
 from .features import centre_crop
@@ -23,7 +23,7 @@ from .objective import normalise
 from .rows import prepare
 
 if TYPE_CHECKING:
-    from .codes_folder import PhotoCodes
+    from .codes_folder import PhotoCodes  # with scikit-learn, which `measure` of a file does without
 
 STRONGEST = 8  # dimensions of an image whose maps are kept
 DRAWS = 4  # random quarters beside the hottest one
@@ -194,7 +194,7 @@ def strongest_heat(
     Maps that fail `masking_drop` on `checked` images, by less than two standard errors ahead of chance, are not shown.
     `share` is that of `Heat`; default what is left of larger images.
     """
-    some = np.asarray(pixels[np.unique(np.linspace(0, len(pixels) - 1, checked).astype(int))])
+    some = np.asarray(pixels[spread_evenly(len(pixels), checked)])
     layer = find_layer(sight, some)
     if layer is None:
         return NONE
@@ -211,7 +211,7 @@ def strongest_heat(
     return Heat(dims, maps, check, min(1.0, sight.side / some.shape[-1]) if share is None else share)
 
 
-def masking_drop(sight: Sight, pixels: np.ndarray, layer: Layer | None = None, seed: int = 0) -> dict[str, float]:
+def masking_drop(sight: Sight, pixels: np.ndarray, layer: Layer | None = None) -> dict[str, float]:
     """Are the maps right? Grey out the hottest quarter of each image for its strongest dimension, and random quarters.
 
     Returns `hottest` and `random`, the mean loss of that dimension's activation as a share of it; `error`, the standard
@@ -227,7 +227,7 @@ def masking_drop(sight: Sight, pixels: np.ndarray, layer: Layer | None = None, s
     maps = heat_maps(sight, layer, pixels, dims[:, None])[:, 0]  # [N, h, w]
     n, h, w = maps.shape
     quarter = max(1, h * w // 4)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     masks = [np.argsort(-maps.reshape(n, -1), axis=1, kind="stable")[:, :quarter]]
     masks += [np.argsort(rng.random((n, h * w)), axis=1)[:, :quarter] for _ in range(DRAWS)]
     rows, columns = (np.arange(side) * cells // side for side, cells in zip(pixels.shape[2:], (h, w)))

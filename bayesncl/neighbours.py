@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import distributed
-from .errors import InputError
+from .errors import InputError, import_extra
 
 DUPLICATE = 1 - 1e-5  # rows of a higher cosine are one row twice
 EXACT_ROWS = {"cpu": 200_000, "cuda": 2_000_000}  # beyond, exact search takes more than some ten minutes
@@ -152,10 +152,7 @@ def _repeat(value: Tensor, place: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
 
 def _with_faiss(rows: Rows, k: int) -> Neighbours:
     """Inverted lists, as many of them read as it takes to find 95 % of the exact neighbours of 256 rows."""
-    try:
-        import faiss
-    except ImportError:
-        raise InputError("search with faiss needs it installed: pip install 'bayesncl[faiss]'") from None
+    faiss = import_extra("faiss", "search with faiss needs it installed: pip install 'bayesncl[faiss]'")
     n, width, device = len(rows), rows[:1].shape[1], rows[:1].device
     lists = max(1, min(int(4 * math.sqrt(n)), n // 40))
     index = faiss.index_factory(width, f"IVF{lists},Flat", faiss.METRIC_INNER_PRODUCT)

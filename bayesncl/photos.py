@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .arrays import read_arrays
+from .arrays import LABELS, NAMES, find_column, read_arrays
 from .codes_folder import CodesFolder, mark
 from .data.archive import Entry
 from .data.cache import count_kinds, in_threads, read_entry
@@ -24,7 +24,8 @@ from .data.folder import existing_folder, scan, split_folders
 from .data.images import Progress, printable
 from .encoders import PhotoEncoder
 from .errors import InputError
-from .files import is_codes, read_regular, write_atomic
+from .files import read_regular, write_atomic
+from .labels import label_names
 from .progress import plural
 
 BATCH = {"cpu": 16, "cuda": 256}
@@ -63,10 +64,11 @@ def photo_labels(pile: Pile, table: Path | None) -> list[str] | None:
     """A class for each photo: by its subfolder, or by its name in a table."""
     if table is None:
         return pile.classes
-    found = read_arrays(table, ("y", "names"))
-    if any(key not in found or found[key].ndim != 1 for key in ("names", "y")):
+    found = read_arrays(table, (*LABELS, *NAMES))
+    names, given = find_column(found, NAMES), find_column(found, LABELS)
+    if names is None or given is None or names.ndim != 1 or names.shape != given.shape:
         raise InputError(f"{table}: labels of photos need a table with the columns name and label")
-    by_name = {str(name).replace(os.sep, "/"): str(y) for name, y in zip(found["names"], found["y"])}
+    by_name = {name.replace(os.sep, "/"): y for name, y in label_names(table, names, given.astype(str)).items() if y}
     labels = [by_name.get(name, by_name.get(name.rpartition("/")[2])) for name in pile.names]
     missing = [name for name, label in zip(pile.names, labels) if label is None]
     if missing:
@@ -76,7 +78,7 @@ def photo_labels(pile: Pile, table: Path | None) -> list[str] | None:
 
 
 def find_photos(root: Path, out: Path) -> Pile:
-    """The photos of a folder; what lies in `out`, or in another folder that `fit` wrote, is left out."""
+    """The photos of a folder; what lies in `out`, which `fit` may not have written yet, is left out."""
     root = existing_folder(str(root))
     train, test = split_folders(root)
     entries: list[Entry] = []
@@ -86,7 +88,7 @@ def find_photos(root: Path, out: Path) -> Pile:
     @cache
     def ours(folder: Path) -> bool:
         up = folder.parent
-        return folder == here or is_codes(folder) or (up != folder and up.is_relative_to(base) and ours(up))
+        return folder == here or (up != folder and up.is_relative_to(base) and ours(up))
 
     for folder in filter(None, (train, test)):
         prefix = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"

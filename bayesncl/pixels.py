@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from PIL.Image import Image
 from torch import Tensor
 
 from .data.archive import Entry
@@ -16,11 +17,7 @@ from .data.decode import MOST_BYTES, Square, Undecodable, decode_with, to_rgb
 from .data.images import printable, shown
 from .errors import InputError
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-    Pictures = Tensor | np.ndarray | Image | str | Path | Sequence[Image | str | Path]
-
+Pictures = Tensor | np.ndarray | Image | str | Path | Sequence[Image | str | Path]
 EXPECTED = "images must be uint8 or float in [0, 1], [N, 3, H, W] or [N, H, W, 3]; PIL images; or paths"
 
 
@@ -36,14 +33,12 @@ def as_pixels(images: Pictures, square: Square) -> Tensor:
 
 def as_batch(images: Pictures) -> Tensor | list[Image | Path]:
     """Arrays as uint8 or float [N, 3, H, W], anything else as a list of PIL images and paths. One image is N = 1."""
-    from PIL.Image import Image as PillowImage
-
-    if isinstance(images, PillowImage | str | os.PathLike):
+    if isinstance(images, Image | str | os.PathLike):
         images = [images]
     if isinstance(images, list | tuple):
-        if strange := [type(i).__name__ for i in images if not isinstance(i, PillowImage | str | os.PathLike)]:
+        if strange := [type(i).__name__ for i in images if not isinstance(i, Image | str | os.PathLike)]:
             raise InputError(f"a list must hold PIL images or paths, got {strange[0]}; give arrays as one [N, 3, H, W]")
-        return [image if isinstance(image, PillowImage) else Path(image) for image in images]
+        return [image if isinstance(image, Image) else Path(image) for image in images]
     if not isinstance(images, Tensor | np.ndarray):
         raise InputError(f"{EXPECTED}; got {type(images).__name__}")
     try:

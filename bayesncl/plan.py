@@ -14,7 +14,7 @@ from .cost import cost, multiply_adds, parts_of, time_steps
 from .data import DATASETS, load
 from .data.decode import sizes_in_words
 from .data.folder import split_folders
-from .data.images import Images
+from .data.images import Images, spread_evenly
 from .features import centre_crop
 from .model import Encoder, build_model
 from .progress import Display, plural, words
@@ -147,12 +147,12 @@ def count_costs(
     return results
 
 
-def tell_difference(model: Encoder, images: Images, display: Display, most: int = 256) -> None:
-    """Say whether the features of different images differ; by process 0, whose display speaks, alone."""
+def tell_difference(model: Encoder, images: Images, display: Display) -> None:
+    """Say whether the features of 256 different images differ; by process 0, whose display speaks, alone."""
     if display.quiet:
         return
-    rows = np.unique(np.linspace(0, len(images) - 1, most).astype(int))
-    pixels = centre_crop(torch.from_numpy(np.array(images.pixels[rows])), model.recipe.views.size)
+    some = np.array(images.pixels[spread_evenly(len(images), 256)])
+    pixels = centre_crop(torch.from_numpy(some), model.recipe.views.size)
     cosine = mean_cosine(model.encode(pixels, batch=64).numpy())
     if cosine is None:
         display.note("warning: the features of nearly all images are zero: every gate is closed")

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from .errors import InputError
+from .errors import import_extra
 from .recipes import Recipe
 
 PLAIN_SECONDS = 5.0, 60.0  # between plain lines, at the start of a long run and later on
@@ -163,8 +163,5 @@ def follower() -> bool:
 
 def open_board(folder: Path) -> Any:
     """A TensorBoard writer, from the extra."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise InputError("--tensorboard needs the extra: pip install 'bayesncl[tensorboard]'") from None
-    return SummaryWriter(str(folder))
+    missing = "--tensorboard needs the extra: pip install 'bayesncl[tensorboard]'"
+    return import_extra("torch.utils.tensorboard", missing).SummaryWriter(str(folder))

@@ -10,16 +10,15 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 from .data.images import printable
 from .errors import InputError
+from .measure import wilson
 from .names import MOST_DIMS, read_json
 
 FORMAT = "bayesncl-quiz-1"
@@ -50,16 +49,6 @@ class Found:
     share: float
     low: float
     high: float
-
-
-def wilson(right: float, asked: int) -> tuple[float, float]:
-    """Wilson's 95 % interval for a share of `right` among `asked`."""
-    if not asked:
-        return 0.0, 1.0
-    z, p = NormalDist().inv_cdf(0.975), right / asked
-    middle = (p + z * z / (2 * asked)) / (1 + z * z / asked)
-    half = z / (1 + z * z / asked) * math.sqrt(p * (1 - p) / asked + z * z / (4 * asked * asked))
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def read_quiz(path: Path | str) -> list[Answer]:

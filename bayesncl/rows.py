@@ -126,7 +126,7 @@ def _blocks(source: Any, chosen: Tensor | None) -> Iterator[slice | Tensor]:
 
 
 def _read(source: Any, index: slice | Tensor, device: torch.device) -> Tensor:
-    """Rows as float32, or as float64 where the source has more digits; what is not a number is refused."""
+    """Rows as float32, or as float64 where the source has more digits; what has no finite length is refused."""
     if isinstance(source, Tensor):
         x = source[index.to(source.device) if isinstance(index, Tensor) else index]
         x = x.to(device, torch.float64 if x.dtype in (torch.float64, torch.int64, torch.int32) else torch.float32)
@@ -134,9 +134,14 @@ def _read(source: Any, index: slice | Tensor, device: torch.device) -> Tensor:
         block = source[index.cpu().numpy() if isinstance(index, Tensor) else index]
         exact = block.dtype.itemsize > 2 and block.dtype != np.float32
         x = torch.from_numpy(np.array(block, np.float64 if exact else np.float32)).to(device)
-    if not bool(torch.isfinite(x.sum())) and not bool(torch.isfinite(x).all()):
-        row = int((~torch.isfinite(x)).any(1).nonzero()[0])
-        row = int(index[row]) if isinstance(index, Tensor) else row + (index.start or 0)
-        kind = "NaN" if bool(torch.isnan(x).any()) else "infinity"
-        raise InputError(f"X contains {kind}, first in row {row}: leave such rows out or fill them in")
+    if not bool(torch.isfinite(torch.linalg.vector_norm(x))):
+        bad = ~torch.isfinite(x.norm(dim=1))
+        if bool(bad.any()):
+            place = int(bad.nonzero()[0])
+            row = int(index[place]) if isinstance(index, Tensor) else place + (index.start or 0)
+            largest = float(x[place].abs().max())
+            if math.isfinite(largest):
+                raise InputError(f"X contains {largest:.0e} in row {row}: divide X by a large number")
+            kind = "NaN" if bool(torch.isnan(x[place]).any()) else "infinity"
+            raise InputError(f"X contains {kind}, first in row {row}: leave such rows out or fill them in")
     return x

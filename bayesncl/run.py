@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from filelock import FileLock, Timeout
 
-from . import distributed
+from . import __version__, distributed
 from .errors import InputError
 from .files import read_regular, sweep, write_atomic
 from .progress import plural
@@ -230,8 +230,6 @@ class Stopper:
 
 def environment() -> dict[str, object]:
     """Versions, device, git revision, command and date."""
-    from . import __version__
-
     packages = ("torch", "numpy", "scikit-learn", "pillow", "safetensors")
     gpu = torch.cuda.is_available()
     return {

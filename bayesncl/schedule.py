@@ -15,10 +15,6 @@ def warmup_cosine(step: int, base: float, warmup_steps: int, total_steps: int, s
     warmup_steps : W; t < W gives start + t (base - start) / (W - 1).
     total_steps : T; t > W gives base (1 + cos(pi (t - W) / (T - W))) / 2.
     start : rate at t = 0.
-
-    Returns
-    -------
-    float
     """
     if step < warmup_steps:
         return start + step * (base - start) / max(warmup_steps - 1, 1)

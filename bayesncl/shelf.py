@@ -13,7 +13,7 @@ from torch import Tensor
 from . import distributed
 from .arrays import DAMAGE
 from .data.images import first_line
-from .errors import InputError
+from .errors import InputError, import_extra
 from .files import check_place, digest, read_regular, read_tensors, tensor_bytes, write_atomic
 from .heads import HEADS, Head
 from .model import LARGEST
@@ -60,12 +60,10 @@ def load_folder(cls: type[Codes], name: Path | str) -> Codes:
 
 
 def _download(name: str) -> Path:
+    missing = f"{name}: no such folder; to read it from the hub, pip install 'bayesncl[hub]'"
+    hub = import_extra("huggingface_hub", missing)
     try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise InputError(f"{name}: no such folder; to read it from the hub, pip install 'bayesncl[hub]'") from None
-    try:
-        return Path(snapshot_download(name, allow_patterns=[WEIGHTS, CONFIG]))
+        return Path(hub.snapshot_download(name, allow_patterns=[WEIGHTS, CONFIG]))
     except Exception as error:  # network, permission, name: the library has many
         raise InputError(f"{name}: no such folder, and not found on the hub ({type(error).__name__})") from None
 

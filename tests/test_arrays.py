@@ -71,6 +71,17 @@ def test_parquet(tmp_path: Path) -> None:
         assert np.allclose(read_arrays(tmp_path / name, ("z",))["z"], Z)
     assert list(read_arrays(tmp_path / "a", ("y",))["y"]) == Y.tolist()
     assert list(read_arrays(tmp_path / "b", ("y",))["y"]) == [f"c{y}" for y in Y]
+    more = {"width": Y, "caption": ["x"] * len(Y), "filename": [b"a"] * len(Y), "label": [None, *map(int, Y[1:])]}
+    parquet.write_table(pyarrow.table(more | {"embedding": Z.tolist()}), tmp_path / "d")
+    z, names, labels = read_embeddings(tmp_path / "d")  # what stands beside lists is no feature
+    assert np.allclose(z, Z) and set(names) == {"a"} and labels.tolist() == ["", *map(str, Y[1:])]
+    index = {"__index_level_0__": ["x"] * 30, "a": Y, "y": [None, 2.0] * 15}
+    parquet.write_table(pyarrow.table(index), tmp_path / "f")
+    z, names, labels = read_embeddings(tmp_path / "f")
+    assert z.shape == (30, 1) and set(names) == {"x"} and labels.tolist() == ["", "2"] * 15
+    parquet.write_table(pyarrow.table(more), tmp_path / "e")
+    with pytest.raises(InputError, match=r"column caption holds .*, no number"):
+        read_arrays(tmp_path / "e", ("z",))
     (tmp_path / "c").write_bytes((tmp_path / "a").read_bytes()[:300])
     with pytest.raises(InputError, match="cannot be read"):
         read_arrays(tmp_path / "c", ("z",))
@@ -237,12 +248,41 @@ def test_large_arrays_are_not_loaded(tmp_path: Path) -> None:
         ("name,a\n007,1\n07,2\n", {"z": [[1], [2]], "names": ["007", "07"]}),
         ("y,a\n7,1\n-8,2\n", {"z": [[1], [2]], "y": [7, -8]}),
         ("y,a\n1_0,1\n10,2\n", {"z": [[1], [2]], "y": ["1_0", "10"]}),
+        ("Filename;a;Target\nx,y;1;t\nz;2;u\n", {"z": [[1], [2]], "y": ["t", "u"], "names": ["x,y", "z"]}),
+        ("a\tb\n1\t2\n", {"z": [[1, 2]]}),
+        ("id,a\n70,1\n80,2\n", {"z": [[1], [2]], "names": [70, 80]}),  # numbers of rows are no features
+        (",a\ncat.jpg,1\ndog.jpg,2\n", {"z": [[1], [2]], "names": ["cat.jpg", "dog.jpg"]}),  # an index of names
+        (",id,a,\n0,x,1,\n1,y,2,\n", {"z": [[1], [2]], "names": ["x", "y"]}),
+        ("id,a\n1,5\n2,6\n", {"z": [[5], [6]]}),
+        ("id,path,index,a\n7,x,0,1\n8,y,1,2\n", {"z": [[1], [2]], "names": ["x", "y"]}),
     ],
 )
 def test_tables_say_what_they_say(text: str, wanted: dict[str, list[object]], tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(text)
     found = read_arrays(tmp_path / "a.csv", ("z", "y", "names"))
     assert {name: values.tolist() for name, values in found.items()} == wanted
+
+
+@pytest.mark.parametrize(("text", "cell"), [("a,species\n1,cat\n", "'cat'"), ("a,species\n1,\n", "''")])
+def test_a_column_without_numbers_is_named(text: str, cell: str, tmp_path: Path) -> None:
+    (tmp_path / "a.CSV").write_text(text)
+    with pytest.raises(InputError, match=f"line 2: column species holds {cell}, no number; head it label or name"):
+        read_arrays(tmp_path / "a.CSV", ("z",))
+
+
+def test_embeddings_and_labels_as_people_save_them(tmp_path: Path) -> None:
+    """Pooled maps [N, F, 1, 1], one array of any name, bytes as HDF5 gives them, labels as a column or as floats."""
+    column, paths = Y.astype(float)[:, None], np.array(["ä.jpg".encode()] * len(Z))
+    np.savez(tmp_path / "a.npz", features=Z[:, :, None, None], labels=column, paths=paths)
+    z, names, labels = read_embeddings(tmp_path / "a.npz")
+    assert np.array_equal(z, Z) and names[0] == "ä.jpg" and labels.dtype == np.int64 and labels.tolist() == Y.tolist()
+    column[1] = np.nan
+    np.savez(tmp_path / "b.npz", image_embeds=Z, y=column)
+    z, _, labels = read_embeddings(tmp_path / "b.npz")
+    assert np.array_equal(z, Z) and labels.tolist() == [str(Y[0]), "", *map(str, Y[2:])]
+    np.savez(tmp_path / "c.npz", image=Z, text=Z)
+    with pytest.raises(InputError, match=r"expected an array named z, .* it holds image, text"):
+        read_embeddings(tmp_path / "c.npz")
 
 
 def test_two_columns_of_one_kind_are_refused(tmp_path: Path) -> None:

@@ -312,6 +312,7 @@ def test_pandas_output() -> None:
     out = model.transform(frame)
     assert list(out.columns) == [f"readablecodes{i}" for i in range(8)] and list(out.index) == list(range(5, 125))
     assert list(model.feature_names_in_) == list(frame.columns)
+    assert not hasattr(model.fit(torch.from_numpy(made()[:, :5])), "feature_names_in_")
 
 
 def test_choices_by_number_of_rows() -> None:
@@ -374,6 +375,8 @@ def test_options_say_too_many_to_keep_without_rows() -> None:
         (np.ones((1, 4)), "n_samples=1"),
         (np.where(np.eye(30) > 0, np.nan, 1.0), "NaN, first in row 0"),
         (np.where(np.arange(90).reshape(30, 3) == 13, np.inf, 1.0), "infinity, first in row 4"),
+        (np.float32([[1, 2], [3, 1e25]]).repeat(9, 1), "1e[+]25 in row 1: divide X"),  # its square is infinite
+        (np.zeros((2, 2**20 + 1), np.float16), "1,048,577 columns, at most 1,048,576 will do"),
         (torch.ones(4), "matrix"),
         (torch.ones(4, 4, dtype=torch.complex64), "complex"),
     ],

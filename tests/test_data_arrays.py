@@ -139,7 +139,7 @@ def test_damaged_and_missing_files(tmp_path: Path) -> None:
                 data.load(of(tmp_path / f"c.{suffix}"), "train")
     with pytest.raises(InputError, match="no such file"):
         data.load(of(tmp_path / "none.npz"), "train")
-    with pytest.raises(InputError, match="no such file"):
+    with pytest.raises(InputError, match="a folder, expected a file"):
         data.load(of(tmp_path), "train")
     (tmp_path / "x.txt").write_text("1,2")
     with pytest.raises(InputError, match=r"not an .npz, .npy"):

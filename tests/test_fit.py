@@ -21,7 +21,7 @@ from bayesncl.data import load as load_split
 from bayesncl.embed import Table
 from bayesncl.encoders import Request, open_encoder
 from bayesncl.errors import InputError
-from bayesncl.judge import gather
+from bayesncl.fit import gather
 from bayesncl.names import Codes, Entry, write_names
 from tests.commands import draw_folder, refused
 
@@ -194,6 +194,8 @@ def test_broken_and_other_files(run, tmp_path: Path) -> None:
     assert run("atlas", "pictures/codes", "--quiet").status == 0  # whose pictures are not photos of the next fit
     answer = run("fit", "pictures", "-o", "pictures/codes", "--encoder", NET, "--dim", "4")
     assert "25 photos (25 known already)" in answer.err
+    assert run("embed", "pictures/codes", "pictures", "-o", "e.npz", "--encoder", NET, "--quiet").status == 0
+    assert len(read_embeddings(Path("e.npz"))[0]) == 24
     answer = run("measure", "pictures/codes", "--json", "m.json", "--quiet")
     assert answer.status == 0 and "Nothing is said of classes" in answer.out
     assert run("measure", "pictures/codes", "--csv", "m.csv", "--quiet").status == 0
@@ -202,6 +204,8 @@ def test_broken_and_other_files(run, tmp_path: Path) -> None:
     for path in pictures.glob("*.png"):
         path.write_bytes(b"no")
     refused(run("fit", "pictures", "-o", "none", "--encoder", NET, "--quiet"), "none of the 25 photos can be used")
+    Image.new("RGB", (9, 9)).save(pictures / "good.png")
+    refused(run("fit", "pictures", "-o", "one", "--encoder", NET, "--quiet"), "only one of the 26 photos can be used")
 
 
 def test_splits_labels_and_rows_held_out(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,8 +350,8 @@ def test_named_columns(run, tmp_path: Path) -> None:
         (["note.txt"], "expected a folder of photos, a run, or an array file"),
         (["one.png"], "one image"),
         (["empty"], "no photos in it"),
+        (["lone"], "one photo only"),
         (["heic"], "no photos in it"),
-        (["single", "--encoder", NET], "single: one photo only"),
         (["p", "-o", "p"], "lies in, the folder -o p"),
         (["p", "-o", "note.txt"], "a file, expected a folder"),
         (["p", "-o", "heic"], "was not written by fit"),
@@ -372,19 +376,19 @@ def test_named_columns(run, tmp_path: Path) -> None:
         (["images.npy"], "holds images"),
         (["text.npy"], "features must be"),
         (["pickled.npy"], "pickled"),
-        (["strange.npz"], "no array named z in it, it holds vectors"),
+        (["strange.npz"], "no embeddings in it, expected an array named z, embeddings, embedding, features; it holds"),
         (["cut.npz"], "cannot be read"),
-        (["words.csv"], "cannot be read"),
+        (["words.csv"], "words.csv, line 2: column b holds 'x', no number"),
     ],
 )  # fmt: skip
 def test_refusals(words: list[str], message: str, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     x, y = clusters()
     draw_folder(tmp_path / "p")
-    Image.new("RGB", (9, 9)).save("one.png")
-    for folder in ("empty", "heic", "single"):
+    for folder in ("empty", "heic", "lone"):
         Path(folder).mkdir()
-    Image.new("RGB", (9, 9)).save("single/a.png")
+    for path in ("one.png", "lone/one.png"):
+        Image.new("RGB", (9, 9)).save(path)
     Path("note.txt").write_text("x")
     Path("heic/a.heic").write_text("x")
     Path("words.csv").write_text("a,b\n1,x\n")
@@ -396,7 +400,7 @@ def test_refusals(words: list[str], message: str, run, tmp_path: Path, monkeypat
     ):  # fmt: skip
         np.save(f"{name}.npy", array)
     np.save("pickled.npy", np.array([{}], dtype=object), allow_pickle=True)
-    np.savez("strange.npz", vectors=x)
+    np.savez("strange.npz", one=x, two=x)
     np.savez("cut.npz", z=x)
     Path("cut.npz").write_bytes(Path("cut.npz").read_bytes()[:-50])
     out = [] if "-o" in words else ["-o", "codes"]
@@ -416,6 +420,21 @@ def test_labels_of_another_file_beside_an_array_are_left_alone(run) -> None:
     assert (len(z), names, labels) == (7, None, None)
 
 
+def test_rows_without_a_label_are_no_class(run, tmp_path: Path) -> None:
+    x, y = clusters()
+    for labels, said in ((np.where(y, y, np.nan), "20 of 60 rows have no label"), (y + 0.5, "neither whole numbers")):
+        np.savez("x.npz", z=x, y=labels)
+        assert said in run("fit", "x.npz", "-o", "codes", "--dim", "4").err
+        assert CodesFolder("codes").rows().labels is None
+    pictures = draw_folder(tmp_path / "p", classes=())
+    names = sorted(path.name for path in pictures.iterdir())
+    Path("l.csv").write_text("name,label\n" + "".join(f"{name},{'' if i else 'ant'}\n" for i, name in enumerate(names)))
+    words = ["fit", pictures, "-o", "q", "--encoder", NET, "--labels", "l.csv", "--quiet"]
+    refused(run(*words), "no label for 23 of 24")
+    Path("l.csv").write_text(Path("l.csv").read_text() + f"{names[0]},bee\n")
+    refused(run(*words), f"{names[0]} has the labels ant and bee: leave one")
+
+
 def test_nothing_of_other_codes_stays_beside_new_ones(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fit of another array that is stopped before, or after, its codes are saved."""
     for name in ("a.npy", "b.npy"):
@@ -432,6 +451,9 @@ def test_nothing_of_other_codes_stays_beside_new_ones(run, tmp_path: Path, monke
         patch.setattr(fit_module, "judge", stop)
         assert run("fit", "a.npy", "-o", "codes", "--dim", "8", "--quiet").status == 2
     assert here.codes_file.exists() and not here.verdict_file.exists() and not here.evaluation_file.exists()
+    np.save("nan.npy", np.full((60, 20), np.nan))
+    refused(run("fit", "nan.npy", "-o", "codes", "--quiet"), "row 0")
+    assert here.codes_file.exists()  # an array that is refused costs nothing
     with monkeypatch.context() as patch:
         patch.setattr(fit_module, "_train", stop)
         assert run("fit", "b.npy", "-o", "codes", "--quiet").status == 2

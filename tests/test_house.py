@@ -19,15 +19,15 @@ MOST_LINES = 500
 RANKS = (
     "errors bus draws schedule lars",
     "files options distributed gates objective",
-    "recipes data arrays pixels names quiz",
+    "recipes data arrays tables labels pixels names",
     "augment feed graph progress kernels",
     "backbones heads run model",
     "checkpoint meter train cost",
     "features plan",
     "rows neighbours shelf codes encoders codes_folder photos heat",
     "measure",
-    "dynamics paper_probe evaluate judge fit embed export",
-    "report atlas",
+    "dynamics paper_probe evaluate fit embed export",
+    "report atlas quiz",
     "reproduce demo",
 )
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms.split()}

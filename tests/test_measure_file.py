@@ -95,6 +95,18 @@ def test_without_labels(npz: Path, tmp_path: Path) -> None:
     assert render(judged, "csv").count("labelfree") >= 3
 
 
+def test_names_that_fit_takes_will_do(npz: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "other.npz", embeddings=FEATURES, labels=LABELS.astype(float))
+    np.savez(tmp_path / "alone.npz", vectors=FEATURES)
+    (tmp_path / "y.csv").write_text("label\n" + "".join(f"{y}\n" for y in LABELS))
+    expected = measure_file(npz).sound
+    assert measure_file(tmp_path / "other.npz").sound == expected
+    assert measure_file(tmp_path / "alone.npz", tmp_path / "y.csv").sound == expected
+    np.savez(tmp_path / "some.npz", z=FEATURES, y=np.where(LABELS, LABELS, np.nan))
+    with pytest.warns(UserWarning, match=f"{(LABELS == 0).sum()} of 120 rows have no label"):
+        assert measure_file(tmp_path / "some.npz").sound is None
+
+
 def test_what_else_a_file_may_hold(tmp_path: Path) -> None:
     more = {"h": FEATURES, "y_coarse": LABELS // 2, "control": RNG.random((120, 80)), "again": FEATURES[:, ::-1]}
     np.savez(tmp_path / "all.npz", z=FEATURES, y=LABELS, **more)
@@ -229,10 +241,10 @@ def test_bad_files(tmp_path: Path) -> None:
     nan = FEATURES.copy()
     nan[7, 3] = np.nan
     cases: list[tuple[dict[str, np.ndarray], str]] = [
-        ({"y": LABELS}, "no array named z in it, it holds y"),
+        ({"y": LABELS}, "no embeddings in it, .* it holds y"),
         (good | {"y": LABELS * 0}, "one class"),
-        (good | {"y": LABELS[:-1]}, "119 labels for 120 rows"),
-        (good | {"y": FEATURES}, r"labels must be \[N\]"),
+        (good | {"y": LABELS[:-1]}, r"but labels \[119\]"),
+        (good | {"y": FEATURES}, r"but labels \[120, 80\]"),
         (good | {"z": nan}, "row 7 holds NaN"),
         (good | {"z": FEATURES[:0], "y": LABELS[:0]}, "empty"),
         (good | {"z": FEATURES[:, 0]}, r"\[N, D\]"),
@@ -251,7 +263,7 @@ def test_bad_files(tmp_path: Path) -> None:
         ("text.npz", "not an .npz"),
         ("empty.npz", "not an .npz"),
         ("none.npz", "no such file"),
-        (".", "no such file"),
+        (".", "a folder, expected a file"),
     ):
         with pytest.raises(InputError, match=message):
             measure_file(tmp_path / name)

@@ -18,7 +18,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The figures that were saved."""
     figures: list[Figure] = []
     write = plots._write
-    monkeypatch.setattr(plots, "_write", lambda figure, path: (figures.append(figure), write(figure, path))[1])
+    monkeypatch.setattr(plots, "_write", lambda save, path: (figures.append(save.__self__), write(save, path))[1])
     return figures
 
 

@@ -9,7 +9,8 @@ import pytest
 from scipy import stats
 
 from bayesncl.errors import InputError
-from bayesncl.quiz import join_quizzes, quiz_json, render_quiz, wilson
+from bayesncl.measure import wilson
+from bayesncl.quiz import join_quizzes, quiz_json, render_quiz
 from tests.commands import call
 
 

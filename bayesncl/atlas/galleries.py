@@ -18,11 +18,7 @@ from .vectors import top_images
 def galleries(run: AtlasRun, images: Images, out_dir: Path, rows: int = 6, columns: int = 12) -> list[Path]:
     """Write `high-entropy.png` and, where there are gates, `most-suppressed.png`.
 
-    Each row is a dimension with the images that activate it most before gating.
-
-    Returns
-    -------
-    The files written.
+    Each row is a dimension with the images that activate it most before gating. Returns the files written.
     """
     features = prepare(run, images)
     z = features.z

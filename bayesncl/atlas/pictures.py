@@ -12,8 +12,7 @@ import numpy as np
 from PIL import Image
 
 from ..data.decode import MOST_BYTES, Square, Undecodable, decode
-from ..data.images import NAME_LENGTH, PATH_LENGTH, Images, printable
-from ..errors import InputError
+from ..data.images import Images, check_known
 
 GREY = 128  # stands for a file that cannot be read
 SHEET, MANY_SHEET = 1024, 512  # pixels a side: small enough to decode without a pause, smaller where there are many
@@ -43,20 +42,11 @@ class Photos:
     side: int = 256
 
     def __post_init__(self) -> None:
-        names = self.names
-        if names is None and len(self.paths):  # where the files lay is nobody else's business
+        if self.names is None and len(self.paths):  # where the files lay is nobody else's business
             whole = [os.path.abspath(path) for path in self.paths]
             above = os.path.commonpath([os.path.dirname(path) for path in whole])
-            names = tuple(os.path.relpath(path, above) for path in whole)
-        object.__setattr__(self, "names", tuple(printable(str(name), PATH_LENGTH) for name in names or ()))
-        for what in ("labels", "backgrounds", "names"):
-            value = getattr(self, what)
-            if value is not None and len(value) != len(self.paths):
-                raise InputError(f"{len(value)} {what} for {len(self.paths)} images")
-        for what in ("class_names", "background_names"):
-            value = getattr(self, what)
-            if value is not None:
-                object.__setattr__(self, what, tuple(printable(str(name), NAME_LENGTH) for name in value))
+            object.__setattr__(self, "names", tuple(os.path.relpath(path, above) for path in whole))
+        check_known(self)
 
     def __len__(self) -> int:
         return len(self.paths)

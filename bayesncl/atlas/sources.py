@@ -16,7 +16,7 @@ from ..checkpoint import open_model
 from ..codes_folder import About, CodesFolder, Rows
 from ..data import DATASETS, load
 from ..data import arrays as array_images
-from ..data.images import Images, first_line, printable
+from ..data.images import Images, first_line, printable, spread_evenly
 from ..encoders import PhotoEncoder
 from ..errors import InputError
 from ..features import extract
@@ -94,13 +94,13 @@ def describe_run(model: Encoder, run: Path, images: Images, display: Display | N
     gated = found.gated if model.head.kind is not None else None
     mark = digest(model.state_dict())[:FINGERPRINT]
     heat = strongest_heat(see_model(model), images.pixels, found.z if gated is None else gated)
-    verdict = read_verdict((Run(run).evaluation() or {}).get("verdict"))
-    return AtlasRun(recipe.name, found.z, gated, found.open, read_summary(run), sentence, mark, heat, verdict)
-
-
-def read_summary(run: Path) -> dict[str, dict[str, float]]:
-    """Headline numbers of RUN/evaluation.json, if there is one."""
     results = Run(run).evaluation() or {}
+    summary, verdict = read_summary(results), read_verdict(results.get("verdict"))
+    return AtlasRun(recipe.name, found.z, gated, found.open, summary, sentence, mark, heat, verdict)
+
+
+def read_summary(results: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Headline numbers of an evaluation, if it has any."""
     return {name: results[name] for name in ("paper", "sound") if isinstance(results.get(name), dict)}
 
 
@@ -136,11 +136,6 @@ def thin_out(images: Images, most: int) -> Images:
     picked: dict[str, Any] = {field: value[rows] for field, value in known.items() if value is not None}
     names = None if images.names is None else tuple(images.names[i] for i in rows)
     return dataclasses.replace(images, **picked, names=names)
-
-
-def spread_evenly(count: int, most: int) -> np.ndarray:
-    """The numbers of `most` of so many rows, or of all if there are no more."""
-    return np.linspace(0, count - 1, min(most, count)).astype(np.int64)
 
 
 def atlas_of_arrays(path: Path, out: Path) -> Path:

@@ -92,17 +92,17 @@ def telling(z: sparse.csr_array, index: np.ndarray, value: np.ndarray, few: int 
     return score
 
 
-def pick_wall(z: sparse.csr_array, index: np.ndarray, score: np.ndarray, count: int, few: int = 12) -> np.ndarray:
+def pick_wall(z: sparse.csr_array, index: np.ndarray, score: np.ndarray, count: int) -> np.ndarray:
     """The dimensions to show first: telling ones, no two with much the same strongest images.
 
-    One after the other, the highest score x (1 - cosine), with the cosine of the mean features of its `few` strongest
+    One after the other, the highest score x (1 - cosine), with the cosine of the mean features of its 12 strongest
     images to those of the most similar dimension picked before. Candidates are the 8 x `count` highest scores.
     """
     candidates = np.argsort(-score, kind="stable")[: 8 * count]
     candidates = candidates[score[candidates] > 0]
     if not len(candidates):
         return candidates
-    means = np.stack([np.asarray(z[index[k, :few]].sum(0)).ravel() for k in candidates])
+    means = np.stack([np.asarray(z[index[k, :12]].sum(0)).ravel() for k in candidates])
     means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
     nearest = np.zeros(len(candidates))
     picked: list[int] = []

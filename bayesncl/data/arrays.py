@@ -34,16 +34,14 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     own_test = "test_images" in arrays
     prefix = "test_" if own_test and split == "test" else ""
     images = _channels_first(arrays[prefix + "images"], where)
-    if split == "train":
-        at_least_two(len(images), where)
     numbers = [_integers(arrays.get(prefix + what), len(images), what, where) for what in KINDS]
     if not own_test and (data.holdout > 0 or split == "test"):
         chosen = np.flatnonzero(in_split([str(i) for i in range(len(images))], data, split, where))
         check_room(images[:1].nbytes * len(chosen), f"{where} (which data.holdout=0 reads in place)")
         images = images[chosen]
         numbers = [None if values is None else values[chosen] for values in numbers]
-        if split == "train":
-            at_least_two(len(images), where)
+    if split == "train":
+        at_least_two(len(images), where)
     if not len(images):
         raise InputError(f"{where}: no images for the {split} split")
     pixels = resized(_bytes(images, where), data.size)

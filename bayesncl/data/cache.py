@@ -62,10 +62,8 @@ def decoded(
     A file that cannot be decoded is an error if `strict`; otherwise it is skipped, and a warning counts it with the
     `others`, names of files beside them that are no images we read.
 
-    Returns
-    -------
-    pixels : uint8 [M, 3, square.crop, square.crop], memory-mapped.
-    kept : int64 [M], ascending: pixels[i] is the image of entries[kept[i]].
+    Returns pixels, uint8 [M, 3, square.crop, square.crop], memory-mapped, and kept, int64 [M], ascending: pixels[i] is
+    the image of entries[kept[i]].
     """
     try:
         pixels, bad = _find_or_build(entries, square, progress)

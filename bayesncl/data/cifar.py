@@ -19,7 +19,7 @@ import numpy as np
 from .. import recipes
 from ..errors import InputError
 from ..files import read_regular
-from . import Dataset
+from . import DATASETS, Dataset
 from .archive import TAR_ERRORS, checksum, fetch, safe_name
 from .decode import resized
 from .folder import existing_folder, given_path
@@ -67,7 +67,6 @@ LAYOUTS = {
         ),
     ),
 }  # fmt: skip
-CLASSES = {"cifar10": 10, "cifar100": 100}
 # the superclass of each class of CIFAR-100, as its files number them
 COARSE = (
     4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11, 6, 11, 5, 10, 7,
@@ -75,28 +74,21 @@ COARSE = (
     16, 4, 17, 4, 2, 0, 17, 4, 18, 17, 10, 3, 2, 12, 12, 16, 12, 1, 9, 19, 2, 10, 0, 1, 16,
     12, 9, 13, 15, 13, 16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13,
 )  # fmt: skip
-# mean and standard deviation of the training pixels; the published evaluation took the last pair for both data sets
-STATS = {
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-}
-EVALUATION_STATS = ((0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.261))
 OFFICIAL = {"train": 50_000, "test": 10_000}
 
 
 def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Images:
     """Read one split; data.root is the archive, the unpacked folder, or the folder that holds either."""
     layout, path = _find(data.name, data.root)
-    wanted = layout.train if split == "train" else layout.test
+    wanted, classes = layout.train if split == "train" else layout.test, DATASETS[data.name].classes
     files = _read(path, layout, (*wanted, layout.names))
     pixels, labels = [], []
     for i, name in enumerate(wanted):
         if name not in files:
             raise InputError(f"{shown(path)}: {name} is missing")
         images, numbers = (_binary if layout.binary else _python)(files.pop(name), layout, f"{shown(path)}: {name}")
-        if numbers.max() >= CLASSES[data.name]:
-            most = CLASSES[data.name] - 1
-            raise InputError(f"{shown(path)}: {name} holds label {numbers.max()}, expected 0 to {most}")
+        if numbers.max() >= classes:
+            raise InputError(f"{shown(path)}: {name} holds label {numbers.max()}, expected 0 to {classes - 1}")
         pixels.append(images)
         labels.append(numbers)
         if progress:
@@ -105,7 +97,7 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     if len(every) != OFFICIAL[split]:
         official = OFFICIAL[split]
         warnings.warn(f"{shown(path)}: {len(every)} {split} images, the official set has {official}", stacklevel=2)
-    names = _class_names(files.get(layout.names), layout, CLASSES[data.name], shown(path))
+    names = _class_names(files.get(layout.names), layout, classes, shown(path))
     return Images(resized(every, data.size), np.concatenate(labels).astype(np.int64), class_names=names)
 
 
@@ -276,22 +268,24 @@ class _Unpickler(pickle.Unpickler):
         return text.encode("latin1")
 
 
-def _dataset(name: str, title: str, paper_dims: int, paper_k: int) -> Dataset:
-    (mean, std), (paper_mean, paper_std) = STATS[name], EVALUATION_STATS
-    data = recipes.Data(mean=mean, std=std, paper_mean=paper_mean, paper_std=paper_std)
+def _dataset(name: str, mean: recipes.Triple, std: recipes.Triple, **about: Any) -> Dataset:
+    """One of the two, with the mean and standard deviation of its training pixels."""
+    # the published evaluation took these for both
+    data = recipes.Data(mean=mean, std=std, paper_mean=(0.4914, 0.4822, 0.4465), paper_std=(0.247, 0.243, 0.261))
     return Dataset(
         name=name,
-        title=title,
         settings=recipes.Recipe(data=data, run=recipes.Run(epochs=200, batch=256)),
         load=load,
         download=functools.partial(fetch_archive, name),
-        classes=CLASSES[name],
-        coarse=COARSE if name == "cifar100" else (),
         images=OFFICIAL["train"],
-        paper_dims=paper_dims,
-        paper_k=paper_k,
+        **about,
     )
 
 
-CIFAR10 = _dataset("cifar10", "CIFAR-10", 64, 1)
-CIFAR100 = _dataset("cifar100", "CIFAR-100", 128, 5)
+CIFAR10 = _dataset(
+    "cifar10", (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616), title="CIFAR-10", classes=10, paper_dims=64, paper_k=1
+)
+CIFAR100 = _dataset(
+    "cifar100", (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), title="CIFAR-100", classes=100, coarse=COARSE,
+    paper_dims=128, paper_k=5,
+)  # fmt: skip

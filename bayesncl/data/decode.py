@@ -15,6 +15,8 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from .images import spread_evenly
+
 # Only these readers are tried, whatever the file's name says: Pillow knows others that start programs (EPS).
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -97,10 +99,10 @@ def resized(pixels: np.ndarray, size: int) -> np.ndarray:
     return out
 
 
-def sizes_in_words(paths: Sequence[Path | str], root: Path = Path(), most: int = 64) -> str:
-    """Sizes of images below `root`, by the heads of some: ``a x b``, ``a x b to c x d``, or nothing if none opens."""
+def sizes_in_words(paths: Sequence[Path | str], root: Path = Path()) -> str:
+    """Sizes of images below `root`, by the heads of 64: ``a x b``, ``a x b to c x d``, or nothing if none opens."""
     found = set()
-    for i in np.unique(np.linspace(0, len(paths) - 1, most).astype(int)):
+    for i in spread_evenly(len(paths), 64):
         with contextlib.suppress(Exception), warnings.catch_warnings():  # what is wrong is said when it is read
             warnings.simplefilter("ignore")
             with Image.open(root / paths[i], formats=FORMATS) as image:

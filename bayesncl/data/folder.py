@@ -17,6 +17,7 @@ import numpy as np
 
 from .. import recipes
 from ..errors import InputError
+from ..files import is_codes
 from . import Dataset
 from .archive import Entry
 from .cache import decoded
@@ -110,6 +111,7 @@ def scan(root: Path, only: frozenset[str] | None = None) -> tuple[list[Entry], l
     """Image files at and below `root`, sorted by relative path, and the names of the other files.
 
     Links are followed, since data sets are often made of them, but no folder is entered twice: there are no loops.
+    Folders that `fit` wrote are left out: the pictures in them are those of an atlas.
     `only` limits the subfolders of the first level.
     """
     try:
@@ -131,7 +133,7 @@ def _walk(folder: Path, prefix: str, entered: set[tuple[int, int]], only: frozen
             except OSError:  # a link to nowhere, or a loop of links
                 continue
             if stat.S_ISDIR(info.st_mode):
-                if only is None or item.name in only:
+                if (only is None or item.name in only) and not is_codes(item.path):
                     below.append((item.is_symlink(), item.name, info))
             elif stat.S_ISREG(info.st_mode):  # no pipes: they would block
                 yield Entry(prefix + item.name, folder / item.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,24 +46,34 @@ class Images:
         shape = self.pixels.shape
         if self.pixels.dtype != np.uint8 or len(shape) != 4 or shape[1] != 3:
             raise InputError(f"images must be uint8 [N, 3, H, W], got {self.pixels.dtype} {list(shape)}")
-        for what in ("labels", "backgrounds", "names"):
-            value = getattr(self, what)
-            if value is not None and len(value) != len(self.pixels):
-                raise InputError(f"{len(value)} {what} for {len(self.pixels)} images")
-        for what, length in (("class_names", NAME_LENGTH), ("background_names", NAME_LENGTH), ("names", PATH_LENGTH)):
-            value = getattr(self, what)
-            if value is not None:
-                object.__setattr__(self, what, tuple(printable(str(name), length) for name in value))
+        check_known(self)
 
     def __len__(self) -> int:
         return len(self.pixels)
 
 
+def check_known(images: Any) -> None:
+    """Check what is known of images, `Images` or the photos of an atlas, and make the names in it printable."""
+    for what in ("labels", "backgrounds", "names"):
+        value = getattr(images, what)
+        if value is not None and len(value) != len(images):
+            raise InputError(f"{len(value)} {what} for {len(images)} images")
+    for what, length in (("class_names", NAME_LENGTH), ("background_names", NAME_LENGTH), ("names", PATH_LENGTH)):
+        value = getattr(images, what)
+        if value is not None:
+            object.__setattr__(images, what, tuple(printable(str(name), length) for name in value))
+
+
 def fingerprint(pixels: np.ndarray) -> tuple[str, str]:
     """Number and size of images [N, 3, H, W], in words, and a hash of up to 64 of them, spread evenly."""
     n, _, height, width = pixels.shape
-    some = pixels[np.unique(np.linspace(0, n - 1, 64).astype(int))] if n else pixels
+    some = pixels[spread_evenly(n, 64)]
     return f"{n:,} images of {width} x {height}", hashlib.blake2b(some.tobytes(), digest_size=16).hexdigest()
+
+
+def spread_evenly(count: int, most: int) -> np.ndarray:
+    """The numbers of `most` of so many rows, from the first to the last, or of all if there are no more."""
+    return np.linspace(0, count - 1, min(most, count)).astype(np.int64)
 
 
 def printable(text: str, length: int = 80) -> str:

@@ -67,12 +67,9 @@ def conflict(
 
 
 def pair_similarity(
-    features: np.ndarray,
-    labels: np.ndarray,
-    backgrounds: np.ndarray,
-    weights: np.ndarray | None = None,
+    features: np.ndarray, labels: np.ndarray, backgrounds: np.ndarray, weights: np.ndarray | None = None,
     mask: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, int, int]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, int, int]:  # fmt: skip
     """Mean of w_k z_k z'_k over all unordered pairs of each kind, [D] float64, and how many pairs there are.
 
     Kinds: other class on the same background, other class on another background, same class (0 without such pairs).
@@ -244,11 +241,9 @@ def rows(features: np.ndarray, mask: np.ndarray | None = None) -> Iterator[tuple
         yield part, z if mask is None else z * np.asarray(mask[part])
 
 
-
 def _ratio(part: float, whole: float) -> float:
     """part / whole, 0 where there is no whole."""
     return part / whole if whole else 0.0
-
 
 
 def _shuffle_within(backgrounds: np.ndarray, labels: np.ndarray) -> np.ndarray:

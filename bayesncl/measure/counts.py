@@ -88,8 +88,7 @@ def release(features: np.ndarray) -> None:
     if mapped.size() < offset - offset % mmap.ALLOCATIONGRANULARITY + len(mapped):
         name = getattr(features, "filename", None) or "the file"
         raise InputError(f"{name} was cut while it was read: start again once it is whole")
-    if hasattr(mmap, "MADV_DONTNEED"):
-        mapped.madvise(mmap.MADV_DONTNEED)
+    mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def norms(block: Tensor, start: int = 0, *, summed: bool = True) -> Tensor:
@@ -153,16 +152,9 @@ def positive(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def count(
-    features: np.ndarray,
-    labellings: Labellings,
-    thresholds: Sequence[float] = (ACTIVE,),
-    *,
-    raw: bool = False,
-    mass: bool = False,
-    largest: int = 0,
-    what: str = "counting",
-    progress: Progress | None = None,
-) -> list[Counts]:
+    features: np.ndarray, labellings: Labellings, thresholds: Sequence[float] = (ACTIVE,), *, raw: bool = False,
+    mass: bool = False, largest: int = 0, what: str = "counting", progress: Progress | None = None,
+) -> list[Counts]:  # fmt: skip
     """One pass over the features, for one or several labellings of the same rows.
 
     Parameters
@@ -281,13 +273,9 @@ def gram(features: np.ndarray, *, normalise: bool, progress: Progress | None = N
 
 
 def average_precision(
-    features: np.ndarray,
-    labellings: Labellings,
-    detected: Sequence[np.ndarray],
-    entries: int,
-    *,
+    features: np.ndarray, labellings: Labellings, detected: Sequence[np.ndarray], entries: int, *,
     progress: Progress | None = None,
-) -> list[np.ndarray]:
+) -> list[np.ndarray]:  # fmt: skip
     """Average precision [D] of each dimension's unit-norm |z| as a detector of one class, for one or several pairs.
 
     Equal values count as one step (as in scikit-learn); all images on which a dimension does not fire are equal.

@@ -104,9 +104,7 @@ def sparse_probe(
     train, test : codes and labels. Classes without rows in either, or without others, are left out.
     dims : dimensions a class is read from.
 
-    Returns
-    -------
-    balanced accuracy in percent by class, by number of dimensions; chance is 50, whatever the class sizes.
+    Returns balanced accuracy in percent by class, by number of dimensions; chance is 50, whatever the class sizes.
     """
     z, z_test = as_codes(train[0]), as_codes(test[0])
     if z.shape[1] != z_test.shape[1]:
@@ -231,14 +229,9 @@ def _at(shares: np.ndarray, best: np.ndarray) -> float | None:
 
 
 def summary(
-    z: Array,
-    labels: Array,
-    *,
-    train: tuple[Array, Array] | None = None,
-    levels: Mapping[str, Array] | None = None,
-    f1: bool = True,
-    seed: int = 0,
-) -> dict[str, Any]:
+    z: Array, labels: Array, *, train: tuple[Array, Array] | None = None, levels: Mapping[str, Array] | None = None,
+    f1: bool = True, seed: int = 0,
+) -> dict[str, Any]:  # fmt: skip
     """Best F1 and IoU, mean over live dimensions; sparse probing with `train`; the hierarchy with `levels`.
 
     The hierarchy is that of each image's five strongest dimensions. `f1` False leaves the first out, which sorts every

@@ -53,11 +53,6 @@ class Dimensions:
         return self.support == 0
 
     @property
-    def near_dead(self) -> np.ndarray:
-        """bool [D], fires on fewer than MIN_SUPPORT images."""
-        return (self.support > 0) & (self.support < MIN_SUPPORT)
-
-    @property
     def counted(self) -> np.ndarray:
         """bool [D], fires on enough images to say something about."""
         return self.support >= MIN_SUPPORT
@@ -76,14 +71,9 @@ class Dimensions:
 
 
 def describe(
-    z: Array,
-    labels: Array | None = None,
-    *,
-    backgrounds: Array | None = None,
-    open: np.ndarray | None = None,
-    detectors: bool = False,
-    progress: Progress | None = None,
-) -> Dimensions:
+    z: Array, labels: Array | None = None, *, backgrounds: Array | None = None, open: np.ndarray | None = None,
+    detectors: bool = False, progress: Progress | None = None,
+) -> Dimensions:  # fmt: skip
     """Describe every column of z, block by block.
 
     Parameters
@@ -172,12 +162,9 @@ def entropy(weights: np.ndarray, floor: float = 0.0) -> np.ndarray:
 
 
 def detector_precision(
-    features: np.ndarray,
-    labellings: Labellings,
-    counts: Sequence[Counts],
-    classes: int | None = None,
+    features: np.ndarray, labellings: Labellings, counts: Sequence[Counts], classes: int | None = None,
     progress: Progress | None = None,
-) -> list[np.ndarray]:
+) -> list[np.ndarray]:  # fmt: skip
     """Average precision of each dimension for the class (of the first `classes`) on which its mean is highest."""
     detected = [(c.mass[:classes] / c.sizes[:classes, None]).argmax(0) for c in counts]
     return average_precision(features, labellings, detected, int(counts[0].fires[0].sum()), progress=progress)

@@ -89,19 +89,12 @@ def interpretability(
 
 
 def evaluate(
-    features: np.ndarray,
-    labellings: Labellings,
-    definitions: Iterable[str] = DEFINITIONS,
-    *,
-    min_support: int = MIN_SUPPORT,
-    spectrum: bool = True,
-    progress: Progress | None = None,
-) -> list[dict[str, dict[str, Value]]]:
+    features: np.ndarray, labellings: Labellings, definitions: Iterable[str] = DEFINITIONS, *,
+    min_support: int = MIN_SUPPORT, spectrum: bool = True, progress: Progress | None = None,
+) -> list[dict[str, dict[str, Value]]]:  # fmt: skip
     """Several definitions for several labellings (int64 0..C-1) of the same rows, sharing the passes over them.
 
-    Returns
-    -------
-    For each labelling, the dict of `interpretability` by definition.
+    Returns for each labelling the dict of `interpretability` by definition.
     """
     definitions = tuple(definitions)
     for definition in definitions:
@@ -138,9 +131,7 @@ def consistency_by_support(
 ) -> dict[str, np.ndarray]:
     """Consistency (percent) over the dimensions that fire on at least s images, for each s.
 
-    Returns
-    -------
-    `support` s, `consistency` (NaN where no dimension is left), `dimensions` (how many are left).
+    Returns `support` s, `consistency` (NaN where no dimension is left), `dimensions` (how many are left).
     """
     features = as_features(features)
     table = describe(features, as_labels(labels, len(features))[0])
@@ -152,7 +143,6 @@ def consistency_by_support(
         "consistency": np.array([share.mean() if len(share) else np.nan for share in kept]),
         "dimensions": np.array([len(share) for share in kept]),
     }
-
 
 
 def shuffled(labels: np.ndarray, seed: int = 0) -> np.ndarray:

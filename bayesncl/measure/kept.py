@@ -59,7 +59,6 @@ def class_counts(kept: sp.csr_array, labels: np.ndarray) -> np.ndarray:
     return (onehot.T @ pattern).toarray()
 
 
-
 def precision(
     kept: sp.csr_array, labellings: Sequence[np.ndarray], k: int = 5, queries: np.ndarray | None = None
 ) -> list[float | None]:
@@ -151,23 +150,16 @@ def _hits(similar: Tensor, own: Tensor, labels: Tensor, k: int) -> np.ndarray:
 
 
 def probe(
-    train: sp.csr_array,
-    train_labels: Array,
-    test: sp.csr_array,
-    test_labels: Array,
-    *,
-    seed: int = 0,
+    train: sp.csr_array, train_labels: Array, test: sp.csr_array, test_labels: Array, *, seed: int = 0,
     device: str | torch.device | None = None,
-) -> dict[str, float]:
+) -> dict[str, float]:  # fmt: skip
     """Accuracy of multinomial logistic regression on kept codes: `fast_probe` for sparse rows.
 
     Columns are scaled to unit deviation over the training rows; the intercept is free, so that centring them would
     change nothing. Of many training rows PROBE_ROWS are drawn by the seed; the penalty is chosen on a fifth of them.
     A GPU, if there is one, takes the rows dense.
 
-    Returns
-    -------
-    `acc1` and `chance` (the same predictions against shuffled labels, in expectation), percent, and `penalty`.
+    Returns `acc1` and `chance` (the same predictions against shuffled labels, in expectation), percent, and `penalty`.
     """
     known, names = as_labels(train_labels, train.shape[0])
     order = np.random.default_rng(seed).permutation(train.shape[0])[:PROBE_ROWS]
@@ -199,14 +191,9 @@ def _on(device: torch.device, x: sp.csr_array) -> Any:
 
 
 def summary(
-    z: Array,
-    labels: Array,
-    *,
-    train: tuple[Array, Array] | None = None,
-    ks: Sequence[int] = KS,
-    queries: int | None = None,
-    seed: int = 0,
-) -> dict[int, dict[str, float | None]]:
+    z: Array, labels: Array, *, train: tuple[Array, Array] | None = None, ks: Sequence[int] = KS,
+    queries: int | None = None, seed: int = 0,
+) -> dict[int, dict[str, float | None]]:  # fmt: skip
     """Every measure at each k.
 
     Parameters

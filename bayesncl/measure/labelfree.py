@@ -15,7 +15,7 @@ import torch
 
 from ..arrays import Array, as_features
 from ..errors import InputError
-from ..quiz import wilson
+from . import wilson
 from .counts import place
 from .dimensions import mean
 from .sparse import Codes, as_codes, column_blocks, strongest_images, unit_blocks
@@ -105,15 +105,9 @@ class Trials:
 
 
 def draw_trials(
-    z: Array,
-    embeddings: np.ndarray | None = None,
-    *,
-    trials: int = TRIALS,
-    dims: Array | None = None,
-    pool: int = POOL,
-    seed: int = 0,
-    strong: np.ndarray | None = None,
-) -> Trials:
+    z: Array, embeddings: np.ndarray | None = None, *, trials: int = TRIALS, dims: Array | None = None,
+    pool: int = POOL, seed: int = 0, strong: np.ndarray | None = None,
+) -> Trials:  # fmt: skip
     """Draw intruder tests.
 
     The four are drawn from the `pool` strongest images of the dimension (all that fire, if fewer), no two of them near

@@ -35,13 +35,9 @@ class Ranking(NamedTuple):
 
 
 def fast_probe(
-    train_h: Array,
-    train_y: Array,
-    test_h: Array,
-    test_y: Array,
-    seeds: Sequence[int] = (0, 1, 2),
+    train_h: Array, train_y: Array, test_h: Array, test_y: Array, seeds: Sequence[int] = (0, 1, 2),
     device: str | torch.device | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Accuracy of multinomial logistic regression on frozen features.
 
     Features are standardised with the training mean and deviation. The penalty is chosen per seed on a fifth of the

@@ -151,7 +151,6 @@ def _labels(labels: Array | None, n: int) -> np.ndarray | None:
     return as_labels(plain, n)[0]
 
 
-
 def readable(
     top: np.ndarray, labellings: Sequence[np.ndarray] = (), embeddings: np.ndarray | None = None, *, seed: int = 0
 ) -> np.ndarray:

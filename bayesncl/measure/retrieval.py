@@ -67,13 +67,9 @@ def retrieval(
 
 
 def retrieval_curve(
-    features: Array,
-    labels: Array,
-    dims: Iterable[int],
-    ks: Sequence[int] = KS,
-    definition: str = "sound",
+    features: Array, labels: Array, dims: Iterable[int], ks: Sequence[int] = KS, definition: str = "sound",
     ranking: Array | None = None,
-) -> dict[int, dict[int, float]]:
+) -> dict[int, dict[int, float]]:  # fmt: skip
     """`retrieval` for several numbers of kept dimensions: percent by k, by number of dimensions."""
     features = as_features(features)
     ranking = column_sums(features) if ranking is None else ranking
@@ -92,13 +88,9 @@ def knn_accuracy(
 
 
 def knn_accuracies(
-    features: Array,
-    labellings: Sequence[Array],
-    queries: Array,
-    query_labels: Array,
-    k: int = 20,
+    features: Array, labellings: Sequence[Array], queries: Array, query_labels: Array, k: int = 20,
     temperature: float = 0.07,
-) -> list[float]:
+) -> list[float]:  # fmt: skip
     """`knn_accuracy` for several labellings of the training split, such as its labels and the same shuffled.
 
     One search serves all but for ties, which are counted for each: the neighbours do not depend on the labels.
@@ -163,23 +155,15 @@ def precision(relevance: np.ndarray, ks: Sequence[int]) -> dict[int, float]:
 
 
 def rank_relevance(
-    features: np.ndarray,
-    labellings: Labellings,
-    depth: int,
-    columns: np.ndarray | None = None,
-    *,
-    weights: Array | None = None,
-    queries: Array | None = None,
-    progress: Progress | None = None,
-) -> dict[str, np.ndarray]:
+    features: np.ndarray, labellings: Labellings, depth: int, columns: np.ndarray | None = None, *,
+    weights: Array | None = None, queries: Array | None = None, progress: Progress | None = None,
+) -> dict[str, np.ndarray]:  # fmt: skip
     """Share of queries whose neighbour at each rank has their class, for both definitions and several labellings.
 
     One search serves all: the neighbours do not depend on the labels, and ``paper`` is the list of ``sound`` with the
     query itself put back where its similarity belongs and the first entry taken off.
 
-    Returns
-    -------
-    `sound` and `paper`: float64 [labellings, depth], mean over the queries.
+    Returns `sound` and `paper`: float64 [labellings, depth], mean over the queries.
     """
     n = len(features)
     rows = np.arange(n) if queries is None else np.asarray(queries, np.int64)

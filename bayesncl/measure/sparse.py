@@ -71,9 +71,8 @@ def fired(z: Codes) -> sp.csr_array:
 def strongest(z: Codes, k: int) -> tuple[np.ndarray, np.ndarray]:
     """The k strongest dimensions of each row by |z|, strongest first; of equals the lower column comes first.
 
-    Returns
-    -------
-    columns int64 [N, min(k, D)] and their values in the unit-length row, float32, signed; 0 where one does not fire.
+    Returns columns int64 [N, min(k, D)] and their values in the unit-length row, float32, signed; 0 where one does not
+    fire.
     """
     if k < 1:
         raise InputError(f"at least one dimension must be kept, got k = {k}")
@@ -115,9 +114,7 @@ def column_blocks(z: Codes) -> Iterator[tuple[slice, Tensor]]:
 def ranked_entries(z: Codes) -> Iterator[tuple[slice, np.ndarray, np.ndarray, np.ndarray]]:
     """Firing entries by blocks of columns, in order of column, then |z| descending, then row.
 
-    Yields
-    ------
-    the columns of the block, and of each entry its column (counted within the block), row and float32 value.
+    Yields the columns of the block, and of each entry its column (counted within the block), row and float32 value.
     """
     for part, block in column_blocks(z):
         column, row = (index.numpy() for index in block.nonzero(as_tuple=True))

@@ -204,7 +204,6 @@ def information(features: Array, opened: np.ndarray, bins: int = 16) -> dict[str
     }
 
 
-
 def compare(
     z: Array, gated: Array, opened: np.ndarray, labels: Array, backgrounds: Array | None, prior: float, weight: float
 ) -> list[Row]:

@@ -6,7 +6,7 @@ draws all of them from the results of evaluated runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -212,9 +212,7 @@ def plot_sheet(rows: Mapping[str, Sequence[np.ndarray]], path: Path) -> Path:
             image = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))
             tile = image.resize((TILE, TILE), Image.Resampling.NEAREST)
             sheet.paste(tile, (MARGIN + column * (TILE + GAP), row * (TILE + GAP)))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_saved(path, sheet.save, format="PNG")
-    return path
+    return _write(sheet.save, path)
 
 
 def _figure(runs: Any, width: float, height: float) -> Figure:
@@ -277,17 +275,17 @@ def _look(i: int) -> dict[str, Any]:
 
 def _save(figure: Figure, axes: Axes, path: str | Path) -> Path:
     axes.legend(frameon=False, fontsize=8)
-    return _write(figure, path)
+    return _write(figure.savefig, path)
 
 
 def _save_below(figure: Figure, axes: Axes, path: str | Path, most: int = 3) -> Path:
     handles, names = axes.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), most), frameon=False, fontsize=8)
-    return _write(figure, path)
+    return _write(figure.savefig, path)
 
 
-def _write(figure: Figure, path: str | Path) -> Path:
+def _write(save: Callable[..., object], path: str | Path) -> Path:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_saved(path, figure.savefig, format=path.suffix[1:] or None)
+    write_saved(path, save, format=path.suffix[1:] or None)
     return path

@@ -17,13 +17,13 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from ..arrays import guard_cell
 from ..errors import InputError
 from ..files import write_atomic
 from ..measure import verdict
 from ..measure.measures import at_kept, find
 from ..measure.measures import value as look_up
 from ..measure.result import Result
+from ..tables import guard_cell
 
 KINDS = ("table", "csv", "markdown", "latex")
 LATEX = str.maketrans(

@@ -352,7 +352,7 @@ def make_run(rng: random.Random, path: Path) -> None:
 
 def take_run(path: Path) -> None:
     run = Run(path.parent)
-    json.dumps(tabulate(read_summary(path.parent)), allow_nan=False)
+    json.dumps(tabulate(read_summary(run.evaluation() or {})), allow_nan=False)
     seconds = train_seconds(run.metrics(), tiny_recipe())
     assert all(s is None or s >= 0 for s in seconds)
 

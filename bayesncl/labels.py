@@ -1,0 +1,56 @@
+"""Labels of rows, to judge by."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .arrays import LABELS, NAMES, find_column, read_arrays
+from .data.images import printable
+from .errors import InputError
+
+
+def read_labels(path: Path, names: np.ndarray | None, n: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Names and labels of rows from a file: row by row, or by name where both have names."""
+    found = read_arrays(path, (*LABELS, *NAMES))
+    labels, theirs = find_column(found, LABELS), find_column(found, NAMES)
+    for column in (labels, theirs):
+        if column is not None and column.ndim != 1:
+            raise InputError(f"{path}: labels and names must be [N], got {list(column.shape)}")
+    if labels is None and theirs is None:
+        raise InputError(f"{path}: no labels in it, expected y [N], or a table with the column label")
+    if names is not None and theirs is not None and labels is not None:
+        by_name = label_names(path, theirs, labels)
+        missing = [str(name) for name in names if str(name) not in by_name]
+        if missing:
+            raise InputError(f"{path}: no label for {len(missing):,} of {n:,} rows, e.g. {printable(missing[0])}")
+        return names, np.array([by_name[str(name)] for name in names])
+    column = labels if labels is not None else theirs
+    assert column is not None
+    if len(column) != n:
+        raise InputError(f"{path}: {len(column):,} rows, the embeddings have {n:,}")
+    return (names if theirs is None else theirs), labels
+
+
+def label_names(path: Path, names: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+    """The label of each name in a file; InputError where a name has two."""
+    by_name: dict[str, Any] = {}
+    for name, label in zip(map(str, names), labels.tolist()):
+        if by_name.setdefault(name, label) != label:
+            raise InputError(f"{path}: {printable(name)} has the labels {by_name[name]} and {label}: leave one")
+    return by_name
+
+
+def class_labels(labels: np.ndarray | None) -> np.ndarray | None:
+    """Labels to judge by; None, with a warning, where some rows have none or where numbers are no classes."""
+    if labels is None:
+        return None
+    missing = np.count_nonzero(labels == "") if labels.dtype.kind == "U" else 0
+    if missing:
+        warnings.warn(f"{missing:,} of {len(labels):,} rows have no label: nothing is judged by labels", stacklevel=2)
+    elif labels.dtype.kind == "f":
+        warnings.warn("labels are neither whole numbers nor text: nothing is judged by labels", stacklevel=2)
+    return None if missing or labels.dtype.kind == "f" else labels

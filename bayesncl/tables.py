@@ -1,0 +1,179 @@
+"""Tables that are not trusted, .csv and .parquet, as arrays: features, labels and names by the headings of columns."""
+
+from __future__ import annotations
+
+import array
+import csv
+import os
+import re
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .arrays import Reader, check_room, memory
+from .data.images import first_line, printable, shown
+from .errors import InputError, import_extra
+
+COLUMNS = {  # of tables: what they hold by their heading; all other columns are features
+    **dict.fromkeys(("y", "label", "labels", "class", "target", "category"), "y"),
+    **dict.fromkeys(("name", "names", "file", "path", "filename", "file_name", "filepath", "image_path"), "names"),
+    **dict.fromkeys(("", "unnamed: 0", "__index_level_0__", "index"), "index"),  # of pandas
+    "id": "id",
+}
+FORMULA = re.compile(r"'*[=+@\t\r-]")  # how a cell begins that a spreadsheet would take for a formula
+
+
+def read_csv(path: Path) -> dict[str, Reader]:
+    """Features, labels and names of a table with a heading; one of numbers alone may do without."""
+    check_room(16 * os.path.getsize(path), f"{shown(path)}: the table")
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        heading = file.readline()
+        file.seek(0)
+        rows = csv.reader(file, delimiter="," if "," in heading else max(",;\t", key=heading.count))
+        first = next(rows, [])
+        kinds = _kinds(first, path)
+        columns: dict[str, list[str]] = {kind: [] for kind in kinds if kind in ("y", "names", "id")}
+        values = array.array("d")
+
+        def take(row: list[str]) -> None:
+            if len(row) != len(first):
+                raise InputError(f"{shown(path)}, line {rows.line_num}: {len(row)} columns, expected {len(first)}")
+            try:
+                values.extend([float(cell) for cell, kind in zip(row, kinds) if kind == "z"])
+            except ValueError:
+                at = next(i for i, cell in enumerate(row) if kinds[i] == "z" and not _is_number(cell))
+                raise InputError(f"{shown(path)}, line {rows.line_num}: {_no_number(first[at], row[at])}") from None
+            for cell, kind in zip(row, kinds):
+                if kind in columns:
+                    columns[kind].append(cell[1:] if cell[:1] == "'" and FORMULA.match(cell) else cell)
+
+        counted = len(first) > 1 and first == [str(i) for i in range(len(first))]  # pandas' heading of plain arrays
+        if all(_is_number(cell) for cell in first) and not counted:
+            take(first)
+        for row in filter(None, rows):  # blank lines say nothing
+            take(row)
+    width = kinds.count("z")
+    if not _name_nothing(ids := columns.pop("id", [])):
+        columns["names"] = ids
+    found: dict[str, Reader] = {kind: partial(_text, column) for kind, column in columns.items()}
+    if width:
+        found["z"] = lambda: np.frombuffer(values, np.float64).reshape(-1, width)
+    return found
+
+
+def _kinds(headings: list[str], path: Path) -> list[str]:
+    """What each column of a table holds; InputError for two columns of labels, or of names.
+
+    Without names a column `id`, or an index, stands for them; such columns hold nothing else.
+    """
+    kinds = [COLUMNS.get(cell.strip().lower(), "z") for cell in headings]
+    for kind in ("y", "names"):
+        if kinds.count(kind) > 1:
+            some = " and ".join(printable(cell) for cell, k in zip(headings, kinds) if k == kind)
+            raise InputError(f"{shown(path)}: columns {some} hold the same kind of thing: leave one")
+    spare = [i for i, kind in enumerate(kinds) if kind in ("id", "index")]
+    used = max(spare, key=lambda i: kinds[i] == "id") if spare and "names" not in kinds else None
+    return [kind if i not in spare else "id" if i == used else "" for i, kind in enumerate(kinds)]
+
+
+def _name_nothing(ids: Sequence[Any]) -> bool:
+    """Whether these are numbers of rows, from 0 or from 1, or empty."""
+    counted = any(all(str(i) == str(each) for i, each in enumerate(ids, start)) for start in (0, 1))
+    return counted or all(each in ("", None) for each in ids)
+
+
+def _no_number(heading: str, cell: object) -> str:
+    seen = f"column {printable(heading)} holds {printable(repr(cell))}"
+    return f"{seen}, no number; head it label or name, or leave it out"
+
+
+def guard_cell(text: str) -> str:
+    """Text as a cell of a .csv: what a spreadsheet would run as a formula gets an apostrophe; `read_csv` drops it."""
+    return f"'{text}" if FORMULA.match(text) and not _is_number(text) else text
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _text(cells: list[Any]) -> np.ndarray:
+    """A column of numbers, or of text: 007 is text, and not 7."""
+    if cells and all(cell is None or type(cell) is float for cell in cells):
+        return np.array(cells, np.float64)  # None is NaN
+    try:
+        numbers = [int(cell) for cell in cells]
+        if all(str(number) == str(cell).strip() for number, cell in zip(numbers, cells)):
+            return np.array(numbers, np.int64)
+    except (ValueError, TypeError, OverflowError):
+        pass
+    cells = [cell.decode("utf-8", "replace") if type(cell) is bytes else cell for cell in cells]
+    texts = ["" if cell is None else str(cell) for cell in cells]
+    check_room(4 * len(texts) * max(map(len, texts)), "as an array it")
+    return np.array(texts)
+
+
+def import_pyarrow() -> Any:
+    """pyarrow with what reads and writes tables, from the extra."""
+    missing = "a .parquet file needs the extra: pip install 'bayesncl[tables]'"
+    for part in ("pyarrow.compute", "pyarrow.parquet"):
+        import_extra(part, missing)
+    return import_extra("pyarrow", missing)
+
+
+def _holds_lists(kind: Any, pyarrow: Any) -> bool:
+    """Whether a type of a column is that of lists of numbers."""
+    lists = isinstance(kind, (pyarrow.ListType, pyarrow.LargeListType, pyarrow.FixedSizeListType))
+    return lists and (pyarrow.types.is_floating(kind.value_type) or pyarrow.types.is_integer(kind.value_type))
+
+
+def read_parquet(path: Path) -> dict[str, Reader]:
+    """The same of a .parquet."""
+    pyarrow = import_pyarrow()
+    try:
+        batches = []
+        free = memory() // 2
+        file = pyarrow.parquet.ParquetFile(path)
+        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+        values = sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
+        check_room(8 * values, f"{shown(path)}: the table")  # a run of equal numbers takes no room in the file
+        for batch in file.iter_batches(1024):
+            batches.append(batch)
+            free -= 2 * batch.nbytes
+            if free < 0:
+                raise InputError(f"{shown(path)}: the table would take over half of free memory")
+        table = pyarrow.Table.from_batches(batches)
+        found: dict[str, Reader] = {}
+        features = []
+        columns = list(zip(table.column_names, _kinds(table.column_names, path), table.columns))
+        lists = [name for name, kind, column in columns if kind == "z" and _holds_lists(column.type, pyarrow)]
+        for name, kind, column in columns:
+            if not kind or (kind == "z" and lists and name not in lists):
+                continue
+            if kind == "id":
+                if not _name_nothing(ids := column.to_pylist()):
+                    found["names"] = lambda ids=ids: _text(ids)  # type: ignore[misc]
+            elif kind != "z":
+                found[kind] = lambda column=column: _text(column.to_pylist())  # type: ignore[misc]
+            elif lists:
+                if len(lengths := pyarrow.compute.list_value_length(column).unique()) > 1:
+                    seen = ", ".join(map(str, lengths.to_pylist()[:4]))
+                    raise InputError(f"{shown(path)}, column {printable(name)}: lists of different lengths ({seen})")
+                flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
+                features.append(flat.reshape(len(column), -1))
+            else:
+                values = column.to_numpy()
+                if values.dtype.kind not in "fiub":
+                    raise InputError(f"{shown(path)}: {_no_number(name, values[:1].tolist())}")
+                features.append(values[:, None])
+    except pyarrow.ArrowException as error:
+        raise InputError(f"{shown(path)}: cannot be read: {first_line(error)}") from None
+    if features:
+        found["z"] = lambda: features[0] if len(features) == 1 else np.hstack(features)
+    return found
