@@ -152,11 +152,11 @@ def set_views(model: nn.Module, views: int) -> None:
 @contextlib.contextmanager
 def kernels_in_use() -> Iterator[None]:
     """Within: training on a GPU in one process takes our own kernels."""
-    ByHand.on = True
+    before, ByHand.on = ByHand.on, True
     try:
         yield
     finally:
-        ByHand.on = False
+        ByHand.on = before
 
 
 @contextlib.contextmanager

@@ -65,7 +65,8 @@ def save(run: Run, model: Encoder, optimiser: LARS, step: int, images: tuple[str
 class Writer:
     """Writes the checkpoints of a run and drops old ones; with `beside`, in a thread, while training goes on.
 
-    One is written at a time. What goes wrong is raised by the next `save`, or on leaving the writer's context.
+    One is written at a time. What went wrong is noted by the next `save`, which waits for its own to be written, and
+    raised by `wait` and on leaving the writer's context; on leaving it for another error it is noted.
     """
 
     def __init__(self, run: Run, keep: int, display: Display, beside: bool) -> None:
@@ -75,8 +76,8 @@ class Writer:
 
     def save(self, state: Checkpoint) -> None:
         """Write a checkpoint, or begin to."""
-        self.wait()
-        if self.pool is not None:
+        well = self._settle()
+        if self.pool is not None and well:
             self.pending = self.pool.submit(self._work, state)
         else:
             self._tell(self._work(state))
@@ -86,6 +87,15 @@ class Writer:
         pending, self.pending = self.pending, None
         if pending is not None:
             self._tell(pending.result())
+
+    def _settle(self) -> bool:
+        """Wait; whether all went well. What did not is noted."""
+        try:
+            self.wait()
+        except Exception as error:
+            self.display.note(f"a checkpoint could not be written: {error}")
+            return False
+        return True
 
     def _work(self, state: Checkpoint) -> list[str]:
         return prune(self.run, self.keep, write(self.run, state))
@@ -98,10 +108,14 @@ class Writer:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            self.wait()
-        if self.pool is not None:
-            self.pool.shutdown()  # waits; an error on the way out is not to be hidden by one of the disk
+        try:
+            if error is None:
+                self.wait()
+            else:  # which is not to be hidden by one of the disk
+                self._settle()
+        finally:
+            if self.pool is not None:
+                self.pool.shutdown()
 
 
 def prune(run: Run, keep: int, known: Path | None = None) -> list[str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -269,9 +268,6 @@ def evaluate(
         other = extract(again, test, "sound", progress=progress)
         twin = untrained_codes(again, other.h, seed=1)
         same = stability.summary(sound.gated, other.gated, control=(control, twin))
-    if train.labels is not None:
-        given = seen.h, train.labels, sound.h, test.labels
-        read = begin(lambda: probe.fast_probe(*given))
     coarse = DATASETS[model.recipe.data.name].coarse
     result = measure_features(
         {"paper": paper.gated, "sound": sound.gated},
@@ -293,7 +289,7 @@ def evaluate(
     result.curves = curves(sound, paper, test.labels, ranking, result.retrieval)
     result.conflicting = {str(t): conflicting(sound.gated, test, t) for t in (0.9, 0.5)}
     if train.labels is not None:
-        result.probe = {"fast": read()}
+        result.probe = {"fast": probe.fast_probe(seen.h, train.labels, sound.h, test.labels)}
         k = result.parameters["knn_k"] = min(NEIGHBOURS, len(train))
         known = [train.labels, interpretability.shuffled(train.labels)]
         near = {
@@ -319,14 +315,6 @@ def evaluate(
             setattr(result, name, value)
     result.seconds = round(time.perf_counter() - began, 2)
     return result
-
-
-def begin(work: Callable[[], Tree]) -> Callable[[], Tree]:
-    """What waits for the work and returns its result, or raises its error.
-
-    On a GPU the work begins at once in a thread of its own, beside what a CPU does meanwhile; on a CPU when waited for.
-    """
-    return work if counts.place().type == "cpu" else ThreadPoolExecutor(1).submit(work).result
 
 
 @torch.inference_mode()

@@ -1,7 +1,7 @@
 """Training: the loop and its step, the same on a CPU, one GPU and many.
 
-The step never waits for the host. On a GPU `graph` compiles it, and with one process replays it as a CUDA graph; on a
-CPU the same functions run as they are written.
+The step never waits for the host. On a GPU `graph` compiles what `kernels` has no kernel for, and with one process
+replays it all as a CUDA graph; on a CPU the same functions run as they are written.
 """
 
 from __future__ import annotations

@@ -67,16 +67,30 @@ def test_a_writer_writes_keeps_and_says_what_failed(
         writer.wait()
         assert [p.name for p in checkpoint.listed(run)] == ["step-00000002.ckpt", "step-00000003.ckpt"]
 
+    written, notes = checkpoint.write, []
+    monkeypatch.setattr(Display, "note", lambda self, text: notes.append(text))
+
     def full(*_: object) -> Path:
         raise OSError("no space")
 
     monkeypatch.setattr(checkpoint, "write", full)
     with pytest.raises(OSError, match="no space"), checkpoint.Writer(run, 2, Display(quiet=True), beside) as writer:
         writer.save(checkpoint.snapshot(model, optimiser, 4))
+    assert notes == []
     writer = checkpoint.Writer(run, 2, Display(quiet=True), True)
     writer.save(checkpoint.snapshot(model, optimiser, 4))
     writer.__exit__(KeyError, KeyError(), None)  # the disk's error does not hide another
-    assert [p.name for p in checkpoint.listed(run)] == ["step-00000002.ckpt", "step-00000003.ckpt"]
+    assert notes == ["a checkpoint could not be written: no space"]
+    writer = checkpoint.Writer(run, 2, Display(quiet=True), True)
+    writer.save(checkpoint.snapshot(model, optimiser, 4))
+    with pytest.raises(OSError, match="no space"):
+        writer.save(checkpoint.snapshot(model, optimiser, 5))  # tried here and now, and the disk is still full
+    writer.save(checkpoint.snapshot(model, optimiser, 6))
+    while not writer.pending.done():  # type: ignore[union-attr]
+        pass
+    monkeypatch.setattr(checkpoint, "write", written)
+    writer.save(checkpoint.snapshot(model, optimiser, 7))  # there is space again: nothing more is lost
+    assert [p.name for p in checkpoint.listed(run)] == ["step-00000003.ckpt", "step-00000007.ckpt"]
 
 
 def test_damage_is_named_and_the_one_before_used(tmp_path: Path) -> None:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import threading
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from bayesncl import paper_probe as published
 from bayesncl.data import DATASETS, load, scenes
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
-from bayesncl.evaluate import begin, curves, evaluate, measure_features, scarce, untrained_codes
+from bayesncl.evaluate import curves, evaluate, measure_features, scarce, untrained_codes
 from bayesncl.features import Extracted, extract
-from bayesncl.measure import conflict, counts, kept, probe
+from bayesncl.measure import conflict, kept, probe
 from bayesncl.measure.interpretability import interpretability, shuffled
 from bayesncl.measure.result import Result
 from bayesncl.measure.retrieval import knn_accuracy, retrieval_curve
@@ -162,15 +160,6 @@ def test_curves_take_what_the_table_of_retrieval_has(monkeypatch: pytest.MonkeyP
         assert list(own) == ["16", "32", "48", "64"]
         for kept_dims, by_k in by_dims.items():
             assert own[str(kept_dims)] == pytest.approx({str(k): value for k, value in by_k.items()})
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_work_beside_gives_its_result_and_its_error(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counts, "place", lambda: torch.device(device))
-    worker = begin(lambda: {"thread": threading.get_ident()})()["thread"]
-    assert (worker == threading.get_ident()) == (device == "cpu")
-    with pytest.raises(InputError, match="at least 5 training images"):
-        begin(lambda: probe.fast_probe(np.ones((3, 2)), [0, 1, 1], np.ones((2, 2)), [0, 1]))()
 
 
 def test_lists_have_an_entry_per_dimension(scenes_result: tuple[Encoder, Result]) -> None:

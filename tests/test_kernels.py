@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesncl import augment
+from bayesncl import augment, train
 from bayesncl.backbones import MaxPool, ResNet, ViewBatchNorm2d, build_backbone, kernels_in_use, set_views
 from bayesncl.lars import LARS
-from bayesncl.recipes import Model, Views, named
+from bayesncl.model import build_model
+from bayesncl.recipes import Model, Views, change, named
 
 pytestmark = pytest.mark.gpu
 
@@ -184,3 +185,26 @@ def test_lars_moves_as_written() -> None:
         results.append([p.detach().clone() for p in params])
     for a, b in zip(*results):
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_by_hand_is_the_step_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    recipe = change(named("cifar100-bayesncl"), ["run.batch=16"])
+    model = build_model(recipe).cuda().to(memory_format=torch.channels_last).train()
+    set_views(model, 2)
+    written = copy.deepcopy(model)
+    pixels, index, epoch = smooth(16, 32, 32), torch.arange(16, device="cuda"), torch.tensor(3, device="cuda")
+    parts = train.parts_by_hand(model, pixels)
+    assert set(parts) == {train.draw, train.embed, train.code, train.score}
+    ours = train.losses(model, pixels, index, epoch, torch.float32, made=lambda part: parts[part])
+    theirs = train.losses(written, pixels, index, epoch, torch.float32)
+    assert torch.allclose(ours[1], theirs[1], rtol=1e-2)  # loss, its terms, open gates, active features
+    for (name, a), b in zip(model.named_buffers(), written.buffers()):
+        if name.endswith(("running_mean", "running_var")):
+            assert apart(a, b) < 1e-2, name
+    ours[0].backward()
+    theirs[0].backward()
+    for (name, p), q in zip(model.named_parameters(), written.parameters()):
+        assert p.grad is not None and q.grad is not None, name
+    a, b = (torch.cat([p.grad.flatten() for p in m.backbone.parameters()]) for m in (model, written))
+    assert float(torch.nn.functional.cosine_similarity(a, b, 0)) > 0.9

@@ -19,7 +19,7 @@ from torch import Tensor
 
 ROWS, COLUMNS = 64, 64  # a tile: what a program holds at once
 PROGRAMS = 512  # that share a sum: enough to keep the memory of a large GPU busy
-STAGES = 4  # tiles of a sum that are being read at a time
+STAGES = {2: 4, 4: 2}  # tiles of a sum that are being read at a time, by bytes a number: some GPUs hold no more
 LONG, NARROW = 128, 16  # a tile of slices, which are few numbers, to be added
 
 loose = triton.jit(do_not_specialize=["rows", "slices", "length", "relu"])  # one compiled form for all layers
@@ -78,7 +78,8 @@ def finish_forward(  # type: ignore[no-untyped-def]
     there = column < columns
     total, square = add_slices(sums, part, parts, columns, slices, column, R, C)
     m = total / rows
-    biased = tl.maximum(square / rows - m * m, 0.0)
+    biased = square / rows - m * m
+    biased = tl.where(biased < 0, 0.0, biased)  # not tl.maximum, which drops NaN
     to = part * columns + column
     tl.store(mean + to, m, mask=there)
     tl.store(inverse + to, 1 / tl.sqrt(biased + epsilon), mask=there)
@@ -209,7 +210,7 @@ class NormReLU(torch.autograd.Function):
         x = as_rows(x)
         y, sums = torch.empty_like(x), Sums(x, views)
         mean, inverse, variance = torch.empty(3, views, x.shape[1], device=x.device).unbind()
-        sum_forward[sums.grid](x, sums.values, *sums.sizes, ROWS, COLUMNS, STAGES)
+        sum_forward[sums.grid](x, sums.values, *sums.sizes, ROWS, COLUMNS, STAGES[x.element_size()])
         finish_forward[sums.finish](sums.values, mean, inverse, variance, epsilon, *sums.sizes[:3], views, LONG, NARROW)
         ctx.shape = views, relu, shortcut is not None
         other = as_rows(shortcut).to(x.dtype) if shortcut is not None else x
@@ -231,7 +232,7 @@ class NormReLU(torch.autograd.Function):
         d_weight, d_bias = torch.empty(2, x.shape[1], device=x.device).unbind()
         sum_backward[sums.grid](
             g, x, y, before, mean, inverse, weight, bias, sums.values, *sums.sizes, relu, shortcut, ROWS, COLUMNS,
-            STAGES,
+            STAGES[x.element_size()],
         )  # fmt: skip
         finish_backward[(1, sums.finish[1])](
             sums.values, mean_g, mean_gx, d_weight, d_bias, *sums.sizes[:3], views, LONG, NARROW

@@ -76,7 +76,7 @@ class MaxPool(torch.autograd.Function):
         x = as_rows(x)
         count, columns, *size = x.shape
         to = [(side + 1) // 2 for side in size]
-        y = x.new_empty(count, columns, *to).contiguous(memory_format=torch.channels_last)
+        y = torch.empty(count, columns, *to, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
         which = torch.empty_like(y, dtype=torch.int8)
         pool_forward[grid(y)](x, y, which, count * to[0] * to[1], *size, *to, columns, ROWS, COLUMNS)
         ctx.save_for_backward(which)
@@ -88,7 +88,8 @@ class MaxPool(torch.autograd.Function):
         (which,) = ctx.saved_tensors
         g = as_rows(gradients[0])
         count, columns, *to = g.shape
-        d_x = g.new_empty(count, columns, *ctx.size).contiguous(memory_format=torch.channels_last)
+        shape = count, columns, *ctx.size
+        d_x = torch.empty(shape, dtype=g.dtype, device=g.device, memory_format=torch.channels_last)
         pool_backward[grid(d_x)](g, which, d_x, d_x.numel() // columns, *ctx.size, *to, columns, ROWS, COLUMNS)
         return d_x
 

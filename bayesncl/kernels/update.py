@@ -13,7 +13,7 @@ BLOCK = 1024
 @triton.jit(do_not_specialize=["size", "momentum"])
 def move_one(p, g, v, s, w, lr, momentum, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """v <- momentum v + s (g + w p);  p <- p - lr v."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = at < size
     value = tl.load(p + at, mask=there)
     d = tl.load(s) * (tl.load(g + at, mask=there) + tl.load(w) * value)

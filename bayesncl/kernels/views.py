@@ -1,6 +1,7 @@
 """`augment.make_views` for small images, normalised: a program draws and makes one view, all of it in registers.
 
-The formulas are those of augment.py and draws.py, where they are explained; the tests compare the two.
+The formulas are those of augment.py and draws.py, where they are explained; the tests compare the two. Roots and
+powers are rounded otherwise, so that a crop may, rarely, be a pixel larger or smaller.
 """
 
 from __future__ import annotations
