@@ -19,7 +19,7 @@ from .codes_folder import PhotoCodes
 from .data.archive import Entry
 from .data.cache import decoded
 from .data.decode import Square
-from .data.folder import existing_folder, no_images, scan
+from .data.folder import existing_folder, no_images, scan, split_folders
 from .data.images import Images, Progress, printable
 from .errors import InputError
 from .features import extract
@@ -94,7 +94,7 @@ def _features(model: Encoder, place: Path, keep: int | None, gated: bool, progre
     found = extract(model, images, "sound", progress=progress)
     z = keep_strongest(torch.from_numpy(found.gated if gated else found.z), keep).numpy()
     assert images.names is not None
-    return Table(z, images.names, classes_of(images.names))
+    return Table(z, images.names, classes_of(images.names, place))
 
 
 def _codes_of_array(model: PhotoCodes, place: Path, keep: int | None) -> Table:
@@ -128,7 +128,7 @@ def _codes_of_photos(model: PhotoCodes, place: Path, keep: int | None, progress:
         first = bad[0] if bad else printable(others[0])
         warnings.warn(f"{len(bad) + len(others):,} files skipped, e.g. {first}", stacklevel=2)
     names = [printable(e.name, 16_384) for e, why in zip(entries, reasons) if why is None]
-    return Table(np.concatenate(parts), names, classes_of(names))
+    return Table(np.concatenate(parts), names, classes_of(names, place))
 
 
 def entries_at(place: Path) -> tuple[list[Entry], list[str]]:
@@ -139,9 +139,11 @@ def entries_at(place: Path) -> tuple[list[Entry], list[str]]:
     return entries, others
 
 
-def classes_of(names: Sequence[str]) -> list[str] | None:
-    """The first folder of each path; None where some lie in none."""
-    return [name.partition("/")[0] for name in names] if all("/" in name for name in names) else None
+def classes_of(names: Sequence[str], place: Path) -> list[str] | None:
+    """The first folder of each path, below the splits where `place` has train and test; None where some lie in none."""
+    split = os.path.isdir(place) and split_folders(place)[0] != place
+    parts = [name.split("/")[split:] for name in names]
+    return [part[0] for part in parts] if all(len(part) > 1 for part in parts) else None
 
 
 def images_at(place: Path, size: int, progress: Progress | None) -> Images:

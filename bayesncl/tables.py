@@ -35,7 +35,7 @@ def read_csv(path: Path) -> dict[str, Reader]:
         rows = csv.reader(file, delimiter="," if "," in heading else max(",;\t", key=heading.count))
         first = next(rows, [])
         kinds = _kinds(first, path)
-        columns: dict[str, list[str]] = {kind: [] for kind in kinds if kind in ("y", "names", "id")}
+        columns: dict[str, list[str]] = {kind: [] for kind in kinds if kind in ("y", "names", "index")}
         values = array.array("d")
 
         def take(row: list[str]) -> None:
@@ -56,7 +56,7 @@ def read_csv(path: Path) -> dict[str, Reader]:
         for row in filter(None, rows):  # blank lines say nothing
             take(row)
     width = kinds.count("z")
-    if not _name_nothing(ids := columns.pop("id", [])):
+    if not _name_nothing(ids := columns.pop("index", [])):
         columns["names"] = ids
     found: dict[str, Reader] = {kind: partial(_text, column) for kind, column in columns.items()}
     if width:
@@ -67,16 +67,17 @@ def read_csv(path: Path) -> dict[str, Reader]:
 def _kinds(headings: list[str], path: Path) -> list[str]:
     """What each column of a table holds; InputError for two columns of labels, or of names.
 
-    Without names a column `id`, or an index, stands for them; such columns hold nothing else.
+    Without names a column `id` stands for them, and without that an index: such columns hold nothing else.
     """
     kinds = [COLUMNS.get(cell.strip().lower(), "z") for cell in headings]
     for kind in ("y", "names"):
         if kinds.count(kind) > 1:
             some = " and ".join(printable(cell) for cell, k in zip(headings, kinds) if k == kind)
             raise InputError(f"{shown(path)}: columns {some} hold the same kind of thing: leave one")
-    spare = [i for i, kind in enumerate(kinds) if kind in ("id", "index")]
-    used = max(spare, key=lambda i: kinds[i] == "id") if spare and "names" not in kinds else None
-    return [kind if i not in spare else "id" if i == used else "" for i, kind in enumerate(kinds)]
+    best = next((kind for kind in ("names", "id", "index") if kind in kinds), "")
+    used = kinds.index(best) if best else None  # of two indexes the first
+    named = "names" if best == "id" else best
+    return [named if i == used else kind if kind in ("y", "z") else "" for i, kind in enumerate(kinds)]
 
 
 def _name_nothing(ids: Sequence[Any]) -> bool:
@@ -156,7 +157,7 @@ def read_parquet(path: Path) -> dict[str, Reader]:
         for name, kind, column in columns:
             if not kind or (kind == "z" and lists and name not in lists):
                 continue
-            if kind == "id":
+            if kind == "index":
                 if not _name_nothing(ids := column.to_pylist()):
                     found["names"] = lambda ids=ids: _text(ids)  # type: ignore[misc]
             elif kind != "z":

@@ -253,7 +253,8 @@ def test_large_arrays_are_not_loaded(tmp_path: Path) -> None:
         ("id,a\n70,1\n80,2\n", {"z": [[1], [2]], "names": [70, 80]}),  # numbers of rows are no features
         (",a\ncat.jpg,1\ndog.jpg,2\n", {"z": [[1], [2]], "names": ["cat.jpg", "dog.jpg"]}),  # an index of names
         (",id,a,\n0,x,1,\n1,y,2,\n", {"z": [[1], [2]], "names": ["x", "y"]}),
-        ("id,a\n1,5\n2,6\n", {"z": [[5], [6]]}),
+        ("id,a\n0,5\n1,6\n", {"z": [[5], [6]], "names": [0, 1]}),
+        (",a\n1,5\n2,6\n", {"z": [[5], [6]]}),
         ("id,path,index,a\n7,x,0,1\n8,y,1,2\n", {"z": [[1], [2]], "names": ["x", "y"]}),
     ],
 )

@@ -216,6 +216,8 @@ def test_splits_labels_and_rows_held_out(run, tmp_path: Path, monkeypatch: pytes
     assert "2 classes by subfolder" in answer.err and "8 held out to judge" in answer.err
     assert rows.held == 8 and all(name.startswith("test/") for name in rows.names[-8:])
     assert rows.class_names == ("ant", "bee")
+    assert run("embed", "codes", "p", "-o", "e.npz", "--encoder", NET, "--quiet").status == 0
+    assert set(read_embeddings(Path("e.npz"))[2]) == {"ant", "bee"}
     table = "name,label\n" + "".join(f"{name},{i % 2}\n" for i, name in enumerate(rows.names))
     Path("l.csv").write_text(table)
     assert run("fit", "p", "-o", "codes", "--encoder", NET, "--dim", "4", "--labels", "l.csv", "--quiet").status == 0
