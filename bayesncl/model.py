@@ -191,7 +191,7 @@ def load_run(path: str | Path, device: str | torch.device = "cpu") -> Encoder:
         raise InputError(f"no trained model at {path}")
     tensors, metadata = read_tensors(path)
     if "recipe" not in metadata:
-        raise InputError(f"{path} carries no recipe, so it was not written by bayesncl")
+        raise InputError(f"{path} carries no recipe: it is no trained model; codes are opened by their folder")
     if metadata.get("sha256") != digest(tensors):
         raise InputError(f"{path} is damaged: its checksum does not match")
     recipe = recipe_from_json(metadata["recipe"], str(path))
