@@ -181,6 +181,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             partners, state.recall = self._find_partners(rows, say)
         self._train(rows, partners.to(device), state, seed, batch, total, checkpoint, say)
         self.moments_, self.head_, self.recall_ = moments, head.eval().cpu(), state.recall
+        self.method_ = self.method
         return self
 
     def _train(
@@ -275,7 +276,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     def save(self, path: Path | str) -> None:
         """Write a safetensors file with the options and a checksum in its metadata."""
-        check_is_fitted(self, "head_")
+        self._check_fitted_so()
         shelf.save(self, Path(path))
 
     @classmethod
@@ -285,7 +286,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     def save_pretrained(self, folder: Path | str) -> None:
         """Write config.json and model.safetensors, the form of the Hugging Face hub."""
-        check_is_fitted(self, "head_")
+        self._check_fitted_so()
         shelf.save_folder(self, Path(folder))
 
     @classmethod
@@ -301,6 +302,12 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = ["float32"]
         return tags
+
+    def _check_fitted_so(self) -> None:
+        """What is written says by which method it was fitted, and is built again so."""
+        check_is_fitted(self, "head_")
+        if self.method_ != self.method:
+            raise InputError(f"fitted by {self.method_}, and method is {self.method!r} now: fit again before saving")
 
     def _check_options(self) -> None:
         if self.method not in HEADS:

@@ -127,7 +127,7 @@ def _build(cls: type[Codes], config: dict[str, Any], tensors: dict[str, Tensor])
         if weights[name].dtype != t.dtype:
             raise InputError(f"{name} is {weights[name].dtype}")
     head.load_state_dict(weights, assign=True)
-    codes.head_ = head.eval().requires_grad_(True)
+    codes.head_, codes.method_ = head.eval().requires_grad_(True), codes.method
     return codes
 
 

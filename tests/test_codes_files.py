@@ -34,6 +34,19 @@ def model() -> ReadableCodes:
     return ReadableCodes(8, steps=12, keep=4).fit(made())
 
 
+def test_codes_of_one_method_are_not_saved_as_those_of_another(tmp_path: Path) -> None:
+    fitted = ReadableCodes(8, "sae", steps=2).fit(made())
+    fitted.set_params(method="csr")
+    for save in (fitted.save, fitted.save_pretrained):
+        with pytest.raises(InputError, match="fitted by sae"):
+            save(tmp_path / "x")
+    assert not list(tmp_path.iterdir())
+    fitted.set_params(method="sae").save(tmp_path / "x.safetensors")
+    again = ReadableCodes.load(tmp_path / "x.safetensors").set_params(method="ncl")
+    with pytest.raises(InputError, match="fitted by sae"):
+        again.save(tmp_path / "y.safetensors")
+
+
 @pytest.mark.parametrize("method", list(HEADS))
 def test_round_trip(tmp_path: Path, method: str) -> None:
     fitted = ReadableCodes(8, method, steps=5, random_state=np.int64(3)).fit(made())
