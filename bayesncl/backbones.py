@@ -18,8 +18,8 @@ from .errors import InputError
 from .recipes import Model
 
 
-class ByHand:
-    """Whether layers take the kernels of `kernels`; set by `kernels_in_use`."""
+class Kernels:
+    """Whether layers take the kernels of `kernels`; set by `use_kernels`."""
 
     on = False
 
@@ -38,7 +38,7 @@ class ViewBatchNorm2d(nn.BatchNorm2d):
     seen: tuple[Tensor, Tensor] | None = None  # mean and unbiased variance [views, C] not yet in the running statistics
 
     def forward(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:  # [views * B, C, H, W]
-        if ByHand.on and self.training and not self.batch_only:
+        if Kernels.on and self.training and not self.batch_only:
             from .kernels.norms import NormReLU
 
             y, *seen = NormReLU.apply(x, self.weight, self.bias, shortcut, self.views, self.eps, int(self.relu))
@@ -48,7 +48,7 @@ class ViewBatchNorm2d(nn.BatchNorm2d):
         return F.relu(y) if self.relu else y
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Batch norm alone."""
+        """BatchNorm without shortcut and ReLU."""
         if self.batch_only:
             # not F.batch_norm, which refuses a last batch of one image once the map is 1 x 1: then y = bias
             cudnn = torch.backends.cudnn.enabled
@@ -150,13 +150,13 @@ def set_views(model: nn.Module, views: int) -> None:
 
 
 @contextlib.contextmanager
-def kernels_in_use() -> Iterator[None]:
+def use_kernels() -> Iterator[None]:
     """Within: training on a GPU in one process takes our own kernels."""
-    before, ByHand.on = ByHand.on, True
+    before, Kernels.on = Kernels.on, True
     try:
         yield
     finally:
-        ByHand.on = before
+        Kernels.on = before
 
 
 @contextlib.contextmanager
@@ -194,7 +194,7 @@ class MaxPool(nn.MaxPool2d):
         super().__init__(3, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        if ByHand.on:
+        if Kernels.on:
             from .kernels import pool
 
             y: Tensor = pool.MaxPool.apply(x)

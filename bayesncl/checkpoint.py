@@ -65,8 +65,8 @@ def save(run: Run, model: Encoder, optimiser: LARS, step: int, images: tuple[str
 class Writer:
     """Writes the checkpoints of a run and drops old ones; with `beside`, in a thread, while training goes on.
 
-    One is written at a time. What went wrong is noted by the next `save`, which waits for its own to be written, and
-    raised by `wait` and on leaving the writer's context; on leaving it for another error it is noted.
+    One is written at a time. A failed write is noted by the next `save`, which then writes at once, or raised by `wait`
+    and on leaving the writer's context; on leaving it because of another error it is noted.
     """
 
     def __init__(self, run: Run, keep: int, display: Display, beside: bool) -> None:

@@ -191,7 +191,7 @@ class Run(Part):
     log_every: int = _f(50, "steps between progress reports", least=1)
     dynamics_every: int = _f(0, "epochs between records of the gradient dynamics; 0 records none", least=0)
     precision: str = _f("auto", "auto takes bf16 on a GPU and float32 on a CPU", ("auto", "float32", "bf16"))
-    compile: bool = _f(True, "on a GPU: compile the step, and with one process replay it as a CUDA graph")
+    compile: bool = _f(True, "on a GPU: take kernels and torch's compiler, and with one process replay a CUDA graph")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Training: the loop and its step, the same on a CPU, one GPU and many.
 
-The step never waits for the host. On a GPU `graph` compiles what `kernels` has no kernel for, and with one process
-replays it all as a CUDA graph; on a CPU the same functions run as they are written.
+The step never waits for the host. On a GPU it takes kernels from `kernels` where there are any and has `graph` compile
+larger parts; one process replays all of it as a CUDA graph. On a CPU the same functions run as they are written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from . import checkpoint, distributed, draws
 from .augment import make_views
-from .backbones import ResNet, kernels_in_use, set_views
+from .backbones import ResNet, set_views, use_kernels
 from .data.images import Images, fingerprint
 from .errors import InputError
 from .feed import Pixels, batches, settle
@@ -129,7 +129,7 @@ def run_loop(
     after_epoch: AfterEpoch | None = None,
     revise: bool = False,
 ) -> Encoder:
-    """The loop of `train`."""
+    """Train to the end of the recipe, with checkpoints; the model, in eval mode."""
     batch, epochs = recipe.run.batch, recipe.run.epochs
     check_batch(recipe, len(images))
     display.busy("preparing the model")
@@ -143,7 +143,7 @@ def run_loop(
         meter.steps.fill_(done)
         rates = schedule(recipe, steps).to(device)  # [T, groups]
         if compiles(recipe, device) and done < steps * epochs:
-            display.note("compiling the step for this GPU: up to a minute, less the next time")
+            display.note("compiling the step for this GPU: up to a minute, seconds the next time")
         logger = Logger(run, meter, display, recipe, steps, done)
         stop = False
         for epoch in range(done // steps, epochs):
@@ -215,7 +215,7 @@ def draw(model: Encoder, pixels: Tensor, index: Tensor, epoch: Tensor, seed: Ten
 
 
 def draw_noise(model: Encoder, index: Tensor, epoch: Tensor, seed: Tensor) -> Tensor | None:
-    """The noise [2b, D] of noisy gates."""
+    """The noise [2b, D] of noisy gates; None for others."""
     if model.head.kind is None or not model.head.kind.noisy:
         return None
     keys = draws.make_key(seed, epoch, torch.cat([index, index + 2**40]), stream=7)
@@ -252,7 +252,7 @@ def assemble(recipe: Recipe, pixels: Pixels, device: torch.device) -> tuple[Enco
 
 
 def make_step(model: Encoder, optimiser: LARS, meter: Meter, pixels: Pixels, device: torch.device) -> Step:
-    """`update` on inputs that stay in place; nothing is compiled before it is first taken."""
+    """`update` on inputs that stay in place; it compiles at its first call."""
     recipe, compiled = model.recipe, compiles(model.recipe, device)
     share = recipe.run.batch // distributed.world_size()
     held = torch.zeros(share, *pixels.shape[1:], dtype=torch.uint8, device=device)
@@ -270,10 +270,10 @@ def make_step(model: Encoder, optimiser: LARS, meter: Meter, pixels: Pixels, dev
         torch.backends.cudnn.benchmark = True
     if compiled:
         keep_compiled()
-        parts = parts_by_hand(model, held)
+        parts = kernel_parts(model, held)
         made = cache(lambda part: parts.get(part) or compile_function(part))
         body = partial(update, model, optimiser, meter, partial(losses, made=made), batch)
-        if draw not in parts:
+        if draw not in parts:  # then something is compiled
             torch.compiler.reset()  # of a function only eight compiled forms are kept; a ninth would run as written
         optimiser.use_kernel()
         # the float32 products that are left are those of InfoNCE, and meant to be
@@ -293,12 +293,12 @@ def make_step(model: Encoder, optimiser: LARS, meter: Meter, pixels: Pixels, dev
         if distributed.world_size() == 1:
             run()
         else:
-            distributed.checked(run)  # tracing leaves out what guards the collectives inside
+            distributed.checked(run)  # compiled code skips the guards of single collectives
 
     return step
 
 
-def parts_by_hand(model: Encoder, pixels: Tensor) -> dict[Callable[..., Any], Callable[..., Any]]:
+def kernel_parts(model: Encoder, pixels: Tensor) -> dict[Callable[..., Any], Callable[..., Any]]:
     """What stands in for the parts of a step on a GPU that need no compiler, for such pixels.
 
     A ResNet in one process has kernels of its own. So have small views. With both, head and loss run as they are
@@ -308,13 +308,13 @@ def parts_by_hand(model: Encoder, pixels: Tensor) -> dict[Callable[..., Any], Ca
     if isinstance(model.backbone, ResNet) and distributed.world_size() == 1:
         from .kernels import views
 
-        parts[embed] = embed_by_hand
+        parts[embed] = embed_with_kernels
         if views.fits(model.recipe.views, (pixels.shape[2], pixels.shape[3])):
-            parts |= {draw: draw_by_hand, code: code, score: score}
+            parts |= {draw: draw_with_kernel, code: code, score: score}
     return parts
 
 
-def draw_by_hand(
+def draw_with_kernel(
     model: Encoder, pixels: Tensor, index: Tensor, epoch: Tensor, seed: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """`draw` by our own kernel."""
@@ -324,14 +324,14 @@ def draw_by_hand(
     return x, draw_noise(model, index, epoch, seed)
 
 
-def embed_by_hand(model: Encoder, x: Tensor) -> Tensor:
+def embed_with_kernels(model: Encoder, x: Tensor) -> Tensor:
     """`embed` with our own kernels between the convolutions."""
-    with kernels_in_use():
+    with use_kernels():
         return model.embed(x)
 
 
 def compiles(recipe: Recipe, device: torch.device) -> bool:
-    """Whether the step is compiled, for which torch needs Triton: its builds for Linux bring it."""
+    """Whether the step takes kernels and torch's compiler. Both need Triton, which torch's builds for Linux bring."""
     return recipe.run.compile and device.type == "cuda" and find_spec("triton") is not None
 
 
@@ -421,7 +421,7 @@ def explain_memory(recipe: Recipe) -> Iterator[None]:
 
 
 def make_writer(run: Run, recipe: Recipe, display: Display, device: torch.device) -> checkpoint.Writer:
-    """What writes checkpoints: beside the training on one GPU, which would otherwise wait a second for each."""
+    """What writes checkpoints: beside the training on one GPU, which would otherwise wait a second or two for each."""
     beside = device.type == "cuda" and distributed.world_size() == 1
     return checkpoint.Writer(run, recipe.run.keep_checkpoints, display, beside)
 

@@ -143,7 +143,7 @@ def test_a_compiler_that_loses_a_gradient_is_found_out(monkeypatch: pytest.Monke
         return compiled
 
     monkeypatch.setattr(torch, "compile", forgetful)
-    with pytest.raises(InputError, match=r"compiles this step without the gradient of backbone\..*run.compile=false"):
+    with pytest.raises(InputError, match=r"lacks the gradient of backbone\..*run.compile=false"):
         curve(gpu_recipe("ncl", "run.precision=float32"), tiny_images(32 * STEPS))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesncl import augment, train
-from bayesncl.backbones import MaxPool, ResNet, ViewBatchNorm2d, build_backbone, kernels_in_use, set_views
+from bayesncl.backbones import MaxPool, ResNet, ViewBatchNorm2d, build_backbone, set_views, use_kernels
 from bayesncl.lars import LARS
 from bayesncl.model import build_model
 from bayesncl.recipes import Model, Views, change, named
@@ -57,7 +57,7 @@ def test_a_layer_is_as_exact_as_the_one_as_written(
     shortcut = s if with_shortcut else None
     exact = outcome(copy.deepcopy(norm).double(), x.double(), None if shortcut is None else s.double(), g.double())
     written = outcome(norm, x, shortcut, g)
-    with kernels_in_use():
+    with use_kernels():
         ours = outcome(norm, x, shortcut, g)
     for name, a, b, c in zip(("y", "mean", "variance", "dx", "d1", "d2", "d3"), ours, written, exact):
         assert a.dtype == b.dtype and a.shape == b.shape, name
@@ -68,7 +68,7 @@ def test_a_layer_is_as_exact_as_the_one_as_written(
 def test_the_same_input_gives_the_same_bits() -> None:
     norm = layer(64, 2, True)
     x, g = (torch.randn(32, 64, 17, 17, device="cuda").bfloat16() for _ in range(2))
-    with kernels_in_use():
+    with use_kernels():
         first, second = outcome(norm, x, None, g), outcome(norm, x, None, g)
     assert all(torch.equal(a, b) for a, b in zip(first, second))
 
@@ -77,7 +77,7 @@ def test_nan_is_not_swallowed() -> None:
     """By a ReLU or a maximum: the run stops when its loss is not finite, and must hear of it."""
     x = torch.randn(4, 64, 8, 8, device="cuda")
     x[0, 3, 2, 2] = float("nan")
-    with kernels_in_use():
+    with use_kernels():
         y, pooled = layer(64, 2, True)(x), MaxPool()(x)
     assert y[:2, 3].isnan().all() and not y[2:].isnan().any() and not y[:, 4:].isnan().any()
     assert torch.equal(pooled.isnan(), torch.nn.functional.max_pool2d(x, 3, 2, 1).isnan())
@@ -90,7 +90,7 @@ def test_pooling_is_torchs(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     pool = MaxPool()
     x = torch.randn(shape, device="cuda").relu().to(dtype).requires_grad_()  # many zeros: the first of equals is taken
     written = pool(x)
-    with kernels_in_use():
+    with use_kernels():
         ours = pool(x)
     g = torch.randn_like(written)
     assert torch.equal(ours, written)
@@ -115,7 +115,7 @@ def test_a_resnet_has_the_gradients_of_the_one_as_written(backbone: str, monkeyp
 
     exact = gradients(copy.deepcopy(net).double(), x.double())
     written = gradients(net, x)
-    with kernels_in_use():
+    with use_kernels():
         ours = gradients(net, x)
     assert ours.keys() == exact.keys() and len(ours) == len(list(net.parameters()))
     worst = max(apart(written[name], g) for name, g in exact.items())
@@ -194,7 +194,7 @@ def test_a_step_by_hand_is_the_step_as_written(monkeypatch: pytest.MonkeyPatch) 
     set_views(model, 2)
     written = copy.deepcopy(model)
     pixels, index, epoch = smooth(16, 32, 32), torch.arange(16, device="cuda"), torch.tensor(3, device="cuda")
-    parts = train.parts_by_hand(model, pixels)
+    parts = train.kernel_parts(model, pixels)
     assert set(parts) == {train.draw, train.embed, train.code, train.score}
     ours = train.losses(model, pixels, index, epoch, torch.float32, made=lambda part: parts[part])
     theirs = train.losses(written, pixels, index, epoch, torch.float32)

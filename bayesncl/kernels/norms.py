@@ -1,4 +1,6 @@
-"""BatchNorm, shortcut and ReLU as six Triton kernels: a reduction and a pass over memory, forward and backward.
+"""BatchNorm, shortcut and ReLU as six Triton kernels.
+
+Forward and backward each sum slices, add the slices up, and pass over memory once.
 
 torch's compiler makes much the same of `backbones._PartNorm`, but compiles every layer anew: most of a minute for a
 ResNet. These kernels take any number of rows and channels, and so are compiled once for all layers.
@@ -22,7 +24,7 @@ PROGRAMS = 512  # that share a sum: enough to keep the memory of a large GPU bus
 STAGES = {2: 4, 4: 2}  # tiles of a sum that are being read at a time, by bytes a number: some GPUs hold no more
 LONG, NARROW = 128, 16  # a tile of slices, which are few numbers, to be added
 
-loose = triton.jit(do_not_specialize=["rows", "slices", "length", "relu"])  # one compiled form for all layers
+loose = triton.jit(do_not_specialize=["rows", "slices", "tiles", "length", "relu"])  # one compiled form for all layers
 
 
 @triton.jit
@@ -34,6 +36,15 @@ def locate(part, first, rows, end, columns, R: tl.constexpr, C: tl.constexpr):  
     return offset, (row < end)[:, None] & (column < columns)[None, :], column, column < columns
 
 
+@triton.jit
+def store_sums(sums, first_sum, second_sum, columns, C: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Put the sums over a slice where it belongs in sums [2, V, slices, columns]."""
+    column = tl.program_id(1) * C + tl.arange(0, C)
+    to = sums + tl.program_id(0) * columns + column
+    tl.store(to, tl.sum(first_sum, 0), mask=column < columns)
+    tl.store(to + tl.num_programs(0) * columns, tl.sum(second_sum, 0), mask=column < columns)
+
+
 @loose
 def sum_forward(  # type: ignore[no-untyped-def]
     x, sums, rows, columns, slices, length, R: tl.constexpr, C: tl.constexpr, STAGES: tl.constexpr
@@ -43,14 +54,11 @@ def sum_forward(  # type: ignore[no-untyped-def]
     end = tl.minimum((place + 1) * length, rows)
     first_sum, second_sum = tl.zeros([R, C], tl.float32), tl.zeros([R, C], tl.float32)
     for first in tl.range(place * length, end, R, num_stages=STAGES):
-        offset, there, column, _ = locate(part, first, rows, end, columns, R, C)
+        offset, there, _column, _known = locate(part, first, rows, end, columns, R, C)
         value = tl.load(x + offset, mask=there, other=0.0).to(tl.float32)
         first_sum += value
         second_sum += value * value
-    column = tl.program_id(1) * C + tl.arange(0, C)
-    to = sums + tl.program_id(0) * columns + column
-    tl.store(to, tl.sum(first_sum, 0), mask=column < columns)
-    tl.store(to + tl.num_programs(0) * columns, tl.sum(second_sum, 0), mask=column < columns)
+    store_sums(sums, first_sum, second_sum, columns, C)
 
 
 @triton.jit
@@ -95,11 +103,11 @@ def normalise(value, part, mean, inverse, columns, column, known):  # type: igno
 
 @loose
 def apply_forward(  # type: ignore[no-untyped-def]
-    x, shortcut, y, mean, inverse, weight, bias, rows, columns, slices, relu,
+    x, shortcut, y, mean, inverse, weight, bias, rows, columns, tiles, relu,
     SHORTCUT: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """y = ReLU(x^ weight + bias + shortcut), the last two where asked for; `slices` are the tiles of a part."""
-    part, place = tl.program_id(0) // slices, tl.program_id(0) % slices
+    """y = ReLU(x^ weight + bias + shortcut), the last two where asked for."""
+    part, place = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     offset, there, column, known = locate(part, place * R, rows, rows, columns, R, C)
     value = tl.load(x + offset, mask=there, other=0.0).to(tl.float32)
     normal, _ = normalise(value, part, mean, inverse, columns, column, known)
@@ -143,10 +151,7 @@ def sum_backward(  # type: ignore[no-untyped-def]
             gradient = undo_relu(gradient, normal, weight, bias, column, known, relu)
         first_sum += gradient
         second_sum += gradient * normal
-    column = tl.program_id(1) * C + tl.arange(0, C)
-    to = sums + tl.program_id(0) * columns + column
-    tl.store(to, tl.sum(first_sum, 0), mask=column < columns)
-    tl.store(to + tl.num_programs(0) * columns, tl.sum(second_sum, 0), mask=column < columns)
+    store_sums(sums, first_sum, second_sum, columns, C)
 
 
 @loose
@@ -169,14 +174,11 @@ def finish_backward(  # type: ignore[no-untyped-def]
 
 @loose
 def apply_backward(  # type: ignore[no-untyped-def]
-    g, x, d_x, mean, inverse, weight, bias, mean_g, mean_gx, rows, columns, slices, relu,
+    g, x, d_x, mean, inverse, weight, bias, mean_g, mean_gx, rows, columns, tiles, relu,
     SHORTCUT: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """dx = weight inverse (g - mean(g) - x^ mean(g x^)) with g before the ReLU, which is given if it is a shortcut's.
-
-    `slices` are the tiles of a part.
-    """
-    part, place = tl.program_id(0) // slices, tl.program_id(0) % slices
+    """dx = weight inverse (g - mean(g) - x^ mean(g x^)), g before the ReLU: with SHORTCUT it is read, else computed."""
+    part, place = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     offset, there, column, known = locate(part, place * R, rows, rows, columns, R, C)
     value = tl.load(x + offset, mask=there, other=0.0).to(tl.float32)
     normal, inv = normalise(value, part, mean, inverse, columns, column, known)
@@ -208,14 +210,16 @@ class NormReLU(torch.autograd.Function):
         relu: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
         x = as_rows(x)
-        y, sums = torch.empty_like(x), Sums(x, views)
+        y, layout = torch.empty_like(x), Layout(x, views)
         mean, inverse, variance = torch.empty(3, views, x.shape[1], device=x.device).unbind()
-        sum_forward[sums.grid](x, sums.values, *sums.sizes, ROWS, COLUMNS, STAGES[x.element_size()])
-        finish_forward[sums.finish](sums.values, mean, inverse, variance, epsilon, *sums.sizes[:3], views, LONG, NARROW)
+        sum_forward[layout.sum_grid](x, layout.sums, *layout.sum_sizes, ROWS, COLUMNS, STAGES[x.element_size()])
+        finish_forward[layout.finish_grid](
+            layout.sums, mean, inverse, variance, epsilon, *layout.sum_sizes[:3], views, LONG, NARROW
+        )
         ctx.shape = views, relu, shortcut is not None
         other = as_rows(shortcut).to(x.dtype) if shortcut is not None else x
-        apply_forward[sums.tiles](
-            x, other, y, mean, inverse, weight, bias, *sums.tiling, relu, shortcut is not None, ROWS, COLUMNS
+        apply_forward[layout.pass_grid](
+            x, other, y, mean, inverse, weight, bias, *layout.pass_sizes, relu, shortcut is not None, ROWS, COLUMNS
         )
         ctx.save_for_backward(x, y if shortcut is not None else x, weight, bias, mean, inverse)
         ctx.mark_non_differentiable(mean, variance)
@@ -226,25 +230,26 @@ class NormReLU(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, y, weight, bias, mean, inverse = ctx.saved_tensors
         views, relu, shortcut = ctx.shape
-        g, d_x, sums = as_rows(gradients[0]), torch.empty_like(x), Sums(x, views)
+        g, d_x, layout = as_rows(gradients[0]), torch.empty_like(x), Layout(x, views)
         before = torch.empty_like(x) if shortcut else g  # the gradient before the ReLU, where it is stored
         mean_g, mean_gx = torch.empty(2, views, x.shape[1], device=x.device).unbind()
         d_weight, d_bias = torch.empty(2, x.shape[1], device=x.device).unbind()
-        sum_backward[sums.grid](
-            g, x, y, before, mean, inverse, weight, bias, sums.values, *sums.sizes, relu, shortcut, ROWS, COLUMNS,
+        sum_backward[layout.sum_grid](
+            g, x, y, before, mean, inverse, weight, bias, layout.sums, *layout.sum_sizes, relu, shortcut, ROWS, COLUMNS,
             STAGES[x.element_size()],
         )  # fmt: skip
-        finish_backward[(1, sums.finish[1])](
-            sums.values, mean_g, mean_gx, d_weight, d_bias, *sums.sizes[:3], views, LONG, NARROW
+        finish_backward[(1, layout.finish_grid[1])](
+            layout.sums, mean_g, mean_gx, d_weight, d_bias, *layout.sum_sizes[:3], views, LONG, NARROW
         )
-        apply_backward[sums.tiles](
-            before, x, d_x, mean, inverse, weight, bias, mean_g, mean_gx, *sums.tiling, relu, shortcut, ROWS, COLUMNS
-        )
+        apply_backward[layout.pass_grid](
+            before, x, d_x, mean, inverse, weight, bias, mean_g, mean_gx, *layout.pass_sizes, relu, shortcut, ROWS,
+            COLUMNS,
+        )  # fmt: skip
         return d_x, d_weight, d_bias, before if shortcut else None, None, None, None
 
 
-class Sums:
-    """How the rows of x [V * B, C, H, W] are shared out: into slices to be summed, and into tiles."""
+class Layout:
+    """How the rows of x [V * B, C, H, W] are shared out: into slices to be summed, and into tiles to be passed over."""
 
     def __init__(self, x: Tensor, views: int) -> None:
         columns = x.shape[1]
@@ -253,10 +258,10 @@ class Sums:
         wanted = max(1, PROGRAMS // (views * across))
         length = triton.cdiv(triton.cdiv(rows, wanted), ROWS) * ROWS
         slices, tiles = triton.cdiv(rows, length), triton.cdiv(rows, ROWS)
-        self.sizes, self.tiling = (rows, columns, slices, length), (rows, columns, tiles)
-        self.grid, self.tiles = (views * slices, across), (views * tiles, across)
-        self.finish = views, triton.cdiv(columns, NARROW)
-        self.values = torch.empty(2, views, slices, columns, device=x.device)
+        self.sum_sizes, self.pass_sizes = (rows, columns, slices, length), (rows, columns, tiles)
+        self.sum_grid, self.pass_grid = (views * slices, across), (views * tiles, across)
+        self.finish_grid = views, triton.cdiv(columns, NARROW)
+        self.sums = torch.empty(2, views, slices, columns, device=x.device)
 
 
 def as_rows(x: Tensor) -> Tensor:

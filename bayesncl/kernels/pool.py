@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .norms import COLUMNS, ROWS, as_rows
 
+# one compiled form for all sizes
 loose = triton.jit(do_not_specialize=["rows", "height", "width", "to_height", "to_width"])
 
 

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 1024
+BLOCK = 1024  # entries of a program
 
 
 @triton.jit(do_not_specialize=["size", "momentum"])
@@ -31,7 +31,7 @@ def move(
     lr: Tensor,
     momentum: float,
 ) -> None:
-    """`lars.move` on a GPU."""
+    """`lars.move`, in one pass over memory for each parameter."""
     for p, g, velocity, scale, decay in zip(params, grads, v, s, w):
         if g.stride() != p.stride():  # torch makes gradients and momenta in the order of their parameters
             g = torch.empty_like(p).copy_(g)

@@ -1,7 +1,7 @@
 """`augment.make_views` for small images, normalised: a program draws and makes one view, all of it in registers.
 
 The formulas are those of augment.py and draws.py, where they are explained; the tests compare the two. Roots and
-powers are rounded otherwise, so that a crop may, rarely, be a pixel larger or smaller.
+powers are rounded differently, so a crop is, rarely, a pixel larger or smaller.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def uniform(key, position):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def clip(x):  # type: ignore[no-untyped-def]
+    """x in [0, 1]."""
     return tl.minimum(tl.maximum(x, 0.0), 1.0)
 
 
@@ -72,6 +73,7 @@ def resampling(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def grey_of(red, green, blue):  # type: ignore[no-untyped-def]
+    """`augment._grey`."""
     return RED * red + GREEN * green + BLUE * blue
 
 
@@ -129,6 +131,7 @@ def load_plane(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def store_plane(x, plane, at, inside, solarise, mean, std):  # type: ignore[no-untyped-def]
+    """Solarise where asked for, normalise, store."""
     plane = tl.where(solarise, tl.where(plane >= 0.5, 1 - plane, plane), plane)
     tl.store(x + at, ((plane - tl.load(mean)) / tl.load(std)), mask=inside)
 
