@@ -7,6 +7,7 @@ Arrays that are not compressed are memory-mapped, so that their size does not ma
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -47,25 +48,29 @@ NAMES = ("names", "paths", "files", "filenames")
 Reader = Callable[[], np.ndarray]
 
 
-def read_arrays(path: str | Path, names: Sequence[str], needed: Sequence[str] = ()) -> dict[str, np.ndarray]:
+def read_arrays(
+    path: str | Path, names: Sequence[str | tuple[str, ...]], needed: Sequence[str] = ()
+) -> dict[str, np.ndarray]:
     """The arrays of a file that have these names: numbers, booleans or text, memory-mapped if they are not compressed.
 
     .npz and .safetensors hold arrays by name; .npy holds one, which gets the first of `names`. Of a table, .csv or
     .parquet, columns headed y or label give `y`, name or path give `names` (`tables.COLUMNS` has all headings), all the
-    others `z` [N, D]; in .parquet columns of lists, where there are any, are `z`. Those `needed` must be there.
+    others `z` [N, D]; in .parquet columns of lists, where there are any, are `z`. Of several names in one place the
+    first that is there is read. Those `needed` must be there.
     """
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{shown(path)}: {'a folder, expected a file' if path.is_dir() else 'no such file'}")
     try:
-        members = _members(path, names)
+        members = _members(path, names[0] if isinstance(names[0], str) else names[0][0])
         for name in needed:
             if name not in members:
                 held = ", ".join(sorted(members)) or "nothing"
                 raise InputError(f"{shown(path)}: no array named {name} in it, it holds {printable(held, 200)}")
         found = {}
-        for name in names:
-            if name in members:
+        for place in names:
+            choice = (place,) if isinstance(place, str) else place
+            for name in [one for one in choice if one in members][:1]:
                 try:
                     found[name] = _checked_text(members[name]())
                 except InputError as error:
@@ -77,9 +82,19 @@ def read_arrays(path: str | Path, names: Sequence[str], needed: Sequence[str] = 
         raise InputError(f"{shown(path)}: cannot be read: {first_line(error)}") from None
 
 
-def read_embeddings(path: Path) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-    """Embeddings of a file as they are, with names [N] and labels [N] where it, or files beside a .npy, have them."""
-    found = read_arrays(path, (*FEATURES, *LABELS, *NAMES, "class_names"))
+def array_names(path: str | Path) -> set[str]:
+    """Names of the arrays of an .npz or .safetensors; empty for other files."""
+    with open(path, "rb") as file:
+        many = file.read(2) == b"PK" or Path(path).suffix.lower() == ".safetensors"
+    return set(_members(Path(path), "")) if many else set()
+
+
+def read_embeddings(path: Path, named: bool = True) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    """Embeddings of a file as they are, with names [N] and labels [N] where it, or files beside a .npy, have them.
+
+    Without `named` nothing is read of names, which some files have for classes in place of rows.
+    """
+    found = read_arrays(path, (FEATURES, LABELS, NAMES) if named else (FEATURES, LABELS))
     z = find_features(path, found)
     # one of another length belongs to another array
     own = {name: column for name, column in _beside(path).items() if column.shape[:1] == z.shape[:1]}
@@ -88,10 +103,11 @@ def read_embeddings(path: Path) -> tuple[np.ndarray, np.ndarray | None, np.ndarr
     for what, column in (("names", names), ("labels", labels)):
         if column is not None and (z.ndim < 1 or column.ndim != 1 or len(column) != len(z)):
             raise InputError(f"{path}: embeddings {list(z.shape)}, but {what} {list(column.shape)}")
-    if labels is not None and labels.dtype.kind in "iu" and "class_names" in found and len(labels):
-        known = found["class_names"]
-        if known.ndim == 1 and labels.min() >= 0 and labels.max() < len(known):
-            labels = known[labels]
+    if labels is not None and labels.dtype.kind in "iu" and len(labels) and "class_names" in array_names(path):
+        with contextlib.suppress(InputError):  # whole numbers will do
+            known = read_arrays(path, ("class_names",))["class_names"]
+            if known.ndim == 1 and labels.min() >= 0 and labels.max() < len(known):
+                labels = known[labels]
     return z, names, labels
 
 
@@ -99,7 +115,7 @@ def find_features(path: Path | str, found: dict[str, np.ndarray]) -> np.ndarray:
     """The embeddings [N, F] among arrays of a file: by their name, or else the only one that can be meant."""
     z = next((found[name] for name in FEATURES if name in found), None)
     if z is None:
-        held = sorted(_members(Path(path), FEATURES))
+        held = sorted(_members(Path(path), FEATURES[0]))
         left = [name for name in held if name not in (*LABELS, *NAMES, "class_names")]
         if len(left) != 1:
             some = f"named {', '.join(FEATURES[:4])}; it holds {', '.join(held) or 'nothing'}"
@@ -226,14 +242,14 @@ def crc32(rows: np.ndarray) -> int:
     return crc
 
 
-def _members(path: Path, names: Sequence[str]) -> dict[str, Reader]:
-    """How to read each array of a file, by name."""
+def _members(path: Path, only: str) -> dict[str, Reader]:
+    """How to read each array of a file, by name; that of a .npy is called `only`."""
     from .tables import read_csv, read_parquet
 
     with open(path, "rb") as file:
         magic = file.read(8)
     if magic.startswith(npy.MAGIC_PREFIX):
-        return {names[0]: lambda: _map_npy(path, 0, os.path.getsize(path))}
+        return {only: lambda: _map_npy(path, 0, os.path.getsize(path))}
     if magic.startswith(b"PK"):
         with zipfile.ZipFile(path) as archive:
             infos = [info for info in archive.infolist() if info.filename.endswith(".npy")]

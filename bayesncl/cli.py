@@ -292,7 +292,7 @@ def measure(
     features: Annotated[
         Path, Argument(metavar="FILE", help="z [N, D], and y [N] if labelled, in .npz, .csv, ...; or codes of fit")
     ],
-    labels: Annotated[Path | None, Option(metavar="FILE", help=".npy of y, beside a .npy of z")] = None,
+    labels: Annotated[Path | None, Option(metavar="FILE", help="labels of its rows: a table, or .npy of y")] = None,
     embeddings: Annotated[
         Path | None, Option(metavar="FILE", help="a second encoder's embeddings of the images, to judge by")
     ] = None,

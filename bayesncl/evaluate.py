@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from .arrays import Array, as_features, as_labels, read_arrays, read_embeddings
+from .arrays import FEATURES, Array, array_names, as_features, as_labels, find_features, read_arrays, read_embeddings
 from .data import DATASETS
 from .data import load as load_split
 from .data.images import spread_evenly
@@ -65,13 +65,20 @@ def measure_file(
       their own, `embeddings_path`, is a second encoder's;
     - `y_coarse` [N], superclasses; `control` [N, D], codes of an untrained head; `again` [N, D], of another seed.
     """
-    features, names, labels = read_embeddings(Path(path))
-    found = read_arrays(path, ("", "e", "h", "y_coarse", "control", "again"))  # a .npy is the first of them
+    features, names, labels = read_embeddings(Path(path), named=labels_path is not None)
+    held = array_names(path)
+    found = read_arrays(path, ("e", "h", "y_coarse", "control", "again")) if held else {}
+    if not held & set(FEATURES[: FEATURES.index("h")]):  # then h is what is measured
+        found.pop("h", None)
     if labels_path is not None:
-        labels = read_labels(Path(labels_path), names, len(as_features(features)))[1]
-    labels = class_labels(labels)
+        as_features(np.atleast_1d(features)[:1])  # which has a length
+        labels = read_labels(Path(labels_path), names, len(features))[1]
+    given_labels, labels = labels, class_labels(labels)
+    if labels_path is not None and labels is None:
+        why = "no labels in it" if given_labels is None else "no labels to judge by"
+        raise InputError(f"{labels_path}: {why}, expected a whole number or a word for every row")
     if embeddings_path is not None:
-        found["e"] = read_embeddings(Path(embeddings_path))[0]
+        found["e"] = find_features(embeddings_path, read_arrays(embeddings_path, (FEATURES,)))
     given: dict[str, Any] = {"embeddings": found.get("e", found.get("h")), "second": "e" in found}
     given["control"] = found.get("control")
     if "y_coarse" in found:

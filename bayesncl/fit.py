@@ -238,6 +238,8 @@ def match_images(names: list[str], named: bool, root: Path, say: Say) -> list[st
     base = os.path.abspath(root) + os.sep
     names = [name.removeprefix(base).replace(os.sep, "/") for name in names]
     missing = [name for name in names if not os.path.isfile(root / name)]  # which takes names of any length
+    if len(missing) == len(names) and all(name.isdigit() for name in names):  # numbers of rows, which name no file
+        return match_images(names, False, root, say)
     if len(missing) == len(names):
         raise InputError(f"--images {root}: none of the {len(names):,} images is there, e.g. {printable(missing[0])}")
     if missing:

@@ -39,7 +39,8 @@ def label_names(path: Path, names: np.ndarray, labels: np.ndarray) -> dict[str, 
     """The label of each name in a file; InputError where a name has two."""
     by_name: dict[str, Any] = {}
     for name, label in zip(map(str, names), labels.tolist()):
-        if by_name.setdefault(name, label) != label:
+        known = by_name.setdefault(name, label)
+        if known is not label and known != label:  # NaN differs from itself
             raise InputError(f"{path}: {printable(name)} has the labels {by_name[name]} and {label}: leave one")
     return by_name
 

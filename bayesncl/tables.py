@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import Reader, check_room, memory
+from .arrays import FEATURES, Reader, check_room, memory
 from .data.images import first_line, printable, shown
 from .errors import InputError, import_extra
 
@@ -58,7 +58,9 @@ def read_csv(path: Path) -> dict[str, Reader]:
     width = kinds.count("z")
     if not _name_nothing(ids := columns.pop("index", [])):
         columns["names"] = ids
-    found: dict[str, Reader] = {kind: partial(_text, column) for kind, column in columns.items()}
+    found: dict[str, Reader] = {kind: partial(_text, column, kind == "y") for kind, column in columns.items()}
+    if not any(columns.get("names", [])):
+        found.pop("names", None)
     if width:
         found["z"] = lambda: np.frombuffer(values, np.float64).reshape(-1, width)
     return found
@@ -75,7 +77,9 @@ def _kinds(headings: list[str], path: Path) -> list[str]:
             some = " and ".join(printable(cell) for cell, k in zip(headings, kinds) if k == kind)
             raise InputError(f"{shown(path)}: columns {some} hold the same kind of thing: leave one")
     best = next((kind for kind in ("names", "id", "index") if kind in kinds), "")
-    used = kinds.index(best) if best else None  # of two indexes the first
+    used = kinds.index(best) if best else None
+    if best == "index" and "index" in (known := [cell.strip().lower() for cell in headings]):
+        used = known.index("index")  # pandas numbers the rows in a column before it
     named = "names" if best == "id" else best
     return [named if i == used else kind if kind in ("y", "z") else "" for i, kind in enumerate(kinds)]
 
@@ -87,6 +91,8 @@ def _name_nothing(ids: Sequence[Any]) -> bool:
 
 
 def _no_number(heading: str, cell: object) -> str:
+    if cell == "":
+        return f"column {printable(heading)} is empty: fill it in, or leave the row out"
     seen = f"column {printable(heading)} holds {printable(repr(cell))}"
     return f"{seen}, no number; head it label or name, or leave it out"
 
@@ -104,8 +110,8 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def _text(cells: list[Any]) -> np.ndarray:
-    """A column of numbers, or of text: 007 is text, and not 7."""
+def _text(cells: list[Any], measured: bool = False) -> np.ndarray:
+    """A column of numbers, or of text: 007 is text, and not 7; 1.5 is a number where numbers may be `measured`."""
     if cells and all(cell is None or type(cell) is float for cell in cells):
         return np.array(cells, np.float64)  # None is NaN
     try:
@@ -114,6 +120,8 @@ def _text(cells: list[Any]) -> np.ndarray:
             return np.array(numbers, np.int64)
     except (ValueError, TypeError, OverflowError):
         pass
+    if measured and any("." in str(cell) for cell in cells) and all(cell == "" or _is_number(cell) for cell in cells):
+        return np.array([float(cell or "nan") for cell in cells])
     cells = [cell.decode("utf-8", "replace") if type(cell) is bytes else cell for cell in cells]
     texts = ["" if cell is None else str(cell) for cell in cells]
     check_room(4 * len(texts) * max(map(len, texts)), "as an array it")
@@ -154,12 +162,18 @@ def read_parquet(path: Path) -> dict[str, Reader]:
         features = []
         columns = list(zip(table.column_names, _kinds(table.column_names, path), table.columns))
         lists = [name for name, kind, column in columns if kind == "z" and _holds_lists(column.type, pyarrow)]
+        lists = [name for name in lists if name in FEATURES][:1] or lists
+        if len(lists) > 1:
+            some = ", ".join(map(printable, lists))
+            raise InputError(f"{shown(path)}: columns {some} hold lists: call one of them embedding, or leave one")
         for name, kind, column in columns:
             if not kind or (kind == "z" and lists and name not in lists):
                 continue
             if kind == "index":
                 if not _name_nothing(ids := column.to_pylist()):
                     found["names"] = lambda ids=ids: _text(ids)  # type: ignore[misc]
+            elif kind == "names" and not any(column.to_pylist()):
+                continue
             elif kind != "z":
                 found[kind] = lambda column=column: _text(column.to_pylist())  # type: ignore[misc]
             elif lists:

@@ -264,10 +264,16 @@ def test_tables_say_what_they_say(text: str, wanted: dict[str, list[object]], tm
     assert {name: values.tolist() for name, values in found.items()} == wanted
 
 
-@pytest.mark.parametrize(("text", "cell"), [("a,species\n1,cat\n", "'cat'"), ("a,species\n1,\n", "''")])
-def test_a_column_without_numbers_is_named(text: str, cell: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a,species\n1,cat\n", "column species holds 'cat', no number; head it label or name"),
+        ("a,species\n1,\n", "column species is empty: fill it in"),
+    ],
+)
+def test_a_column_without_numbers_is_named(text: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "a.CSV").write_text(text)
-    with pytest.raises(InputError, match=f"line 2: column species holds {cell}, no number; head it label or name"):
+    with pytest.raises(InputError, match=f"line 2: {why}"):
         read_arrays(tmp_path / "a.CSV", ("z",))
 
 
@@ -290,3 +296,27 @@ def test_two_columns_of_one_kind_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("name,path,a\nx,y,1\n")
     with pytest.raises(InputError, match="columns name and path hold the same kind of thing"):
         read_arrays(tmp_path / "a.csv", ("z", "names"))
+
+
+def test_measured_numbers_are_no_classes_and_named_rows_keep_their_names(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("target,f0\n0.5,1\n1.25,2\n,3\n")
+    labels = read_embeddings(path)[2]
+    assert labels is not None and labels.dtype.kind == "f" and np.isnan(labels[2])
+    path.write_text("target,f0\n0.0,1\n1.0,2\n")
+    assert read_embeddings(path)[2].tolist() == [0, 1]  # type: ignore[union-attr]
+    path.write_text(",index,f0\n0,cat.jpg,1\n1,dog.jpg,2\n")
+    assert read_embeddings(path)[1].tolist() == ["cat.jpg", "dog.jpg"]  # type: ignore[union-attr]
+    path.write_text("name,f0\n,1\n,2\n")
+    assert read_embeddings(path)[1] is None
+
+
+def test_of_several_columns_of_lists_one_is_meant(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    lists = {"bbox": [[0.0, 1.0]] * 3, "tokens": [[1], [1, 2], [3]], "embedding": [[1.0, 2.0, 3.0]] * 3}
+    parquet.write_table(pyarrow.table(lists), tmp_path / "a.parquet")
+    assert read_embeddings(tmp_path / "a.parquet")[0].tolist() == lists["embedding"]
+    parquet.write_table(pyarrow.table({"left": lists["bbox"], "right": lists["bbox"]}), tmp_path / "b.parquet")
+    with pytest.raises(InputError, match="columns left, right hold lists"):
+        read_embeddings(tmp_path / "b.parquet")

@@ -279,7 +279,7 @@ def test_the_table_is_what_the_means_are_made_of() -> None:
         assert getattr(table, name)[table.counted].mean() == pytest.approx(result[name])
     assert table.ap[~table.dead].mean() == pytest.approx(result["detector_ap"])
     assert table.dead.mean() == result["dead_share"]
-    assert (~table.dead & ~table.counted).mean() == result["near_dead_share"]
+    assert table.near_dead.mean() == result["near_dead_share"]
     assert table.l0 == result["l0"]
 
 

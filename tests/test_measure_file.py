@@ -355,3 +355,26 @@ def test_a_mapped_file_cut_between_two_blocks_is_refused(tmp_path: Path, monkeyp
     os.truncate(tmp_path / "z.npy", 65536)
     with pytest.raises(InputError, match=r"z.npy was cut while it was read"):
         list(found)
+
+
+def test_what_is_not_needed_is_not_read(tmp_path: Path) -> None:
+    """Arrays of objects, names of classes, labels under a second name: none of them is in the way."""
+    y = np.arange(60) % 3
+    z = np.eye(3)[y] + 0.01
+    pickled = np.array(["a", None, "c"], object)
+    extras = ({"names": np.array(["a", "b", "c"])}, {"names": pickled}, {"class_names": pickled}, {"labels": pickled})
+    for extra in extras:
+        np.savez(tmp_path / "f.npz", z=z, y=y, **extra)
+        assert measure_file(tmp_path / "f.npz").sound["classes_owned"] is not None
+    np.savez(tmp_path / "h.npz", h=z)  # which is what is measured, and no embedding to judge it by
+    assert "Without labels or embeddings" in str(measure_file(tmp_path / "h.npz").verdict)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_labels_that_were_asked_for_must_be_there(tmp_path: Path) -> None:
+    np.savez(tmp_path / "f.npz", z=np.eye(6), y=np.arange(6) % 2)
+    (tmp_path / "names.csv").write_text("name\n" + "\n".join("abcdef") + "\n")
+    np.save(tmp_path / "measured.npy", np.linspace(0, 1, 6))
+    for name, why in (("names.csv", "no labels in it"), ("measured.npy", "no labels to judge by")):
+        with pytest.raises(InputError, match=why):
+            measure_file(tmp_path / "f.npz", tmp_path / name)

@@ -53,6 +53,11 @@ class Dimensions:
         return self.support == 0
 
     @property
+    def near_dead(self) -> np.ndarray:
+        """bool [D], fires on fewer than MIN_SUPPORT images."""
+        return (self.support > 0) & (self.support < MIN_SUPPORT)
+
+    @property
     def counted(self) -> np.ndarray:
         """bool [D], fires on enough images to say something about."""
         return self.support >= MIN_SUPPORT
