@@ -24,7 +24,7 @@ from .data.folder import existing_folder, scan, split_folders
 from .data.images import Progress, printable
 from .encoders import PhotoEncoder
 from .errors import InputError
-from .files import read_regular, write_atomic
+from .files import is_codes, read_regular, write_atomic
 from .labels import label_names
 from .progress import plural
 
@@ -95,6 +95,12 @@ def find_photos(root: Path, out: Path) -> Pile:
         images, rest = scan(folder)
         entries += [Entry(prefix + e.name, e.path) for e in images if not ours(Path(os.path.realpath(e.path)).parent)]
         others += [prefix + name for name in rest if not ours(Path(os.path.realpath(folder / name)).parent)]
+    if test is not None:
+        beside = [item for item in root.iterdir() if item.is_dir() and item not in (train, test)]
+        left = [item.name for item in beside if item.name[0] != "." and not is_codes(item) and not ours(item.resolve())]
+        if left:
+            some = ", ".join(map(printable, sorted(left)[:3])) + (", ..." if len(left) > 3 else "")
+            warnings.warn(f"only train and {test.name} are read, not {some}", stacklevel=2)
     entries.sort(key=lambda entry: entry.name)
     if not entries:
         seen = f"; there are {len(others)} other files, e.g. {printable(others[0])}" if others else ", it is empty"

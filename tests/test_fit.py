@@ -211,7 +211,10 @@ def test_broken_and_other_files(run, tmp_path: Path) -> None:
 def test_splits_labels_and_rows_held_out(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw_folder(tmp_path / "p" / "train", ("ant", "bee"))
     draw_folder(tmp_path / "p" / "test", ("ant", "bee"), each=4)
+    draw_folder(tmp_path / "p" / "val", ("ant", "bee"), each=4)
     answer = run("fit", "p", "-o", "codes", "--encoder", NET, "--dim", "4")
+    assert "only train and test are read, not val" in answer.err
+    shutil.rmtree(tmp_path / "p" / "val")
     rows = CodesFolder("codes").rows()
     assert "2 classes by subfolder" in answer.err and "8 held out to judge" in answer.err
     assert rows.held == 8 and all(name.startswith("test/") for name in rows.names[-8:])
