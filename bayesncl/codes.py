@@ -26,6 +26,7 @@ from .errors import InputError
 from .feed import epoch_order
 from .files import digest
 from .heads import HEADS, Features, Head
+from .lars import Light
 from .neighbours import nearest
 from .objective import check_keep, keep_strongest
 from .rows import Moments, Stream, hold, measure, take
@@ -42,11 +43,7 @@ NUMBERS = {
 SAVE_SECONDS = 60.0  # between checkpoints
 
 
-class _AdamW(torch.optim.AdamW):
-    """torch's, without the decorators that import its compiler for more than a second."""
-
-    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
-    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+class _AdamW(Light, torch.optim.AdamW):
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 

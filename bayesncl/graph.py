@@ -31,7 +31,6 @@ CACHED = "autograd_cache_allow_custom_autograd_functions"
 
 def compile_function(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function compiled for a GPU, with those of our options that this torch has."""
-    keep_compiled()
     # a graph with our BatchNorm, whose gradient is written out, is otherwise traced anew in every process
     if hasattr(torch._functorch.config, CACHED):
         setattr(torch._functorch.config, CACHED, True)

@@ -12,7 +12,17 @@ from torch import Tensor
 EPS = 1e-8
 
 
-class LARS(torch.optim.Optimizer):
+class Light:
+    """For optimisers, before torch's class: its methods without their decorators, which import torch's compiler.
+
+    That takes more than a second, and six on a slow machine.
+    """
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+
+
+class LARS(Light, torch.optim.Optimizer):
     """Layer-wise adaptive rates for SGD with momentum.
 
     For a parameter p with gradient g, group rate a and weight decay w:
@@ -29,10 +39,6 @@ class LARS(torch.optim.Optimizer):
     momentum, weight_decay, eta : as above.
     clip : a bounds the rate from above.
     """
-
-    # without torch's decorators, which import its compiler for seconds
-    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
-    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
 
     def __init__(
         self,
@@ -100,14 +106,9 @@ def grad(p: Tensor) -> Tensor:
 
 
 def move(
-    params: list[Tensor],
-    grads: list[Tensor],
-    v: list[Tensor],
-    s: list[Tensor],
-    w: list[Tensor],
-    lr: Tensor,
+    params: list[Tensor], grads: list[Tensor], v: list[Tensor], s: list[Tensor], w: list[Tensor], lr: Tensor,
     momentum: float,
-) -> None:
+) -> None:  # fmt: skip
     """Descend along d = s (g + w p), for lists of tensors, in place."""
     d = list(torch._foreach_mul(params, w))
     torch._foreach_add_(d, grads)

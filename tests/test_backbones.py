@@ -4,9 +4,12 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from bayesncl.backbones import (
+    BasicBlock,
+    Bottleneck,
     ViewBatchNorm2d,
     batch_statistics,
     build_backbone,
@@ -149,3 +152,27 @@ def test_timm_is_asked_for_by_name():
             build_backbone(Model(backbone="timm:resnet10t"))
     else:
         assert build_backbone(Model(backbone="timm:resnet10t")).features > 0
+
+
+@pytest.mark.parametrize(("stride", "kind"), [(1, BasicBlock), (2, BasicBlock), (2, Bottleneck)])
+def test_a_block_is_what_it_says(stride: int, kind: type[BasicBlock] | type[Bottleneck]) -> None:
+    """Convolutions and BatchNorm with ReLU between, the shortcut added before the last ReLU."""
+    torch.manual_seed(0)
+    block = kind(8 * kind.expansion, 8, stride).eval()
+    for norm in (module for module in block.modules() if isinstance(module, ViewBatchNorm2d)):
+        norm.running_mean.normal_()  # type: ignore[union-attr]
+        norm.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+
+    def normed(norm: ViewBatchNorm2d, x: Tensor) -> Tensor:
+        return F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias)
+
+    x = torch.randn(3, 8 * kind.expansion, 6, 6)
+    y = normed(block.bn2, block.conv2(F.relu(normed(block.bn1, block.conv1(x)))))
+    if isinstance(block, Bottleneck):
+        y = normed(block.bn3, block.conv3(F.relu(y)))
+    plain = isinstance(block.shortcut, nn.Identity)
+    beside = x if plain else normed(block.shortcut[1], block.shortcut[0](x))  # type: ignore[index]
+    assert plain == (stride == 1)
+    torch.testing.assert_close(block(x), F.relu(y + beside))

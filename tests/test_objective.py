@@ -99,6 +99,12 @@ def test_ipw_similarity():
         bayesncl.ipw_similarity(z, z2, prevalence[:4])
 
 
+def test_a_zero_row_sends_no_gradient():
+    z = torch.tensor([[3.0, 4.0], [0.0, 0.0]], requires_grad=True)
+    (normalise(z) * torch.tensor([[1.0, 0.0], [5.0, 7.0]])).sum().backward()
+    torch.testing.assert_close(z.grad, torch.tensor([[0.128, -0.096], [0.0, 0.0]]))  # (g - u (g . u)) / |z|
+
+
 def test_normalise_leaves_zero_rows():
     z = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
     assert torch.equal(normalise(z), torch.tensor([[0.6, 0.8], [0.0, 0.0]]))

@@ -11,6 +11,7 @@ import torch
 
 import bayesncl
 from bayesncl import plan
+from bayesncl.cost import cost
 from bayesncl.data.images import Images
 from bayesncl.model import build_model, load
 from bayesncl.plan import describe, lighten, mean_cosine, plan_run, sizes, tell_difference
@@ -147,3 +148,14 @@ def test_images_of_two_kinds() -> None:
     images = tiny_images()
     assert plan.as_images(images) is images
     assert isinstance(plan.as_images(images.pixels), Images)
+
+
+@pytest.mark.parametrize("name", ["cifar100-bayesncl", "imagenet100-ncl"])
+def test_a_gpu_is_promised_the_time_of_the_operations_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
+    monkeypatch.setattr(plan, "words", lambda seconds: f"{seconds}")
+    recipe = change(named(name), ["run.epochs=1", "model.hidden=2048"])
+    seconds = float(plan.expected(recipe, 40 * recipe.run.batch, torch.device("cuda")).removeprefix("about "))
+    pace = plan.PACE if recipe.views.size <= 64 else plan.PACE_LARGE
+    counted = 40 * cost(recipe)["flops_per_step"] / pace  # by torch, forward and backward
+    assert seconds - plan.START == pytest.approx(counted, rel=0.05)

@@ -23,14 +23,9 @@ def move_one(p, g, v, s, w, lr, momentum, size, BLOCK: tl.constexpr):  # type: i
 
 
 def move(
-    params: list[Tensor],
-    grads: list[Tensor],
-    v: list[Tensor],
-    s: list[Tensor],
-    w: list[Tensor],
-    lr: Tensor,
+    params: list[Tensor], grads: list[Tensor], v: list[Tensor], s: list[Tensor], w: list[Tensor], lr: Tensor,
     momentum: float,
-) -> None:
+) -> None:  # fmt: skip
     """`lars.move`, in one pass over memory for each parameter."""
     for p, g, velocity, scale, decay in zip(params, grads, v, s, w):
         if g.stride() != p.stride():  # torch makes gradients and momenta in the order of their parameters

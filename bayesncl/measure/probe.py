@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from ..arrays import Array, as_features, as_labels, as_numpy
 from ..errors import InputError
+from ..lars import Light
 from .counts import place as default_place
 
 Rows = Any  # features [N, F]: a tensor, or a scipy CSR array, which stays on the CPU
@@ -118,10 +118,8 @@ def _choose_penalty(x: Tensor, y: Tensor, classes: int, seed: int) -> tuple[floa
     return best
 
 
-class _LBFGS(torch.optim.LBFGS):
-    """torch's, without the decorator on one method that imports the compiler: 800 modules, more than a second."""
-
-    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+class _LBFGS(Light, torch.optim.LBFGS):
+    """torch's, without its compiler."""
 
 
 def fit(x: Rows, y: Tensor, start: Tensor, penalty: float, steps: int = 60) -> Tensor:
