@@ -38,6 +38,48 @@ def test_fit_is_the_minimum_scikit_learn_finds() -> None:
         np.testing.assert_allclose(weight[-1] - weight[-1].mean(), twin.intercept_ - twin.intercept_.mean(), atol=2e-2)
 
 
+def two_loops(pairs: list[tuple[np.ndarray, np.ndarray]], g: np.ndarray) -> np.ndarray:
+    """-H g of L-BFGS as textbooks write it, on the vectors themselves."""
+    d, a = -g, {}
+    for i, (s, y) in reversed(list(enumerate(pairs))):
+        a[i] = s @ d / (s @ y)
+        d = d - a[i] * y
+    if pairs:
+        s, y = pairs[-1]
+        d = d * (s @ y) / (y @ y)
+    for i, (s, y) in enumerate(pairs):
+        d = d + (a[i] - y @ d / (s @ y)) * s
+    return d
+
+
+@pytest.mark.parametrize("m", [0, 1, 4])
+def test_a_direction_from_products_is_that_of_two_loops(m: int) -> None:
+    rng = np.random.default_rng(m)
+    root = rng.normal(size=(9, 9))
+    steps = rng.normal(size=(m, 9))
+    pairs, g = [(s, root @ root.T @ s) for s in steps], rng.normal(size=9)
+    basis = np.array([*(s for s, _ in pairs), *(y for _, y in pairs), g])
+    np.testing.assert_allclose(probe.combine(basis @ basis.T) @ basis, two_loops(pairs, g), rtol=1e-8)
+
+
+def test_minimise_goes_down_a_bent_valley() -> None:
+    """Rosenbrock's function: full steps overshoot, first steps fall short, the minimum is (1, 1)."""
+    calls = []
+
+    def valley(x: Tensor) -> tuple[Tensor, Tensor]:
+        calls.append(x)
+        a, b = x
+        along, across = 1 - a, b - a * a
+        return along**2 + 100 * across**2, torch.stack([-2 * along - 400 * a * across, 200 * across])
+
+    found = probe.minimise(valley, torch.tensor([-1.2, 1.0]).double(), 200)
+    torch.testing.assert_close(found, torch.ones(2).double(), atol=1e-3, rtol=0)
+    assert len(calls) < 100
+    with torch.no_grad():
+        values = [float(valley(probe.minimise(valley, torch.tensor([-1.2, 1.0]), n))[0]) for n in range(12)]
+    assert values == sorted(values, reverse=True)  # no step goes up
+
+
 def test_a_probe_waits_for_no_compiler() -> None:
     """torch's optimisers import it, and with it sympy, which takes longer than many a fit."""
     code = (

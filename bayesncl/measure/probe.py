@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,13 +15,14 @@ from torch import Tensor
 
 from ..arrays import Array, as_features, as_labels, as_numpy
 from ..errors import InputError
-from ..lars import Light
 from .counts import place as default_place
 
 Rows = Any  # features [N, F]: a tensor, or a scipy CSR array, which stays on the CPU
 
 PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # of ||W||^2 / 2 beside the mean cross-entropy, strongest first
-HISTORY = 10  # steps that L-BFGS remembers; for each it makes four small operations a step, which a GPU waits for
+HISTORY = 10  # steps that L-BFGS remembers
+SEARCHES = 20  # points tried along a direction
+ENOUGH, LITTLE = 1e-4, 1e-6  # largest gradient of a minimum; change of the loss or the weights at which it is left
 VALIDATION = 0.2  # share of the training images the penalty is chosen on
 # rows per block: on a CPU the logits of one block stay in cache; a GPU takes few and large steps
 ROWS = {"cpu": 8192, "cuda": 131072}
@@ -118,29 +120,16 @@ def _choose_penalty(x: Tensor, y: Tensor, classes: int, seed: int) -> tuple[floa
     return best
 
 
-class _LBFGS(Light, torch.optim.LBFGS):
-    """torch's, without its compiler."""
-
-
 def fit(x: Rows, y: Tensor, start: Tensor, penalty: float, steps: int = 60) -> Tensor:
     """Minimise mean CE(x W + b, y) + penalty/2 ||W||^2 by L-BFGS; rows of the result [F + 1, C] are W, then b."""
-    weight = start.clone().requires_grad_()
     if isinstance(x, Tensor):
         rows = ROWS[x.device.type]
         parts = [(block, block.T, target) for block, target in zip(x.split(rows), y.split(rows))]
     else:
         parts = [(x, x.T.tocsr(), y)]
-    lbfgs = _LBFGS(
-        [weight],
-        max_iter=steps,
-        tolerance_grad=1e-4,
-        tolerance_change=1e-6,
-        history_size=HISTORY,
-        line_search_fn="strong_wolfe",
-    )
 
-    @torch.no_grad()
-    def loss_and_gradient() -> Tensor:
+    def loss_and_gradient(flat: Tensor) -> tuple[Tensor, Tensor]:
+        weight = flat.view_as(start)
         gradient = penalty * weight
         gradient[-1] = 0  # the intercept is free
         loss = penalty / 2 * weight[:-1].square().sum()
@@ -155,11 +144,66 @@ def fit(x: Rows, y: Tensor, start: Tensor, penalty: float, steps: int = 60) -> T
             else:
                 gradient[:-1] += torch.from_numpy(transposed @ residual.numpy()) / len(y)
             gradient[-1] += residual.sum(0) / len(y)
-        weight.grad = gradient
-        return loss
+        return loss, gradient.flatten()
 
-    lbfgs.step(loss_and_gradient)
-    return weight.detach()
+    return minimise(loss_and_gradient, start.flatten(), steps).view_as(start)
+
+
+@torch.no_grad()
+def minimise(function: Callable[[Tensor], tuple[Tensor, Tensor]], x: Tensor, steps: int) -> Tensor:
+    """L-BFGS from x [P]; `function` gives value and gradient [P].
+
+    A direction is a combination of the last steps s, the changes y of the gradient over them, and the gradient g. Its
+    shares follow from their products alone (`combine`), so that a step takes a few large operations, and waits for a
+    GPU twice.
+    """
+    value, g = function(x)
+    now, pairs = float(value), list[tuple[Tensor, Tensor]]()
+    for _ in range(steps):
+        if float(g.abs().max()) <= ENOUGH:
+            break
+        basis = torch.stack([*(s for s, _ in pairs), *(y for _, y in pairs), g])
+        products = (basis @ basis.T).double().cpu().numpy()
+        shares = combine(products)
+        d, slope = torch.from_numpy(shares).to(g) @ basis, float(products[-1] @ shares)
+        t, low, high = 1.0 if pairs else min(1.0, 1 / float(g.abs().sum())), 0.0, math.inf
+        for _ in range(SEARCHES):  # until the value falls as it should, and less steeply than at first (Wolfe)
+            value, ahead = function(x + t * d)
+            new, new_slope = torch.stack([value, ahead @ d]).tolist()
+            if not new <= now + 1e-4 * t * slope:  # NaN too
+                high = t
+            elif new_slope < 0.9 * slope:
+                low = t
+            else:
+                break
+            t = (low + high) / 2 if high < math.inf else 2 * t
+        else:
+            break  # rounding hides what is left to gain
+        s, change = t * d, now - new
+        x, pairs = x + s, [*pairs, (s, ahead - g)][-HISTORY:]
+        g, now = ahead, new
+        if change < LITTLE or float(s.abs().max()) <= LITTLE:
+            break
+    return x
+
+
+def combine(products: np.ndarray) -> np.ndarray:
+    """Shares [2 m + 1] of (s_1 .. s_m, y_1 .. y_m, g) in the direction -H g of L-BFGS, from their scalar products.
+
+    The usual two loops over the pairs, newest first and back, on shares in place of vectors.
+    """
+    m = len(products) // 2
+    shares = np.zeros(len(products))
+    shares[-1] = -1
+    a = np.zeros(m)
+    for i in reversed(range(m)):
+        a[i] = products[i] @ shares / products[i, m + i]
+        shares[m + i] -= a[i]
+    if m:
+        shares *= products[m - 1, 2 * m - 1] / products[2 * m - 1, 2 * m - 1]
+    for i in range(m):
+        shares[i] += a[i] - products[m + i] @ shares / products[i, m + i]
+    return shares
 
 
 def scores(x: Rows, weight: Tensor) -> Tensor:
