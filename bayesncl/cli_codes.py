@@ -35,6 +35,9 @@ def fit(
     size: Annotated[int | None, Option(min=1, max=4096, help="pixels a side the encoder takes, if not its own")] = None,
     mean: Annotated[str | None, Option(metavar="R,G,B", help="of normalisation, if not its own")] = None,
     std: Annotated[str | None, Option(metavar="R,G,B", help="of normalisation, if not its own")] = None,
+    mirror: Annotated[
+        bool | None, Option("--mirror/--no-mirror", help="embed photos with their mirror images; default for runs only")
+    ] = None,
     method: Annotated[str, Option(help=METHODS)] = "prototypes",
     dim: Annotated[int | None, Option(min=1, help="dimensions; default by the number of images")] = None,
     keep: Annotated[int | None, Option(min=1, help="an image keeps its strongest dimensions")] = None,
@@ -45,7 +48,7 @@ def fit(
     quiet: Quiet = False,
 ) -> None:
     """Readable codes of photos through any encoder, or of embeddings. Stop it at any time: the same command resumes."""
-    numbers = {"size": size, "mean": parse_colours("--mean", mean), "std": parse_colours("--std", std)}
+    asked = {"size": size, "mean": parse_colours("--mean", mean), "std": parse_colours("--std", std), "mirror": mirror}
     display = cli.open_display(quiet)
     display.busy("starting")  # importing torch takes seconds
     from .encoders import Request
@@ -53,8 +56,8 @@ def fit(
     from .fit import fit as fit_codes
 
     request = None
-    if encoder is not None or weights is not None or any(value is not None for value in numbers.values()):
-        request = Request(encoder or "", None if weights is None else str(weights), **numbers)  # type: ignore[arg-type]
+    if encoder is not None or weights is not None or any(value is not None for value in asked.values()):
+        request = Request(encoder or "", None if weights is None else str(weights), **asked)  # type: ignore[arg-type]
     options = Options(method, dim, keep, seed, request, labels, images)
     display.busy(f"looking at {cli.one_line(str(source))}")
     with cli.interruptible(display, "stopped; the same command resumes from here", KeyboardInterrupt):

@@ -187,7 +187,7 @@ class CodesFolder(Folder):
         if about.encoder is None:
             raise InputError(f"{self} was fitted on an array: it takes embeddings of the same kind, not photos")
         try:
-            known = dict(about.encoder)
+            known = {"mirror": False} | about.encoder  # of codes from before there was a choice
             fingerprint = known.pop("fingerprint")
             request = Request(**known)
             kind = find_kind(request.spec)
@@ -348,7 +348,7 @@ class PhotoCodes:
 
 def encoder_dict(encoder: PhotoEncoder) -> dict[str, Any]:
     """An encoder as codes.json holds it."""
-    return asdict(encoder.request) | {"fingerprint": encoder.fingerprint}
+    return asdict(encoder.request) | {"mirror": encoder.view.mirror, "fingerprint": encoder.fingerprint}
 
 
 def mark(path: Path) -> tuple[int, int]:

@@ -46,12 +46,16 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class View(Square):
-    """What is done to a photo: short side to `resize`, centre square of `crop`, then (x / 255 - mean) / std."""
+    """What is done to a photo: short side to `resize`, centre square of `crop`, then (x / 255 - mean) / std.
+
+    `mirror`: its embedding is the mean of its own and that of its mirror image.
+    """
 
     resize: int = 256
     crop: int = 224
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
+    mirror: bool = False
 
     def __post_init__(self) -> None:
         if not all(type(side) is int and 1 <= side <= LARGEST_SIDE for side in (self.crop, self.resize)):
@@ -76,9 +80,12 @@ class Request:
     size: int | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    mirror: bool | None = None
 
     def __post_init__(self) -> None:
         """Checked, since a request may come from a file."""
+        if not isinstance(self.mirror, bool | None):
+            raise InputError(f"mirror must be true or false, got {printable(str(self.mirror))}")
         if not isinstance(self.spec, str) or not isinstance(self.weights, str | None) or "\0" in self.spec:
             raise InputError("an encoder is a name, its weights a path")
         if self.size is not None and (type(self.size) is not int or not 1 <= self.size <= LARGEST_SIDE):
@@ -94,7 +101,8 @@ class Request:
     def view(self, own: View) -> View:
         """The encoder's own view, changed as asked."""
         own = own if self.size is None else own.sized(self.size)
-        return replace(own, mean=self.mean or own.mean, std=self.std or own.std)
+        mirror = own.mirror if self.mirror is None else self.mirror
+        return replace(own, mean=self.mean or own.mean, std=self.std or own.std, mirror=mirror)
 
 
 class PhotoEncoder:
@@ -105,12 +113,15 @@ class PhotoEncoder:
     features: int  # F
     fingerprint: str  # of weights and preparation
     network: nn.Module | None = None  # the torch module inside
+    device: torch.device | str = "cpu"
 
     def __init__(
         self, request: Request, view: View, weights: str, transform: Callable[[Image.Image], Any] | None = None
     ) -> None:
         self.request, self.view, self.transform = request, view, transform
-        words = [asdict(view) if transform is None else type(transform).__qualname__, weights]
+        seen = {name: value for name, value in asdict(view).items() if name != "mirror"}
+        words = [seen if transform is None else type(transform).__qualname__, weights]
+        words += ["mirror"] if view.mirror else []  # unmirrored ones are as they were before there was a choice
         self.fingerprint = hashlib.blake2b(json.dumps(words).encode(), digest_size=16).hexdigest()
         self.features = 0  # not known yet
         try:
@@ -143,12 +154,14 @@ class PhotoEncoder:
 
     def embed(self, batch: np.ndarray) -> np.ndarray:
         """Embeddings float32 [n, F] of prepared photos [n, 3, S, S]."""
-        x = torch.from_numpy(np.ascontiguousarray(batch))
+        x = torch.from_numpy(np.ascontiguousarray(batch)).to(self.device)
         if x.dtype == torch.uint8:
-            mean, std = (torch.tensor(numbers).view(1, 3, 1, 1) for numbers in (self.view.mean, self.view.std))
-            x = (x.float() / 255 - mean) / std
+            mean, std = (x.new_tensor(numbers, dtype=torch.float32) for numbers in (self.view.mean, self.view.std))
+            x = (x.float() / 255 - mean.view(1, 3, 1, 1)) / std.view(1, 3, 1, 1)
         try:
             found = self.compute(x)
+            if self.view.mirror:
+                found = (found + self.compute(x.flip(3))) / 2
         except InputError:
             raise
         except Exception as error:  # whatever a stranger's network raises
@@ -179,7 +192,7 @@ class TorchEncoder(PhotoEncoder):
     def compute(self, x: Tensor) -> np.ndarray:
         assert self.network is not None
         with in_eval_mode(self.network):
-            return pool(self.network(x.to(self.device))).float().cpu().numpy()
+            return pool(self.network(x)).float().cpu().numpy()
 
 
 class OnnxEncoder(PhotoEncoder):
@@ -349,7 +362,7 @@ def open_module(request: Request, device: torch.device | str, say: Say) -> Photo
         request = load_weights(network, request)
     said = getattr(network, "preprocess", None)
     if callable(said) and not isinstance(said, Mapping):
-        return TorchEncoder(request, View(), network, device, transform=said)
+        return TorchEncoder(request, View(mirror=bool(request.mirror)), network, device, transform=said)
     try:
         return TorchEncoder(request, request.view(read_view(said or {})), network, device)
     except (TypeError, ValueError, KeyError) as error:
@@ -375,9 +388,9 @@ RUNS_CODE = ("module",)  # kinds that import what they name: never because a fil
 
 
 def view_of(model: Encoder) -> View:
-    """How photos are prepared for a model of ours."""
-    data = model.recipe.data
-    return View(data.size, model.recipe.views.size, BICUBIC, data.mean, data.std)
+    """How photos are prepared for a model of ours; one that was trained on mirror images takes a photo's too."""
+    data, views = model.recipe.data, model.recipe.views
+    return View(data.size, views.size, BICUBIC, data.mean, data.std, mirror=views.flip > 0)
 
 
 def read_view(said: Mapping[str, Any]) -> View:

@@ -65,12 +65,15 @@ class PhotoGraph(nn.Module):
 
     def __init__(self, network: nn.Module, view: View, codes: CodesGraph) -> None:
         super().__init__()
-        self.network, self.codes = network, codes
+        self.network, self.codes, self.mirror = network, codes, view.mirror
         for name in ("mean", "std"):
             self.register_buffer(name, torch.tensor(getattr(view, name)).view(1, 3, 1, 1))
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        h = pool(self.network((images - self.mean) / self.std))
+        x = (images - self.mean) / self.std
+        h = pool(self.network(x))
+        if self.mirror:
+            h = (h + pool(self.network(x.flip(3)))) / 2
         return h, self.codes(h)
 
 
@@ -116,7 +119,7 @@ def build_graph(model: Encoder | PhotoCodes, head: bool) -> tuple[nn.Module, Ten
         if encoder.network is None or encoder.transform is not None:
             why = "is not a torch module" if encoder.network is None else "prepares photos by a function of its own"
             raise InputError(f"encoder {encoder.name} {why}: --head exports the part from embeddings to codes")
-        graph = PhotoGraph(encoder.network, view, codes)
+        graph, view = PhotoGraph(encoder.network, view, codes), replace(view, mirror=False)  # the graph sees to that
     plain = replace(view, mean=(0.0,) * 3, std=(1.0,) * 3)
     return graph, torch.rand(max(TRIED), 3, plain.crop, plain.crop, generator=generator), plain
 

@@ -7,7 +7,7 @@ the data's order, the training batch size, and the pixel statistics of the publi
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from .data.images import Images, Progress
 from .errors import InputError
 from .model import Encoder, in_eval_mode
 
+Pixels = TypeVar("Pixels", Tensor, np.ndarray)
+
 
 class Extracted(NamedTuple):
     """Features of N images as arrays."""
@@ -29,7 +31,7 @@ class Extracted(NamedTuple):
     open: np.ndarray | None  # bool [N, D], None without gates that open and close: soft ones do neither
 
 
-def centre_crop(pixels: Tensor, size: int) -> Tensor:
+def centre_crop(pixels: Pixels, size: int) -> Pixels:
     """The middle [.., size, size] of larger images; smaller ones stay."""
     height, width = pixels.shape[-2:]
     if min(height, width) <= size:

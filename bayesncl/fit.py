@@ -29,11 +29,11 @@ from .codes_folder import About, CodesFolder, Rows, encoder_dict, mark
 from .data import load as load_split
 from .data.decode import SUFFIXES, sizes_in_words
 from .data.folder import scan
-from .data.images import PATH_LENGTH, fingerprint, held_out, printable, spread_evenly
+from .data.images import PATH_LENGTH, Images, fingerprint, held_out, printable, spread_evenly
 from .encoders import PhotoEncoder, Request, Say, default_request, find_kind, open_encoder
 from .errors import InputError
 from .evaluate import measure_features
-from .features import extract
+from .features import centre_crop
 from .files import is_codes
 from .labels import class_labels, read_labels
 from .measure.result import Result, to_json
@@ -47,6 +47,7 @@ from .shelf import BadCheckpoint
 HOLD_FROM, SHARE, MOST_HELD = 5000, 0.1, 5000  # rows from which some are held out, and how many
 MOST_JUDGED = 5_000  # rows; more say little more
 LARGEST = 1e15  # of an embedding: its square, summed over rows, is within float32
+BATCH = 512  # images of a run that are embedded at a time
 TRIED = 8  # photos embedded to tell how long the rest will take
 FIT_PACE = 2e10  # products a second of one thread while a head is trained
 GPU_PACE = 1e12, 1.5e13  # of an H200, while a head is trained and while neighbours are searched
@@ -128,9 +129,11 @@ def find_source(source: Path, out: Path, options: Options) -> str:
         kind = "array"
     else:
         raise InputError(f"{shown}: expected a folder of photos, a run, or an array file ({' '.join(ENDINGS)})")
-    if options.encoder is not None and kind != "photos":
+    asked = options.encoder
+    mirror = asked is not None and asked == Request("", mirror=asked.mirror)  # nothing else was asked
+    if asked is not None and kind != "photos" and not (mirror and kind == "run"):
         what = "a run, which is its own encoder" if kind == "run" else "an array of embeddings"
-        raise InputError(f"--encoder is for photos; {shown} is {what}")
+        raise InputError(f"{'--mirror' if mirror else '--encoder'} is for photos; {shown} is {what}")
     if options.images is not None and kind != "array":
         raise InputError(f"--images goes with an array of embeddings; {shown} is a folder")
     if options.labels is not None and kind == "run":
@@ -251,7 +254,8 @@ def take_run(source: Path, folder: CodesFolder, options: Options, device: torch.
     """Take h of both splits of the data set of a run; the test split judges."""
     model = load_run(source, device)
     recipe = model.recipe
-    encoder = open_encoder(Request(str(source)), device)
+    asked = options.encoder.mirror if options.encoder else None
+    encoder = open_encoder(Request(str(source), mirror=asked), device)
     splits = [load_split(recipe.data, "train", display.count)]
     try:
         splits.append(load_split(recipe.data, "test", display.count))
@@ -272,15 +276,25 @@ def take_run(source: Path, folder: CodesFolder, options: Options, device: torch.
     what = f"{train:,} training images of {recipe.data.name}, h of {encoder.features:,} numbers"
     display.close()
     display.note(f"{source}: {what}; {_outlook(train, held, encoder.features, options, device)} after h")
-    h = [extract(model, images, "sound", progress=display.count).h for images in splits]
-    display.close()
     labels = [images.labels for images in splits if images.labels is not None]
     classes = splits[0].class_names
     values = [str(classes[i]) if classes else str(i) for part in labels for i in part]
     names = [f"{split}/{i}" for split, images in zip(("train", "test"), splits) for i in range(len(images))]
     rows = Rows(tuple(names), **_factorise(values if len(labels) == len(splits) else None), held=held)
     about = About("run", folder.relative(source), None, encoder_dict(encoder), recipe.to_dict(), stamp)
-    _put(folder, about, rows, iter(h), encoder.features)
+    _put(folder, about, rows, embed_splits(encoder, splits, display), encoder.features)
+
+
+def embed_splits(encoder: PhotoEncoder, splits: Sequence[Images], display: Display) -> Iterator[np.ndarray]:
+    """h of all images, block by block, as the encoder gives it for photos."""
+    done, n = 0, sum(map(len, splits))
+    for images in splits:
+        for start in range(0, len(images), BATCH):
+            pixels = centre_crop(np.array(images.pixels[start : start + BATCH]), encoder.view.crop)
+            yield encoder.embed(pixels)
+            done += len(pixels)
+            display.count(done, n, "features")
+    display.close()
 
 
 Source = Callable[[Path, CodesFolder, Options, torch.device, Display], None]

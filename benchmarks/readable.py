@@ -2,6 +2,7 @@
 
     python benchmarks/readable.py train.npz test.npz --name cifar100-cl        # arrays z [N, F] and y [N] in each
     python benchmarks/readable.py train.npz test.npz --name cifar100-cl --only width,method --seeds 1
+    python benchmarks/readable.py CODES --name cifar100-cl                     # embeddings that bayesncl fit RUN made
     python benchmarks/readable.py results/readable/cifar100-cl.json --figure docs/images/readable.png
 
 No label is used to fit a code. Each variant differs from the default in one thing. With several seeds it reports mean
@@ -29,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bayesncl import InputError, ReadableCodes
 from bayesncl.arrays import read_embeddings
 from bayesncl.codes import choose_neighbours
+from bayesncl.codes_folder import CodesFolder
 from bayesncl.files import write_atomic
 from bayesncl.heads import HEADS, Features, Projector, Prototypes, Terms, mlp
 from bayesncl.measure import coverage, kept, stability
@@ -107,7 +109,7 @@ SHOWN = {  # measure: heading, decimals
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("train", type=Path, help="rows to fit on, or the .json of a study to show")
+    parser.add_argument("train", type=Path, help="rows to fit on, a folder of codes, or the .json of a study to show")
     parser.add_argument("test", type=Path, nargs="?")
     parser.add_argument("--name", default="study")
     parser.add_argument("--dim", type=int, default=1024)
@@ -116,7 +118,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/readable"))
     parser.add_argument("--figure", type=Path, help="picture of the study to write")
     options = parser.parse_args()
-    if options.test is None:
+    if options.train.suffix == ".json":
         entry = read(options.train)
     else:
         entry = study(options)
@@ -128,7 +130,7 @@ def main() -> None:
 def study(options: argparse.Namespace) -> dict[str, Any]:
     """Fit and judge what the file does not have yet."""
     path = options.out / f"{options.name}.json"
-    (train, y_train), (test, y_test) = [load(file) for file in (options.train, options.test)]
+    (train, y_train), (test, y_test) = load_rows(options.train, options.test)
     asked = [q for q in STUDY if not options.only or q in options.only.split(",")]
     entry = read(path) if path.exists() else {}
     variants = {one["label"]: one for one in entry.get("variants", ())}
@@ -166,6 +168,17 @@ def study(options: argparse.Namespace) -> dict[str, Any]:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(entry, indent=1) + "\n")
     return read(path)
+
+
+def load_rows(path: Path, test: Path | None) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Rows and classes to fit on and to judge by: of two files, or of a folder of codes."""
+    if test is not None:
+        return [load(path), load(test)]
+    folder = CodesFolder(path)
+    rows, x = folder.rows(), np.asarray(folder.embeddings())
+    if rows.labels is None or not rows.held:
+        raise InputError(f"{path}: needs classes and rows that were held out")
+    return [(x[part], rows.labels[part]) for part in np.split(np.arange(len(rows)), [len(rows) - rows.held])]
 
 
 def load(path: Path) -> tuple[np.ndarray, np.ndarray]:

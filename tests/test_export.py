@@ -44,7 +44,9 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("method", ["ncl", "bayesncl", "ncl-topk"])
 def test_a_run_comes_out_and_back_in(onnx, method: str, tmp_path: Path) -> None:
-    model = build_model(tiny_recipe(method, *(["model.top_k=4"] if method == "ncl-topk" else []))).eval()
+    flip = 0.5 * (method == "ncl")
+    changes = ["model.top_k=4"] if method == "ncl-topk" else []
+    model = build_model(tiny_recipe(method, f"views.flip={flip}", *changes)).eval()
     save_model(model, tmp_path / "model.safetensors")
     outputs, worst = export(model, tmp_path / "m.onnx")
     assert outputs == ["h", "codes"] and 0 <= worst < 1e-4
@@ -55,7 +57,9 @@ def test_a_run_comes_out_and_back_in(onnx, method: str, tmp_path: Path) -> None:
     whole, file = (open_encoder(Request(str(tmp_path / name))) for name in ("model.safetensors", "m.onnx"))
     assert (file.features, file.view.crop) == (whole.features, whole.view.crop)
     np.testing.assert_allclose(file.embed(pixels), whole.embed(pixels), rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(file.embed(pixels), h, rtol=1e-3, atol=1e-4)
+    plain = open_encoder(Request(str(tmp_path / "m.onnx"), mirror=False))
+    np.testing.assert_allclose(plain.embed(pixels), h, rtol=1e-3, atol=1e-4)
+    assert file.view.mirror is bool(flip)  # an encoder of photos takes mirror images where the run did
 
 
 @pytest.mark.parametrize("method", ["prototypes", "ncl", "bayesncl", "sae", "csr"])
@@ -71,9 +75,10 @@ def test_codes_of_arrays(onnx, method: str, tmp_path: Path, run) -> None:
     np.testing.assert_allclose(run_onnx(tmp_path / "c.onnx", x[:1])[0], z[:1], atol=1e-4)
 
 
-def test_codes_of_photos(onnx, tmp_path: Path, run) -> None:
+@pytest.mark.parametrize("mirror", ["--mirror", "--no-mirror"])
+def test_codes_of_photos(onnx, mirror: str, tmp_path: Path, run) -> None:
     draw_folder(tmp_path / "p")
-    assert run("fit", "p", "-o", "codes", "--encoder", NET, "--dim", "4", "--quiet").status == 0
+    assert run("fit", "p", "-o", "codes", "--encoder", NET, mirror, "--dim", "4", "--quiet").status == 0
     refused(run("export", "codes", "-o", "c.onnx", "--quiet"), "which is code")
     assert run("export", "codes", "-o", "c.onnx", "--encoder", NET, "--quiet").status == 0
     model = bayesncl.load("codes", encoder=NET)
