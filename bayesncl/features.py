@@ -19,6 +19,7 @@ from .data.images import Images, Progress
 from .errors import InputError
 from .model import Encoder, in_eval_mode
 
+LAYOUT = {"cuda": torch.channels_last}  # in which cuDNN convolves fastest
 Pixels = TypeVar("Pixels", Tensor, np.ndarray)
 
 
@@ -68,7 +69,8 @@ def extract(
     with in_eval_mode(model), batch_statistics(model) if mode == "paper" else nullcontext():
         for i, start in enumerate(mine):
             pixels = torch.from_numpy(np.array(images.pixels[start : start + size])).to(mean.device)
-            features = model((centre_crop(pixels, recipe.views.size).float() / 255 - mean) / std)
+            x = (centre_crop(pixels, recipe.views.size).float() / 255 - mean) / std
+            features = model(x.contiguous(memory_format=LAYOUT.get(x.device.type, torch.contiguous_format)))
             opened = features.z.new_zeros(len(pixels), 0, dtype=torch.bool)
             if hard and features.mask is not None:
                 opened = features.mask > recipe.gate.threshold

@@ -124,9 +124,10 @@ def fit(x: Rows, y: Tensor, start: Tensor, penalty: float, steps: int = 60) -> T
     """Minimise mean CE(x W + b, y) + penalty/2 ||W||^2 by L-BFGS; rows of the result [F + 1, C] are W, then b."""
     if isinstance(x, Tensor):
         rows = ROWS[x.device.type]
-        parts = [(block, block.T, target) for block, target in zip(x.split(rows), y.split(rows))]
+        parts = [(block, block.T, target[:, None]) for block, target in zip(x.split(rows), y.split(rows))]
     else:
-        parts = [(x, x.T.tocsr(), y)]
+        parts = [(x, x.T.tocsr(), y[:, None])]
+    less = start.new_full((len(parts[0][2]), 1), -1.0)
 
     def loss_and_gradient(flat: Tensor) -> tuple[Tensor, Tensor]:
         weight = flat.view_as(start)
@@ -136,14 +137,13 @@ def fit(x: Rows, y: Tensor, start: Tensor, penalty: float, steps: int = 60) -> T
         for block, transposed, target in parts:
             # d CE / d logits = softmax - onehot
             log_p = scores(block, weight).log_softmax(1)
-            loss -= log_p.gather(1, target[:, None]).sum() / len(y)
-            residual = log_p.exp_()
-            residual.scatter_add_(1, target[:, None], torch.full_like(residual[:, :1], -1.0))
+            loss -= log_p.gather(1, target).sum() / len(y)
+            residual = log_p.exp_().scatter_add_(1, target, less[: len(target)])
             if isinstance(transposed, Tensor):
                 gradient[:-1].addmm_(transposed, residual, alpha=1 / len(y))
             else:
                 gradient[:-1] += torch.from_numpy(transposed @ residual.numpy()) / len(y)
-            gradient[-1] += residual.sum(0) / len(y)
+            gradient[-1].add_(residual.sum(0), alpha=1 / len(y))
         return loss, gradient.flatten()
 
     return minimise(loss_and_gradient, start.flatten(), steps).view_as(start)
@@ -158,9 +158,9 @@ def minimise(function: Callable[[Tensor], tuple[Tensor, Tensor]], x: Tensor, ste
     GPU twice.
     """
     value, g = function(x)
-    now, pairs = float(value), list[tuple[Tensor, Tensor]]()
+    now, steepest, pairs = float(value), float(g.abs().max()), list[tuple[Tensor, Tensor]]()
     for _ in range(steps):
-        if float(g.abs().max()) <= ENOUGH:
+        if steepest <= ENOUGH:
             break
         basis = torch.stack([*(s for s, _ in pairs), *(y for _, y in pairs), g])
         products = (basis @ basis.T).double().cpu().numpy()
@@ -169,7 +169,8 @@ def minimise(function: Callable[[Tensor], tuple[Tensor, Tensor]], x: Tensor, ste
         t, low, high = 1.0 if pairs else min(1.0, 1 / float(g.abs().sum())), 0.0, math.inf
         for _ in range(SEARCHES):  # until the value falls as it should, and less steeply than at first (Wolfe)
             value, ahead = function(x + t * d)
-            new, new_slope = torch.stack([value, ahead @ d]).tolist()
+            found = torch.stack([value, ahead @ d, ahead.abs().max(), d.abs().max()])
+            new, new_slope, steepest, longest = found.tolist()
             if not new <= now + 1e-4 * t * slope:  # NaN too
                 high = t
             elif new_slope < 0.9 * slope:
@@ -182,7 +183,7 @@ def minimise(function: Callable[[Tensor], tuple[Tensor, Tensor]], x: Tensor, ste
         s, change = t * d, now - new
         x, pairs = x + s, [*pairs, (s, ahead - g)][-HISTORY:]
         g, now = ahead, new
-        if change < LITTLE or float(s.abs().max()) <= LITTLE:
+        if change < LITTLE or t * longest <= LITTLE:
             break
     return x
 
