@@ -161,7 +161,6 @@ def train(
     display = open_display(quiet)
     display.busy("starting")  # importing torch takes seconds
     from . import distributed
-    from .dynamics import recorder
     from .plan import plan_run
     from .run import Run, new_run
     from .train import train as train_model
@@ -178,7 +177,7 @@ def train(
     if tensorboard:
         display = open_display(quiet, run.inside(run.board))
     with interruptible(display):
-        train_model(chosen, images, run.folder, device=place, display=display, after_epoch=recorder(images, chosen))
+        train_model(chosen, images, run.folder, device=place, display=display)
     display.note(f"trained: {run}")
     distributed.stop()
 
@@ -194,7 +193,6 @@ def resume(
     display = open_display(quiet)
     display.busy("starting")
     from . import distributed
-    from .dynamics import recorder
     from .plan import load_split
     from .run import Run
     from .train import short_schedule
@@ -214,9 +212,8 @@ def resume(
     if changes and (note := short_schedule(recipe)):
         display.note(note)
     place, images = open_device(device), load_split(recipe, "train", display)
-    after = recorder(images, recipe)
     with interruptible(display):
-        train_model(recipe, images, run, device=place, display=display, after_epoch=after, revise=bool(changes))
+        train_model(recipe, images, run, device=place, display=display, revise=bool(changes))
     display.note(f"trained: {found}")
     distributed.stop()
 

@@ -209,10 +209,8 @@ def record(
     return {"epoch": epoch, "batches": len(chosen), "mode": "eval", **row}
 
 
-def recorder(images: Images, recipe: Recipe) -> Callable[[Encoder, int], dict[str, Any] | None] | None:
-    """What `train` calls after every epoch for lines of gradient dynamics; None if the recipe wants none."""
-    if not recipe.run.dynamics_every:
-        return None
+def recorder(images: Images, recipe: Recipe) -> Callable[[Encoder, int], dict[str, Any] | None]:
+    """What `train` calls after every epoch for lines of gradient dynamics, of every so many epochs."""
 
     def after_epoch(model: Encoder, epoch: int) -> dict[str, Any] | None:
         if epoch % recipe.run.dynamics_every:

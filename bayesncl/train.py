@@ -92,7 +92,8 @@ def train(
     changes : of other fields, as on the command line: ``["gate.prior=0.6"]``.
     device : default the GPU if there is one.
     display : where progress goes; default the terminal for a named recipe, and nowhere otherwise.
-    after_epoch : called with the model and the epochs done; a dict it returns becomes a line of metrics.jsonl.
+    after_epoch : called with the model and the epochs done; a dict it returns becomes a line of metrics.jsonl. Default
+        what records the gradient dynamics, where the recipe wants them.
     revise : a run that is there may be resumed with other `REVISABLE` fields of its recipe, such as more epochs.
 
     Returns
@@ -115,6 +116,10 @@ def train(
         images = load_split(recipe, "train", display) if images is None else as_images(images)
     folder = run_dir or out
     run = Run(folder) if folder is not None else new_run(Path("runs"), recipe.name)
+    if after_epoch is None and recipe.run.dynamics_every:
+        from .dynamics import recorder  # which takes scipy along
+
+        after_epoch = recorder(images, recipe)
     model = run_loop(recipe, images, run, place, display, after_epoch, revise)
     tell_difference(model, images, display)
     return model

@@ -14,7 +14,6 @@ import torch
 
 from .. import data as datasets
 from ..data.images import Images
-from ..dynamics import recorder
 from ..errors import InputError
 from ..evaluate import KINDS, background_probes, evaluate
 from ..features import extract
@@ -52,8 +51,7 @@ def run_experiment_run(
     if run.finished():
         model = run.model(device or default_device())
     else:
-        after_epoch = recorder(images, recipe)
-        model = train(recipe, images, run.folder, device=device, display=library.display, after_epoch=after_epoch)
+        model = train(recipe, images, run.folder, device=device, display=library.display)
     # on scenes the probes for the background are most of the work: they are left to the experiments that ask for them
     plain = [dataclasses.replace(split, backgrounds=None) for split in splits]
     with run.lock():  # several processes may share a list
