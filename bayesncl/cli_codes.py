@@ -36,7 +36,7 @@ def fit(
     mean: Annotated[str | None, Option(metavar="R,G,B", help="of normalisation, if not its own")] = None,
     std: Annotated[str | None, Option(metavar="R,G,B", help="of normalisation, if not its own")] = None,
     mirror: Annotated[
-        bool | None, Option("--mirror/--no-mirror", help="embed photos with their mirror images; default for runs that flip")
+        bool | None, Option("--mirror/--no-mirror", help="embed photos with mirror images; default for runs that flip")
     ] = None,
     method: Annotated[str, Option(help=METHODS)] = "prototypes",
     dim: Annotated[int | None, Option(min=1, help="dimensions; default by the number of images")] = None,

@@ -178,8 +178,10 @@ class CodesFolder(Folder):
         """Codes with their encoder, ready to encode photos; the encoder is opened when it is first used."""
         return PhotoCodes(self, self.codes(str(device)), device, encoder)
 
-    def open_encoder(self, device: torch.device | str = "cpu", named: str | None = None) -> PhotoEncoder:
-        """The encoder the embeddings were made with.
+    def open_encoder(
+        self, device: torch.device | str = "cpu", named: str | None = None, **changes: Any
+    ) -> PhotoEncoder:
+        """The encoder the embeddings were made with, or with `changes` of how it was asked for.
 
         One that is code of somebody's is run only when a person names it: `named` is what was given to `fit`.
         """
@@ -189,7 +191,7 @@ class CodesFolder(Folder):
         try:
             known = {"mirror": False} | about.encoder  # of codes from before there was a choice
             fingerprint = known.pop("fingerprint")
-            request = Request(**known)
+            request = replace(Request(**known), **changes)
             kind = find_kind(request.spec)
         except (KeyError, TypeError, AttributeError, ValueError):
             raise self.damaged(self.about_file) from None
@@ -199,7 +201,7 @@ class CodesFolder(Folder):
         if named not in (None, request.spec):
             raise InputError(f"{self} was fitted with the encoder {printable(request.spec)}, not {named}")
         encoder = open_encoder(request, device)
-        if encoder.fingerprint != fingerprint:
+        if not changes and encoder.fingerprint != fingerprint:
             raise InputError(f"encoder {encoder.name} has changed since {self} was fitted: run bayesncl fit again")
         return encoder
 
@@ -348,7 +350,7 @@ class PhotoCodes:
 
 def encoder_dict(encoder: PhotoEncoder) -> dict[str, Any]:
     """An encoder as codes.json holds it."""
-    return asdict(encoder.request) | {"mirror": encoder.view.mirror, "fingerprint": encoder.fingerprint}
+    return asdict(encoder.request) | {"fingerprint": encoder.fingerprint}
 
 
 def mark(path: Path) -> tuple[int, int]:

@@ -118,7 +118,7 @@ class PhotoEncoder:
     def __init__(
         self, request: Request, view: View, weights: str, transform: Callable[[Image.Image], Any] | None = None
     ) -> None:
-        self.request, self.view, self.transform = request, view, transform
+        self.request, self.view, self.transform = replace(request, mirror=view.mirror), view, transform
         seen = {name: value for name, value in asdict(view).items() if name != "mirror"}
         words = [seen if transform is None else type(transform).__qualname__, weights]
         words += ["mirror"] if view.mirror else []  # unmirrored ones are as they were before there was a choice
@@ -154,14 +154,15 @@ class PhotoEncoder:
 
     def embed(self, batch: np.ndarray) -> np.ndarray:
         """Embeddings float32 [n, F] of prepared photos [n, 3, S, S]."""
-        x = torch.from_numpy(np.ascontiguousarray(batch)).to(self.device)
-        if x.dtype == torch.uint8:
-            mean, std = (x.new_tensor(numbers, dtype=torch.float32) for numbers in (self.view.mean, self.view.std))
-            x = (x.float() / 255 - mean.view(1, 3, 1, 1)) / std.view(1, 3, 1, 1)
+        x = torch.from_numpy(np.ascontiguousarray(batch))
         try:
+            x = x.to(self.device)
+            if x.dtype == torch.uint8:
+                mean, std = (torch.tensor(n, device=x.device).view(1, 3, 1, 1) for n in (self.view.mean, self.view.std))
+                x = (x.float() / 255 - mean) / std
             found = self.compute(x)
             if self.view.mirror:
-                found = (found + self.compute(x.flip(3))) / 2
+                found = (found + self.compute(x.flip(-1))) / 2
         except InputError:
             raise
         except Exception as error:  # whatever a stranger's network raises

@@ -130,10 +130,10 @@ def find_source(source: Path, out: Path, options: Options) -> str:
     else:
         raise InputError(f"{shown}: expected a folder of photos, a run, or an array file ({' '.join(ENDINGS)})")
     asked = options.encoder
-    mirror = asked is not None and asked == Request("", mirror=asked.mirror)  # nothing else was asked
-    if asked is not None and kind != "photos" and not (mirror and kind == "run"):
-        what = "a run, which is its own encoder" if kind == "run" else "an array of embeddings"
-        raise InputError(f"{'--mirror' if mirror else '--encoder'} is for photos; {shown} is {what}")
+    if asked is not None and kind == "array":
+        raise InputError(f"--encoder and what goes with it are for photos; {shown} is an array of embeddings")
+    if asked is not None and kind == "run" and (asked.mirror is None or asked != Request("", mirror=asked.mirror)):
+        raise InputError(f"--encoder is for photos; {shown} is a run, which is its own encoder")
     if options.images is not None and kind != "array":
         raise InputError(f"--images goes with an array of embeddings; {shown} is a folder")
     if options.labels is not None and kind == "run":
@@ -166,7 +166,8 @@ def take_photos(source: Path, folder: CodesFolder, options: Options, device: tor
         + (f" of {sizes} pixels" if sizes else ", none of those looked at can be read"),
         f"{classes:,} classes {how}" if classes > 1 else "no classes" if labels is None else "one class only",
         pile.skipped(),
-        f"encoder {encoder.name}, {encoder.features:,} numbers a photo",
+        f"encoder {encoder.name}, {encoder.features:,} numbers a photo"
+        + (" and its mirror image" if encoder.view.mirror else ""),
         _outlook(n - kept, kept, encoder.features, options, device, left),
     ]
     display.note("; ".join(filter(None, parts)))
@@ -252,8 +253,7 @@ def match_images(names: list[str], named: bool, root: Path, say: Say) -> list[st
 
 def take_run(source: Path, folder: CodesFolder, options: Options, device: torch.device, display: Display) -> None:
     """Take h of both splits of the data set of a run; the test split judges."""
-    model = load_run(source, device)
-    recipe = model.recipe
+    recipe = load_run(source).recipe
     asked = options.encoder.mirror if options.encoder else None
     encoder = open_encoder(Request(str(source), mirror=asked), device)
     splits = [load_split(recipe.data, "train", display.count)]
@@ -274,6 +274,7 @@ def take_run(source: Path, folder: CodesFolder, options: Options, device: torch.
         warnings.warn(f"embeddings are made again: {error}", stacklevel=2)
     train, held = len(splits[0]), sum(map(len, splits[1:]))
     what = f"{train:,} training images of {recipe.data.name}, h of {encoder.features:,} numbers"
+    what += " with their mirror images" if encoder.view.mirror else ""
     display.close()
     display.note(f"{source}: {what}; {_outlook(train, held, encoder.features, options, device)} after h")
     labels = [images.labels for images in splits if images.labels is not None]
@@ -394,8 +395,8 @@ def _choose_encoder(folder: CodesFolder, options: Options, device: torch.device,
         except InputError:
             used = None
         given = {k: v for k, v in asdict(request).items() if v is not None and k != "spec"} if request else {}
-        if used is not None and not given:
-            return folder.open_encoder(device)
+        if used is not None:
+            return folder.open_encoder(device, **given)
         request = replace(default_request(display.note), **given)
     return open_encoder(request, device, display.note)
 

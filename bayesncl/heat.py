@@ -90,7 +90,7 @@ def see_codes(codes: PhotoCodes) -> Sight:
     """The sight of codes and the encoder they were read from; InputError where that cannot be looked into.
 
     Codes are read from h by a linear map, once its length is fixed. So where h is the mean over positions, the score of
-    a dimension is the mean of what the positions drive.
+    a dimension is the mean of what the positions drive. Of codes of mirror images too, this is the photo's own half.
     """
     encoder = codes.encoder
     if not isinstance(encoder, TorchEncoder) or encoder.network is None:

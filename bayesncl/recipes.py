@@ -410,7 +410,7 @@ METHODS: dict[str, Callable[[Recipe], Recipe]] = {
     "prototypes": lambda recipe: replace_fields(  # not of the paper: an encoder to fit readable codes on
         METHODS["cl"](recipe),
         views=SOFT | {"blur": 0.0 if recipe.views.size < 64 else recipe.views.blur},  # which hides all of 32 pixels
-        model={"stem_padding": 1},  # a fifth less work a step than the published 2
+        model={"stem_padding": 1} if recipe.model.stem == "cifar" else {},  # a fifth less work than the published 2
         objective={"decoupled": True},
         run={"epochs": recipe.run.epochs * 2},
     ),

@@ -18,8 +18,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 import bayesncl
+from bayesncl.codes_folder import CodesFolder
 from bayesncl.data import load
-from bayesncl.features import extract
 
 TILE, GAP, MARGIN, SHOWN = 72, 4, 190, 8
 
@@ -45,11 +45,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=6)
     options = parser.parse_args()
 
-    model = bayesncl.load(options.demo / "encoder")
-    data = model.recipe.data
+    data = bayesncl.load(options.demo / "encoder").recipe.data
     test, large = load(data, "test"), load(dataclasses.replace(data, size=TILE), "test")
-    codes = bayesncl.ReadableCodes.load(options.demo / "codes" / "codes.safetensors")
-    z = codes.transform(extract(model, test).h)
+    folder = CodesFolder(options.demo / "codes")
+    z = folder.codes().transform(folder.embeddings()[-len(test) :])  # the test crops come last
     assert test.labels is not None and test.class_names is not None
     chosen = choose(z, test.labels, test.pixels, options.rows)
 

@@ -178,29 +178,6 @@ def test_a_run_is_an_encoder(tmp_path: Path) -> None:
         open_encoder(Request(str(tmp_path), weights="w.pt"))
 
 
-def test_a_photo_and_its_mirror_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Averaged on request, and by itself for a run that was trained on mirror images."""
-
-    class Left(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.stack([x[:, 0, 0, 0], x[:, 1, 0, 0]], 1)
-
-    batch = RNG.normal(size=(3, 3, 8, 8)).astype(np.float32)
-    plain, both = (encoder(Left(), monkeypatch, mirror=mirror) for mirror in (None, True))
-    np.testing.assert_allclose(plain.embed(batch), batch[:, :2, 0, 0])
-    np.testing.assert_allclose(both.embed(batch), (batch[:, :2, 0, 0] + batch[:, :2, 0, -1]) / 2, rtol=1e-6)
-    assert plain.fingerprint != both.fingerprint
-    pixels = RNG.integers(0, 256, (2, 3, 16, 16), dtype=np.uint8)
-    for flip in (0.5, 0.0):
-        save_model(build_model(tiny_recipe("ncl", f"views.flip={flip}")), tmp_path / "model.safetensors")
-        usual, alone, mean = (open_encoder(Request(str(tmp_path), mirror=choice)) for choice in (None, False, True))
-        turned = np.ascontiguousarray(pixels[..., ::-1])
-        wanted = (alone.embed(pixels) + alone.embed(turned)) / 2
-        np.testing.assert_allclose(mean.embed(pixels), wanted, rtol=1e-4, atol=1e-6)
-        assert np.abs(mean.embed(pixels) - alone.embed(pixels)).max() > 1e-3
-        assert usual.fingerprint == (mean if flip else alone).fingerprint
-
-
 class LocalEntryNotFoundError(OSError):
     """As huggingface_hub calls it."""
 

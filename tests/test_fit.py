@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -287,25 +286,6 @@ def test_a_run_is_a_source(run, trained: Path) -> None:
     assert run("evaluate", "codes", "--quiet").status == 0
 
 
-def test_mirror_images_of_a_run(run, trained: Path) -> None:
-    """Asked for, they are in the embeddings, and codes of new photos have them too."""
-    for name, choice in (("both", "--mirror"), ("plain", "--no-mirror"), ("usual", "--quiet")):
-        assert run("fit", trained, "-o", name, "--dim", "8", choice).status == 0
-    both, plain, usual = (CodesFolder(name).embeddings()[96:] for name in ("both", "plain", "usual"))
-    assert np.array_equal(plain, usual)  # scenes are not mirrored in training: digits would be no digits
-    pixels = np.asarray(load_split(bayesncl.load(trained).recipe.data, "test").pixels)
-    h, turned = (bayesncl.load("plain").embed(each) for each in (pixels, np.ascontiguousarray(pixels[..., ::-1])))
-    np.testing.assert_allclose(both, (h + turned) / 2, atol=1e-4)
-    np.testing.assert_allclose(bayesncl.load("both").embed(pixels), both, atol=1e-4)
-    assert np.abs(both - plain).max() > 1e-2
-    for name, fits in (("plain", True), ("both", False)):  # codes from before there was a choice have none
-        about = json.loads(CodesFolder(name).about_file.read_text())
-        del about["encoder"]["mirror"]
-        CodesFolder(name).about_file.write_text(json.dumps(about))
-        with nullcontext() if fits else pytest.raises(InputError, match="has changed"):
-            bayesncl.load(name).embed(pixels[:1])
-
-
 @pytest.mark.parametrize("name", ["codes.json", "rows.json", "embeddings.npy", "codes.safetensors"])
 def test_damage_is_told_and_made_good(name: str, run, tmp_path: Path) -> None:
     draw_folder(tmp_path / "pictures")
@@ -389,8 +369,8 @@ def test_named_columns(run, tmp_path: Path) -> None:
         (["p", "--encoder", NET, "--labels", "none.csv"], "no such file"),
         (["p", "--encoder", NET, "--weights", "none.pt"], "no such file"),
         (["p", "--encoder", NET, "--images", "p"], "--images goes with an array"),
-        (["x.npy", "--encoder", NET], "--encoder is for photos"),
-        (["x.npy", "--mirror"], "--mirror is for photos"),
+        (["x.npy", "--encoder", NET], "are for photos"),
+        (["x.npy", "--mirror"], "are for photos"),
         (["x.npy", "--images", "none"], "no such folder"),
         (["x.npy", "--images", "p"], "24 images for 60 rows"),
         (["x.npy", "--labels", "short.npy"], "3 rows, the embeddings have 60"),

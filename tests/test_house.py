@@ -31,9 +31,9 @@ RANKS = (
     "reproduce demo",
 )
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms.split()}
-# Imports inside a function that look downstream: `load` opens folders of codes too, a loop plans before it starts, and
-# an optimiser has a kernel where there is a GPU.
-LATE = {("model", "codes_folder"), ("run", "model"), ("train", "plan"), ("lars", "kernels")}
+# Imports inside a function that look downstream: `load` opens folders of codes too, a loop plans before it starts and
+# records dynamics if asked to, and an optimiser has a kernel where there is a GPU.
+LATE = {("model", "codes_folder"), ("run", "model"), ("train", "plan"), ("train", "dynamics"), ("lars", "kernels")}
 
 
 def room_of(path: Path) -> str:

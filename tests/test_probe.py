@@ -80,6 +80,19 @@ def test_minimise_goes_down_a_bent_valley() -> None:
     assert values == sorted(values, reverse=True)  # no step goes up
 
 
+@pytest.mark.parametrize("curvature", [1e-4, 1e-2, 1.0, 1e4])
+def test_minimise_finds_the_length_of_a_first_step(curvature: float) -> None:
+    """The bottom of a bowl that may be far wider or narrower than the first step, which knows the gradient alone."""
+    centre = torch.linspace(-3, 3, 40)
+
+    def bowl(x: Tensor) -> tuple[Tensor, Tensor]:
+        g = 1e3 * (x - centre / curvature) * curvature
+        return (g * (x - centre / curvature)).sum() / 2, g
+
+    found = probe.minimise(bowl, torch.zeros(40), 60)
+    torch.testing.assert_close(found * curvature, centre, atol=1e-3, rtol=1e-3)
+
+
 def test_a_probe_waits_for_no_compiler() -> None:
     """torch's optimisers import it, and with it sympy, which takes longer than many a fit."""
     code = (

@@ -177,7 +177,8 @@ def minimise(function: Callable[[Tensor], tuple[Tensor, Tensor]], x: Tensor, ste
                 low = t
             else:
                 break
-            t = (low + high) / 2 if high < math.inf else 2 * t
+            further = slope / min(slope - new_slope, -1e-30)  # so much: there the slope would be 0, if it went on so
+            t = (low + high) / 2 if high < math.inf else t * min(max(further, 2), 100)
         else:
             break  # rounding hides what is left to gain
         s, change = t * d, now - new
