@@ -24,7 +24,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from .data.images import first_line, printable, shown
+from .data.images import or_refuse, printable, shown
 from .errors import InputError
 
 Array = Any  # numpy array or torch tensor, or what numpy makes an array of
@@ -61,7 +61,7 @@ def read_arrays(
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{shown(path)}: {'a folder, expected a file' if path.is_dir() else 'no such file'}")
-    try:
+    with or_refuse(f"{shown(path)}: cannot be read", *DAMAGE):
         members = _members(path, names[0] if isinstance(names[0], str) else names[0][0])
         for name in needed:
             if name not in members:
@@ -76,10 +76,6 @@ def read_arrays(
                 except InputError as error:
                     raise InputError(f"{shown(path)}, array {name}: {error}") from None
         return found
-    except InputError:
-        raise
-    except DAMAGE as error:
-        raise InputError(f"{shown(path)}: cannot be read: {first_line(error)}") from None
 
 
 def array_names(path: str | Path) -> set[str]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from . import distributed
+from .data.images import or_refuse
 from .errors import InputError
 from .files import tensor_bytes
 from .lars import LARS
@@ -149,10 +150,8 @@ def listed(run: Run) -> list[Path]:
 
 def read(path: Path) -> Checkpoint:
     """Read one checkpoint; InputError if a single bit is wrong."""
-    try:
+    with or_refuse(f"cannot read {path}"):
         data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
     payload, checksum = data[:-DIGEST], data[-DIGEST:]
     if hashlib.sha256(payload).digest() != checksum:
         raise InputError(f"{path} is damaged: its checksum does not match")

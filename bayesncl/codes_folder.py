@@ -34,7 +34,7 @@ from . import __version__
 from .arrays import check_room, crc32, npy_header, read_arrays
 from .codes import ReadableCodes
 from .data.archive import safe_name
-from .data.images import printable
+from .data.images import or_refuse, printable
 from .encoders import RUNS_CODE, PhotoEncoder, Request, find_kind, open_encoder
 from .errors import InputError
 from .files import CODES, EMBEDDINGS, ROWS, digest, read_regular, write_together
@@ -227,10 +227,8 @@ class CodesFolder(Folder):
             yield json.dumps({"format": FORMAT, "bayesncl": __version__, **vars(about)}, indent=2).encode() + b"\n"
 
         files = {self.embeddings_file: array(), self.rows_file: [text], self.about_file: said()}
-        try:
+        with or_refuse(f"cannot write to {self}"):
             write_together({self.inside(path): parts for path, parts in files.items()}, map(self.inside, gone))
-        except OSError as error:
-            raise InputError(f"cannot write to {self}: {error.strerror or error}") from None
         return about
 
     def relative(self, path: Path) -> str:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from .backbones import import_timm
 from .data.decode import BICUBIC, BILINEAR, Square, decode_with
 from .data.folder import IMAGENET_MEAN, IMAGENET_STD
-from .data.images import first_line, printable
+from .data.images import first_line, or_refuse, printable
 from .errors import InputError, import_extra
 from .files import digest
 from .model import Encoder, in_eval_mode
@@ -124,10 +124,8 @@ class PhotoEncoder:
         words += ["mirror"] if view.mirror else []  # unmirrored ones are as they were before there was a choice
         self.fingerprint = hashlib.blake2b(json.dumps(words).encode(), digest_size=16).hexdigest()
         self.features = 0  # not known yet
-        try:
+        with or_refuse(f"encoder {self.name} cannot prepare a photo", Exception):  # of a function that somebody wrote
             grey = self.prepare(Image.new("RGB", (view.resize + 32, view.resize), (128, 128, 128)))
-        except Exception as error:  # of a function that somebody wrote
-            raise InputError(f"encoder {self.name} cannot prepare a photo: {first_line(error)}") from None
         self.features = self.embed(np.stack([grey, grey])).shape[1]  # what does not work is told before a photo is read
 
     @property
@@ -155,7 +153,8 @@ class PhotoEncoder:
     def embed(self, batch: np.ndarray) -> np.ndarray:
         """Embeddings float32 [n, F] of prepared photos [n, 3, S, S]."""
         x = torch.from_numpy(np.ascontiguousarray(batch))
-        try:
+        side = " x ".join(map(str, x.shape[2:]))
+        with or_refuse(f"encoder {self.name} does not take photos of {side}", Exception):  # of a stranger's network
             x = x.to(self.device)
             if x.dtype == torch.uint8:
                 mean, std = (torch.tensor(n, device=x.device).view(1, 3, 1, 1) for n in (self.view.mean, self.view.std))
@@ -163,11 +162,6 @@ class PhotoEncoder:
             found = self.compute(x)
             if self.view.mirror:
                 found = (found + self.compute(x.flip(-1))) / 2
-        except InputError:
-            raise
-        except Exception as error:  # whatever a stranger's network raises
-            side = " x ".join(map(str, x.shape[2:]))
-            raise InputError(f"encoder {self.name} does not take photos of {side}: {first_line(error)}") from None
         if found.shape != (len(x), self.features or found.shape[-1]) or not found.size:
             wanted = f"[{len(x)}, {self.features or 'F'}]"
             raise InputError(f"encoder {self.name} gives {list(found.shape)} for {len(x)} photos, expected {wanted}")
@@ -229,10 +223,8 @@ def open_encoder(request: Request, device: torch.device | str = "cpu", say: Say 
     kind = find_kind(request.spec)
     if request.weights is not None and kind not in ("timm", "module"):
         raise InputError(f"--weights does not go with --encoder {request.spec}, which has its own")
-    try:
+    with or_refuse(f"encoder {printable(request.spec)}"):  # a name too long, a disk that fails
         return KINDS[kind](request, device, say)
-    except OSError as error:  # a name too long, a disk that fails
-        raise InputError(f"encoder {printable(request.spec)}: {error.strerror or error}") from None
 
 
 def find_kind(spec: str) -> str:

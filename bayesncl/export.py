@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from .codes import ReadableCodes
 from .codes_folder import PhotoCodes
-from .data.images import first_line
+from .data.images import first_line, or_refuse
 from .encoders import METADATA, View, pool, view_of
 from .errors import InputError, import_extra
 from .files import check_place, write_atomic
@@ -146,7 +146,7 @@ def compare(graph: nn.Module, example: Tensor, outputs: list[str], path: Path, o
     """The largest difference between torch and onnxruntime over batches of some sizes."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    try:
+    with or_refuse("onnxruntime cannot run the exported file", Exception):
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         worst = 0.0
         for rows in TRIED:
@@ -159,10 +159,6 @@ def compare(graph: nn.Module, example: Tensor, outputs: list[str], path: Path, o
                 scale = max(1.0, float(a.abs().max()))
                 worst = float(np.max([worst, np.abs(a.numpy() - b).max() / scale]))  # NaN stays NaN
         return worst
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"onnxruntime cannot run the exported file: {first_line(error)}") from None
 
 
 def import_onnx() -> tuple[Any, Any]:

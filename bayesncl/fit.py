@@ -29,7 +29,7 @@ from .codes_folder import About, CodesFolder, Rows, encoder_dict, mark
 from .data import load as load_split
 from .data.decode import SUFFIXES, sizes_in_words
 from .data.folder import scan
-from .data.images import PATH_LENGTH, Images, fingerprint, held_out, printable, spread_evenly
+from .data.images import PATH_LENGTH, Images, fingerprint, held_out, or_refuse, printable, spread_evenly
 from .encoders import PhotoEncoder, Request, Say, default_request, find_kind, open_encoder
 from .errors import InputError
 from .evaluate import measure_features
@@ -108,10 +108,8 @@ def fit(source: Path, out: Path, options: Options, device: torch.device, display
 def find_source(source: Path, out: Path, options: Options) -> str:
     """``photos``, ``array`` or ``run``; InputError for anything else, and for options that do not go with it."""
     shown = printable(str(source), 300)
-    try:
+    with or_refuse(shown):
         there, is_folder = source.exists(), source.is_dir()
-    except OSError as error:
-        raise InputError(f"{shown}: {error.strerror or error}") from None
     if not there:
         raise InputError(f"{shown}: no such folder or file, expected photos, an array or a run")
     if out.exists() and not out.is_dir():

@@ -21,7 +21,7 @@ from .data.archive import Entry
 from .data.cache import count_kinds, in_threads, read_entry
 from .data.decode import SUFFIXES
 from .data.folder import existing_folder, scan, split_folders
-from .data.images import Progress, printable
+from .data.images import Progress, or_refuse, printable
 from .encoders import PhotoEncoder
 from .errors import InputError
 from .files import is_codes, read_regular, write_atomic
@@ -155,13 +155,11 @@ class Log:
         """Add photos, rows first."""
         parts = [row.tobytes() for row in np.ascontiguousarray(rows, "<f4")]
         lines = [(*photo, zlib.crc32(part)) for photo, part in zip(photos, parts)]
-        try:
+        with or_refuse(f"cannot write to {self.rows_file}"):
             with open(self.rows_file, "ab") as file:
                 file.write(b"".join(parts))
             with open(self.index_file, "a") as index:
                 index.write("".join(json.dumps(line) + "\n" for line in lines))
-        except OSError as error:
-            raise InputError(f"cannot write to {self.rows_file}: {error.strerror or error}") from None
         self.lines += lines
 
     def rows(self) -> np.ndarray:

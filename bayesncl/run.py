@@ -26,6 +26,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from . import __version__, distributed
+from .data.images import or_refuse
 from .errors import InputError
 from .files import read_regular, sweep, write_atomic
 from .progress import plural
@@ -167,7 +168,7 @@ class Run(Folder):
 
 def new_run(parent: Path, name: str) -> Run:
     """Make the folder parent/name, or name-2, name-3, ... if it exists."""
-    try:
+    with or_refuse(f"cannot make a run folder in {parent}"):
         parent.mkdir(parents=True, exist_ok=True)
         for i in itertools.count(1):
             path = parent / (name if i == 1 else f"{name}-{i}")
@@ -175,8 +176,6 @@ def new_run(parent: Path, name: str) -> Run:
                 path.mkdir()
                 break
         return Run(path)
-    except OSError as error:
-        raise InputError(f"cannot make a run folder in {parent}: {error.strerror}") from None
 
 
 def _read_object(path: Path) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from . import distributed
 from .arrays import DAMAGE
-from .data.images import first_line
+from .data.images import first_line, or_refuse
 from .errors import InputError, import_extra
 from .files import check_place, digest, read_regular, read_tensors, tensor_bytes, write_atomic
 from .heads import HEADS, Head
@@ -85,11 +85,10 @@ def _pack(codes: ReadableCodes) -> tuple[bytes, str]:
 
 def load(cls: type[Codes], path: Path) -> tuple[Codes, dict[str, Any]]:
     """Read one file: the codes, and their configuration."""
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"{path} is larger than any codes: {path.stat().st_size} bytes")
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    with or_refuse(f"cannot read {path}"):
+        size = path.stat().st_size
+    if size > MAX_BYTES:
+        raise InputError(f"{path} is larger than any codes: {size} bytes")
     tensors, metadata = read_tensors(path)
     text = metadata.get("config", "")
     if FORMAT not in text:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .arrays import FEATURES, Reader, check_room, memory
-from .data.images import first_line, printable, shown
+from .data.images import or_refuse, printable, shown
 from .errors import InputError, import_extra
 
 COLUMNS = {  # of tables: what they hold by their heading; all other columns are features
@@ -145,7 +145,7 @@ def _holds_lists(kind: Any, pyarrow: Any) -> bool:
 def read_parquet(path: Path) -> dict[str, Reader]:
     """The same of a .parquet."""
     pyarrow = import_pyarrow()
-    try:
+    with or_refuse(f"{shown(path)}: cannot be read", pyarrow.ArrowException):
         batches = []
         free = memory() // 2
         file = pyarrow.parquet.ParquetFile(path)
@@ -187,8 +187,6 @@ def read_parquet(path: Path) -> dict[str, Reader]:
                 if values.dtype.kind not in "fiub":
                     raise InputError(f"{shown(path)}: {_no_number(name, values[:1].tolist())}")
                 features.append(values[:, None])
-    except pyarrow.ArrowException as error:
-        raise InputError(f"{shown(path)}: cannot be read: {first_line(error)}") from None
     if features:
         found["z"] = lambda: features[0] if len(features) == 1 else np.hstack(features)
     return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +98,19 @@ def shown(path: object) -> str:
 def first_line(error: BaseException) -> str:
     """An error in at most 200 characters of one line."""
     return printable(" ".join(str(error).split()), 200) or type(error).__name__
+
+
+@contextmanager
+def or_refuse(what: str, *kinds: type[BaseException]) -> Iterator[None]:
+    """Within: errors of these kinds (default OSError) become an InputError that says `what`, and then why."""
+    caught = kinds or (OSError,)
+    try:
+        yield
+    except InputError:
+        raise
+    except caught as error:
+        why = first_line(error) if kinds else getattr(error, "strerror", None) or error
+        raise InputError(f"{what}: {why}") from None
 
 
 def held_out(names: Sequence[str], share: float, seed: int) -> np.ndarray:
