@@ -189,25 +189,6 @@ def as_labels(labels: Array, count: int) -> tuple[np.ndarray, np.ndarray]:
     return index.astype(np.int64), names
 
 
-def unit_rows(features: Array) -> np.ndarray:
-    """Rows of unit length, float32 [N, D], whatever the scale they come in; zero rows stay zero."""
-    features = as_features(features)
-    out = np.empty(features.shape, np.float32)
-    step = max(1, BLOCK // features.shape[1])
-    for start in range(0, len(features), step):
-        rows = np.asarray(features[start : start + step])
-        rows = rows.astype(np.float32) if rows.dtype.itemsize < 4 else rows
-        largest = np.abs(rows).max(1, keepdims=True)
-        if not np.isfinite(largest).all():
-            row = start + int(np.flatnonzero(~np.isfinite(largest))[0])
-            raise InputError(f"features must be finite numbers, row {row} holds NaN or infinity")
-        # The largest entry is taken out first: squares of very small or large numbers are 0 or infinite.
-        rows = rows / np.where(largest > 0, largest, 1)
-        length = np.sqrt(np.einsum("nd,nd->n", rows, rows))[:, None]
-        out[start : start + step] = rows / np.where(length > 0, length, 1)
-    return out
-
-
 def memory() -> int:
     """Bytes of memory now available, or all there is where the system does not say."""
     try:

@@ -10,12 +10,13 @@ from scipy.sparse import csr_array
 from sklearn.datasets import load_digits
 from sklearn.decomposition import NMF
 
-from bayesncl.arrays import unit_rows
 from bayesncl.atlas import AtlasRun
 from bayesncl.atlas.telling import Labels, recognise, telling
 from bayesncl.atlas.vectors import top_images
 from bayesncl.data.images import Images
 from bayesncl.measure.dimensions import describe
+
+from .conftest import unit_length
 
 HOSTILE = '<img src=x onerror="window.hacked=1">'
 NAMES = ("zero", "one", "two", "tiger", "four", "five", "six", "seven", "eight", HOSTILE)
@@ -42,12 +43,12 @@ class Case:
         parts = np.c_[digits.data[:n] / 16, np.eye(4)[self.grounds], np.full(n, 0.5)]
         z = NMF(24, init="nndsvda", max_iter=40, tol=1e-2, random_state=0).fit_transform(parts)
         z[:, 11] = 0
-        self.z = unit_rows(np.where(z > 0.04, z, 0))
+        self.z = unit_length(np.where(z > 0.04, z, 0))
         closing = np.clip(1.4 * (self.z > 1e-5).mean(0) - 0.2, 0, 0.95)
         self.open = rng.random(self.z.shape) >= closing
-        self.gated = unit_rows(self.z * self.open)
+        self.gated = unit_length(self.z * self.open)
         other = NMF(16, init="nndsvda", max_iter=40, tol=1e-2, random_state=1).fit_transform(parts)
-        self.other = unit_rows(other)
+        self.other = unit_length(other)
         self.dims = describe(self.z, self.labels, open=self.open)
         self.consistency = np.nan_to_num(self.dims.consistency) / 100
         self.top = top_images(csr_array(self.z), 200)

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from bayesncl import arrays
-from bayesncl.arrays import as_features, as_labels, read_arrays, read_embeddings, unit_rows
+from bayesncl.arrays import as_features, as_labels, read_arrays, read_embeddings
 from bayesncl.atlas.sources import atlas_of_arrays
 from bayesncl.errors import InputError
+from bayesncl.measure.sparse import unit_blocks
 
 RNG = np.random.default_rng(0)
 Z = RNG.standard_normal((30, 5)).astype(np.float32)
@@ -194,14 +195,15 @@ def test_memory_is_asked_before_it_is_taken(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("kind", "scale"), [(np.float32, 1e20), (np.float32, 1e-30), (np.float64, 1e300), (np.float64, 1e-300)]
 )
-def test_unit_rows_of_any_scale(kind: type, scale: float) -> None:
+def test_rows_of_any_scale_at_unit_length(kind: type, scale: float) -> None:
     wide = Z.astype(np.float64)
     wide[3] = 0
     expected = wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-9)
-    assert np.allclose(unit_rows((wide * scale).astype(kind)), expected, rtol=1e-5, atol=1e-7)
+    ((_, rows),) = unit_blocks((wide * scale).astype(kind))
+    assert np.allclose(rows, expected, rtol=1e-5, atol=1e-7)
     wide[7, 2] = np.nan
     with pytest.raises(InputError, match="row 7 holds NaN"):
-        unit_rows(wide)
+        list(unit_blocks(wide))
 
 
 def test_atlas_of_scaled_features(tmp_path: Path) -> None:

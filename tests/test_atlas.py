@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 from scipy import sparse
 
-from bayesncl.arrays import unit_rows
 from bayesncl.atlas import AtlasRun, Photos, build, build_atlas, galleries
 from bayesncl.atlas.build import MARKER, SCRIPTS, make_server
 from bayesncl.atlas.contents import prepare
@@ -24,6 +23,8 @@ from bayesncl.atlas.vectors import SCALE, nearest_rows, quantise
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
 from bayesncl.measure.dimensions import describe
+
+from .conftest import unit_length
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028$x"
 KINDS = {"Uint8Array": "u1", "Uint16Array": "<u2", "Uint32Array": "<u4", "Int16Array": "<i2", "Float32Array": "<f4"}
@@ -35,7 +36,7 @@ def make_features(n: int = 60, d: int = 23, seed: int = 0, signed: bool = False)
     z[:, 3] = 0  # dead
     z[:, 4] = 0
     z[7, 4] = 1  # nearly dead
-    return unit_rows(z * np.where(rng.random((n, d)) < 0.5, -1, 1) if signed else z)
+    return unit_length(z * np.where(rng.random((n, d)) < 0.5, -1, 1) if signed else z)
 
 
 def make_images(n: int = 60, labelled: bool = True, side: int = 12, seed: int = 0) -> Images:
@@ -161,7 +162,7 @@ def test_folder_holds_the_numbers_of_both_runs(tmp_path: Path) -> None:
     assert core["runs"][1]["name"] == HOSTILE
     assert read(folder, "names-0")["names"] == list(images.names)
 
-    gated = unit_rows(z * gates_open)
+    gated = unit_length(z * gates_open)
     run = read(folder, "run0")
     for stage, x in (("before", z), ("after", gated)):
         dims = describe(x, images.labels)
@@ -184,7 +185,7 @@ def test_folder_holds_the_numbers_of_both_runs(tmp_path: Path) -> None:
     second = read(folder, "run1")
     assert second["signed"] is True
     assert list(second["stages"]) == ["before"]
-    cosine = unit_rows(z.T) @ unit_rows(other.T).T
+    cosine = unit_length(z.T) @ unit_length(other.T).T
     match = read(folder, "compare-1")
     assert match["first.match"][0] == cosine[0].argmax()
     assert match["second.cosine"][2] == quantise(cosine[:, 2].max())
@@ -229,7 +230,7 @@ def test_works_if_nothing_fires(tmp_path: Path) -> None:
 
 def test_truncation_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bayesncl.atlas.contents.ENTRIES", 1)
-    z = unit_rows(np.random.default_rng(0).random((20, 100)))
+    z = unit_length(np.random.default_rng(0).random((20, 100)))
     run = read(build_atlas(tmp_path / "a", [AtlasRun("dense", z)], make_images(20)).parent, "run0")
     assert run["keep"] == 64
     assert run["whole"] is False

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from bayesncl.arrays import unit_rows
 from bayesncl.atlas import AtlasRun
 from bayesncl.atlas.contents import prepare
 from bayesncl.atlas.telling import Labels, in_words, pick_wall, recognise, telling
@@ -16,6 +15,7 @@ from bayesncl.atlas.vectors import SCALE, histograms, nearest_rows, sparsify, to
 from bayesncl.errors import InputError
 from bayesncl.measure.dimensions import describe
 
+from .conftest import unit_length
 from .test_atlas import csr, make_features, make_images
 
 
@@ -35,7 +35,7 @@ def test_dimensions_of_sparse_codes_are_those_of_dense_ones(signed: bool) -> Non
 def test_sparse_rows_hold_the_strongest_entries(keep: int) -> None:
     z = make_features(signed=True)
     gates_open = np.random.default_rng(1).random(z.shape) < 0.6
-    gated = unit_rows(z * gates_open)
+    gated = unit_length(z * gates_open)
     rows = sparsify(csr(z), csr(gated), gates_open, keep)
     for i in range(len(z)):
         score = np.maximum(np.abs(z[i]), np.abs(gated[i]))
@@ -109,7 +109,7 @@ def test_telling_follows_its_formula_and_passes_over_what_fires_on_everything() 
     group = np.arange(200) // 20
     own = (group[:, None] == np.arange(10)) * rng.random((200, 10))  # dimensions 0-9: a group each
     own[:, 9] = rng.random(200) < 0.1  # 9: images with nothing in common
-    z = unit_rows(np.c_[own, np.full(200, 0.8), (group[:, None] == np.arange(9)) * 0.9, 1e-4 * (group == 0)])
+    z = unit_length(np.c_[own, np.full(200, 0.8), (group[:, None] == np.arange(9)) * 0.9, 1e-4 * (group == 0)])
     index, value = top_images(csr(z), 12)
     score = telling(csr(z), index, value)
     centre = z.mean(0)
@@ -126,18 +126,18 @@ def test_telling_follows_its_formula_and_passes_over_what_fires_on_everything() 
     assert score[:9].min() > 2 * score[9]
     assert score[10] < 0.1 * score[:9].min()  # on everything
     assert score[-1] < 0.02 * score[0]  # prints as 0.00
-    rare = unit_rows(np.eye(30)[:, :3])
+    rare = unit_length(np.eye(30)[:, :3])
     assert not telling(csr(rare), *top_images(csr(rare), 12)).any()  # fewer than ten images each
 
 
 def test_the_wall_shows_unlike_dimensions_before_similar_ones() -> None:
     rng = np.random.default_rng(0)
     group = np.arange(120) // 20
-    z = unit_rows((group[:, None] == np.arange(12) // 2) * (0.5 + rng.random((120, 12))))  # two dimensions a group
+    z = unit_length((group[:, None] == np.arange(12) // 2) * (0.5 + rng.random((120, 12))))  # two dimensions a group
     index, _ = top_images(csr(z), 12)
     score = np.linspace(1, 0.5, 12)
     score[4] = 0  # never shown
-    means = [unit_rows(z[index[k]].mean(0)[None])[0] for k in range(12)]
+    means = [unit_length(z[index[k]].mean(0)[None])[0] for k in range(12)]
     order: list[int] = []
     while len(order) < 8:
         def worth(k: int) -> float:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from bayesncl.arrays import unit_rows
 from bayesncl.atlas import AtlasRun, build, build_atlas
 from bayesncl.atlas.build import make_server
 from bayesncl.atlas.telling import pick_wall
@@ -21,6 +20,7 @@ from benchmarks.atlas import make_images, make_run
 
 from .atlas_page import HOSTILE, NAMES, VIEWS, Case, arrive, click, data, press, text, wait_for
 from .chromium import resize, set_dark, visit
+from .conftest import unit_length
 
 pytest_plugins = ["tests.atlas_fixtures"]
 
@@ -134,7 +134,7 @@ def test_dimension_page_shows_the_arrays(driver, index: Path, case: Case) -> Non
     assert text(driver, "aside section:nth-child(2) .bar-text")[0] == f"{100 * counts.max() / counts.sum():.0f} %"
     gate = [float(t.removesuffix(" %")) for t in text(driver, "aside ul[aria-label='Gate open'] .bar-text")]
     assert gate == pytest.approx([100 * case.open[:, k].mean(), 100 - case.dims.closed_rate[k]], abs=0.51)
-    near, _ = nearest_rows(csr_array(unit_rows(case.z.T)), 6)
+    near, _ = nearest_rows(csr_array(unit_length(case.z.T)), 6)
     assert text(driver, "aside .tile-name")[0] == f"Dimension {near[k][0]}"
     assert sum(int(t.split(": ")[1].split()[0]) for t in text(driver, ".histogram title")) == case.dims.support[k]
     assert len(want) > len(shown)
@@ -205,7 +205,7 @@ def test_compare_puts_both_runs_side_by_side(driver, index: Path, case: Case) ->
     visit(driver, index, "#/compare?image=9")
     assert text(driver, ".side h3")[:2] == ["BayesNCL", f"NCL {HOSTILE}"]
     assert len(text(driver, "svg.map")) == 2
-    cosine = unit_rows(case.z.T) @ unit_rows(case.other.T).T
+    cosine = unit_length(case.z.T) @ unit_length(case.other.T).T
     dims, matches = data(driver, ".matches li", "dim"), data(driver, ".matches li", "match")
     assert dims[0] == case.telling.argmax()
     assert matches == [int(cosine[k].argmax()) for k in dims]
@@ -394,7 +394,7 @@ def test_without_labels_or_gates_every_other_view_works(driver, case: Case, tmp_
 
 
 def test_signed_features_work(driver, case: Case, tmp_path: Path) -> None:
-    z = unit_rows(np.random.default_rng(0).normal(size=(600, 20)))
+    z = unit_length(np.random.default_rng(0).normal(size=(600, 20)))
     signed = build_atlas(tmp_path / "atlas", [AtlasRun("CL", z)], case.images, "CL")
     visit(driver, signed, "#/pair/5/8")
     assert text(driver, ".verdict strong") == [f"{z[5] @ z[8]:.3f}".replace("-", "−")]
@@ -407,7 +407,7 @@ def test_ten_thousand_images_and_2048_dimensions(driver, tmp_path: Path) -> None
     run = make_run("large", images.labels, 2_048, 0, False)
     large = build_atlas(tmp_path / "atlas", [run], images, "Large")
     assert sum(f.stat().st_size for f in large.parent.rglob("*") if f.is_file()) < 60e6
-    z = unit_rows(run.z)
+    z = unit_length(run.z)
     visit(driver, large)
     assert len(data(driver, ".dots a:not(.gone)", "dim")) == (z > 1e-5).any(0).sum()
     visit(driver, large, "#/dim/2000")

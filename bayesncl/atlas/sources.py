@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import read_arrays, unit_rows
+from ..arrays import read_arrays
 from ..checkpoint import open_model
 from ..codes_folder import About, CodesFolder, Rows
 from ..data import DATASETS, load
@@ -142,11 +142,10 @@ def atlas_of_arrays(path: Path, out: Path) -> Path:
     """The atlas of any model's features: an .npz with images, z [N, D] and, where there are such, y, gated and open."""
     check_out(out)
     found = read_arrays(path, ("z", "gated", "open", "images"), needed=("z", "images"))
-    z, gated = unit_rows(found["z"]), unit_rows(found["gated"]) if "gated" in found else None
     side = sorted(found["images"].shape[1:])[1:]  # of [3, H, W] or [H, W, 3]
     data = Data(name="arrays", root=str(path), holdout=0.0, size=min([*side, 1024]) if side else 32)
     images = array_images.load(data, "train")
-    run = AtlasRun(path.stem, z, gated, found.get("open"), None, f"Features from {path.name}.")
+    run = AtlasRun(path.stem, found["z"], found.get("gated"), found.get("open"), None, f"Features from {path.name}.")
     return build_atlas(out, [run], images, title=path.stem)
 
 
