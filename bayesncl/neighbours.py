@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import distributed
-from .errors import InputError, import_extra
+from .errors import InputError
 
 DUPLICATE = 1 - 1e-5  # rows of a higher cosine are one row twice
 EXACT_ROWS = {"cpu": 200_000, "cuda": 2_000_000}  # beyond, exact search takes more than some ten minutes
@@ -39,32 +39,26 @@ class Neighbours(NamedTuple):
 
 
 def nearest(
-    rows: Rows, k: int = 10, *, search: str = "auto", progress: Callable[[int, int], None] | None = None
+    rows: Rows, k: int = 10, *, progress: Callable[[int, int], None] | None = None
 ) -> Neighbours:
     """The k nearest rows of each row by cosine. Rows of cosine above 0.99999 are duplicates, not neighbours.
 
-    Rows [N, F] are centred: a tensor, or anything that gives one by slice and by index. `search` is ``exact``,
-    ``faiss``, or ``auto``: exact up to 200,000 rows (2,000,000 on a GPU), beyond that faiss where it is installed.
-    Several processes share the work; each gets all of the result. `progress` is called with (rows done, rows in all).
+    Rows [N, F] are centred: a tensor, or anything that gives one by slice and by index. The search is exact up to
+    200,000 rows (2,000,000 on a GPU), beyond that by faiss where it is installed. Several processes share the work;
+    each gets all of the result. `progress` is called with (rows done, rows in all).
     """
-    if search not in ("auto", "exact", "faiss"):
-        raise InputError(f"search must be auto, exact or faiss, got {search!r}")
     n = len(rows)
     if not 1 <= k < max(n, 2):
         raise InputError(f"{k} neighbours of each of {n} rows: at least 1 and at most {max(n - 1, 1)} are needed")
     device = rows[:1].device
-    limit = EXACT_ROWS.get(device.type, EXACT_ROWS["cpu"])
-    if search == "auto":
-        there = importlib.util.find_spec("faiss") is not None
-        search = "faiss" if n > limit and there else "exact"
-        if n > limit and not there:
-            warnings.warn(
-                f"exact search for the neighbours of {n:,} rows will take long: "
-                "pip install 'bayesncl[faiss]', or fit on fewer rows with max_rows",
-                stacklevel=2,
-            )
-    if search == "faiss":
-        return _with_faiss(rows, k)
+    if n > EXACT_ROWS.get(device.type, EXACT_ROWS["cpu"]):
+        if importlib.util.find_spec("faiss") is not None:
+            return _with_faiss(rows, k)
+        warnings.warn(
+            f"exact search for the neighbours of {n:,} rows will take long: "
+            "pip install 'bayesncl[faiss]', or fit on fewer rows with max_rows",
+            stacklevel=2,
+        )
     share = math.ceil(n / distributed.world_size())
     first = min(distributed.rank() * share, n)
     index, cosine = _exact(rows, torch.arange(first, min(first + share, n), device=device), k, progress)
@@ -152,7 +146,8 @@ def _repeat(value: Tensor, place: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
 
 def _with_faiss(rows: Rows, k: int) -> Neighbours:
     """Inverted lists, as many of them read as it takes to find 95 % of the exact neighbours of 256 rows."""
-    faiss = import_extra("faiss", "search with faiss needs it installed: pip install 'bayesncl[faiss]'")
+    import faiss
+
     n, width, device = len(rows), rows[:1].shape[1], rows[:1].device
     lists = max(1, min(int(4 * math.sqrt(n)), n // 40))
     index = faiss.index_factory(width, f"IVF{lists},Flat", faiss.METRIC_INNER_PRODUCT)
