@@ -13,7 +13,8 @@ from PIL.Image import Image
 from torch import Tensor
 
 from .data.archive import Entry
-from .data.decode import MOST_BYTES, Square, Undecodable, decode_with, to_rgb
+from .data.cache import read_entry
+from .data.decode import Square, decode_with, to_rgb
 from .data.images import printable, shown
 from .errors import InputError
 
@@ -77,11 +78,9 @@ def read_picture(picture: Image | Path, use: Callable[[Image], Any], enough: int
     """What `use` makes of a PIL image or a file, as RGB and upright."""
     if not isinstance(picture, Path):
         return use(to_rgb(picture))
-    try:
-        if picture.is_dir():
-            raise InputError(f"{shown(picture)}: a folder, expected an image file")
-        return decode_with(Entry("", picture).read(MOST_BYTES), enough, use)
-    except Undecodable as error:
-        raise InputError(f"{shown(picture)}: {printable(str(error), 200)}") from None
-    except OSError as error:
-        raise InputError(f"{shown(picture)}: {error.strerror or error}") from None
+    if os.path.isdir(picture):
+        raise InputError(f"{shown(picture)}: a folder, expected an image file")
+    found = read_entry(Entry("", picture), decode_with, enough, use)
+    if isinstance(found, str):
+        raise InputError(f"{shown(picture)}: {printable(found, 200)}")
+    return found

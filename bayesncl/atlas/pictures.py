@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from ..data.decode import MOST_BYTES, Square, Undecodable, decode
+from ..data.archive import Entry
+from ..data.cache import read_entry
+from ..data.decode import Square, decode
 from ..data.images import Images, check_known
 
 GREY = 128  # stands for a file that cannot be read
@@ -72,13 +74,8 @@ def read_pictures(images: Images | Photos, rows: np.ndarray, height: int, width:
 
 def read_with(path: Path | str, read: Callable[[bytes], np.ndarray], side: int) -> np.ndarray:
     """A file as `read` gives it, uint8 [3, side, side]; grey where it cannot be read."""
-    try:
-        path = Path(path)
-        if path.is_file() and path.stat().st_size <= MOST_BYTES:
-            return read(path.read_bytes())
-    except (OSError, ValueError, Undecodable):
-        pass
-    return np.full((3, side, side), GREY, np.uint8)
+    found = read_entry(Entry("", Path(path)), read) if os.path.isfile(path) else ""
+    return np.full((3, side, side), GREY, np.uint8) if isinstance(found, str) else found
 
 
 def thumbnail_side(count: int) -> int:
