@@ -19,7 +19,7 @@ from .codes_folder import PhotoCodes
 from .data.archive import Entry
 from .data.cache import decoded
 from .data.decode import Square
-from .data.folder import existing_folder, no_images, scan, split_folders
+from .data.folder import classes_of, existing_folder, no_images, scan
 from .data.images import Images, Progress, printable
 from .errors import InputError
 from .features import extract
@@ -137,13 +137,6 @@ def entries_at(place: Path) -> tuple[list[Entry], list[str]]:
     if not entries:
         raise no_images(place)
     return entries, others
-
-
-def classes_of(names: Sequence[str], place: Path) -> list[str] | None:
-    """The first folder of each path, below the splits where `place` has train and test; None where some lie in none."""
-    split = os.path.isdir(place) and split_folders(place)[0] != place
-    parts = [name.split("/")[split:] for name in names]
-    return [part[0] for part in parts] if all(len(part) > 1 for part in parts) else None
 
 
 def images_at(place: Path, size: int, progress: Progress | None) -> Images:

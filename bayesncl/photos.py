@@ -20,7 +20,7 @@ from .codes_folder import CodesFolder, mark
 from .data.archive import Entry
 from .data.cache import count_kinds, in_threads, read_entry
 from .data.decode import SUFFIXES
-from .data.folder import existing_folder, scan, split_folders
+from .data.folder import classes_of, existing_folder, scan, split_folders
 from .data.images import Progress, or_refuse, printable
 from .encoders import PhotoEncoder
 from .errors import InputError
@@ -106,8 +106,7 @@ def find_photos(root: Path, out: Path) -> Pile:
         seen = f"; there are {len(others)} other files, e.g. {printable(others[0])}" if others else ", it is empty"
         raise InputError(f"{printable(str(root), 300)}: no photos in it (looked for {' '.join(SUFFIXES)}){seen}")
     tested = np.array([entry.path.is_relative_to(test) for entry in entries]) if test else None
-    parts = [entry.name.split("/")[0 if train == root else 1 :] for entry in entries]
-    classes = [part[0] for part in parts] if all(len(part) > 1 for part in parts) else None
+    classes = classes_of([entry.name for entry in entries], root)
     return Pile(entries, [mark(entry.path) for entry in entries], tested, others, classes)
 
 

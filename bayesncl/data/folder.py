@@ -107,6 +107,13 @@ def split_folders(root: Path) -> tuple[Path, Path | None]:
     return root / "train", root / test
 
 
+def classes_of(names: Sequence[str], place: Path) -> list[str] | None:
+    """The first folder of each path, below the splits where `place` has train and test; None where some lie in none."""
+    split = os.path.isdir(place) and split_folders(place)[0] != place
+    parts = [name.split("/")[split:] for name in names]
+    return [part[0] for part in parts] if all(len(part) > 1 for part in parts) else None
+
+
 def scan(root: Path, only: frozenset[str] | None = None) -> tuple[list[Entry], list[str]]:
     """Image files at and below `root`, sorted by relative path, and the names of the other files.
 
