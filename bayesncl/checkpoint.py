@@ -58,11 +58,6 @@ def write(run: Run, state: Checkpoint) -> Path:
     return path
 
 
-def save(run: Run, model: Encoder, optimiser: LARS, step: int, images: tuple[str, str] = ("", "")) -> Path:
-    """Write the state after `step` steps."""
-    return write(run, snapshot(model, optimiser, step, images))
-
-
 class Writer:
     """Writes the checkpoints of a run and drops old ones; with `beside`, in a thread, while training goes on.
 

@@ -96,7 +96,7 @@ def test_an_unfinished_run_is_shown_from_its_newest_checkpoint(tmp_path: Path) -
     with pytest.raises(InputError, match="no trained model"):
         open_model(tmp_path, "cpu")
     optimiser = LARS(model.parameters(), 0.1)
-    checkpoint.save(Run(tmp_path), model, optimiser, 12)
+    checkpoint.write(Run(tmp_path), checkpoint.snapshot(model, optimiser, 12))
     found, remark = open_model(tmp_path, "cpu")
     assert remark == "Not finished: this is its checkpoint after 12 steps."
     assert all((a == b).all() for a, b in zip(found.state_dict().values(), model.state_dict().values()))

@@ -32,7 +32,7 @@ def model_and_optimiser(seed: int = 0, *changes: str) -> tuple[Encoder, LARS]:
 
 def test_round_trip_restores_every_bit(tmp_path: Path) -> None:
     model, optimiser = model_and_optimiser(1)
-    checkpoint.save(Run(tmp_path), model, optimiser, 7)
+    checkpoint.write(Run(tmp_path), checkpoint.snapshot(model, optimiser, 7))
     other, other_optimiser = model_and_optimiser(2)
     found, complaints = checkpoint.newest(Run(tmp_path))
     assert found is not None
@@ -49,7 +49,8 @@ def test_round_trip_restores_every_bit(tmp_path: Path) -> None:
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     model, optimiser = model_and_optimiser()
     for step in (1, 2, 9, 10):
-        assert checkpoint.prune(Run(tmp_path), 2, checkpoint.save(Run(tmp_path), model, optimiser, step)) == []
+        path = checkpoint.write(Run(tmp_path), checkpoint.snapshot(model, optimiser, step))
+        assert checkpoint.prune(Run(tmp_path), 2, path) == []
     assert [p.name for p in checkpoint.listed(Run(tmp_path))] == ["step-00000009.ckpt", "step-00000010.ckpt"]
     checkpoint.prune(Run(tmp_path), 1)
     assert [p.name for p in checkpoint.listed(Run(tmp_path))] == ["step-00000010.ckpt"]
@@ -96,7 +97,7 @@ def test_a_writer_writes_keeps_and_says_what_failed(
 def test_damage_is_named_and_the_one_before_used(tmp_path: Path) -> None:
     model, optimiser = model_and_optimiser()
     for step in (1, 2):
-        path = checkpoint.save(Run(tmp_path), model, optimiser, step)
+        path = checkpoint.write(Run(tmp_path), checkpoint.snapshot(model, optimiser, step))
     whole = path.read_bytes()
     for spoilt in (whole[:-1], whole[:40], b"", whole[:100] + bytes([whole[100] ^ 1]) + whole[101:]):
         path.write_bytes(spoilt)
@@ -126,7 +127,7 @@ def test_a_good_checksum_is_not_enough(tmp_path: Path, payload: bytes) -> None:
 
 def test_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     model, optimiser = model_and_optimiser()
-    found = checkpoint.read(checkpoint.save(Run(tmp_path), model, optimiser, 1))
+    found = checkpoint.read(checkpoint.write(Run(tmp_path), checkpoint.snapshot(model, optimiser, 1)))
     with pytest.raises(InputError, match="does not fit the recipe"):
         checkpoint.restore(found, *model_and_optimiser(0, "model.dim=8"))
     odd = found._replace(tensors={k: v[:1] if k.startswith("momentum") else v for k, v in found.tensors.items()})
@@ -227,7 +228,7 @@ def test_a_checkpoint_of_an_older_recipe_goes_on(tmp_path: Path) -> None:
 
     model = build_model(tiny_recipe())
     optimiser = make_optimiser(model, torch.device("cpu"))
-    checkpoint.save(Run(tmp_path), model, optimiser, 4)
+    checkpoint.write(Run(tmp_path), checkpoint.snapshot(model, optimiser, 4))
     path = checkpoint.listed(Run(tmp_path))[0]
     payload = path.read_bytes()[: -checkpoint.DIGEST]
     end = 8 + int.from_bytes(payload[:8], "little")

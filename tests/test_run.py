@@ -157,7 +157,7 @@ def test_pruning_keeps_the_newest_good_ones_whatever_their_numbers(tmp_path: Pat
 
     run, model = Run(tmp_path), build_model(tiny_recipe())
     optimiser = LARS(model.parameters(), lr=0.1)
-    paths = {step: checkpoint.save(run, model, optimiser, step) for step in (5, 40, 50, 60)}
+    paths = {step: checkpoint.write(run, checkpoint.snapshot(model, optimiser, step)) for step in (5, 40, 50, 60)}
     paths[60].write_bytes(paths[60].read_bytes()[:100])
     notes = checkpoint.prune(run, 2, known=paths[5])  # the one just written
     assert [p.name for p in checkpoint.listed(run)] == [paths[5].name, paths[50].name]

@@ -110,9 +110,8 @@ def filtering(z: Array, opened: np.ndarray, prior: float, weight: float) -> dict
     Arrays `prevalence`, `open_rate` (over all images) and `open_rate_active` (over images where z_k fires; NaN if
     none), `closed` (observed) and `predicted`, over dimensions; `counted` of them fire at all. `agreement` (percent,
     None unless some are closed and some open), `agreement_chance` (95th percentile over shuffled dimensions, gamma
-    fitted to each), `gamma`; `spearman` (prevalence against open rate where active), `spearman_all` (against the open
-    rate over all images), `open_rate_common`, `open_rate_rare`: mean open rate where active of dimensions with
-    prevalence >= 0.5 and < 0.5.
+    fitted to each), `gamma`; `spearman` (prevalence against open rate where active), `open_rate_common`,
+    `open_rate_rare`: mean open rate where active of dimensions with prevalence >= 0.5 and < 0.5.
     """
     z = as_features(z)
     if np.shape(opened) != z.shape:
@@ -143,7 +142,6 @@ def filtering(z: Array, opened: np.ndarray, prior: float, weight: float) -> dict
         "agreement_chance": 100 * float(np.quantile(chance, 0.95)) if known else None,
         "gamma": cost / float(threshold[0]) if known and np.isfinite(threshold[0]) and threshold[0] > 0 else None,
         "spearman": spearman(pi, open_rate_active),
-        "spearman_all": spearman(pi[alive], open_rate[alive]),
         "open_rate_common": mean(open_rate_active[pi >= NOISE]),
         "open_rate_rare": mean(open_rate_active[pi < NOISE]),
     }
