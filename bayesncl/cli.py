@@ -25,7 +25,7 @@ from .options import (
     Backbone, Batch, Changes, Csv, DataDir, Device, Epochs, Everything, Json, Latex, Markdown, Quiet, RecipeName,
     RunDir, Size, Trained, written,
 )  # fmt: skip
-from .recipes import DATASETS, METHODS, PARTS, Recipe, change, explain, find_recipe, revise, shorthands, with_root
+from .recipes import DATASETS, METHODS, PARTS, change, explain, find_recipe, revise, shorthands, with_root
 # isort: on
 
 if TYPE_CHECKING:
@@ -256,11 +256,12 @@ def evaluate(
     if is_codes(run):
         given = {"--again": again, "--plots": plots, "--paper-probe": paper_probe, "--data": data, "--device": device}
         return cli_codes.show_codes(run, files, everything, display, given, save=True)
-    model, recipe = open_run(run, device, data)
+    model = open_run(run, device, data)
+    recipe = model.recipe
     splits = [load_split(recipe, split, display) for split in ("train", "test")]
     if (few := scarce(*splits)) is not None:
         display.note(few)
-    twin = None if again is None else open_run(again, device, data)[0]
+    twin = None if again is None else open_run(again, device, data)
     results = evaluate_model(
         model, *splits, paper_probe=paper_probe, again=twin, everything=everything, progress=display.count
     )
@@ -462,7 +463,7 @@ def open_device(name: str | None) -> Any:
     return find_device(name)
 
 
-def open_run(run: Path, device: str | None, root: str | None = None) -> tuple[Encoder, Recipe]:
+def open_run(run: Path, device: str | None, root: str | None) -> Encoder:
     """The trained model of a run, with its data at `root` if that is given."""
     from . import distributed
     from .model import load_run as load
@@ -470,7 +471,7 @@ def open_run(run: Path, device: str | None, root: str | None = None) -> tuple[En
     distributed.start()
     model = load(run, open_device(device))
     model.recipe = with_root(model.recipe, root)
-    return model, model.recipe
+    return model
 
 
 @contextmanager

@@ -130,8 +130,12 @@ def measure_features(
     with the figures behind it.
     """
     by_definition = features if isinstance(features, Mapping) else dict.fromkeys(definitions, features)
-    once = {id(array): as_features(array) for array in by_definition.values()}
-    arrays = {name: once[id(array)] for name, array in by_definition.items()}
+    groups: dict[int, tuple[np.ndarray, list[str]]] = {}  # definitions that share an array share its passes
+    for name, array in by_definition.items():
+        if id(array) not in groups:
+            groups[id(array)] = as_features(array), []
+        groups[id(array)][1].append(name)
+    arrays = {name: array for array, members in groups.values() for name in members}
     if len({len(array) for array in arrays.values()}) != 1:
         raise InputError(f"features differ in rows: { {name: len(array) for name, array in arrays.items()} }")
     judged = arrays.get("sound", next(iter(arrays.values())))
@@ -152,11 +156,7 @@ def measure_features(
     values: Tree = {}
     found: Tree = {name: {} for name in arrays}
     chance: Tree = {name: {} for name in arrays} | {"retrieval": {name: {} for name in arrays}}
-    groups: dict[int, list[str]] = {}  # definitions that share an array share its passes
-    for name, array in arrays.items():
-        groups.setdefault(id(array), []).append(name)
-    for members in groups.values():
-        array = arrays[members[0]]
+    for array, members in groups.values():
         measured = interpretability.evaluate(
             array, labellings, members, min_support=min_support, spectrum=spectrum, progress=progress
         )
