@@ -42,13 +42,8 @@ class _StraightThrough(torch.autograd.Function):
         return None, gradients[0]
 
 
-def unchanged(z: Tensor) -> Tensor:
-    """z itself: the rectifier of plain contrastive learning."""
-    return z
-
-
 RECTIFIERS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": unchanged,
+    "none": lambda z: z,  # plain contrastive learning
     "relu": F.relu,
     "rep_relu": rep_relu,
     "gelu": F.gelu,

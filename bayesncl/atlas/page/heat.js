@@ -33,12 +33,11 @@ function heatButtons(targets) {
 // On a dimension's page: all its pictures at once.
 function heatSwitch(run, stage, k, wall) {
   if (!run.heat) return null;
-  const box = h("input", { type: "checkbox", id: "heat" });
+  const box = h("input", { type: "checkbox", id: "heat", onchange: () => paint() });
   const paint = () => wall.querySelectorAll("canvas").forEach(async (canvas) => {
     const image = await loadImage(run, stage, Number(canvas.dataset.image));
     paintHeat(canvas, box.checked ? image.heat.get(k) : null, run.heat);
   });
-  box.addEventListener("change", paint);
   new MutationObserver(() => box.checked && paint()).observe(wall, { childList: true });
   return h("label", { for: "heat", class: "check" }, box, "Show where in the picture it fires");
 }

@@ -141,9 +141,8 @@ const KEYS = [
 ];
 
 function keyboard() {
-  const box = h("input", { type: "checkbox", id: "keys" });
-  box.checked = remember("keys") !== "off";
-  box.addEventListener("change", () => remember("keys", box.checked ? "on" : "off"));
+  const box = h("input", { type: "checkbox", id: "keys", checked: remember("keys") !== "off",
+    onchange: () => remember("keys", box.checked ? "on" : "off") });
   const dialog = h("dialog", { "aria-labelledby": "help-title" },
     h("h2", { id: "help-title" }, "Keyboard"),
     facts(KEYS.map(([key, what]) => [h("kbd", {}, key), what]), "keys"),

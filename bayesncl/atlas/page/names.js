@@ -72,10 +72,11 @@ function namingForm(run, k) {
 let naming = false; // the next dimension was asked for from the name field: it gets the focus again
 
 async function viewNames({ run }) {
-  const author = h("input", { id: "author", value: me, maxlength: LENGTHS.author, autocomplete: "off" });
-  author.addEventListener("change", () => { renameMe(author.value); author.value = me; });
+  const author = h("input", { id: "author", value: me, maxlength: LENGTHS.author, autocomplete: "off",
+    onchange: () => { renameMe(author.value); author.value = me; } });
   const report = h("p", { class: "note", role: "status" });
-  const file = h("input", { type: "file", id: "import", accept: ".json,application/json", class: "unseen" });
+  const file = h("input", { type: "file", id: "import", accept: ".json,application/json", class: "unseen",
+    "aria-label": "Import names.json", tabindex: -1 });
   file.addEventListener("change", async () => {
     try {
       if (file.files[0].size > MOST_BYTES) throw new Error("it is larger than 64 MB");
@@ -123,7 +124,5 @@ async function viewNames({ run }) {
     storageHint(), report,
     note("Names are kept in this browser only. Export them to pass them on; import another's to join the two."),
     list);
-  file.setAttribute("aria-label", "Import names.json");
-  file.setAttribute("tabindex", "-1");
   return { title: "Names", node };
 }

@@ -68,11 +68,9 @@ async function viewQuiz({ args }) {
     const order = shuffled([0, 1, 2, 3, 4]);
     begun = performance.now();
     stage.replaceChildren(
-      h("div", { class: "five" }, order.map((o, place) => {
-        const choose = h("button", { type: "button", class: "choice", "aria-label": `Picture ${place + 1}`,
-          "data-image": images[o], onclick: () => answer(order, place) }, picture(images[o], true));
-        return choose;
-      })),
+      h("div", { class: "five" }, order.map((o, place) =>
+        h("button", { type: "button", class: "choice", "aria-label": `Picture ${place + 1}`,
+          "data-image": images[o], onclick: () => answer(order, place) }, picture(images[o], true)))),
       h("p", { class: "note", role: "status" }, `Question ${at + 1} of ${round.length}`));
     at > 0 && stage.querySelector("button").focus({ preventScroll: true });
   }
