@@ -130,28 +130,19 @@ class Prototypes(Head):
     features, dim : F and D.
     width : of p; at most F.
     temperature : of the prediction.
-    sharpness : temperature of the assignment, below that of the prediction.
     rounds : of balancing. Fewer leave prototypes free to gather where rows are dense: each is read better, and together
         they tell less of a row.
-    softness : temperature of the codes.
     """
 
     zeros = False
+    sharpness = 0.05  # temperature of the assignment, below that of the prediction
+    softness = 0.15  # temperature of the codes
 
     def __init__(
-        self,
-        features: int,
-        dim: int,
-        *,
-        width: int = 128,
-        temperature: float = 0.1,
-        sharpness: float = 0.05,
-        rounds: int = 2,
-        softness: float = 0.15,
+        self, features: int, dim: int, *, width: int = 128, temperature: float = 0.1, rounds: int = 2
     ) -> None:
         super().__init__()
-        self.dim, self.temperature, self.softness = dim, temperature, softness
-        self.sharpness, self.rounds = sharpness, rounds
+        self.dim, self.temperature, self.rounds = dim, temperature, rounds
         width = min(width, features)
         self.projection = nn.Linear(features, width)
         self.prototypes = nn.Parameter(unit_rows(dim, width))
@@ -199,27 +190,19 @@ class SparseAutoencoder(Head):
     features, dim : F and D.
     k : dimensions that fire on a row.
     contrast : weight of InfoNCE.
-    temperature : tau of InfoNCE.
     patience : steps without firing after which a dimension counts as dead.
     revival : weight of what the dead learn from.
     """
 
     idle: Tensor
+    temperature = 0.2  # of InfoNCE
 
     def __init__(
-        self,
-        features: int,
-        dim: int,
-        *,
-        k: int = 32,
-        contrast: float = 0.0,
-        temperature: float = 0.2,
-        patience: int = 20,
+        self, features: int, dim: int, *, k: int = 32, contrast: float = 0.0, patience: int = 20,
         revival: float = 1 / 32,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.dim, self.k, self.contrast, self.temperature = dim, min(k, dim), contrast, temperature
-        self.patience, self.revival = patience, revival
+        self.dim, self.k, self.contrast, self.patience, self.revival = dim, min(k, dim), contrast, patience, revival
         self.encoder = nn.Linear(features, dim)
         self.decoder = nn.Parameter(unit_rows(dim, features))
         self.bias = nn.Parameter(torch.zeros(features))
