@@ -36,7 +36,8 @@ def make_features(n: int = 60, d: int = 23, seed: int = 0, signed: bool = False)
     z[:, 3] = 0  # dead
     z[:, 4] = 0
     z[7, 4] = 1  # nearly dead
-    return unit_length(z * np.where(rng.random((n, d)) < 0.5, -1, 1) if signed else z)
+    z = z * np.where(rng.random((n, d)) < 0.5, -1, 1) if signed else z
+    return unit_length(z).astype(np.float32)
 
 
 def make_images(n: int = 60, labelled: bool = True, side: int = 12, seed: int = 0) -> Images:
