@@ -24,8 +24,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from .data.images import or_refuse, printable, shown
-from .errors import InputError
+from .errors import InputError, or_refuse, printable, shown
 
 Array = Any  # numpy array or torch tensor, or what numpy makes an array of
 

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from . import distributed
-from .data.images import or_refuse
-from .errors import InputError
+from .errors import InputError, or_refuse
 from .files import tensor_bytes
 from .lars import LARS
 from .model import Encoder, fill_model, load_run, restored, stored

@@ -245,7 +245,7 @@ def evaluate(
     """
     with importing():
         from . import distributed
-        from .data.images import printable
+        from .errors import printable
         from .evaluate import evaluate as evaluate_model
         from .evaluate import scarce
         from .plan import load_split

@@ -34,9 +34,8 @@ from . import __version__
 from .arrays import check_room, crc32, npy_header, read_arrays
 from .codes import ReadableCodes
 from .data.archive import safe_name
-from .data.images import or_refuse, printable
 from .encoders import RUNS_CODE, PhotoEncoder, Request, find_kind, open_encoder
-from .errors import InputError
+from .errors import InputError, or_refuse, printable
 from .files import CODES, EMBEDDINGS, ROWS, digest, read_regular, write_together
 from .names import FINGERPRINT
 from .objective import check_keep

@@ -20,8 +20,8 @@ from .data.archive import Entry
 from .data.cache import decoded
 from .data.decode import Square
 from .data.folder import classes_of, existing_folder, no_images, scan
-from .data.images import Images, Progress, printable
-from .errors import InputError
+from .data.images import Images, Progress
+from .errors import InputError, printable
 from .features import extract
 from .files import check_place, digest, write_atomic
 from .model import Encoder

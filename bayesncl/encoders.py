@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from .backbones import import_timm
 from .data.decode import BICUBIC, BILINEAR, Square, decode_with
 from .data.folder import IMAGENET_MEAN, IMAGENET_STD
-from .data.images import first_line, or_refuse, printable
-from .errors import InputError, import_extra
+from .errors import InputError, first_line, import_extra, or_refuse, printable
 from .files import digest
 from .model import Encoder, in_eval_mode
 from .model import load_run as load_model

@@ -1,6 +1,8 @@
-"""The one exception that is meant for a person; and what raises it where an optional package is not installed."""
+"""The one exception that is meant for a person, what raises it, and how its message names things."""
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -14,3 +16,39 @@ def import_extra(module: str, missing: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         raise InputError(missing) from None
+
+
+def printable(text: str, length: int = 80) -> str:
+    """`text` fit for a terminal and for UTF-8 files: unprintable characters escaped, cut to `length`.
+
+    Backslashes are escaped too, so that texts that differ stay different.
+    """
+    if len(text) > length:
+        text = text[: length - 1] + "…"
+    if text.isprintable() and "\\" not in text:
+        return text
+    # Escapes as Python writes them, without the quotes: \x1b, \n, \udcff (a byte of a name that is not UTF-8).
+    return "".join(c if c.isprintable() and c != "\\" else ascii(c)[1:-1] for c in text)[: 2 * length]
+
+
+def shown(path: object) -> str:
+    """A path as messages name it."""
+    return printable(str(path), 300)
+
+
+def first_line(error: BaseException) -> str:
+    """An error in at most 200 characters of one line."""
+    return printable(" ".join(str(error).split()), 200) or type(error).__name__
+
+
+@contextmanager
+def or_refuse(what: str, *kinds: type[BaseException]) -> Iterator[None]:
+    """Within: errors of these kinds (default OSError) become an InputError that says `what`, and then why."""
+    caught = kinds or (OSError,)
+    try:
+        yield
+    except InputError:
+        raise
+    except caught as error:
+        why = first_line(error) if kinds else getattr(error, "strerror", None) or error
+        raise InputError(f"{what}: {why}") from None

@@ -239,14 +239,21 @@ def evaluate(
     model: Encoder, train: Images, test: Images, *, paper_probe: bool = False, again: Encoder | None = None,
     everything: bool = False, progress: Progress | None = None,
 ) -> Result:  # fmt: skip
-    """All measures of a model, which comes back as it was; the test split must be labelled.
+    """All measures of a model.
 
-    `paper_probe` also runs the published 50-epoch linear probe, which takes far longer than all the rest. `again` is
-    the same method trained with another seed: does it find the same dimensions? With `everything` there are also F1 and
-    IoU of dimensions where very many entries fire. `progress` is called with (done, total, what).
+    Parameters
+    ----------
+    model : trained; comes back as it was.
+    train, test : both splits; the test split must be labelled.
+    paper_probe : also run the published 50-epoch linear probe, which takes far longer than all the rest.
+    again : the same method trained with another seed: does it find the same dimensions?
+    everything : also F1 and IoU of dimensions where very many entries fire.
+    progress : called with (done, total, what).
 
-    The `labelfree` measures are by h, which the codes are made from and which favours them. Without labels of the
-    training images there are no `probe` and `knn`; `theory` and `gates` need gates that open and close, and the
+    Returns
+    -------
+    Result, whose `labelfree` measures are by h, which the codes are made from and which favours them. Without labels of
+    the training images it has no `probe` and `knn`; `theory` and `gates` need gates that open and close, and the
     branches on the background need backgrounds.
     """
     from .features import extract

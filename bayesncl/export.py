@@ -23,9 +23,8 @@ from torch import Tensor, nn
 
 from .codes import ReadableCodes
 from .codes_folder import PhotoCodes
-from .data.images import first_line, or_refuse
 from .encoders import METADATA, View, pool, view_of
-from .errors import InputError, import_extra
+from .errors import InputError, first_line, import_extra, or_refuse
 from .files import check_place, write_atomic
 from .model import Encoder
 from .rows import prepare

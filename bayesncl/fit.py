@@ -29,9 +29,9 @@ from .codes_folder import About, CodesFolder, Rows, encoder_dict, mark
 from .data import load as load_split
 from .data.decode import SUFFIXES, sizes_in_words
 from .data.folder import scan
-from .data.images import PATH_LENGTH, Images, fingerprint, held_out, or_refuse, printable, spread_evenly
+from .data.images import PATH_LENGTH, Images, fingerprint, held_out, spread_evenly
 from .encoders import PhotoEncoder, Request, Say, default_request, find_kind, open_encoder
-from .errors import InputError
+from .errors import InputError, or_refuse, printable
 from .evaluate import measure_features
 from .features import centre_crop
 from .files import is_codes

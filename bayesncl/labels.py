@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from .arrays import LABELS, NAMES, find_column, read_arrays
-from .data.images import printable
-from .errors import InputError
+from .errors import InputError, printable
 
 
 def read_labels(path: Path, names: np.ndarray | None, n: int) -> tuple[np.ndarray | None, np.ndarray | None]:

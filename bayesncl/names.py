@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .data.images import printable
-from .errors import InputError
+from .errors import InputError, printable
 from .files import write_atomic
 
 FORMAT = "bayesncl-names-1"

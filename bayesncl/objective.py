@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral
 from typing import Any
 
@@ -95,9 +95,7 @@ def info_nce_sum(
     of all.
     """
     left_out = torch.stack([self_index, positive], 1) if decoupled else self_index[:, None]
-    # entered only where autocast is on: torch does not cache a compiled function that enters it
-    device = a.device.type
-    with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
+    with _without_autocast(a.device.type):
         same = a is c
         a = at_least_float32(a)
         c = a if same else at_least_float32(c)
@@ -110,6 +108,11 @@ def info_nce_sum(
         pull = s.gather(1, positive[:, None]).squeeze(1)
         s = s.scatter(1, left_out, float("-inf"))
         return (torch.logsumexp(s, 1) - pull).sum()
+
+
+def _without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Autocast off, entered only where autocast is on: torch does not cache a compiled function that enters it."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 class _BlockedSum(torch.autograd.Function):
@@ -180,10 +183,16 @@ def balanced_assignment(
 ) -> Tensor:
     """Share out rows among prototypes so that each prototype gets an equal share: Sinkhorn-Knopp, without gradient.
 
-    `scores` [..., B, D] are cosines of rows and prototypes; leading dimensions are batches of their own. The assignment
-    starts from exp(scores / temperature); in each of `rounds` its columns are brought to equal sums, and then its rows,
-    of the result too, to 1 again. `total` adds up column sums [..., D] over processes that hold other rows of the same
-    batch.
+    Parameters
+    ----------
+    scores : [..., B, D], cosines of rows and prototypes; leading dimensions are batches of their own.
+    temperature : eps; the assignment starts from exp(scores / eps).
+    rounds : how often the columns are brought to equal sums, and then the rows to 1 again.
+    total : adds up column sums [..., D] over processes that hold other rows of the same batch.
+
+    Returns
+    -------
+    [..., B, D], rows that sum to 1.
     """
     # the matrix stays as it is, only the factors of its rows and columns change: two products with a vector a round.
     # Rows begin with the sums they have: in a few rounds those near a prototype then count more than those near none.

@@ -21,9 +21,9 @@ from .data.archive import Entry
 from .data.cache import count_kinds, in_threads, read_entry
 from .data.decode import SUFFIXES
 from .data.folder import classes_of, existing_folder, scan, split_folders
-from .data.images import Progress, or_refuse, printable
+from .data.images import Progress
 from .encoders import PhotoEncoder
-from .errors import InputError
+from .errors import InputError, or_refuse, printable
 from .files import is_codes, read_regular, write_atomic
 from .labels import label_names
 from .progress import plural

@@ -15,8 +15,7 @@ from torch import Tensor
 from .data.archive import Entry
 from .data.cache import read_entry
 from .data.decode import Square, decode_with, to_rgb
-from .data.images import printable, shown
-from .errors import InputError
+from .errors import InputError, printable, shown
 
 Pictures = Tensor | np.ndarray | Image | str | Path | Sequence[Image | str | Path]
 EXPECTED = "images must be uint8 or float in [0, 1], [N, 3, H, W] or [N, H, W, 3]; PIL images; or paths"

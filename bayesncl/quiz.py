@@ -16,8 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from .data.images import printable
-from .errors import InputError
+from .errors import InputError, printable
 from .measure import wilson
 from .names import MOST_DIMS, read_json
 

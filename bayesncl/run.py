@@ -26,8 +26,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from . import __version__, distributed
-from .data.images import or_refuse
-from .errors import InputError
+from .errors import InputError, or_refuse
 from .files import read_regular, sweep, write_atomic
 from .progress import plural
 from .recipes import Recipe, read_recipe

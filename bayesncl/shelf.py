@@ -12,8 +12,7 @@ from torch import Tensor
 
 from . import distributed
 from .arrays import DAMAGE
-from .data.images import first_line, or_refuse
-from .errors import InputError, import_extra
+from .errors import InputError, first_line, import_extra, or_refuse
 from .files import check_place, digest, read_regular, read_tensors, tensor_bytes, write_atomic
 from .heads import HEADS, Head
 from .model import LARGEST

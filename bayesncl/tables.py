@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from .arrays import FEATURES, Reader, check_room, memory
-from .data.images import or_refuse, printable, shown
-from .errors import InputError, import_extra
+from .errors import InputError, import_extra, or_refuse, printable, shown
 
 COLUMNS = {  # of tables: what they hold by their heading; all other columns are features
     **dict.fromkeys(("y", "label", "labels", "class", "target", "category"), "y"),

@@ -16,9 +16,9 @@ from ..checkpoint import open_model
 from ..codes_folder import About, CodesFolder, Rows
 from ..data import DATASETS, load
 from ..data import arrays as array_images
-from ..data.images import Images, first_line, printable, spread_evenly
+from ..data.images import Images, spread_evenly
 from ..encoders import PhotoEncoder
-from ..errors import InputError
+from ..errors import InputError, first_line, printable
 from ..features import extract
 from ..files import digest
 from ..heat import Heat, see_codes, see_model, strongest_heat

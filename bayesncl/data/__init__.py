@@ -106,7 +106,7 @@ def load(data: Data, split: str, progress: Progress | None = None) -> Images:
     -------
     Images; pixels may be memory-mapped.
     """
-    from .images import shown
+    from ..errors import shown
 
     known = DATASETS[data.name]
     if split not in known.splits:

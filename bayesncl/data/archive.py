@@ -12,8 +12,8 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import InputError
-from .images import Progress, printable, shown
+from ..errors import InputError, printable, shown
+from .images import Progress
 
 # What tarfile raises on damaged or hostile archives (a chain of long-name headers recurses).
 TAR_ERRORS = (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError, zlib.error)

@@ -6,11 +6,11 @@ import numpy as np
 
 from .. import recipes
 from ..arrays import check_room, read_arrays
-from ..errors import InputError
+from ..errors import InputError, shown
 from . import Dataset
 from .decode import resized
 from .folder import FOLDER, given_path
-from .images import Images, Progress, at_least_two, in_split, shown
+from .images import Images, Progress, at_least_two, in_split
 
 KINDS = {"labels": "class_names", "backgrounds": "background_names"}
 WANTED = ("images", "y", *KINDS, *KINDS.values(), *(f"test_{what}" for what in ("images", *KINDS)))

@@ -30,11 +30,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..arrays import DAMAGE, crc32, npy_header
-from ..errors import InputError
+from ..errors import InputError, printable
 from ..files import sweep, temporary_beside, write_atomic
 from .archive import Entry
 from .decode import MOST_BYTES, Square, Undecodable, decode
-from .images import Progress, printable
+from .images import Progress
 
 VERSION = 1  # raise it when decode() gives other pixels
 ALWAYS_CHECKED = 1 << 30  # larger caches are checked only where their file changed since it was written

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from .. import recipes
-from ..errors import InputError
+from ..errors import InputError, printable, shown
 from ..files import read_regular
 from . import DATASETS, Dataset
 from .archive import TAR_ERRORS, checksum, fetch, safe_name
 from .decode import resized
 from .folder import existing_folder, given_path
-from .images import Images, Progress, printable, shown
+from .images import Images, Progress
 
 HOME = "https://www.cs.toronto.edu/~kriz/"
 PIXELS = 3 * 32 * 32

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from .. import recipes
-from ..errors import InputError
+from ..errors import InputError, shown
 from ..files import is_codes
 from . import Dataset
 from .archive import Entry
 from .cache import decoded
 from .decode import SUFFIXES, Square
-from .images import Images, Progress, at_least_two, in_split, shown
+from .images import Images, Progress, at_least_two, in_split
 
 
 def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Images:

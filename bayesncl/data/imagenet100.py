@@ -5,11 +5,11 @@ from __future__ import annotations
 from importlib import resources
 
 from .. import recipes
-from ..errors import InputError
+from ..errors import InputError, shown
 from . import Dataset
 from .decode import BILINEAR, Square
 from .folder import IMAGENET_MEAN, IMAGENET_STD, existing_folder, read_images, scan
-from .images import Images, Progress, shown
+from .images import Images, Progress
 
 LAYOUTS = ("", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")  # where train/ and val/ lie in the usual copies
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import InputError, printable
 
 if TYPE_CHECKING:
     from ..recipes import Data
@@ -75,42 +74,6 @@ def fingerprint(pixels: np.ndarray) -> tuple[str, str]:
 def spread_evenly(count: int, most: int) -> np.ndarray:
     """The numbers of `most` of so many rows, from the first to the last, or of all if there are no more."""
     return np.linspace(0, count - 1, min(most, count)).astype(np.int64)
-
-
-def printable(text: str, length: int = 80) -> str:
-    """`text` fit for a terminal and for UTF-8 files: unprintable characters escaped, cut to `length`.
-
-    Backslashes are escaped too, so that texts that differ stay different.
-    """
-    if len(text) > length:
-        text = text[: length - 1] + "…"
-    if text.isprintable() and "\\" not in text:
-        return text
-    # Escapes as Python writes them, without the quotes: \x1b, \n, \udcff (a byte of a name that is not UTF-8).
-    return "".join(c if c.isprintable() and c != "\\" else ascii(c)[1:-1] for c in text)[: 2 * length]
-
-
-def shown(path: object) -> str:
-    """A path as messages name it."""
-    return printable(str(path), 300)
-
-
-def first_line(error: BaseException) -> str:
-    """An error in at most 200 characters of one line."""
-    return printable(" ".join(str(error).split()), 200) or type(error).__name__
-
-
-@contextmanager
-def or_refuse(what: str, *kinds: type[BaseException]) -> Iterator[None]:
-    """Within: errors of these kinds (default OSError) become an InputError that says `what`, and then why."""
-    caught = kinds or (OSError,)
-    try:
-        yield
-    except InputError:
-        raise
-    except caught as error:
-        why = first_line(error) if kinds else getattr(error, "strerror", None) or error
-        raise InputError(f"{what}: {why}") from None
 
 
 def held_out(names: Sequence[str], share: float, seed: int) -> np.ndarray:

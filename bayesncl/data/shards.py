@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from .. import recipes
-from ..errors import InputError
+from ..errors import InputError, printable, shown
 from . import Dataset
 from .archive import Entry, members
 from .cache import decoded
 from .decode import SUFFIXES, Square
 from .folder import FOLDER, existing_folder, split_folders
-from .images import Images, Progress, at_least_two, in_split, printable, shown
+from .images import Images, Progress, at_least_two, in_split
 
 MOST_CLASSES = 1_000_000
 

@@ -14,13 +14,13 @@ from collections.abc import Callable
 import numpy as np
 
 from .. import recipes
-from ..errors import InputError
+from ..errors import InputError, printable, shown
 from . import Dataset
 from .archive import Entry, members, safe_name
 from .cache import decoded
 from .decode import Square
 from .folder import FOLDER, existing_folder, given_path
-from .images import Images, Progress, printable, shown
+from .images import Images, Progress
 
 BIRDS = ("landbird", "waterbird")
 PLACES = ("land", "water")

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Array, as_features, as_labels, as_numpy
-from ..data.images import printable
-from ..errors import InputError
+from ..errors import InputError, printable
 from . import coverage, detectors, kept, labelfree
 from .counts import MIN_SUPPORT
 from .dimensions import largest_share
