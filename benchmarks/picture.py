@@ -63,7 +63,7 @@ def main() -> None:
             tile = Image.fromarray(large.pixels[i].transpose(1, 2, 0))
             sheet.paste(tile, (MARGIN + column * (TILE + GAP), top))
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    sheet.quantize(256).save(options.out, optimize=True)  # 256 colours: a third of the bytes
+    sheet.quantize(256, kmeans=2).save(options.out, optimize=True)  # 256 colours: a third of the bytes
     print(f"wrote {options.out}: {', '.join(test.class_names[label] for _, label, _ in chosen)}")
 
 

@@ -99,7 +99,7 @@ def take_screenshots(index: Path, out: Path, given: str, k: int = 0, i: int = 0,
             visit(driver, index, address.format(k=k, i=i, j=j), 60)
             files.append(out / f"atlas-{name}.png")
             with Image.open(BytesIO(driver.get_screenshot_as_png())) as shot:  # 128 colours: a third of the bytes
-                shot.convert("RGB").quantize(128).save(files[-1], optimize=True)
+                shot.convert("RGB").quantize(128, kmeans=2).save(files[-1], optimize=True)  # else links turn grey
     return files
 
 
