@@ -34,7 +34,7 @@ from .encoders import PhotoEncoder, Request, Say, default_request, find_kind, op
 from .errors import InputError
 from .evaluate import measure_features
 from .features import centre_crop
-from .files import is_codes
+from .files import digest, is_codes
 from .labels import class_labels, read_labels
 from .measure.result import Result, to_json
 from .measure.verdict import DENSELY, Verdict, to_dict, verdict
@@ -80,7 +80,12 @@ def fit(source: Path, out: Path, options: Options, device: torch.device, display
         distributed.barrier()
         about = folder.about()
         rows, embeddings = folder.rows(about), folder.embeddings(about)
-        _train(codes, embeddings[: len(rows) - rows.held], folder, display)
+        x = embeddings[: len(rows) - rows.held]
+        unjudged = _unjudged(codes, x, folder)
+        distributed.barrier()  # all have looked before the first writes
+        codes = unjudged or codes
+        if unjudged is None:
+            _train(codes, x, folder, display)
         found = None
         if distributed.rank() == 0:
             for old in (folder.verdict_file, folder.evaluation_file):  # of codes that are replaced
@@ -322,8 +327,7 @@ def gather(
     first, count = (train, rows.held) if rows.held else (0, train)
     chosen = first + spread_evenly(count, MOST_JUDGED)
     x = np.asarray(embeddings[chosen])
-    untrained = {**codes.get_params(), "dim": codes.dim_, "steps": 0, "positives": "self", "sparse_output": False}
-    control = ReadableCodes(**untrained).fit(embeddings[:train]).transform(x)
+    control = _untrained(codes, embeddings[:train]).transform(x)
     labels = None if rows.labels is None else rows.labels[chosen]
     z = copy.copy(codes).set_params(sparse_output=False).transform(x)
     return z, labels, {"label_names": rows.class_names, "embeddings": x, "control": control}
@@ -369,6 +373,26 @@ def next_commands(about: About, out: Path) -> list[str]:
         again = f" --encoder {shlex.quote(spec)}" if find_kind(spec) == "module" else ""
         lines.append(f"codes of other photos:   bayesncl embed {place} PHOTOS -o codes.csv{again}")
     return lines
+
+
+def _untrained(codes: ReadableCodes, x: np.ndarray) -> ReadableCodes:
+    """The head that these codes began from, if x [N, F] is what they were fitted on."""
+    begun = {"dim": codes.dim_, "steps": 0, "positives": "self", "sparse_output": False}
+    return ReadableCodes(**codes.get_params() | begun).fit(x)
+
+
+def _unjudged(codes: ReadableCodes, x: np.ndarray, folder: CodesFolder) -> ReadableCodes | None:
+    """Codes that were fitted here on x by the same options and were not judged: who stopped that is spared the fit."""
+    if folder.verdict_file.exists() or not folder.codes_file.exists():
+        return None
+    try:
+        found = folder.codes(str(codes.device))
+    except InputError:
+        return None
+    if found.interrupted_ or found.get_params() != codes.get_params():
+        return None
+    then, now = (digest(each.moments_._asdict()) for each in (found, _untrained(found, x)))
+    return found if then == now else None
 
 
 def _train(codes: ReadableCodes, x: np.ndarray, folder: CodesFolder, display: Display) -> None:

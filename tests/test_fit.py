@@ -182,6 +182,40 @@ def test_stopped_while_training(run, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert folder.codes_file.read_bytes() == Path("whole/codes.safetensors").read_bytes()
 
 
+def test_stopped_while_judging(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = clusters()[0]
+    np.save("x.npy", x)
+    assert run("fit", "x.npy", "-o", "whole", "--quiet").status == 0
+    whole, folder, fitted = CodesFolder("whole"), CodesFolder("codes"), []
+    real = fit_module._train
+    monkeypatch.setattr(fit_module, "_train", lambda *args: (fitted.append(1), real(*args))[1])
+
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    def stopped(*words: str) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(fit_module, "judge", stop)
+            assert run("fit", "x.npy", "-o", "codes", "--quiet", *words).status == 130
+        assert folder.codes_file.exists() and not folder.verdict_file.exists()
+
+    stopped()
+    stopped()
+    assert run("fit", "x.npy", "-o", "codes", "--quiet").status == 0
+    assert len(fitted) == 1  # then they are only judged
+    for name in ("codes.safetensors", "verdict.json"):
+        assert Path("codes", name).read_bytes() == Path("whole", name).read_bytes()
+    stopped()  # codes that are judged are fitted again
+    assert len(fitted) == 2
+    stopped("--seed", "1")  # and so are those of other options
+    assert len(fitted) == 3
+    x[3] *= -1
+    np.save("new.npy", x)
+    Path("new.npy").rename("x.npy")
+    assert run("fit", "x.npy", "-o", "codes", "--seed", "1", "--quiet").status == 0  # or of other rows
+    assert len(fitted) == 4 and folder.codes_file.read_bytes() != whole.codes_file.read_bytes()
+
+
 def test_broken_and_other_files(run, tmp_path: Path) -> None:
     pictures = draw_folder(tmp_path / "pictures", classes=())
     (pictures / "broken.jpg").write_bytes(b"\xff\xd8 no")
