@@ -36,6 +36,7 @@ from .evaluate import measure_features
 from .features import centre_crop
 from .files import digest, is_codes
 from .labels import class_labels, read_labels
+from .measure.readable import FEW_IMAGES
 from .measure.result import Result, to_json
 from .measure.verdict import DENSELY, Verdict, to_dict, verdict
 from .model import load_run
@@ -86,19 +87,20 @@ def fit(source: Path, out: Path, options: Options, device: torch.device, display
         codes = unjudged or codes
         if unjudged is None:
             _train(codes, x, folder, display)
-        found = None
-        if distributed.rank() == 0:
+        first = distributed.rank() == 0
+        if first:
             for old in (folder.verdict_file, folder.evaluation_file):  # of codes that are replaced
                 folder.inside(old).unlink(missing_ok=True)
             codes.save(folder.inside(folder.codes_file))
             display.count(0, 1, "judging")
-            found = judge(codes, embeddings, rows, options.seed)
+        found = judge(codes, embeddings, rows, options.seed)  # by all, since all fit noise
+        if first:
             display.count(1, 1, "judging")
             folder.write(folder.verdict_file, to_json(to_dict(found)))
         distributed.barrier()
         distributed.stop()  # one that is still in a group when it ends is taken for lost by the others
     display.close()
-    if found is None:
+    if not first:
         return None
     by = f"{rows.held:,} held-out" if rows.held else f"the same {len(rows):,}"
     seconds = time.perf_counter() - began
@@ -321,7 +323,9 @@ def gather(
 ) -> tuple[np.ndarray, np.ndarray | None, dict[str, Any]]:
     """Codes [N, D] and labels [N] of the rows to judge by, and what else is known of them: see `readable.figures`.
 
-    They are the rows held out, or all; at most 5,000, spread evenly. The control is an untrained head.
+    They are the rows held out, or all; at most 5,000, spread evenly. The control is an untrained head. Without labels
+    the same is done with noise, for such a verdict flatters codes of few rows, most of all on the rows they were
+    fitted to.
     """
     train = len(rows) - rows.held
     first, count = (train, rows.held) if rows.held else (0, train)
@@ -330,7 +334,10 @@ def gather(
     control = _untrained(codes, embeddings[:train]).transform(x)
     labels = None if rows.labels is None else rows.labels[chosen]
     z = copy.copy(codes).set_params(sparse_output=False).transform(x)
-    return z, labels, {"label_names": rows.class_names, "embeddings": x, "control": control}
+    given = {"label_names": rows.class_names, "embeddings": x, "control": control}
+    if count >= FEW_IMAGES and (labels is None or len(np.unique(labels)) < 2):
+        given["noise"] = _noise(codes, x, embeddings[spread_evenly(train, MOST_JUDGED)] if rows.held else None)
+    return z, labels, given
 
 
 def judge(codes: ReadableCodes, embeddings: np.ndarray, rows: Rows, seed: int) -> Verdict:
@@ -373,6 +380,17 @@ def next_commands(about: About, out: Path) -> list[str]:
         again = f" --encoder {shlex.quote(spec)}" if find_kind(spec) == "module" else ""
         lines.append(f"codes of other photos:   bayesncl embed {place} PHOTOS -o codes.csv{again}")
     return lines
+
+
+def _noise(codes: ReadableCodes, x: np.ndarray, fitted: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Codes and rows of noise that has the columns of x, each shuffled; fitted to others where such are given."""
+    rows = x if fitted is None else np.concatenate([x, fitted])
+    noise = np.random.default_rng(0).permuted(rows, axis=0)
+    judged = noise[: len(x)]
+    head = ReadableCodes(**codes.get_params() | {"dim": codes.dim_, "sparse_output": False})
+    if head.fit(judged if fitted is None else noise[len(x) :]).interrupted_:
+        raise KeyboardInterrupt
+    return head.transform(judged), judged
 
 
 def _untrained(codes: ReadableCodes, x: np.ndarray) -> ReadableCodes:

@@ -116,6 +116,12 @@ def test_noise_is_not_praised() -> None:
     assert "alike by the embeddings (" in line.text and "An untrained head has as many" in line.text
     line = verdict(some, embeddings=x, control=np.ones_like(some)).lines[0]
     assert line.value == 16 and "as many" not in line.text
+    line = verdict(some, embeddings=x, noise=(others, x)).lines[0]  # they are as alike as noise
+    assert line.value <= 4 and ", noise 1)" in line.text
+    assert "Noise has as many" in verdict(some, embeddings=x, noise=(some, x)).lines[0].text
+    z, y = clean()
+    line = verdict(z, embeddings=embed(y, 0.2), noise=(others, x)).lines[0]
+    assert line.value == 8 and "noise 0)" in line.text
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 30])

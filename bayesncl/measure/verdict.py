@@ -11,7 +11,7 @@ from ..arrays import Array
 from .counts import MIN_SUPPORT
 from .dimensions import OWNED
 from .measures import value
-from .readable import ALIKE, FEW_IMAGES, KEPT, TOP, figures
+from .readable import ALIKE, FEW_IMAGES, KEPT, NOISE, TOP, figures
 
 DENSE = 0.5  # share of entries that fire from which codes are called dense
 DENSELY = "Most dimensions"  # so begins the line that says it
@@ -83,18 +83,24 @@ def _readable(found: Mapping[str, Any]) -> Line:
     if "readable" not in found:
         return Line("Without labels or embeddings it cannot be said how many dimensions are readable.", "nothing")
     count, chance, control = look_up(found, "readable/count")
-    by = found["readable"]["by"]
+    by, noise = found["readable"]["by"], found["readable"].get("noise")
+    beside = _beside(chance, control)
     if by == "embeddings":
         who = found["labelfree"]["by"]
         second = who == "a second encoder"
         what = f"their {TOP} strongest images are alike by {who if second else 'the embeddings'}"
         who += "" if second else ", which favour codes made from them"
         rule = f"mean cosine by {who}: half-way or more from {TOP} random images to an image and its neighbours"
+        if noise is not None:
+            beside += f", noise {noise:,}"
+            rule += f", and more than {NOISE:.0%} of dimensions fitted to the same columns, each shuffled (noise)"
     else:
         what = f"at least {ALIKE} of their {TOP} strongest images share a {by}"
         rule = f"the {TOP} strongest images of a dimension by |z|, and their labels"
-    text = f"{count:,.0f} of {found['dimensions']:,} dimensions are readable: {what} ({_beside(chance, control)})."
-    if count and control is not None and control >= count:
+    text = f"{count:,.0f} of {found['dimensions']:,} dimensions are readable: {what} ({beside})."
+    if count and noise is not None and noise >= count:
+        text += " Noise has as many: they say nothing of these images."
+    elif count and control is not None and control >= count:
         text += " An untrained head has as many: they say nothing of the training."
     return Line(text, rule, count, chance, control)
 
