@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import csv
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -142,6 +143,14 @@ def _holds_lists(kind: Any, pyarrow: Any) -> bool:
     return lists and (pyarrow.types.is_floating(kind.value_type) or pyarrow.types.is_integer(kind.value_type))
 
 
+def _index_columns(metadata: Any) -> list[str]:
+    """Names of the columns that pandas wrote its index to, as it says beside the table; a stranger may say anything."""
+    try:
+        return [name for name in json.loads(metadata[b"pandas"])["index_columns"] if isinstance(name, str)]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return []
+
+
 def read_parquet(path: Path) -> dict[str, Reader]:
     """The same of a .parquet."""
     pyarrow = import_pyarrow()
@@ -160,7 +169,9 @@ def read_parquet(path: Path) -> dict[str, Reader]:
         table = pyarrow.Table.from_batches(batches)
         found: dict[str, Reader] = {}
         features = []
-        columns = list(zip(table.column_names, _kinds(table.column_names, path), table.columns))
+        index = _index_columns(table.schema.metadata)
+        headings = ["index" if name in index and name.lower() not in COLUMNS else name for name in table.column_names]
+        columns = list(zip(table.column_names, _kinds(headings, path), table.columns))
         lists = [name for name, kind, column in columns if kind == "z" and _holds_lists(column.type, pyarrow)]
         lists = [name for name in lists if name in FEATURES][:1] or lists
         if len(lists) > 1:

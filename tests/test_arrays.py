@@ -79,6 +79,15 @@ def test_parquet(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table(index), tmp_path / "f")
     z, names, labels = read_embeddings(tmp_path / "f")
     assert z.shape == (30, 1) and set(names) == {"x"} and labels.tolist() == ["", "2"] * 15
+    for said, rows in ((b'{"index_columns": ["photo", {"kind": "range"}]}', list("ab")), (b'{"index_columns": 7}', None)):
+        table = pyarrow.table({"photo": ["a", "b"], "v": [1.0, 2.0]}).replace_schema_metadata({b"pandas": said})
+        parquet.write_table(table, tmp_path / "g")  # an index that has a name is an index
+        if rows:
+            z, names, _ = read_embeddings(tmp_path / "g")
+            assert z.tolist() == [[1.0], [2.0]] and names.tolist() == rows
+        else:
+            with pytest.raises(InputError, match="column photo holds"):
+                read_embeddings(tmp_path / "g")
     parquet.write_table(pyarrow.table(more), tmp_path / "e")
     with pytest.raises(InputError, match=r"column caption holds .*, no number"):
         read_arrays(tmp_path / "e", ("z",))
