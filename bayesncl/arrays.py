@@ -42,7 +42,7 @@ TENSORS = {
 }  # fmt: skip
 ENDINGS = (".npy", ".npz", ".safetensors", ".csv", ".parquet")
 FEATURES = ("z", "embeddings", "embedding", "features", "X", "x", "h", "arr_0", "data")  # names of embeddings
-LABELS = ("y", "labels", "label")
+LABELS = ("y", "labels", "label", "Y", "target", "targets")
 NAMES = ("names", "paths", "files", "filenames")
 
 Reader = Callable[[], np.ndarray]

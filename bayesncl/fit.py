@@ -226,7 +226,8 @@ def take_array(source: Path, folder: CodesFolder, options: Options, device: torc
         held=int(held.sum()),
         marks=None if options.images is None else tuple(mark(options.images / texts[i]) for i in order),
     )
-    classes = f"{len(rows.class_names):,} classes" if rows.class_names else "no labels"
+    known = "no labels" if labels is None else "one class only"
+    classes = f"{len(rows.class_names):,} classes" if rows.class_names else known
     named = "no names" if names is None else "names"
     outlook = _outlook(n - rows.held, rows.held, z.shape[1], options, device)
     display.note(f"{n:,} rows of {z.shape[1]:,} numbers; {classes}, {named}; {outlook}")

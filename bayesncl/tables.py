@@ -35,7 +35,12 @@ def read_csv(path: Path) -> dict[str, Reader]:
         file.seek(0)
         rows = csv.reader(file, delimiter="," if "," in heading else max(",;\t", key=heading.count))
         first = next(rows, [])
-        kinds = _kinds(first, path)
+        filled = [cell for cell in first if cell.strip()]
+        counted = len(filled) > 1 and filled == [str(i) for i in range(len(filled))]  # pandas' heading of plain arrays
+        plain = bool(filled) and all(_is_number(cell) for cell in filled) and not counted  # there is no heading
+        kinds = ["z"] * len(first) if plain else _kinds(first, path)
+        if plain and not first[-1].strip():
+            kinds[-1] = ""  # lines that end in a comma
         columns: dict[str, list[str]] = {kind: [] for kind in kinds if kind in ("y", "names", "index")}
         values = array.array("d")
 
@@ -51,8 +56,7 @@ def read_csv(path: Path) -> dict[str, Reader]:
                 if kind in columns:
                     columns[kind].append(cell[1:] if cell[:1] == "'" and FORMULA.match(cell) else cell)
 
-        counted = len(first) > 1 and first == [str(i) for i in range(len(first))]  # pandas' heading of plain arrays
-        if all(_is_number(cell) for cell in first) and not counted:
+        if plain:
             take(first)
         for row in filter(None, rows):  # blank lines say nothing
             take(row)
@@ -121,7 +125,8 @@ def _text(cells: list[Any], measured: bool = False) -> np.ndarray:
             return np.array(numbers, np.int64)
     except (ValueError, TypeError, OverflowError):
         pass
-    if measured and any("." in str(cell) for cell in cells) and all(cell == "" or _is_number(cell) for cell in cells):
+    pointed = any("." in str(cell) or str(cell).lower() == "nan" for cell in cells)  # nan stands for nothing
+    if measured and pointed and all(cell == "" or _is_number(cell) for cell in cells):
         return np.array([float(cell or "nan") for cell in cells])
     cells = [cell.decode("utf-8", "replace") if type(cell) is bytes else cell for cell in cells]
     texts = ["" if cell is None else str(cell) for cell in cells]

@@ -421,7 +421,8 @@ def test_labels_of_another_file_beside_an_array_are_left_alone(run) -> None:
 
 def test_rows_without_a_label_are_no_class(run, tmp_path: Path) -> None:
     x, y = clusters()
-    for labels, said in ((np.where(y, y, np.nan), "20 of 60 rows have no label"), (y + 0.5, "neither whole numbers")):
+    some = np.where(y, y, np.nan), y + 0.5, 0 * y
+    for labels, said in zip(some, ("20 of 60 rows have no label", "neither whole numbers", "one class only")):
         np.savez("x.npz", z=x, y=labels)
         assert said in run("fit", "x.npz", "-o", "codes", "--dim", "4").err
         assert CodesFolder("codes").rows().labels is None

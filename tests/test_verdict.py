@@ -122,6 +122,8 @@ def test_noise_is_not_praised() -> None:
     z, y = clean()
     line = verdict(z, embeddings=embed(y, 0.2), noise=(others, x)).lines[0]
     assert line.value == 8 and "noise 0)" in line.text
+    x[0] = 1e6  # all other rows lie opposite to it, beyond the mean
+    assert "Chance has as many" in verdict(some, embeddings=x).lines[0].text
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 30])

@@ -98,9 +98,10 @@ def _readable(found: Mapping[str, Any]) -> Line:
         what = f"at least {ALIKE} of their {TOP} strongest images share a {by}"
         rule = f"the {TOP} strongest images of a dimension by |z|, and their labels"
     text = f"{count:,.0f} of {found['dimensions']:,} dimensions are readable: {what} ({beside})."
-    if count and noise is not None and noise >= count:
-        text += " Noise has as many: they say nothing of these images."
-    elif count and control is not None and control >= count:
+    for who, others in (("Chance", chance), ("Noise", noise)):
+        if count and others is not None and others >= count:
+            return Line(f"{text} {who} has as many: they say nothing of these images.", rule, count, chance, control)
+    if count and control is not None and control >= count:
         text += " An untrained head has as many: they say nothing of the training."
     return Line(text, rule, count, chance, control)
 
