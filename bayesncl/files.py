@@ -230,6 +230,9 @@ def temporary_beside(path: Path, *, folder: bool = False, mode: int = 0o777) -> 
             break
     try:
         yield temporary
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk does not say where
+        raise
     finally:
         _remove(temporary)
         os.close(handle)

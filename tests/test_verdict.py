@@ -135,6 +135,7 @@ def test_few_images_say_so(n: int) -> None:
 def test_one_class_and_a_class_an_image() -> None:
     z, _ = clean()
     assert "one label" in " ".join(checked(verdict(z, np.zeros(400))).values())
+    assert "2 dimensions an image retrieve" in verdict(z[:, :2] + 0.1, np.arange(400) % 8).lines[2].text
     assert "400 classes" in " ".join(checked(verdict(z, [f"image {i}" for i in range(400)])).values())
     checked(verdict(np.zeros((100, 4)), np.arange(100) % 2, embeddings=np.ones((100, 3))))
 

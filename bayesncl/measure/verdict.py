@@ -126,11 +126,12 @@ def _one_class(found: Mapping[str, Any]) -> Line:
 
 
 def _retrieval(found: Mapping[str, Any]) -> Line:
+    kept = min(KEPT, found["dimensions"])
     p5, chance, control = look_up(found, f"kept/{KEPT}/p5")
     l0, probe, whole = (look_up(found, place)[0] for place in (f"kept/{KEPT}/l0", f"kept/{KEPT}/probe", "whole/p5"))
     uncut = "" if whole is None else f"{found['whole']['of']}: {whole:.0f}, "
     probed = "" if probe is None else f" A linear probe on them is right for {probe:.0f} of 100."
-    begin = "One dimension an image retrieves" if (l0 or 0) < 1.5 else f"{KEPT} dimensions an image retrieve"
+    begin = "One dimension an image retrieves" if (l0 or 0) < 1.5 else f"{kept} dimensions an image retrieve"
     text = f"{begin} {p5:.0f} of 100 right ({uncut}{_beside(chance, control)}).{probed}"
     return Line(text, "share of the 5 nearest images by cosine that have the class of the image", p5, chance, control)
 
