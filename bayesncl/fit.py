@@ -147,6 +147,8 @@ def find_source(source: Path, out: Path, options: Options) -> str:
         raise InputError("--labels does not go with a run, whose data set has its own")
     known = CodesFolder(out)
     strange = [] if not out.is_dir() or known.about_file.exists() or known.log.exists() else list(out.iterdir())
+    if known.rows_file.exists():  # codes.json is missing while new rows take the place of old ones
+        strange = [path for path in strange if path not in vars(known).values()]
     if strange and not all(path.name.startswith(".") for path in strange):
         raise InputError(f"{out} was not written by fit (it has {printable(strange[0].name)}): choose another folder")
     return kind

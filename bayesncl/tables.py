@@ -171,7 +171,7 @@ def read_parquet(path: Path) -> dict[str, Reader]:
             free -= 2 * batch.nbytes
             if free < 0:
                 raise InputError(f"{shown(path)}: the table would take over half of free memory")
-        table = pyarrow.Table.from_batches(batches)
+        table = pyarrow.Table.from_batches(batches, file.schema_arrow)
         found: dict[str, Reader] = {}
         features = []
         index = _index_columns(table.schema.metadata)

@@ -90,6 +90,8 @@ def test_parquet(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table(more), tmp_path / "e")
     with pytest.raises(InputError, match=r"column caption holds .*, no number"):
         read_arrays(tmp_path / "e", ("z",))
+    parquet.write_table(pyarrow.table({"a": pyarrow.array([], pyarrow.float32())}), tmp_path / "h")
+    assert read_embeddings(tmp_path / "h")[0].shape == (0, 1)
     (tmp_path / "c").write_bytes((tmp_path / "a").read_bytes()[:300])
     with pytest.raises(InputError, match="cannot be read"):
         read_arrays(tmp_path / "c", ("z",))

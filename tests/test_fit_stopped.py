@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import bayesncl
+from bayesncl import files
 from bayesncl import fit as fit_module
 from bayesncl.codes_folder import CodesFolder, Rows
 from bayesncl.fit import judge
@@ -74,6 +75,27 @@ def test_stopped_while_judging(run, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     Path("new.npy").rename("x.npy")
     assert run("fit", "x.npy", "-o", "codes", "--seed", "1", "--quiet").status == 0  # or of other rows
     assert len(fitted) == 4 and folder.codes_file.read_bytes() != whole.codes_file.read_bytes()
+
+
+def test_killed_while_rows_take_their_place(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = clusters()[0]
+    np.save("x.npy", x)
+    words = ["fit", "x.npy", "-o", "codes", "--dim", "4", "--quiet"]
+    assert run(*words).status == 0
+    np.save("x.npy", 2 * x)
+
+    def killed(source, target):
+        raise SystemExit(9)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "replace", killed)
+        assert run(*words).status == 9
+    assert not Path("codes/codes.json").exists()
+    assert run(*words).status == 0  # the folder is known by what else is in it
+    np.testing.assert_allclose(CodesFolder("codes").embeddings(), 2 * x)
+    Path("codes/codes.json").unlink()
+    Path("codes/thesis.tex").touch()
+    refused(run(*words), "was not written by fit (it has thesis.tex)")
 
 
 @pytest.mark.parametrize("held", [0, 60])
