@@ -47,6 +47,7 @@ from .shelf import BadCheckpoint
 
 HOLD_FROM, SHARE, MOST_HELD = 5000, 0.1, 5000  # rows from which some are held out, and how many
 MOST_JUDGED = 5_000  # rows; more say little more
+MOST_NOISE = 4096  # dimensions, the most that `auto` takes; with more, fitting noise is not worth its time
 LARGEST = 1e15  # of an embedding: its square, summed over rows, is within float32
 BATCH = 512  # images of a run that are embedded at a time
 TRIED = 8  # photos embedded to tell how long the rest will take
@@ -338,7 +339,7 @@ def gather(
     labels = None if rows.labels is None else rows.labels[chosen]
     z = copy.copy(codes).set_params(sparse_output=False).transform(x)
     given = {"label_names": rows.class_names, "embeddings": x, "control": control}
-    if count >= FEW_IMAGES and (labels is None or len(np.unique(labels)) < 2):
+    if count >= FEW_IMAGES and codes.dim_ <= MOST_NOISE and (labels is None or len(np.unique(labels)) < 2):
         given["noise"] = _noise(codes, x, embeddings[spread_evenly(train, MOST_JUDGED)] if rows.held else None)
     return z, labels, given
 
@@ -390,7 +391,8 @@ def _noise(codes: ReadableCodes, x: np.ndarray, fitted: np.ndarray | None) -> tu
     rows = x if fitted is None else np.concatenate([x, fitted])
     noise = np.random.default_rng(0).permuted(rows, axis=0)
     judged = noise[: len(x)]
-    head = ReadableCodes(**codes.get_params() | {"dim": codes.dim_, "sparse_output": False})
+    # what `fit` leaves to choose is chosen anew: codes may be a stranger's, and ask for any number of steps
+    head = ReadableCodes(codes.dim_, codes.method, codes.keep, codes.random_state, device=codes.device)
     if head.fit(judged if fitted is None else noise[len(x) :]).interrupted_:
         raise KeyboardInterrupt
     return head.transform(judged), judged

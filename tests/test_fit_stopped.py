@@ -116,3 +116,15 @@ def test_ctrl_c_ends_the_fit_of_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bayesncl.ReadableCodes, "fit", lambda self, x: setattr(self, "interrupted_", True) or self)
     with pytest.raises(KeyboardInterrupt):
         fit_module._noise(codes, x, None)
+
+
+def test_codes_of_a_stranger_do_not_say_how_long_noise_is_fitted() -> None:
+    x = clusters()[0]
+    codes = bayesncl.ReadableCodes(8).fit(x).set_params(steps=10**12, batch=10**9, neighbours=10**9)
+    assert fit_module._noise(codes, x, None)[0].shape == (60, 8)
+    codes.dim_ = 10**6
+    rows = Rows(tuple(map(str, range(60))))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fit_module, "_untrained", lambda codes, x: codes)
+        patch.setattr(bayesncl.ReadableCodes, "transform", lambda self, x: x)
+        assert "noise" not in fit_module.gather(codes, x, rows)[2]
