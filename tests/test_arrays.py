@@ -304,6 +304,8 @@ def test_embeddings_and_labels_as_people_save_them(tmp_path: Path) -> None:
     assert np.array_equal(z, Z) and labels.tolist() == [str(Y[0]), "", *map(str, Y[2:])]
     np.savez(tmp_path / "d.npz", X=Z, targets=Y)
     assert read_embeddings(tmp_path / "d.npz")[2].tolist() == Y.tolist()
+    np.savez(tmp_path / "d.npz", X=Z, targets=Z)  # attributes, boxes
+    assert read_embeddings(tmp_path / "d.npz")[2] is None
     np.savez(tmp_path / "c.npz", image=Z, text=Z)
     with pytest.raises(InputError, match=r"expected an array named z, .* it holds image, text"):
         read_embeddings(tmp_path / "c.npz")
