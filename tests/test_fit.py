@@ -426,6 +426,8 @@ def test_rows_without_a_label_are_no_class(run, tmp_path: Path) -> None:
         np.savez("x.npz", z=x, y=labels)
         assert said in run("fit", "x.npz", "-o", "codes", "--dim", "4").err
         assert CodesFolder("codes").rows().labels is None
+    np.savez("x.npz", z=x, y=y - 1)  # which some write for none
+    assert "20 of 60 rows have the label -1, which counts" in run("fit", "x.npz", "-o", "codes", "--dim", "4").err
     pictures = draw_folder(tmp_path / "p", classes=())
     names = sorted(path.name for path in pictures.iterdir())
     Path("l.csv").write_text("name,label\n" + "".join(f"{name},{'' if i else 'ant'}\n" for i, name in enumerate(names)))
