@@ -38,15 +38,15 @@ def read_csv(path: Path) -> dict[str, Reader]:
         filled = [cell for cell in first if cell.strip()]
         counted = len(filled) > 1 and filled == [str(i) for i in range(len(filled))]  # pandas' heading of plain arrays
         plain = bool(filled) and all(_is_number(cell) for cell in filled) and not counted  # there is no heading
-        kinds = ["z"] * len(first) if plain else _kinds(first, path)
-        if plain and not first[-1].strip():
-            kinds[-1] = ""  # lines that end in a comma
+        ends = plain and not first[-1].strip()  # lines end in a comma
+        kinds = ["z"] * (len(first) - ends) if plain else _kinds(first, path)
         columns: dict[str, list[str]] = {kind: [] for kind in kinds if kind in ("y", "names", "index")}
         values = array.array("d")
 
         def take(row: list[str]) -> None:
-            if len(row) != len(first):
-                raise InputError(f"{shown(path)}, line {rows.line_num}: {len(row)} columns, expected {len(first)}")
+            row = row[:-1] if ends and not row[-1].strip() else row
+            if len(row) != len(kinds):
+                raise InputError(f"{shown(path)}, line {rows.line_num}: {len(row)} columns, expected {len(kinds)}")
             try:
                 values.extend([float(cell) for cell, kind in zip(row, kinds) if kind == "z"])
             except ValueError:

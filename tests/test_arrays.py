@@ -284,6 +284,7 @@ def test_tables_say_what_they_say(text: str, wanted: dict[str, list[object]], tm
         ("a,species\n1,cat\n", "column species holds 'cat', no number; head it label or name"),
         ("a,species\n1,\n", "column species is empty: fill it in"),
         ("1,,2\n3,4,5\n", "column  is empty: fill it in"),  # a row of a table without heading
+        ("1,2,\n3,4,5\n", "3 columns, expected 2"),
     ],
 )
 def test_a_column_without_numbers_is_named(text: str, why: str, tmp_path: Path) -> None:
