@@ -41,7 +41,8 @@ TENSORS = {
 }  # fmt: skip
 ENDINGS = (".npy", ".npz", ".safetensors", ".csv", ".parquet")
 FEATURES = ("z", "embeddings", "embedding", "features", "X", "x", "h", "arr_0", "data")  # names of embeddings
-LABELS = ("y", "labels", "label")
+TARGETS = ("Y", "target", "targets")  # these may be of any shape, and are labels where there is one for each row
+LABELS = ("y", "labels", "label", *TARGETS)
 NAMES = ("names", "paths", "files", "filenames")
 
 Reader = Callable[[], np.ndarray]
@@ -91,6 +92,8 @@ def read_embeddings(path: Path, named: bool = True) -> tuple[np.ndarray, np.ndar
     """
     found = read_arrays(path, (FEATURES, LABELS, NAMES) if named else (FEATURES, LABELS))
     z = find_features(path, found)
+    one_each = z.shape[:1], (*z.shape[:1], 1)
+    found = {name: each for name, each in found.items() if name not in TARGETS or each.shape in one_each}
     # one of another length belongs to another array
     own = {name: column for name, column in _beside(path).items() if column.shape[:1] == z.shape[:1]}
     beside = {**found, **own}

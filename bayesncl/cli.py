@@ -18,7 +18,7 @@ from typer import Argument, Option
 
 from . import __version__
 from .errors import InputError
-from .files import check_folder, is_codes, write_atomic
+from .files import check_folder, check_other, is_codes, write_atomic
 
 # isort: off
 from .options import (
@@ -310,6 +310,8 @@ def measure(
         from .report.tables import show
 
     display, files = open_display(quiet), {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
+    for out in files.values():
+        check_other(out, features, labels, embeddings)
     if is_codes(features):
         given = {"--labels": labels, "--embeddings": embeddings}
         return cli_codes.show_codes(features, files, everything, display, given, save=False)

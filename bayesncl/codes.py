@@ -337,6 +337,8 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
                 raise InputError(f"X must be a matrix [N, F], got a tensor of shape {list(X.shape)}")
             if X.is_complex():
                 raise InputError("X must hold real numbers, got complex ones")
+            if X.layout != torch.strided:
+                raise InputError("X is a sparse tensor, but dense data is required: give X.to_dense()")
             X = X.detach()
             if reset:
                 self.n_features_in_ = X.shape[1]

@@ -23,7 +23,7 @@ from .data.folder import classes_of, existing_folder, no_images, scan
 from .data.images import Images, Progress
 from .errors import InputError, printable
 from .features import extract
-from .files import check_place, digest, write_atomic
+from .files import check_other, check_place, digest, write_atomic
 from .model import Encoder
 from .names import FINGERPRINT, find_names, read_names
 from .objective import check_keep, keep_strongest
@@ -53,6 +53,7 @@ def embed_images(
     image: name, label (of class subfolders), z0, z1, ... or what the dimensions were called in the file `names`.
     """
     check_out(out)
+    check_other(out, place)
     dim = model.codes.dim_ if isinstance(model, PhotoCodes) else model.head.dim
     check_keep(keep, dim)
     columns = None if names is None else column_names(model, names, dim)

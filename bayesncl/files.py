@@ -146,6 +146,13 @@ def check_place(path: Path | None) -> Path | None:
     return path
 
 
+def check_other(out: Path | None, *sources: Path | None) -> None:
+    """Refuse to write over a file that is read, however the two are spelt."""
+    for source in sources:
+        if out is not None and source is not None and out.exists() and source.exists() and out.samefile(source):
+            raise InputError(f"{out} is what is read, and would be lost: choose another name to write to")
+
+
 def check_folder(path: Path | None) -> Path | None:
     """`path`, if it is a folder that can be written in or if one can be made there."""
     if path is None:
@@ -230,6 +237,10 @@ def temporary_beside(path: Path, *, folder: bool = False, mode: int = 0o777) -> 
             break
     try:
         yield temporary
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)  # a full disk does not say where
+        raise
     finally:
         _remove(temporary)
         os.close(handle)

@@ -34,8 +34,9 @@ from .encoders import PhotoEncoder, Request, Say, default_request, find_kind, op
 from .errors import InputError, or_refuse, printable
 from .evaluate import measure_features
 from .features import centre_crop
-from .files import is_codes
+from .files import digest, is_codes
 from .labels import class_labels, read_labels
+from .measure.readable import FEW_IMAGES
 from .measure.result import Result, to_json
 from .measure.verdict import DENSELY, Verdict, to_dict, verdict
 from .model import load_run
@@ -46,6 +47,7 @@ from .shelf import BadCheckpoint
 
 HOLD_FROM, SHARE, MOST_HELD = 5000, 0.1, 5000  # rows from which some are held out, and how many
 MOST_JUDGED = 5_000  # rows; more say little more
+MOST_NOISE = 4096  # dimensions, the most that `auto` takes; with more, fitting noise is not worth its time
 LARGEST = 1e15  # of an embedding: its square, summed over rows, is within float32
 BATCH = 512  # images of a run that are embedded at a time
 TRIED = 8  # photos embedded to tell how long the rest will take
@@ -80,20 +82,26 @@ def fit(source: Path, out: Path, options: Options, device: torch.device, display
         distributed.barrier()
         about = folder.about()
         rows, embeddings = folder.rows(about), folder.embeddings(about)
-        _train(codes, embeddings[: len(rows) - rows.held], folder, display)
-        found = None
-        if distributed.rank() == 0:
+        x = embeddings[: len(rows) - rows.held]
+        unjudged = _unjudged(codes, x, folder)
+        distributed.barrier()  # all have looked before the first writes
+        codes = unjudged or codes
+        if unjudged is None:
+            _train(codes, x, folder, display)
+        first = distributed.rank() == 0
+        if first:
             for old in (folder.verdict_file, folder.evaluation_file):  # of codes that are replaced
                 folder.inside(old).unlink(missing_ok=True)
             codes.save(folder.inside(folder.codes_file))
             display.count(0, 1, "judging")
-            found = judge(codes, embeddings, rows, options.seed)
+        found = judge(codes, embeddings, rows, options.seed)  # by all, since all fit noise
+        if first:
             display.count(1, 1, "judging")
             folder.write(folder.verdict_file, to_json(to_dict(found)))
         distributed.barrier()
         distributed.stop()  # one that is still in a group when it ends is taken for lost by the others
     display.close()
-    if found is None:
+    if not first:
         return None
     by = f"{rows.held:,} held-out" if rows.held else f"the same {len(rows):,}"
     seconds = time.perf_counter() - began
@@ -138,6 +146,8 @@ def find_source(source: Path, out: Path, options: Options) -> str:
         raise InputError("--labels does not go with a run, whose data set has its own")
     known = CodesFolder(out)
     strange = [] if not out.is_dir() or known.about_file.exists() or known.log.exists() else list(out.iterdir())
+    if known.rows_file.exists():  # codes.json is missing while new rows take the place of old ones
+        strange = [path for path in strange if path not in vars(known).values()]
     if strange and not all(path.name.startswith(".") for path in strange):
         raise InputError(f"{out} was not written by fit (it has {printable(strange[0].name)}): choose another folder")
     return kind
@@ -218,7 +228,8 @@ def take_array(source: Path, folder: CodesFolder, options: Options, device: torc
         held=int(held.sum()),
         marks=None if options.images is None else tuple(mark(options.images / texts[i]) for i in order),
     )
-    classes = f"{len(rows.class_names):,} classes" if rows.class_names else "no labels"
+    known = "no labels" if labels is None else "one class only"
+    classes = f"{len(rows.class_names):,} classes" if rows.class_names else known
     named = "no names" if names is None else "names"
     outlook = _outlook(n - rows.held, rows.held, z.shape[1], options, device)
     display.note(f"{n:,} rows of {z.shape[1]:,} numbers; {classes}, {named}; {outlook}")
@@ -315,17 +326,21 @@ def gather(
 ) -> tuple[np.ndarray, np.ndarray | None, dict[str, Any]]:
     """Codes [N, D] and labels [N] of the rows to judge by, and what else is known of them: see `readable.figures`.
 
-    They are the rows held out, or all; at most 5,000, spread evenly. The control is an untrained head.
+    They are the rows held out, or all; at most 5,000, spread evenly. The control is an untrained head. Without labels
+    the same is done with noise, for such a verdict flatters codes of few rows, most of all on the rows they were
+    fitted to.
     """
     train = len(rows) - rows.held
     first, count = (train, rows.held) if rows.held else (0, train)
     chosen = first + spread_evenly(count, MOST_JUDGED)
     x = np.asarray(embeddings[chosen])
-    untrained = {**codes.get_params(), "dim": codes.dim_, "steps": 0, "positives": "self", "sparse_output": False}
-    control = ReadableCodes(**untrained).fit(embeddings[:train]).transform(x)
+    control = _untrained(codes, embeddings[:train]).transform(x)
     labels = None if rows.labels is None else rows.labels[chosen]
     z = copy.copy(codes).set_params(sparse_output=False).transform(x)
-    return z, labels, {"label_names": rows.class_names, "embeddings": x, "control": control}
+    given = {"label_names": rows.class_names, "embeddings": x, "control": control}
+    if count >= FEW_IMAGES and codes.dim_ <= MOST_NOISE and (labels is None or len(np.unique(labels)) < 2):
+        given["noise"] = _noise(codes, x, embeddings[spread_evenly(train, MOST_JUDGED)] if rows.held else None)
+    return z, labels, given
 
 
 def judge(codes: ReadableCodes, embeddings: np.ndarray, rows: Rows, seed: int) -> Verdict:
@@ -368,6 +383,38 @@ def next_commands(about: About, out: Path) -> list[str]:
         again = f" --encoder {shlex.quote(spec)}" if find_kind(spec) == "module" else ""
         lines.append(f"codes of other photos:   bayesncl embed {place} PHOTOS -o codes.csv{again}")
     return lines
+
+
+def _noise(codes: ReadableCodes, x: np.ndarray, fitted: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Codes and rows of noise that has the columns of x, each shuffled; fitted to others where such are given."""
+    rows = x if fitted is None else np.concatenate([x, fitted])
+    noise = np.random.default_rng(0).permuted(rows, axis=0)
+    judged = noise[: len(x)]
+    # what `fit` leaves to choose is chosen anew: codes may be a stranger's, and ask for any number of steps
+    head = ReadableCodes(codes.dim_, codes.method, codes.keep, codes.random_state, device=codes.device)
+    if head.fit(judged if fitted is None else noise[len(x) :]).interrupted_:
+        raise KeyboardInterrupt
+    return head.transform(judged), judged
+
+
+def _untrained(codes: ReadableCodes, x: np.ndarray) -> ReadableCodes:
+    """The head that these codes began from, if x [N, F] is what they were fitted on."""
+    begun = {"dim": codes.dim_, "steps": 0, "positives": "self", "sparse_output": False}
+    return ReadableCodes(**codes.get_params() | begun).fit(x)
+
+
+def _unjudged(codes: ReadableCodes, x: np.ndarray, folder: CodesFolder) -> ReadableCodes | None:
+    """Codes that were fitted here on x by the same options and were not judged: who stopped that is spared the fit."""
+    if folder.verdict_file.exists() or not folder.codes_file.exists():
+        return None
+    try:
+        found = folder.codes(str(codes.device))
+    except InputError:
+        return None
+    if found.interrupted_ or found.get_params() != codes.get_params():
+        return None
+    then, now = (digest(each.moments_._asdict()) for each in (found, _untrained(found, x)))
+    return found if then == now else None
 
 
 def _train(codes: ReadableCodes, x: np.ndarray, folder: CodesFolder, display: Display) -> None:

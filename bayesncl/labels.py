@@ -53,4 +53,7 @@ def class_labels(labels: np.ndarray | None) -> np.ndarray | None:
         warnings.warn(f"{missing:,} of {len(labels):,} rows have no label: nothing is judged by labels", stacklevel=2)
     elif labels.dtype.kind == "f":
         warnings.warn("labels are neither whole numbers nor text: nothing is judged by labels", stacklevel=2)
+    elif labels.dtype.kind == "i" and len(labels) and labels.min() == -1:
+        count = np.count_nonzero(labels == -1)
+        warnings.warn(f"{count:,} of {len(labels):,} rows have the label -1, which counts as a class", stacklevel=2)
     return None if missing or labels.dtype.kind == "f" else labels

@@ -47,15 +47,20 @@ def measure(source: Any, chosen: Tensor | None = None) -> Moments:
     device = source.device if isinstance(source, Tensor) else torch.device("cpu")
     count = 0
     mean = torch.zeros(width, dtype=torch.float64, device=device)
-    squares = torch.zeros_like(mean)
+    squares, size = torch.zeros_like(mean), mean.new_zeros(())
     for index in _blocks(source, chosen):
-        x = _unit(_read(source, index, device).double())
+        raw = _read(source, index, device)
+        size = torch.maximum(size, raw.abs().max().double())
+        tiny = torch.finfo(raw.dtype).tiny ** 0.4  # squares of less are lost
+        x = _unit(raw.double())
         n = len(x)
         centre = x.mean(0)
         shift = centre - mean
         squares = squares + (x - centre).square().sum(0) + shift.square() * (count * n / (count + n))
         mean = mean + shift * (n / (count + n))
         count += n
+    if 0 < float(size) < tiny:
+        raise InputError(f"X contains no number above {float(size):.0e}: multiply X by a large number")
     deviation = (squares / count).sqrt()
     varies = deviation > 1e-6 * mean.abs() + torch.finfo(torch.float64).tiny
     if not bool(varies.any()):

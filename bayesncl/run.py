@@ -141,8 +141,12 @@ class Run(Folder):
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Add one line to metrics.jsonl."""
         handle = os.open(self.metrics_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        with open(handle, "a") as file:
-            file.write(json.dumps(line) + "\n")
+        try:
+            with open(handle, "a") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            error.filename = str(self.metrics_file)  # a full disk does not say where
+            raise
 
     def model(self, device: str | torch.device = "cpu") -> Encoder:
         """The trained model; InputError where there is none that can be used."""

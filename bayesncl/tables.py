@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import csv
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -33,13 +34,18 @@ def read_csv(path: Path) -> dict[str, Reader]:
         file.seek(0)
         rows = csv.reader(file, delimiter="," if "," in heading else max(",;\t", key=heading.count))
         first = next(rows, [])
-        kinds = _kinds(first, path)
+        filled = [cell for cell in first if cell.strip()]
+        counted = len(filled) > 1 and filled == [str(i) for i in range(len(filled))]  # pandas' heading of plain arrays
+        plain = bool(filled) and all(_is_number(cell) for cell in filled) and not counted  # there is no heading
+        ends = plain and not first[-1].strip()  # lines end in a comma
+        kinds = ["z"] * (len(first) - ends) if plain else _kinds(first, path)
         columns: dict[str, list[str]] = {kind: [] for kind in kinds if kind in ("y", "names", "index")}
         values = array.array("d")
 
         def take(row: list[str]) -> None:
-            if len(row) != len(first):
-                raise InputError(f"{shown(path)}, line {rows.line_num}: {len(row)} columns, expected {len(first)}")
+            row = row[:-1] if ends and not row[-1].strip() else row
+            if len(row) != len(kinds):
+                raise InputError(f"{shown(path)}, line {rows.line_num}: {len(row)} columns, expected {len(kinds)}")
             try:
                 values.extend([float(cell) for cell, kind in zip(row, kinds) if kind == "z"])
             except ValueError:
@@ -49,8 +55,7 @@ def read_csv(path: Path) -> dict[str, Reader]:
                 if kind in columns:
                     columns[kind].append(cell[1:] if cell[:1] == "'" and FORMULA.match(cell) else cell)
 
-        counted = len(first) > 1 and first == [str(i) for i in range(len(first))]  # pandas' heading of plain arrays
-        if all(_is_number(cell) for cell in first) and not counted:
+        if plain:
             take(first)
         for row in filter(None, rows):  # blank lines say nothing
             take(row)
@@ -119,7 +124,8 @@ def _text(cells: list[Any], measured: bool = False) -> np.ndarray:
             return np.array(numbers, np.int64)
     except (ValueError, TypeError, OverflowError):
         pass
-    if measured and any("." in str(cell) for cell in cells) and all(cell == "" or _is_number(cell) for cell in cells):
+    pointed = any("." in str(cell) or str(cell).lower() == "nan" for cell in cells)  # nan stands for nothing
+    if measured and pointed and all(cell == "" or _is_number(cell) for cell in cells):
         return np.array([float(cell or "nan") for cell in cells])
     cells = [cell.decode("utf-8", "replace") if type(cell) is bytes else cell for cell in cells]
     texts = ["" if cell is None else str(cell) for cell in cells]
@@ -141,6 +147,14 @@ def _holds_lists(kind: Any, pyarrow: Any) -> bool:
     return lists and (pyarrow.types.is_floating(kind.value_type) or pyarrow.types.is_integer(kind.value_type))
 
 
+def _index_columns(metadata: Any) -> list[str]:
+    """Names of the columns that pandas wrote its index to, as it says beside the table; a stranger may say anything."""
+    try:
+        return [name for name in json.loads(metadata[b"pandas"])["index_columns"] if isinstance(name, str)]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return []
+
+
 def read_parquet(path: Path) -> dict[str, Reader]:
     """The same of a .parquet."""
     pyarrow = import_pyarrow()
@@ -156,10 +170,12 @@ def read_parquet(path: Path) -> dict[str, Reader]:
             free -= 2 * batch.nbytes
             if free < 0:
                 raise InputError(f"{shown(path)}: the table would take over half of free memory")
-        table = pyarrow.Table.from_batches(batches)
+        table = pyarrow.Table.from_batches(batches, file.schema_arrow)
         found: dict[str, Reader] = {}
         features = []
-        columns = list(zip(table.column_names, _kinds(table.column_names, path), table.columns))
+        index = _index_columns(table.schema.metadata)
+        headings = ["index" if name in index and name.lower() not in COLUMNS else name for name in table.column_names]
+        columns = list(zip(table.column_names, _kinds(headings, path), table.columns))
         lists = [name for name, kind, column in columns if kind == "z" and _holds_lists(column.type, pyarrow)]
         lists = [name for name in lists if name in FEATURES][:1] or lists
         if len(lists) > 1:

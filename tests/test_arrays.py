@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bayesncl import arrays
-from bayesncl.arrays import as_features, as_labels, read_arrays, read_embeddings
+from bayesncl.arrays import as_features, as_labels, find_column, read_arrays, read_embeddings
 from bayesncl.atlas.sources import atlas_of_arrays
 from bayesncl.errors import InputError
 from bayesncl.measure.sparse import unit_blocks
@@ -80,9 +80,19 @@ def test_parquet(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table(index), tmp_path / "f")
     z, names, labels = read_embeddings(tmp_path / "f")
     assert z.shape == (30, 1) and set(names) == {"x"} and labels.tolist() == ["", "2"] * 15
+    table = pyarrow.table({"photo": ["a", "b"], "v": [1.0, 2.0]})
+    said = {b"pandas": b'{"index_columns": ["photo", {"kind": "range"}]}'}
+    parquet.write_table(table.replace_schema_metadata(said), tmp_path / "g")
+    z, names, _ = read_embeddings(tmp_path / "g")  # an index that has a name is an index
+    assert z.tolist() == [[1.0], [2.0]] and names.tolist() == ["a", "b"]
+    parquet.write_table(table.replace_schema_metadata({b"pandas": b'{"index_columns": 7}'}), tmp_path / "g")
+    with pytest.raises(InputError, match="column photo holds"):
+        read_embeddings(tmp_path / "g")
     parquet.write_table(pyarrow.table(more), tmp_path / "e")
     with pytest.raises(InputError, match=r"column caption holds .*, no number"):
         read_arrays(tmp_path / "e", ("z",))
+    parquet.write_table(pyarrow.table({"a": pyarrow.array([], pyarrow.float32())}), tmp_path / "h")
+    assert read_embeddings(tmp_path / "h")[0].shape == (0, 1)
     (tmp_path / "c").write_bytes((tmp_path / "a").read_bytes()[:300])
     with pytest.raises(InputError, match="cannot be read"):
         read_arrays(tmp_path / "c", ("z",))
@@ -257,12 +267,16 @@ def test_large_arrays_are_not_loaded(tmp_path: Path) -> None:
         (",id,a,\n0,x,1,\n1,y,2,\n", {"z": [[1], [2]], "names": ["x", "y"]}),
         ("id,a\n0,5\n1,6\n", {"z": [[5], [6]], "names": [0, 1]}),
         (",a\n1,5\n2,6\n", {"z": [[5], [6]]}),
+        ("1.5,2,\n3,4,\n", {"z": [[1.5, 2], [3, 4]]}),  # no heading, and a comma at the end
+        ("y,a\nnan,1\n3,2\nnan,3\n", {"z": [[1], [2], [3]], "y": ["", "3", ""]}),
         ("id,path,index,a\n7,x,0,1\n8,y,1,2\n", {"z": [[1], [2]], "names": ["x", "y"]}),
     ],
 )
 def test_tables_say_what_they_say(text: str, wanted: dict[str, list[object]], tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(text)
     found = read_arrays(tmp_path / "a.csv", ("z", "y", "names"))
+    if "y" in found:
+        found["y"] = find_column(found, "y")
     assert {name: values.tolist() for name, values in found.items()} == wanted
 
 
@@ -271,11 +285,13 @@ def test_tables_say_what_they_say(text: str, wanted: dict[str, list[object]], tm
     [
         ("a,species\n1,cat\n", "column species holds 'cat', no number; head it label or name"),
         ("a,species\n1,\n", "column species is empty: fill it in"),
+        ("1,,2\n3,4,5\n", "column  is empty: fill it in"),  # a row of a table without heading
+        ("1,2,\n3,4,5\n", "3 columns, expected 2"),
     ],
 )
 def test_a_column_without_numbers_is_named(text: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "a.CSV").write_text(text)
-    with pytest.raises(InputError, match=f"line 2: {why}"):
+    with pytest.raises(InputError, match=f"line [12]: {why}"):
         read_arrays(tmp_path / "a.CSV", ("z",))
 
 
@@ -289,6 +305,10 @@ def test_embeddings_and_labels_as_people_save_them(tmp_path: Path) -> None:
     np.savez(tmp_path / "b.npz", image_embeds=Z, y=column)
     z, _, labels = read_embeddings(tmp_path / "b.npz")
     assert np.array_equal(z, Z) and labels.tolist() == [str(Y[0]), "", *map(str, Y[2:])]
+    np.savez(tmp_path / "d.npz", X=Z, targets=Y)
+    assert read_embeddings(tmp_path / "d.npz")[2].tolist() == Y.tolist()
+    np.savez(tmp_path / "d.npz", X=Z, targets=Z)  # attributes, boxes
+    assert read_embeddings(tmp_path / "d.npz")[2] is None
     np.savez(tmp_path / "c.npz", image=Z, text=Z)
     with pytest.raises(InputError, match=r"expected an array named z, .* it holds image, text"):
         read_embeddings(tmp_path / "c.npz")

@@ -245,6 +245,17 @@ def test_replaces_an_atlas_but_no_other_folder(tmp_path: Path) -> None:
     build_atlas(out, [run], images, "first")
     build_atlas(out, [run], images, "second")
     assert json.loads((out / MARKER).read_text())["title"] == "second"
+    (out / "names.json").write_text("{}")
+    (out / "mine/deep").mkdir(parents=True)
+    (out / "link").symlink_to("nowhere")
+    (out / "sprites/old.png").write_text("")
+    linked = tmp_path / "linked"
+    linked.symlink_to("out")
+    build_atlas(linked, [run], images, "third")
+    assert linked.is_symlink() and json.loads((out / MARKER).read_text())["title"] == "third"
+    assert (out / "names.json").read_text() == "{}" and (out / "mine/deep").is_dir() and (out / "link").is_symlink()
+    assert not (out / "sprites/old.png").exists()
+    linked.unlink()
     thesis = tmp_path / "thesis"
     thesis.mkdir()
     (thesis / "chapter1.tex").write_text("x")

@@ -377,7 +377,9 @@ def test_options_say_too_many_to_keep_without_rows() -> None:
         (np.where(np.arange(90).reshape(30, 3) == 13, np.inf, 1.0), "infinity, first in row 4"),
         (np.float32([[1, 2], [3, 1e25]]).repeat(9, 1), "1e[+]25 in row 1: divide X"),  # its square is infinite
         (np.zeros((2, 2**20 + 1), np.float16), "1,048,577 columns, at most 1,048,576 will do"),
+        ((made() * 1e-25).astype(np.float32), "no number above [0-9]e-25: multiply X"),  # its square is 0
         (torch.ones(4), "matrix"),
+        (torch.eye(4).to_sparse(), "sparse tensor"),
         (torch.ones(4, 4, dtype=torch.complex64), "complex"),
     ],
 )

@@ -17,6 +17,7 @@ from bayesncl.embed import embed_images
 from bayesncl.errors import InputError
 from bayesncl.model import build_model
 from bayesncl.objective import keep_strongest
+from tests.commands import call
 from tests.conftest import tiny_recipe
 
 RNG = np.random.default_rng(0)
@@ -34,6 +35,19 @@ def test_names_do_not_collide(tmp_path: Path) -> None:
     names = read_arrays(tmp_path / "e.npz", ("names",))["names"]
     assert len(set(names.tolist())) == 3
     assert all(name.isprintable() for name in names.tolist())
+
+
+def test_what_is_read_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("x.npz", z=RNG.random((60, 8)), y=np.arange(60) % 3)
+    before = Path("x.npz").read_bytes()
+    Path("same.csv").symlink_to("x.npz")
+    assert call("fit", "x.npz", "-o", "codes", "--dim", "4", "--quiet") == 0
+    assert call("embed", "codes", "x.npz", "-o", tmp_path / "x.npz", "--quiet") == 2
+    assert call("embed", "codes", "x.npz", "-o", "same.csv", "--quiet") == 2
+    assert call("measure", "x.npz", "--csv", "same.csv", "--quiet") == 2
+    assert Path("x.npz").read_bytes() == before
+    assert call("embed", "codes", "x.npz", "-o", "other.npz", "--quiet") == 0
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bayesncl.errors import InputError
-from bayesncl.files import check_place, write_atomic, write_together
+from bayesncl.files import check_place, temporary_beside, write_atomic, write_together
 
 ROOT = Path(__file__).parent.parent
 
@@ -91,6 +91,12 @@ def test_standard_output(tmp_path: Path, redirected: bool) -> None:
     else:
         found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert found == "before\njson\nafter\n"
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OSError) as caught, temporary_beside(tmp_path / "atlas", folder=True):
+        raise OSError(28, "No space left on device")
+    assert caught.value.filename == str(tmp_path / "atlas")
 
 
 def test_of_files_written_together_none_vouches_for_old_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,33 +154,6 @@ def test_killed_while_embedding(run, tmp_path: Path, embedded: list[str], monkey
     assert not log.log.exists() and not log.log_index.exists()
 
 
-def test_stopped_while_training(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    np.save("x.npy", clusters()[0])
-    assert run("fit", "x.npy", "-o", "whole", "--quiet").status == 0
-    real = bayesncl.ReadableCodes.fit
-
-    def stop(self, x, **options):
-        def progress(done, total, what):
-            if what == "training" and done == 20:
-                raise KeyboardInterrupt
-
-        return real(self, x, **options | {"progress": progress})
-
-    with monkeypatch.context() as patch:
-        patch.setattr(bayesncl.ReadableCodes, "fit", stop)
-        answer = run("fit", "x.npy", "-o", "codes")
-    assert answer.status == 130 and "the same command resumes" in answer.err
-    folder = CodesFolder("codes")
-    assert folder.checkpoint.exists() and not folder.codes_file.exists()
-    refused(run("measure", "codes", "--quiet"), "not finished: run bayesncl fit again")
-    assert run("fit", "x.npy", "-o", "codes", "--quiet").status == 0
-    assert not folder.checkpoint.exists()
-    assert folder.codes_file.read_bytes() == Path("whole/codes.safetensors").read_bytes()
-    folder.checkpoint.write_bytes(b"damaged")
-    assert run("fit", "x.npy", "-o", "codes", "--quiet").status == 0
-    assert folder.codes_file.read_bytes() == Path("whole/codes.safetensors").read_bytes()
-
-
 def test_broken_and_other_files(run, tmp_path: Path) -> None:
     pictures = draw_folder(tmp_path / "pictures", classes=())
     (pictures / "broken.jpg").write_bytes(b"\xff\xd8 no")
@@ -428,10 +401,13 @@ def test_labels_of_another_file_beside_an_array_are_left_alone(run) -> None:
 
 def test_rows_without_a_label_are_no_class(run, tmp_path: Path) -> None:
     x, y = clusters()
-    for labels, said in ((np.where(y, y, np.nan), "20 of 60 rows have no label"), (y + 0.5, "neither whole numbers")):
+    some = np.where(y, y, np.nan), y + 0.5, 0 * y
+    for labels, said in zip(some, ("20 of 60 rows have no label", "neither whole numbers", "one class only")):
         np.savez("x.npz", z=x, y=labels)
         assert said in run("fit", "x.npz", "-o", "codes", "--dim", "4").err
         assert CodesFolder("codes").rows().labels is None
+    np.savez("x.npz", z=x, y=y - 1)  # which some write for none
+    assert "20 of 60 rows have the label -1, which counts" in run("fit", "x.npz", "-o", "codes", "--dim", "4").err
     pictures = draw_folder(tmp_path / "p", classes=())
     names = sorted(path.name for path in pictures.iterdir())
     Path("l.csv").write_text("name,label\n" + "".join(f"{name},{'' if i else 'ant'}\n" for i, name in enumerate(names)))

@@ -21,6 +21,14 @@ from tests.commands import SETTINGS, Answer
 from tests.conftest import Stopped, stop_after, tiny_images, tiny_recipe
 
 
+def test_a_full_disk_is_named_that_metrics_find(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.metrics_file = Path("/dev/full")
+    with pytest.raises(OSError, match="No space left") as caught:
+        run.append_metrics({"step": 1})
+    assert caught.value.filename == "/dev/full"
+
+
 def test_metrics_are_read_by_kind_and_without_what_a_kill_cut(tmp_path: Path) -> None:
     run = Run(tmp_path)
     assert run.metrics() == []

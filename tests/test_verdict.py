@@ -116,6 +116,14 @@ def test_noise_is_not_praised() -> None:
     assert "alike by the embeddings (" in line.text and "An untrained head has as many" in line.text
     line = verdict(some, embeddings=x, control=np.ones_like(some)).lines[0]
     assert line.value == 16 and "as many" not in line.text
+    line = verdict(some, embeddings=x, noise=(others, x)).lines[0]  # they are as alike as noise
+    assert line.value <= 4 and ", noise 1)" in line.text
+    assert "Noise has as many" in verdict(some, embeddings=x, noise=(some, x)).lines[0].text
+    z, y = clean()
+    line = verdict(z, embeddings=embed(y, 0.2), noise=(others, x)).lines[0]
+    assert line.value == 8 and "noise 0)" in line.text
+    x[0] = 1e6  # all other rows lie opposite to it, beyond the mean
+    assert "Chance has as many" in verdict(some, embeddings=x).lines[0].text
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 30])
@@ -127,6 +135,7 @@ def test_few_images_say_so(n: int) -> None:
 def test_one_class_and_a_class_an_image() -> None:
     z, _ = clean()
     assert "one label" in " ".join(checked(verdict(z, np.zeros(400))).values())
+    assert "2 dimensions an image retrieve" in verdict(z[:, :2] + 0.1, np.arange(400) % 8).lines[2].text
     assert "400 classes" in " ".join(checked(verdict(z, [f"image {i}" for i in range(400)])).values())
     checked(verdict(np.zeros((100, 4)), np.arange(100) % 2, embeddings=np.ones((100, 3))))
 

@@ -6,6 +6,7 @@ import ctypes
 import html
 import json
 import os
+import shutil
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
@@ -21,6 +22,7 @@ from .telling import factorise
 
 MARKER = "atlas.json"  # says that a folder is an atlas and may be replaced by another
 MOST_RUNS = 8
+OURS = (MARKER, "index.html", "atlas.css", "atlas.js", "data", "sprites", "large", "cover")
 SCRIPTS = (
     "data.js", "dom.js", "store.js", "names.js", "sprites.js", "heat.js", "charts.js", "map.js", "parts.js",
     "overview.js", "dimension.js", "list.js", "image.js", "pair.js", "compare.js", "class.js", "gallery.js",
@@ -31,7 +33,8 @@ SCRIPTS = (
 def build_atlas(out: Path, runs: list[AtlasRun], images: Images | Photos, title: str = "Atlas") -> Path:
     """Write the atlas of one or more runs on the same images as the folder `out`.
 
-    The folder appears complete or not at all. An atlas that is already there is replaced; any other folder is refused.
+    The folder appears complete or not at all. An atlas that is already there is replaced, but for what people put into
+    it; any other folder is refused.
 
     Parameters
     ----------
@@ -44,7 +47,7 @@ def build_atlas(out: Path, runs: list[AtlasRun], images: Images | Photos, title:
     -------
     The path of its index.html, which opens from disk.
     """
-    out = Path(out)
+    out = Path(os.path.realpath(out)) if Path(out).is_symlink() else Path(out)  # a link stays
     before = check_out(out, len(runs))
     if len(images) < 1:
         raise InputError("an atlas needs at least one image, got none")
@@ -61,6 +64,8 @@ def build_atlas(out: Path, runs: list[AtlasRun], images: Images | Photos, title:
                 write_matches(folder, f"compare-{r}", features[0].z, arrays.z)
         write_images(folder, images, labels, grounds, runs, features, title, first_seen)
         (folder / MARKER).write_text(json.dumps({"format": 2, "title": title, "runs": [run.name for run in runs]}))
+        if out.exists():
+            _keep_others(out, folder)
         _replace(folder, out, before)
     return out / "index.html"
 
@@ -90,6 +95,17 @@ def _write_page(folder: Path, title: str) -> None:
     # One script of one scope: modules proper do not load from disk.
     parts = [(page / name).read_text(encoding="utf-8") for name in SCRIPTS]
     (folder / "atlas.js").write_text('"use strict";\n(() => {\n' + "\n".join(parts) + "\n})();\n", encoding="utf-8")
+
+
+def _keep_others(old: Path, new: Path) -> None:
+    """Copy what people put into an atlas, names perhaps, into the one that takes its place."""
+    for path in old.iterdir():
+        if path.name in OURS:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.copytree(path, new / path.name, symlinks=True)
+        else:
+            shutil.copy2(path, new / path.name, follow_symlinks=False)
 
 
 def _replace(made: Path, out: Path, before: Path) -> None:

@@ -20,6 +20,7 @@ KEPT = 5  # dimensions kept an image where one number must do
 FEW_IMAGES = 50  # below, nothing is said of single dimensions
 QUERIES = 2000  # images that retrieval with an untrained head and with whole embeddings asks with, at most
 REFERENCE = 512  # groups of ten images that tell how alike chance and neighbours are
+NOISE = 0.95  # quantile over the dimensions read from noise, which a readable one passes
 NAME_LENGTH = 40  # of a class in the verdict
 SORTED = 2**21  # entries that fire, above which F1 and IoU are left out unless asked for: they sort all
 
@@ -35,6 +36,7 @@ def figures(
     embeddings: Array | None = None,
     second: bool = False,
     control: Array | None = None,
+    noise: tuple[Array, Array] | None = None,
     train: tuple[Array, Array] | None = None,
     stability: Mapping[str, float | None] | None = None,
     ks: Sequence[int] = kept.KS,
@@ -53,6 +55,8 @@ def figures(
     embeddings : [N, F] of the same images, those the codes were made from or a second encoder's.
     second : whether the embeddings are a second encoder's; only then they are no judge in their own cause.
     control : codes [N, D] of an untrained head.
+    noise : codes [M, D] and embeddings [M, F] of rows whose columns were shuffled, by a head that was fitted to such
+        rows. Without labels a readable dimension is more alike than 95 of 100 of these.
     train : codes and labels of training rows, for a linear probe of the kept codes and for sparse probing.
     stability : what `stability.summary` returns for this code and that of another seed.
     ks : dimensions kept an image; 5 is among them.
@@ -72,10 +76,12 @@ def figures(
     if other is not None and other.shape != codes.shape:
         raise InputError(f"the control must be {list(codes.shape)} as the codes are, got {list(other.shape)}")
     given = None if embeddings is None else labelfree.prepare(embeddings, n)
+    noisy = None if noise is None else _alike(*noise)
     known = _labels(labels, n)
     levelled = {name: as_labels(y, n)[0] for name, y in (levels or {}).items()}
     by_label = [] if known is None else [known, *levelled.values()]
     tellable = n >= FEW_IMAGES and (known is not None or given is not None)
+    least = least_alike(given, noisy, seed=seed) if tellable and known is None and given is not None else None
 
     def measure(codes: Codes, strong: np.ndarray, train: tuple[Array, Array] | None, queries: int | None) -> Tree:
         """The branches that exist for trained and untrained codes alike, chance levels beside what they are of."""
@@ -94,7 +100,7 @@ def figures(
     def count_readable(top: np.ndarray, order: np.ndarray | slice = slice(None)) -> Tree:
         """How many dimensions with these strongest images are readable, labels and embeddings taken in some order."""
         judges = [y[order] for y in by_label], None if given is None else given[order]
-        return {"count": int(readable(top, *judges, seed=seed).sum())}
+        return {"count": int(readable(top, *judges, least=least, seed=seed).sum())}
 
     result: Tree = {"images": n, "dimensions": width, "classes": None if known is None else int(known.max()) + 1}
     strong = strongest_images(codes, labelfree.POOL)
@@ -106,6 +112,8 @@ def figures(
         found = count_readable(top)
         by = "embeddings" if known is None else " or ".join(["class", *levelled])
         result["readable"] = found | {"share": found["count"] / width, "by": by}
+        if least is not None and noisy is not None:
+            result["readable"]["noise"] = int((noisy >= least).sum())
         if known is not None:
             result["readable"] |= _clearest(codes, known, labels, label_names)
     if given is not None:
@@ -151,21 +159,38 @@ def _labels(labels: Array | None, n: int) -> np.ndarray | None:
 
 
 def readable(
-    top: np.ndarray, labellings: Sequence[np.ndarray] = (), embeddings: np.ndarray | None = None, *, seed: int = 0
-) -> np.ndarray:
+    top: np.ndarray, labellings: Sequence[np.ndarray] = (), embeddings: np.ndarray | None = None, *,
+    least: float | None = None, seed: int = 0,
+) -> np.ndarray:  # fmt: skip
     """Which dimensions are readable, bool [D]: their ten strongest images [D, 10], -1 for none, are alike.
 
     With labels: at least 7 of the ten share a class, by any of the labellings (int [N] from 0). Else by embeddings, as
-    `labelfree.prepare` gives them: the mean cosine of the ten is at least half-way from that of ten random images to
-    that of an image and its nine nearest neighbours. A dimension that fires on fewer than ten images is not readable.
+    `labelfree.prepare` gives them: the mean cosine of the ten is `least` or more, see `least_alike`. A dimension that
+    fires on fewer than ten images is not readable.
     """
     if len(labellings):
         return np.any([_largest(top, labels) >= ALIKE for labels in labellings], axis=0)
     if embeddings is None:
         raise InputError("readable dimensions need labels or embeddings to tell what is alike")
-    low, high = likeness(embeddings, seed=seed)
-    alike = labelfree.mean_alike(top, embeddings)
-    return ~np.isnan(alike) & (np.nan_to_num(alike, nan=-1.0) >= (low + high) / 2)
+    least = least_alike(embeddings, seed=seed) if least is None else least
+    return labelfree.mean_alike(top, embeddings) >= least  # NaN is not
+
+
+def least_alike(embeddings: np.ndarray, noise: np.ndarray | None = None, *, seed: int = 0) -> float:
+    """The mean cosine from which ten images are alike.
+
+    It is half-way from that of ten random images to that of an image and its nine nearest neighbours; and, where rows
+    are few or narrow and noise is as alike as that, what 95 of 100 dimensions read from `noise` [D] do not reach.
+    """
+    half = sum(likeness(embeddings, seed=seed)) / 2
+    known = np.empty(0) if noise is None else noise[~np.isnan(noise)]
+    return max(half, float(np.quantile(known, NOISE))) if len(known) else half
+
+
+def _alike(codes: Array, embeddings: Array) -> np.ndarray:
+    """Mean cosine of the ten strongest images of each dimension [D]."""
+    found = as_codes(codes)
+    return labelfree.mean_alike(strongest_images(found, TOP), labelfree.prepare(embeddings, found.shape[0]))
 
 
 def _largest(top: np.ndarray, labels: np.ndarray) -> np.ndarray:

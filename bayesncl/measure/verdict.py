@@ -11,7 +11,7 @@ from ..arrays import Array
 from .counts import MIN_SUPPORT
 from .dimensions import OWNED
 from .measures import value
-from .readable import ALIKE, FEW_IMAGES, KEPT, TOP, figures
+from .readable import ALIKE, FEW_IMAGES, KEPT, NOISE, TOP, figures
 
 DENSE = 0.5  # share of entries that fire from which codes are called dense
 DENSELY = "Most dimensions"  # so begins the line that says it
@@ -83,17 +83,24 @@ def _readable(found: Mapping[str, Any]) -> Line:
     if "readable" not in found:
         return Line("Without labels or embeddings it cannot be said how many dimensions are readable.", "nothing")
     count, chance, control = look_up(found, "readable/count")
-    by = found["readable"]["by"]
+    by, noise = found["readable"]["by"], found["readable"].get("noise")
+    beside = _beside(chance, control)
     if by == "embeddings":
         who = found["labelfree"]["by"]
         second = who == "a second encoder"
         what = f"their {TOP} strongest images are alike by {who if second else 'the embeddings'}"
         who += "" if second else ", which favour codes made from them"
         rule = f"mean cosine by {who}: half-way or more from {TOP} random images to an image and its neighbours"
+        if noise is not None:
+            beside += f", noise {noise:,}"
+            rule += f", and more than {NOISE:.0%} of dimensions fitted to the same columns, each shuffled (noise)"
     else:
         what = f"at least {ALIKE} of their {TOP} strongest images share a {by}"
         rule = f"the {TOP} strongest images of a dimension by |z|, and their labels"
-    text = f"{count:,.0f} of {found['dimensions']:,} dimensions are readable: {what} ({_beside(chance, control)})."
+    text = f"{count:,.0f} of {found['dimensions']:,} dimensions are readable: {what} ({beside})."
+    for who, others in (("Chance", chance), ("Noise", noise)):
+        if count and others is not None and others >= count:
+            return Line(f"{text} {who} has as many: they say nothing of these images.", rule, count, chance, control)
     if count and control is not None and control >= count:
         text += " An untrained head has as many: they say nothing of the training."
     return Line(text, rule, count, chance, control)
@@ -119,11 +126,12 @@ def _one_class(found: Mapping[str, Any]) -> Line:
 
 
 def _retrieval(found: Mapping[str, Any]) -> Line:
+    kept = min(KEPT, found["dimensions"])
     p5, chance, control = look_up(found, f"kept/{KEPT}/p5")
     l0, probe, whole = (look_up(found, place)[0] for place in (f"kept/{KEPT}/l0", f"kept/{KEPT}/probe", "whole/p5"))
     uncut = "" if whole is None else f"{found['whole']['of']}: {whole:.0f}, "
     probed = "" if probe is None else f" A linear probe on them is right for {probe:.0f} of 100."
-    begin = "One dimension an image retrieves" if (l0 or 0) < 1.5 else f"{KEPT} dimensions an image retrieve"
+    begin = "One dimension an image retrieves" if (l0 or 0) < 1.5 else f"{kept} dimensions an image retrieve"
     text = f"{begin} {p5:.0f} of 100 right ({uncut}{_beside(chance, control)}).{probed}"
     return Line(text, "share of the 5 nearest images by cosine that have the class of the image", p5, chance, control)
 
