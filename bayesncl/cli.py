@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import os
+import shlex
 import sys
 import textwrap
 import warnings
@@ -178,8 +179,17 @@ def train(
         display = open_display(quiet, run.inside(run.board))
     with interruptible(display):
         train_model(chosen, images, run.folder, device=place, display=display)
-    display.note(f"trained: {run}")
+    say_trained(run.folder, display)
     distributed.stop()
+
+
+def say_trained(run: Path, display: Display) -> None:
+    """Where a run is, and what to do next, as commands that can be copied."""
+    display.note(f"trained: {run}")
+    place = shlex.quote(str(run))
+    display.note(f"how readable it is:      bayesncl evaluate {place}", wrap=False)
+    display.note(f"see what it learnt:      bayesncl atlas {place} --serve", wrap=False)
+    display.note(f"readable codes from it:  bayesncl fit {place} -o codes", wrap=False)
 
 
 @app.command()
@@ -214,7 +224,7 @@ def resume(
     place, images = open_device(device), load_split(recipe, "train", display)
     with interruptible(display):
         train_model(recipe, images, run, device=place, display=display, revise=bool(changes))
-    display.note(f"trained: {found}")
+    say_trained(found.folder, display)
     distributed.stop()
 
 
@@ -243,6 +253,8 @@ def evaluate(
 
     Prints a verdict; --all prints every measure there is, and RUN/evaluation.json has them all.
     """
+    display = open_display(quiet)
+    display.busy("starting")
     with importing():
         from . import distributed
         from .errors import printable
@@ -252,7 +264,7 @@ def evaluate(
         from .report.tables import show
         from .run import Run
 
-    display, files = open_display(quiet), {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
+    files = {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
     if is_codes(run):
         given = {"--again": again, "--plots": plots, "--paper-probe": paper_probe, "--data": data, "--device": device}
         return cli_codes.show_codes(run, files, everything, display, given, save=True)
@@ -305,17 +317,20 @@ def measure(
 
     Labels are not needed; files may be of any size.
     """
+    display = open_display(quiet)
+    display.busy("starting")
     with importing():
         from .evaluate import measure_file
         from .report.tables import show
 
-    display, files = open_display(quiet), {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
+    files = {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
     for out in files.values():
         check_other(out, features, labels, embeddings)
     if is_codes(features):
         given = {"--labels": labels, "--embeddings": embeddings}
         return cli_codes.show_codes(features, files, everything, display, given, save=False)
     spectrum = everything or json is not None or csv is not None  # it takes longest, and only these show it
+    display.busy("measuring")
     results = measure_file(
         features, labels, embeddings, spectrum=spectrum, everything=everything, progress=display.count
     )
@@ -362,13 +377,15 @@ def atlas(
     quiet: Quiet = False,
 ) -> None:
     """Make the page that shows what each dimension means. It opens from disk in any browser."""
-    from .atlas import serve as serve_folder
-    from .atlas.sources import atlas_of_arrays, atlas_of_codes, atlas_of_runs, default_place
-
     display = open_display(quiet)
+    display.busy("starting")
+    from .atlas import serve as serve_folder
+    from .atlas.sources import MAKING, atlas_of_arrays, atlas_of_codes, atlas_of_runs, default_place
+
     if (features is None) == (not runs):
         raise InputError("atlas takes one RUN or more, or --features FILE.npz")
     if features is not None:
+        display.busy(MAKING)
         page = atlas_of_arrays(features, out or default_place(features))
     elif runs and any(map(is_codes, runs)):
         from .codes_folder import CodesFolder

@@ -94,9 +94,10 @@ def embed(
     quiet: Quiet = False,
 ) -> None:
     """Write features or codes of your own images to a file."""
+    display = cli.open_display(quiet)
+    display.busy("starting")
     from .embed import embed_images
 
-    display = cli.open_display(quiet)
     if ungated and is_codes(run):
         raise InputError("--ungated is for trained runs; codes have no version without gates")
     model = open_model(run, device, encoder, display)
@@ -114,11 +115,14 @@ def export(
     quiet: Quiet = False,
 ) -> None:
     """A run or codes as an ONNX file, compared with torch."""
+    display = cli.open_display(quiet)
+    display.busy("starting")
     from .export import export as export_model
 
-    display = cli.open_display(quiet)
     model = open_model(run, "cpu", encoder, display)
+    display.busy("exporting")
     outputs, worst = export_model(model, out, head=head)
+    display.close()
     display.note(f"{out}: gives {' and '.join(outputs)}; differs from torch by {worst:.1g} at most")
 
 
@@ -149,6 +153,7 @@ def show_codes(
     if unused := [option for option, value in given.items() if value]:
         raise InputError(f"{folder} holds codes, which bring their own labels and embeddings: leave out {unused[0]}")
     spectrum = save or everything or any(files.values())
+    display.busy("measuring")
     result = measure_codes(folder, spectrum=spectrum, everything=everything, progress=display.count)
     display.close()
     here = CodesFolder(folder)

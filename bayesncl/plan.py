@@ -59,7 +59,7 @@ def plan_run(
         place = root or recipe.data.root
         display.note(
             f"{len(images):,} images are few to train an encoder from scratch: "
-            f"bayesncl fit {place} reads codes from a pretrained one"
+            f"bayesncl fit {place} -o codes reads codes from a pretrained one"
         )
     display.close()
     return recipe, images

@@ -40,6 +40,7 @@ def test_train_numbers_its_folders_and_guards_them(run, trained: Path) -> None:
         answer = run("train", "scenes-ncl", *SETTINGS)
         assert answer.status == 0
         assert f"trained: {folder}\n" in answer.err
+        assert f"bayesncl fit {folder} -o codes\n" in answer.err
         assert Path(folder, "model.safetensors").exists()
     refused(run("train", "scenes", *SETTINGS, "--out", trained), "holds a run already", "bayesncl resume")
     refused(run("train", "scenes", *SETTINGS, "--device", "abacus"), "no device")  # said before anything is drawn

@@ -38,6 +38,7 @@ THREADS = 8  # that decode photos
 CHECKED_PHOTOS = 128  # for heat maps: each goes through the encoder seven times
 TRAINED_ON = "The images shown include those it was trained on."
 OTHER_IMAGES = "The images shown are not those it was trained on."
+MAKING = "making the page"  # which takes a minute or more for many images
 ASK = "bayesncl atlas --heat finds it, which takes every photo through the encoder again"
 
 
@@ -62,6 +63,7 @@ def atlas_of_runs(runs: list[Path], out: Path, root: str | None, most: int, devi
     names = tell_apart([each.name for each in described], runs)  # of model files the folder tells, too
     said = [" ".join(filter(None, (each.sentence, own, remark))) for each, own in zip(described, remarks)]
     described = [dataclasses.replace(each, name=n, sentence=text) for each, n, text in zip(described, names, said)]
+    display.busy(MAKING)
     return build_atlas(out, described, images, title=" and ".join(names))
 
 
@@ -181,10 +183,13 @@ def atlas_of_codes(
         through = "" if about.encoder is None else f" through {Path(str(about.encoder.get('spec'))).name}"
         sentence = f"{codes.dim_} dimensions read from {len(each) - each.held:,} images{through} by {codes.method}."
         maps = heat_of_codes(folder, images, z, heat, encoder, display)
+        if heat and isinstance(maps, str):
+            display.note(f"no heat maps: {maps}")
         if codes.keep is None and not codes.head_.zeros:  # or every dimension would fire on every image
             z = keep(z, KEPT)
             sentence += f" Each image is shown with its {KEPT} strongest."
         runs.append(describe_codes(folder, title, z, sentence if first else f"{sentence} {TRAINED_ON}", maps))
+    display.busy(MAKING)
     return build_atlas(out, runs, images, title=" and ".join(titles))
 
 
