@@ -83,6 +83,10 @@ def test_the_verdict_of_fit_opens_the_page(run, tmp_path: Path, built: list[Atla
     Path("codes/verdict.json").write_text("[3]")
     assert run("atlas", "codes", "--quiet").status == 0
     assert built[0].verdict == ()
+    assert "mirror" not in built[0].sentence
+    assert run("fit", "pictures", "-o", "codes", "--encoder", BLIND, "--dim", "8", "--mirror", "--quiet").status == 0
+    assert run("atlas", "codes", "--quiet").status == 0
+    assert "read from 60 images and their mirror images through" in built[0].sentence
 
 
 def test_an_image_is_shown_with_its_strongest_dimensions(run, tmp_path: Path, built: list[AtlasRun]) -> None:

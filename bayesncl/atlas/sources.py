@@ -46,6 +46,8 @@ def atlas_of_runs(runs: list[Path], out: Path, root: str | None, most: int, devi
     """The atlas of runs on the same test images (the training images where nothing is held out)."""
     check_out(out, len(runs))
     models, remarks = zip(*(open_model(run, device or "cpu") for run in runs))
+    for unfinished in filter(None, remarks):
+        display.note(unfinished)
     recipes = [with_root(model.recipe, root) for model in models]
     same = Data()  # but for how pixels are normalised
     free = {name: getattr(same, name) for name in ("mean", "std", "paper_mean", "paper_std")}
@@ -95,6 +97,8 @@ def describe_run(model: Encoder, run: Path, images: Images, display: Display | N
     )
     gated = found.gated if model.head.kind is not None else None
     mark = digest(model.state_dict())[:FINGERPRINT]
+    if display:
+        display.busy("trying heat maps")
     heat = strongest_heat(see_model(model), images.pixels, found.z if gated is None else gated)
     results = Run(run).evaluation() or {}
     summary, verdict = read_summary(results), read_verdict(results.get("verdict"))
@@ -181,7 +185,9 @@ def atlas_of_codes(
         codes = folder.codes()
         z: Any = codes.transform(np.asarray(folder.embeddings(about)[here]))
         through = "" if about.encoder is None else f" through {Path(str(about.encoder.get('spec'))).name}"
-        sentence = f"{codes.dim_} dimensions read from {len(each) - each.held:,} images{through} by {codes.method}."
+        mirrored = " and their mirror images" if (about.encoder or {}).get("mirror") else ""
+        what = f"{len(each) - each.held:,} images{mirrored}{through}"
+        sentence = f"{codes.dim_} dimensions read from {what} by {codes.method}."
         maps = heat_of_codes(folder, images, z, heat, encoder, display)
         if heat and isinstance(maps, str):
             display.note(f"no heat maps: {maps}")
