@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import os
 import shlex
+import shutil
 import sys
 import textwrap
 import warnings
@@ -47,7 +48,7 @@ NO_MEMORY = ("out of memory", "can't allocate memory", "can't start new thread")
 
 def main() -> None:
     """Runs a command and turns what can go wrong into one line and an exit status."""
-    warnings.showwarning = lambda text, *_a, **_k: print("bayesncl: note:", one_line(str(text)), file=sys.stderr)
+    warnings.showwarning = lambda text, *_a, **_k: say(f"note: {text}")
     try:
         try:
             app()
@@ -76,12 +77,21 @@ def main() -> None:
 def fail(message: str, status: int) -> None:
     """Say what is wrong in one line and leave; other processes of a group must not be waited for."""
     with suppress(OSError, ValueError):  # nobody may be listening
-        print("bayesncl:", one_line(message), file=sys.stderr, flush=True)
+        say(message)
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it leaves
     sys.exit(status)
+
+
+def say(message: str) -> None:
+    """One line on stderr; a terminal that is too narrow for it gets it broken between words."""
+    text = f"bayesncl: {one_line(message)}"
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+    print(text, file=sys.stderr, flush=True)
 
 
 def one_line(message: str) -> str:

@@ -401,6 +401,20 @@ def test_what_goes_wrong_is_one_line(
     assert (answer.status, answer.err) == (status, line)
 
 
+def test_a_narrow_terminal_breaks_it_between_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = "runs/" + 50 * "x" + " is not a folder of codes: give one that fit wrote"
+    cli.say(message)
+    assert capsys.readouterr().err == f"bayesncl: {message}\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "30")
+    cli.say(message)
+    first, path, *rest = capsys.readouterr().err.splitlines()
+    assert f"{first} {path} {' '.join(rest)}" == f"bayesncl: {message}"  # names are not broken
+    assert max(map(len, rest)) <= 30
+
+
 def test_mistakes_of_ours_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("shapes do not match")
