@@ -96,6 +96,7 @@ def embed(
     """Write features or codes of your own images to a file."""
     display = cli.open_display(quiet)
     display.busy("starting")
+    from .arrays import ENDINGS
     from .embed import embed_images
 
     if ungated and is_codes(run):
@@ -103,7 +104,8 @@ def embed(
     model = open_model(run, device, encoder, display)
     count, width = embed_images(model, images, out, keep=keep, gated=not ungated, names=names, progress=display.count)
     display.close()
-    display.note(f"{out}: {count:,} images x {width:,} dimensions")
+    what = "rows" if images.suffix.lower() in ENDINGS else "images"
+    display.note(f"{out}: {count:,} {what} x {width:,} dimensions")
 
 
 @app.command()
