@@ -374,8 +374,9 @@ def next_commands(about: About, out: Path) -> list[str]:
     """What to do next, as commands that can be copied."""
     lines = []
     place = shlex.quote(str(out))
-    if about.kind != "array" or about.images is not None:
-        lines.append(f"see what they mean:      bayesncl atlas {place} --serve")
+    seen = about.kind != "array" or about.images is not None
+    how = f"bayesncl atlas {place} --serve" if seen else "fit again with --images DIR, the folder of the images"
+    lines.append(f"see what they mean:      {how}")
     if about.kind == "array":
         lines.append(f"codes of other rows:     bayesncl embed {place} FILE.npy -o codes.csv")
     else:
