@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import os
-import shlex
-import shutil
 import sys
 import textwrap
 import warnings
@@ -19,7 +17,7 @@ import typer
 from typer import Argument, Option
 
 from . import __version__
-from .errors import InputError
+from .errors import InputError, say
 from .files import check_folder, check_other, is_codes, write_atomic
 
 # isort: off
@@ -83,20 +81,6 @@ def fail(message: str, status: int) -> None:
     except (OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it leaves
     sys.exit(status)
-
-
-def say(message: str) -> None:
-    """One line on stderr; a terminal that is too narrow for it gets it broken between words."""
-    text = f"bayesncl: {one_line(message)}"
-    if sys.stderr.isatty():
-        width = shutil.get_terminal_size().columns
-        text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
-    print(text, file=sys.stderr, flush=True)
-
-
-def one_line(message: str) -> str:
-    """A message in one line with nothing that a terminal would obey: names come from strangers' files."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(message.split()))
 
 
 from . import cli_codes  # noqa: E402 (registers its commands first)
@@ -173,7 +157,7 @@ def train(
     display.busy("starting")  # importing torch takes seconds
     from . import distributed
     from .plan import plan_run
-    from .run import Run, new_run
+    from .run import Run, new_run, next_commands
     from .train import train as train_model
 
     distributed.start()
@@ -189,17 +173,8 @@ def train(
         display = open_display(quiet, run.inside(run.board))
     with interruptible(display):
         train_model(chosen, images, run.folder, device=place, display=display)
-    say_trained(run.folder, display)
+    display.note(next_commands(run), wrap=False)
     distributed.stop()
-
-
-def say_trained(run: Path, display: Display) -> None:
-    """Where a run is, and what to do next, as commands that can be copied."""
-    display.note(f"trained: {run}")
-    place = shlex.quote(str(run))
-    display.note(f"how readable it is:      bayesncl evaluate {place}", wrap=False)
-    display.note(f"see what it learnt:      bayesncl atlas {place} --serve", wrap=False)
-    display.note(f"readable codes from it:  bayesncl fit {place} -o codes", wrap=False)
 
 
 @app.command()
@@ -214,7 +189,7 @@ def resume(
     display.busy("starting")
     from . import distributed
     from .plan import load_split
-    from .run import Run
+    from .run import Run, next_commands
     from .train import short_schedule
     from .train import train as train_model
 
@@ -234,7 +209,7 @@ def resume(
     place, images = open_device(device), load_split(recipe, "train", display)
     with interruptible(display):
         train_model(recipe, images, run, device=place, display=display, revise=bool(changes))
-    say_trained(found.folder, display)
+    display.note(next_commands(found), wrap=False)
     distributed.stop()
 
 

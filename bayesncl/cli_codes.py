@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from . import cli
 from .cli import app
-from .errors import InputError
+from .errors import InputError, one_line
 from .files import is_codes
 from .options import Device, Quiet, Trained, written
 
@@ -59,7 +59,7 @@ def fit(
     if encoder is not None or weights is not None or any(value is not None for value in asked.values()):
         request = Request(encoder or "", None if weights is None else str(weights), **asked)  # type: ignore[arg-type]
     options = Options(method, dim, keep, seed, request, labels, images)
-    display.busy(f"looking at {cli.one_line(str(source))}")
+    display.busy(f"looking at {one_line(str(source))}")
     with cli.interruptible(display, "stopped; the same command resumes from here", KeyboardInterrupt):
         fit_codes(source, out, options, cli.open_device(device), display)
 

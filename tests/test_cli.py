@@ -17,7 +17,7 @@ from PIL import Image
 
 import bayesncl
 from bayesncl import cli
-from bayesncl.errors import InputError
+from bayesncl.errors import InputError, say
 from bayesncl.recipes import recipe_from_json
 from tests.commands import SETTINGS, Answer, draw_folder, refused
 from tests.conftest import TINY, tiny_recipe
@@ -405,11 +405,11 @@ def test_a_narrow_terminal_breaks_it_between_words(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     message = "runs/" + 50 * "x" + " is not a folder of codes: give one that fit wrote"
-    cli.say(message)
+    say(message)
     assert capsys.readouterr().err == f"bayesncl: {message}\n"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "30")
-    cli.say(message)
+    say(message)
     first, path, *rest = capsys.readouterr().err.splitlines()
     assert f"{first} {path} {' '.join(rest)}" == f"bayesncl: {message}"  # names are not broken
     assert max(map(len, rest)) <= 30
