@@ -51,8 +51,9 @@ def catch_interrupts() -> None:
 
 
 def stop() -> NoReturn:
-    """End at once, as Ctrl-C asks."""
-    os.write(2, b"bayesncl: stopped\n")
+    """End at once, as Ctrl-C asks; a terminal gets back its cursor, which the line that moves had hidden."""
+    moves = os.isatty(2) and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+    os.write(2, (b"\r\x1b[2K\x1b[?25h" if moves else b"") + b"bayesncl: stopped\n")
     os._exit(130)
 
 

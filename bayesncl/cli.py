@@ -17,7 +17,7 @@ import typer
 from typer import Argument, Option
 
 from . import __version__
-from .errors import InputError
+from .errors import InputError, say
 from .files import check_folder, check_other, is_codes, write_atomic
 
 # isort: off
@@ -46,7 +46,7 @@ NO_MEMORY = ("out of memory", "can't allocate memory", "can't start new thread")
 
 def main() -> None:
     """Runs a command and turns what can go wrong into one line and an exit status."""
-    warnings.showwarning = lambda text, *_a, **_k: print("bayesncl: note:", one_line(str(text)), file=sys.stderr)
+    warnings.showwarning = lambda text, *_a, **_k: say(f"note: {text}")
     try:
         try:
             app()
@@ -75,17 +75,12 @@ def main() -> None:
 def fail(message: str, status: int) -> None:
     """Say what is wrong in one line and leave; other processes of a group must not be waited for."""
     with suppress(OSError, ValueError):  # nobody may be listening
-        print("bayesncl:", one_line(message), file=sys.stderr, flush=True)
+        say(message)
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it leaves
     sys.exit(status)
-
-
-def one_line(message: str) -> str:
-    """A message in one line with nothing that a terminal would obey: names come from strangers' files."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(message.split()))
 
 
 from . import cli_codes  # noqa: E402 (registers its commands first)
@@ -162,7 +157,7 @@ def train(
     display.busy("starting")  # importing torch takes seconds
     from . import distributed
     from .plan import plan_run
-    from .run import Run, new_run
+    from .run import Run, new_run, next_commands
     from .train import train as train_model
 
     distributed.start()
@@ -178,7 +173,7 @@ def train(
         display = open_display(quiet, run.inside(run.board))
     with interruptible(display):
         train_model(chosen, images, run.folder, device=place, display=display)
-    display.note(f"trained: {run}")
+    display.note(next_commands(run), wrap=False)
     distributed.stop()
 
 
@@ -194,7 +189,7 @@ def resume(
     display.busy("starting")
     from . import distributed
     from .plan import load_split
-    from .run import Run
+    from .run import Run, next_commands
     from .train import short_schedule
     from .train import train as train_model
 
@@ -214,7 +209,7 @@ def resume(
     place, images = open_device(device), load_split(recipe, "train", display)
     with interruptible(display):
         train_model(recipe, images, run, device=place, display=display, revise=bool(changes))
-    display.note(f"trained: {found}")
+    display.note(next_commands(found), wrap=False)
     distributed.stop()
 
 
@@ -243,6 +238,8 @@ def evaluate(
 
     Prints a verdict; --all prints every measure there is, and RUN/evaluation.json has them all.
     """
+    display = open_display(quiet)
+    display.busy("starting")
     with importing():
         from . import distributed
         from .errors import printable
@@ -252,7 +249,7 @@ def evaluate(
         from .report.tables import show
         from .run import Run
 
-    display, files = open_display(quiet), {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
+    files = {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
     if is_codes(run):
         given = {"--again": again, "--plots": plots, "--paper-probe": paper_probe, "--data": data, "--device": device}
         return cli_codes.show_codes(run, files, everything, display, given, save=True)
@@ -305,17 +302,20 @@ def measure(
 
     Labels are not needed; files may be of any size.
     """
+    display = open_display(quiet)
+    display.busy("starting")
     with importing():
         from .evaluate import measure_file
         from .report.tables import show
 
-    display, files = open_display(quiet), {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
+    files = {"json": json, "csv": csv, "markdown": markdown, "latex": latex}
     for out in files.values():
         check_other(out, features, labels, embeddings)
     if is_codes(features):
         given = {"--labels": labels, "--embeddings": embeddings}
         return cli_codes.show_codes(features, files, everything, display, given, save=False)
     spectrum = everything or json is not None or csv is not None  # it takes longest, and only these show it
+    display.busy("measuring")
     results = measure_file(
         features, labels, embeddings, spectrum=spectrum, everything=everything, progress=display.count
     )
@@ -362,13 +362,15 @@ def atlas(
     quiet: Quiet = False,
 ) -> None:
     """Make the page that shows what each dimension means. It opens from disk in any browser."""
-    from .atlas import serve as serve_folder
-    from .atlas.sources import atlas_of_arrays, atlas_of_codes, atlas_of_runs, default_place
-
     display = open_display(quiet)
+    display.busy("starting")
+    from .atlas import serve as serve_folder
+    from .atlas.sources import MAKING, atlas_of_arrays, atlas_of_codes, atlas_of_runs, default_place
+
     if (features is None) == (not runs):
         raise InputError("atlas takes one RUN or more, or --features FILE.npz")
     if features is not None:
+        display.busy(MAKING)
         page = atlas_of_arrays(features, out or default_place(features))
     elif runs and any(map(is_codes, runs)):
         from .codes_folder import CodesFolder

@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from . import cli
 from .cli import app
-from .errors import InputError
+from .errors import InputError, one_line
 from .files import is_codes
 from .options import Device, Quiet, Trained, written
 
@@ -59,7 +59,7 @@ def fit(
     if encoder is not None or weights is not None or any(value is not None for value in asked.values()):
         request = Request(encoder or "", None if weights is None else str(weights), **asked)  # type: ignore[arg-type]
     options = Options(method, dim, keep, seed, request, labels, images)
-    display.busy(f"looking at {cli.one_line(str(source))}")
+    display.busy(f"looking at {one_line(str(source))}")
     with cli.interruptible(display, "stopped; the same command resumes from here", KeyboardInterrupt):
         fit_codes(source, out, options, cli.open_device(device), display)
 
@@ -94,15 +94,18 @@ def embed(
     quiet: Quiet = False,
 ) -> None:
     """Write features or codes of your own images to a file."""
+    display = cli.open_display(quiet)
+    display.busy("starting")
+    from .arrays import ENDINGS
     from .embed import embed_images
 
-    display = cli.open_display(quiet)
     if ungated and is_codes(run):
         raise InputError("--ungated is for trained runs; codes have no version without gates")
     model = open_model(run, device, encoder, display)
     count, width = embed_images(model, images, out, keep=keep, gated=not ungated, names=names, progress=display.count)
     display.close()
-    display.note(f"{out}: {count:,} images x {width:,} dimensions")
+    what = "rows" if images.suffix.lower() in ENDINGS else "images"
+    display.note(f"{out}: {count:,} {what} x {width:,} dimensions")
 
 
 @app.command()
@@ -114,11 +117,14 @@ def export(
     quiet: Quiet = False,
 ) -> None:
     """A run or codes as an ONNX file, compared with torch."""
+    display = cli.open_display(quiet)
+    display.busy("starting")
     from .export import export as export_model
 
-    display = cli.open_display(quiet)
     model = open_model(run, "cpu", encoder, display)
+    display.busy("exporting")
     outputs, worst = export_model(model, out, head=head)
+    display.close()
     display.note(f"{out}: gives {' and '.join(outputs)}; differs from torch by {worst:.1g} at most")
 
 
@@ -149,6 +155,7 @@ def show_codes(
     if unused := [option for option, value in given.items() if value]:
         raise InputError(f"{folder} holds codes, which bring their own labels and embeddings: leave out {unused[0]}")
     spectrum = save or everything or any(files.values())
+    display.busy("measuring")
     result = measure_codes(folder, spectrum=spectrum, everything=everything, progress=display.count)
     display.close()
     here = CodesFolder(folder)

@@ -196,7 +196,8 @@ class CodesFolder(Folder):
             raise self.damaged(self.about_file) from None
         if kind in RUNS_CODE and named != request.spec:
             spec = printable(request.spec)
-            raise InputError(f"{self} needs the encoder {spec}, which is code: to run it, say so with --encoder {spec}")
+            how = f"to run it, say so with --encoder {spec} (in Python encoder={spec!r})"
+            raise InputError(f"{self} needs the encoder {spec}, which is code: {how}")
         if named not in (None, request.spec):
             raise InputError(f"{self} was fitted with the encoder {printable(request.spec)}, not {named}")
         encoder = open_encoder(request, device)

@@ -10,7 +10,7 @@ import webbrowser
 from pathlib import Path
 
 from .atlas import build_atlas, galleries
-from .atlas.sources import describe_codes, describe_run, heat_of_codes
+from .atlas.sources import MAKING, describe_codes, describe_run, heat_of_codes
 from .codes_folder import CodesFolder
 from .data import load
 from .data.images import Images
@@ -66,8 +66,10 @@ def run_demo(out: Path, changes: list[str], open_browser: bool, display: Display
     )
     shown = load(dataclasses.replace(recipe.data, size=max(SHOWN, recipe.data.size)), "test")
     run = describe_codes(codes, "textures", z, learnt, heat_of_codes(codes, test, z, True, None, display))
+    display.busy(MAKING)
     page = build_atlas(out / "atlas", [run], shown, title=f"{len(names)} photographs")
-    print(textwrap.fill(f"{found} No label was used to learn them.", 80), f"atlas: {page}", sep="\n")
+    display.close()
+    print(textwrap.fill(f"{found} No label was used to learn them.", 80), f"open {page}", sep="\n")
     show_page(page, open_browser)
 
 

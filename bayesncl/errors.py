@@ -1,6 +1,9 @@
-"""The one exception that is meant for a person, what raises it, and how its message names things."""
+"""The one exception that is meant for a person, what raises it, and how messages are written."""
 
 import importlib
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -52,3 +55,17 @@ def or_refuse(what: str, *kinds: type[BaseException]) -> Iterator[None]:
     except caught as error:
         why = first_line(error) if kinds else getattr(error, "strerror", None) or error
         raise InputError(f"{what}: {why}") from None
+
+
+def say(message: str) -> None:
+    """One line on stderr; a terminal that is too narrow for it gets it broken between words."""
+    text = f"bayesncl: {one_line(message)}"
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+    print(text, file=sys.stderr, flush=True)
+
+
+def one_line(message: str) -> str:
+    """A message in one line with nothing that a terminal would obey: names come from strangers' files."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(message.split()))

@@ -93,10 +93,9 @@ def fit(source: Path, out: Path, options: Options, device: torch.device, display
             for old in (folder.verdict_file, folder.evaluation_file):  # of codes that are replaced
                 folder.inside(old).unlink(missing_ok=True)
             codes.save(folder.inside(folder.codes_file))
-            display.count(0, 1, "judging")
+            display.busy("judging")
         found = judge(codes, embeddings, rows, options.seed)  # by all, since all fit noise
         if first:
-            display.count(1, 1, "judging")
             folder.write(folder.verdict_file, to_json(to_dict(found)))
         distributed.barrier()
         distributed.stop()  # one that is still in a group when it ends is taken for lost by the others
@@ -136,10 +135,11 @@ def find_source(source: Path, out: Path, options: Options) -> str:
     else:
         raise InputError(f"{shown}: expected a folder of photos, a run, or an array file ({' '.join(ENDINGS)})")
     asked = options.encoder
-    if asked is not None and kind == "array":
-        raise InputError(f"--encoder and what goes with it are for photos; {shown} is an array of embeddings")
-    if asked is not None and kind == "run" and (asked.mirror is None or asked != Request("", mirror=asked.mirror)):
-        raise InputError(f"--encoder is for photos; {shown} is a run, which is its own encoder")
+    if asked is not None and kind != "photos":
+        given = [name for name, value in asdict(asked).items() if value not in (None, "")] or ["spec"]
+        if kind == "array" or given != ["mirror"]:
+            what = "an array of embeddings" if kind == "array" else "a run, which is its own encoder"
+            raise InputError(f"--{given[0].replace('spec', 'encoder')} is for photos; {shown} is {what}")
     if options.images is not None and kind != "array":
         raise InputError(f"--images goes with an array of embeddings; {shown} is a folder")
     if options.labels is not None and kind == "run":
@@ -282,10 +282,10 @@ def take_run(source: Path, folder: CodesFolder, options: Options, device: torch.
     except InputError as error:
         warnings.warn(f"embeddings are made again: {error}", stacklevel=2)
     train, held = len(splits[0]), sum(map(len, splits[1:]))
-    what = f"{train:,} training images of {recipe.data.name}, h of {encoder.features:,} numbers"
-    what += " with their mirror images" if encoder.view.mirror else ""
+    what = f"{train:,} training images of {recipe.data.name}, {encoder.features:,} numbers an image"
+    what += " and its mirror image" if encoder.view.mirror else ""
     display.close()
-    display.note(f"{source}: {what}; {_outlook(train, held, encoder.features, options, device)} after h")
+    display.note(f"{source}: {what}; {_outlook(train, held, encoder.features, options, device)} after embedding")
     labels = [images.labels for images in splits if images.labels is not None]
     classes = splits[0].class_names
     values = [str(classes[i]) if classes else str(i) for part in labels for i in part]
@@ -374,8 +374,9 @@ def next_commands(about: About, out: Path) -> list[str]:
     """What to do next, as commands that can be copied."""
     lines = []
     place = shlex.quote(str(out))
-    if about.kind != "array" or about.images is not None:
-        lines.append(f"see what they mean:      bayesncl atlas {place} --serve")
+    seen = about.kind != "array" or about.images is not None
+    how = f"bayesncl atlas {place} --serve" if seen else "fit again with --images DIR, the folder of the images"
+    lines.append(f"see what they mean:      {how}")
     if about.kind == "array":
         lines.append(f"codes of other rows:     bayesncl embed {place} FILE.npy -o codes.csv")
     else:

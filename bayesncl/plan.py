@@ -59,7 +59,7 @@ def plan_run(
         place = root or recipe.data.root
         display.note(
             f"{len(images):,} images are few to train an encoder from scratch: "
-            f"bayesncl fit {place} reads codes from a pretrained one"
+            f"bayesncl fit {place} -o codes reads codes from a pretrained one"
         )
     display.close()
     return recipe, images
@@ -138,12 +138,14 @@ def count_costs(
     if len(set(known)) < len(known):  # files of one recipe with other values
         known = list(names)
     for title, name, recipe in zip(known, names, chosen):
-        more = {}
+        more, classes, display = {}, None, Display()
         if root is not None and device is not None:
-            recipe, split = plan_run(name, changes or [], root, device, Display())
-            images = len(split)
+            recipe, split = plan_run(name, changes or [], root, device, display)
+            images, classes = len(split), len(split.class_names or ()) or None
             more = {"images": images, "epochs": recipe.run.epochs}
-        results[title] = cost(recipe) | more | (time_steps(recipe, device, images=images) if device else {})
+        display.busy("timing steps" if device else "counting")
+        results[title] = cost(recipe, classes) | more | (time_steps(recipe, device, images=images) if device else {})
+        display.close()
     return results
 
 

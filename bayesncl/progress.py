@@ -50,6 +50,9 @@ class Display:
         """Show that something of unknown length goes on, until something else is shown."""
         since = time.perf_counter()
         self._show(lambda: [what, f"{time.perf_counter() - since:.0f} s"])
+        if not self.live and since - self.spoke > PLAIN_SECONDS[0]:
+            self.spoke = since
+            self.note(what)
 
     def begin(self, recipe: Recipe, total: int, done: int) -> None:
         """Start showing a run of `total` steps."""

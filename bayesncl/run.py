@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import platform
+import shlex
 import signal
 import stat
 import subprocess
@@ -268,3 +269,14 @@ def git_revision() -> str | None:
 def _git(folder: Path, *words: str) -> str:
     command = ["git", "-C", str(folder), *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+
+
+def next_commands(run: Run) -> str:
+    """Where a trained run is, and what to do next, as commands that can be copied."""
+    place = shlex.quote(str(run))
+    return (
+        f"trained: {run}\n"
+        f"how readable it is:      bayesncl evaluate {place}\n"
+        f"see what it learnt:      bayesncl atlas {place} --serve\n"
+        f"readable codes from it:  bayesncl fit {place} -o codes"
+    )

@@ -350,6 +350,8 @@ def test_serves_the_atlas_on_this_machine_only(tmp_path: Path, capfd: pytest.Cap
         assert server.server_address[0] == "127.0.0.1"
         threading.Thread(target=server.serve_forever, daemon=True).start()
         base = f"http://127.0.0.1:{server.server_address[1]}"
+        with pytest.raises(InputError, match="in use; --port 0 takes a free one"):
+            make_server(index.parent, server.server_address[1])
         with urllib.request.urlopen(f"{base}/") as reply:
             assert reply.read() == index.read_bytes()
         for path in ("/data/", "/../secret", "/%00", "/data/%00.js"):

@@ -83,6 +83,10 @@ def test_the_verdict_of_fit_opens_the_page(run, tmp_path: Path, built: list[Atla
     Path("codes/verdict.json").write_text("[3]")
     assert run("atlas", "codes", "--quiet").status == 0
     assert built[0].verdict == ()
+    assert "mirror" not in built[0].sentence
+    assert run("fit", "pictures", "-o", "codes", "--encoder", BLIND, "--dim", "8", "--mirror", "--quiet").status == 0
+    assert run("atlas", "codes", "--quiet").status == 0
+    assert "read from 60 images and their mirror images through" in built[0].sentence
 
 
 def test_an_image_is_shown_with_its_strongest_dimensions(run, tmp_path: Path, built: list[AtlasRun]) -> None:
@@ -140,8 +144,10 @@ def test_maps_of_photos_are_hottest_where_the_colour_is(run, tmp_path: Path, bui
 def test_why_there_are_no_maps_is_said(run, tmp_path: Path, built: list[AtlasRun]) -> None:
     draw_folder(tmp_path / "pictures")
     assert run("fit", "pictures", "-o", "codes", "--encoder", BLIND, "--dim", "4", "--quiet").status == 0
-    assert run("atlas", "codes", "--heat", "--encoder", BLIND, "--quiet").status == 0
+    answer = run("atlas", "codes", "--heat", "--encoder", BLIND)
     assert built[0].heat == "its encoder gives no features by position"
+    assert answer.status == 0 and f"no heat maps: {built[0].heat}\n" in answer.err
+    assert "heat maps" not in run("atlas", "codes").err  # nobody asked for them
     np.save("x.npy", np.random.default_rng(0).normal(size=(24, 5)))
     assert run("fit", "x.npy", "-o", "array", "--images", "pictures", "--dim", "4", "--quiet").status == 0
     assert run("atlas", "array", "--heat", "--quiet").status == 0

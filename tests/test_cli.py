@@ -17,7 +17,7 @@ from PIL import Image
 
 import bayesncl
 from bayesncl import cli
-from bayesncl.errors import InputError
+from bayesncl.errors import InputError, say
 from bayesncl.recipes import recipe_from_json
 from tests.commands import SETTINGS, Answer, draw_folder, refused
 from tests.conftest import TINY, tiny_recipe
@@ -40,6 +40,7 @@ def test_train_numbers_its_folders_and_guards_them(run, trained: Path) -> None:
         answer = run("train", "scenes-ncl", *SETTINGS)
         assert answer.status == 0
         assert f"trained: {folder}\n" in answer.err
+        assert f"bayesncl fit {folder} -o codes\n" in answer.err
         assert Path(folder, "model.safetensors").exists()
     refused(run("train", "scenes", *SETTINGS, "--out", trained), "holds a run already", "bayesncl resume")
     refused(run("train", "scenes", *SETTINGS, "--device", "abacus"), "no device")  # said before anything is drawn
@@ -398,6 +399,20 @@ def test_what_goes_wrong_is_one_line(
     monkeypatch.setattr(cli, "find_recipe", fail)
     answer = run("recipes", "x")
     assert (answer.status, answer.err) == (status, line)
+
+
+def test_a_narrow_terminal_breaks_it_between_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = "runs/" + 50 * "x" + " is not a folder of codes: give one that fit wrote"
+    say(message)
+    assert capsys.readouterr().err == f"bayesncl: {message}\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "30")
+    say(message)
+    first, path, *rest = capsys.readouterr().err.splitlines()
+    assert f"{first} {path} {' '.join(rest)}" == f"bayesncl: {message}"  # names are not broken
+    assert max(map(len, rest)) <= 30
 
 
 def test_mistakes_of_ours_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,21 @@ def test_an_interrupt_meanwhile_is_one_line() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "bayesncl: stopped\n")
+
+
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_an_interrupted_import_gives_the_cursor_back(term: str) -> None:
+    """Ctrl-C while torch is imported ends the process at once, below the line that moves."""
+    code = "from bayesncl import cli, __main__ as start; cli.open_display(False).busy('starting'); start.stop()"
+    ours, theirs = pty.openpty()
+    env = os.environ | {"TERM": term, "COLUMNS": "80"}
+    done = subprocess.run([sys.executable, "-c", code], stdout=theirs, stderr=theirs, env=env)
+    os.close(theirs)
+    said = os.read(ours, 10_000).decode()
+    os.close(ours)
+    assert done.returncode == 130 and said.endswith("bayesncl: stopped\r\n")
+    assert said.rfind("\x1b[?25h") >= said.rfind("\x1b[?25l")  # shown after it was hidden, if it was
+    assert ("\x1b[?25h" in said) == (term == "xterm")
 
 
 @pytest.mark.parametrize(

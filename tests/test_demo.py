@@ -64,7 +64,7 @@ def test_textures_end_in_a_sentence_and_an_atlas(
     assert "readable" in verdict["lines"][0]["text"]
     page = tmp_path / "atlas" / "index.html"
     assert opened == [page.resolve().as_uri()]
-    assert f"atlas: {page}" in said
+    assert f"open {page}" in said
     codes = CodesFolder(tmp_path / "codes").codes()
     assert (codes.dim_, codes.keep) == (64, 5)
 

@@ -224,11 +224,12 @@ def test_arrays_of_every_kind(run, tmp_path: Path) -> None:
     Path("t.csv").write_text("\n".join(["path,label," + ",".join(f"f{i}" for i in range(20)), *lines]))
     for source, more in (("x.npy", []), ("named.npz", ["--images", "pictures"]), ("t.csv", ["--images", "pictures"])):
         out = f"codes-{source}"
-        assert run("fit", source, "-o", out, "--dim", "4", "--quiet", *more).status == 0
+        answer = run("fit", source, "-o", out, "--dim", "4", *more)
+        assert (f"bayesncl atlas {out} --serve" if more else "fit again with --images DIR") in answer.err
         folder = CodesFolder(out)
         np.testing.assert_allclose(folder.embeddings(), x, rtol=2e-3, atol=1e-3)
         assert folder.rows().labels.tolist() == y.tolist()
-        assert run("embed", out, source, "-o", "e.csv", "--keep", "2", "--quiet").status == 0
+        assert run("embed", out, source, "-o", "e.csv", "--keep", "2").err == "e.csv: 60 rows x 4 dimensions\n"
         z, _, labels = read_embeddings(Path("e.csv"))
         assert z.shape == (60, 4) and ((z > 0).sum(1) <= 2).all() and labels is not None
         answer = run("atlas", out, "--quiet")
@@ -342,8 +343,8 @@ def test_named_columns(run, tmp_path: Path) -> None:
         (["p", "--encoder", NET, "--labels", "none.csv"], "no such file"),
         (["p", "--encoder", NET, "--weights", "none.pt"], "no such file"),
         (["p", "--encoder", NET, "--images", "p"], "--images goes with an array"),
-        (["x.npy", "--encoder", NET], "are for photos"),
-        (["x.npy", "--mirror"], "are for photos"),
+        (["x.npy", "--encoder", NET], "--encoder is for photos"),
+        (["x.npy", "--no-mirror"], "--mirror is for photos"),
         (["x.npy", "--images", "none"], "no such folder"),
         (["x.npy", "--images", "p"], "24 images for 60 rows"),
         (["x.npy", "--labels", "short.npy"], "3 rows, the embeddings have 60"),

@@ -76,3 +76,11 @@ def test_a_result_survives_json_and_knows_its_curves() -> None:
     for text in ("[1]", "{}", "", '{"paper": 3}', "[" * 100_000):
         with pytest.raises(InputError, match="x: not the results of an evaluation"):
             Result.from_json(text, "x")
+
+
+def test_numbers_of_codes_have_names() -> None:
+    """What --all prints is in words, but for the number of the clearest dimension, which is no measure."""
+    codes, x = FEATURES / np.linalg.norm(FEATURES, axis=1, keepdims=True), RNG.standard_normal((60, 5))
+    result = measure_features(codes, LABELS, embeddings=x, control=codes[:, ::-1].copy(), everything=True)
+    rows = [line[:12].split() for line in render(result, everything=True).splitlines()[1:]]
+    assert {word for row in rows for word in row} <= {"paper", "sound", "readable"}, rows

@@ -73,5 +73,6 @@ def test_options_of_an_encoder_are_of_the_one_in_use(run, trained: Path, tmp_pat
     about = CodesFolder("codes").about()
     assert about.encoder["mirror"] is True and about.encoder["spec"] == str(trained.resolve())
     refused(run("fit", trained, "-o", "other", "--encoder", "", "--quiet"), "--encoder is for photos")
+    refused(run("fit", trained, "-o", "other", "--mirror", "--size", "8", "--quiet"), "--size is for photos")
     assert run("fit", "p", "-o", "code", "--encoder", NET, "--dim", "4", "--quiet").status == 0
     refused(run("fit", "p", "-o", "code", "--mirror", "--quiet"), "which is code")

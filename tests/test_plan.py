@@ -139,7 +139,7 @@ def test_cost_of_own_images(run, tmp_path: Path) -> None:
     answer = run("cost", "folder-ncl", "--data", photos, *small, "--json", "cost.json", "--device", "cpu")
     assert answer.status == 0, answer.err
     found = json.loads((tmp_path / "cost.json").read_text())
-    assert (found["images"], found["epochs"]) == (22, 3)
+    assert (found["images"], found["epochs"], found["classes"]) == (22, 3, 3)
     assert found["seconds_per_epoch"] == pytest.approx(5 * found["seconds_per_step"])
     assert found["seconds_in_all"] == pytest.approx(3 * found["seconds_per_epoch"])
 

@@ -85,6 +85,15 @@ def test_the_moving_line_fits_80_columns_and_says_more_where_there_is_room(clock
     assert found[200].endswith("active 9 (1 nearly dead)")
 
 
+def test_a_log_has_a_line_for_work_that_comes_late(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    display, notes = Display(), []
+    monkeypatch.setattr(display, "note", notes.append)
+    for what, seconds in (("starting", 4), ("training", 3), ("judging", 1), ("writing", 0)):
+        display.busy(what)
+        clock[0] += seconds
+    assert notes == ["judging"]
+
+
 def test_work_of_unknown_length_and_counted_work_move(clock: list[float]) -> None:
     display = live(80)
     display.busy("starting")

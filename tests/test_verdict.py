@@ -97,6 +97,15 @@ def test_dense_signed_features_say_what_cannot_apply() -> None:
     text = " ".join(checked(verdict(rng.standard_normal((200, 30)), np.arange(200) % 4)).values())
     assert "Most dimensions fire on an image (" in text and "near chance by construction" in text
     assert "Most dimensions fire" not in " ".join(checked(verdict(*clean())).values())
+    text = " ".join(checked(verdict(rng.standard_normal((200, 30)))).values())
+    assert "Most dimensions fire on an image (30 of 30 on average)." in text and "consistency" not in text
+
+
+def test_a_single_class_that_has_a_dimension() -> None:
+    z, y = clean()
+    z[:, 1:] = np.random.default_rng(0).random((400, 7))
+    text = " ".join(checked(verdict(z, y)).values())
+    assert "1 of 8 classes has a dimension of its own" in text
 
 
 def test_without_labels() -> None:

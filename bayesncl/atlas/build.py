@@ -160,7 +160,8 @@ def make_server(folder: Path, port: int) -> ThreadingHTTPServer:
     try:
         return ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, directory=str(folder)))
     except (OSError, OverflowError) as error:
-        raise InputError(f"cannot serve on port {port}: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot serve on port {port}: {why}; --port 0 takes a free one") from error
 
 
 def serve(folder: Path, port: int = 8000) -> None:

@@ -38,6 +38,7 @@ THREADS = 8  # that decode photos
 CHECKED_PHOTOS = 128  # for heat maps: each goes through the encoder seven times
 TRAINED_ON = "The images shown include those it was trained on."
 OTHER_IMAGES = "The images shown are not those it was trained on."
+MAKING = "making the page"  # which takes a minute or more for many images
 ASK = "bayesncl atlas --heat finds it, which takes every photo through the encoder again"
 
 
@@ -45,6 +46,8 @@ def atlas_of_runs(runs: list[Path], out: Path, root: str | None, most: int, devi
     """The atlas of runs on the same test images (the training images where nothing is held out)."""
     check_out(out, len(runs))
     models, remarks = zip(*(open_model(run, device or "cpu") for run in runs))
+    for unfinished in filter(None, remarks):
+        display.note(unfinished)
     recipes = [with_root(model.recipe, root) for model in models]
     same = Data()  # but for how pixels are normalised
     free = {name: getattr(same, name) for name in ("mean", "std", "paper_mean", "paper_std")}
@@ -62,6 +65,7 @@ def atlas_of_runs(runs: list[Path], out: Path, root: str | None, most: int, devi
     names = tell_apart([each.name for each in described], runs)  # of model files the folder tells, too
     said = [" ".join(filter(None, (each.sentence, own, remark))) for each, own in zip(described, remarks)]
     described = [dataclasses.replace(each, name=n, sentence=text) for each, n, text in zip(described, names, said)]
+    display.busy(MAKING)
     return build_atlas(out, described, images, title=" and ".join(names))
 
 
@@ -93,6 +97,8 @@ def describe_run(model: Encoder, run: Path, images: Images, display: Display | N
     )
     gated = found.gated if model.head.kind is not None else None
     mark = digest(model.state_dict())[:FINGERPRINT]
+    if display:
+        display.busy("trying heat maps")
     heat = strongest_heat(see_model(model), images.pixels, found.z if gated is None else gated)
     results = Run(run).evaluation() or {}
     summary, verdict = read_summary(results), read_verdict(results.get("verdict"))
@@ -179,12 +185,17 @@ def atlas_of_codes(
         codes = folder.codes()
         z: Any = codes.transform(np.asarray(folder.embeddings(about)[here]))
         through = "" if about.encoder is None else f" through {Path(str(about.encoder.get('spec'))).name}"
-        sentence = f"{codes.dim_} dimensions read from {len(each) - each.held:,} images{through} by {codes.method}."
+        mirrored = " and their mirror images" if (about.encoder or {}).get("mirror") else ""
+        what = f"{len(each) - each.held:,} images{mirrored}{through}"
+        sentence = f"{codes.dim_} dimensions read from {what} by {codes.method}."
         maps = heat_of_codes(folder, images, z, heat, encoder, display)
+        if heat and isinstance(maps, str):
+            display.note(f"no heat maps: {maps}")
         if codes.keep is None and not codes.head_.zeros:  # or every dimension would fire on every image
             z = keep(z, KEPT)
             sentence += f" Each image is shown with its {KEPT} strongest."
         runs.append(describe_codes(folder, title, z, sentence if first else f"{sentence} {TRAINED_ON}", maps))
+    display.busy(MAKING)
     return build_atlas(out, runs, images, title=" and ".join(titles))
 
 

@@ -95,13 +95,23 @@ def at_kept(k: int) -> list[Measure]:
 MEASURES = [
     Measure("readable/count", "readable dimensions", "", 0, True, (), True,
             "Dimensions of which 7 of the 10 strongest images share a class; without labels, are alike."),
+    Measure("readable/share", "readable dimensions", "share", 3, True, (), True, "As a share.", headline=False),
     *(measure for k in (1, 2, 5, 10) for measure in at_kept(k)),
+    *(Measure(f"kept/{k}/l0", f"active dimensions per image, {k if k > 1 else 'one'} kept", "", 1, False, (), None,
+              "Fewer than are kept where fewer fire.", headline=False) for k in (1, 2, 5, 10)),
     Measure("whole/p5", "retrieval precision at 5 of the whole embedding, or all dimensions", "%", 2, True, (), True,
             "The same without a cut."),
     Measure("coverage/images_without", "images without an active dimension", "share", 3, False, (), False,
             "Images on which no dimension fires."),
     Measure("coverage/distinct", "distinct dimensions", "", 0, False, (), True,
             "Effective number of dimensions, correlated ones counted together."),
+    *(Measure(f"coverage/{key}", label, unit, decimals, False, (), better, doc, headline=False)
+      for key, label, unit, decimals, better, doc in (
+          ("l0", "active dimensions per image", "", 1, None, "Mean number of dimensions that fire on an image."),
+          ("dead_share", "dead dimensions", "share", 3, False, "Dimensions that fire on no image."),
+          ("live", "dimensions in use", "", 0, True, "Dimensions that fire at all."),
+          ("similarity", "cosine of two images' codes", "", 3, False, "Mean over pairs of images."),
+          ("spread", "images among the ten strongest of any dimension", "share", 3, True, "Of as many as could be."))),
     *(Measure(f"detectors/{key}", f"best {name} of a dimension" + ", best class" * key.startswith("best"), "", 3, True,
               (), True, "Over thresholds; mean over dimensions in use.", headline=not key.startswith("best"))
       for key, name in (("f1", "F1"), ("iou", "IoU"), ("best_f1", "F1"), ("best_iou", "IoU"))),
@@ -112,6 +122,11 @@ MEASURES = [
             "Each dimension at the level of the hierarchy of labels where it fits best."),
     Measure("labelfree/intruder", "intruders found", "share", 3, False, (), True,
             "Of four images a dimension fires on and one it does not, the odd one is the least alike."),
+    *(Measure(f"labelfree/intruder_{key}", f"intruders found, {label}", unit, decimals, False, (), None, doc,
+              headline=False)
+      for key, label, unit, decimals, doc in (("low", "at least", "share", 3, "Lower end of the 95 % interval."),
+                                              ("high", "at most", "share", 3, "Upper end of the 95 % interval."),
+                                              ("trials", "tries", "", 0, "Number of tries."))),
     Measure("labelfree/monosemanticity", "monosemanticity", "", 3, False, (), True,
             "Mean cosine of the images of a dimension, weighted by its activations."),
     Measure("labelfree/top10_similarity", "cosine of a dimension's ten strongest images", "", 3, False, (), True,

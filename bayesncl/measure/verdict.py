@@ -59,7 +59,7 @@ def in_words(found: Mapping[str, Any], labelled: bool = True) -> Verdict:
         lines.append(_readable(found))
     if not known:
         why = "all images have one label" if labelled else "no labels were given"
-        lines.append(Line(f"Nothing is said of classes: {why}.", "labels"))
+        lines.append(Line(f"Nothing is said of classes: {why}.", "needs labels of two classes or more"))
     elif n >= FEW_IMAGES:
         lines.append(_one_class(found))
     if known and look_up(found, f"kept/{KEPT}/p5")[0] is not None:
@@ -81,7 +81,8 @@ def look_up(found: Mapping[str, Any], place: str) -> tuple[float | None, float |
 
 def _readable(found: Mapping[str, Any]) -> Line:
     if "readable" not in found:
-        return Line("Without labels or embeddings it cannot be said how many dimensions are readable.", "nothing")
+        text = "Without labels or embeddings it cannot be said how many dimensions are readable."
+        return Line(text, "needs labels, or embeddings of the images")
     count, chance, control = look_up(found, "readable/count")
     by, noise = found["readable"]["by"], found["readable"].get("noise")
     beside = _beside(chance, control)
@@ -119,8 +120,8 @@ def _one_class(found: Mapping[str, Any]) -> Line:
     example = f"; the clearest is dimension {best['dimension']} ({best['class']})" if best else ""
     text = (
         f"{_percent(share)} are about one class, which has at least half of the images that keep them "
-        f"({_beside(chance, control, _percent)}); {own:,.0f} of {found['classes']:,} classes have a dimension of "
-        f"their own{example}."
+        f"({_beside(chance, control, _percent)}); {own:,.0f} of {found['classes']:,} classes "
+        f"{'has a dimension of its' if own == 1 else 'have a dimension of their'} own{example}."
     )
     return Line(text, rule, share, chance, control)
 
@@ -142,10 +143,11 @@ def _activity(found: Mapping[str, Any]) -> Line:
     l0, _, control = look_up(found, "coverage/l0")
     assert l0 is not None
     if l0 > DENSE * width and width > 2 * KEPT:
-        text = (
-            f"{DENSELY} fire on an image ({l0:,.0f} of {width:,} on average), so consistency over the images that "
-            f"one fires on is near chance by construction: read it at {KEPT} kept dimensions instead."
-        )
+        text = f"{DENSELY} fire on an image ({l0:,.0f} of {width:,} on average)"
+        if found["classes"] is not None:
+            text += ", so consistency over the images that one fires on is near chance by construction: read it at "
+            text += f"{KEPT} kept dimensions instead"
+        text += "."
     else:
         text = f"An image has {l0:,.1f} active dimensions; {without:,} of {n:,} images have none."
     return Line(text, "|z| above 1e-5 in rows of unit length", l0, None, control)

@@ -51,7 +51,7 @@ def render(result: Result, kind: str = "table", width: int | None = None, everyt
             rows.append((definition, measure.title(), measure.text(number), *cells))
         elif kind == "csv":
             rows.append((*_names(path), exact(number), *map(exact, others)))
-        elif everything and known is None:
+        elif everything and known is None and number is not None:
             rows.append((*_names(path), plain(number), *map(plain, others)))
     return write(("definition", "measure", "value", *beside), rows, kind, width)
 
