@@ -86,19 +86,20 @@ def _readable(found: Mapping[str, Any]) -> Line:
     count, chance, control = look_up(found, "readable/count")
     by, noise = found["readable"]["by"], found["readable"].get("noise")
     beside = _beside(chance, control)
+    are, their = ("is", "its") if count == 1 else ("are", "their")
     if by == "embeddings":
         who = found["labelfree"]["by"]
         second = who == "a second encoder"
-        what = f"their {TOP} strongest images are alike by {who if second else 'the embeddings'}"
+        what = f"{their} {TOP} strongest images are alike by {who if second else 'the embeddings'}"
         who += "" if second else ", which favour codes made from them"
         rule = f"mean cosine by {who}: half-way or more from {TOP} random images to an image and its neighbours"
         if noise is not None:
             beside += f", noise {noise:,}"
             rule += f", and more than {NOISE:.0%} of dimensions fitted to the same columns, each shuffled (noise)"
     else:
-        what = f"at least {ALIKE} of their {TOP} strongest images share a {by}"
+        what = f"at least {ALIKE} of {their} {TOP} strongest images share a {by}"
         rule = f"the {TOP} strongest images of a dimension by |z|, and their labels"
-    text = f"{count:,.0f} of {found['dimensions']:,} dimensions are readable: {what} ({beside})."
+    text = f"{count:,.0f} of {found['dimensions']:,} dimensions {are} readable: {what} ({beside})."
     for who, others in (("Chance", chance), ("Noise", noise)):
         if count and others is not None and others >= count:
             return Line(f"{text} {who} has as many: they say nothing of these images.", rule, count, chance, control)
