@@ -47,7 +47,7 @@ from .shelf import BadCheckpoint
 
 HOLD_FROM, SHARE, MOST_HELD = 5000, 0.1, 5000  # rows from which some are held out, and how many
 MOST_JUDGED = 5_000  # rows; more say little more
-MOST_NOISE = 4096  # dimensions, the most that `auto` takes; with more, fitting noise is not worth its time
+MOST_NOISE = 1024  # dimensions; with more, noise takes minutes to fit on a CPU, and the verdict flatters many rows less
 LARGEST = 1e15  # of an embedding: its square, summed over rows, is within float32
 BATCH = 512  # images of a run that are embedded at a time
 TRIED = 8  # photos embedded to tell how long the rest will take
