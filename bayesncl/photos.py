@@ -245,7 +245,7 @@ class Embedded:
 
 def embed_entries(entries: Sequence[Entry], encoder: PhotoEncoder) -> Iterator[tuple[np.ndarray, list[str | None]]]:
     """Embeddings [n, F] of photos, batch after batch, and why one has none (its row is zero)."""
-    size = BATCH.get(torch.device(getattr(encoder, "device", "cpu")).type, BATCH["cpu"])
+    size = BATCH.get(torch.device(encoder.device).type, BATCH["cpu"])
     photos = in_threads(lambda entry: read_entry(entry, encoder.read), entries, ahead=2 * size)
     while prepared := list(itertools.islice(photos, size)):
         reasons = [each if isinstance(each, str) else None for each in prepared]

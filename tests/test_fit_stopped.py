@@ -6,14 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import bayesncl
 from bayesncl import files
 from bayesncl import fit as fit_module
 from bayesncl.codes_folder import CodesFolder, Rows
 from bayesncl.fit import judge
-from tests.commands import refused
-from tests.test_fit import clusters
+from tests.commands import draw_folder, refused
+from tests.test_fit import NET, clusters
 
 
 def test_stopped_while_training(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +42,23 @@ def test_stopped_while_training(run, tmp_path: Path, monkeypatch: pytest.MonkeyP
     folder.checkpoint.write_bytes(b"damaged")
     assert run("fit", "x.npy", "-o", "codes", "--quiet").status == 0
     assert folder.codes_file.read_bytes() == Path("whole/codes.safetensors").read_bytes()
+
+
+def test_codes_of_fewer_photos_are_not_judged_on(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped while judging, then a photo more: what is there was not fitted to it."""
+    first = sorted(draw_folder(tmp_path / "p").rglob("*.png"))[0]
+    words = ("fit", "p", "-o", "codes", "--encoder", NET, "--dim", "4", "--quiet")
+
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fit_module, "judge", stop)
+        assert run(*words).status == 130
+    Image.fromarray(np.asarray(Image.open(first))[::-1]).save(first.with_name("more.png"))
+    assert run(*words).status == 0
+    assert run("fit", "p", "-o", "whole", *words[4:]).status == 0
+    assert Path("codes/codes.safetensors").read_bytes() == Path("whole/codes.safetensors").read_bytes()
 
 
 def test_stopped_while_judging(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,12 +57,22 @@ def test_mirror_images_of_a_run(run, trained: Path) -> None:
     np.testing.assert_allclose(both, (h + turned) / 2, atol=1e-4)
     np.testing.assert_allclose(bayesncl.load("both").embed(pixels), both, atol=1e-4)
     assert np.abs(both - plain).max() > 1e-2
-    for name, fits in (("plain", True), ("both", False)):  # codes from before there was a choice have none
-        about = json.loads(CodesFolder(name).about_file.read_text())
-        del about["encoder"]["mirror"]
-        CodesFolder(name).about_file.write_text(json.dumps(about))
-        with nullcontext() if fits else pytest.raises(InputError, match="has changed"):
-            bayesncl.load(name).embed(pixels[:1])
+
+
+@pytest.mark.parametrize("choice", ["--no-mirror", "--mirror"])
+def test_codes_from_before_there_was_a_choice_have_no_mirror_images(choice: str, run, tmp_path: Path) -> None:
+    draw_folder(tmp_path / "p")
+    save_model(build_model(tiny_recipe("ncl", "views.flip=0.5")), tmp_path / "m.safetensors")  # now they would
+    words = ("fit", "p", "-o", "codes", "--encoder", tmp_path / "m.safetensors", "--dim", "4", "--quiet", choice)
+    assert run(*words).status == 0
+    folder = CodesFolder("codes")
+    about = json.loads(folder.about_file.read_text())
+    assert about["encoder"].pop("mirror") is (choice == "--mirror")
+    folder.about_file.write_text(json.dumps(about))
+    with nullcontext() if choice == "--no-mirror" else pytest.raises(InputError, match="has changed"):
+        photo = next((tmp_path / "p").rglob("*.png"))
+        row = folder.rows().names.index(photo.relative_to(tmp_path / "p").as_posix())
+        np.testing.assert_allclose(bayesncl.load("codes").embed([photo])[0], folder.embeddings()[row], atol=1e-4)
 
 
 def test_options_of_an_encoder_are_of_the_one_in_use(run, trained: Path, tmp_path: Path) -> None:

@@ -138,6 +138,7 @@ def test_encoders_for_readable_codes_differ_from_cl_in_views_and_loss() -> None:
     assert ours.objective.decoupled and not plain.objective.decoupled
     assert (ours.views.blur, ours.views.hue, ours.views.crop_scale[0]) == (0.0, 0.1, 0.2)
     assert (ours.run.epochs, plain.run.epochs) == (400, 200)
+    assert (ours.model.stem_padding, plain.model.stem_padding) == (1, 2)
     same = replace_fields(
         ours,
         views=dataclasses.asdict(plain.views),
