@@ -8,6 +8,8 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -24,6 +26,7 @@ def main() -> None:
     try:
         if not {"--help", "--version"} & set(sys.argv[1:]):
             rest_when_busy()
+            keep_bytecode()
         from .cli import main as run_command
     except KeyboardInterrupt:
         stop()
@@ -73,6 +76,25 @@ def rest_when_busy() -> None:
     """
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ and busy_share() > BUSY:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+
+
+def keep_bytecode() -> None:
+    """Keep torch's bytecode in our cache folder where nobody keeps it beside torch.
+
+    Images for containers are often made without bytecode and told to write none (PYTHONDONTWRITEBYTECODE): every start
+    would then compile a thousand files of torch, which takes as long as all else that its import does.
+    """
+    torch = find_spec("torch")
+    if sys.pycache_prefix is not None or torch is None or torch.origin is None:
+        return
+    place = os.path.dirname(torch.origin)
+    stays = not sys.dont_write_bytecode and os.access(place, os.W_OK)
+    if not stays and not os.path.isdir(os.path.join(place, "__pycache__")):
+        from .files import cache_folder
+
+        with suppress(ValueError, OSError):  # no home
+            sys.pycache_prefix = str(cache_folder().absolute() / "compiled" / "bytecode")
+            sys.dont_write_bytecode = False
 
 
 def busy_share(seconds: float = 0.05) -> float:

@@ -119,6 +119,14 @@ def _write_stream(path: Path, raw: bytes) -> None:
             view = view[file.write(view) :]
 
 
+def cache_folder() -> Path:
+    """Where what can be made again is kept: decoded images, compiled kernels."""
+    try:
+        return Path(os.environ.get("BAYESNCL_CACHE") or Path.home() / ".cache" / "bayesncl").expanduser()
+    except RuntimeError as error:
+        raise InputError(f"no place for decoded images: {error} (BAYESNCL_CACHE names a folder)") from None
+
+
 def is_codes(path: Path | str) -> bool:
     """Whether `path` is a folder that `bayesncl fit` wrote; asked by commands before torch is imported.
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from . import distributed
-from .data.cache import folder
 from .errors import InputError
+from .files import cache_folder
 
 LOST = 0.05  # of a gradient's length as written: what is shorter once compiled has lost something
 ROUNDING = 1e-6  # of the longest gradient: shorter ones may be rounding alone
@@ -42,7 +42,7 @@ def compile_function(function: Callable[..., Any]) -> Callable[..., Any]:
 def keep_compiled() -> None:
     """Have torch and Triton keep what they compile in our cache folder: their own are lost when a machine restarts."""
     with contextlib.suppress(InputError, OSError):
-        place = folder() / "compiled" / platform.node()  # several machines may share the cache folder
+        place = cache_folder() / "compiled" / platform.node()  # several machines may share the cache folder
         place.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(place))
         os.environ.setdefault("TRITON_CACHE_DIR", str(place / "triton"))

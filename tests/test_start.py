@@ -175,8 +175,8 @@ def test_numbers_that_no_float_holds_are_read_as_infinite(tmp_path: Path) -> Non
 
 
 def test_no_home_is_said_where_a_cache_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bayesncl.data import cache
     from bayesncl.errors import InputError
+    from bayesncl.files import cache_folder
 
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
@@ -184,4 +184,28 @@ def test_no_home_is_said_where_a_cache_is_needed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("BAYESNCL_CACHE", raising=False)
     monkeypatch.setattr(Path, "home", homeless)
     with pytest.raises(InputError, match="BAYESNCL_CACHE names a folder"):
-        cache.folder()
+        cache_folder()
+
+
+@pytest.mark.parametrize(
+    ("told", "beside", "kept"), [("1", False, True), ("1", True, False), ("", False, False)], ids=["kept", "has", "may"]
+)
+def test_bytecode_of_torch_is_kept_where_nobody_else_keeps_it(
+    told: str, beside: bool, kept: bool, tmp_path: Path
+) -> None:
+    package = tmp_path / "site" / "torch"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    if beside:
+        (package / "__pycache__").mkdir()
+    code = "from bayesncl import __main__ as start; start.keep_bytecode(); import torch; print(torch.__cached__)"
+    environment = os.environ | {
+        "PYTHONPATH": f"{package.parent}:{ROOT}",
+        "PYTHONDONTWRITEBYTECODE": told,
+        "BAYESNCL_CACHE": str(tmp_path / "c"),
+    }
+    environment.pop("PYTHONPYCACHEPREFIX", None)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    place = Path(done.stdout.strip())
+    assert place.is_relative_to(tmp_path / "c") == kept == (tmp_path / "c").exists()
+    assert place.is_file() == (kept or not told)  # where it was kept, and by whom

@@ -7,7 +7,7 @@ The cache folder ($BAYESNCL_CACHE, or ~/.cache/bayesncl) holds
     locks/                         a builder holds the lock of its key, so that a second one waits and uses the result;
                                    256 locks serve all keys, so they do not pile up
     seen/                          file sizes and times -> KEY, which saves reading every file again
-    compiled/                      what torch compiled, see `graph.keep_compiled`
+    compiled/                      what torch compiled, see `graph.keep_compiled`, and bytecode of it, see `__main__`
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import numpy as np
 
 from ..arrays import DAMAGE, crc32, npy_header
 from ..errors import InputError, printable
-from ..files import sweep, temporary_beside, write_atomic
+from ..files import cache_folder, sweep, temporary_beside, write_atomic
 from .archive import Entry
 from .decode import MOST_BYTES, Square, Undecodable, decode
 from .images import Progress
@@ -43,14 +43,6 @@ CHUNK = 8  # files a thread takes at a time, fewer where others would have none
 
 A = TypeVar("A")
 B = TypeVar("B")
-
-
-def folder() -> Path:
-    """Where decoded images are kept."""
-    try:
-        return Path(os.environ.get("BAYESNCL_CACHE") or Path.home() / ".cache" / "bayesncl").expanduser()
-    except RuntimeError as error:
-        raise InputError(f"no place for decoded images: {error} (BAYESNCL_CACHE names a folder)") from None
 
 
 def decoded(
@@ -68,9 +60,8 @@ def decoded(
     try:
         pixels, bad = _find_or_build(entries, square, progress)
     except OSError as error:
-        raise InputError(
-            f"cannot keep decoded images in {folder()}: {error.strerror or error} (BAYESNCL_CACHE names another folder)"
-        ) from None
+        why = f"{error.strerror or error} (BAYESNCL_CACHE names another folder)"
+        raise InputError(f"cannot keep decoded images in {cache_folder()}: {why}") from None
     if bad and strict:
         raise InputError(f"{what}: {len(bad)} of {len(entries)} files cannot be decoded: {_named(entries, bad)}")
     if bad or others:
@@ -97,7 +88,7 @@ def _named(entries: Sequence[Entry], bad: list[tuple[int, str]]) -> str:
 def _find_or_build(
     entries: Sequence[Entry], square: Square, progress: Progress | None
 ) -> tuple[np.ndarray, list[tuple[int, str]]]:
-    root = folder()
+    root = cache_folder()
     for sub in ("locks", "seen"):
         (root / sub).mkdir(parents=True, exist_ok=True)
     seen = root / "seen" / _stat_key(entries, square)
