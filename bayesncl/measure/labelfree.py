@@ -133,8 +133,10 @@ def draw_trials(
     found: list[tuple[int, np.ndarray, int]] = []
     for j, weak in _weak(codes, wanted):
         rng = np.random.default_rng((seed, j))
+        own = strong[j][strong[j] >= 0]
+        alike = None if embeddings is None else embeddings[own] @ embeddings[own].T >= DUPLICATE
         for _ in range(trials):
-            test = _draw(strong[j][strong[j] >= 0], weak, embeddings, rng)
+            test = _draw(own, alike, weak, embeddings, rng)
             if test is not None:
                 found.append((j, *test))
     dimension, images, odd = zip(*found) if found else ((), (), ())
@@ -154,24 +156,25 @@ def _weak(codes: Codes, wanted: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _draw(
-    strong: np.ndarray, weak: np.ndarray, embeddings: np.ndarray | None, rng: np.random.Generator
-) -> tuple[np.ndarray, int] | None:
-    """Five rows in random order and the place of the odd one; the four from `strong`, the odd one where `weak` [N]."""
+    strong: np.ndarray, alike: np.ndarray | None, weak: np.ndarray, embeddings: np.ndarray | None,
+    rng: np.random.Generator,
+) -> tuple[np.ndarray, int] | None:  # fmt: skip
+    """Five rows in random order and the place of the odd one; the four from `strong` [P], the odd one where `weak` [N].
 
-    def near(image: int, others: list[int]) -> bool:
-        return embeddings is not None and bool((embeddings[others] @ embeddings[image] >= DUPLICATE).any())
-
-    four: list[int] = []
-    for image in rng.permutation(strong).tolist():
-        if not (four and near(image, four)):
-            four.append(image)
-        if len(four) == 4:
+    `alike` [P, P] tells near duplicates among the strong ones.
+    """
+    chosen: list[int] = []
+    for i in rng.permutation(len(strong)).tolist():
+        if alike is None or not alike[i, chosen].any():
+            chosen.append(i)
+        if len(chosen) == 4:
             break
     else:
         return None
+    four = strong[chosen]
     drawn = rng.integers(len(weak), size=CANDIDATES)
     for odd in drawn[weak[drawn]].tolist():
-        if odd not in four and not near(odd, four):
+        if odd not in four and (embeddings is None or (embeddings[four] @ embeddings[odd] < DUPLICATE).all()):
             order = rng.permutation(5)
             return np.array([*four, odd])[order], int(np.flatnonzero(order == 4)[0])
     return None

@@ -175,7 +175,7 @@ def rank_relevance(
     totals = {"sound": zeros, "paper": zeros.clone()}
     step = QUERY_ROWS[place().type]
     for start in range(0, len(rows), step):
-        own = torch.from_numpy(rows[start : start + step]).to(place())
+        own = torch.from_numpy(rows[start : start + step]).to(labels.device)
         q = gallery.take(rows[start : start + step])
         weighted = q if weight is None else q * weight
         values, found = _nearest(weighted, gallery, min(ranks + 1, n - 1), own)
@@ -233,18 +233,19 @@ class _Gallery:
         self.features, self.columns = features, columns
         size = 8 * len(features) * (features.shape[1] if columns is None else len(columns))
         self.keeps = size < (torch.cuda.mem_get_info()[0] / 4 if place().type == "cuda" else KEPT_BYTES)
+        self.step = GALLERY_ROWS[place().type]
         self.kept: dict[int, Tensor] = {}
 
     def take(self, rows: np.ndarray) -> Tensor:
         """Some rows, prepared; where all are kept in one block, they are there already."""
-        if self.keeps and len(self.features) <= GALLERY_ROWS[place().type]:
-            return next(iter(self))[1][torch.from_numpy(rows).to(place())]
+        if self.keeps and len(self.features) <= self.step:
+            known = next(iter(self))[1]
+            return known[torch.from_numpy(rows).to(known.device)]
         return _prepare(self.features, rows, self.columns)
 
     def __iter__(self) -> Iterator[tuple[slice, Tensor]]:
-        step = GALLERY_ROWS[place().type]
-        for start in range(0, len(self.features), step):
-            part = slice(start, min(start + step, len(self.features)))
+        for start in range(0, len(self.features), self.step):
+            part = slice(start, min(start + self.step, len(self.features)))
             rows = self.kept.get(start)
             if rows is None:
                 rows = _prepare(self.features, part, self.columns)
