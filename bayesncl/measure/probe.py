@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..arrays import Array, as_features, as_labels, as_numpy
@@ -124,21 +125,22 @@ def fit(x: Rows, y: Tensor, start: Tensor, penalty: float, steps: int = 60) -> T
     """Minimise mean CE(x W + b, y) + penalty/2 ||W||^2 by L-BFGS; rows of the result [F + 1, C] are W, then b."""
     if isinstance(x, Tensor):
         rows = ROWS[x.device.type]
-        parts = [(block, block.T, target[:, None]) for block, target in zip(x.split(rows), y.split(rows))]
+        parts = [(block, block.T, target) for block, target in zip(x.split(rows), y.split(rows))]
     else:
-        parts = [(x, x.T.tocsr(), y[:, None])]
+        parts = [(x, x.T.tocsr(), y)]
     less = start.new_full((len(parts[0][2]), 1), -1.0)
+    decay = torch.full_like(start, penalty)
+    decay[-1] = 0  # the intercept is free
 
     def loss_and_gradient(flat: Tensor) -> tuple[Tensor, Tensor]:
         weight = flat.view_as(start)
-        gradient = penalty * weight
-        gradient[-1] = 0  # the intercept is free
-        loss = penalty / 2 * weight[:-1].square().sum()
+        gradient = decay * weight
+        loss = torch.dot(gradient.flatten(), flat) / 2
         for block, transposed, target in parts:
             # d CE / d logits = softmax - onehot
             log_p = scores(block, weight).log_softmax(1)
-            loss -= log_p.gather(1, target).sum() / len(y)
-            residual = log_p.exp_().scatter_add_(1, target, less[: len(target)])
+            loss = loss.add(F.nll_loss(log_p, target, reduction="sum"), alpha=1 / len(y))
+            residual = log_p.exp_().scatter_add_(1, target[:, None], less[: len(target)])
             if isinstance(transposed, Tensor):
                 gradient[:-1].addmm_(transposed, residual, alpha=1 / len(y))
             else:
@@ -158,18 +160,18 @@ def minimise(function: Callable[[Tensor], tuple[Tensor, Tensor]], x: Tensor, ste
     GPU twice.
     """
     value, g = function(x)
-    now, steepest, pairs = float(value), float(g.abs().max()), list[tuple[Tensor, Tensor]]()
+    now, steepest, pairs = float(value), float(g.norm(torch.inf)), list[tuple[Tensor, Tensor]]()
     for _ in range(steps):
         if steepest <= ENOUGH:
             break
         basis = torch.stack([*(s for s, _ in pairs), *(y for _, y in pairs), g])
-        products = (basis @ basis.T).double().cpu().numpy()
+        products = (basis @ basis.T).cpu().double().numpy()
         shares = combine(products)
         d, slope = torch.from_numpy(shares).to(g) @ basis, float(products[-1] @ shares)
         t, low, high = 1.0 if pairs else min(1.0, 1 / float(g.abs().sum())), 0.0, math.inf
         for _ in range(SEARCHES):  # until the value falls as it should, and less steeply than at first (Wolfe)
             value, ahead = function(x + t * d)
-            found = torch.stack([value, ahead @ d, ahead.abs().max(), d.abs().max()])
+            found = torch.stack([value, ahead @ d, ahead.norm(torch.inf), d.norm(torch.inf)])
             new, new_slope, steepest, longest = found.tolist()
             if not new <= now + 1e-4 * t * slope:  # NaN too
                 high = t
