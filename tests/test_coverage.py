@@ -62,6 +62,11 @@ def few_images(n: int, d: int, few: int, background: float) -> np.ndarray:
     return z
 
 
+def groups(which: np.ndarray, wide: int) -> np.ndarray:
+    z = np.repeat(np.eye(10)[which], wide, axis=1)
+    return z + 0.02 * np.random.default_rng(1).random(z.shape)
+
+
 RNG = np.random.default_rng(5)
 BASE = np.maximum(RNG.standard_normal((500, 3)), 0)
 COLLAPSED = {
@@ -69,12 +74,17 @@ COLLAPSED = {
     "the same few images of few": few_images(300, 16, 20, 0.0),
     "near copies": BASE[:, :1] * (1 + 0.05 * RNG.random((500, 64))) + 0.01 * RNG.random((500, 64)),
     "near copies of three": np.repeat(BASE, 60, axis=1) + 0.02 * RNG.random((500, 180)),
+    "groups that leave out images": np.repeat(np.eye(5)[RNG.integers(5, size=500)][:, :4], 60, axis=1)
+    * (1 + 0.1 * RNG.random((500, 240))),
     "constant": np.ones((200, 32)),
     "constant but for noise": 1 + 0.01 * RNG.random((200, 32)),
     "one dimension": np.eye(16)[np.zeros(200, int)],
     "nothing": np.zeros((50, 8)),
 }
+CLUSTERED = RNG.integers(10, size=500)
 SOUND = {
+    "groups": groups(CLUSTERED, 50),
+    "groups, one with most images": groups(np.where(RNG.random(500) < 0.7, 0, CLUSTERED), 20),
     "sparse": codes()[0],
     "one-hot": np.eye(64)[RNG.integers(64, size=500)],
     "two clusters": np.eye(2)[RNG.integers(2, size=100)],

@@ -22,10 +22,12 @@ ALIKE = 0.98  # mean cosine between the codes of two images from which all image
 HIDDEN = 0.3  # ... from which rows of unit length may hide copies
 COPIES = (1.5, 0.02)  # near copies: fewer distinct dimensions than the first plus the second for each live one
 FEW = 0.2  # distinct images among the strongest of all dimensions, of those possible, below which they are the same few
+GROUPED = 1.4  # similarity times distinct dimensions below which copies are those of groups of images, where it is 1
 UNCOVERED = 0.5  # share of images without an active dimension from which FEW is not the only sign
+UNGROUPED = 0.1  # ... from which images count as in no groups
 
 
-def distinct_dimensions(z: Array, *, weights: np.ndarray | None = None, seed: int = 0) -> float:
+def distinct_dimensions(z: Array, *, weights: np.ndarray | None = None, order: int = 1, seed: int = 0) -> float:
     """Effective number of distinct dimensions.
 
     exp(-sum_i p_i log sum_j p_j s_ij) with p_j the share of dimension j in the sum of |z| over all images, rows at unit
@@ -37,6 +39,7 @@ def distinct_dimensions(z: Array, *, weights: np.ndarray | None = None, seed: in
     ----------
     z : [N, D]. Where most entries fire and there are more than 2,048 rows, so many are drawn by the seed.
     weights : [N] lengths of the rows instead of 1.
+    order : 2 gives 1 / sum_ij p_i p_j s_ij, in which what is used little counts for less.
     """
     codes = as_codes(z)
     n = codes.shape[0]
@@ -69,7 +72,7 @@ def distinct_dimensions(z: Array, *, weights: np.ndarray | None = None, seed: in
         similar -= chance
     np.fill_diagonal(similar, 1)
     shared = np.maximum(similar @ p, p)
-    return float(np.exp(-(p * np.log(shared)).sum()))
+    return float(np.exp(-(p * np.log(shared)).sum()) if order == 1 else 1 / (p @ shared))
 
 
 def _thin(z: Codes) -> bool:
@@ -128,7 +131,13 @@ def _reason(z: Codes, found: dict[str, Any], images: int, seed: int) -> str | No
     if tells and (spread < FEW or (spread < 0.5 and found["images_without"] > UNCOVERED)):
         return f"the {TOP} strongest images of all {live:,} dimensions are the same {images:,}"
     few = COPIES[0] + COPIES[1] * live if tells and live > 3 else 0.0
-    if similarity > HIDDEN and distinct >= few:
+    if distinct < few:
+        # images in groups, each with dimensions of its own: however wide the code, so many are distinct as there are
+        # groups, and two images are alike if they share one, which is as likely as that two dimensions are copies
+        grouped = COPIES[0] < distinct and found["images_without"] < UNGROUPED
+        if grouped and similarity * distinct_dimensions(z, order=2, seed=seed) < GROUPED:
+            return None
+    elif similarity > HIDDEN:
         # rows of unit length hide copies, for they are constant there; no row counts more than twice the median
         length = lengths(z)
         weights = np.minimum(length / np.median(length[length > 0]), 2)
