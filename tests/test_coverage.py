@@ -62,6 +62,14 @@ def few_images(n: int, d: int, few: int, background: float) -> np.ndarray:
     return z
 
 
+def long_tail(n: int = 1000) -> np.ndarray:
+    """Six images in ten are of one class, which has 70 dimensions; 19 others have three each."""
+    rng = np.random.default_rng(0)
+    classes = rng.choice(20, n, p=np.r_[0.6, np.full(19, 0.4 / 19)])
+    of = np.r_[np.zeros(70, int), 1 + np.arange(57) % 19]
+    return unit_length((classes[:, None] == of) + 0.02 * rng.random((n, 127)))
+
+
 RNG = np.random.default_rng(5)
 BASE = np.maximum(RNG.standard_normal((500, 3)), 0)
 COLLAPSED = {
@@ -71,12 +79,17 @@ COLLAPSED = {
     "near copies of three": np.repeat(BASE, 60, axis=1) + 0.02 * RNG.random((500, 180)),
     "constant": np.ones((200, 32)),
     "constant but for noise": 1 + 0.01 * RNG.random((200, 32)),
+    "near copies and some that hardly fire": np.concatenate(
+        [BASE[:, :1] + 0.02 * RNG.random((500, 100)), 9 * np.eye(500)[:, :20]], axis=1
+    ),
     "one dimension": np.eye(16)[np.zeros(200, int)],
     "nothing": np.zeros((50, 8)),
 }
 SOUND = {
     "sparse": codes()[0],
     "one-hot": np.eye(64)[RNG.integers(64, size=500)],
+    "a long tail": long_tail(),
+    "copies of a few rows": np.repeat(np.eye(20), 6, axis=1)[np.arange(2000) % 20],
     "two clusters": np.eye(2)[RNG.integers(2, size=100)],
     "signed": RNG.standard_normal((300, 64)) * np.linspace(3, 0.1, 64),
     "small": np.maximum(RNG.standard_normal((8, 5)), 0) + 0.01,

@@ -25,7 +25,7 @@ FEW = 0.2  # distinct images among the strongest of all dimensions, of those pos
 UNCOVERED = 0.5  # share of images without an active dimension from which FEW is not the only sign
 
 
-def distinct_dimensions(z: Array, *, weights: np.ndarray | None = None, seed: int = 0) -> float:
+def distinct_dimensions(z: Array, *, weights: np.ndarray | None = None, seed: int = 0, even: bool = False) -> float:
     """Effective number of distinct dimensions.
 
     exp(-sum_i p_i log sum_j p_j s_ij) with p_j the share of dimension j in the sum of |z| over all images, rows at unit
@@ -37,6 +37,8 @@ def distinct_dimensions(z: Array, *, weights: np.ndarray | None = None, seed: in
     ----------
     z : [N, D]. Where most entries fire and there are more than 2,048 rows, so many are drawn by the seed.
     weights : [N] lengths of the rows instead of 1.
+    even : count sum_i 1 / sum_j s_ij instead, in which rarely used dimensions count as much as any; those with less
+        than a tenth of an even share of the usage are left out.
     """
     codes = as_codes(z)
     n = codes.shape[0]
@@ -68,6 +70,9 @@ def distinct_dimensions(z: Array, *, weights: np.ndarray | None = None, seed: in
         similar *= 1 + chance
         similar -= chance
     np.fill_diagonal(similar, 1)
+    if even:
+        used = p > 0.1 / len(p)
+        return float((1 / similar[np.ix_(used, used)].sum(1)).sum())
     shared = np.maximum(similar @ p, p)
     return float(np.exp(-(p * np.log(shared)).sum()))
 
@@ -121,17 +126,22 @@ def _reason(z: Codes, found: dict[str, Any], images: int, seed: int) -> str | No
     """Why a code counts as collapsed, in words; None if it does not."""
     live, spread, similarity = found["live"], found["spread"], found["similarity"] or 0.0
     tells, distinct = z.shape[0] > 2, found["distinct"]  # two images may well be alike
+    weights = None
     if not live:
         return "no dimension fires on any image"
     if tells and similarity > ALIKE:
         return "all images have nearly the same code"
-    if tells and (spread < FEW or (spread < 0.5 and found["images_without"] > UNCOVERED)):
+    few_of_distinct = tells and spread * live < FEW * distinct  # copies have the same strongest images
+    if few_of_distinct or (tells and spread < 0.5 and found["images_without"] > UNCOVERED):
         return f"the {TOP} strongest images of all {live:,} dimensions are the same {images:,}"
     few = COPIES[0] + COPIES[1] * live if tells and live > 3 else 0.0
     if similarity > HIDDEN and distinct >= few:
         # rows of unit length hide copies, for they are constant there; no row counts more than twice the median
         length = lengths(z)
-        weights = np.minimum(length / np.median(length[length > 0]), 2)
-        if np.ptp(weights) >= 0.1:
+        capped = np.minimum(length / np.median(length[length > 0]), 2)
+        if np.ptp(capped) >= 0.1:
+            weights = capped
             distinct = distinct_dimensions(z, weights=weights, seed=seed)
+    if distinct < few:  # unless most are copies because most images are of one kind, and the others tell the rest
+        distinct = distinct_dimensions(z, weights=weights, seed=seed, even=True)
     return f"{live:,} dimensions are near copies of {max(1, round(distinct)):,}" if distinct < few else None
