@@ -41,7 +41,10 @@ class Neighbours(NamedTuple):
 def nearest(
     rows: Rows, k: int = 10, *, progress: Callable[[int, int], None] | None = None
 ) -> Neighbours:
-    """The k nearest rows of each row by cosine. Rows of cosine above 0.99999 are duplicates, not neighbours.
+    """The k nearest rows of each row by cosine, above 0.
+
+    Rows of cosine above 0.99999 are duplicates, not neighbours. Nor are rows of 0 or less, which have no more in common
+    than two drawn at random: where all rows are copies of a few, the nearest others are strangers.
 
     Rows [N, F] are centred: a tensor, or anything that gives one by slice and by index. The search is exact up to
     200,000 rows (2,000,000 on a GPU), beyond that by faiss where it is installed. Several processes share the work;
@@ -138,7 +141,7 @@ def largest(s: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 def _repeat(value: Tensor, place: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
     """Index and cosine with the missing filled up: those there are over again, or the row itself."""
-    found = (value > -1.5).sum(1, keepdim=True)  # [n, 1], nearest first
+    found = (value > 0).sum(1, keepdim=True)  # [n, 1], nearest first
     turn = torch.arange(value.shape[1], device=value.device) % found.clamp_min(1)
     index, cosine = place.gather(1, turn), value.gather(1, turn)
     return torch.where(found > 0, index, own[:, None]), torch.where(found > 0, cosine, 1.0)

@@ -62,6 +62,14 @@ def few_images(n: int, d: int, few: int, background: float) -> np.ndarray:
     return z
 
 
+def long_tail(n: int = 1000) -> np.ndarray:
+    """Six images in ten are of one class, which has 70 dimensions; 19 others have three each."""
+    rng = np.random.default_rng(0)
+    classes = rng.choice(20, n, p=np.r_[0.6, np.full(19, 0.4 / 19)])
+    of = np.r_[np.zeros(70, int), 1 + np.arange(57) % 19]
+    return unit_length((classes[:, None] == of) + 0.02 * rng.random((n, 127)))
+
+
 def groups(which: np.ndarray, wide: int) -> np.ndarray:
     z = np.repeat(np.eye(10)[which], wide, axis=1)
     return z + 0.02 * np.random.default_rng(1).random(z.shape)
@@ -78,6 +86,9 @@ COLLAPSED = {
     * (1 + 0.1 * RNG.random((500, 240))),
     "constant": np.ones((200, 32)),
     "constant but for noise": 1 + 0.01 * RNG.random((200, 32)),
+    "near copies and some that hardly fire": np.concatenate(
+        [BASE[:, :1] + 0.02 * RNG.random((500, 100)), 9 * np.eye(500)[:, :20]], axis=1
+    ),
     "one dimension": np.eye(16)[np.zeros(200, int)],
     "nothing": np.zeros((50, 8)),
 }
@@ -87,6 +98,8 @@ SOUND = {
     "groups, one with most images": groups(np.where(RNG.random(500) < 0.7, 0, CLUSTERED), 20),
     "sparse": codes()[0],
     "one-hot": np.eye(64)[RNG.integers(64, size=500)],
+    "a long tail": long_tail(),
+    "copies of a few rows": np.repeat(np.eye(20), 6, axis=1)[np.arange(2000) % 20],
     "two clusters": np.eye(2)[RNG.integers(2, size=100)],
     "signed": RNG.standard_normal((300, 64)) * np.linspace(3, 0.1, 64),
     "small": np.maximum(RNG.standard_normal((8, 5)), 0) + 0.01,

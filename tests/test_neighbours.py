@@ -13,11 +13,11 @@ from bayesncl.neighbours import DUPLICATE, largest, nearest
 
 
 def brute(x: np.ndarray, k: int) -> list[list[int]]:
-    """The obvious way: for each row, all others sorted by cosine, without its duplicates."""
+    """The obvious way: for each row, all others sorted by cosine, without duplicates and strangers."""
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)
     out = []
     for i, a in enumerate(unit):
-        others = [(-float(a @ b), j) for j, b in enumerate(unit) if j != i and float(a @ b) <= DUPLICATE]
+        others = [(-float(a @ b), j) for j, b in enumerate(unit) if j != i and 0 < float(a @ b) <= DUPLICATE]
         found = [j for _, j in sorted(others)[:k]] or [i]
         out.append([found[t % len(found)] for t in range(k)])
     return out
@@ -57,8 +57,15 @@ def test_a_row_without_others_is_its_own() -> None:
 
 
 def test_fewer_than_k_are_repeated() -> None:
-    x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
+    x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.1, 1.0], [0.6, 0.8]])
     assert nearest(x, 3).rows[0].tolist() == [3, 2, 3]
+
+
+def test_strangers_are_no_neighbours() -> None:
+    """Of rows that are copies of a few, the nearest others have nothing in common with them."""
+    x = torch.eye(10)[torch.arange(40) % 10]
+    x -= x.mean(0)
+    assert nearest(x, 5).rows.tolist() == [[i] * 5 for i in range(40)]
 
 
 @pytest.mark.parametrize(("width", "k"), [(640, 4), (650, 4), (33, 10), (4000, 20)])

@@ -12,7 +12,8 @@ import torch
 
 from bayesncl.errors import InputError
 from bayesncl.measure import labelfree, stability
-from bayesncl.measure.readable import likeness, readable
+from bayesncl.measure.readable import figures, likeness, readable
+from bayesncl.measure.retrieval import retrieval
 from bayesncl.measure.sparse import strongest_images
 from bayesncl.measure.verdict import Verdict, render, to_dict, verdict
 from tests.test_kept import codes
@@ -118,6 +119,20 @@ def test_without_labels() -> None:
     assert any("second encoder" in by for by in text) and "alike by a second encoder" in found.lines[0].text
 
 
+def test_lengths_of_embeddings_do_not_judge() -> None:
+    """A few rows of great length would be the mean, and all others alike."""
+    z, y = codes(n=400)
+    x = embed(y, 0.2) - 3
+    long = x * np.random.default_rng(0).lognormal(0, 3, (400, 1))
+    even, uneven = (figures(z, embeddings=e) for e in (x, long))
+    assert even["readable"]["count"] == uneven["readable"]["count"] > 5
+    assert even["labelfree"]["intruder"] == pytest.approx(uneven["labelfree"]["intruder"], abs=0.02)
+    narrow = np.stack([y % 3 + 1, y % 2 + 1, y + 1], 1) + 0.01 * np.random.default_rng(0).random((400, 3))
+    for e in (x, long, narrow, x + 30):  # no less than a cosine finds in them as they are, or centred
+        ways = (e, e - e.mean(0))
+        assert figures(z, y, embeddings=e)["whole"]["p5"] >= max(retrieval(w, y, ks=(5,))[5] for w in ways) - 1
+
+
 def test_noise_is_not_praised() -> None:
     x = np.random.default_rng(0).standard_normal((300, 16))
     some, others = (np.maximum(x @ x[i : i + 16].T, 0) for i in (0, 16))  # along any direction lie rows that are alike
@@ -132,7 +147,7 @@ def test_noise_is_not_praised() -> None:
     z, y = clean()
     line = verdict(z, embeddings=embed(y, 0.2), noise=(others, x)).lines[0]
     assert line.value == 8 and "noise 0)" in line.text
-    x[0] = 1e6  # all other rows lie opposite to it, beyond the mean
+    x[0], x[1:] = -1, 1 + 1e-4 * x[1:]  # all other rows lie opposite to it, beyond the mean
     assert "Chance has as many" in verdict(some, embeddings=x).lines[0].text
 
 

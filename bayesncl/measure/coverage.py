@@ -21,7 +21,7 @@ ROWS = 2048  # images that the correlations of columns are taken over, at most, 
 ALIKE = 0.98  # mean cosine between the codes of two images from which all images count as the same
 HIDDEN = 0.3  # ... from which rows of unit length may hide copies
 COPIES = (1.5, 0.02)  # near copies: fewer distinct dimensions than the first plus the second for each live one
-FEW = 0.2  # distinct images among the strongest of all dimensions, of those possible, below which they are the same few
+FEW = 0.2  # distinct images among the strongest of distinct dimensions, of those possible, below which they are the same
 GROUPED = 1.4  # similarity times distinct dimensions below which copies are those of groups of images, where it is 1
 UNCOVERED = 0.5  # share of images without an active dimension from which FEW is not the only sign
 UNGROUPED = 0.1  # ... from which images count as in no groups
@@ -128,7 +128,8 @@ def _reason(z: Codes, found: dict[str, Any], images: int, seed: int) -> str | No
         return "no dimension fires on any image"
     if tells and similarity > ALIKE:
         return "all images have nearly the same code"
-    if tells and (spread < FEW or (spread < 0.5 and found["images_without"] > UNCOVERED)):
+    same = spread * live < FEW * distinct  # copies have the same strongest images
+    if tells and (same or (spread < 0.5 and found["images_without"] > UNCOVERED)):
         return f"the {TOP} strongest images of all {live:,} dimensions are the same {images:,}"
     few = COPIES[0] + COPIES[1] * live if tells and live > 3 else 0.0
     if distinct < few:

@@ -2,6 +2,7 @@
 
 The embeddings [N, F] of the images come from an encoder other than the one whose codes are judged, where there is one;
 they are centred and made unit length, for embeddings of many encoders share a large mean that makes all images alike.
+Rows of many columns are first brought to unit length, as `rows` does for the codes: a few long ones would be the mean.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 
 from ..arrays import Array, as_features
 from ..errors import InputError
+from ..rows import FEW
 from . import wilson
 from .counts import place
 from .dimensions import mean
@@ -28,13 +30,17 @@ CANDIDATES = 64  # images drawn in search of an odd one
 
 
 def prepare(embeddings: Array, count: int) -> np.ndarray:
-    """Embeddings as float32 [N, F], centred and at unit length; a zero row stays zero."""
+    """Embeddings as float32 [N, F] at unit length, before (if 16 columns or more) and after centring; 0 stays 0."""
     e = as_features(embeddings).astype(np.float32)
     if len(e) != count:
         raise InputError(f"{len(e)} embeddings for {count} rows of features")
     if not np.isfinite(e).all():
         raise InputError("embeddings must be finite numbers, got NaN or infinity")
-    e -= e.mean(0)
+    e = _unit(e) if e.shape[1] >= FEW else e
+    return _unit(e - e.mean(0))
+
+
+def _unit(e: np.ndarray) -> np.ndarray:
     length = np.linalg.norm(e, axis=1, keepdims=True)
     return e / np.where(length > 0, length, 1)
 

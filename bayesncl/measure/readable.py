@@ -119,7 +119,7 @@ def figures(
     if given is not None:
         result["labelfree"]["by"] = "a second encoder" if second else "the embeddings given"
     if known is not None and n > KEPT + 1:
-        result["whole"] = _whole(codes, embeddings, known, seed)
+        result["whole"] = _whole(codes, embeddings, given, known, seed)
     result["chance"], result["control"] = chance, {}
     if other is not None:
         asked = QUERIES if queries is None else min(queries, QUERIES)
@@ -234,16 +234,19 @@ def _name(label: int, known: np.ndarray, names: Any, labels: Any) -> str:
     return str(known_names.get(original, original))
 
 
-def _whole(codes: Codes, embeddings: Array | None, known: np.ndarray, seed: int) -> Tree | None:
-    """Retrieval precision at 5 by all there is: the centred embeddings, or else all dimensions of the codes."""
+def _whole(
+    codes: Codes, embeddings: Array | None, centred: np.ndarray | None, known: np.ndarray, seed: int
+) -> Tree | None:
+    """Retrieval precision at 5 by all there is: the embeddings, as they are or centred, or all dimensions of the codes.
+
+    Where embeddings differ in length or have few columns the one is far better, elsewhere the other.
+    """
     n = len(known)
     asked = None if n <= QUERIES else np.sort(np.random.default_rng(seed).choice(n, QUERIES, replace=False))
-    source, what = codes, "all dimensions"
-    if embeddings is not None:
-        source, what = as_features(embeddings).astype(np.float32), "the whole embedding"
-        source -= source.mean(0)
-    if hasattr(source, "toarray"):
-        if source.shape[0] * source.shape[1] >= 2**26:
-            return None
-        source = source.toarray()
-    return {"p5": retrieval(source, known, ks=(5,), queries=asked)[5], "of": what}
+    if embeddings is not None and centred is not None:
+        ways, what = [as_features(embeddings), centred], "the whole embedding"
+    elif codes.shape[0] * codes.shape[1] < 2**26 or not hasattr(codes, "toarray"):
+        ways, what = [codes.toarray() if hasattr(codes, "toarray") else codes], "all dimensions"
+    else:
+        return None
+    return {"p5": max(retrieval(way, known, ks=(5,), queries=asked)[5] for way in ways), "of": what}
