@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
+from zlib import crc32
 
 STAT = Path("/proc/stat")
 BUSY = 0.3  # of all processors
@@ -93,7 +94,9 @@ def keep_bytecode() -> None:
         from .files import cache_folder
 
         with suppress(ValueError, OSError):  # no home
-            sys.pycache_prefix = str(cache_folder().absolute() / "compiled" / "bytecode")
+            # Python knows old bytecode by the times of files, which images may all set alike: so by what is installed
+            installed = crc32("\n".join(sorted(os.listdir(os.path.dirname(place)))).encode())
+            sys.pycache_prefix = str(cache_folder().absolute() / "compiled" / f"bytecode-{installed:08x}")
             sys.dont_write_bytecode = False
 
 
