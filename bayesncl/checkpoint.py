@@ -67,21 +67,20 @@ class Writer:
     def __init__(self, run: Run, keep: int, display: Display, beside: bool) -> None:
         self.run, self.keep, self.display = run, keep, display
         self.pool = ThreadPoolExecutor(1) if beside else None
-        self.pending: Future[list[str]] | None = None
+        self.pending: Future[None] | None = None
 
     def save(self, state: Checkpoint) -> None:
         """Write a checkpoint, or begin to."""
-        well = self._settle()
-        if self.pool is not None and well:
+        if self._settle() and self.pool is not None:
             self.pending = self.pool.submit(self._work, state)
         else:
-            self._tell(self._work(state))
+            self._work(state)
 
     def wait(self) -> None:
         """Until what was begun is on the disk."""
         pending, self.pending = self.pending, None
         if pending is not None:
-            self._tell(pending.result())
+            pending.result()
 
     def _settle(self) -> bool:
         """Wait; whether all went well. What did not is noted."""
@@ -92,11 +91,8 @@ class Writer:
             return False
         return True
 
-    def _work(self, state: Checkpoint) -> list[str]:
-        return prune(self.run, self.keep, write(self.run, state))
-
-    def _tell(self, notes: list[str]) -> None:
-        for note in notes:
+    def _work(self, state: Checkpoint) -> None:
+        for note in prune(self.run, self.keep, write(self.run, state)):
             self.display.note(note)
 
     def __enter__(self) -> Writer:
@@ -202,13 +198,7 @@ def restore(checkpoint: Checkpoint, model: Encoder, optimiser: LARS) -> None:
 
 
 def resume_or_begin(
-    run: Run,
-    model: Encoder,
-    optimiser: LARS,
-    images: tuple[str, str],
-    display: Display,
-    steps: int = 0,
-    revise: bool = False,
+    run: Run, model: Encoder, optimiser: LARS, images: tuple[str, str], display: Display, steps: int, revise: bool
 ) -> int:
     """Steps already done: restored from the newest good checkpoint, or 0 in a fresh folder.
 
@@ -227,7 +217,7 @@ def resume_or_begin(
             like = saved
         if moved(like, recipe) != recipe:
             raise InputError(f"the checkpoint in {run} is of another recipe")
-        if found.step > steps * recipe.run.epochs and steps:
+        if found.step > steps * recipe.run.epochs:
             least = -(-found.step // steps)
             raise InputError(f"{run} has trained {found.step / steps:.4g} epochs already: run.epochs={least} or more")
         (then, old), (here, new) = found.images, images

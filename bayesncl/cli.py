@@ -25,7 +25,7 @@ from .options import (
     Backbone, Batch, Changes, Csv, DataDir, Device, Epochs, Everything, Json, Latex, Markdown, Quiet, RecipeName,
     RunDir, Size, Trained, written,
 )  # fmt: skip
-from .recipes import DATASETS, METHODS, PARTS, change, explain, find_recipe, revise, shorthands, with_root
+from .recipes import DATASETS, METHODS, PARTS, change, find_recipe, revise, shorthands, with_root
 # isort: on
 
 if TYPE_CHECKING:
@@ -126,10 +126,10 @@ def recipes(
     width = Console().width if Console().is_terminal else 1000
     for part in PARTS:
         print(f"\n{part}: {PARTS[part].__doc__}")
-        values = dataclasses.asdict(getattr(recipe, part))
-        for field, doc in explain(part):
-            value = values[field] if values[field] != "" else "''"
-            head = f"  {part + '.' + field:26} = {value!s:13} "
+        for field in dataclasses.fields(PARTS[part]):
+            value = str(getattr(getattr(recipe, part), field.name)) or "''"
+            head = f"  {part + '.' + field.name:26} = {value:13} "
+            doc = field.metadata["doc"]
             print(textwrap.fill(doc, width, initial_indent=head, subsequent_indent=" " * 45, break_on_hyphens=False))
 
 

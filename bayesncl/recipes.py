@@ -296,11 +296,6 @@ def _parsed(text: str, kind: Any) -> Any:
         return text
 
 
-def explain(part: str) -> list[tuple[str, str]]:
-    """(field, explanation) for every field of a part such as ``gate``."""
-    return [(f.name, f.metadata["doc"]) for f in dataclasses.fields(PARTS[part])]
-
-
 def nearest(word: str, known: Iterable[str]) -> str:
     """'; did you mean X?' for the nearest known word, or the list of them."""
     known = list(known)

@@ -6,7 +6,6 @@ larger parts; one process replays all of it as a CUDA graph. On a CPU the same f
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -35,13 +34,7 @@ from .meter import Logger, Meter, raise_if_bad
 from .model import Encoder, build_model, model_bytes
 from .objective import ACTIVE
 from .progress import Display
-from .recipes import (
-    Recipe,
-    change,
-    find_recipe,
-    shorthands,
-    with_root,
-)
+from .recipes import Recipe, change, find_recipe, replace_fields, shorthands, with_root
 from .run import Run, Stopper, new_run
 from .schedule import warmup_cosine
 
@@ -131,15 +124,16 @@ def run_loop(
     run: Run,
     device: torch.device,
     display: Display,
-    after_epoch: AfterEpoch | None = None,
-    revise: bool = False,
+    after_epoch: AfterEpoch | None,
+    revise: bool,
 ) -> Encoder:
     """Train to the end of the recipe, with checkpoints; the model, in eval mode."""
     batch, epochs = recipe.run.batch, recipe.run.epochs
     check_batch(recipe, len(images))
     display.busy("preparing the model")
     steps = len(images) // batch  # per epoch
-    writer = make_writer(run, recipe, display, device)
+    beside = device.type == "cuda" and distributed.world_size() == 1  # a GPU need not wait for the disk
+    writer = checkpoint.Writer(run, recipe.run.keep_checkpoints, display, beside)
     with run.lock(), Stopper() as stopper, explain_memory(recipe), writer:
         pixels = settle(images.pixels, device)
         model, optimiser, meter, step = assemble(recipe, pixels, device)
@@ -165,11 +159,13 @@ def run_loop(
                 logger.extra(after_epoch(model, epoch + 1), done)
             if stop or (epoch + 1) % recipe.run.checkpoint_every == 0 or epoch + 1 == epochs:
                 logger.finish()
-                save_checkpoint(run, model, optimiser, seen, done, meter, writer)
+                raise_if_bad(meter.first_bad.cpu(), run)
+                if distributed.rank() == 0:
+                    writer.save(checkpoint.snapshot(model, optimiser, done, seen))
+                distributed.barrier()  # which is patient: the next collective is not, and a slow disk is no death
             if stop and done < steps * epochs:
                 writer.wait()
                 raise Interrupted(run, done, steps * epochs)
-        logger.finish()
         writer.wait()
         if distributed.rank() == 0:
             run.write(run.weights, model_bytes(model))
@@ -425,28 +421,6 @@ def explain_memory(recipe: Recipe) -> Iterator[None]:
         ) from None
 
 
-def make_writer(run: Run, recipe: Recipe, display: Display, device: torch.device) -> checkpoint.Writer:
-    """What writes checkpoints: beside the training on one GPU, which would otherwise wait a second or two for each."""
-    beside = device.type == "cuda" and distributed.world_size() == 1
-    return checkpoint.Writer(run, recipe.run.keep_checkpoints, display, beside)
-
-
-def save_checkpoint(
-    run: Run,
-    model: Encoder,
-    optimiser: LARS,
-    images: tuple[str, str],
-    done: int,
-    meter: Meter,
-    writer: checkpoint.Writer,
-) -> None:
-    """Checkpoint from process 0, unless a loss was not finite."""
-    raise_if_bad(meter.first_bad.cpu(), run)
-    if distributed.rank() == 0:
-        writer.save(checkpoint.snapshot(model, optimiser, done, images))
-    distributed.barrier()  # which is patient: the next collective is not, and a slow disk is no death
-
-
 def short_schedule(recipe: Recipe) -> str | None:
     """A note for runs that end before their warm-up does."""
     warmup = recipe.optimiser.warmup_epochs
@@ -462,8 +436,8 @@ def fit_batch(recipe: Recipe, n: int) -> tuple[Recipe, str | None]:
     if n < 2:
         raise InputError(f"contrastive learning needs at least 2 images, got {n}")
     batch = max(n // 4, min(n, 16)) // 2 * 2
-    smaller = dataclasses.replace(recipe, run=dataclasses.replace(recipe.run, batch=batch))
-    return smaller, f"only {n} training images: batch lowered from {recipe.run.batch} to {smaller.run.batch}"
+    note = f"only {n} training images: batch lowered from {recipe.run.batch} to {batch}"
+    return replace_fields(recipe, run={"batch": batch}), note
 
 
 class _Callable(ModuleType):

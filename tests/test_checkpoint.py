@@ -240,7 +240,8 @@ def test_a_checkpoint_of_an_older_recipe_goes_on(tmp_path: Path) -> None:
     text += b" " * (-len(text) % 8)
     payload = len(text).to_bytes(8, "little") + text + payload[end:]
     path.write_bytes(payload + hashlib.sha256(payload).digest())
-    assert checkpoint.resume_or_begin(Run(tmp_path), model, optimiser, ("", ""), Display(quiet=True)) == 4
+    done = checkpoint.resume_or_begin(Run(tmp_path), model, optimiser, ("", ""), Display(quiet=True), 4, False)
+    assert done == 4
 
 
 def test_foreign_lines_of_metrics_are_dropped(tmp_path: Path) -> None:
