@@ -154,7 +154,6 @@ def train(
     short: dict[str, Any] = {"epochs": epochs, "batch": batch, "size": size, "backbone": backbone}
     change(chosen, [*shorthands(chosen, **short), *(changes or [])])  # mistakes are reported at once
     display = open_display(quiet)
-    display.busy("starting")  # importing torch takes seconds
     from . import distributed
     from .plan import plan_run
     from .run import Run, new_run, next_commands
@@ -186,7 +185,6 @@ def resume(
     --set run.epochs=N makes it longer or shorter: the learning rates left are those of a run of N epochs.
     """
     display = open_display(quiet)
-    display.busy("starting")
     from . import distributed
     from .plan import load_split
     from .run import Run, next_commands
@@ -239,7 +237,6 @@ def evaluate(
     Prints a verdict; --all prints every measure there is, and RUN/evaluation.json has them all.
     """
     display = open_display(quiet)
-    display.busy("starting")
     with importing():
         from . import distributed
         from .errors import printable
@@ -303,7 +300,6 @@ def measure(
     Labels are not needed; files may be of any size.
     """
     display = open_display(quiet)
-    display.busy("starting")
     with importing():
         from .evaluate import measure_file
         from .report.tables import show
@@ -363,7 +359,6 @@ def atlas(
 ) -> None:
     """Make the page that shows what each dimension means. It opens from disk in any browser."""
     display = open_display(quiet)
-    display.busy("starting")
     from .atlas import serve as serve_folder
     from .atlas.sources import MAKING, atlas_of_arrays, atlas_of_codes, atlas_of_runs, default_place
 
@@ -457,7 +452,9 @@ def open_display(quiet: bool, board: Path | None = None) -> Display:
     from .progress import Display
 
     explain_bus_errors()
-    return Display(quiet, board)
+    display = Display(quiet, board)
+    display.busy("starting")  # importing torch takes seconds
+    return display
 
 
 def open_device(name: str | None) -> Any:
