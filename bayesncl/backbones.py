@@ -69,8 +69,7 @@ class ViewBatchNorm2d(nn.BatchNorm2d):
         mean, var = part_statistics(x.detach(), self.views)
         n = part_size(x, self.views)
         self.seen = mean, var * (n / (n - 1))
-        y: Tensor = _PartNorm.apply(x, self.weight, self.bias, mean, torch.rsqrt(var + self.eps))
-        return y
+        return _PartNorm.apply(x, self.weight, self.bias, mean, torch.rsqrt(var + self.eps))
 
 
 def part_statistics(x: Tensor, views: int) -> tuple[Tensor, Tensor]:
@@ -197,8 +196,7 @@ class MaxPool(nn.MaxPool2d):
         if Kernels.on:
             from .kernels import pool
 
-            y: Tensor = pool.MaxPool.apply(x)
-            return y
+            return pool.MaxPool.apply(x)
         return super().forward(x)
 
 
@@ -215,8 +213,7 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn1(self.conv1(x))
-        y = self.bn2(self.conv2(y), self.shortcut(x))
-        return y
+        return self.bn2(self.conv2(y), self.shortcut(x))
 
 
 class Bottleneck(nn.Module):
@@ -234,8 +231,7 @@ class Bottleneck(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn1(self.conv1(x))
         y = self.bn2(self.conv2(y))
-        y = self.bn3(self.conv3(y), self.shortcut(x))
-        return y
+        return self.bn3(self.conv3(y), self.shortcut(x))
 
 
 def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
@@ -318,8 +314,7 @@ class Timm(nn.Module):
         self.features = int(self.body.num_features)
 
     def forward(self, x: Tensor) -> Tensor:
-        h: Tensor = self.body(x)
-        return h
+        return self.body(x)
 
 
 def per_view(model: nn.Module) -> None:

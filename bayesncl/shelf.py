@@ -159,23 +159,19 @@ class State:
         check_place(path)
         if not path.exists():
             return None
-        strange = BadCheckpoint(f"{path} is not a checkpoint of a fit; remove it to begin anew")
         try:
             tensors, metadata = read_tensors(path)
-        except InputError:
-            raise strange from None
-        text = metadata.get("fit", "")
-        if digest(tensors, text) != metadata.get("sha256"):
-            raise BadCheckpoint(f"{path} is damaged: its checksum does not match; remove it to begin anew")
-        try:
+            text = metadata.get("fit", "")
+            if digest(tensors, text) != metadata.get("sha256"):
+                raise BadCheckpoint(f"{path} is damaged: its checksum does not match; remove it to begin anew")
             found = json.loads(text)
             if found["fingerprint"] != self.fingerprint:
                 raise BadCheckpoint(f"{path} is of a fit of other rows or options; remove it to begin anew")
             return self._restore(int(found["step"]), float(found["recall"]), tensors, count)
-        except InputError:
+        except BadCheckpoint:
             raise
         except DAMAGE:
-            raise strange from None
+            raise BadCheckpoint(f"{path} is not a checkpoint of a fit; remove it to begin anew") from None
 
     def _restore(self, step: int, recall: float, tensors: dict[str, Tensor], count: int) -> Tensor:
         """Take everything in once all of it is checked; ValueError where it does not fit."""

@@ -93,7 +93,7 @@ def train(
     -------
     Encoder, trained, in eval mode.
     """
-    from .plan import as_images, load_split, plan_run, tell_difference  # which times the step of this file
+    from .plan import load_split, plan_run, tell_difference  # which times the step of this file
 
     place = find_device(device) if isinstance(device, str) else device or default_device()
     display = display or Display(quiet=isinstance(recipe, Recipe))
@@ -106,7 +106,8 @@ def train(
     else:
         recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
         recipe = with_root(change(recipe, [*shorthands(recipe, **short), *changes]), root)
-        images = load_split(recipe, "train", display) if images is None else as_images(images)
+        images = load_split(recipe, "train", display) if images is None else images
+    images = images if isinstance(images, Images) else Images(np.asarray(images))
     folder = run_dir or out
     run = Run(folder) if folder is not None else new_run(Path("runs"), recipe.name)
     if after_epoch is None and recipe.run.dynamics_every:
@@ -204,8 +205,7 @@ def losses(
     with torch.autocast(pixels.device.type, dtype=precision, enabled=precision != torch.float32):
         h = made(embed)(model, x)
         features = made(code)(model, h, uniform)
-    loss, averages, active = made(score)(model, features)
-    return loss, averages, active
+    return made(score)(model, features)
 
 
 def draw(model: Encoder, pixels: Tensor, index: Tensor, epoch: Tensor, seed: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -230,8 +230,7 @@ def embed(model: Encoder, x: Tensor) -> Tensor:
 
 def code(model: Encoder, h: Tensor, uniform: Tensor | None) -> Features:
     """What the head makes of h [2b, F] and the noise of its gates."""
-    features: Features = model.head(h, uniform)
-    return features
+    return model.head(h, uniform)
 
 
 def score(model: Encoder, features: Features) -> tuple[Tensor, Tensor, Tensor]:
