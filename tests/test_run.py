@@ -14,7 +14,7 @@ import bayesncl.run
 from bayesncl import checkpoint
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
-from bayesncl.model import build_model, save_model
+from bayesncl.model import build_model, model_bytes
 from bayesncl.run import Run, git_revision
 from bayesncl.train import train
 from tests.commands import SETTINGS, Answer
@@ -132,7 +132,7 @@ def test_finished_means_that_the_model_loads(damage: str, run, tmp_path: Path) -
     if damage == "nan":
         model = found.model()
         model.projector[0].weight.data[0, 0] = float("nan")
-        save_model(model, found.weights)
+        found.weights.write_bytes(model_bytes(model))
     else:
         found.weights.write_bytes(b"" if damage == "empty" else good[:-1])
     assert not found.finished()
