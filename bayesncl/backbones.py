@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import distributed
-from .errors import InputError
+from .errors import InputError, import_extra
 from .recipes import Model
 
 
@@ -244,13 +244,11 @@ def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
 class ResNet(nn.Module):
     """Four stages of blocks after a stem, averaged over space. h [N, features] is non-negative (post-ReLU)."""
 
-    def __init__(
-        self, block: type[BasicBlock] | type[Bottleneck], depths: tuple[int, ...], *, stem: str, stem_padding: int
-    ) -> None:
+    def __init__(self, block: type[BasicBlock] | type[Bottleneck], depths: tuple[int, ...], model: Model) -> None:
         super().__init__()
-        if stem == "cifar":
+        if model.stem == "cifar":
             # 3x3 at full resolution, PyTorch's default initialisation; padding 2 makes a 34 x 34 map of 32 x 32 pixels
-            self.stem = nn.Sequential(nn.Conv2d(3, 64, 3, 1, stem_padding, bias=False), norm_relu(64))
+            self.stem = nn.Sequential(nn.Conv2d(3, 64, 3, 1, model.stem_padding, bias=False), norm_relu(64))
         else:
             self.stem = nn.Sequential(conv(3, 64, 7, 2), norm_relu(64), MaxPool())
         blocks: list[nn.Module] = []
@@ -286,24 +284,12 @@ class Small(nn.Module):
         return self.pool(self.layers(x)).flatten(1)
 
 
-def import_timm(missing: str) -> Any:
-    """timm; where it is not installed, an InputError that says `missing`."""
-    try:
-        import timm
-    except ImportError:
-        raise InputError(missing) from None
-    except Exception as error:  # torchvision, which it imports, raises a RuntimeError beside another build of torch
-        said = " ".join(str(error).split())[:200]
-        raise InputError(f"timm cannot be imported: {said} (torch and torchvision must be of one build)") from None
-    return timm
-
-
 class Timm(nn.Module):
     """A timm model without its classifier; its BatchNorm layers, if any, become per-view ones."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        timm = import_timm(f"backbone timm:{name} needs the extra: pip install 'bayesncl[timm]'")
+        timm = import_extra("timm", f"backbone timm:{name} needs the extra: pip install 'bayesncl[timm]'")
         try:
             if not timm.is_model(name):  # a stranger's recipe may say hf-hub:..., which would be fetched
                 raise RuntimeError("not one of its own")
@@ -326,8 +312,8 @@ def per_view(model: nn.Module) -> None:
 
 # What a recipe may name, besides timm:NAME.
 BACKBONES: dict[str, Callable[[Model], nn.Module]] = {
-    "resnet18": lambda m: ResNet(BasicBlock, (2, 2, 2, 2), stem=m.stem, stem_padding=m.stem_padding),
-    "resnet50": lambda m: ResNet(Bottleneck, (3, 4, 6, 3), stem=m.stem, stem_padding=m.stem_padding),
+    "resnet18": lambda model: ResNet(BasicBlock, (2, 2, 2, 2), model),
+    "resnet50": lambda model: ResNet(Bottleneck, (3, 4, 6, 3), model),
     "small": lambda _: Small(),
     "medium": lambda _: Small((1, 2, 2, 2)),
 }

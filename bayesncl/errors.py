@@ -19,6 +19,8 @@ def import_extra(module: str, missing: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         raise InputError(missing) from None
+    except Exception as error:  # timm imports torchvision, which raises a RuntimeError beside another build of torch
+        raise InputError(f"{module} cannot be imported: {first_line(error)} (is it built for this torch?)") from None
 
 
 def printable(text: str, length: int = 80) -> str:

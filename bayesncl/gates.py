@@ -84,11 +84,6 @@ class GateKind:
     noise: Callable[[Tensor], Tensor] | None = None
     hard: bool = True
 
-    @property
-    def noisy(self) -> bool:
-        """Whether training draws noise for it."""
-        return self.noise is not None
-
     def mask(
         self, logits: Tensor, threshold: float = 0.5, temperature: float = 1.0, uniform: Tensor | None = None
     ) -> Tensor:
@@ -138,7 +133,7 @@ def open_gates(
     if kind not in GATES:
         raise InputError(f"no gate kind {kind!r}; there are {', '.join(GATES)}")
     gate = GATES[kind]
-    if gate.noisy and uniform is None:
+    if gate.noise is not None and uniform is None:
         like = at_least_float32(logits)
         uniform = torch.rand(like.shape, generator=generator, device=like.device, dtype=like.dtype)
     return gate.mask(logits, threshold, temperature, uniform)

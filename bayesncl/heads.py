@@ -101,7 +101,7 @@ class Projector(Head):
         logits = self.gate(h.detach() if gate.detach else h)
         if not self.training:
             uniform = None  # evaluation never draws noise
-        elif self.kind.noisy and uniform is None:
+        elif self.kind.noise is not None and uniform is None:
             uniform = torch.rand_like(at_least_float32(logits))
         mask = self.kind.mask(logits, gate.threshold, gate.temperature, uniform)
         return Features(h, z, logits, mask, normalise(z * mask), raw)

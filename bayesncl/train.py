@@ -217,7 +217,7 @@ def draw(model: Encoder, pixels: Tensor, index: Tensor, epoch: Tensor, seed: Ten
 
 def draw_noise(model: Encoder, index: Tensor, epoch: Tensor, seed: Tensor) -> Tensor | None:
     """The noise [2b, D] of noisy gates; None for others."""
-    if model.head.kind is None or not model.head.kind.noisy:
+    if model.head.kind is None or model.head.kind.noise is None:
         return None
     keys = draws.make_key(seed, epoch, torch.cat([index, index + 2**40]), stream=7)
     return draws.uniform(keys, model.head.dim)
