@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -159,21 +160,19 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint(step, metadata["recipe"], tensors, images)
 
 
-def newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
-    """The newest undamaged checkpoint, and a line for each damaged one that was passed over.
+def newest(run: Run) -> Checkpoint | None:
+    """The newest undamaged checkpoint; `prune` names the damaged ones.
 
     With several processes all must find the same one: a folder that they do not share is an error, not a silent mix.
     """
-    found, complaints = None, []
+    found = None
     for path in reversed(listed(run)):
-        try:
+        with suppress(InputError):
             found = read(path)
             break
-        except InputError as error:
-            complaints.append(f"{error}; trying the one before it")
     if not distributed.agree(found.step if found is not None else 0):
         raise InputError(f"the processes find different checkpoints in {run}: all machines must see one folder")
-    return found, complaints
+    return found
 
 
 def part(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
@@ -206,16 +205,13 @@ def resume_or_begin(
     them: the run was revised, and killed before its next checkpoint. `steps` are those of an epoch.
     """
     recipe = model.recipe
-    found, complaints = newest(run)
-    for complaint in complaints:
-        display.note(complaint)
+    found = newest(run)
     if found is not None:
         saved = recipe_from_json(found.recipe, str(run))
+        like = moved(saved, recipe)
         if revise or (run.recipe_file.is_file() and moved(run.recipe(), recipe) == recipe):
-            like = replace_fields(saved, run={name: getattr(recipe.run, name) for name in REVISABLE})
-        else:
-            like = saved
-        if moved(like, recipe) != recipe:
+            like = replace_fields(like, run={name: getattr(recipe.run, name) for name in REVISABLE})
+        if like != recipe:
             raise InputError(f"the checkpoint in {run} is of another recipe")
         if found.step > steps * recipe.run.epochs:
             least = -(-found.step // steps)
@@ -254,7 +250,7 @@ def open_model(run: Path, device: torch.device | str) -> tuple[Encoder, str]:
     """A finished model, or an unfinished run as its newest checkpoint has it and a sentence that says so."""
     if not run.is_dir() or Run(run).weights.exists() or not listed(Run(run)):
         return load_run(run, device), ""
-    found, _ = newest(Run(run))
+    found = newest(Run(run))
     if found is None:
         raise InputError(f"{run} is not finished, and none of its checkpoints can be read: bayesncl resume {run}")
     model = fill_model(recipe_from_json(found.recipe, str(run)), part(found, "model"), run)

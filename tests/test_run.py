@@ -153,9 +153,9 @@ def test_damaged_checkpoints_never_push_out_good_ones(tmp_path: Path, images: Im
         train(tiny_recipe(), images, tmp_path, after_epoch=stop_after(2))
     assert [p.name for p in checkpoint.listed(run)] == ["step-00000004.ckpt"]
     assert sorted(p.name for p in run.checkpoints.glob("*.damaged")) == [f"{name}.damaged" for name in kept]
-    found, complaints = checkpoint.newest(run)
+    found = checkpoint.newest(run)
     assert found is not None
-    assert (found.step, complaints) == (4, [])
+    assert found.step == 4
     for a, b in zip(train(tiny_recipe(), images, tmp_path).state_dict().values(), whole.values()):
         assert (a == b).all()
 
