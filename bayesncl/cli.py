@@ -364,19 +364,17 @@ def atlas(
 
     if (features is None) == (not runs):
         raise InputError("atlas takes one RUN or more, or --features FILE.npz")
+    runs = runs or []
+    out = out or default_place(features or runs[0])
     if features is not None:
         display.busy(MAKING)
-        page = atlas_of_arrays(features, out or default_place(features))
-    elif runs and any(map(is_codes, runs)):
-        from .codes_folder import CodesFolder
-
+        page = atlas_of_arrays(features, out)
+    elif any(map(is_codes, runs)):
         if strange := [run for run in runs if not is_codes(run)]:
             raise InputError(f"{strange[0]} is not a folder of codes: an atlas shows codes or runs, not both")
-        out = out or CodesFolder(runs[0]).inside(runs[0] / "atlas")
         page = atlas_of_codes(runs, out, data, images, display, heat, encoder)
     else:
-        assert runs
-        page = atlas_of_runs(runs, out or default_place(runs[0]), data, images, open_device(device), display)
+        page = atlas_of_runs(runs, out, data, images, open_device(device), display)
     display.close()
     display.note(f"open {page}")
     if serve:

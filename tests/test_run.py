@@ -84,16 +84,16 @@ def contents(path: Path) -> dict[str, bytes]:
     return {str(p): p.read_bytes() for p in (path, *path.rglob("*")) if p.is_file()}
 
 
-def test_a_link_is_one_line_for_resume_and_evaluate(run, trained: Path, tmp_path: Path) -> None:
+def test_a_link_is_one_line_for_every_command_that_writes_into_a_run(run, trained: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine.txt"
     mine.write_text("mine")
-    for words, name in ((("resume",), ".lock"), (("evaluate",), "evaluation.json")):
-        folder = tmp_path / words[0]
+    for command, name in (("resume", ".lock"), ("evaluate", "evaluation.json"), ("atlas", "atlas")):
+        folder = tmp_path / command
         shutil.copytree(trained, folder)
         (folder / name).symlink_to(mine)
-        if words[0] == "resume":
+        if command == "resume":
             (folder / "model.safetensors").unlink()
-        answer: Answer = run(*words, folder, "--quiet")
+        answer: Answer = run(command, folder, "--quiet")
         assert answer.status == 2
         assert f"{name} is a symbolic link" in answer.err
         assert answer.err.count("\n") == 1
