@@ -67,14 +67,7 @@ class Projector(Head):
     """z = normalise(rectify(p(h))), gates m from g(h), codes normalise(z m); loss InfoNCE + lambda KL.
 
     Plain and non-negative contrastive learning, with or without top-k, are this head without a gate.
-
-    Parameters
-    ----------
-    features : F, the width of h.
-    model : hidden width, D, rectifier, layer norm and top-k of a recipe.
-    gate : the gate of a recipe; of kind ``none`` there is none.
-    objective : temperature and block of InfoNCE.
-    depth : layers of p.
+    `features` is F, the width of h, and `depth` counts the layers of p; the rest are parts of a recipe.
     """
 
     def __init__(self, features: int, model: Model, gate: Gate, objective: Objective, depth: int = 2) -> None:
@@ -127,7 +120,6 @@ class Prototypes(Head):
 
     Parameters
     ----------
-    features, dim : F and D.
     width : of p; at most F.
     temperature : of the prediction.
     rounds : of balancing. Fewer leave prototypes free to gather where rows are dense: each is read better, and together
@@ -182,14 +174,8 @@ class Prototypes(Head):
 class SparseAutoencoder(Head):
     """a = E (h - b) + e, codes are the k largest positive a of a row, h is read back as b + codes x unit columns.
 
-    With `contrast` > 0 InfoNCE over the codes of partners is added: contrastive sparse representations (CSR).
+    InfoNCE over the codes of partners is added with the weight `contrast`: contrastive sparse representations (CSR).
     A dimension that has not fired for `patience` steps learns to explain what the others leave over.
-
-    Parameters
-    ----------
-    features, dim : F and D.
-    k : dimensions that fire on a row.
-    contrast : weight of InfoNCE.
     """
 
     idle: Tensor

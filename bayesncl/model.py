@@ -81,13 +81,7 @@ class Encoder(nn.Module):
         return (x - self.mean) / self.std
 
     @torch.inference_mode()
-    def encode(
-        self,
-        images: Pictures,
-        gated: bool = True,
-        keep: int | None = None,
-        batch: int = 256,
-    ) -> Tensor:
+    def encode(self, images: Pictures, gated: bool = True, keep: int | None = None, batch: int = 256) -> Tensor:
         """Features of images, in eval mode.
 
         Parameters

@@ -347,16 +347,9 @@ def make_optimiser(model: Encoder, device: torch.device) -> LARS:
     """LARS, a group for the gating head and one for the rest; rates are tensors that the step fills."""
     gates = list(model.gate.parameters()) if model.gate is not None else []
     others = [p for p in model.parameters() if not any(p is q for q in gates)]
-    groups = [others, gates] if gates else [others]
+    groups = [{"params": group, "lr": torch.zeros((), device=device)} for group in (others, gates) if group]
     o = model.recipe.optimiser
-    optimiser = LARS(
-        [{"params": group, "lr": torch.zeros((), device=device)} for group in groups],
-        lr=0.0,
-        momentum=o.momentum,
-        weight_decay=o.weight_decay,
-        eta=o.eta,
-        clip=o.clip,
-    )
+    optimiser = LARS(groups, lr=0.0, momentum=o.momentum, weight_decay=o.weight_decay, eta=o.eta, clip=o.clip)
     optimiser.prepare()
     return optimiser
 
