@@ -21,7 +21,6 @@ from PIL import Image
 from torch import Tensor
 
 from . import draws
-from .errors import InputError
 from .files import write_saved
 from .recipes import Views
 
@@ -126,11 +125,7 @@ def apply(pixels: Tensor, params: Params, views: Views) -> Tensor:
 
     Float32 [N, 3, S, S] in [0, 1], not normalised. An operation of probability 0 is left out altogether.
     """
-    if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1] != 3:
-        raise InputError(f"views are made from uint8 pixels [B, 3, H, W], got {pixels.dtype} {list(pixels.shape)}")
     count = len(pixels)
-    if len(params.top) != 2 * count:
-        raise InputError(f"{len(params.top)} rows of view parameters for {count} images, expected {2 * count}")
     # Inside, the two views of an image are neighbours and images lie as [column, channel, row]: then every product
     # below takes its matrices as they lie in memory, and both views read the same copy of the pixels.
     params = Params(*(p.unflatten(0, (2, count)).transpose(0, 1).flatten(0, 1) for p in params))
