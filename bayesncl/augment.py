@@ -284,14 +284,12 @@ def _blur(x: Tensor, params: Params) -> Tensor:
     return _product(x.transpose(1, 2), g.transpose(1, 2)).clamp_(0, 1).view(count, 3, size, size)
 
 
-def contact_sheet(
-    pixels: Tensor, index: Tensor, epoch: int, seed: int, views: Views, path: str | Path, epochs: int = 4
-) -> None:
+def contact_sheet(pixels: Tensor, seed: int, views: Views, path: str | Path, epochs: int = 4) -> None:
     """Write a PNG for a person to look at: a row per image, the stored image first, then two views of each epoch."""
     size, gap = views.size, 2
     columns = [torch.nn.functional.interpolate(pixels.float() / 255, (size, size), mode="area")]
-    for shown in range(epoch, epoch + epochs):
-        columns.extend(make_views(pixels, index, shown, seed, views).chunk(2))
+    for epoch in range(epochs):
+        columns.extend(make_views(pixels, torch.arange(len(pixels)), epoch, seed, views).chunk(2))
     cells = torch.stack(columns, 1).clamp(0, 1)  # [B, columns, 3, S, S]
     cells = torch.nn.functional.pad(cells, (0, gap, 0, gap), value=1.0)
     sheet = cells.permute(0, 3, 1, 4, 2).reshape(len(pixels) * (size + gap), len(columns) * (size + gap), 3)

@@ -411,8 +411,7 @@ def views(
 
     chosen = find_recipe(recipe, changes, data)
     images = load_split(chosen, "train", open_display(False))
-    index = torch.arange(min(count, len(images)))
-    contact_sheet(torch.from_numpy(images.pixels[: len(index)].copy()), index, 0, chosen.run.seed, chosen.views, out)
+    contact_sheet(torch.from_numpy(images.pixels[:count].copy()), chosen.run.seed, chosen.views, out)
     print(f"wrote {out}")
 
 

@@ -455,7 +455,7 @@ def test_gpu_gives_the_same_views_and_fits_in_a_graph() -> None:
 
 def test_contact_sheet(tmp_path: Path) -> None:
     pixels = _photos(3, 32, 32)
-    augment.contact_sheet(pixels, torch.arange(3), 0, 0, Views(), tmp_path / "sheet.png", epochs=2)
+    augment.contact_sheet(pixels, 0, Views(), tmp_path / "sheet.png", epochs=2)
     sheet = torch.from_numpy(np.array(Image.open(tmp_path / "sheet.png"))).permute(2, 0, 1)
     assert sheet.shape == (3, 3 * 34, 5 * 34)
     for row in range(3):
