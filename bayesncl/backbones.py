@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import distributed
-from .errors import InputError, import_extra
+from .errors import InputError, import_extra, or_refuse
 from .recipes import Model
 
 
@@ -290,12 +290,10 @@ class Timm(nn.Module):
     def __init__(self, name: str) -> None:
         super().__init__()
         timm = import_extra("timm", f"backbone timm:{name} needs the extra: pip install 'bayesncl[timm]'")
-        try:
+        with or_refuse(f"timm has no model {name!r}", RuntimeError):
             if not timm.is_model(name):  # a stranger's recipe may say hf-hub:..., which would be fetched
                 raise RuntimeError("not one of its own")
             self.body = timm.create_model(name, pretrained=False, num_classes=0)
-        except RuntimeError as error:
-            raise InputError(f"timm has no model {name!r}: {error}") from None
         per_view(self.body)
         self.features = int(self.body.num_features)
 

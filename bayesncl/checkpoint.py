@@ -184,10 +184,8 @@ def part(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
 def restore(checkpoint: Checkpoint, model: Encoder, optimiser: LARS) -> None:
     """Put a checkpoint's state into a model and its optimiser."""
     momenta = part(checkpoint, "momentum")
-    try:
+    with or_refuse("the checkpoint does not fit the recipe", RuntimeError):
         model.load_state_dict(part(checkpoint, "model"))
-    except RuntimeError as error:
-        raise InputError(f"the checkpoint does not fit the recipe: {str(error).splitlines()[0]}") from None
     with torch.no_grad():
         for name, p in model.named_parameters():
             if name in momenta:

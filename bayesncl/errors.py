@@ -55,8 +55,7 @@ def or_refuse(what: str, *kinds: type[BaseException]) -> Iterator[None]:
     except InputError:
         raise
     except caught as error:
-        why = first_line(error) if kinds else getattr(error, "strerror", None) or error
-        raise InputError(f"{what}: {why}") from None
+        raise InputError(f"{what}: {getattr(error, 'strerror', None) or first_line(error)}") from None
 
 
 def say(message: str) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import distributed
-from .errors import InputError
+from .errors import or_refuse
 
 Pixels = np.ndarray | Tensor  # uint8 [N, 3, H, W], in (memory-mapped) host memory or on the device
 
@@ -107,8 +107,6 @@ def _read(pixels: np.ndarray, index: Tensor) -> Tensor:
     rows = index.numpy()
     order = np.argsort(rows)
     out = np.empty((len(rows), *pixels.shape[1:]), np.uint8)
-    try:
+    with or_refuse("the images can no longer be read", OSError, ValueError):
         out[order] = pixels[rows[order]]
-    except (OSError, ValueError) as error:
-        raise InputError(f"the images can no longer be read: {error}") from None
     return torch.from_numpy(out)

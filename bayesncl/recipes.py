@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .data import DATASETS
-from .errors import InputError
+from .errors import InputError, or_refuse
 from .files import read_regular
 
 
@@ -307,19 +307,15 @@ def _part(part: Any, values: Any) -> Any:
 
 def recipe_from_json(text: str, source: str = "recipe") -> Recipe:
     """Read a recipe from JSON text; `source` names it in error messages."""
-    try:
+    with or_refuse(f"{source} is not JSON", ValueError, RecursionError):
         tree = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{source} is not JSON: {error}") from None
     return recipe_from_dict(tree, source)
 
 
 def read_recipe(path: Path) -> Recipe:
     """The recipe in a .json file."""
-    try:
+    with or_refuse(f"cannot read {path}", OSError, UnicodeDecodeError):
         return recipe_from_json(read_regular(path, MOST_BYTES).decode(), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {error}") from None
 
 
 def change(recipe: Recipe, changes: Iterable[str]) -> Recipe:
@@ -350,10 +346,8 @@ def with_root(recipe: Recipe, root: str | None) -> Recipe:
     """The recipe with its images at another place; None leaves them where they are."""
     if root is None:
         return recipe
-    try:
+    with or_refuse(f"--data {root}", RuntimeError, OSError):  # no such user, links in a circle
         place = str(Path(root).expanduser().resolve())
-    except (RuntimeError, OSError) as error:  # no such user, links in a circle
-        raise InputError(f"--data {root}: {error}") from None
     return replace_fields(recipe, data={"root": place})
 
 

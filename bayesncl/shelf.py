@@ -49,10 +49,8 @@ def load_folder(cls: type[Codes], name: Path | str) -> Codes:
     """Read a folder, or one of the hub."""
     folder = Path(name) if Path(name).is_dir() else _download(str(name))
     codes, config = load(cls, folder / WEIGHTS)
-    try:
+    with or_refuse(f"cannot read {folder / CONFIG}", OSError, ValueError, RecursionError):
         beside = json.loads(read_regular(folder / CONFIG, MOST_CONFIG))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"cannot read {folder / CONFIG}: {type(error).__name__}") from None
     if beside != config:
         raise InputError(f"{folder / CONFIG} is not of the same codes as {WEIGHTS} beside it")
     return codes
