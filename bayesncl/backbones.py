@@ -142,7 +142,7 @@ def update_running_statistics(model: nn.Module) -> None:
 
 
 def set_views(model: nn.Module, views: int) -> None:
-    """Say of how many views the batches to come are made."""
+    """Set how many views the coming batches hold."""
     for module in model.modules():
         if isinstance(module, ViewBatchNorm2d):
             module.views = views

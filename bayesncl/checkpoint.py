@@ -78,7 +78,7 @@ class Writer:
             self._work(state)
 
     def wait(self) -> None:
-        """Until what was begun is on the disk."""
+        """Wait until what was begun is on the disk."""
         pending, self.pending = self.pending, None
         if pending is not None:
             pending.result()

@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves either the old one or the new one, never half of one."""
+"""Files: written so that a crash leaves the old one or the new one, never half of one; read and named with care."""
 
 from __future__ import annotations
 

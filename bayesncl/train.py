@@ -107,7 +107,8 @@ def train(
         recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
         recipe = with_root(change(recipe, [*shorthands(recipe, **short), *changes]), root)
         images = load_split(recipe, "train", display) if images is None else images
-    images = images if isinstance(images, Images) else Images(np.asarray(images))
+    if not isinstance(images, Images):
+        images = Images(np.asarray(images))
     folder = run_dir or out
     run = Run(folder) if folder is not None else new_run(Path("runs"), recipe.name)
     if after_epoch is None and recipe.run.dynamics_every:
