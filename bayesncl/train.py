@@ -95,7 +95,7 @@ def train(
     """
     from .plan import load_split, plan_run, tell_difference  # which times the step of this file
 
-    place = find_device(device) if isinstance(device, str) else device or default_device()
+    place = device if isinstance(device, torch.device) else find_device(device)
     display = display or Display(quiet=isinstance(recipe, Recipe))
     short: dict[str, Any] = {"epochs": epochs, "batch": batch, "size": size, "backbone": backbone}
     if isinstance(images, str | Path):
@@ -368,15 +368,10 @@ def schedule(recipe: Recipe, steps: int) -> Tensor:
     return torch.tensor([[warmup_cosine(t, base, warmup, total, o.start_lr) for base in bases] for t in range(total)])
 
 
-def default_device() -> torch.device:
-    """The GPU of this process, or the CPU."""
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-
-
-def find_device(name: str | None) -> torch.device:
+def find_device(name: str | None = None) -> torch.device:
     """The device a person asked for, or the best there is; a GPU asked for by number becomes the current one."""
     if name is None:
-        return default_device()
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
