@@ -21,7 +21,6 @@ from PIL import Image
 from torch import Tensor
 
 from . import draws
-from .errors import InputError
 from .files import write_saved
 from .recipes import Views
 
@@ -126,11 +125,7 @@ def apply(pixels: Tensor, params: Params, views: Views) -> Tensor:
 
     Float32 [N, 3, S, S] in [0, 1], not normalised. An operation of probability 0 is left out altogether.
     """
-    if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1] != 3:
-        raise InputError(f"views are made from uint8 pixels [B, 3, H, W], got {pixels.dtype} {list(pixels.shape)}")
     count = len(pixels)
-    if len(params.top) != 2 * count:
-        raise InputError(f"{len(params.top)} rows of view parameters for {count} images, expected {2 * count}")
     # Inside, the two views of an image are neighbours and images lie as [column, channel, row]: then every product
     # below takes its matrices as they lie in memory, and both views read the same copy of the pixels.
     params = Params(*(p.unflatten(0, (2, count)).transpose(0, 1).flatten(0, 1) for p in params))
@@ -289,14 +284,12 @@ def _blur(x: Tensor, params: Params) -> Tensor:
     return _product(x.transpose(1, 2), g.transpose(1, 2)).clamp_(0, 1).view(count, 3, size, size)
 
 
-def contact_sheet(
-    pixels: Tensor, index: Tensor, epoch: int, seed: int, views: Views, path: str | Path, epochs: int = 4
-) -> None:
+def contact_sheet(pixels: Tensor, seed: int, views: Views, path: str | Path, epochs: int = 4) -> None:
     """Write a PNG for a person to look at: a row per image, the stored image first, then two views of each epoch."""
     size, gap = views.size, 2
     columns = [torch.nn.functional.interpolate(pixels.float() / 255, (size, size), mode="area")]
-    for shown in range(epoch, epoch + epochs):
-        columns.extend(make_views(pixels, index, shown, seed, views).chunk(2))
+    for epoch in range(epochs):
+        columns.extend(make_views(pixels, torch.arange(len(pixels)), epoch, seed, views).chunk(2))
     cells = torch.stack(columns, 1).clamp(0, 1)  # [B, columns, 3, S, S]
     cells = torch.nn.functional.pad(cells, (0, gap, 0, gap), value=1.0)
     sheet = cells.permute(0, 3, 1, 4, 2).reshape(len(pixels) * (size + gap), len(columns) * (size + gap), 3)

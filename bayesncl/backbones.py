@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import distributed
-from .errors import InputError
+from .errors import InputError, import_extra, or_refuse
 from .recipes import Model
 
 
@@ -69,8 +69,7 @@ class ViewBatchNorm2d(nn.BatchNorm2d):
         mean, var = part_statistics(x.detach(), self.views)
         n = part_size(x, self.views)
         self.seen = mean, var * (n / (n - 1))
-        y: Tensor = _PartNorm.apply(x, self.weight, self.bias, mean, torch.rsqrt(var + self.eps))
-        return y
+        return _PartNorm.apply(x, self.weight, self.bias, mean, torch.rsqrt(var + self.eps))
 
 
 def part_statistics(x: Tensor, views: int) -> tuple[Tensor, Tensor]:
@@ -143,7 +142,7 @@ def update_running_statistics(model: nn.Module) -> None:
 
 
 def set_views(model: nn.Module, views: int) -> None:
-    """Say of how many views the batches to come are made."""
+    """Set how many views the coming batches hold."""
     for module in model.modules():
         if isinstance(module, ViewBatchNorm2d):
             module.views = views
@@ -197,8 +196,7 @@ class MaxPool(nn.MaxPool2d):
         if Kernels.on:
             from .kernels import pool
 
-            y: Tensor = pool.MaxPool.apply(x)
-            return y
+            return pool.MaxPool.apply(x)
         return super().forward(x)
 
 
@@ -215,8 +213,7 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn1(self.conv1(x))
-        y = self.bn2(self.conv2(y), self.shortcut(x))
-        return y
+        return self.bn2(self.conv2(y), self.shortcut(x))
 
 
 class Bottleneck(nn.Module):
@@ -234,8 +231,7 @@ class Bottleneck(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn1(self.conv1(x))
         y = self.bn2(self.conv2(y))
-        y = self.bn3(self.conv3(y), self.shortcut(x))
-        return y
+        return self.bn3(self.conv3(y), self.shortcut(x))
 
 
 def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
@@ -248,13 +244,11 @@ def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
 class ResNet(nn.Module):
     """Four stages of blocks after a stem, averaged over space. h [N, features] is non-negative (post-ReLU)."""
 
-    def __init__(
-        self, block: type[BasicBlock] | type[Bottleneck], depths: tuple[int, ...], *, stem: str, stem_padding: int
-    ) -> None:
+    def __init__(self, block: type[BasicBlock] | type[Bottleneck], depths: tuple[int, ...], model: Model) -> None:
         super().__init__()
-        if stem == "cifar":
+        if model.stem == "cifar":
             # 3x3 at full resolution, PyTorch's default initialisation; padding 2 makes a 34 x 34 map of 32 x 32 pixels
-            self.stem = nn.Sequential(nn.Conv2d(3, 64, 3, 1, stem_padding, bias=False), norm_relu(64))
+            self.stem = nn.Sequential(nn.Conv2d(3, 64, 3, 1, model.stem_padding, bias=False), norm_relu(64))
         else:
             self.stem = nn.Sequential(conv(3, 64, 7, 2), norm_relu(64), MaxPool())
         blocks: list[nn.Module] = []
@@ -290,36 +284,21 @@ class Small(nn.Module):
         return self.pool(self.layers(x)).flatten(1)
 
 
-def import_timm(missing: str) -> Any:
-    """timm; where it is not installed, an InputError that says `missing`."""
-    try:
-        import timm
-    except ImportError:
-        raise InputError(missing) from None
-    except Exception as error:  # torchvision, which it imports, raises a RuntimeError beside another build of torch
-        said = " ".join(str(error).split())[:200]
-        raise InputError(f"timm cannot be imported: {said} (torch and torchvision must be of one build)") from None
-    return timm
-
-
 class Timm(nn.Module):
     """A timm model without its classifier; its BatchNorm layers, if any, become per-view ones."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        timm = import_timm(f"backbone timm:{name} needs the extra: pip install 'bayesncl[timm]'")
-        try:
+        timm = import_extra("timm", f"backbone timm:{name} needs the extra: pip install 'bayesncl[timm]'")
+        with or_refuse(f"timm has no model {name!r}", RuntimeError):
             if not timm.is_model(name):  # a stranger's recipe may say hf-hub:..., which would be fetched
                 raise RuntimeError("not one of its own")
             self.body = timm.create_model(name, pretrained=False, num_classes=0)
-        except RuntimeError as error:
-            raise InputError(f"timm has no model {name!r}: {error}") from None
         per_view(self.body)
         self.features = int(self.body.num_features)
 
     def forward(self, x: Tensor) -> Tensor:
-        h: Tensor = self.body(x)
-        return h
+        return self.body(x)
 
 
 def per_view(model: nn.Module) -> None:
@@ -331,8 +310,8 @@ def per_view(model: nn.Module) -> None:
 
 # What a recipe may name, besides timm:NAME.
 BACKBONES: dict[str, Callable[[Model], nn.Module]] = {
-    "resnet18": lambda m: ResNet(BasicBlock, (2, 2, 2, 2), stem=m.stem, stem_padding=m.stem_padding),
-    "resnet50": lambda m: ResNet(Bottleneck, (3, 4, 6, 3), stem=m.stem, stem_padding=m.stem_padding),
+    "resnet18": lambda model: ResNet(BasicBlock, (2, 2, 2, 2), model),
+    "resnet50": lambda model: ResNet(Bottleneck, (3, 4, 6, 3), model),
     "small": lambda _: Small(),
     "medium": lambda _: Small((1, 2, 2, 2)),
 }

@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,21 +68,20 @@ class Writer:
     def __init__(self, run: Run, keep: int, display: Display, beside: bool) -> None:
         self.run, self.keep, self.display = run, keep, display
         self.pool = ThreadPoolExecutor(1) if beside else None
-        self.pending: Future[list[str]] | None = None
+        self.pending: Future[None] | None = None
 
     def save(self, state: Checkpoint) -> None:
         """Write a checkpoint, or begin to."""
-        well = self._settle()
-        if self.pool is not None and well:
+        if self._settle() and self.pool is not None:
             self.pending = self.pool.submit(self._work, state)
         else:
-            self._tell(self._work(state))
+            self._work(state)
 
     def wait(self) -> None:
-        """Until what was begun is on the disk."""
+        """Wait until what was begun is on the disk."""
         pending, self.pending = self.pending, None
         if pending is not None:
-            self._tell(pending.result())
+            pending.result()
 
     def _settle(self) -> bool:
         """Wait; whether all went well. What did not is noted."""
@@ -92,11 +92,8 @@ class Writer:
             return False
         return True
 
-    def _work(self, state: Checkpoint) -> list[str]:
-        return prune(self.run, self.keep, write(self.run, state))
-
-    def _tell(self, notes: list[str]) -> None:
-        for note in notes:
+    def _work(self, state: Checkpoint) -> None:
+        for note in prune(self.run, self.keep, write(self.run, state)):
             self.display.note(note)
 
     def __enter__(self) -> Writer:
@@ -163,21 +160,19 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint(step, metadata["recipe"], tensors, images)
 
 
-def newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
-    """The newest undamaged checkpoint, and a line for each damaged one that was passed over.
+def newest(run: Run) -> Checkpoint | None:
+    """The newest undamaged checkpoint; `prune` names the damaged ones.
 
     With several processes all must find the same one: a folder that they do not share is an error, not a silent mix.
     """
-    found, complaints = None, []
+    found = None
     for path in reversed(listed(run)):
-        try:
+        with suppress(InputError):
             found = read(path)
             break
-        except InputError as error:
-            complaints.append(f"{error}; trying the one before it")
     if not distributed.agree(found.step if found is not None else 0):
         raise InputError(f"the processes find different checkpoints in {run}: all machines must see one folder")
-    return found, complaints
+    return found
 
 
 def part(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
@@ -189,10 +184,8 @@ def part(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
 def restore(checkpoint: Checkpoint, model: Encoder, optimiser: LARS) -> None:
     """Put a checkpoint's state into a model and its optimiser."""
     momenta = part(checkpoint, "momentum")
-    try:
+    with or_refuse("the checkpoint does not fit the recipe", RuntimeError):
         model.load_state_dict(part(checkpoint, "model"))
-    except RuntimeError as error:
-        raise InputError(f"the checkpoint does not fit the recipe: {str(error).splitlines()[0]}") from None
     with torch.no_grad():
         for name, p in model.named_parameters():
             if name in momenta:
@@ -202,13 +195,7 @@ def restore(checkpoint: Checkpoint, model: Encoder, optimiser: LARS) -> None:
 
 
 def resume_or_begin(
-    run: Run,
-    model: Encoder,
-    optimiser: LARS,
-    images: tuple[str, str],
-    display: Display,
-    steps: int = 0,
-    revise: bool = False,
+    run: Run, model: Encoder, optimiser: LARS, images: tuple[str, str], display: Display, steps: int, revise: bool
 ) -> int:
     """Steps already done: restored from the newest good checkpoint, or 0 in a fresh folder.
 
@@ -216,18 +203,15 @@ def resume_or_begin(
     them: the run was revised, and killed before its next checkpoint. `steps` are those of an epoch.
     """
     recipe = model.recipe
-    found, complaints = newest(run)
-    for complaint in complaints:
-        display.note(complaint)
+    found = newest(run)
     if found is not None:
         saved = recipe_from_json(found.recipe, str(run))
+        like = moved(saved, recipe)
         if revise or (run.recipe_file.is_file() and moved(run.recipe(), recipe) == recipe):
-            like = replace_fields(saved, run={name: getattr(recipe.run, name) for name in REVISABLE})
-        else:
-            like = saved
-        if moved(like, recipe) != recipe:
+            like = replace_fields(like, run={name: getattr(recipe.run, name) for name in REVISABLE})
+        if like != recipe:
             raise InputError(f"the checkpoint in {run} is of another recipe")
-        if found.step > steps * recipe.run.epochs and steps:
+        if found.step > steps * recipe.run.epochs:
             least = -(-found.step // steps)
             raise InputError(f"{run} has trained {found.step / steps:.4g} epochs already: run.epochs={least} or more")
         (then, old), (here, new) = found.images, images
@@ -264,7 +248,7 @@ def open_model(run: Path, device: torch.device | str) -> tuple[Encoder, str]:
     """A finished model, or an unfinished run as its newest checkpoint has it and a sentence that says so."""
     if not run.is_dir() or Run(run).weights.exists() or not listed(Run(run)):
         return load_run(run, device), ""
-    found, _ = newest(Run(run))
+    found = newest(Run(run))
     if found is None:
         raise InputError(f"{run} is not finished, and none of its checkpoints can be read: bayesncl resume {run}")
     model = fill_model(recipe_from_json(found.recipe, str(run)), part(found, "model"), run)

@@ -25,7 +25,7 @@ from .options import (
     Backbone, Batch, Changes, Csv, DataDir, Device, Epochs, Everything, Json, Latex, Markdown, Quiet, RecipeName,
     RunDir, Size, Trained, written,
 )  # fmt: skip
-from .recipes import DATASETS, METHODS, PARTS, change, explain, find_recipe, revise, shorthands, with_root
+from .recipes import DATASETS, METHODS, PARTS, change, find_recipe, revise, shorthands, with_root
 # isort: on
 
 if TYPE_CHECKING:
@@ -126,10 +126,10 @@ def recipes(
     width = Console().width if Console().is_terminal else 1000
     for part in PARTS:
         print(f"\n{part}: {PARTS[part].__doc__}")
-        values = dataclasses.asdict(getattr(recipe, part))
-        for field, doc in explain(part):
-            value = values[field] if values[field] != "" else "''"
-            head = f"  {part + '.' + field:26} = {value!s:13} "
+        for field in dataclasses.fields(PARTS[part]):
+            value = str(getattr(getattr(recipe, part), field.name)) or "''"
+            head = f"  {part + '.' + field.name:26} = {value:13} "
+            doc = field.metadata["doc"]
             print(textwrap.fill(doc, width, initial_indent=head, subsequent_indent=" " * 45, break_on_hyphens=False))
 
 
@@ -154,7 +154,6 @@ def train(
     short: dict[str, Any] = {"epochs": epochs, "batch": batch, "size": size, "backbone": backbone}
     change(chosen, [*shorthands(chosen, **short), *(changes or [])])  # mistakes are reported at once
     display = open_display(quiet)
-    display.busy("starting")  # importing torch takes seconds
     from . import distributed
     from .plan import plan_run
     from .run import Run, new_run, next_commands
@@ -186,7 +185,6 @@ def resume(
     --set run.epochs=N makes it longer or shorter: the learning rates left are those of a run of N epochs.
     """
     display = open_display(quiet)
-    display.busy("starting")
     from . import distributed
     from .plan import load_split
     from .run import Run, next_commands
@@ -239,7 +237,6 @@ def evaluate(
     Prints a verdict; --all prints every measure there is, and RUN/evaluation.json has them all.
     """
     display = open_display(quiet)
-    display.busy("starting")
     with importing():
         from . import distributed
         from .errors import printable
@@ -303,7 +300,6 @@ def measure(
     Labels are not needed; files may be of any size.
     """
     display = open_display(quiet)
-    display.busy("starting")
     with importing():
         from .evaluate import measure_file
         from .report.tables import show
@@ -363,25 +359,22 @@ def atlas(
 ) -> None:
     """Make the page that shows what each dimension means. It opens from disk in any browser."""
     display = open_display(quiet)
-    display.busy("starting")
     from .atlas import serve as serve_folder
     from .atlas.sources import MAKING, atlas_of_arrays, atlas_of_codes, atlas_of_runs, default_place
 
     if (features is None) == (not runs):
         raise InputError("atlas takes one RUN or more, or --features FILE.npz")
+    runs = runs or []
+    out = out or default_place(features or runs[0])
     if features is not None:
         display.busy(MAKING)
-        page = atlas_of_arrays(features, out or default_place(features))
-    elif runs and any(map(is_codes, runs)):
-        from .codes_folder import CodesFolder
-
+        page = atlas_of_arrays(features, out)
+    elif any(map(is_codes, runs)):
         if strange := [run for run in runs if not is_codes(run)]:
             raise InputError(f"{strange[0]} is not a folder of codes: an atlas shows codes or runs, not both")
-        out = out or CodesFolder(runs[0]).inside(runs[0] / "atlas")
         page = atlas_of_codes(runs, out, data, images, display, heat, encoder)
     else:
-        assert runs
-        page = atlas_of_runs(runs, out or default_place(runs[0]), data, images, open_device(device), display)
+        page = atlas_of_runs(runs, out, data, images, open_device(device), display)
     display.close()
     display.note(f"open {page}")
     if serve:
@@ -418,8 +411,7 @@ def views(
 
     chosen = find_recipe(recipe, changes, data)
     images = load_split(chosen, "train", open_display(False))
-    index = torch.arange(min(count, len(images)))
-    contact_sheet(torch.from_numpy(images.pixels[: len(index)].copy()), index, 0, chosen.run.seed, chosen.views, out)
+    contact_sheet(torch.from_numpy(images.pixels[:count].copy()), chosen.run.seed, chosen.views, out)
     print(f"wrote {out}")
 
 
@@ -457,7 +449,9 @@ def open_display(quiet: bool, board: Path | None = None) -> Display:
     from .progress import Display
 
     explain_bus_errors()
-    return Display(quiet, board)
+    display = Display(quiet, board)
+    display.busy("starting")  # importing torch takes seconds
+    return display
 
 
 def open_device(name: str | None) -> Any:

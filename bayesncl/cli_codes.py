@@ -50,7 +50,6 @@ def fit(
     """Readable codes of photos through any encoder, or of embeddings. Stop it at any time: the same command resumes."""
     asked = {"size": size, "mean": parse_colours("--mean", mean), "std": parse_colours("--std", std), "mirror": mirror}
     display = cli.open_display(quiet)
-    display.busy("starting")  # importing torch takes seconds
     from .encoders import Request
     from .fit import Options
     from .fit import fit as fit_codes
@@ -95,7 +94,6 @@ def embed(
 ) -> None:
     """Write features or codes of your own images to a file."""
     display = cli.open_display(quiet)
-    display.busy("starting")
     from .arrays import ENDINGS
     from .embed import embed_images
 
@@ -118,7 +116,6 @@ def export(
 ) -> None:
     """A run or codes as an ONNX file, compared with torch."""
     display = cli.open_display(quiet)
-    display.busy("starting")
     from .export import export as export_model
 
     model = open_model(run, "cpu", encoder, display)
@@ -130,15 +127,13 @@ def export(
 
 def open_model(run: Path, device: str | None, encoder: str | None, display: Display) -> Any:
     """A trained run, as far as it has come, or codes."""
-    if is_codes(run):
-        from .codes_folder import CodesFolder
-
-        return CodesFolder(run).model(cli.open_device(device), encoder)
-    if encoder is not None:
-        raise InputError(f"--encoder goes with codes that fit wrote; {run} is its own encoder")
     from .checkpoint import open_model as open_run
+    from .model import load
 
-    model, remark = open_run(run, cli.open_device(device))
+    place = cli.open_device(device)
+    if is_codes(run) or encoder is not None:
+        return load(run, place, encoder=encoder)
+    model, remark = open_run(run, place)
     if remark:
         display.note(remark)
     return model

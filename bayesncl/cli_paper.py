@@ -26,9 +26,10 @@ def reproduce(
     quiet: Quiet = False,
 ) -> None:
     """Make a table or figure of the paper: theirs next to ours."""
+    display = cli.open_display(quiet)
     from .reproduce import command
 
-    display = cli.open_display(quiet)
+    display.close()  # tables are printed between runs
     with cli.interruptible(display, "stopped; the same command continues from here"):
         command.reproduce(
             name, listing=listing, scale=scale, data=data, results=results, pages=pages, dry=dry, device=device,
@@ -45,10 +46,10 @@ def record(
     quiet: Quiet = False,
 ) -> None:
     """Put a finished run into a ledger. It is evaluated first if it was not."""
+    display = cli.open_display(quiet)
     from .reproduce.runner import record_run
     from .run import Run
 
-    display = cli.open_display(quiet)
     path = record_run(Run(run), results, data, cli.open_device(device), display)
     display.close()
     print(f"recorded {path}")
@@ -69,7 +70,6 @@ def demo(
     find_recipe("scenes" if methods else "textures", changes)  # a mistake is told before anything else
     display = cli.open_display(quiet)
     display.note(f"about {'20 minutes' if methods else 'a minute'} on two cores, unless it is done already")
-    display.busy("starting")  # importing torch takes seconds
     from .demo import run_demo, run_methods
 
     work, place = (run_methods, "runs/demo-methods") if methods else (run_demo, "runs/demo")

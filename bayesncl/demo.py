@@ -51,7 +51,7 @@ def run_demo(out: Path, changes: list[str], open_browser: bool, display: Display
     display.note(f"{len(crops):,} crops of {len(names)} photographs: {', '.join(names)}")
     trained(recipe, out / "encoder", crops, display)
     options = Options(dim=DIMENSIONS, keep=KEPT, seed=recipe.run.seed)
-    fit(out / "encoder", out / "codes", options, find_device(None), display)
+    fit(out / "encoder", out / "codes", options, find_device(), display)
     codes = CodesFolder(out / "codes")
     z = codes.codes().transform(codes.embeddings(codes.about())[-len(test) :])  # the test crops come last
     assert test.labels is not None

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from .augment import make_views
 from .data.images import Images
-from .errors import InputError
 from .measure.counts import MIN_SUPPORT
 from .measure.theory import spearman
 from .model import Encoder, in_eval_mode
@@ -48,8 +47,6 @@ def statistics_of(batches: Batches, temperature: float, classes: int = 0) -> tup
     rows, sums, fired, class_rows = 0, torch.zeros(()), torch.zeros(()), torch.zeros(())
     generator = torch.Generator().manual_seed(0)  # of the shuffled labels
     for z, labels in batches:
-        if z.ndim != 2 or len(z) % 2:
-            raise InputError(f"a batch must be [2B, D] with both views of each image, got {list(z.shape)}")
         g, active = gradient(z, temperature).double(), (z.abs() > ACTIVE).double()
         of_batch = (g, g.square(), g * active, g.square() * active, active)
         sums = torch.stack([each.sum(0) for each in of_batch]).cpu() + sums  # [5, D]
@@ -59,8 +56,6 @@ def statistics_of(batches: Batches, temperature: float, classes: int = 0) -> tup
             onehot = nn.functional.one_hot(torch.stack([labels, mixed]).long().repeat(1, 2), classes).double()
             fired = (onehot.mT @ active).cpu() + fired  # [2, C, D], firing rows by class, and by shuffled class
             class_rows = onehot[0].sum(0).cpu() + class_rows
-    if not rows:
-        raise InputError("gradient dynamics need at least one batch, got none")
     total, square, total_active, square_active, support = sums.numpy()
     consistency = np.full((2, len(support)), np.nan)
     conflict = consistency[0]

@@ -25,7 +25,6 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from .backbones import import_timm
 from .data.decode import BICUBIC, BILINEAR, Square, decode_with
 from .data.folder import IMAGENET_MEAN, IMAGENET_STD
 from .errors import InputError, first_line, import_extra, or_refuse, printable
@@ -241,9 +240,10 @@ def find_kind(spec: str) -> str:
 
 def default_request(say: Say) -> Request:
     """The encoder for those who name none."""
-    import_timm(
+    import_extra(
+        "timm",
         "photos need an encoder: pip install 'bayesncl[timm]' for a small default one, or give "
-        "--encoder FILE.onnx, MODULE:FUNCTION, or the folder of a run"
+        "--encoder FILE.onnx, MODULE:FUNCTION, or the folder of a run",
     )
     say(f"encoder {DEFAULT} ({ABOUT_DEFAULT}); --encoder takes another")
     return Request(DEFAULT)
@@ -252,9 +252,10 @@ def default_request(say: Say) -> Request:
 def open_timm(request: Request, device: torch.device | str, say: Say) -> PhotoEncoder:
     """A model of timm without its classifier."""
     name = request.spec.removeprefix("timm:")
-    timm = import_timm(
+    timm = import_extra(
+        "timm",
         f"--encoder {request.spec}: a model of timm needs the extra: pip install 'bayesncl[timm]' (other encoders: "
-        "FILE.onnx, MODULE:FUNCTION, the folder of a run)"
+        "FILE.onnx, MODULE:FUNCTION, the folder of a run)",
     )
     if not timm.is_model(name):  # nothing is fetched by a name that timm does not know
         near = difflib.get_close_matches(name, timm.list_models(), 3, 0.5)

@@ -19,6 +19,8 @@ def import_extra(module: str, missing: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         raise InputError(missing) from None
+    except Exception as error:  # timm imports torchvision, which raises a RuntimeError beside another build of torch
+        raise InputError(f"{module} cannot be imported: {first_line(error)} (is it built for this torch?)") from None
 
 
 def printable(text: str, length: int = 80) -> str:
@@ -53,8 +55,7 @@ def or_refuse(what: str, *kinds: type[BaseException]) -> Iterator[None]:
     except InputError:
         raise
     except caught as error:
-        why = first_line(error) if kinds else getattr(error, "strerror", None) or error
-        raise InputError(f"{what}: {why}") from None
+        raise InputError(f"{what}: {getattr(error, 'strerror', None) or first_line(error)}") from None
 
 
 def say(message: str) -> None:

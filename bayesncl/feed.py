@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import distributed
-from .errors import InputError
+from .errors import or_refuse
 
 Pixels = np.ndarray | Tensor  # uint8 [N, 3, H, W], in (memory-mapped) host memory or on the device
 
@@ -54,17 +54,13 @@ def batches(
     """
     order = epoch_order(seed, epoch, len(pixels))
     steps = range(first, len(pixels) // batch)
-    if isinstance(pixels, Tensor):
-        order = order.to(device)
-        for step in steps:
-            index = batch_rows(order, step, batch)
-            yield pixels.index_select(0, index), index
-    elif device.type == "cuda":
+    if device.type == "cuda" and not isinstance(pixels, Tensor):
         yield from _streamed(pixels, order, batch, steps, device)
-    else:
-        for step in steps:
-            index = batch_rows(order, step, batch)
-            yield torch.from_numpy(_read(pixels, index)), index
+        return
+    order = order.to(device)
+    for step in steps:
+        index = batch_rows(order, step, batch)
+        yield pixels.index_select(0, index) if isinstance(pixels, Tensor) else _read(pixels, index), index
 
 
 def _streamed(
@@ -77,7 +73,7 @@ def _streamed(
         torch.cuda.set_device(stream.device)  # of this thread: it would begin, and take memory, on the first GPU
         for step in steps:
             index = batch_rows(order, step, batch)
-            host = torch.from_numpy(_read(pixels, index)).pin_memory()
+            host = _read(pixels, index).pin_memory()
             with torch.cuda.stream(stream):
                 copied = torch.cuda.Event()
                 on_device = host.to(device, non_blocking=True), index.pin_memory().to(device, non_blocking=True)
@@ -106,13 +102,11 @@ def ahead(items: Iterator[Item], depth: int) -> Iterator[Item]:
                 future.cancel()
 
 
-def _read(pixels: np.ndarray, index: Tensor) -> np.ndarray:
+def _read(pixels: np.ndarray, index: Tensor) -> Tensor:
     """Rows of a possibly memory-mapped array; reading in file order spares the disk."""
     rows = index.numpy()
     order = np.argsort(rows)
     out = np.empty((len(rows), *pixels.shape[1:]), np.uint8)
-    try:
+    with or_refuse("the images can no longer be read", OSError, ValueError):
         out[order] = pixels[rows[order]]
-    except (OSError, ValueError) as error:
-        raise InputError(f"the images can no longer be read: {error}") from None
-    return out
+    return torch.from_numpy(out)

@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves either the old one or the new one, never half of one."""
+"""Files: written so that a crash leaves the old one or the new one, never half of one; read and named with care."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import InputError
+from .errors import InputError, or_refuse, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -121,10 +121,8 @@ def _write_stream(path: Path, raw: bytes) -> None:
 
 def cache_folder() -> Path:
     """Where what can be made again is kept: decoded images, compiled kernels."""
-    try:
+    with or_refuse("no place for decoded images (BAYESNCL_CACHE names a folder)", RuntimeError):
         return Path(os.environ.get("BAYESNCL_CACHE") or Path.home() / ".cache" / "bayesncl").expanduser()
-    except RuntimeError as error:
-        raise InputError(f"no place for decoded images: {error} (BAYESNCL_CACHE names a folder)") from None
 
 
 def is_codes(path: Path | str) -> bool:
@@ -176,15 +174,8 @@ def check_folder(path: Path | None) -> Path | None:
 
 def _check_name(path: Path) -> None:
     """Refuse, in one line that is not as long as they are, names that no file system takes."""
-    try:
+    with or_refuse(shown(path), OSError, ValueError), contextlib.suppress(FileNotFoundError):
         os.stat(path)
-    except FileNotFoundError:
-        pass
-    except ValueError as error:  # a null byte
-        raise InputError(f"{str(path)[:60]!r}: {error}") from None
-    except OSError as error:
-        shown = str(path) if len(str(path)) < 300 else f"{str(path)[:60]}..."
-        raise InputError(f"{shown}: {error.strerror}") from None
 
 
 def name_beside(path: Path, ending: str) -> Path:
@@ -210,11 +201,11 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
     if not os.path.isfile(path):  # a pipe would be waited for
         raise InputError(f"{path}: no such file")
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (safetensors.SafetensorError, OSError) as error:
-        raise InputError(f"{path} is not a safetensors file that can be read: {error}") from None
+    with (
+        or_refuse(f"{path} is not a safetensors file that can be read", safetensors.SafetensorError, OSError),
+        safetensors.safe_open(path, framework="pt") as file,
+    ):
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 
 def digest(tensors: dict[str, Tensor], text: str = "") -> str:

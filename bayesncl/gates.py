@@ -28,8 +28,7 @@ def straight_through(value: Tensor, carrier: Tensor) -> Tensor:
     product, product and difference become one fused operation that does not round the product, so the bracket is its
     rounding error, 1e-9 in place of 0. A row of zeros then has a direction, and a gradient divided by its tiny length.
     """
-    result: Tensor = _StraightThrough.apply(value, carrier)
-    return result
+    return _StraightThrough.apply(value, carrier)
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -51,13 +50,6 @@ RECTIFIERS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "exp": torch.exp,
 }
-
-
-def rectify(z: Tensor, rectifier: str) -> Tensor:
-    """Apply a rectifier by name."""
-    if rectifier not in RECTIFIERS:
-        raise InputError(f"no rectifier {rectifier!r}; there are {', '.join(RECTIFIERS)}")
-    return RECTIFIERS[rectifier](z)
 
 
 def gate_probability(logits: Tensor, temperature: float = 1.0) -> Tensor:
@@ -91,11 +83,6 @@ class GateKind:
     name: str
     noise: Callable[[Tensor], Tensor] | None = None
     hard: bool = True
-
-    @property
-    def noisy(self) -> bool:
-        """Whether training draws noise for it."""
-        return self.noise is not None
 
     def mask(
         self, logits: Tensor, threshold: float = 0.5, temperature: float = 1.0, uniform: Tensor | None = None
@@ -146,15 +133,10 @@ def open_gates(
     if kind not in GATES:
         raise InputError(f"no gate kind {kind!r}; there are {', '.join(GATES)}")
     gate = GATES[kind]
-    if gate.noisy and uniform is None:
-        uniform = draw_uniform(logits, generator)
+    if gate.noise is not None and uniform is None:
+        like = at_least_float32(logits)
+        uniform = torch.rand(like.shape, generator=generator, device=like.device, dtype=like.dtype)
     return gate.mask(logits, threshold, temperature, uniform)
-
-
-def draw_uniform(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Numbers in [0, 1) for the noise of logits [N, D]."""
-    like = at_least_float32(logits)
-    return torch.rand(like.shape, generator=generator, device=like.device, dtype=like.dtype)
 
 
 def bernoulli_kl(q: Tensor, prior: float) -> Tensor:

@@ -54,19 +54,11 @@ def fast(
     device: torch.device,
     check: Callable[[], None] | None = None,
 ) -> Callable[[], None]:
-    """`body` for a GPU, recorded when it is first called.
+    """What does the same as `body` on a GPU, and records it when it is first called.
 
-    Parameters
-    ----------
-    body : what to run; parts of it may be compiled functions.
-    state : gives every tensor that `body` changes and that outlives a call; asked at the first call.
-    device : a GPU.
-    check : called once, after a rehearsal of `body`, to look at the gradients which that left.
-
-    Returns
-    -------
-    A function that does what `body` does. With several processes it launches kernel by kernel: collectives are left out
-    of graphs.
+    `state` gives every tensor that `body` changes and that outlives a call; it is asked at the first call. `check` is
+    called once, after a rehearsal of `body`, to look at the gradients which that left. With several processes nothing
+    is recorded: collectives are left out of graphs.
     """
     run: Callable[[], object] | None = None
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from . import distributed
 from .errors import InputError
-from .gates import GATES, GateKind, at_least_float32, bernoulli_kl, draw_uniform, gate_probability, rectify, top_k_mask
-from .objective import balanced_assignment, info_nce_sum, normalise, reconstruction, swapped_cross_entropy
+from .gates import GATES, RECTIFIERS, GateKind, at_least_float32, bernoulli_kl, gate_probability, top_k_mask
+from .objective import balanced_assignment, info_nce_sum, normalise, swapped_cross_entropy
 from .recipes import Gate, Model, Objective
 
 
@@ -67,14 +67,7 @@ class Projector(Head):
     """z = normalise(rectify(p(h))), gates m from g(h), codes normalise(z m); loss InfoNCE + lambda KL.
 
     Plain and non-negative contrastive learning, with or without top-k, are this head without a gate.
-
-    Parameters
-    ----------
-    features : F, the width of h.
-    model : hidden width, D, rectifier, layer norm and top-k of a recipe.
-    gate : the gate of a recipe; of kind ``none`` there is none.
-    objective : temperature and block of InfoNCE.
-    depth : layers of p.
+    `features` is F, the width of h, and `depth` counts the layers of p; the rest are parts of a recipe.
     """
 
     def __init__(self, features: int, model: Model, gate: Gate, objective: Objective, depth: int = 2) -> None:
@@ -91,7 +84,7 @@ class Projector(Head):
         raw = self.projector(h)  # [N, D]
         if self.options.layer_norm:
             raw = F.layer_norm(at_least_float32(raw), raw.shape[1:])
-        z = rectify(raw, self.options.rectifier)
+        z = RECTIFIERS[self.options.rectifier](raw)
         if self.options.top_k:
             z = z * top_k_mask(z, self.options.top_k)
         z = normalise(z)
@@ -101,8 +94,8 @@ class Projector(Head):
         logits = self.gate(h.detach() if gate.detach else h)
         if not self.training:
             uniform = None  # evaluation never draws noise
-        elif self.kind.noisy and uniform is None:
-            uniform = draw_uniform(logits)
+        elif self.kind.noise is not None and uniform is None:
+            uniform = torch.rand_like(at_least_float32(logits))
         mask = self.kind.mask(logits, gate.threshold, gate.temperature, uniform)
         return Features(h, z, logits, mask, normalise(z * mask), raw)
 
@@ -127,7 +120,6 @@ class Prototypes(Head):
 
     Parameters
     ----------
-    features, dim : F and D.
     width : of p; at most F.
     temperature : of the prediction.
     rounds : of balancing. Fewer leave prototypes free to gather where rows are dense: each is read better, and together
@@ -182,27 +174,18 @@ class Prototypes(Head):
 class SparseAutoencoder(Head):
     """a = E (h - b) + e, codes are the k largest positive a of a row, h is read back as b + codes x unit columns.
 
-    With `contrast` > 0 InfoNCE over the codes of partners is added: contrastive sparse representations (CSR).
+    InfoNCE over the codes of partners is added with the weight `contrast`: contrastive sparse representations (CSR).
     A dimension that has not fired for `patience` steps learns to explain what the others leave over.
-
-    Parameters
-    ----------
-    features, dim : F and D.
-    k : dimensions that fire on a row.
-    contrast : weight of InfoNCE.
-    patience : steps without firing after which a dimension counts as dead.
-    revival : weight of what the dead learn from.
     """
 
     idle: Tensor
     temperature = 0.2  # of InfoNCE
+    patience = 20  # steps without firing after which a dimension counts as dead
+    revival = 1 / 32  # weight of what the dead learn from
 
-    def __init__(
-        self, features: int, dim: int, *, k: int = 32, contrast: float = 0.0, patience: int = 20,
-        revival: float = 1 / 32,
-    ) -> None:  # fmt: skip
+    def __init__(self, features: int, dim: int, *, k: int = 32, contrast: float = 0.0) -> None:
         super().__init__()
-        self.dim, self.k, self.contrast, self.patience, self.revival = dim, min(k, dim), contrast, patience, revival
+        self.dim, self.k, self.contrast = dim, min(k, dim), contrast
         self.encoder = nn.Linear(features, dim)
         self.decoder = nn.Parameter(unit_rows(dim, features))
         self.bias = nn.Parameter(torch.zeros(features))
@@ -227,7 +210,7 @@ class SparseAutoencoder(Head):
         numbers = h.numel() * distributed.world_size()
         fired = raw.relu() * mask
         rest = h - self.bias - self.decode(fired)  # [2B, F]
-        squares = reconstruction(rest, torch.zeros_like(rest)) / numbers
+        squares = rest.square().sum() / numbers
         loss = squares + self.revival * self._revive(raw, rest.detach(), fired.detach()) / numbers
         if self.contrast:
             everyone, own, partner = gather_partners(features.gated)
@@ -244,7 +227,7 @@ class SparseAutoencoder(Head):
         dead = self.idle >= self.patience
         strength = torch.where(dead, raw, -torch.inf)
         chosen = top_k_mask(strength, self.k) * dead
-        return reconstruction(rest, self.decode(raw.relu() * chosen)) * dead.any()
+        return (self.decode(raw.relu() * chosen) - rest).square().sum() * dead.any()
 
 
 def gather_partners(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:

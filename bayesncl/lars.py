@@ -85,7 +85,7 @@ class LARS(Light, torch.optim.Optimizer):
         adapted, plain = [p for p in params if p.ndim != 1], [p for p in params if p.ndim == 1]
         lr = torch.as_tensor(group["lr"], dtype=params[0].dtype, device=params[0].device)
         if adapted:
-            grads = [grad(p) for p in adapted]
+            grads = [p.grad for p in adapted if p.grad is not None]
             p_norm, g_norm = (torch.stack(torch._foreach_norm(each)) for each in (adapted, grads))  # [P]
             trust = group["eta"] * p_norm / (g_norm + group["weight_decay"] * p_norm + EPS)
             usable = (p_norm > 0) & (g_norm > 0)
@@ -93,16 +93,11 @@ class LARS(Light, torch.optim.Optimizer):
             w = usable.to(lr.dtype) * group["weight_decay"]
             self.move(adapted, grads, self._momenta(adapted), list(s.unbind()), list(w.unbind()), lr, group["momentum"])
         if plain:  # dozens of small ones, together in a few operations
-            descend(plain, [grad(p) for p in plain], self._momenta(plain), lr, group["momentum"])
+            grads = [p.grad for p in plain if p.grad is not None]
+            descend(plain, grads, self._momenta(plain), lr, group["momentum"])
 
     def _momenta(self, params: list[Tensor]) -> list[Tensor]:
         return [self.state[p]["momentum_buffer"] for p in params]
-
-
-def grad(p: Tensor) -> Tensor:
-    """The gradient of a parameter that has one."""
-    assert p.grad is not None
-    return p.grad
 
 
 def move(

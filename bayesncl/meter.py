@@ -103,9 +103,9 @@ class Logger:
 
 def raise_if_bad(first_bad: Tensor, run: Run) -> None:
     """Stop the run if a term of the loss was not finite, naming the term, the step and the last good checkpoint."""
-    if int(first_bad.min()) == NEVER:
-        return
     step = int(first_bad.min())
+    if step == NEVER:
+        return
     terms = [name for name, bad in zip(TERMS, first_bad.tolist()) if bad == step and name != "loss"] or ["loss"]
     saved = checkpoint.listed(run)
     good = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"

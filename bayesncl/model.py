@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .backbones import build_backbone, update_running_statistics
 from .data.decode import Square
 from .errors import InputError
-from .files import digest, is_codes, read_tensors, tensor_bytes, write_atomic
+from .files import digest, is_codes, read_tensors, tensor_bytes
 from .heads import Features, Projector
 from .objective import check_keep, keep_strongest
 from .pixels import as_pixels
@@ -65,8 +65,7 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor, uniform: Tensor | None = None) -> Features:
         """Features of normalised pixels x [N, 3, H, W]; `uniform` [N, D] feeds noisy gates their noise in training."""
-        features: Features = self.head(self.embed(x), uniform)
-        return features
+        return self.head(self.embed(x), uniform)
 
     def embed(self, x: Tensor) -> Tensor:
         """h [N, F] of normalised pixels x [N, 3, H, W]."""
@@ -82,13 +81,7 @@ class Encoder(nn.Module):
         return (x - self.mean) / self.std
 
     @torch.inference_mode()
-    def encode(
-        self,
-        images: Pictures,
-        gated: bool = True,
-        keep: int | None = None,
-        batch: int = 256,
-    ) -> Tensor:
+    def encode(self, images: Pictures, gated: bool = True, keep: int | None = None, batch: int = 256) -> Tensor:
         """Features of images, in eval mode.
 
         Parameters
@@ -147,13 +140,8 @@ def restored(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name if name.startswith("backbone.") else HEAD + name: t for name, t in tensors.items()}
 
 
-def save_model(model: Encoder, path: Path) -> None:
-    """Write weights as safetensors, with the recipe and a checksum in the metadata."""
-    write_atomic(path, model_bytes(model))
-
-
 def model_bytes(model: Encoder) -> bytes:
-    """What `save_model` writes."""
+    """The weights as a safetensors file, with the recipe and a checksum in the metadata."""
     tensors = stored(model.state_dict())
     recipe = model.recipe.to_dict()
     recipe["data"]["root"] = ""  # where the images lay is nobody else's business

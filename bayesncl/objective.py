@@ -1,4 +1,4 @@
-"""Losses and what they are made of: InfoNCE, balanced assignment, reconstruction, strongest entries; pure functions."""
+"""Losses and what they are made of: InfoNCE, balanced assignment, strongest entries; pure functions."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ BLOCK_ROWS = 1024
 
 def normalise(z: Tensor) -> Tensor:
     """Rows of z [N, D] at unit length, in float32 or better; an all-zero row stays zero and sends no gradient."""
-    unit: Tensor = _Unit.apply(at_least_float32(z))
-    return unit
+    return _Unit.apply(at_least_float32(z))
 
 
 class _Unit(torch.autograd.Function):
@@ -102,8 +101,7 @@ def info_nce_sum(
         if block == 0 and len(c) > DENSE_ROWS:
             block = BLOCK_ROWS
         if block:
-            loss: Tensor = _BlockedSum.apply(a, None if same else c, left_out, positive, temperature, block)
-            return loss
+            return _BlockedSum.apply(a, None if same else c, left_out, positive, temperature, block)
         s = a @ c.T / temperature  # [M, N]
         pull = s.gather(1, positive[:, None]).squeeze(1)
         s = s.scatter(1, left_out, float("-inf"))
@@ -179,7 +177,7 @@ def ipw_similarity(z: Tensor, z2: Tensor, prevalence: Tensor) -> Tensor:
 
 
 def balanced_assignment(
-    scores: Tensor, temperature: float = 0.05, rounds: int = 2, total: Callable[[Tensor], Tensor] = lambda x: x
+    scores: Tensor, temperature: float, rounds: int = 2, total: Callable[[Tensor], Tensor] = lambda x: x
 ) -> Tensor:
     """Share out rows among prototypes so that each prototype gets an equal share: Sinkhorn-Knopp, without gradient.
 
@@ -207,22 +205,10 @@ def balanced_assignment(
     return q * column * row
 
 
-def swapped_cross_entropy(scores: Tensor, targets: Tensor, temperature: float = 0.1) -> Tensor:
-    """Each row predicts its partner's assignment from its own scores; the sum over rows.
+def swapped_cross_entropy(scores: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """Each row predicts its partner's assignment from its own scores; [0, i] and [1, i] of [2, B, D] are partners.
 
-    Parameters
-    ----------
-    scores, targets : [2, B, D]; [0, i] and [1, i] are partners.
-    temperature : of the softmax of the scores.
-
-    Returns
-    -------
     Scalar, - sum over rows and prototypes of  targets(partner) log softmax(scores / temperature).
     """
     one, other = (scores / temperature).unbind()
     return F.cross_entropy(one, targets[1], reduction="sum") + F.cross_entropy(other, targets[0], reduction="sum")
-
-
-def reconstruction(x: Tensor, x_hat: Tensor) -> Tensor:
-    """Squared error, summed over columns and over rows; both [N, F]."""
-    return (x_hat - x).square().sum()

@@ -173,8 +173,3 @@ def mean_cosine(z: np.ndarray) -> float | None:
     unit = (z / np.where(length > 0, length, 1))[length[:, 0] > 0]
     n = len(unit)
     return float((np.square(unit.sum(0)).sum() - n) / (n * (n - 1))) if n > 1 else None
-
-
-def as_images(given: Images | np.ndarray | torch.Tensor) -> Images:
-    """Images, or uint8 pixels [N, 3, H, W] as such."""
-    return given if isinstance(given, Images) else Images(np.asarray(given))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .data import DATASETS
-from .errors import InputError
+from .errors import InputError, or_refuse
 from .files import read_regular
 
 
@@ -75,18 +75,8 @@ class Data(Part):
 
     name: str = _f("scenes", "which reader: one of the data sets", DATASETS)
     root: str = _f("", "folder or file that holds the images (unused by scenes and textures)")
-    size: int = _f(
-        32,
-        "side of the stored square images, pixels; larger ones are resized (short side) and centre-cropped",
-        least=8,
-        most=1024,
-    )
-    holdout: float = _f(
-        0.1,
-        "folder, shards, arrays: share of the images kept for testing where no test split exists",
-        least=0.0,
-        most=0.9,
-    )
+    size: int = _f(32, "side of the stored images, pixels; others are resized and centre-cropped", least=8, most=1024)
+    holdout: float = _f(0.1, "folder, shards, arrays: share kept for testing without a test split", least=0.0, most=0.9)
     strict: bool = _f(False, "folder: a file that cannot be decoded is an error instead of being skipped")
     train_images: int = _f(6000, "scenes, textures: number of training images", least=2, most=MOST_MADE)
     test_images: int = _f(2000, "scenes, textures: number of test images", least=2, most=MOST_MADE)
@@ -94,10 +84,8 @@ class Data(Part):
     seed: int = _f(0, "seed of the images (scenes, textures) or of the held-out choice (others)", least=0, most=SEEDS)
     mean: Triple = _f((0.5, 0.5, 0.5), "per-channel mean subtracted from pixels in [0, 1]")
     std: Triple = _f((0.25, 0.25, 0.25), "per-channel standard deviation pixels are divided by", positive=True)
-    paper_mean: Triple | None = _f(None, "mean the published evaluation used, where it differs from `mean`")
-    paper_std: Triple | None = _f(
-        None, "standard deviation the published evaluation used, where it differs from `std`", positive=True
-    )
+    paper_mean: Triple | None = _f(None, "mean in the published evaluation, where it differs from `mean`")
+    paper_std: Triple | None = _f(None, "standard deviation there, where it differs from `std`", positive=True)
 
 
 @dataclass(frozen=True)
@@ -106,9 +94,7 @@ class Views(Part):
 
     size: int = _f(32, "side of a view, pixels", least=8, most=1024)
     crop_scale: Pair = _f((0.08, 1.0), "area of the random crop, as a share of the image", positive=True, rising=True)
-    crop_ratio: Pair = _f(
-        (3 / 4, 4 / 3), "aspect ratio of the random crop, drawn log-uniformly", positive=True, rising=True
-    )
+    crop_ratio: Pair = _f((3 / 4, 4 / 3), "its aspect ratio, drawn log-uniformly", positive=True, rising=True)
     interpolation: str = _f("bicubic", "how the crop is resized", ("bicubic", "bilinear"))
     jitter: float = _f(0.8, "probability of the colour jitter", least=0.0, most=1.0)
     brightness: float = _f(0.8, "brightness factor is drawn from [1 - b, 1 + b]", least=0.0, most=1.0)
@@ -127,9 +113,7 @@ class Model(Part):
     """The encoder: backbone h = f(x), projector z = p(h), rectifier."""
 
     backbone: str = _f("resnet18", "resnet18, resnet50, small, medium, or timm:NAME")
-    stem: str = _f(
-        "cifar", "cifar: 3x3 stride 1, no pooling; imagenet: 7x7 stride 2 and pooling", ("cifar", "imagenet")
-    )
+    stem: str = _f("cifar", "cifar: 3x3, stride 1; imagenet: 7x7, stride 2, and pooling", ("cifar", "imagenet"))
     stem_padding: int = _f(2, "padding of the cifar stem; the published experiments used 2", least=0, most=3)
     hidden: int = _f(2048, "hidden width of the projector", least=1, most=WIDEST)
     dim: int = _f(256, "D, the number of feature dimensions", least=1, most=WIDEST)
@@ -142,11 +126,7 @@ class Model(Part):
 class Gate(Part):
     """The Bernoulli gate per feature: q = sigmoid(g(h) / T)."""
 
-    kind: str = _f(
-        "ste",
-        "none, ste (straight-through), soft, gumbel (logistic noise), gumbel-paper (one Gumbel sample)",
-        gate_kinds,
-    )
+    kind: str = _f("ste", "ste (straight-through), soft, gumbel (logistic noise), gumbel-paper, none", gate_kinds)
     depth: int = _f(2, "layers of the gating head", least=1, most=3)
     hidden: int = _f(0, "hidden width of the gating head; 0 takes the projector's", least=0, most=WIDEST)
     prior: float = _f(0.8, "rho, the prior probability that a gate is open", least=0.01, most=0.99)
@@ -296,11 +276,6 @@ def _parsed(text: str, kind: Any) -> Any:
         return text
 
 
-def explain(part: str) -> list[tuple[str, str]]:
-    """(field, explanation) for every field of a part such as ``gate``."""
-    return [(f.name, f.metadata["doc"]) for f in dataclasses.fields(PARTS[part])]
-
-
 def nearest(word: str, known: Iterable[str]) -> str:
     """'; did you mean X?' for the nearest known word, or the list of them."""
     known = list(known)
@@ -332,19 +307,15 @@ def _part(part: Any, values: Any) -> Any:
 
 def recipe_from_json(text: str, source: str = "recipe") -> Recipe:
     """Read a recipe from JSON text; `source` names it in error messages."""
-    try:
+    with or_refuse(f"{source} is not JSON", ValueError, RecursionError):
         tree = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{source} is not JSON: {error}") from None
     return recipe_from_dict(tree, source)
 
 
 def read_recipe(path: Path) -> Recipe:
     """The recipe in a .json file."""
-    try:
+    with or_refuse(f"cannot read {path}", OSError, UnicodeDecodeError):
         return recipe_from_json(read_regular(path, MOST_BYTES).decode(), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {error}") from None
 
 
 def change(recipe: Recipe, changes: Iterable[str]) -> Recipe:
@@ -375,10 +346,8 @@ def with_root(recipe: Recipe, root: str | None) -> Recipe:
     """The recipe with its images at another place; None leaves them where they are."""
     if root is None:
         return recipe
-    try:
+    with or_refuse(f"--data {root}", RuntimeError, OSError):  # no such user, links in a circle
         place = str(Path(root).expanduser().resolve())
-    except (RuntimeError, OSError) as error:  # no such user, links in a circle
-        raise InputError(f"--data {root}: {error}") from None
     return replace_fields(recipe, data={"root": place})
 
 

@@ -49,10 +49,8 @@ def load_folder(cls: type[Codes], name: Path | str) -> Codes:
     """Read a folder, or one of the hub."""
     folder = Path(name) if Path(name).is_dir() else _download(str(name))
     codes, config = load(cls, folder / WEIGHTS)
-    try:
+    with or_refuse(f"cannot read {folder / CONFIG}", OSError, ValueError, RecursionError):
         beside = json.loads(read_regular(folder / CONFIG, MOST_CONFIG))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"cannot read {folder / CONFIG}: {type(error).__name__}") from None
     if beside != config:
         raise InputError(f"{folder / CONFIG} is not of the same codes as {WEIGHTS} beside it")
     return codes
@@ -159,23 +157,19 @@ class State:
         check_place(path)
         if not path.exists():
             return None
-        strange = BadCheckpoint(f"{path} is not a checkpoint of a fit; remove it to begin anew")
         try:
             tensors, metadata = read_tensors(path)
-        except InputError:
-            raise strange from None
-        text = metadata.get("fit", "")
-        if digest(tensors, text) != metadata.get("sha256"):
-            raise BadCheckpoint(f"{path} is damaged: its checksum does not match; remove it to begin anew")
-        try:
+            text = metadata.get("fit", "")
+            if digest(tensors, text) != metadata.get("sha256"):
+                raise BadCheckpoint(f"{path} is damaged: its checksum does not match; remove it to begin anew")
             found = json.loads(text)
             if found["fingerprint"] != self.fingerprint:
                 raise BadCheckpoint(f"{path} is of a fit of other rows or options; remove it to begin anew")
             return self._restore(int(found["step"]), float(found["recall"]), tensors, count)
-        except InputError:
+        except BadCheckpoint:
             raise
         except DAMAGE:
-            raise strange from None
+            raise BadCheckpoint(f"{path} is not a checkpoint of a fit; remove it to begin anew") from None
 
     def _restore(self, step: int, recall: float, tensors: dict[str, Tensor], count: int) -> Tensor:
         """Take everything in once all of it is checked; ValueError where it does not fit."""
@@ -185,22 +179,22 @@ class State:
             for name, p in self.head.named_parameters()
             if f"step.{name}" in tensors
         }
-        shaped = all(t.shape == (() if key == "step" else p.shape) for p, m in moments.items() for key, t in m.items())
-        every = [*head.values(), *(t for each in moments.values() for t in each.values()), tensors["recent"]]
-        sound = all(t.dtype == torch.float32 and bool((t.abs() <= LARGEST).all()) for t in every)
-        sound = sound and all(bool((m[key] >= 0).all()) for m in moments.values() for key in ("step", "exp_avg_sq"))
-        sound = sound and all(float(m["step"]) < 2**53 for m in moments.values())
-        shaped = shaped and tensors["recent"].shape == self.recent.shape
-        if not (shaped and sound and 0 <= step < 2**53 and 0 <= recall <= 1):
-            raise ValueError("moments or step")
-        partners = tensors["partners"]
-        if partners.dtype != torch.int64 or partners.ndim != 2 or not partners.numel() or len(partners) != count:
-            raise ValueError("partners")
-        if not 0 <= int(partners.min()) <= int(partners.max()) < count:
-            raise ValueError("partners")
+        partners, recent = tensors["partners"], tensors["recent"]
+        every = [*head.values(), *(t for each in moments.values() for t in each.values()), recent]
+        sound = (
+            (0 <= step < 2**53 and 0 <= recall <= 1 and recent.shape == self.recent.shape)
+            and all(t.dtype == torch.float32 and bool((t.abs() <= LARGEST).all()) for t in every)
+            and all(m["exp_avg"].shape == m["exp_avg_sq"].shape == p.shape for p, m in moments.items())
+            and all(m["step"].shape == () and 0 <= float(m["step"]) < 2**53 for m in moments.values())
+            and all(bool((m["exp_avg_sq"] >= 0).all()) for m in moments.values())
+            and (partners.dtype == torch.int64 and partners.ndim == 2 and len(partners) == count)
+            and (partners.numel() > 0 and 0 <= int(partners.min()) <= int(partners.max()) < count)
+        )
+        if not sound:
+            raise ValueError("not of a fit")
         self.head.load_state_dict(head)
         for p, each in moments.items():
             self.optimiser.state[p].update({key: t.to(p.device) for key, t in each.items()})
-        self.recent.copy_(tensors["recent"])
+        self.recent.copy_(recent)
         self.step, self.recall = step, recall
         return partners

@@ -6,7 +6,6 @@ larger parts; one process replays all of it as a CUDA graph. On a CPU the same f
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -35,13 +34,7 @@ from .meter import Logger, Meter, raise_if_bad
 from .model import Encoder, build_model, model_bytes
 from .objective import ACTIVE
 from .progress import Display
-from .recipes import (
-    Recipe,
-    change,
-    find_recipe,
-    shorthands,
-    with_root,
-)
+from .recipes import Recipe, change, find_recipe, replace_fields, shorthands, with_root
 from .run import Run, Stopper, new_run
 from .schedule import warmup_cosine
 
@@ -100,9 +93,9 @@ def train(
     -------
     Encoder, trained, in eval mode.
     """
-    from .plan import as_images, load_split, plan_run, tell_difference  # which times the step of this file
+    from .plan import load_split, plan_run, tell_difference  # which times the step of this file
 
-    place = find_device(device) if isinstance(device, str) else device or default_device()
+    place = device if isinstance(device, torch.device) else find_device(device)
     display = display or Display(quiet=isinstance(recipe, Recipe))
     short: dict[str, Any] = {"epochs": epochs, "batch": batch, "size": size, "backbone": backbone}
     if isinstance(images, str | Path):
@@ -113,7 +106,9 @@ def train(
     else:
         recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
         recipe = with_root(change(recipe, [*shorthands(recipe, **short), *changes]), root)
-        images = load_split(recipe, "train", display) if images is None else as_images(images)
+        images = load_split(recipe, "train", display) if images is None else images
+    if not isinstance(images, Images):
+        images = Images(np.asarray(images))
     folder = run_dir or out
     run = Run(folder) if folder is not None else new_run(Path("runs"), recipe.name)
     if after_epoch is None and recipe.run.dynamics_every:
@@ -131,15 +126,16 @@ def run_loop(
     run: Run,
     device: torch.device,
     display: Display,
-    after_epoch: AfterEpoch | None = None,
-    revise: bool = False,
+    after_epoch: AfterEpoch | None,
+    revise: bool,
 ) -> Encoder:
     """Train to the end of the recipe, with checkpoints; the model, in eval mode."""
     batch, epochs = recipe.run.batch, recipe.run.epochs
     check_batch(recipe, len(images))
     display.busy("preparing the model")
     steps = len(images) // batch  # per epoch
-    writer = make_writer(run, recipe, display, device)
+    beside = device.type == "cuda" and distributed.world_size() == 1  # a GPU need not wait for the disk
+    writer = checkpoint.Writer(run, recipe.run.keep_checkpoints, display, beside)
     with run.lock(), Stopper() as stopper, explain_memory(recipe), writer:
         pixels = settle(images.pixels, device)
         model, optimiser, meter, step = assemble(recipe, pixels, device)
@@ -165,11 +161,13 @@ def run_loop(
                 logger.extra(after_epoch(model, epoch + 1), done)
             if stop or (epoch + 1) % recipe.run.checkpoint_every == 0 or epoch + 1 == epochs:
                 logger.finish()
-                save_checkpoint(run, model, optimiser, seen, done, meter, writer)
+                raise_if_bad(meter.first_bad.cpu(), run)
+                if distributed.rank() == 0:
+                    writer.save(checkpoint.snapshot(model, optimiser, done, seen))
+                distributed.barrier()  # which is patient: the next collective is not, and a slow disk is no death
             if stop and done < steps * epochs:
                 writer.wait()
                 raise Interrupted(run, done, steps * epochs)
-        logger.finish()
         writer.wait()
         if distributed.rank() == 0:
             run.write(run.weights, model_bytes(model))
@@ -208,8 +206,7 @@ def losses(
     with torch.autocast(pixels.device.type, dtype=precision, enabled=precision != torch.float32):
         h = made(embed)(model, x)
         features = made(code)(model, h, uniform)
-    loss, averages, active = made(score)(model, features)
-    return loss, averages, active
+    return made(score)(model, features)
 
 
 def draw(model: Encoder, pixels: Tensor, index: Tensor, epoch: Tensor, seed: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -221,7 +218,7 @@ def draw(model: Encoder, pixels: Tensor, index: Tensor, epoch: Tensor, seed: Ten
 
 def draw_noise(model: Encoder, index: Tensor, epoch: Tensor, seed: Tensor) -> Tensor | None:
     """The noise [2b, D] of noisy gates; None for others."""
-    if model.head.kind is None or not model.head.kind.noisy:
+    if model.head.kind is None or model.head.kind.noise is None:
         return None
     keys = draws.make_key(seed, epoch, torch.cat([index, index + 2**40]), stream=7)
     return draws.uniform(keys, model.head.dim)
@@ -234,8 +231,7 @@ def embed(model: Encoder, x: Tensor) -> Tensor:
 
 def code(model: Encoder, h: Tensor, uniform: Tensor | None) -> Features:
     """What the head makes of h [2b, F] and the noise of its gates."""
-    features: Features = model.head(h, uniform)
-    return features
+    return model.head(h, uniform)
 
 
 def score(model: Encoder, features: Features) -> tuple[Tensor, Tensor, Tensor]:
@@ -352,16 +348,9 @@ def make_optimiser(model: Encoder, device: torch.device) -> LARS:
     """LARS, a group for the gating head and one for the rest; rates are tensors that the step fills."""
     gates = list(model.gate.parameters()) if model.gate is not None else []
     others = [p for p in model.parameters() if not any(p is q for q in gates)]
-    groups = [others, gates] if gates else [others]
+    groups = [{"params": group, "lr": torch.zeros((), device=device)} for group in (others, gates) if group]
     o = model.recipe.optimiser
-    optimiser = LARS(
-        [{"params": group, "lr": torch.zeros((), device=device)} for group in groups],
-        lr=0.0,
-        momentum=o.momentum,
-        weight_decay=o.weight_decay,
-        eta=o.eta,
-        clip=o.clip,
-    )
+    optimiser = LARS(groups, lr=0.0, momentum=o.momentum, weight_decay=o.weight_decay, eta=o.eta, clip=o.clip)
     optimiser.prepare()
     return optimiser
 
@@ -379,15 +368,10 @@ def schedule(recipe: Recipe, steps: int) -> Tensor:
     return torch.tensor([[warmup_cosine(t, base, warmup, total, o.start_lr) for base in bases] for t in range(total)])
 
 
-def default_device() -> torch.device:
-    """The GPU of this process, or the CPU."""
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-
-
-def find_device(name: str | None) -> torch.device:
+def find_device(name: str | None = None) -> torch.device:
     """The device a person asked for, or the best there is; a GPU asked for by number becomes the current one."""
     if name is None:
-        return default_device()
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -425,28 +409,6 @@ def explain_memory(recipe: Recipe) -> Iterator[None]:
         ) from None
 
 
-def make_writer(run: Run, recipe: Recipe, display: Display, device: torch.device) -> checkpoint.Writer:
-    """What writes checkpoints: beside the training on one GPU, which would otherwise wait a second or two for each."""
-    beside = device.type == "cuda" and distributed.world_size() == 1
-    return checkpoint.Writer(run, recipe.run.keep_checkpoints, display, beside)
-
-
-def save_checkpoint(
-    run: Run,
-    model: Encoder,
-    optimiser: LARS,
-    images: tuple[str, str],
-    done: int,
-    meter: Meter,
-    writer: checkpoint.Writer,
-) -> None:
-    """Checkpoint from process 0, unless a loss was not finite."""
-    raise_if_bad(meter.first_bad.cpu(), run)
-    if distributed.rank() == 0:
-        writer.save(checkpoint.snapshot(model, optimiser, done, images))
-    distributed.barrier()  # which is patient: the next collective is not, and a slow disk is no death
-
-
 def short_schedule(recipe: Recipe) -> str | None:
     """A note for runs that end before their warm-up does."""
     warmup = recipe.optimiser.warmup_epochs
@@ -462,8 +424,8 @@ def fit_batch(recipe: Recipe, n: int) -> tuple[Recipe, str | None]:
     if n < 2:
         raise InputError(f"contrastive learning needs at least 2 images, got {n}")
     batch = max(n // 4, min(n, 16)) // 2 * 2
-    smaller = dataclasses.replace(recipe, run=dataclasses.replace(recipe.run, batch=batch))
-    return smaller, f"only {n} training images: batch lowered from {recipe.run.batch} to {smaller.run.batch}"
+    note = f"only {n} training images: batch lowered from {recipe.run.batch} to {batch}"
+    return replace_fields(recipe, run={"batch": batch}), note
 
 
 class _Callable(ModuleType):

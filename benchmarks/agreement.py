@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bayesncl.model import build_model
 from bayesncl.recipes import Recipe, change, named
-from bayesncl.train import assemble, default_device, schedule
+from bayesncl.train import assemble, find_device, schedule
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    if default_device().type != "cuda":
+    if find_device().type != "cuda":
         sys.exit("only on a GPU is the step compiled; on a CPU tests/test_compile.py compares the two")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     rows = []
@@ -73,7 +73,7 @@ def compare(recipe: Recipe, steps: int) -> dict[str, Any]:
 
 def follow(recipe: Recipe, steps: int) -> tuple[list[float], dict[str, Tensor]]:
     """Loss of every step and the parameters after the last, by the step that training takes."""
-    device, batch, side = default_device(), recipe.run.batch, recipe.data.size
+    device, batch, side = find_device(), recipe.run.batch, recipe.data.size
     coarse = torch.rand(4 * batch, 3, 5, 5, generator=torch.Generator().manual_seed(0))
     blurry = F.interpolate(coarse, side, mode="bicubic").mul(255).clamp(0, 255)
     pixels = blurry.byte().to(device)

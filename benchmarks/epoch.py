@@ -31,7 +31,7 @@ from bayesncl.meter import Meter
 from bayesncl.model import build_model
 from bayesncl.objective import info_nce
 from bayesncl.recipes import Recipe, change, named
-from bayesncl.train import assemble, default_device, draw, kernel_parts, losses, make_optimiser, momenta
+from bayesncl.train import assemble, draw, find_device, kernel_parts, losses, make_optimiser, momenta
 
 IMAGES = {"cifar10": 50_000, "cifar100": 50_000, "imagenet100": 126_689, "scenes": 6_000}
 CEILING = 790.0  # TFLOP/s of a large bf16 product on one H200, measured
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--parts", action="store_true", help="also the shares of views, forward, backward, optimiser")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    device = default_device()
+    device = find_device()
     rows: list[dict[str, Any]] = []
     for name in options.recipe:
         recipe = change(named(name), options.changes)

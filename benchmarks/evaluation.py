@@ -34,7 +34,7 @@ from bayesncl.data.images import Images
 from bayesncl.features import Extracted
 from bayesncl.model import build_model, load_run
 from bayesncl.recipes import named, replace_fields, with_root
-from bayesncl.train import default_device
+from bayesncl.train import find_device
 
 IMPORTS = time.process_time()  # of the processor, since the process began
 MODULES = ("bayesncl.evaluate", "bayesncl.features", "bayesncl.heat", "bayesncl.measure.")
@@ -119,7 +119,7 @@ def make_features(n: int, classes: int, width: int, dims: int, fires: float, see
 def made_up(options: argparse.Namespace) -> tuple[Any, Images, Images]:
     """An untrained model, and black images whose features are made up; only a GPU also computes the true ones."""
     recipe = replace_fields(named(options.recipe), model={"dim": options.dims})
-    model = build_model(recipe).to(default_device()).eval()
+    model = build_model(recipe).to(find_device()).eval()
     width = int(model.backbone.features)
     extract, found, splits = features.extract, {}, []
     for i, n in enumerate((options.train, options.test)):
@@ -156,7 +156,7 @@ def main() -> None:
     options = parser.parse_args()
     start = time.perf_counter()
     if options.run:
-        model = load_run(options.run, default_device())
+        model = load_run(options.run, find_device())
         data = with_root(model.recipe, options.data).data
         splits = [load_split(data, split) for split in ("train", "test")]
     else:

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from epoch import print_row, time_ours
 
 from bayesncl.recipes import change, named
-from bayesncl.train import default_device
+from bayesncl.train import find_device
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         recipe = change(base, [f"run.batch={batch}", f"model.dim={dim}"])
-        rows.append({"batch": batch, "dim": dim} | time_ours(recipe, default_device(), options.steps, parts=False))
+        rows.append({"batch": batch, "dim": dim} | time_ours(recipe, find_device(), options.steps, parts=False))
         print_row(rows[-1])
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n")

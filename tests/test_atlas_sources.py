@@ -13,7 +13,7 @@ from bayesncl.atlas import AtlasRun, sources
 from bayesncl.atlas.sources import open_model, other_images, shown_split, thin_out
 from bayesncl.errors import InputError
 from bayesncl.lars import LARS
-from bayesncl.model import build_model, save_model
+from bayesncl.model import build_model, model_bytes
 from bayesncl.progress import Display
 from bayesncl.recipes import change, named
 from bayesncl.report.tables import render_theory
@@ -85,7 +85,7 @@ def test_the_page_says_whether_the_model_was_trained_on_what_it_shows(
     monkeypatch.setattr(sources, "build_atlas", lambda out, runs, images, title: shown.extend(runs) or out)
     for trained_on in (True, False):
         monkeypatch.setattr(sources, "shown_split", lambda *_, answer=trained_on: (tiny_images(10), answer))
-        save_model(build_model(tiny_recipe()), tmp_path / "model.safetensors")
+        (tmp_path / "model.safetensors").write_bytes(model_bytes(build_model(tiny_recipe())))
         sources.atlas_of_runs([tmp_path], tmp_path / "atlas", None, 10, "cpu", Display(quiet=True))
     assert [run.sentence.endswith(sources.TRAINED_ON) for run in shown] == [True, False]
     assert shown[0].sentence.startswith(shown[1].sentence)
@@ -103,7 +103,7 @@ def test_an_unfinished_run_is_shown_from_its_newest_checkpoint(tmp_path: Path) -
     (checkpoint.listed(Run(tmp_path))[0]).write_bytes(b"damaged")
     with pytest.raises(InputError, match="none of its checkpoints can be read"):
         open_model(tmp_path, "cpu")
-    save_model(model, tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").write_bytes(model_bytes(model))
     assert open_model(tmp_path, "cpu")[1] == ""
 
 

@@ -34,9 +34,9 @@ def test_round_trip_restores_every_bit(tmp_path: Path) -> None:
     model, optimiser = model_and_optimiser(1)
     checkpoint.write(Run(tmp_path), checkpoint.snapshot(model, optimiser, 7))
     other, other_optimiser = model_and_optimiser(2)
-    found, complaints = checkpoint.newest(Run(tmp_path))
+    found = checkpoint.newest(Run(tmp_path))
     assert found is not None
-    assert (found.step, complaints) == (7, [])
+    assert found.step == 7
     checkpoint.restore(found, other, other_optimiser)
     for (name, a), b in zip(model.state_dict().items(), other.state_dict().values()):
         assert torch.equal(a, b), name
@@ -101,10 +101,11 @@ def test_damage_is_named_and_the_one_before_used(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for spoilt in (whole[:-1], whole[:40], b"", whole[:100] + bytes([whole[100] ^ 1]) + whole[101:]):
         path.write_bytes(spoilt)
-        found, complaints = checkpoint.newest(Run(tmp_path))
+        found = checkpoint.newest(Run(tmp_path))
         assert found is not None
         assert found.step == 1
-        assert complaints == [f"{path} is damaged: its checksum does not match; trying the one before it"]
+        said = f"{path} is damaged: its checksum does not match; set aside as {path.name}.damaged"
+        assert checkpoint.prune(Run(tmp_path), 2) == [said]
 
 
 @pytest.mark.parametrize(
@@ -240,7 +241,8 @@ def test_a_checkpoint_of_an_older_recipe_goes_on(tmp_path: Path) -> None:
     text += b" " * (-len(text) % 8)
     payload = len(text).to_bytes(8, "little") + text + payload[end:]
     path.write_bytes(payload + hashlib.sha256(payload).digest())
-    assert checkpoint.resume_or_begin(Run(tmp_path), model, optimiser, ("", ""), Display(quiet=True)) == 4
+    done = checkpoint.resume_or_begin(Run(tmp_path), model, optimiser, ("", ""), Display(quiet=True), 4, False)
+    assert done == 4
 
 
 def test_foreign_lines_of_metrics_are_dropped(tmp_path: Path) -> None:

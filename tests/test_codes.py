@@ -95,7 +95,8 @@ def test_swapped_cross_entropy() -> None:
 
 def test_autoencoder_loss() -> None:
     torch.manual_seed(0)
-    head = SparseAutoencoder(6, 10, k=3, patience=2, revival=0.5)
+    head = SparseAutoencoder(6, 10, k=3)
+    head.patience, head.revival = 2, 0.5
     x = torch.randn(8, 6)
 
     def slow(idle: np.ndarray) -> tuple[float, np.ndarray]:

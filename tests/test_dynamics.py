@@ -242,8 +242,6 @@ def test_a_data_set_smaller_than_a_batch_is_one_batch() -> None:
 def test_bad_input_gets_one_clear_line() -> None:
     with pytest.raises(InputError, match=r"\[2B, D\] with both views of each image, got \[3, 4\]"):
         dynamics.statistics_of([(torch.ones(3, 4), None)], 0.2)
-    with pytest.raises(InputError, match="at least one batch"):
-        dynamics.statistics_of([], 0.2)
 
 
 def test_recorder_speaks_every_so_many_epochs(images: Images) -> None:

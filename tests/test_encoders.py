@@ -16,7 +16,7 @@ from torch import nn
 
 from bayesncl.encoders import DEFAULT, Request, View, default_request, find_kind, open_encoder, pool
 from bayesncl.errors import InputError
-from bayesncl.model import build_model, save_model
+from bayesncl.model import build_model, model_bytes
 from tests.conftest import tiny_recipe
 
 RNG = np.random.default_rng(0)
@@ -167,7 +167,7 @@ def test_encoders_that_are_not_there(spec: str, message: str) -> None:
 
 def test_a_run_is_an_encoder(tmp_path: Path) -> None:
     model = build_model(tiny_recipe("ncl"))
-    save_model(model, tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").write_bytes(model_bytes(model))
     photo = Image.fromarray(RNG.integers(0, 256, (16, 16, 3), dtype=np.uint8))
     for spec in (tmp_path, tmp_path / "model.safetensors"):
         found = open_encoder(Request(str(spec)))

@@ -13,7 +13,7 @@ import bayesncl
 from bayesncl.encoders import Request, open_encoder
 from bayesncl.errors import InputError
 from bayesncl.export import export
-from bayesncl.model import build_model, save_model
+from bayesncl.model import build_model, model_bytes
 from tests.commands import draw_folder, refused
 from tests.conftest import tiny_images, tiny_recipe
 
@@ -47,7 +47,7 @@ def test_a_run_comes_out_and_back_in(onnx, method: str, tmp_path: Path) -> None:
     flip = 0.5 * (method == "ncl")
     changes = ["model.top_k=4"] if method == "ncl-topk" else []
     model = build_model(tiny_recipe(method, f"views.flip={flip}", *changes)).eval()
-    save_model(model, tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").write_bytes(model_bytes(model))
     outputs, worst = export(model, tmp_path / "m.onnx")
     assert outputs == ["h", "codes"] and 0 <= worst < 1e-4
     assert {path.name for path in tmp_path.iterdir()} == {"model.safetensors", "m.onnx"}

@@ -16,7 +16,7 @@ from bayesncl.codes_folder import CodesFolder
 from bayesncl.data import load as load_split
 from bayesncl.encoders import Request, open_encoder
 from bayesncl.errors import InputError
-from bayesncl.model import build_model, save_model
+from bayesncl.model import build_model, model_bytes
 from tests.commands import draw_folder, refused
 from tests.conftest import tiny_recipe
 from tests.test_encoders import RNG, encoder
@@ -37,7 +37,7 @@ def test_a_photo_and_its_mirror_image(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert plain.fingerprint != both.fingerprint
     pixels = RNG.integers(0, 256, (2, 3, 16, 16), dtype=np.uint8)
     for flip in (0.5, 0.0):
-        save_model(build_model(tiny_recipe("ncl", f"views.flip={flip}")), tmp_path / "model.safetensors")
+        (tmp_path / "model.safetensors").write_bytes(model_bytes(build_model(tiny_recipe("ncl", f"views.flip={flip}"))))
         usual, alone, mean = (open_encoder(Request(str(tmp_path), mirror=choice)) for choice in (None, False, True))
         turned = np.ascontiguousarray(pixels[..., ::-1])
         wanted = (alone.embed(pixels) + alone.embed(turned)) / 2
@@ -62,7 +62,8 @@ def test_mirror_images_of_a_run(run, trained: Path) -> None:
 @pytest.mark.parametrize("choice", ["--no-mirror", "--mirror"])
 def test_codes_from_before_there_was_a_choice_have_no_mirror_images(choice: str, run, tmp_path: Path) -> None:
     draw_folder(tmp_path / "p")
-    save_model(build_model(tiny_recipe("ncl", "views.flip=0.5")), tmp_path / "m.safetensors")  # now they would
+    flips = build_model(tiny_recipe("ncl", "views.flip=0.5"))  # now they would
+    (tmp_path / "m.safetensors").write_bytes(model_bytes(flips))
     words = ("fit", "p", "-o", "codes", "--encoder", tmp_path / "m.safetensors", "--dim", "4", "--quiet", choice)
     assert run(*words).status == 0
     folder = CodesFolder("codes")

@@ -12,7 +12,6 @@ import torch
 import bayesncl
 from bayesncl import plan
 from bayesncl.cost import cost
-from bayesncl.data.images import Images
 from bayesncl.model import build_model, load
 from bayesncl.plan import describe, lighten, mean_cosine, plan_run, sizes, tell_difference
 from bayesncl.progress import Display
@@ -142,12 +141,6 @@ def test_cost_of_own_images(run, tmp_path: Path) -> None:
     assert (found["images"], found["epochs"], found["classes"]) == (22, 3, 3)
     assert found["seconds_per_epoch"] == pytest.approx(5 * found["seconds_per_step"])
     assert found["seconds_in_all"] == pytest.approx(3 * found["seconds_per_epoch"])
-
-
-def test_images_of_two_kinds() -> None:
-    images = tiny_images()
-    assert plan.as_images(images) is images
-    assert isinstance(plan.as_images(images.pixels), Images)
 
 
 @pytest.mark.parametrize("name", ["cifar100-bayesncl", "imagenet100-ncl"])

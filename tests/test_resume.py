@@ -42,13 +42,13 @@ def test_longer_or_shorter_is_repeatable_also_after_a_kill(
     (note,) = [note for note in notes if "rates" in note]
     assert note.startswith(f"up to epoch 1 the rates were those of 5 epochs, from here they are those of {epochs}: ")
     stopped(tmp_path / "b", images, 2, epochs, revise=True)  # before it wrote a checkpoint of its own
-    saved, _ = checkpoint.newest(Run(tmp_path / "b"))
+    saved = checkpoint.newest(Run(tmp_path / "b"))
     assert saved is not None
     assert recipe_from_json(saved.recipe).run.epochs == 5
     assert Run(tmp_path / "b").recipe() == recipe
     train(Run(tmp_path / "b").recipe(), images, tmp_path / "b", device=CPU)
     assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
-    last, _ = checkpoint.newest(Run(tmp_path / "b"))
+    last = checkpoint.newest(Run(tmp_path / "b"))
     assert last is not None
     assert recipe_from_json(last.recipe) == recipe
     assert last.step == 4 * epochs

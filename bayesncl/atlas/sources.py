@@ -84,7 +84,8 @@ def other_images(recipe: Recipe, root: str | None) -> bool:
 
 def default_place(source: Path) -> Path:
     """Where an atlas goes: into the folder of its run, or beside the file it is made from."""
-    return source.with_name(source.stem + "-atlas") if source.is_file() else Run(source).atlas
+    run = Run(source)
+    return source.with_name(source.stem + "-atlas") if source.is_file() else run.inside(run.atlas)
 
 
 def describe_run(model: Encoder, run: Path, images: Images, display: Display | None = None) -> AtlasRun:

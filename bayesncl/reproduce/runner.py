@@ -23,7 +23,7 @@ from ..model import Encoder
 from ..progress import Display
 from ..recipes import Data, Recipe, replace_fields, with_root
 from ..run import Run
-from ..train import default_device, train
+from ..train import find_device, train
 from . import ledger
 from .experiments import BACKGROUND_SETS
 
@@ -49,7 +49,7 @@ def run_experiment_run(
         torch.cuda.empty_cache()
     run = Run(models / Path(ledger.file_name(recipe)).stem)
     if run.finished():
-        model = run.model(device or default_device())
+        model = run.model(device or find_device())
     else:
         model = train(recipe, images, run.folder, device=device, display=library.display)
     # on scenes the probes for the background are most of the work: they are left to the experiments that ask for them
