@@ -9,7 +9,7 @@ import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from .data.images import Progress
 from .encoders import PhotoEncoder
 from .errors import InputError, or_refuse, printable
 from .files import is_codes, read_regular, write_atomic
-from .labels import label_names
+from .labels import find_labels
 from .progress import plural
 
 BATCH = {"cpu": 16, "cuda": 256}
@@ -68,13 +68,8 @@ def photo_labels(pile: Pile, table: Path | None) -> list[str] | None:
     names, given = find_column(found, NAMES), find_column(found, LABELS)
     if names is None or given is None or names.ndim != 1 or names.shape != given.shape:
         raise InputError(f"{table}: labels of photos need a table with the columns name and label")
-    by_name = {name.replace(os.sep, "/"): y for name, y in label_names(table, names, given.astype(str)).items() if y}
-    labels = [by_name.get(name, by_name.get(name.rpartition("/")[2])) for name in pile.names]
-    missing = [name for name, label in zip(pile.names, labels) if label is None]
-    if missing:
-        some = f"{len(missing):,} of {len(pile):,} photos, e.g. {printable(missing[0])}"
-        raise InputError(f"{table}: no label for {some}")
-    return [str(label) for label in labels]
+    texts = given.astype(str)
+    return find_labels(table, pile.names, names[texts != ""], texts[texts != ""], "photos")
 
 
 def find_photos(root: Path, out: Path) -> Pile:
@@ -83,21 +78,19 @@ def find_photos(root: Path, out: Path) -> Pile:
     train, test = split_folders(root)
     entries: list[Entry] = []
     others: list[str] = []
-    base, here = (Path(os.path.realpath(place)) for place in (root, out))
+    here = os.path.realpath(out) + os.sep
 
-    @cache
-    def ours(folder: Path) -> bool:
-        up = folder.parent
-        return folder == here or (up != folder and up.is_relative_to(base) and ours(up))
+    def ours(path: Path) -> bool:
+        return f"{os.path.realpath(path)}{os.sep}".startswith(here)
 
     for folder in filter(None, (train, test)):
         prefix = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
         images, rest = scan(folder)
-        entries += [Entry(prefix + e.name, e.path) for e in images if not ours(Path(os.path.realpath(e.path)).parent)]
-        others += [prefix + name for name in rest if not ours(Path(os.path.realpath(folder / name)).parent)]
+        entries += [Entry(prefix + entry.name, entry.path) for entry in images if not ours(entry.path)]
+        others += [prefix + name for name in rest if not ours(folder / name)]
     if test is not None:
         beside = [item for item in root.iterdir() if item.is_dir() and item not in (train, test)]
-        left = [item.name for item in beside if item.name[0] != "." and not is_codes(item) and not ours(item.resolve())]
+        left = [item.name for item in beside if item.name[0] != "." and not is_codes(item) and not ours(item)]
         if left:
             some = ", ".join(map(printable, sorted(left)[:3])) + (", ..." if len(left) > 3 else "")
             warnings.warn(f"only train and {test.name} are read, not {some}", stacklevel=2)
