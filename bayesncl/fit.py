@@ -314,9 +314,9 @@ def gather(
 ) -> tuple[np.ndarray, np.ndarray | None, dict[str, Any]]:
     """Codes [N, D] and labels [N] of the rows to judge by, and what else is known of them: see `readable.figures`.
 
-    Labels of one class only are none. The rows are the rows held out, or all; at most 5,000, spread evenly. The control is an untrained head. Without labels
-    the same is done with noise, for such a verdict flatters codes of few rows, most of all on the rows they were
-    fitted to.
+    The rows are those held out, or all; at most 5,000, spread evenly. Labels of one class only are none. The control is
+    an untrained head. Without labels the same is done with noise, for such a verdict flatters codes of few rows, most
+    of all on the rows they were fitted to.
     """
     train = len(rows) - rows.held
     first, count = (train, rows.held) if rows.held else (0, train)
