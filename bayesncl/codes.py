@@ -22,7 +22,7 @@ from torch import Tensor
 from . import distributed, shelf
 from .data.images import Progress
 from .draws import make_key, uniform
-from .errors import InputError
+from .errors import InputError, or_refuse
 from .feed import epoch_order
 from .files import digest
 from .heads import HEADS, Features, Head
@@ -339,12 +339,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
                 raise InputError("X must hold real numbers, got complex ones")
             if X.layout != torch.strided:
                 raise InputError("X is a sparse tensor, but dense data is required: give X.to_dense()")
-            X = X.detach()
-            if reset:
-                self.n_features_in_ = X.shape[1]
-                self.__dict__.pop("feature_names_in_", None)  # of the columns of an earlier fit
-            elif X.shape[1] != self.n_features_in_:
-                raise InputError(f"X has {X.shape[1]} features, but ReadableCodes was fitted on {self.n_features_in_}")
+            X = validate_data(self, X.detach(), reset=reset, skip_check_array=True)
         if reset and len(X) < 2:
             raise InputError(f"n_samples={len(X)}: codes are learned from what rows share, so 2 or more are needed")
         if reset and X.shape[1] > shelf.MAX_WIDTH:  # which `load` would refuse
@@ -366,8 +361,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         if self.positives == "self" or self.method == "sae":  # reconstruction has no partners
             return torch.arange(n)[:, None], 1.0
         k = choose_neighbours(n, self.dim_) if self.neighbours == "auto" else min(int(self.neighbours), n - 1)
-        found = nearest(rows, k, progress=lambda done, total: say(done, total, "neighbours"))
-        return found.rows, found.recall
+        return nearest(rows, k, say)
 
     def _fingerprint(
         self, moments: Moments, seed: int, batch: int, total: int, count: int, pairs: Tensor | None
@@ -413,12 +407,8 @@ def _batches(n: int, batch: int, seed: int, first: int, total: int, device: torc
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, TypeError) as error:
-        raise InputError(f"no device {name!r} here: {str(error).splitlines()[0]}") from None
-    return device
+    with or_refuse(f"no device {name!r} here", RuntimeError, AssertionError, TypeError):
+        return torch.empty(0, device=name).device
 
 
 def _as_pairs(pairs: Any, n: int) -> Tensor:

@@ -134,10 +134,10 @@ class CodesFolder(Folder):
         tree = self._read_object(self.rows_file, about.embeddings.get("names"))
         try:
             rows = Rows.from_dict(tree)
+            if len(rows) != about.embeddings.get("rows"):
+                raise ValueError("not as many as codes.json says")
         except (KeyError, ValueError, TypeError, OverflowError):
             raise self.damaged(self.rows_file) from None
-        if len(rows) != about.embeddings.get("rows"):
-            raise self.damaged(self.rows_file)
         return rows
 
     def embeddings(self, about: About | None = None) -> np.ndarray:
@@ -145,9 +145,8 @@ class CodesFolder(Folder):
         about = about or self.about()
         found = read_arrays(self._own(self.embeddings_file), ("z",), ("z",))["z"]
         shape = (about.embeddings.get("rows"), about.embeddings.get("features"))
-        if found.shape != shape or found.dtype.kind != "f":
-            raise self.damaged(self.embeddings_file)
-        if found.nbytes <= ALWAYS_CHECKED and crc32(found) != about.embeddings.get("crc32"):
+        right = found.shape == shape and found.dtype.kind == "f"
+        if not right or (found.nbytes <= ALWAYS_CHECKED and crc32(found) != about.embeddings.get("crc32")):
             raise self.damaged(self.embeddings_file)
         return found
 
@@ -207,7 +206,7 @@ class CodesFolder(Folder):
 
     def put_rows(
         self, about: About, rows: Rows, blocks: Iterable[np.ndarray], features: int, gone: Iterable[Path] = ()
-    ) -> About:
+    ) -> None:
         """Write embeddings.npy, rows.json and codes.json together; a kill costs the cache, never its truth.
 
         Files `gone` are of other embeddings: they go when these come.
@@ -229,7 +228,6 @@ class CodesFolder(Folder):
         files = {self.embeddings_file: array(), self.rows_file: [text], self.about_file: said()}
         with or_refuse(f"cannot write to {self}"):
             write_together({self.inside(path): parts for path, parts in files.items()}, map(self.inside, gone))
-        return about
 
     def relative(self, path: Path) -> str:
         """A path as codes.json holds it: relative to this folder, so that both can move together."""
@@ -254,12 +252,11 @@ class CodesFolder(Folder):
         shown = printable(str(base), 300)
         if not os.path.isdir(base):  # which takes names of any length, as Path.is_dir does not
             raise InputError(f"no folder of images {shown}: --data DIR says where they are now")
+        marks = rows.marks if root is None else None
         paths: list[Path | None] = []
         for i in chosen:
-            name = safe_name(rows.names[i])
-            path = base / name if name and os.path.isfile(base / name) else None
-            known = root is not None or rows.marks is None or path is None or mark(path)[0] == rows.marks[i][0]
-            paths.append(path if known else None)
+            path = base / (safe_name(rows.names[i]) or "")
+            paths.append(path if os.path.isfile(path) and (not marks or mark(path)[0] == marks[i][0]) else None)
         if not any(paths):
             raise InputError(f"{shown}: none of the {len(paths):,} images is there: --data DIR says where they are now")
         return paths
@@ -290,14 +287,14 @@ class CodesFolder(Folder):
         return tree
 
 
+@dataclass(eq=False)
 class PhotoCodes:
     """Readable codes of photos: an encoder that others trained, and what `fit` read from its embeddings."""
 
-    def __init__(
-        self, folder: CodesFolder, codes: ReadableCodes, device: torch.device | str, named: str | None = None
-    ) -> None:
-        self.codes = codes  # what `fit` made: from embeddings to codes
-        self.folder, self.device, self.named = folder, device, named
+    folder: CodesFolder
+    codes: ReadableCodes  # what `fit` made: from embeddings to codes
+    device: torch.device | str
+    named: str | None  # the encoder, where a person named it
 
     @cached_property
     def encoder(self) -> PhotoEncoder:

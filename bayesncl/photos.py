@@ -244,11 +244,10 @@ def embed_entries(entries: Sequence[Entry], encoder: PhotoEncoder) -> Iterator[t
         reasons = [each if isinstance(each, str) else None for each in prepared]
         good = [each for each in prepared if not isinstance(each, str)]
         rows = np.zeros((len(prepared), encoder.features), np.float32)
-        if len({each.shape for each in good}) > 1:
-            shapes = sorted({each.shape for each in good})[:2]
-            raise InputError(f"encoder {encoder.name} prepares photos in different shapes: {shapes}")
         if good:
-            rows[[why is None for why in reasons]] = encoder.embed(np.stack(good))
+            with or_refuse(f"encoder {encoder.name} prepares photos in different shapes", ValueError):
+                batch = np.stack(good)
+            rows[[why is None for why in reasons]] = encoder.embed(batch)
         for j in np.flatnonzero(~np.isfinite(rows).all(1)):
             reasons[j], rows[j] = "its embedding is not finite", 0
         yield rows, reasons

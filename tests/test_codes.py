@@ -395,7 +395,7 @@ def test_bad_rows_in_transform(fitted: dict[str, ReadableCodes]) -> None:
         fitted["ncl"].transform(bad)
     with pytest.raises(ValueError, match="20 features"):
         fitted["ncl"].transform(bad[:, :5])
-    with pytest.raises(InputError, match="fitted on 20"):
+    with pytest.raises(ValueError, match="expecting 20 features"):
         fitted["ncl"].transform(torch.ones(3, 5))
     model = copy.deepcopy(fitted["ncl"]).set_params(keep=99)
     with pytest.raises(InputError, match="got 99"):

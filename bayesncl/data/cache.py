@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..arrays import DAMAGE, crc32, npy_header
-from ..errors import InputError, printable
+from ..errors import InputError, or_refuse, printable
 from ..files import cache_folder, sweep, temporary_beside, write_atomic
 from .archive import Entry
 from .decode import MOST_BYTES, Square, Undecodable, decode
@@ -57,11 +57,8 @@ def decoded(
     Returns pixels, uint8 [M, 3, square.crop, square.crop], memory-mapped, and kept, int64 [M], ascending: pixels[i] is
     the image of entries[kept[i]].
     """
-    try:
+    with or_refuse(f"cannot keep decoded images in {cache_folder()} (BAYESNCL_CACHE names another folder)"):
         pixels, bad = _find_or_build(entries, square, progress)
-    except OSError as error:
-        why = f"{error.strerror or error} (BAYESNCL_CACHE names another folder)"
-        raise InputError(f"cannot keep decoded images in {cache_folder()}: {why}") from None
     if bad and strict:
         raise InputError(f"{what}: {len(bad)} of {len(entries)} files cannot be decoded: {_named(entries, bad)}")
     if bad or others:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from .. import recipes
-from ..errors import InputError, shown
+from ..errors import InputError, or_refuse, shown
 from ..files import is_codes
 from . import Dataset
 from .archive import Entry
@@ -75,19 +75,15 @@ def given_path(root: str) -> Path:
     """data.root as a path."""
     if not root:
         raise InputError("this data set needs a folder or file: --data PATH")
-    try:
+    with or_refuse(shown(root), RuntimeError):  # ~nobody
         return Path(root).expanduser()
-    except RuntimeError as error:  # ~nobody
-        raise InputError(f"{shown(root)}: {error}") from None
 
 
 def existing_folder(root: str) -> Path:
     """The data folder, or one line that says what is wrong with it."""
     path = given_path(root)
-    try:
+    with or_refuse(shown(path)):  # a name too long
         there, folder = path.exists(), path.is_dir()
-    except (OSError, ValueError) as error:  # a name too long, or with a null byte
-        raise InputError(f"{shown(path)}: {error.args[-1] if error.args else error}") from None
     if not folder:
         raise InputError(f"{shown(path)}: {'a file, expected a folder' if there else 'no such folder'}")
     return path

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from .. import recipes
-from ..errors import InputError, printable, shown
+from ..errors import InputError, or_refuse, printable, shown
 from . import Dataset
 from .archive import Entry, members, safe_name
 from .cache import decoded
@@ -97,11 +97,9 @@ def _table(find: Find, name: str, where: str) -> Table:
     entry = find(name)
     if entry is None:
         raise InputError(f"{where}: no {name} in it")
-    try:
+    with or_refuse(f"{where}: {name} cannot be read", OSError, UnicodeDecodeError, csv.Error):
         text = entry.read(MOST_TABLE).decode("utf-8-sig")
         return list(csv.DictReader(io.StringIO(text, newline="")))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{where}: {name} cannot be read: {printable(str(error))}") from None
 
 
 def _entry(name: str | None, find: Find, where: str) -> Entry:
