@@ -149,8 +149,8 @@ def find_names(codes: Sequence[Codes], fingerprint: str, dims: int) -> Codes:
     raise InputError(f"the names are of other codes: they name {known}, these are {fingerprint}")
 
 
-def names_json(codes: Sequence[Codes]) -> str:
-    """The text of names.json."""
+def write_names(path: Path | str, codes: Sequence[Codes]) -> None:
+    """Write names.json."""
     parts = [
         {
             "fingerprint": each.fingerprint, "run": each.run, "dims": each.dims,
@@ -158,9 +158,4 @@ def names_json(codes: Sequence[Codes]) -> str:
         }
         for each in codes
     ]  # fmt: skip
-    return json.dumps({"format": FORMAT, "codes": parts}, indent=1) + "\n"
-
-
-def write_names(path: Path | str, codes: Sequence[Codes]) -> None:
-    """Write names.json."""
-    write_atomic(path, names_json(codes))
+    write_atomic(path, json.dumps({"format": FORMAT, "codes": parts}, indent=1) + "\n")

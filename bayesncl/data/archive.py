@@ -45,9 +45,7 @@ def safe_name(name: str) -> str | None:
     if "\0" in name or "\\" in name or name.startswith("/"):
         return None
     parts = [part for part in name.split("/") if part not in ("", ".")]
-    if not parts or ".." in parts:
-        return None
-    return "/".join(parts)
+    return "/".join(parts) if parts and ".." not in parts else None
 
 
 def members(path: Path) -> tuple[dict[str, Entry], list[str]]:

@@ -34,7 +34,7 @@ from ..errors import InputError, or_refuse, printable
 from ..files import cache_folder, sweep, temporary_beside, write_atomic
 from .archive import Entry
 from .decode import MOST_BYTES, Square, Undecodable, decode
-from .images import Progress
+from .images import Progress, counted
 
 VERSION = 1  # raise it when decode() gives other pixels
 ALWAYS_CHECKED = 1 << 30  # larger caches are checked only where their file changed since it was written
@@ -89,9 +89,10 @@ def _find_or_build(
     for sub in ("locks", "seen"):
         (root / sub).mkdir(parents=True, exist_ok=True)
     seen = root / "seen" / _stat_key(entries, square)
-    key = _read_text(seen)
-    if key is not None and (found := _open(root / key)) is not None:
-        return found
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        key = seen.read_text("ascii")
+        if re.fullmatch("[0-9a-f]{40}", key) and (found := _open(root / key)) is not None:
+            return found
     key = _content_key(entries, square, progress)
     with open(root / "locks" / key[:2], "ab") as lock:  # which empties nothing, should it be a link
         with contextlib.suppress(OSError):  # a file system without locks: both may build, the first to finish wins
@@ -142,10 +143,8 @@ def _content_key(entries: Sequence[Entry], square: Square, progress: Progress | 
             return f"unreadable {error.errno}".encode()
 
     digest = hashlib.blake2b(repr((VERSION, square)).encode(), digest_size=20)
-    for done, part in enumerate(in_threads(content, entries), 1):
+    for part in counted(in_threads(content, entries), len(entries), "reading files", progress):
         digest.update(len(part).to_bytes(1, "big") + part)
-        if progress:
-            progress(done, len(entries), "reading files")
     return digest.hexdigest()
 
 
@@ -158,15 +157,14 @@ def _build(root: Path, key: str, entries: Sequence[Entry], square: Square, progr
         # Plain writes, not a writable memory map: a full disk is then an error message instead of a bus error.
         with open(temporary / "pixels.npy", "wb") as file:
             file.write(npy_header((len(entries), *shape), "|u1"))
-            for i, image in enumerate(in_threads(lambda entry: read_entry(entry, decode, square), entries)):
+            images = in_threads(lambda entry: read_entry(entry, decode, square), entries)
+            for i, image in enumerate(counted(images, len(entries), "decoding images", progress)):
                 if isinstance(image, str):
                     bad.append((i, image))
                 else:
                     row = image.tobytes()
                     crc = zlib.crc32(row, crc)
                     file.write(row)
-                if progress:
-                    progress(i + 1, len(entries), "decoding images")
             file.seek(0)
             file.write(npy_header((len(entries) - len(bad), *shape), "|u1"))
             file.flush()
@@ -204,14 +202,6 @@ def _open(path: Path, *, clear: bool = False) -> tuple[np.ndarray, list[tuple[in
 def _stat(path: Path) -> list[int]:
     s = path.stat()
     return [s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns]
-
-
-def _read_text(path: Path) -> str | None:
-    try:
-        text = path.read_text("ascii")
-    except (OSError, UnicodeDecodeError):
-        return None
-    return text if re.fullmatch("[0-9a-f]{40}", text) else None
 
 
 def read_entry(entry: Entry, read: Callable[..., A], *options: Any) -> A | str:

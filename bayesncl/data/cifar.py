@@ -23,7 +23,7 @@ from . import DATASETS, Dataset
 from .archive import TAR_ERRORS, checksum, fetch, safe_name
 from .decode import resized
 from .folder import existing_folder, given_path
-from .images import Images, Progress
+from .images import Images, Progress, counted
 
 HOME = "https://www.cs.toronto.edu/~kriz/"
 PIXELS = 3 * 32 * 32
@@ -83,7 +83,7 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     wanted, classes = layout.train if split == "train" else layout.test, DATASETS[data.name].classes
     files = _read(path, layout, (*wanted, layout.names))
     pixels, labels = [], []
-    for i, name in enumerate(wanted):
+    for name in counted(wanted, len(wanted), f"reading {data.name}", progress):
         if name not in files:
             raise InputError(f"{shown(path)}: {name} is missing")
         images, numbers = (_binary if layout.binary else _python)(files.pop(name), layout, f"{shown(path)}: {name}")
@@ -91,8 +91,6 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
             raise InputError(f"{shown(path)}: {name} holds label {numbers.max()}, expected 0 to {classes - 1}")
         pixels.append(images)
         labels.append(numbers)
-        if progress:
-            progress(i + 1, len(wanted), f"reading {data.name}")
     every = pixels[0] if len(pixels) == 1 else np.concatenate(pixels)
     if len(every) != OFFICIAL[split]:
         official = OFFICIAL[split]

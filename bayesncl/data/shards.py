@@ -19,7 +19,7 @@ from .archive import Entry, members
 from .cache import decoded
 from .decode import SUFFIXES, Square
 from .folder import FOLDER, existing_folder, split_folders
-from .images import Images, Progress, at_least_two, in_split
+from .images import Images, Progress, at_least_two, counted, in_split
 
 MOST_CLASSES = 1_000_000
 
@@ -52,12 +52,10 @@ def _samples(folder: Path, progress: Progress | None) -> list[tuple[Entry, int |
         raise InputError(f"{shown(folder)}: no .tar files in it")
     samples: list[tuple[Entry, int | None]] = []
     refused: list[str] = []
-    for i, shard in enumerate(shards):
+    for shard in counted(shards, len(shards), "listing shards", progress):
         entries, bad = members(shard)
         refused += [f"{shard.name}: {name}" for name in bad]
         samples += _pairs(shard, entries)
-        if progress:
-            progress(i + 1, len(shards), "listing shards")
     if refused:
         some = ", ".join(printable(name) for name in refused[:5])
         told = f"{shown(folder)}: {len(refused)} members are links or point outside, left out: {some}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Callable
 
 import numpy as np
@@ -83,14 +84,7 @@ def _open(root: str) -> tuple[Find, str]:
         prefix = tables[0].removesuffix("metadata.csv") if tables else ""
         return lambda name: entries.get(prefix + name), where
     path = existing_folder(root)
-
-    def in_folder(name: str) -> Entry | None:
-        try:
-            return Entry(name, path / name) if (path / name).is_file() else None
-        except OSError:  # a name too long for a file
-            return None
-
-    return in_folder, shown(path)
+    return lambda name: Entry(name, path / name) if os.path.isfile(path / name) else None, shown(path)
 
 
 def _table(find: Find, name: str, where: str) -> Table:
