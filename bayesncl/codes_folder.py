@@ -64,8 +64,7 @@ class Rows:
 
     def to_json(self) -> str:
         """As rows.json holds it."""
-        tree = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return json.dumps(tree | {"labels": None if self.labels is None else self.labels.tolist()})
+        return json.dumps(vars(self) | {"labels": None if self.labels is None else self.labels.tolist()})
 
     @classmethod
     def from_dict(cls, tree: dict[str, Any]) -> Rows:
@@ -96,6 +95,11 @@ class About:
     recipe: dict[str, Any] | None = None  # of a run, whose data set has the images
     mark: str = ""  # what must be the same for the embeddings to be those of the source
     embeddings: dict[str, Any] = field(default_factory=dict)  # rows, features, checksum, and the hash of rows.json
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Of the encoder."""
+        return (self.encoder or {}).get("fingerprint")
 
 
 class CodesFolder(Folder):

@@ -145,11 +145,11 @@ def find_source(source: Path, out: Path, options: Options) -> str:
     if options.labels is not None and kind == "run":
         raise InputError("--labels does not go with a run, whose data set has its own")
     known = CodesFolder(out)
-    strange = [] if not out.is_dir() or known.about_file.exists() or known.log.exists() else list(out.iterdir())
-    if known.rows_file.exists():  # codes.json is missing while new rows take the place of old ones
-        strange = [path for path in strange if path not in vars(known).values()]
-    if strange and not all(path.name.startswith(".") for path in strange):
-        raise InputError(f"{out} was not written by fit (it has {printable(strange[0].name)}): choose another folder")
+    if out.is_dir() and not known.about_file.exists() and not known.log.exists():
+        # codes.json is missing while new rows take the place of old ones
+        ours = vars(known).values() if known.rows_file.exists() else ()
+        if strange := [path.name for path in out.iterdir() if path not in ours and not path.name.startswith(".")]:
+            raise InputError(f"{out} was not written by fit (it has {printable(strange[0])}): choose another folder")
     return kind
 
 
@@ -441,8 +441,7 @@ def _put(folder: CodesFolder, about: About, rows: Rows, blocks: Iterator[np.ndar
         if same and folder.rows(old).to_json() == rows.to_json():
             folder.embeddings(old)
             return False
-        changed = (old.encoder or {}).get("fingerprint") != (about.encoder or {}).get("fingerprint")
-        changed = changed or old.embeddings.get("features") != features
+        changed = (old.fingerprint, old.embeddings.get("features")) != (about.fingerprint, features)
         changed = changed or (about.kind == "array" and (old.source, old.mark) != (about.source, about.mark))
     except InputError:
         changed = True

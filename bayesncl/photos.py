@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -106,8 +107,8 @@ def find_photos(root: Path, out: Path) -> Pile:
 class Log:
     """Photos embedded so far: rows of float32 in one file, a line for each in another; both only grow.
 
-    A kill may cut the last row or line short: what is not in both does not count. A line is [name, size, time, why,
-    checksum of the row], `why` null unless the photo cannot be used (its row is then zero).
+    A kill may cut the last row or line short: what is not whole in both does not count, nor what follows. A line is
+    [name, size, time, why, checksum of the row], `why` null unless the photo cannot be used (its row is then zero).
     """
 
     def __init__(self, folder: CodesFolder, encoder: PhotoEncoder) -> None:
@@ -117,24 +118,15 @@ class Log:
         self.lines = list(self._read())
 
     def _read(self) -> Iterator[Line]:
-        try:
-            text = read_regular(self.index_file, MOST_INDEX).decode()
-        except (OSError, UnicodeDecodeError):
-            return
-        head, *lines = text.split("\n")[:-1] or [""]  # a line without its end is no line
-        if not self.rows_file.is_file():
-            return
-        with open(self.rows_file, "rb") as rows:
-            for line in lines if head == self.head else ():
-                row = rows.read(4 * self.features)
-                try:
+        with contextlib.suppress(OSError, ValueError, TypeError, OverflowError, RecursionError):
+            head, *lines = read_regular(self.index_file, MOST_INDEX).decode().split("\n")[:-1] or [""]
+            with open(self.rows_file, "rb") as rows:
+                for line in lines if head == self.head else ():
+                    row = rows.read(4 * self.features)
                     name, length, time, why, crc = json.loads(line)
-                    found = (str(name), int(length), int(time), None if why is None else str(why), int(crc))
-                except (ValueError, TypeError, OverflowError, RecursionError):
-                    return
-                if len(row) < 4 * self.features or zlib.crc32(row) != crc:
-                    return
-                yield found
+                    if len(row) < 4 * self.features or zlib.crc32(row) != crc:
+                        return
+                    yield str(name), int(length), int(time), None if why is None else str(why), int(crc)
 
     def begin(self) -> None:
         """Cut both files to what counts, ready to grow."""
@@ -176,7 +168,7 @@ class Embedded:
         self.before = np.empty((0, encoder.features), np.float32)
         self.known: dict[tuple[str, int, int], int | str] = {}  # a row of `before`, -1 - a row of the log, or why not
         self._remember(folder)
-        self._remember_log(0)
+        self._remember_log()
 
     def _remember(self, folder: CodesFolder) -> None:
         """What an earlier fit with the same encoder left; damage is told, and embedded again."""
@@ -184,7 +176,7 @@ class Embedded:
             return
         try:
             about = folder.about()
-            if about.encoder is None or about.encoder.get("fingerprint") != self.encoder.fingerprint:
+            if about.fingerprint != self.encoder.fingerprint:
                 return
             rows, self.before = folder.rows(about), folder.embeddings(about)
         except InputError as error:
@@ -195,8 +187,8 @@ class Embedded:
         for name, size, time, why in rows.broken:
             self.known[name, size, time] = why
 
-    def _remember_log(self, first: int) -> None:
-        for i, (name, size, time, why, _) in enumerate(self.log.lines[first:], first):
+    def _remember_log(self) -> None:
+        for i, (name, size, time, why, _) in enumerate(self.log.lines):
             self.known[name, size, time] = -1 - i if why is None else why
 
     @property
@@ -211,13 +203,12 @@ class Embedded:
         self.log.begin()
         done = 0
         for rows, reasons in embed_entries([self.pile.entries[i] for i in todo], self.encoder):
-            first = len(self.log.lines)
             batch = todo[done : done + len(rows)]
             self.log.append(rows, [(*self.keys[i], why) for i, why in zip(batch, reasons)])
-            self._remember_log(first)
             done += len(rows)
             if progress:
                 progress(done, len(todo), "embedding photos")
+        self._remember_log()
 
     def usable(self) -> tuple[np.ndarray, list[tuple[str, int, int, str]]]:
         """Numbers of the photos that have an embedding, and [name, size, time, why] of those that cannot have one."""
