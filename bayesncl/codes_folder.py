@@ -276,8 +276,6 @@ class CodesFolder(Folder):
 
     def _read_object(self, path: Path, known: str | None = None) -> dict[str, Any]:
         """A JSON file; with `known` its hash must be that."""
-        if not self.folder.is_dir():
-            raise InputError(f"no folder {self}")
         if path == self.about_file and not path.is_file():
             raise InputError(f"{self} was not written by bayesncl fit: it has no {path.name}")
         check_room(20 * self._own(path).stat().st_size, f"{path} as read")  # lists of small things are that much larger

@@ -26,6 +26,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from .backbones import import_timm
+from .data.archive import checksum
 from .data.decode import BICUBIC, BILINEAR, Square, decode_with
 from .data.folder import IMAGENET_MEAN, IMAGENET_STD
 from .errors import InputError, first_line, import_extra, or_refuse, printable
@@ -324,7 +325,7 @@ def open_onnx(request: Request, device: torch.device | str, say: Say) -> PhotoEn
     flat = [name for name, each in outputs.items() if len(each.shape) == 2]
     output = next((name for name in OUTPUTS if name in outputs), (flat or list(outputs))[0])
     beside = path.with_name(f"{path.name}.data")  # where torch's exporter puts weights
-    weights = hash_file(path) + output + (hash_file(beside) if beside.is_file() else "")
+    weights = checksum(path, "sha256") + output + (checksum(beside, "sha256") if beside.is_file() else "")
     request = replace(request, spec=str(path.resolve()))
     return OnnxEncoder(request, request.view(own), session, output, sides[0], weights)
 
@@ -439,8 +440,3 @@ def pool(output: Any) -> Tensor:
     if output.ndim == 4:
         return output.mean((2, 3))
     return output[:, 0] if output.ndim == 3 else output
-
-
-def hash_file(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

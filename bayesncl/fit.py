@@ -27,6 +27,7 @@ from .arrays import ENDINGS, as_features, check_room, read_embeddings
 from .codes import ReadableCodes, choose_batch, choose_dim, choose_steps
 from .codes_folder import About, CodesFolder, Rows, encoder_dict, mark
 from .data import load as load_split
+from .data.cache import count_kinds
 from .data.decode import SUFFIXES, sizes_in_words
 from .data.folder import scan
 from .data.images import PATH_LENGTH, Images, fingerprint, held_out, spread_evenly
@@ -168,12 +169,12 @@ def take_photos(source: Path, folder: CodesFolder, options: Options, device: tor
     n, classes = len(pile), len(set(labels or ()))
     kept = int(hold_out(pile.names, pile.test).sum())
     how = "given" if options.labels else "by subfolder"
-    sizes = sizes_in_words([entry.path for entry in pile.entries])
+    sizes, kinds = sizes_in_words([entry.path for entry in pile.entries]), ", ".join(count_kinds(pile.others))
     parts = [
         f"{plural(n, 'photo')}{'' if len(todo) == n else f' ({n - len(todo):,} known already)'}"
         + (f" of {sizes} pixels" if sizes else ", none of those looked at can be read"),
         f"{classes:,} classes {how}" if classes > 1 else "no classes" if labels is None else "one class only",
-        pile.skipped(),
+        f"{plural(len(pile.others), 'other file')} skipped ({kinds})" if kinds else "",
         f"encoder {encoder.name}, {encoder.features:,} numbers a photo"
         + (" and its mirror image" if encoder.view.mirror else ""),
         _outlook(n - kept, kept, encoder.features, options, device, left),

@@ -10,7 +10,6 @@ import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ import torch
 from .arrays import LABELS, NAMES, find_column, read_arrays
 from .codes_folder import CodesFolder, mark
 from .data.archive import Entry
-from .data.cache import count_kinds, in_threads, read_entry
+from .data.cache import in_threads, read_entry
 from .data.decode import SUFFIXES
 from .data.folder import classes_of, existing_folder, scan, split_folders
 from .data.images import Progress
@@ -27,7 +26,6 @@ from .encoders import PhotoEncoder
 from .errors import InputError, or_refuse, printable
 from .files import is_codes, read_regular, write_atomic
 from .labels import find_labels
-from .progress import plural
 
 BATCH = {"cpu": 16, "cuda": 256}
 BLOCK = 4096  # rows copied at a time
@@ -41,6 +39,7 @@ class Pile:
     """Photos at and below a folder."""
 
     entries: list[Entry]  # the image files, sorted by name
+    names: list[str]  # of each
     marks: list[tuple[int, int]]  # size and time of each
     test: np.ndarray | None  # which of them lie in a folder `test` or `val` beside `train`, bool [N]; None without such
     others: list[str]  # names of files that are no images we read
@@ -48,17 +47,6 @@ class Pile:
 
     def __len__(self) -> int:
         return len(self.entries)
-
-    @cached_property
-    def names(self) -> list[str]:
-        """Their names."""
-        return [entry.name for entry in self.entries]
-
-    def skipped(self) -> str:
-        """The other files in words, or nothing."""
-        if not self.others:
-            return ""
-        return f"{plural(len(self.others), 'other file')} skipped ({', '.join(count_kinds(self.others))})"
 
 
 def photo_labels(pile: Pile, table: Path | None) -> list[str] | None:
@@ -100,8 +88,8 @@ def find_photos(root: Path, out: Path) -> Pile:
         seen = f"; there are {len(others)} other files, e.g. {printable(others[0])}" if others else ", it is empty"
         raise InputError(f"{printable(str(root), 300)}: no photos in it (looked for {' '.join(SUFFIXES)}){seen}")
     tested = np.array([entry.path.is_relative_to(test) for entry in entries]) if test else None
-    classes = classes_of([entry.name for entry in entries], root)
-    return Pile(entries, [mark(entry.path) for entry in entries], tested, others, classes)
+    names = [entry.name for entry in entries]
+    return Pile(entries, names, [mark(entry.path) for entry in entries], tested, others, classes_of(names, root))
 
 
 class Log:

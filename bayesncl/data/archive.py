@@ -90,10 +90,10 @@ def fetch(url: str, path: Path, md5: str, progress: Progress | None = None) -> P
     return path
 
 
-def checksum(path: Path) -> str:
-    """MD5 of a file: guards against damage, not against an attacker."""
+def checksum(path: Path, kind: str = "md5") -> str:
+    """Of a file, in hex; MD5 guards against damage, not against an attacker."""
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
 
 
 def _receive(url: str, part: Path, progress: Progress | None) -> None:

@@ -123,15 +123,12 @@ def _remove_dead(root: Path, prefix: str) -> None:
 def _stat_key(entries: Sequence[Entry], square: Square) -> str:
     """Hash of where the files are and of their sizes and times (ctime too: nobody can set that back)."""
     digest = hashlib.blake2b(repr((VERSION, square)).encode(), digest_size=20)
-    stats: dict[Path, tuple[int, ...]] = {}
+    stats: dict[Path, list[int]] = {}
     for entry in entries:
         if entry.path not in stats:
-            try:
-                s = os.stat(entry.path)
-                stats[entry.path] = (s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
-            except OSError:
-                stats[entry.path] = ()
-        digest.update(repr((os.path.abspath(entry.path), entry.offset, entry.size, stats[entry.path])).encode())
+            with contextlib.suppress(OSError):
+                stats[entry.path] = _stat(entry.path)
+        digest.update(repr((os.path.abspath(entry.path), entry.offset, entry.size, stats.get(entry.path))).encode())
     return digest.hexdigest()
 
 
