@@ -103,6 +103,7 @@ def held_out(names: Sequence[str], share: float, seed: int) -> np.ndarray:
 
 def in_split(names: Sequence[str], data: Data, split: str, what: str) -> np.ndarray:
     """Which images are of a split where test images are held out of one pile, bool [N]."""
+    at_least_two(len(names), what)
     out = held_out(names, data.holdout, data.seed)
     if split == "test" and not out.any():
         raise InputError(f"{what} has no test split, and data.holdout is 0: give it one, or set data.holdout=0.1")
