@@ -391,16 +391,13 @@ def _untrained(codes: ReadableCodes, x: np.ndarray) -> ReadableCodes:
 
 def _unjudged(codes: ReadableCodes, x: np.ndarray, folder: CodesFolder) -> ReadableCodes | None:
     """Codes that were fitted here on x by the same options and were not judged: who stopped that is spared the fit."""
-    if folder.verdict_file.exists() or not folder.codes_file.exists():
-        return None
-    try:
-        found = folder.codes(str(codes.device))
-    except InputError:
-        return None
-    if found.interrupted_ or found.get_params() != codes.get_params():
-        return None
-    then, now = (digest(each.moments_._asdict()) for each in (found, _untrained(found, x)))
-    return found if then == now else None
+    if not folder.verdict_file.exists():
+        with contextlib.suppress(InputError):  # there are no codes, or damaged ones
+            found = folder.codes(str(codes.device))
+            same = not found.interrupted_ and found.get_params() == codes.get_params()
+            if same and digest(found.moments_._asdict()) == digest(_untrained(found, x).moments_._asdict()):
+                return found
+    return None
 
 
 def _train(codes: ReadableCodes, x: np.ndarray, folder: CodesFolder, display: Display) -> None:
