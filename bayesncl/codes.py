@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +28,7 @@ from .heads import HEADS, Features, Head
 from .lars import Light
 from .neighbours import nearest
 from .objective import check_keep, keep_strongest
+from .progress import Display
 from .rows import Moments, Stream, hold, measure, take
 from .schedule import warmup_cosine
 
@@ -69,7 +69,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     max_rows : more rows than this are not looked at in `fit`: as many are drawn from them at random. None for no limit.
     sparse_output : give a scipy CSR matrix. ``prototypes`` need `keep` for that, since none of their entries is 0.
     device : ``auto`` (a GPU if there is one), or the name of a torch device.
-    verbose : say on standard error how far `fit` is.
+    verbose : show on standard error how far `fit` is, unless it is given a `progress`.
 
     Attributes
     ----------
@@ -138,14 +138,16 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         self. Ctrl-C ends the training early and keeps what was learned (`interrupted_`); a fit that fails leaves the
         estimator as it was.
         """
-        before = vars(self).copy()
+        before, display = vars(self).copy(), Display(quiet=not self.verbose)
         try:
-            return self._fit(X, pairs, None if checkpoint is None else Path(checkpoint), progress)
+            return self._fit(X, pairs, None if checkpoint is None else Path(checkpoint), progress or display.count)
         except BaseException:
             self.__dict__ = before
             raise
+        finally:
+            display.close()
 
-    def _fit(self, X: Any, pairs: Any, checkpoint: Path | None, progress: Progress | None) -> ReadableCodes:
+    def _fit(self, X: Any, pairs: Any, checkpoint: Path | None, say: Progress) -> ReadableCodes:
         self._check_options()
         source = self._as_rows(X, reset=True)
         distributed.start()
@@ -156,7 +158,6 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         count = len(source) if chosen is None else len(chosen)
         self.dim_ = choose_dim(count) if self.dim == "auto" else int(self.dim)
         check_keep(self.keep, self.dim_)
-        say = _Voice(self.verbose, progress)
         moments = measure(source, chosen)
         rows = hold(source, chosen, moments, device)
         batch = choose_batch(count, self.dim_) if self.batch == "auto" else min(int(self.batch), count)
@@ -183,7 +184,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     def _train(
         self, rows: Tensor | Stream, partners: Tensor, state: shelf.State, seed: int, batch: int, total: int,
-        checkpoint: Path | None, say: _Voice,
+        checkpoint: Path | None, say: Progress,
     ) -> None:  # fmt: skip
         """The loop: a batch and its partners, forward, loss, backward, update."""
         head, optimiser, world = state.head, state.optimiser, distributed.world_size()
@@ -355,7 +356,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         generator = torch.Generator().manual_seed(seed)
         return torch.randperm(n, generator=generator)[: self.max_rows].sort().values
 
-    def _find_partners(self, rows: Tensor | Stream, say: _Voice) -> tuple[Tensor, float]:
+    def _find_partners(self, rows: Tensor | Stream, say: Progress) -> tuple[Tensor, float]:
         """[N, K] the rows that each row's partner is drawn from, and the recall of their search."""
         n = len(rows)
         if self.positives == "self" or self.method == "sae":  # reconstruction has no partners
@@ -424,17 +425,3 @@ def _as_pairs(pairs: Any, n: int) -> Tensor:
     if bool(((found < 0) | (found >= n)).any()):
         raise InputError(f"pairs must be numbers from 0 to {n - 1}, got {int(found.min())} to {int(found.max())}")
     return found
-
-
-class _Voice:
-    """Says how far the work is: to a callback, and on standard error every two seconds."""
-
-    def __init__(self, verbose: bool, progress: Progress | None) -> None:
-        self.verbose, self.progress, self.spoke = verbose and distributed.rank() == 0, progress, time.monotonic()
-
-    def __call__(self, done: int, total: int, what: str) -> None:
-        if self.progress is not None:
-            self.progress(done, total, what)
-        if self.verbose and (done == total or time.monotonic() - self.spoke > 2):
-            self.spoke = time.monotonic()
-            print(f"{what} {done:,} of {total:,}", file=sys.stderr, flush=True)

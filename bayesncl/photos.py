@@ -151,7 +151,7 @@ class Embedded:
 
     def __init__(self, pile: Pile, encoder: PhotoEncoder, folder: CodesFolder) -> None:
         self.pile, self.encoder = pile, encoder
-        self.keys = [(name, size, time) for name, (size, time) in zip(pile.names, pile.marks)]
+        self.keys = [(name, *mark) for name, mark in zip(pile.names, pile.marks)]
         self.log = Log(folder, encoder)
         self.before = np.empty((0, encoder.features), np.float32)
         self.known: dict[tuple[str, int, int], int | str] = {}  # a row of `before`, -1 - a row of the log, or why not
@@ -170,10 +170,8 @@ class Embedded:
         except InputError as error:
             warnings.warn(f"{str(error).partition(':')[0]}: photos are embedded again", stacklevel=3)
             return
-        for i, (name, (size, time)) in enumerate(zip(rows.names, rows.marks or ())):
-            self.known[name, size, time] = i
-        for name, size, time, why in rows.broken:
-            self.known[name, size, time] = why
+        self.known |= {(name, *mark): i for i, (name, mark) in enumerate(zip(rows.names, rows.marks or ()))}
+        self.known |= {(name, size, time): why for name, size, time, why in rows.broken}
 
     def _remember_log(self) -> None:
         for i, (name, size, time, why, _) in enumerate(self.log.lines):
