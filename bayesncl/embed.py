@@ -51,8 +51,12 @@ def embed_images(
     An .npz holds z [N, D] and names [N]; of class subfolders also y [N] and class_names. A table has a row for each
     image: name, label (of class subfolders), z0, z1, ... or what the dimensions were called in the file `names`.
     """
-    check_out(out)
+    if out.suffix not in ("", *WRITTEN):
+        raise InputError(f"{out}: expected a name that ends in {', '.join(WRITTEN)}")
+    check_place(out)
     check_other(out, place)
+    if out.suffix == ".parquet":
+        import_pyarrow()  # before the work
     dim = model.codes.dim_ if isinstance(model, PhotoCodes) else model.head.dim
     check_keep(keep, dim)
     columns = None if names is None else column_names(model, names, dim)
@@ -66,15 +70,6 @@ def embed_images(
         pack = {".npz": _npz, ".csv": _csv, ".parquet": _parquet}[out.suffix or ".npz"]
         write_atomic(out, pack(replace(table, columns=columns)))
     return len(table.z), table.z.shape[1]
-
-
-def check_out(out: Path) -> None:
-    """Refuse, before the work, a name that could not be written after it."""
-    if out.suffix not in ("", *WRITTEN):
-        raise InputError(f"{out}: expected a name that ends in {', '.join(WRITTEN)}")
-    check_place(out)
-    if out.suffix == ".parquet":
-        import_pyarrow()
 
 
 def check_size(count: int, width: int) -> None:
