@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import csv
+import itertools
 import json
 import os
 import re
@@ -41,8 +42,7 @@ def read_csv(path: Path) -> dict[str, Reader]:
         kinds = ["z"] * (len(first) - ends) if plain else _kinds(first, path)
         columns: dict[str, list[str]] = {kind: [] for kind in kinds if kind in ("y", "names", "index")}
         values = array.array("d")
-
-        def take(row: list[str]) -> None:
+        for row in filter(None, itertools.chain([first] if plain else [], rows)):  # blank lines say nothing
             row = row[:-1] if ends and not row[-1].strip() else row
             if len(row) != len(kinds):
                 raise InputError(f"{shown(path)}, line {rows.line_num}: {len(row)} columns, expected {len(kinds)}")
@@ -54,11 +54,6 @@ def read_csv(path: Path) -> dict[str, Reader]:
             for cell, kind in zip(row, kinds):
                 if kind in columns:
                     columns[kind].append(cell[1:] if cell[:1] == "'" and FORMULA.match(cell) else cell)
-
-        if plain:
-            take(first)
-        for row in filter(None, rows):  # blank lines say nothing
-            take(row)
     width = kinds.count("z")
     found = _readers(columns, measured=True)
     if width:

@@ -80,8 +80,7 @@ def _pairs(shard: Path, entries: dict[str, Entry]) -> Iterator[tuple[Entry, int 
 
 def _label(entry: Entry, shard: Path) -> int:
     try:
-        text = entry.read(32).decode("ascii").strip()
-        label = int(text)
+        label = int(entry.read(32).decode("ascii"))
     except (OSError, ValueError):
         label = -1
     if not 0 <= label < MOST_CLASSES:
