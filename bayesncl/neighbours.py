@@ -14,7 +14,6 @@ from torch import Tensor
 
 from . import distributed
 from .data.images import Progress
-from .errors import InputError
 from .rows import Stream
 
 DUPLICATE = 1 - 1e-5  # rows of a higher cosine are one row twice
@@ -37,10 +36,7 @@ def nearest(rows: Rows, k: int, progress: Progress | None = None) -> tuple[Tenso
     Returns int64 [N, k], nearest first (a row with fewer repeats those it has, one with none is its own), and the share
     of the exact neighbours found, measured; 1 for exact search.
     """
-    n = len(rows)
-    if not 1 <= k < max(n, 2):
-        raise InputError(f"{k} neighbours of each of {n} rows: at least 1 and at most {max(n - 1, 1)} are needed")
-    device = rows[:1].device
+    n, device = len(rows), rows[:1].device
     if n > EXACT_ROWS.get(device.type, EXACT_ROWS["cpu"]):
         if importlib.util.find_spec("faiss") is not None:
             return _with_faiss(rows, k)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from bayesncl import neighbours
-from bayesncl.errors import InputError
 from bayesncl.neighbours import DUPLICATE, largest, nearest
 
 
@@ -85,11 +84,6 @@ def test_rows_are_read_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = Reader(torch.from_numpy(rows_of(200)).float())
     assert nearest(reader, 3)[0].tolist() == brute(rows_of(200), 3)
     assert reader.most <= 50
-
-
-def test_bad_requests() -> None:
-    with pytest.raises(InputError, match="5 neighbours of each of 5 rows"):
-        nearest(torch.randn(5, 3), 5)
 
 
 def test_many_rows_without_faiss_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
