@@ -179,10 +179,8 @@ def as_labels(labels: Array, count: int) -> tuple[np.ndarray, np.ndarray]:
         raise InputError(f"{len(labels)} labels for {count} rows of features")
     if labels.dtype.kind not in "fiubUS" or labels.dtype.itemsize == 0:
         raise InputError(f"labels must be whole numbers or strings, got {labels.dtype}")
-    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
-        raise InputError("labels must be whole numbers or strings, got NaN or infinity")
-    if labels.dtype.kind == "f" and not np.array_equal(labels, np.trunc(labels)):
-        raise InputError(f"labels must be whole numbers or strings, got {labels[labels != np.trunc(labels)][0]}")
+    if labels.dtype.kind == "f" and len(wrong := labels[~np.isfinite(labels) | (labels != np.trunc(labels))]):
+        raise InputError(f"labels must be whole numbers or strings, got {wrong[0]}")
     if count < 2:
         raise InputError("one row of features only; the measures need at least two")
     names, index = np.unique(_checked_text(labels), return_inverse=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,13 +21,14 @@ from torch import Tensor
 from . import distributed, shelf
 from .data.images import Progress
 from .draws import make_key, uniform
-from .errors import InputError
+from .errors import InputError, or_refuse
 from .feed import epoch_order
 from .files import digest
 from .heads import HEADS, Features, Head
 from .lars import Light
 from .neighbours import nearest
 from .objective import check_keep, keep_strongest
+from .progress import Display
 from .rows import Moments, Stream, hold, measure, take
 from .schedule import warmup_cosine
 
@@ -69,7 +69,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     max_rows : more rows than this are not looked at in `fit`: as many are drawn from them at random. None for no limit.
     sparse_output : give a scipy CSR matrix. ``prototypes`` need `keep` for that, since none of their entries is 0.
     device : ``auto`` (a GPU if there is one), or the name of a torch device.
-    verbose : say on standard error how far `fit` is.
+    verbose : show on standard error how far `fit` is, unless it is given a `progress`.
 
     Attributes
     ----------
@@ -138,14 +138,16 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         self. Ctrl-C ends the training early and keeps what was learned (`interrupted_`); a fit that fails leaves the
         estimator as it was.
         """
-        before = vars(self).copy()
+        before, display = vars(self).copy(), Display(quiet=not self.verbose)
         try:
-            return self._fit(X, pairs, None if checkpoint is None else Path(checkpoint), progress)
+            return self._fit(X, pairs, None if checkpoint is None else Path(checkpoint), progress or display.count)
         except BaseException:
             self.__dict__ = before
             raise
+        finally:
+            display.close()
 
-    def _fit(self, X: Any, pairs: Any, checkpoint: Path | None, progress: Progress | None) -> ReadableCodes:
+    def _fit(self, X: Any, pairs: Any, checkpoint: Path | None, say: Progress) -> ReadableCodes:
         self._check_options()
         source = self._as_rows(X, reset=True)
         distributed.start()
@@ -156,7 +158,6 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         count = len(source) if chosen is None else len(chosen)
         self.dim_ = choose_dim(count) if self.dim == "auto" else int(self.dim)
         check_keep(self.keep, self.dim_)
-        say = _Voice(self.verbose, progress)
         moments = measure(source, chosen)
         rows = hold(source, chosen, moments, device)
         batch = choose_batch(count, self.dim_) if self.batch == "auto" else min(int(self.batch), count)
@@ -183,7 +184,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     def _train(
         self, rows: Tensor | Stream, partners: Tensor, state: shelf.State, seed: int, batch: int, total: int,
-        checkpoint: Path | None, say: _Voice,
+        checkpoint: Path | None, say: Progress,
     ) -> None:  # fmt: skip
         """The loop: a batch and its partners, forward, loss, backward, update."""
         head, optimiser, world = state.head, state.optimiser, distributed.world_size()
@@ -339,12 +340,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
                 raise InputError("X must hold real numbers, got complex ones")
             if X.layout != torch.strided:
                 raise InputError("X is a sparse tensor, but dense data is required: give X.to_dense()")
-            X = X.detach()
-            if reset:
-                self.n_features_in_ = X.shape[1]
-                self.__dict__.pop("feature_names_in_", None)  # of the columns of an earlier fit
-            elif X.shape[1] != self.n_features_in_:
-                raise InputError(f"X has {X.shape[1]} features, but ReadableCodes was fitted on {self.n_features_in_}")
+            X = validate_data(self, X.detach(), reset=reset, skip_check_array=True)
         if reset and len(X) < 2:
             raise InputError(f"n_samples={len(X)}: codes are learned from what rows share, so 2 or more are needed")
         if reset and X.shape[1] > shelf.MAX_WIDTH:  # which `load` would refuse
@@ -360,14 +356,13 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         generator = torch.Generator().manual_seed(seed)
         return torch.randperm(n, generator=generator)[: self.max_rows].sort().values
 
-    def _find_partners(self, rows: Tensor | Stream, say: _Voice) -> tuple[Tensor, float]:
+    def _find_partners(self, rows: Tensor | Stream, say: Progress) -> tuple[Tensor, float]:
         """[N, K] the rows that each row's partner is drawn from, and the recall of their search."""
         n = len(rows)
         if self.positives == "self" or self.method == "sae":  # reconstruction has no partners
             return torch.arange(n)[:, None], 1.0
         k = choose_neighbours(n, self.dim_) if self.neighbours == "auto" else min(int(self.neighbours), n - 1)
-        found = nearest(rows, k, progress=lambda done, total: say(done, total, "neighbours"))
-        return found.rows, found.recall
+        return nearest(rows, k, say)
 
     def _fingerprint(
         self, moments: Moments, seed: int, batch: int, total: int, count: int, pairs: Tensor | None
@@ -413,12 +408,8 @@ def _batches(n: int, batch: int, seed: int, first: int, total: int, device: torc
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, TypeError) as error:
-        raise InputError(f"no device {name!r} here: {str(error).splitlines()[0]}") from None
-    return device
+    with or_refuse(f"no device {name!r} here", RuntimeError, AssertionError, TypeError):
+        return torch.empty(0, device=name).device
 
 
 def _as_pairs(pairs: Any, n: int) -> Tensor:
@@ -434,17 +425,3 @@ def _as_pairs(pairs: Any, n: int) -> Tensor:
     if bool(((found < 0) | (found >= n)).any()):
         raise InputError(f"pairs must be numbers from 0 to {n - 1}, got {int(found.min())} to {int(found.max())}")
     return found
-
-
-class _Voice:
-    """Says how far the work is: to a callback, and on standard error every two seconds."""
-
-    def __init__(self, verbose: bool, progress: Progress | None) -> None:
-        self.verbose, self.progress, self.spoke = verbose and distributed.rank() == 0, progress, time.monotonic()
-
-    def __call__(self, done: int, total: int, what: str) -> None:
-        if self.progress is not None:
-            self.progress(done, total, what)
-        if self.verbose and (done == total or time.monotonic() - self.spoke > 2):
-            self.spoke = time.monotonic()
-            print(f"{what} {done:,} of {total:,}", file=sys.stderr, flush=True)

@@ -64,8 +64,7 @@ class Rows:
 
     def to_json(self) -> str:
         """As rows.json holds it."""
-        tree = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return json.dumps(tree | {"labels": None if self.labels is None else self.labels.tolist()})
+        return json.dumps(vars(self) | {"labels": None if self.labels is None else self.labels.tolist()})
 
     @classmethod
     def from_dict(cls, tree: dict[str, Any]) -> Rows:
@@ -96,6 +95,11 @@ class About:
     recipe: dict[str, Any] | None = None  # of a run, whose data set has the images
     mark: str = ""  # what must be the same for the embeddings to be those of the source
     embeddings: dict[str, Any] = field(default_factory=dict)  # rows, features, checksum, and the hash of rows.json
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Of the encoder."""
+        return (self.encoder or {}).get("fingerprint")
 
 
 class CodesFolder(Folder):
@@ -134,10 +138,10 @@ class CodesFolder(Folder):
         tree = self._read_object(self.rows_file, about.embeddings.get("names"))
         try:
             rows = Rows.from_dict(tree)
+            if len(rows) != about.embeddings.get("rows"):
+                raise ValueError("not as many as codes.json says")
         except (KeyError, ValueError, TypeError, OverflowError):
             raise self.damaged(self.rows_file) from None
-        if len(rows) != about.embeddings.get("rows"):
-            raise self.damaged(self.rows_file)
         return rows
 
     def embeddings(self, about: About | None = None) -> np.ndarray:
@@ -145,9 +149,8 @@ class CodesFolder(Folder):
         about = about or self.about()
         found = read_arrays(self._own(self.embeddings_file), ("z",), ("z",))["z"]
         shape = (about.embeddings.get("rows"), about.embeddings.get("features"))
-        if found.shape != shape or found.dtype.kind != "f":
-            raise self.damaged(self.embeddings_file)
-        if found.nbytes <= ALWAYS_CHECKED and crc32(found) != about.embeddings.get("crc32"):
+        right = found.shape == shape and found.dtype.kind == "f"
+        if not right or (found.nbytes <= ALWAYS_CHECKED and crc32(found) != about.embeddings.get("crc32")):
             raise self.damaged(self.embeddings_file)
         return found
 
@@ -207,7 +210,7 @@ class CodesFolder(Folder):
 
     def put_rows(
         self, about: About, rows: Rows, blocks: Iterable[np.ndarray], features: int, gone: Iterable[Path] = ()
-    ) -> About:
+    ) -> None:
         """Write embeddings.npy, rows.json and codes.json together; a kill costs the cache, never its truth.
 
         Files `gone` are of other embeddings: they go when these come.
@@ -229,7 +232,6 @@ class CodesFolder(Folder):
         files = {self.embeddings_file: array(), self.rows_file: [text], self.about_file: said()}
         with or_refuse(f"cannot write to {self}"):
             write_together({self.inside(path): parts for path, parts in files.items()}, map(self.inside, gone))
-        return about
 
     def relative(self, path: Path) -> str:
         """A path as codes.json holds it: relative to this folder, so that both can move together."""
@@ -254,12 +256,11 @@ class CodesFolder(Folder):
         shown = printable(str(base), 300)
         if not os.path.isdir(base):  # which takes names of any length, as Path.is_dir does not
             raise InputError(f"no folder of images {shown}: --data DIR says where they are now")
+        marks = rows.marks if root is None else None
         paths: list[Path | None] = []
         for i in chosen:
-            name = safe_name(rows.names[i])
-            path = base / name if name and os.path.isfile(base / name) else None
-            known = root is not None or rows.marks is None or path is None or mark(path)[0] == rows.marks[i][0]
-            paths.append(path if known else None)
+            path = base / (safe_name(rows.names[i]) or "")
+            paths.append(path if os.path.isfile(path) and (not marks or mark(path)[0] == marks[i][0]) else None)
         if not any(paths):
             raise InputError(f"{shown}: none of the {len(paths):,} images is there: --data DIR says where they are now")
         return paths
@@ -275,8 +276,6 @@ class CodesFolder(Folder):
 
     def _read_object(self, path: Path, known: str | None = None) -> dict[str, Any]:
         """A JSON file; with `known` its hash must be that."""
-        if not self.folder.is_dir():
-            raise InputError(f"no folder {self}")
         if path == self.about_file and not path.is_file():
             raise InputError(f"{self} was not written by bayesncl fit: it has no {path.name}")
         check_room(20 * self._own(path).stat().st_size, f"{path} as read")  # lists of small things are that much larger
@@ -290,14 +289,14 @@ class CodesFolder(Folder):
         return tree
 
 
+@dataclass(eq=False)
 class PhotoCodes:
     """Readable codes of photos: an encoder that others trained, and what `fit` read from its embeddings."""
 
-    def __init__(
-        self, folder: CodesFolder, codes: ReadableCodes, device: torch.device | str, named: str | None = None
-    ) -> None:
-        self.codes = codes  # what `fit` made: from embeddings to codes
-        self.folder, self.device, self.named = folder, device, named
+    folder: CodesFolder
+    codes: ReadableCodes  # what `fit` made: from embeddings to codes
+    device: torch.device | str
+    named: str | None  # the encoder, where a person named it
 
     @cached_property
     def encoder(self) -> PhotoEncoder:

@@ -7,7 +7,7 @@ import io
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +17,9 @@ from . import distributed
 from .arrays import ENDINGS, as_features, check_room, read_embeddings
 from .codes_folder import PhotoCodes
 from .data.archive import Entry
-from .data.cache import decoded
 from .data.decode import Square
-from .data.folder import classes_of, existing_folder, no_images, scan
-from .data.images import Images, Progress
+from .data.folder import classes_of, existing_folder, no_images, read_images, scan
+from .data.images import PATH_LENGTH, Progress
 from .errors import InputError, printable
 from .features import extract
 from .files import check_other, check_place, digest, write_atomic
@@ -52,8 +51,12 @@ def embed_images(
     An .npz holds z [N, D] and names [N]; of class subfolders also y [N] and class_names. A table has a row for each
     image: name, label (of class subfolders), z0, z1, ... or what the dimensions were called in the file `names`.
     """
-    check_out(out)
+    if out.suffix not in ("", *WRITTEN):
+        raise InputError(f"{out}: expected a name that ends in {', '.join(WRITTEN)}")
+    check_place(out)
     check_other(out, place)
+    if out.suffix == ".parquet":
+        import_pyarrow()  # before the work
     dim = model.codes.dim_ if isinstance(model, PhotoCodes) else model.head.dim
     check_keep(keep, dim)
     columns = None if names is None else column_names(model, names, dim)
@@ -64,19 +67,9 @@ def embed_images(
     else:
         table = _codes_of_photos(model, place, keep, progress)
     if distributed.rank() == 0:
-        table = Table(table.z, table.names, table.labels, columns)
         pack = {".npz": _npz, ".csv": _csv, ".parquet": _parquet}[out.suffix or ".npz"]
-        write_atomic(out, pack(table))
+        write_atomic(out, pack(replace(table, columns=columns)))
     return len(table.z), table.z.shape[1]
-
-
-def check_out(out: Path) -> None:
-    """Refuse, before the work, a name that could not be written after it."""
-    if out.suffix not in ("", *WRITTEN):
-        raise InputError(f"{out}: expected a name that ends in {', '.join(WRITTEN)}")
-    check_place(out)
-    if out.suffix == ".parquet":
-        import_pyarrow()
 
 
 def check_size(count: int, width: int) -> None:
@@ -91,7 +84,10 @@ def column_names(model: Encoder | PhotoCodes, path: Path, dim: int) -> list[str]
 
 
 def _features(model: Encoder, place: Path, keep: int | None, gated: bool, progress: Progress | None) -> Table:
-    images = images_at(place, model.recipe.data.size, progress)
+    entries, others = entries_at(place)
+    square = Square(model.recipe.data.size, model.recipe.data.size)
+    alone = os.path.isfile(place)
+    images = read_images(entries, square, None, what=str(place), strict=alone, others=others, progress=progress)
     found = extract(model, images, "sound", progress=progress)
     z = keep_strongest(torch.from_numpy(found.gated if gated else found.z), keep).numpy()
     assert images.names is not None
@@ -101,11 +97,10 @@ def _features(model: Encoder, place: Path, keep: int | None, gated: bool, progre
 def _codes_of_array(model: PhotoCodes, place: Path, keep: int | None) -> Table:
     x, names, labels = read_embeddings(place)
     x = as_features(x)
-    if x.shape[1] != model.codes.n_features_in_:
-        width = model.codes.n_features_in_
+    if x.shape[1] != (width := model.codes.n_features_in_):
         raise InputError(f"{place}: rows of {x.shape[1]} numbers, but {model.folder} was fitted on rows of {width}")
     check_size(len(x), model.codes.dim_)
-    named = [str(i) for i in range(len(x))] if names is None else [printable(str(name), 16_384) for name in names]
+    named = [str(i) for i in range(len(x))] if names is None else [printable(str(name), PATH_LENGTH) for name in names]
     return Table(model.transform(x, keep), named, None if labels is None else [str(each) for each in labels])
 
 
@@ -128,7 +123,7 @@ def _codes_of_photos(model: PhotoCodes, place: Path, keep: int | None, progress:
     if bad or others:
         first = bad[0] if bad else printable(others[0])
         warnings.warn(f"{len(bad) + len(others):,} files skipped, e.g. {first}", stacklevel=2)
-    names = [printable(e.name, 16_384) for e, why in zip(entries, reasons) if why is None]
+    names = [printable(e.name, PATH_LENGTH) for e, why in zip(entries, reasons) if why is None]
     return Table(np.concatenate(parts), names, classes_of(names, place))
 
 
@@ -138,14 +133,6 @@ def entries_at(place: Path) -> tuple[list[Entry], list[str]]:
     if not entries:
         raise no_images(place)
     return entries, others
-
-
-def images_at(place: Path, size: int, progress: Progress | None) -> Images:
-    """One image, or every one at and below a folder, with their names."""
-    entries, others = entries_at(place)
-    square, alone = Square(size, size), os.path.isfile(place)
-    pixels, kept = decoded(entries, square, what=str(place), strict=alone, others=others, progress=progress)
-    return Images(pixels, names=tuple(entries[i].name for i in kept))
 
 
 def _npz(table: Table) -> bytes:

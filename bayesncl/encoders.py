@@ -25,6 +25,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from .data.archive import checksum
 from .data.decode import BICUBIC, BILINEAR, Square, decode_with
 from .data.folder import IMAGENET_MEAN, IMAGENET_STD
 from .errors import InputError, first_line, import_extra, or_refuse, printable
@@ -59,10 +60,17 @@ class View(Square):
         if not all(type(side) is int and 1 <= side <= LARGEST_SIDE for side in (self.crop, self.resize)):
             raise InputError(f"photos are cut to 1 to {LARGEST_SIDE} pixels a side, got {self.crop} of {self.resize}")
         for name in ("mean", "std"):
-            numbers = tuple(float(v) for v in getattr(self, name))
-            if len(numbers) != 3 or not all(map(math.isfinite, numbers)) or (name == "std" and min(numbers) <= 0):
-                raise InputError(f"{name} must be three numbers, one a colour, got {list(numbers)}")
-            object.__setattr__(self, name, numbers)
+            numbers = getattr(self, name)
+            listed = isinstance(numbers, list | tuple) and len(numbers) == 3
+            sane = listed and all(type(v) in (int, float) and abs(v) < 1e30 for v in numbers)
+            if not sane or (name == "std" and min(numbers) <= 0):
+                raise InputError(f"{name} must be three numbers, one a colour, got {printable(str(numbers))}")
+            object.__setattr__(self, name, tuple(map(float, numbers)))
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """Photos [n, 3, S, S] in [0, 1], by mean and standard deviation."""
+        mean, std = (torch.tensor(numbers, device=x.device).view(1, 3, 1, 1) for numbers in (self.mean, self.std))
+        return (x - mean) / std
 
     def sized(self, size: int) -> View:
         """The same share of a photo at another size."""
@@ -88,19 +96,13 @@ class Request:
             raise InputError("an encoder is a name, its weights a path")
         if self.size is not None and (type(self.size) is not int or not 1 <= self.size <= LARGEST_SIDE):
             raise InputError(f"photos are cut to 1 to {LARGEST_SIDE} pixels a side, got {printable(str(self.size))}")
-        for name in ("mean", "std"):
-            numbers = getattr(self, name)
-            if numbers is not None and not (
-                isinstance(numbers, list | tuple) and all(type(v) in (int, float) and abs(v) < 1e30 for v in numbers)
-            ):
-                raise InputError(f"{name} must be three numbers, one a colour, got {printable(str(numbers))}")
-        self.view(View(224, 224))  # which counts them
+        self.view(View(224, 224))  # which looks at mean and std
 
     def view(self, own: View) -> View:
         """The encoder's own view, changed as asked."""
         own = own if self.size is None else own.sized(self.size)
-        mirror = own.mirror if self.mirror is None else self.mirror
-        return replace(own, mean=self.mean or own.mean, std=self.std or own.std, mirror=mirror)
+        asked = {name: value for name in ("mean", "std", "mirror") if (value := getattr(self, name)) is not None}
+        return replace(own, **asked)
 
 
 class PhotoEncoder:
@@ -155,8 +157,7 @@ class PhotoEncoder:
         with or_refuse(f"encoder {self.name} does not take photos of {side}", Exception):  # of a stranger's network
             x = x.to(self.device)
             if x.dtype == torch.uint8:
-                mean, std = (torch.tensor(n, device=x.device).view(1, 3, 1, 1) for n in (self.view.mean, self.view.std))
-                x = (x.float() / 255 - mean) / std
+                x = self.view.normalise(x.float() / 255)
             found = self.compute(x)
             if self.view.mirror:
                 found = (found + self.compute(x.flip(-1))) / 2
@@ -300,14 +301,12 @@ def open_onnx(request: Request, device: torch.device | str, say: Say) -> PhotoEn
     wanted = ["CPUExecutionProvider"]
     if torch.device(device).type == "cuda" and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         wanted = ["CUDAExecutionProvider", *wanted]
-    try:
+    with or_refuse(f"{path}: onnxruntime cannot read it", Exception):
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         session = onnxruntime.InferenceSession(str(path), options, providers=wanted)
         said = json.loads(session.get_modelmeta().custom_metadata_map.get(METADATA, "{}"))
         own = View(**said) if said else None
-    except Exception as error:
-        raise InputError(f"{path}: onnxruntime cannot read it: {first_line(error)}") from None
     inputs = session.get_inputs()
     shape, kind = (list(inputs[0].shape), inputs[0].type) if inputs else ([], "")
     if len(inputs) != 1 or len(shape) != 4 or kind not in ("tensor(float)", "tensor(float16)") or shape[1] == 0:
@@ -327,7 +326,7 @@ def open_onnx(request: Request, device: torch.device | str, say: Say) -> PhotoEn
     flat = [name for name, each in outputs.items() if len(each.shape) == 2]
     output = next((name for name in OUTPUTS if name in outputs), (flat or list(outputs))[0])
     beside = path.with_name(f"{path.name}.data")  # where torch's exporter puts weights
-    weights = hash_file(path) + output + (hash_file(beside) if beside.is_file() else "")
+    weights = checksum(path, "sha256") + output + (checksum(beside, "sha256") if beside.is_file() else "")
     request = replace(request, spec=str(path.resolve()))
     return OnnxEncoder(request, request.view(own), session, output, sides[0], weights)
 
@@ -356,12 +355,9 @@ def open_module(request: Request, device: torch.device | str, say: Say) -> Photo
     said = getattr(network, "preprocess", None)
     if callable(said) and not isinstance(said, Mapping):
         return TorchEncoder(request, View(mirror=bool(request.mirror)), network, device, transform=said)
-    try:
-        return TorchEncoder(request, request.view(read_view(said or {})), network, device)
-    except (TypeError, ValueError, KeyError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"--encoder {request.spec}: its preprocess {printable(str(said))} is not a view") from None
+    with or_refuse(f"--encoder {request.spec}: its preprocess {printable(str(said))} is not a view", Exception):
+        own = read_view(said or {})
+    return TorchEncoder(request, request.view(own), network, device)
 
 
 def open_run(request: Request, device: torch.device | str, say: Say) -> PhotoEncoder:
@@ -397,8 +393,8 @@ def read_view(said: Mapping[str, Any]) -> View:
         view,
         resize=int(said.get("resize", view.resize)),
         resample=RESAMPLE[name],
-        mean=tuple(said.get("mean", view.mean)),
-        std=tuple(said.get("std", view.std)),
+        mean=tuple(map(float, said.get("mean", view.mean))),
+        std=tuple(map(float, said.get("std", view.std))),
     )
 
 
@@ -445,8 +441,3 @@ def pool(output: Any) -> Tensor:
     if output.ndim == 4:
         return output.mean((2, 3))
     return output[:, 0] if output.ndim == 3 else output
-
-
-def hash_file(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

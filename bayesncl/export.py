@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from .codes import ReadableCodes
 from .codes_folder import PhotoCodes
 from .encoders import METADATA, View, pool, view_of
-from .errors import InputError, first_line, import_extra, or_refuse
+from .errors import InputError, import_extra, or_refuse
 from .files import check_place, write_atomic
 from .model import Encoder
 from .rows import prepare
@@ -59,19 +59,14 @@ class CodesGraph(nn.Module):
 class PhotoGraph(nn.Module):
     """An encoder and fitted codes, from pixels in [0, 1]."""
 
-    mean: Tensor
-    std: Tensor
-
     def __init__(self, network: nn.Module, view: View, codes: CodesGraph) -> None:
         super().__init__()
-        self.network, self.codes, self.mirror = network, codes, view.mirror
-        for name in ("mean", "std"):
-            self.register_buffer(name, torch.tensor(getattr(view, name)).view(1, 3, 1, 1))
+        self.network, self.codes, self.view = network, codes, view
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        x = (images - self.mean) / self.std
+        x = self.view.normalise(images)
         h = pool(self.network(x))
-        if self.mirror:
+        if self.view.mirror:
             h = (h + pool(self.network(x.flip(3)))) / 2
         return h, self.codes(h)
 
@@ -127,17 +122,16 @@ def write_graph(graph: nn.Module, example: Tensor, names: tuple[str, list[str]],
     """torch's exporter, silent, with any number of rows."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     silent = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            torch.onnx.export(
-                graph, (example,), str(path), input_names=[names[0]], output_names=names[1], dynamo=True,
-                dynamic_shapes=({0: torch.export.Dim("rows", min=1)},), external_data=False, verbose=False,
-            )  # fmt: skip
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error} (TMPDIR names another folder)") from None
-    except Exception as error:  # whatever a network does that the exporter does not know
-        raise InputError(f"torch cannot export this model: {first_line(error)}") from None
+    with (
+        contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent), warnings.catch_warnings(),
+        or_refuse("torch cannot export this model", Exception),  # whatever the exporter does not know
+        or_refuse(f"cannot write {path} (TMPDIR names another folder)"),
+    ):  # fmt: skip
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            graph, (example,), str(path), input_names=[names[0]], output_names=names[1], dynamo=True,
+            dynamic_shapes=({0: torch.export.Dim("rows", min=1)},), external_data=False, verbose=False,
+        )  # fmt: skip
 
 
 @torch.inference_mode()

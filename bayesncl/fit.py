@@ -6,6 +6,7 @@ same for all. A fit that was stopped resumes where it was: photos that are embed
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import json
@@ -13,7 +14,6 @@ import os
 import shlex
 import textwrap
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,10 +27,11 @@ from .arrays import ENDINGS, as_features, check_room, read_embeddings
 from .codes import ReadableCodes, choose_batch, choose_dim, choose_steps
 from .codes_folder import About, CodesFolder, Rows, encoder_dict, mark
 from .data import load as load_split
+from .data.cache import count_kinds
 from .data.decode import SUFFIXES, sizes_in_words
 from .data.folder import scan
 from .data.images import PATH_LENGTH, Images, fingerprint, held_out, spread_evenly
-from .encoders import PhotoEncoder, Request, Say, default_request, find_kind, open_encoder
+from .encoders import RUNS_CODE, PhotoEncoder, Request, Say, default_request, find_kind, open_encoder
 from .errors import InputError, or_refuse, printable
 from .evaluate import measure_features
 from .features import centre_crop
@@ -145,11 +146,11 @@ def find_source(source: Path, out: Path, options: Options) -> str:
     if options.labels is not None and kind == "run":
         raise InputError("--labels does not go with a run, whose data set has its own")
     known = CodesFolder(out)
-    strange = [] if not out.is_dir() or known.about_file.exists() or known.log.exists() else list(out.iterdir())
-    if known.rows_file.exists():  # codes.json is missing while new rows take the place of old ones
-        strange = [path for path in strange if path not in vars(known).values()]
-    if strange and not all(path.name.startswith(".") for path in strange):
-        raise InputError(f"{out} was not written by fit (it has {printable(strange[0].name)}): choose another folder")
+    if out.is_dir() and not known.about_file.exists() and not known.log.exists():
+        # codes.json is missing while new rows take the place of old ones
+        ours = vars(known).values() if known.rows_file.exists() else ()
+        if strange := [path.name for path in out.iterdir() if path not in ours and not path.name.startswith(".")]:
+            raise InputError(f"{out} was not written by fit (it has {printable(strange[0])}): choose another folder")
     return kind
 
 
@@ -168,12 +169,12 @@ def take_photos(source: Path, folder: CodesFolder, options: Options, device: tor
     n, classes = len(pile), len(set(labels or ()))
     kept = int(hold_out(pile.names, pile.test).sum())
     how = "given" if options.labels else "by subfolder"
-    sizes = sizes_in_words([entry.path for entry in pile.entries])
+    sizes, kinds = sizes_in_words([entry.path for entry in pile.entries]), ", ".join(count_kinds(pile.others))
     parts = [
         f"{plural(n, 'photo')}{'' if len(todo) == n else f' ({n - len(todo):,} known already)'}"
         + (f" of {sizes} pixels" if sizes else ", none of those looked at can be read"),
         f"{classes:,} classes {how}" if classes > 1 else "no classes" if labels is None else "one class only",
-        pile.skipped(),
+        f"{plural(len(pile.others), 'other file')} skipped ({kinds})" if kinds else "",
         f"encoder {encoder.name}, {encoder.features:,} numbers a photo"
         + (" and its mirror image" if encoder.view.mirror else ""),
         _outlook(n - kept, kept, encoder.features, options, device, left),
@@ -219,7 +220,7 @@ def take_array(source: Path, folder: CodesFolder, options: Options, device: torc
     check_room(400 * n, f"{source}: names of {n:,} rows")
     texts = [str(i) for i in range(n)] if names is None else [str(name) for name in names]
     if options.images is not None:
-        texts = match_images(texts, names is not None, options.images, display.note)
+        texts = match_images(texts, options.images, display.note)
     held = hold_out(texts, None)
     order = np.argsort(held, kind="stable")
     rows = Rows(
@@ -238,21 +239,19 @@ def take_array(source: Path, folder: CodesFolder, options: Options, device: torc
     _put(folder, about, rows, _sane(z, order), z.shape[1])
 
 
-def match_images(names: list[str], named: bool, root: Path, say: Say) -> list[str]:
-    """Names of rows as paths below `root`, checked; without names, its images in the order of their names."""
+def match_images(names: list[str], root: Path, say: Say) -> list[str]:
+    """Names of rows as paths below `root`, checked; for numbers of rows its images in the order of their names."""
     if not root.is_dir():
         raise InputError(f"--images {root}: no such folder")
-    if not named:
+    base = os.path.abspath(root) + os.sep
+    names = [name.removeprefix(base) for name in names]
+    missing = [name for name in names if not os.path.isfile(root / name)]  # which takes names of any length
+    if len(missing) == len(names) and all(name.isdigit() for name in names):
         found = [entry.name for entry in scan(root)[0]]
         if len(found) != len(names):
             raise InputError(f"--images {root}: {len(found):,} images for {len(names):,} rows without names")
         say(f"rows have no names: taken to be the images of {root} in the order of their names")
         return found
-    base = os.path.abspath(root) + os.sep
-    names = [name.removeprefix(base).replace(os.sep, "/") for name in names]
-    missing = [name for name in names if not os.path.isfile(root / name)]  # which takes names of any length
-    if len(missing) == len(names) and all(name.isdigit() for name in names):  # numbers of rows, which name no file
-        return match_images(names, False, root, say)
     if len(missing) == len(names):
         raise InputError(f"--images {root}: none of the {len(names):,} images is there, e.g. {printable(missing[0])}")
     if missing:
@@ -272,15 +271,6 @@ def take_run(source: Path, folder: CodesFolder, options: Options, device: torch.
         display.note(f"{error}: codes are judged by the training images")
     seen = [recipe.to_dict()["data"], [fingerprint(images.pixels) for images in splits]]
     stamp = hashlib.blake2b(json.dumps(seen, sort_keys=True).encode(), digest_size=16).hexdigest()
-    try:
-        old = folder.about() if folder.about_file.exists() else None
-        if old and old.mark == stamp and (old.encoder or {}).get("fingerprint") == encoder.fingerprint:
-            rows = folder.rows(old)
-            folder.embeddings(old)
-            display.note(f"{len(rows):,} embeddings of {source} are here already")
-            return
-    except InputError as error:
-        warnings.warn(f"embeddings are made again: {error}", stacklevel=2)
     train, held = len(splits[0]), sum(map(len, splits[1:]))
     what = f"{train:,} training images of {recipe.data.name}, {encoder.features:,} numbers an image"
     what += " and its mirror image" if encoder.view.mirror else ""
@@ -292,7 +282,8 @@ def take_run(source: Path, folder: CodesFolder, options: Options, device: torch.
     names = [f"{split}/{i}" for split, images in zip(("train", "test"), splits) for i in range(len(images))]
     rows = Rows(tuple(names), **_factorise(values if len(labels) == len(splits) else None), held=held)
     about = About("run", folder.relative(source), None, encoder_dict(encoder), recipe.to_dict(), stamp)
-    _put(folder, about, rows, embed_splits(encoder, splits, display), encoder.features)
+    if not _put(folder, about, rows, embed_splits(encoder, splits, display), encoder.features):
+        display.note(f"{len(rows):,} embeddings of {source} are here already")
 
 
 def embed_splits(encoder: PhotoEncoder, splits: Sequence[Images], display: Display) -> Iterator[np.ndarray]:
@@ -315,10 +306,8 @@ def hold_out(names: Sequence[str], test: np.ndarray | None) -> np.ndarray:
     """Which rows are kept for judging, bool [N]: a test split, or a tenth of 5,000 rows or more, at most 5,000."""
     if test is not None and test.any() and not test.all():
         return test
-    n = len(names)
-    if n < HOLD_FROM:
-        return np.zeros(n, bool)
-    return held_out(names, min(SHARE, MOST_HELD / n), 0)
+    share = min(SHARE, MOST_HELD / len(names)) if len(names) >= HOLD_FROM else 0.0
+    return held_out(names, share, 0)
 
 
 def gather(
@@ -326,19 +315,19 @@ def gather(
 ) -> tuple[np.ndarray, np.ndarray | None, dict[str, Any]]:
     """Codes [N, D] and labels [N] of the rows to judge by, and what else is known of them: see `readable.figures`.
 
-    They are the rows held out, or all; at most 5,000, spread evenly. The control is an untrained head. Without labels
-    the same is done with noise, for such a verdict flatters codes of few rows, most of all on the rows they were
-    fitted to.
+    The rows are those held out, or all; at most 5,000, spread evenly. Labels of one class only are none. The control is
+    an untrained head. Without labels the same is done with noise, for such a verdict flatters codes of few rows, most
+    of all on the rows they were fitted to.
     """
     train = len(rows) - rows.held
     first, count = (train, rows.held) if rows.held else (0, train)
     chosen = first + spread_evenly(count, MOST_JUDGED)
     x = np.asarray(embeddings[chosen])
     control = _untrained(codes, embeddings[:train]).transform(x)
-    labels = None if rows.labels is None else rows.labels[chosen]
+    labels = None if rows.labels is None or len(np.unique(rows.labels[chosen])) < 2 else rows.labels[chosen]
     z = copy.copy(codes).set_params(sparse_output=False).transform(x)
     given = {"label_names": rows.class_names, "embeddings": x, "control": control}
-    if count >= FEW_IMAGES and codes.dim_ <= MOST_NOISE and (labels is None or len(np.unique(labels)) < 2):
+    if count >= FEW_IMAGES and codes.dim_ <= MOST_NOISE and labels is None:
         given["noise"] = _noise(codes, x, embeddings[spread_evenly(train, MOST_JUDGED)] if rows.held else None)
     return z, labels, given
 
@@ -355,8 +344,6 @@ def measure_codes(folder: Path, **options: Any) -> Result:
     about = here.about()
     codes, rows = here.codes(), here.rows(about)
     z, labels, given = gather(codes, here.embeddings(about), rows)
-    if labels is not None and len(np.unique(labels)) < 2:
-        labels = None
     result = measure_features(z, labels, **options, **given)
     judged_by = "held out" if rows.held else "fitted on"
     result.parameters = {"codes": str(folder), "method": codes.method, "judged_by": judged_by} | result.parameters
@@ -372,18 +359,16 @@ def headlines(found: Verdict) -> list[str]:
 
 def next_commands(about: About, out: Path) -> list[str]:
     """What to do next, as commands that can be copied."""
-    lines = []
     place = shlex.quote(str(out))
     seen = about.kind != "array" or about.images is not None
     how = f"bayesncl atlas {place} --serve" if seen else "fit again with --images DIR, the folder of the images"
-    lines.append(f"see what they mean:      {how}")
-    if about.kind == "array":
-        lines.append(f"codes of other rows:     bayesncl embed {place} FILE.npy -o codes.csv")
+    if about.encoder is None:
+        other = f"codes of other rows:     bayesncl embed {place} FILE.npy -o codes.csv"
     else:
-        spec = (about.encoder or {}).get("spec", "")
-        again = f" --encoder {shlex.quote(spec)}" if find_kind(spec) == "module" else ""
-        lines.append(f"codes of other photos:   bayesncl embed {place} PHOTOS -o codes.csv{again}")
-    return lines
+        spec = about.encoder["spec"]
+        again = f" --encoder {shlex.quote(spec)}" if find_kind(spec) in RUNS_CODE else ""
+        other = f"codes of other photos:   bayesncl embed {place} PHOTOS -o codes.csv{again}"
+    return [f"see what they mean:      {how}", other]
 
 
 def _noise(codes: ReadableCodes, x: np.ndarray, fitted: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
@@ -406,16 +391,13 @@ def _untrained(codes: ReadableCodes, x: np.ndarray) -> ReadableCodes:
 
 def _unjudged(codes: ReadableCodes, x: np.ndarray, folder: CodesFolder) -> ReadableCodes | None:
     """Codes that were fitted here on x by the same options and were not judged: who stopped that is spared the fit."""
-    if folder.verdict_file.exists() or not folder.codes_file.exists():
-        return None
-    try:
-        found = folder.codes(str(codes.device))
-    except InputError:
-        return None
-    if found.interrupted_ or found.get_params() != codes.get_params():
-        return None
-    then, now = (digest(each.moments_._asdict()) for each in (found, _untrained(found, x)))
-    return found if then == now else None
+    if not folder.verdict_file.exists():
+        with contextlib.suppress(InputError):  # there are no codes, or damaged ones
+            found = folder.codes(str(codes.device))
+            same = not found.interrupted_ and found.get_params() == codes.get_params()
+            if same and digest(found.moments_._asdict()) == digest(_untrained(found, x).moments_._asdict()):
+                return found
+    return None
 
 
 def _train(codes: ReadableCodes, x: np.ndarray, folder: CodesFolder, display: Display) -> None:
@@ -436,30 +418,33 @@ def _choose_encoder(folder: CodesFolder, options: Options, device: torch.device,
     """The encoder asked for, else the one used here before, else the default."""
     request = options.encoder
     if request is None or not request.spec:
-        try:
-            used = folder.about().encoder if folder.about_file.exists() else None
-        except InputError:
-            used = None
         given = {k: v for k, v in asdict(request).items() if v is not None and k != "spec"} if request else {}
+        used = None
+        with contextlib.suppress(InputError):  # nothing is here yet, or it is damaged
+            used = folder.about().encoder
         if used is not None:
             return folder.open_encoder(device, **given)
         request = replace(default_request(display.note), **given)
     return open_encoder(request, device, display.note)
 
 
-def _put(folder: CodesFolder, about: About, rows: Rows, blocks: Iterator[np.ndarray], features: int) -> None:
-    """Write rows, unless these very rows are there; codes of another encoder's embeddings, or of another file, go."""
+def _put(folder: CodesFolder, about: About, rows: Rows, blocks: Iterator[np.ndarray], features: int) -> bool:
+    """Write rows and take their blocks, unless these very rows are there; tells whether it did.
+
+    Codes of another encoder's embeddings, or of another file, go.
+    """
     try:
         old = folder.about()
-        same = replace(old, embeddings={}) == about and folder.rows(old).to_json() == rows.to_json()
-        if same and folder.embeddings(old).shape == (len(rows), features):
-            return
-        changed = (old.encoder or {}).get("fingerprint") != (about.encoder or {}).get("fingerprint")
-        changed = changed or old.embeddings.get("features") != features
+        same = vars(replace(old, embeddings={})) == json.loads(json.dumps(vars(about)))  # where tuples are lists
+        if same and folder.rows(old).to_json() == rows.to_json():
+            folder.embeddings(old)
+            return False
+        changed = (old.fingerprint, old.embeddings.get("features")) != (about.fingerprint, features)
         changed = changed or (about.kind == "array" and (old.source, old.mark) != (about.source, about.mark))
     except InputError:
         changed = True
     folder.put_rows(about, rows, blocks, features, [folder.codes_file] if changed else ())
+    return True
 
 
 def _factorise(values: Sequence[str] | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .data.images import Progress, spread_evenly
-from .encoders import TorchEncoder, pool
+from .encoders import pool
 from .errors import InputError
 from .features import centre_crop
 from .heads import Features, Prototypes
@@ -30,7 +30,6 @@ DRAWS = 4  # random quarters beside the hottest one
 CHECKED = 512  # images of the check that decides whether maps are shown
 EXTRA = 8  # tokens at most that stand for no part of an image
 BATCH = 64
-NONE = "its encoder gives no features by position"
 
 Layer = tuple[nn.Module, bool]  # and whether its output is meant, or its first input
 
@@ -93,16 +92,12 @@ def see_codes(codes: PhotoCodes) -> Sight:
     a dimension is the mean of what the positions drive. Of codes of mirror images too, this is the photo's own half.
     """
     encoder = codes.encoder
-    if not isinstance(encoder, TorchEncoder) or encoder.network is None:
+    if encoder.network is None:
         raise InputError("its encoder is no torch module")
     if encoder.transform is not None:
         raise InputError("its encoder prepares photos by a function of its own")
     device, view = encoder.device, encoder.view
-    mean, std = (torch.tensor(numbers, device=device).view(1, 3, 1, 1) for numbers in (view.mean, view.std))
     own, moments = copy.deepcopy(codes.codes.head_).to(device).eval(), codes.codes.moments_
-
-    def pixels(x: Tensor) -> Tensor:
-        return (x.to(device).float() / 255 - mean) / std
 
     def drive(f: Tensor, h: Tensor) -> Tensor:
         x = prepare(f.flatten(0, 1), moments, h.repeat_interleave(f.shape[1], 0))
@@ -114,7 +109,10 @@ def see_codes(codes: PhotoCodes) -> Sight:
         return raw.unflatten(0, f.shape[:2])
 
     grey = np.rint(255 * np.clip(view.mean, 0, 1)).astype(np.uint8)
-    return Sight(encoder.network, pixels, lambda h: own(prepare(h, moments)), drive, grey, view.crop)
+    return Sight(
+        encoder.network, lambda x: view.normalise(x.to(device).float() / 255), lambda h: own(prepare(h, moments)),
+        drive, grey, view.crop,
+    )  # fmt: skip
 
 
 def as_map(f: Any, width: int) -> Tensor | None:
@@ -158,7 +156,7 @@ def find_layer(sight: Sight, pixels: np.ndarray) -> Layer | None:
 
 @torch.inference_mode()
 def heat_maps(
-    sight: Sight, layer: Layer, pixels: np.ndarray, dims: np.ndarray, batch: int = BATCH, tell: Progress | None = None
+    sight: Sight, layer: Layer, pixels: np.ndarray, dims: np.ndarray, tell: Progress | None = None
 ) -> np.ndarray:
     """How strongly each position alone would drive some dimensions, float32 [N, K, h, w].
 
@@ -171,8 +169,8 @@ def heat_maps(
     hook = module.register_forward_hook(lambda _, given, made: seen.append((made if out else given[0]).clone()))
     parts = []
     with hook, in_eval_mode(sight.network):
-        for a in range(0, len(pixels), batch):
-            h = pool(sight.network(sight.prepare(pixels[a : a + batch])))
+        for a in range(0, len(pixels), BATCH):
+            h = pool(sight.network(sight.prepare(pixels[a : a + BATCH])))
             f = as_map(seen[-1], h.shape[1])
             seen.clear()
             assert f is not None
@@ -186,8 +184,8 @@ def heat_maps(
 
 
 def strongest_heat(
-    sight: Sight, pixels: Any, z: np.ndarray, count: int = STRONGEST, share: float | None = None,
-    tell: Progress | None = None, checked: int = CHECKED,
+    sight: Sight, pixels: Any, z: np.ndarray, share: float | None = None, tell: Progress | None = None,
+    checked: int = CHECKED,
 ) -> Heat | str:  # fmt: skip
     """Maps of the strongest dimensions of each image, for the atlas, or in words why there are none.
 
@@ -197,30 +195,27 @@ def strongest_heat(
     some = np.asarray(pixels[spread_evenly(len(pixels), checked)])
     layer = find_layer(sight, some)
     if layer is None:
-        return NONE
+        return "its encoder gives no features by position"
     check = masking_drop(sight, some, layer)
     if check["hottest"] - max(check["random"], 0) <= 2 * check["error"]:
         return (
             f"greying out the hottest quarter of an image takes {100 * check['hottest']:.0f} % of its strongest "
             f"dimension, a random quarter {100 * check['random']:.0f} %, so the maps of this encoder mean nothing"
         )
-    dims = np.argsort(-z, axis=1, kind="stable")[:, :count]
+    dims = np.argsort(-z, axis=1, kind="stable")[:, :STRONGEST]
     maps = np.maximum(heat_maps(sight, layer, pixels, dims, tell=tell), 0)
     most = maps.max((2, 3), keepdims=True)
     maps = np.rint(255 * maps / np.where(most > 0, most, 1)).astype(np.uint8)
     return Heat(dims, maps, check, min(1.0, sight.side / some.shape[-1]) if share is None else share)
 
 
-def masking_drop(sight: Sight, pixels: np.ndarray, layer: Layer | None = None) -> dict[str, float]:
+def masking_drop(sight: Sight, pixels: np.ndarray, layer: Layer) -> dict[str, float]:
     """Are the maps right? Grey out the hottest quarter of each image for its strongest dimension, and random quarters.
 
     Returns `hottest` and `random`, the mean loss of that dimension's activation as a share of it; `error`, the standard
     error of their difference; and `images`, how many were counted. Where the maps mean something `hottest` is larger;
-    `random` is the control. Raises InputError where features have no positions.
+    `random` is the control.
     """
-    layer = layer or find_layer(sight, pixels)
-    if layer is None:
-        raise InputError(f"no map of where a dimension fires: {NONE}")
     pixels = centre_crop(torch.from_numpy(np.array(pixels)), sight.side).numpy()
     z = sight.encode(pixels)
     dims = z.argmax(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,7 @@ def read_labels(path: Path, names: np.ndarray | None, n: int) -> tuple[np.ndarra
     if labels is None and theirs is None:
         raise InputError(f"{path}: no labels in it, expected y [N], or a table with the column label")
     if names is not None and theirs is not None and labels is not None:
-        by_name = label_names(path, theirs, labels)
-        missing = [str(name) for name in names if str(name) not in by_name]
-        if missing:
-            raise InputError(f"{path}: no label for {len(missing):,} of {n:,} rows, e.g. {printable(missing[0])}")
-        return names, np.array([by_name[str(name)] for name in names])
+        return names, np.array(find_labels(path, [str(name) for name in names], theirs, labels, "rows"))
     column = labels if labels is not None else theirs
     assert column is not None
     if len(column) != n:
@@ -34,14 +31,18 @@ def read_labels(path: Path, names: np.ndarray | None, n: int) -> tuple[np.ndarra
     return (names if theirs is None else theirs), labels
 
 
-def label_names(path: Path, names: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    """The label of each name in a file; InputError where a name has two."""
+def find_labels(path: Path, wanted: Sequence[str], names: np.ndarray, labels: np.ndarray, what: str) -> list[Any]:
+    """The label that a file has for each name, or for the last part of its path; InputError for none, or two."""
     by_name: dict[str, Any] = {}
     for name, label in zip(map(str, names), labels.tolist()):
         known = by_name.setdefault(name, label)
         if known is not label and known != label:  # NaN differs from itself
-            raise InputError(f"{path}: {printable(name)} has the labels {by_name[name]} and {label}: leave one")
-    return by_name
+            raise InputError(f"{path}: {printable(name)} has the labels {known} and {label}: leave one")
+    found = [by_name.get(name, by_name.get(name.rpartition("/")[2])) for name in wanted]
+    if missing := [name for name, label in zip(wanted, found) if label is None]:
+        some = f"{len(missing):,} of {len(wanted):,} {what}, e.g. {printable(missing[0])}"
+        raise InputError(f"{path}: no label for {some}")
+    return found
 
 
 def class_labels(labels: np.ndarray | None) -> np.ndarray | None:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .errors import InputError, printable
+from .errors import InputError, or_refuse, printable
 from .files import write_atomic
 
 FORMAT = "bayesncl-names-1"
@@ -71,16 +71,12 @@ def read_names(path: Path | str) -> list[Codes]:
 
 def read_json(path: Path, what: str) -> object:
     """JSON from a stranger; a file too large to be `what` is not read."""
-    try:
-        with open(path, "rb") as file:  # a pipe or a device has no size to be asked for
-            data = file.read(MOST_BYTES + 1)
-        if len(data) <= MOST_BYTES:
-            return json.loads(data)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read as JSON: {error}") from None
-    raise InputError(f"{path}: larger than {MOST_BYTES >> 20} MiB, so no {what}")
+    with or_refuse(str(path)), open(path, "rb") as file:  # a pipe or a device has no size to be asked for
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise InputError(f"{path}: larger than {MOST_BYTES >> 20} MiB, so no {what}")
+    with or_refuse(f"{path}: cannot be read as JSON", ValueError, RecursionError):
+        return json.loads(data)
 
 
 def parse_names(found: object, where: str) -> list[Codes]:
@@ -153,8 +149,8 @@ def find_names(codes: Sequence[Codes], fingerprint: str, dims: int) -> Codes:
     raise InputError(f"the names are of other codes: they name {known}, these are {fingerprint}")
 
 
-def names_json(codes: Sequence[Codes]) -> str:
-    """The text of names.json."""
+def write_names(path: Path | str, codes: Sequence[Codes]) -> None:
+    """Write names.json."""
     parts = [
         {
             "fingerprint": each.fingerprint, "run": each.run, "dims": each.dims,
@@ -162,9 +158,4 @@ def names_json(codes: Sequence[Codes]) -> str:
         }
         for each in codes
     ]  # fmt: skip
-    return json.dumps({"format": FORMAT, "codes": parts}, indent=1) + "\n"
-
-
-def write_names(path: Path | str, codes: Sequence[Codes]) -> None:
-    """Write names.json."""
-    write_atomic(path, names_json(codes))
+    write_atomic(path, json.dumps({"format": FORMAT, "codes": parts}, indent=1) + "\n")

@@ -5,15 +5,16 @@ from __future__ import annotations
 import importlib.util
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from . import distributed
-from .errors import InputError
+from .data.images import Progress
+from .rows import Stream
 
 DUPLICATE = 1 - 1e-5  # rows of a higher cosine are one row twice
 EXACT_ROWS = {"cpu": 200_000, "cuda": 2_000_000}  # beyond, exact search takes more than some ten minutes
@@ -23,37 +24,22 @@ RECALL = 0.95  # of the exact neighbours that faiss is made to find
 PROBE = 256  # rows on which that is measured
 
 
-class Rows(Protocol):
-    """Rows in memory or out of it; those asked for come as a tensor [n, F], always on the same device."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: Any, /) -> Tensor: ...
+Rows = Tensor | Stream  # in memory or out of it
 
 
-class Neighbours(NamedTuple):
-    """What `nearest` found."""
-
-    rows: Tensor  # int64 [N, k], nearest first; a row with fewer repeats those it has, one with none is its own
-    cosine: Tensor  # [N, k]; 1 where a row is its own
-    recall: float  # share of the exact neighbours found, measured; 1 for exact search
-
-
-def nearest(
-    rows: Rows, k: int = 10, *, progress: Callable[[int, int], None] | None = None
-) -> Neighbours:
+def nearest(rows: Rows, k: int, progress: Progress | None = None) -> tuple[Tensor, float]:
     """The k nearest rows of each row by cosine, above 0.
 
     Rows of cosine above 0.99999 are duplicates, not neighbours. Nor are rows of 0 or less, which have no more in common
     than two drawn at random: where all rows are copies of a few, the nearest others are strangers.
 
-    Rows [N, F] are centred: a tensor, or anything that gives one by slice and by index. The search is exact up to
-    200,000 rows (2,000,000 on a GPU), beyond that by faiss where it is installed. Several processes share the work;
-    each gets all of the result. `progress` is called with (rows done, rows in all).
+    Rows [N, F] are centred. The search is exact up to 200,000 rows (2,000,000 on a GPU), beyond that by faiss where it
+    is installed. Several processes share the work; each gets all of the result.
+
+    Returns int64 [N, k], nearest first (a row with fewer repeats those it has, one with none is its own), and the share
+    of the exact neighbours found, measured; 1 for exact search.
     """
-    n = len(rows)
-    if not 1 <= k < max(n, 2):
-        raise InputError(f"{k} neighbours of each of {n} rows: at least 1 and at most {max(n - 1, 1)} are needed")
-    device = rows[:1].device
+    n, device = len(rows), rows[:1].device
     if n > EXACT_ROWS.get(device.type, EXACT_ROWS["cpu"]):
         if importlib.util.find_spec("faiss") is not None:
             return _with_faiss(rows, k)
@@ -64,13 +50,11 @@ def nearest(
         )
     share = math.ceil(n / distributed.world_size())
     first = min(distributed.rank() * share, n)
-    index, cosine = _exact(rows, torch.arange(first, min(first + share, n), device=device), k, progress)
-    return Neighbours(distributed.gather_arrays(index), distributed.gather_arrays(cosine), 1.0)
+    index, _ = _exact(rows, torch.arange(first, min(first + share, n), device=device), k, progress)
+    return distributed.gather_arrays(index), 1.0
 
 
-def _exact(
-    rows: Rows, queries: Tensor, k: int, progress: Callable[[int, int], None] | None = None
-) -> tuple[Tensor, Tensor]:
+def _exact(rows: Rows, queries: Tensor, k: int, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
     """Index and cosine [Q, k] of the neighbours of the rows numbered `queries`."""
     device = queries.device
     step = QUERIES.get(device.type, QUERIES["cpu"])
@@ -88,7 +72,7 @@ def _exact(
             value[again], place[again] = _search(q[again], own[again], held or _blocks(rows, size), k, twins=True)
         index[start : start + step], cosine[start : start + step] = _repeat(value, place, own)
         if progress is not None:
-            progress(min(start + step, len(queries)), len(queries))
+            progress(min(start + step, len(queries)), len(queries), "neighbours")
     return index, cosine
 
 
@@ -147,7 +131,7 @@ def _repeat(value: Tensor, place: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(found > 0, index, own[:, None]), torch.where(found > 0, cosine, 1.0)
 
 
-def _with_faiss(rows: Rows, k: int) -> Neighbours:
+def _with_faiss(rows: Rows, k: int) -> tuple[Tensor, float]:
     """Inverted lists, as many of them read as it takes to find 95 % of the exact neighbours of 256 rows."""
     import faiss
 
@@ -167,8 +151,8 @@ def _with_faiss(rows: Rows, k: int) -> Neighbours:
         if recall >= RECALL or index.nprobe >= lists:
             break
         index.nprobe = min(2 * index.nprobe, lists)
-    out = [_ask(index, rows, torch.arange(a, min(a + size, n), device=device), k) for a in range(0, n, size)]
-    return Neighbours(torch.cat([i for i, _ in out]), torch.cat([c for _, c in out]), recall)
+    parts = torch.arange(n, device=device).split(size)
+    return torch.cat([_ask(index, rows, part, k)[0] for part in parts]), recall
 
 
 def _ask(index: Any, rows: Rows, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -9,7 +10,6 @@ import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +18,14 @@ import torch
 from .arrays import LABELS, NAMES, find_column, read_arrays
 from .codes_folder import CodesFolder, mark
 from .data.archive import Entry
-from .data.cache import count_kinds, in_threads, read_entry
+from .data.cache import in_threads, read_entry
 from .data.decode import SUFFIXES
 from .data.folder import classes_of, existing_folder, scan, split_folders
 from .data.images import Progress
 from .encoders import PhotoEncoder
 from .errors import InputError, or_refuse, printable
 from .files import is_codes, read_regular, write_atomic
-from .labels import label_names
-from .progress import plural
+from .labels import find_labels
 
 BATCH = {"cpu": 16, "cuda": 256}
 BLOCK = 4096  # rows copied at a time
@@ -40,6 +39,7 @@ class Pile:
     """Photos at and below a folder."""
 
     entries: list[Entry]  # the image files, sorted by name
+    names: list[str]  # of each
     marks: list[tuple[int, int]]  # size and time of each
     test: np.ndarray | None  # which of them lie in a folder `test` or `val` beside `train`, bool [N]; None without such
     others: list[str]  # names of files that are no images we read
@@ -47,17 +47,6 @@ class Pile:
 
     def __len__(self) -> int:
         return len(self.entries)
-
-    @cached_property
-    def names(self) -> list[str]:
-        """Their names."""
-        return [entry.name for entry in self.entries]
-
-    def skipped(self) -> str:
-        """The other files in words, or nothing."""
-        if not self.others:
-            return ""
-        return f"{plural(len(self.others), 'other file')} skipped ({', '.join(count_kinds(self.others))})"
 
 
 def photo_labels(pile: Pile, table: Path | None) -> list[str] | None:
@@ -68,13 +57,8 @@ def photo_labels(pile: Pile, table: Path | None) -> list[str] | None:
     names, given = find_column(found, NAMES), find_column(found, LABELS)
     if names is None or given is None or names.ndim != 1 or names.shape != given.shape:
         raise InputError(f"{table}: labels of photos need a table with the columns name and label")
-    by_name = {name.replace(os.sep, "/"): y for name, y in label_names(table, names, given.astype(str)).items() if y}
-    labels = [by_name.get(name, by_name.get(name.rpartition("/")[2])) for name in pile.names]
-    missing = [name for name, label in zip(pile.names, labels) if label is None]
-    if missing:
-        some = f"{len(missing):,} of {len(pile):,} photos, e.g. {printable(missing[0])}"
-        raise InputError(f"{table}: no label for {some}")
-    return [str(label) for label in labels]
+    texts = given.astype(str)
+    return find_labels(table, pile.names, names[texts != ""], texts[texts != ""], "photos")
 
 
 def find_photos(root: Path, out: Path) -> Pile:
@@ -83,21 +67,19 @@ def find_photos(root: Path, out: Path) -> Pile:
     train, test = split_folders(root)
     entries: list[Entry] = []
     others: list[str] = []
-    base, here = (Path(os.path.realpath(place)) for place in (root, out))
+    here = os.path.realpath(out) + os.sep
 
-    @cache
-    def ours(folder: Path) -> bool:
-        up = folder.parent
-        return folder == here or (up != folder and up.is_relative_to(base) and ours(up))
+    def ours(path: Path) -> bool:
+        return f"{os.path.realpath(path)}{os.sep}".startswith(here)
 
     for folder in filter(None, (train, test)):
         prefix = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
         images, rest = scan(folder)
-        entries += [Entry(prefix + e.name, e.path) for e in images if not ours(Path(os.path.realpath(e.path)).parent)]
-        others += [prefix + name for name in rest if not ours(Path(os.path.realpath(folder / name)).parent)]
+        entries += [Entry(prefix + entry.name, entry.path) for entry in images if not ours(entry.path)]
+        others += [prefix + name for name in rest if not ours(folder / name)]
     if test is not None:
         beside = [item for item in root.iterdir() if item.is_dir() and item not in (train, test)]
-        left = [item.name for item in beside if item.name[0] != "." and not is_codes(item) and not ours(item.resolve())]
+        left = [item.name for item in beside if item.name[0] != "." and not is_codes(item) and not ours(item)]
         if left:
             some = ", ".join(map(printable, sorted(left)[:3])) + (", ..." if len(left) > 3 else "")
             warnings.warn(f"only train and {test.name} are read, not {some}", stacklevel=2)
@@ -106,15 +88,15 @@ def find_photos(root: Path, out: Path) -> Pile:
         seen = f"; there are {len(others)} other files, e.g. {printable(others[0])}" if others else ", it is empty"
         raise InputError(f"{printable(str(root), 300)}: no photos in it (looked for {' '.join(SUFFIXES)}){seen}")
     tested = np.array([entry.path.is_relative_to(test) for entry in entries]) if test else None
-    classes = classes_of([entry.name for entry in entries], root)
-    return Pile(entries, [mark(entry.path) for entry in entries], tested, others, classes)
+    names = [entry.name for entry in entries]
+    return Pile(entries, names, [mark(entry.path) for entry in entries], tested, others, classes_of(names, root))
 
 
 class Log:
     """Photos embedded so far: rows of float32 in one file, a line for each in another; both only grow.
 
-    A kill may cut the last row or line short: what is not in both does not count. A line is [name, size, time, why,
-    checksum of the row], `why` null unless the photo cannot be used (its row is then zero).
+    A kill may cut the last row or line short: what is not whole in both does not count, nor what follows. A line is
+    [name, size, time, why, checksum of the row], `why` null unless the photo cannot be used (its row is then zero).
     """
 
     def __init__(self, folder: CodesFolder, encoder: PhotoEncoder) -> None:
@@ -124,24 +106,15 @@ class Log:
         self.lines = list(self._read())
 
     def _read(self) -> Iterator[Line]:
-        try:
-            text = read_regular(self.index_file, MOST_INDEX).decode()
-        except (OSError, UnicodeDecodeError):
-            return
-        head, *lines = text.split("\n")[:-1] or [""]  # a line without its end is no line
-        if not self.rows_file.is_file():
-            return
-        with open(self.rows_file, "rb") as rows:
-            for line in lines if head == self.head else ():
-                row = rows.read(4 * self.features)
-                try:
+        with contextlib.suppress(OSError, ValueError, TypeError, OverflowError, RecursionError):
+            head, *lines = read_regular(self.index_file, MOST_INDEX).decode().split("\n")[:-1] or [""]
+            with open(self.rows_file, "rb") as rows:
+                for line in lines if head == self.head else ():
+                    row = rows.read(4 * self.features)
                     name, length, time, why, crc = json.loads(line)
-                    found = (str(name), int(length), int(time), None if why is None else str(why), int(crc))
-                except (ValueError, TypeError, OverflowError, RecursionError):
-                    return
-                if len(row) < 4 * self.features or zlib.crc32(row) != crc:
-                    return
-                yield found
+                    if len(row) < 4 * self.features or zlib.crc32(row) != crc:
+                        return
+                    yield str(name), int(length), int(time), None if why is None else str(why), int(crc)
 
     def begin(self) -> None:
         """Cut both files to what counts, ready to grow."""
@@ -178,12 +151,12 @@ class Embedded:
 
     def __init__(self, pile: Pile, encoder: PhotoEncoder, folder: CodesFolder) -> None:
         self.pile, self.encoder = pile, encoder
-        self.keys = [(name, size, time) for name, (size, time) in zip(pile.names, pile.marks)]
+        self.keys = [(name, *mark) for name, mark in zip(pile.names, pile.marks)]
         self.log = Log(folder, encoder)
         self.before = np.empty((0, encoder.features), np.float32)
         self.known: dict[tuple[str, int, int], int | str] = {}  # a row of `before`, -1 - a row of the log, or why not
         self._remember(folder)
-        self._remember_log(0)
+        self._remember_log()
 
     def _remember(self, folder: CodesFolder) -> None:
         """What an earlier fit with the same encoder left; damage is told, and embedded again."""
@@ -191,19 +164,17 @@ class Embedded:
             return
         try:
             about = folder.about()
-            if about.encoder is None or about.encoder.get("fingerprint") != self.encoder.fingerprint:
+            if about.fingerprint != self.encoder.fingerprint:
                 return
             rows, self.before = folder.rows(about), folder.embeddings(about)
         except InputError as error:
             warnings.warn(f"{str(error).partition(':')[0]}: photos are embedded again", stacklevel=3)
             return
-        for i, (name, (size, time)) in enumerate(zip(rows.names, rows.marks or ())):
-            self.known[name, size, time] = i
-        for name, size, time, why in rows.broken:
-            self.known[name, size, time] = why
+        self.known |= {(name, *mark): i for i, (name, mark) in enumerate(zip(rows.names, rows.marks or ()))}
+        self.known |= {(name, size, time): why for name, size, time, why in rows.broken}
 
-    def _remember_log(self, first: int) -> None:
-        for i, (name, size, time, why, _) in enumerate(self.log.lines[first:], first):
+    def _remember_log(self) -> None:
+        for i, (name, size, time, why, _) in enumerate(self.log.lines):
             self.known[name, size, time] = -1 - i if why is None else why
 
     @property
@@ -218,13 +189,12 @@ class Embedded:
         self.log.begin()
         done = 0
         for rows, reasons in embed_entries([self.pile.entries[i] for i in todo], self.encoder):
-            first = len(self.log.lines)
             batch = todo[done : done + len(rows)]
             self.log.append(rows, [(*self.keys[i], why) for i, why in zip(batch, reasons)])
-            self._remember_log(first)
             done += len(rows)
             if progress:
                 progress(done, len(todo), "embedding photos")
+        self._remember_log()
 
     def usable(self) -> tuple[np.ndarray, list[tuple[str, int, int, str]]]:
         """Numbers of the photos that have an embedding, and [name, size, time, why] of those that cannot have one."""
@@ -251,11 +221,10 @@ def embed_entries(entries: Sequence[Entry], encoder: PhotoEncoder) -> Iterator[t
         reasons = [each if isinstance(each, str) else None for each in prepared]
         good = [each for each in prepared if not isinstance(each, str)]
         rows = np.zeros((len(prepared), encoder.features), np.float32)
-        if len({each.shape for each in good}) > 1:
-            shapes = sorted({each.shape for each in good})[:2]
-            raise InputError(f"encoder {encoder.name} prepares photos in different shapes: {shapes}")
         if good:
-            rows[[why is None for why in reasons]] = encoder.embed(np.stack(good))
+            with or_refuse(f"encoder {encoder.name} prepares photos in different shapes", ValueError):
+                batch = np.stack(good)
+            rows[[why is None for why in reasons]] = encoder.embed(batch)
         for j in np.flatnonzero(~np.isfinite(rows).all(1)):
             reasons[j], rows[j] = "its embedding is not finite", 0
         yield rows, reasons

@@ -77,8 +77,6 @@ def read_picture(picture: Image | Path, use: Callable[[Image], Any], enough: int
     """What `use` makes of a PIL image or a file, as RGB and upright."""
     if not isinstance(picture, Path):
         return use(to_rgb(picture))
-    if os.path.isdir(picture):
-        raise InputError(f"{shown(picture)}: a folder, expected an image file")
     found = read_entry(Entry("", picture), decode_with, enough, use)
     if isinstance(found, str):
         raise InputError(f"{shown(picture)}: {printable(found, 200)}")

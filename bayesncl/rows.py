@@ -48,7 +48,7 @@ def measure(source: Any, chosen: Tensor | None = None) -> Moments:
     count = 0
     mean = torch.zeros(width, dtype=torch.float64, device=device)
     squares, size = torch.zeros_like(mean), mean.new_zeros(())
-    for index in _blocks(source, chosen):
+    for _, index in _blocks(source, chosen):
         raw = _read(source, index, device)
         size = torch.maximum(size, raw.abs().max().double())
         tiny = torch.finfo(raw.dtype).tiny ** 0.4  # squares of less are lost
@@ -105,11 +105,8 @@ def hold(source: Any, chosen: Tensor | None, moments: Moments, device: torch.dev
     if 4 * len(stream) * width > SHARE * free_memory(device):
         return stream
     held = torch.empty(len(stream), width, device=device)
-    start = 0
-    for index in _blocks(source, chosen):
-        x = take(source, index, moments, device)
-        held[start : start + len(x)] = x
-        start += len(x)
+    for place, index in _blocks(source, chosen):
+        held[place] = take(source, index, moments, device)
     return held
 
 
@@ -122,12 +119,13 @@ def _unit(x: Tensor) -> Tensor:
     return x if x.shape[1] < FEW else F.normalize(x, eps=torch.finfo(x.dtype).tiny)
 
 
-def _blocks(source: Any, chosen: Tensor | None) -> Iterator[slice | Tensor]:
+def _blocks(source: Any, chosen: Tensor | None) -> Iterator[tuple[slice, slice | Tensor]]:
+    """Places among the rows wanted, and which rows of `source` these are."""
     n = len(source) if chosen is None else len(chosen)
     size = max(1, BLOCK_BYTES // (8 * source.shape[1]))
     for start in range(0, n, size):
         place = slice(start, min(start + size, n))
-        yield place if chosen is None else chosen[place]
+        yield place, place if chosen is None else chosen[place]
 
 
 def _read(source: Any, index: slice | Tensor, device: torch.device) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import csv
+import itertools
 import json
 import os
 import re
@@ -41,8 +42,7 @@ def read_csv(path: Path) -> dict[str, Reader]:
         kinds = ["z"] * (len(first) - ends) if plain else _kinds(first, path)
         columns: dict[str, list[str]] = {kind: [] for kind in kinds if kind in ("y", "names", "index")}
         values = array.array("d")
-
-        def take(row: list[str]) -> None:
+        for row in filter(None, itertools.chain([first] if plain else [], rows)):  # blank lines say nothing
             row = row[:-1] if ends and not row[-1].strip() else row
             if len(row) != len(kinds):
                 raise InputError(f"{shown(path)}, line {rows.line_num}: {len(row)} columns, expected {len(kinds)}")
@@ -54,17 +54,8 @@ def read_csv(path: Path) -> dict[str, Reader]:
             for cell, kind in zip(row, kinds):
                 if kind in columns:
                     columns[kind].append(cell[1:] if cell[:1] == "'" and FORMULA.match(cell) else cell)
-
-        if plain:
-            take(first)
-        for row in filter(None, rows):  # blank lines say nothing
-            take(row)
     width = kinds.count("z")
-    if not _name_nothing(ids := columns.pop("index", [])):
-        columns["names"] = ids
-    found: dict[str, Reader] = {kind: partial(_text, column, kind == "y") for kind, column in columns.items()}
-    if not any(columns.get("names", [])):
-        found.pop("names", None)
+    found = _readers(columns, measured=True)
     if width:
         found["z"] = lambda: np.frombuffer(values, np.float64).reshape(-1, width)
     return found
@@ -86,6 +77,14 @@ def _kinds(headings: list[str], path: Path) -> list[str]:
         used = known.index("index")  # pandas numbers the rows in a column before it
     named = "names" if best == "id" else best
     return [named if i == used else kind if kind in ("y", "z") else "" for i, kind in enumerate(kinds)]
+
+
+def _readers(columns: dict[str, list[Any]], measured: bool = False) -> dict[str, Reader]:
+    """Labels and names, where they say something; an index stands for names."""
+    if not _name_nothing(ids := columns.pop("index", [])):
+        columns["names"] = ids
+    said = {kind: cells for kind, cells in columns.items() if kind == "y" or any(cells)}
+    return {kind: partial(_text, cells, measured and kind == "y") for kind, cells in said.items()}
 
 
 def _name_nothing(ids: Sequence[Any]) -> bool:
@@ -171,7 +170,6 @@ def read_parquet(path: Path) -> dict[str, Reader]:
             if free < 0:
                 raise InputError(f"{shown(path)}: the table would take over half of free memory")
         table = pyarrow.Table.from_batches(batches, file.schema_arrow)
-        found: dict[str, Reader] = {}
         features = []
         index = _index_columns(table.schema.metadata)
         headings = ["index" if name in index and name.lower() not in COLUMNS else name for name in table.column_names]
@@ -181,17 +179,11 @@ def read_parquet(path: Path) -> dict[str, Reader]:
         if len(lists) > 1:
             some = ", ".join(map(printable, lists))
             raise InputError(f"{shown(path)}: columns {some} hold lists: call one of them embedding, or leave one")
+        found = _readers({kind: column.to_pylist() for _, kind, column in columns if kind not in ("z", "")})
         for name, kind, column in columns:
-            if not kind or (kind == "z" and lists and name not in lists):
+            if kind != "z" or (lists and name not in lists):
                 continue
-            if kind == "index":
-                if not _name_nothing(ids := column.to_pylist()):
-                    found["names"] = lambda ids=ids: _text(ids)  # type: ignore[misc]
-            elif kind == "names" and not any(column.to_pylist()):
-                continue
-            elif kind != "z":
-                found[kind] = lambda column=column: _text(column.to_pylist())  # type: ignore[misc]
-            elif lists:
+            if lists:
                 if len(lengths := pyarrow.compute.list_value_length(column).unique()) > 1:
                     seen = ", ".join(map(str, lengths.to_pylist()[:4]))
                     raise InputError(f"{shown(path)}, column {printable(name)}: lists of different lengths ({seen})")

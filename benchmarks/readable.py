@@ -204,7 +204,7 @@ def checksum(entry: dict[str, Any]) -> str:
 def find(train: np.ndarray, k: int) -> np.ndarray:
     """[N, k] the nearest rows of each, as `ReadableCodes` finds them."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return nearest(hold(train, None, measure(train), device), k).rows.cpu().numpy()
+    return nearest(hold(train, None, measure(train), device), k)[0].cpu().numpy()
 
 
 def fit(

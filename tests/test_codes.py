@@ -389,6 +389,14 @@ def test_bad_rows(x: object, message: str) -> None:
         ReadableCodes().fit(x)
 
 
+def test_verbose_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("bayesncl.progress.PLAIN_SECONDS", (0.0, 0.0))
+    ReadableCodes(8, steps=2).fit(made())
+    assert capsys.readouterr().err == ""
+    ReadableCodes(8, steps=2, verbose=True).fit(made())
+    assert "training: 2/2" in capsys.readouterr().err
+
+
 def test_bad_rows_in_transform(fitted: dict[str, ReadableCodes]) -> None:
     bad = made()
     bad[77, 3] = np.nan
@@ -396,7 +404,7 @@ def test_bad_rows_in_transform(fitted: dict[str, ReadableCodes]) -> None:
         fitted["ncl"].transform(bad)
     with pytest.raises(ValueError, match="20 features"):
         fitted["ncl"].transform(bad[:, :5])
-    with pytest.raises(InputError, match="fitted on 20"):
+    with pytest.raises(ValueError, match="expecting 20 features"):
         fitted["ncl"].transform(torch.ones(3, 5))
     model = copy.deepcopy(fitted["ncl"]).set_params(keep=99)
     with pytest.raises(InputError, match="got 99"):

@@ -70,7 +70,7 @@ def test_tables_hold_what_arrays_do(tmp_path: Path, ending: str) -> None:
 
 
 def test_what_cannot_be_written_is_said_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embed, "images_at", lambda *_: pytest.fail("work was done"))
+    monkeypatch.setattr(embed, "read_images", lambda *_: pytest.fail("work was done"))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     model = build_model(tiny_recipe("ncl"))
     for name, message in (

@@ -107,7 +107,7 @@ def test_encode_takes_images_in_any_form(model: Encoder, tmp_path: Path) -> None
         (torch.full((2, 3, 4, 4), float("nan")), "float images must lie"),
         ([np.zeros((16, 16, 3), np.uint8)], "must hold PIL images or paths, got ndarray"),
         (["a.png"], "a.png: No such file"),
-        ("tests", "tests: a folder"),
+        ("tests", "tests: Is a directory"),
         (__file__, "test_encode.py: not a JPEG"),
         ({"a": 1}, "got dict"),
     ],

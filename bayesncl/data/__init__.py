@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
+from ..errors import InputError, shown
 
 if TYPE_CHECKING:
     from ..recipes import Data, Recipe
@@ -106,15 +106,18 @@ def load(data: Data, split: str, progress: Progress | None = None) -> Images:
     -------
     Images; pixels may be memory-mapped.
     """
-    from ..errors import shown
+    from .images import at_least_two
 
     known = DATASETS[data.name]
     if split not in known.splits:
         raise InputError(f"{data.name} has no split {split!r}, expected {' or '.join(known.splits)}")
     try:
-        return known.load(data, split, progress)
+        found = known.load(data, split, progress)
     except OSError as error:
         raise InputError(f"{shown(error.filename or data.root)}: {error.strerror or error}") from None
+    if split == "train":
+        at_least_two(len(found), shown(data.root))
+    return found
 
 
 def download(name: str, root: str | Path, progress: Progress | None = None) -> Path:

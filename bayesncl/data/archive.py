@@ -12,7 +12,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import InputError, printable, shown
+from ..errors import InputError, or_refuse, shown
 from .images import Progress
 
 # What tarfile raises on damaged or hostile archives (a chain of long-name headers recurses).
@@ -45,9 +45,7 @@ def safe_name(name: str) -> str | None:
     if "\0" in name or "\\" in name or name.startswith("/"):
         return None
     parts = [part for part in name.split("/") if part not in ("", ".")]
-    if not parts or ".." in parts:
-        return None
-    return "/".join(parts)
+    return "/".join(parts) if parts and ".." not in parts else None
 
 
 def members(path: Path) -> tuple[dict[str, Entry], list[str]]:
@@ -58,19 +56,16 @@ def members(path: Path) -> tuple[dict[str, Entry], list[str]]:
     """
     entries: dict[str, Entry] = {}
     refused: list[str] = []
-    try:
-        with tarfile.open(path, "r:") as tar:
-            for member in tar:
-                name = safe_name(member.name)
-                if member.isdir() and name is not None:
-                    continue
-                if name is None or not member.isreg() or member.issparse():
-                    refused.append(member.name)
-                else:
-                    entries[name] = Entry(name, path, member.offset_data, member.size)
-                tar.members = []  # type: ignore[attr-defined]  # every header would be kept otherwise
-    except TAR_ERRORS as error:
-        raise InputError(f"{shown(path)}: not a readable tar file ({printable(str(error))})") from None
+    with or_refuse(f"{shown(path)}: not a readable tar file", *TAR_ERRORS), tarfile.open(path, "r:") as tar:
+        for member in tar:
+            name = safe_name(member.name)
+            if member.isdir() and name is not None:
+                continue
+            if name is None or not member.isreg() or member.issparse():
+                refused.append(member.name)
+            else:
+                entries[name] = Entry(name, path, member.offset_data, member.size)
+            tar.members = []  # type: ignore[attr-defined]  # every header would be kept otherwise
     return entries, refused
 
 
@@ -80,7 +75,9 @@ def fetch(url: str, path: Path, md5: str, progress: Progress | None = None) -> P
     The bytes gather in PATH.part, which becomes `path` once its checksum is right.
     """
     part = path.with_name(path.name + ".part")
-    try:
+    otherwise = f"fetch {path.name} by other means and put it into {shown(path.parent)}"
+    # URLError is an OSError
+    with or_refuse(f"cannot download {url}: {otherwise}", OSError, http.client.HTTPException, ValueError):
         if path.is_file() and checksum(path) == md5:
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,20 +87,13 @@ def fetch(url: str, path: Path, md5: str, progress: Progress | None = None) -> P
             part.unlink()
             raise InputError(f"{url}: what arrived has MD5 {seen}, expected {md5}; it was deleted, try again")
         os.replace(part, path)
-        return path
-    except InputError:
-        raise
-    except (OSError, http.client.HTTPException, ValueError) as error:  # URLError is an OSError
-        raise InputError(
-            f"cannot download {url} ({printable(str(error))}): "
-            f"fetch {path.name} by other means and put it into {shown(path.parent)}"
-        ) from None
+    return path
 
 
-def checksum(path: Path) -> str:
-    """MD5 of a file: guards against damage, not against an attacker."""
+def checksum(path: Path, kind: str = "md5") -> str:
+    """Of a file, in hex; MD5 guards against damage, not against an attacker."""
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
 
 
 def _receive(url: str, part: Path, progress: Progress | None) -> None:

@@ -10,7 +10,7 @@ from ..errors import InputError, shown
 from . import Dataset
 from .decode import resized
 from .folder import FOLDER, given_path
-from .images import Images, Progress, at_least_two, in_split
+from .images import Images, Progress, in_split
 
 KINDS = {"labels": "class_names", "backgrounds": "background_names"}
 WANTED = ("images", "y", *KINDS, *KINDS.values(), *(f"test_{what}" for what in ("images", *KINDS)))
@@ -40,8 +40,6 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
         check_room(images[:1].nbytes * len(chosen), f"{where} (which data.holdout=0 reads in place)")
         images = images[chosen]
         numbers = [None if values is None else values[chosen] for values in numbers]
-    if split == "train":
-        at_least_two(len(images), where)
     if not len(images):
         raise InputError(f"{where}: no images for the {split} split")
     pixels = resized(_bytes(images, where), data.size)

@@ -30,11 +30,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..arrays import DAMAGE, crc32, npy_header
-from ..errors import InputError, printable
+from ..errors import InputError, or_refuse, printable
 from ..files import cache_folder, sweep, temporary_beside, write_atomic
 from .archive import Entry
 from .decode import MOST_BYTES, Square, Undecodable, decode
-from .images import Progress
+from .images import Progress, counted
 
 VERSION = 1  # raise it when decode() gives other pixels
 ALWAYS_CHECKED = 1 << 30  # larger caches are checked only where their file changed since it was written
@@ -57,11 +57,8 @@ def decoded(
     Returns pixels, uint8 [M, 3, square.crop, square.crop], memory-mapped, and kept, int64 [M], ascending: pixels[i] is
     the image of entries[kept[i]].
     """
-    try:
+    with or_refuse(f"cannot keep decoded images in {cache_folder()} (BAYESNCL_CACHE names another folder)"):
         pixels, bad = _find_or_build(entries, square, progress)
-    except OSError as error:
-        why = f"{error.strerror or error} (BAYESNCL_CACHE names another folder)"
-        raise InputError(f"cannot keep decoded images in {cache_folder()}: {why}") from None
     if bad and strict:
         raise InputError(f"{what}: {len(bad)} of {len(entries)} files cannot be decoded: {_named(entries, bad)}")
     if bad or others:
@@ -92,9 +89,10 @@ def _find_or_build(
     for sub in ("locks", "seen"):
         (root / sub).mkdir(parents=True, exist_ok=True)
     seen = root / "seen" / _stat_key(entries, square)
-    key = _read_text(seen)
-    if key is not None and (found := _open(root / key)) is not None:
-        return found
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        key = seen.read_text("ascii")
+        if re.fullmatch("[0-9a-f]{40}", key) and (found := _open(root / key)) is not None:
+            return found
     key = _content_key(entries, square, progress)
     with open(root / "locks" / key[:2], "ab") as lock:  # which empties nothing, should it be a link
         with contextlib.suppress(OSError):  # a file system without locks: both may build, the first to finish wins
@@ -125,15 +123,12 @@ def _remove_dead(root: Path, prefix: str) -> None:
 def _stat_key(entries: Sequence[Entry], square: Square) -> str:
     """Hash of where the files are and of their sizes and times (ctime too: nobody can set that back)."""
     digest = hashlib.blake2b(repr((VERSION, square)).encode(), digest_size=20)
-    stats: dict[Path, tuple[int, ...]] = {}
+    stats: dict[Path, list[int]] = {}
     for entry in entries:
         if entry.path not in stats:
-            try:
-                s = os.stat(entry.path)
-                stats[entry.path] = (s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
-            except OSError:
-                stats[entry.path] = ()
-        digest.update(repr((os.path.abspath(entry.path), entry.offset, entry.size, stats[entry.path])).encode())
+            with contextlib.suppress(OSError):
+                stats[entry.path] = _stat(entry.path)
+        digest.update(repr((os.path.abspath(entry.path), entry.offset, entry.size, stats.get(entry.path))).encode())
     return digest.hexdigest()
 
 
@@ -145,10 +140,8 @@ def _content_key(entries: Sequence[Entry], square: Square, progress: Progress | 
             return f"unreadable {error.errno}".encode()
 
     digest = hashlib.blake2b(repr((VERSION, square)).encode(), digest_size=20)
-    for done, part in enumerate(in_threads(content, entries), 1):
+    for part in counted(in_threads(content, entries), len(entries), "reading files", progress):
         digest.update(len(part).to_bytes(1, "big") + part)
-        if progress:
-            progress(done, len(entries), "reading files")
     return digest.hexdigest()
 
 
@@ -161,15 +154,14 @@ def _build(root: Path, key: str, entries: Sequence[Entry], square: Square, progr
         # Plain writes, not a writable memory map: a full disk is then an error message instead of a bus error.
         with open(temporary / "pixels.npy", "wb") as file:
             file.write(npy_header((len(entries), *shape), "|u1"))
-            for i, image in enumerate(in_threads(lambda entry: read_entry(entry, decode, square), entries)):
+            images = in_threads(lambda entry: read_entry(entry, decode, square), entries)
+            for i, image in enumerate(counted(images, len(entries), "decoding images", progress)):
                 if isinstance(image, str):
                     bad.append((i, image))
                 else:
                     row = image.tobytes()
                     crc = zlib.crc32(row, crc)
                     file.write(row)
-                if progress:
-                    progress(i + 1, len(entries), "decoding images")
             file.seek(0)
             file.write(npy_header((len(entries) - len(bad), *shape), "|u1"))
             file.flush()
@@ -207,14 +199,6 @@ def _open(path: Path, *, clear: bool = False) -> tuple[np.ndarray, list[tuple[in
 def _stat(path: Path) -> list[int]:
     s = path.stat()
     return [s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns]
-
-
-def _read_text(path: Path) -> str | None:
-    try:
-        text = path.read_text("ascii")
-    except (OSError, UnicodeDecodeError):
-        return None
-    return text if re.fullmatch("[0-9a-f]{40}", text) else None
 
 
 def read_entry(entry: Entry, read: Callable[..., A], *options: Any) -> A | str:

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from .. import recipes
-from ..errors import InputError, printable, shown
+from ..errors import InputError, or_refuse, printable, shown
 from ..files import read_regular
 from . import DATASETS, Dataset
 from .archive import TAR_ERRORS, checksum, fetch, safe_name
 from .decode import resized
 from .folder import existing_folder, given_path
-from .images import Images, Progress
+from .images import Images, Progress, counted
 
 HOME = "https://www.cs.toronto.edu/~kriz/"
 PIXELS = 3 * 32 * 32
@@ -83,7 +83,7 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     wanted, classes = layout.train if split == "train" else layout.test, DATASETS[data.name].classes
     files = _read(path, layout, (*wanted, layout.names))
     pixels, labels = [], []
-    for i, name in enumerate(wanted):
+    for name in counted(wanted, len(wanted), f"reading {data.name}", progress):
         if name not in files:
             raise InputError(f"{shown(path)}: {name} is missing")
         images, numbers = (_binary if layout.binary else _python)(files.pop(name), layout, f"{shown(path)}: {name}")
@@ -91,8 +91,6 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
             raise InputError(f"{shown(path)}: {name} holds label {numbers.max()}, expected 0 to {classes - 1}")
         pixels.append(images)
         labels.append(numbers)
-        if progress:
-            progress(i + 1, len(wanted), f"reading {data.name}")
     every = pixels[0] if len(pixels) == 1 else np.concatenate(pixels)
     if len(every) != OFFICIAL[split]:
         official = OFFICIAL[split]
@@ -127,7 +125,7 @@ def _find(name: str, root: str) -> tuple[Layout, Path]:
 
 def _read(path: Path, layout: Layout, wanted: tuple[str, ...]) -> dict[str, bytes]:
     """The wanted files, out of a folder or out of a .tar.gz that is not unpacked."""
-    try:
+    with or_refuse(f"{shown(path)}: cannot be read", *TAR_ERRORS):
         if path.is_dir():
             return {name: read_regular(path / name, MOST_BYTES) for name in wanted if (path / name).is_file()}
         if checksum(path) != layout.md5:
@@ -143,11 +141,7 @@ def _read(path: Path, layout: Layout, wanted: tuple[str, ...]) -> dict[str, byte
                 base = name.removeprefix(layout.folder + "/")
                 if base in wanted and member.isreg() and (stream := tar.extractfile(member)) is not None:
                     files[base] = stream.read()
-        return files
-    except InputError:
-        raise
-    except TAR_ERRORS as error:
-        raise InputError(f"{shown(path)}: cannot be read ({printable(str(error))})") from None
+    return files
 
 
 def _binary(raw: bytes, layout: Layout, where: str) -> tuple[np.ndarray, np.ndarray]:
@@ -187,7 +181,7 @@ def _class_names(raw: bytes | None, layout: Layout, count: int, where: str) -> t
 
 def unpickle(raw: bytes, where: str) -> dict[str, Any]:
     """Read a pickled dict of plain values and NumPy arrays of numbers; anything else in it is refused."""
-    try:
+    with or_refuse(f"{where} is not a CIFAR file", Exception):  # damaged pickles raise nearly anything
         _check_memo(raw)
         content = _Unpickler(io.BytesIO(raw), encoding="latin1").load()
         if not isinstance(content, dict):
@@ -195,8 +189,6 @@ def unpickle(raw: bytes, where: str) -> dict[str, Any]:
         # Python 2 strings come as text; byte keys are those of copies saved anew.
         content = {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in content.items()}
         return {key: value.array() if isinstance(value, _Array) else value for key, value in content.items()}
-    except Exception as error:  # damaged pickles raise nearly anything
-        raise InputError(f"{where} is not a CIFAR file ({printable(str(error), 200)})") from None
 
 
 def _check_memo(raw: bytes) -> None:

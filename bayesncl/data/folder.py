@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from .. import recipes
-from ..errors import InputError, shown
+from ..errors import InputError, or_refuse, shown
 from ..files import is_codes
 from . import Dataset
 from .archive import Entry
 from .cache import decoded
 from .decode import SUFFIXES, Square
-from .images import Images, Progress, at_least_two, in_split
+from .images import Images, Progress, in_split
 
 
 def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Images:
@@ -33,7 +33,6 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     there, others_there = scan(test) if test else ([], [])
     if not here:
         raise no_images(train)
-    at_least_two(len(here), shown(train))
     # Class numbers must agree between the splits, so both are looked at even where one is read.
     classes = sorted({entry.name.split("/")[0] for entry in here + there if "/" in entry.name})
     if test is None:
@@ -47,13 +46,10 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     inside = ["/" in entry.name for entry in (here if test is None else chosen)]
     if any(inside) and not all(inside):
         warnings.warn(f"{shown(root)}: images both in it and in its subfolders: taken as unlabelled", stacklevel=2)
-    found = read_images(
+    return read_images(
         chosen, Square(data.size, data.size), classes if all(inside) else None,
         what=shown(root), strict=data.strict, others=others, progress=progress,
     )  # fmt: skip
-    if split == "train":
-        at_least_two(len(found), shown(root))
-    return found
 
 
 def read_images(entries: list[Entry], square: Square, classes: Sequence[str] | None, **options: Any) -> Images:
@@ -75,19 +71,15 @@ def given_path(root: str) -> Path:
     """data.root as a path."""
     if not root:
         raise InputError("this data set needs a folder or file: --data PATH")
-    try:
+    with or_refuse(shown(root), RuntimeError):  # ~nobody
         return Path(root).expanduser()
-    except RuntimeError as error:  # ~nobody
-        raise InputError(f"{shown(root)}: {error}") from None
 
 
 def existing_folder(root: str) -> Path:
     """The data folder, or one line that says what is wrong with it."""
     path = given_path(root)
-    try:
+    with or_refuse(shown(path)):  # a name too long
         there, folder = path.exists(), path.is_dir()
-    except (OSError, ValueError) as error:  # a name too long, or with a null byte
-        raise InputError(f"{shown(path)}: {error.args[-1] if error.args else error}") from None
     if not folder:
         raise InputError(f"{shown(path)}: {'a file, expected a folder' if there else 'no such folder'}")
     return path

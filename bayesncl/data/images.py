@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..recipes import Data
 
 Progress = Callable[[int, int, str], None]  # done, total, what is being done
+T = TypeVar("T")
 
 NAME_LENGTH = 200  # class names are for people: longer ones are cut
 PATH_LENGTH = 16_384  # image names are relative paths; none is cut, so that no two become the same
@@ -64,6 +65,14 @@ def check_known(images: Any) -> None:
             object.__setattr__(images, what, tuple(printable(str(name), length) for name in value))
 
 
+def counted(items: Iterable[T], total: int, what: str, progress: Progress | None) -> Iterator[T]:
+    """`items`; `progress` is told of each when it is done with."""
+    for done, item in enumerate(items, 1):
+        yield item
+        if progress:
+            progress(done, total, what)
+
+
 def fingerprint(pixels: np.ndarray) -> tuple[str, str]:
     """Number and size of images [N, 3, H, W], in words, and a hash of up to 64 of them, spread evenly."""
     n, _, height, width = pixels.shape
@@ -94,6 +103,7 @@ def held_out(names: Sequence[str], share: float, seed: int) -> np.ndarray:
 
 def in_split(names: Sequence[str], data: Data, split: str, what: str) -> np.ndarray:
     """Which images are of a split where test images are held out of one pile, bool [N]."""
+    at_least_two(len(names), what)
     out = held_out(names, data.holdout, data.seed)
     if split == "test" and not out.any():
         raise InputError(f"{what} has no test split, and data.holdout is 0: give it one, or set data.holdout=0.1")

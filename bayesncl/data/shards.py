@@ -19,7 +19,7 @@ from .archive import Entry, members
 from .cache import decoded
 from .decode import SUFFIXES, Square
 from .folder import FOLDER, existing_folder, split_folders
-from .images import Images, Progress, at_least_two, in_split
+from .images import Images, Progress, counted, in_split
 
 MOST_CLASSES = 1_000_000
 
@@ -31,18 +31,16 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     train, test = split_folders(root)
     samples = _samples(test if test is not None and split == "test" else train, progress)
     if test is None:
-        at_least_two(len(samples), where)
         samples = list(compress(samples, in_split([image.name for image, _ in samples], data, split, where)))
     images = [image for image, _ in samples]
     pixels, kept = decoded(images, Square(data.size, data.size), what=where, strict=data.strict, progress=progress)
-    if split == "train":
-        at_least_two(len(pixels), where)
     labels = [samples[i][1] for i in kept]
     known = [label for label in labels if label is not None]
     if known and len(known) < len(labels):
         raise InputError(f"{where}: {len(labels) - len(known)} of {len(labels)} images have no .cls beside them")
     names = tuple(images[i].name for i in kept)
-    return Images(pixels, labels=np.array(known, np.int64) if known else None, names=names)
+    numbers = np.array(known, np.int64) if known else None
+    return Images(pixels, numbers, names=names, broken=len(images) - len(kept))
 
 
 def _samples(folder: Path, progress: Progress | None) -> list[tuple[Entry, int | None]]:
@@ -52,12 +50,10 @@ def _samples(folder: Path, progress: Progress | None) -> list[tuple[Entry, int |
         raise InputError(f"{shown(folder)}: no .tar files in it")
     samples: list[tuple[Entry, int | None]] = []
     refused: list[str] = []
-    for i, shard in enumerate(shards):
+    for shard in counted(shards, len(shards), "listing shards", progress):
         entries, bad = members(shard)
         refused += [f"{shard.name}: {name}" for name in bad]
         samples += _pairs(shard, entries)
-        if progress:
-            progress(i + 1, len(shards), "listing shards")
     if refused:
         some = ", ".join(printable(name) for name in refused[:5])
         told = f"{shown(folder)}: {len(refused)} members are links or point outside, left out: {some}"
@@ -84,8 +80,7 @@ def _pairs(shard: Path, entries: dict[str, Entry]) -> Iterator[tuple[Entry, int 
 
 def _label(entry: Entry, shard: Path) -> int:
     try:
-        text = entry.read(32).decode("ascii").strip()
-        label = int(text)
+        label = int(entry.read(32).decode("ascii"))
     except (OSError, ValueError):
         label = -1
     if not 0 <= label < MOST_CLASSES:

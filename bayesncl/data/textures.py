@@ -20,7 +20,7 @@ from .. import recipes
 from ..arrays import check_room
 from ..errors import InputError
 from . import Dataset
-from .images import Images, Progress
+from .images import Images, Progress, counted
 
 SIDE = 256  # short side of a photograph before it is cut
 SMALLEST, LARGEST = 40.0, 72.0  # side of a crop, in pixels of the scaled photograph
@@ -53,15 +53,14 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     photos = _photos()
     check_room(count * 3 * data.size**2, f"{count:,} crops of {data.size} x {data.size}")
     pixels = np.empty((count, 3, data.size, data.size), np.uint8)
-    for i, (label, side, (down, across)) in enumerate(zip(labels, sides, places)):
+    plan = zip(pixels, labels, sides, places)
+    for row, label, side, (down, across) in counted(plan, count, "cutting crops", progress):
         photo = photos[label]
         border = (1 - TEST_SHARE) * photo.width
         left, right = (0.0, border) if split == "train" else (border, float(photo.width))
         x, y = left + across * (right - left - side), down * (photo.height - side)
         crop = photo.resize((data.size, data.size), Image.Resampling.BICUBIC, box=(x, y, x + side, y + side))
-        pixels[i] = np.asarray(crop).transpose(2, 0, 1)
-        if progress and (i + 1) % 500 in (0, count % 500):
-            progress(i + 1, count, "cutting crops")
+        row[:] = np.asarray(crop).transpose(2, 0, 1)
     return Images(pixels, labels.astype(np.int64), class_names=NAMES)
 
 

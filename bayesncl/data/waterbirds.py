@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Callable
 
 import numpy as np
 
 from .. import recipes
-from ..errors import InputError, printable, shown
+from ..errors import InputError, or_refuse, printable, shown
 from . import Dataset
 from .archive import Entry, members, safe_name
 from .cache import decoded
@@ -83,25 +84,16 @@ def _open(root: str) -> tuple[Find, str]:
         prefix = tables[0].removesuffix("metadata.csv") if tables else ""
         return lambda name: entries.get(prefix + name), where
     path = existing_folder(root)
-
-    def in_folder(name: str) -> Entry | None:
-        try:
-            return Entry(name, path / name) if (path / name).is_file() else None
-        except OSError:  # a name too long for a file
-            return None
-
-    return in_folder, shown(path)
+    return lambda name: Entry(name, path / name) if os.path.isfile(path / name) else None, shown(path)
 
 
 def _table(find: Find, name: str, where: str) -> Table:
     entry = find(name)
     if entry is None:
         raise InputError(f"{where}: no {name} in it")
-    try:
+    with or_refuse(f"{where}: {name} cannot be read", OSError, UnicodeDecodeError, csv.Error):
         text = entry.read(MOST_TABLE).decode("utf-8-sig")
         return list(csv.DictReader(io.StringIO(text, newline="")))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{where}: {name} cannot be read: {printable(str(error))}") from None
 
 
 def _entry(name: str | None, find: Find, where: str) -> Entry:

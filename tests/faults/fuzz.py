@@ -47,7 +47,7 @@ from bayesncl.errors import InputError
 from bayesncl.files import tensor_bytes
 from bayesncl.heads import HEADS
 from bayesncl.measure.sparse import unit_blocks
-from bayesncl.names import find_names, names_json, parse_names, read_names
+from bayesncl.names import find_names, read_names, write_names
 from bayesncl.photos import Log
 from bayesncl.quiz import join_quizzes, quiz_json, render_quiz
 from bayesncl.recipes import PARTS, Data, recipe_from_json
@@ -318,7 +318,8 @@ LINE = {"step": 4, "epoch": 1.0, "loss": 2.0, "images_per_second": 100.0}
 
 def take_names(path: Path) -> None:
     codes = read_names(path)
-    again = parse_names(json.loads(names_json(codes)), "again")
+    write_names(path.with_name("again.json"), codes)
+    again = read_names(path.with_name("again.json"))
     assert [(c.fingerprint, c.dims) for c in again] == [(c.fingerprint, c.dims) for c in codes]
     for each in codes:
         columns = each.columns(min(each.dims, 50))
