@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 
-from ..arrays import Array, as_labels
+from ..arrays import Array, as_labels, as_numpy
 from ..errors import InputError
 from .counts import MIN_SUPPORT
 from .dimensions import largest_share, mean
@@ -22,39 +21,15 @@ KEPT = 5  # dimensions an image, of which the hierarchy is told
 RIDGE = 1e-3  # of the mean variance, added to the covariance of a sparse probe
 
 
-@dataclass(frozen=True)
-class Detectors:
-    """Best F1 of each dimension [D] over thresholds on its unit-norm |z|; NaN where it never fires.
+def detect(z: Codes, labellings: Sequence[np.ndarray], classes: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Best F1 of each dimension over thresholds on its unit-norm |z|, by labelling; NaN where it never fires.
 
-    IoU = F1 / (2 - F1) grows with F1, so that one threshold is the best for both.
+    Gives that for the class of its highest mean activation, [D], and that for the class it fits best, [D]. A threshold
+    splits no tie. Sorted by activation, the prefix of n images that ends with the r-th image of class c has
+    F1 = 2 r / (n + |c|) for it, and the best prefix of a class ends with one of its images: one pass over the sorted
+    entries serves all classes.
     """
-
-    detected_class: np.ndarray  # [D] the class with the highest mean activation, -1 where dead
-    f1: np.ndarray  # [D] for that class
-    best_class: np.ndarray  # [D] the class with the highest F1, of equals the first; -1 where dead
-    best_f1: np.ndarray  # [D] for that class
-
-    @property
-    def iou(self) -> np.ndarray:
-        return self.f1 / (2 - self.f1)
-
-    @property
-    def best_iou(self) -> np.ndarray:
-        return self.best_f1 / (2 - self.best_f1)
-
-
-def detect(z: Codes, labellings: Sequence[np.ndarray], classes: int) -> list[Detectors]:
-    """Best F1 of every dimension for the class of its highest mean activation and over all classes, by labelling.
-
-    A threshold splits no tie. Sorted by activation, the prefix of n images that ends with the r-th image of class c
-    has F1 = 2 r / (n + |c|) for it, and the best prefix of a class ends with one of its images: one pass over the
-    sorted entries serves all classes.
-    """
-    width = z.shape[1]
-    results = [
-        Detectors(np.full(width, -1), np.full(width, np.nan), np.full(width, -1), np.full(width, np.nan))
-        for _ in labellings
-    ]
+    results = [(np.full(z.shape[1], np.nan), np.full(z.shape[1], np.nan)) for _ in labellings]
     for part, column, row, value in ranked_entries(z):
         if not len(column):
             continue
@@ -62,32 +37,32 @@ def detect(z: Codes, labellings: Sequence[np.ndarray], classes: int) -> list[Det
         begin = np.searchsorted(column, np.arange(part.stop - part.start))
         last = np.flatnonzero(np.append((np.diff(column) != 0) | (np.diff(value) != 0), True))
         depth = np.repeat(last, np.diff(last, prepend=-1)) + 1 - begin[column]
-        for labels, found in zip(labellings, results):
+        for labels, (own, best) in zip(labellings, results):
             sizes = np.bincount(labels, minlength=classes)
-            dimension, label, top, mean = _by_class(column, labels[row], value, depth, sizes)
-            for weight, whose, what in ((mean, found.detected_class, found.f1), (top, found.best_class, found.best_f1)):
-                winner = np.lexsort((label, -weight, dimension))
-                winner = winner[np.flatnonzero(np.diff(dimension[winner], prepend=-1))]
-                whose[part.start + dimension[winner]] = label[winner]
-                what[part.start + dimension[winner]] = top[winner]
+            dimension, f1, mean = _by_class(column, labels[row], value, depth, sizes)
+            first = np.flatnonzero(np.diff(dimension, prepend=-1))
+            here = part.start + dimension[first]
+            best[here] = np.maximum.reduceat(f1, first)
+            own[here] = f1[np.lexsort((-mean, dimension))[first]]  # stable: of equal classes the first
     return results
 
 
 def _by_class(
     column: np.ndarray, label: np.ndarray, value: np.ndarray, depth: np.ndarray, sizes: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of each pair of a dimension and a class it fires on: both, the best F1 and the mean activation."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each dimension with each class it fires on, in order: the dimension, the best F1 and the mean activation."""
     many, classes = len(column), len(sizes)
     bits = many.bit_length()
     key = (column * classes + label) << bits | np.arange(many)  # sorting numbers is faster than sorting their places
     key.sort()
     order, group = key & ((1 << bits) - 1), key >> bits
     first = np.flatnonzero(np.diff(group, prepend=-1))
-    rank = np.arange(1, many + 1) - np.repeat(first, np.diff(first, append=many))  # among the images of the class
-    whose = group[first] % classes
-    score = 2 * rank / (depth[order] + np.repeat(sizes[whose], np.diff(first, append=many)))
-    mean = np.add.reduceat(value[order], first, dtype=np.float64) / sizes[whose]
-    return group[first] // classes, whose, np.maximum.reduceat(score, first), mean
+    length = np.diff(first, append=many)
+    rank = np.arange(1, many + 1) - np.repeat(first, length)  # among the images of the class
+    size = sizes[group[first] % classes]
+    f1 = 2 * rank / (depth[order] + np.repeat(size, length))
+    mean = np.add.reduceat(value[order], first, dtype=np.float64) / size
+    return group[first] // classes, np.maximum.reduceat(f1, first), mean
 
 
 def sparse_probe(
@@ -110,9 +85,7 @@ def sparse_probe(
     if z.shape[1] != z_test.shape[1]:
         raise InputError(f"train features have {z.shape[1]} dimensions, test features {z_test.shape[1]}")
     y, names = as_labels(train[1], z.shape[0])
-    test_index, test_names = as_labels(test[1], z_test.shape[0])
-    place = {name: i for i, name in enumerate(names.tolist())}
-    y_test = np.array([place.get(name, -1) for name in test_names.tolist()])[test_index]
+    truth = as_numpy(test[1])
     sizes = np.bincount(y)
     sums = np.zeros((len(names), z.shape[1]))
     for part, block in unit_blocks(z):
@@ -126,7 +99,7 @@ def sparse_probe(
     x, x_test = _columns(z, columns), _columns(z_test, columns)  # [used, N], a row a dimension
     scores: dict[int, dict[Any, float]] = {k: {} for k in dims}
     for c, name in enumerate(names.tolist()):
-        own, own_test = y == c, y_test == c
+        own, own_test = y == c, truth == name
         if not own_test.any() or own_test.all():
             continue
         mine, mine_test = x[where[c]], x_test[where[c]]  # [most, N], best dimension first
@@ -249,8 +222,9 @@ def summary(
     shuffled = np.random.default_rng(seed).permutation(index)
     measured = detect(codes, [index, shuffled], len(names)) if f1 else []
     for found, end in zip(measured, ("", "_chance")):
-        for name in ("f1", "iou", "best_f1", "best_iou"):
-            result[name + end] = mean(getattr(found, name))
+        for begin, best in zip(("", "best_"), found):
+            result[f"{begin}f1{end}"] = mean(best)
+            result[f"{begin}iou{end}"] = mean(best / (2 - best))  # it grows with F1: one threshold is the best for both
     if train is not None:
         read = sparse_probe(train, (codes, labels))
         result["sparse_probe"] = {str(k): mean(np.array(list(scores.values()))) for k, scores in read.items()}
