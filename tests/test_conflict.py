@@ -11,7 +11,7 @@ import torch
 from bayesncl.errors import InputError
 from bayesncl.measure import conflict as module
 from bayesncl.measure import counts
-from bayesncl.measure.conflict import conflict, conflicting_features, firing_by_class, gate_effect, stability
+from bayesncl.measure.conflict import conflict, conflicting_features, gate_effect, stability
 from tests.conftest import unit_length
 
 
@@ -135,24 +135,14 @@ def test_a_collapsed_representation_is_stable_and_gains_nothing() -> None:
     assert found["gain"] == pytest.approx(0)
 
 
-def test_firing_by_class_is_the_loop() -> None:
-    rng = np.random.default_rng(3)
-    z, y = np.where(rng.random((50, 7)) < 0.5, 0, rng.normal(size=(50, 7))), rng.choice([2, 5, 9], 50)
-    probability, size, classes = firing_by_class(z, y)
-    assert classes.tolist() == [2, 5, 9]
-    for c, k in product(range(3), range(7)):
-        rows = [i for i in range(50) if y[i] == classes[c]]
-        assert probability[c, k] == pytest.approx(np.mean([abs(z[i, k]) > 1e-5 for i in rows]))
-        assert size[c] == len(rows)
-
-
 @pytest.mark.parametrize("threshold", [0.9, 0.5, 0.2])
 def test_conflicting_features_are_those_of_the_definition(threshold: float) -> None:
     rng = np.random.default_rng(4)
     y = rng.integers(0, 5, 300)
     rate = rng.choice([0.0, 0.6, 0.8, 0.97, 1.0], (5, 12))
-    z = (rng.random((300, 12)) < rate[y]).astype(float)
-    p = np.array([[z[y == c, k].mean() for k in range(12)] for c in range(5)])
+    fires = rng.random((300, 12)) < rate[y]
+    z = np.where(fires, rng.normal(size=fires.shape), 0)
+    p = np.array([[fires[y == c, k].mean() for k in range(12)] for c in range(5)])
     expected = {}
     for k in range(12):
         joined = {c for c, d in product(range(5), repeat=2) if c != d and p[c, k] * p[d, k] >= threshold}
@@ -162,7 +152,7 @@ def test_conflicting_features_are_those_of_the_definition(threshold: float) -> N
     assert {row["dim"]: set(row["classes"]) for row in found["dims"]} == expected
     assert found["count"] == len(expected)
     assert found["share"] == len(expected) / 12
-    assert found["chance_count"] == int((z.mean(0) ** 2 >= threshold).sum())
+    assert found["chance_count"] == int((fires.mean(0) ** 2 >= threshold).sum())
     products = [row["product"] for row in found["dims"]]
     assert products == sorted(products, reverse=True)
     for row in found["dims"]:

@@ -12,7 +12,7 @@ import torch
 
 from bayesncl.errors import InputError
 from bayesncl.measure import labelfree, stability
-from bayesncl.measure.readable import likeness, readable
+from bayesncl.measure.readable import figures, likeness, readable
 from bayesncl.measure.sparse import strongest_images
 from bayesncl.measure.verdict import Verdict, render, to_dict, verdict
 from tests.test_kept import codes
@@ -48,15 +48,19 @@ def test_readable_dimensions_by_a_loop() -> None:
         ]
         assert found[j] == any(alike)
     assert found.any() and not found[2]
+
+
+def test_readable_dimensions_without_labels_by_a_loop() -> None:
+    z, y = codes()
+    z[9:, 2] = 0  # fires on fewer than ten
     e = labelfree.prepare(embed(y), len(z))
     low, high = likeness(e)
     assert low < 0.1 < high
-    by = readable(top, (), e)
-    for j, rows in enumerate(top):
+    wanted = 0
+    for rows in strongest_images(z, 10):
         pairs = [e[a] @ e[b] for a in rows for b in rows if a < b]
-        assert by[j] == ((rows >= 0).all() and np.mean(pairs) >= (low + high) / 2)
-    with pytest.raises(InputError, match="labels or embeddings"):
-        readable(top)
+        wanted += (rows >= 0).all() and np.mean(pairs) >= (low + high) / 2
+    assert 0 < figures(z, embeddings=embed(y))["readable"]["count"] == wanted
 
 
 def test_everything_given() -> None:

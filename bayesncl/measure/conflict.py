@@ -186,14 +186,6 @@ def stability(features: Array, counterfactual: Array) -> dict[str, float]:
     return {"cosine": mean, "spread": spread, "zero_rows": zero / n, "chance": chance, "gain": mean - chance}
 
 
-def firing_by_class(features: Array, labels: Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """P(z_k fires | c), [C, D]; the images of each class, [C]; the classes, [C]."""
-    features = as_features(features)
-    index, classes = as_labels(labels, len(features))
-    found = counts.count(features, [index], raw=True)[0]
-    return found.raw_fires / found.sizes[:, None], found.sizes, classes
-
-
 def conflicting_features(features: Array, labels: Array, threshold: float = 0.9) -> dict[str, Any]:
     """Dimensions that fire with high probability in two or more classes (the paper's definition).
 
@@ -206,8 +198,11 @@ def conflicting_features(features: Array, labels: Array, threshold: float = 0.9)
     those that would conflict if firing had nothing to do with the class), `dims`: a list, greatest product first, of
     `dim`, `classes` and their `probabilities` (likeliest first), `product` of the two greatest.
     """
-    probability, size, classes = firing_by_class(features, labels)
-    prevalence = size @ probability / size.sum()
+    features = as_features(features)
+    index, classes = as_labels(labels, len(features))
+    counted = counts.count(features, [index], raw=True)[0]
+    probability = counted.raw_fires / counted.sizes[:, None]  # [C, D]
+    prevalence = counted.raw_fires.sum(0) / len(features)
     order = np.argsort(-probability, axis=0, kind="stable")  # [C, D]
     ranked = np.take_along_axis(probability, order, axis=0)
     product = ranked[0] * ranked[1]
