@@ -26,8 +26,8 @@ def checked(found: Verdict) -> dict[str, str]:
         assert line.text.endswith(".") and line.measured_by
         assert all(v is None or (type(v) is float and np.isfinite(v)) for v in (line.value, line.chance, line.control))
     assert json.loads(json.dumps(to_dict(found), allow_nan=False))["images"] == found.images
-    assert max(map(len, render(found).splitlines())) <= 80
-    assert "nan" not in render(found)
+    assert max(map(len, render(to_dict(found)).splitlines())) <= 80
+    assert "nan" not in render(to_dict(found))
     return {line.measured_by: line.text for line in found.lines}
 
 

@@ -204,7 +204,7 @@ def plot_sheet(rows: Mapping[str, Sequence[np.ndarray]], path: Path) -> Path:
     """Images [3, H, W] in rows, each with its title, of one or several lines, before it."""
     font = ImageFont.truetype(Path(get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", 12)
     ruler = ImageDraw.Draw(Image.new("L", (1, 1)))
-    margin = 8 + max(math.ceil(ruler.multiline_textbbox((0, 0), title, font)[2]) for title in rows)
+    margin = 12 + max(math.ceil(ruler.multiline_textbbox((0, 0), title, font)[2]) for title in rows)
     width = max(len(images) for images in rows.values())
     sheet = Image.new("RGB", (margin + width * (TILE + GAP) - GAP, len(rows) * (TILE + GAP) - GAP), "white")
     write = ImageDraw.Draw(sheet).multiline_text
