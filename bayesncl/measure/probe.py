@@ -74,7 +74,7 @@ def fast_probe(
 
 
 def rank_classes(
-    train_h: Array, train_y: Array, test_h: Array, seeds: Sequence[int] = SEEDS, device: str | torch.device | None = None
+    train_h: Array, train_y: Array, test_h: Array, seeds: Sequence[int] = SEEDS, device: Any = None
 ) -> list[Ranking]:
     """Predictions behind `fast_probe`: the min(5, C) likeliest classes of every test image, for every seed."""
     if len(seeds) == 0:

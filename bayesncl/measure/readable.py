@@ -163,7 +163,7 @@ def _labels(labels: Array | None, n: int) -> tuple[np.ndarray | None, np.ndarray
 def readable(top: np.ndarray, labellings: Sequence[np.ndarray]) -> np.ndarray:
     """Which dimensions are readable by labels, bool [D]: at least 7 of the ten strongest images [D, 10] share a class.
 
-    Any of the labellings (int [N] from 0) will do. A dimension that fires on fewer than ten images (-1) is not readable.
+    Any of the labellings (int [N] from 0) will do. A dimension that fires on fewer than ten images (-1) is not.
     """
     labels = np.stack(labellings)[:, top]  # [L, D, 10]
     most = (labels[..., None] == labels[..., None, :]).sum(-1).max(-1)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
-from . import measures
 from .interpretability import Value, at
 
 Tree = dict[str, Any]
@@ -93,11 +92,6 @@ class Result:
             return cls.from_dict(json.loads(text), source)
         except (ValueError, RecursionError) as error:
             raise InputError(f"{source}: not the results of an evaluation: {error}") from None
-
-    def value(self, measure: measures.Measure, definition: str = "sound") -> Value:
-        """The value of a measure, or None."""
-        found: Value = measures.value(self.to_dict(), measure.path(definition))
-        return found
 
     def by_threshold(self) -> tuple[np.ndarray, np.ndarray]:
         """L0 and consistency over the activation thresholds, the plain definition first."""

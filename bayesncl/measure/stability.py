@@ -17,7 +17,7 @@ def match(a: Array, b: Array) -> tuple[np.ndarray, tuple[int, int]]:
     """Match the columns of a [N, D] and b [N, E] by the Hungarian method on |cosine| of their activations.
 
     Rows are made unit length first. The sign is left out: an axis turned round is the same axis. Gives the cosines of
-    the pairs, in the order of the columns of a, and how many columns of each fire on some image: others have no partner.
+    the pairs, in the order of the columns of a, and how many columns of each fire: others have no partner.
     """
     a, b = as_codes(a), as_codes(b)
     if a.shape[0] != b.shape[0]:

@@ -202,7 +202,8 @@ def render(found: Mapping[str, Any]) -> str:
     parts = [f"{found['images']:,} images, {found['dimensions']:,} dimensions"]
     for line in found["lines"]:
         parts.append(textwrap.fill(line["text"], WIDTH, initial_indent="- ", subsequent_indent="  "))
-        parts.append(textwrap.fill(f"[{line['measured_by']}]", WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 4))
+        rule = textwrap.fill(f"[{line['measured_by']}]", WIDTH - 4)
+        parts.append(textwrap.indent(rule, "    "))
     return "\n".join(parts)
 
 
