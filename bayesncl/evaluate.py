@@ -297,8 +297,8 @@ def evaluate(
         if paper_probe:
             result.probe["paper"] = published_probe(model, train, test, progress)
     if sound.open is not None:  # the theory is of gates that are open or closed
-        gate, both = model.recipe.gate, (test.labels, test.backgrounds)
-        result.theory = theory.compare(sound.z, sound.gated, sound.open, *both, gate.prior, gate.weight)
+        both = test.labels, test.backgrounds
+        result.theory = theory.compare(sound.z, sound.gated, sound.open, *both, model.recipe.gate.prior)
         result.gates = {
             "open": float(sound.open.mean()),
             "open_where_active": float(sound.open[sound.z > 0].mean()) if (sound.z > 0).any() else None,

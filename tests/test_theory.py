@@ -78,11 +78,10 @@ def test_costs_at_the_published_prior() -> None:
 def test_filtering_rates_are_loops() -> None:
     z = sparse()
     opened = np.random.default_rng(2).random(z.shape) < [0.9, 0.1, 0.8, 0.3, 0.7, 0.2]
-    found = theory.filtering(z, opened, 0.3, 1e-3)
+    found = theory.filtering(z, opened)
     for k in range(6):
         fires = [i for i in range(len(z)) if z[i, k] > 1e-5]
-        assert found["open_rate"][k] == pytest.approx(np.mean(opened[:, k]))
-        assert found["open_rate_active"][k] == pytest.approx(np.mean([opened[i, k] for i in fires]))
+        assert found["open_rate"][k] == pytest.approx(np.mean([opened[i, k] for i in fires]))
         assert found["closed"][k] == (np.mean([opened[i, k] for i in fires]) < 0.5)
 
 
@@ -111,12 +110,10 @@ def test_filtering_on_a_model_that_obeys_the_theorem() -> None:
     z = sparse(400, tuple(pi))
     true = theory.prevalence(z)
     shut = true * (1 - true) < 0.12
-    found = theory.filtering(z, gates(z, shut), prior=0.3, weight=1e-3)
+    found = theory.filtering(z, gates(z, shut))
     assert found["agreement"] == 100
     assert found["agreement_chance"] < 90
     assert np.array_equal(found["predicted"], shut)
-    assert found["gamma"] * (true * (1 - true))[shut].max() < 1e-3 * math.log(1 / 0.3)
-    assert found["gamma"] * (true * (1 - true))[~shut].min() >= 1e-3 * math.log(1 / 0.3) * (1 - 1e-9)
 
 
 def rows_by_statement(table: list[dict]) -> dict[str, dict]:
@@ -129,7 +126,7 @@ def rows_by_statement(table: list[dict]) -> dict[str, dict]:
 
 def compare(z: np.ndarray, opened: np.ndarray, prior: float, seed: int = 1) -> dict[str, dict]:
     y, b = labelled(len(z), seed)
-    return rows_by_statement(theory.compare(z, unit_length(z * opened), opened, y, b, prior, 3e-5))
+    return rows_by_statement(theory.compare(z, unit_length(z * opened), opened, y, b, prior))
 
 
 def test_common_dimensions_shut() -> None:
@@ -183,7 +180,7 @@ def test_error_rows_are_loops_over_pairs() -> None:
     opened = np.random.default_rng(5).random(z.shape) < 0.6
     y, b = labelled(50)
     gated = unit_length(z * opened)
-    found = rows_by_statement(theory.compare(z, gated, opened, y, b, 0.8, 3e-5))
+    found = rows_by_statement(theory.compare(z, gated, opened, y, b, 0.8))
     pairs = [(i, j) for i in range(50) for j in range(i) if y[i] != y[j] and b[i] == b[j]]
     common = theory.prevalence(z) >= 0.5
     predicted = np.mean([(z[i] * z[j])[common].sum() for i, j in pairs])
@@ -246,11 +243,11 @@ def test_information_row_says_when_the_bound_is_empty() -> None:
 
 def test_without_backgrounds_the_error_rows_are_left_out() -> None:
     z = sparse()
-    table = theory.compare(z, z, np.ones(z.shape, bool), labelled(200)[0], None, 0.8, 3e-5)
+    table = theory.compare(z, z, np.ones(z.shape, bool), labelled(200)[0], None, 0.8)
     assert not any(row["statement"].startswith("error") for row in table)
     assert len(table) == 5
 
 
 def test_gates_must_fit_the_features() -> None:
     with pytest.raises(InputError, match=r"gates must be \[200, 6\], as the features, got \[200, 5\]"):
-        theory.filtering(sparse(), np.ones((200, 5), bool), 0.8, 3e-5)
+        theory.filtering(sparse(), np.ones((200, 5), bool))

@@ -16,10 +16,9 @@ import numpy as np
 from ..arrays import Array, as_features
 from ..errors import InputError
 from ..gates import KL_CLAMP
-from ..objective import ACTIVE
 from .conflict import conflict, pair_similarity, prepare, rows
 from .counts import count
-from .dimensions import entropy, mean
+from .dimensions import describe, entropy, mean
 from .retrieval import KS, retrieval
 
 NOISE = 0.5  # prevalence from which a dimension counts as common (the theory's background noise set)
@@ -93,7 +92,7 @@ def gate_costs(prior: float) -> dict[str, float]:
     }
 
 
-def filtering(z: Array, opened: np.ndarray, prior: float, weight: float) -> dict[str, Any]:
+def filtering(z: Array, opened: np.ndarray) -> dict[str, Any]:
     """The filtering theorem: dimension k is closed if gamma pi_k (1 - pi_k) < lambda log(1/rho).
 
     gamma is not given by the theory, so it gets its best chance: every gamma is tried, and the one whose predicted
@@ -103,47 +102,35 @@ def filtering(z: Array, opened: np.ndarray, prior: float, weight: float) -> dict
     Parameters
     ----------
     z, opened : [N, D] features before the gates, and bool [N, D].
-    prior, weight : rho and lambda.
 
     Returns
     -------
-    Arrays `prevalence`, `open_rate` (over all images) and `open_rate_active` (over images where z_k fires; NaN if
-    none), `closed` (observed) and `predicted`, over dimensions; `counted` of them fire at all. `agreement` (percent,
-    None unless some are closed and some open), `agreement_chance` (95th percentile over shuffled dimensions, gamma
-    fitted to each), `gamma`; `spearman` (prevalence against open rate where active), `open_rate_common`,
-    `open_rate_rare`: mean open rate where active of dimensions with prevalence >= 0.5 and < 0.5.
+    Arrays `prevalence`, `open_rate` (over images where z_k fires; NaN if none), `closed` (observed) and `predicted`,
+    over dimensions; `counted` of them fire at all. `agreement` (percent, None unless some are closed and some open),
+    `agreement_chance` (95th percentile over shuffled dimensions, gamma fitted to each); `spearman` (prevalence against
+    open rate), `open_rate_common`, `open_rate_rare`: mean open rate of dimensions with prevalence >= 0.5 and < 0.5.
     """
-    z = as_features(z)
-    if np.shape(opened) != z.shape:
-        raise InputError(f"gates must be {list(z.shape)}, as the features, got {list(np.shape(opened))}")
-    pi = prevalence(z)
-    open_rate = np.asarray(opened).mean(0)
-    both = sum(((np.abs(block) > ACTIVE) & opened[part]).sum(0) for part, block in rows(z)) / np.float64(len(z))
-    open_rate_active = np.divide(both, pi, out=np.full(len(pi), np.nan), where=pi > 0)
-    alive = pi > 0
-    closed = alive & (open_rate_active < CLOSED)
-    utility = (pi * (1 - pi))[alive]
-    agreement, threshold = _best_threshold(utility, closed[alive][None])
+    table = describe(z, open=opened)
+    assert table.closed_rate is not None
+    pi, open_rate = table.support / table.images, 1 - table.closed_rate / 100
+    alive, closed = pi > 0, open_rate < CLOSED  # NaN is not
+    utility = pi * (1 - pi)
+    agreement, threshold = _best_threshold(utility[alive], closed[alive][None])
     rng = np.random.default_rng(0)
     shuffled = np.stack([rng.permutation(closed[alive]) for _ in range(SHUFFLES)])
-    chance = _best_threshold(utility, shuffled)[0]
-    known = bool(closed[alive].any() and not closed[alive].all())
-    predicted = alive & (pi * (1 - pi) < threshold[0])
-    cost = weight * -math.log(prior)
-
+    chance = _best_threshold(utility[alive], shuffled)[0]
+    known = bool(closed.any() and not closed[alive].all())
     return {
         "prevalence": pi,
         "open_rate": open_rate,
-        "open_rate_active": open_rate_active,
         "closed": closed,
-        "predicted": predicted if known else np.zeros_like(predicted),
+        "predicted": alive & (utility < threshold[0]) & known,
         "counted": int(alive.sum()),
         "agreement": 100 * float(agreement[0]) if known else None,
         "agreement_chance": 100 * float(np.quantile(chance, 0.95)) if known else None,
-        "gamma": cost / float(threshold[0]) if known and np.isfinite(threshold[0]) and threshold[0] > 0 else None,
-        "spearman": spearman(pi, open_rate_active),
-        "open_rate_common": mean(open_rate_active[pi >= NOISE]),
-        "open_rate_rare": mean(open_rate_active[pi < NOISE]),
+        "spearman": spearman(pi, open_rate),
+        "open_rate_common": mean(open_rate[pi >= NOISE]),
+        "open_rate_rare": mean(open_rate[pi < NOISE]),
     }
 
 
@@ -203,7 +190,7 @@ def information(features: Array, opened: np.ndarray, bins: int = 16) -> dict[str
 
 
 def compare(
-    z: Array, gated: Array, opened: np.ndarray, labels: Array, backgrounds: Array | None, prior: float, weight: float
+    z: Array, gated: Array, opened: np.ndarray, labels: Array, backgrounds: Array | None, prior: float
 ) -> list[Row]:
     """Predicted against observed, a row per statement of the theory section.
 
@@ -211,7 +198,7 @@ def compare(
     ----------
     z, gated, opened : [N, D] unit-norm features before and after the gates, and bool [N, D].
     labels, backgrounds : [N]; without backgrounds the rows on the error are left out.
-    prior, weight : rho and lambda of the run.
+    prior : rho of the run.
 
     Returns
     -------
@@ -219,7 +206,7 @@ def compare(
     `note` (a sentence).
     """
     z, gated = as_features(z), as_features(gated)
-    found = filtering(z, opened, prior, weight)
+    found = filtering(z, opened)
     table = [_cost_row(prior), *_filtering_rows(found, prior)]
     if backgrounds is not None:
         table += _error_rows(z, gated, opened, *prepare(z, labels, backgrounds)[1:], found)
