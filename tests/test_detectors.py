@@ -72,28 +72,23 @@ def slow_sparse_probe(train: tuple, test: tuple, k: int) -> float:
     return float(np.mean(scores))
 
 
-def probed(train: tuple, test: tuple) -> dict[int, float]:
-    return {k: float(np.mean(list(scores.values()))) for k, scores in detectors.sparse_probe(train, test).items()}
-
-
 def test_classes_read_from_their_best_dimensions() -> None:
     rng = np.random.default_rng(1)
     y = rng.integers(4, size=500)
     z = np.maximum(rng.standard_normal((500, 12)) + 1.5 * (np.arange(12) % 4 == y[:, None]), 0)  # no ties but zeros
     train, test = (z[:300], y[:300]), (z[300:], y[300:])
-    found = probed(train, test)
+    found = detectors.sparse_probe(train, test)
     for k in (1, 2, 4):
         assert found[k] == pytest.approx(slow_sparse_probe(train, test, k), abs=0.5)
     assert found[4] > found[1] > 60
-    assert probed((z[:300], rng.permutation(y[:300])), test)[1] == pytest.approx(50, abs=8)
-    same = probed((sp.csr_array(z[:300]), y[:300]), (sp.csr_array(z[300:]), y[300:]))
+    assert detectors.sparse_probe((z[:300], rng.permutation(y[:300])), test)[1] == pytest.approx(50, abs=8)
+    same = detectors.sparse_probe((sp.csr_array(z[:300]), y[:300]), (sp.csr_array(z[300:]), y[300:]))
     assert same[2] == pytest.approx(found[2], abs=0.01)
 
 
 def test_a_class_without_test_rows_is_left_out() -> None:
     z, y = codes(n=200)
-    found = detectors.sparse_probe((z, y), (z[y > 0], y[y > 0]), dims=(1,))[1]
-    assert set(found) == {1, 2, 3, 4, 5}
+    assert 50 < detectors.sparse_probe((z, y), (z[y > 0], y[y > 0]))[1] <= 100
     with pytest.raises(InputError, match="dimensions"):
         detectors.sparse_probe((z, y), (z[:, :3], y))
 
@@ -130,5 +125,3 @@ def test_levels_against_a_loop() -> None:
             shares.append(max(fits)[1])
     assert detectors.fit_levels(kept.keep(z, 2), levels)["consistency"] == pytest.approx(100 * np.mean(shares))
     assert detectors.fit_levels(np.eye(20), {"fine": np.arange(20) % 2})["consistency"] is None
-    with pytest.raises(InputError, match="level"):
-        detectors.fit_levels(z, {})

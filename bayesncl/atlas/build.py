@@ -34,18 +34,8 @@ def build_atlas(out: Path, runs: list[AtlasRun], images: Images | Photos, title:
     """Write the atlas of one or more runs on the same images as the folder `out`.
 
     The folder appears complete or not at all. An atlas that is already there is replaced, but for what people put into
-    it; any other folder is refused.
-
-    Parameters
-    ----------
-    out : the folder.
-    runs : features of each run or code, at most eight.
-    images : pixels (`Images`) or files (`Photos`), with labels or without.
-    title : the name of the atlas.
-
-    Returns
-    -------
-    The path of its index.html, which opens from disk.
+    it; any other folder is refused. At most eight `runs`; the images are pixels (`Images`) or files (`Photos`), with
+    labels or without. Returns the path of index.html, which opens from disk.
     """
     out = Path(os.path.realpath(out)) if Path(out).is_symlink() else Path(out)  # a link stays
     before = check_out(out, len(runs))

@@ -15,7 +15,7 @@ from scipy import sparse
 from ..data.images import Images, spread_evenly
 from ..errors import InputError
 from ..heat import Heat
-from ..measure.dimensions import Dimensions, describe, most_mixed, most_suppressed
+from ..measure.dimensions import Dimensions, describe, mean, most_mixed, most_suppressed
 from ..measure.labelfree import draw_trials
 from ..measure.sparse import as_codes, fired
 from .pictures import Photos, large_side, picture_size, thumbnail_side, write_sprites
@@ -160,9 +160,8 @@ def _by_dimension(z: sparse.csr_array) -> np.ndarray:
 
 
 def write_run(
-    folder: Path, key: str, features: Features, labels: Labels | None, grounds: Labels | None,
-    heat: Heat | str | None = None,
-) -> list[int]:  # fmt: skip
+    folder: Path, key: str, features: Features, labels: Labels | None, grounds: Labels | None, heat: Heat | str | None
+) -> list[int]:
     """The numbers of a run: by dimension, by class, by image; each before and, where there are gates, after gating.
 
     Returns the images its overview shows.
@@ -234,9 +233,8 @@ def _describe_core(dims: Dimensions, index: np.ndarray, value: np.ndarray, score
 
 def _headline(dims: Dimensions) -> dict[str, float | int | None]:
     """The few numbers that describe all dimensions together."""
-    known = dims.counted if dims.consistency is None else dims.counted & np.isfinite(dims.consistency)
-    mean = float(dims.consistency[known].mean()) / 100 if dims.consistency is not None and known.any() else None
-    return {"dead": int(dims.dead.sum()), "supported": int(dims.counted.sum()), "active": dims.l0, "consistency": mean}
+    share = None if dims.consistency is None else mean(dims.consistency[dims.counted] / 100)
+    return {"dead": int(dims.dead.sum()), "supported": int(dims.counted.sum()), "active": dims.l0, "consistency": share}
 
 
 def _floats(x: np.ndarray | None, scale: float) -> np.ndarray:

@@ -87,9 +87,9 @@ def default_place(source: Path) -> Path:
     return source.with_name(source.stem + "-atlas") if source.is_file() else Run(source).atlas
 
 
-def describe_run(model: Encoder, run: Path, images: Images, display: Display | None = None) -> AtlasRun:
+def describe_run(model: Encoder, run: Path, images: Images, display: Display) -> AtlasRun:
     """Features of the images, with the headline numbers and the verdict of the run's evaluation where it has one."""
-    found = extract(model, images, "sound", progress=display.count if display else None)
+    found = extract(model, images, "sound", progress=display.count)
     recipe = model.recipe
     sentence = (
         f"{recipe.name}: {recipe.model.dim} dimensions learnt from {recipe.data.name} without labels, "
@@ -97,8 +97,7 @@ def describe_run(model: Encoder, run: Path, images: Images, display: Display | N
     )
     gated = found.gated if model.head.kind is not None else None
     mark = digest(model.state_dict())[:FINGERPRINT]
-    if display:
-        display.busy("trying heat maps")
+    display.busy("trying heat maps")
     heat = strongest_heat(see_model(model), images.pixels, found.z if gated is None else gated)
     results = Run(run).evaluation() or {}
     summary, verdict = read_summary(results), read_verdict(results.get("verdict"))

@@ -65,21 +65,13 @@ def _by_class(
     return group[first] // classes, np.maximum.reduceat(f1, first), mean
 
 
-def sparse_probe(
-    train: tuple[Array, Array], test: tuple[Array, Array], dims: Sequence[int] = DIMS
-) -> dict[int, dict[Any, float]]:
-    """Every class read from its few best dimensions.
+def sparse_probe(train: tuple[Array, Array], test: tuple[Array, Array]) -> dict[int, float | None]:
+    """Every class read from its few best dimensions; `train` and `test` are codes and labels.
 
     On the training rows, at unit length: the dimensions with the largest |mean on the class - mean on the rest|; of
     these the linear discriminant (pooled covariance); the threshold of its best balanced accuracy, half-way between
-    two scores. Then balanced accuracy on the test rows.
-
-    Parameters
-    ----------
-    train, test : codes and labels. Classes without rows in either, or without others, are left out.
-    dims : dimensions a class is read from.
-
-    Returns balanced accuracy in percent by class, by number of dimensions; chance is 50, whatever the class sizes.
+    two scores. Then balanced accuracy on the test rows, in percent: the mean over classes, by number of dimensions.
+    Classes without rows in either, or without others, are left out. Chance is 50, whatever the class sizes.
     """
     z, z_test = as_codes(train[0]), as_codes(test[0])
     if z.shape[1] != z_test.shape[1]:
@@ -90,25 +82,25 @@ def sparse_probe(
     sums = np.zeros((len(names), z.shape[1]))
     for part, block in unit_blocks(z):
         sums += torch.zeros(sums.shape).index_add_(0, torch.from_numpy(y[part]), block.float()).numpy()
-    total, most = sums.sum(0), min(max(dims), z.shape[1])
+    total, most = sums.sum(0), min(max(DIMS), z.shape[1])
     rest = (total - sums) / (len(y) - sizes)[:, None]
     gap = np.abs(sums / sizes[:, None] - rest)
     chosen = np.argsort(-gap, axis=1, kind="stable")[:, :most]  # [C, most]
     columns, where = np.unique(chosen, return_inverse=True)
     where = where.reshape(chosen.shape)
     x, x_test = _columns(z, columns), _columns(z_test, columns)  # [used, N], a row a dimension
-    scores: dict[int, dict[Any, float]] = {k: {} for k in dims}
+    scores: dict[int, list[float]] = {k: [] for k in DIMS}
     for c, name in enumerate(names.tolist()):
         own, own_test = y == c, truth == name
         if not own_test.any() or own_test.all():
             continue
         mine, mine_test = x[where[c]], x_test[where[c]]  # [most, N], best dimension first
         shift, within = _moments(mine, own)
-        for k in dims:
+        for k in DIMS:
             weight = _discriminant(shift[:k], within[:k, :k])
             said = weight @ mine_test[:k] > _best_cut(weight @ mine[:k], own)
-            scores[k][name] = 50 * float(said[own_test].mean() + 1 - said[~own_test].mean())
-    return scores
+            scores[k].append(50 * float(said[own_test].mean() + 1 - said[~own_test].mean()))
+    return {k: mean(np.array(accuracies)) for k, accuracies in scores.items()}
 
 
 def _columns(z: Codes, columns: np.ndarray) -> np.ndarray:
@@ -154,12 +146,8 @@ def fit_levels(z: Array, levels: Mapping[str, Array], *, seed: int = 0) -> dict[
     """Consistency at the level of a hierarchy of labels where each dimension fits best.
 
     Share of the largest class among the images a dimension fires on, at each level; a level fits by how far the share
-    exceeds that class's share p of all images, (share - p) / (1 - p). Of equal levels the first named counts. Pass
-    `keep(z, 5)` to judge five dimensions an image.
-
-    Parameters
-    ----------
-    levels : labels [N] by name of the level, finest first.
+    exceeds that class's share p of all images, (share - p) / (1 - p). `levels` are labels [N] by name; of equal ones
+    the first counts. Pass `keep(z, 5)` to judge five dimensions an image.
 
     Returns
     -------
@@ -167,26 +155,22 @@ def fit_levels(z: Array, levels: Mapping[str, Array], *, seed: int = 0) -> dict[
     (the same with the images of the labels shuffled, all levels alike), `dimensions` by level (how many fit there), and
     `by_level` (consistency of all dimensions at that one level).
     """
-    if not levels:
-        raise InputError("a hierarchy needs at least one level of labels")
     kept = fired(as_codes(z))
     indexed = {name: as_labels(labels, kept.shape[0])[0] for name, labels in levels.items()}
     order = np.random.default_rng(seed).permutation(kept.shape[0])
-    found = _levels(kept, indexed)
-    chance = _levels(kept, {name: y[order] for name, y in indexed.items()})
-    shares, best = found
+    consistency, shares, best = _levels(kept, list(indexed.values()))
     return {
-        "consistency": _at(*found),
+        "consistency": consistency,
         "dimensions": {name: int((best == i).sum()) for i, name in enumerate(levels)},
         "by_level": {name: mean(share) for name, share in zip(levels, shares)},
-        "consistency_chance": _at(*chance),
+        "consistency_chance": _levels(kept, [y[order] for y in indexed.values()])[0],
     }
 
 
-def _levels(kept: sp.csr_array, levels: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Shares [levels, dimensions in use], percent, and the level that fits best [dimensions in use]."""
+def _levels(kept: sp.csr_array, levels: Sequence[np.ndarray]) -> tuple[float | None, np.ndarray, np.ndarray]:
+    """Mean share at the level that fits best; shares [levels, dimensions in use], percent; that level of each."""
     shares, fits = [], []
-    for labels in levels.values():
+    for labels in levels:
         sizes = np.bincount(labels)
         fires = class_counts(kept, labels)
         support, share = largest_share(fires)
@@ -194,11 +178,8 @@ def _levels(kept: sp.csr_array, levels: Mapping[str, np.ndarray]) -> tuple[np.nd
         prior = 100 * sizes[fires.argmax(0)[used]] / len(labels)
         shares.append(share[used])
         fits.append((share[used] - prior) / (100 - prior))
-    return np.stack(shares), np.stack(fits).argmax(0)
-
-
-def _at(shares: np.ndarray, best: np.ndarray) -> float | None:
-    return mean(shares[best, np.arange(len(best))])
+    table, best = np.stack(shares), np.stack(fits).argmax(0)
+    return mean(table[best, np.arange(len(best))]), table, best
 
 
 def summary(
@@ -226,8 +207,7 @@ def summary(
             result[f"{begin}f1{end}"] = mean(best)
             result[f"{begin}iou{end}"] = mean(best / (2 - best))  # it grows with F1: one threshold is the best for both
     if train is not None:
-        read = sparse_probe(train, (codes, labels))
-        result["sparse_probe"] = {str(k): mean(np.array(list(scores.values()))) for k, scores in read.items()}
+        result["sparse_probe"] = {str(k): found for k, found in sparse_probe(train, (codes, labels)).items()}
         result["sparse_probe_chance"] = dict.fromkeys(result["sparse_probe"], 50.0)
     if levels is not None:
         result["hierarchy"] = fit_levels(keep(codes, KEPT), levels, seed=seed)

@@ -65,13 +65,8 @@ def precision(
     """Retrieval precision at k, percent: cosine similarity of kept codes among the rows, the query left out.
 
     Equally similar rows share the places they compete for (the expectation over random order), also those that share
-    no dimension with the query; the same as `retrieval` of the dense codes, for a fraction of its products.
-
-    Parameters
-    ----------
-    kept : CSR [N, D], rows at unit length or zero.
-    labellings : int [N] from 0; one search serves all.
-    queries : numbers of the rows that serve as queries; default all.
+    no dimension with the query; the same as `retrieval` of the dense codes, for a fraction of its products. One search
+    serves all labellings (int [N] from 0). `queries` are the numbers of the rows that ask; default all.
     """
     n = kept.shape[0]
     if n <= k:
@@ -188,12 +183,8 @@ def summary(
 ) -> dict[int, dict[str, float | None]]:  # fmt: skip
     """Every measure at each k.
 
-    Parameters
-    ----------
-    z, labels : [N, D] and [N].
-    train : codes and labels of training rows, for the probe; None leaves it out.
-    ks : dimensions kept an image.
-    queries : retrieval asks with so many rows, drawn by the seed; None asks with all.
+    `train` are codes and labels of training rows, for the probe; None leaves it out. Retrieval asks with so many
+    `queries`, drawn by the seed; None asks with all rows.
 
     Returns
     -------

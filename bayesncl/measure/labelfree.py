@@ -118,7 +118,6 @@ def draw_trials(
 
     Parameters
     ----------
-    z : [N, D].
     embeddings : [N, F] as `prepare` gives them, to know near duplicates by; None knows none.
     trials : a dimension.
     dims : dimensions to draw for; default all.
@@ -139,8 +138,8 @@ def draw_trials(
             test = _draw(own, alike, weak, embeddings, rng)
             if test is not None:
                 found.append((j, *test))
-    dimension, images, odd = zip(*found) if found else ((), (), ())
-    return Trials(np.array(dimension, np.int64), np.array(images, np.int64).reshape(-1, 5), np.array(odd, np.int64))
+    dimension, images, odd = (np.array(column, np.int64) for column in (zip(*found) if found else ((), (), ())))
+    return Trials(dimension, images.reshape(-1, 5), odd)
 
 
 def _weak(codes: Codes, wanted: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

@@ -97,11 +97,8 @@ def filtering(z: Array, opened: np.ndarray) -> dict[str, Any]:
 
     gamma is not given by the theory, so it gets its best chance: every gamma is tried, and the one whose predicted
     closed set agrees best with the observed one is kept. Agreement is balanced (mean of the shares of closed and of
-    open dimensions that are predicted right): to call everything open gives 50 percent.
-
-    Parameters
-    ----------
-    z, opened : [N, D] features before the gates, and bool [N, D].
+    open dimensions that are predicted right): to call everything open gives 50 percent. z are the features before the
+    gates, `opened` is bool [N, D].
 
     Returns
     -------
