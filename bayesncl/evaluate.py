@@ -80,7 +80,7 @@ def measure_file(
         raise InputError(f"{labels_path}: {why}, expected a whole number or a word for every row")
     if embeddings_path is not None:
         found["e"] = find_features(embeddings_path, read_arrays(embeddings_path, (FEATURES,)))
-    given: dict[str, Any] = {"embeddings": found.get("e", found.get("h")), "second": "e" in found}
+    given: Tree = {"embeddings": found.get("e", found.get("h")), "second": "e" in found}
     given["control"] = found.get("control")
     if "y_coarse" in found:
         given["levels"] = {"superclass": found["y_coarse"]}

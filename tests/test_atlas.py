@@ -316,7 +316,7 @@ def test_a_kill_while_replacing_leaves_one_whole_atlas(
         (AtlasRun("r", np.ones((59, 3))), r"z must be \[60, D\] for 60 images, got \[59, 3\]"),
         (AtlasRun("r", np.ones(60)), r"got \[60\]"),
         (AtlasRun("r", np.ones((60, 3)), None, np.ones((60, 2), bool)), r"open must be \[60, 3\] .*got \[60, 2\]"),
-        (AtlasRun("r", np.full((60, 3), np.nan)), "run 'r': z: features must be finite numbers"),
+        (AtlasRun("r", np.full((60, 3), np.nan)), "run 'r': features must be finite numbers"),
     ],
 )
 def test_bad_arrays_are_named(run: AtlasRun, message: str) -> None:

@@ -43,16 +43,16 @@ def build_atlas(out: Path, runs: list[AtlasRun], images: Images | Photos, title:
         raise InputError("an atlas needs at least one image, got none")
     labels = factorise("labels", images.labels, images.class_names)
     grounds = factorise("backgrounds", images.backgrounds, images.background_names)
-    features = [prepare(run, images) for run in runs]
+    runs = [prepare(run, images) for run in runs]
     out.parent.mkdir(parents=True, exist_ok=True)
     with temporary_beside(out, folder=True) as folder:
         _write_page(folder, title)
         first_seen: list[int] = []
-        for r, arrays in enumerate(features):
-            first_seen += write_run(folder, f"run{r}", arrays, labels, grounds, runs[r].heat)
+        for r, run in enumerate(runs):
+            first_seen += write_run(folder, f"run{r}", run, labels, grounds)
             if r:
-                write_matches(folder, f"compare-{r}", features[0].z, arrays.z)
-        write_images(folder, images, labels, grounds, runs, features, title, first_seen)
+                write_matches(folder, f"compare-{r}", runs[0].z, run.z)
+        write_images(folder, images, labels, grounds, runs, title, first_seen)
         (folder / MARKER).write_text(json.dumps({"format": 2, "title": title, "runs": [run.name for run in runs]}))
         if out.exists():
             _keep_others(out, folder)

@@ -17,19 +17,18 @@ def galleries(run: AtlasRun, images: Images, out_dir: Path, rows: int = 6, colum
 
     Each row is a dimension with the images that activate it most before gating. Returns the files written.
     """
-    features = prepare(run, images)
-    z = features.z
+    run = prepare(run, images)
     labels = factorise("labels", images.labels, images.class_names)
     names = None if labels is None else labels.names
-    dims = describe(z, None if labels is None else labels.index, open=features.open)
+    dims = describe(run.z, None if labels is None else labels.index, open=run.open)
     picked = {"high-entropy": most_mixed(dims)[:rows]}
-    if features.open is not None:
+    if run.open is not None:
         picked["most-suppressed"] = most_suppressed(dims)[:rows]
     files: list[Path] = []
     for name, order in picked.items():
         if not len(order):
             continue
-        index, value = top_images(z[:, order], columns)
+        index, value = top_images(run.z[:, order], columns)
         strongest = [images.pixels[row[above > 0]] for row, above in zip(index, value)]
         captions = [_caption(int(k), dims, names) for k in order]
         files.append(plot_sheet(dict(zip(captions, strongest)), Path(out_dir) / f"{name}.png"))

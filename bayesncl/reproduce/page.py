@@ -234,9 +234,8 @@ def shuffled_table(lines: list[Line], found: Entries) -> str:
 
     def cells(runs: list[Measures]) -> list[str]:
         both = [(run["paper"]["consistency"], run["chance"]["paper"]["consistency"]) for run in runs]
-        pairs = [(a, b) for a, b in both if a is not None and b is not None]
-        columns = [[a for a, _ in pairs], [b for _, b in pairs], [a - b for a, b in pairs]]
-        return [summary(column, 2) for column in columns]
+        rows = [(a, b, a - b) for a, b in both if a is not None and b is not None]
+        return [summary([row[i] for row in rows], 2) for i in range(3)]
 
     opening = (
         "A dimension that fires on one image is as consistent if the labels mean nothing. The paper's definition, with "
