@@ -376,7 +376,7 @@ def background_measures(model: Encoder, train: Images, test: Images, seen: Extra
     out["ipw"]["conflict"] = {k: scalars(v) for k, v in out["ipw"]["conflict"].items()}
     out["ipw"]["retrieval"] = rounded(out["ipw"]["retrieval"])
     if sound.open is not None:
-        out["gate_effect"] = scalars(conflict.gate_effect(sound.z, sound.gated, *both, sound.open))
+        out["gate_effect"] = scalars(conflict.gate_effect(sound.z, sound.gated, *both))
     other = known.counterfactual(data) if known.counterfactual else None
     if other is not None:
         moved = extract(model, other, "sound")

@@ -274,7 +274,7 @@ def _error_rows(
 ) -> list[Row]:
     """E_NCL is the mean similarity of z over pairs of other class on one background; E_Bayes that of gated z."""
     before, apart, same, _, _ = pair_similarity(z, labels, backgrounds)
-    masked, masked_apart, _, _, _ = pair_similarity(z, labels, backgrounds, mask=opened)
+    masked, masked_apart, _, _, _ = pair_similarity(z * opened, labels, backgrounds)
     after, after_apart, after_same, _, _ = pair_similarity(gated, labels, backgrounds)
     drop = float((before - masked).sum())
     table = []
