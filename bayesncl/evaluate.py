@@ -373,7 +373,6 @@ def background_measures(model: Encoder, train: Images, test: Images, seen: Extra
         for name, value in found.items()
     }
     out["ipw"] = theory.ipw_effect(sound.gated, *both, pi=theory.prevalence(seen.z))
-    out["ipw"]["conflict"] = {k: scalars(v) for k, v in out["ipw"]["conflict"].items()}
     out["ipw"]["retrieval"] = rounded(out["ipw"]["retrieval"])
     if sound.open is not None:
         out["gate_effect"] = scalars(conflict.gate_effect(sound.z, sound.gated, *both))

@@ -39,8 +39,6 @@ def build_atlas(out: Path, runs: list[AtlasRun], images: Images | Photos, title:
     """
     out = Path(os.path.realpath(out)) if Path(out).is_symlink() else Path(out)  # a link stays
     before = check_out(out, len(runs))
-    if len(images) < 1:
-        raise InputError("an atlas needs at least one image, got none")
     labels = factorise("labels", images.labels, images.class_names)
     grounds = factorise("backgrounds", images.backgrounds, images.background_names)
     runs = [prepare(run, images) for run in runs]
