@@ -286,9 +286,7 @@ def write_matches(folder: Path, key: str, a: sparse.csr_array, b: sparse.csr_arr
 
 def tabulate(summary: dict | None) -> dict | None:
     """Headline numbers as rows of one measure and columns of one definition; what is no number is left out."""
-    if not summary:
-        return None
-    groups = {k: v for k, v in summary.items() if isinstance(v, dict)} or {"": summary}
+    groups = {k: v for k, v in (summary or {}).items() if isinstance(v, dict)}
     keys = list(dict.fromkeys(k for group in groups.values() for k, v in group.items() if _number(v) is not None))
     rows = [[str(k), *(_number(group.get(k)) for group in groups.values())] for k in keys]
     return {"columns": [str(k) for k in groups], "rows": rows} if rows else None

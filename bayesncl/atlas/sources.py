@@ -100,13 +100,8 @@ def describe_run(model: Encoder, run: Path, images: Images, display: Display) ->
     display.busy("trying heat maps")
     heat = strongest_heat(see_model(model), images.pixels, found.z if gated is None else gated)
     results = Run(run).evaluation() or {}
-    summary, verdict = read_summary(results), read_verdict(results.get("verdict"))
+    summary, verdict = {k: results.get(k) for k in ("paper", "sound")}, read_verdict(results.get("verdict"))
     return AtlasRun(recipe.name, found.z, gated, found.open, summary, sentence, mark, heat, verdict)
-
-
-def read_summary(results: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Headline numbers of an evaluation, if it has any."""
-    return {name: results[name] for name in ("paper", "sound") if isinstance(results.get(name), dict)}
 
 
 def read_verdict(found: object) -> tuple[tuple[str, str], ...]:
