@@ -12,7 +12,7 @@ import torch
 
 from bayesncl.errors import InputError
 from bayesncl.measure import labelfree, stability
-from bayesncl.measure.readable import figures, likeness, readable
+from bayesncl.measure.readable import figures, least_alike, readable
 from bayesncl.measure.sparse import strongest_images
 from bayesncl.measure.verdict import Verdict, render, to_dict, verdict
 from tests.test_kept import codes
@@ -54,12 +54,13 @@ def test_readable_dimensions_without_labels_by_a_loop() -> None:
     z, y = codes()
     z[9:, 2] = 0  # fires on fewer than ten
     e = labelfree.prepare(embed(y), len(z))
-    low, high = likeness(e)
-    assert low < 0.1 < high
+    least = least_alike(e, None, 0)
+    near = np.mean([np.sort(row)[-10:-1].mean() for row in e @ e.T])  # an image and its neighbours
+    assert 0.05 < least < near
     wanted = 0
     for rows in strongest_images(z, 10):
         pairs = [e[a] @ e[b] for a in rows for b in rows if a < b]
-        wanted += (rows >= 0).all() and np.mean(pairs) >= (low + high) / 2
+        wanted += (rows >= 0).all() and np.mean(pairs) >= least
     assert 0 < figures(z, embeddings=embed(y))["readable"]["count"] == wanted
 
 

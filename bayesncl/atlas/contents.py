@@ -182,7 +182,8 @@ def write_run(folder: Path, key: str, run: AtlasRun, labels: Labels | None, grou
         counts |= _prefix(stage, {what: _small(count) for what, count in by_label.items() if count is not None})
         if stage == "before" and open is not None:
             core |= {"open_rate": _floats(dims.open_rate, 100), "closed_rate": _floats(dims.closed_rate, 100)}
-            plain["closed"] = (dims.closed or 0.0) / 100
+            # of all entries that fire, those that the gates close
+            plain["closed"] = float(np.nansum(dims.closed_rate * dims.support) / max(dims.support.sum(), 1)) / 100
             plain["stages"]["before"]["gallery"]["suppressed"] = most_suppressed(dims)[:GALLERY].tolist()
             if dims.open_counts is not None:
                 counts["open"] = _small(dims.open_counts)

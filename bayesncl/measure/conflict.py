@@ -26,11 +26,8 @@ def conflict(
 ) -> dict[str, Any]:
     """Background-induced error, in total and by dimension.
 
-    Parameters
-    ----------
-    features : [N, D], taken as they are (unit-norm rows make the dot product a cosine).
-    labels, backgrounds : [N] integers.
-    weights : [D], w of the weighted similarity; ones if None.
+    Features [N, D] are taken as they are (unit-norm rows make the dot product a cosine); `weights` [D] are the w of the
+    weighted similarity, ones if None.
 
     Returns
     -------

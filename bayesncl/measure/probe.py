@@ -46,13 +46,7 @@ def fast_probe(
 
     Features are standardised with the training mean and deviation. The penalty is chosen per seed on a fifth of the
     training images, then the classifier is fitted on all of them. The problem is convex: a seed moves nothing but the
-    held-out fifth, so the spread is that of the choice of penalty.
-
-    Parameters
-    ----------
-    train_h, test_h : [N, F] features; train_y, test_y : [N] integer labels.
-    seeds : one held-out fifth each.
-    device : where to fit; a GPU if there is one.
+    held-out fifth, so the spread is that of the choice of penalty. It is fitted on a GPU if there is one.
 
     Returns
     -------

@@ -176,24 +176,16 @@ def least_alike(embeddings: np.ndarray, noise: np.ndarray | None, seed: int) -> 
     It is half-way from that of ten random images to that of an image and its nine nearest neighbours; and, where rows
     are few or narrow and noise is as alike as that, what 95 of 100 dimensions read from `noise` [D] do not reach.
     """
-    half = sum(likeness(embeddings, seed)) / 2
+    rng = np.random.default_rng(seed)
+    n, count = len(embeddings), min(TOP, len(embeddings))
+    random = np.stack([rng.choice(n, count, replace=False) for _ in range(REFERENCE)])
+    chosen, near = rng.choice(n, min(n, REFERENCE), replace=False), []
+    for rows in np.split(chosen, range(64, len(chosen), 64)):
+        cosine = embeddings[rows] @ embeddings.T
+        near.append(np.argpartition(-cosine, count - 1, axis=1)[:, :count])
+    half = float(sum(labelfree.mean_alike(rows, embeddings).mean() for rows in (random, np.concatenate(near)))) / 2
     known = np.empty(0) if noise is None else noise[~np.isnan(noise)]
     return max(half, float(np.quantile(known, NOISE))) if len(known) else half
-
-
-def likeness(embeddings: np.ndarray, seed: int = 0) -> tuple[float, float]:
-    """Mean cosine of ten random images, and of an image and its nine nearest neighbours."""
-    rng = np.random.default_rng(seed)
-    n = len(embeddings)
-    count = min(TOP, n)
-    random = np.stack([rng.choice(n, count, replace=False) for _ in range(REFERENCE)])
-    seeds = rng.choice(n, min(n, REFERENCE), replace=False)
-    near = []
-    for start in range(0, len(seeds), 64):
-        cosine = embeddings[seeds[start : start + 64]] @ embeddings.T
-        near.append(np.argpartition(-cosine, count - 1, axis=1)[:, :count])
-    low, high = (labelfree.mean_alike(rows, embeddings).mean() for rows in (random, np.concatenate(near)))
-    return float(low), float(high)
 
 
 def _clearest(codes: Codes, known: np.ndarray, labels: np.ndarray, names: Any) -> Tree:

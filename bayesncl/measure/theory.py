@@ -49,21 +49,17 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     return (np.cumsum(many) - (many - 1) / 2)[which]
 
 
-def ipw_weights(pi: np.ndarray) -> np.ndarray:
-    """1 / pi_k; a dimension that never fires weighs nothing."""
-    pi = np.asarray(pi, dtype=float)
-    return np.divide(1.0, pi, out=np.zeros_like(pi), where=pi > 0)
-
-
 def ipw_effect(
     features: Array, labels: Array, backgrounds: Array, pi: np.ndarray | None = None, ks: Sequence[int] = KS
 ) -> dict[str, Any]:
     """`retrieval` and `conflict` by the dot product (`dot`) and by the inverse-prevalence weighted similarity (`ipw`).
 
     The weights change the scale of the similarity, so conflicts compare by `error_relative` alone. Without `pi`, the
-    prevalence [D], that of the features is taken; pass the training split's to be strict.
+    prevalence [D], that of the features is taken; pass the training split's to be strict. A dimension that never fires
+    weighs nothing.
     """
-    kinds = {"dot": None, "ipw": ipw_weights(prevalence(features) if pi is None else pi)}
+    pi = prevalence(features) if pi is None else pi
+    kinds = {"dot": None, "ipw": np.divide(1.0, pi, out=np.zeros_like(pi), where=pi > 0)}
     errors = {name: conflict(features, labels, backgrounds, w) for name, w in kinds.items()}
     wanted = ("error", "error_relative", "chance_error", "similarity_same_class")
     return {
@@ -191,11 +187,8 @@ def compare(
 ) -> list[Row]:
     """Predicted against observed, a row per statement of the theory section.
 
-    Parameters
-    ----------
-    z, gated, opened : [N, D] unit-norm features before and after the gates, and bool [N, D].
-    labels, backgrounds : [N]; without backgrounds the rows on the error are left out.
-    prior : rho of the run.
+    z and gated are unit-norm features [N, D] before and after the gates, `opened` is bool [N, D], `prior` the rho of
+    the run. Without backgrounds the rows on the error are left out.
 
     Returns
     -------
