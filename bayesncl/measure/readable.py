@@ -177,12 +177,12 @@ def least_alike(embeddings: np.ndarray, noise: np.ndarray | None, seed: int) -> 
     are few or narrow and noise is as alike as that, what 95 of 100 dimensions read from `noise` [D] do not reach.
     """
     rng = np.random.default_rng(seed)
-    n, count = len(embeddings), min(TOP, len(embeddings))
-    random = np.stack([rng.choice(n, count, replace=False) for _ in range(REFERENCE)])
+    n = len(embeddings)
+    random = np.stack([rng.choice(n, TOP, replace=False) for _ in range(REFERENCE)])
     chosen, near = rng.choice(n, min(n, REFERENCE), replace=False), []
     for rows in np.split(chosen, range(64, len(chosen), 64)):
         cosine = embeddings[rows] @ embeddings.T
-        near.append(np.argpartition(-cosine, count - 1, axis=1)[:, :count])
+        near.append(np.argpartition(-cosine, TOP - 1, axis=1)[:, :TOP])
     half = float(sum(labelfree.mean_alike(rows, embeddings).mean() for rows in (random, np.concatenate(near)))) / 2
     known = np.empty(0) if noise is None else noise[~np.isnan(noise)]
     return max(half, float(np.quantile(known, NOISE))) if len(known) else half

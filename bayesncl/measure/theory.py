@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..arrays import Array, as_features
 from ..errors import InputError
-from ..gates import KL_CLAMP
+from ..gates import bernoulli_kl
 from .conflict import conflict, pair_similarity, prepare, rows
 from .counts import count
 from .dimensions import describe, entropy, mean
@@ -69,23 +70,16 @@ def ipw_effect(
 
 
 def gate_costs(prior: float) -> dict[str, float]:
-    """KL of a gate to the prior, nats: `open`, `closed`, `net` (opening instead of closing); `_clamped` as trained.
+    """KL of a gate to the prior, nats: `open`, `closed`, `net` (opening instead of closing), `net_clamped` as trained.
 
     The paper charges an open gate KL(Bern(1) || Bern(rho)) = log(1/rho) and a closed one nothing. A closed gate costs
     log(1/(1 - rho)), so opening costs log((1 - rho)/rho) more than closing: with rho > 0.5, less than nothing.
     """
     if not 0 < prior < 1:
         raise InputError(f"the prior must lie between 0 and 1, got {prior}")
-
-    def kl(q: float) -> float:
-        return q * math.log(q / prior) + (1 - q) * math.log((1 - q) / (1 - prior))
-
-    costs = {"": (-math.log(prior), -math.log(1 - prior)), "_clamped": (kl(1 - KL_CLAMP), kl(KL_CLAMP))}
-    return {
-        name + end: cost
-        for end, (opened, closed) in costs.items()
-        for name, cost in (("open", opened), ("closed", closed), ("net", opened - closed))
-    }
+    opened, closed = -math.log(prior), -math.log(1 - prior)
+    trained = [float(bernoulli_kl(torch.tensor([[q]], dtype=torch.float64), prior)) for q in (1.0, 0.0)]
+    return {"open": opened, "closed": closed, "net": opened - closed, "net_clamped": trained[0] - trained[1]}
 
 
 def filtering(z: Array, opened: np.ndarray) -> dict[str, Any]:
