@@ -72,8 +72,7 @@ def test_a_result_survives_json_and_knows_its_curves() -> None:
     assert active[0] == result.sound["l0"]
     assert active[2] == result.sound["l0_at_0.1"]
     assert consistency[2] == pytest.approx(result.sound["consistency_at_0.1"], nan_ok=True)
-    result.curves = {"consistency_by_support": {"1": 3.0, "10": None}, "retrieval_paper": {"16": {"5": 2.0}}}
-    assert result.by_support() == {1: 3.0, 10: None}
+    result.curves = {"retrieval_paper": {"16": {"5": 2.0}}}
     assert result.by_dims(5, "paper") == {16: 2.0}
     for text in ("[1]", "{}", "", '{"paper": 3}', "[" * 100_000):
         with pytest.raises(InputError, match="x: not the results of an evaluation"):

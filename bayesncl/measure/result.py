@@ -99,10 +99,6 @@ class Result:
         active, consistency = (as_array([(self.sound or {})[name] for name in each]) for each in names)
         return active, consistency
 
-    def by_support(self) -> dict[int, Value]:
-        """Consistency over the dimensions that fire on at least so many images."""
-        return {int(least): share for least, share in (self.curves or {})["consistency_by_support"].items()}
-
     def by_dims(self, k: int, definition: str = "sound") -> dict[int, float]:
         """Retrieval precision at k by the number of kept dimensions."""
         return {int(dims): found[str(k)] for dims, found in (self.curves or {})[f"retrieval_{definition}"].items()}

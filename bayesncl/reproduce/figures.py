@@ -8,7 +8,6 @@ from typing import Any
 
 from ..data import DATASETS
 from ..data.images import Images
-from ..measure.result import Result
 from ..progress import plural
 from ..report import plots
 from ..report.plots import CORRELATIONS, Curve
@@ -42,8 +41,8 @@ def draw_support(lines: list[Line], path: Path) -> Path:
     for i, line in enumerate(line for line in lines if line.runs):
         name = f"{paper()['methods'][line.row.method]}, {plural(len(line.runs), 'run')}"
         for j, entry in enumerate(line.runs[:MOST_RUNS]):
-            found = Result.from_dict(entry["measures"]).by_support()
-            points = [(least, share) for least, share in found.items() if share is not None]
+            found = entry["measures"]["curves"]["consistency_by_support"]
+            points = [(int(least), share) for least, share in found.items() if share is not None]
             curves.append(Curve(i, points, name if j == 0 else None))
     return plots.plot_support(curves, path)
 
