@@ -83,9 +83,10 @@ def run_methods(out: Path, changes: list[str], open_browser: bool, display: Disp
         results[method] = evaluated(models[method], out / method, seen, test, display)
     report, columns = out / "report", (*METHODS, "better")
     figures = draw_figures({m: (out / m, r) for m, r in results.items()}, report)
-    runs = [describe_run(models[m], out / m, test) for m in ("bayesncl", "ncl")]
+    runs = [describe_run(models[m], out / m, test, display) for m in ("bayesncl", "ncl")]
     figures += galleries(runs[0], test, report)
     atlas = build_atlas(out / "atlas", runs, test, title="BayesNCL and NCL on the built-in scenes")
+    display.close()
     table = summarise(results, ROWS)
     verdicts = {name: each.verdict for name, each in results.items() if each.verdict}
     page = write_report(report, columns, table, [path.name for path in figures], results["bayesncl"].theory, verdicts)
@@ -114,7 +115,7 @@ def evaluated(model: Encoder, folder: Path, seen: Images, test: Images, display:
     result = evaluate(model, seen, test, progress=display.count)
     display.close()
     run.write(run.evaluation_file, result.to_json())
-    return Result.from_json(result.to_json())
+    return result
 
 
 def show_page(page: Path, wanted: bool) -> None:

@@ -39,6 +39,7 @@ LISTED = 12  # of lists that could be long
 DIGITS = 6  # of what is listed by dimension
 FEW = 20  # test images of a class: with fewer on average its numbers are mostly chance
 KINDS = ("h", "z", "gated")
+SEED = 0  # of shuffled labels and drawn rows
 
 
 def scarce(train: Images, test: Images) -> str | None:
@@ -79,7 +80,7 @@ def measure_file(
         raise InputError(f"{labels_path}: {why}, expected a whole number or a word for every row")
     if embeddings_path is not None:
         found["e"] = find_features(embeddings_path, read_arrays(embeddings_path, (FEATURES,)))
-    given: dict[str, Any] = {"embeddings": found.get("e", found.get("h")), "second": "e" in found}
+    given: Tree = {"embeddings": found.get("e", found.get("h")), "second": "e" in found}
     given["control"] = found.get("control")
     if "y_coarse" in found:
         given["levels"] = {"superclass": found["y_coarse"]}
@@ -94,13 +95,9 @@ def measure_features(
     features: Array | Mapping[str, Array],
     labels: Array | None = None,
     *,
-    definitions: Sequence[str] = interpretability.DEFINITIONS,
     dims: Sequence[int] = KEPT_DIMS,
     ks: Sequence[int] = retrieval.KS,
     ranking: Array | None = None,
-    min_support: int = counts.MIN_SUPPORT,
-    queries: int | None = None,
-    seed: int = 0,
     spectrum: bool = True,
     everything: bool = False,
     progress: Progress | None = None,
@@ -115,21 +112,19 @@ def measure_features(
     dims : numbers of kept dimensions for retrieval, besides all; those of D or more are left out.
     ks : neighbours for retrieval; those of N or more are left out.
     ranking : [D] for retrieval by `sound`, say the column sums of the training split; default those of the features.
-    min_support : images a dimension must fire on to count in `sound`.
-    queries : how many rows serve as queries; default all, or 2,000 of more than 50,000.
-    seed : of the shuffled labels and of the sampled queries.
     spectrum : whether to compute `effective_rank` and `orthogonality`; None in the result if not.
     everything : also F1 and IoU of dimensions where very many entries fire.
     progress : called with (done, total, what).
     given : what else is known for the verdict: `label_names`, `levels`, `embeddings`, `second`, `control`, `train`,
-        `stability`; see `readable.figures`. Of more than 50,000 rows 20,000 are judged.
+        `stability`; see `readable.figures`.
 
     Returns
     -------
     Result with `paper`, `sound`, `retrieval`, `chance` (less what no label enters), `parameters`, and the `verdict`
-    with the figures behind it.
+    with the figures behind it. Of more than 50,000 rows 2,000 serve as queries, and 20,000 are judged for the verdict.
     """
-    by_definition = features if isinstance(features, Mapping) else dict.fromkeys(definitions, features)
+    both = interpretability.DEFINITIONS
+    by_definition = features if isinstance(features, Mapping) else dict.fromkeys(both, features)
     groups: dict[int, tuple[np.ndarray, list[str]]] = {}  # definitions that share an array share its passes
     for name, array in by_definition.items():
         if id(array) not in groups:
@@ -141,15 +136,11 @@ def measure_features(
     judged = arrays.get("sound", next(iter(arrays.values())))
     n = len(judged)
     if labels is None:
-        counted = {"images": n, "dimensions": {"sound": judged.shape[1]}, "seed": seed}
-        return _add_verdict(Result(parameters=counted), judged, None, everything=everything, seed=seed, **given)
+        counted = {"images": n, "dimensions": {"sound": judged.shape[1]}, "seed": SEED}
+        return _add_verdict(Result(parameters=counted), judged, None, everything=everything, **given)
     index, names = as_labels(labels, n)
-    labellings = [index, interpretability.shuffled(index, seed)]
-    rows = None
-    if queries is None and n > MANY_ROWS:
-        queries = SAMPLED_QUERIES
-    if queries is not None and queries < n:
-        rows = _sample(n, queries, seed)
+    labellings = [index, interpretability.shuffled(index, SEED)]
+    queries = _sample(n, SAMPLED_QUERIES) if n > MANY_ROWS else None
     ks = [k for k in ks if k < n]
     if not ks:
         raise InputError(f"no number of neighbours fits {n} rows")
@@ -157,9 +148,7 @@ def measure_features(
     found: Tree = {name: {} for name in arrays}
     chance: Tree = {name: {} for name in arrays} | {"retrieval": {name: {} for name in arrays}}
     for array, members in groups.values():
-        measured = interpretability.evaluate(
-            array, labellings, members, min_support=min_support, spectrum=spectrum, progress=progress
-        )
+        measured = interpretability.evaluate(array, labellings, members, spectrum=spectrum, progress=progress)
         for name in members:
             values[name] = measured[0][name]
             chance[name] = {key: v for key, v in measured[1][name].items() if measures.named(key).needs_labels}
@@ -171,7 +160,7 @@ def measure_features(
 
         def relevance(kept: int | None, ranking: Array, array: np.ndarray = array) -> Tree:
             columns = retrieval.choose(array, kept, ranking)
-            return retrieval.rank_relevance(array, labellings, max(ks), columns, queries=rows, progress=progress)
+            return retrieval.rank_relevance(array, labellings, max(ks), columns, queries=queries, progress=progress)
 
         own = counts.column_sums(array, progress)
         for kept in [*(k for k in dims if k < array.shape[1]), None]:
@@ -188,7 +177,7 @@ def measure_features(
         "classes": len(names),
         "images_per_class": [int(size) for size in (np.bincount(index).min(), np.bincount(index).max())],
         "epsilon": ACTIVE,
-        "min_support": min_support,
+        "min_support": counts.MIN_SUPPORT,
         "thresholds": list(interpretability.CURVE),
         "matched_l0": list(interpretability.MATCHED),
         "matched_slack": interpretability.MATCHED_SLACK,
@@ -201,23 +190,24 @@ def measure_features(
         "retrieval_dims": [k for k in dims if k < max(array.shape[1] for array in arrays.values())],
         "retrieval_ranking": "column sums" if ranking is None else "given",
         "retrieval_ties": "expected over all orders",
-        "queries": n if rows is None else len(rows),
-        "queries_sampled": rows is not None,
-        "seed": seed,
+        "queries": n if queries is None else len(queries),
+        "queries_sampled": queries is not None,
+        "seed": SEED,
     }
     result = Result(**values, retrieval=found, chance=chance, parameters=parameters)
-    return _add_verdict(result, judged, labels, everything=everything, queries=queries, seed=seed, **given)
+    asked = None if queries is None else len(queries)
+    return _add_verdict(result, judged, labels, everything=everything, queries=asked, **given)
 
 
-def _sample(n: int, count: int, seed: int) -> np.ndarray:
-    return np.sort(np.random.default_rng(seed).choice(n, count, replace=False))
+def _sample(n: int, count: int) -> np.ndarray:
+    return np.sort(np.random.default_rng(SEED).choice(n, count, replace=False))
 
 
-def _add_verdict(result: Result, z: np.ndarray, labels: Array | None, *, seed: int = 0, **given: Any) -> Result:
+def _add_verdict(result: Result, z: np.ndarray, labels: Array | None, **given: Any) -> Result:
     """The result with the verdict on codes [N, D], and the figures it is made of; see `readable.figures`."""
     n = len(z)
     if n > max(MANY_ROWS, JUDGED_ROWS):
-        chosen = _sample(n, JUDGED_ROWS, seed)
+        chosen = _sample(n, JUDGED_ROWS)
         result.parameters["judged_rows"] = JUDGED_ROWS
 
         def some(rows: Array | None) -> np.ndarray | None:
@@ -226,7 +216,7 @@ def _add_verdict(result: Result, z: np.ndarray, labels: Array | None, *, seed: i
         z, labels = z[chosen], some(labels)
         given |= {name: some(given.get(name)) for name in ("embeddings", "control")}
         given["levels"] = {name: some(level) for name, level in (given.get("levels") or {}).items()}
-    tree = readable.figures(z, labels, seed=seed, **given)
+    tree = readable.figures(z, labels, seed=SEED, **given)
     result.verdict = to_dict(in_words(tree, labels is not None))
     result.chance |= rounded(tree["chance"])
     for name in ("readable", "kept", "detectors", "coverage", "labelfree", "whole", "seeds", "control"):
@@ -307,8 +297,8 @@ def evaluate(
         if paper_probe:
             result.probe["paper"] = published_probe(model, train, test, progress)
     if sound.open is not None:  # the theory is of gates that are open or closed
-        gate, both = model.recipe.gate, (test.labels, test.backgrounds)
-        result.theory = theory.compare(sound.z, sound.gated, sound.open, *both, gate.prior, gate.weight)
+        both = test.labels, test.backgrounds
+        result.theory = theory.compare(sound.z, sound.gated, sound.open, *both, model.recipe.gate.prior)
         result.gates = {
             "open": float(sound.open.mean()),
             "open_where_active": float(sound.open[sound.z > 0].mean()) if (sound.z > 0).any() else None,
@@ -383,10 +373,9 @@ def background_measures(model: Encoder, train: Images, test: Images, seen: Extra
         for name, value in found.items()
     }
     out["ipw"] = theory.ipw_effect(sound.gated, *both, pi=theory.prevalence(seen.z))
-    out["ipw"]["conflict"] = {k: scalars(v) for k, v in out["ipw"]["conflict"].items()}
     out["ipw"]["retrieval"] = rounded(out["ipw"]["retrieval"])
     if sound.open is not None:
-        out["gate_effect"] = scalars(conflict.gate_effect(sound.z, sound.gated, *both, sound.open))
+        out["gate_effect"] = scalars(conflict.gate_effect(sound.z, sound.gated, *both))
     other = known.counterfactual(data) if known.counterfactual else None
     if other is not None:
         moved = extract(model, other, "sound")
@@ -399,9 +388,9 @@ def background_probes(seen: Extracted, train: Images, found: Extracted, test: Im
 
     Where object and background are tied in training, part of the background is read off the object.
     """
-    pairs = {kind: (getattr(seen, kind), getattr(found, kind)) for kind in KINDS}
     probes = {
-        kind: probe.fast_probe(own, train.backgrounds, other, test.backgrounds) for kind, (own, other) in pairs.items()
+        kind: probe.fast_probe(getattr(seen, kind), train.backgrounds, getattr(found, kind), test.backgrounds)
+        for kind in KINDS
     }
     group = probe.group_probe(seen.h, train.labels, train.backgrounds, found.h, test.labels, test.backgrounds)
     return probes, group

@@ -316,7 +316,7 @@ def test_a_kill_while_replacing_leaves_one_whole_atlas(
         (AtlasRun("r", np.ones((59, 3))), r"z must be \[60, D\] for 60 images, got \[59, 3\]"),
         (AtlasRun("r", np.ones(60)), r"got \[60\]"),
         (AtlasRun("r", np.ones((60, 3)), None, np.ones((60, 2), bool)), r"open must be \[60, 3\] .*got \[60, 2\]"),
-        (AtlasRun("r", np.full((60, 3), np.nan)), "run 'r': z: features must be finite numbers"),
+        (AtlasRun("r", np.full((60, 3), np.nan)), "run 'r': features must be finite numbers"),
     ],
 )
 def test_bad_arrays_are_named(run: AtlasRun, message: str) -> None:
@@ -371,7 +371,7 @@ def test_galleries_are_figures(tmp_path: Path) -> None:
     assert [f.name for f in files] == ["high-entropy.png", "most-suppressed.png"]
     for file in files:
         drawn = np.asarray(Image.open(file).convert("RGB"))
-        assert drawn.shape[1] > 600
+        assert drawn.shape[1] > 300
         assert (drawn != 255).any(-1).mean() > 0.2
     bare = galleries(AtlasRun("r", z), make_images(labelled=False), tmp_path / "b")
     assert [f.name for f in bare] == ["high-entropy.png"]

@@ -182,7 +182,7 @@ def test_the_scale_of_rows_does_not_matter(scale: float) -> None:
 
 @pytest.mark.parametrize("kind", ["complex128", "datetime64[s]", "U3", "O"])
 def test_what_is_no_number_is_refused(kind: str) -> None:
-    with pytest.raises(InputError, match="run 'r': z: features must be float16, float32 or float64"):
+    with pytest.raises(InputError, match="run 'r': features must be float16, float32 or float64"):
         prepare(AtlasRun("r", np.zeros((60, 3), kind)), make_images())
 
 

@@ -57,7 +57,7 @@ def test_lines_of_a_verdict_whatever_is_in_the_file(damage: object) -> None:
 
 def test_a_run_is_shown_with_the_verdict_of_its_evaluation(tmp_path: Path) -> None:
     Run(tmp_path).evaluation_file.write_text('{"verdict": {"lines": [{"text": "Good.", "measured_by": "eye"}]}}')
-    run = sources.describe_run(build_model(tiny_recipe()), tmp_path, tiny_images(10))
+    run = sources.describe_run(build_model(tiny_recipe()), tmp_path, tiny_images(10), Display(quiet=True))
     assert run.verdict == (("Good.", "eye"),)
 
 
@@ -74,7 +74,7 @@ def test_theory_table_says_what_holds() -> None:
 
 @pytest.mark.parametrize(("method", "gated", "hard"), [("ncl", 0, 0), ("bayesncl-soft", 1, 0), ("bayesncl", 1, 1)])
 def test_soft_gates_are_shown_as_gates_that_close_nothing(method: str, gated: int, hard: int, tmp_path: Path) -> None:
-    run = sources.describe_run(build_model(tiny_recipe(method)), tmp_path, tiny_images(10))
+    run = sources.describe_run(build_model(tiny_recipe(method)), tmp_path, tiny_images(10), Display(quiet=True))
     assert (run.gated is not None, run.open is not None) == (bool(gated), bool(hard))
 
 

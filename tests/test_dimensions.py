@@ -74,7 +74,6 @@ def test_against_loops(world: dict[str, np.ndarray], monkeypatch: pytest.MonkeyP
         assert table.entropy_mean[k] == pytest.approx(nats([m / s for m, s in zip(mass, sizes)]))
         assert table.closed_rate[k] == pytest.approx(100 * sum(not open[i, k] for i in fires) / len(fires))
     firing = unit > 1e-5
-    assert table.closed == pytest.approx(100 * (firing & ~open).sum() / firing.sum())
     near_dead = ~table.dead & ~table.counted
     assert (table.dead.sum(), near_dead.tolist().index(True), table.l0) == (1, 4, firing.sum() / 90)
 
@@ -101,7 +100,7 @@ def test_without_labels_what_needs_them_is_none(world: dict[str, np.ndarray]) ->
         assert np.array_equal(table.support, full.support)
         assert table.classes is table.consistency is table.entropy_sum is table.ap is table.open_counts is None
         assert table.closed_rate is not None
-    assert describe(world["z"]).closed is None
+    assert describe(world["z"]).closed_rate is None
 
 
 def test_words_are_labels_and_shapes_are_checked(world: dict[str, np.ndarray]) -> None:

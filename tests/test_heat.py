@@ -11,7 +11,7 @@ from torch import nn
 
 from bayesncl.evaluate import evaluate
 from bayesncl.heat import Heat, Sight, as_map, find_layer, heat_maps, masking_drop, see_model, strongest_heat
-from bayesncl.measure.measures import named
+from bayesncl.measure.measures import named, value
 from bayesncl.model import Encoder, build_model
 from bayesncl.report.tables import render
 from tests.conftest import tiny_images, tiny_recipe
@@ -82,7 +82,7 @@ def test_an_evaluation_has_the_check_with_its_control() -> None:
     sight, pixels = see_model(model), tiny_images(50, seed=1).pixels
     drop = masking_drop(sight, pixels, find_layer(sight, pixels))
     assert result.heat == drop
-    assert result.value(named("heat/hottest")) == drop["hottest"]
+    assert value(result.to_dict(), named("heat/hottest").path()) == drop["hottest"]
     assert result.chance["heat"] == {"hottest": drop["random"]}
     line = next(line for line in render(result).splitlines() if "without its hottest quarter" in line)
     assert f"{drop['hottest']:.3f}" in line

@@ -124,9 +124,9 @@ def test_dense_rows_give_the_probe_of_sparse_ones(monkeypatch: pytest.MonkeyPatc
     """A GPU takes them dense."""
     z, y = codes(n=300)
     both = kept.keep(z[:200], 3), y[:200], kept.keep(z[200:], 3), y[200:]
-    wanted = kept.probe(*both, device="cpu")
+    wanted = kept.probe(*both)
     monkeypatch.setattr(kept, "_on", lambda _, x: torch.from_numpy(x.toarray()))
-    assert kept.probe(*both, device="cpu")["acc1"] == pytest.approx(wanted["acc1"], abs=1.5)
+    assert kept.probe(*both)["acc1"] == pytest.approx(wanted["acc1"], abs=1.5)
 
 
 def test_probe_minimises_the_penalised_loss() -> None:

@@ -151,7 +151,7 @@ def test_features_by_definition_and_strict_ranking() -> None:
     assert result.retrieval["sound"]["8"]["5"] == pytest.approx(retrieval(other, LABELS, 8, ranking=ranking)[5])
     by_paper = retrieval(FEATURES, LABELS, 8, definition="paper")[5]
     assert result.retrieval["paper"]["8"] == {"5": pytest.approx(by_paper)}
-    assert measure_features(FEATURES, LABELS, definitions=("paper",)).sound is None
+    assert measure_features({"paper": FEATURES}, LABELS).sound is None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from bayesncl.errors import InputError
 from bayesncl.evaluate import measure_features
 from bayesncl.measure.interpretability import DEFINITIONS, interpretability
-from bayesncl.measure.measures import MEASURES, Measure, by_path, find, named, register
+from bayesncl.measure.measures import MEASURES, Measure, find, named, register, value
 from bayesncl.measure.result import Result
 from bayesncl.report.tables import render
 
@@ -28,18 +28,20 @@ def test_every_key_of_interpretability_is_registered(definition: str) -> None:
 
 def test_measures_are_told_apart() -> None:
     assert len({m.key for m in MEASURES}) == len(MEASURES)
-    assert len({(measure.title(), definition) for measure, definition in by_path().values()}) == len(by_path())
-    assert all(m.doc.endswith(".") for m in MEASURES)
+    every = [(measure, definition) for measure in MEASURES for definition in measure.definitions or ("",)]
+    assert len({(measure.title(), definition) for measure, definition in every}) == len(every)
+    assert all(find(measure.path(definition)) == (measure, definition) for measure, definition in every)
 
 
 def test_values_are_found_by_measure() -> None:
     result = measure_features(FEATURES, LABELS, dims=(4,))
     for definition in DEFINITIONS:
-        assert result.value(named("consistency"), definition) == getattr(result, definition)["consistency"]
+        path = named("consistency").path(definition)
+        assert value(result.to_dict(), path) == getattr(result, definition)["consistency"]
         measure, said = find(("retrieval", definition, "4", "5"))
         assert said == definition
-        assert result.value(measure, definition) == result.retrieval[definition]["4"]["5"]
-    assert result.value(named("probe/fast/acc1")) is None
+        assert value(result.to_dict(), measure.path(definition)) == result.retrieval[definition]["4"]["5"]
+    assert value(result.to_dict(), named("probe/fast/acc1").path()) is None
     assert find(("parameters", "seed")) is None
     assert named("consistency").title() == "consistency (%)"
     assert named("l0").text(1234.56) == "1,234.6"
@@ -70,8 +72,7 @@ def test_a_result_survives_json_and_knows_its_curves() -> None:
     assert active[0] == result.sound["l0"]
     assert active[2] == result.sound["l0_at_0.1"]
     assert consistency[2] == pytest.approx(result.sound["consistency_at_0.1"], nan_ok=True)
-    result.curves = {"consistency_by_support": {"1": 3.0, "10": None}, "retrieval_paper": {"16": {"5": 2.0}}}
-    assert result.by_support() == {1: 3.0, 10: None}
+    result.curves = {"retrieval_paper": {"16": {"5": 2.0}}}
     assert result.by_dims(5, "paper") == {16: 2.0}
     for text in ("[1]", "{}", "", '{"paper": 3}', "[" * 100_000):
         with pytest.raises(InputError, match="x: not the results of an evaluation"):

@@ -164,7 +164,7 @@ def test_every_name_runs_at_smoke_scale(name: str, smoked: Path, capsys: pytest.
     assert command.missing(EXPERIMENTS[name], ledger.read(smoked), "smoke") == []
     for section in tables.sections(EXPERIMENTS[name], ledger.by_setting(ledger.read(smoked)), "smoke"):
         for line in section.lines:
-            assert line.runs >= 1
+            assert line.runs
             assert all(np.isfinite(v) for c in line.cells.values() for v in c.ours)
             assert sum(bool(c.ours) for c in line.cells.values()) >= len(line.cells) - 1  # a correlation may not exist
     if EXPERIMENTS[name].is_figure:
@@ -409,8 +409,10 @@ def test_a_sheet_has_a_row_per_dimension(tmp_path: Path, entry: dict[str, Any]) 
     chosen = entry["exemplars"]["high_entropy"]
     sheet = np.asarray(Image.open(figures.draw_sheet("high_entropy", entry, test, tmp_path / "s.png")))
     step = plots.TILE + 2
-    assert sheet.shape == (len(chosen) * step - 2, plots.MARGIN + 10 * step - 2, 3)
-    left = plots.MARGIN + 2 * step
+    margin = sheet.shape[1] - (10 * step - 2)
+    assert len(sheet) == len(chosen) * step - 2
+    assert sheet[:, :margin].min() < 99  # numbers stand there
+    left = margin + 2 * step
     tile = sheet[step : step + plots.TILE, left : left + plots.TILE]
     wanted = test.pixels[chosen[1]["images"][2]].transpose(1, 2, 0)
     assert np.array_equal(tile[:: plots.TILE // 16, :: plots.TILE // 16], wanted)

@@ -12,7 +12,7 @@ import torch
 
 from bayesncl.errors import InputError
 from bayesncl.measure import labelfree, stability
-from bayesncl.measure.readable import figures, likeness, readable
+from bayesncl.measure.readable import figures, least_alike, readable
 from bayesncl.measure.retrieval import retrieval
 from bayesncl.measure.sparse import strongest_images
 from bayesncl.measure.verdict import Verdict, render, to_dict, verdict
@@ -27,8 +27,8 @@ def checked(found: Verdict) -> dict[str, str]:
         assert line.text.endswith(".") and line.measured_by
         assert all(v is None or (type(v) is float and np.isfinite(v)) for v in (line.value, line.chance, line.control))
     assert json.loads(json.dumps(to_dict(found), allow_nan=False))["images"] == found.images
-    assert max(map(len, render(found).splitlines())) <= 80
-    assert "nan" not in render(found)
+    assert max(map(len, render(to_dict(found)).splitlines())) <= 80
+    assert "nan" not in render(to_dict(found))
     return {line.measured_by: line.text for line in found.lines}
 
 
@@ -49,15 +49,20 @@ def test_readable_dimensions_by_a_loop() -> None:
         ]
         assert found[j] == any(alike)
     assert found.any() and not found[2]
+
+
+def test_readable_dimensions_without_labels_by_a_loop() -> None:
+    z, y = codes()
+    z[9:, 2] = 0  # fires on fewer than ten
     e = labelfree.prepare(embed(y), len(z))
-    low, high = likeness(e)
-    assert low < 0.1 < high
-    by = readable(top, (), e)
-    for j, rows in enumerate(top):
+    least = least_alike(e, None, 0)
+    near = np.mean([np.sort(row)[-10:-1].mean() for row in e @ e.T])  # an image and its neighbours
+    assert 0.05 < least < near
+    wanted = 0
+    for rows in strongest_images(z, 10):
         pairs = [e[a] @ e[b] for a in rows for b in rows if a < b]
-        assert by[j] == ((rows >= 0).all() and np.mean(pairs) >= (low + high) / 2)
-    with pytest.raises(InputError, match="labels or embeddings"):
-        readable(top)
+        wanted += (rows >= 0).all() and np.mean(pairs) >= least
+    assert 0 < figures(z, embeddings=embed(y))["readable"]["count"] == wanted
 
 
 def test_everything_given() -> None:

@@ -34,35 +34,23 @@ def build_atlas(out: Path, runs: list[AtlasRun], images: Images | Photos, title:
     """Write the atlas of one or more runs on the same images as the folder `out`.
 
     The folder appears complete or not at all. An atlas that is already there is replaced, but for what people put into
-    it; any other folder is refused.
-
-    Parameters
-    ----------
-    out : the folder.
-    runs : features of each run or code, at most eight.
-    images : pixels (`Images`) or files (`Photos`), with labels or without.
-    title : the name of the atlas.
-
-    Returns
-    -------
-    The path of its index.html, which opens from disk.
+    it; any other folder is refused. At most eight `runs`; the images are pixels (`Images`) or files (`Photos`), with
+    labels or without. Returns the path of index.html, which opens from disk.
     """
     out = Path(os.path.realpath(out)) if Path(out).is_symlink() else Path(out)  # a link stays
     before = check_out(out, len(runs))
-    if len(images) < 1:
-        raise InputError("an atlas needs at least one image, got none")
     labels = factorise("labels", images.labels, images.class_names)
     grounds = factorise("backgrounds", images.backgrounds, images.background_names)
-    features = [prepare(run, images) for run in runs]
+    runs = [prepare(run, images) for run in runs]
     out.parent.mkdir(parents=True, exist_ok=True)
     with temporary_beside(out, folder=True) as folder:
         _write_page(folder, title)
         first_seen: list[int] = []
-        for r, arrays in enumerate(features):
-            first_seen += write_run(folder, f"run{r}", arrays, labels, grounds, runs[r].heat)
+        for r, run in enumerate(runs):
+            first_seen += write_run(folder, f"run{r}", run, labels, grounds)
             if r:
-                write_matches(folder, f"compare-{r}", features[0].z, arrays.z)
-        write_images(folder, images, labels, grounds, runs, features, title, first_seen)
+                write_matches(folder, f"compare-{r}", runs[0].z, run.z)
+        write_images(folder, images, labels, grounds, runs, title, first_seen)
         (folder / MARKER).write_text(json.dumps({"format": 2, "title": title, "runs": [run.name for run in runs]}))
         if out.exists():
             _keep_others(out, folder)

@@ -6,8 +6,9 @@ import base64
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy import sparse
@@ -15,7 +16,7 @@ from scipy import sparse
 from ..data.images import Images, spread_evenly
 from ..errors import InputError
 from ..heat import Heat
-from ..measure.dimensions import Dimensions, describe, most_mixed, most_suppressed
+from ..measure.dimensions import Dimensions, describe, mean, most_mixed, most_suppressed
 from ..measure.labelfree import draw_trials
 from ..measure.sparse import as_codes, fired
 from .pictures import Photos, large_side, picture_size, thumbnail_side, write_sprites
@@ -55,8 +56,8 @@ class AtlasRun:
     """
 
     name: str
-    z: np.ndarray | sparse.sparray | sparse.spmatrix
-    gated: np.ndarray | sparse.sparray | sparse.spmatrix | None = None
+    z: Any
+    gated: Any = None
     open: np.ndarray | None = None
     summary: dict | None = None
     sentence: str = ""
@@ -65,43 +66,34 @@ class AtlasRun:
     verdict: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True)
-class Features:
-    """The checked arrays of a run, rows of length 1; `gated` is None without gates, `open` where none closes."""
+def prepare(run: AtlasRun, images: Images | Photos) -> AtlasRun:
+    """The run with its arrays checked against the images: CSR, rows of length 1.
 
-    z: sparse.csr_array
-    gated: sparse.csr_array | None = None
-    open: np.ndarray | None = None
-
-
-def prepare(run: AtlasRun, images: Images | Photos) -> Features:
-    """Check the arrays of a run against the images, and scale rows to length 1."""
+    `gated` is None without gates, `open` where none closes.
+    """
     n, shape = len(images), tuple(np.shape(run.z))
     if len(shape) != 2 or shape[0] != n or not 1 <= shape[1] <= MOST_DIMS:
         raise InputError(f"run {run.name!r}: z must be [{n}, D] for {n} images, got {list(shape)}")
     for what, x in (("gated", run.gated), ("open", run.open)):
         if x is not None and np.shape(x) != shape:
             raise InputError(f"run {run.name!r}: {what} must be {list(shape)} like z, got {list(np.shape(x))}")
-    found = {}
-    for what, x in (("z", run.z), ("gated", run.gated)):
-        try:
-            found[what] = None if x is None else fired(as_codes(x))
-        except InputError as error:
-            raise InputError(f"run {run.name!r}: {what}: {error}") from None
-    z, gated = found["z"], found["gated"]
+    try:
+        z, gated = (None if x is None else fired(as_codes(x)) for x in (run.z, run.gated))
+    except InputError as error:
+        raise InputError(f"run {run.name!r}: {error}") from None
     open = None if run.open is None else np.asarray(run.open, dtype=bool)
     if gated is None and open is not None:
         gated = mask_rows(z, open)
-    if gated is None or (open is None and abs(gated - z).max() <= 1e-6):
-        return Features(z)
-    return Features(z, gated, open)
+    elif gated is not None and open is None and abs(gated - z).max() <= 1e-6:
+        gated = None
+    return replace(run, z=z, gated=gated, open=open)
 
 
-def fingerprint(run: AtlasRun, features: Features) -> str:
+def fingerprint(run: AtlasRun) -> str:
     """The run's own, or a hash of up to 65,536 entries of its features."""
     if run.fingerprint:
         return run.fingerprint
-    z = features.z
+    z = run.z
     some = spread_evenly(z.nnz, 1 << 16)
     parts = [str(z.shape).encode(), z.indices[some].astype("<i8").tobytes(), quantise(z.data[some]).tobytes()]
     return hashlib.blake2b(b"".join(parts), digest_size=8).hexdigest()
@@ -109,12 +101,12 @@ def fingerprint(run: AtlasRun, features: Features) -> str:
 
 def write_images(
     folder: Path, images: Images | Photos, labels: Labels | None, grounds: Labels | None, runs: list[AtlasRun],
-    features: list[Features], title: str, first_seen: list[int],
+    title: str, first_seen: list[int],
 ) -> None:  # fmt: skip
     """What belongs to the images and to no run: pictures, labels, names."""
     n = len(images)
     side, large = thumbnail_side(n), large_side(n)
-    order = _by_dimension(features[0].z) if n > 1000 else None
+    order = _by_dimension(runs[0].z) if n > 1000 else None
     cover = np.array(list(dict.fromkeys(first_seen))[:512], np.int64)
     plain: dict[str, object] = {
         "title": title,
@@ -126,9 +118,9 @@ def write_images(
         "runs": [
             {
                 "name": run.name, "sentence": run.sentence, "summary": tabulate(run.summary),
-                "fingerprint": fingerprint(run, arrays), "verdict": [list(line) for line in run.verdict],
+                "fingerprint": fingerprint(run), "verdict": [list(line) for line in run.verdict],
             }
-            for run, arrays in zip(runs, features)
+            for run in runs
         ],
         "files": {"dims": DIMS_A_FILE, "images": IMAGES_A_FILE},
         "scale": SCALE,
@@ -159,15 +151,12 @@ def _by_dimension(z: sparse.csr_array) -> np.ndarray:
     return np.lexsort((-value, dim))
 
 
-def write_run(
-    folder: Path, key: str, features: Features, labels: Labels | None, grounds: Labels | None,
-    heat: Heat | str | None = None,
-) -> list[int]:  # fmt: skip
+def write_run(folder: Path, key: str, run: AtlasRun, labels: Labels | None, grounds: Labels | None) -> list[int]:
     """The numbers of a run: by dimension, by class, by image; each before and, where there are gates, after gating.
 
     Returns the images its overview shows.
     """
-    z, gated, open = features.z, features.gated, features.open
+    z, gated, open, heat = run.z, run.gated, run.open, run.heat
     n, d = z.shape
     plain: dict = {"dims": d, "signed": bool(z.min() < 0), "gated": open is not None, "stages": {}}
     y, backgrounds = (None if each is None else each.index for each in (labels, grounds))
@@ -193,7 +182,8 @@ def write_run(
         counts |= _prefix(stage, {what: _small(count) for what, count in by_label.items() if count is not None})
         if stage == "before" and open is not None:
             core |= {"open_rate": _floats(dims.open_rate, 100), "closed_rate": _floats(dims.closed_rate, 100)}
-            plain["closed"] = (dims.closed or 0.0) / 100
+            # of all entries that fire, those that the gates close
+            plain["closed"] = float(np.nansum(dims.closed_rate * dims.support) / max(dims.support.sum(), 1)) / 100
             plain["stages"]["before"]["gallery"]["suppressed"] = most_suppressed(dims)[:GALLERY].tolist()
             if dims.open_counts is not None:
                 counts["open"] = _small(dims.open_counts)
@@ -212,7 +202,7 @@ def write_run(
             raise InputError(f"heat maps must be [{n}, K] dimensions and [{n}, K, h, w] maps, got {heat.maps.shape}")
         plain |= {"heat": [*heat.maps.shape[1:], heat.share], "check": [heat.check["hottest"], heat.check["random"]]}
         by_image |= {"hot.dims": _small(heat.dims, d), "hot.maps": heat.maps.astype("u1")}
-    plain |= _write_vectors(folder, key, features, by_image)
+    plain |= _write_vectors(folder, key, run, by_image)
     _write(folder, key, plain, core)
     return seen
 
@@ -234,9 +224,9 @@ def _describe_core(dims: Dimensions, index: np.ndarray, value: np.ndarray, score
 
 def _headline(dims: Dimensions) -> dict[str, float | int | None]:
     """The few numbers that describe all dimensions together."""
-    known = dims.counted if dims.consistency is None else dims.counted & np.isfinite(dims.consistency)
-    mean = float(dims.consistency[known].mean()) / 100 if dims.consistency is not None and known.any() else None
-    return {"dead": int(dims.dead.sum()), "supported": int(dims.counted.sum()), "active": dims.l0, "consistency": mean}
+    share = None if dims.consistency is None else mean(dims.consistency[dims.counted])
+    whole = {"dead": int(dims.dead.sum()), "supported": int(dims.counted.sum()), "active": dims.l0}
+    return whole | {"consistency": None if share is None else share / 100}
 
 
 def _floats(x: np.ndarray | None, scale: float) -> np.ndarray:
@@ -265,9 +255,9 @@ def _describe_detail(x: sparse.csr_array, index: np.ndarray, value: np.ndarray, 
     return detail
 
 
-def _write_vectors(folder: Path, key: str, features: Features, by_image: Arrays) -> dict[str, object]:
+def _write_vectors(folder: Path, key: str, run: AtlasRun, by_image: Arrays) -> dict[str, object]:
     """The strongest features of each image; return how many are kept and how much of the squared length they cover."""
-    z, gated, open = features.z, features.gated, features.open
+    z, gated, open = run.z, run.gated, run.open
     n, d = z.shape
     keep = min(d, max(64, ENTRIES // n))
     rows = sparsify(z, z if gated is None else gated, open, keep)
@@ -297,9 +287,7 @@ def write_matches(folder: Path, key: str, a: sparse.csr_array, b: sparse.csr_arr
 
 def tabulate(summary: dict | None) -> dict | None:
     """Headline numbers as rows of one measure and columns of one definition; what is no number is left out."""
-    if not summary:
-        return None
-    groups = {k: v for k, v in summary.items() if isinstance(v, dict)} or {"": summary}
+    groups = {k: v for k, v in (summary or {}).items() if isinstance(v, dict)}
     keys = list(dict.fromkeys(k for group in groups.values() for k, v in group.items() if _number(v) is not None))
     rows = [[str(k), *(_number(group.get(k)) for group in groups.values())] for k in keys]
     return {"columns": [str(k) for k in groups], "rows": rows} if rows else None

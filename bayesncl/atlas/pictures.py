@@ -16,6 +16,7 @@ from ..data.cache import read_entry
 from ..data.decode import Square, decode
 from ..data.images import Images, check_known
 
+LARGEST = 256  # pixels a side of a picture on the page
 GREY = 128  # stands for a file that cannot be read
 SHEET, MANY_SHEET = 1024, 512  # pixels a side: small enough to decode without a pause, smaller where there are many
 MANY = 20_000  # images
@@ -29,8 +30,7 @@ class Photos:
 
     Attributes
     ----------
-    paths : the files. One that cannot be read becomes a grey picture.
-    side : pixels a side of the square that is cut from the middle of each, the largest the page shows.
+    paths : the files, of which a square is cut from the middle. One that cannot be read becomes a grey picture.
     labels, backgrounds, class_names, background_names, names : as in `Images`; without names, the paths below
         the folder they share.
     """
@@ -41,7 +41,6 @@ class Photos:
     class_names: tuple[str, ...] | None = None
     background_names: tuple[str, ...] | None = None
     names: tuple[str, ...] | None = None
-    side: int = 256
 
     def __post_init__(self) -> None:
         if self.names is None and len(self.paths):  # where the files lay is nobody else's business
@@ -56,7 +55,7 @@ class Photos:
 
 def picture_size(images: Images | Photos) -> tuple[int, int]:
     """Height and width of the originals, as far as they are alike."""
-    return (images.side, images.side) if isinstance(images, Photos) else images.pixels.shape[2:]
+    return (LARGEST, LARGEST) if isinstance(images, Photos) else images.pixels.shape[2:]
 
 
 def read_pictures(images: Images | Photos, rows: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -84,8 +83,8 @@ def thumbnail_side(count: int) -> int:
 
 
 def large_side(count: int) -> int:
-    """The longest side of a picture shown by itself: 256, less where there are many; 0 where there are too many."""
-    side = min(256, int(math.sqrt(LARGE_BYTES / 0.35 / max(count, 1))) // 32 * 32)
+    """The longest side of a picture shown by itself: LARGEST, less where there are many; 0 where there are too many."""
+    side = min(LARGEST, int(math.sqrt(LARGE_BYTES / 0.35 / max(count, 1))) // 32 * 32)
     return side if side > thumbnail_side(count) else 0
 
 

@@ -88,9 +88,9 @@ def default_place(source: Path) -> Path:
     return source.with_name(source.stem + "-atlas") if source.is_file() else run.inside(run.atlas)
 
 
-def describe_run(model: Encoder, run: Path, images: Images, display: Display | None = None) -> AtlasRun:
+def describe_run(model: Encoder, run: Path, images: Images, display: Display) -> AtlasRun:
     """Features of the images, with the headline numbers and the verdict of the run's evaluation where it has one."""
-    found = extract(model, images, "sound", progress=display.count if display else None)
+    found = extract(model, images, "sound", progress=display.count)
     recipe = model.recipe
     sentence = (
         f"{recipe.name}: {recipe.model.dim} dimensions learnt from {recipe.data.name} without labels, "
@@ -98,17 +98,11 @@ def describe_run(model: Encoder, run: Path, images: Images, display: Display | N
     )
     gated = found.gated if model.head.kind is not None else None
     mark = digest(model.state_dict())[:FINGERPRINT]
-    if display:
-        display.busy("trying heat maps")
+    display.busy("trying heat maps")
     heat = strongest_heat(see_model(model), images.pixels, found.z if gated is None else gated)
     results = Run(run).evaluation() or {}
-    summary, verdict = read_summary(results), read_verdict(results.get("verdict"))
+    summary, verdict = {k: results.get(k) for k in ("paper", "sound")}, read_verdict(results.get("verdict"))
     return AtlasRun(recipe.name, found.z, gated, found.open, summary, sentence, mark, heat, verdict)
-
-
-def read_summary(results: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Headline numbers of an evaluation, if it has any."""
-    return {name: results[name] for name in ("paper", "sound") if isinstance(results.get(name), dict)}
 
 
 def read_verdict(found: object) -> tuple[tuple[str, str], ...]:

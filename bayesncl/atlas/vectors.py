@@ -133,9 +133,8 @@ def nearest_rows(
             index[a + i, : len(order)] = found[order]
             value[a + i, : len(order)] = similar[order]
             if len(order) < count:  # the rest share nothing: the first ones, at similarity 0
-                taken = {*found[order].tolist(), *([a + i] if other is None else [])}
-                others = (j for j in range(m) if j not in taken)
-                index[a + i, len(order) :] = [next(others) for _ in range(count - len(order))]
+                taken = np.append(found[order], a + i) if other is None else found[order]
+                index[a + i, len(order) :] = np.setdiff1d(np.arange(count + 1), taken)[: count - len(order)]
     return index, value
 
 

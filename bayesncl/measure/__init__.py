@@ -10,8 +10,6 @@ from statistics import NormalDist
 
 def wilson(right: float, asked: int) -> tuple[float, float]:
     """Wilson's 95 % interval for a share of `right` among `asked`."""
-    if not asked:
-        return 0.0, 1.0
     z, p = NormalDist().inv_cdf(0.975), right / asked
     middle = (p + z * z / (2 * asked)) / (1 + z * z / asked)
     half = z / (1 + z * z / asked) * math.sqrt(p * (1 - p) / asked + z * z / (4 * asked * asked))

@@ -26,11 +26,8 @@ def conflict(
 ) -> dict[str, Any]:
     """Background-induced error, in total and by dimension.
 
-    Parameters
-    ----------
-    features : [N, D], taken as they are (unit-norm rows make the dot product a cosine).
-    labels, backgrounds : [N] integers.
-    weights : [D], w of the weighted similarity; ones if None.
+    Features [N, D] are taken as they are (unit-norm rows make the dot product a cosine); `weights` [D] are the w of the
+    weighted similarity, ones if None.
 
     Returns
     -------
@@ -67,9 +64,8 @@ def conflict(
 
 
 def pair_similarity(
-    features: np.ndarray, labels: np.ndarray, backgrounds: np.ndarray, weights: np.ndarray | None = None,
-    mask: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, int, int]:  # fmt: skip
+    features: np.ndarray, labels: np.ndarray, backgrounds: np.ndarray, weights: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, int, int]:
     """Mean of w_k z_k z'_k over all unordered pairs of each kind, [D] float64, and how many pairs there are.
 
     Kinds: other class on the same background, other class on another background, same class (0 without such pairs).
@@ -81,7 +77,7 @@ def pair_similarity(
     group = torch.from_numpy(number.reshape(-1))
     size = np.bincount(group).astype(float)  # [G]
     sums, own = np.zeros((len(size), features.shape[1])), np.zeros(features.shape[1])
-    for part, z in rows(features, mask):
+    for part, z in rows(features):
         sums += torch.zeros(sums.shape, dtype=torch.float64).index_add_(0, group[part], torch.from_numpy(z)).numpy()
         own += np.einsum("nd,nd->d", z, z)
 
@@ -111,22 +107,16 @@ def pair_similarity(
     return shared, apart, same, pairs_shared, pairs_apart
 
 
-def gate_effect(
-    z: Array, gated: Array, labels: Array, backgrounds: Array, mask: np.ndarray | None = None
-) -> dict[str, Any]:
-    """How much of the background-induced error the gates of one model remove.
+def gate_effect(z: Array, gated: Array, labels: Array, backgrounds: Array) -> dict[str, Any]:
+    """How much of the background-induced error the hard gates of one model remove.
 
-    Gated features are z * m at unit length again. Closing gates can only take similarity away (z >= 0); renormalising
-    gives some back, for what stays open grows. Both steps are reported.
-
-    Parameters
-    ----------
-    z, gated : [N, D] before and after the gates, both at unit length.
-    mask : [N, D], m; where gated is not 0 if None, which is right for hard gates.
+    z and gated, [N, D], are features at unit length before and after the gates; gated are z * m at unit length again.
+    Closing gates can only take similarity away (z >= 0); renormalising gives some back, for what stays open grows.
+    Both steps are reported.
 
     Returns
     -------
-    `error_ungated`, `error_closed` (z * m, not renormalised), `error_gated`, `removed` (ungated - gated) and
+    `error_ungated`, `error_closed` (of z * m), `error_gated`, `removed` (ungated - gated) and
     `removed_share` of it, `removed_by_closing`, `returned_by_renormalising`; `relative_ungated`, `relative_gated`
     (error over the similarity within classes, of which the gates take some too) and `removed_relative_share`;
     `by_dimension`: `removed`.
@@ -136,12 +126,12 @@ def gate_effect(
     if z.shape != gated.shape:
         raise InputError(f"features before the gates are {list(z.shape)}, after them {list(gated.shape)}")
 
-    def error_and_scale(features: np.ndarray, m: np.ndarray | None = None) -> tuple[np.ndarray, float, float]:
-        shared, apart, same, _, _ = pair_similarity(features, labels, backgrounds, mask=m)
+    def error_and_scale(features: np.ndarray) -> tuple[np.ndarray, float, float]:
+        shared, apart, same, _, _ = pair_similarity(features, labels, backgrounds)
         return shared - apart, float((shared - apart).sum()), float(same.sum())
 
     before, ungated, scale_before = error_and_scale(z)
-    _, masked, _ = error_and_scale(z, gated != 0 if mask is None else mask)
+    _, masked, _ = error_and_scale(z * (gated != 0))
     after, final, scale_after = error_and_scale(gated)
     relative_before, relative_after = _ratio(ungated, scale_before), _ratio(final, scale_after)
     return {
@@ -186,14 +176,6 @@ def stability(features: Array, counterfactual: Array) -> dict[str, float]:
     return {"cosine": mean, "spread": spread, "zero_rows": zero / n, "chance": chance, "gain": mean - chance}
 
 
-def firing_by_class(features: Array, labels: Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """P(z_k fires | c), [C, D]; the images of each class, [C]; the classes, [C]."""
-    features = as_features(features)
-    index, classes = as_labels(labels, len(features))
-    found = counts.count(features, [index], raw=True)[0]
-    return found.raw_fires / found.sizes[:, None], found.sizes, classes
-
-
 def conflicting_features(features: Array, labels: Array, threshold: float = 0.9) -> dict[str, Any]:
     """Dimensions that fire with high probability in two or more classes (the paper's definition).
 
@@ -206,8 +188,11 @@ def conflicting_features(features: Array, labels: Array, threshold: float = 0.9)
     those that would conflict if firing had nothing to do with the class), `dims`: a list, greatest product first, of
     `dim`, `classes` and their `probabilities` (likeliest first), `product` of the two greatest.
     """
-    probability, size, classes = firing_by_class(features, labels)
-    prevalence = size @ probability / size.sum()
+    features = as_features(features)
+    index, classes = as_labels(labels, len(features))
+    counted = counts.count(features, [index], raw=True)[0]
+    probability = counted.raw_fires / counted.sizes[:, None]  # [C, D]
+    prevalence = counted.raw_fires.sum(0) / len(features)
     order = np.argsort(-probability, axis=0, kind="stable")  # [C, D]
     ranked = np.take_along_axis(probability, order, axis=0)
     product = ranked[0] * ranked[1]
@@ -233,12 +218,11 @@ def prepare(features: Array, labels: Array, backgrounds: Array) -> tuple[np.ndar
     return z, as_labels(labels, len(z))[0], np.unique(np.asarray(backgrounds), return_inverse=True)[1]
 
 
-def rows(features: np.ndarray, mask: np.ndarray | None = None) -> Iterator[tuple[slice, np.ndarray]]:
-    """The features (times the mask) in float64, a block of rows at a time; NaN and infinity raise."""
+def rows(features: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+    """The features in float64, a block of rows at a time; NaN and infinity raise."""
     for part, block in counts.blocks(features):
         counts.norms(block, part.start)
-        z = block.double().numpy()
-        yield part, z if mask is None else z * np.asarray(mask[part])
+        yield part, block.double().numpy()
 
 
 def _ratio(part: float, whole: float) -> float:

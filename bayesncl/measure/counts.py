@@ -279,12 +279,8 @@ def average_precision(
     """Average precision [D] of each dimension's unit-norm |z| as a detector of one class, for one or several pairs.
 
     Equal values count as one step (as in scikit-learn); all images on which a dimension does not fire are equal.
-
-    Parameters
-    ----------
-    labellings, detected : int64 [N], and int64 [D] the class each dimension is to detect.
-    entries : number of firing entries. Up to EXACT_ENTRIES they are sorted, as float32; if more, they are rounded to
-        BIN_BITS bits of mantissa.
+    `detected` [D] are the classes to detect. Up to EXACT_ENTRIES firing entries are sorted, as float32; if there are
+    more `entries`, they are rounded to BIN_BITS bits of mantissa.
     """
     n, width = features.shape
     firing = _entries(features, labellings, detected, progress)

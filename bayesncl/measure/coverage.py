@@ -35,11 +35,8 @@ def distinct_dimensions(z: Array, *, weights: np.ndarray | None = None, order: i
     usage if no two dimensions are correlated, 1 if all are copies, and 0 if no column varies: a constant column repeats
     nothing and tells nothing. r^2 of unrelated columns is about 1 / N by chance, which is taken off.
 
-    Parameters
-    ----------
-    z : [N, D]. Where most entries fire and there are more than 2,048 rows, so many are drawn by the seed.
-    weights : [N] lengths of the rows instead of 1.
-    order : 2 gives 1 / sum_ij p_i p_j s_ij, in which what is used little counts for less.
+    `weights` [N] are lengths of the rows instead of 1. `order` 2 gives 1 / sum_ij p_i p_j s_ij, in which what is used
+    little counts for less. Where most entries fire and there are more than 2,048 rows, so many are drawn by the seed.
     """
     codes = as_codes(z)
     n = codes.shape[0]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 
-from ..arrays import Array, as_labels
-from ..errors import InputError
+from ..arrays import Array, as_labels, as_numpy
 from .counts import MIN_SUPPORT
 from .dimensions import largest_share, mean
 from .kept import class_counts, keep
@@ -22,39 +20,15 @@ KEPT = 5  # dimensions an image, of which the hierarchy is told
 RIDGE = 1e-3  # of the mean variance, added to the covariance of a sparse probe
 
 
-@dataclass(frozen=True)
-class Detectors:
-    """Best F1 of each dimension [D] over thresholds on its unit-norm |z|; NaN where it never fires.
+def detect(z: Codes, labellings: Sequence[np.ndarray], classes: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Best F1 of each dimension over thresholds on its unit-norm |z|, by labelling; NaN where it never fires.
 
-    IoU = F1 / (2 - F1) grows with F1, so that one threshold is the best for both.
+    Gives that for the class of its highest mean activation, [D], and that for the class it fits best, [D]. A threshold
+    splits no tie. Sorted by activation, the prefix of n images that ends with the r-th image of class c has
+    F1 = 2 r / (n + |c|) for it, and the best prefix of a class ends with one of its images: one pass over the sorted
+    entries serves all classes.
     """
-
-    detected_class: np.ndarray  # [D] the class with the highest mean activation, -1 where dead
-    f1: np.ndarray  # [D] for that class
-    best_class: np.ndarray  # [D] the class with the highest F1, of equals the first; -1 where dead
-    best_f1: np.ndarray  # [D] for that class
-
-    @property
-    def iou(self) -> np.ndarray:
-        return self.f1 / (2 - self.f1)
-
-    @property
-    def best_iou(self) -> np.ndarray:
-        return self.best_f1 / (2 - self.best_f1)
-
-
-def detect(z: Codes, labellings: Sequence[np.ndarray], classes: int) -> list[Detectors]:
-    """Best F1 of every dimension for the class of its highest mean activation and over all classes, by labelling.
-
-    A threshold splits no tie. Sorted by activation, the prefix of n images that ends with the r-th image of class c
-    has F1 = 2 r / (n + |c|) for it, and the best prefix of a class ends with one of its images: one pass over the
-    sorted entries serves all classes.
-    """
-    width = z.shape[1]
-    results = [
-        Detectors(np.full(width, -1), np.full(width, np.nan), np.full(width, -1), np.full(width, np.nan))
-        for _ in labellings
-    ]
+    results = [(np.full(z.shape[1], np.nan), np.full(z.shape[1], np.nan)) for _ in labellings]
     for part, column, row, value in ranked_entries(z):
         if not len(column):
             continue
@@ -62,80 +36,68 @@ def detect(z: Codes, labellings: Sequence[np.ndarray], classes: int) -> list[Det
         begin = np.searchsorted(column, np.arange(part.stop - part.start))
         last = np.flatnonzero(np.append((np.diff(column) != 0) | (np.diff(value) != 0), True))
         depth = np.repeat(last, np.diff(last, prepend=-1)) + 1 - begin[column]
-        for labels, found in zip(labellings, results):
+        for labels, (own, best) in zip(labellings, results):
             sizes = np.bincount(labels, minlength=classes)
-            dimension, label, top, mean = _by_class(column, labels[row], value, depth, sizes)
-            for weight, whose, what in ((mean, found.detected_class, found.f1), (top, found.best_class, found.best_f1)):
-                winner = np.lexsort((label, -weight, dimension))
-                winner = winner[np.flatnonzero(np.diff(dimension[winner], prepend=-1))]
-                whose[part.start + dimension[winner]] = label[winner]
-                what[part.start + dimension[winner]] = top[winner]
+            dimension, f1, mean = _by_class(column, labels[row], value, depth, sizes)
+            first = np.flatnonzero(np.diff(dimension, prepend=-1))
+            here = part.start + dimension[first]
+            best[here] = np.maximum.reduceat(f1, first)
+            own[here] = f1[np.lexsort((-mean, dimension))[first]]  # stable: of equal classes the first
     return results
 
 
 def _by_class(
     column: np.ndarray, label: np.ndarray, value: np.ndarray, depth: np.ndarray, sizes: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of each pair of a dimension and a class it fires on: both, the best F1 and the mean activation."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each dimension with each class it fires on, in order: the dimension, the best F1 and the mean activation."""
     many, classes = len(column), len(sizes)
     bits = many.bit_length()
     key = (column * classes + label) << bits | np.arange(many)  # sorting numbers is faster than sorting their places
     key.sort()
     order, group = key & ((1 << bits) - 1), key >> bits
     first = np.flatnonzero(np.diff(group, prepend=-1))
-    rank = np.arange(1, many + 1) - np.repeat(first, np.diff(first, append=many))  # among the images of the class
-    whose = group[first] % classes
-    score = 2 * rank / (depth[order] + np.repeat(sizes[whose], np.diff(first, append=many)))
-    mean = np.add.reduceat(value[order], first, dtype=np.float64) / sizes[whose]
-    return group[first] // classes, whose, np.maximum.reduceat(score, first), mean
+    length = np.diff(first, append=many)
+    rank = np.arange(1, many + 1) - np.repeat(first, length)  # among the images of the class
+    size = sizes[group[first] % classes]
+    f1 = 2 * rank / (depth[order] + np.repeat(size, length))
+    mean = np.add.reduceat(value[order], first, dtype=np.float64) / size
+    return group[first] // classes, np.maximum.reduceat(f1, first), mean
 
 
-def sparse_probe(
-    train: tuple[Array, Array], test: tuple[Array, Array], dims: Sequence[int] = DIMS
-) -> dict[int, dict[Any, float]]:
-    """Every class read from its few best dimensions.
+def sparse_probe(train: tuple[Array, Array], test: tuple[Array, Array]) -> dict[int, float | None]:
+    """Every class read from its few best dimensions; `train` and `test` are codes and labels.
 
     On the training rows, at unit length: the dimensions with the largest |mean on the class - mean on the rest|; of
     these the linear discriminant (pooled covariance); the threshold of its best balanced accuracy, half-way between
-    two scores. Then balanced accuracy on the test rows.
-
-    Parameters
-    ----------
-    train, test : codes and labels. Classes without rows in either, or without others, are left out.
-    dims : dimensions a class is read from.
-
-    Returns balanced accuracy in percent by class, by number of dimensions; chance is 50, whatever the class sizes.
+    two scores. Then balanced accuracy on the test rows, in percent: the mean over classes, by number of dimensions.
+    Classes without rows in either, or without others, are left out. Chance is 50, whatever the class sizes.
     """
     z, z_test = as_codes(train[0]), as_codes(test[0])
-    if z.shape[1] != z_test.shape[1]:
-        raise InputError(f"train features have {z.shape[1]} dimensions, test features {z_test.shape[1]}")
     y, names = as_labels(train[1], z.shape[0])
-    test_index, test_names = as_labels(test[1], z_test.shape[0])
-    place = {name: i for i, name in enumerate(names.tolist())}
-    y_test = np.array([place.get(name, -1) for name in test_names.tolist()])[test_index]
+    truth = as_numpy(test[1])
     sizes = np.bincount(y)
     sums = np.zeros((len(names), z.shape[1]))
     for part, block in unit_blocks(z):
         sums += torch.zeros(sums.shape).index_add_(0, torch.from_numpy(y[part]), block.float()).numpy()
-    total, most = sums.sum(0), min(max(dims), z.shape[1])
+    total, most = sums.sum(0), min(max(DIMS), z.shape[1])
     rest = (total - sums) / (len(y) - sizes)[:, None]
     gap = np.abs(sums / sizes[:, None] - rest)
     chosen = np.argsort(-gap, axis=1, kind="stable")[:, :most]  # [C, most]
     columns, where = np.unique(chosen, return_inverse=True)
     where = where.reshape(chosen.shape)
     x, x_test = _columns(z, columns), _columns(z_test, columns)  # [used, N], a row a dimension
-    scores: dict[int, dict[Any, float]] = {k: {} for k in dims}
+    scores: dict[int, list[float]] = {k: [] for k in DIMS}
     for c, name in enumerate(names.tolist()):
-        own, own_test = y == c, y_test == c
+        own, own_test = y == c, truth == name
         if not own_test.any() or own_test.all():
             continue
         mine, mine_test = x[where[c]], x_test[where[c]]  # [most, N], best dimension first
         shift, within = _moments(mine, own)
-        for k in dims:
+        for k in DIMS:
             weight = _discriminant(shift[:k], within[:k, :k])
             said = weight @ mine_test[:k] > _best_cut(weight @ mine[:k], own)
-            scores[k][name] = 50 * float(said[own_test].mean() + 1 - said[~own_test].mean())
-    return scores
+            scores[k].append(50 * float(said[own_test].mean() + 1 - said[~own_test].mean()))
+    return {k: mean(np.array(accuracies)) for k, accuracies in scores.items()}
 
 
 def _columns(z: Codes, columns: np.ndarray) -> np.ndarray:
@@ -181,12 +143,8 @@ def fit_levels(z: Array, levels: Mapping[str, Array], *, seed: int = 0) -> dict[
     """Consistency at the level of a hierarchy of labels where each dimension fits best.
 
     Share of the largest class among the images a dimension fires on, at each level; a level fits by how far the share
-    exceeds that class's share p of all images, (share - p) / (1 - p). Of equal levels the first named counts. Pass
-    `keep(z, 5)` to judge five dimensions an image.
-
-    Parameters
-    ----------
-    levels : labels [N] by name of the level, finest first.
+    exceeds that class's share p of all images, (share - p) / (1 - p). `levels` are labels [N] by name; of equal ones
+    the first counts. Pass `keep(z, 5)` to judge five dimensions an image.
 
     Returns
     -------
@@ -194,26 +152,22 @@ def fit_levels(z: Array, levels: Mapping[str, Array], *, seed: int = 0) -> dict[
     (the same with the images of the labels shuffled, all levels alike), `dimensions` by level (how many fit there), and
     `by_level` (consistency of all dimensions at that one level).
     """
-    if not levels:
-        raise InputError("a hierarchy needs at least one level of labels")
     kept = fired(as_codes(z))
     indexed = {name: as_labels(labels, kept.shape[0])[0] for name, labels in levels.items()}
     order = np.random.default_rng(seed).permutation(kept.shape[0])
-    found = _levels(kept, indexed)
-    chance = _levels(kept, {name: y[order] for name, y in indexed.items()})
-    shares, best = found
+    consistency, shares, best = _levels(kept, list(indexed.values()))
     return {
-        "consistency": _at(*found),
+        "consistency": consistency,
         "dimensions": {name: int((best == i).sum()) for i, name in enumerate(levels)},
         "by_level": {name: mean(share) for name, share in zip(levels, shares)},
-        "consistency_chance": _at(*chance),
+        "consistency_chance": _levels(kept, [y[order] for y in indexed.values()])[0],
     }
 
 
-def _levels(kept: sp.csr_array, levels: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Shares [levels, dimensions in use], percent, and the level that fits best [dimensions in use]."""
+def _levels(kept: sp.csr_array, levels: Sequence[np.ndarray]) -> tuple[float | None, np.ndarray, np.ndarray]:
+    """Mean share at the level that fits best; shares [levels, dimensions in use], percent; that level of each."""
     shares, fits = [], []
-    for labels in levels.values():
+    for labels in levels:
         sizes = np.bincount(labels)
         fires = class_counts(kept, labels)
         support, share = largest_share(fires)
@@ -221,11 +175,8 @@ def _levels(kept: sp.csr_array, levels: Mapping[str, np.ndarray]) -> tuple[np.nd
         prior = 100 * sizes[fires.argmax(0)[used]] / len(labels)
         shares.append(share[used])
         fits.append((share[used] - prior) / (100 - prior))
-    return np.stack(shares), np.stack(fits).argmax(0)
-
-
-def _at(shares: np.ndarray, best: np.ndarray) -> float | None:
-    return mean(shares[best, np.arange(len(best))])
+    table, best = np.stack(shares), np.stack(fits).argmax(0)
+    return mean(table[best, np.arange(len(best))]), table, best
 
 
 def summary(
@@ -249,11 +200,11 @@ def summary(
     shuffled = np.random.default_rng(seed).permutation(index)
     measured = detect(codes, [index, shuffled], len(names)) if f1 else []
     for found, end in zip(measured, ("", "_chance")):
-        for name in ("f1", "iou", "best_f1", "best_iou"):
-            result[name + end] = mean(getattr(found, name))
+        for begin, best in zip(("", "best_"), found):
+            result[f"{begin}f1{end}"] = mean(best)
+            result[f"{begin}iou{end}"] = mean(best / (2 - best))  # it grows with F1: one threshold is the best for both
     if train is not None:
-        read = sparse_probe(train, (codes, labels))
-        result["sparse_probe"] = {str(k): mean(np.array(list(scores.values()))) for k, scores in read.items()}
+        result["sparse_probe"] = {str(k): found for k, found in sparse_probe(train, (codes, labels)).items()}
         result["sparse_probe_chance"] = dict.fromkeys(result["sparse_probe"], 50.0)
     if levels is not None:
         result["hierarchy"] = fit_levels(keep(codes, KEPT), levels, seed=seed)

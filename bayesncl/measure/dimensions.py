@@ -67,13 +67,6 @@ class Dimensions:
         """Mean number of dimensions that fire on an image."""
         return float(self.support.sum() / self.images)
 
-    @property
-    def closed(self) -> float | None:
-        """Share of all firing entries that the gates close, percent; None without gates."""
-        if self.closed_rate is None:
-            return None
-        return float(np.nansum(self.closed_rate * self.support) / max(self.support.sum(), 1))
-
 
 def describe(
     z: Array, labels: Array | None = None, *, backgrounds: Array | None = None, open: np.ndarray | None = None,

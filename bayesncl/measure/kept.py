@@ -17,7 +17,7 @@ from ..arrays import Array, as_labels, as_numpy
 from ..errors import InputError
 from .counts import MIN_SUPPORT, place
 from .dimensions import largest_share, mean, owned_classes
-from .probe import chance, fit, scores
+from .probe import chance, choose_penalty, fit, scores
 from .sparse import as_codes, strongest
 
 KS = (1, 2, 5, 10)
@@ -65,13 +65,8 @@ def precision(
     """Retrieval precision at k, percent: cosine similarity of kept codes among the rows, the query left out.
 
     Equally similar rows share the places they compete for (the expectation over random order), also those that share
-    no dimension with the query; the same as `retrieval` of the dense codes, for a fraction of its products.
-
-    Parameters
-    ----------
-    kept : CSR [N, D], rows at unit length or zero.
-    labellings : int [N] from 0; one search serves all.
-    queries : numbers of the rows that serve as queries; default all.
+    no dimension with the query; the same as `retrieval` of the dense codes, for a fraction of its products. One search
+    serves all labellings (int [N] from 0). `queries` are the numbers of the rows that ask; default all.
     """
     n = kept.shape[0]
     if n <= k:
@@ -150,9 +145,8 @@ def _hits(similar: Tensor, own: Tensor, labels: Tensor, k: int) -> np.ndarray:
 
 
 def probe(
-    train: sp.csr_array, train_labels: Array, test: sp.csr_array, test_labels: Array, *, seed: int = 0,
-    device: str | torch.device | None = None,
-) -> dict[str, float]:  # fmt: skip
+    train: sp.csr_array, train_labels: Array, test: sp.csr_array, test_labels: Array, *, seed: int = 0
+) -> dict[str, float]:
     """Accuracy of multinomial logistic regression on kept codes: `fast_probe` for sparse rows.
 
     Columns are scaled to unit deviation over the training rows; the intercept is free, so that centring them would
@@ -163,26 +157,19 @@ def probe(
     """
     known, names = as_labels(train_labels, train.shape[0])
     order = np.random.default_rng(seed).permutation(train.shape[0])[:PROBE_ROWS]
-    where = torch.device(device) if device is not None else place()
-    x, y = train[order].astype(np.float32), torch.from_numpy(known[order]).to(where)
+    x, y = train[order].astype(np.float32), torch.from_numpy(known[order]).to(place())
     centre = np.asarray(x.mean(0)).ravel()
     deviation = np.sqrt(np.maximum(np.asarray(x.power(2).mean(0)).ravel() - centre**2, 0))
     scale = np.divide(1, deviation, out=np.zeros_like(deviation), where=deviation > 0)
-    x, x_test = (_on(where, (rows @ sp.diags_array(scale)).tocsr()) for rows in (x, test.astype(np.float32)))
+    x, x_test = (_on(place(), (rows @ sp.diags_array(scale)).tocsr()) for rows in (x, test.astype(np.float32)))
     held = max(1, len(order) // 5)
-    start = torch.zeros(x.shape[1] + 1, len(names), device=where)
-    best, weight = (-1.0, PENALTIES[0]), start
-    for penalty in PENALTIES:
-        weight = fit(x[held:], y[held:], weight, penalty, STEPS)
-        right = float((scores(x[:held], weight).argmax(1) == y[:held]).double().mean())
-        if right <= best[0]:
-            break
-        best = (right, penalty)
-    weight = fit(x, y, start, best[1], STEPS)
+    start = torch.zeros(x.shape[1] + 1, len(names), device=place())
+    rest, out = ((x[rows], y[rows]) for rows in (slice(held, None), slice(held)))
+    penalty, _ = choose_penalty(rest, out, start, PENALTIES, patience=1, steps=STEPS)
+    weight = fit(x, y, start, penalty, STEPS)
     predicted = names[scores(x_test, weight).argmax(1).cpu().numpy()]
     truth = as_numpy(test_labels)
-    accuracy = float(100 * (predicted == truth).mean())
-    return {"acc1": accuracy, "chance": chance(predicted, truth), "penalty": best[1]}
+    return {"acc1": float(100 * (predicted == truth).mean()), "chance": chance(predicted, truth), "penalty": penalty}
 
 
 def _on(device: torch.device, x: sp.csr_array) -> Any:
@@ -196,12 +183,8 @@ def summary(
 ) -> dict[int, dict[str, float | None]]:  # fmt: skip
     """Every measure at each k.
 
-    Parameters
-    ----------
-    z, labels : [N, D] and [N].
-    train : codes and labels of training rows, for the probe; None leaves it out.
-    ks : dimensions kept an image.
-    queries : retrieval asks with so many rows, drawn by the seed; None asks with all.
+    `train` are codes and labels of training rows, for the probe; None leaves it out. Retrieval asks with so many
+    `queries`, drawn by the seed; None asks with all rows.
 
     Returns
     -------

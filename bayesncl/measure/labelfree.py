@@ -111,12 +111,12 @@ class Trials:
 
 
 def draw_trials(
-    z: Array, embeddings: np.ndarray | None = None, *, trials: int = TRIALS, dims: Array | None = None,
-    pool: int = POOL, seed: int = 0, strong: np.ndarray | None = None,
+    z: Array, embeddings: np.ndarray | None = None, *, trials: int = TRIALS, dims: Array | None = None, seed: int = 0,
+    strong: np.ndarray | None = None,
 ) -> Trials:  # fmt: skip
     """Draw intruder tests.
 
-    The four are drawn from the `pool` strongest images of the dimension (all that fire, if fewer), no two of them near
+    The four are drawn from the POOL strongest images of the dimension (all that fire, if fewer), no two of them near
     duplicates. The odd one is drawn from the images on which the dimension is not stronger than its median over all
     images, that is, does not fire where it fires on less than half; it is no near duplicate of any of the four. A
     dimension for which that cannot be had, four firing images or an odd one, has no trial. What is drawn for one
@@ -124,17 +124,16 @@ def draw_trials(
 
     Parameters
     ----------
-    z : [N, D].
     embeddings : [N, F] as `prepare` gives them, to know near duplicates by; None knows none.
     trials : a dimension.
     dims : dimensions to draw for; default all.
-    strong : the `pool` strongest images of each dimension, as `strongest_images` gives them, where known.
+    strong : the POOL strongest images of each dimension, as `strongest_images` gives them, where known.
     """
     codes = as_codes(z)
     width = codes.shape[1]
     wanted = np.zeros(width, bool)
     wanted[np.arange(width) if dims is None else np.asarray(dims)] = True
-    strong = strongest_images(codes, pool) if strong is None else strong[:, :pool]
+    strong = strongest_images(codes, POOL) if strong is None else strong
     wanted &= (strong >= 0).sum(1) >= 4
     found: list[tuple[int, np.ndarray, int]] = []
     for j, weak in _weak(codes, wanted):
@@ -145,8 +144,8 @@ def draw_trials(
             test = _draw(own, alike, weak, embeddings, rng)
             if test is not None:
                 found.append((j, *test))
-    dimension, images, odd = zip(*found) if found else ((), (), ())
-    return Trials(np.array(dimension, np.int64), np.array(images, np.int64).reshape(-1, 5), np.array(odd, np.int64))
+    dimension, images, odd = (np.array(column, np.int64) for column in (zip(*found) if found else ((), (), ())))
+    return Trials(dimension, images.reshape(-1, 5), odd)
 
 
 def _weak(codes: Codes, wanted: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

@@ -20,6 +20,7 @@ from .counts import place as default_place
 
 Rows = Any  # features [N, F]: a tensor, or a scipy CSR array, which stays on the CPU
 
+SEEDS = (0, 1, 2)
 PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # of ||W||^2 / 2 beside the mean cross-entropy, strongest first
 HISTORY = 10  # steps that L-BFGS remembers
 SEARCHES = 20  # points tried along a direction
@@ -38,20 +39,14 @@ class Ranking(NamedTuple):
 
 
 def fast_probe(
-    train_h: Array, train_y: Array, test_h: Array, test_y: Array, seeds: Sequence[int] = (0, 1, 2),
+    train_h: Array, train_y: Array, test_h: Array, test_y: Array, seeds: Sequence[int] = SEEDS,
     device: str | torch.device | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Accuracy of multinomial logistic regression on frozen features.
 
     Features are standardised with the training mean and deviation. The penalty is chosen per seed on a fifth of the
     training images, then the classifier is fitted on all of them. The problem is convex: a seed moves nothing but the
-    held-out fifth, so the spread is that of the choice of penalty.
-
-    Parameters
-    ----------
-    train_h, test_h : [N, F] features; train_y, test_y : [N] integer labels.
-    seeds : one held-out fifth each.
-    device : where to fit; a GPU if there is one.
+    held-out fifth, so the spread is that of the choice of penalty. It is fitted on a GPU if there is one.
 
     Returns
     -------
@@ -73,7 +68,7 @@ def fast_probe(
 
 
 def rank_classes(
-    train_h: Array, train_y: Array, test_h: Array, seeds: Sequence[int], device: str | torch.device | None = None
+    train_h: Array, train_y: Array, test_h: Array, seeds: Sequence[int] = SEEDS, device: Any = None
 ) -> list[Ranking]:
     """Predictions behind `fast_probe`: the min(5, C) likeliest classes of every test image, for every seed."""
     if len(seeds) == 0:
@@ -89,34 +84,35 @@ def rank_classes(
     deviation, mean = torch.std_mean(x, dim=0, correction=0)
     deviation = torch.where(deviation > 0, deviation, 1.0)
     x, x_test = (x - mean) / deviation, (x_test - mean) / deviation
-
+    start = torch.zeros(x.shape[1] + 1, len(classes), device=place)
+    held = max(1, round(VALIDATION * len(x)))
     fitted: dict[float, np.ndarray] = {}  # seeds that agree on the penalty share the final fit
     rankings = []
     for seed in seeds:
-        penalty, validation = _choose_penalty(x, y, len(classes), seed)
+        order = torch.from_numpy(np.random.default_rng(seed).permutation(len(x))).to(place)
+        rest, out = ((x[rows], y[rows]) for rows in (order[held:], order[:held]))
+        penalty, validation = choose_penalty(rest, out, start, PENALTIES, patience=2)
         if penalty not in fitted:
-            weight = fit(x, y, torch.zeros(x.shape[1] + 1, len(classes), device=place), penalty)
+            weight = fit(x, y, start, penalty)
             fitted[penalty] = classes[_top(x_test, weight).cpu().numpy()]
         rankings.append(Ranking(fitted[penalty], penalty, validation))
     return rankings
 
 
-def _choose_penalty(x: Tensor, y: Tensor, classes: int, seed: int) -> tuple[float, float]:
-    """Penalty with the best accuracy on the held-out part, and that accuracy; the stronger one wins a tie.
+def choose_penalty(
+    rest: tuple[Rows, Tensor], out: tuple[Rows, Tensor], start: Tensor, penalties: Sequence[float], patience: int,
+    steps: int = 60,
+) -> tuple[float, float]:  # fmt: skip
+    """Penalty with the best accuracy on the rows and labels held `out`, and that, percent; the stronger wins a tie.
 
-    The search ends after two penalties in a row that are no better: weaker ones only fit the rest more closely.
+    The search ends after `patience` penalties in a row that are no better: weaker ones only fit the rest more closely.
     """
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(x))).to(x.device)
-    held = max(1, round(VALIDATION * len(x)))
-    out, rest = order[:held], order[held:]
-    x_rest, y_rest, x_out = x[rest], y[rest], x[out]
-    weight = torch.zeros(x.shape[1] + 1, classes, device=x.device)
-    best, since = (0.0, -1.0), 0
-    for penalty in PENALTIES:
-        weight = fit(x_rest, y_rest, weight, penalty)  # from the last solution: each step along the path is short
-        accuracy = 100 * float((_top(x_out, weight)[:, 0] == y[out]).double().mean())
+    weight, best, since = start, (penalties[0], -1.0), 0
+    for penalty in penalties:
+        weight = fit(*rest, weight, penalty, steps)  # from the last solution: each step along the path is short
+        accuracy = 100 * float((scores(out[0], weight).argmax(1) == out[1]).double().mean())
         best, since = ((penalty, accuracy), 0) if accuracy > best[1] else (best, since + 1)
-        if since == 2:
+        if since == patience:
             break
     return best
 
@@ -249,14 +245,7 @@ def _features(h: Array, place: torch.device) -> Tensor:
 
 
 def group_probe(
-    train_h: Array,
-    train_y: Array,
-    train_backgrounds: Array,
-    test_h: Array,
-    test_y: Array,
-    test_backgrounds: Array,
-    seeds: Sequence[int] = (0, 1, 2),
-    device: str | torch.device | None = None,
+    train_h: Array, train_y: Array, train_backgrounds: Array, test_h: Array, test_y: Array, test_backgrounds: Array
 ) -> dict[str, Any]:
     """Object probe by group, a group being a class on a background.
 
@@ -275,7 +264,7 @@ def group_probe(
     groups, group = np.unique(pairs, axis=0, return_inverse=True)
     group = group.reshape(-1)
     size = np.bincount(group)
-    right = [r.top[:, 0] == pairs[:, 0] for r in rank_classes(train_h, train_y, test_h, seeds, device)]
+    right = [r.top[:, 0] == pairs[:, 0] for r in rank_classes(train_h, train_y, test_h)]
     accuracy = np.array([100 * np.bincount(group, weights=each) / size for each in right])  # [seeds, G]
     worst, mean = accuracy.min(1), accuracy.mean(0)
     usual = np.array([d == _commonest(train_pairs, c) for c, d in groups])
@@ -289,7 +278,7 @@ def group_probe(
     rows = [dict(zip(names, row)) for row in zip(*columns)]
     return {
         "worst": float(worst.mean()),
-        "worst_spread": float(worst.std(ddof=1)) if len(worst) > 1 else 0.0,
+        "worst_spread": float(worst.std(ddof=1)),
         "worst_per_seed": worst.tolist(),
         "average": over_images(np.ones(len(groups), dtype=bool)),
         "balanced": float(mean.mean()),

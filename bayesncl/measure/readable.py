@@ -76,12 +76,15 @@ def figures(
     if other is not None and other.shape != codes.shape:
         raise InputError(f"the control must be {list(codes.shape)} as the codes are, got {list(other.shape)}")
     given = None if embeddings is None else labelfree.prepare(embeddings, n)
-    noisy = None if noise is None else _alike(*noise)
-    known = _labels(labels, n)
+    noisy = None
+    if noise is not None:  # mean cosine of the ten strongest images of each dimension [D]
+        images = strongest_images(as_codes(noise[0]), TOP)
+        noisy = labelfree.mean_alike(images, labelfree.prepare(noise[1], noise[0].shape[0]))
+    known, names = _labels(labels, n)
     levelled = {name: as_labels(y, n)[0] for name, y in (levels or {}).items()}
     by_label = [] if known is None else [known, *levelled.values()]
     tellable = n >= FEW_IMAGES and (known is not None or given is not None)
-    least = least_alike(given, noisy, seed=seed) if tellable and known is None and given is not None else None
+    least = least_alike(given, noisy, seed) if tellable and known is None and given is not None else None
 
     def measure(codes: Codes, strong: np.ndarray, train: tuple[Array, Array] | None, queries: int | None) -> Tree:
         """The branches that exist for trained and untrained codes alike, chance levels beside what they are of."""
@@ -99,8 +102,9 @@ def figures(
 
     def count_readable(top: np.ndarray, order: np.ndarray | slice = slice(None)) -> Tree:
         """How many dimensions with these strongest images are readable, labels and embeddings taken in some order."""
-        judges = [y[order] for y in by_label], None if given is None else given[order]
-        return {"count": int(readable(top, *judges, least=least, seed=seed).sum())}
+        if given is None or least is None:
+            return {"count": int(readable(top, [y[order] for y in by_label]).sum())}
+        return {"count": int((labelfree.mean_alike(top, given[order]) >= least).sum())}  # NaN is not
 
     result: Tree = {"images": n, "dimensions": width, "classes": None if known is None else int(known.max()) + 1}
     strong = strongest_images(codes, labelfree.POOL)
@@ -115,7 +119,7 @@ def figures(
         if least is not None and noisy is not None:
             result["readable"]["noise"] = int((noisy >= least).sum())
         if known is not None:
-            result["readable"] |= _clearest(codes, known, labels, label_names)
+            result["readable"] |= _clearest(codes, known, names, label_names)
     if given is not None:
         result["labelfree"]["by"] = "a second encoder" if second else "the embeddings given"
     if known is not None and n > KEPT + 1:
@@ -148,74 +152,43 @@ def part(tree: Tree, end: str) -> tuple[Tree, Tree]:
     return rest, taken
 
 
-def _labels(labels: Array | None, n: int) -> np.ndarray | None:
-    """Labels from 0, or None where there are none or one class only."""
-    if labels is None:
-        return None
-    plain = as_numpy(labels)
+def _labels(labels: Array | None, n: int) -> tuple[np.ndarray | None, np.ndarray]:
+    """Labels from 0 and what they stand for; None where there are none or one class only."""
+    plain = np.zeros(n) if labels is None else as_numpy(labels)
     if plain.shape == (n,) and len(np.unique(plain)) < 2:
-        return None
-    return as_labels(plain, n)[0]
+        return None, np.empty(0)
+    return as_labels(plain, n)
 
 
-def readable(
-    top: np.ndarray, labellings: Sequence[np.ndarray] = (), embeddings: np.ndarray | None = None, *,
-    least: float | None = None, seed: int = 0,
-) -> np.ndarray:  # fmt: skip
-    """Which dimensions are readable, bool [D]: their ten strongest images [D, 10], -1 for none, are alike.
+def readable(top: np.ndarray, labellings: Sequence[np.ndarray]) -> np.ndarray:
+    """Which dimensions are readable by labels, bool [D]: at least 7 of the ten strongest images [D, 10] share a class.
 
-    With labels: at least 7 of the ten share a class, by any of the labellings (int [N] from 0). Else by embeddings, as
-    `labelfree.prepare` gives them: the mean cosine of the ten is `least` or more, see `least_alike`. A dimension that
-    fires on fewer than ten images is not readable.
+    Any of the labellings (int [N] from 0) will do. A dimension that fires on fewer than ten images (-1) is not.
     """
-    if len(labellings):
-        return np.any([_largest(top, labels) >= ALIKE for labels in labellings], axis=0)
-    if embeddings is None:
-        raise InputError("readable dimensions need labels or embeddings to tell what is alike")
-    least = least_alike(embeddings, seed=seed) if least is None else least
-    return labelfree.mean_alike(top, embeddings) >= least  # NaN is not
+    labels = np.stack(labellings)[:, top]  # [L, D, 10]
+    most = (labels[..., None] == labels[..., None, :]).sum(-1).max(-1)
+    return (most >= ALIKE).any(0) & (top >= 0).all(1)
 
 
-def least_alike(embeddings: np.ndarray, noise: np.ndarray | None = None, *, seed: int = 0) -> float:
+def least_alike(embeddings: np.ndarray, noise: np.ndarray | None, seed: int) -> float:
     """The mean cosine from which ten images are alike.
 
     It is half-way from that of ten random images to that of an image and its nine nearest neighbours; and, where rows
     are few or narrow and noise is as alike as that, what 95 of 100 dimensions read from `noise` [D] do not reach.
     """
-    half = sum(likeness(embeddings, seed=seed)) / 2
+    rng = np.random.default_rng(seed)
+    n = len(embeddings)
+    random = np.stack([rng.choice(n, TOP, replace=False) for _ in range(REFERENCE)])
+    chosen, near = rng.choice(n, min(n, REFERENCE), replace=False), []
+    for rows in np.split(chosen, range(64, len(chosen), 64)):
+        cosine = embeddings[rows] @ embeddings.T
+        near.append(np.argpartition(-cosine, TOP - 1, axis=1)[:, :TOP])
+    half = float(sum(labelfree.mean_alike(rows, embeddings).mean() for rows in (random, np.concatenate(near)))) / 2
     known = np.empty(0) if noise is None else noise[~np.isnan(noise)]
     return max(half, float(np.quantile(known, NOISE))) if len(known) else half
 
 
-def _alike(codes: Array, embeddings: Array) -> np.ndarray:
-    """Mean cosine of the ten strongest images of each dimension [D]."""
-    found = as_codes(codes)
-    return labelfree.mean_alike(strongest_images(found, TOP), labelfree.prepare(embeddings, found.shape[0]))
-
-
-def _largest(top: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """How many of the images [D, T] share the most frequent label; 0 where fewer than T fire."""
-    found = labels[top]
-    most = (found[:, :, None] == found[:, None]).sum(2).max(1)
-    return np.where((top >= 0).all(1), most, 0)
-
-
-def likeness(embeddings: np.ndarray, *, seed: int = 0) -> tuple[float, float]:
-    """Mean cosine of ten random images, and of an image and its nine nearest neighbours."""
-    rng = np.random.default_rng(seed)
-    n = len(embeddings)
-    count = min(TOP, n)
-    random = np.stack([rng.choice(n, count, replace=False) for _ in range(REFERENCE)])
-    seeds = rng.choice(n, min(n, REFERENCE), replace=False)
-    near = []
-    for start in range(0, len(seeds), 64):
-        cosine = embeddings[seeds[start : start + 64]] @ embeddings.T
-        near.append(np.argpartition(-cosine, count - 1, axis=1)[:, :count])
-    low, high = (labelfree.mean_alike(rows, embeddings).mean() for rows in (random, np.concatenate(near)))
-    return float(low), float(high)
-
-
-def _clearest(codes: Codes, known: np.ndarray, labels: Any, names: Any) -> Tree:
+def _clearest(codes: Codes, known: np.ndarray, labels: np.ndarray, names: Any) -> Tree:
     """The dimension whose largest class has the greatest share of the images that keep it, and that class."""
     fires = kept.class_counts(kept.keep(codes, KEPT), known)
     support, share = largest_share(fires)
@@ -223,15 +196,11 @@ def _clearest(codes: Codes, known: np.ndarray, labels: Any, names: Any) -> Tree:
     j = int(np.where(used, share, -1).argmax())
     if not used.any() or share[j] < kept.ABOUT:
         return {}
-    name = printable(_name(int(fires[:, j].argmax()), known, names, labels), NAME_LENGTH)  # perhaps a stranger's
-    return {"clearest": {"dimension": j, "class": name}}
-
-
-def _name(label: int, known: np.ndarray, names: Any, labels: Any) -> str:
-    original = as_numpy(labels)[int(np.flatnonzero(known == label)[0])].item()
-    original = int(original) if isinstance(original, float) else original
-    known_names = names if isinstance(names, Mapping) else dict(enumerate(names or ()))
-    return str(known_names.get(original, original))
+    label = labels[fires[:, j].argmax()].item()
+    label = int(label) if isinstance(label, float) else label
+    named = names if isinstance(names, Mapping) else dict(enumerate(names or ()))
+    text = printable(str(named.get(label, label)), NAME_LENGTH)  # perhaps a stranger's
+    return {"clearest": {"dimension": j, "class": text}}
 
 
 def _whole(

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
-from . import measures
 from .interpretability import Value, at
 
 Tree = dict[str, Any]
@@ -94,20 +93,11 @@ class Result:
         except (ValueError, RecursionError) as error:
             raise InputError(f"{source}: not the results of an evaluation: {error}") from None
 
-    def value(self, measure: measures.Measure, definition: str = "sound") -> Value:
-        """The value of a measure, or None."""
-        found: Value = measures.value(self.to_dict(), measure.path(definition))
-        return found
-
     def by_threshold(self) -> tuple[np.ndarray, np.ndarray]:
         """L0 and consistency over the activation thresholds, the plain definition first."""
         names = [[name, *(at(name, t) for t in self.parameters["thresholds"][1:])] for name in ("l0", "consistency")]
         active, consistency = (as_array([(self.sound or {})[name] for name in each]) for each in names)
         return active, consistency
-
-    def by_support(self) -> dict[int, Value]:
-        """Consistency over the dimensions that fire on at least so many images."""
-        return {int(least): share for least, share in (self.curves or {})["consistency_by_support"].items()}
 
     def by_dims(self, k: int, definition: str = "sound") -> dict[int, float]:
         """Retrieval precision at k by the number of kept dimensions."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..arrays import Array
@@ -15,33 +13,23 @@ SAME = 0.7  # cosine from which two columns count as the same dimension
 ENTRIES = 2**22  # of a block of rows
 
 
-@dataclass(frozen=True)
-class Matching:
-    """Columns of one code and their partners in another; columns that never fire have none."""
-
-    first: np.ndarray  # [M] columns of the first code, ascending
-    second: np.ndarray  # [M] their partners
-    cosine: np.ndarray  # [M]
-    live: tuple[int, int]  # columns that fire on some image
-
-
-def match(a: Array, b: Array) -> Matching:
+def match(a: Array, b: Array) -> tuple[np.ndarray, tuple[int, int]]:
     """Match the columns of a [N, D] and b [N, E] by the Hungarian method on |cosine| of their activations.
 
-    Rows are made unit length first. The sign is left out: an axis turned round is the same axis.
+    Rows are made unit length first. The sign is left out: an axis turned round is the same axis. Gives the cosines of
+    the pairs, in the order of the columns of a, and how many columns of each fire: others have no partner.
     """
     a, b = as_codes(a), as_codes(b)
     if a.shape[0] != b.shape[0]:
         raise InputError(f"the two codes must be of the same images, got {a.shape[0]} and {b.shape[0]} rows")
-    cosine, live_a, live_b = _cosines(a, b)
+    cosine = _cosines(a, b)
     from scipy.optimize import linear_sum_assignment  # slow to import, and `measure` of a file needs none
 
-    rows, columns = linear_sum_assignment(cosine, maximize=True)
-    return Matching(live_a[rows], live_b[columns], cosine[rows, columns].astype(np.float64), (len(live_a), len(live_b)))
+    return cosine[linear_sum_assignment(cosine, maximize=True)].astype(np.float64), cosine.shape
 
 
-def _cosines(a: Codes, b: Codes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """|cosine| between live columns, float32, and the numbers of these columns."""
+def _cosines(a: Codes, b: Codes) -> np.ndarray:
+    """|cosine| between the columns that fire, float32."""
     product = np.zeros((a.shape[1], b.shape[1]), np.float32)
     squares = [np.zeros(a.shape[1]), np.zeros(b.shape[1])]
     rows = max(1, ENTRIES // max(a.shape[1], b.shape[1]))
@@ -50,10 +38,9 @@ def _cosines(a: Codes, b: Codes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         product += (pair[0].T @ pair[1]).numpy()
         for square, each in zip(squares, pair):
             square += each.square().sum(0).numpy()
-    live = [np.flatnonzero(square) for square in squares]
-    lengths = [np.sqrt(square[columns]) for square, columns in zip(squares, live)]
-    product = np.abs(product[np.ix_(*live)]) / lengths[0][:, None] / lengths[1]
-    return product.astype(np.float32), live[0], live[1]
+    lengths = [np.sqrt(square[square > 0]) for square in squares]
+    product = product[np.ix_(*(square > 0 for square in squares))]
+    return (np.abs(product) / lengths[0][:, None] / lengths[1]).astype(np.float32)
 
 
 def summary(a: Array, b: Array, *, control: tuple[Array, Array] | None = None) -> dict[str, float | None]:
@@ -65,12 +52,12 @@ def summary(a: Array, b: Array, *, control: tuple[Array, Array] | None = None) -
     cosine above 0.7; `unmatched`, live columns of the richer code without a partner; with `control`, codes of two
     untrained heads, the first two also as `_control`.
     """
-    found = match(a, b)
-    most = max(found.live)
+    cosine, live = match(a, b)
+    most = max(live)
     result = {
-        "mean_cosine": mean(found.cosine),
-        "share_same": float((found.cosine > SAME).sum() / most) if most else None,
-        "unmatched": float(most - len(found.cosine)),
+        "mean_cosine": mean(cosine),
+        "share_same": float((cosine > SAME).sum() / most) if most else None,
+        "unmatched": float(most - len(cosine)),
     }
     if control is not None:
         untrained = summary(*control)

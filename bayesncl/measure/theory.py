@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..arrays import Array, as_features
 from ..errors import InputError
-from ..gates import KL_CLAMP
-from ..objective import ACTIVE
+from ..gates import bernoulli_kl
 from .conflict import conflict, pair_similarity, prepare, rows
 from .counts import count
-from .dimensions import entropy, mean
+from .dimensions import describe, entropy, mean
 from .retrieval import KS, retrieval
 
 NOISE = 0.5  # prevalence from which a dimension counts as common (the theory's background noise set)
@@ -50,21 +50,17 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     return (np.cumsum(many) - (many - 1) / 2)[which]
 
 
-def ipw_weights(pi: np.ndarray) -> np.ndarray:
-    """1 / pi_k; a dimension that never fires weighs nothing."""
-    pi = np.asarray(pi, dtype=float)
-    return np.divide(1.0, pi, out=np.zeros_like(pi), where=pi > 0)
-
-
 def ipw_effect(
     features: Array, labels: Array, backgrounds: Array, pi: np.ndarray | None = None, ks: Sequence[int] = KS
 ) -> dict[str, Any]:
     """`retrieval` and `conflict` by the dot product (`dot`) and by the inverse-prevalence weighted similarity (`ipw`).
 
     The weights change the scale of the similarity, so conflicts compare by `error_relative` alone. Without `pi`, the
-    prevalence [D], that of the features is taken; pass the training split's to be strict.
+    prevalence [D], that of the features is taken; pass the training split's to be strict. A dimension that never fires
+    weighs nothing.
     """
-    kinds = {"dot": None, "ipw": ipw_weights(prevalence(features) if pi is None else pi)}
+    pi = prevalence(features) if pi is None else pi
+    kinds = {"dot": None, "ipw": np.divide(1.0, pi, out=np.zeros_like(pi), where=pi > 0)}
     errors = {name: conflict(features, labels, backgrounds, w) for name, w in kinds.items()}
     wanted = ("error", "error_relative", "chance_error", "similarity_same_class")
     return {
@@ -74,76 +70,54 @@ def ipw_effect(
 
 
 def gate_costs(prior: float) -> dict[str, float]:
-    """KL of a gate to the prior, nats: `open`, `closed`, `net` (opening instead of closing); `_clamped` as trained.
+    """KL of a gate to the prior, nats: `open`, `closed`, `net` (opening instead of closing), `net_clamped` as trained.
 
     The paper charges an open gate KL(Bern(1) || Bern(rho)) = log(1/rho) and a closed one nothing. A closed gate costs
     log(1/(1 - rho)), so opening costs log((1 - rho)/rho) more than closing: with rho > 0.5, less than nothing.
     """
     if not 0 < prior < 1:
         raise InputError(f"the prior must lie between 0 and 1, got {prior}")
-
-    def kl(q: float) -> float:
-        return q * math.log(q / prior) + (1 - q) * math.log((1 - q) / (1 - prior))
-
-    costs = {"": (-math.log(prior), -math.log(1 - prior)), "_clamped": (kl(1 - KL_CLAMP), kl(KL_CLAMP))}
-    return {
-        name + end: cost
-        for end, (opened, closed) in costs.items()
-        for name, cost in (("open", opened), ("closed", closed), ("net", opened - closed))
-    }
+    opened, closed = -math.log(prior), -math.log(1 - prior)
+    trained = [float(bernoulli_kl(torch.tensor([[q]], dtype=torch.float64), prior)) for q in (1.0, 0.0)]
+    return {"open": opened, "closed": closed, "net": opened - closed, "net_clamped": trained[0] - trained[1]}
 
 
-def filtering(z: Array, opened: np.ndarray, prior: float, weight: float) -> dict[str, Any]:
+def filtering(z: Array, opened: np.ndarray) -> dict[str, Any]:
     """The filtering theorem: dimension k is closed if gamma pi_k (1 - pi_k) < lambda log(1/rho).
 
     gamma is not given by the theory, so it gets its best chance: every gamma is tried, and the one whose predicted
     closed set agrees best with the observed one is kept. Agreement is balanced (mean of the shares of closed and of
-    open dimensions that are predicted right): to call everything open gives 50 percent.
-
-    Parameters
-    ----------
-    z, opened : [N, D] features before the gates, and bool [N, D].
-    prior, weight : rho and lambda.
+    open dimensions that are predicted right): to call everything open gives 50 percent. z are the features before the
+    gates, `opened` is bool [N, D].
 
     Returns
     -------
-    Arrays `prevalence`, `open_rate` (over all images) and `open_rate_active` (over images where z_k fires; NaN if
-    none), `closed` (observed) and `predicted`, over dimensions; `counted` of them fire at all. `agreement` (percent,
-    None unless some are closed and some open), `agreement_chance` (95th percentile over shuffled dimensions, gamma
-    fitted to each), `gamma`; `spearman` (prevalence against open rate where active), `open_rate_common`,
-    `open_rate_rare`: mean open rate where active of dimensions with prevalence >= 0.5 and < 0.5.
+    Arrays `prevalence`, `open_rate` (over images where z_k fires; NaN if none), `closed` (observed) and `predicted`,
+    over dimensions; `counted` of them fire at all. `agreement` (percent, None unless some are closed and some open),
+    `agreement_chance` (95th percentile over shuffled dimensions, gamma fitted to each); `spearman` (prevalence against
+    open rate), `open_rate_common`, `open_rate_rare`: mean open rate of dimensions with prevalence >= 0.5 and < 0.5.
     """
-    z = as_features(z)
-    if np.shape(opened) != z.shape:
-        raise InputError(f"gates must be {list(z.shape)}, as the features, got {list(np.shape(opened))}")
-    pi = prevalence(z)
-    open_rate = np.asarray(opened).mean(0)
-    both = sum(((np.abs(block) > ACTIVE) & opened[part]).sum(0) for part, block in rows(z)) / np.float64(len(z))
-    open_rate_active = np.divide(both, pi, out=np.full(len(pi), np.nan), where=pi > 0)
-    alive = pi > 0
-    closed = alive & (open_rate_active < CLOSED)
-    utility = (pi * (1 - pi))[alive]
-    agreement, threshold = _best_threshold(utility, closed[alive][None])
+    table = describe(z, open=opened)
+    assert table.closed_rate is not None
+    pi, open_rate = table.support / table.images, 1 - table.closed_rate / 100
+    alive, closed = pi > 0, open_rate < CLOSED  # NaN is not
+    utility = pi * (1 - pi)
+    agreement, threshold = _best_threshold(utility[alive], closed[alive][None])
     rng = np.random.default_rng(0)
     shuffled = np.stack([rng.permutation(closed[alive]) for _ in range(SHUFFLES)])
-    chance = _best_threshold(utility, shuffled)[0]
-    known = bool(closed[alive].any() and not closed[alive].all())
-    predicted = alive & (pi * (1 - pi) < threshold[0])
-    cost = weight * -math.log(prior)
-
+    chance = _best_threshold(utility[alive], shuffled)[0]
+    known = bool(closed.any() and not closed[alive].all())
     return {
         "prevalence": pi,
         "open_rate": open_rate,
-        "open_rate_active": open_rate_active,
         "closed": closed,
-        "predicted": predicted if known else np.zeros_like(predicted),
+        "predicted": alive & (utility < threshold[0]) & known,
         "counted": int(alive.sum()),
         "agreement": 100 * float(agreement[0]) if known else None,
         "agreement_chance": 100 * float(np.quantile(chance, 0.95)) if known else None,
-        "gamma": cost / float(threshold[0]) if known and np.isfinite(threshold[0]) and threshold[0] > 0 else None,
-        "spearman": spearman(pi, open_rate_active),
-        "open_rate_common": mean(open_rate_active[pi >= NOISE]),
-        "open_rate_rare": mean(open_rate_active[pi < NOISE]),
+        "spearman": spearman(pi, open_rate),
+        "open_rate_common": mean(open_rate[pi >= NOISE]),
+        "open_rate_rare": mean(open_rate[pi < NOISE]),
     }
 
 
@@ -203,15 +177,12 @@ def information(features: Array, opened: np.ndarray, bins: int = 16) -> dict[str
 
 
 def compare(
-    z: Array, gated: Array, opened: np.ndarray, labels: Array, backgrounds: Array | None, prior: float, weight: float
+    z: Array, gated: Array, opened: np.ndarray, labels: Array, backgrounds: Array | None, prior: float
 ) -> list[Row]:
     """Predicted against observed, a row per statement of the theory section.
 
-    Parameters
-    ----------
-    z, gated, opened : [N, D] unit-norm features before and after the gates, and bool [N, D].
-    labels, backgrounds : [N]; without backgrounds the rows on the error are left out.
-    prior, weight : rho and lambda of the run.
+    z and gated are unit-norm features [N, D] before and after the gates, `opened` is bool [N, D], `prior` the rho of
+    the run. Without backgrounds the rows on the error are left out.
 
     Returns
     -------
@@ -219,7 +190,7 @@ def compare(
     `note` (a sentence).
     """
     z, gated = as_features(z), as_features(gated)
-    found = filtering(z, opened, prior, weight)
+    found = filtering(z, opened)
     table = [_cost_row(prior), *_filtering_rows(found, prior)]
     if backgrounds is not None:
         table += _error_rows(z, gated, opened, *prepare(z, labels, backgrounds)[1:], found)
@@ -290,7 +261,7 @@ def _error_rows(
 ) -> list[Row]:
     """E_NCL is the mean similarity of z over pairs of other class on one background; E_Bayes that of gated z."""
     before, apart, same, _, _ = pair_similarity(z, labels, backgrounds)
-    masked, masked_apart, _, _, _ = pair_similarity(z, labels, backgrounds, mask=opened)
+    masked, masked_apart, _, _, _ = pair_similarity(z * opened, labels, backgrounds)
     after, after_apart, after_same, _, _ = pair_similarity(gated, labels, backgrounds)
     drop = float((before - masked).sum())
     table = []

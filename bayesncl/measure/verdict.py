@@ -197,20 +197,16 @@ def _beside(chance: float | None, control: float | None, say: Callable[[float | 
     return f"chance {say(chance)}" + ("" if control is None else f", untrained {say(control)}")
 
 
-def render(found: Verdict, width: int = WIDTH) -> str:
-    """The verdict as plain text, wrapped, with how each line was measured below it."""
-    parts = [f"{found.images:,} images, {found.dimensions:,} dimensions"]
-    for line in found.lines:
-        parts.append(textwrap.fill(line.text, width, initial_indent="- ", subsequent_indent="  "))
-        parts.append(textwrap.fill(f"[{line.measured_by}]", width, initial_indent="    ", subsequent_indent="    "))
+def render(found: Mapping[str, Any]) -> str:
+    """The verdict of `to_dict` as plain text, wrapped, with how each line was measured below it."""
+    parts = [f"{found['images']:,} images, {found['dimensions']:,} dimensions"]
+    for line in found["lines"]:
+        parts.append(textwrap.fill(line["text"], WIDTH, initial_indent="- ", subsequent_indent="  "))
+        rule = textwrap.fill(f"[{line['measured_by']}]", WIDTH - 4)
+        parts.append(textwrap.indent(rule, "    "))
     return "\n".join(parts)
 
 
 def to_dict(found: Verdict) -> dict[str, Any]:
     """The verdict as plain values, for JSON."""
     return asdict(found) | {"lines": [asdict(line) for line in found.lines]}
-
-
-def from_dict(tree: Mapping[str, Any]) -> Verdict:
-    """The verdict of `to_dict`."""
-    return Verdict(**{**tree, "lines": tuple(Line(**line) for line in tree["lines"])})

@@ -6,16 +6,18 @@ draws all of them from the results of evaluated runs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import get_data_path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from ..errors import InputError
 from ..files import write_saved
@@ -31,7 +33,7 @@ CORRELATIONS = {
     "af_sc": "frequency and\nconsistency",
     "gv_sc": "gradient variance\nand consistency",
 }
-TILE, MARGIN, GAP = 64, 44, 2  # pixels of an image on a sheet, of the dimension's number before them, between images
+TILE, GAP = 64, 2  # pixels of an image on a sheet, and between images
 
 
 @dataclass(frozen=True)
@@ -164,9 +166,7 @@ def plot_support(curves: Sequence[Curve], path: Path) -> Path:
     axes.set_xscale("log")
     axes.set_xticks([1, 2, 5, 10, 20, 50, 100], ["1", "2", "5", "10", "20", "50", "100"])
     axes.minorticks_off()
-    axes.axvline(MIN_SUPPORT, color="0.4", linestyle=":", linewidth=1)
-    place = (MIN_SUPPORT, 0), (4, 6), axes.get_xaxis_transform(), "offset points"
-    axes.annotate(f"sound: {MIN_SUPPORT}", *place, fontsize=8, color="0.35")
+    _mark(axes, MIN_SUPPORT, f"sound: {MIN_SUPPORT}", left=False)
     axes.set_ylim(bottom=0)
     return _save_below(figure, axes, path)
 
@@ -201,17 +201,19 @@ def plot_tradeoff(panels: Mapping[str, Sequence[tuple[Curve, Sequence[float]]]],
 
 
 def plot_sheet(rows: Mapping[str, Sequence[np.ndarray]], path: Path) -> Path:
-    """Images [3, H, W] in rows, each with its title before it."""
+    """Images [3, H, W] in rows, each with its title, of one or several lines, before it."""
+    font = ImageFont.truetype(Path(get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", 12)
+    ruler = ImageDraw.Draw(Image.new("L", (1, 1)))
+    margin = 12 + max(math.ceil(ruler.multiline_textbbox((0, 0), title, font)[2]) for title in rows)
     width = max(len(images) for images in rows.values())
-    size = MARGIN + width * (TILE + GAP) - GAP, len(rows) * (TILE + GAP) - GAP
-    sheet = Image.new("RGB", size, "white")
-    write = ImageDraw.Draw(sheet).text
+    sheet = Image.new("RGB", (margin + width * (TILE + GAP) - GAP, len(rows) * (TILE + GAP) - GAP), "white")
+    write = ImageDraw.Draw(sheet).multiline_text
     for row, (title, images) in enumerate(rows.items()):
-        write((4, row * (TILE + GAP) + TILE // 2), title, "black", ImageFont.load_default(18), "lm")
+        write((margin - 8, row * (TILE + GAP) + TILE // 2), title, "black", font, "rm", align="right")
         for column, pixels in enumerate(images):
             image = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))
-            tile = image.resize((TILE, TILE), Image.Resampling.NEAREST)
-            sheet.paste(tile, (MARGIN + column * (TILE + GAP), row * (TILE + GAP)))
+            tile = ImageOps.contain(image, (TILE, TILE), Image.Resampling.NEAREST)
+            sheet.paste(tile, (margin + column * (TILE + GAP), row * (TILE + GAP)))
     return _write(sheet.save, path)
 
 

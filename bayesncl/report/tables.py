@@ -60,7 +60,7 @@ def render_verdict(result: Result) -> str:
     """What a person should know first: the verdict, and what is left at k kept dimensions; 80 columns."""
     if result.verdict is None:
         return ""
-    parts = [verdict.render(verdict.from_dict(result.verdict))]
+    parts = [verdict.render(result.verdict)]
     if result.kept:
         header = ("dimensions kept (chance)", *result.kept)
         parts.append("\n" + write(header, _kept_rows(result), width=verdict.WIDTH, left=1).rstrip())

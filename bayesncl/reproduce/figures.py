@@ -8,13 +8,12 @@ from typing import Any
 
 from ..data import DATASETS
 from ..data.images import Images
-from ..measure.result import Result
 from ..progress import plural
 from ..report import plots
 from ..report.plots import CORRELATIONS, Curve
 from . import ledger
 from .experiments import MAIN, paper
-from .tables import Entries, Line, lines_of, mean, runs_of
+from .tables import Entries, Line, lines_of, mean
 
 MOST_RUNS = 3  # drawn of a method
 
@@ -27,7 +26,7 @@ def file_name(name: str) -> str:
 def draw(name: str, entries: Entries, path: Path, dataset: str = MAIN, scale: str = "paper") -> Path | None:
     """Draw a figure for one data set; None where the ledger has nothing to draw."""
     lines = lines_of(name, entries, dataset, scale)
-    return FIGURES[name](lines, entries, path) if any(line.runs for line in lines) else None
+    return FIGURES[name](lines, path) if any(line.runs for line in lines) else None
 
 
 def draw_sheet(kind: str, entry: ledger.Entry, test: Images, path: Path) -> Path:
@@ -36,33 +35,33 @@ def draw_sheet(kind: str, entry: ledger.Entry, test: Images, path: Path) -> Path
     return plots.plot_sheet({str(d["dim"]): [test.pixels[i] for i in d["images"]] for d in chosen}, path)
 
 
-def draw_support(lines: list[Line], entries: Entries, path: Path) -> Path:
+def draw_support(lines: list[Line], path: Path) -> Path:
     """Consistency over dimensions that fire on at least s images, a line per seed."""
     curves = []
     for i, line in enumerate(line for line in lines if line.runs):
-        name = f"{paper()['methods'][line.row.method]}, {plural(line.runs, 'run')}"
-        for j, entry in enumerate(runs_of(line.row, entries)[:MOST_RUNS]):
-            found = Result.from_dict(entry["measures"]).by_support()
-            points = [(least, share) for least, share in found.items() if share is not None]
+        name = f"{paper()['methods'][line.row.method]}, {plural(len(line.runs), 'run')}"
+        for j, entry in enumerate(line.runs[:MOST_RUNS]):
+            found = entry["measures"]["curves"]["consistency_by_support"]
+            points = [(int(least), share) for least, share in found.items() if share is not None]
             curves.append(Curve(i, points, name if j == 0 else None))
     return plots.plot_support(curves, path)
 
 
-def draw_retrieval(lines: list[Line], entries: Entries, path: Path) -> Path:
+def draw_retrieval(lines: list[Line], path: Path) -> Path:
     """Precision over the number of kept dimensions."""
     k = DATASETS[lines[0].row.dataset].paper_k
     curves = theirs_and_ours(lines, "K", f"p@{k}")
     return plots.plot_published(curves, path, "dimensions kept, K", f"retrieval precision at {k} (%)")
 
 
-def draw_dimensions(lines: list[Line], entries: Entries, path: Path) -> Path:
+def draw_dimensions(lines: list[Line], path: Path) -> Path:
     """Consistency over the feature dimension, by the paper's definition and by ours."""
     widths = sorted({int(line.row.axes["dim"]) for line in lines})
     curves = theirs_and_ours(lines, "dim", "consistency", sound=True)
     return plots.plot_published(curves, path, "feature dimensions, D", "consistency (%)", widths)
 
 
-def draw_tradeoff(lines: list[Line], entries: Entries, path: Path) -> Path:
+def draw_tradeoff(lines: list[Line], path: Path) -> Path:
     """Accuracy against consistency, a point per value of the prior or the KL weight."""
     panels: dict[str, list[tuple[Curve, list[float]]]] = {}
     for axis, title in (("rho", "prior"), ("lambda", "KL weight")):
@@ -75,11 +74,11 @@ def draw_tradeoff(lines: list[Line], entries: Entries, path: Path) -> Path:
     return plots.plot_tradeoff(panels, path)
 
 
-def draw_gradients(lines: list[Line], entries: Entries, path: Path) -> Path:
+def draw_gradients(lines: list[Line], path: Path) -> Path:
     """Correlations of frequency, gradient variance and consistency over epochs, means over seeds."""
     methods = {}
     for line in (line for line in lines if line.runs):
-        found = [entry["dynamics"] for entry in runs_of(line.row, entries)[:MOST_RUNS] if entry["dynamics"]]
+        found = [entry["dynamics"] for entry in line.runs[:MOST_RUNS]]
         several = f", {len(found)} runs" if len(found) > 1 else ""
         methods[paper()["methods"][line.row.method] + several] = mean_dynamics(found)
     return plots.plot_dynamics(methods, path)
@@ -98,7 +97,7 @@ def mean_dynamics(runs: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, An
     return means
 
 
-Draw = Callable[[list[Line], Entries, Path], Path]
+Draw = Callable[[list[Line], Path], Path]
 FIGURES: dict[str, Draw] = {
     "figure-support": draw_support,
     "figure-retrieval": draw_retrieval,
@@ -111,7 +110,7 @@ SHEETS = {"figure-high-entropy": "high_entropy", "figure-suppressed": "suppresse
 
 def sheet_entry(name: str, entries: Entries, dataset: str = MAIN, scale: str = "paper") -> ledger.Entry | None:
     """The run whose dimensions a sheet shows: the first seed's."""
-    found = (e for line in lines_of(name, entries, dataset, scale) for e in runs_of(line.row, entries)[:MOST_RUNS])
+    found = (e for line in lines_of(name, entries, dataset, scale) for e in line.runs[:MOST_RUNS])
     return next((entry for entry in found if entry["exemplars"].get(SHEETS[name])), None)
 
 

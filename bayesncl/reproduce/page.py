@@ -19,7 +19,7 @@ from ..progress import plural
 from ..report.tables import write as write_table
 from . import figures, ledger
 from .experiments import EXPERIMENTS, PAIR, Experiment, paper, title
-from .tables import FAST, NOT_RUN, Cell, Entries, Line, lines_of, mean, runs_of, sections, spread, summary, text
+from .tables import FAST, NOT_RUN, Cell, Entries, Line, lines_of, mean, sections, spread, summary, text
 
 INTRO = """# Results
 
@@ -200,25 +200,25 @@ def where_the_gain_comes_from(found: Entries, drawn: dict[str, str]) -> str:
         "The sound measures of the main methods. *At L0 k*: all features cut at one threshold that leaves *k* active "
         "dimensions per image; *AP*: average precision of a dimension as a detector of its best class.\n"
     )
-    parts = [opening, figure, support_table(lines, found), shuffled_table(lines, found)]
-    parts += [folded("every sound measure of the main methods", f"{legend}\n{sound_table(lines, found)}")]
-    parts += [gate_use(lines, found), *notes_on("figure-support")]
+    parts = [opening, figure, support_table(lines), shuffled_table(lines)]
+    parts += [folded("every sound measure of the main methods", f"{legend}\n{sound_table(lines)}")]
+    parts += [gate_use(lines), *notes_on("figure-support")]
     return "\n".join(part for part in parts if part)
 
 
 def by_method(
-    lines: list[Line], found: Entries, cells: Callable[[list[Measures]], list[str]], methods: Sequence[str] = ()
+    lines: list[Line], cells: Callable[[list[Measures]], list[str]], methods: Sequence[str] = ()
 ) -> list[list[str]]:
     """Rows of a table: method, what `cells` makes of the measures of its runs, number of runs."""
     rows = []
     for line in lines:
         if not methods or line.row.method in methods:
-            runs = [entry["measures"] for entry in runs_of(line.row, found)]
+            runs = [entry["measures"] for entry in line.runs]
             rows.append([paper()["methods"][line.row.method], *cells(runs), str(len(runs) or NOT_RUN)])
     return rows
 
 
-def support_table(lines: list[Line], found: Entries) -> str:
+def support_table(lines: list[Line]) -> str:
     """Consistency by minimum support, mean over seeds."""
     shown = ("1", "2", "5", "10", "20", "50", "100")
 
@@ -226,40 +226,39 @@ def support_table(lines: list[Line], found: Entries) -> str:
         curves = [run["curves"]["consistency_by_support"] for run in runs]
         return [summary([c[s] for c in curves if c.get(s) is not None], 2) for s in shown]
 
-    return markdown(["support at least", *shown, "runs"], by_method(lines, found, cells, PAIR))
+    return markdown(["support at least", *shown, "runs"], by_method(lines, cells, PAIR))
 
 
-def shuffled_table(lines: list[Line], found: Entries) -> str:
+def shuffled_table(lines: list[Line]) -> str:
     """Consistency by the paper's definition beside what it gives for labels that mean nothing."""
 
     def cells(runs: list[Measures]) -> list[str]:
         both = [(run["paper"]["consistency"], run["chance"]["paper"]["consistency"]) for run in runs]
-        pairs = [(a, b) for a, b in both if a is not None and b is not None]
-        columns = [[a for a, _ in pairs], [b for _, b in pairs], [a - b for a, b in pairs]]
-        return [summary(column, 2) for column in columns]
+        rows = [(a, b, a - b) for a, b in both if a is not None and b is not None]
+        return [summary([row[i] for row in rows], 2) for i in range(3)]
 
     opening = (
         "A dimension that fires on one image is as consistent if the labels mean nothing. The paper's definition, with "
         "the labels and with them shuffled among the test images:\n"
     )
     head = ["method", "Cons.", "labels shuffled", "difference", "runs"]
-    return opening + "\n" + markdown(head, by_method(lines, found, cells))
+    return opening + "\n" + markdown(head, by_method(lines, cells))
 
 
-def sound_table(lines: list[Line], found: Entries) -> str:
+def sound_table(lines: list[Line]) -> str:
     """Every sound measure of the main methods, with the level shuffled labels give."""
-    mixed = by_method(lines, found, lambda runs: _sound_cells([run["chance"]["sound"] for run in runs]), PAIR)
+    mixed = by_method(lines, lambda runs: _sound_cells([run["chance"]["sound"] for run in runs]), PAIR)
     beside = {row[0]: [f"{row[0]}, labels shuffled", *row[1:-1], ""] for row in mixed if row[-1] != NOT_RUN}
     rows = []
-    for row in by_method(lines, found, lambda runs: _sound_cells([run["sound"] for run in runs])):
+    for row in by_method(lines, lambda runs: _sound_cells([run["sound"] for run in runs])):
         rows += [row, beside[row[0]]] if row[0] in beside else [row]
     return markdown(["method", *(measure.short for measure in SOUND), "runs"], rows)
 
 
-def gate_use(lines: list[Line], found: Entries) -> str:
+def gate_use(lines: list[Line]) -> str:
     """How much of what would fire the gates of the trained BayesNCL close."""
     (line,) = (line for line in lines if line.row.method == "bayesncl")
-    gates = [entry["measures"]["gates"] for entry in runs_of(line.row, found)]
+    gates = [entry["measures"]["gates"] for entry in line.runs]
     closed = [100 * (1 - g["open_where_active"]) for g in gates if g["open_where_active"] is not None]
     if not closed:
         return ""
@@ -289,7 +288,7 @@ def where_retrieval_gains(found: Entries) -> str:
         kept = [run["curves"]["retrieval_sound"] for run in runs]
         return [summary(used, 0), *(summary([by[k]["5"] for by in kept if k in by], 2) for k in shown)]
 
-    rows = by_method(lines_of("interpretability", found), found, cells)
+    rows = by_method(lines_of("interpretability", found), cells)
     return opening + "\n" + markdown(["method", "in use", *(f"K {k}" for k in shown), "runs"], rows)
 
 
@@ -298,7 +297,7 @@ def table_part(experiment: Experiment, found: Entries) -> str:
     parts = [f"## {experiment.name}\n", f"{title(experiment)}.\n", *notes_on(experiment.name)]
     for section in sorted(sections(experiment, found), key=lambda section: not section.runs):
         header, rows = text(section)
-        done, all_of_them = sum(line.runs > 0 for line in section.lines), len(section.lines)
+        done, all_of_them = sum(bool(line.runs) for line in section.lines), len(section.lines)
         state = NOT_RUN if not done else "all rows run" if done == all_of_them else f"{done} of {all_of_them} rows run"
         parts.append(folded(f"{DATASETS[section.dataset].title}: {state}", markdown(header, rows, left=2)))
     return "\n".join(parts)

@@ -51,10 +51,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Line:
-    """A row of a table with its cells and the number of runs behind them."""
+    """A row of a table with its cells and the runs behind them."""
 
     row: Row
-    runs: int
+    runs: list[ledger.Entry]  # by seed
     cells: dict[str, Cell]
 
 
@@ -69,7 +69,7 @@ class Section:
     @property
     def runs(self) -> int:
         """How many stand behind the lines."""
-        return sum(line.runs for line in self.lines)
+        return sum(len(line.runs) for line in self.lines)
 
 
 def spread(values: Sequence[float]) -> float:
@@ -94,19 +94,14 @@ def sections(experiment: Experiment, entries: Entries, scale: str = "paper") -> 
     return found
 
 
-def runs_of(row: Row, entries: Entries) -> list[ledger.Entry]:
-    """The runs behind a row, by seed."""
-    return entries.get(ledger.setting(row.recipe), [])
-
-
 def fill(row: Row, wanted: Sequence[str], entries: Entries) -> Line:
     """The cells of a row from the runs of its setting."""
-    runs = runs_of(row, entries)
+    runs = entries.get(ledger.setting(row.recipe), [])
     if any(c in DYNAMICS for c in wanted):
         runs = [entry for entry in runs if entry["dynamics"]]
     if any(c.startswith("background") for c in wanted):
         runs = [entry for entry in runs if _background(entry, row) is not None]
-    return Line(row, len(runs), {column: cell(row, column, runs) for column in wanted})
+    return Line(row, runs, {column: cell(row, column, runs) for column in wanted})
 
 
 def cell(row: Row, column: str, runs: Sequence[ledger.Entry]) -> Cell:
@@ -155,7 +150,7 @@ def text(section: Section) -> tuple[list[str], list[list[str]]]:
     body = []
     for line in section.lines:
         cells = [line.cells[c] for c in section.columns]
-        runs = str(line.runs) if line.runs else NOT_RUN
+        runs = str(len(line.runs) or NOT_RUN)
         published = ["–" if c.published is None else number(c.published, c.decimals) for c in cells]
         block = [["paper", *published, ""]] if in_paper else []
         if any(c.ours for c in cells) or not in_paper:

@@ -38,7 +38,6 @@ from bayesncl import ReadableCodes, checkpoint, shelf
 from bayesncl import model as weights
 from bayesncl.arrays import as_features, as_labels, read_arrays, read_embeddings
 from bayesncl.atlas.contents import tabulate
-from bayesncl.atlas.sources import read_summary
 from bayesncl.codes_folder import About, CodesFolder, Rows
 from bayesncl.data import arrays as array_images
 from bayesncl.data import cache as image_cache
@@ -354,7 +353,7 @@ def make_run(rng: random.Random, path: Path) -> None:
 
 def take_run(path: Path) -> None:
     run = Run(path.parent)
-    json.dumps(tabulate(read_summary(run.evaluation() or {})), allow_nan=False)
+    json.dumps(tabulate(run.evaluation()), allow_nan=False)
     seconds = train_seconds(run.metrics(), tiny_recipe())
     assert all(s is None or s >= 0 for s in seconds)
 
