@@ -244,6 +244,8 @@ def test_arrays_of_every_kind(run, tmp_path: Path) -> None:
     Path("l.csv").write_text("name,label\n" + "".join(f"{n},{w}\n" for n, w in reversed(list(zip(names, words)))))
     assert run("fit", "named.npz", "-o", "by-name", "--dim", "4", "--labels", "l.csv", "--quiet").status == 0
     assert CodesFolder("by-name").rows().labels.tolist() == y.tolist()
+    done = run("fit", "x.npy", "-o", "by-order", "--dim", "4", "--labels", "l.csv", "--quiet")
+    assert done.status == 0 and "no names: those of l.csv are taken to be in their order" in done.err
 
 
 def test_a_run_is_a_source(run, trained: Path) -> None:
