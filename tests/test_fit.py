@@ -230,6 +230,8 @@ def test_arrays_of_every_kind(run, tmp_path: Path) -> None:
         np.testing.assert_allclose(folder.embeddings(), x, rtol=2e-3, atol=1e-3)
         assert folder.rows().labels.tolist() == y.tolist()
         assert run("embed", out, source, "-o", "e.csv", "--keep", "2").err == "e.csv: 60 rows x 4 dimensions\n"
+        np.save("one.npy", x[:1])
+        assert run("embed", out, "one.npy", "-o", "one.csv").err == "one.csv: 1 row x 4 dimensions\n"
         z, _, labels = read_embeddings(Path("e.csv"))
         assert z.shape == (60, 4) and ((z > 0).sum(1) <= 2).all() and labels is not None
         answer = run("atlas", out, "--quiet")
