@@ -96,14 +96,15 @@ def embed(
     display = cli.open_display(quiet)
     from .arrays import ENDINGS
     from .embed import embed_images
+    from .progress import plural
 
     if ungated and is_codes(run):
         raise InputError("--ungated is for trained runs; codes have no version without gates")
     model = open_model(run, device, encoder, display)
     count, width = embed_images(model, images, out, keep=keep, gated=not ungated, names=names, progress=display.count)
     display.close()
-    what = "rows" if images.suffix.lower() in ENDINGS else "images"
-    display.note(f"{out}: {count:,} {what} x {width:,} dimensions")
+    what = "row" if images.suffix.lower() in ENDINGS else "image"
+    display.note(f"{out}: {plural(count, what)} x {width:,} dimensions")
 
 
 @app.command()

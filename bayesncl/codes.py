@@ -139,8 +139,10 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         estimator as it was.
         """
         before, display = vars(self).copy(), Display(quiet=not self.verbose)
-        try:
-            return self._fit(X, pairs, None if checkpoint is None else Path(checkpoint), progress or display.count)
+        kind = _device(self.device).type
+        try:  # also where the caller has turned gradients or precision off, as one does to embed
+            with torch.inference_mode(False), torch.enable_grad(), torch.autocast(kind, enabled=False):
+                return self._fit(X, pairs, None if checkpoint is None else Path(checkpoint), progress or display.count)
         except BaseException:
             self.__dict__ = before
             raise
@@ -167,12 +169,13 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # of the CPU alone
-            head = HEADS[self.method](moments.width, self.dim_).to(device).train()
+            head = HEADS[self.method](moments.width, self.dim_).to(device, torch.float32).train()
         self._check_output(head)
         head.start(rows[torch.linspace(0, count - 1, min(count, START_ROWS), device=device).long()])
         mark = self._fingerprint(moments, seed, batch, total, count, partners)
         optimiser = _AdamW(head.parameters(), lr=RATE, weight_decay=DECAY, fused=True)
-        state = shelf.State(head, optimiser, mark, torch.zeros(max(1, min(50, total)), device=device))
+        recent = torch.zeros(max(1, min(50, total)), dtype=torch.float32, device=device)
+        state = shelf.State(head, optimiser, mark, recent)
         found = None if checkpoint is None else state.read(checkpoint, count)
         partners = found if partners is None else partners
         if partners is None:
@@ -249,14 +252,15 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             for place, z in self._encode(source, head, device):
                 torch.from_numpy(out)[place].copy_(z)
             return out
-        parts = [scipy.sparse.csr_matrix(z.cpu().numpy()) for _, z in self._encode(source, head, device)]
+        parts = [scipy.sparse.csr_matrix((0, self.dim_), dtype=np.float32)]  # there may be no rows
+        parts += [scipy.sparse.csr_matrix(z.cpu().numpy()) for _, z in self._encode(source, head, device)]
         return scipy.sparse.vstack(parts, format="csr")
 
     @torch.inference_mode()
     def _encode(self, source: Any, head: Head, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
         """Blocks of codes. All have one shape, so that the same sums are taken in the same order whatever the batch."""
         size = BLOCK.get(device.type, BLOCK["cpu"])
-        block = torch.zeros(size, self.moments_.width, device=device)
+        block = torch.zeros(size, self.moments_.width, dtype=torch.float32, device=device)
         for start in range(0, len(source), size):
             place = slice(start, min(start + size, len(source)))
             n = place.stop - start

@@ -150,11 +150,12 @@ class Prototypes(Head):
         """
         generator = torch.Generator().manual_seed(0)
         count = min(self.projection.out_features, len(h))
-        axes = torch.randn(h.shape[1], count, generator=generator).to(h)
+        axes = torch.randn(h.shape[1], count, generator=generator, dtype=torch.float32).to(h)
         for _ in range(6):  # subspace iteration: towards the principal axes, up to a turn that no cosine sees
             axes = torch.linalg.qr(h.T @ (h @ axes))[0]  # [F, count]
         self.projection.weight[:count] = axes.T
-        self.prototypes.copy_(normalise(torch.randn(self.prototypes.shape, generator=generator)))
+        directions = torch.randn(self.prototypes.shape, generator=generator, dtype=torch.float32)
+        self.prototypes.copy_(normalise(directions))
 
     def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
         s = normalise(self.projection(h)) @ normalise(self.prototypes).T  # [N, D]

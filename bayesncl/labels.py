@@ -28,6 +28,8 @@ def read_labels(path: Path, names: np.ndarray | None, n: int) -> tuple[np.ndarra
     assert column is not None
     if len(column) != n:
         raise InputError(f"{path}: {len(column):,} rows, the embeddings have {n:,}")
+    if theirs is not None and names is None:
+        warnings.warn(f"the embeddings have no names: those of {path} are taken to be in their order", stacklevel=2)
     return (names if theirs is None else theirs), labels
 
 

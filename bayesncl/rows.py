@@ -104,7 +104,7 @@ def hold(source: Any, chosen: Tensor | None, moments: Moments, device: torch.dev
     width = moments.width
     if 4 * len(stream) * width > SHARE * free_memory(device):
         return stream
-    held = torch.empty(len(stream), width, device=device)
+    held = torch.empty(len(stream), width, dtype=torch.float32, device=device)
     for place, index in _blocks(source, chosen):
         held[place] = take(source, index, moments, device)
     return held

@@ -117,7 +117,7 @@ def _build(cls: type[Codes], config: dict[str, Any], tensors: dict[str, Tensor])
     if not bool((moments.scale >= 0).all()):  # 0 for a column that is constant
         raise InputError("the scale is negative")
     with torch.device("meta"):  # shapes are compared before anything of that size is made
-        head = HEADS[codes.method](moments.width, dim)
+        head = HEADS[codes.method](moments.width, dim).float()
     weights = {name.removeprefix("head."): t for name, t in tensors.items() if name.startswith("head.")}
     for name, t in head.state_dict().items():
         if weights[name].dtype != t.dtype:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -177,6 +178,7 @@ def test_keep_and_sparse_output(fitted: dict[str, ReadableCodes]) -> None:
         sparse = model.set_params(sparse_output=True).transform(x)
         assert scipy.sparse.issparse(sparse) and sparse.format == "csr"
         assert (sparse.toarray() == z).all()
+        assert model.transform(torch.zeros(0, 20)).shape == (0, 16)
     kept = copy.deepcopy(fitted["prototypes"]).set_params(keep=3).transform(x)
     strongest = np.argsort(-full, 1)[:, :3]
     assert (np.sort(np.argsort(-kept, 1)[:, :3]) == np.sort(strongest)).all()
@@ -270,6 +272,24 @@ def test_random_state_is_exact() -> None:
     state = torch.random.get_rng_state()
     ReadableCodes(8, steps=3).fit(made())
     assert torch.equal(state, torch.random.get_rng_state()), "the caller's generator is left alone"
+
+
+@pytest.mark.parametrize("way", ["no_grad", "inference_mode", "autocast", "float64"])
+def test_the_settings_of_the_caller_do_not_matter(way: str, tmp_path: Path) -> None:
+    """Who has just embedded images may have turned gradients off; others compute in float64."""
+    x = made()
+    wanted = ReadableCodes(8, steps=20).fit(x)
+    ways = {"no_grad": torch.no_grad(), "inference_mode": torch.inference_mode(), "float64": nullcontext()}
+    context = ways.get(way) or torch.autocast("cpu", torch.float16)
+    try:
+        with context:
+            torch.set_default_dtype(torch.float64 if way == "float64" else torch.float32)
+            found = ReadableCodes(8, steps=20).fit(torch.from_numpy(x) * 1)
+        found.save(tmp_path / "codes.safetensors")
+        assert (found.transform(x) == wanted.transform(x)).all()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert (ReadableCodes.load(tmp_path / "codes.safetensors").transform(x) == wanted.transform(x)).all()
 
 
 def test_pairs_replace_neighbours() -> None:

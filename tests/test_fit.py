@@ -230,6 +230,8 @@ def test_arrays_of_every_kind(run, tmp_path: Path) -> None:
         np.testing.assert_allclose(folder.embeddings(), x, rtol=2e-3, atol=1e-3)
         assert folder.rows().labels.tolist() == y.tolist()
         assert run("embed", out, source, "-o", "e.csv", "--keep", "2").err == "e.csv: 60 rows x 4 dimensions\n"
+        np.save("one.npy", x[:1])
+        assert run("embed", out, "one.npy", "-o", "one.csv").err == "one.csv: 1 row x 4 dimensions\n"
         z, _, labels = read_embeddings(Path("e.csv"))
         assert z.shape == (60, 4) and ((z > 0).sum(1) <= 2).all() and labels is not None
         answer = run("atlas", out, "--quiet")
@@ -244,6 +246,8 @@ def test_arrays_of_every_kind(run, tmp_path: Path) -> None:
     Path("l.csv").write_text("name,label\n" + "".join(f"{n},{w}\n" for n, w in reversed(list(zip(names, words)))))
     assert run("fit", "named.npz", "-o", "by-name", "--dim", "4", "--labels", "l.csv", "--quiet").status == 0
     assert CodesFolder("by-name").rows().labels.tolist() == y.tolist()
+    done = run("fit", "x.npy", "-o", "by-order", "--dim", "4", "--labels", "l.csv", "--quiet")
+    assert done.status == 0 and "no names: those of l.csv are taken to be in their order" in done.err
 
 
 def test_a_run_is_a_source(run, trained: Path) -> None:

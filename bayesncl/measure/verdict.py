@@ -118,7 +118,10 @@ def _one_class(found: Mapping[str, Any]) -> Line:
         return Line("No dimension is kept by enough images to be about a class.", rule)
     own = look_up(found, f"kept/{KEPT}/classes_owned")[0] or 0
     best = value(found, ("readable", "clearest"))
-    example = f"; the clearest is dimension {best['dimension']} ({best['class']})" if best else ""
+    example = ""
+    if best:
+        number = "class " if best["class"].removeprefix("-").isdigit() else ""
+        example = f"; the clearest is dimension {best['dimension']} ({number}{best['class']})"
     text = (
         f"{_percent(share)} are about one class, which has at least half of the images that keep them "
         f"({_beside(chance, control, _percent)}); {own:,.0f} of {found['classes']:,} classes "
