@@ -373,7 +373,7 @@ def test_largest_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_progress_reaches_the_end() -> None:
     seen: dict[str, tuple[int, int]] = {}
     z, labels = sparse()
-    interpretability(z, labels, progress=lambda done, total, what: seen.update({what: (done, total)}))
+    evaluate(z, [labels], ("sound",), progress=lambda done, total, what: seen.update({what: (done, total)}))
     assert set(seen) == {"counting", "spectrum", "average precision", "matching sparsity"}
     assert all(done == total == 300 for done, total in seen.values())
 

@@ -70,7 +70,7 @@ class Dimensions:
 
 def describe(
     z: Array, labels: Array | None = None, *, backgrounds: Array | None = None, open: np.ndarray | None = None,
-    detectors: bool = False, progress: Progress | None = None,
+    detectors: bool = False,
 ) -> Dimensions:  # fmt: skip
     """Describe every column of z, block by block.
 
@@ -84,10 +84,10 @@ def describe(
     z = as_codes(z)
     (classes, index), (places, where) = (_factorise(each, z.shape[0]) for each in (labels, backgrounds))
     everything = [index] if places is None else [index, where]
-    counted = count(z, everything, mass=True, progress=progress)
+    counted = count(z, everything, mass=True)
     table = _columns(counted[0], classes)
     if classes is not None and detectors:
-        ap = detector_precision(z, [index], counted[:1], classes=len(classes), progress=progress)[0]
+        ap = detector_precision(z, [index], counted[:1], classes=len(classes))[0]
         table["ap"] = np.where(table["detected_class"] < 0, np.nan, ap)
     if places is not None:
         table |= {"backgrounds": places, "background_counts": _whole(counted[1].fires[0][: len(places)].T)}

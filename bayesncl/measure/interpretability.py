@@ -55,7 +55,6 @@ def interpretability(
     *,
     min_support: int = MIN_SUPPORT,
     spectrum: bool = True,
-    progress: Progress | None = None,
 ) -> dict[str, Value]:
     """Score the dimensions of features against class labels.
 
@@ -66,7 +65,6 @@ def interpretability(
     definition : ``sound``, or ``paper`` for the published one.
     min_support : images a dimension must fire on to count; ``sound`` only.
     spectrum : whether to compute `effective_rank` and `orthogonality`, which take longer than all the rest together.
-    progress : called with (done, total, what).
 
     Returns
     -------
@@ -84,8 +82,7 @@ def interpretability(
     """
     features = as_features(features)
     index, _ = as_labels(labels, len(features))
-    found = evaluate(features, [index], (definition,), min_support=min_support, spectrum=spectrum, progress=progress)
-    return found[0][definition]
+    return evaluate(features, [index], (definition,), min_support=min_support, spectrum=spectrum)[0][definition]
 
 
 def evaluate(

@@ -20,7 +20,7 @@ from .counts import place as default_place
 
 Rows = Any  # features [N, F]: a tensor, or a scipy CSR array, which stays on the CPU
 
-SEEDS = (0, 1, 2)
+SEEDS = (0, 1, 2)  # one held-out part each
 PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # of ||W||^2 / 2 beside the mean cross-entropy, strongest first
 HISTORY = 10  # steps that L-BFGS remembers
 SEARCHES = 20  # points tried along a direction

@@ -35,7 +35,6 @@ def retrieval(
     *,
     weights: Array | None = None,
     queries: Array | None = None,
-    progress: Progress | None = None,
 ) -> dict[int, float]:
     """Precision at k of retrieval among the rows themselves, by cosine similarity.
 
@@ -49,7 +48,6 @@ def retrieval(
     weights : [D] non-negative factors of each dimension's part of the similarity; 1 / prevalence for the
         inverse-prevalence similarity.
     queries : numbers of the rows that serve as queries; default all.
-    progress : called with (done, total, what).
 
     Returns
     -------
@@ -62,7 +60,7 @@ def retrieval(
     columns = choose(features, dims, ranking)
     if not ks or min(ks) < 1 or max(ks) >= len(features):
         raise InputError(f"ks must be 1 to {len(features) - 1}, the rows other than the query, got {list(ks)}")
-    relevance = rank_relevance(features, [index], max(ks), columns, weights=weights, queries=queries, progress=progress)
+    relevance = rank_relevance(features, [index], max(ks), columns, weights=weights, queries=queries)
     return precision(relevance[definition][0], ks)
 
 

@@ -101,16 +101,13 @@ def plot_entropy(runs: Mapping[str, np.ndarray], path: str | Path, classes: int)
     return _save(figure, axes, path)
 
 
-def plot_retrieval(
-    runs: Mapping[str, Mapping[int, float]], path: str | Path, k: int, chance: float | None = None
-) -> Path:
+def plot_retrieval(runs: Mapping[str, Mapping[int, float]], path: str | Path, k: int, chance: float) -> Path:
     """Precision at k (percent) against the number of dimensions kept; `chance` is that with shuffled labels."""
     figure, axes = _canvas(runs, "dimensions kept, K", f"retrieval precision at {k} (%)")
     for i, (name, curve) in enumerate(runs.items()):
         kept = sorted(curve)
         _line(axes, i, kept, [curve[d] for d in kept], name)
-    if chance is not None:
-        axes.axhline(chance, color="0.4", linestyle=":", linewidth=1, label="labels shuffled")
+    axes.axhline(chance, color="0.4", linestyle=":", linewidth=1, label="labels shuffled")
     axes.set_ylim(bottom=0)
     return _save(figure, axes, path)
 
