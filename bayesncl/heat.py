@@ -51,7 +51,7 @@ class Sight:
     network: nn.Module  # from normalised pixels [n, 3, S, S] to h
     normalise: Callable[[Tensor], Tensor]  # uint8 pixels to what the network takes, on its device
     head: Callable[[Tensor], Features]  # of rows of h
-    # features by position [n, P, F] and h [n, F] to how strongly each drives each dimension, [n, P, D]
+    # features of positions [n, F] and h of the image of each [n, F] to how strongly they drive each dimension, [n, D]
     drive: Callable[[Tensor, Tensor], Tensor]
     grey: np.ndarray  # uint8 [3], the colour that hides a part
     side: int  # S; larger images are cut to their middle
@@ -76,9 +76,9 @@ def see_model(model: Encoder) -> Sight:
             return model.head(h)
 
     def drive(f: Tensor, h: Tensor) -> Tensor:
-        raw = head(f.flatten(0, 1)).aux
+        raw = head(f).aux
         assert raw is not None
-        return raw.unflatten(0, f.shape[:2])
+        return raw
 
     grey = np.rint(255 * model.mean.flatten().cpu().numpy()).astype(np.uint8)
     side, device = model.recipe.views.size, model.mean.device
@@ -100,13 +100,11 @@ def see_codes(codes: PhotoCodes) -> Sight:
     own, moments = copy.deepcopy(codes.codes.head_).to(device).eval(), codes.codes.moments_
 
     def drive(f: Tensor, h: Tensor) -> Tensor:
-        x = prepare(f.flatten(0, 1), moments, h.repeat_interleave(f.shape[1], 0))
+        x = prepare(f, moments, h)
         if isinstance(own, Prototypes):
-            raw = own.projection(x) @ normalise(own.prototypes).T
-        else:
-            said: Features = own(x)
-            raw = said.z if said.aux is None else said.aux
-        return raw.unflatten(0, f.shape[:2])
+            return own.projection(x) @ normalise(own.prototypes).T
+        said: Features = own(x)
+        return said.z if said.aux is None else said.aux
 
     grey = np.rint(255 * np.clip(view.mean, 0, 1)).astype(np.uint8)
     return Sight(
@@ -175,7 +173,7 @@ def heat_maps(
             seen.clear()
             assert f is not None
             n, high, wide, _ = f.shape
-            z = sight.drive(f.flatten(1, 2), h)
+            z = sight.drive(f.flatten(0, 2), h.repeat_interleave(high * wide, 0)).unflatten(0, (n, high * wide))
             picked = wanted[a : a + n, None].expand(n, high * wide, -1).to(z.device)
             parts.append(z.gather(2, picked).transpose(1, 2).reshape(n, -1, high, wide).float().cpu())
             if tell is not None:

@@ -80,6 +80,13 @@ def test_held_out_and_own_splits(tmp_path: Path) -> None:
     assert len(data.load(of(tmp_path / "t", 0.25), "test")) == 4
 
 
+def test_broken_images_are_counted(tmp_path: Path) -> None:
+    shard(tmp_path / "s" / "x.tar", {"a.jpg": image(50, "JPEG"), "b.jpg": b"no image", "c.png": image(60)})
+    with pytest.warns(UserWarning, match="1 file skipped: 1 broken"):
+        got = data.load(of(tmp_path / "s"), "train")
+    assert (len(got), got.broken) == (2, 1)
+
+
 def test_unlabelled_and_other_members(tmp_path: Path) -> None:
     files = {"a.jpg": image(50, "JPEG"), "b.webp": image(60, "WEBP"), "b.seg.png": image(1), "dir/a.png": image(70)}
     shard(tmp_path / "s" / "x.tar", files)
