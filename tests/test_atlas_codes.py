@@ -16,6 +16,7 @@ from torch import nn
 from bayesncl.atlas import sources
 from bayesncl.atlas.contents import AtlasRun
 from bayesncl.codes_folder import CodesFolder
+from bayesncl.data.folder import scan
 from bayesncl.heat import Heat
 from tests.commands import draw_folder, refused
 
@@ -70,6 +71,14 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[AtlasRun]:
 
     monkeypatch.setattr(sources, "build_atlas", watch)
     return last
+
+
+def test_an_atlas_among_the_photos_brings_no_new_ones(run, tmp_path: Path) -> None:
+    draw_folder(tmp_path / "pictures", each=8)
+    assert run("fit", "pictures", "-o", "codes", "--encoder", BLIND, "--dim", "4", "--quiet").status == 0
+    before = scan(tmp_path / "pictures")
+    assert run("atlas", "codes", "-o", "pictures/page", "--quiet").status == 0
+    assert scan(tmp_path / "pictures") == before
 
 
 def test_the_verdict_of_fit_opens_the_page(run, tmp_path: Path, built: list[AtlasRun]) -> None:

@@ -110,7 +110,7 @@ def scan(root: Path, only: frozenset[str] | None = None) -> tuple[list[Entry], l
     """Image files at and below `root`, sorted by relative path, and the names of the other files.
 
     Links are followed, since data sets are often made of them, but no folder is entered twice: there are no loops.
-    Folders that `fit` wrote are left out: the pictures in them are those of an atlas.
+    Folders that `fit` or `atlas` wrote are left out: the pictures in them are sheets of those that were there.
     `only` limits the subfolders of the first level.
     """
     try:
@@ -119,6 +119,10 @@ def scan(root: Path, only: frozenset[str] | None = None) -> tuple[list[Entry], l
         raise InputError(f"{shown(Path(error.filename or root))}: {error.strerror}") from None
     images = [entry for entry in found if entry.name.lower().endswith(SUFFIXES)]
     return images, [entry.name for entry in found if not entry.name.lower().endswith(SUFFIXES)]
+
+
+def _is_atlas(folder: str) -> bool:
+    return all(os.path.isfile(os.path.join(folder, name)) for name in ("atlas.json", "atlas.js"))
 
 
 def _walk(folder: Path, prefix: str, entered: set[tuple[int, int]], only: frozenset[str] | None) -> Iterator[Entry]:
@@ -132,7 +136,7 @@ def _walk(folder: Path, prefix: str, entered: set[tuple[int, int]], only: frozen
             except OSError:  # a link to nowhere, or a loop of links
                 continue
             if stat.S_ISDIR(info.st_mode):
-                if (only is None or item.name in only) and not is_codes(item.path):
+                if (only is None or item.name in only) and not is_codes(item.path) and not _is_atlas(item.path):
                     below.append((item.is_symlink(), item.name, info))
             elif stat.S_ISREG(info.st_mode):  # no pipes: they would block
                 yield Entry(prefix + item.name, folder / item.name)
