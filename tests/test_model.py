@@ -377,6 +377,9 @@ def test_nothing_to_load(tmp_path: Path) -> None:
         load(tmp_path / "nowhere")
     with pytest.raises(InputError, match="no trained model at"):
         load(tmp_path)
+    np.save(tmp_path / "z.npy", np.zeros((4, 2)))
+    with pytest.raises(InputError, match="is an array, expected a run or codes"):
+        load(tmp_path / "z.npy")
     (tmp_path / "recipe.json").write_text(tiny_recipe().to_json())
     with pytest.raises(InputError, match="is not finished: bayesncl resume"):
         load(tmp_path)

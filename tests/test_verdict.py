@@ -15,7 +15,7 @@ from bayesncl.measure import labelfree, stability
 from bayesncl.measure.readable import figures, least_alike, readable
 from bayesncl.measure.retrieval import retrieval
 from bayesncl.measure.sparse import strongest_images
-from bayesncl.measure.verdict import Verdict, render, to_dict, verdict
+from bayesncl.measure.verdict import Verdict, in_words, render, to_dict, verdict
 from tests.test_kept import codes
 from tests.test_labelfree import embed
 
@@ -152,6 +152,12 @@ def test_noise_is_not_praised() -> None:
     z, y = clean()
     line = verdict(z, embeddings=embed(y, 0.2), noise=(others, x)).lines[0]
     assert line.value == 8 and "noise 0)" in line.text
+    tree = figures(z, embeddings=embed(y, 0.2), noise=(others, x))
+    for noise, within in ((3, True), (2, False)):  # 3 may well be 6 another time
+        tree["readable"] |= {"noise": noise, "count": 6}
+        assert ("Noise has nearly as many" in in_words(tree).lines[0].text) == within
+    rows = np.random.default_rng(0).standard_normal((8, 16))[y]  # the same but for rounding, and so is noise
+    assert verdict(z, embeddings=rows, noise=(z, rows)).lines[0].value == 8
     x[0], x[1:] = -1, 1 + 1e-4 * x[1:]  # all other rows lie opposite to it, beyond the mean
     assert "Chance has as many" in verdict(some, embeddings=x).lines[0].text
 

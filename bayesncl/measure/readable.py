@@ -21,6 +21,7 @@ FEW_IMAGES = 50  # below, nothing is said of single dimensions
 QUERIES = 2000  # images that retrieval with an untrained head and with whole embeddings asks with, at most
 REFERENCE = 512  # groups of ten images that tell how alike chance and neighbours are
 NOISE = 0.95  # quantile over the dimensions read from noise, which a readable one passes
+SAME = 1 - 1e-5  # mean cosine of images that are the same, but for rounding
 NAME_LENGTH = 40  # of a class in the verdict
 SORTED = 2**21  # entries that fire, above which F1 and IoU are left out unless asked for: they sort all
 
@@ -185,7 +186,8 @@ def least_alike(embeddings: np.ndarray, noise: np.ndarray | None, seed: int) -> 
         near.append(np.argpartition(-cosine, TOP - 1, axis=1)[:, :TOP])
     half = float(sum(labelfree.mean_alike(rows, embeddings).mean() for rows in (random, np.concatenate(near)))) / 2
     known = np.empty(0) if noise is None else noise[~np.isnan(noise)]
-    return max(half, float(np.quantile(known, NOISE))) if len(known) else half
+    least = max(half, float(np.quantile(known, NOISE))) if len(known) else half
+    return min(least, SAME)
 
 
 def _clearest(codes: Codes, known: np.ndarray, labels: np.ndarray, names: Any) -> Tree:
