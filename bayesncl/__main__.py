@@ -80,7 +80,7 @@ def rest_when_busy() -> None:
 
 
 def keep_bytecode() -> None:
-    """Keep torch's bytecode in our cache folder where nobody keeps it beside torch.
+    """Keep bytecode in our cache folder where torch has none and nobody keeps it beside torch.
 
     Images for containers are often made without bytecode and told to write none (PYTHONDONTWRITEBYTECODE): every start
     would then compile a thousand files of torch, which takes as long as all else that its import does.
@@ -94,7 +94,8 @@ def keep_bytecode() -> None:
         from .files import cache_folder
 
         with suppress(ValueError, OSError):  # no home
-            # Python knows old bytecode by the times of files, which images may all set alike: so by what is installed
+            # Python tells stale bytecode by file times, which container images may all set alike: so the folder is
+            # named by what is installed
             installed = crc32("\n".join(sorted(os.listdir(os.path.dirname(place)))).encode())
             sys.pycache_prefix = str(cache_folder().absolute() / "compiled" / f"bytecode-{installed:08x}")
             sys.dont_write_bytecode = False

@@ -120,8 +120,8 @@ def _write_stream(path: Path, raw: bytes) -> None:
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept: decoded images, compiled kernels."""
-    with or_refuse("no place for decoded images (BAYESNCL_CACHE names a folder)", RuntimeError):
+    """Where what can be made again is kept: decoded images, compiled kernels, bytecode."""
+    with or_refuse("no place for a cache (BAYESNCL_CACHE names a folder)", RuntimeError):
         return Path(os.environ.get("BAYESNCL_CACHE") or Path.home() / ".cache" / "bayesncl").expanduser()
 
 

@@ -54,7 +54,7 @@ def fast(
     device: torch.device,
     check: Callable[[], None] | None = None,
 ) -> Callable[[], None]:
-    """What does the same as `body` on a GPU, and records it when it is first called.
+    """A function that does what `body` does; on a GPU it is recorded at its first call.
 
     `state` gives every tensor that `body` changes and that outlives a call; it is asked at the first call. `check` is
     called once, after a rehearsal of `body`, to look at the gradients which that left. With several processes nothing

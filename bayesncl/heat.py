@@ -187,7 +187,7 @@ def strongest_heat(
 ) -> Heat | str:  # fmt: skip
     """Maps of the strongest dimensions of each image, for the atlas, or in words why there are none.
 
-    Maps that fail `masking_drop` on `checked` images, by less than two standard errors ahead of chance, are not shown.
+    Maps are shown if on `checked` images the hottest quarter beats chance by two standard errors, see `masking_drop`.
     `share` is that of `Heat`; default what is left of larger images.
     """
     some = np.asarray(pixels[spread_evenly(len(pixels), checked)])

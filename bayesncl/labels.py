@@ -29,7 +29,7 @@ def read_labels(path: Path, names: np.ndarray | None, n: int) -> tuple[np.ndarra
     if len(column) != n:
         raise InputError(f"{path}: {len(column):,} rows, the embeddings have {n:,}")
     if theirs is not None and names is None:
-        warnings.warn(f"the embeddings have no names: those of {path} are taken to be in their order", stacklevel=2)
+        warnings.warn(f"the embeddings have no names: rows of {path} are taken to be in the same order", stacklevel=2)
     return (names if theirs is None else theirs), labels
 
 
@@ -39,7 +39,7 @@ def find_labels(path: Path, wanted: Sequence[str], names: np.ndarray, labels: np
     for name, label in zip(map(str, names), labels.tolist()):
         known = by_name.setdefault(name, label)
         if known is not label and known != label:  # NaN differs from itself
-            raise InputError(f"{path}: {printable(name)} has the labels {known} and {label}: leave one")
+            raise InputError(f"{path}: {printable(name)} has the labels {known} and {label}: keep only one")
     found = [by_name.get(name, by_name.get(name.rpartition("/")[2])) for name in wanted]
     if missing := [name for name, label in zip(wanted, found) if label is None]:
         some = f"{len(missing):,} of {len(wanted):,} {what}, e.g. {printable(missing[0])}"

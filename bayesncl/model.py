@@ -182,7 +182,7 @@ def load_run(path: str | Path, device: str | torch.device = "cpu") -> Encoder:
     if not path.is_file():
         raise InputError(f"no trained model at {path}")
     if path.suffix.lower() in (".npy", ".npz", ".csv", ".parquet"):
-        raise InputError(f"{path} is an array, expected a run or codes: bayesncl measure and bayesncl fit take arrays")
+        raise InputError(f"{path} is an array, expected a run or codes: measure, fit and atlas --features take arrays")
     tensors, metadata = read_tensors(path)
     if "recipe" not in metadata:
         raise InputError(f"{path} carries no recipe: it is no trained model; codes are opened by their folder")

@@ -23,7 +23,7 @@ Batch = Annotated[int | None, Option("--batch", help="short for --set run.batch=
 Size = Annotated[int | None, Option("--size", help="side of a view in pixels; stored images follow it")]
 Backbone = Annotated[str | None, Option("--backbone", help="resnet18, resnet50, small, medium, or timm:NAME")]
 Device = Annotated[str | None, Option("--device", help="cpu or cuda; default the GPU if there is one")]
-Quiet = Annotated[bool, Option("--quiet", help="no progress, no remarks")]
+Quiet = Annotated[bool, Option("--quiet", help="no progress or remarks; warnings still show")]
 
 
 def written(*names: str, help: str | None = None, metavar: str = "FILE") -> Any:

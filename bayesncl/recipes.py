@@ -77,7 +77,7 @@ class Data(Part):
     root: str = _f("", "folder or file that holds the images (unused by scenes and textures)")
     size: int = _f(32, "side of the stored images, pixels; others are resized and centre-cropped", least=8, most=1024)
     holdout: float = _f(0.1, "folder, shards, arrays: share kept for testing without a test split", least=0.0, most=0.9)
-    strict: bool = _f(False, "folder: a file that cannot be decoded is an error instead of being skipped")
+    strict: bool = _f(False, "folder, shards, imagenet100: a file that cannot be decoded is an error, not skipped")
     train_images: int = _f(6000, "scenes, textures: number of training images", least=2, most=MOST_MADE)
     test_images: int = _f(2000, "scenes, textures: number of test images", least=2, most=MOST_MADE)
     tied: float = _f(0.95, "scenes: share of training objects that stand on their own background", least=0.0, most=1.0)

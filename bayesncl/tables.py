@@ -70,7 +70,7 @@ def _kinds(headings: list[str], path: Path) -> list[str]:
     for kind in ("y", "names"):
         if kinds.count(kind) > 1:
             some = " and ".join(printable(cell) for cell, k in zip(headings, kinds) if k == kind)
-            raise InputError(f"{shown(path)}: columns {some} hold the same kind of thing: leave one")
+            raise InputError(f"{shown(path)}: columns {some} hold the same kind of thing: keep only one")
     best = next((kind for kind in ("names", "id", "index") if kind in kinds), "")
     used = kinds.index(best) if best else None
     if best == "index" and "index" in (known := [cell.strip().lower() for cell in headings]):
@@ -178,7 +178,7 @@ def read_parquet(path: Path) -> dict[str, Reader]:
         lists = [name for name in lists if name in FEATURES][:1] or lists
         if len(lists) > 1:
             some = ", ".join(map(printable, lists))
-            raise InputError(f"{shown(path)}: columns {some} hold lists: call one of them embedding, or leave one")
+            raise InputError(f"{shown(path)}: columns {some} hold lists: call one of them embedding, or keep only one")
         found = _readers({kind: column.to_pylist() for _, kind, column in columns if kind not in ("z", "")})
         for name, kind, column in columns:
             if kind != "z" or (lists and name not in lists):

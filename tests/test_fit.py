@@ -247,7 +247,7 @@ def test_arrays_of_every_kind(run, tmp_path: Path) -> None:
     assert run("fit", "named.npz", "-o", "by-name", "--dim", "4", "--labels", "l.csv", "--quiet").status == 0
     assert CodesFolder("by-name").rows().labels.tolist() == y.tolist()
     done = run("fit", "x.npy", "-o", "by-order", "--dim", "4", "--labels", "l.csv", "--quiet")
-    assert done.status == 0 and "no names: those of l.csv are taken to be in their order" in done.err
+    assert done.status == 0 and "no names: rows of l.csv are taken to be in the same order" in done.err
 
 
 def test_a_run_is_a_source(run, trained: Path) -> None:
@@ -419,7 +419,7 @@ def test_rows_without_a_label_are_no_class(run, tmp_path: Path) -> None:
     words = ["fit", pictures, "-o", "q", "--encoder", NET, "--labels", "l.csv", "--quiet"]
     refused(run(*words), "no label for 23 of 24")
     Path("l.csv").write_text(Path("l.csv").read_text() + f"{names[0]},bee\n")
-    refused(run(*words), f"{names[0]} has the labels ant and bee: leave one")
+    refused(run(*words), f"{names[0]} has the labels ant and bee: keep only one")
 
 
 def test_nothing_of_other_codes_stays_beside_new_ones(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

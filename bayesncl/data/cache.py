@@ -7,7 +7,7 @@ The cache folder ($BAYESNCL_CACHE, or ~/.cache/bayesncl) holds
     locks/                         a builder holds the lock of its key, so that a second one waits and uses the result;
                                    256 locks serve all keys, so they do not pile up
     seen/                          file sizes and times -> KEY, which saves reading every file again
-    compiled/                      what torch compiled, see `graph.keep_compiled`, and bytecode of it, see `__main__`
+    compiled/                      what torch compiled, see `graph.keep_compiled`, and bytecode, see `__main__`
 """
 
 from __future__ import annotations

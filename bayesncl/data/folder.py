@@ -110,7 +110,7 @@ def scan(root: Path, only: frozenset[str] | None = None) -> tuple[list[Entry], l
     """Image files at and below `root`, sorted by relative path, and the names of the other files.
 
     Links are followed, since data sets are often made of them, but no folder is entered twice: there are no loops.
-    Folders that `fit` or `atlas` wrote are left out: the pictures in them are sheets of those that were there.
+    Folders that `fit` or `atlas` wrote are left out: an atlas holds sheets of pictures that are here already.
     `only` limits the subfolders of the first level.
     """
     try:

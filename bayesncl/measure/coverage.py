@@ -21,8 +21,8 @@ ROWS = 2048  # images that the correlations of columns are taken over, at most, 
 ALIKE = 0.98  # mean cosine between the codes of two images from which all images count as the same
 HIDDEN = 0.3  # ... from which rows of unit length may hide copies
 COPIES = (1.5, 0.02)  # near copies: fewer distinct dimensions than the first plus the second for each live one
-FEW = 0.2  # distinct images among the strongest of distinct dimensions, of those possible: fewer are the same few
-GROUPED = 1.4  # similarity times distinct dimensions below which copies are those of groups of images, where it is 1
+FEW = 0.2  # spread, for each distinct dimension, below which the strongest images are the same few
+GROUPED = 1.4  # similarity times distinct dimensions below which copies are those of groups of images; 1 for groups
 UNCOVERED = 0.5  # share of images without an active dimension from which FEW is not the only sign
 UNGROUPED = 0.1  # ... from which images count as in no groups
 

@@ -1,6 +1,6 @@
 """The registry: every number that is reported, with its name, unit and precision.
 
-Tables, pages and help texts are made from this list. A new measure is one function, and one line here.
+Tables and pages are made from this list. A new measure is one function, and one line here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Measure:
     label : in words, without unit and definition.
     unit : such as % or nats; "" for a plain number.
     decimals : of a table.
-    needs_labels : whether labels enter it. If not it has no chance level.
+    needs_labels : whether labels enter it; its chance level is then that of shuffled labels.
     definitions : the definitions it exists in; empty where there is one definition only.
     headline : whether tables show it unless asked for everything.
     short : heading of a narrow column.

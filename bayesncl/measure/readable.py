@@ -210,7 +210,7 @@ def _whole(
 ) -> Tree | None:
     """Retrieval precision at 5 by all there is: the embeddings, as they are or centred, or all dimensions of the codes.
 
-    Where embeddings differ in length or have few columns the one is far better, elsewhere the other.
+    Of few columns, rows that differ in length do better as they are, those with a large common mean centred.
     """
     n = len(known)
     asked = None if n <= QUERIES else np.sort(np.random.default_rng(seed).choice(n, QUERIES, replace=False))

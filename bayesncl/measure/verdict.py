@@ -102,8 +102,8 @@ def _readable(found: Mapping[str, Any]) -> Line:
     text = f"{count:,.0f} of {found['dimensions']:,} dimensions {are} readable: {what} ({beside})."
     for who, others in (("Chance", chance), ("Noise", noise)):
         if count and others is not None and others + 2 * others**0.5 >= count:  # two deviations of so rare a thing
-            as_many = f"{'as' if others >= count else 'nearly as'} many"
-            return Line(f"{text} {who} has {as_many}: they say nothing of these images.", rule, count, chance, control)
+            text += f" {who} {'has' if others >= count else 'could have'} as many: they say nothing of these images."
+            return Line(text, rule, count, chance, control)
     if count and control is not None and control >= count:
         text += " An untrained head has as many: they say nothing of the training."
     return Line(text, rule, count, chance, control)
