@@ -132,8 +132,10 @@ def open_model(run: Path, device: str | None, encoder: str | None, display: Disp
     from .model import load
 
     place = cli.open_device(device)
-    if is_codes(run) or encoder is not None:
+    if is_codes(run):
         return load(run, place, encoder=encoder)
+    if encoder is not None:
+        raise InputError(f"--encoder goes with codes that fit wrote; {run} is its own encoder")
     model, remark = open_run(run, place)
     if remark:
         display.note(remark)

@@ -139,6 +139,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         estimator as it was.
         """
         before, display = vars(self).copy(), Display(quiet=not self.verbose)
+        distributed.start()  # which chooses the GPU
         kind = _device(self.device).type
         try:  # also where the caller has turned gradients or precision off, as one does to embed
             with torch.inference_mode(False), torch.enable_grad(), torch.autocast(kind, enabled=False):
@@ -152,7 +153,6 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     def _fit(self, X: Any, pairs: Any, checkpoint: Path | None, say: Progress) -> ReadableCodes:
         self._check_options()
         source = self._as_rows(X, reset=True)
-        distributed.start()
         device = _device(self.device)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         partners = None if pairs is None else _as_pairs(pairs, len(source))
@@ -344,7 +344,8 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
                 raise InputError("X must hold real numbers, got complex ones")
             if X.layout != torch.strided:
                 raise InputError("X is a sparse tensor, but dense data is required: give X.to_dense()")
-            X = validate_data(self, X.detach(), reset=reset, skip_check_array=True)
+            with or_refuse("X does not fit", ValueError):
+                X = validate_data(self, X.detach(), reset=reset, skip_check_array=True)
         if reset and len(X) < 2:
             raise InputError(f"n_samples={len(X)}: codes are learned from what rows share, so 2 or more are needed")
         if reset and X.shape[1] > shelf.MAX_WIDTH:  # which `load` would refuse

@@ -14,6 +14,7 @@ import os
 import shlex
 import textwrap
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -441,8 +442,10 @@ def _put(folder: CodesFolder, about: About, rows: Rows, blocks: Iterator[np.ndar
             return False
         changed = (old.fingerprint, old.embeddings.get("features")) != (about.fingerprint, features)
         changed = changed or (about.kind == "array" and (old.source, old.mark) != (about.source, about.mark))
-    except InputError:
+    except InputError as error:
         changed = True
+        if about.kind == "run" and folder.about_file.exists():  # of photos it was said
+            warnings.warn(f"embeddings are made again: {error}", stacklevel=2)
     folder.put_rows(about, rows, blocks, features, [folder.codes_file] if changed else ())
     return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,18 @@ def read_labels(path: Path, names: np.ndarray | None, n: int) -> tuple[np.ndarra
 
 
 def find_labels(path: Path, wanted: Sequence[str], names: np.ndarray, labels: np.ndarray, what: str) -> list[Any]:
-    """The label that a file has for each name, or for the last part of its path; InputError for none, or two."""
+    """The label that a file has for each name, or for the last part of its path if no other has that.
+
+    InputError for none, or two.
+    """
     by_name: dict[str, Any] = {}
     for name, label in zip(map(str, names), labels.tolist()):
         known = by_name.setdefault(name, label)
         if known is not label and known != label:  # NaN differs from itself
             raise InputError(f"{path}: {printable(name)} has the labels {known} and {label}: keep only one")
-    found = [by_name.get(name, by_name.get(name.rpartition("/")[2])) for name in wanted]
+    ends = [name.rpartition("/")[2] for name in wanted]
+    often = Counter(ends)
+    found = [by_name.get(name, by_name.get(end) if often[end] == 1 else None) for name, end in zip(wanted, ends)]
     if missing := [name for name, label in zip(wanted, found) if label is None]:
         some = f"{len(missing):,} of {len(wanted):,} {what}, e.g. {printable(missing[0])}"
         raise InputError(f"{path}: no label for {some}")

@@ -46,12 +46,8 @@ class Encoder(nn.Module):
         self.backbone = backbone or build_backbone(recipe.model)
         features = int(self.backbone.features)  # type: ignore[arg-type]
         self.head = Projector(features, recipe.model, recipe.gate, recipe.objective)
-        self.set_pixel_statistics()
-
-    def set_pixel_statistics(self) -> None:
-        """Take mean and deviation of the pixels [1, 3, 1, 1] from the recipe: files of weights do not hold them."""
-        for name, numbers in (("mean", self.recipe.data.mean), ("std", self.recipe.data.std)):
-            self.register_buffer(name, torch.tensor(numbers).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("mean", torch.tensor(recipe.data.mean).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(recipe.data.std).view(1, 3, 1, 1), persistent=False)
 
     @property
     def projector(self) -> nn.Sequential:
@@ -197,14 +193,12 @@ def load_run(path: str | Path, device: str | torch.device = "cpu") -> Encoder:
 def fill_model(recipe: Recipe, tensors: dict[str, Tensor], path: Path) -> Encoder:
     """The model of a recipe with these weights, both checked first; `path` says in messages where they come from."""
     with torch.device("meta"):  # shapes alone: a stranger's recipe must not take memory that its tensors do not fill
-        model = build_model(recipe)
-    wanted = model.state_dict()
-    if {name: t.shape for name, t in wanted.items()} != {name: t.shape for name, t in tensors.items()}:
+        wanted = {name: tensor.shape for name, tensor in build_model(recipe).state_dict().items()}
+    if wanted != {name: tensor.shape for name, tensor in tensors.items()}:
         raise InputError(f"{path} does not fit its own recipe: names or shapes of its tensors differ")
     check_weights(tensors, path)
-    own = {name: t.to(wanted[name].dtype, copy=True) for name, t in tensors.items()}
-    model.load_state_dict(own, assign=True)
-    model.set_pixel_statistics()
+    model = build_model(recipe)  # backbones of others have buffers that no file holds
+    model.load_state_dict(tensors)
     return model
 
 

@@ -422,6 +422,17 @@ def test_rows_without_a_label_are_no_class(run, tmp_path: Path) -> None:
     refused(run(*words), f"{names[0]} has the labels ant and bee: keep only one")
 
 
+def test_labels_by_the_last_part_of_a_name_must_be_of_one_row(run) -> None:
+    x, _ = clusters()
+    names = [f"{'ab'[i % 2]}/{i // 2}.png" for i in range(len(x))]
+    np.savez("x.npz", z=x, names=names)
+    for table in (names, [name[2:] for name in names[::2]]):
+        Path("l.csv").write_text("name,label\n" + "".join(f"{name},{i % 3}\n" for i, name in enumerate(table)))
+        done = run("fit", "x.npz", "-o", "codes", "--dim", "4", "--labels", "l.csv")
+        assert done.status == (0 if table is names else 2)
+    refused(done, "no label for 60 of 60 rows, e.g. a/0.png")
+
+
 def test_nothing_of_other_codes_stays_beside_new_ones(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fit of another array that is stopped before, or after, its codes are saved."""
     for name in ("a.npy", "b.npy"):

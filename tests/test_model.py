@@ -416,3 +416,24 @@ def test_the_api_is_listed_once_and_works() -> None:
     assert {"train", "load", "InputError"} <= set(listed)
     assert all(callable(getattr(bayesncl, name)) for name in listed)
     assert issubclass(bayesncl.InputError, ValueError)
+
+
+def test_buffers_that_no_file_holds_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the masks and positions of some transformers."""
+
+    class Masked(nn.Module):
+        features = 8
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 8)
+            self.register_buffer("mask", torch.arange(3.0), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x.mean((2, 3)) * self.mask)
+
+    monkeypatch.setattr("bayesncl.model.build_backbone", lambda _: Masked())
+    model = build_model(tiny_recipe("ncl")).eval()
+    (tmp_path / "m.safetensors").write_bytes(model_bytes(model))
+    found, x = load(tmp_path / "m.safetensors"), torch.rand(4, 3, 8, 8)
+    assert isinstance(found, Encoder) and torch.equal(found(x).z, model(x).z) and found(x).z.any()
