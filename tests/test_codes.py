@@ -179,6 +179,8 @@ def test_keep_and_sparse_output(fitted: dict[str, ReadableCodes]) -> None:
         assert scipy.sparse.issparse(sparse) and sparse.format == "csr"
         assert (sparse.toarray() == z).all()
         assert model.transform(torch.zeros(0, 20)).shape == (0, 16)
+        with pytest.raises(InputError, match="X has 21 features"):
+            model.transform(torch.zeros(3, 21))
     kept = copy.deepcopy(fitted["prototypes"]).set_params(keep=3).transform(x)
     strongest = np.argsort(-full, 1)[:, :3]
     assert (np.sort(np.argsort(-kept, 1)[:, :3]) == np.sort(strongest)).all()

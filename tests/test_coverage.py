@@ -89,6 +89,8 @@ COLLAPSED = {
     "near copies and some that hardly fire": np.concatenate(
         [BASE[:, :1] + 0.02 * RNG.random((500, 100)), 9 * np.eye(500)[:, :20]], axis=1
     ),
+    "groups, one with nearly all images": np.repeat(np.eye(2)[np.where(RNG.random(500) < 0.96, 0, 1)], 60, axis=1)
+    * (1 + 0.1 * RNG.random((500, 120))),
     "one dimension": np.eye(16)[np.zeros(200, int)],
     "nothing": np.zeros((50, 8)),
 }

@@ -46,11 +46,12 @@ def test_every_command_begins_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
     monkeypatch.setattr(start, "catch_interrupts", lambda: None)
     monkeypatch.setattr(start, "rest_when_busy", lambda: called.append("rest"))
+    monkeypatch.setattr(start, "keep_bytecode", lambda: called.append("keep"))
     monkeypatch.setattr(cli, "app", lambda: called.append("app"))
     for words in (["measure", "x.npz"], ["train", "--help"], ["--version"]):  # the last two need no torch
         monkeypatch.setattr(sys, "argv", ["bayesncl", *words])
         start.main()
-    assert called == ["rest", "app", "app", "app"]
+    assert called == ["rest", "keep", "app", "app", "app"]
 
 
 def test_an_interrupt_meanwhile_is_one_line() -> None:

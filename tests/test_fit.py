@@ -257,7 +257,12 @@ def test_a_run_is_a_source(run, trained: Path) -> None:
     folder = CodesFolder("codes")
     rows, model = folder.rows(), bayesncl.load(trained)
     assert (len(rows), rows.held) == (156, 60)
-    assert "are here already" in run("fit", trained, "-o", "codes", "--dim", "8", "--method", "ncl").err
+    again = "fit", trained, "-o", "codes", "--dim", "8", "--method", "ncl"
+    assert "are here already" in run(*again).err
+    folder.embeddings_file.write_bytes(folder.embeddings_file.read_bytes()[:-8])
+    assert "embeddings are made again" in run(*again).err and "are here already" in run(*again).err
+    words = "embed", trained, "p", "-o", "z.npy", "--encoder", NET
+    refused(run(*words), "--encoder goes with codes that fit wrote", "is its own encoder")
     pixels = np.asarray(load_split(model.recipe.data, "test").pixels[:5])
     np.testing.assert_allclose(bayesncl.load("codes").embed(pixels), folder.embeddings()[96:101], atol=1e-4)
     assert run("atlas", "codes", "--quiet").status == 0
@@ -431,6 +436,9 @@ def test_labels_by_the_last_part_of_a_name_must_be_of_one_row(run) -> None:
         done = run("fit", "x.npz", "-o", "codes", "--dim", "4", "--labels", "l.csv")
         assert done.status == (0 if table is names else 2)
     refused(done, "no label for 60 of 60 rows, e.g. a/0.png")
+    np.savez("x.npz", z=x[::2], names=names[::2])
+    assert run("fit", "x.npz", "-o", "codes", "--dim", "4", "--labels", "l.csv").status == 0
+    assert CodesFolder("codes").rows().labels is not None
 
 
 def test_nothing_of_other_codes_stays_beside_new_ones(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

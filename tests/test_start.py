@@ -205,7 +205,14 @@ def test_bytecode_of_torch_is_kept_where_nobody_else_keeps_it(
         "BAYESNCL_CACHE": str(tmp_path / "c"),
     }
     environment.pop("PYTHONPYCACHEPREFIX", None)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-    place = Path(done.stdout.strip())
+
+    def cached() -> Path:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+        return Path(done.stdout.strip())
+
+    place = cached()
     assert place.is_relative_to(tmp_path / "c") == kept == (tmp_path / "c").exists()
     assert place.is_file() == (kept or not told)  # where it was kept, and by whom
+    assert cached() == place
+    (package.parent / "other-1.0.dist-info").mkdir()  # other packages may come with files of the same size and time
+    assert (cached() != place) == kept
