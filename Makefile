@@ -14,7 +14,6 @@ test: $(VENV)/ready
 
 test-long: $(VENV)/ready
 	$(BIN)/python -m pytest -m slow
-	$(BIN)/python -m tests.faults --long
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -24,7 +23,6 @@ audit: $(VENV)/ready
 	$(BIN)/python -m tests.audit --packages
 
 docs: $(VENV)/ready
-	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open build/site/index.html"
 
@@ -37,7 +35,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "bayesncl needs Python 3.11 or newer; make PYTHON=python3.12 ... names another"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[demo,dev]'
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[demo,dev,docs,faiss,heic,hub,onnx,tables,tensorboard]'
 	touch $@
 
 clean:

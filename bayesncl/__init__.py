@@ -1,40 +1,43 @@
-"""Image encoders whose feature dimensions a person can read: non-negative contrastive learning with Bernoulli gates."""
+"""Sparse, nameable image features: non-negative contrastive learning with Bernoulli gates."""
 
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
-__version__ = "0.2.0"
+# Waiting threads sleep instead of spinning, which is many times faster on a busy machine
+# (docs/performance.md). OpenMP reads this when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# The API: every public name and the module it lives in.
-_HOME = {
+__version__ = "0.3.0"
+
+# The public API: each name and the module that defines it, imported on first use.
+_MODULES = {
     "InputError": "errors",
-    "LARS": "lars",
-    "ReadableCodes": "codes",
-    "bernoulli_kl": "gates",
-    "info_nce": "objective",
+    "LARS": "method.lars",
+    "ReadableCodes": "codes.estimator",
+    "bernoulli_kl": "method.gates",
+    "info_nce": "method.losses",
     "interpretability": "measure.interpretability",
-    "ipw_similarity": "objective",
-    "load": "model",
-    "open_gates": "gates",
-    "rep_relu": "gates",
+    "ipw_similarity": "method.losses",
+    "load": "codes.open",
+    "open_gates": "method.gates",
+    "rep_relu": "method.gates",
     "retrieval": "measure.retrieval",
-    "top_k_mask": "gates",
-    "train": "train",
-    "warmup_cosine": "schedule",
+    "top_k_mask": "method.gates",
+    "train": "training.loop",
+    "warmup_cosine": "method.schedule",
 }
+__all__ = list(_MODULES)
 
 
 def __dir__() -> list[str]:
-    return [*_HOME, "__version__"]
+    return [*_MODULES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name where it lives, when it is first asked for: `bayesncl --help` need not wait for torch."""
-    if name == "__all__":
-        return [*_HOME]
-    if name in _HOME:
-        value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
-        return globals().setdefault(name, value)  # `train` is also the name of a module, which can be called
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+    return globals().setdefault(name, value)

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from readable import K, find, fit, load_rows
 
-from bayesncl.heads import HEADS, Prototypes, unit_rows
-from bayesncl.measure import kept, stability
+from bayesncl.measure import stability
+from bayesncl.measure import topk as kept
+from bayesncl.method.heads import HEADS, Prototypes, random_unit_rows
 
 
 class Elsewhere(Prototypes):
@@ -29,7 +30,7 @@ class Elsewhere(Prototypes):
         super().start(h)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(1)
-            self.prototypes.copy_(unit_rows(*self.prototypes.shape))
+            self.prototypes.copy_(random_unit_rows(*self.prototypes.shape))
 
 
 HEADS["elsewhere"] = Elsewhere
@@ -47,7 +48,8 @@ def main() -> None:
         (train, _), (test, _) = load_rows(paths[0], paths[1] if len(paths) > 1 else None)
         near = find(train, 100)
         changes = {"method": method}
-        return [fit(changes | more, options.dim, seed, train, near)[0].transform(test) for more in ({}, {"steps": 0})]
+        fits = [fit(changes | more, options.dim, seed, train, near)[0] for more in ({}, {"max_iter": 0})]
+        return [each.transform(test) for each in fits]
 
     first = codes(options.rows, 0)
     pairs: dict[str, tuple[Any, ...]] = {

@@ -23,9 +23,10 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bayesncl.model import build_model
+from bayesncl.device import find_device
+from bayesncl.method.encoder import build_model
 from bayesncl.recipes import Recipe, change, named
-from bayesncl.train import assemble, find_device, schedule
+from bayesncl.training.loop import assemble, learning_rates
 
 
 def main() -> None:
@@ -37,7 +38,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if find_device().type != "cuda":
-        sys.exit("only on a GPU is the step compiled; on a CPU tests/test_compile.py compares the two")
+        sys.exit("only on a GPU is the step compiled; on a CPU tests/training/test_compile.py compares the two")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     rows = []
     for precision in options.precision:
@@ -78,7 +79,7 @@ def follow(recipe: Recipe, steps: int) -> tuple[list[float], dict[str, Tensor]]:
     blurry = F.interpolate(coarse, side, mode="bicubic").mul(255).clamp(0, 255)
     pixels = blurry.byte().to(device)
     model, _, meter, step = assemble(recipe, pixels, device)
-    rates = schedule(recipe, steps).to(device)
+    rates = learning_rates(recipe, steps).to(device)
     losses, total = [], 0.0
     for i in range(steps):
         index = torch.arange(batch, device=device) + i % 4 * batch

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bayesncl.atlas import AtlasRun, build_atlas
 from bayesncl.data.images import Images
-from tests.chromium import find_chromium, open_chromium, visit
+from tests.atlas.browser import find_chromium, open_chromium, visit
 
 VIEWS = (
     "#/dim/7", "#/dims", "#/image/123", "#/pair/123/456", "#/classes", "#/class/5", "#/gallery/entropy", "#/images",
@@ -56,7 +56,7 @@ def make_codes(labels: np.ndarray, dims: int, active: int, seed: int) -> AtlasRu
 
 
 def make_images(n: int, classes: int = 100, side: int = 32) -> Images:
-    """Blurred colour noise, tinted by class: about as hard to compress as photographs."""
+    """Blurred color noise, tinted by class: about as hard to compress as photographs."""
     rng = np.random.default_rng(0)
     labels = np.arange(n) % classes
     tints = rng.random((classes, 3, 1, 1), dtype=np.float32)

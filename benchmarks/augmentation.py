@@ -2,8 +2,8 @@
 
     python benchmarks/augmentation.py [--device cuda] [--size 32] [--batch 256] [--json augmentation.json]
 
-Every contender makes two views of each image of a batch of uint8 pixels: random resized crop, colour jitter,
-greyscale, blur, flip, with parameters drawn per image. A library that is not installed is left out and named.
+Every contender makes two views of each image of a batch of uint8 pixels: random resized crop, color jitter,
+grayscale, blur, flip, with parameters drawn per image. A library that is not installed is left out and named.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bayesncl.augment import make_views
+from bayesncl.method.augment import make_views
 from bayesncl.recipes import Views
 
 Contender = Callable[[Tensor], Tensor]
@@ -56,7 +56,7 @@ def kornia(views: Views) -> Contender:
             (views.size, views.size), views.crop_scale, views.crop_ratio, resample=views.interpolation.upper()
         ),
         K.ColorJitter(*spread, hue=views.hue, p=views.jitter),
-        K.RandomGrayscale(p=views.greyscale),
+        K.RandomGrayscale(p=views.grayscale),
         K.RandomGaussianBlur((window, window), views.blur_sigma, p=views.blur),
         K.RandomHorizontalFlip(p=views.flip),
         same_on_batch=False,
@@ -76,7 +76,7 @@ def torchvision(views: Views, on_pillow: bool) -> Contender:
             views.size, views.crop_scale, views.crop_ratio, v2.InterpolationMode(views.interpolation), antialias=True
         ),
         v2.RandomApply([jitter], views.jitter),
-        v2.RandomGrayscale(views.greyscale),
+        v2.RandomGrayscale(views.grayscale),
         v2.RandomApply([v2.GaussianBlur(window, views.blur_sigma)], views.blur),
         v2.RandomHorizontalFlip(views.flip),
         v2.ToImage(),

@@ -29,7 +29,7 @@ from sklearn.decomposition import MiniBatchDictionaryLearning, MiniBatchNMF
 from sklearn.exceptions import ConvergenceWarning
 
 from bayesncl import ReadableCodes
-from bayesncl.heads import HEADS
+from bayesncl.method.heads import HEADS
 
 BATCH = 1024
 DICTIONARY_ROWS = 4_000
@@ -37,11 +37,11 @@ Encode = Callable[[np.ndarray], np.ndarray]  # rows [M, F] to codes [M, D]
 
 
 def ours(method: str) -> Callable[[np.ndarray, int], Encode]:
-    return lambda x, dim: ReadableCodes(dim, method).fit(x).transform
+    return lambda x, dim: ReadableCodes(dim, method=method, random_state=0).fit(x).transform
 
 
 def untrained(x: np.ndarray, dim: int) -> Encode:
-    return ReadableCodes(dim, steps=0, positives="self").fit(x).transform
+    return ReadableCodes(dim, max_iter=0, positives="self", random_state=0).fit(x).transform
 
 
 def k_means(x: np.ndarray, dim: int) -> Encode:
@@ -83,8 +83,8 @@ def public_autoencoder(x: np.ndarray, dim: int) -> Encode:
     rows = torch.utils.data.TensorDataset(torch.from_numpy((x - mean) / scale))
     model = TopKSAE(x.shape[1], nb_concepts=dim, top_k=32)
     batches = torch.utils.data.DataLoader(rows, BATCH, shuffle=True)
-    optimiser = torch.optim.Adam(model.parameters(), 1e-3)
-    train_sae(model, batches, lambda x, x_hat, *_: (x - x_hat).square().mean(), optimiser, nb_epochs=12, monitoring=0)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    train_sae(model, batches, lambda x, x_hat, *_: (x - x_hat).square().mean(), optimizer, nb_epochs=12, monitoring=0)
     model.eval()
     with torch.no_grad():
         return lambda t: model.encode(torch.from_numpy((t - mean) / scale))[1].detach().numpy()

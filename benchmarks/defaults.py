@@ -1,6 +1,6 @@
 """Do the defaults of ReadableCodes hold elsewhere? Made rows with one trouble each, scikit-learn's digits, and yours.
 
-    python benchmarks/defaults.py                                   # the table of docs/readable.md, less its real sets
+    python benchmarks/defaults.py  # the table of docs/log/other-data.md
     python benchmarks/defaults.py --only plain,heaps
     python benchmarks/defaults.py --files train.npz test.npz        # arrays z [N, F] and y [N] in each
 
@@ -21,7 +21,8 @@ from sklearn.cluster import KMeans
 from sklearn.datasets import load_digits
 
 from bayesncl import ReadableCodes
-from bayesncl.measure import coverage, kept, stability
+from bayesncl.measure import coverage, stability
+from bayesncl.measure import topk as kept
 from bayesncl.measure.dimensions import describe
 
 Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # rows and classes to fit on, and to judge by
@@ -39,9 +40,9 @@ def make(
     """20 classes of three clusters each in `rank` dimensions, turned into columns, with noise; then changed."""
     rng = np.random.default_rng(0)
     turn = rng.normal(size=(rank, columns)) / np.sqrt(rank)
-    centres = 0.9 * rng.normal(size=(20, 1, rank)) + 0.6 * rng.normal(size=(20, 3, rank))
+    centers = 0.9 * rng.normal(size=(20, 1, rank)) + 0.6 * rng.normal(size=(20, 3, rank))
     y, cluster = rng.choice(20, n + TEST, p=sizes), rng.integers(0, 3, n + TEST)
-    x = (centres[y, cluster] + rng.normal(size=(n + TEST, rank))) @ turn + 0.5 * noise(rng, (n + TEST, columns))
+    x = (centers[y, cluster] + rng.normal(size=(n + TEST, rank))) @ turn + 0.5 * noise(rng, (n + TEST, columns))
     x = change(x).astype(np.float32)
     return x[:n], y[:n], x[n:], y[n:]
 
@@ -113,17 +114,18 @@ def judge(z: np.ndarray, y: np.ndarray) -> dict[str, float]:
 def compare(name: str, x: np.ndarray, test: np.ndarray, y: np.ndarray) -> None:
     """Print what is measured of one set, a line for each way to encode it."""
     began = time.perf_counter()
-    model = ReadableCodes().fit(x)
+    model = ReadableCodes(random_state=0).fit(x)
     seconds = time.perf_counter() - began
     z = model.transform(test)
     again = stability.summary(z, ReadableCodes(random_state=1).fit(x).transform(test))["mean_cosine"]
-    near = KMeans(model.dim_, random_state=0).fit(unit(x - x.mean(0))).predict(unit(test - x.mean(0)))
+    near = KMeans(model.n_components_, random_state=0).fit(unit(x - x.mean(0))).predict(unit(test - x.mean(0)))
     codes = {
         "codes": z,
-        "k-means": np.eye(model.dim_, dtype=np.float32)[near],
-        "untrained": ReadableCodes(steps=0, positives="self").fit(x).transform(test),
+        "k-means": np.eye(model.n_components_, dtype=np.float32)[near],
+        "untrained": ReadableCodes(max_iter=0, positives="self", random_state=0).fit(x).transform(test),
     }
-    print(f"{name}: {x.shape[0]:,} x {x.shape[1]:,} to {model.dim_} dimensions, {seconds:.0f} s, again {again:.2f}")
+    sizes = f"{x.shape[0]:,} x {x.shape[1]:,} to {model.n_components_} dimensions"
+    print(f"{name}: {sizes}, {seconds:.0f} s, again {again:.2f}")
     for label, each in codes.items():
         print(f"  {label:10}", "  ".join(f"{key} {value:.3g}" for key, value in judge(each, y).items()))
     print(f"  the row    P@5 {whole(x, test, y):.3g}", coverage.summary(z)["reason"] or "", flush=True)

@@ -17,7 +17,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bayesncl.cost import cost
-from bayesncl.graph import capture, compile_function
-from bayesncl.meter import Meter
-from bayesncl.model import build_model
-from bayesncl.objective import info_nce
+from bayesncl.device import find_device
+from bayesncl.method.encoder import build_model
+from bayesncl.method.losses import info_nce
+from bayesncl.paper.cost import cost
 from bayesncl.recipes import Recipe, change, named
-from bayesncl.train import assemble, draw, find_device, kernel_parts, losses, make_optimiser, momenta
+from bayesncl.training.compile import capture, choose_parts, momenta
+from bayesncl.training.log import Meter
+from bayesncl.training.loop import EAGER, Batch, assemble, forward, make_optimizer
 
 IMAGES = {"cifar10": 50_000, "cifar100": 50_000, "imagenet100": 126_689, "scenes": 6_000}
 CEILING = 790.0  # TFLOP/s of a large bf16 product on one H200, measured
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], dest="changes", metavar="PART.FIELD=VALUE")
     parser.add_argument("--steps", type=int, default=100, help="steps per timed block")
     parser.add_argument("--conventional", type=int, nargs="*", default=[], metavar="WORKERS")
-    parser.add_argument("--parts", action="store_true", help="also the shares of views, forward, backward, optimiser")
+    parser.add_argument("--parts", action="store_true", help="also the shares of views, forward, backward, optimizer")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     device = find_device()
@@ -79,8 +79,8 @@ def time_ours(recipe: Recipe, device: torch.device, steps: int, parts: bool) -> 
     """Seconds of an epoch with the whole set on the device."""
     n, batch, side = IMAGES[recipe.data.name], recipe.run.batch, recipe.data.size
     pixels = torch.randint(0, 256, (min(n, 20_000), 3, side, side), dtype=torch.uint8, device=device)
-    model, optimiser, meter, step = assemble(recipe, pixels, device)
-    rates = torch.full((len(optimiser.param_groups),), 0.01, device=device)
+    model, optimizer, meter, step = assemble(recipe, pixels, device)
+    rates = torch.full((len(optimizer.param_groups),), 0.01, device=device)
     order = torch.randperm(len(pixels), device=device)
 
     def block(count: int) -> None:
@@ -104,37 +104,36 @@ def time_ours(recipe: Recipe, device: torch.device, steps: int, parts: bool) -> 
     if device.type == "cuda":
         row["memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
         if parts:
-            row |= time_parts(recipe, model, optimiser, meter, pixels[:batch], order[:batch])
+            row |= time_parts(recipe, model, optimizer, meter, pixels[:batch], order[:batch])
     return row
 
 
 def time_parts(
-    recipe: Recipe, model: Any, optimiser: Any, meter: Meter, pixels: torch.Tensor, index: torch.Tensor
+    recipe: Recipe, model: Any, optimizer: Any, meter: Meter, pixels: torch.Tensor, index: torch.Tensor
 ) -> dict[str, float]:
-    """Milliseconds of views, forward, backward and optimiser, from graphs that each do one thing more."""
+    """Milliseconds of views, forward, backward and optimizer, from graphs that each do one thing more."""
     epoch = torch.zeros((), dtype=torch.int64, device=pixels.device)
-    seed, known = torch.zeros_like(epoch), kernel_parts(model, pixels)
-    made = cache(lambda part: known.get(part) or compile_function(part))
+    seed, parts = torch.zeros_like(epoch), choose_parts(EAGER, model, pixels)
 
     def views() -> None:
-        made(draw)(model, pixels, index, epoch, seed)
+        parts.draw(model, pixels, index, epoch, seed)
 
-    def forward() -> torch.Tensor:
-        loss, averages, active = losses(model, pixels, index, epoch, torch.bfloat16, made)
+    def loss() -> torch.Tensor:
+        loss, averages, active = forward(model, Batch(pixels, index, epoch, torch.bfloat16), parts)
         meter.add(averages, active)
         return loss
 
     def backward() -> None:
-        optimiser.zero_grad(set_to_none=True)
-        forward().backward()
+        optimizer.zero_grad(set_to_none=True)
+        loss().backward()
 
     def everything() -> None:
         backward()
-        optimiser.step()
+        optimizer.step()
 
-    state = [*model.state_dict().values(), *meter.state, *momenta(optimiser)]
+    state = [*model.state_dict().values(), *meter.state, *momenta(optimizer)]
     times = []
-    for body in (views, forward, backward, everything):
+    for body in (views, loss, backward, everything):
         replay = capture(body, state, pixels.device)  # type: ignore[arg-type]
 
         def fifty(replay: Callable[[], object] = replay) -> None:
@@ -145,7 +144,7 @@ def time_parts(
         times.append(20 * measure(fifty))
     return dict(
         zip(
-            ("views_ms", "forward_ms", "backward_ms", "optimiser_ms"),
+            ("views_ms", "forward_ms", "backward_ms", "optimizer_ms"),
             [times[0], *(b - a for a, b in zip(times, times[1:]))],
         )
     )
@@ -164,7 +163,7 @@ def time_conventional(recipe: Recipe, device: torch.device, steps: int, workers:
         [
             transforms.RandomResizedCrop(v.size, interpolation=transforms.InterpolationMode.BICUBIC),
             transforms.RandomApply([jitter], v.jitter),
-            transforms.RandomGrayscale(v.greyscale),
+            transforms.RandomGrayscale(v.grayscale),
             transforms.RandomApply([PillowBlur(v.blur_sigma)], v.blur),
             transforms.RandomHorizontalFlip(v.flip),
             transforms.ToTensor(),
@@ -182,8 +181,8 @@ def time_conventional(recipe: Recipe, device: torch.device, steps: int, workers:
         persistent_workers=workers > 0,
     )
     model = build_model(recipe).to(device, memory_format=torch.channels_last).train()
-    optimiser = make_optimiser(model, device)
-    for group in optimiser.param_groups:
+    optimizer = make_optimizer(model, device)
+    for group in optimizer.param_groups:
         group["lr"].fill_(0.01)
 
     def step(both: list[torch.Tensor]) -> None:
@@ -191,9 +190,9 @@ def time_conventional(recipe: Recipe, device: torch.device, steps: int, workers:
             z = torch.cat(
                 [model(x.to(device, non_blocking=True, memory_format=torch.channels_last)).gated for x in both]
             )
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         info_nce(z, recipe.objective.temperature).backward()
-        optimiser.step()
+        optimizer.step()
 
     stream: Iterator[list[torch.Tensor]] = iter(loader)
     for _ in range(10):

@@ -28,13 +28,15 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bayesncl import evaluate as evaluation
-from bayesncl import features, heat
+from bayesncl.codes import heat
 from bayesncl.data import load as load_split
 from bayesncl.data.images import Images
-from bayesncl.features import Extracted
-from bayesncl.model import build_model, load_run
+from bayesncl.device import find_device
+from bayesncl.method import features
+from bayesncl.method.encoder import build_model
+from bayesncl.method.features import Extracted
 from bayesncl.recipes import named, replace_fields, with_root
-from bayesncl.train import find_device
+from bayesncl.training.run_folder import load_run
 
 IMPORTS = time.process_time()  # of the processor, since the process began
 MODULES = ("bayesncl.evaluate", "bayesncl.features", "bayesncl.heat", "bayesncl.measure.")
@@ -101,11 +103,11 @@ def make_features(n: int, classes: int, width: int, dims: int, fires: float, see
     world, rng = np.random.default_rng(0), np.random.default_rng(seed)
     latent = min(128, width)
     scale = np.arange(1, latent + 1, dtype=np.float32) ** -0.7
-    centres = 0.35 * world.standard_normal((classes, latent), dtype=np.float32)
+    centers = 0.35 * world.standard_normal((classes, latent), dtype=np.float32)
     mixed = world.standard_normal((latent, width), dtype=np.float32)
     project = world.standard_normal((width, dims), dtype=np.float32) / np.float32(width**0.5)
     labels = rng.permutation(np.arange(n) % classes)
-    inner = (centres[labels] + rng.standard_normal((n, latent), dtype=np.float32)) * scale
+    inner = (centers[labels] + rng.standard_normal((n, latent), dtype=np.float32)) * scale
     h = np.maximum(inner @ mixed + rng.standard_normal((n, width), dtype=np.float32) / 2, 0)
     raw = (h - h.mean(0)) @ project
     raw -= np.quantile(raw[:1000], 1 - fires) if fires < 1 else raw.min() - 0.01

@@ -23,7 +23,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bayesncl import info_nce
-from bayesncl.objective import BLOCK_ROWS, normalise
+from bayesncl.method.losses import BLOCK_ROWS, unit_rows
 
 PAGE = 4096
 
@@ -85,7 +85,7 @@ def main() -> None:
     print(f"{'batch':>7} {'rows':>7} {'dim':>5} {'kind':>8} {'seconds':>8} {'MiB':>8} {'by count':>9}   value")
     for batch in args.batch or ([1024, 4096, 32768] if gpu else [512, 1024, 2048]):
         rows = 2 * batch
-        z = normalise(torch.rand(rows, args.dim, generator=torch.Generator().manual_seed(0))).to(args.device)
+        z = unit_rows(torch.rand(rows, args.dim, generator=torch.Generator().manual_seed(0))).to(args.device)
         gradients = []
         for kind, block in (("whole", rows), ("blocks", args.block)):
             gradient_bytes = 4 * rows * args.dim

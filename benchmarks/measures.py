@@ -28,13 +28,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bayesncl.evaluate import measure_file
 from bayesncl.measure.counts import count
 from bayesncl.measure.interpretability import _paper_means
-from bayesncl.objective import ACTIVE
+from bayesncl.measure.rows import unit_codes
+from bayesncl.method.losses import ACTIVE
 
 KEYS = ("consistency", "entropy_sum", "entropy_mean", "entropy_freq")
 
 
 def products(z: np.ndarray, y: np.ndarray) -> list[float]:
-    means = _paper_means(count(z, [y], raw=True)[0])
+    means = _paper_means(count(unit_codes(z), [y])[0], count(z, [y], floor=0.0)[0])
     return [float(means[key] or 0) for key in KEYS]
 
 

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from bayesncl.atlas.sources import atlas_of_codes
-from bayesncl.encoders import Request
-from bayesncl.fit import Options, fit
+from bayesncl.codes.encoders import Request
+from bayesncl.codes.fit import Options, fit
 from bayesncl.progress import Display
 
 

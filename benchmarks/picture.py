@@ -3,7 +3,7 @@
     bayesncl demo --no-open --out runs/demo
     python benchmarks/picture.py runs/demo -o docs/images/dimensions.png
 
-Everything in it is cut from photographs that scikit-image carries and that may be published (docs/textures.md). The
+Everything in it is cut from photographs that scikit-image carries and that may be published (docs/log/demo.md). The
 clearest dimension of each photograph is taken, and of these the ones whose crops have most contrast; none is picked by
 hand.
 """
@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 import bayesncl
-from bayesncl.codes_folder import CodesFolder
+from bayesncl.codes.folder import CodesFolder
 from bayesncl.data import load
 
 TILE, GAP, MARGIN, SHOWN = 72, 4, 190, 8
@@ -63,7 +63,7 @@ def main() -> None:
             tile = Image.fromarray(large.pixels[i].transpose(1, 2, 0))
             sheet.paste(tile, (MARGIN + column * (TILE + GAP), top))
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    sheet.quantize(256, kmeans=2).save(options.out, optimize=True)  # 256 colours: a third of the bytes
+    sheet.quantize(256, kmeans=2).save(options.out, optimize=True)  # 256 colors: a third of the bytes
     print(f"wrote {options.out}: {', '.join(test.class_names[label] for _, label, _ in chosen)}")
 
 

@@ -7,7 +7,7 @@
 
 No label is used to fit a code. Each variant differs from the default in one thing. With several seeds it reports mean
 and spread, and how many dimensions come back: columns of two seeds matched on test rows, beside two untrained heads.
-Neighbours are searched once for all variants, which seconds leave out. Writes results/readable/NAME.json, with a
+Neighbors are searched once for all variants, which seconds leave out. Writes results/readable/NAME.json, with a
 checksum, after every variant; variants that are in it are not fitted again.
 """
 
@@ -28,23 +28,24 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bayesncl import InputError, ReadableCodes
-from bayesncl.arrays import read_embeddings
-from bayesncl.codes import choose_neighbours
-from bayesncl.codes_folder import CodesFolder
-from bayesncl.files import write_atomic
-from bayesncl.heads import HEADS, Features, Projector, Prototypes, Terms, mlp
-from bayesncl.measure import coverage, kept, stability
+from bayesncl.codes import preprocess
+from bayesncl.codes.estimator import choose_neighbors
+from bayesncl.codes.folder import CodesFolder
+from bayesncl.inputs import read_embeddings
+from bayesncl.io import write_atomic
+from bayesncl.measure import coverage, stability
+from bayesncl.measure import topk as kept
 from bayesncl.measure.dimensions import describe
-from bayesncl.neighbours import nearest
-from bayesncl.objective import swapped_cross_entropy
+from bayesncl.measure.neighbors import nearest
+from bayesncl.method.heads import HEADS, Features, Projector, Prototypes, Terms, mlp
+from bayesncl.method.losses import swapped_cross_entropy
 from bayesncl.recipes import Gate, Model, Objective
-from bayesncl.rows import hold, measure
-from bayesncl.run import environment
+from bayesncl.training.run_folder import environment
 
 K = 5  # dimensions kept of a row
 TOP, ALIKE = 10, 7  # a dimension is readable if so many of its strongest rows share a class
 PROBE_ROWS = 20_000
-MOST = 100  # neighbours searched
+MOST = 100  # neighbors searched
 
 
 class Unbalanced(Prototypes):
@@ -86,15 +87,15 @@ STUDY: dict[str, dict[str, dict[str, Any]]] = {
         "prototypes, 3 rounds": {"method": "3 rounds"},
         "3 rounds, temperature 0.12": {"method": "warmer"},
     },
-    "neighbours": {
+    "neighbors": {
         "3 rounds, itself as partner": {"method": "3 rounds", "positives": "self"},
-        **{f"3 rounds, {k} neighbours": {"method": "3 rounds", "neighbours": k} for k in (3, 10, 100)},
+        **{f"3 rounds, {k} neighbors": {"method": "3 rounds", "n_neighbors": k} for k in (3, 10, 100)},
     },
     "width": {
-        "prototypes, D = 256": {"dim": 256},
-        **{f"3 rounds, D = {d}": {"method": "3 rounds", "dim": d} for d in (64, 256, 4096)},
+        "prototypes, D = 256": {"n_components": 256},
+        **{f"3 rounds, D = {d}": {"method": "3 rounds", "n_components": d} for d in (64, 256, 4096)},
     },
-    "gates": {f"{name}, D = 256": {"method": name, "dim": 256} for name in ("ncl", "bayesncl")},
+    "gates": {f"{name}, D = 256": {"method": name, "n_components": 256} for name in ("ncl", "bayesncl")},
     "layers": {"3 rounds, two layers": {"method": "deep"}, "ncl, two layers": {"method": "deep ncl"}},
     "method": {name: {"method": name} for name in ("ncl", "bayesncl", "sae", "csr")},
     "positives": {
@@ -141,10 +142,10 @@ def study(options: argparse.Namespace) -> dict[str, Any]:
         "rows": [len(train), len(test)],
         "width": int(test.shape[1]),
         "p5_embedding": whole(train, test, y_test),
-        "neighbours_alike": float(100 * (y_train[near[:, :10]] == y_train[:, None]).mean()),
+        "neighbors_alike": float(100 * (y_train[near[:, :10]] == y_train[:, None]).mean()),
         "environment": {k: v for k, v in environment().items() if k != "command"},
     }
-    print(f"of the ten nearest rows {entry['neighbours_alike']:.1f} % share the class", flush=True)
+    print(f"of the ten nearest rows {entry['neighbors_alike']:.1f} % share the class", flush=True)
     for question, label in [(q, label) for q in asked for label in STUDY[q]]:
         if len(variants.get(label, {}).get("seeds", ())) >= options.seeds:
             continue
@@ -158,7 +159,7 @@ def study(options: argparse.Namespace) -> dict[str, Any]:
         ]
         row = {"question": question, "label": label, "changes": changes, "seeds": seeds}
         if len(codes) > 1:
-            control = [fit(changes | {"steps": 0}, options.dim, s, train, near)[0].transform(test) for s in range(2)]
+            control = [fit(changes | {"max_iter": 0}, options.dim, s, train, near)[0].transform(test) for s in range(2)]
             row["stability"] = stability.summary(codes[0], codes[1], control=(control[0], control[1]))
         variants[label] = row
         print(line(row), flush=True)
@@ -204,15 +205,15 @@ def checksum(entry: dict[str, Any]) -> str:
 def find(train: np.ndarray, k: int) -> np.ndarray:
     """[N, k] the nearest rows of each, as `ReadableCodes` finds them."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return nearest(hold(train, None, measure(train), device), k)[0].cpu().numpy()
+    return nearest(preprocess.load_rows(train, None, preprocess.measure_moments(train), device), k)[0].cpu().numpy()
 
 
 def fit(
     changes: dict[str, Any], dim: int, seed: int, train: np.ndarray, near: np.ndarray
 ) -> tuple[ReadableCodes, float]:
-    """A variant fitted on rows whose neighbours are known, and the seconds of that."""
-    options = {"dim": dim} | changes
-    k = options.get("neighbours") or choose_neighbours(len(train), options["dim"])
+    """A variant fitted on rows whose neighbors are known, and the seconds of that."""
+    options = {"n_components": dim} | changes
+    k = options.get("n_neighbors") or choose_neighbors(len(train), options["n_components"])
     codes = ReadableCodes(**options, random_state=seed)
     began = time.perf_counter()
     codes.fit(train, pairs=None if options.get("positives") == "self" or codes.method == "sae" else near[:, :k])
@@ -226,7 +227,7 @@ def sample(n: int) -> np.ndarray:
 
 def whole(train: np.ndarray, test: np.ndarray, y: np.ndarray) -> float | None:
     """P@5 of the embedding with all its numbers."""
-    return kept.precision(kept.keep(test - train.mean(0), test.shape[1]), [y])[0]
+    return kept.kept_precision(kept.keep(test - train.mean(0), test.shape[1]), [y])[0]
 
 
 def judge(z_train: np.ndarray, y_train: np.ndarray, z: np.ndarray, y: np.ndarray) -> dict[str, Any]:
@@ -291,8 +292,8 @@ def draw(entry: dict[str, Any], path: Path) -> None:
         panel.axvline(np.mean([one[key] for one in default["seeds"]]), color="0.8", linewidth=1)
         for row, place in zip(rows, places):
             values = [one[key] for one in row["seeds"]]
-            colour = "#c0392b" if row is default else "#1f5a8a"
-            panel.plot(values, [place] * len(values), "o", ms=5, color=colour, mec="white", mew=0.5)
+            color = "#c0392b" if row is default else "#1f5a8a"
+            panel.plot(values, [place] * len(values), "o", ms=5, color=color, mec="white", mew=0.5)
         panel.set_title(title, fontsize=9)
         panel.tick_params(labelsize=8, length=0)
         panel.grid(axis="x", color="0.93")

@@ -14,12 +14,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bayesncl.cli.demo import METHODS, ROWS, evaluated, trained
 from bayesncl.data import load
-from bayesncl.demo import METHODS, ROWS, evaluated, trained
-from bayesncl.measure.measures import value
+from bayesncl.measure.registry import value
 from bayesncl.progress import Display
 from bayesncl.recipes import change, named
-from bayesncl.report.tables import write
+from bayesncl.report.tables import format_table
 
 MORE: tuple[tuple[str, tuple[str, ...], int], ...] = (
     ("object, probe fitted on the tied images (%)", ("probe", "fast", "acc1"), 1),
@@ -83,7 +83,7 @@ def make_table(found: dict[str, list[dict[str, Any]]]) -> str:
             spread = f" ± {statistics.stdev(values):.{decimals}f}" if len(values) > 1 else ""
             cells.append(f"{statistics.fmean(values):.{decimals}f}{spread}" if values else "-")
         rows.append([label, *cells])
-    return write(["measure", *found], rows, "markdown", left=1)
+    return format_table(["measure", *found], rows, "markdown", left=1)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bayesncl import data
-from bayesncl.feed import batches
 from bayesncl.recipes import Data
+from bayesncl.training.loader import batches
 
 SHARD = 1000  # images per shard
 

@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from epoch import print_row, time_ours
 
+from bayesncl.device import find_device
 from bayesncl.recipes import change, named
-from bayesncl.train import find_device
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""A gate and a measure of your own in a training run.
+"""Train with your own gate and your own measure.
 
     python examples/custom.py --out custom-example
 
-docs/extending.md explains the two, and adds a head and a data set.
+docs/extending.md explains both, and how to add a head and a dataset.
 """
 
 import argparse
@@ -13,14 +13,14 @@ import numpy as np
 import bayesncl
 from bayesncl.data import load
 from bayesncl.evaluate import evaluate
-from bayesncl.gates import GATES, GateKind, at_least_float32, straight_through
-from bayesncl.measure.measures import Measure, register
+from bayesncl.measure.registry import Measure, register
+from bayesncl.method.gates import GATES, GateKind, at_least_float32, straight_through
 from bayesncl.recipes import change, named
 from bayesncl.report.tables import render
 
 
 class HalfOpen(GateKind):
-    """Opens, of each row, the half of the gates with the largest logits, whatever their size."""
+    """Opens the half of the gates with the largest logits in each row."""
 
     def mask(self, logits, threshold=0.5, temperature=1.0, uniform=None):
         logits = at_least_float32(logits) / temperature
@@ -29,7 +29,7 @@ class HalfOpen(GateKind):
 
 
 def evenness(features, labels):
-    """How evenly the images use the dimensions: 1 if all fire equally often, 0 if one does all the work."""
+    """Normalized entropy of activity: 1 if all dimensions fire equally often, 0 if one does."""
     share = (np.asarray(features) > 1e-5).sum(0) + 1e-12
     share = share / share.sum()
     return float(-(share * np.log(share)).sum() / np.log(len(share)))
@@ -43,10 +43,12 @@ def main():
     options = parser.parse_args()
 
     GATES["half-open"] = HalfOpen("half-open")
-    register(Measure("evenness", "evenness of use", needs_labels=False, definitions=("sound",), function=evenness))
+    about = {"needs_labels": False, "definitions": ("sound",), "function": evenness}
+    register(Measure("evenness", "evenness of use", **about))
 
     sizes = [f"data.train_images={options.images}", f"data.test_images={options.images // 2}"]
-    recipe = change(named("scenes"), [*sizes, f"run.epochs={options.epochs}", "gate.kind=half-open"])
+    changes = [*sizes, f"run.epochs={options.epochs}", "gate.kind=half-open"]
+    recipe = change(named("scenes"), changes)
     train, test = (load(recipe.data, split) for split in ("train", "test"))
     model = bayesncl.train(recipe, train, options.out)
     print(render(evaluate(model, train, test)))

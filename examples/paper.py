@@ -2,8 +2,9 @@
 
     python examples/paper.py --out paper-example
 
-A scene is a handwritten digit on a photographed or drawn background; in training most digits of a class stand on the
-same background. The runs are short and show how it is done; docs/results.md and docs/scenes.md have numbers to quote.
+A scene is a handwritten digit on a photographed or drawn background. In training, most digits of a
+class share a background. These runs are short; docs/results.md and docs/log/scenes.md have numbers
+to quote.
 """
 
 import argparse
@@ -12,13 +13,14 @@ from pathlib import Path
 import bayesncl
 from bayesncl.data import load
 from bayesncl.evaluate import evaluate
+from bayesncl.paper.measures import paper_measures
 from bayesncl.recipes import change, named
-from bayesncl.report.tables import write
+from bayesncl.report.tables import format_table
 
 ROWS = {
     "consistency, the paper's definition (%)": ("paper", "consistency"),
     "consistency, sound (%)": ("sound", "consistency"),
-    "active dimensions an image": ("sound", "l0"),
+    "active dimensions per image": ("sound", "l0"),
     "linear probe, object (%)": ("probe", "fast", "acc1"),
     "linear probe, background (%)": ("background", "h", "acc1"),
 }
@@ -37,13 +39,13 @@ def main():
         recipe = change(named(f"scenes-{method}"), [*sizes, f"run.epochs={options.epochs}"])
         train, test = (load(recipe.data, split) for split in ("train", "test"))
         model = bayesncl.train(recipe, train, options.out / method)
-        found[method] = evaluate(model, train, test).to_dict()
+        found[method] = evaluate(model, train, test, extra=paper_measures).to_dict()
 
     def value(tree, path):
         return value(tree[path[0]], path[1:]) if path else f"{tree:.1f}"
 
-    rows = [[label, *(value(tree, path) for tree in found.values())] for label, path in ROWS.items()]
-    print(write(["", *found], rows, left=1))
+    rows = [[label, *(value(t, path) for t in found.values())] for label, path in ROWS.items()]
+    print(format_table(["", *found], rows, left=1))
 
 
 if __name__ == "__main__":

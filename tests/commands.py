@@ -1,4 +1,4 @@
-"""What the tests of commands share: settings of tiny runs, folders of pictures, how a refusal looks."""
+"""Shared by the tests of commands: settings of tiny runs, folders of pictures, refusals."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bayesncl import cli
+from bayesncl.cli import app as cli
 from tests.conftest import TINY
 
-SETTINGS = [
-    word for text in [*TINY, "run.epochs=1", "data.train_images=96", "data.test_images=60"] for word in ("--set", text)
-]
+SIZES = ["run.epochs=1", "data.train_images=96", "data.test_images=60"]
+SETTINGS = [word for text in [*TINY, *SIZES] for word in ("--set", text)]
 
 
 class Answer(NamedTuple):
@@ -25,7 +24,7 @@ class Answer(NamedTuple):
 
 
 def call(*words: object) -> int:
-    """Call a command in this process; its exit status."""
+    """Call a command in this process; return its exit status."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["bayesncl", *map(str, words)])
         with pytest.raises(SystemExit) as left:
@@ -34,7 +33,7 @@ def call(*words: object) -> int:
 
 
 def refused(answer: Answer, *words: str) -> str:
-    """Checks that it is one line on stderr, nothing on stdout and status 2; gives the line."""
+    """Check for status 2, one line on stderr and nothing on stdout; return the line."""
     assert answer.status == 2, answer
     assert answer.out == ""
     assert answer.err.startswith("bayesncl: "), answer.err
@@ -45,13 +44,15 @@ def refused(answer: Answer, *words: str) -> str:
     return answer.err
 
 
-def draw_folder(folder: Path, classes: tuple[str, ...] = ("ant", "bee <b>", "cat"), each: int = 8) -> Path:
-    """Class subfolders of small coloured pictures; flat if there are no classes."""
+def draw_folder(
+    folder: Path, classes: tuple[str, ...] = ("ant", "bee <b>", "cat"), each: int = 8
+) -> Path:
+    """Write small colored pictures into class folders, or into one folder without classes."""
     rng = np.random.default_rng(0)
     for c, name in enumerate(classes or ("",)):
         (folder / name).mkdir(parents=True, exist_ok=True)
         for i in range(each if classes else 3 * each):
-            tint = rng.integers(0, 256, 3) if not classes else np.array([60 * c + 40, 200 - 60 * c, 100])
-            noise = rng.integers(-30, 30, (20, 24, 3))
-            Image.fromarray((tint + noise).clip(0, 255).astype(np.uint8)).save(folder / name / f"{i:02}.png")
+            tint = (60 * c + 40, 200 - 60 * c, 100) if classes else rng.integers(0, 256, 3)
+            pixels = (tint + rng.integers(-30, 30, (20, 24, 3))).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{i:02}.png")
     return folder

@@ -19,7 +19,7 @@ import torch
 from torch.utils._triton import has_triton
 
 from bayesncl.data.images import Images
-from bayesncl.model import build_model
+from bayesncl.method.encoder import build_model
 from bayesncl.recipes import Recipe, change, named
 
 # Tests run on the CPU, children included, wherever they are run; those marked `gpu` see the GPU, if there is one.
@@ -40,6 +40,10 @@ TINY = [
 ]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-messages", action="store_true", help="rewrite tests/messages.txt")
+
+
 def unit_length(z: np.ndarray) -> np.ndarray:
     """Rows of unit length; zero rows stay zero."""
     return z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
@@ -51,7 +55,7 @@ def tiny_recipe(method: str = "bayesncl", *changes: str) -> Recipe:
 
 
 def tiny_images(n: int = 70, size: int = 16, classes: int = 3, seed: int = 0) -> Images:
-    """Blurry blobs, one colour a class."""
+    """Blurry blobs, one color a class."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, classes, n)
     tint = rng.uniform(40, 215, (classes, 3, 1, 1))

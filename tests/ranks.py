@@ -1,6 +1,6 @@
-"""What each process of the distributed tests does: python -m tests.ranks SCENARIO WORLD FOLDER.
+"""The processes of the distributed tests: python -m tests.ranks SCENARIO WORLD FOLDER.
 
-One interpreter imports torch, then forks WORLD processes that meet over gloo. Each writes FOLDER/rank-R.safetensors.
+Forks WORLD processes that meet over gloo; each writes FOLDER/rank-R.safetensors.
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-import bayesncl.train as loop
-from bayesncl import distributed, heads
-from bayesncl.augment import make_views
-from bayesncl.features import extract
-from bayesncl.feed import batch_rows, epoch_order
-from bayesncl.graph import fast
-from bayesncl.model import Encoder, build_model
+from bayesncl import distributed, train
+from bayesncl.errors import InputError
+from bayesncl.method import heads
+from bayesncl.method.augment import make_views
+from bayesncl.method.backbones import set_views
+from bayesncl.method.encoder import Encoder, build_model
+from bayesncl.method.features import extract
+from bayesncl.method.rng import epoch_order
 from bayesncl.recipes import Recipe
+from bayesncl.training import loop
+from bayesncl.training.loader import batch_rows
+from bayesncl.training.loop import EAGER, Batch, forward, learning_rates
 from tests.conftest import tiny_images, tiny_recipe
 
 N = 70  # images: 4 batches of 16 and 6 left over
@@ -43,7 +47,8 @@ class Plain(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU())
+        layers = (nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU())
+        self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x).mean((2, 3))
@@ -68,7 +73,8 @@ KINDS = {
 
 
 def recipe_of(method: str = "bayesncl") -> Recipe:
-    return tiny_recipe(method, f"run.epochs={EPOCHS}", "run.log_every=4", "optimiser.lr=0.05", "gate.lr=0.01")
+    rates = ("optimizer.lr=0.05", "gate.lr=0.01")
+    return tiny_recipe(method, f"run.epochs={EPOCHS}", "run.log_every=4", *rates)
 
 
 def compare(folder: Path) -> dict[str, Tensor]:
@@ -78,138 +84,118 @@ def compare(folder: Path) -> dict[str, Tensor]:
     for kind, (method, builder) in KINDS.items():
         recipe = recipe_of(method)
         model = builder(recipe).train()
-        loop.set_views(model, 2)
+        set_views(model, 2)
         rows = batch_rows(epoch_order(0, 0, N), 0, 16)
-        loss, averages, _ = loop.losses(
-            model, torch.from_numpy(images.pixels)[rows], rows, torch.tensor(0), torch.float32
-        )
+        pixels = torch.from_numpy(images.pixels)[rows]
+        batch = Batch(pixels, rows, torch.tensor(0), torch.float32)
+        loss, averages, _ = forward(model, batch, EAGER)
         loss.backward()
         distributed.sum_gradients(model.parameters())
         out[f"{kind}.loss"] = distributed.all_reduce_sum(averages[:3])
         for name, p in model.named_parameters():
             out[f"{kind}.gradient.{name}"] = p.grad.contiguous()
-        if kind in ("batchnorm", "gumbel"):  # 20 steps amplify rounding (and flip a ReLU or gate): see `double`
+        if kind in ("batchnorm", "gumbel"):  # 20 steps amplify rounding: see `double`
             continue
         loop.build_model = builder
-        trained = loop.train(recipe, images, folder / f"{kind}-{distributed.rank()}", device=CPU)
+        trained = train(recipe, images, folder / f"{kind}-{distributed.rank()}", device=CPU)
         for name, value in trained.state_dict().items():
             out[f"{kind}.weight.{name}"] = value.contiguous()
-        out[f"{kind}.rates"] = loop.schedule(recipe, N // 16)
+        out[f"{kind}.rates"] = learning_rates(recipe, N // 16)
     fresh = build_model(recipe_of())
     for mode, n in (("sound", N), ("paper", N), ("sound", 3)):  # 3 images: some processes have none
         found = extract(fresh, tiny_images(n), mode, batch=8 if n > 3 else 2)
         for what, array in found._asdict().items():
             out[f"extract.{mode}-{n}.{what}"] = torch.from_numpy(array).float()
-    out["gathered"] = distributed.gather_arrays(torch.full((distributed.rank() + 1, 2), float(distributed.rank())))
+    rank = distributed.rank()
+    out["gathered"] = distributed.gather_arrays(torch.full((rank + 1, 2), float(rank)))
     out |= seen_views(recipe_of(), torch.from_numpy(images.pixels))
     return out
 
 
 def seen_views(recipe: Recipe, pixels: Tensor) -> dict[str, Tensor]:
-    """Which images this process sees over two epochs and a fingerprint of the views it makes of them."""
+    """The images that this process sees in two epochs, and a fingerprint of their views."""
     index, prints = [], []
     for epoch in range(2):
         for step in range(N // 16):
             rows = batch_rows(epoch_order(recipe.run.seed, epoch, N), step, 16)
-            views = make_views(pixels[rows], rows, torch.tensor(epoch), recipe.run.seed, recipe.views)
+            views = make_views(pixels[rows], rows, epoch, recipe.run.seed, recipe.views)
             index.append(rows + 1000 * step + 100_000 * epoch)
             prints.append(views.double().flatten(1).sum(1).view(2, -1).T)
     return {"seen.index": torch.cat(index), "seen.views": torch.cat(prints).contiguous()}
 
 
-def train_and_die(folder: Path) -> dict[str, Tensor]:
-    """The last process kills itself in step 11; the others must notice."""
-    info_nce_sum = heads.info_nce_sum
-    calls = 0
+def fail_in_step(step: int, fail: Callable[[], None]) -> None:
+    """Let the last process call `fail` in a step."""
+    info_nce_sum, calls = heads.info_nce_sum, 0
 
     def fatal(*arguments: object) -> Tensor:
         nonlocal calls
         calls += 1
-        if calls == 11 and distributed.rank() == distributed.world_size() - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if calls == step and distributed.rank() == distributed.world_size() - 1:
+            fail()
         return info_nce_sum(*arguments)
 
     heads.info_nce_sum = fatal
+
+
+def train_and_die(folder: Path) -> dict[str, Tensor]:
+    """The last process is killed in step 11."""
+    fail_in_step(11, lambda: os.kill(os.getpid(), signal.SIGKILL))
     return train_on(folder)
-
-
-def wait_at_most(seconds: int) -> None:
-    """From here on, for a step; processes may take longer to meet."""
-    distributed.TIMEOUT = datetime.timedelta(seconds=seconds)
-    distributed._set_timeout(distributed.TIMEOUT)
 
 
 def train_and_hang(folder: Path) -> dict[str, Tensor]:
     """The last process stops answering in step 3."""
-    wait_at_most(3)
-    info_nce_sum = heads.info_nce_sum
-    calls = 0
 
-    def sleepy(*arguments: object) -> Tensor:
-        nonlocal calls
-        calls += 1
-        if calls == 3 and distributed.rank() == distributed.world_size() - 1:
-            time.sleep(8)
-            os._exit(0)
-        return info_nce_sum(*arguments)
+    def hang() -> None:
+        time.sleep(8)
+        os._exit(0)
 
-    heads.info_nce_sum = sleepy
+    fail_in_step(3, hang)
     return train_on(folder)
 
 
 def train_on(folder: Path) -> dict[str, Tensor]:
     """Train, or resume, in FOLDER/run."""
     loop.build_model = double
-    model = loop.train(recipe_of(), tiny_images(N), folder / "run", device=CPU)
+    model = train(recipe_of(), tiny_images(N), folder / "run", device=CPU)
     return {name: p.detach().contiguous() for name, p in model.named_parameters()}
 
 
 def disagree(folder: Path) -> dict[str, Tensor]:
-    """Each process looks at a folder of its own: only process 0 finds a checkpoint."""
+    """Each process has its own folder: only process 0 finds a checkpoint."""
     run = folder / ("run" if distributed.rank() == 0 else "elsewhere")
-    return {"x": torch.zeros(1)} if loop.train(recipe_of(), tiny_images(N), run, device=CPU) else {}
+    train(recipe_of(), tiny_images(N), run, device=CPU)
+    return {}
 
 
 def late(folder: Path) -> dict[str, Tensor]:
-    """Process 0 takes longer than a step may before it comes to the barrier, as when it decodes a data set."""
-    wait_at_most(1)
+    """Process 0 takes longer than a collective may before it comes to the barrier."""
     if distributed.rank() == 0:
-        time.sleep(3)
+        time.sleep(5)
     distributed.barrier()
-    return {"agree": torch.tensor([distributed.agree(5), distributed.agree(distributed.rank())])}
-
-
-def compile_apart(folder: Path) -> dict[str, Tensor]:
-    """Process 0 compiles for longer than a step may take; then its second step takes as long, which is a death."""
-    wait_at_most(1)
-    total = torch.zeros(1)
-
-    def body() -> None:
-        if distributed.rank() == 0:
-            time.sleep(3)
-        total.copy_(distributed.all_reduce_sum(torch.ones(1)))
-
-    step = fast(body, lambda: [total], CPU)
-    step()
-    save_file({"total": total}, folder / f"first-{distributed.rank()}.safetensors")
-    step()
-    return {"total": total}
+    agreed = [distributed.agree(5), distributed.agree(distributed.rank())]
+    any_of = [distributed.any_of(False), distributed.any_of(distributed.rank() == 1)]
+    return {"agree": torch.tensor(agreed), "any": torch.tensor(any_of)}
 
 
 SCENARIOS = {
-    f.__name__: f for f in (compare, train_and_die, train_and_hang, train_on, disagree, late, compile_apart)
+    f.__name__: f for f in (compare, train_and_die, train_and_hang, train_on, disagree, late)
 }
+TIMEOUT_SECONDS = {"train_and_hang": 3, "late": 3}
 
 
 def work(scenario: str, rank: int, folder: Path) -> int:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     torch.set_num_threads(1)
+    if scenario in TIMEOUT_SECONDS:
+        distributed.TIMEOUT = datetime.timedelta(seconds=TIMEOUT_SECONDS[scenario])
     distributed.start()
     try:
         save_file(SCENARIOS[scenario](folder), folder / f"rank-{rank}.safetensors")
     except Exception as error:
         print(f"process {rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        if not isinstance(error, loop.InputError | ConnectionError):
+        if not isinstance(error, InputError | ConnectionError):
             traceback.print_exc()
         return 1
     distributed.stop()
@@ -237,4 +223,5 @@ def in_processes(world: int, work: Callable[[int], int]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(in_processes(int(sys.argv[2]), lambda rank: work(sys.argv[1], rank, Path(sys.argv[3]))))
+    _, scenario, world, folder = sys.argv
+    sys.exit(in_processes(int(world), lambda rank: work(scenario, rank, Path(folder))))

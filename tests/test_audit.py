@@ -1,4 +1,4 @@
-"""The scan of `make audit`: it finds what it looks for, and the package has none of it."""
+"""`make audit` finds unsafe calls, and the package has none."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ def test_the_package_has_no_unsafe_call() -> None:
     [
         "eval('1')", "import torch\ntorch.load('x')", "from torch import load as l\nl('x')",
         "import pickle as p\np.loads(b'')", "import numpy as np\nnp.load('x')",
-        "import numpy as np\nnp.load('x', allow_pickle=True)", "import subprocess\nsubprocess.run('x', shell=True)",
-        "import tarfile\ntarfile.open('x').extractall()", "import yaml\nyaml.load('x')", "import os\nos.system('x')",
+        "import numpy as np\nnp.load('x', allow_pickle=True)",
+        "import subprocess\nsubprocess.run('x', shell=True)",
+        "import tarfile\ntarfile.open('x').extractall()", "import yaml\nyaml.load('x')",
+        "import os\nos.system('x')",
     ],
 )  # fmt: skip
 def test_unsafe_calls_are_found(tmp_path: Path, line: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from bayesncl import InputError, ReadableCodes, open_gates, train
+from bayesncl import InputError, ReadableCodes, bernoulli_kl, open_gates, train
 from bayesncl.data import DATASETS, load
 from bayesncl.evaluate import measure_features
-from bayesncl.gates import GATES
-from bayesncl.heads import HEADS
-from bayesncl.measure.measures import MEASURES
-from bayesncl.recipes import Gate, change, named, recipe_names
+from bayesncl.measure.registry import MEASURES
+from bayesncl.method.encoder import build_model
+from bayesncl.method.gates import GATES
+from bayesncl.method.heads import HEADS
+from bayesncl.recipes import SETTINGS, change, named, recipe_names
 from bayesncl.report.tables import render
+from tests.commands import call
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
 
@@ -43,7 +46,7 @@ def page() -> Iterator[dict[str, Any]]:
     restore(HEADS, before["h"])
     restore(MEASURES, measures)
     for name in set(DATASETS) - sets:
-        del DATASETS[name]
+        del DATASETS[name], SETTINGS[name]
 
 
 def test_the_gate_opens_with_the_normal_probability() -> None:
@@ -56,15 +59,15 @@ def test_the_gate_opens_with_the_normal_probability() -> None:
 
 def test_a_recipe_takes_the_gate_and_refuses_others() -> None:
     assert change(named("scenes"), ["gate.kind=gaussian"]).gate.kind == "gaussian"
-    with pytest.raises(InputError, match="did you mean gaussian"):
-        Gate(kind="gausian")
+    with pytest.raises(InputError, match="gaussian"):
+        build_model(change(named("tints"), ["gate.kind=gausian"]))
 
 
 def test_the_head_learns_and_comes_back_from_its_file(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     labels = rng.integers(4, size=400)
     rows = (3 * rng.normal(size=(4, 12))[labels] + rng.normal(size=(400, 12))).astype(np.float32)
-    codes = ReadableCodes(dim=8, method="softplus", steps=150, device="cpu").fit(rows)
+    codes = ReadableCodes(8, method="softplus", max_iter=150, random_state=0, device="cpu").fit(rows)
     z = codes.transform(rows)
     assert z.min() >= 0 and np.allclose((z**2).sum(1), 1, atol=1e-5)
     same = labels[:, None] == labels
@@ -95,3 +98,22 @@ def test_the_measure_is_in_results_and_tables(page: dict[str, Any]) -> None:
     assert "purity of the strongest dimension (%)" in render(result)
     mixed = np.array([[3, 1], [2, 1], [1, 2], [0, 5]], np.float32)
     assert page["winner_purity"](mixed, np.array([0, 1, 1, 1])) == 75
+
+
+def test_a_gate_from_a_module_works_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--import` registers it, and its own probability enters the KL term."""
+    lines = "from bayesncl.method.gates import GATES, GateKind\n"
+    lines += "class Shut(GateKind):\n    def probability(self, logits, temperature=1.0):\n"
+    lines += "        return super().probability(logits, temperature) * 0\n"
+    (tmp_path / "my_gates.py").write_text(lines + "GATES['shut'] = Shut('shut')\n")
+    monkeypatch.chdir(tmp_path)
+    sizes = ["run.epochs=1", "run.batch=32", "data.train_images=32", "data.test_images=20"]
+    options = [word for size in [*sizes, "gate.kind=shut"] for word in ("--set", size)]
+    words = ["--import", "my_gates", "train", "scenes", "--quiet", "--out", "run", *options]
+    assert call(*words) == 0
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert line["open"] == 0
+    assert line["kl"] == pytest.approx(64 * bernoulli_kl(torch.zeros(1, 1), 0.8).item(), rel=1e-4)
+    assert call("--import", "no_such_module", "recipes") == 2

@@ -1,231 +1,251 @@
-"""From runs, from folders of codes or from plain arrays to the atlas."""
+"""The atlas of runs, of codes folders, or of plain arrays."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import re
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..arrays import read_arrays
-from ..checkpoint import open_model
-from ..codes_folder import About, CodesFolder, Rows
-from ..data import DATASETS, load
-from ..data import arrays as array_images
-from ..data.images import Images, spread_evenly
-from ..encoders import PhotoEncoder
-from ..errors import InputError, first_line, printable
-from ..features import extract
-from ..files import digest
-from ..heat import Heat, see_codes, see_model, strongest_heat
-from ..measure.kept import keep
-from ..measure.readable import KEPT
-from ..model import Encoder
-from ..names import FINGERPRINT
-from ..progress import Display
-from ..recipes import Data, Recipe, recipe_from_json, with_root
-from ..run import Run
-from .build import build_atlas, check_out
-from .contents import AtlasRun
-from .pictures import Photos, read_with
+from bayesncl.atlas.build import build_atlas, check_out
+from bayesncl.atlas.page_data import AtlasRun
+from bayesncl.atlas.pictures import Photos, read_photo
+from bayesncl.codes.encoders import PhotoEncoder
+from bayesncl.codes.folder import CodesFolder, Rows
+from bayesncl.codes.heat import Heatmaps, heatmaps_of_codes, heatmaps_of_run, strongest_heatmaps
+from bayesncl.codes.names import FINGERPRINT_DIGITS
+from bayesncl.data import DATASETS, load
+from bayesncl.data import arrays as array_images
+from bayesncl.data.cache import map_in_threads
+from bayesncl.data.images import Images, spread_evenly
+from bayesncl.errors import InputError, first_line, printable
+from bayesncl.inputs import read_arrays
+from bayesncl.io import digest
+from bayesncl.measure.figures import KEPT
+from bayesncl.measure.topk import keep
+from bayesncl.method.encoder import Encoder
+from bayesncl.method.features import extract
+from bayesncl.progress import Display
+from bayesncl.recipes import Data, Recipe, recipe_from_json, with_root
+from bayesncl.training.checkpoint import open_model
+from bayesncl.training.run_folder import RunFolder
 
-FEW = 500  # images: fewer give a poor picture of a dimension
-THREADS = 8  # that decode photos
-CHECKED_PHOTOS = 128  # for heat maps: each goes through the encoder seven times
-TRAINED_ON = "The images shown include those it was trained on."
-OTHER_IMAGES = "The images shown are not those it was trained on."
-MAKING = "making the page"  # which takes a minute or more for many images
-ASK = "bayesncl atlas --heat finds it, which takes every photo through the encoder again"
+MIN_IMAGES = 500  # of a held-out split; fewer show too little of a dimension
+HEAT_CHECK_PHOTOS = 128  # each goes through the encoder seven times
+TRAINED_ON = "The images shown include training images."
+OTHER_IMAGES = "It was not trained on the images shown."
+NO_HEAT = "run bayesncl atlas with --heat, which encodes all photos again"
 
 
-def atlas_of_runs(runs: list[Path], out: Path, root: str | None, most: int, device: Any, display: Display) -> Path:
-    """The atlas of runs on the same test images (the training images where nothing is held out)."""
+def atlas_of_runs(
+    runs: list[Path], out: Path, root: str | None, max_images: int, device: Any, display: Display
+) -> Path:
+    """Write the atlas of runs on the same test images, or training images if none are held out."""
     check_out(out, len(runs))
     models, remarks = zip(*(open_model(run, device or "cpu") for run in runs))
-    for unfinished in filter(None, remarks):
-        display.note(unfinished)
+    for remark in filter(None, remarks):
+        display.note(remark)
     recipes = [with_root(model.recipe, root) for model in models]
-    same = Data()  # but for how pixels are normalised
-    free = {name: getattr(same, name) for name in ("mean", "std", "paper_mean", "paper_std")}
-    shown = [dataclasses.replace(recipe.data, **free) for recipe in recipes]
-    for run, data in zip(runs, shown):
-        if data != shown[0]:
-            raise InputError(f"{runs[0]} and {run} are of different images: an atlas compares runs on the same ones")
+    pixels = {name: getattr(Data(), name) for name in ("mean", "std", "paper_mean", "paper_std")}
+    sets = [dataclasses.replace(recipe.data, **pixels) for recipe in recipes]  # without the scaling
+    for run, data in zip(runs, sets):
+        if data != sets[0]:
+            raise InputError(f"{runs[0]} and {run} were trained on different images")
     if other_images(models[0].recipe, root):
-        split, remark = load(dataclasses.replace(recipes[0].data, holdout=0.0), "train", display.count), OTHER_IMAGES
+        images, source = load_all(recipes[0], display), OTHER_IMAGES
     else:
-        split, trained_on = shown_split(recipes[0], display)
-        remark = TRAINED_ON if trained_on else ""
-    images = thin_out(split, most)
+        images, trained_on = shown_split(recipes[0], display)
+        source = TRAINED_ON if trained_on else ""
+    images = thin_out(images, max_images)
     described = [describe_run(model, run, images, display) for model, run in zip(models, runs)]
-    names = tell_apart([each.name for each in described], runs)  # of model files the folder tells, too
-    said = [" ".join(filter(None, (each.sentence, own, remark))) for each, own in zip(described, remarks)]
-    described = [dataclasses.replace(each, name=n, sentence=text) for each, n, text in zip(described, names, said)]
-    display.busy(MAKING)
-    return build_atlas(out, described, images, title=" and ".join(names))
+    return _build(out, described, runs, [f"{each} {source}" for each in remarks], images, display)
 
 
-def tell_apart(names: list[str], places: list[Path]) -> list[str]:
-    """The names, or the ends of the paths where two have the same one."""
-    return names if len(set(names)) == len(names) else ["/".join(place.resolve().parts[-2:]) for place in places]
+def _build(
+    out: Path, runs: list[AtlasRun], paths: list[Path], remarks: list[str],
+    images: Images | Photos, display: Display,
+) -> Path:  # fmt: skip
+    """Build the atlas; runs with the same name are named by the ends of their paths."""
+    names = [run.name for run in runs]
+    if len(set(names)) < len(names):
+        names = ["/".join(path.resolve().parts[-2:]) for path in paths]
+    for r, (name, remark) in enumerate(zip(names, remarks)):
+        sentence = " ".join(f"{runs[r].sentence} {remark}".split())
+        runs[r] = dataclasses.replace(runs[r], name=name, sentence=sentence)
+    display.busy("writing the page")
+    return build_atlas(out, runs, images, " and ".join(names))
 
 
 def other_images(recipe: Recipe, root: str | None) -> bool:
-    """Whether `root` is another pile of images than the one a run was trained on."""
-    known = recipe.data.root
-    if root is None or not DATASETS[recipe.data.name].holdout or not known:
+    """Whether `root` is another folder of images than the one a run was trained on."""
+    own = recipe.data.root
+    if root is None or not own or not DATASETS[recipe.data.name].holdout:
         return False
-    return Path(root).resolve() != Path(known).resolve()
+    return Path(root).resolve() != Path(own).resolve()
 
 
-def default_place(source: Path) -> Path:
-    """Where an atlas goes: into the folder of its run, or beside the file it is made from."""
-    run = Run(source)
-    return source.with_name(source.stem + "-atlas") if source.is_file() else run.inside(run.atlas)
+def default_out(source: Path) -> Path:
+    """Where an atlas goes by default: into the folder of the run, or beside the file."""
+    if source.is_file():
+        return source.with_name(source.stem + "-atlas")
+    run = RunFolder(source)
+    return run.atlas
 
 
 def describe_run(model: Encoder, run: Path, images: Images, display: Display) -> AtlasRun:
-    """Features of the images, with the headline numbers and the verdict of the run's evaluation where it has one."""
-    found = extract(model, images, "sound", progress=display.count)
+    """Encode the images; add the figures and the verdict of the evaluation, if there is one."""
+    features = extract(model, images, "sound", progress=display.count)
     recipe = model.recipe
     sentence = (
-        f"{recipe.name}: {recipe.model.dim} dimensions learnt from {recipe.data.name} without labels, "
-        f"{recipe.run.epochs} epochs, seed {recipe.run.seed}."
+        f"{recipe.name}: {recipe.model.dim} dimensions learned from {recipe.data.name} without "
+        f"labels, {recipe.run.epochs} epochs, seed {recipe.run.seed}."
     )
-    gated = found.gated if model.head.kind is not None else None
-    mark = digest(model.state_dict())[:FINGERPRINT]
-    display.busy("trying heat maps")
-    heat = strongest_heat(see_model(model), images.pixels, found.z if gated is None else gated)
-    results = Run(run).evaluation() or {}
-    summary, verdict = {k: results.get(k) for k in ("paper", "sound")}, read_verdict(results.get("verdict"))
-    return AtlasRun(recipe.name, found.z, gated, found.open, summary, sentence, mark, heat, verdict)
+    gated = features.gated if model.head.kind is not None else None
+    display.busy("checking heat maps")
+    codes = features.z if gated is None else gated
+    heat = strongest_heatmaps(heatmaps_of_run(model), images.pixels, codes)
+    results = RunFolder(run).evaluation() or {}
+    summary = {name: results.get(name) for name in ("paper", "sound")}
+    return AtlasRun(
+        recipe.name, features.z, gated, features.open, summary, sentence,
+        digest(model.state_dict())[:FINGERPRINT_DIGITS], heat,
+        verdict_lines(results.get("verdict")),
+    )  # fmt: skip
 
 
-def read_verdict(found: object) -> tuple[tuple[str, str], ...]:
-    """Lines of a verdict as JSON holds it; none of anything else."""
-    lines = found.get("lines") if isinstance(found, dict) else None
-    return tuple(
-        (str(line.get("text", "")), str(line.get("measured_by", "")))
-        for line in (lines if isinstance(lines, list) else [])
-        if isinstance(line, dict)
-    )
+def verdict_lines(verdict: Any) -> tuple[tuple[str, str], ...]:
+    """The lines of a verdict as read from JSON; none if it is malformed."""
+    try:
+        return tuple((str(x["text"]), str(x["measured_by"])) for x in verdict["lines"])
+    except (TypeError, KeyError):
+        return ()
 
 
 def shown_split(recipe: Recipe, display: Display) -> tuple[Images, bool]:
-    """The test split; the whole set (and True) where there is none, or where too few were held out to look at."""
+    """The test split; or all images, and True, if there is none or it is too small."""
     try:
         images = load(recipe.data, "test", display.count)
-        if len(images) >= FEW or not DATASETS[recipe.data.name].holdout:
+        if len(images) >= MIN_IMAGES or not DATASETS[recipe.data.name].holdout:
             return images, False
         reason = f"only {len(images)} images are held out"
     except InputError as error:
         reason = str(error)
-    display.note(f"{reason}: the training images are shown too")
-    return load(dataclasses.replace(recipe.data, holdout=0.0), "train", display.count), True
+    display.note(f"{reason}: showing the training images too")
+    return load_all(recipe, display), True
 
 
-def thin_out(images: Images, most: int) -> Images:
-    """At most `most` images, spread evenly over the split."""
-    if len(images) <= most:
+def load_all(recipe: Recipe, display: Display) -> Images:
+    """All images of a dataset without a test split."""
+    return load(dataclasses.replace(recipe.data, holdout=0.0), "train", display.count)
+
+
+def thin_out(images: Images, max_images: int) -> Images:
+    """At most `max_images` images, spread evenly over the split."""
+    if len(images) <= max_images:
         return images
-    rows = spread_evenly(len(images), most)
-    known = {field: getattr(images, field) for field in ("pixels", "labels", "backgrounds")}
-    picked: dict[str, Any] = {field: value[rows] for field, value in known.items() if value is not None}
+    rows = spread_evenly(len(images), max_images)
+    arrays = {name: getattr(images, name) for name in ("pixels", "labels", "backgrounds")}
+    picked: Any = {name: x[rows] for name, x in arrays.items() if x is not None}
     names = None if images.names is None else tuple(images.names[i] for i in rows)
     return dataclasses.replace(images, **picked, names=names)
 
 
-def atlas_of_arrays(path: Path, out: Path) -> Path:
-    """The atlas of any model's features: an .npz with images, z [N, D] and, where there are such, y, gated and open."""
+def atlas_of_arrays(path: Path, out: Path, display: Display) -> Path:
+    """Write the atlas of an .npz with images, z [N, D] and, optionally, y, gated and open."""
     check_out(out)
-    found = read_arrays(path, ("z", "gated", "open", "images"), needed=("z", "images"))
-    side = sorted(found["images"].shape[1:])[1:]  # of [3, H, W] or [H, W, 3]
-    data = Data(name="arrays", root=str(path), holdout=0.0, size=min([*side, 1024]) if side else 32)
-    images = array_images.load(data, "train")
-    run = AtlasRun(path.stem, found["z"], found.get("gated"), found.get("open"), None, f"Features from {path.name}.")
-    return build_atlas(out, [run], images, title=path.stem)
+    display.busy("writing the page")
+    arrays = read_arrays(path, ("z", "gated", "open", "images"), needed=("z", "images"))
+    side = sorted(arrays["images"].shape[1:])[1:]  # of [3, H, W] or [H, W, 3]
+    size = min([*side, 1024]) if side else 32
+    images = array_images.load(Data(name="arrays", root=str(path), holdout=0.0, size=size), "train")
+    sentence = f"Features from {path.name}."
+    run = AtlasRun(path.stem, arrays["z"], arrays.get("gated"), arrays.get("open"), None, sentence)
+    return build_atlas(out, [run], images, path.stem)
 
 
 def atlas_of_codes(
-    folders: list[Path], out: Path, root: str | None, most: int, display: Display, heat: bool = False,
-    encoder: str | None = None,
+    folders: list[Path], out: Path, root: str | None, max_images: int, display: Display,
+    heat: bool = False, encoder: str | None = None,
 ) -> Path:  # fmt: skip
-    """The atlas of codes of the same images: those held out, or all where these are few.
+    """Write the atlas of codes of the same images: the held-out ones, or all if those are few.
 
-    Heat maps of photos are made on request; an encoder that is code must be named for them.
+    `heat` computes heat maps of photos; an encoder that is code must then be named in `encoder`.
     """
-    check_out(out, len(folders), "codes")
-    known = [CodesFolder(path) for path in folders]
-    abouts = [folder.about() for folder in known]
-    rows = [folder.rows(about) for folder, about in zip(known, abouts)]
-    for path, other in zip(folders, rows):
-        if sorted(other.names) != sorted(rows[0].names):
-            raise InputError(f"{folders[0]} and {path} are of different images: an atlas compares codes of one set")
-    first = len(rows[0]) - rows[0].held if rows[0].held >= FEW else 0
-    chosen = first + spread_evenly(len(rows[0]) - first, most)
-    images = _images(known[0], abouts[0], rows[0], chosen, root, display)
-    titles = tell_apart([path.resolve().name for path in folders], folders)
-    runs = []
-    for title, folder, about, each in zip(titles, known, abouts, rows):
-        here: Any = chosen
-        if each.names != rows[0].names:
-            place = {name: i for i, name in enumerate(each.names)}
-            if len(place) < len(each):
-                raise InputError(f"{folder} has images of one name, in another order than {folders[0]}")
-            here = [place[rows[0].names[i]] for i in chosen]
-        codes = folder.codes()
-        z: Any = codes.transform(np.asarray(folder.embeddings(about)[here]))
-        through = "" if about.encoder is None else f" through {Path(str(about.encoder.get('spec'))).name}"
-        mirrored = " and their mirror images" if (about.encoder or {}).get("mirror") else ""
-        what = f"{len(each) - each.held:,} images{mirrored}{through}"
-        sentence = f"{codes.dim_} dimensions read from {what} by {codes.method}."
-        maps = heat_of_codes(folder, images, z, heat, encoder, display)
-        if heat and isinstance(maps, str):
-            display.note(f"no heat maps: {maps}")
-        if codes.keep is None and not codes.head_.zeros:  # or every dimension would fire on every image
-            z = keep(z, KEPT)
-            sentence += f" Each image is shown with its {KEPT} strongest."
-        runs.append(describe_codes(folder, title, z, sentence if first else f"{sentence} {TRAINED_ON}", maps))
-    display.busy(MAKING)
-    return build_atlas(out, runs, images, title=" and ".join(titles))
+    check_out(out, len(folders))
+    opened = [CodesFolder(path) for path in folders]
+    rows = [folder.rows() for folder in opened]
+    first = len(rows[0]) - rows[0].held if rows[0].held >= MIN_IMAGES else 0
+    chosen = first + spread_evenly(len(rows[0]) - first, max_images)
+    here = [_find_rows(path, own, folders[0], rows[0], chosen) for path, own in zip(folders, rows)]
+    images = _load_images(opened[0], rows[0], chosen, root, display)
+    runs = [
+        describe_codes(folder, index, images, display, heat, encoder)
+        for folder, index in zip(opened, here)
+    ]
+    remarks = ["" if first else TRAINED_ON] * len(runs)
+    return _build(out, runs, folders, remarks, images, display)
 
 
-def describe_codes(folder: CodesFolder, title: str, z: Any, sentence: str, heat: Heat | str) -> AtlasRun:
-    """Codes of the images of an atlas, with the verdict that `fit` wrote."""
-    verdict = read_verdict(folder.verdict())
-    return AtlasRun(title, z, sentence=sentence, fingerprint=folder.fingerprint(), heat=heat, verdict=verdict)
+def _find_rows(path: Path, rows: Rows, first: Path, wanted: Rows, chosen: np.ndarray) -> np.ndarray:
+    """Rows of the `chosen` images of the first folder in another folder of the same images."""
+    if rows.names == wanted.names:
+        return chosen
+    if sorted(rows.names) != sorted(wanted.names):
+        raise InputError(f"{first} and {path} have codes of different images")
+    place = {name: i for i, name in enumerate(rows.names)}
+    if len(place) < len(rows):
+        raise InputError(f"{path} has duplicate image names in another order than {first}")
+    return np.array([place[wanted.names[i]] for i in chosen])
+
+
+def describe_codes(
+    folder: CodesFolder, index: Any, images: Images | Photos, display: Display,
+    heat: bool = False, encoder: str | None = None,
+) -> AtlasRun:  # fmt: skip
+    """Codes of the rows `index` of a folder, which are `images`, with the verdict of `fit`."""
+    codes, rows, spec = folder.codes(), folder.rows(), folder.about().encoder or {}
+    z: Any = codes.transform(np.asarray(folder.embeddings()[index]))
+    source = f"embeddings of {len(rows) - rows.held:,} images"
+    source += " and their mirror images" if spec.get("mirror") else ""
+    source += f" (encoder {Path(str(spec.get('spec'))).name})" if spec else ""
+    sentence = f"{codes.n_components_} dimensions fitted by {codes.method} to {source}."
+    maps = heat_of_codes(folder, images, z, heat, encoder, display)
+    if heat and isinstance(maps, str):
+        display.note(f"no heat maps: {maps}")
+    if codes.n_active is None and not codes.head_.zeros:  # else all dimensions fire on all images
+        z = keep(z, KEPT)
+        sentence += f" The page shows the {KEPT} strongest dimensions of each image."
+    name, verdict = folder.folder.resolve().name, verdict_lines(folder.verdict())
+    return AtlasRun(name, z, None, None, None, sentence, folder.fingerprint(), maps, verdict)
 
 
 def heat_of_codes(
-    folder: CodesFolder, images: Images | Photos, z: np.ndarray, asked: bool, encoder: str | None, display: Display
-) -> Heat | str:
-    """Where each image's strongest dimensions fire, or in words why that is not shown."""
+    folder: CodesFolder, images: Images | Photos, z: np.ndarray, wanted: bool,
+    encoder: str | None, display: Display,
+) -> Heatmaps | str:  # fmt: skip
+    """Heat maps of the strongest dimensions of each image, or the reason why there are none."""
     if folder.about().encoder is None:
-        return "the codes were fitted on an array, and no encoder is known"
-    if isinstance(images, Photos) and not asked:
-        return ASK
+        return "the codes were fitted on an array, without an encoder"
+    if isinstance(images, Photos) and not wanted:
+        return NO_HEAT
     try:
         model = folder.model("cpu", encoder)
-        sight = see_codes(model)
+        sight = heatmaps_of_codes(model)
         if isinstance(images, Images):
-            return strongest_heat(sight, images.pixels, z, tell=display.count)
+            return strongest_heatmaps(sight, images.pixels, z, progress=display.count)
         view = model.encoder.view
-        share = view.crop / max(view.resize, view.crop)
-        display.busy("trying heat maps")
-        photos = Prepared(images, model.encoder)
-        return strongest_heat(sight, photos, z, share=share, tell=display.count, checked=CHECKED_PHOTOS)
+        pixels, share = PhotoPixels(images, model.encoder), view.crop / max(view.resize, view.crop)
+        return strongest_heatmaps(sight, pixels, z, share, display.count, HEAT_CHECK_PHOTOS)
     except InputError as error:
         return str(error)
-    except Exception as error:  # whatever a stranger's network raises when it is looked into
-        return f"its encoder cannot be looked into ({first_line(error)})"
+    except Exception as error:  # a user's network may raise anything when hooked
+        return f"hooking its encoder failed ({first_line(error)})"
 
 
-class Prepared:
-    """Photos as an encoder takes them, uint8 [N, 3, S, S], read when they are asked for."""
+class PhotoPixels:
+    """Photos as the encoder takes them, uint8 [N, 3, S, S], decoded when sliced."""
 
     def __init__(self, photos: Photos, encoder: PhotoEncoder) -> None:
         self.photos, self.encoder = photos, encoder
@@ -236,33 +256,33 @@ class Prepared:
     def __getitem__(self, rows: Any) -> np.ndarray:
         paths = [self.photos.paths[i] for i in np.arange(len(self))[rows]]
         read, side = self.encoder.read, self.encoder.view.crop
-        with ThreadPoolExecutor(THREADS) as pool:
-            return np.stack(list(pool.map(lambda path: read_with(path, read, side), paths)))
+        return np.stack(list(map_in_threads(lambda path: read_photo(path, read, side), paths)))
 
 
-def _images(
-    folder: CodesFolder, about: About, rows: Rows, chosen: np.ndarray, root: str | None, display: Display
+def _load_images(
+    folder: CodesFolder, rows: Rows, chosen: np.ndarray, root: str | None, display: Display
 ) -> Images | Photos:
-    """The images of some rows: photos by their paths, or those of a run's data set."""
+    """The images of some rows: photos by path, or those of a run's dataset."""
+    about = folder.about()
     labels = None if rows.labels is None else rows.labels[chosen]
     names = tuple(rows.names[i] for i in chosen)
     if about.kind != "run":
         paths = folder.photo_paths(rows, chosen, root)
-        if (gone := paths.count(None)) or root is None:
+        missing = paths.count(None)
+        if missing or root is None:
             base = printable(str(root or folder.place(about.images or "")), 300)
-            display.note(f"images from {base}" + (f"; {gone:,} are gone or changed, shown in grey" if gone else ""))
-        known = [path or Path("\0") for path in paths]  # which is no file
+            note = f"; {missing:,} are missing or changed and shown in gray" if missing else ""
+            display.note(f"images from {base}{note}")
+        known = [path or Path("\0") for path in paths]  # "\0" is never a file
         return Photos(known, labels, class_names=rows.class_names, names=names)
     recipe = with_root(recipe_from_json(json.dumps(about.recipe), str(folder.about_file)), root)
-    places = [place for name in names if (place := re.fullmatch(r"(train|test)/([0-9]{1,9})", name))]
-    if not places or len(places) < len(names):
-        raise folder.damaged(folder.rows_file)
-    used = {place[1] for place in places}
-    splits = {split: load(recipe.data, split, display.count) for split in ("train", "test") if split in used}
-    found = [(splits[place[1]], int(place[2])) for place in places]
-    if any(i >= len(split) for split, i in found):
-        raise InputError(f"{folder} is of other images: its data set has changed")
-    pixels = np.stack([split.pixels[i] for split, i in found])
-    grounds = np.array([-1 if split.backgrounds is None else split.backgrounds[i] for split, i in found])
-    both = None if (grounds < 0).all() else grounds
-    return Images(pixels, labels, both, rows.class_names, found[0][0].background_names, names)
+    keys = [name.split("/") for name in names]  # such as test/17
+    splits = {s: load(recipe.data, s, display.count) for s in dict(keys)}
+    if any(int(i) >= len(splits[s]) for s, i in keys):
+        raise InputError(f"the dataset of {folder} has changed: it has fewer images")
+    pixels = np.stack([splits[s].pixels[int(i)] for s, i in keys])
+    one, backgrounds = splits[keys[0][0]], None
+    if one.backgrounds is not None:
+        both: Any = {s: images.backgrounds for s, images in splits.items()}
+        backgrounds = np.array([both[s][int(i)] for s, i in keys])
+    return Images(pixels, labels, backgrounds, rows.class_names, one.background_names, names)

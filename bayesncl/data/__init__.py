@@ -1,10 +1,10 @@
-"""Where images come from: one Dataset object for each data set, and the registry of them.
+"""Datasets: one module each, and their registry.
 
-To add one: write a module with a Dataset in it and enter it in DATASETS, as an object or, to import it only when it is
-used, as "module:NAME". Tables, help, checks and recipes find it there. A reader raises InputError, with the path in
-the message, for anything wrong with the files.
+To add one, write a module with a `Dataset` and enter it in DATASETS, as an object or as
+"module:NAME" to import it on first use; its recipe goes into `recipes.SETTINGS`. Readers raise
+InputError with the path in the message.
 
-Nothing heavy is imported here: the names are needed by `bayesncl --help`, the readers are not.
+`bayesncl --help` imports this module, so it imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -16,66 +16,47 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, shown
+from bayesncl.errors import InputError, printable_path
 
 if TYPE_CHECKING:
-    from ..recipes import Data, Recipe
-    from .images import Images, Progress
+    from bayesncl.data.images import Images, Progress
+    from bayesncl.recipes import Data
 
 __all__ = ["DATASETS", "Dataset", "download", "load"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """All that the rest of the package knows of a data set.
+    """A dataset as the rest of the package sees it."""
 
-    Attributes
-    ----------
-    name, title : in recipes and commands; in tables.
-    settings : its recipe with the method `bayesncl`; the other methods are made from it. The name goes in by itself.
-    load : function of (data, split, progress) that reads one split.
-    splits : what `load` can read.
-    balanced : the split where object and background are independent, to fit probes on; or None.
-    counterfactual : function of data that gives the test images again, each object on another background; or None.
-    download : function of (folder, progress) that fetches it and returns the path; or None.
-    second_label : whether its images have backgrounds.
-    holdout : whether test images may be held out of the same pile as the training images.
-    classes : outputs of the online classifier whose cost is counted.
-    coarse : superclass of each class, where classes are grouped; else empty.
-    images : training images, for estimates.
-    seconds : stated for an epoch of a published run on one H200; measured times are preferred where there are any.
-    paper_dims, paper_k : dimensions kept in the published retrieval tables, and the k of the published curves.
-    probe : which of the two published linear probes, ``cifar`` or ``imagenet``.
-    """
-
-    name: str
-    title: str
-    settings: Recipe
-    load: Callable[[Data, str, Progress | None], Images]
+    name: str  # in recipes and commands
+    title: str  # in tables
+    load: Callable[[Data, str, Progress | None], Images]  # reads one split
     splits: tuple[str, ...] = ("train", "test")
-    balanced: str | None = None
+    balanced: str | None = None  # split with independent object and background, for probes
+    # The test images with each object on another background.
     counterfactual: Callable[[Data], Images | None] | None = None
-    download: Callable[[Path, Progress | None], Path] | None = None
-    second_label: bool = False
-    holdout: bool = False
-    classes: int = 100
-    coarse: tuple[int, ...] = ()
-    images: int = 50_000
-    seconds: float = 1.5
-    paper_dims: int = 64
-    paper_k: int = 5
-    probe: str = "cifar"
+    download: Callable[[Path, Progress | None], Path] | None = None  # into a folder
+    second_label: bool = False  # whether its images have backgrounds
+    holdout: bool = False  # whether a test split may be held out of the training images
+    classes: int = 100  # outputs of the online classifier, for counting its cost
+    coarse: tuple[int, ...] = ()  # superclass of each class
+    images: int = 50_000  # for training, for estimates
+    seconds: float = 1.5  # per epoch of a published run on one H200, if none was measured
+    paper_dims: int = 64  # dimensions kept in the published retrieval tables
+    paper_k: int = 5  # k of the published retrieval curves
+    probe: str = "cifar"  # the published linear probe, or "imagenet"
 
 
 class Registry(UserDict[str, Any]):
-    """Data sets by name; one entered as "module:NAME" is imported when it is first asked for."""
+    """Datasets by name; an entry "module:NAME" is imported on first use."""
 
     def __getitem__(self, name: str) -> Dataset:
         if isinstance(self.data[name], str):
             module, _, attribute = self.data[name].partition(":")
             self.data[name] = getattr(importlib.import_module(module, __package__), attribute)
-        found: Dataset = self.data[name]
-        return found
+        dataset: Dataset = self.data[name]
+        return dataset
 
 
 DATASETS = Registry(
@@ -94,36 +75,38 @@ DATASETS = Registry(
 
 
 def load(data: Data, split: str, progress: Progress | None = None) -> Images:
-    """Load one split of a data set.
+    """Load one split of a dataset.
 
     Parameters
     ----------
-    data : which data set, where it lies, how it is stored.
+    data : the dataset, its path and how it is stored.
     split : "train" or "test"; scenes and waterbirds also have "val".
-    progress : called with (done, total, what) while files are read; None is silent.
+    progress : called with (done, total, description) while files are read.
 
     Returns
     -------
-    Images; pixels may be memory-mapped.
+    Images; the pixels may be memory-mapped.
     """
-    from .images import at_least_two
-
-    known = DATASETS[data.name]
-    if split not in known.splits:
-        raise InputError(f"{data.name} has no split {split!r}, expected {' or '.join(known.splits)}")
+    dataset = DATASETS[data.name]
+    if split not in dataset.splits:
+        expected = " or ".join(dataset.splits)
+        raise InputError(f"{data.name} has no split {split!r}, expected {expected}")
     try:
-        found = known.load(data, split, progress)
+        images = dataset.load(data, split, progress)
     except OSError as error:
-        raise InputError(f"{shown(error.filename or data.root)}: {error.strerror or error}") from None
-    if split == "train":
-        at_least_two(len(found), shown(data.root))
-    return found
+        path = printable_path(error.filename or data.root)
+        raise InputError(f"{path}: {error.strerror or error}") from None
+    if len(images) < 2 and split == "train":
+        count = "only one image" if len(images) else "no images"
+        expected = "to train on, expected two or more"
+        raise InputError(f"{printable_path(data.root)}: {count} {expected}")
+    return images
 
 
 def download(name: str, root: str | Path, progress: Progress | None = None) -> Path:
-    """Fetch a data set from its home into the folder `root`."""
+    """Download a dataset into the folder `root`; return its path."""
     fetch = DATASETS[name].download if name in DATASETS else None
     if fetch is None:
-        can = [known for known in DATASETS if DATASETS[known].download]
-        raise InputError(f"{name!r} cannot be downloaded, expected one of {', '.join(can)}")
+        names = ", ".join(name for name in DATASETS if DATASETS[name].download)
+        raise InputError(f"{name!r} cannot be downloaded, expected one of {names}")
     return fetch(Path(root).expanduser(), progress)

@@ -1,120 +1,105 @@
-"""The data set `arrays`: images from a NumPy file, .npz with `images` and perhaps `labels`, or .npy, memory-mapped."""
+"""The dataset `arrays`: images from a NumPy file, .npz with `images` and maybe labels, or .npy."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from .. import recipes
-from ..arrays import check_room, read_arrays
-from ..errors import InputError, shown
-from . import Dataset
-from .decode import resized
-from .folder import FOLDER, given_path
-from .images import Images, Progress, in_split
+from bayesncl import recipes
+from bayesncl.data import Dataset
+from bayesncl.data.decode import resize_images
+from bayesncl.data.folder import given_path
+from bayesncl.data.images import Images, Progress, in_split
+from bayesncl.errors import as_input_error, printable_path
+from bayesncl.inputs import factorize, read_arrays
 
-KINDS = {"labels": "class_names", "backgrounds": "background_names"}
-WANTED = ("images", "y", *KINDS, *KINDS.values(), *(f"test_{what}" for what in ("images", *KINDS)))
-CHUNK = 1024  # images converted at a time
+NAMES = {"labels": "class_names", "backgrounds": "background_names"}
+ARRAY_NAMES = ("images", "y", *NAMES, *NAMES.values(), *(f"test_{a}" for a in ("images", *NAMES)))
+IMAGES_PER_BLOCK = 1024
 
 
 def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Images:
     """Read one split of an array file.
 
-    An .npz holds `images` (uint8, or float in [0, 1]; [N, H, W, 3] or [N, 3, H, W]) and optionally `labels` (or `y`;
-    integers, or words), `backgrounds`, `class_names`, `background_names`, `test_images`, `test_labels`,
-    `test_backgrounds`. An .npy is `images` alone. Without `test_images` a share of the images is held out.
+    An .npz holds `images` (uint8, or float in [0, 1]; [N, H, W, 3] or [N, 3, H, W]) and optionally
+    `labels` (or `y`; integers or words), `backgrounds`, `class_names`, `background_names`,
+    `test_images`, `test_labels`, `test_backgrounds`. A .npy is `images` alone, memory-mapped.
+    Without `test_images` a share of the images is held out.
     """
     path = given_path(data.root)
-    where = shown(path)
-    arrays = read_arrays(path, WANTED, needed=("images",))
+    where = printable_path(path)
+    arrays = read_arrays(path, ARRAY_NAMES, needed=("images",))
     if "labels" not in arrays and "y" in arrays:
         arrays["labels"] = arrays["y"]
-    for what, names in KINDS.items():
-        arrays |= _numbered(arrays, what, names)
-    own_test = "test_images" in arrays
-    prefix = "test_" if own_test and split == "test" else ""
-    images = _channels_first(arrays[prefix + "images"], where)
-    numbers = [_integers(arrays.get(prefix + what), len(images), what, where) for what in KINDS]
-    if not own_test and (data.holdout > 0 or split == "test"):
-        chosen = np.flatnonzero(in_split([str(i) for i in range(len(images))], data, split, where))
-        check_room(images[:1].nbytes * len(chosen), f"{where} (which data.holdout=0 reads in place)")
-        images = images[chosen]
-        numbers = [None if values is None else values[chosen] for values in numbers]
-    if not len(images):
-        raise InputError(f"{where}: no images for the {split} split")
-    pixels = resized(_bytes(images, where), data.size)
-    classes = [_names(arrays.get(what), what, where) for what in KINDS.values()]
-    for values, known, what in zip(numbers, classes, KINDS.values()):
-        if values is not None and known is not None and values.max() >= len(known):
-            raise InputError(f"{where}: label {values.max()} but only {len(known)} {what}")
-    return Images(pixels, numbers[0], numbers[1], classes[0], classes[1])
+    with as_input_error(where, ValueError):
+        names = [_number_labels(arrays, what) for what in NAMES]
+        has_test = "test_images" in arrays
+        prefix = "test_" if has_test and split == "test" else ""
+        images = _channels_first(arrays[prefix + "images"])
+        labels = [arrays.get(prefix + what) for what in NAMES]
+        for what, values in zip(NAMES, labels):
+            if values is not None and len(values) != len(images):
+                raise ValueError(f"{len(values)} {what} for {len(images)} images")
+        if not has_test and (data.holdout > 0 or split == "test"):
+            rows = [str(i) for i in range(len(images))]
+            chosen = np.flatnonzero(in_split(rows, data, split, where))
+            images = images[chosen]
+            labels = [None if values is None else values[chosen] for values in labels]
+        if not len(images):
+            raise ValueError(f"no images for the {split} split")
+        pixels = resize_images(_to_uint8(images), data.size)
+    return Images(pixels, labels[0], labels[1], names[0], names[1])
 
 
-def _numbered(arrays: dict[str, np.ndarray], what: str, names: str) -> dict[str, np.ndarray]:
-    """Labels without names, if they are words or numbers with gaps, as indices into those; the same in both splits.
+def _number_labels(arrays: dict[str, np.ndarray], what: str) -> tuple[str, ...] | None:
+    """Make the labels of both splits indices into their names; return the names.
 
-    So the largest number does not decide how much memory the classes take.
+    Numbers from 0 without gaps need no names.
     """
     keys = [key for key in (what, f"test_{what}") if key in arrays]
-    if names in arrays or not keys or any(arrays[key].ndim != 1 or arrays[key].dtype.kind not in "Uiu" for key in keys):
-        return {}  # what is wrong with them is said where they are used
-    distinct = np.unique(np.concatenate([arrays[key] for key in keys]))
-    if distinct.dtype.kind != "U" and (not len(distinct) or distinct[0] < 0 or distinct[-1] == len(distinct) - 1):
-        return {}
-    return {key: np.searchsorted(distinct, arrays[key]) for key in keys} | {names: distinct.astype(str)}
+    names = arrays.get(NAMES[what])
+    if names is not None and (names.ndim != 1 or names.dtype.kind != "U"):
+        raise ValueError(f"{NAMES[what]} are {names.dtype}, expected a list of strings")
+    kinds = "iuU" if names is None else "iu"
+    for key in keys:
+        if arrays[key].ndim != 1 or arrays[key].dtype.kind not in kinds:
+            raise ValueError(f"{key} are {arrays[key].dtype}, expected [N] integers or words")
+    if keys:
+        index, classes = factorize(np.concatenate([arrays[key] for key in keys]))
+        last = len(classes) if classes.dtype.kind == "U" else max(classes, default=0)
+        if classes.dtype.kind != "U" and min(classes, default=0) < 0:
+            raise ValueError(f"{what} go down to {classes[0]}, expected 0 or more")
+        if names is not None and last >= len(names):
+            raise ValueError(f"label {last}, but only {len(names)} {NAMES[what]}")
+        if names is None and last >= len(classes):
+            names = classes.astype(str)
+            parts = np.split(index, np.cumsum([len(arrays[key]) for key in keys])[:-1])
+            arrays |= dict(zip(keys, parts))
+        arrays |= {key: arrays[key].astype(np.int64) for key in keys}
+    return None if names is None else tuple(map(str, names))
 
 
-def _channels_first(images: np.ndarray, where: str) -> np.ndarray:
-    known = images.dtype == np.uint8 or images.dtype.kind == "f"
-    # Both first and last of length 3 would be images 3 pixels wide: of no use, and ambiguous.
-    if known and images.ndim == 4 and (images.shape[1] == 3) != (images.shape[3] == 3) and min(images.shape[1:]) > 0:
-        return images if images.shape[1] == 3 else np.moveaxis(images, 3, 1)
-    raise InputError(
-        f"{where}: images are {images.dtype} {list(images.shape)}, expected uint8, or float in [0, 1], "
-        "[N, height, width, 3] or [N, 3, height, width]"
-    )
+def _channels_first(images: np.ndarray) -> np.ndarray:
+    if images.ndim == 4 and (images.dtype == np.uint8 or images.dtype.kind == "f"):
+        if images.shape[1] == 3:
+            return images
+        if images.shape[3] == 3:
+            return np.moveaxis(images, 3, 1)
+    expected = "expected uint8, or float in [0, 1], [N, height, width, 3] or [N, 3, height, width]"
+    raise ValueError(f"images are {images.dtype} {list(images.shape)}, {expected}")
 
 
-def _bytes(images: np.ndarray, where: str) -> np.ndarray:
-    """Floats in [0, 1] to uint8, a chunk at a time; uint8 stays what it is, memory-mapped or not."""
+def _to_uint8(images: np.ndarray) -> np.ndarray:
+    """Floats in [0, 1] as uint8, in blocks; uint8 stays as it is, memory-mapped or not."""
     if images.dtype == np.uint8:
         return images
-    check_room(images.size, f"{where} as bytes")
     out = np.empty(images.shape, np.uint8)
-    for start in range(0, len(images), CHUNK):
-        chunk = np.asarray(images[start : start + CHUNK], np.float32)
-        if not np.isfinite(chunk).all():
-            raise InputError(f"{where}: NaN or infinite values among images {start} to {start + len(chunk) - 1}")
-        if chunk.min() < 0 or chunk.max() > 1:
-            raise InputError(f"{where}: float images from {chunk.min():g} to {chunk.max():g}, expected 0 to 1")
-        out[start : start + CHUNK] = np.rint(chunk * 255)
+    for start in range(0, len(images), IMAGES_PER_BLOCK):
+        block = np.asarray(images[start : start + IMAGES_PER_BLOCK], np.float32)
+        if not (block.min() >= 0 and block.max() <= 1):  # NaN too
+            seen = f"from {block.min():g} to {block.max():g}"
+            raise ValueError(f"float images {seen}, expected 0 to 1")
+        out[start : start + IMAGES_PER_BLOCK] = np.rint(block * 255)
     return out
 
 
-def _integers(values: np.ndarray | None, count: int, what: str, where: str) -> np.ndarray | None:
-    if values is None:
-        return None
-    if values.shape != (count,):
-        raise InputError(f"{where}: {what} of shape {list(values.shape)} for {count} images")
-    if values.dtype.kind not in "iu":
-        raise InputError(f"{where}: {what} are {values.dtype}, expected integers (names go into {KINDS[what]})")
-    if count and values.min() < 0:
-        raise InputError(f"{where}: {what} go down to {values.min()}, expected 0 or more")
-    return values.astype(np.int64)
-
-
-def _names(values: np.ndarray | None, what: str, where: str) -> tuple[str, ...] | None:
-    if values is None:
-        return None
-    if values.ndim != 1 or values.dtype.kind != "U":
-        raise InputError(f"{where}: {what} are {values.dtype} {list(values.shape)}, expected a list of strings")
-    return tuple(str(value) for value in values)
-
-
-ARRAYS = Dataset(
-    name="arrays",
-    title="Arrays",
-    settings=recipes.replace_fields(FOLDER.settings, data={"size": 32}, views={"size": 32}, model={"stem": "cifar"}),
-    load=load,
-    holdout=True,
-)
+ARRAYS = Dataset(name="arrays", title="Arrays", load=load, holdout=True)

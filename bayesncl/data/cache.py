@@ -1,26 +1,16 @@
-"""Images decoded once, kept on disk as uint8, memory-mapped after.
+"""The pixel cache: images decoded once, stored as uint8, memory-mapped afterwards.
 
-The cache folder ($BAYESNCL_CACHE, or ~/.cache/bayesncl) holds
-
-    KEY/pixels.npy KEY/meta.json   decoded images; KEY is a hash of the files' bytes and of the settings
-    .KEY.*.partial                 one being built; renamed to KEY when complete
-    locks/                         a builder holds the lock of its key, so that a second one waits and uses the result;
-                                   256 locks serve all keys, so they do not pile up
-    seen/                          file sizes and times -> KEY, which saves reading every file again
-    compiled/                      what torch compiled, see `graph.keep_compiled`, and bytecode, see `__main__`
+$BAYESNCL_CACHE (or ~/.cache/bayesncl) holds KEY/pixels.npy and KEY/meta.json; KEY hashes `Square`
+and the names, sizes and times of the files. KEY.partial is being built, under one of 256 locks.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import os
-import re
 import shutil
 import warnings
-import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,202 +18,148 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from filelock import FileLock
 
-from ..arrays import DAMAGE, crc32, npy_header
-from ..errors import InputError, or_refuse, printable
-from ..files import cache_folder, sweep, temporary_beside, write_atomic
-from .archive import Entry
-from .decode import MOST_BYTES, Square, Undecodable, decode
-from .images import Progress, counted
+from bayesncl.data.archive import Entry
+from bayesncl.data.decode import Square, decode
+from bayesncl.data.images import Progress, track
+from bayesncl.errors import InputError, as_input_error, printable
+from bayesncl.io import cache_folder, npy_header, write_atomic
 
-VERSION = 1  # raise it when decode() gives other pixels
-ALWAYS_CHECKED = 1 << 30  # larger caches are checked only where their file changed since it was written
+VERSION = 2  # increase it when decode() gives other pixels
 THREADS = min(8, os.cpu_count() or 1)  # Pillow decodes outside the interpreter lock
-CHUNK = 8  # files a thread takes at a time, fewer where others would have none
 
 A = TypeVar("A")
 B = TypeVar("B")
+Failures = list[tuple[int, str]]  # index of an entry and why it could not be decoded
 
 
-def decoded(
-    entries: Sequence[Entry], square: Square, *, what: str, strict: bool = False, others: Sequence[str] = (),
-    progress: Progress | None = None,
+def decode_files(
+    entries: Sequence[Entry], square: Square, *, what: str, strict: bool = False,
+    others: Sequence[str] = (), progress: Progress | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """Decode image files, or find them decoded; `what` names the data set in messages.
+    """Decode image files, or read them from the cache; `what` names the dataset in messages.
 
-    A file that cannot be decoded is an error if `strict`; otherwise it is skipped, and a warning counts it with the
-    `others`, names of files beside them that are no images we read.
-
-    Returns pixels, uint8 [M, 3, square.crop, square.crop], memory-mapped, and kept, int64 [M], ascending: pixels[i] is
-    the image of entries[kept[i]].
+    Returns pixels, uint8 [M, 3, crop, crop], memory-mapped, and the index of each image among the
+    entries, int64 [M]. A broken file raises InputError if `strict`; otherwise it is skipped, and a
+    warning counts it with the `others`, names of files that are not images.
     """
-    with or_refuse(f"cannot keep decoded images in {cache_folder()} (BAYESNCL_CACHE names another folder)"):
-        pixels, bad = _find_or_build(entries, square, progress)
-    if bad and strict:
-        raise InputError(f"{what}: {len(bad)} of {len(entries)} files cannot be decoded: {_named(entries, bad)}")
-    if bad or others:
-        counts = ", ".join(count_kinds(others) + [f"{len(bad)} broken"] * bool(bad))
-        names = _named(entries, bad) or printable(others[0])
-        total = len(bad) + len(others)
-        files = "file" if total == 1 else "files"
-        warnings.warn(f"{what}: {total} {files} skipped: {counts}, e.g. {names}", stacklevel=2)
+    with as_input_error(f"cannot use the cache {cache_folder()} (set BAYESNCL_CACHE)"):
+        folder = cache_folder() / _key(entries, square)
+        found = _open(folder)
+        if found is None:
+            (folder.parent / "locks").mkdir(parents=True, exist_ok=True)
+            with FileLock(folder.parent / "locks" / folder.name[:2]):
+                found = _open(folder) or _build(folder, entries, square, progress)
+    pixels, failures = found
+    reasons = ", ".join(f"{printable(entries[i].name)} ({why})" for i, why in failures[:3])
+    if failures and strict:
+        count = f"{len(failures)} of {len(entries)} files"
+        raise InputError(f"{what}: {count} cannot be decoded: {reasons}")
+    if failures or others:
+        kinds = count_suffixes(others) + [f"{len(failures)} broken"] * bool(failures)
+        count = f"skipped files: {len(failures) + len(others)} ({', '.join(kinds)})"
+        warnings.warn(f"{what}: {count}, e.g. {reasons or printable(others[0])}", stacklevel=2)
     if not len(pixels):
         raise InputError(f"{what}: none of the {len(entries)} files could be decoded")
-    return pixels, np.delete(np.arange(len(entries)), [i for i, _ in bad])
+    return pixels, np.delete(np.arange(len(entries)), [i for i, _ in failures])
 
 
-def count_kinds(names: Sequence[str]) -> list[str]:
-    """How many files there are of the commonest kinds: ``3 .txt``, ``1 without a suffix``."""
-    kinds = Counter(printable(Path(name).suffix.lower(), 12) or "without a suffix" for name in names)
-    return [f"{count} {kind}" for kind, count in kinds.most_common(5)]
+def count_suffixes(names: Sequence[str]) -> list[str]:
+    """Number of files of the most common kinds: ``3 .txt``, ``1 without a suffix``."""
+    suffixes = [printable(Path(name).suffix.lower(), 12) for name in names]
+    common = Counter(suffix or "without a suffix" for suffix in suffixes).most_common(5)
+    return [f"{count} {suffix}" for suffix, count in common]
 
 
-def _named(entries: Sequence[Entry], bad: list[tuple[int, str]]) -> str:
-    return ", ".join(f"{printable(entries[i].name)} ({printable(why)})" for i, why in bad[:3])
-
-
-def _find_or_build(
-    entries: Sequence[Entry], square: Square, progress: Progress | None
-) -> tuple[np.ndarray, list[tuple[int, str]]]:
-    root = cache_folder()
-    for sub in ("locks", "seen"):
-        (root / sub).mkdir(parents=True, exist_ok=True)
-    seen = root / "seen" / _stat_key(entries, square)
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        key = seen.read_text("ascii")
-        if re.fullmatch("[0-9a-f]{40}", key) and (found := _open(root / key)) is not None:
-            return found
-    key = _content_key(entries, square, progress)
-    with open(root / "locks" / key[:2], "ab") as lock:  # which empties nothing, should it be a link
-        with contextlib.suppress(OSError):  # a file system without locks: both may build, the first to finish wins
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            _remove_dead(root, key[:2])
-        for place in (root, root / "seen"):
-            sweep(place, below=False)
-        found = _open(root / key, clear=True)
-        if found is None:
-            _build(root, key, entries, square, progress)
-            found = _open(root / key)
-    if found is None:
-        raise OSError(f"{key} cannot be read back")
-    write_atomic(seen, key)
-    return found
-
-
-def _remove_dead(root: Path, prefix: str) -> None:
-    """Remove half-built caches, of older versions too, whose lock this process holds: nobody is building them.
-
-    `sweep` needs locks on folders, which NFS does not have.
-    """
-    half_built = re.compile(rf"\.?{prefix}[0-9a-f]{{38}}\..+\.(partial|tmp)")
-    for name in filter(half_built.fullmatch, os.listdir(root)):
-        shutil.rmtree(root / name, ignore_errors=True)
-
-
-def _stat_key(entries: Sequence[Entry], square: Square) -> str:
-    """Hash of where the files are and of their sizes and times (ctime too: nobody can set that back)."""
+def _key(entries: Sequence[Entry], square: Square) -> str:
     digest = hashlib.blake2b(repr((VERSION, square)).encode(), digest_size=20)
     stats: dict[Path, list[int]] = {}
     for entry in entries:
         if entry.path not in stats:
-            with contextlib.suppress(OSError):
-                stats[entry.path] = _stat(entry.path)
-        digest.update(repr((os.path.abspath(entry.path), entry.offset, entry.size, stats.get(entry.path))).encode())
+            s = os.stat(entry.path)  # nobody can set the ctime back
+            stats[entry.path] = [s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns]
+        record = (entry.name, entry.offset, entry.size, stats[entry.path])
+        digest.update(repr(record).encode())
     return digest.hexdigest()
 
 
-def _content_key(entries: Sequence[Entry], square: Square, progress: Progress | None) -> str:
-    def content(entry: Entry) -> bytes:
+def _build(
+    folder: Path, entries: Sequence[Entry], square: Square, progress: Progress | None
+) -> tuple[np.ndarray, Failures]:
+    """Decode into FOLDER.partial, then rename it, so that FOLDER is complete or absent."""
+    partial = folder.with_name(f"{folder.name}.partial")
+    for path in (partial, folder):  # left by a killed process; damaged
+        shutil.rmtree(path, ignore_errors=True)
+    partial.mkdir(mode=0o700)
+    failures: Failures = []
+    read_errors = False
+
+    def read(entry: Entry) -> np.ndarray | Exception:
         try:
-            return hashlib.blake2b(entry.read(MOST_BYTES), digest_size=16).digest()
-        except OSError as error:
-            return f"unreadable {error.errno}".encode()
+            return decode(entry.read(), square)
+        except (ValueError, OSError) as error:
+            return error
 
-    digest = hashlib.blake2b(repr((VERSION, square)).encode(), digest_size=20)
-    for part in counted(in_threads(content, entries), len(entries), "reading files", progress):
-        digest.update(len(part).to_bytes(1, "big") + part)
-    return digest.hexdigest()
-
-
-def _build(root: Path, key: str, entries: Sequence[Entry], square: Square, progress: Progress | None) -> None:
-    """Decode into a temporary folder, then rename it: KEY is complete or absent."""
-    shape = (3, square.crop, square.crop)
-    bad: list[tuple[int, str]] = []
-    crc = 0
-    with temporary_beside(root / key, folder=True, mode=0o700) as temporary:
-        # Plain writes, not a writable memory map: a full disk is then an error message instead of a bus error.
-        with open(temporary / "pixels.npy", "wb") as file:
+    try:
+        # Plain writes: a full disk is an OSError here, but a bus error in a writable memory map.
+        with open(partial / "pixels.npy", "wb") as file:
+            shape = (3, square.crop, square.crop)
             file.write(npy_header((len(entries), *shape), "|u1"))
-            images = in_threads(lambda entry: read_entry(entry, decode, square), entries)
-            for i, image in enumerate(counted(images, len(entries), "decoding images", progress)):
-                if isinstance(image, str):
-                    bad.append((i, image))
+            images = track(map_in_threads(read, entries), len(entries), "decoding images", progress)
+            for i, image in enumerate(images):
+                if isinstance(image, Exception):
+                    failures.append((i, printable(_reason(image))))
+                    read_errors |= isinstance(image, OSError)
                 else:
-                    row = image.tobytes()
-                    crc = zlib.crc32(row, crc)
-                    file.write(row)
+                    file.write(image.tobytes())
             file.seek(0)
-            file.write(npy_header((len(entries) - len(bad), *shape), "|u1"))
+            file.write(npy_header((len(entries) - len(failures), *shape), "|u1"))
             file.flush()
             os.fsync(file.fileno())
-        meta = {"version": VERSION, "crc32": crc, "bad": bad, "stat": _stat(temporary / "pixels.npy")}
-        write_atomic(temporary / "meta.json", json.dumps(meta))
-        try:
-            os.rename(temporary, root / key)
-        except OSError:  # where locks do not work somebody may have been faster; a folder is never renamed over
-            if not (root / key).is_dir():
-                raise
+        write_atomic(partial / "meta.json", json.dumps({"bad": failures}))
+        pixels = np.load(partial / "pixels.npy", mmap_mode="r", allow_pickle=False)
+        if not read_errors:  # they may pass: decode again next time; the map outlives its file
+            os.rename(partial, folder)
+        return pixels, failures
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
-def _open(path: Path, *, clear: bool = False) -> tuple[np.ndarray, list[tuple[int, str]]] | None:
-    """A finished cache, or None where it is absent or damaged; `clear` removes a damaged one (only under its lock)."""
-    if not path.is_dir():
-        return None
+def _open(folder: Path) -> tuple[np.ndarray, Failures] | None:
+    """A finished cache; None if it is absent or damaged."""
     try:
-        meta = json.loads((path / "meta.json").read_bytes())
-        file = path / "pixels.npy"
-        pixels = np.load(file, mmap_mode="r", allow_pickle=False)
-        if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[1] != 3:
-            raise ValueError("no images")
-        to_check = file.stat().st_size <= ALWAYS_CHECKED or meta["stat"] != _stat(file)
-        if to_check and crc32(pixels) != meta["crc32"]:
-            raise ValueError("checksum")
-        return pixels, [(int(i), str(why)) for i, why in meta["bad"]]
-    except DAMAGE:
-        if clear:
-            warnings.warn(f"the cache {path} is damaged and is built again", stacklevel=2)
-            shutil.rmtree(path)
+        meta = json.loads((folder / "meta.json").read_bytes())
+        failures = [(int(i), str(why)) for i, why in meta["bad"]]
+        return np.load(folder / "pixels.npy", mmap_mode="r", allow_pickle=False), failures
+    except Exception:  # whatever is wrong with it, it can be built again
         return None
-
-
-def _stat(path: Path) -> list[int]:
-    s = path.stat()
-    return [s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns]
 
 
 def read_entry(entry: Entry, read: Callable[..., A], *options: Any) -> A | str:
-    """What `read` makes of the bytes of an image file, or why it cannot be used."""
+    """`read(bytes, *options)` of an image file, or the reason why it cannot be used."""
     try:
-        return read(entry.read(MOST_BYTES), *options)
-    except Undecodable as why:
-        return str(why)[:200]
-    except OSError as why:
-        return why.strerror or str(why)
+        return read(entry.read(), *options)
+    except (ValueError, OSError) as error:
+        return _reason(error)
 
 
-def in_threads(function: Callable[[A], B], items: Sequence[A], ahead: int = 0) -> Iterator[B]:
-    """`map` in order, by a few threads, `ahead` of the reader or not far: memory stays bounded."""
-    chunk = min(CHUNK, max(1, len(items) // THREADS))
-    with ThreadPoolExecutor(THREADS) as pool, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow's remarks on damaged metadata
-        parts: deque[Future[list[B]]] = deque()
-        try:
-            for start in range(0, len(items), chunk):
-                parts.append(pool.submit(lambda part: [function(item) for item in part], items[start : start + chunk]))
-                if len(parts) > max(2 * THREADS, ahead // chunk):
-                    yield from parts.popleft().result()
-            while parts:
-                yield from parts.popleft().result()
-        finally:
-            for future in parts:
-                future.cancel()
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)[:200]
+
+
+def map_in_threads(function: Callable[[A], B], items: Sequence[A], ahead: int = 0) -> Iterator[B]:
+    """`map` in order by a few threads, at most `ahead` items (or 16 per thread) ahead."""
+    pool = ThreadPoolExecutor(THREADS)
+    tasks: deque[Future[B]] = deque()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's remarks on damaged metadata
+            for item in items:
+                tasks.append(pool.submit(function, item))
+                if len(tasks) > max(16 * THREADS, ahead):
+                    yield tasks.popleft().result()
+            while tasks:
+                yield tasks.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -1,165 +1,148 @@
 """Any folder of images: class subfolders or flat, nested or not.
 
-ROOT/train with ROOT/test (or ROOT/val) are used as splits; otherwise a share of the images is held out.
+ROOT/train with ROOT/test (or ROOT/val) are the splits; otherwise a share of the images is held out.
 """
 
 from __future__ import annotations
 
 import os
-import stat
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import compress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .. import recipes
-from ..errors import InputError, or_refuse, shown
-from ..files import is_codes
-from . import Dataset
-from .archive import Entry
-from .cache import decoded
-from .decode import SUFFIXES, Square
-from .images import Images, Progress, in_split
+from bayesncl import recipes
+from bayesncl.data import Dataset
+from bayesncl.data.archive import Entry
+from bayesncl.data.cache import decode_files
+from bayesncl.data.decode import SUFFIXES, Square
+from bayesncl.data.images import Images, Progress, in_split
+from bayesncl.errors import InputError, as_input_error, printable_path
+from bayesncl.io import is_codes
 
 
 def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Images:
     """Read one split of a folder of images, decoded once and cached."""
     root = existing_folder(data.root)
+    what = printable_path(root)
     train, test = split_folders(root)
-    here, others = scan(train)
-    there, others_there = scan(test) if test else ([], [])
-    if not here:
-        raise no_images(train)
-    # Class numbers must agree between the splits, so both are looked at even where one is read.
-    classes = sorted({entry.name.split("/")[0] for entry in here + there if "/" in entry.name})
+    # Both splits are scanned, so that class numbers agree between them.
+    scanned = {folder: scan(folder) for folder in {train, test or train}}
+    names = [entry.name for entries, _ in scanned.values() for entry in entries]
+    classes = sorted({name.split("/")[0] for name in names if "/" in name})
+    folder = train if split == "train" or test is None else test
+    entries, others = scanned[folder]
+    # Decided before holding out and decoding, so that a broken file does not change it.
+    nested = ["/" in entry.name for entry in entries]
+    if any(nested) and not all(nested):
+        note = "images both in it and in its subfolders; treating them as unlabeled"
+        warnings.warn(f"{what}: {note}", stacklevel=2)
+    if not entries:
+        raise no_images(folder)
     if test is None:
-        chosen = list(compress(here, in_split([entry.name for entry in here], data, split, shown(root))))
-        others = others if split == "train" else []  # told once
-    else:
-        chosen, others = (there, others_there) if split == "test" else (here, others)
-    if not chosen and split == "test":
-        raise no_images(test or root)
-    # Decided on the whole split, so that an undecodable file does not change it.
-    inside = ["/" in entry.name for entry in (here if test is None else chosen)]
-    if any(inside) and not all(inside):
-        warnings.warn(f"{shown(root)}: images both in it and in its subfolders: taken as unlabelled", stacklevel=2)
+        chosen = in_split([entry.name for entry in entries], data, split, what)
+        entries = list(compress(entries, chosen))
+        others = others if split == "train" else []  # report them once
+    labels = classes if all(nested) else None
+    square, strict = Square(data.size, data.size), data.strict
     return read_images(
-        chosen, Square(data.size, data.size), classes if all(inside) else None,
-        what=shown(root), strict=data.strict, others=others, progress=progress,
-    )  # fmt: skip
+        entries, square, labels, what=what, strict=strict, others=others, progress=progress
+    )
 
 
-def read_images(entries: list[Entry], square: Square, classes: Sequence[str] | None, **options: Any) -> Images:
-    """Images of files, decoded once and cached; where there are classes, a file is of that of its first folder."""
-    pixels, kept = decoded(entries, square, **options)
+def read_images(
+    entries: list[Entry], square: Square, classes: Sequence[str] | None, **options: Any
+) -> Images:
+    """Decode image files; with `classes`, the first folder of a file is its class."""
+    pixels, kept = decode_files(entries, square, **options)
     names = tuple(entries[i].name for i in kept)
-    number = {name: i for i, name in enumerate(classes or ())}
-    labels = None if classes is None else np.array([number[name.split("/")[0]] for name in names], np.int64)
-    known = None if classes is None else tuple(classes)
-    return Images(pixels, labels, class_names=known, names=names, broken=len(entries) - len(kept))
+    broken = len(entries) - len(kept)
+    if classes is None:
+        return Images(pixels, names=names, broken=broken)
+    number = {name: i for i, name in enumerate(classes)}
+    labels = np.array([number[name.split("/")[0]] for name in names], np.int64)
+    return Images(pixels, labels, class_names=tuple(classes), names=names, broken=broken)
 
 
 def no_images(folder: Path) -> InputError:
-    """What to say of a folder without images."""
-    return InputError(f"{shown(folder)}: no image files in it (looked for {' '.join(SUFFIXES)})")
+    """The error for a folder without images."""
+    return InputError(f"{printable_path(folder)}: no image files ({' '.join(SUFFIXES)})")
 
 
 def given_path(root: str) -> Path:
     """data.root as a path."""
     if not root:
-        raise InputError("this data set needs a folder or file: --data PATH")
-    with or_refuse(shown(root), RuntimeError):  # ~nobody
+        raise InputError("this dataset needs a folder or file: --data PATH")
+    with as_input_error(printable_path(root), RuntimeError):  # ~nobody
         return Path(root).expanduser()
 
 
 def existing_folder(root: str) -> Path:
-    """The data folder, or one line that says what is wrong with it."""
+    """data.root as an existing folder."""
     path = given_path(root)
-    with or_refuse(shown(path)):  # a name too long
-        there, folder = path.exists(), path.is_dir()
-    if not folder:
-        raise InputError(f"{shown(path)}: {'a file, expected a folder' if there else 'no such folder'}")
+    if not os.path.isdir(path):
+        problem = "a file, expected a folder" if os.path.exists(path) else "no such folder"
+        raise InputError(f"{printable_path(path)}: {problem}")
     return path
 
 
 def split_folders(root: Path) -> tuple[Path, Path | None]:
-    """Folders of the training and the test images; None where the test split must be held out.
+    """Folders of training and test images; None if the test split must be held out.
 
-    A lone `train` is a split too, but not one among other folders: trains are a class of things.
+    A lone `train` is a split, but beside other folders it may be a class: trains.
     """
-    below = {item.name for item in root.iterdir() if item.is_dir() and not item.name.startswith(".")}
-    if "train" not in below:
+    folders = {path.name for path in root.iterdir() if path.is_dir() and path.name[0] != "."}
+    if "train" not in folders:
         return root, None
-    test = next((name for name in ("test", "val") if name in below), None)
+    test = next((name for name in ("test", "val") if name in folders), None)
     if test is None:
-        return (root / "train" if len(below) == 1 else root), None
+        return (root / "train" if len(folders) == 1 else root), None
     return root / "train", root / test
 
 
-def classes_of(names: Sequence[str], place: Path) -> list[str] | None:
-    """The first folder of each path, below the splits where `place` has train and test; None where some lie in none."""
-    split = os.path.isdir(place) and split_folders(place)[0] != place
+def folder_classes(names: Sequence[str], root: Path) -> list[str] | None:
+    """The first folder of each path, below the splits of `root`; None if a path has no folder."""
+    split = os.path.isdir(root) and split_folders(root)[0] != root
     parts = [name.split("/")[split:] for name in names]
     return [part[0] for part in parts] if all(len(part) > 1 for part in parts) else None
 
 
-def scan(root: Path, only: frozenset[str] | None = None) -> tuple[list[Entry], list[str]]:
-    """Image files at and below `root`, sorted by relative path, and the names of the other files.
+def scan(root: Path) -> tuple[list[Entry], list[str]]:
+    """Image files in and below `root`, sorted by relative path, and the names of other files.
 
-    Links are followed, since data sets are often made of them, but no folder is entered twice: there are no loops.
-    Folders that `fit` or `atlas` wrote are left out: an atlas holds sheets of pictures that are here already.
-    `only` limits the subfolders of the first level.
+    Links are followed, but no folder is entered twice. Folders that `fit` or `atlas` wrote are
+    skipped: their pictures are copies.
     """
-    try:
-        found = sorted(_walk(root, "", {_identity(os.stat(root))}, only), key=lambda entry: entry.name)
-    except OSError as error:
-        raise InputError(f"{shown(Path(error.filename or root))}: {error.strerror}") from None
-    images = [entry for entry in found if entry.name.lower().endswith(SUFFIXES)]
-    return images, [entry.name for entry in found if not entry.name.lower().endswith(SUFFIXES)]
-
-
-def _is_atlas(folder: str) -> bool:
-    return all(os.path.isfile(os.path.join(folder, name)) for name in ("atlas.json", "atlas.js"))
-
-
-def _walk(folder: Path, prefix: str, entered: set[tuple[int, int]], only: frozenset[str] | None) -> Iterator[Entry]:
-    below: list[tuple[bool, str, os.stat_result]] = []
-    with os.scandir(folder) as items:
-        for item in items:
-            if item.name.startswith("."):
+    files: list[Entry] = []
+    entered = set()
+    with as_input_error(printable_path(root)):
+        for folder, below, names in os.walk(root, followlinks=True, onerror=_raise):
+            info = os.stat(folder)
+            if (info.st_dev, info.st_ino) in entered:
+                below.clear()
                 continue
-            try:
-                info = item.stat()
-            except OSError:  # a link to nowhere, or a loop of links
-                continue
-            if stat.S_ISDIR(info.st_mode):
-                if (only is None or item.name in only) and not is_codes(item.path) and not _is_atlas(item.path):
-                    below.append((item.is_symlink(), item.name, info))
-            elif stat.S_ISREG(info.st_mode):  # no pipes: they would block
-                yield Entry(prefix + item.name, folder / item.name)
-    for _, name, info in sorted(below, key=lambda b: b[:2]):  # real folders before links to them
-        if _identity(info) not in entered:
-            entered.add(_identity(info))
-            yield from _walk(folder / name, f"{prefix}{name}/", entered, None)
+            entered.add((info.st_dev, info.st_ino))
+            prefix = "" if folder == str(root) else f"{os.path.relpath(folder, root)}/"
+            paths = [(name, Path(folder, name)) for name in names if name[0] != "."]
+            files += [Entry(prefix + name, path) for name, path in paths if os.path.isfile(path)]
+            below[:] = [name for name in below if _is_entered(Path(folder, name))]
+            below.sort(key=lambda name: (os.path.islink(os.path.join(folder, name)), name))
+    files.sort(key=lambda entry: entry.name)
+    images = [entry for entry in files if entry.name.lower().endswith(SUFFIXES)]
+    others = [entry.name for entry in files if not entry.name.lower().endswith(SUFFIXES)]
+    return images, others
 
 
-def _identity(info: os.stat_result) -> tuple[int, int]:
-    return info.st_dev, info.st_ino
+def _raise(error: OSError) -> None:
+    raise error
 
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-FOLDER = Dataset(
-    name="folder",
-    title="Folder",
-    settings=recipes.Recipe(
-        data=recipes.Data(size=128, mean=IMAGENET_MEAN, std=IMAGENET_STD),
-        views=recipes.Views(size=112),
-        model=recipes.Model(stem="imagenet"),
-        run=recipes.Run(epochs=200, batch=256),
-    ),
-    load=load,
-    holdout=True,
-)
+def _is_entered(folder: Path) -> bool:
+    is_atlas = (folder / "atlas.json").is_file() and (folder / "atlas.js").is_file()
+    return folder.name[0] != "." and not is_atlas and not is_codes(folder)
+
+
+FOLDER = Dataset(name="folder", title="Folder", load=load, holdout=True)

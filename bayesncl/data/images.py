@@ -1,4 +1,4 @@
-"""The one small interface of every data set: N images and what is known of them."""
+"""`Images`, the interface of every dataset, and how a test split is held out."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ..errors import InputError, printable
+from bayesncl.errors import InputError, printable
 
 if TYPE_CHECKING:
-    from ..recipes import Data
+    from bayesncl.recipes import Data
 
-Progress = Callable[[int, int, str], None]  # done, total, what is being done
+Progress = Callable[[int, int, str], None]  # done, total, description
 T = TypeVar("T")
 
-NAME_LENGTH = 200  # class names are for people: longer ones are cut
-PATH_LENGTH = 16_384  # image names are relative paths; none is cut, so that no two become the same
+NAME_LENGTH = 200  # longer class names are cut
+PATH_LENGTH = 16_384  # image names are paths; none is cut, so that all stay different
 
 
 @dataclass(frozen=True)
 class Images:
-    """N images and what is known of them.
+    """N images with their annotations.
 
     Attributes
     ----------
     pixels : uint8 [N, 3, H, W], in memory or memory-mapped.
-    labels : int64 [N] class of each image, or None.
-    backgrounds : int64 [N] second label, or None.
-    class_names, background_names : names by index, or None; control characters are escaped, long ones cut.
-    names : a name per image (a path relative to the root, say), or None.
-    broken : how many files beside them could not be decoded.
+    labels : int64 [N], the class of each image, or None.
+    backgrounds : int64 [N], a second label, or None.
+    class_names, background_names : names by index, or None. Control characters are escaped and
+        long names cut.
+    names : a name per image, such as its path relative to the root, or None.
+    broken : number of files that could not be decoded.
     """
 
     pixels: np.ndarray
@@ -44,29 +45,32 @@ class Images:
     broken: int = 0
 
     def __post_init__(self) -> None:
-        shape = self.pixels.shape
+        shape = list(self.pixels.shape)
         if self.pixels.dtype != np.uint8 or len(shape) != 4 or shape[1] != 3:
-            raise InputError(f"images must be uint8 [N, 3, H, W], got {self.pixels.dtype} {list(shape)}")
-        check_known(self)
+            seen = f"{self.pixels.dtype} {shape}"
+            raise InputError(f"images must be uint8 [N, 3, H, W], got {seen}")
+        check_annotations(self)
 
     def __len__(self) -> int:
         return len(self.pixels)
 
 
-def check_known(images: Any) -> None:
-    """Check what is known of images, `Images` or the photos of an atlas, and make the names in it printable."""
+def check_annotations(images: Any) -> None:
+    """Check the annotations of `Images`, or of an atlas's photos; make their names printable."""
     for what in ("labels", "backgrounds", "names"):
-        value = getattr(images, what)
-        if value is not None and len(value) != len(images):
-            raise InputError(f"{len(value)} {what} for {len(images)} images")
-    for what, length in (("class_names", NAME_LENGTH), ("background_names", NAME_LENGTH), ("names", PATH_LENGTH)):
-        value = getattr(images, what)
-        if value is not None:
-            object.__setattr__(images, what, tuple(printable(str(name), length) for name in value))
+        values = getattr(images, what)
+        if values is not None and len(values) != len(images):
+            raise InputError(f"{len(values)} {what} for {len(images)} images")
+    lengths = {"class_names": NAME_LENGTH, "background_names": NAME_LENGTH, "names": PATH_LENGTH}
+    for what, length in lengths.items():
+        values = getattr(images, what)
+        if values is not None:
+            names = tuple(printable(str(name), length) for name in values)
+            object.__setattr__(images, what, names)
 
 
-def counted(items: Iterable[T], total: int, what: str, progress: Progress | None) -> Iterator[T]:
-    """`items`; `progress` is told of each when it is done with."""
+def track(items: Iterable[T], total: int, what: str, progress: Progress | None) -> Iterator[T]:
+    """Yield items and report progress after each."""
     for done, item in enumerate(items, 1):
         yield item
         if progress:
@@ -74,43 +78,36 @@ def counted(items: Iterable[T], total: int, what: str, progress: Progress | None
 
 
 def fingerprint(pixels: np.ndarray) -> tuple[str, str]:
-    """Number and size of images [N, 3, H, W], in words, and a hash of up to 64 of them, spread evenly."""
+    """Number and size of images [N, 3, H, W] in words, and a hash of 64 of them, spread evenly."""
     n, _, height, width = pixels.shape
-    some = pixels[spread_evenly(n, 64)]
-    return f"{n:,} images of {width} x {height}", hashlib.blake2b(some.tobytes(), digest_size=16).hexdigest()
+    sample = pixels[spread_evenly(n, 64)].tobytes()
+    hashed = hashlib.blake2b(sample, digest_size=16).hexdigest()
+    return f"{n:,} images of {width} x {height}", hashed
 
 
-def spread_evenly(count: int, most: int) -> np.ndarray:
-    """The numbers of `most` of so many rows, from the first to the last, or of all if there are no more."""
-    return np.linspace(0, count - 1, min(most, count)).astype(np.int64)
+def spread_evenly(count: int, limit: int) -> np.ndarray:
+    """Indices of `limit` of `count` rows, from first to last; of all rows if they are fewer."""
+    return np.linspace(0, count - 1, min(limit, count)).astype(np.int64)
 
 
 def held_out(names: Sequence[str], share: float, seed: int) -> np.ndarray:
-    """Which images are kept for testing, bool [N].
+    """Which images are held out for testing, bool [N].
 
-    Chosen by a hash of seed and name, so the choice does not depend on the order of the files, and adding
-    images moves few of the old ones. At least one image is held out and at least one is left, if `share` > 0.
+    Chosen by a hash of seed and name: the order of files does not matter, and adding images moves
+    few of the others. If `share` > 0, at least one image is held out and one is left.
     """
     chosen = np.zeros(len(names), dtype=bool)
     if share <= 0 or not names:
         return chosen
-    prefix = f"{seed}:".encode()
-    rank = [hashlib.blake2b(prefix + n.encode("utf-8", "surrogateescape"), digest_size=8).digest() for n in names]
+    encoded = (f"{seed}:{name}".encode("utf-8", "surrogateescape") for name in names)
+    rank = [hashlib.blake2b(name, digest_size=8).digest() for name in encoded]
     count = min(max(1, round(share * len(names))), len(names) - 1)
     chosen[sorted(range(len(names)), key=rank.__getitem__)[:count]] = True
     return chosen
 
 
 def in_split(names: Sequence[str], data: Data, split: str, what: str) -> np.ndarray:
-    """Which images are of a split where test images are held out of one pile, bool [N]."""
-    at_least_two(len(names), what)
-    out = held_out(names, data.holdout, data.seed)
-    if split == "test" and not out.any():
-        raise InputError(f"{what} has no test split, and data.holdout is 0: give it one, or set data.holdout=0.1")
-    return out == (split == "test")
-
-
-def at_least_two(count: int, what: str) -> None:
-    """Training contrasts images with each other; one is not enough."""
-    if count < 2:
-        raise InputError(f"{what}: {'one image' if count == 1 else 'no image'} to train on, expected two or more")
+    """Which images belong to a split if the test split is held out, bool [N]."""
+    if split == "test" and data.holdout == 0:
+        raise InputError(f"{what} has no test split and data.holdout is 0: set data.holdout=0.1")
+    return held_out(names, data.holdout, data.seed) == (split == "test")

@@ -1,97 +1,86 @@
-"""A folder of .tar shards in the WebDataset layout: KEY.jpg (png, webp, ...) with KEY.cls, read without unpacking.
+"""A folder of .tar shards in the WebDataset layout: KEY.jpg (png, webp, ...) with KEY.cls.
 
-ROOT/train/*.tar with ROOT/test/*.tar (or val) are used as splits; otherwise a share of the images is held out.
+ROOT/train/*.tar with ROOT/test/*.tar (or val) are the splits; otherwise a share is held out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Iterator
+from dataclasses import replace
 from itertools import compress
 from pathlib import Path
 
 import numpy as np
 
-from .. import recipes
-from ..errors import InputError, printable, shown
-from . import Dataset
-from .archive import Entry, members
-from .cache import decoded
-from .decode import SUFFIXES, Square
-from .folder import FOLDER, existing_folder, split_folders
-from .images import Images, Progress, counted, in_split
+from bayesncl import recipes
+from bayesncl.data import Dataset
+from bayesncl.data.archive import Entry, list_members
+from bayesncl.data.cache import decode_files
+from bayesncl.data.decode import SUFFIXES, Square
+from bayesncl.data.folder import existing_folder, split_folders
+from bayesncl.data.images import Images, Progress, in_split, track
+from bayesncl.errors import InputError, printable, printable_path
 
-MOST_CLASSES = 1_000_000
+MAX_CLASSES = 1_000_000
 
 
 def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Images:
     """Read one split; images are ordered by shard name, then key."""
     root = existing_folder(data.root)
-    where = shown(root)
+    where = printable_path(root)
     train, test = split_folders(root)
-    samples = _samples(test if test is not None and split == "test" else train, progress)
+    images, texts = _read_shards(test if test and split == "test" else train, progress)
     if test is None:
-        samples = list(compress(samples, in_split([image.name for image, _ in samples], data, split, where)))
-    images = [image for image, _ in samples]
-    pixels, kept = decoded(images, Square(data.size, data.size), what=where, strict=data.strict, progress=progress)
-    labels = [samples[i][1] for i in kept]
-    known = [label for label in labels if label is not None]
-    if known and len(known) < len(labels):
-        raise InputError(f"{where}: {len(labels) - len(known)} of {len(labels)} images have no .cls beside them")
-    names = tuple(images[i].name for i in kept)
-    numbers = np.array(known, np.int64) if known else None
-    return Images(pixels, numbers, names=names, broken=len(images) - len(kept))
+        images = list(compress(images, in_split([e.name for e in images], data, split, where)))
+    square = Square(data.size, data.size)
+    pixels, kept = decode_files(images, square, what=where, strict=data.strict, progress=progress)
+    images, broken = [images[i] for i in kept], len(images) - len(kept)
+    labels = [_read_label(texts[e.name]) for e in images if e.name in texts]
+    if 0 < len(labels) < len(images):
+        missing = len(images) - len(labels)
+        raise InputError(f"{where}: {missing} of {len(images)} images have no .cls file")
+    array = np.array(labels, np.int64) if labels else None
+    return Images(pixels, array, names=tuple(e.name for e in images), broken=broken)
 
 
-def _samples(folder: Path, progress: Progress | None) -> list[tuple[Entry, int | None]]:
-    """Every image of the shards in `folder` with its label."""
+def _read_shards(
+    folder: Path, progress: Progress | None
+) -> tuple[list[Entry], dict[str, Entry]]:
+    """Every image of the shards in `folder`, and its .cls file by the name of the image."""
     shards = sorted(path for path in folder.glob("*.tar") if path.is_file())
     if not shards:
-        raise InputError(f"{shown(folder)}: no .tar files in it")
-    samples: list[tuple[Entry, int | None]] = []
+        raise InputError(f"{printable_path(folder)}: no .tar files")
+    images: list[Entry] = []
+    texts: dict[str, Entry] = {}
     refused: list[str] = []
-    for shard in counted(shards, len(shards), "listing shards", progress):
-        entries, bad = members(shard)
-        refused += [f"{shard.name}: {name}" for name in bad]
-        samples += _pairs(shard, entries)
+    for shard in track(shards, len(shards), "listing shards", progress):
+        entries, names = list_members(shard)
+        refused += [printable(f"{shard.name}: {name}") for name in names]
+        keys: dict[str, Entry] = {}
+        for name, entry in sorted(entries.items()):
+            parent, _, base = name.rpartition("/")
+            stem, _, suffix = base.partition(".")  # the key ends at the first dot of the last part
+            if f".{suffix.lower()}" in SUFFIXES:
+                keys.setdefault(f"{parent}/{stem}", replace(entry, name=f"{shard.name}/{name}"))
+        for key, image in sorted(keys.items()):
+            images.append(image)
+            if label := entries.get(f"{key}.cls".removeprefix("/")):
+                texts[image.name] = label
     if refused:
-        some = ", ".join(printable(name) for name in refused[:5])
-        told = f"{shown(folder)}: {len(refused)} members are links or point outside, left out: {some}"
-        warnings.warn(told, stacklevel=4)
-    if not samples:
-        raise InputError(f"{shown(folder)}: no images in its {len(shards)} shards")
-    return samples
+        note = f"skipped {len(refused)} members that are links or leave the archive"
+        warnings.warn(f"{printable_path(folder)}: {note}: {', '.join(refused[:5])}", stacklevel=3)
+    if not images:
+        raise InputError(f"{printable_path(folder)}: no images in {len(shards)} shards")
+    return images, texts
 
 
-def _pairs(shard: Path, entries: dict[str, Entry]) -> Iterator[tuple[Entry, int | None]]:
-    images: dict[str, Entry] = {}
-    labels: dict[str, Entry] = {}
-    for name, entry in sorted(entries.items()):
-        folder, _, base = name.rpartition("/")
-        stem, _, suffix = base.partition(".")  # the key ends at the first dot of the last part
-        key = f"{folder}/{stem}"
-        if f".{suffix.lower()}" in SUFFIXES:
-            images.setdefault(key, Entry(f"{shard.name}/{name}", shard, entry.offset, entry.size))
-        elif suffix == "cls":
-            labels[key] = entry
-    for key, image in sorted(images.items()):
-        yield image, _label(labels[key], shard) if key in labels else None
+def _read_label(entry: Entry) -> int:
+    with contextlib.suppress(ValueError):
+        if 0 <= (label := int(entry.read())) < MAX_CLASSES:
+            return label
+    where = f"{printable_path(entry.path)}: {printable(entry.name)}"
+    raise InputError(f"{where} holds no class number")
 
 
-def _label(entry: Entry, shard: Path) -> int:
-    try:
-        label = int(entry.read(32).decode("ascii"))
-    except (OSError, ValueError):
-        label = -1
-    if not 0 <= label < MOST_CLASSES:
-        raise InputError(f"{shown(shard)}: {printable(entry.name)} does not hold a class number")
-    return label
-
-
-SHARDS = Dataset(
-    name="shards",
-    title="Shards",
-    settings=recipes.replace_fields(FOLDER.settings, data={"size": 256}, views={"size": 224}),
-    load=load,
-    holdout=True,
-)
+SHARDS = Dataset(name="shards", title="Shards", load=load, holdout=True)

@@ -1,6 +1,7 @@
 """Whether a code covers its images with distinct dimensions, or has collapsed.
 
-A head whose dimensions all fire on the same few images scores well on average precision and consistency and is useless.
+Dimensions that all fire on the same few images score well on average precision and consistency and
+are useless.
 """
 
 from __future__ import annotations
@@ -11,134 +12,134 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from ..arrays import Array
-from ..objective import ACTIVE
-from .sparse import Codes, as_codes, fired, firing_rows, lengths, strongest_images, unit_blocks
+from bayesncl.inputs import Array
+from bayesncl.measure.rows import Codes, as_codes, blocks, drop_silent, fired, lengths, unit_codes
+from bayesncl.measure.topk import strongest_images
+from bayesncl.method.losses import ACTIVE
 
 TOP = 10  # strongest images of a dimension
-THIN = 0.02  # share of entries that are not zero up to which sparse products pay
-ROWS = 2048  # images that the correlations of columns are taken over, at most, where most entries fire
-ALIKE = 0.98  # mean cosine between the codes of two images from which all images count as the same
-HIDDEN = 0.3  # ... from which rows of unit length may hide copies
-COPIES = (1.5, 0.02)  # near copies: fewer distinct dimensions than the first plus the second for each live one
-FEW = 0.2  # spread, for each distinct dimension, below which the strongest images are the same few
-GROUPED = 1.4  # similarity times distinct dimensions below which copies are those of groups of images; 1 for groups
-UNCOVERED = 0.5  # share of images without an active dimension from which FEW is not the only sign
-UNGROUPED = 0.1  # ... from which images count as in no groups
+THIN = 0.02  # share of non-zero entries up to which sparse products pay
+MAX_DENSE_ROWS = 2048  # images that correlations of dense columns are computed over
+SAME_CODE = 0.98  # mean cosine of two images' codes from which all images count as the same
+HIDDEN_COPIES = 0.3  # ... from which unit-length rows may hide copies
+MIN_DISTINCT, MIN_DISTINCT_SHARE = 1.5, 0.02  # near copies: fewer distinct than 1.5 + 0.02 live
+MIN_SPREAD = 0.2  # spread per distinct dimension below which the strongest images are the same few
+MAX_GROUPED = 1.4  # similarity times distinct dimensions of images in groups; 1 for exact groups
+UNCOVERED = 0.5  # share of images without an active dimension at which a spread of 0.5 is too low
+UNGROUPED = 0.1  # ... at which images do not count as grouped
 
 
-def distinct_dimensions(z: Array, *, weights: np.ndarray | None = None, order: int = 1, seed: int = 0) -> float:
-    """Effective number of distinct dimensions.
+def distinct_dimensions(
+    z: Array, *, weights: np.ndarray | None = None, order: int = 1, seed: int = 0
+) -> float:
+    """Effective number of distinct dimensions of codes [N, D].
 
-    exp(-sum_i p_i log sum_j p_j s_ij) with p_j the share of dimension j in the sum of |z| over all images, rows at unit
-    length, and s_ij = max(r_ij, 0)^2, r the correlation of two columns. It is the exponential of the entropy of the
-    usage if no two dimensions are correlated, 1 if all are copies, and 0 if no column varies: a constant column repeats
-    nothing and tells nothing. r^2 of unrelated columns is about 1 / N by chance, which is taken off.
-
-    `weights` [N] are lengths of the rows instead of 1. `order` 2 gives 1 / sum_ij p_i p_j s_ij, in which what is used
-    little counts for less. Where most entries fire and there are more than 2,048 rows, so many are drawn by the seed.
+    exp(-sum_i p_i log sum_j p_j s_ij), with p_j the share of dimension j in the sum of |z| over all
+    images at unit length (or of length `weights`), s_ij = max(r_ij, 0)^2, and r the correlation of
+    two columns. It is the exponential of the entropy of usage if no two dimensions are correlated,
+    1 if all are copies, and 0 if no column varies. r^2 of unrelated columns is about 1 / N by
+    chance, which is subtracted. Order 2 gives 1 / sum_ij p_i p_j s_ij, which discounts dimensions
+    of little use.
     """
-    codes = as_codes(z)
+    codes = unit_codes(z)
     n = codes.shape[0]
-    if _thin(codes):
+    some = codes[:: max(1, n // 256)]  # 256 rows are enough to see whether few entries fire
+    filled = codes.nnz / (n * codes.shape[1]) if sp.issparse(codes) else (some != 0).mean()
+    if filled <= THIN:
         x = fired(codes)
-        x = x if weights is None else sp.csr_array(sp.diags_array(weights.astype(np.float32)) @ x)
+        if weights is not None:
+            x = sp.csr_array(sp.diags_array(weights.astype(np.float32)) @ x)
         mass, total = (np.asarray(each.sum(0)).ravel().astype(np.float64) for each in (abs(x), x))
         product = (x.T @ x).toarray() - np.outer(total, total / n).astype(np.float32)
     else:
-        picked = np.arange(n) if n <= ROWS else np.sort(np.random.default_rng(seed).choice(n, ROWS, replace=False))
-        dense = firing_rows(codes, picked)
-        dense = dense if weights is None else dense * torch.from_numpy(weights[picked, None].astype(np.float32))
-        n = len(picked)
+        chosen = np.arange(n)
+        if n > MAX_DENSE_ROWS:
+            chosen = np.sort(np.random.default_rng(seed).choice(n, MAX_DENSE_ROWS, replace=False))
+            n = MAX_DENSE_ROWS
+        dense = torch.cat([drop_silent(block) for _, block in blocks(codes[chosen])])
+        if weights is not None:
+            dense = dense * torch.from_numpy(weights[chosen, None].astype(np.float32))
         mass = dense.abs().double().sum(0).numpy()
-        centred = dense - dense.mean(0)  # first, or the product loses what is small beside the mean
-        product = (centred.T @ centred).numpy()
+        centered = dense - dense.mean(0)  # before the product, for precision
+        product = (centered.T @ centered).numpy()
     variance = np.diag(product).astype(np.float64)
     live = variance > 1e-9 * np.maximum(mass, 1e-30) ** 2 / n
     if not live.any():
         return 0.0
     p = mass[live] / mass[live].sum()
     deviation = np.sqrt(variance[live]).astype(np.float32)
-    similar = product[np.ix_(live, live)] / deviation[:, None]
-    similar /= deviation
-    np.clip(similar, 0, 1, out=similar)
-    np.square(similar, out=similar)
-    if n > 3:  # half of the chance correlations are negative, and count as 0
+    similar = product[np.ix_(live, live)] / deviation[:, None] / deviation
+    similar = np.square(np.clip(similar, 0, 1))
+    if n > 3:  # half of the chance correlations are negative and count as 0
         chance = np.float32(0.5 / (n - 2))
-        similar *= 1 + chance
-        similar -= chance
+        similar = similar * (1 + chance) - chance
     np.fill_diagonal(similar, 1)
     shared = np.maximum(similar @ p, p)
     return float(np.exp(-(p * np.log(shared)).sum()) if order == 1 else 1 / (p @ shared))
 
 
-def _thin(z: Codes) -> bool:
-    """Whether few entries are not zero; a dense code is judged by 256 of its rows."""
-    if sp.issparse(z):
-        return bool(z.nnz <= THIN * z.shape[0] * z.shape[1])
-    return bool((z[:: max(1, z.shape[0] // 256)] != 0).mean() <= THIN)
-
-
-def summary(z: Array, *, seed: int = 0, strong: np.ndarray | None = None) -> dict[str, Any]:
+def summary(z: Array, *, seed: int = 0, top: np.ndarray | None = None) -> dict[str, Any]:
     """Coverage of the images, dead and distinct dimensions, and whether the code has collapsed.
 
-    `strong` are the ten or more strongest images of each dimension, as `strongest_images` gives them, where known.
-
-    Returns
-    -------
-    `images_without` (share of images on which no dimension fires), `l0` (active dimensions an image), `dead_share`,
-    `live` (dimensions that fire on some image), `distinct` (see `distinct_dimensions`), `similarity` (mean cosine
-    between the codes of two images), `spread` (distinct images among the ten strongest of every live dimension, of
-    those there could be), `collapsed` and `reason` (None if not).
+    `top` are the ten or more strongest images of each dimension from `strongest_images`, if known.
     """
-    codes = as_codes(z)
+    z = as_codes(z)
+    codes = unit_codes(z)
     n, width = codes.shape
-    active, fires, total = np.zeros(n, np.int64), np.zeros(width, np.int64), np.zeros(width)
-    for part, block in unit_blocks(codes):
+    active, fires, total = [], np.zeros(width, np.int64), np.zeros(width)
+    for _, block in blocks(codes):
         on = block.abs() > ACTIVE
-        active[part] = on.sum(1).numpy()
+        active.append(on.sum(1).numpy())
         fires += on.sum(0).numpy()
         total += block.sum(0, dtype=torch.float64).numpy()
-    rows = int((active > 0).sum())
-    live = int((fires > 0).sum())
-    top = strongest_images(codes, TOP) if strong is None else strong[:, :TOP]
+    l0 = np.concatenate(active)
+    rows, live = int((l0 > 0).sum()), int((fires > 0).sum())
+    top = strongest_images(codes, TOP) if top is None else top[:, :TOP]
     images = len(np.unique(top[top >= 0]))
     possible = min(n, int((top >= 0).sum()))
+    similarity = float((total @ total - rows) / (rows * (rows - 1))) if rows > 1 else None
     result: dict[str, Any] = {
         "images_without": 1 - rows / n,
-        "l0": float(active.mean()),
+        "l0": float(l0.mean()),
         "dead_share": 1 - live / width,
         "live": live,
         "distinct": distinct_dimensions(codes, seed=seed),
-        "similarity": float((total @ total - rows) / (rows * (rows - 1))) if rows > 1 else None,
+        "similarity": similarity,
         "spread": images / possible if possible else None,
     }
-    reason = _reason(codes, result, images, seed)
+    reason = _find_collapse(z, codes, result, images, seed)
     return result | {"collapsed": reason is not None, "reason": reason}
 
 
-def _reason(z: Codes, found: dict[str, Any], images: int, seed: int) -> str | None:
-    """Why a code counts as collapsed, in words; None if it does not."""
-    live, spread, similarity = found["live"], found["spread"], found["similarity"] or 0.0
-    tells, distinct = z.shape[0] > 2, found["distinct"]  # two images may well be alike
+def _find_collapse(
+    z: Codes, codes: Codes, measured: dict[str, Any], images: int, seed: int
+) -> str | None:
+    """Why a code counts as collapsed; None if it does not."""
+    live, spread, distinct = measured["live"], measured["spread"], measured["distinct"]
+    similarity, uncovered = measured["similarity"] or 0.0, measured["images_without"]
     if not live:
         return "no dimension fires on any image"
-    if tells and similarity > ALIKE:
+    if z.shape[0] <= 2:  # two images may well be alike
+        return None
+    if similarity > SAME_CODE:
         return "all images have nearly the same code"
-    same = spread * live < FEW * distinct  # copies have the same strongest images
-    if tells and (same or (spread < 0.5 and found["images_without"] > UNCOVERED)):
+    # copies have the same strongest images
+    if spread * live < MIN_SPREAD * distinct or (spread < 0.5 and uncovered > UNCOVERED):
         return f"the {TOP} strongest images of all {live:,} dimensions are the same {images:,}"
-    few = COPIES[0] + COPIES[1] * live if tells and live > 3 else 0.0
-    if distinct < few:
-        # images in groups, each with dimensions of its own: however wide the code, so many are distinct as there are
-        # groups, and two images are alike if they share one, which is as likely as that two dimensions are copies
-        grouped = COPIES[0] < distinct and found["images_without"] < UNGROUPED
-        if grouped and similarity * distinct_dimensions(z, order=2, seed=seed) < GROUPED:
+    least = MIN_DISTINCT + MIN_DISTINCT_SHARE * live if live > 3 else 0.0
+    if distinct < least:
+        # Images in groups, each with its own dimensions: as many are distinct as there are groups,
+        # and two images are as likely to share a group as two dimensions are to be copies.
+        grouped = distinct > MIN_DISTINCT and uncovered < UNGROUPED
+        if grouped and similarity * distinct_dimensions(codes, order=2, seed=seed) < MAX_GROUPED:
             return None
-    elif similarity > HIDDEN:
-        # rows of unit length hide copies, for they are constant there; no row counts more than twice the median
-        length = lengths(z)
+    elif similarity > HIDDEN_COPIES:
+        # Copies of one column are constant in rows of unit length, which hides them: look again
+        # with the given lengths, none above twice the median.
+        length = lengths(z).astype(np.float64)
         weights = np.minimum(length / np.median(length[length > 0]), 2)
         if np.ptp(weights) >= 0.1:
-            distinct = distinct_dimensions(z, weights=weights, seed=seed)
-    return f"{live:,} dimensions are near copies of {max(1, round(distinct)):,}" if distinct < few else None
+            distinct = distinct_dimensions(codes, weights=weights, seed=seed)
+    if distinct < least:
+        return f"{live:,} dimensions are near copies of {max(1, round(distinct)):,}"
+    return None

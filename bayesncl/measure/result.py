@@ -1,4 +1,4 @@
-"""What measuring gives: one typed result, for features of any model and for whole runs, and its JSON."""
+"""The result of measuring features of any model, or a whole run, and its JSON form."""
 
 from __future__ import annotations
 
@@ -10,40 +10,25 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError
-from .interpretability import Value, at
+from bayesncl.errors import InputError
+from bayesncl.measure.interpretability import Value, at_threshold
 
 Tree = dict[str, Any]
-KINDS = ("paper", "sound", "verdict")  # one of them is in every result
+ALWAYS_ONE_OF = ("paper", "sound", "verdict")
 
 
 @dataclass
 class Result:
-    """Every measure that was taken; None for what was not, which the JSON then lacks.
+    """Every measure; None for those not taken, which the JSON leaves out."""
 
-    Attributes
-    ----------
-    paper, sound : measures by key in each definition; see `interpretability`.
-    retrieval : precision (percent) by definition, kept dimensions and k, as text.
-    chance : the same measures with shuffled labels.
-    parameters : every setting.
-    dimensions : a list per column, an entry per dimension: support, consistency, entropy_freq, mass.
-    curves : consistency by least support, retrieval by kept dimensions.
-    conflicting, probe, knn, theory, gates, heat : of a run; see docs/measures.md.
-    background, balanced, worst_group, conflict, ipw, gate_effect, stability : of images with a second label.
-    seconds : of measuring.
-    verdict : what can be said in a few lines; see `verdict.to_dict`.
-    readable, kept, detectors, coverage, labelfree, whole, seeds : the figures behind it; see `readable.figures`.
-    control : the same figures of an untrained head.
-    """
-
-    paper: dict[str, Value] | None = None
+    paper: dict[str, Value] | None = None  # measures by key, see `interpretability`
     sound: dict[str, Value] | None = None
-    retrieval: Tree = field(default_factory=dict)
-    chance: Tree = field(default_factory=dict)
+    retrieval: Tree = field(default_factory=dict)  # percent by definition, kept dimensions and k
+    chance: Tree = field(default_factory=dict)  # the same measures with shuffled labels
     parameters: Tree = field(default_factory=dict)
-    dimensions: dict[str, list[float | None]] | None = None
-    curves: Tree | None = None
+    dimensions: dict[str, list[float | None]] | None = None  # by column, a value per dimension
+    curves: Tree | None = None  # consistency by minimum support, retrieval by kept dimensions
+    # of a run; most are the paper's, see `paper.measures`
     conflicting: Tree | None = None
     probe: Tree | None = None
     knn: dict[str, float] | None = None
@@ -58,7 +43,7 @@ class Result:
     gate_effect: Tree | None = None
     stability: Tree | None = None
     seconds: float | None = None
-    verdict: Tree | None = None
+    verdict: Tree | None = None  # and the figures behind it, see `figures.figures`
     readable: Tree | None = None
     kept: Tree | None = None
     detectors: Tree | None = None
@@ -69,20 +54,21 @@ class Result:
     control: Tree | None = None
 
     def to_dict(self) -> Tree:
-        """Plain data in the order of the fields, without what was not measured."""
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: value for name, value in found.items() if value is not None}
+        """Plain data in the order of the fields, without measures that were not taken."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
     def from_dict(cls, tree: Any, source: str = "results") -> Result:
-        """The result of `to_dict`; branches of other versions are left out."""
-        if not isinstance(tree, Mapping) or not any(isinstance(tree.get(d), Mapping) for d in KINDS):
+        """The result of `to_dict`; unknown branches are ignored."""
+        one_of = ALWAYS_ONE_OF if isinstance(tree, Mapping) else ()
+        if not any(isinstance(tree.get(name), Mapping) for name in one_of):
             raise InputError(f"{source}: not the results of an evaluation")
-        known = {each.name for each in fields(cls)}
-        return cls(**{name: value for name, value in tree.items() if name in known})
+        names = {each.name for each in fields(cls)}
+        return cls(**{name: value for name, value in tree.items() if name in names})
 
     def to_json(self) -> str:
-        """As `evaluation.json` holds it."""
+        """The text of `evaluation.json`."""
         return to_json(self.to_dict())
 
     @classmethod
@@ -94,18 +80,22 @@ class Result:
             raise InputError(f"{source}: not the results of an evaluation: {error}") from None
 
     def by_threshold(self) -> tuple[np.ndarray, np.ndarray]:
-        """L0 and consistency over the activation thresholds, the plain definition first."""
-        names = [[name, *(at(name, t) for t in self.parameters["thresholds"][1:])] for name in ("l0", "consistency")]
-        active, consistency = (as_array([(self.sound or {})[name] for name in each]) for each in names)
-        return active, consistency
+        """L0 and consistency over the activation thresholds, starting with the plain definition."""
+        sound, thresholds = self.sound or {}, self.parameters["thresholds"][1:]
+        l0, consistency = (
+            as_array([sound[name], *(sound[at_threshold(name, t)] for t in thresholds)])
+            for name in ("l0", "consistency")
+        )
+        return l0, consistency
 
     def by_dims(self, k: int, definition: str = "sound") -> dict[int, float]:
-        """Retrieval precision at k by the number of kept dimensions."""
-        return {int(dims): found[str(k)] for dims, found in (self.curves or {})[f"retrieval_{definition}"].items()}
+        """Precision at k by the number of kept dimensions."""
+        curve = (self.curves or {})[f"retrieval_{definition}"]
+        return {int(dims): by_k[str(k)] for dims, by_k in curve.items()}
 
 
 def to_json(tree: Any) -> str:
-    """JSON that any reader takes: no NaN, no infinity."""
+    """Standard JSON: no NaN, no infinity."""
     return json.dumps(tree, indent=2, allow_nan=False) + "\n"
 
 
@@ -115,11 +105,15 @@ def as_array(values: Any) -> np.ndarray:
 
 
 def rounded(tree: Any, digits: int | None = None) -> Any:
-    """The tree as JSON holds it: text keys, lists, no NaN, floats to so many significant digits."""
+    """The tree as JSON holds it: text keys, lists, None for NaN, floats to `digits` digits."""
     if isinstance(tree, Mapping):
         return {str(key): rounded(value, digits) for key, value in tree.items()}
-    if isinstance(tree, list | tuple | np.ndarray):
-        return [rounded(value, digits) for value in (tree.tolist() if isinstance(tree, np.ndarray) else tree)]
+    if isinstance(tree, np.ndarray):
+        tree = tree.tolist()
+    if isinstance(tree, list | tuple):
+        return [rounded(value, digits) for value in tree]
     if isinstance(tree, float):
-        return None if not math.isfinite(tree) else tree if digits is None else float(f"{tree:.{digits}g}")
+        if not math.isfinite(tree):
+            return None
+        return tree if digits is None else float(f"{tree:.{digits}g}")
     return tree

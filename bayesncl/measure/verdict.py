@@ -1,37 +1,55 @@
-"""A verdict on a code in at most eight lines that a person understands, each with its chance and control."""
+"""The verdict on a code: at most nine figures beside chance and control, each with what to do."""
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..arrays import Array
-from .counts import MIN_SUPPORT
-from .dimensions import OWNED
-from .measures import value
-from .readable import ALIKE, FEW_IMAGES, KEPT, NOISE, TOP, figures
+from bayesncl.inputs import Array
+from bayesncl.measure.counts import MIN_SUPPORT
+from bayesncl.measure.dimensions import OWNED_PRECISION, OWNED_RECALL
+from bayesncl.measure.figures import ALIKE, KEPT, MIN_IMAGES, NOISE_QUANTILE, TOP, figures
+from bayesncl.measure.registry import value
+from bayesncl.measure.stability import SAME
 
-DENSE = 0.5  # share of entries that fire from which codes are called dense
-DENSELY = "Most dimensions"  # so begins the line that says it
-WIDTH = 80
+DENSE_SHARE = 0.5  # share of dimensions active per image from which codes are dense
+MANY_COPIES = 4  # dimensions in use per effective dimension from which fewer are advised
+FAR_BELOW = 10  # points of precision@5 below the full embedding from which more are advised
+UNSTABLE = 0.5  # mean cosine between seeds below which single dimensions are not reliable
+ABOUT_ONE_CLASS = "dimensions about one class"
+WIDTH, LABEL_WIDTH, FIGURE_WIDTH = 80, 37, 12
+
+Tree = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Line:
-    """One finding: in words, by which rule, and the figure with labels shuffled and of an untrained head."""
+    """One figure of the verdict, beside chance (shuffled labels) and control (untrained head)."""
 
-    text: str
-    measured_by: str
+    key: str
+    label: str
+    figure: str
+    beside: str = ""
+    advice: str = ""
+    measured_by: str = ""
     value: float | None = None
     chance: float | None = None
     control: float | None = None
 
+    @property
+    def text(self) -> str:
+        """The line as one sentence, with its advice."""
+        beside = f" ({self.beside})" if self.beside else ""
+        text = f"{self.label}: {self.figure}{beside}. {self.advice}".rstrip()
+        return text[0].upper() + text[1:]
+
 
 @dataclass(frozen=True)
 class Verdict:
-    """What can be said of a code; the most important first."""
+    """The verdict, the most important line first."""
 
     images: int
     dimensions: int
@@ -40,177 +58,208 @@ class Verdict:
 
 
 def verdict(z: Array, labels: Array | None = None, **options: Any) -> Verdict:
-    """Judge the codes of images nobody fitted them on; see `readable.figures` for the options."""
-    return in_words(figures(z, labels, **{"ks": (KEPT,)} | options), labels is not None)
+    """Judge the codes of held-out images; `figures.figures` has the options."""
+    return to_verdict(figures(z, labels, **{"ks": (KEPT,)} | options), labels is not None)
 
 
-def in_words(found: Mapping[str, Any], labelled: bool = True) -> Verdict:
-    """The figures of `readable.figures` in words; `labelled` where there were labels, be it of one class only."""
-    n, width, known = found["images"], found["dimensions"], found["classes"] is not None
-    collapsed = found["coverage"]["collapsed"]
+def to_verdict(tree: Tree, labeled: bool = True) -> Verdict:
+    """The verdict on the tree of `figures.figures`; `labeled` if there were labels of any kind."""
+    n, has_classes = tree["images"], tree["classes"] is not None
+    collapsed, judgeable = tree["coverage"]["collapsed"], n >= MIN_IMAGES
     lines = []
     if collapsed:
-        text = f"Collapsed: {found['coverage']['reason']}. The other lines mean little."
-        lines.append(Line(text, "coverage of the images"))
-    if n < FEW_IMAGES:
-        text = f"{n:,} images are too few to judge single dimensions by: {FEW_IMAGES} or more are needed."
-        lines.append(Line(text, "number of images", float(n)))
+        advice = "Ignore the figures below. "
+        advice += "Train longer, or with fewer dimensions or another method."
+        rule, reason = "coverage of the images", tree["coverage"]["reason"]
+        lines.append(Line("collapsed", "Collapsed", reason, "", advice, rule))
+    if judgeable:
+        lines.append(_readable(tree))
     else:
-        lines.append(_readable(found))
-    if not known:
-        why = "all images have one label" if labelled else "no labels were given"
-        lines.append(Line(f"Nothing is said of classes: {why}.", "needs labels of two classes or more"))
-    elif n >= FEW_IMAGES:
-        lines.append(_one_class(found))
-    if known and look_up(found, f"kept/{KEPT}/p5")[0] is not None:
-        lines.append(_retrieval(found))
-    lines += [_activity(found), _distinct(found)]
-    if "labelfree" in found and n >= FEW_IMAGES:
-        lines.append(_intruder(found))
-    if look_up(found, "seeds/mean_cosine")[0] is not None:
-        lines.append(_stability(found))
-    return Verdict(n, width, collapsed, tuple(lines))
+        advice = f"Too few to judge single dimensions: use {MIN_IMAGES} or more."
+        lines.append(Line("images", "images", f"{n:,}", "", advice, "number of images", float(n)))
+    if not has_classes:
+        why = "all images have one label" if labeled else "no labels were given"
+        advice = "Give labels of two or more classes to measure this."
+        lines.append(Line("classes", ABOUT_ONE_CLASS, "unknown", why, advice, "labels"))
+    elif judgeable:
+        lines += [_one_class(tree), _own_dimension(tree)]
+    if has_classes and look_up(tree, f"kept/{KEPT}/p5")[0] is not None:
+        lines.append(_precision(tree))
+    lines += [_activity(tree), _effective_number(tree)]
+    if "labelfree" in tree and judgeable:
+        lines.append(_intruders(tree))
+    if look_up(tree, "seeds/mean_cosine")[0] is not None:
+        lines.append(_stability(tree))
+    return Verdict(n, tree["dimensions"], collapsed, tuple(lines))
 
 
-def look_up(found: Mapping[str, Any], place: str) -> tuple[float | None, float | None, float | None]:
-    """The figure at a place, such as `kept/5/p5`, with its chance level and that of the untrained head."""
-    path = tuple(place.split("/"))
-    values = [value(found, (*above, *path)) for above in ((), ("chance",), ("control",))]
-    return tuple(None if each is None else float(each) for each in values)  # type: ignore[return-value]
+def look_up(tree: Tree, path: str) -> list[Any]:
+    """The figure at a path such as `kept/5/p5`, its chance level and that of the untrained head."""
+    values = (value(tree, tuple(p.split("/"))) for p in (path, f"chance/{path}", f"control/{path}"))
+    return [None if each is None else float(each) for each in values]
 
 
-def _readable(found: Mapping[str, Any]) -> Line:
-    if "readable" not in found:
-        text = "Without labels or embeddings it cannot be said how many dimensions are readable."
-        return Line(text, "needs labels, or embeddings of the images")
-    count, chance, control = look_up(found, "readable/count")
-    by, noise = found["readable"]["by"], found["readable"].get("noise")
-    beside = _beside(chance, control)
-    are, their = ("is", "its") if count == 1 else ("are", "their")
-    if by == "embeddings":
-        who = found["labelfree"]["by"]
-        second = who == "a second encoder"
-        what = f"{their} {TOP} strongest images are alike by {who if second else 'the embeddings'}"
-        who += "" if second else ", which favour codes made from them"
-        rule = f"mean cosine by {who}: half-way or more from {TOP} random images to an image and its neighbours"
-        if noise is not None:
-            beside += f", noise {noise:,}"
-            rule += f", and more than {NOISE:.0%} of dimensions fitted to the same columns, each shuffled (noise)"
-    else:
-        what = f"at least {ALIKE} of {their} {TOP} strongest images share a {by}"
-        rule = f"the {TOP} strongest images of a dimension by |z|, and their labels"
-    text = f"{count:,.0f} of {found['dimensions']:,} dimensions {are} readable: {what} ({beside})."
-    for who, others in (("Chance", chance), ("Noise", noise)):
-        if count and others is not None and others + 2 * others**0.5 >= count:  # two deviations of so rare a thing
-            text += f" {who} {'has' if others >= count else 'could have'} as many: they say nothing of these images."
-            return Line(text, rule, count, chance, control)
-    if count and control is not None and control >= count:
-        text += " An untrained head has as many: they say nothing of the training."
-    return Line(text, rule, count, chance, control)
-
-
-def _one_class(found: Mapping[str, Any]) -> Line:
-    rule = (
-        f"{KEPT} strongest dimensions an image, dimensions kept by {MIN_SUPPORT} or more; a class has its own "
-        f"with precision {OWNED[0]} and recall {OWNED[1]}"
-    )
-    share, chance, control = look_up(found, f"kept/{KEPT}/about_one_class")
-    if share is None:
-        return Line("No dimension is kept by enough images to be about a class.", rule)
-    own = look_up(found, f"kept/{KEPT}/classes_owned")[0] or 0
-    best = value(found, ("readable", "clearest"))
-    example = ""
-    if best:
-        number = "class " if best["class"].removeprefix("-").isdigit() else ""
-        example = f"; the clearest is dimension {best['dimension']} ({number}{best['class']})"
-    text = (
-        f"{_percent(share)} are about one class, which has at least half of the images that keep them "
-        f"({_beside(chance, control, _percent)}); {own:,.0f} of {found['classes']:,} classes "
-        f"{'has a dimension of its' if own == 1 else 'have a dimension of their'} own{example}."
-    )
-    return Line(text, rule, share, chance, control)
-
-
-def _retrieval(found: Mapping[str, Any]) -> Line:
-    kept = min(KEPT, found["dimensions"])
-    p5, chance, control = look_up(found, f"kept/{KEPT}/p5")
-    l0, probe, whole = (look_up(found, place)[0] for place in (f"kept/{KEPT}/l0", f"kept/{KEPT}/probe", "whole/p5"))
-    uncut = "" if whole is None else f"{found['whole']['of']}: {whole:.0f}, "
-    probed = "" if probe is None else f" A linear probe on them is right for {probe:.0f} of 100."
-    begin = "One dimension an image retrieves" if (l0 or 0) < 1.5 else f"{kept} dimensions an image retrieve"
-    text = f"{begin} {p5:.0f} of 100 right ({uncut}{_beside(chance, control)}).{probed}"
-    return Line(text, "share of the 5 nearest images by cosine that have the class of the image", p5, chance, control)
-
-
-def _activity(found: Mapping[str, Any]) -> Line:
-    n, width = found["images"], found["dimensions"]
-    without = round(found["coverage"]["images_without"] * n)
-    l0, _, control = look_up(found, "coverage/l0")
-    assert l0 is not None
-    if l0 > DENSE * width and width > 2 * KEPT:
-        text = f"{DENSELY} fire on an image ({l0:,.0f} of {width:,} on average)"
-        if found["classes"] is not None:
-            text += ", so consistency over the images that one fires on is near chance by construction: read it at "
-            text += f"{KEPT} kept dimensions instead"
-        text += "."
-    else:
-        text = f"An image has {l0:,.1f} active dimensions; {without:,} of {n:,} images have none."
-    return Line(text, "|z| above 1e-5 in rows of unit length", l0, None, control)
-
-
-def _distinct(found: Mapping[str, Any]) -> Line:
-    live = found["coverage"]["live"]
-    if not live:
-        return Line("All dimensions are dead.", "firing on any image", 0.0)
-    distinct, _, control = look_up(found, "coverage/distinct")
-    beside = "" if control is None else f" (untrained {control:,.0f})"
-    text = (
-        f"{live:,} dimensions are in use, {found['dimensions'] - live:,} dead; they do the work of {distinct:,.0f} "
-        f"distinct ones{beside}."
-    )
-    return Line(text, "exp of the entropy of their usage, correlated columns counted together", distinct, None, control)
-
-
-def _intruder(found: Mapping[str, Any]) -> Line:
-    figures = found["labelfree"]
-    rule = f"of 4 images a dimension fires on strongly and one it does not, the least alike by {figures['by']}"
-    if figures["intruder"] is None:
-        return Line("No dimension fires on four images that differ: no intruder to find.", rule)
-    share, chance, control = (None if v is None else 100 * v for v in look_up(found, "labelfree/intruder"))
-    text = (
-        f"A machine finds the image that does not belong in {share:.0f} of 100 tries "
-        f"({100 * figures['intruder_low']:.0f} to {100 * figures['intruder_high']:.0f}; {_beside(chance, control)})."
-    )
-    return Line(text, rule, share, chance, control)
-
-
-def _stability(found: Mapping[str, Any]) -> Line:
-    cosine, _, control = look_up(found, "seeds/mean_cosine")
-    share = look_up(found, "seeds/share_same")[0]
-    beside = "" if control is None else f"; untrained {control:.2f}"
-    same = "" if share is None else f", and {_percent(100 * share)} of the dimensions come back"
-    text = f"Another seed finds them again with a mean cosine of {cosine:.2f}{same}{beside}."
-    return Line(text, "columns matched one to one; back: cosine above 0.7", cosine, None, control)
-
-
-def _percent(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.0f} %" if value >= 1 or value == 0 else "under 1 %"
-
-
-def _beside(chance: float | None, control: float | None, say: Callable[[float | None], str] = "{:,.0f}".format) -> str:
-    return f"chance {say(chance)}" + ("" if control is None else f", untrained {say(control)}")
-
-
-def render(found: Mapping[str, Any]) -> str:
-    """The verdict of `to_dict` as plain text, wrapped, with how each line was measured below it."""
-    parts = [f"{found['images']:,} images, {found['dimensions']:,} dimensions"]
-    for line in found["lines"]:
-        parts.append(textwrap.fill(line["text"], WIDTH, initial_indent="- ", subsequent_indent="  "))
-        rule = textwrap.fill(f"[{line['measured_by']}]", WIDTH - 4)
-        parts.append(textwrap.indent(rule, "    "))
+def render(tree: Tree, rules: bool = False) -> str:
+    """The verdict of `to_dict` as text with aligned figures; `rules` adds how each is measured."""
+    of = f" of {tree['sampled_from']:,}" if "sampled_from" in tree else ""
+    parts = [f"{tree['images']:,}{of} images, {tree['dimensions']:,} dimensions"]
+    indent = " " * (LABEL_WIDTH + FIGURE_WIDTH + 3)
+    for line in tree["lines"]:
+        if line["key"] == "collapsed":
+            head = f"{line['label']}: {line['figure']}."
+            parts.append(textwrap.fill(head, WIDTH, subsequent_indent="    "))
+        else:
+            head = f"{line['label']:<{LABEL_WIDTH}}{line['figure']:>{FIGURE_WIDTH}}   "
+            row = textwrap.fill(line["beside"], WIDTH - len(indent))
+            parts.append((head + row.replace("\n", "\n" + indent)).rstrip())
+        below = [line["advice"], f"[{line['measured_by']}]" if rules else ""]
+        parts += [textwrap.indent(textwrap.fill(each, WIDTH - 4), "    ") for each in below if each]
     return "\n".join(parts)
 
 
-def to_dict(found: Verdict) -> dict[str, Any]:
+def to_dict(verdict: Verdict) -> dict[str, Any]:
     """The verdict as plain values, for JSON."""
-    return asdict(found) | {"lines": [asdict(line) for line in found.lines]}
+    lines = [asdict(line) | {"text": line.text} for line in verdict.lines]
+    return asdict(verdict) | {"lines": lines}
+
+
+def _readable(tree: Tree) -> Line:
+    label = "readable dimensions"
+    if "readable" not in tree:
+        advice = "Give labels, or embeddings of the images, to count them."
+        return Line("readable", label, "unknown", "", advice, "labels or embeddings of the images")
+    count, chance, control = found = look_up(tree, "readable/count")
+    by, noise = tree["readable"]["by"], tree["readable"].get("noise")
+    beside, advice = _compare(chance, control), ""
+    rule = f"at least {ALIKE} of the {TOP} strongest images share a {by}"
+    if by == "embeddings":
+        judge = tree["labelfree"]["by"]
+        judge += "" if judge == "a second encoder" else ", which favor codes made from them"
+        rule = f"mean cosine of the {TOP} strongest images by {judge}: at least halfway from {TOP} "
+        rule += "random images to an image and its neighbors"
+    if noise is not None:
+        beside += f", noise {noise:,}"
+        rule += f", and above {NOISE_QUANTILE:.0%} of dimensions fitted to shuffled columns (noise)"
+    if count and control is not None and control >= count:
+        advice = "An untrained head has as many: training added none. Use more images or steps."
+    for name, other in (("noise", noise), ("chance", chance)):
+        # two standard deviations of a rare count
+        if count and other is not None and other + 2 * other**0.5 >= count:
+            advice = f"Within {name}: they say nothing about these images. Use more images."
+    figure = f"{count:,.0f} of {tree['dimensions']:,}"
+    return Line("readable", label, figure, beside, advice, rule, *found)
+
+
+def _one_class(tree: Tree) -> Line:
+    rule = f"at least half of the images that keep a dimension are of one class; {KEPT} dimensions "
+    rule += f"kept per image, dimensions kept by {MIN_SUPPORT} or more images"
+    share, chance, control = found = look_up(tree, f"kept/{KEPT}/about_one_class")
+    if share is None:
+        advice = "No dimension is kept by enough images: use more images or fewer dimensions."
+        return Line("one_class", ABOUT_ONE_CLASS, "none", "", advice, rule)
+    beside = _compare(chance, control, _percent)
+    if clearest := value(tree, ("readable", "clearest")):
+        prefix = "class " if clearest["class"].removeprefix("-").isdigit() else ""
+        beside += f"; clearest: {clearest['dimension']} ({prefix}{clearest['class']})"
+    return Line("one_class", ABOUT_ONE_CLASS, _percent(share), beside, "", rule, *found)
+
+
+def _own_dimension(tree: Tree) -> Line:
+    count, chance, control = found = look_up(tree, f"kept/{KEPT}/classes_owned_evenly")
+    classes = tree["classes"]
+    rule = f"a dimension with precision {OWNED_PRECISION} and recall {OWNED_RECALL} for the class, "
+    rule += "or half of an even share where dimensions far outnumber classes"
+    advice = "Most classes share their dimensions: try more dimensions, or more images per class."
+    advice = advice if (count or 0) < classes / 2 else ""
+    label, figure = "classes with a dimension of their own", f"{count or 0:,.0f} of {classes:,}"
+    return Line("own_dimension", label, figure, _compare(chance, control), advice, rule, *found)
+
+
+def _precision(tree: Tree) -> Line:
+    p5, chance, control = found = look_up(tree, f"kept/{KEPT}/p5")
+    paths = f"kept/{KEPT}/l0", f"kept/{KEPT}/probe", "whole/p5"
+    l0, probe, full = (look_up(tree, path)[0] for path in paths)
+    beside, advice = _compare(chance, control, _percent), ""
+    if full is not None:
+        of = "full embedding" if tree["whole"]["of"] == "the whole embedding" else "all dimensions"
+        beside = f"{of} {_percent(full)}, {beside}"
+    if probe is not None:
+        beside += f"; linear probe {_percent(probe)}"
+    if control is not None and control >= p5:
+        advice = "No better than an untrained head: train longer, or on more images."
+    elif full is not None and full - p5 > FAR_BELOW:
+        advice = "Far below the full embedding: keep more dimensions per image."
+    active = 1 if (l0 or 0) < 1.5 else min(KEPT, tree["dimensions"])
+    label = f"precision@5 with {active} active dimension{'s' * (active > 1)}"
+    rule = "share of the 5 nearest images by cosine that have the class of the query"
+    return Line("precision", label, _percent(p5), beside, advice, rule, *found)
+
+
+def _activity(tree: Tree) -> Line:
+    n, width = tree["images"], tree["dimensions"]
+    without = round(tree["coverage"]["images_without"] * n)
+    l0, _, control = look_up(tree, "coverage/l0")
+    key, beside, advice = "activity", f"{without:,} of {n:,} images have none", ""
+    if l0 > DENSE_SHARE * width and width > 2 * KEPT:
+        key, beside = "dense", f"of {width:,}"
+        advice = "Most dimensions are active on every image: keep the strongest per image"
+        if tree["classes"] is not None:
+            advice += f", and read consistency at {KEPT} kept, as it is near chance otherwise"
+        advice += "."
+    elif without > n / 10:
+        advice = "Many images have no active dimension: use more dimensions, or sparsify less."
+    label, rule = "active dimensions per image", "|z| above 1e-5 in rows of unit length"
+    return Line(key, label, f"{l0:,.1f}", beside, advice, rule, l0, None, control)
+
+
+def _effective_number(tree: Tree) -> Line:
+    live, label = tree["coverage"]["live"], "effective number of dimensions"
+    if not live:
+        advice = "All dimensions are dead: train longer, or sparsify less."
+        return Line("effective", label, "0", "", advice, "activity on any image", 0.0)
+    count, _, control = look_up(tree, "coverage/distinct")
+    beside = f"{live:,} in use, {tree['dimensions'] - live:,} dead"
+    beside += "" if control is None else f"; untrained {control:,.0f}"
+    advice = ""
+    if live > MANY_COPIES * count and count >= 1:
+        fewer = max(2, 2 ** math.ceil(math.log2(count)))
+        advice = f"Many dimensions repeat each other: try {fewer:,} dimensions."
+    rule = "exp of the entropy of their usage, correlated columns counted together"
+    return Line("effective", label, f"{count:,.0f}", beside, advice, rule, count, None, control)
+
+
+def _intruders(tree: Tree) -> Line:
+    measured, label = tree["labelfree"], "intruders found"
+    rule = "of 4 images a dimension fires on strongly and one it does not, the least alike by "
+    rule += measured["by"]
+    if measured["intruder"] is None:
+        advice = "No dimension fires on four different images: use more images."
+        return Line("intruder", label, "none", "", advice, rule)
+    shares = look_up(tree, "labelfree/intruder")
+    share, chance, control = found = [None if each is None else 100 * each for each in shares]
+    low, high = (100 * measured[f"intruder_{end}"] for end in ("low", "high"))
+    beside = f"{low:.0f} to {high:.0f} %; {_compare(chance, control, _percent)}"
+    advice = "Not above chance: the images of a dimension have nothing visible in common."
+    advice = advice if chance is not None and low <= chance else ""
+    return Line("intruder", label, _percent(share), beside, advice, rule, *found)
+
+
+def _stability(tree: Tree) -> Line:
+    cosine, _, control = look_up(tree, "seeds/mean_cosine")
+    share = look_up(tree, "seeds/share_same")[0]
+    parts = [] if share is None else [f"{_percent(100 * share)} of the dimensions come back"]
+    parts += [] if control is None else [f"untrained {control:.2f}"]
+    advice = "Single dimensions depend on the seed: use more images or fewer dimensions."
+    advice = advice if cosine < UNSTABLE else ""
+    rule = f"mean cosine of columns matched one to one; back: cosine above {SAME}"
+    label, beside = "same dimensions from another seed", "; ".join(parts)
+    return Line("seeds", label, f"{cosine:.2f}", beside, advice, rule, cosine, None, control)
+
+
+def _percent(share: Any) -> str:
+    return f"{share:.0f} %" if share >= 1 or share == 0 else "under 1 %"
+
+
+def _compare(chance: Any, control: Any, form: Callable[[float], str] = "{:,.0f}".format) -> str:
+    both = (("untrained", control), ("chance", chance))
+    return ", ".join(f"{name} {form(each)}" for name, each in both if each is not None)

@@ -1,1 +1,1 @@
-"""How results look: tables for terminal and files, figures, the HTML report."""
+"""How results look: tables for terminal and files, figures."""

@@ -1,4 +1,4 @@
-// Small charts of plain elements: a bar is a box whose length is a custom property.
+// Small charts. The length of a bar is a custom property.
 
 // rows: {label, href, value (0..1), text, tone, title}
 function bars(rows, label) {
@@ -13,7 +13,7 @@ function meter(value, tone = "") {
   return h("span", { class: `meter ${tone}`, "--share": Math.max(0, Math.min(1, value)) });
 }
 
-// Counts as columns between two ends.
+// A histogram between two values.
 function histogram(counts, low, high, label) {
   const width = 360;
   const height = 120;
@@ -40,7 +40,7 @@ function table(head, rows, attributes = {}) {
       h("tbody", {}, rows)));
 }
 
-// Seen only where a table is cut; see cutTables.
+// Visible if the table is cut; see cutTables.
 const sideways = () => h("p", { class: "sideways", "aria-hidden": "true" }, "More to the right →");
 
 function figureNumber(value, label, remark) {

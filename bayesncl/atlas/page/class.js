@@ -4,19 +4,19 @@ async function viewClass({ run, stage, args }) {
   if (!Number.isInteger(c) || !(c in atlas.classes)) throw new Error(`There is no class ${args[0]}.`);
   const ranked = rankForClass(run, c, (await load(`${run.key}-classes`))[stage].classes);
   const owned = ranked.filter((r) => r.owns).length;
-  const own = owned ? `${plural(owned, "dimension is", "dimensions are")} its own.` : "No dimension is its own.";
+  const own = `Owns ${owned ? plural(owned, "dimension") : "no dimension"}.`;
 
   const images = [...Array(atlas.count).keys()].filter((i) => atlas.labels[i] === c + 1);
   const wall = h("div", { class: "wall" });
   const moreImages = growing(wall, images, (i) => thumb(i), narrow() ? 8 : 11, false);
 
   const number = (text) => ({ text, class: "number" });
-  const head = [{ text: "Dimension", class: "first" }, { text: "Top images" },
-    number("Precision"), number("Recall"), number("Images"), run.gated && number("Gate closes")].filter(Boolean);
+  const head = [{ text: "Dimension", class: "first" }, { text: "Strongest images" },
+    number("Precision"), number("Recall"), number("Images"), run.gated && number("Gate closed")].filter(Boolean);
   const rows = table(head, [], { label: "Dimensions of the class", class: "wide" });
   const moreRows = growing(rows.querySelector("tbody"), ranked, (r) => h("tr", { "data-dim": r.k },
     h("th", { scope: "row", class: "first" },
-      h("a", { href: link(`dim/${r.k}`) }, nameOf(run, r.k) || r.k), r.owns && h("small", { class: "owns" }, "its own")),
+      h("a", { href: link(`dim/${r.k}`) }, nameOf(run, r.k) || r.k), r.owns && h("small", { class: "owns" }, "owned")),
     h("td", {}, linkedStrip(run, stage, r.k)),
     [percent(r.precision), percent(r.recall), whole(r.count), run.gated && percent(run.closed_rate[r.k])]
       .filter(Boolean).map((text) => h("td", { class: "number" }, text))), 24);
@@ -25,16 +25,15 @@ async function viewClass({ run, stage, args }) {
     h("div", { class: "with-steps" },
       heading(atlas.classes[c], lede(`${plural(images.length, "image")}. ${own}`)),
       steps(c, atlas.classes.length, "class")),
-    section("Its images", wall, moreImages),
-    section("Dimensions that find it, best first",
+    section("Images", wall, moreImages),
+    section("Dimensions that detect it",
       ranked.length ? [rows, moreRows] : note("No dimension fires on its images."),
-      note("Precision: of the images the dimension fires on, the share of this class. Recall: of this class, the share ",
-        "it fires on. A dimension is the class's own at precision 50 % and recall 10 % or more; the order is by their ",
-        "harmonic mean.")));
-  return { title: atlas.classes[c], node, ...neighbours(c, atlas.classes.length, "class") };
+      note("Precision: share of the images it fires on that have this class. Recall: share of the class it fires on. ",
+        "The class owns a dimension with precision ≥ 50 % and recall ≥ 10 %. Sorted by F1 score.")));
+  return { title: atlas.classes[c], node, ...neighbors(c, atlas.classes.length, "class") };
 }
 
-// counts: firing images by dimension and class, row by row.
+// counts: images by dimension and class that the dimension fires on, row by row.
 function rankForClass(run, c, counts) {
   const width = atlas.classes.length;
   const rows = [];
@@ -62,7 +61,7 @@ async function viewClasses({ run, stage }) {
   const list = h("div", { class: "tiles" });
   const more = growing(list, [...atlas.classes.keys()], (c) => {
     const owned = rankForClass(run, c, counts).filter((r) => r.owns).length;
-    const line = `${plural(atlas.sizes[c], "image")} · ${owned ? plural(owned, "own dimension") : "no own dimension"}`;
+    const line = `${plural(atlas.sizes[c], "image")} · owns ${owned ? plural(owned, "dimension") : "no dimension"}`;
     return h("a", { class: "tile", href: link(`class/${c}`) }, strip(samples[c], ""),
       h("span", { class: "tile-name" }, atlas.classes[c]), h("span", { class: "tile-line" }, line));
   }, 30);

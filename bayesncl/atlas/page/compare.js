@@ -1,6 +1,6 @@
-// The first run beside another; which other is chosen above.
+// The first run beside another one.
 async function viewCompare({ params }) {
-  if (runs.length < 2) throw new Error("This atlas holds one run: there is nothing to compare.");
+  if (runs.length < 2) throw new Error("This atlas has only one run.");
   const pair = [runs[0], runs[route.run || 1]];
   const stages = pair.map((run) => (hasStage(run, route.stage) ? route.stage : "before"));
   const i = params.has("image") ? imageNumber(params.get("image")) : Math.min(7, atlas.count - 1);
@@ -12,7 +12,7 @@ async function viewCompare({ params }) {
   const go = (n) => { location.hash = link("compare", { image: String(Math.max(0, Math.min(atlas.count - 1, n))) }); };
   const field = h("input", { type: "number", id: "compare-image", min: 0, max: atlas.count - 1, value: i,
     onchange: () => go(Math.round(Number(field.value)) || 0) });
-  const any = h("button", { type: "button", onclick: () => go(Math.floor(Math.random() * atlas.count)) }, "Any other image");
+  const any = h("button", { type: "button", onclick: () => go(Math.floor(Math.random() * atlas.count)) }, "Random image");
 
   const describe = (run, stage, r) => {
     const { features, near } = described[r];
@@ -28,23 +28,23 @@ async function viewCompare({ params }) {
   const node = h("div", {},
     heading(`${pair[0].name} and ${pair[1].name}`, lede(`Two runs on the same ${plural(atlas.count, "image")}.`)),
     side((run, stage) => [run.sentence && h("p", {}, run.sentence), headlineFigures(run, stage)]),
-    pair.some((run) => run.summary) && section("Headline numbers", foldedNumbers(pair)),
+    pair.some((run) => run.summary) && section("Measures", foldedNumbers(pair)),
     section("All dimensions", side((run, stage) => [dimensionMap(run, stage, true).node, mapLegend(run)])),
-    section("One image, described twice",
+    section("One image in both runs",
       h("div", { class: "portrait small" }, picture(i), h("div", {},
         h("p", {}, h("a", { href: link(`image/${i}`) }, imageTitle(i))),
         h("div", { class: "controls" }, h("label", { for: "compare-image" }, "Image", field), any))),
       side(describe)),
-    section("The same dimension in both?",
-      intro(`Dimensions of ${pair[0].name}, most telling first, each with the dimension of ${pair[1].name} `,
-        "that acts most alike on the same images (before gates)."),
+    section("Matching dimensions",
+      intro(`Dimensions of ${pair[0].name}, clearest first, each with the most similar dimension of ${pair[1].name} `,
+        "by the cosine of their activations before gates."),
       list, more));
   return { title: "Compare", node };
 }
 
-// The most telling dimensions of the first run, and what the second has instead.
+// The clearest dimensions of the first run with their matches in the second.
 function matchList(matches, pair) {
-  const order = telling(pair[0]);
+  const order = byClarity(pair[0]);
   const list = h("ol", { class: "matches" });
   const more = growing(list, order, (k) => {
     const m = matches.first.match[k];

@@ -1,4 +1,4 @@
-// Numbers arrive as scripts that call atlasData(key, plain, arrays): from disk a page may load scripts but not fetch.
+// Data files are scripts that call atlasData(key, plain, arrays), because a page on disk cannot fetch files.
 const loaded = new Map(); // key -> Promise of its data
 const arriving = new Map(); // key -> resolve
 
@@ -30,7 +30,7 @@ function load(key) {
       script.src = `data/${key}.js`;
       script.onerror = () => {
         loaded.delete(key);
-        reject(new Error(`data/${key}.js could not be read`));
+        reject(new Error(`cannot read data/${key}.js`));
       };
       script.onload = () => script.remove();
       document.head.append(script);
@@ -58,7 +58,7 @@ async function openAtlas() {
   if (atlas.backgrounds) atlas.grounds = tally(atlas.backs, atlas.backgrounds.length);
 }
 
-// Images by class; 0 stands for no label.
+// Images per class; label 0 is none.
 function tally(labels, width) {
   const sizes = new Array(width).fill(0);
   for (const y of labels) if (y) sizes[y - 1]++;
@@ -68,7 +68,7 @@ function tally(labels, width) {
 const bit = (bytes, i) => (bytes[i >> 3] >> (i & 7)) & 1;
 const hasStage = (run, stage) => stage in run.stages;
 
-// Everything about dimension k that is not in the core: top images, distribution, nearest dimensions.
+// Strongest images, distribution and similar dimensions of dimension k.
 async function loadDimension(run, stage, k) {
   const part = (await load(`${run.key}-dims-${Math.floor(k / atlas.files.dims)}`))[stage];
   const row = k % atlas.files.dims;
@@ -105,7 +105,7 @@ async function loadImage(run, stage, i) {
   for (let j = row * width; j < (row + 1) * width; j++) {
     near.push({ image: part[stage].near[j], similarity: part[stage].similarity[j] / atlas.scale });
   }
-  const heat = new Map(); // dimension -> where it fires in the image, 0 to 255, row by row
+  const heat = new Map(); // dimension -> map of where it fires, 0 to 255, row by row
   if (run.heat) {
     const [most, high, wide] = run.heat;
     for (let j = row * most; j < (row + 1) * most; j++) {
@@ -120,7 +120,7 @@ async function imageName(i) {
   return (await load(`names-${Math.floor(i / atlas.files.images)}`)).names[i % atlas.files.images];
 }
 
-// Firing images of dimension k by class ("classes") or background ("backgrounds"); null where there are no labels.
+// Images per class ("classes") or background ("backgrounds") that dimension k fires on; null without labels.
 async function loadCounts(run, stage, what, k) {
   const names = atlas[what];
   if (!names) return null;

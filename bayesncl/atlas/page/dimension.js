@@ -1,7 +1,7 @@
 async function viewDimension({ run, stage, args }) {
   const k = Number(args[0]);
   if (!args[0] || !Number.isInteger(k) || k < 0 || k >= run.dims) {
-    throw new Error(`There is no dimension ${clip(args[0] || "without a number")}; they go from 0 to ${run.dims - 1}.`);
+    throw new Error(`There is no dimension ${clip(args[0] || "without a number")}; the last one is ${run.dims - 1}.`);
   }
   const s = run[stage];
   const alive = s.support[k] > 0;
@@ -12,21 +12,21 @@ async function viewDimension({ run, stage, args }) {
   const wall = h("div", { class: "wall" });
   const picked = (t) => thumb(t.image, { caption: fixed(t.value, 2), closed: run.gated && !t.open });
   const more = growing(wall, top, picked, narrow() ? 12 : 48, !narrow());
-  const fewer = top.length < s.support[k] ? `The ${whole(top.length)} strongest of ${whole(s.support[k])}. ` : "";
-  const closed = run.gated ? " A struck circle marks images whose gate is closed." : "";
-  const alike = near.filter((n) => n.cosine > 0.001).slice(0, 6);
+  const fewer = top.length < s.support[k] ? `The ${whole(top.length)} strongest of ${whole(s.support[k])} images. ` : "";
+  const closed = run.gated ? " A struck circle marks a closed gate." : "";
+  const similar = near.filter((n) => n.cosine > 0.001).slice(0, 6);
   const ends = `Distribution of activations between ${fixed(low, 2)} and ${fixed(high, 2)}`;
 
   const aside = h("aside", {},
-    !narrow() && section("Name it", namingForm(run, k)),
+    !narrow() && section("Name this dimension", namingForm(run, k)),
     alive && classes && section("Classes it fires on", shares(classes, atlas.classes, (c) => link(`class/${c}`))),
     alive && grounds && section("Backgrounds it fires on", shares(grounds, atlas.backgrounds, () => null)),
-    run.gated && section("Its gate", gates),
-    alive && section("How strongly it fires", histogram(counts, low, high, ends)),
-    section("In numbers", facts(columnsOf(run, stage).map((c) => [c.name, c.show(c.of(k)), c.help]))),
-    alike.length > 0 && section("Dimensions most like it",
-      h("div", { class: "tiles" }, alike.map((n) => dimensionTile(run, stage, n.dim, `cosine ${fixed(n.cosine, 2)}`))),
-      note("Cosine of the two dimensions' activations over all images.")));
+    run.gated && section("Gate", gates),
+    alive && section("Activations", histogram(counts, low, high, ends)),
+    section("Statistics", facts(columnsOf(run, stage).map((c) => [c.name, c.show(c.of(k)), c.help]))),
+    similar.length > 0 && section("Similar dimensions",
+      h("div", { class: "tiles" }, similar.map((n) => dimensionTile(run, stage, n.dim, `cosine ${fixed(n.cosine, 2)}`))),
+      note("Cosine similarity of the activations over all images.")));
   const node = h("div", {},
     h("div", { class: "with-steps" },
       h("div", { class: "heading" },
@@ -34,10 +34,10 @@ async function viewDimension({ run, stage, args }) {
         lede(h("span", { class: "dimension-number" }, nameOf(run, k) && `Dimension ${k}. `), dimensionSentence(run, stage, k))),
       steps(k, run.dims, "dim")),
     h("div", { class: top.length < 24 ? "split few" : "split" },
-      section(narrow() ? "Its strongest images" : "Images that activate it most", top.length
-        ? [heatSwitch(run, stage, k, wall), wall, more, note(`${fewer}Below each image, its activation.${closed}`)]
-        : note(alive ? "Its activations are all negative." : "None."),
-      narrow() && namingForm(run, k)), // else beside the pictures
+      section("Strongest images", top.length
+        ? [heatSwitch(run, stage, k, wall), wall, more, note(`${fewer}Below each image: its activation.${closed}`)]
+        : note(alive ? "All activations are negative." : "None: it fires on no image."),
+      narrow() && namingForm(run, k)), // else beside the images
       aside),
     galleryLinks(run));
   const next = nextUnnamed(run, k);
@@ -48,24 +48,24 @@ async function viewDimension({ run, stage, args }) {
   };
   return {
     title: dimensionLabel(run, k), node, press, unnamed: next !== undefined && dimensionLink(run, next),
-    ...neighbours(k, run.dims, "dim"),
+    ...neighbors(k, run.dims, "dim"),
   };
 }
 
-const STRONGEST = 50; // as many images stand for a dimension in a sentence
+const STRONGEST = 50; // images among which a class may stand out
 
 function dimensionSentence(run, stage, k) {
   const s = run[stage];
-  if (!s.support[k]) return "Never fires on these images: a dead dimension.";
+  if (!s.support[k]) return "Dead: fires on none of these images.";
   const share = percent(s.support[k] / atlas.count);
-  const fires = `Fires on ${plural(s.support[k], "image")} of ${whole(atlas.count)} (${share}).`;
-  const o = outstanding(run, stage, k);
+  const fires = `Fires on ${share} of images (${whole(s.support[k])} of ${whole(atlas.count)}).`;
+  const o = prominent(run, stage, k);
   if (!o) return fires;
-  const strongest = s.support[k] > STRONGEST ? `Of its ${STRONGEST} strongest images` : "Of these";
-  return `${fires} ${strongest} ${percent(o.share)} are ${o.kind === 2 ? "on " : ""}${clip(o.word)}, ${o.times}.`;
+  const strongest = s.support[k] > STRONGEST ? `of its ${STRONGEST} strongest images` : "of them";
+  return `${fires} ${percent(o.share)} ${strongest} are ${o.kind === 2 ? "on " : ""}${clip(o.word)} (${o.lift}).`;
 }
 
-// The ten largest shares as bars, the others folded away.
+// The ten largest shares as bars; the others are folded.
 function shares(counts, names, href, most = 10) {
   const total = counts.reduce((a, b) => a + b, 0) || 1;
   const order = [...counts.keys()].filter((c) => counts[c] > 0).sort((a, b) => counts[b] - counts[a]);
@@ -73,15 +73,15 @@ function shares(counts, names, href, most = 10) {
     const value = counts[c] / total;
     return { label: names[c], href: href(c), value, text: percent(value), title: plural(counts[c], "image") };
   };
-  const draw = (list) => bars(list.map(row), "Share of firing images");
+  const draw = (list) => bars(list.map(row), "Share of the images it fires on");
   return [draw(order.slice(0, most)),
     order.length > most && h("details", {}, h("summary", {}, `${order.length - most} more`), draw(order.slice(most)))];
 }
 
 async function gateBars(run, k) {
   const row = (label, rate, href) => ({ label, href, value: rate, text: percent(rate), tone: "open" });
-  const overall = [note("Share of images whose gate is open."),
-    bars([row("All images", run.open_rate[k]), row("Where it fires", 1 - run.closed_rate[k])], "Gate open")];
+  const overall = [note("Share of images with an open gate."),
+    bars([row("All images", run.open_rate[k]), row("Images it fires on", 1 - run.closed_rate[k])], "Gate open")];
   if (!atlas.classes) return overall;
 
   const open = (await load(`${run.key}-classes`)).open;

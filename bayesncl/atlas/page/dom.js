@@ -1,4 +1,4 @@
-// Elements are made here and nowhere else. Names of classes and files are a stranger's text: they only become text nodes.
+// All elements are created here. Names come from other people and only become text nodes.
 const h = (tag, ...content) => furnish(document.createElement(tag), ...content);
 const svg = (tag, ...content) => furnish(document.createElementNS("http://www.w3.org/2000/svg", tag), ...content);
 const given = (value) => value !== null && value !== undefined && value !== false;
@@ -16,15 +16,15 @@ function furnish(element, attributes, ...children) {
 
 const percent = (x, digits = 0) => {
   if (!Number.isFinite(x)) return "–";
-  if (digits === 0 && x > 0 && x < 0.01) return x < 0.001 ? "<0.1 %" : `${(100 * x).toFixed(1)} %`;
-  return `${(100 * x).toFixed(digits)} %`;
+  if (digits === 0 && x > 0 && x < 0.01) return x < 0.001 ? "<0.1\u00a0%" : `${(100 * x).toFixed(1)}\u00a0%`;
+  return `${(100 * x).toFixed(digits)}\u00a0%`;
 };
 const fixed = (x, digits = 3) => (Number.isFinite(x) ? x.toFixed(digits).replace("-", "−") : "–");
-const whole = (x) => Math.round(x).toLocaleString("en-GB");
+const whole = (x) => Math.round(x).toLocaleString("en-US");
 const plural = (n, one, many = `${one}s`) => `${whole(n)} ${n === 1 ? one : many}`;
 const clip = (text, most = 40) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 
-// The address of a view; run and stage travel along, so that every link keeps what is being looked at.
+// The address of a view, with the current run and stage.
 function link(path, changes = {}) {
   const query = new URLSearchParams();
   const wanted = { run: route.run || null, stage: route.stage === "after" ? "after" : null, ...changes };
@@ -34,9 +34,9 @@ function link(path, changes = {}) {
 }
 
 const narrow = () => matchMedia("(max-width: 640px)").matches;
-const say = (text) => { document.getElementById("status").textContent = text; };
+const announce = (text) => { document.getElementById("status").textContent = text; };
 
-// A list that grows while its end is in sight; the button does the same for those who do not scroll.
+// A list that grows while its end is visible, or by a button.
 function growing(list, items, draw, step = 48, auto = true) {
   let shown = 0;
   const button = h("button", { type: "button", class: "more", onclick: () => more() });
@@ -51,7 +51,7 @@ function growing(list, items, draw, step = 48, auto = true) {
   const watch = new IntersectionObserver((seen) => {
     if (!seen.some((s) => s.isIntersecting)) return;
     more();
-    watch.unobserve(button); // watched anew, or a button that stays in sight would report nothing
+    watch.unobserve(button); // observe again: a button that stays visible reports nothing
     if (!button.hidden) watch.observe(button);
   }, { rootMargin: "200px" });
   more();

@@ -1,4 +1,4 @@
-// The paper's two galleries: dimensions shared by many classes, and those the gates close most.
+// The two galleries of the paper: dimensions shared by classes, and those the gates close most.
 async function viewGallery({ run, stage, args }) {
   const suppressed = args[0] === "suppressed";
   const at = suppressed ? "before" : stage;
@@ -6,13 +6,14 @@ async function viewGallery({ run, stage, args }) {
   const dims = run.stages[at].gallery[suppressed ? "suppressed" : "entropy"] || [];
   const [title, words, empty] = suppressed
     ? ["Most suppressed dimensions",
-      "What the gates take out: dimensions most often closed where they fire, with the images that activate them most.",
+      "Dimensions whose gate is closed most often where they fire, with their strongest images.",
       run.gated ? "The gates close nothing." : "This run has no gates that close."]
     : [atlas.classes ? "High-entropy dimensions" : "Most prevalent dimensions",
       atlas.classes
-        ? "Shared by many classes: often a background, a colour or a texture rather than an object."
-        : "Shared by most images.",
-      "No dimension fires on ten images or more."];
+        ? "Dimensions that classes share, highest class entropy first. Dimensions with one class in half or more of their 50 "
+          + "strongest images are left out."
+        : "Dimensions that fire on the most images.",
+      atlas.classes ? "One class dominates the strongest images of every dimension." : "No dimension fires on 10 or more images."];
   const row = (k) => h("article", { class: "row", "data-dim": k },
     h("h2", {}, h("a", { href: link(`dim/${k}`) }, dimensionLabel(run, k))),
     note(shortNumbers(run, at, k), s.entropy_sum ? ` · entropy ${fixed(s.entropy_sum[k], 2)}` : ""),

@@ -1,18 +1,21 @@
-// Where in the picture a dimension fires: its map laid over the image.
+// Draw an image with the heat map of a dimension over it.
 async function paintHeat(canvas, map, [, high, wide, share]) {
   const context = canvas.getContext("2d");
   await draw(context, Number(canvas.dataset.image), 0, canvas.layout);
   if (!map) return;
-  const small = h("canvas", { width: wide, height: high });
+  // The map covers the central `share` of the image, which the encoder sees. Inside the image, a margin of one
+  // transparent cell makes it fade out instead of ending in a sharp edge.
+  const margin = share < 1 ? 1 : 0;
+  const small = h("canvas", { width: wide + 2 * margin, height: high + 2 * margin });
   const cells = new ImageData(wide, high);
   map.forEach((v, p) => cells.data.set([255, 120, 0, 0.75 * v], 4 * p));
-  small.getContext("2d").putImageData(cells, 0, 0);
+  small.getContext("2d").putImageData(cells, margin, margin);
   context.imageSmoothingEnabled = true;
-  const edge = (1 - share) / 2; // the encoder sees the middle of a picture
-  context.drawImage(small, edge * canvas.width, edge * canvas.height, share * canvas.width, share * canvas.height);
+  const [width, height] = [canvas.width * share * small.width / wide, canvas.height * share * small.height / high];
+  context.drawImage(small, (canvas.width - width) / 2, (canvas.height - height) / 2, width, height);
 }
 
-// A button for each dimension that lays its map over the pictures; one at a time. targets() gives [canvas, image] pairs.
+// A button per dimension that shows its map, one at a time. targets() returns [canvas, image] pairs.
 function heatButtons(targets) {
   let pressed = null;
   return (run, k, images) => {
@@ -30,7 +33,7 @@ function heatButtons(targets) {
   };
 }
 
-// On a dimension's page: all its pictures at once.
+// On the page of a dimension: the maps of all its images.
 function heatSwitch(run, stage, k, wall) {
   if (!run.heat) return null;
   const box = h("input", { type: "checkbox", id: "heat", onchange: () => paint() });
@@ -39,15 +42,15 @@ function heatSwitch(run, stage, k, wall) {
     paintHeat(canvas, box.checked ? image.heat.get(k) : null, run.heat);
   });
   new MutationObserver(() => box.checked && paint()).observe(wall, { childList: true });
-  return h("label", { for: "heat", class: "check" }, box, "Show where in the picture it fires");
+  return h("label", { for: "heat", class: "check" }, box, "Show where it fires");
 }
 
 function heatNote(run) {
   if (!run.heat) {
-    return note(`Where in the picture a dimension fires is not shown: ${run.coldness || "these features came without positions"}.`);
+    return note(`No heat maps: ${run.no_heat || "the features have no positions"}.`);
   }
   const [hottest, chance] = run.check.map((share) => percent(share));
-  return note(`“where?” shows how much each part of the picture, seen alone, drives the dimension, for the ${run.heat[0]} `,
-    `strongest. Checked: without its hottest quarter a picture loses ${hottest} of its strongest dimension, without a `,
-    `random quarter ${chance}.`);
+  return note(`“where?” shows how strongly each part of the image, taken alone, activates one of its ${run.heat[0]} strongest dimensions. `,
+    `Check: graying out the hottest quarter of an image lowers its strongest dimension by ${hottest}, a random quarter `,
+    `by ${chance}.`);
 }

@@ -19,8 +19,8 @@ async function viewImage({ run, stage, args }) {
     ["Active dimensions", run.whole ? active : `${active} stored`],
     run.gated && ["Closed by gates", whole(features.filter((f) => !f.open).length)],
   ], "facts few");
-  const bars = run.after ? " Upper bar: the feature before gates; lower bar: after." : "";
-  const neighbour = (n) => h("div", { class: "pairing" },
+  const bars = run.after ? " Upper bar: before gates. Lower bar: after gates." : "";
+  const neighbor = (n) => h("div", { class: "pairing" },
     thumb(n.image, { caption: [clip(labelOf(n.image) || "", 16), fixed(n.similarity, 2)].filter(Boolean).join(" · ") }),
     h("a", { class: "why", href: link(`pair/${i}/${n.image}`), "aria-label": `Why similar to image ${n.image}?` }, "why?"));
 
@@ -31,21 +31,21 @@ async function viewImage({ run, stage, args }) {
         h("div", { class: "with-steps" }, heading(`Image ${i}`), steps(i, atlas.count, "image")),
         about,
         actions(button("Compare with another image", link("images", { with: String(i) }))))),
-    section("Dimensions that describe it",
+    section("Strongest dimensions",
       features.length
-        ? [intro(`Each with images that share it.${bars}`), list, more]
+        ? [intro(`Each with its strongest images.${bars}`), list, more]
         : note("No dimension fires on this image."),
       heatNote(run), coverage(run)),
     section(run.after ? `Nearest images, ${stage} gates` : "Nearest images",
-      h("div", { class: "wall large" }, near.map(neighbour))));
-  return { title: `Image ${i}`, node, ...neighbours(i, atlas.count, "image") };
+      h("div", { class: "wall large" }, near.map(neighbor))));
+  return { title: `Image ${i}`, node, ...neighbors(i, atlas.count, "image") };
 }
 
 function imageNumber(text) {
   const i = Number(text);
-  if (!text) throw new Error("An image is missing from this address.");
+  if (!text) throw new Error("The address has no image number.");
   if (!Number.isInteger(i) || i < 0 || i >= atlas.count) {
-    throw new Error(`There is no image ${clip(text)}; they go from 0 to ${atlas.count - 1}.`);
+    throw new Error(`There is no image ${clip(text)}; the last one is ${atlas.count - 1}.`);
   }
   return i;
 }
@@ -58,7 +58,7 @@ function featureRow(run, stage, f, largest, where = null) {
     (run.gated || where) && h("span", { class: "last" }, run.gated && gate(f.open), where));
 }
 
-// All images, by class; with ?with=I a click picks the second image of a pair, with ?pick the first.
+// All images, or those of a class; a click picks the second image of a pair (?with=I) or the first (?pick).
 async function viewImages({ params }) {
   const first = params.has("with") ? imageNumber(params.get("with")) : null;
   const pick = params.has("pick");
@@ -74,17 +74,17 @@ async function viewImages({ params }) {
 
   const tail = { with: params.get("with"), pick: params.get("pick") };
   const select = atlas.classes && h("select", { id: "images-class" },
-    h("option", { value: "" }, "every class"),
+    h("option", { value: "" }, "all"),
     atlas.classes.map((name, c) => h("option", { value: c, selected: c === wanted }, name)));
   select?.addEventListener("change", () => { location.hash = link("images", { ...tail, class: select.value }); });
 
-  const title = first !== null ? `Image ${first} and which other?` : pick ? "Pick the first of two images" : "Images";
-  const top = first === null ? heading(title) : h("div", { class: "portrait small" },
-    picture(first), heading(title, lede("Pick a second image to see what the two share.")));
+  const title = first !== null ? `Image ${first} and …` : pick ? "Why are two images similar?" : "Images";
+  const top = first === null ? heading(title, pick && lede("Pick the first image.")) : h("div", { class: "portrait small" },
+    picture(first), heading(title, lede("Pick the second image to see which dimensions they share.")));
   const node = h("div", {},
     top,
     h("div", { class: "controls" },
-      select && h("label", { for: "images-class" }, "Of", select), note(plural(images.length, "image"))),
+      select && h("label", { for: "images-class" }, "Class", select), note(plural(images.length, "image"))),
     wall, more);
   return { title, node };
 }

@@ -1,14 +1,14 @@
-// key: [name, which dimensions, whether it makes sense for the run]
+// key: [name, filter, whether the run has what it needs]
 const FILTERS = {
   all: ["All", () => true],
-  alive: ["Firing", (run, s, k) => s.support[k] > 0],
+  alive: ["Active", (run, s, k) => s.support[k] > 0],
   named: ["Named", (run, s, k) => isNamed(run, k)],
-  unnamed: ["Not named", (run, s, k) => s.support[k] > 0 && !isNamed(run, k)],
+  unnamed: ["Unnamed", (run, s, k) => s.support[k] > 0 && !isNamed(run, k)],
   dead: ["Dead", (run, s, k) => s.support[k] === 0],
-  rare: ["Nearly dead (under 10 images)", (run, s, k) => s.support[k] > 0 && s.support[k] < 10],
-  pure: ["Consistent (half or more of one class)", (run, s, k) => s.support[k] >= 10 && s.consistency[k] >= 0.5,
+  rare: ["Nearly dead (fewer than 10 images)", (run, s, k) => s.support[k] > 0 && s.support[k] < 10],
+  pure: ["Consistent (half or more one class)", (run, s, k) => s.support[k] >= 10 && s.consistency[k] >= 0.5,
     (run, s) => s.consistency],
-  shut: ["Suppressed (gate closes half or more)", (run, s, k) => s.support[k] > 0 && run.closed_rate[k] >= 0.5,
+  shut: ["Suppressed (gate closed on half or more)", (run, s, k) => s.support[k] > 0 && run.closed_rate[k] >= 0.5,
     (run) => run.gated],
 };
 
@@ -18,7 +18,7 @@ async function viewList({ run, stage, params }) {
   const filters = Object.fromEntries(Object.entries(FILTERS).filter(([, filter]) => !filter[2] || filter[2](run, s)));
   const sortable = ["number", ...columns.map((c) => c.key)];
   const state = {
-    sort: sortable.includes(params.get("sort")) ? params.get("sort") : "telling",
+    sort: sortable.includes(params.get("sort")) ? params.get("sort") : "clarity",
     up: params.get("order") === "up",
     show: params.get("show") in filters ? params.get("show") : "all",
     q: params.get("q") || "",
@@ -32,16 +32,16 @@ async function viewList({ run, stage, params }) {
   const tail = h("div", {});
   const count = h("p", { class: "note", role: "status" });
 
-  // "tiger" finds the dimensions named so, or among whose strongest images tigers stand out; a number finds that dimension.
+  // "tiger" matches dimensions with that name or prominent class; a number matches one dimension.
   const matches = (k, q) => !q || String(k) === q
-    || [nameOf(run, k), outstanding(run, stage, k)?.word].some((word) => word?.toLowerCase().includes(q));
+    || [nameOf(run, k), prominent(run, stage, k)?.word].some((word) => word?.toLowerCase().includes(q));
 
   const sorter = (key, name, help, kind) => h("th",
     { scope: "col", class: kind, "aria-sort": state.sort === key ? (state.up ? "ascending" : "descending") : null },
     h("button", { type: "button", title: help, "data-sort": key, onclick: () => sortBy(key) }, name));
 
   const stands = (k) => {
-    const o = outstanding(run, stage, k);
+    const o = prominent(run, stage, k);
     if (!o) return nameOf(run, k) ? "" : "–";
     return o.kind === 1 ? h("a", { href: link(`class/${s.word[k]}`) }, o.word) : `on ${o.word}`;
   };
@@ -61,19 +61,19 @@ async function viewList({ run, stage, params }) {
       .sort((a, b) => way * (value(a) - value(b)) || a - b);
     head.replaceChildren(
       sorter("number", "Dimension", "by number", "first"),
-      h("th", { scope: "col" }, "Top images"),
-      h("th", { scope: "col" }, atlas.classes || atlas.backgrounds ? "Name, or what stands out" : "Name"),
+      h("th", { scope: "col" }, "Strongest images"),
+      h("th", { scope: "col" }, atlas.classes || atlas.backgrounds ? "Name or prominent class" : "Name"),
       ...columns.map((c) => sorter(c.key, c.name, c.help, "number")));
     body.replaceChildren();
     tail.replaceChildren(growing(body, found, row, 40));
     count.textContent = plural(found.length, "dimension") + (found.length < run.dims ? ` of ${whole(run.dims)}` : "");
   }
 
-  // The address follows what is shown, so that it can be passed on.
+  // The address follows the state, so that it can be shared.
   function keep() {
     fill();
     route.tail = {
-      sort: state.sort === "telling" ? null : state.sort, order: state.up ? "up" : null,
+      sort: state.sort === "clarity" ? null : state.sort, order: state.up ? "up" : null,
       show: state.show === "all" ? null : state.show, q: state.q,
     };
     history.replaceState(null, "", link("dims", route.tail));

@@ -1,12 +1,12 @@
-// Every view has its address: #/dim/17?run=1&stage=after.
+// Every view has an address, such as #/dim/17?run=1&stage=after.
 const VIEWS = {
   "": viewOverview, dims: viewList, dim: viewDimension, image: viewImage, images: viewImages, pair: viewPair,
   compare: viewCompare, class: viewClass, classes: viewClasses, gallery: viewGallery, names: viewNames, quiz: viewQuiz,
 };
 const route = { run: 0, stage: "before", name: "", args: [], params: new URLSearchParams(), tail: {} };
-let view = null; // what is on the page now
+let view = null; // the current view
 let visit = 0;
-let travelled = false; // the last change of address came from a link, not from the back button
+let travelled = false; // the address changed by a link, not by the back button
 const scrolls = new Map();
 
 const current = () => {
@@ -39,15 +39,15 @@ async function show() {
   const main = document.getElementById("main");
   try {
     const make = VIEWS[route.name];
-    if (!make) throw new Error(`There is no view “${clip(route.name)}”.`);
+    if (!make) throw new Error(`There is no page “${clip(route.name)}”.`);
     const slow = setTimeout(() => main.setAttribute("aria-busy", "true"), 150);
     const next = await make(current()).finally(() => clearTimeout(slow));
-    if (mine !== visit) return; // somebody has gone on meanwhile
+    if (mine !== visit) return; // the user has moved on
     view = next;
   } catch (error) {
     if (mine !== visit) return;
-    const node = h("div", {}, heading("Not here", lede(error.message)), actions(button("To the overview", "#/")));
-    view = { title: "Not here", node };
+    const node = h("div", {}, heading("Not found", lede(error.message)), actions(button("Go to the overview", "#/")));
+    view = { title: "Not found", node };
   }
   main.removeAttribute("aria-busy");
   main.replaceChildren(view.node);
@@ -56,7 +56,7 @@ async function show() {
     scrollTo({ top: travelled ? 0 : scrolls.get(location.hash) || 0, behavior: "instant" });
     const field = naming && main.querySelector("#name");
     (field || main.querySelector("h1"))?.focus({ preventScroll: !field });
-    say(view.title);
+    announce(view.title);
   }
   naming = false;
   cutTables();
@@ -64,18 +64,18 @@ async function show() {
   main.dataset.view = location.hash || "#/";
 }
 
-// Tables wider than the page say so.
+// Mark tables that are wider than the page.
 function cutTables() {
   for (const box of document.querySelectorAll(".scroll")) {
     box.classList.toggle("cut", box.scrollWidth > box.clientWidth + 1);
   }
 }
 
-// Which run, and before or after its gates: the same view again with another answer.
+// Links to the same view of another run, or before or after the gates.
 function switches() {
   const path = [route.name, ...route.args].join("/");
   const { run, stage } = current();
-  const alone = route.name === "compare"; // shows two runs anyway
+  const alone = route.name === "compare"; // shows two runs
   const blind = route.name === "quiz";
   const gated = alone ? runs.some((r) => r.after) : run.after;
   const choice = (label, options) => h("div", { class: "switch", role: "group", "aria-label": label },
@@ -117,7 +117,7 @@ function themeButton() {
   const other = () => ((root.dataset.theme || system()) === "dark" ? "light" : "dark");
   const name = () => {
     toggle.textContent = other() === "dark" ? "Dark" : "Light";
-    toggle.setAttribute("aria-label", `Switch to ${other()} colours`);
+    toggle.setAttribute("aria-label", `Switch to ${other()} colors`);
   };
   if (["light", "dark"].includes(remember("theme"))) root.dataset.theme = remember("theme");
   toggle.addEventListener("click", () => {
@@ -131,11 +131,11 @@ function themeButton() {
 const KEYS = [
   ["/", "search"],
   ["n, p", "next and previous dimension, image or class"],
-  ["u", "next dimension without a name, most telling first"],
-  ["e", "to the name of a dimension"],
-  ["1, 2, 3", "readable, mixed, noise; in the quiz, 1 to 5 choose a picture"],
+  ["u", "next unnamed dimension, clearest first"],
+  ["e", "edit the name of a dimension"],
+  ["1, 2, 3", "mark as readable, mixed or noise; in the quiz, 1 to 5 choose an image"],
   ["o, d, c", "overview, dimensions, classes"],
-  ["arrows", "on the map: from dot to dot; Home and End: the rarest and the most common"],
+  ["arrows", "on the map: move between dimensions; Home and End: least and most frequent"],
   ["Enter", "open"],
   ["?", "this help"],
 ];
@@ -165,7 +165,7 @@ function keyboard() {
       travelled = true;
       location.hash = targets[event.key];
     } else if (view?.press?.(event.key)) {
-      event.preventDefault(); // a field that gets the focus must not get the key too
+      event.preventDefault(); // the key must not be typed into the field that gets the focus
     }
   });
 }
@@ -187,11 +187,11 @@ window.addEventListener("resize", () => cutTables());
 if ("scrollRestoration" in history) history.scrollRestoration = "manual";
 
 openAtlas().then(async () => {
-  const held = [plural(atlas.count, "image"), ...runs.map((run) => `${run.name}: ${plural(run.dims, "dimension")}`)];
+  const counts = [plural(atlas.count, "image"), ...runs.map((run) => `${run.name}: ${plural(run.dims, "dimension")}`)];
   document.getElementById("foot").textContent =
-    `${held.join(" · ")}. Made with bayesncl; nothing on this page comes from, or goes to, the network.`;
+    `${counts.join(" · ")}. Made with bayesncl. This page works offline and sends no data.`;
   const small = Math.max(...atlas.sprites.size) <= 48;
-  document.documentElement.classList.toggle("small-images", small); // enlarged in whole pixels
+  document.documentElement.classList.toggle("small-images", small); // enlarge in whole pixels
   openNames();
   themeButton();
   searchField();
@@ -199,6 +199,6 @@ openAtlas().then(async () => {
   await show();
   document.documentElement.dataset.ready = Math.round(performance.now());
 }).catch((error) => {
-  const text = `The atlas could not be opened: ${error.message}.`;
+  const text = `Cannot open the atlas: ${error.message}.`;
   document.getElementById("main").append(h("p", { class: "plain" }, text));
 });

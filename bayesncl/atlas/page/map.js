@@ -1,7 +1,7 @@
-// The map of all dimensions: how many images each fires on, against how much they have in common.
+// The map of all dimensions: prevalence against consistency.
 const TICKS = [0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 1];
 
-// A square-root scale between the ticks that enclose the values: most dimensions are rare, and this gives them room.
+// A square-root scale between the ticks around the values, because most dimensions are rare.
 function rootScale(values, length, gap) {
   const high = TICKS.find((t) => t >= values.reduce((a, b) => Math.max(a, b), 0) - 1e-9) || 1;
   const least = TICKS.findLast((t) => t <= values.reduce((a, b) => Math.min(a, b), 1)) ?? 0;
@@ -19,7 +19,7 @@ function rootScale(values, length, gap) {
 function dimensionMap(run, stage, compact = false) {
   const [width, height] = narrow() ? [390, 400] : compact ? [560, 440] : [1040, 540];
   const largest = narrow() ? 13 : compact ? 16 : 21;
-  const pad = { left: 48 + largest, right: 34, top: 40, bottom: 64 }; // a dot on the left edge covers no number
+  const pad = { left: 48 + largest, right: 34, top: 40, bottom: 64 }; // room for a dot at the left edge
   const across = width - pad.left - pad.right;
   const down = height - pad.top - pad.bottom;
   let now = stage;
@@ -27,10 +27,9 @@ function dimensionMap(run, stage, compact = false) {
 
   const height01 = (k, s = run[now]) => {
     if (s.consistency) return s.consistency[k];
-    return s.support[k] ? s.mass[k] / s.support[k] : 0; // without labels: mean strength where it fires
+    return s.support[k] ? s.mass[k] / s.support[k] : 0; // without labels: mean activation where it fires
   };
-  // One scale for both stages, so that dots move and the paper stays.
-  // It is chosen from dimensions of ten images or more; a rarer one may lie on the edge.
+  // One scale for both stages, from dimensions with 10 or more images; rarer ones may lie on the edge.
   const firing = (least) => Object.keys(run.stages).map((name) => run[name])
     .flatMap((s) => [...s.support.keys()].filter((k) => s.support[k] >= least).map((k) => [s, k]));
   const alive = firing(10).length ? firing(10) : firing(1);
@@ -55,7 +54,7 @@ function dimensionMap(run, stage, compact = false) {
       svg("text", { x: pad.left - largest - 10, y: y(t) + 4, "text-anchor": "end" }, run[now].consistency ? share(t) : t)]),
     svg("text", { x: right, y: height - 8, "text-anchor": "end", class: "axis-name" }, "images it fires on →"),
     svg("text", { x: 8, y: 16, class: "axis-name" },
-      run[now].consistency ? "↑ consistency: share of its most frequent class" : "↑ mean strength"));
+      run[now].consistency ? "↑ consistency: share of its most frequent class" : "↑ mean activation"));
   const points = svg("g", { class: "dots" });
   const node = svg("svg", {
     viewBox: `0 0 ${width} ${height}`, class: "map", role: "group",
@@ -63,7 +62,7 @@ function dimensionMap(run, stage, compact = false) {
   }, grid, points);
 
   const { mass } = run.before;
-  const order = [...mass.keys()].sort((a, b) => mass[b] - mass[a]); // small ones lie on top
+  const order = [...mass.keys()].sort((a, b) => mass[b] - mass[a]); // small ones on top
   const anchors = new Map();
   for (const k of order) {
     const dot = svg("g", {}, svg("circle", { r: 3 }));
@@ -88,7 +87,7 @@ function dimensionMap(run, stage, compact = false) {
     if (dots.length) roam(dots.reduce((a, b) => (b.x > a.x ? b : a)).k, false);
   }
 
-  // The heaviest dimensions show the image that activates them most, wherever there is room for it.
+  // The dimensions with most mass show their strongest image, where there is room.
   function hang() {
     points.querySelectorAll(".hung").forEach((old) => old.remove());
     const hung = [];
@@ -102,14 +101,14 @@ function dimensionMap(run, stage, compact = false) {
         svg("rect", { x: -side / 2, y: -side / 2, width: side, height: side, rx: 2 })));
     }
     label(hung);
-    hung.reverse().forEach((p) => points.append(anchors.get(p.k).anchor)); // pictures lie above the dots
+    hung.reverse().forEach((p) => points.append(anchors.get(p.k).anchor)); // images above the dots
   }
 
-  // Names stand beside their dots, the most telling first, wherever there is room.
+  // Names beside the dots, clearest first, where there is room.
   function label(hung) {
     points.querySelectorAll(".dot-name").forEach((old) => old.remove());
     const placed = [];
-    for (const k of telling(run).filter((n) => nameOf(run, n))) {
+    for (const k of byClarity(run).filter((n) => nameOf(run, n))) {
       const p = dots.find((dot) => dot.k === k);
       if (!p || placed.length >= 40) continue;
       const words = clip(nameOf(run, k), 22);
@@ -125,7 +124,7 @@ function dimensionMap(run, stage, compact = false) {
     }
   }
 
-  // One tab stop for the whole map: the arrow keys carry it from dot to dot.
+  // One tab stop for the whole map; the arrow keys move it.
   let here = -1;
   function roam(k, focus = true) {
     anchors.get(here)?.anchor.setAttribute("tabindex", -1);
@@ -157,7 +156,7 @@ function dimensionMap(run, stage, compact = false) {
     if (best) roam(best.k);
   });
 
-  // The pointer takes the nearest dot within reach, so that small dots need no steady hand.
+  // The pointer selects the nearest dot, so that small dots are easy to hit.
   function nearest(event) {
     const box = node.getBoundingClientRect();
     const scale = width / box.width;
@@ -165,7 +164,7 @@ function dimensionMap(run, stage, compact = false) {
     const py = (event.clientY - box.top) * scale;
     let best = null;
     for (const p of dots) {
-      const on = p.side && Math.max(Math.abs(p.x - px), Math.abs(p.y - py)) <= p.side / 2; // on its picture
+      const on = p.side && Math.max(Math.abs(p.x - px), Math.abs(p.y - py)) <= p.side / 2; // on its image
       const gap = on ? -1e3 : Math.hypot(p.x - px, p.y - py) - Math.min(p.r, 4);
       if (gap < 22 * scale && (!best || gap < best.gap)) best = { k: p.k, gap };
     }
@@ -198,7 +197,7 @@ function dimensionMap(run, stage, compact = false) {
   });
 
   update(stage);
-  requestAnimationFrame(() => node.classList.add("moving")); // positions are animated from the second one on
+  requestAnimationFrame(() => node.classList.add("moving")); // animate from the second position on
   return { node, update };
 }
 
@@ -223,8 +222,8 @@ function hideCard() {
 function mapLegend(run) {
   const part = (...content) => h("span", { class: "legend-part" }, ...content);
   return h("div", { class: "legend" },
-    run.gated && part(h("span", {}, "gate never closes it"), h("span", { class: "ramp", "aria-hidden": "true" }),
-      h("span", {}, "always closes it, where it fires")),
+    run.gated && part(h("span", {}, "gate never closed"), h("span", { class: "ramp", "aria-hidden": "true" }),
+      h("span", {}, "always closed where it fires")),
     part(h("span", { class: "sizes", "aria-hidden": "true" }, h("i"), h("i"), h("i")),
       h("span", {}, "size: activation mass")));
 }

@@ -1,22 +1,22 @@
-// Naming: the form on a dimension's page, and the page of all names.
+// The naming form of a dimension, and the page of all names.
 const dimensionLabel = (run, k) => nameOf(run, k) || `Dimension ${k}`;
 
-function telling(run) {
+function byClarity(run) {
   const s = run.before;
   run.order ??= [...Array(run.dims).keys()].filter((k) => s.support[k] > 0)
-    .sort((a, b) => s.telling[b] - s.telling[a] || s.mass[b] - s.mass[a]);
+    .sort((a, b) => s.clarity[b] - s.clarity[a] || s.mass[b] - s.mass[a]);
   return run.order;
 }
 
-// The most telling dimension without a name that comes after k; from the end it begins anew.
+// The next unnamed dimension after k, in order of clarity; wraps around.
 function nextUnnamed(run, k) {
-  const order = telling(run);
+  const order = byClarity(run);
   const at = order.indexOf(k);
   return [...order.slice(at + 1), ...order.slice(0, Math.max(at, 0))].find((n) => !isNamed(run, n));
 }
 
 function progress(run) {
-  return `${whole(namedCount(run))} of ${whole(telling(run).length)} named`;
+  return `${whole(namedCount(run))} of ${whole(byClarity(run).length)} named`;
 }
 
 function namingForm(run, k) {
@@ -53,7 +53,7 @@ function namingForm(run, k) {
   const next = nextUnnamed(run, k);
   const form = h("form", { class: "naming", "aria-label": "Name this dimension", onsubmit: (e) => e.preventDefault() },
     h("label", { for: "name" }, "Name"), name,
-    h("fieldset", {}, h("legend", {}, "It is"), marks,
+    h("fieldset", {}, h("legend", {}, "Mark"), marks,
       h("button", { type: "button", class: "quiet", onclick: () => {
         form.querySelectorAll("[type=radio]").forEach((radio) => { radio.checked = false; });
         keep({ mark: "" });
@@ -61,7 +61,7 @@ function namingForm(run, k) {
     h("label", { for: "note" }, "Note"), noted,
     others.length > 0 && h("ul", { class: "others" }, others.map((e) =>
       h("li", {}, h("b", {}, e.name || e.mark || "note"), ` ${[e.name && e.mark, e.note].filter(Boolean).join(", ")} `,
-        h("small", {}, `said ${e.author || "somebody"}`)))),
+        h("small", {}, `by ${e.author || "someone"}`)))),
     hint,
     h("p", { class: "after" }, count,
       next !== undefined && h("a", { href: dimensionLink(run, next) }, "Next unnamed →"),
@@ -69,7 +69,7 @@ function namingForm(run, k) {
   return form;
 }
 
-let naming = false; // the next dimension was asked for from the name field: it gets the focus again
+let naming = false; // move the focus to the name field of the next dimension
 
 async function viewNames({ run }) {
   const author = h("input", { id: "author", value: me, maxlength: LENGTHS.author, autocomplete: "off",
@@ -79,13 +79,12 @@ async function viewNames({ run }) {
     "aria-label": "Import names.json", tabindex: -1 });
   file.addEventListener("change", async () => {
     try {
-      if (file.files[0].size > MOST_BYTES) throw new Error("it is larger than 64 MB");
-      const { taken, strange } = importNames(await file.files[0].text());
+      const { imported, skipped } = importNames(await file.files[0].text());
       fill();
-      report.textContent = `Took what it says of ${plural(taken, "dimension")}.`
-        + (strange ? ` ${plural(strange, "set")} of names in it ${strange === 1 ? "is" : "are"} for other codes and left out.` : "");
+      report.textContent = `Imported names of ${plural(imported, "dimension")}.`
+        + (skipped ? ` Skipped ${plural(skipped, "set")} of names for other codes.` : "");
     } catch (error) {
-      report.textContent = `This file was not taken: ${error.message}.`;
+      report.textContent = `Import failed: ${error.message}.`;
     }
     file.value = "";
   });
@@ -97,19 +96,19 @@ async function viewNames({ run }) {
       h("div", {}, h("b", {}, e.name || "–"), e.mark && ` ${e.mark}`, e.note && h("small", {}, ` ${e.note}`),
         (all || e.author !== me) && h("small", {}, ` ${e.author}`)))));
   const names = (dims, all) => {
-    const body = table([{ text: "Dimension", class: "first" }, { text: "Top images" }, { text: "Name" }], [],
+    const body = table([{ text: "Dimension", class: "first" }, { text: "Strongest images" }, { text: "Name" }], [],
       { label: all ? "Conflicts" : "Names", class: "wide" });
     return [body, growing(body.querySelector("tbody"), dims, (k) => row(k, all), 40)];
   };
   function fill() {
     const conflicts = conflictsOf(run);
-    const done = telling(run).filter((k) => isNamed(run, k));
+    const done = byClarity(run).filter((k) => isNamed(run, k));
     const next = nextUnnamed(run, -1);
     list.replaceChildren(...[
       h("p", { class: "lede" }, `${progress(run)}. `,
-        next !== undefined && h("a", { href: dimensionLink(run, next) }, "Name the next one →")),
+        next !== undefined && h("a", { href: dimensionLink(run, next) }, "Name the next dimension →")),
       conflicts.length > 0 && section(plural(conflicts.length, "conflict"),
-        intro("People said different things of these. Open one to settle it with a name of your own."),
+        intro("Dimensions with different names or marks. Open one to enter your own."),
         names(conflicts, true)),
       done.length > 0 && section("Names", names(done, false)),
     ].filter(Boolean));
@@ -118,11 +117,11 @@ async function viewNames({ run }) {
   const node = h("div", {},
     heading("Names"),
     h("div", { class: "controls" },
-      h("label", { for: "author" }, "You are", author),
+      h("label", { for: "author" }, "Your name", author),
       h("button", { type: "button", onclick: () => download("names.json", exportNames()) }, "Export names.json"),
-      h("button", { type: "button", onclick: () => file.click() }, "Import"), file),
+      h("button", { type: "button", onclick: () => file.click() }, "Import names.json"), file),
     storageHint(), report,
-    note("Names are kept in this browser only. Export them to pass them on; import another's to join the two."),
+    note("Names are stored in this browser only. Export them to share them. Import a file to merge its names with yours."),
     list);
   return { title: "Names", node };
 }

@@ -1,6 +1,6 @@
 const MEASURES = {
   consistency: "Consistency, %", entropy_sum: "Entropy of sums", entropy_mean: "Entropy of means",
-  entropy_freq: "Entropy of firing", activation_ratio: "Activation ratio", l0: "Active dimensions an image",
+  entropy_freq: "Entropy of firing", activation_ratio: "Activation ratio", l0: "Active dimensions per image",
 };
 const measureName = (key) => MEASURES[key] || key.replaceAll("_", " ").replace(/^./, (c) => c.toUpperCase());
 
@@ -15,26 +15,26 @@ function headlineFigures(run, stage) {
   const when = run.after ? `, ${stage} gates` : "";
   const largest = atlas.sizes && percent(Math.max(...atlas.sizes) / atlas.count, 1);
   return h("div", { class: "figures" },
-    figureNumber(whole(run.dims - s.dead), `of ${whole(run.dims)} dimensions fire${when}`, `${whole(s.dead)} dead`),
-    figureNumber(s.active.toFixed(1), `active dimensions an image${when}`, "mean over images"),
+    figureNumber(whole(run.dims - s.dead), `of ${whole(run.dims)} dimensions are active${when}`, `${whole(s.dead)} dead`),
+    figureNumber(s.active.toFixed(1), `active dimensions per image${when}`, "mean"),
     s.consistency !== null && figureNumber(percent(s.consistency, 1), `consistency${when}`,
-      `of ${whole(s.supported)} with ≥ 10 images; largest class ${largest}`),
-    run.gated && figureNumber(percent(run.closed, 1), "of firing features closed", "by the gates"));
+      `mean of ${whole(s.supported)} dimensions with ≥ 10 images; largest class ${largest}`),
+    run.gated && figureNumber(percent(run.closed, 1), "of active features closed", "by the gates"));
 }
 
 function summaryIntro(list) {
-  const gated = list.some((run) => run.gated) ? " Of features after the gates, whatever is shown elsewhere." : "";
-  return `By both definitions: to the letter of the paper, and the sound one.${gated}`;
+  const gated = list.some((run) => run.gated) ? " Measured after the gates." : "";
+  return `By the definitions of the paper and by the sound ones.${gated}`;
 }
 
 function foldedNumbers(list) {
   const rows = Math.max(...list.map((run) => run.summary?.rows.length || 0));
   return h("details", { ontoggle: () => cutTables() },
-    h("summary", {}, `Every measure of the evaluation (${rows})`),
+    h("summary", {}, `All measures of the evaluation (${rows})`),
     list.some((run) => run.summary?.columns.length > 1) && intro(summaryIntro(list)), summaryTable(list));
 }
 
-// One row a measure, one column a definition (and a run, where there are two).
+// One row per measure, one column per definition and run.
 function summaryTable(list) {
   const head = [{ text: "Measure" }];
   const rows = new Map();
@@ -59,25 +59,24 @@ function galleryLinks(run) {
     button(atlas.classes ? "High-entropy dimensions" : "Most prevalent dimensions", link("gallery/entropy")),
     run.gated && button("Most suppressed dimensions", link("gallery/suppressed")),
     button("All dimensions", link("dims")),
-    button("Test yourself: the quiz", link("quiz")),
+    button("Take the quiz", link("quiz")),
     runs.length > 1 && button("Compare the runs", link("compare")));
 }
 
 function deadNote(run, stage) {
   const { dead } = run.stages[stage];
   if (!dead) return [];
-  const never = dead === 1 ? "never fires and is not drawn" : "never fire and are not drawn";
-  return [`${plural(dead, "dimension")} ${never}: `, h("a", { href: link("dims", { show: "dead" }) }, "see the list"), "."];
+  return [`${plural(dead, "dead dimension")} not shown: `, h("a", { href: link("dims", { show: "dead" }) }, "list"), "."];
 }
 
-// What dimensions mean: the most telling ones as strips of pictures, each with its name or a plain sentence.
-function tellingWall(run, stage) {
+// The clearest dimensions as strips of images, each with its name or prominent class.
+function clearestTiles(run, stage) {
   const s = run[stage];
   const first = new Set(s.wall);
-  const order = [...s.wall, ...[...Array(run.dims).keys()].filter((k) => s.shown[k] && s.telling[k] > 0 && !first.has(k))
-    .sort((a, b) => s.telling[b] - s.telling[a] || s.mass[b] - s.mass[a])];
-  if (!order.length) return [note("No dimension fires on ten images or more.")];
-  const wall = h("div", { class: "tiles telling" });
+  const order = [...s.wall, ...[...Array(run.dims).keys()].filter((k) => s.shown[k] && s.clarity[k] > 0 && !first.has(k))
+    .sort((a, b) => s.clarity[b] - s.clarity[a] || s.mass[b] - s.mass[a])];
+  if (!order.length) return [note("No dimension fires on 10 or more images.")];
+  const wall = h("div", { class: "tiles clearest" });
   return [wall, growing(wall, order, (k) => dimensionTile(run, stage, k), narrow() ? 6 : 12, false)];
 }
 
@@ -89,27 +88,27 @@ async function viewOverview({ run, stage }) {
   const fill = () => {
     figures.replaceChildren(headlineFigures(run, stage));
     dead.replaceChildren(...deadNote(run, stage));
-    wall.replaceChildren(...tellingWall(run, stage));
+    wall.replaceChildren(...clearestTiles(run, stage));
   };
   fill();
   const reading = atlas.classes
-    ? "A dimension far to the right fires on many images; one far up fires on a single class. Those to the right and low "
-      + "down are shared by all classes. Both axes have square-root scales."
-    : "A dimension far to the right fires on many images. There are no class labels, so height is how strongly it fires.";
+    ? "Dimensions on the right fire on many images, those at the top on a single class. Those at the bottom right are "
+      + "shared by all classes. Both axes have square-root scales."
+    : "Dimensions on the right fire on many images, those at the top fire strongly. Both axes have square-root scales.";
   const { dead: none, active } = run.stages[stage];
   const [verdict] = run.verdict?.[0]
-    ?? [`${whole(run.dims - none)} of ${whole(run.dims)} dimensions fire; an image uses ${active.toFixed(1)} on average.`];
+    ?? [`${whole(run.dims - none)} of ${whole(run.dims)} dimensions are active, ${active.toFixed(1)} per image on average.`];
   const node = h("div", {},
     heading(atlas.title, lede(run.sentence && `${run.sentence} `, verdict)),
     section("What the dimensions mean",
-      intro("The most telling first, unlike ones before similar ones. A dimension is telling if its strongest images are ",
-        "alike in other dimensions, too, and if it fires on few images, and strongly. No label decides this order. ",
+      intro("The clearest dimensions first, different ones before similar ones. A dimension is clear if its strongest images ",
+        "are similar, and if it fires on few images and strongly. Labels are not used. ",
         h("a", { href: link("names") }, progress(run)), "."),
       wall),
-    section("Every dimension at a glance", intro(reading), map.node, mapLegend(run), dead),
+    section("All dimensions", intro(reading), map.node, mapLegend(run), dead),
     section(run.verdict?.length ? "Verdict" : "Numbers",
-      run.verdict?.length > 0 && h("ul", { class: "lines" }, run.verdict.map(([text, by]) => h("li", { title: by }, text))),
-      h("details", { class: "numbers" }, h("summary", {}, "Dimensions in use, and what they have in common"), figures),
+      run.verdict?.length > 0 && h("ul", { class: "lines" }, run.verdict.map(([text, by]) => h("li", { title: by }, text.replaceAll(" %", "\u00a0%")))),
+      h("details", { class: "numbers" }, h("summary", {}, "Active dimensions and consistency"), figures),
       run.summary && foldedNumbers([run])),
     galleryLinks(run));
   const update = (next) => {

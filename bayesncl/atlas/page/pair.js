@@ -1,6 +1,6 @@
-// Why are these two similar? The similarity is a sum over dimensions, z·z' = Σ z_k z'_k; each term can be looked at.
+// The similarity of two images as a sum over dimensions, z·z' = Σ z_k z'_k.
 async function viewPair({ run, stage, args }) {
-  if (args.length < 2) throw new Error("This address needs two images, such as #/pair/5/8.");
+  if (args.length < 2) throw new Error("The address needs two images, such as #/pair/5/8.");
   const [i, j] = [imageNumber(args[0]), imageNumber(args[1])];
   const [a, b] = await Promise.all([loadImage(run, "before", i), loadImage(run, "before", j)]);
   const stages = run.after ? ["before", "after"] : ["before"];
@@ -19,25 +19,22 @@ async function viewPair({ run, stage, args }) {
       labelOf(n) && h("span", {}, labelOf(n)), backgroundOf(n) && h("span", {}, `on ${backgroundOf(n)}`)));
   const verdict = stages.map((stage) =>
     figureNumber(fixed(sum(stage, (v) => v), 3), run.after ? `cosine ${stage} gates` : "cosine"));
-  const bars = run.after ? " Upper bar: its part before gates; lower bar: after." : "";
+  const bars = run.after ? " Upper bar: contribution before gates. Lower bar: after gates." : "";
 
   const node = h("div", {},
     heading(`Cosine ${fixed(sum(stage, (v) => v), 2)}${run.after ? ` ${stage} gates` : ""}`),
     h("div", { class: "pair" }, side(i, 0), h("div", { class: "verdict" }, verdict), side(j, 1)),
     lede(bothSentence(run, stage, shared), verdictSentence(run, shared)),
     stages.map((stage) => stack(run, shared, stage, longest, run.after)),
-    section("Shared dimensions",
-      shared.length
-        ? [intro(`Each with images that share it.${bars}`), list, more]
-        : note("No stored dimension fires on both images."),
-      remainder(run, a, b)),
+    shared.length > 0 && section("Shared dimensions", intro(`Each with its strongest images.${bars}`), list, more),
+    remainder(run, a, b),
     actions(
-      button("Another second image", link("images", { with: String(i) })),
-      button("Swap the two", link(`pair/${j}/${i}`))));
+      button("Pick another image", link("images", { with: String(i) })),
+      button("Swap the images", link(`pair/${j}/${i}`))));
   return { title: `Images ${i} and ${j}`, node };
 }
 
-// Dimensions stored for both images, the largest part of the similarity first.
+// Dimensions stored for both images, largest contribution first.
 function sharedDimensions(a, b) {
   const other = new Map(b.features.map((g) => [g.dim, g]));
   const shared = [];
@@ -53,19 +50,19 @@ function sharedDimensions(a, b) {
   return shared;
 }
 
-// The dimensions that make up most of the similarity, by name, each with its part.
+// The dimensions with the largest contributions.
 function bothSentence(run, stage, shared) {
   const parts = shared.filter((s) => s[stage] >= 0.005).sort((s, t) => t[stage] - s[stage]).slice(0, 4)
-    .map((s) => `${nameOf(run, s.dim) || `dimension ${s.dim}`} ${fixed(s[stage], 2)}`);
-  return parts.length ? `Both: ${parts.join(", ")}. ` : "";
+    .map((s) => `${nameOf(run, s.dim) || `dimension ${s.dim}`} (${fixed(s[stage], 2)})`);
+  return parts.length ? `Largest contributions: ${parts.join(", ")}. ` : "";
 }
 
 function verdictSentence(run, shared) {
   if (!shared.length) return "They share no dimension.";
   const first = `They share ${plural(shared.length, "dimension")}.`;
   if (!run.gated) return first;
-  const muted = shared.filter((s) => s.after === 0).length;
-  return muted ? `${first} The gates take ${whole(muted)} of them out.` : `${first} The gates leave all of them in.`;
+  const closed = shared.filter((s) => s.after === 0).length;
+  return closed ? `${first} The gates close ${whole(closed)} of them.` : `${first} The gates close none of them.`;
 }
 
 function pairRow(run, s, largest, where) {
@@ -78,7 +75,7 @@ function pairRow(run, s, largest, where) {
       run.gated && h("span", {}, gate(s.f.open), gate(s.g.open)), where));
 }
 
-// The similarity as one bar, a segment for each dimension; both bars have one scale, and a dimension one colour.
+// The similarity as a bar with a segment per dimension; both stages share scale and colors.
 function stack(run, shared, stage, longest, both) {
   const positive = shared.filter((s) => s[stage] > 0);
   if (!positive.length) return null;
@@ -90,11 +87,11 @@ function stack(run, shared, stage, longest, both) {
   };
   return h("div", { class: "stack-row" },
     both && h("span", { class: "stack-name" }, stage),
-    h("div", { class: "stack", role: "img", "aria-label": `Largest parts${both ? `, ${stage} gates` : ""}: ${spoken}` },
+    h("div", { class: "stack", role: "img", "aria-label": `Largest contributions${both ? `, ${stage} gates` : ""}: ${spoken}` },
       positive.slice(0, 40).map(piece)));
 }
 
-// What the stored features leave open, by Cauchy and Schwarz on the parts that are not stored.
+// A bound on the contribution of features that are not stored, by Cauchy-Schwarz.
 function remainder(run, a, b) {
   const held = [a, b].map((x) => new Set(x.features.map((f) => f.dim)));
   const bound = (stage) => {
@@ -103,8 +100,8 @@ function remainder(run, a, b) {
     return alone(a, held[1]) * rest(b) + alone(b, held[0]) * rest(a) + rest(a) * rest(b);
   };
   const worst = Math.max(bound("before"), run.after ? bound("after") : 0);
-  if (worst < 5e-4) return note("Every feature of both images is counted.");
+  if (worst < 5e-4) return note("All features of both images are included.");
   const [p, q] = [a, b].map((x) => percent(x.covered.before, 1));
-  return note(`The page holds each image's ${run.keep} strongest features: ${p} and ${q} of their squared length. `,
-    `What is left out changes the similarity by at most ${fixed(worst, 3)}.`);
+  return note(`The page stores the ${run.keep} strongest features of each image: ${p} and ${q} of the squared length. `,
+    `The others change the similarity by at most ${fixed(worst, 3)}.`);
 }

@@ -1,34 +1,34 @@
-// Pieces that several views share.
+// Parts shared by several views.
 function topOf(run, stage, k) {
   const s = run[stage];
   const width = s.top.length / run.dims;
   return [...s.top.subarray(k * width, k * width + s.shown[k])];
 }
 
-// What stands out among its strongest images beyond chance: the class or background, its share, and how many times chance.
-function outstanding(run, stage, k) {
+// The class or background that stands out among the strongest images, its share, and its lift over chance.
+function prominent(run, stage, k) {
   const s = run[stage];
   const kind = s.kind[k];
   if (!kind || !s.support[k]) return null;
   const [names, sizes] = kind === 1 ? [atlas.classes, atlas.sizes] : [atlas.backgrounds, atlas.grounds];
   const word = names[s.word[k]];
   const chance = sizes[s.word[k]] / sizes.reduce((a, b) => a + b, 0);
-  const times = s.share[k] / chance;
-  return { word, kind, share: s.share[k], times: `${times < 10 ? times.toFixed(1) : whole(times)} times chance` };
+  const lift = s.share[k] / chance;
+  return { word, kind, share: s.share[k], lift: `${lift < 10 ? lift.toFixed(1) : whole(lift)}× chance` };
 }
 
 function shortWords(run, stage, k) {
-  const o = outstanding(run, stage, k);
-  return o && `${percent(o.share)} ${o.kind === 2 ? "on " : ""}${clip(o.word, 28)}, ${o.times}`;
+  const o = prominent(run, stage, k);
+  return o && `${percent(o.share)} ${o.kind === 2 ? "on " : ""}${clip(o.word, 28)}, ${o.lift}`;
 }
 
 function shortNumbers(run, stage, k) {
   const s = run[stage];
-  if (!s.support[k]) return "never fires";
+  if (!s.support[k]) return "dead";
   return [
     `fires on ${percent(s.support[k] / atlas.count)} of images`,
     shortWords(run, stage, k),
-    run.gated && `gate closes it ${percent(run.closed_rate[k])}`,
+    run.gated && `gate closed ${percent(run.closed_rate[k])}`,
   ].filter(Boolean).join(" · ");
 }
 
@@ -39,15 +39,15 @@ function dimensionTitle(run, stage, k) {
 const dimensionLink = (run, k) => link(`dim/${k}`, { run: run.number || null });
 
 function dimensionStrip(run, stage, k, most = 8) {
-  return strip(topOf(run, stage, k).slice(0, most), `Top images of dimension ${k}`);
+  return strip(topOf(run, stage, k).slice(0, most), `Strongest images of dimension ${k}`);
 }
 
-// For the pointer the pictures lead to the dimension; keyboards and readers have the name beside them.
+// A link for the pointer; keyboards and screen readers use the name beside it.
 function linkedStrip(run, stage, k, most) {
   return h("a", { href: dimensionLink(run, k), tabindex: -1, "aria-hidden": "true" }, dimensionStrip(run, stage, k, most));
 }
 
-// A dimension as a tile: pictures first, then its name and a line of numbers.
+// A dimension as a tile: images, name, and a line of numbers.
 function dimensionTile(run, stage, k, line) {
   return h("a", { class: "tile", href: dimensionLink(run, k) },
     dimensionStrip(run, stage, k),
@@ -56,15 +56,15 @@ function dimensionTile(run, stage, k, line) {
       line ?? shortWords(run, stage, k) ?? shortNumbers(run, stage, k)));
 }
 
-// A dimension as the head of a row: its name, or its number and what stands out among its images.
+// A dimension as the head of a row: its name, or its number and prominent class.
 function dimensionName(run, stage, k) {
   const name = nameOf(run, k);
-  const word = (outstanding(run, stage, k) || outstanding(run, "before", k))?.word;
+  const word = (prominent(run, stage, k) || prominent(run, "before", k))?.word;
   return h("a", { class: "feature-name", href: dimensionLink(run, k) },
     h("b", {}, name || k), h("span", {}, name ? `dimension ${k}` : word || ""));
 }
 
-// A number before gates and, where there are gates, after, as one bar above the other.
+// A number before and, with gates, after the gates, as two bars.
 function twoBars(run, before, after, largest, digits) {
   const bar = (word, value, tone) => h("span", { class: "feature-bar" },
     h("span", { class: "track", "aria-hidden": "true" }, meter(Math.abs(value) / largest, tone)),
@@ -87,7 +87,7 @@ const note = (...text) => h("p", { class: "note" }, ...text);
 const button = (text, href, on) => h("a", { class: "button", href, "aria-current": on ? "true" : null }, text);
 const actions = (...buttons) => h("p", { class: "actions" }, ...buttons);
 
-// rows: [name, value, help]; a row that is false is left out.
+// rows: [name, value, help]; falsy rows are left out.
 function facts(rows, kind = "facts") {
   return h("dl", { class: kind }, rows.filter(Boolean).map(([name, value, help]) =>
     h("div", { title: help }, h("dt", {}, name), h("dd", {}, value))));
@@ -99,41 +99,41 @@ function steps(i, count, path) {
     i < count - 1 && h("a", { href: link(`${path}/${i + 1}`), rel: "next" }, "Next →"));
 }
 
-// Where the keys p and n lead.
-function neighbours(i, count, path) {
+// Targets of the keys p and n.
+function neighbors(i, count, path) {
   return { previous: i > 0 && link(`${path}/${i - 1}`), next: i < count - 1 && link(`${path}/${i + 1}`) };
 }
 
-// The numbers of a dimension that can be listed, sorted and shown; those that need labels or gates come only with them.
+// Statistics of a dimension; some need labels or gates.
 function columnsOf(run, stage) {
   const s = run[stage];
   const column = (key, name, help, of, show) => ({ key, name, help, of, show });
   const share = (v) => percent(v);
   const nats = (v) => fixed(v, 2);
   return [
-    column("telling", "Telling", "how alike its strongest images are, how few it fires on, how strongly; needs no labels",
-      (k) => s.telling[k], nats),
+    column("clarity", "Clarity", "similarity of its strongest images × concentration on few images × strength; without labels",
+      (k) => s.clarity[k], nats),
     s.consistency && column("consistency", "Consistency",
       "share of the most frequent class among the images it fires on", (k) => s.consistency[k], share),
     column("support", "Support", "images it fires on", (k) => s.support[k], whole),
     column("prevalence", "Prevalence", "share of images it fires on", (k) => s.support[k] / atlas.count, share),
     s.entropy_freq && column("entropy_freq", "Entropy, firing",
-      "over classes, of firing counts (nats)", (k) => s.entropy_freq[k], nats),
+      "entropy over classes of the images it fires on (nats)", (k) => s.entropy_freq[k], nats),
     s.entropy_sum && column("entropy_sum", "Entropy, sum",
-      "over classes, of summed activation (nats)", (k) => s.entropy_sum[k], nats),
+      "entropy over classes of the summed activation (nats)", (k) => s.entropy_sum[k], nats),
     s.entropy_mean && column("entropy_mean", "Entropy, mean",
-      "over classes, of mean activation (nats)", (k) => s.entropy_mean[k], nats),
+      "entropy over classes of the mean activation (nats)", (k) => s.entropy_mean[k], nats),
     column("mass", "Mass", "share of all activation", (k) => s.mass[k] / s.total, (v) => percent(v, 2)),
-    run.gated && column("closed", "Gate closes",
-      "of the images it fires on, the share whose gate is closed", (k) => run.closed_rate[k], share),
-    run.gated && column("open", "Gate open", "share of all images whose gate is open", (k) => run.open_rate[k], share),
+    run.gated && column("closed", "Gate closed",
+      "share of the images it fires on where the gate is closed", (k) => run.closed_rate[k], share),
+    run.gated && column("open", "Gate open", "share of all images where the gate is open", (k) => run.open_rate[k], share),
   ].filter(Boolean);
 }
 
-// How much of a run's features the page holds, said wherever it matters.
+// Which share of the features the page stores; nothing if it is all of them.
 function coverage(run) {
   if (run.whole) return null;
   const share = percent(run.covered[run.after ? 1 : 0], 1);
-  return note(`Of each image the page holds the ${run.keep} strongest features, `,
-    `on average ${share} of their squared length.`);
+  return note(`The page stores the ${run.keep} strongest features of each image, `,
+    `on average ${share} of the squared length.`);
 }

@@ -1,4 +1,4 @@
-// The intruder quiz: four images a dimension fires on strongly and one it does not. Who finds the odd one?
+// The intruder quiz: four images that a dimension fires on strongly, and one that it does not.
 const ROUND = 20;
 const quizKey = () => `quiz-${runs.map((run) => run.fingerprint).join("-").slice(0, 200)}`;
 let answers = null;
@@ -25,7 +25,7 @@ const shuffled = (list) => {
   return all;
 };
 
-// As many questions of each run, in no order; those not asked before come first.
+// The same number of questions per run, shuffled; new questions first.
 async function drawRound() {
   const parts = await Promise.all(runs.map((run) => load(`${run.key}-quiz`)));
   const known = new Set(openAnswers().map((a) => `${a.codes} ${[...a.images].sort()}`));
@@ -36,12 +36,12 @@ async function drawRound() {
     });
     return all.sort((a, b) => a.asked - b.asked);
   }).filter((pool) => pool.length);
-  if (!pools.length) throw new Error("No dimension fires on enough images to ask about.");
+  if (!pools.length) throw new Error("No dimension fires on enough images for a quiz.");
   const each = Math.ceil(ROUND / pools.length);
   return shuffled(pools.flatMap((pool) => pool.slice(0, each))).slice(0, ROUND);
 }
 
-// Wilson's 95 % interval of a share.
+// 95 % Wilson interval of a share.
 function wilson(right, asked) {
   if (!asked) return [0, 1];
   const z = 1.959964;
@@ -59,8 +59,8 @@ async function viewQuiz({ args }) {
   const stage = h("div", { class: "quiz" });
   const node = h("div", {},
     heading("Which one does not belong?"),
-    note("Four of these images drive one dimension; the fifth does not. You learn at the end which dimension of which method it was. ",
-      "Click, or press 1 to 5; guess if you must."),
+    note("Four of these images activate one dimension strongly, the fifth does not. The results show which dimension it was. ",
+      "Click an image or press 1 to 5; guess if unsure."),
     storageHint(), stage);
 
   function ask() {
@@ -69,7 +69,7 @@ async function viewQuiz({ args }) {
     begun = performance.now();
     stage.replaceChildren(
       h("div", { class: "five" }, order.map((o, place) =>
-        h("button", { type: "button", class: "choice", "aria-label": `Picture ${place + 1}`,
+        h("button", { type: "button", class: "choice", "aria-label": `Image ${place + 1}`,
           "data-image": images[o], onclick: () => answer(order, place) }, picture(images[o], true)))),
       h("p", { class: "note", role: "status" }, `Question ${at + 1} of ${round.length}`));
     at > 0 && stage.querySelector("button").focus({ preventScroll: true });
@@ -103,20 +103,19 @@ function quizResults() {
   const dims = methods.flatMap(([run, list]) => [...new Set(list.map((a) => a.dim))].map((k) =>
     ({ run, k, list: list.filter((a) => a.dim === k) })))
     .sort((a, b) => b.list.length - a.list.length || a.k - b.k);
-  const byDim = table([{ text: "Dimension" }, { text: "Top images" }, ...head("").slice(1)], [], { label: "By dimension", class: "wide" });
+  const byDim = table([{ text: "Dimension" }, { text: "Strongest images" }, ...head("").slice(1)], [], { label: "By dimension", class: "wide" });
   const more = growing(byDim.querySelector("tbody"), dims, ({ run, k, list }) => h("tr", { "data-dim": k },
     h("th", { scope: "row" }, h("a", { href: dimensionLink(run, k) }, dimensionLabel(run, k)),
       runs.length > 1 && h("small", {}, ` ${run.name}`)),
     h("td", {}, linkedStrip(run, "before", k, 5)), cells(list)), 20);
   const forget = () => {
-    if (!confirm("Forget all answers given in this browser?")) return;
+    if (!confirm("Delete all answers stored in this browser?")) return;
     answers = [];
     remember(quizKey(), "[]");
     show();
   };
   return h("div", {},
-    heading("How often was the odd one found?", lede(all.length
-      ? `${plural(all.length, "answer")} so far. Guessing finds one in five, 20 %.` : "No question has been answered yet.")),
+    heading("Quiz results", lede(all.length ? `${plural(all.length, "answer")}. Chance is 20 %.` : "No answers yet.")),
     storageHint(),
     methods.length > 0 && section("By method",
       table(head("Method"), methods.map(([run, list]) => h("tr", {}, h("th", { scope: "row" }, run.name), cells(list))),
@@ -124,7 +123,7 @@ function quizResults() {
     actions(button("Another round", link("quiz")),
       all.length > 0 && h("button", { type: "button", onclick: () => download("quiz.json",
         { format: "bayesncl-quiz-1", atlas: atlas.title, author: me, answers: all }) }, "Export quiz.json"),
-      all.length > 0 && h("button", { type: "button", onclick: forget }, "Forget these answers")),
-    all.length > 0 && note("bayesncl quiz FILE… joins the exports of several people."),
+      all.length > 0 && h("button", { type: "button", onclick: forget }, "Delete the answers")),
+    all.length > 0 && note("To join the results of several people: bayesncl quiz FILE…"),
     dims.length > 0 && section("By dimension", byDim, more));
 }

@@ -1,4 +1,4 @@
-// One field for everything that has a name: classes, dimensions, images, files.
+// Search over dimensions, classes, backgrounds and images.
 async function find(text) {
   const q = text.trim().toLowerCase();
   if (!q) return [];
@@ -15,7 +15,7 @@ async function find(text) {
       found.push({ text: `Image ${n}`, hint: labelOf(n) || "", href: link(`image/${n}`) });
     }
   }
-  for (const k of said.get(run.fingerprint).keys()) {
+  for (const k of annotations.get(run.fingerprint).keys()) {
     const name = nameOf(run, k);
     if (name.toLowerCase().includes(q)) found.push({ text: name, hint: `dimension ${k}`, href: link(`dim/${k}`) });
   }
@@ -54,7 +54,7 @@ function searchField() {
     placeholder: narrow() ? "Search" : atlas.classes?.length ? `Search: ${clip(shortest(atlas.classes), 10)} …` : "Search",
   });
   let chosen = -1;
-  let searching = Promise.resolve(); // the answer to what was typed last
+  let searching = Promise.resolve(); // for the last input
 
   const show = (open) => {
     list.hidden = !open;
@@ -82,9 +82,9 @@ function searchField() {
   async function answer() {
     const text = field.value;
     const found = await find(text);
-    if (text !== field.value) return; // typed on meanwhile
-    const nothing = h("li", { role: "option", "aria-disabled": "true" }, "Nothing of that name");
-    list.replaceChildren(...(found.length ? found.map(option) : [nothing]));
+    if (text !== field.value) return; // the input has changed
+    const none = h("li", { role: "option", "aria-disabled": "true" }, "No results");
+    list.replaceChildren(...(found.length ? found.map(option) : [none]));
     show(text.trim() !== "");
     choose(found.length ? 0 : -1);
   }

@@ -1,4 +1,4 @@
-// Pictures are canvases cut from sprite sheets: crisp when enlarged, and printed like any image.
+// Images are canvases cut from sprite sheets: crisp when enlarged, and printable.
 const sheets = new Map();
 
 function sheet(file) {
@@ -10,7 +10,7 @@ function sheet(file) {
   return sheets.get(file);
 }
 
-// Where image i lies: on the one sheet of all that the overview shows, or among all images.
+// The position of image i: on the sheet of the overview, or among all images.
 function placeOf(i, layout = atlas.sprites) {
   const at = layout === atlas.sprites ? atlas.onCover?.get(i) : undefined;
   const { columns, rows, tile, size, files, count } = at === undefined ? layout : atlas.cover;
@@ -28,10 +28,10 @@ function draw(context, i, x = 0, layout = atlas.sprites) {
   const { file, left, top, size } = placeOf(i, layout);
   return sheet(file)
     .then((image) => context.drawImage(image, left, top, size[1], size[0], x, 0, size[1], size[0]))
-    .catch(() => say("A sheet of pictures could not be read."));
+    .catch(() => announce("Cannot read a file with images."));
 }
 
-// By itself an image is shown larger, where the original is.
+// `large` shows a larger version, if there is one.
 function picture(i, large = false) {
   const layout = (large && atlas.large) || atlas.sprites;
   const [height, width] = layout.size;
@@ -41,7 +41,7 @@ function picture(i, large = false) {
   return canvas;
 }
 
-// Several pictures in one canvas, for rows where they are seen in passing.
+// Several images in one canvas.
 function strip(images, label) {
   if (!images.length) return h("span", { class: "none" }, "–");
   const [height, width] = atlas.sprites.size;
@@ -56,7 +56,7 @@ function strip(images, label) {
   return canvas;
 }
 
-// A picture inside a drawing, centred on its origin.
+// An image inside an SVG, centered on the origin.
 function cutout(i, side) {
   const { file, left, top, size, width, height } = placeOf(i);
   return svg("svg", {
@@ -79,7 +79,7 @@ function imageTitle(i) {
   return [`Image ${i}`, labelOf(i), backgroundOf(i) && `on ${backgroundOf(i)}`].filter(Boolean).join(", ");
 }
 
-// A picture that leads to its page, with a line below; a closed gate is marked by a slash and in words.
+// An image that links to its page, with a caption; a closed gate has a struck circle.
 function thumb(i, { caption, href, closed = false } = {}) {
   const title = imageTitle(i) + (closed ? ", gate closed" : "");
   return h("a", { class: closed ? "thumb closed" : "thumb", href: href || link(`image/${i}`), "aria-label": title, title },

@@ -1,40 +1,38 @@
-// What people type stays in this browser: names, notes and marks by the fingerprint of the codes, and answers to the quiz.
+// Names, notes, marks and quiz answers, in the storage of the browser, by fingerprint of the codes.
 const FORMAT = "bayesncl-names-1";
 const MARKS = ["readable", "mixed", "noise"];
 const LENGTHS = { name: 120, note: 2000, author: 60, time: 40 };
-const MOST_ENTRIES = 64;
-const MOST_BYTES = 64 * 1024 * 1024;
-let keeps = true; // whether the browser keeps anything; a page opened from disk may be refused storage
+let persistent = true; // a browser may refuse storage to a page on disk
 
 function remember(name, value) {
   try {
     if (value === undefined) return localStorage.getItem(`atlas-${name}`);
     localStorage.setItem(`atlas-${name}`, value);
   } catch {
-    if (value !== undefined) keeps = false;
+    if (value !== undefined) persistent = false;
   }
   return null;
 }
 
 function testStorage() {
   remember("test", "1");
-  keeps = remember("test") === "1";
+  persistent = remember("test") === "1";
 }
 
-const storageHint = () => (keeps ? null
-  : h("p", { class: "warning", role: "alert" }, "This browser keeps nothing for this page. Export before you close it."));
+const storageHint = () => (persistent ? null
+  : h("p", { class: "warning", role: "alert" }, "This browser does not store data for this page. Export your work before you close it."));
 
-const said = new Map(); // fingerprint -> Map of dimension -> entries {name, note, mark, author, time}
+const annotations = new Map(); // fingerprint -> Map of dimension -> entries {name, note, mark, author, time}
 let me = "";
 
 function openNames() {
   testStorage();
-  me = remember("author") || `someone ${Math.random().toString(36).slice(2, 6)}`;
+  me = remember("author") || `anonymous ${Math.random().toString(36).slice(2, 6)}`;
   remember("author", me);
-  for (const run of runs) said.set(run.fingerprint, stored(run));
+  for (const run of runs) annotations.set(run.fingerprint, stored(run));
 }
 
-// What the browser holds of a run; damaged or foreign text counts as nothing.
+// Stored entries of a run; none if they are damaged.
 function stored(run) {
   try {
     return checkDimensions(JSON.parse(remember(`names-${run.fingerprint}`) || "{}"), run.dims);
@@ -45,7 +43,7 @@ function stored(run) {
 
 const asText = (value, length) => {
   if (value === undefined || value === null) return "";
-  if (typeof value !== "string") throw new Error("it holds something else than text");
+  if (typeof value !== "string") throw new Error("expected text");
   return value.slice(0, length);
 };
 
@@ -61,12 +59,12 @@ function checkDimensions(found, dims) {
   for (const [key, entries] of Object.entries(found)) {
     if (!/^\d{1,7}$/.test(key) || Number(key) >= dims) throw new Error(`there is no dimension ${clip(key)}`);
     if (!Array.isArray(entries)) throw new Error("entries must be a list");
-    dimensions.set(Number(key), joinEntries(entries.slice(0, MOST_ENTRIES).map(checkEntry)));
+    dimensions.set(Number(key), joinEntries(entries.map(checkEntry)));
   }
   return dimensions;
 }
 
-// One entry an author, the newest; what different people said stands side by side.
+// The newest entry of each author.
 function joinEntries(entries) {
   const newest = new Map();
   for (const e of entries) if (e.time >= (newest.get(e.author) ?? "")) newest.set(e.author, e.time);
@@ -79,19 +77,19 @@ function mergeInto(dimensions, other) {
   for (const [k, entries] of other) dimensions.set(k, joinEntries([...(dimensions.get(k) || []), ...entries]));
 }
 
-// Another page may have written meanwhile: what is stored is joined first.
+// Merge with what another tab may have stored.
 function saveNames(run) {
-  const dimensions = said.get(run.fingerprint);
+  const dimensions = annotations.get(run.fingerprint);
   mergeInto(dimensions, stored(run));
   remember(`names-${run.fingerprint}`, JSON.stringify(Object.fromEntries(dimensions)));
 }
 
-// An entry without words is kept as one that takes back what was said before.
-const entriesOf = (run, k) => (said.get(run.fingerprint).get(k) || []).filter((e) => e.name || e.note || e.mark);
+// An empty entry is stored too: it replaces an older one.
+const entriesOf = (run, k) => (annotations.get(run.fingerprint).get(k) || []).filter((e) => e.name || e.note || e.mark);
 const ownEntry = (run, k) => entriesOf(run, k).find((e) => e.author === me);
 
 function setEntry(run, k, changes) {
-  const dimensions = said.get(run.fingerprint);
+  const dimensions = annotations.get(run.fingerprint);
   const old = dimensions.get(k) || [];
   const own = old.find((e) => e.author === me) || { name: "", note: "", mark: "" };
   const entry = checkEntry({ ...own, ...changes, author: me, time: new Date().toISOString() });
@@ -99,7 +97,7 @@ function setEntry(run, k, changes) {
   saveNames(run);
 }
 
-// One's own name first, else the newest of another's.
+// Your own name, or else the newest one.
 function nameOf(run, k) {
   const entries = entriesOf(run, k).filter((e) => e.name.trim());
   return (entries.find((e) => e.author === me) || entries.at(-1))?.name.trim() || "";
@@ -107,11 +105,11 @@ function nameOf(run, k) {
 
 const markOf = (run, k) => (ownEntry(run, k)?.mark || entriesOf(run, k).findLast((e) => e.mark)?.mark || "");
 const isNamed = (run, k) => Boolean(nameOf(run, k) || markOf(run, k));
-const namedCount = (run) => [...said.get(run.fingerprint).keys()].filter((k) => isNamed(run, k)).length;
+const namedCount = (run) => [...annotations.get(run.fingerprint).keys()].filter((k) => isNamed(run, k)).length;
 
 function conflictsOf(run) {
   const differ = (entries, key) => new Set(entries.map((e) => e[key].trim().toLowerCase()).filter(Boolean)).size > 1;
-  return [...said.get(run.fingerprint).keys()].sort((a, b) => a - b)
+  return [...annotations.get(run.fingerprint).keys()].sort((a, b) => a - b)
     .filter((k) => differ(entriesOf(run, k), "name") || differ(entriesOf(run, k), "mark"));
 }
 
@@ -120,7 +118,7 @@ function renameMe(name) {
   if (!wanted || wanted === me) return;
   const former = me;
   for (const run of runs) {
-    const dimensions = said.get(run.fingerprint);
+    const dimensions = annotations.get(run.fingerprint);
     mergeInto(dimensions, stored(run));
     for (const [k, entries] of dimensions) {
       dimensions.set(k, joinEntries(entries.map((e) => (e.author === former ? { ...e, author: wanted } : e))));
@@ -134,28 +132,28 @@ function renameMe(name) {
 function exportNames() {
   const codes = runs.map((run) => ({
     fingerprint: run.fingerprint, run: run.name, dims: run.dims,
-    dimensions: Object.fromEntries([...said.get(run.fingerprint)].filter(([k]) => entriesOf(run, k).length)),
+    dimensions: Object.fromEntries([...annotations.get(run.fingerprint)].filter(([k]) => entriesOf(run, k).length)),
   }));
   return { format: FORMAT, codes };
 }
 
-// Returns how many dimensions were spoken of, and how many codes in the file are not of this atlas.
+// Returns the numbers of imported dimensions and of skipped sets, which are for other codes.
 function importNames(content) {
   const found = JSON.parse(content);
-  if (found?.format !== FORMAT || !Array.isArray(found.codes)) throw new Error("it is no names.json of an atlas");
-  let taken = 0;
-  let strange = 0;
+  if (found?.format !== FORMAT || !Array.isArray(found.codes)) throw new Error("it is not a names.json of an atlas");
+  let imported = 0;
+  let skipped = 0;
   const checked = found.codes.map((codes) => {
     const run = runs.find((r) => r.fingerprint === codes?.fingerprint && r.dims === codes?.dims);
-    if (!run) strange++;
+    if (!run) skipped++;
     return run && [run, checkDimensions(codes.dimensions, run.dims)];
   });
-  for (const [run, dimensions] of checked.filter(Boolean)) { // all of it is checked before any of it is taken
-    taken += dimensions.size;
-    mergeInto(said.get(run.fingerprint), dimensions);
+  for (const [run, dimensions] of checked.filter(Boolean)) { // after everything was checked
+    imported += dimensions.size;
+    mergeInto(annotations.get(run.fingerprint), dimensions);
     saveNames(run);
   }
-  return { taken, strange };
+  return { imported, skipped };
 }
 
 function download(name, data) {

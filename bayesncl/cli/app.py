@@ -1,0 +1,76 @@
+"""The command line: the app with its commands, and how errors are reported."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from typing import Annotated
+
+import typer
+
+from bayesncl import __version__
+from bayesncl.cli import atlas, codes, demo, evaluate, jobs, paper, train
+from bayesncl.errors import InputError, as_input_error, print_message
+
+COMMANDS = (
+    demo.demo,
+    codes.fit, codes.embed, codes.export,
+    atlas.atlas, atlas.quiz, jobs.audit, jobs.find, jobs.compare, jobs.names,
+    evaluate.evaluate, evaluate.measure,
+    train.recipes, train.train, train.resume, train.views, train.download,
+    paper.reproduce, paper.record, evaluate.cost,
+)  # fmt: skip
+FORMER_OPTIONS = {"dim": "components", "keep": "active"}  # accepted, not shown in the help
+
+app = typer.Typer(
+    help="Sparse, nameable features from any image encoder.\n\nTry `bayesncl demo` first.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"token_normalize_func": lambda name: FORMER_OPTIONS.get(name, name)},
+)
+for command in COMMANDS:
+    app.command()(command)
+
+
+@app.callback(invoke_without_command=True)
+def start(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.")
+    ] = False,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option("--import", metavar="MODULE", help="Import your gates, heads or datasets."),
+    ] = None,
+) -> None:  # no docstring: it would replace the help of the app
+    if version:
+        print(__version__)
+        raise typer.Exit
+    if modules:
+        sys.path.insert(0, "")  # modules in the current folder
+    for name in modules or []:
+        with as_input_error(f"--import {name}", ImportError):
+            importlib.import_module(name)
+
+
+def main() -> None:
+    """Run a command. Errors that a user can mend are one line on stderr and an exit status."""
+    warnings.showwarning = lambda message, *_, **__: print_message(f"note: {message}")
+    try:
+        app()
+    except InputError as error:
+        fail(str(error), 2)
+    except KeyboardInterrupt:
+        fail("stopped", 130)
+    except MemoryError:
+        fail("out of memory", 1)
+    except OSError as error:
+        fail(f"{error.filename or 'i/o'}: {error.strerror or error}", 1)
+
+
+def fail(message: str, status: int) -> None:
+    """Print a message to stderr and exit."""
+    print_message(message)
+    sys.exit(status)

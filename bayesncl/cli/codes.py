@@ -1,0 +1,140 @@
+"""Commands around readable codes: fit, embed, export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from bayesncl.cli import common
+from bayesncl.cli.common import arg, flag, opt, out_file
+from bayesncl.errors import InputError
+from bayesncl.io import is_codes
+
+if TYPE_CHECKING:
+    from bayesncl.progress import Display
+
+EMBEDDING, ONNX = Path("embedding.npz"), Path("model.onnx")
+
+
+def fit(
+    source: Annotated[Path, arg("SOURCE", "A folder of photos, an array file, or a run.")],
+    out: Annotated[Path, opt("DIR", "Folder to write.", "-o", "--out")],
+    encoder: Annotated[
+        str | None, opt("E", "A timm model, FILE.onnx, MODULE:FUNCTION, or a run.")
+    ] = None,
+    weights: Annotated[Path | None, opt("FILE", "Encoder weights (.safetensors, .pt).")] = None,
+    size: Annotated[
+        int | None, opt("N", "Input side in pixels (default: the encoder's).", min=1, max=4096)
+    ] = None,
+    mean: Annotated[str | None, opt("R,G,B", "Channel means (default: the encoder's).")] = None,
+    std: Annotated[str | None, opt("R,G,B", "Channel deviations (default: the encoder's).")] = None,
+    mirror: Annotated[
+        bool | None, flag("--mirror/--no-mirror", "Average over photo and mirror image.")
+    ] = None,
+    method: Annotated[str, opt("NAME", "prototypes, ncl, bayesncl, sae or csr.")] = "prototypes",
+    components: Annotated[
+        int | None, opt("N", "Number of dimensions (default: by number of images).", min=1)
+    ] = None,
+    active: common.Active = None,
+    labels: Annotated[Path | None, opt("FILE", "Labels for the verdict: a table or .npy.")] = None,
+    images: Annotated[Path | None, opt("DIR", "Folder with the rows' images, by name.")] = None,
+    seed: Annotated[int, opt("N", "Random seed.", min=0, max=2**32 - 1)] = 0,
+    device: common.Device = "auto",
+    quiet: common.Quiet = False,
+) -> None:
+    """Fit sparse, readable codes to photos or embeddings."""
+    display = common.open_display(quiet)
+    from bayesncl.codes.encoders import Request
+    from bayesncl.codes.fit import Options
+    from bayesncl.codes.fit import fit as fit_codes
+    from bayesncl.device import find_device
+
+    request = None
+    given = (encoder, weights, size, mean, std, mirror)
+    if any(value is not None for value in given):
+        request = Request(
+            encoder or "", None if weights is None else str(weights), size=size,
+            mean=parse_triple("--mean", mean), std=parse_triple("--std", std), mirror=mirror,
+        )  # fmt: skip
+    options = Options(method, components, active, seed, request, labels, images)
+    with common.stoppable(display, KeyboardInterrupt, "stopped; run the same command to continue"):
+        fit_codes(source, out, options, find_device(device), display)
+
+
+def parse_triple(name: str, text: str | None) -> tuple[float, ...] | None:
+    """Parse one number per channel, or one for all three."""
+    if text is None:
+        return None
+    try:
+        numbers = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if len(numbers) not in (1, 3):
+        raise InputError(f"{name}: expected three numbers such as 0.485,0.456,0.406, got {text!r}")
+    return numbers * 3 if len(numbers) == 1 else numbers
+
+
+def embed(
+    run: common.Trained,
+    images: Annotated[
+        Path | None, arg("[IMAGES]", "Folder or image; array; for codes: default the fitted rows.")
+    ] = None,
+    out: Annotated[Path, out_file("FILE", ".npz, .csv, .parquet.", "-o", "--out")] = EMBEDDING,
+    active: common.Active = None,
+    ungated: Annotated[bool, flag("--ungated", "Features before the gates.")] = False,
+    names: Annotated[Path | None, opt("FILE", "names.json (default: in CODES).")] = None,
+    long: Annotated[bool, flag("--long", "One row per active dimension.")] = False,
+    encoder: common.EncoderAgain = None,
+    device: common.Device = "auto",
+    quiet: common.Quiet = False,
+) -> None:
+    """Write features or codes of images to a file."""
+    display = common.open_display(quiet)
+    from bayesncl.codes.embed import embed_images
+    from bayesncl.inputs import ENDINGS
+    from bayesncl.progress import plural
+
+    if ungated and is_codes(run):
+        raise InputError("--ungated applies to trained runs, not to codes")
+    model = open_model(run, device, encoder, display)
+    count, width = embed_images(
+        model, images, out, n_active=active, gated=not ungated, names=names, long=long,
+        progress=display.count,
+    )
+    display.close()
+    noun = "row" if images is None or images.suffix.lower() in ENDINGS else "image"
+    display.note(f"{out}: {plural(count, noun)} x {width:,} dimensions")
+
+
+def export(
+    run: common.Trained,
+    out: Annotated[Path, out_file("FILE.onnx", "File to write.", "-o", "--out")] = ONNX,
+    head: Annotated[bool, flag("--head", "Only from embeddings to codes.")] = False,
+    encoder: common.EncoderAgain = None,
+    quiet: common.Quiet = False,
+) -> None:
+    """Export a run or codes to ONNX. Compares the output with torch."""
+    display = common.open_display(quiet)
+    from bayesncl.codes.export import export as export_model
+
+    model = open_model(run, "cpu", encoder, display)
+    display.busy("exporting")
+    outputs, error = export_model(model, out, head=head)
+    display.close()
+    display.note(f"{out}: outputs {' and '.join(outputs)}; largest difference to torch {error:.1g}")
+
+
+def open_model(run: Path, device: str, encoder: str | None, display: Display) -> Any:
+    """Open codes, a trained model, or an unfinished run at its newest checkpoint."""
+    from bayesncl.codes.open import load
+    from bayesncl.device import find_device
+    from bayesncl.training.checkpoint import open_model as open_run
+
+    if is_codes(run):
+        return load(run, find_device(device), encoder=encoder)
+    if encoder is not None:
+        raise InputError(f"--encoder applies to codes from `fit`; {run} is its own encoder")
+    model, note = open_run(run, find_device(device))
+    if note:
+        display.note(note)
+    return model

@@ -1,0 +1,102 @@
+"""The command demo: readable codes of built-in photographs, and their atlas."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import textwrap
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from bayesncl.cli import common
+from bayesncl.cli.common import flag, out_folder
+from bayesncl.errors import InputError
+from bayesncl.recipes import Recipe, find_recipe
+
+if TYPE_CHECKING:
+    from bayesncl.data.images import Images
+    from bayesncl.progress import Display
+
+COMPONENTS, ACTIVE = 64, 5
+CROP_PIXELS = 64  # side of a crop on the page, twice the side in training
+
+
+def demo(
+    out: Annotated[Path, out_folder("Folder to write.")] = Path("runs/demo"),
+    changes: common.Changes = None,
+    open_browser: Annotated[bool, flag("--open/--no-open", "Open the page in a browser.")] = True,
+    quiet: common.Quiet = False,
+) -> None:
+    """See it work on built-in photographs.
+
+    Trains a small encoder, fits codes to it and opens their atlas, in a minute on two cores.
+    """
+    recipe = find_recipe("textures-cl", changes)
+    display = common.open_display(quiet)
+    from bayesncl.training.loop import Interrupted
+
+    with common.stoppable(display, Interrupted, "stopped; run the same command to continue"):
+        page = run_demo(recipe, out, display)
+    if open_browser and has_screen():
+        webbrowser.open(page.resolve().as_uri())
+
+
+def run_demo(recipe: Recipe, out: Path, display: Display) -> Path:
+    """Train an encoder on textures, fit codes to it, and write their atlas; return the page."""
+    from bayesncl.atlas import build_atlas
+    from bayesncl.atlas.sources import describe_codes
+    from bayesncl.codes.fit import Options, fit
+    from bayesncl.codes.folder import CodesFolder
+    from bayesncl.data import load
+    from bayesncl.device import find_device
+    from bayesncl.measure.figures import ALIKE, TOP, readable
+    from bayesncl.measure.topk import strongest_images
+
+    crops, test = (load(recipe.data, split, display.count) for split in ("train", "test"))
+    names = test.class_names or ()
+    display.note(f"{len(crops):,} crops of {len(names)} photographs: {', '.join(names)}")
+    train_encoder(recipe, out / "encoder", crops, display)
+    options = Options(n_components=COMPONENTS, n_active=ACTIVE, seed=recipe.run.seed)
+    fit(out / "encoder", out / "codes", options, find_device(), display)
+    codes = CodesFolder(out / "codes")
+    rows = slice(-len(test), None)  # the test crops come last
+    run = describe_codes(codes, rows, test, display, heat=True)
+    assert test.labels is not None
+    clear = int(readable(strongest_images(run.z, TOP), [test.labels]).sum())
+    learned = (
+        f"Learned without labels from {len(crops):,} crops of {len(names)} photographs. The "
+        f"{len(test):,} crops shown come from parts of the photographs that training never saw."
+    )
+    shown = load(dataclasses.replace(recipe.data, size=max(CROP_PIXELS, recipe.data.size)), "test")
+    run = dataclasses.replace(run, name="textures", sentence=learned)
+    display.busy("writing the page")
+    page = build_atlas(out / "atlas", [run], shown, title=f"{len(names)} photographs")
+    display.close()
+    found = (
+        f"{clear} of {COMPONENTS} dimensions show one photograph each: at least {ALIKE} of their "
+        f"{TOP} strongest crops come from it. They were learned without labels."
+    )
+    print(textwrap.fill(found, 80), f"open {page}", sep="\n")
+    return page
+
+
+def train_encoder(recipe: Recipe, folder: Path, images: Images, display: Display) -> None:
+    """Train a recipe, continue its run, or do nothing if it is finished."""
+    from bayesncl.training.loop import train
+    from bayesncl.training.run_folder import RunFolder
+
+    run = RunFolder(folder)
+    if run.recipe_file.exists() and run.recipe() != recipe:
+        raise InputError(f"{folder} has a run of another recipe: remove it or choose another --out")
+    if run.finished():
+        display.note(f"{folder} is already trained")
+    else:
+        train(recipe, images, folder, display=display)
+
+
+def has_screen() -> bool:
+    """Whether a browser can be shown: on Linux, whether there is a display."""
+    displays = ("DISPLAY", "WAYLAND_DISPLAY")
+    return not sys.platform.startswith("linux") or any(os.environ.get(name) for name in displays)

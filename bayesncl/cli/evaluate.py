@@ -1,0 +1,160 @@
+"""Commands that measure: evaluate, measure, cost."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from bayesncl.cli import common
+from bayesncl.cli.common import arg, flag, opt, out_folder
+from bayesncl.errors import InputError
+from bayesncl.io import check_not_input, is_codes, write_atomic
+from bayesncl.recipes import with_root
+
+if TYPE_CHECKING:
+    from bayesncl.measure.result import Result
+    from bayesncl.progress import Display
+
+
+def evaluate(
+    run: common.Trained,
+    data: common.DataDir = None,
+    paper_probe: common.PaperProbe = False,
+    background: common.Background = None,
+    again: Annotated[Path | None, opt("RUN", "The same method with another seed.")] = None,
+    plots: Annotated[Path | None, out_folder("Draw figures there.")] = None,
+    everything: common.Everything = False,
+    json: common.Json = None,
+    csv: common.Csv = None,
+    markdown: common.Markdown = None,
+    device: common.Device = "auto",
+    quiet: common.Quiet = False,
+) -> None:
+    """Measure how readable the dimensions of a run or of codes are.
+
+    Prints a verdict and saves every measure as RUN/evaluation.json.
+    """
+    display = common.open_display(quiet)
+    from bayesncl.codes.folder import CodesFolder
+    from bayesncl.report.tables import show
+    from bayesncl.training.run_folder import RunFolder
+
+    result: Result | None
+    if is_codes(run):
+        unused = {
+            "--again": again, "--plots": plots, "--paper-probe": paper_probe, "--data": data,
+            "--background": background, "--device": device != "auto",
+        }  # fmt: skip
+        result = measure_codes(run, unused, display, everything, spectrum=True)
+    else:
+        extra = {"published_probe": paper_probe, "background": background}
+        result = evaluate_run(run, again, data, device, display, everything, extra)
+    display.close()
+    if result is None:  # another process reports
+        return
+    try:
+        if run.is_dir():  # not a model file
+            folder = CodesFolder(run) if is_codes(run) else RunFolder(run)
+            write_atomic(folder.evaluation_file, result.to_json())
+    finally:  # print the results even if the folder cannot be written
+        show(result, {"json": json, "csv": csv, "markdown": markdown}, everything)
+    if plots is not None:
+        from bayesncl.report.plots import draw_figures  # imports matplotlib
+
+        for path in draw_figures({result.parameters["recipe"]["name"]: (run, result)}, plots):
+            display.note(f"wrote {path}")
+
+
+def evaluate_run(
+    run: Path, again: Path | None, data: str | None, device: str, display: Display,
+    everything: bool, extra: dict[str, Any],
+) -> Result | None:  # fmt: skip
+    """Evaluate a trained run, with the paper's measures; None on all but the first process."""
+    from bayesncl import distributed
+    from bayesncl.device import find_device
+    from bayesncl.evaluate import evaluate as evaluate_model
+    from bayesncl.evaluate import warn_of_few
+    from bayesncl.paper.measures import paper_measures
+    from bayesncl.training.prepare import load_split
+    from bayesncl.training.run_folder import RunFolder, load_run
+
+    distributed.start()
+    model = load_run(run, find_device(device))
+    twin = None if again is None else load_run(again, find_device(device))
+    recipe = model.recipe = with_root(model.recipe, data)
+    train, test = (load_split(recipe, split, display) for split in ("train", "test"))
+    if (note := warn_of_few(train, test)) is not None:
+        display.note(note)
+    result = evaluate_model(
+        model, train, test, again=twin, everything=everything, progress=display.count,
+        extra=partial(paper_measures, progress=display.count, **extra),
+    )  # fmt: skip
+    result.parameters["recipe"] = recipe.to_dict()
+    if trained_on := (RunFolder(run).environment() or {}).get("device"):
+        result.parameters["trained_on"] = str(trained_on)
+    return result if distributed.rank() == 0 else None
+
+
+def measure_codes(
+    folder: Path, unused: dict[str, Any], display: Display, everything: bool, spectrum: bool
+) -> Result:
+    """Measure codes from `fit`; reject options that do not apply to them."""
+    from bayesncl.evaluate import measure_codes as measure_folder
+
+    for option, value in unused.items():
+        if value:
+            raise InputError(f"{option} does not apply to codes such as {folder}")
+    display.busy("measuring")
+    options = {"spectrum": spectrum, "everything": everything}
+    return measure_folder(folder, progress=display.count, **options)
+
+
+def measure(
+    features: Annotated[Path, arg("FILE", "z [N, D] and optionally y [N], or codes from `fit`.")],
+    labels: Annotated[Path | None, opt("FILE", "Labels of the rows: a table or .npy.")] = None,
+    embeddings: Annotated[Path | None, opt("FILE", "A second encoder's embeddings.")] = None,
+    everything: common.Everything = False,
+    json: common.Json = None,
+    csv: common.Csv = None,
+    markdown: common.Markdown = None,
+    quiet: common.Quiet = False,
+) -> None:
+    """Measure how readable the features in a file are. Labels are optional."""
+    display = common.open_display(quiet)
+    from bayesncl.evaluate import measure_file
+    from bayesncl.report.tables import show
+
+    files = {"json": json, "csv": csv, "markdown": markdown}
+    for out in files.values():
+        check_not_input(out, features, labels, embeddings)
+    spectrum = everything or json is not None or csv is not None  # slow, and shown only there
+    if is_codes(features):
+        unused = {"--labels": labels, "--embeddings": embeddings}
+        result = measure_codes(features, unused, display, everything, spectrum)
+    else:
+        display.busy("measuring")
+        options = {"spectrum": spectrum, "everything": everything}
+        result = measure_file(features, labels, embeddings, progress=display.count, **options)
+    display.close()
+    show(result, files, everything)
+
+
+def cost(
+    recipes: Annotated[list[str], arg("RECIPE", "One or more recipes.")],
+    data: Annotated[str | None, opt("DIR", "Images, to time a whole run on them.")] = None,
+    changes: common.Changes = None,
+    timed: Annotated[bool, flag("--time", "Measure seconds and peak memory.")] = False,
+    device: common.Device = "auto",
+    json: common.Json = None,
+) -> None:
+    """Count parameters and operations of a recipe. Counts as the paper does."""
+    from bayesncl.device import find_device
+    from bayesncl.measure.result import to_json
+    from bayesncl.paper.cost import count_costs
+    from bayesncl.report.tables import compare
+
+    results = count_costs(recipes, changes, data, find_device(device) if timed or data else None)
+    print(compare(results))
+    if json is not None:
+        write_atomic(json, to_json(results if len(results) > 1 else next(iter(results.values()))))

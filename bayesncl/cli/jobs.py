@@ -1,0 +1,129 @@
+"""Commands for jobs with fitted codes: audit, find, compare, names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from bayesncl.cli import common
+from bayesncl.cli.common import arg, flag, opt, out_file
+from bayesncl.errors import InputError, printable
+
+Codes = Annotated[Path, arg("CODES", "A folder from `bayesncl fit`.")]
+Out = Annotated[Path | None, out_file("FILE", "Write the table (.csv, .parquet).", "-o", "--out")]
+
+
+def audit(
+    codes: Codes,
+    out: Out = None,
+    n: Annotated[int, opt("N", "Findings of each kind to print.", "-n", min=0)] = 5,
+    near: Annotated[float, opt("C", "Least cosine of near-duplicates.", min=0, max=1)] = 0.95,
+    device: common.Device = "auto",
+    quiet: common.Quiet = False,
+) -> None:
+    """List likely wrong labels, odd images and duplicates."""
+    display = common.open_display(quiet)
+    from bayesncl.codes.folder import CodesFolder
+    from bayesncl.jobs.audit import Finding, audit_folder, summarize
+    from bayesncl.jobs.table import check_table, write_table
+
+    if out is not None:
+        check_table(out)
+    display.busy("comparing images")
+    found = audit_folder(CodesFolder(codes), near=near, device=device)
+    if out is not None:
+        write_table(out, found, Finding._fields)
+    display.close()
+    print(summarize(found, n))
+
+
+def find(
+    codes: Codes,
+    photo: Annotated[Path | None, arg("[PHOTO]", "An image to compare with.")] = None,
+    name: Annotated[list[str] | None, opt("NAME", "Named dimension. Repeatable.")] = None,
+    without: Annotated[list[str] | None, opt("NAME", "Dimension to subtract.")] = None,
+    n: Annotated[int, opt("N", "Number of images.", "-n", min=1)] = 50,
+    names: Annotated[Path | None, opt("FILE", "names.json (default: in CODES).")] = None,
+    out: Out = None,
+    encoder: common.EncoderAgain = None,
+    device: common.Device = "auto",
+    quiet: common.Quiet = False,
+) -> None:
+    """Find images like a photo, or strong in named dimensions."""
+    display = common.open_display(quiet)
+    from bayesncl.codes.folder import CodesFolder
+    from bayesncl.device import find_device
+    from bayesncl.jobs.find import Match, find_images
+    from bayesncl.jobs.table import check_table, write_table
+
+    if out is not None:
+        check_table(out)
+    found = find_images(
+        CodesFolder(codes), photo, name or (), without or (), n=n, names=names,
+        device=str(find_device(device)), encoder=encoder,
+    )  # fmt: skip
+    if out is not None:
+        write_table(out, found, Match._fields)
+    display.close()
+    for match in found:
+        print(f"{match.score:6.3f}  {printable(match.label, 24):24}  {printable(match.image, 200)}")
+
+
+def compare(
+    codes: Codes,
+    images: Annotated[Path, arg("IMAGES", "Folder of new images, or array of embeddings.")],
+    out: Out = None,
+    n: Annotated[int, opt("N", "Images and dimensions to print.", "-n", min=0)] = 10,
+    encoder: common.EncoderAgain = None,
+    device: common.Device = "auto",
+    quiet: common.Quiet = False,
+) -> None:
+    """Compare new images with the fitted ones."""
+    display = common.open_display(quiet)
+    from bayesncl.codes.folder import CodesFolder
+    from bayesncl.device import find_device
+    from bayesncl.jobs.compare import Novel, summarize
+    from bayesncl.jobs.compare import compare as compare_images
+    from bayesncl.jobs.table import check_table, write_table
+
+    if out is not None:
+        check_table(out)
+    model = CodesFolder(codes).model(find_device(device), encoder)
+    found = compare_images(model, images, display.count)
+    if out is not None:
+        write_table(out, found.images, Novel._fields)
+    display.close()
+    print(summarize(found, n))
+
+
+def names(
+    codes: Codes,
+    files: Annotated[list[Path] | None, arg("[FILE]", "names.json of the atlas to add.")] = None,
+    from_labels: Annotated[bool, flag("--from-labels", "Name by the most frequent class.")] = False,
+    old: Annotated[Path | None, opt("CODES", "Move names from other codes.", "--from")] = None,
+    words: Annotated[Path | None, opt("FILE", "Words, one per line.")] = None,
+    vectors: Annotated[Path | None, opt("FILE.npy", "Their vectors in embedding space.")] = None,
+    quiet: common.Quiet = False,
+) -> None:
+    """Show or add names of dimensions."""
+    display = common.open_display(quiet)
+    from bayesncl.codes.folder import CodesFolder
+    from bayesncl.jobs import naming
+
+    folder = CodesFolder(codes)
+    if (words is None) != (vectors is None):
+        raise InputError("--words and --vectors belong together")
+    for file in files or ():
+        naming.add_file(folder, file)
+    if old is not None:
+        for line in naming.add_from_codes(folder, CodesFolder(old)):
+            display.note(line)
+    if from_labels:
+        naming.add_suggestions(folder, naming.suggest_from_labels(folder), "labels")
+    if words is not None and vectors is not None:
+        found, least = naming.suggest_from_words(folder, *naming.read_words(words, vectors))
+        naming.add_suggestions(folder, found, "words")
+        display.note(f"{len(found)} dimensions have a word with a cosine of {least:.2f} or more")
+    display.close()
+    for line in naming.describe(folder.names()):
+        print(printable(line, 200))

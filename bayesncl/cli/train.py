@@ -1,0 +1,192 @@
+"""Commands around training: recipes, train, resume, views, download."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from bayesncl.cli import common
+from bayesncl.cli.common import arg, flag, opt, out_file, out_folder
+from bayesncl.errors import InputError
+from bayesncl.recipes import (
+    METHODS,
+    PARTS,
+    SETTINGS,
+    Recipe,
+    change,
+    find_recipe,
+    revise,
+    shorthands,
+    with_root,
+)
+
+if TYPE_CHECKING:
+    from bayesncl.data.images import Images
+    from bayesncl.progress import Display
+    from bayesncl.training.run_folder import RunFolder
+
+LISTING = f"""\
+Where to start
+  bayesncl train scenes                         built-in images, minutes
+  bayesncl train folder --data PHOTOS           your own images, by the thousand
+  bayesncl fit PHOTOS -o DIR                    fewer images: no training
+  bayesncl train cifar100-bayesncl --data DIR   the paper's main run
+
+A recipe is named DATASET-METHOD, with DATASET one of
+  {' '.join(SETTINGS)}
+and METHOD one of
+{textwrap.indent(textwrap.fill(' '.join(METHODS), 78, break_on_hyphens=False), '  ')}
+A plain DATASET means DATASET-bayesncl. `bayesncl recipes NAME` explains one."""
+
+
+def recipes(
+    name: Annotated[str | None, arg("RECIPE", "Explain this recipe.")] = None,
+) -> None:
+    """List the recipes, or explain one."""
+    print(LISTING if name is None else explain_recipe(find_recipe(name)))
+
+
+def explain_recipe(recipe: Recipe) -> str:
+    """Every field of a recipe with its value and description."""
+    width = shutil.get_terminal_size((1000, 1)).columns
+    lines = [recipe.name]
+    for part, cls in PARTS.items():
+        lines += ["", f"{part}: {cls.__doc__}"]
+        for field in dataclasses.fields(cls):
+            value = str(getattr(getattr(recipe, part), field.name)) or "''"
+            head = f"  {part + '.' + field.name:26} = {value:13} "
+            doc = field.metadata["doc"]
+            indents: Any = {"initial_indent": head, "subsequent_indent": " " * 45}
+            lines.append(textwrap.fill(doc, width, break_on_hyphens=False, **indents))
+    return "\n".join(lines)
+
+
+def train(
+    recipe: common.RecipeName,
+    data: common.DataDir = None,
+    epochs: Annotated[int | None, opt("N", "Number of epochs.")] = None,
+    batch: Annotated[int | None, opt("N", "Images per step.")] = None,
+    size: Annotated[int | None, opt("N", "Side of a view in pixels.")] = None,
+    backbone: Annotated[
+        str | None, opt("NAME", "resnet18, resnet50, small, medium, or timm:NAME.")
+    ] = None,
+    changes: common.Changes = None,
+    out: Annotated[Path | None, out_folder("Run folder (default: runs/RECIPE, numbered).")] = None,
+    tensorboard: Annotated[bool, flag("--tensorboard", "Also log to TensorBoard.")] = False,
+    device: common.Device = "auto",
+    quiet: common.Quiet = False,
+) -> None:
+    """Train an encoder with a recipe. `bayesncl resume` continues a stopped run."""
+    chosen = find_recipe(recipe, root=data)
+    short: dict[str, Any] = {"epochs": epochs, "batch": batch, "size": size, "backbone": backbone}
+    change(chosen, [*shorthands(chosen, **short), *(changes or [])])  # report mistakes at once
+    display = common.open_display(quiet)
+    from bayesncl import distributed
+    from bayesncl.device import find_device
+    from bayesncl.training.prepare import prepare_run
+    from bayesncl.training.run_folder import RunFolder, new_run
+
+    distributed.start()
+    where = find_device(device)
+    run = RunFolder(out or Path("runs") / chosen.name)
+    numbered = distributed.world_size() == 1 and out is None
+    if not numbered and run.recipe_file.exists() and not distributed.restarted():
+        raise InputError(f"{run} already has a run: use `bayesncl resume {run}` or another --out")
+    chosen, images = prepare_run(recipe, changes or [], data, where, display, **short)
+    if numbered:
+        run = new_run(run.folder.parent, run.folder.name)
+    display.close()
+    display = common.open_display(quiet, run.board if tensorboard else None)
+    run_training(chosen, images, run, display, device=where)
+
+
+def resume(
+    run: common.RunDir,
+    data: common.DataDir = None,
+    changes: common.Changes = None,
+    device: common.Device = "auto",
+    quiet: common.Quiet = False,
+) -> None:
+    """Continue a run that was stopped or killed.
+
+    The result is the same as without the interruption (on a GPU up to rounding). With
+    `--set run.epochs=N` the remaining learning rates are those of a run of N epochs.
+    """
+    display = common.open_display(quiet)
+    from bayesncl import distributed
+    from bayesncl.device import find_device
+    from bayesncl.training.prepare import load_split, short_schedule
+    from bayesncl.training.run_folder import RunFolder
+
+    folder = RunFolder(run)
+    before = with_root(folder.recipe(), data)
+    recipe = revise(before, changes or [])
+    distributed.start()
+    display.close()
+    if folder.finished() and recipe.run.epochs == before.run.epochs:
+        return display.note(f"{run} is finished")
+    display = common.open_display(quiet, folder.board if folder.board.is_dir() else None)
+    for note in short_schedule(recipe) if changes else []:
+        display.note(note)
+    where, images = find_device(device), load_split(recipe, "train", display)
+    run_training(recipe, images, folder, display, device=where, revise=bool(changes))
+
+
+def run_training(
+    recipe: Recipe, images: Images, run: RunFolder, display: Display, **options: Any
+) -> None:
+    """Train, with gradient dynamics if the recipe asks for them, and say what to do next."""
+    from bayesncl import distributed
+    from bayesncl.training.loop import Interrupted
+    from bayesncl.training.loop import train as train_model
+    from bayesncl.training.run_folder import next_commands
+
+    if recipe.run.dynamics_every:
+        from bayesncl.paper.dynamics import recorder  # imports scipy
+
+        options["after_epoch"] = recorder(images, recipe)
+    with common.stoppable(display, Interrupted):
+        train_model(recipe, images, run.folder, display=display, **options)
+    display.note(next_commands(run), wrap=False)
+    distributed.stop()
+
+
+def views(
+    recipe: common.RecipeName,
+    data: common.DataDir = None,
+    changes: common.Changes = None,
+    out: Annotated[Path, out_file("FILE.png", "File to write.", "-o", "--out")] = Path("views.png"),
+    count: Annotated[int, opt("N", "Number of images.", min=1, max=64)] = 12,
+) -> None:
+    """Draw augmented views of some images. Look at them before training."""
+    display = common.open_display()
+    import torch
+    from PIL import Image
+
+    from bayesncl.io import write_saved
+    from bayesncl.method.augment import contact_sheet
+    from bayesncl.training.prepare import load_split
+
+    chosen = find_recipe(recipe, changes, data)
+    images = load_split(chosen, "train", display)
+    pixels = torch.from_numpy(images.pixels[:count].copy())
+    sheet = contact_sheet(pixels, chosen.run.seed, chosen.views)
+    write_saved(out, Image.fromarray(sheet).save, format="PNG")
+    display.close()
+    print(f"wrote {out}")
+
+
+def download(
+    name: Annotated[str, arg("NAME", "cifar10 or cifar100.")],
+    root: Annotated[Path, opt("DIR", "Target folder.", "--data")] = Path("data"),
+) -> None:
+    """Download a dataset. Resumes partial downloads and verifies the checksum."""
+    display = common.open_display()
+    from bayesncl.data import download as download_dataset
+
+    path = download_dataset(name, root, display.count)
+    display.close()
+    print(f"{path}: use it with --data {root}")

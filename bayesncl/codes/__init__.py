@@ -1,0 +1,1 @@
+"""Sparse, nameable codes from the embeddings of any encoder."""

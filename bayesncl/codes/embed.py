@@ -1,0 +1,269 @@
+"""Features of one's own images or embeddings, written as .npz, .csv or .parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bayesncl import distributed
+from bayesncl.codes.dense import dense_codes, novelty
+from bayesncl.codes.folder import PhotoCodes
+from bayesncl.codes.names import FINGERPRINT_DIGITS, find_names, read_names
+from bayesncl.codes.photos import Reason, embed_entries
+from bayesncl.data.archive import Entry
+from bayesncl.data.decode import Square
+from bayesncl.data.folder import existing_folder, folder_classes, no_images, read_images, scan
+from bayesncl.data.images import PATH_LENGTH, Progress
+from bayesncl.errors import InputError, printable
+from bayesncl.inputs import (
+    COLUMNS,
+    ENDINGS,
+    as_features,
+    check_memory,
+    factorize,
+    guard_cell,
+    import_pyarrow,
+    read_embeddings,
+)
+from bayesncl.io import check_not_input, check_output_file, digest, write_atomic
+from bayesncl.method.encoder import Encoder
+from bayesncl.method.features import extract
+from bayesncl.method.losses import check_n_active, keep_strongest
+
+LONG_ACTIVE = 5  # dimensions per image in a long table of codes without n_active
+
+
+@dataclass(frozen=True)
+class Table:
+    """Features z [N, D] with a name per row, and classes if there are any."""
+
+    z: np.ndarray
+    names: Sequence[str]
+    labels: Sequence[str] | None = None
+    columns: Sequence[str] | None = None  # names of the dimensions
+    novelty: np.ndarray | None = None  # [N], of codes: entropy of the dense code
+
+
+def embed_images(
+    model: Encoder | PhotoCodes, source: Path | None, out: Path, *, n_active: int | None = None,
+    gated: bool = True, names: Path | None = None, long: bool = False,
+    progress: Progress | None = None,
+) -> tuple[int, int]:  # fmt: skip
+    """Write the features of an image, a folder of images or an array of embeddings (for codes).
+
+    Codes without `source` are those of the rows they were fitted on. `long` writes one row per
+    active dimension: image, dimension, name, value.
+
+    An .npz contains z [N, D] and names [N]; with class subfolders also y [N] and class_names. A
+    table has the columns name, label (with class subfolders), novelty (for codes) and z0, z1, ...
+    or the names that
+    people gave to the dimensions in the file `names` (default: names.json of the codes). Returns N
+    and D.
+    """
+    if out.suffix not in ("", *WRITERS):
+        raise InputError(f"{out}: expected a name that ends in {', '.join(WRITERS)}")
+    check_output_file(out)
+    check_not_input(out, source)
+    if long and out.suffix not in (".csv", ".parquet"):
+        raise InputError(f"{out}: --long writes a .csv or a .parquet")
+    if out.suffix == ".parquet":
+        import_pyarrow()  # fail before the work
+    dim = model.codes.n_components_ if isinstance(model, PhotoCodes) else model.head.dim
+    check_n_active(n_active, dim)
+    columns = column_names(model, names, dim)
+    if isinstance(model, Encoder):
+        if source is None:
+            raise InputError("a trained run needs images to embed")
+        table = _run_features(model, source, n_active, gated, progress)
+    else:
+        if long and n_active is None and model.codes.n_active is None:
+            n_active = min(LONG_ACTIVE, dim)
+        table = codes_of(model, source, n_active, progress)
+    table = replace(table, columns=columns)
+    if distributed.rank() == 0:
+        data = _long(table, out.suffix) if long else WRITERS[out.suffix or ".npz"](table)
+        write_atomic(out, data)
+    return len(table.z), table.z.shape[1]
+
+
+def codes_of(
+    model: PhotoCodes, source: Path | None, n_active: int | None = None,
+    progress: Progress | None = None,
+) -> Table:  # fmt: skip
+    """Codes of images, of an array of embeddings, or (None) of the rows they were fitted on."""
+    if source is None:
+        rows, classes = model.folder.rows(), model.folder.rows().class_names
+        labels = None
+        if rows.labels is not None and classes:
+            labels = [classes[label] for label in rows.labels]
+        _check_size(len(rows), model.codes.n_components_)
+        return _transform(model, model.folder.embeddings(), rows.names, labels, n_active)
+    if source.suffix.lower() in ENDINGS and source.is_file():
+        return _array_codes(model, source, n_active)
+    return _photo_codes(model, source, n_active, progress)
+
+
+def _transform(
+    model: PhotoCodes, x: np.ndarray, names: Sequence[str], labels: Sequence[str] | None,
+    n_active: int | None,
+) -> Table:  # fmt: skip
+    z = model.transform(x, n_active)
+    score = novelty(dense_codes(model.codes, x)) if len(x) else np.empty(0)
+    return Table(z, names, labels, novelty=score.astype(np.float32))
+
+
+def column_names(model: Encoder | PhotoCodes, path: Path | None, dim: int) -> list[str] | None:
+    """Names of the dimensions of this model, from a names.json or from the folder of codes."""
+    if path is None:
+        return getattr(model.codes, "names_", None) if isinstance(model, PhotoCodes) else None
+    if isinstance(model, PhotoCodes):
+        fingerprint = model.folder.fingerprint()
+    else:
+        fingerprint = digest(model.state_dict())[:FINGERPRINT_DIGITS]
+    return find_names(read_names(path), fingerprint, dim).columns(dim)
+
+
+def _run_features(
+    model: Encoder, source: Path, n_active: int | None, gated: bool, progress: Progress | None
+) -> Table:
+    entries, others = find_entries(source)
+    square = Square(model.recipe.data.size, model.recipe.data.size)
+    options = {"what": str(source), "strict": os.path.isfile(source), "others": others}
+    images = read_images(entries, square, None, **options, progress=progress)
+    found = extract(model, images, "sound", progress=progress)
+    z = keep_strongest(torch.from_numpy(found.gated if gated else found.z), n_active).numpy()
+    assert images.names is not None
+    return Table(z, images.names, folder_classes(images.names, source))
+
+
+def _array_codes(model: PhotoCodes, source: Path, n_active: int | None) -> Table:
+    x, names, labels = read_embeddings(source)
+    x = as_features(x)
+    if x.shape[1] != (width := model.codes.n_features_in_):
+        raise InputError(f"{source}: {x.shape[1]} columns, but {model.folder} needs {width}")
+    _check_size(len(x), model.codes.n_components_)
+    given = range(len(x)) if names is None else names
+    texts = [printable(str(name), PATH_LENGTH) for name in given]
+    return _transform(
+        model, x, texts, None if labels is None else [str(v) for v in labels], n_active
+    )
+
+
+def _photo_codes(
+    model: PhotoCodes, source: Path, n_active: int | None, progress: Progress | None
+) -> Table:
+    entries, others = find_entries(source)
+    _check_size(len(entries), model.codes.n_components_)
+    parts: list[Table] = []
+    reasons: list[Reason] = []
+    for rows, why in embed_entries(entries, model.encoder):
+        good = [reason is None for reason in why]
+        parts.append(_transform(model, rows[good], (), None, n_active))
+        reasons += why
+        if progress:
+            progress(len(reasons), len(entries), "embedding images")
+    z = np.concatenate([part.z for part in parts])
+    score = np.concatenate([part.novelty for part in parts if part.novelty is not None])
+    bad = [f"{e.name} ({why})" for e, why in zip(entries, reasons) if why is not None]
+    if bad and (not len(z) or os.path.isfile(source)):
+        reason = printable(bad[0], 200)
+        raise InputError(f"{source}: none of {len(entries)} images can be used: {reason}")
+    if bad or others:
+        skipped = [*bad, *others]
+        warnings.warn(f"{len(skipped):,} files skipped, e.g. {printable(skipped[0])}", stacklevel=2)
+    names = [printable(e.name, PATH_LENGTH) for e, why in zip(entries, reasons) if why is None]
+    return Table(z, names, folder_classes(names, source), novelty=score)
+
+
+def _check_size(count: int, width: int) -> None:
+    """Refuse, before the work, more codes than memory holds while a file is written."""
+    check_memory(count * (16 * width + 400), f"{count:,} x {width:,} codes")
+
+
+def find_entries(source: Path) -> tuple[list[Entry], list[str]]:
+    """One image file, or all at and below a folder; and the names of other files."""
+    if os.path.isfile(source):
+        return [Entry(source.name, source)], []
+    entries, others = scan(existing_folder(str(source)))
+    if not entries:
+        raise no_images(source)
+    return entries, others
+
+
+def _npz(table: Table) -> bytes:
+    arrays: dict[str, np.ndarray] = {"z": table.z, "names": np.array(table.names)}
+    if table.labels is not None:
+        labels, classes = factorize(np.array(table.labels))
+        arrays |= {"y": labels, "class_names": classes}
+    if table.novelty is not None:
+        arrays["novelty"] = table.novelty
+    if table.columns is not None:
+        arrays["dimensions"] = np.array(table.columns)
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def _texts(table: Table) -> dict[str, Sequence[str]]:
+    return {"name": table.names} | ({} if table.labels is None else {"label": table.labels})
+
+
+def _headings(table: Table) -> list[str]:
+    """Names of the dimensions, never one that means something else in a table."""
+    given = list(table.columns or (f"z{i}" for i in range(table.z.shape[1])))
+    taken = [name.strip().lower() in COLUMNS for name in given]
+    return [f"{name} (z{i})" if taken[i] else name for i, name in enumerate(given)]
+
+
+def _csv(table: Table) -> bytes:
+    texts = _texts(table)
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer, lineterminator="\n")
+    z, headings = table.z, _headings(table)
+    if table.novelty is not None:
+        z, headings = np.column_stack([table.novelty, z]), ["novelty", *headings]
+    writer.writerow([*texts, *map(guard_cell, headings)])
+    for *cells, row in zip(*texts.values(), z):
+        numbers = (f"{value:.9g}" for value in row)  # nine digits restore a float32
+        writer.writerow([*map(guard_cell, cells), *numbers])
+    return buffer.getvalue().encode()
+
+
+def _parquet(table: Table) -> bytes:
+    pyarrow = import_pyarrow()
+    texts = {name: list(column) for name, column in _texts(table).items()}
+    score = {} if table.novelty is None else {"novelty": table.novelty}
+    columns = texts | score | dict(zip(_headings(table), table.z.T.copy()))
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), buffer)
+    return buffer.getvalue()
+
+
+def _long(table: Table, suffix: str) -> bytes:
+    """One row per active dimension: image, dimension, name, value."""
+    rows, columns = (index.tolist() for index in np.nonzero(table.z))
+    names = _headings(table)
+    images, titles = [table.names[i] for i in rows], [names[k] for k in columns]
+    values, buffer = table.z[rows, columns], io.BytesIO()
+    if suffix == ".parquet":
+        pyarrow = import_pyarrow()
+        content = {"image": images, "dimension": columns, "name": titles, "value": values}
+        pyarrow.parquet.write_table(pyarrow.table(content), buffer)
+        return buffer.getvalue()
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["image", "dimension", "name", "value"])
+    for image, k, title, value in zip(images, columns, titles, values):
+        writer.writerow([guard_cell(image), k, guard_cell(title), f"{value:.9g}"])
+    return text.getvalue().encode()
+
+
+WRITERS = {".npz": _npz, ".csv": _csv, ".parquet": _parquet}

@@ -1,0 +1,491 @@
+"""Image encoders trained by others: timm models, ONNX files, torch modules, and finished runs.
+
+To add a kind of encoder: a function from `Request` to `PhotoEncoder`, and its line in OPENERS.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import json
+import math
+import os
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from bayesncl.data.decode import BICUBIC, BILINEAR, Square, decode_with
+from bayesncl.errors import InputError, as_input_error, first_line, import_extra, printable
+from bayesncl.method.encoder import Encoder
+from bayesncl.recipes import IMAGENET_MEAN, IMAGENET_STD
+from bayesncl.training.run_folder import load_run
+
+# Small enough for a CPU, and trained without labels, so that it favors no list of classes.
+DEFAULT = "timm:vit_small_patch16_224.dino"
+ABOUT_DEFAULT = "DINO ViT-S/16, 22 million weights, trained without labels"
+RESAMPLE = {"bicubic": BICUBIC, "bilinear": BILINEAR, "nearest": 0, "lanczos": 1}
+# preferred outputs of networks that return several
+OUTPUTS = ("h", "image_embeds", "pooler_output", "embedding", "embeddings", "features")
+MAX_SIDE = 4096  # pixels
+METADATA_KEY = "bayesncl"  # of an exported ONNX file: how images are prepared for it
+PROBE_SIZE, SIGNATURE_DIMS = (256, 320), 32
+SIGNATURE_TOLERANCE = 1e-2  # relative; devices and versions of torch differ by less than this
+NETWORK_SECONDS = 5
+
+Notify = Callable[[str], None]
+Signature = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class View(Square):
+    """Image preparation: short side to `resize`, center crop, then (x / 255 - mean) / std.
+
+    With `mirror`, the embedding is the mean of those of the image and its mirror image.
+    """
+
+    resize: int = 256
+    crop: int = 224
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+    mirror: bool = False
+
+    def __post_init__(self) -> None:
+        sides = (self.crop, self.resize)
+        if not all(type(side) is int and 1 <= side <= MAX_SIDE for side in sides):
+            raise InputError(f"image sizes must be 1 to {MAX_SIDE} pixels, got {sides}")
+        for name in ("mean", "std"):
+            values = getattr(self, name)
+            if not isinstance(values, list | tuple) or len(values) != 3:
+                raise InputError(f"{name} must be three numbers, got {printable(str(values))}")
+            object.__setattr__(self, name, tuple(map(float, values)))
+        if not min(self.std) > 0:
+            raise InputError(f"std must be positive, got {self.std}")
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """Normalize images [n, 3, S, S] in [0, 1]."""
+        mean, std = (torch.tensor(v, device=x.device) for v in (self.mean, self.std))
+        return (x - mean.view(1, 3, 1, 1)) / std.view(1, 3, 1, 1)
+
+    def at_size(self, size: int) -> View:
+        """The same share of the image at another size."""
+        return replace(self, crop=size, resize=max(size, round(size * self.resize / self.crop)))
+
+
+@dataclass(frozen=True)
+class Request:
+    """An encoder by name, with options; None keeps the encoder's own value."""
+
+    spec: str
+    weights: str | None = None
+    size: int | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    mirror: bool | None = None
+
+    def __post_init__(self) -> None:
+        """A request may come from a file of somebody else."""
+        kinds = (str, str | None, int | None, list | tuple | None, list | tuple | None, bool | None)
+        for (name, value), kind in zip(vars(self).items(), kinds):
+            if not isinstance(value, kind):
+                raise InputError(f"encoder: invalid {name} {printable(str(value))}")
+
+    def view(self, own: View) -> View:
+        """The encoder's own view with the requested changes."""
+        own = own if self.size is None else own.at_size(self.size)
+        options = {name: getattr(self, name) for name in ("mean", "std", "mirror")}
+        return replace(own, **{name: v for name, v in options.items() if v is not None})
+
+
+class PhotoEncoder:
+    """Embeddings of images.
+
+    Attributes
+    ----------
+    request : opens the same encoder again; its paths are absolute.
+    view : how images are prepared, unless `transform` (PIL image to float [3, H, W]) does that.
+    compute : from normalized pixels float32 [n, 3, S, S] to embeddings [n, F].
+    network : the torch module inside, if there is one.
+    features : length F of an embedding.
+    signature : the view, and what the encoder does to two fixed images; see `same_signature`.
+    """
+
+    def __init__(
+        self, request: Request, view: View, compute: Callable[[Tensor], Tensor],
+        network: nn.Module | None = None, device: torch.device | str = "cpu",
+        transform: Callable[[Image.Image], Any] | None = None,
+    ) -> None:  # fmt: skip
+        self.request = replace(request, mirror=view.mirror)
+        self.view, self.compute, self.network, self.device = view, compute, network, device
+        self.transform, self.features = transform, 0
+        with as_input_error(f"encoder {self.name} cannot prepare an image", Exception):
+            probes = np.stack([self.prepare(image) for image in probe_images()])
+        embeddings = self.embed(probes)  # an encoder that does not work fails here, at once
+        self.features = embeddings.shape[1]
+        signs = np.random.RandomState(0).choice([-1.0, 1.0], (self.features, SIGNATURE_DIMS))
+        rows = embeddings.astype(np.float64) @ signs
+        self.signature: Signature = {
+            "view": json.dumps(asdict(view)) if transform is None else "its own",
+            "probes": [[float(f"{v:.6g}") for v in row] for row in rows],
+        }
+
+    @property
+    def name(self) -> str:
+        """Short name for messages: without the folders of a path."""
+        spec = self.request.spec
+        is_path = os.sep in spec and not spec.startswith("timm:")
+        return printable(Path(spec).name if is_path else spec)
+
+    def prepare(self, image: Image.Image) -> np.ndarray:
+        """Input of `embed` from an RGB image: uint8 [3, S, S], or float32 by `transform`."""
+        if self.transform is None:
+            return self.view.cut(image)
+        x = self.transform(image)
+        return np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x, np.float32)
+
+    @property
+    def max_decoded_side(self) -> int:
+        """Pixels per side beyond which a JPEG may be decoded at a reduced size."""
+        return 2 * self.view.resize if self.transform is None else 2048
+
+    def read(self, data: bytes) -> np.ndarray:
+        """The bytes of an image file, prepared; raises Undecodable."""
+        return decode_with(data, self.max_decoded_side, self.prepare)
+
+    def embed(self, batch: np.ndarray) -> np.ndarray:
+        """Embeddings float32 [n, F] of prepared images [n, 3, S, S]."""
+        x = torch.from_numpy(np.ascontiguousarray(batch))
+        side = " x ".join(map(str, x.shape[2:]))
+        with as_input_error(f"encoder {self.name} does not take images of {side}", Exception):
+            x = x.to(self.device)
+            if x.dtype == torch.uint8:
+                x = self.view.normalize(x.float() / 255)
+            h = self.compute(x).float().cpu().numpy()
+            if self.view.mirror:
+                h = (h + self.compute(x.flip(-1)).float().cpu().numpy()) / 2
+        if h.shape != (len(x), self.features or h.shape[-1]) or not h.size:
+            expected = f"[{len(x)}, {self.features or 'F'}]"
+            raise InputError(f"encoder {self.name} returned {list(h.shape)}, expected {expected}")
+        return h
+
+
+def torch_encoder(
+    request: Request, view: View, network: nn.Module, device: torch.device | str = "cpu",
+    transform: Callable[[Image.Image], Any] | None = None,
+) -> PhotoEncoder:  # fmt: skip
+    """An encoder from a torch module."""
+    network.eval().requires_grad_(False).to(device)
+
+    @torch.inference_mode()
+    def compute(x: Tensor) -> Tensor:
+        return pool(network(x))
+
+    return PhotoEncoder(request, view, compute, network, device, transform)
+
+
+def onnx_encoder(
+    request: Request, view: View, session: Any, output: str, batch: int | None
+) -> PhotoEncoder:
+    """An encoder from a session of onnxruntime; `batch` is its batch size, if that is fixed."""
+    source = session.get_inputs()[0]
+    dtype = np.float16 if "float16" in source.type else np.float32
+
+    def compute(x: Tensor) -> Tensor:
+        parts = []
+        for part in x.split(batch or len(x)):
+            padding = part[-1:].expand((batch or len(part)) - len(part), -1, -1, -1)
+            rows = torch.cat([part, padding]).numpy().astype(dtype)
+            h = pool(torch.from_numpy(np.asarray(session.run([output], {source.name: rows})[0])))
+            parts.append(h[: len(part)] if len(h) == len(rows) else h)
+        return torch.cat(parts)
+
+    return PhotoEncoder(request, view, compute)
+
+
+def probe_images() -> list[Image.Image]:
+    """Two fixed images: colored waves of several scales with noise, and its flipped negative."""
+    y, x = np.mgrid[: PROBE_SIZE[0], : PROBE_SIZE[1]] / 16.0
+    waves = np.stack([np.sin(0.7 * x + y), np.cos(x * y / 7), np.sin(1.3 * y - x / 3)], -1)
+    noise = np.random.RandomState(0).randint(-40, 40, waves.shape)
+    one = np.clip(128 + 80 * waves + noise, 0, 255).astype(np.uint8)
+    return [Image.fromarray(image) for image in (one, 255 - one[::-1, :, ::-1])]
+
+
+def same_signature(one: Signature, two: Signature) -> bool:
+    """Whether two encoders have the same view and embed the probe images alike.
+
+    Weights do not identify an encoder: its code or runtime may change. The tolerance is relative
+    to the distance of the two probes.
+    """
+    a, b = np.array(one["probes"], float), np.array(two["probes"], float)
+    if one["view"] != two["view"] or a.shape != b.shape:
+        return False
+    spread = np.linalg.norm(a[0] - a[1]) + 1e-4 * np.linalg.norm(a)
+    return bool(np.linalg.norm(a - b) <= SIGNATURE_TOLERANCE * spread)
+
+
+def open_encoder(
+    request: Request, device: torch.device | str = "cpu", notify: Notify = lambda text: None
+) -> PhotoEncoder:
+    """Open an encoder by name.
+
+    `request.spec` is ``timm:NAME`` or a plain timm name, a path that ends in .onnx,
+    ``MODULE:FUNCTION`` (a function without arguments that returns a torch module), or the folder
+    or model file of a finished run. `notify` gets a line before anything that takes long.
+    """
+    kind = find_kind(request.spec)
+    if request.weights is not None and kind not in ("timm", "module"):
+        raise InputError(f"--weights does not apply to --encoder {request.spec}")
+    with as_input_error(f"encoder {printable(request.spec)}", OSError, ValueError):
+        return OPENERS[kind](request, device, notify)
+
+
+def find_kind(spec: str) -> str:
+    """The key of OPENERS that a name means."""
+    if not spec:
+        raise InputError("--encoder is empty: name a timm model, FILE.onnx, MODULE:FUNCTION or RUN")
+    if spec.startswith("timm:"):
+        return "timm"
+    if spec.lower().endswith(".onnx"):
+        return "onnx"
+    if spec.endswith(".safetensors") or os.sep in spec or os.path.isdir(spec):
+        return "run"
+    return "module" if ":" in spec else "timm"
+
+
+def default_request(notify: Notify) -> Request:
+    """The encoder used when none is named."""
+    others = "--encoder FILE.onnx, MODULE:FUNCTION or RUN"
+    import_extra("timm", f"photos need an encoder: pip install timm for the default, or {others}")
+    notify(f"encoder {DEFAULT} ({ABOUT_DEFAULT}); --encoder selects another")
+    return Request(DEFAULT)
+
+
+def open_timm(request: Request, device: torch.device | str, notify: Notify) -> PhotoEncoder:
+    """A timm model without its classifier."""
+    name = request.spec.removeprefix("timm:")
+    timm = import_extra("timm", f"--encoder {request.spec} needs timm: pip install timm")
+    if not timm.is_model(name):
+        near = difflib.get_close_matches(name, timm.list_models(), 3, 0.5)
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        raise InputError(f"timm has no model {name!r}{hint}")
+    options = {"pretrained": False} if request.weights else find_weights(timm, name, notify)
+    try:
+        network = timm.create_model(name, num_classes=0, **options)
+    except Exception as error:  # timm, the hub, the network and the disk raise many types
+        raise InputError(f"timm cannot create {name}: {first_line(error)}; {WAYS_OUT}") from None
+    if request.weights is not None:
+        request = load_weights(network, request)
+    config = dict(getattr(network, "pretrained_cfg", {}))
+    config = {key: value for key, value in config.items() if value is not None}
+    channels, height, width = config.get("input_size", (3, 224, 224))
+    if channels != 3 or height != width:
+        size = f"{channels} x {height} x {width}"
+        raise InputError(f"timm model {name} takes {size}, expected 3 colors and a square")
+    own = View(
+        resize=max(height, math.floor(height / config.get("crop_pct", 0.875))),
+        crop=height,
+        resample=RESAMPLE.get(config.get("interpolation", "bicubic"), BICUBIC),
+        mean=config.get("mean", IMAGENET_MEAN),
+        std=config.get("std", IMAGENET_STD),
+    )
+    request = replace(request, spec=f"timm:{name}")
+    return torch_encoder(request, request.view(own), network, device)
+
+
+WAYS_OUT = (
+    "without a network use --weights FILE, --encoder FILE.onnx, or a Hugging Face cache that has "
+    "the weights (HF_HOME, with HF_HUB_OFFLINE=1)"
+)
+
+
+def find_weights(timm: Any, name: str, notify: Notify) -> dict[str, Any]:
+    """Options of `timm.create_model` for pretrained weights, from the local cache if possible.
+
+    Left alone, huggingface_hub waits almost a minute for a network that is not there.
+    """
+    config = timm.get_pretrained_cfg(name)
+    repository, url = getattr(config, "hf_hub_id", None), getattr(config, "url", None)
+    if repository:
+        missing = "weights come from the Hugging Face hub: pip install huggingface_hub"
+        hub = import_extra("huggingface_hub", missing)
+        cached = hub.try_to_load_from_cache(repository, "model.safetensors")
+        if isinstance(cached, str):
+            return {"pretrained": True, "pretrained_cfg_overlay": {"file": cached}}
+        url = f"{hub.constants.ENDPOINT}/{repository}"
+        if hub.constants.HF_HUB_OFFLINE:
+            raise InputError(f"weights of {name} are not in the cache; {WAYS_OUT}")
+    notify(f"downloading the weights of {name} from {url} (once; later from its cache)")
+    if url and not is_reachable(url):
+        raise InputError(f"cannot reach {url} to download the weights of {name}; {WAYS_OUT}")
+    return {"pretrained": True}
+
+
+def is_reachable(url: str) -> bool:
+    """Whether a server answers, within seconds."""
+    try:
+        request = urllib.request.Request(url, method="HEAD")
+        urllib.request.urlopen(request, timeout=NETWORK_SECONDS).close()
+    except urllib.error.HTTPError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def open_onnx(request: Request, device: torch.device | str, notify: Notify) -> PhotoEncoder:
+    """An ONNX file with one float input [N, 3, S, S]."""
+    path = Path(request.spec).expanduser()
+    if not os.path.isfile(path):
+        raise InputError(f"--encoder {request.spec}: no such file")
+    missing = f"--encoder {request.spec} needs onnxruntime: pip install onnxruntime"
+    onnxruntime = import_extra("onnxruntime", missing)
+    providers = ["CPUExecutionProvider"]
+    gpu = "CUDAExecutionProvider"
+    if torch.device(device).type == "cuda" and gpu in onnxruntime.get_available_providers():
+        providers.insert(0, gpu)
+    with as_input_error(f"{path}: onnxruntime cannot read it", Exception):
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+        metadata = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY, "{}")
+        saved = json.loads(metadata)
+        own = View(**saved) if saved else None
+    inputs = [(each.type, list(each.shape)) for each in session.get_inputs()]
+    kind, shape = inputs[0] if len(inputs) == 1 else ("", [])
+    sides = [side if isinstance(side, int) else None for side in shape]
+    floats = kind in ("tensor(float)", "tensor(float16)")
+    if not floats or len(sides) != 4 or sides[1] not in (None, 3) or sides[2] != sides[3]:
+        found = printable(str(inputs), 300)
+        raise InputError(f"{path}: expected one float input [N, 3, S, S], got {found}")
+    batch, height = sides[0], sides[2]
+    if height is not None and request.size not in (None, height):
+        raise InputError(f"{path} takes images of {height} x {height}, not {request.size}")
+    if own is None:
+        own = View() if height is None else View().at_size(height)
+        if request.mean is None:
+            notify(f"{path.name}: assuming ImageNet's mean and std (change with --mean, --std)")
+    outputs = {each.name: each for each in session.get_outputs()}
+    flat = [name for name, each in outputs.items() if len(each.shape) == 2]
+    output = next((name for name in OUTPUTS if name in outputs), (flat or list(outputs))[0])
+    request = replace(request, spec=str(path.resolve()))
+    return onnx_encoder(request, request.view(own), session, output, batch)
+
+
+def open_module(request: Request, device: torch.device | str, notify: Notify) -> PhotoEncoder:
+    """The torch module that a function of a Python module returns.
+
+    It may have an attribute `preprocess`: a function from a PIL image to float [3, H, W], or a
+    dict with any of size, resize, mean, std and interpolation. The default is ImageNet's at 224.
+    """
+    module_name, _, function_name = request.spec.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in function_name.split("."):
+            found = getattr(found, part)
+        network = found if isinstance(found, nn.Module) else found()
+    except Exception as error:  # the user's own code
+        kind = type(error).__name__
+        raise InputError(f"--encoder {request.spec}: {kind}: {first_line(error)}") from None
+    if not isinstance(network, nn.Module):
+        kind = type(network).__name__
+        raise InputError(f"--encoder {request.spec} returned {kind}, expected a torch.nn.Module")
+    if request.weights is not None:
+        request = load_weights(network, request)
+    preprocess = getattr(network, "preprocess", None)
+    if callable(preprocess) and not isinstance(preprocess, Mapping):
+        view = View(mirror=bool(request.mirror))
+        return torch_encoder(request, view, network, device, transform=preprocess)
+    with as_input_error(f"--encoder {request.spec}: invalid preprocess", Exception):
+        own = read_view(preprocess or {})
+    return torch_encoder(request, request.view(own), network, device)
+
+
+def open_run(request: Request, device: torch.device | str, notify: Notify) -> PhotoEncoder:
+    """The backbone of a finished run or of a model file."""
+    path = Path(request.spec).expanduser()
+    model = load_run(path)
+    request = replace(request, spec=str(path.resolve()))
+    return torch_encoder(request, request.view(view_of(model)), model.backbone, device)
+
+
+OPENERS: dict[str, Callable[[Request, torch.device | str, Notify], PhotoEncoder]] = {
+    "timm": open_timm,
+    "onnx": open_onnx,
+    "module": open_module,
+    "run": open_run,
+}
+RUNS_CODE = ("module",)  # kinds that import code: only when a person names them, never from a file
+
+
+def view_of(model: Encoder) -> View:
+    """How images are prepared for a trained model; mirrored if it was trained on mirror images."""
+    data, views = model.recipe.data, model.recipe.views
+    return View(data.size, views.size, BICUBIC, data.mean, data.std, mirror=views.flip > 0)
+
+
+def read_view(options: Mapping[str, Any]) -> View:
+    """A view from a dict with any of size, resize, mean, std and interpolation."""
+    known = ("size", "resize", "mean", "std", "interpolation")
+    if unknown := set(options) - set(known):
+        raise InputError(f"unknown keys {sorted(unknown)}, expected {', '.join(known)}")
+    name = options.get("interpolation", "bicubic")
+    if name not in RESAMPLE:
+        raise InputError(f"unknown interpolation {name!r}, expected {', '.join(RESAMPLE)}")
+    view = View().at_size(int(options.get("size", 224)))
+    given = {key: options[key] for key in ("resize", "mean", "std") if key in options}
+    return replace(view, resample=RESAMPLE[name], **given)
+
+
+def load_weights(network: nn.Module, request: Request) -> Request:
+    """Fill a network from a .safetensors or .pt file, without unpickling; skip extra tensors."""
+    path = Path(request.weights or "").expanduser()
+    if not os.path.isfile(path):
+        raise InputError(f"--weights {request.weights}: no such file")
+    try:
+        if path.suffix == ".safetensors":
+            found: Any = safetensors.torch.load_file(path)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch's own message recommends unpickling
+        kind = type(error).__name__
+        raise InputError(f"{path}: not a .safetensors file or plain state_dict ({kind})") from None
+    for key in ("state_dict", "model"):
+        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
+            found = found[key]
+    if not isinstance(found, Mapping) or not all(isinstance(t, Tensor) for t in found.values()):
+        raise InputError(f"{path}: expected a state_dict, tensors by name")
+    tensors = {str(name).removeprefix("module."): t for name, t in found.items()}
+    own = network.state_dict()
+    for name, tensor in own.items():
+        shape = list(tensors[name].shape) if name in tensors else None
+        if shape != list(tensor.shape):
+            difference = f"{name} is {shape or 'missing'}, expected {list(tensor.shape)}"
+            raise InputError(f"{path} belongs to another model: {difference}")
+    network.load_state_dict({name: tensors[name] for name in own})
+    return replace(request, weights=str(path.resolve()))
+
+
+def pool(output: Any) -> Tensor:
+    """Output of a network as [N, F]: mean of a map [N, F, H, W], first of tokens [N, T, F]."""
+    if isinstance(output, Mapping):
+        first = next(iter(output.values()), None)
+        output = next((output[name] for name in OUTPUTS if name in output), first)
+    if isinstance(output, list | tuple) and output:
+        output = output[0]
+    if not isinstance(output, Tensor):
+        raise InputError(f"an encoder must return a tensor, got {type(output).__name__}")
+    if output.ndim == 4:
+        return output.mean((2, 3))
+    return output[:, 0] if output.ndim == 3 else output

@@ -1,0 +1,523 @@
+"""ReadableCodes: a scikit-learn transformer from embeddings of any model to readable codes."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import math
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from bayesncl import distributed
+from bayesncl.codes import storage
+from bayesncl.codes.preprocess import (
+    Moments,
+    RowStream,
+    load_rows,
+    measure_moments,
+    read_rows,
+    restore,
+    unit_length,
+)
+from bayesncl.data.images import Progress, spread_evenly
+from bayesncl.device import find_device
+from bayesncl.errors import InputError, as_input_error
+from bayesncl.io import digest
+from bayesncl.measure.neighbors import nearest
+from bayesncl.method.gates import top_k_mask
+from bayesncl.method.heads import HEADS, Features, Head
+from bayesncl.method.lars import Light
+from bayesncl.method.losses import check_n_active, keep_strongest
+from bayesncl.method.rng import epoch_order, make_key, uniform
+from bayesncl.method.schedule import warmup_cosine
+from bayesncl.progress import Display
+
+LEARNING_RATE, WEIGHT_DECAY, WARMUP_STEPS, EPOCHS = 2e-3, 1e-4, 50, 12
+INIT_ROWS = 8192  # rows from which a head is initialized
+ROWS_PER_BLOCK = {"cpu": 256, "cuda": 8192}  # rows transformed at a time
+MAX_COMPONENTS = 1 << 20
+MAX_VARIANCE_ROWS = 50_000
+NEIGHBOR_SECONDS = 60.0  # a search that took longer is saved
+# integer options: smallest value, and the one other value they may have
+INTEGERS = {
+    "n_components": (1, "auto"), "n_active": (1, None), "n_neighbors": (1, "auto"),
+    "max_iter": (0, "auto"), "batch_size": (1, "auto"), "max_samples": (2, None),
+}  # fmt: skip
+DEPRECATED = {"dim": "n_components", "keep": "n_active"}
+
+
+class _AdamW(Light, torch.optim.AdamW):
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
+def _accept_deprecated(init: Any) -> Any:
+    """`__init__` that also takes the old names of options, until the release after 0.2."""
+
+    @functools.wraps(init)
+    def wrapper(self: ReadableCodes, *args: Any, **options: Any) -> None:
+        for old, new in DEPRECATED.items():
+            if old in options:
+                warnings.warn(f"{old} is deprecated: use {new}", FutureWarning, stacklevel=2)
+                options[new] = options.pop(old)
+        init(self, *args, **options)
+
+    return wrapper
+
+
+class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """Sparse, nameable features from the embeddings of any model.
+
+    A small head is trained on frozen embeddings X [N, F], without labels: rows that are neighbors
+    in X learn to share a code. Rows are scaled to unit length, centered and scaled internally. The
+    code of a row depends on that row alone.
+
+    Parameters
+    ----------
+    n_components : number of dimensions D; ``"auto"`` takes about 4 sqrt(N), at most N / 4, rounded
+        to a power of two (1024 for 50,000 rows, 128 for 1,000).
+    method : ``prototypes`` (similarity to D prototypes that share the rows equally), ``ncl``
+        (non-negative contrastive), ``bayesncl`` (the same with gates), ``sae`` (TopK sparse
+        autoencoder) or ``csr`` (sparse autoencoder with a contrastive term).
+    n_active : keep only the `n_active` strongest dimensions per row; None keeps all.
+    n_neighbors : partners of a row are drawn from this many nearest rows; ``"auto"`` takes half the
+        rows per dimension, N / (2 D), within 10 to 50 (fewer for less than 100 rows).
+    max_iter : training steps; ``"auto"`` is about twelve epochs.
+    batch_size : pairs per step.
+    random_state : int, RandomState or None; an int gives the same codes on one machine.
+    positives : what a row should agree with, its ``neighbors`` or it``self``; pairs passed to `fit`
+        replace both.
+    max_samples : `fit` uses at most this many rows, drawn at random; None uses all.
+    sparse_output : return a scipy CSR matrix; ``prototypes`` has no zeros, so it needs `n_active`.
+    unit_norm : scale codes to unit length; ``sae`` and ``csr`` can also return them with their
+        scale (False), which `inverse_transform` needs.
+    device : ``auto`` (the GPU if there is one), ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
+    verbose : 1 shows the progress of `fit` on standard error.
+
+    Attributes
+    ----------
+    n_components_ : number of dimensions D.
+    components_ : [D, F], dictionary of ``sae`` and ``csr``: what one unit of each dimension adds to
+        an embedding of unit length.
+    n_features_in_ : number of columns F of X.
+    n_iter_ : steps taken.
+    loss_ : mean loss of the last 50 steps.
+    recall_ : share of the true neighbors that the search found; below 1 only with faiss.
+    interrupted_ : whether Ctrl-C ended `fit` early.
+    names_ : column names of codes that `bayesncl.load` read from a folder with names, or None.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> X = load_digits().data
+    >>> z = ReadableCodes(n_components=32, n_active=5).fit(X).transform(X)
+    >>> z.shape, int((z > 0).sum(1).max())
+    ((1797, 32), 5)
+    """
+
+    @_accept_deprecated
+    def __init__(
+        self,
+        n_components: int | str = "auto",
+        *,
+        method: str = "prototypes",
+        n_active: int | None = None,
+        n_neighbors: int | str = "auto",
+        max_iter: int | str = "auto",
+        batch_size: int | str = "auto",
+        random_state: Any = None,
+        positives: str = "neighbors",
+        max_samples: int | None = 1_000_000,
+        sparse_output: bool = False,
+        unit_norm: bool = True,
+        device: str = "auto",
+        verbose: int = 0,
+    ) -> None:
+        self.n_components = n_components
+        self.method = method
+        self.n_active = n_active
+        self.n_neighbors = n_neighbors
+        self.max_iter = max_iter
+        self.batch_size = batch_size
+        self.random_state = random_state
+        self.positives = positives
+        self.max_samples = max_samples
+        self.sparse_output = sparse_output
+        self.unit_norm = unit_norm
+        self.device = device
+        self.verbose = verbose
+
+    def fit(
+        self, X: Any, y: Any = None, *, pairs: Any = None, neighbors_file: Path | str | None = None,
+        progress: Progress | None = None,
+    ) -> ReadableCodes:  # fmt: skip
+        """Learn the codes of X.
+
+        Parameters
+        ----------
+        X : [N, F] NumPy array, torch tensor, or memory map, read in blocks if it exceeds memory.
+        y : ignored.
+        pairs : int [N] or [N, K], the rows that row i should agree with, instead of neighbors.
+        neighbors_file : a neighbor search of more than a minute is saved here, and reused for the
+            same rows.
+        progress : called with (done, total, name of the stage).
+
+        Returns
+        -------
+        self. Ctrl-C ends training early and keeps what was learned (`interrupted_`). A fit that
+        raises leaves the estimator unchanged.
+        """
+        before, display = vars(self).copy(), Display(quiet=not self.verbose)
+        distributed.start()  # selects the GPU
+        kind = find_device(self.device).type
+        saved = None if neighbors_file is None else Path(neighbors_file)
+        off = torch.inference_mode(False), torch.autocast(kind, enabled=False)
+        try:  # callers often have gradients or full precision switched off, as one does to embed
+            with off[0], off[1], torch.enable_grad():
+                return self._fit(X, pairs, saved, progress or display.count)
+        except BaseException:
+            self.__dict__ = before
+            raise
+        finally:
+            display.close()
+
+    def _fit(
+        self, X: Any, pairs: Any, neighbors_file: Path | None, progress: Progress
+    ) -> ReadableCodes:
+        self.check_options()
+        source = self._as_rows(X, reset=True)
+        device = find_device(self.device)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        partners = None if pairs is None else _as_pairs(pairs, len(source))
+        chosen = self._draw_rows(len(source), seed, partners is not None)
+        n = len(source) if chosen is None else len(chosen)
+        auto = self.n_components == "auto"
+        self.n_components_ = choose_components(n) if auto else int(self.n_components)
+        check_n_active(self.n_active, self.n_components_)
+        moments = measure_moments(source, chosen)
+        rows = load_rows(source, chosen, moments, device)
+        batch = choose_batch(n, self.n_components_)
+        if self.batch_size != "auto":
+            batch = min(int(self.batch_size), n)
+        if batch % (world := distributed.world_size()):
+            raise InputError(f"{world} processes cannot share a batch of {batch} rows")
+        steps = choose_steps(n, batch) if self.max_iter == "auto" else int(self.max_iter)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)  # of the CPU alone
+            head = HEADS[self.method](moments.width, self.n_components_)
+        head = head.to(device, torch.float32).train()
+        self._check_output(head)
+        first = torch.linspace(0, n - 1, min(n, INIT_ROWS), device=device).long()
+        head.start(rows[first])
+        recall = 1.0
+        if partners is None:
+            partners, recall = self._find_partners(rows, moments, neighbors_file, progress)
+        self._train(head, rows, partners.to(device), seed, batch, steps, progress)
+        self.moments_, self.head_, self.recall_ = moments, head.eval().cpu(), recall
+        self.method_, self.names_ = self.method, None
+        return self
+
+    def _train(
+        self, head: Head, rows: Tensor | RowStream, partners: Tensor, seed: int, batch: int,
+        steps: int, progress: Progress,
+    ) -> None:  # fmt: skip
+        """Each step: a batch and its partners, forward, loss, backward, update."""
+        rate = LEARNING_RATE
+        optimizer = _AdamW(head.parameters(), lr=rate, weight_decay=WEIGHT_DECAY, fused=True)
+        losses = torch.zeros(max(1, min(50, steps)), device=partners.device, dtype=torch.float32)
+        warmup = min(WARMUP_STEPS, steps // 4)
+        share = batch // distributed.world_size()
+        own = slice(distributed.rank() * share, (distributed.rank() + 1) * share)
+        self.interrupted_, done = False, 0
+        try:
+            for step, index in enumerate(_batches(len(rows), batch, seed, steps, partners.device)):
+                # a draw per row and step, the same however processes share the batch
+                draw = uniform(make_key(seed, step, index), 1).squeeze(1)
+                other = partners[index, (draw * partners.shape[1]).long()]
+                for group in optimizer.param_groups:
+                    start = rate / (warmup + 1)
+                    group["lr"] = warmup_cosine(step + 1, rate, warmup, steps + 1, start=start)
+                optimizer.zero_grad()
+                terms = head.loss(head(rows[torch.cat([index[own], other[own]])]))
+                terms.loss.backward()
+                loss = terms.loss.detach().clone()
+                distributed.sum_gradients(head.parameters(), loss)
+                optimizer.step()
+                losses[step % len(losses)] = loss
+                done = step + 1
+                progress(done, steps, "training")
+        except KeyboardInterrupt:
+            if distributed.world_size() > 1 or done == 0:
+                raise
+            self.interrupted_ = True
+        self.n_iter_ = done
+        self.loss_ = float(losses[:done].mean())  # NaN without a step
+
+    def transform(self, X: Any) -> Any:
+        """Codes of X.
+
+        Parameters
+        ----------
+        X : [M, F], as for `fit`.
+
+        Returns
+        -------
+        [M, D] float32, non-negative, rows of unit length (unless `unit_norm` is False).
+        """
+        check_is_fitted(self, "head_")
+        self.check_options()
+        check_n_active(self.n_active, self.n_components_)
+        self._check_output(self.head_)
+        source = self._as_rows(X, reset=False)
+        device = find_device(self.device)
+        head = self.head_ if device.type == "cpu" else copy.deepcopy(self.head_).to(device)
+        blocks = self._encode(source, head, device)
+        if self.sparse_output:
+            parts = [scipy.sparse.csr_matrix((0, self.n_components_), dtype=np.float32)]
+            parts += [scipy.sparse.csr_matrix(z.cpu().numpy()) for _, z in blocks]
+            return scipy.sparse.vstack(parts, format="csr")
+        out = np.empty((len(source), self.n_components_), np.float32)
+        for rows, z in blocks:
+            torch.from_numpy(out)[rows].copy_(z)
+        return out
+
+    @torch.inference_mode()
+    def _encode(
+        self, source: Any, head: Head, device: torch.device
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Codes, block by block. All blocks have one shape, so sums do not depend on the batch."""
+        size = ROWS_PER_BLOCK.get(device.type, ROWS_PER_BLOCK["cpu"])
+        block = torch.zeros(size, self.moments_.width, dtype=torch.float32, device=device)
+        for start in range(0, len(source), size):
+            rows = slice(start, min(start + size, len(source)))
+            n = rows.stop - start
+            block[:n] = read_rows(source, rows, self.moments_, device)
+            yield rows, self.select_active(head(block))[:n]
+
+    def select_active(self, features: Features) -> Tensor:
+        """Codes [n, D] from the features of the head: the strongest entries of each row."""
+        if not self.unit_norm:
+            assert features.aux is not None and features.mask is not None
+            z = features.aux.relu() * features.mask
+            return z if self.n_active is None else z * top_k_mask(z, self.n_active)
+        z = keep_strongest(features.gated, self.n_active)
+        if self.head_.zeros:  # a row without an active dimension gets the one that came closest
+            closest = features.aux if features.aux is not None else features.z
+            one = torch.nn.functional.one_hot(closest.argmax(1), self.n_components_).to(z.dtype)
+            z = torch.where((z > 0).any(1, keepdim=True), z, one)
+        return z
+
+    def inverse_transform(self, Z: Any) -> np.ndarray:
+        """Embeddings reconstructed from codes by ``sae`` or ``csr``.
+
+        Parameters
+        ----------
+        Z : [M, D], dense or CSR: codes with their scale, by `transform` with ``unit_norm=False``.
+
+        Returns
+        -------
+        [M, F] float32, close to the embeddings at unit length.
+        """
+        check_is_fitted(self, "head_")
+        if self.unit_norm:
+            raise InputError("inverse_transform needs codes with their scale: set unit_norm=False")
+        self._check_output(self.head_)
+        z = np.asarray(Z.toarray() if scipy.sparse.issparse(Z) else Z, np.float32)
+        if z.ndim != 2 or z.shape[1] != self.n_components_:
+            raise InputError(f"Z must be [M, {self.n_components_}], got {list(z.shape)}")
+        with torch.inference_mode():
+            h = self.head_.bias + self.head_.decode(torch.from_numpy(z))  # type: ignore[operator]
+            return restore(h, self.moments_).numpy()
+
+    @property
+    def components_(self) -> np.ndarray:
+        """Dictionary [D, F] of ``sae`` and ``csr``."""
+        check_is_fitted(self, "head_")
+        if not hasattr(self.head_, "decode"):
+            raise AttributeError(f"codes by {self.method} have no components_")
+        with torch.inference_mode():
+            atoms = self.head_.decode(torch.eye(self.n_components_))  # type: ignore[operator]
+            return (restore(atoms, self.moments_) - self.moments_.mean.to(atoms)).numpy()
+
+    def explained_variance(self, X: Any) -> float | None:
+        """Share of the variance of X, at unit length, that ``sae`` or ``csr`` codes reconstruct.
+
+        Uses at most 50,000 rows, spread evenly. None for methods that do not reconstruct.
+        """
+        check_is_fitted(self, "head_")
+        if not hasattr(self.head_, "decode"):
+            return None
+        some = X[spread_evenly(len(X), MAX_VARIANCE_ROWS)]
+        codes = copy.copy(self).set_params(unit_norm=False, sparse_output=False)
+        x = unit_length(torch.as_tensor(np.asarray(some, np.float32))).numpy()
+        rest = x - codes.inverse_transform(codes.transform(some))
+        total = float(((x - x.mean(0)) ** 2).sum())
+        return 1 - float((rest**2).sum()) / total if total else None
+
+    def save(self, path: Path | str) -> None:
+        """Write a safetensors file with the options and a checksum in its metadata."""
+        self._check_method_unchanged()
+        storage.save(self, Path(path))
+
+    @classmethod
+    def load(cls, path: Path | str, device: str = "auto") -> ReadableCodes:
+        """Read a file that `save` wrote. Nothing is unpickled; a damaged file is refused."""
+        return storage.load(cls, Path(path)).set_params(device=device)
+
+    def save_pretrained(self, folder: Path | str) -> None:
+        """Write config.json and model.safetensors, the layout of the Hugging Face hub."""
+        self._check_method_unchanged()
+        storage.save_folder(self, Path(folder))
+
+    @classmethod
+    def from_pretrained(cls, name: Path | str, device: str = "auto") -> ReadableCodes:
+        """Read a folder that `save_pretrained` wrote, or a repository of the Hugging Face hub."""
+        return storage.load_folder(cls, name).set_params(device=device)
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """Names of the dimensions: the given ones, else z0, z1, ... as in the tables of `embed`."""
+        count = len(super().get_feature_names_out(input_features))  # checks the arguments
+        names = getattr(self, "names_", None) or [f"z{k}" for k in range(count)]
+        return np.asarray(names, dtype=object)
+
+    @property
+    def _n_features_out(self) -> int:
+        return self.n_components_
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float32"]
+        return tags
+
+    def _check_method_unchanged(self) -> None:
+        """The file records the method, so that `load` can rebuild the head."""
+        check_is_fitted(self, "head_")
+        if self.method_ != self.method:
+            raise InputError(f"fitted by {self.method_}, but method is now {self.method!r}: refit")
+
+    def check_options(self) -> None:
+        """Raise InputError for options that no data would make valid."""
+        if self.method not in HEADS:
+            raise InputError(f"unknown method {self.method!r}: use {', '.join(HEADS)}")
+        if self.positives not in ("neighbors", "self"):
+            raise InputError(f"positives must be neighbors or self, got {self.positives!r}")
+        for name, (least, other) in INTEGERS.items():
+            value = getattr(self, name)
+            whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+            if value != other and not (whole and value >= least):
+                wanted = f"an integer of at least {least}" + (f" or {other!r}" if other else "")
+                raise InputError(f"{name} must be {wanted}, got {value!r}")
+        if self.n_components != "auto":
+            if int(self.n_components) > MAX_COMPONENTS:
+                raise InputError(f"n_components must be at most {MAX_COMPONENTS:,}")
+            check_n_active(self.n_active, int(self.n_components))
+
+    def _check_output(self, head: Head) -> None:
+        if self.sparse_output and self.n_active is None and not head.zeros:
+            raise InputError(f"sparse_output with {self.method} needs n_active: no entry is 0")
+        if not self.unit_norm and not hasattr(head, "decode"):
+            raise InputError(f"unit_norm=False needs sae or csr, got {self.method}")
+
+    def _as_rows(self, X: Any, *, reset: bool) -> Any:
+        """X as a numeric matrix without a copy; its columns are recorded (`reset`) or compared."""
+        if not isinstance(X, Tensor):
+            # finiteness is checked block by block: scikit-learn's check may copy the whole array
+            X = validate_data(self, X, reset=reset, dtype="numeric", ensure_all_finite=False)
+            if X.dtype.kind not in "fiub":
+                raise InputError(f"X must contain real numbers, got {X.dtype}")
+        else:
+            if X.ndim != 2 or X.is_complex() or X.layout != torch.strided:
+                kind = f"{X.layout} {X.dtype} {list(X.shape)}"
+                raise InputError(f"X must be a dense matrix [N, F] of real numbers, got {kind}")
+            with as_input_error("X does not fit", ValueError):
+                X = validate_data(self, X.detach(), reset=reset, skip_check_array=True)
+        if reset and len(X) < 2:
+            raise InputError(f"n_samples={len(X)}: at least 2 rows are needed")
+        return X
+
+    def _draw_rows(self, n: int, seed: int, paired: bool) -> Tensor | None:
+        """Index of the rows to fit on; None for all."""
+        if self.max_samples is None or n <= self.max_samples:
+            return None
+        if paired:
+            raise InputError(f"pairs for {n} rows exceed max_samples={self.max_samples}")
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randperm(n, generator=generator)[: self.max_samples].sort().values
+
+    def _find_partners(
+        self, rows: Tensor | RowStream, moments: Moments, path: Path | None, progress: Progress
+    ) -> tuple[Tensor, float]:
+        """Rows [N, K] that partners are drawn from, and the recall of their search."""
+        n = len(rows)
+        if self.positives == "self" or self.method == "sae":  # reconstruction has no partners
+            return torch.arange(n)[:, None], 1.0
+        auto = self.n_neighbors == "auto"
+        k = choose_neighbors(n, self.n_components_) if auto else min(int(self.n_neighbors), n - 1)
+        key = f"{n} {k} {digest(moments._asdict())}"
+        if path is not None and (found := storage.read_neighbors(path, key)) is not None:
+            return found
+        began = time.monotonic()
+        partners, recall = nearest(rows, k, progress)
+        slow = time.monotonic() - began > NEIGHBOR_SECONDS
+        if path is not None and slow and distributed.rank() == 0:
+            storage.write_neighbors(path, key, partners, recall)
+        return partners, recall
+
+
+def choose_components(rows: int) -> int:
+    """The power of two nearest to 4 sqrt(rows), at most rows / 4 and 4096."""
+    wanted = min(4 * math.sqrt(rows), rows / 4, 4096)
+    return 2 ** max(1, round(math.log2(max(wanted, 1))))
+
+
+def choose_batch(rows: int, dim: int) -> int:
+    """Pairs per step: a multiple of 8, so that 2, 4 or 8 processes can share it, or all rows."""
+    wanted = min(rows, max(512, dim // 2))
+    return wanted - wanted % 8 if wanted >= 8 else wanted
+
+
+def choose_neighbors(rows: int, dim: int) -> int:
+    """Half the rows per dimension, within 10 to 50, at most a tenth of all rows."""
+    return min(max(rows // (2 * dim), 10), 50, max(1, rows // 10))
+
+
+def choose_steps(rows: int, batch: int) -> int:
+    """About twelve epochs, but no fewer steps than a small set needs."""
+    return round(min(max(EPOCHS * rows / batch, min(600, 100 + rows)), 5000))
+
+
+def _batches(n: int, batch: int, seed: int, steps: int, device: torch.device) -> Iterator[Tensor]:
+    """Row indices of each step; every epoch has its own order."""
+    per_epoch = n // batch
+    for step in range(steps):
+        if step % per_epoch == 0:
+            order = epoch_order(seed, step // per_epoch, n).to(device)
+        start = step % per_epoch * batch
+        yield order[start : start + batch]
+
+
+def _as_pairs(pairs: Any, n: int) -> Tensor:
+    """Pairs as int64 [N, K]."""
+    found = pairs.detach().cpu() if isinstance(pairs, Tensor) else torch.from_numpy(np.array(pairs))
+    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+        raise InputError(f"pairs must be row numbers, got {found.dtype}")
+    found = found.long()
+    if found.ndim == 1:
+        found = found[:, None]
+    if found.ndim != 2 or len(found) != n or not found.shape[1]:
+        raise InputError(f"pairs must be [{n}] or [{n}, K], got {list(found.shape)}")
+    if bool(((found < 0) | (found >= n)).any()):
+        ends = f"{int(found.min())} to {int(found.max())}"
+        raise InputError(f"pairs must be row numbers from 0 to {n - 1}, got {ends}")
+    return found

@@ -1,0 +1,171 @@
+"""ONNX files of runs and codes, compared with torch before they are written.
+
+A run: images float [N, 3, S, S] in [0, 1] to h and codes. Codes of photos: the same through their
+encoder, if it is a torch module. Codes of arrays, or the head alone: embeddings [N, F] to codes.
+The metadata says how images are prepared, so an exported run can serve as an encoder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import tempfile
+import warnings
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bayesncl.codes.encoders import METADATA_KEY, View, pool, view_of
+from bayesncl.codes.estimator import ReadableCodes
+from bayesncl.codes.folder import PhotoCodes
+from bayesncl.codes.preprocess import prepare
+from bayesncl.errors import InputError, as_input_error, import_extra
+from bayesncl.io import check_output_file, write_atomic
+from bayesncl.method.encoder import Encoder
+
+TOLERANCE = 1e-4  # largest difference from torch, relative to the largest entry if above 1
+BATCH_SIZES = (1, 3)  # compared
+
+
+class RunGraph(nn.Module):
+    """A trained encoder, from pixels in [0, 1]."""
+
+    def __init__(self, model: Encoder) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        found = self.model((images - self.model.mean) / self.model.std)
+        return found.h, found.gated
+
+
+class CodesGraph(nn.Module):
+    """Fitted codes, from embeddings: the computation of `ReadableCodes.transform`."""
+
+    def __init__(self, codes: ReadableCodes) -> None:
+        super().__init__()
+        self.codes, self.head = codes, codes.head_
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        return self.codes.select_active(self.head(prepare(embeddings, self.codes.moments_)))
+
+
+class PhotoGraph(nn.Module):
+    """An encoder and fitted codes, from pixels in [0, 1]."""
+
+    def __init__(self, network: nn.Module, view: View, codes: CodesGraph) -> None:
+        super().__init__()
+        self.network, self.codes, self.view = network, codes, view
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.view.normalize(images)
+        h = pool(self.network(x))
+        if self.view.mirror:
+            h = (h + pool(self.network(x.flip(3)))) / 2
+        return h, self.codes(h)
+
+
+def export(
+    model: Encoder | PhotoCodes, out: Path, *, head: bool = False
+) -> tuple[list[str], float]:
+    """Write a loaded model (on the CPU) as ONNX; `head`: only from embeddings to codes.
+
+    Returns the names of the outputs and the largest difference from torch. Nothing is written if
+    that exceeds 1e-4.
+    """
+    if out.suffix.lower() != ".onnx":
+        raise InputError(f"{out}: expected a name that ends in .onnx")
+    check_output_file(out)
+    onnx, onnxruntime = import_onnx()
+    graph, example, view = build_graph(model, head)
+    source, outputs = ("embeddings", ["codes"]) if view is None else ("images", ["h", "codes"])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        write_graph(graph.eval(), example, source, outputs, path)
+        if view is not None:
+            saved = onnx.load(path)
+            saved.metadata_props.add(key=METADATA_KEY, value=json.dumps(asdict(view)))
+            onnx.save(saved, path)
+        worst = compare(graph, example, outputs, path, onnxruntime)
+        if not worst <= TOLERANCE:
+            raise InputError(f"the ONNX file differs from torch by {worst:.2g}: not written")
+        write_atomic(out, path.read_bytes())
+    return outputs, worst
+
+
+def build_graph(model: Encoder | PhotoCodes, head: bool) -> tuple[nn.Module, Tensor, View | None]:
+    """The module to export, an example input, and the view (None if it takes embeddings)."""
+    generator = torch.Generator().manual_seed(0)
+    n = max(BATCH_SIZES)
+    graph: nn.Module
+    if isinstance(model, Encoder):
+        if head:
+            raise InputError("--head applies to codes; a run is exported as a whole")
+        graph, view = RunGraph(model), view_of(model)
+    else:
+        codes = CodesGraph(model.codes)
+        if head or model.folder.about().encoder is None:
+            return codes, torch.randn(n, model.codes.n_features_in_, generator=generator), None
+        encoder, view = model.encoder, model.encoder.view
+        if encoder.network is None or encoder.transform is not None:
+            why = "not a torch module with a plain image preparation"
+            raise InputError(f"encoder {encoder.name} is {why}: export the codes with --head")
+        graph = PhotoGraph(encoder.network, view, codes)
+        view = replace(view, mirror=False)  # the graph mirrors by itself
+    view = replace(view, mean=(0.0,) * 3, std=(1.0,) * 3)  # and normalizes
+    return graph, torch.rand(n, 3, view.crop, view.crop, generator=generator), view
+
+
+def write_graph(
+    graph: nn.Module, example: Tensor, source: str, outputs: list[str], path: Path
+) -> None:
+    """torch's exporter without its output, for any number of rows."""
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    silent = io.StringIO()
+    with (
+        contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent),
+        warnings.catch_warnings(), as_input_error("torch cannot export this model", Exception),
+        as_input_error(f"cannot write {path} (TMPDIR selects another folder)"),
+    ):  # fmt: skip
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            graph, (example,), str(path), input_names=[source], output_names=outputs, dynamo=True,
+            dynamic_shapes=({0: torch.export.Dim("rows", min=1)},), external_data=False,
+            verbose=False,
+        )  # fmt: skip
+
+
+@torch.inference_mode()
+def compare(
+    graph: nn.Module, example: Tensor, outputs: list[str], path: Path, onnxruntime: Any
+) -> float:
+    """The largest difference between torch and onnxruntime over several batch sizes."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    worst = 0.0
+    with as_input_error("onnxruntime cannot run the exported file", Exception):
+        session = onnxruntime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"]
+        )
+        for n in BATCH_SIZES:
+            expected = graph(example[:n])
+            expected = expected if isinstance(expected, tuple) else (expected,)
+            found = session.run(outputs, {session.get_inputs()[0].name: example[:n].numpy()})
+            for a, b in zip(expected, found):
+                scale = max(1.0, float(a.abs().max()))
+                difference = np.abs(a.numpy() - b).max() if tuple(a.shape) == b.shape else np.inf
+                worst = float(np.max([worst, difference / scale]))  # NaN stays NaN
+    return worst
+
+
+def import_onnx() -> tuple[Any, Any]:
+    """onnx and onnxruntime, from the extra."""
+    missing = "export needs ONNX: pip install onnx onnxruntime onnxscript"
+    import_extra("onnxscript", missing)  # torch's exporter needs it
+    return import_extra("onnx", missing), import_extra("onnxruntime", missing)

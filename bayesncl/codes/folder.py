@@ -1,0 +1,494 @@
+"""The folder that `bayesncl fit` writes.
+
+    codes.json              source of the rows, encoder, and checksums of the files below
+    embeddings.npy          float32 [N, F]; held-out rows come last
+    rows.json               name, label, size and time of each row, and how many are held out
+    codes.safetensors       the fitted ReadableCodes
+    verdict.json            the verdict on them
+    names.json              names of the dimensions, of these codes and of earlier ones
+    evaluation.json         every measure, after `bayesncl evaluate`
+    embeddings.part*        photos embedded so far, during a fit
+    neighbors.safetensors   neighbors that took more than a minute to find
+    .new, .ready            the next codes: while they are fitted, while they are moved into place
+
+A fit builds a complete folder in `.new` and then moves its files up, so the old codes stay valid
+until the new ones are safe. codes.json identifies rows, codes and verdict: files that do not match
+it are not used. Folders may come from strangers: nothing in them is run or unpickled.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from bayesncl import __version__
+from bayesncl.codes.encoders import (
+    RUNS_CODE,
+    PhotoEncoder,
+    Request,
+    find_kind,
+    open_encoder,
+    same_signature,
+)
+from bayesncl.codes.estimator import ReadableCodes
+from bayesncl.codes.names import FINGERPRINT_DIGITS, Annotations, read_names
+from bayesncl.codes.storage import DAMAGE, read_checksum
+from bayesncl.data.archive import safe_name
+from bayesncl.data.pixels import Pictures, as_batch, read_picture
+from bayesncl.errors import InputError, as_input_error, printable
+from bayesncl.io import (
+    CODES,
+    EMBEDDINGS,
+    ROWS,
+    crc32,
+    digest,
+    npy_header,
+    write_atomic,
+    write_together,
+)
+from bayesncl.measure.result import to_json
+from bayesncl.method.losses import check_n_active
+from bayesncl.training.run_folder import Folder
+
+FORMAT = "bayesncl-codes-folder-2"
+MAX_CHECKED_BYTES = 1 << 30  # the checksum of larger embeddings is not computed at each use
+PUBLISHED = (EMBEDDINGS, ROWS, "codes.safetensors", "verdict.json", CODES)  # in this order
+
+
+@dataclass(frozen=True)
+class Rows:
+    """rows.json: names and labels of the N rows."""
+
+    names: tuple[str, ...]  # of images: paths relative to their folder
+    labels: np.ndarray | None = None  # int64 [N]
+    class_names: tuple[str, ...] | None = None  # by label
+    held: int = 0  # number of held-out rows, the last ones
+    stats: tuple[tuple[int, int], ...] | None = None  # size and time of each image file
+    broken: tuple[tuple[str, int, int, str], ...] = ()  # name, size, time, reason: undecodable
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def to_json(self) -> str:
+        """The text of rows.json."""
+        labels = None if self.labels is None else self.labels.tolist()
+        return json.dumps(vars(self) | {"labels": labels})
+
+    @classmethod
+    def from_dict(cls, tree: dict[str, Any]) -> Rows:
+        """Inverse of `to_json`."""
+        tree = {name: tuple(v) if isinstance(v, list) else v for name, v in tree.items()}
+        if tree["stats"] is not None:
+            tree["stats"] = tuple((int(size), int(time)) for size, time in tree["stats"])
+        tree["broken"] = tuple((str(n), int(s), int(t), str(w)) for n, s, t, w in tree["broken"])
+        if tree["labels"] is not None:
+            tree["labels"] = np.array(tree["labels"], np.int64)
+        rows = cls(**tree)
+        columns = [each for each in (rows.labels, rows.stats) if each is not None]
+        classes = rows.class_names or ()
+        if (
+            any(len(column) != len(rows) for column in columns) or not 0 <= rows.held < len(rows)
+            or not all(isinstance(name, str) for name in (*rows.names, *classes))
+            or not set(() if rows.labels is None else rows.labels) <= set(range(len(classes)))
+        ):  # fmt: skip
+            raise ValueError("columns do not fit together")
+        return rows
+
+
+@dataclass(frozen=True)
+class About:
+    """codes.json: where the rows come from. Paths are relative to the folder."""
+
+    kind: str  # photos, array or run
+    source: str
+    images: str | None = None  # folder of the images, if there is one
+    encoder: dict[str, Any] | None = None  # fields of a Request, and the signature; None for arrays
+    recipe: dict[str, Any] | None = None  # of a run
+    stamp: str = ""  # changes with the content of an array file or of a run's dataset
+    embeddings: dict[str, Any] = field(default_factory=dict)  # rows, features, checksums
+    codes: str = ""  # checksum of codes.safetensors
+
+    def to_json(self) -> str:
+        """The text of codes.json."""
+        tree = {"format": FORMAT, "bayesncl": __version__, **vars(self)}
+        return json.dumps(tree, indent=2) + "\n"
+
+    @property
+    def identity(self) -> str:
+        """Identifies rows and codes together."""
+        return hash_bytes(json.dumps([self.embeddings, self.codes]).encode())
+
+    def same_source(self, other: About) -> bool:
+        """Whether both describe the same rows of the same source."""
+        one, two = (replace(each, encoder=None, embeddings={}, codes="") for each in (self, other))
+        return json.dumps(vars(one)) == json.dumps(vars(two)) and self.same_encoder(other.encoder)
+
+    def same_encoder(self, encoder: dict[str, Any] | None) -> bool:
+        """Whether the embeddings come from an encoder that does the same as this one."""
+        if self.encoder is None or encoder is None:
+            return self.encoder is encoder
+        return same_signature(self.encoder["signature"], encoder["signature"])
+
+
+class CodesFolder(Folder):
+    """Paths and contents of a folder of codes."""
+
+    def __init__(self, folder: str | Path) -> None:
+        super().__init__(folder)
+        self.about_file = self.folder / CODES
+        self.codes_file = self.folder / "codes.safetensors"
+        self.embeddings_file = self.folder / EMBEDDINGS
+        self.rows_file = self.folder / ROWS
+        self.verdict_file = self.folder / "verdict.json"
+        self.names_file = self.folder / "names.json"
+        self.log = self.folder / "embeddings.part"
+        self.log_index = self.folder / "embeddings.part.jsonl"
+        self.neighbors_file = self.folder / "neighbors.safetensors"
+
+    def about(self) -> About:
+        """Contents of codes.json."""
+        if not self.about_file.is_file():
+            raise InputError(f"{self} was not written by bayesncl fit: it has no {CODES}")
+        tree = self._read_json(self.about_file)
+        with self._reading(self.about_file):
+            if tree.pop("format") != FORMAT:
+                raise ValueError(f"not of version {FORMAT}")
+            tree.pop("bayesncl")
+            about = About(**tree)
+            texts = (about.source, about.images or "", about.stamp, about.codes)
+            trees = (about.encoder or {}, about.recipe or {}, about.embeddings)
+            if about.kind not in ("photos", "array", "run") or not (
+                all(isinstance(x, str) for x in texts) and all(isinstance(x, dict) for x in trees)
+            ):
+                raise ValueError("unexpected types")
+            return about
+
+    def rows(self, about: About | None = None) -> Rows:
+        """Contents of rows.json."""
+        about = about or self.about()
+        tree = self._read_json(self.rows_file, about.embeddings.get("names"))
+        with self._reading(self.rows_file):
+            return Rows.from_dict(tree)
+
+    def embeddings(self, about: About | None = None) -> np.ndarray:
+        """The embeddings [N, F], memory-mapped."""
+        about = about or self.about()
+        with self._reading(self.embeddings_file):
+            x: np.ndarray = np.load(self.embeddings_file, mmap_mode="r", allow_pickle=False)
+            if x.shape != (about.embeddings["rows"], about.embeddings["features"]):
+                raise ValueError("wrong shape")
+            if x.nbytes <= MAX_CHECKED_BYTES and crc32(x) != about.embeddings["crc32"]:
+                raise ValueError("wrong checksum")
+        return x
+
+    def codes(self, device: str = "auto") -> ReadableCodes:
+        """The fitted codes."""
+        about = self.about()
+        if not self.codes_file.is_file():
+            raise InputError(f"{self} is not finished: rerun `bayesncl fit` to continue")
+        codes = ReadableCodes.load(self.codes_file, device)
+        if read_checksum(self.codes_file) != about.codes:
+            raise InputError(f"{self}: codes and rows do not match: rerun `bayesncl fit`")
+        if self.names_file.is_file():
+            codes.names_ = self.names(codes).columns(codes.n_components_)
+        return codes
+
+    def verdict(self) -> dict[str, Any] | None:
+        """The verdict on these codes; None if there is none."""
+        try:
+            tree = self._read_json(self.verdict_file)
+            return tree if tree.pop("identity", None) == self.about().identity else None
+        except InputError:
+            return None
+
+    def fingerprint(self) -> str:
+        """Identifies the dimensions, so that names given to them can be found again."""
+        return fingerprint(self.codes("cpu"))
+
+    def all_names(self) -> list[Annotations]:
+        """Contents of names.json: names of these codes and of those they replaced."""
+        return read_names(self.names_file) if self.names_file.is_file() else []
+
+    def names(self, codes: ReadableCodes | None = None) -> Annotations:
+        """Names of the dimensions of these codes; empty if nobody named any."""
+        codes = codes or self.codes("cpu")
+        own = Annotations(fingerprint(codes), self.folder.name, codes.n_components_)
+        same = [each for each in self.all_names() if each.fingerprint == own.fingerprint]
+        return same[0] if same and same[0].dims == own.dims else own
+
+    def model(self, device: torch.device | str = "cpu", encoder: str | None = None) -> PhotoCodes:
+        """The codes with their encoder."""
+        return PhotoCodes(self, self.codes(str(device)), device, encoder)
+
+    def open_encoder(
+        self, device: torch.device | str = "cpu", named: str | None = None, check: bool = True,
+        **changes: Any,
+    ) -> PhotoEncoder:  # fmt: skip
+        """The encoder of the embeddings, with `changes` to its request.
+
+        An encoder that is Python code runs only if a person names it: `named` must be the name
+        given to `fit`. With `check`, the encoder must still do what it did then.
+        """
+        about = self.about()
+        if about.encoder is None:
+            raise InputError(f"{self} was fitted on an array: it takes embeddings, not photos")
+        with self._reading(self.about_file):
+            options = {name: v for name, v in about.encoder.items() if name != "signature"}
+            request = replace(Request(**options), **changes)
+            spec, kind = printable(request.spec), find_kind(request.spec)
+        if kind in RUNS_CODE and named != request.spec:
+            how = f"to run it, name it with --encoder {spec}"
+            raise InputError(f"{self} needs the encoder {spec}, which is code: {how}")
+        if named not in (None, request.spec):
+            raise InputError(f"{self} was fitted with the encoder {spec}, not {named}")
+        encoder = open_encoder(request, device)
+        if check and not about.same_encoder(encoder_dict(encoder)):
+            changed = f"encoder {encoder.name} has changed since {self} was fitted"
+            raise InputError(f"{changed}: rerun `bayesncl fit`")
+        return encoder
+
+    @property
+    def staged(self) -> CodesFolder:
+        """The folder in which the next codes are fitted."""
+        return CodesFolder(self.folder / ".new")
+
+    def stage(
+        self, about: About, rows: Rows, blocks: Iterable[np.ndarray], features: int,
+        fresh: bool = False,
+    ) -> bool:  # fmt: skip
+        """Put rows and embeddings into `.new`, unless they are there; whether they were written."""
+        staged, names = self.staged, hash_bytes(rows.to_json().encode())
+        for folder in () if fresh else (staged, self):
+            try:
+                old = folder.about()
+                if not old.same_source(about) or old.embeddings["names"] != names:
+                    continue
+                folder.rows(old), folder.embeddings(old)
+            except (InputError, KeyError):
+                continue
+            if folder is self:
+                shutil.rmtree(staged.folder, ignore_errors=True)
+                staged.folder.mkdir()
+                for name in (EMBEDDINGS, ROWS):
+                    link_or_copy(self.folder / name, staged.folder / name)
+                about = replace(about, embeddings=old.embeddings)
+                write_atomic(staged.about_file, about.to_json())
+            return False
+        staged.folder.mkdir(exist_ok=True)
+        staged.write_rows(about, rows, blocks, features)
+        return True
+
+    def write_rows(
+        self, about: About, rows: Rows, blocks: Iterable[np.ndarray], features: int
+    ) -> None:
+        """Write embeddings.npy, rows.json and codes.json; codes of other rows are removed."""
+        text = rows.to_json().encode()
+        known: dict[str, Any] = {"rows": len(rows), "features": features, "crc32": 0}
+        known["names"] = hash_bytes(text)
+
+        def array() -> Iterator[bytes]:
+            yield npy_header((len(rows), features), "<f4")
+            for block in blocks:
+                data = np.ascontiguousarray(block, "<f4").tobytes()
+                known["crc32"] = zlib.crc32(data, known["crc32"])
+                yield data
+
+        def described() -> Iterator[bytes]:  # written last, when the checksum is known
+            yield replace(about, embeddings=known, codes="").to_json().encode()
+
+        files: dict[Path, Iterable[bytes]]
+        files = {self.embeddings_file: array(), self.rows_file: [text]}
+        files[self.about_file] = described()
+        with as_input_error(f"cannot write to {self}"):
+            write_together(files, stale=(self.codes_file, self.verdict_file))
+
+    def write_verdict(self, verdict: dict[str, Any]) -> None:
+        """Write verdict.json for the codes in this folder, and complete codes.json."""
+        about = replace(self.about(), codes=read_checksum(self.codes_file))
+        tree = {"identity": about.identity, **verdict}
+        write_atomic(self.verdict_file, to_json(tree))
+        write_atomic(self.about_file, about.to_json())
+
+    def publish(self) -> None:
+        """Make the codes in `.new` the codes of this folder."""
+        ready = self.folder / ".ready"
+        os.rename(self.staged.folder, ready)
+        self.finish_publishing()
+
+    def finish_publishing(self) -> None:
+        """Move the files in `.ready` into place; after a kill, continue. Codes.json comes last."""
+        ready = CodesFolder(self.folder / ".ready")
+        if not ready.about_file.is_file():  # nothing to do, or everything was moved
+            shutil.rmtree(ready.folder, ignore_errors=True)
+            return
+        try:
+            unchanged = self.about().identity == ready.about().identity
+        except InputError:
+            unchanged = False
+        if not unchanged:
+            self.evaluation_file.unlink(missing_ok=True)
+        for name in PUBLISHED:
+            if (ready.folder / name).exists():
+                os.replace(ready.folder / name, self.folder / name)
+        shutil.rmtree(ready.folder)
+
+    def relative(self, path: Path) -> str:
+        """A path as codes.json stores it: relative to this folder, so both can move together."""
+        return os.path.relpath(os.path.abspath(path), os.path.abspath(self.folder))
+
+    def place(self, path: str) -> Path:
+        """Inverse of `relative`."""
+        return Path(os.path.normpath(Path(os.path.abspath(self.folder)) / path))
+
+    def photo_paths(
+        self, rows: Rows, chosen: Iterable[int], root: Path | str | None = None
+    ) -> list[Path | None]:
+        """Image files of some rows, None for missing ones; `root` is where the images are now.
+
+        Without `root`, codes.json says where they are. It may come from a stranger, so only files
+        of the recorded size count: no other picture is shown.
+        """
+        about = self.about()
+        if root is None and (about.images is None or rows.stats is None):
+            raise InputError(f"{self} has no images: use --data DIR, or fit with --images DIR")
+        base = self.place(about.images or "") if root is None else Path(root).expanduser()
+        paths: list[Path | None] = []
+        for i in chosen:
+            path = base / (safe_name(rows.names[i]) or "")
+            same = root is not None or (rows.stats and file_stat(path)[0] == rows.stats[i][0])
+            paths.append(path if same and os.path.isfile(path) else None)
+        if not any(paths):
+            shown = printable(str(base), 300)
+            raise InputError(f"{shown}: none of {len(paths):,} images is there; use --data DIR")
+        return paths
+
+    def damaged(self, path: Path) -> InputError:
+        """The error for a file with wrong contents."""
+        return InputError(f"{path} is damaged: rerun `bayesncl fit` to rebuild it")
+
+    def _reading(self, path: Path) -> AbstractContextManager[None]:
+        return as_input_error(str(self.damaged(path)), *DAMAGE)
+
+    def _read_json(self, path: Path, checksum: str | None = None) -> dict[str, Any]:
+        with self._reading(path):
+            data = path.read_bytes()
+            if checksum is not None and hash_bytes(data) != checksum:
+                raise ValueError("wrong checksum")
+            return dict(json.loads(data))
+
+
+@dataclass(eq=False)
+class PhotoCodes:
+    """Codes of images: an encoder trained by others, and the head that `fit` trained on it.
+
+    `bayesncl.load` returns it for a folder that `bayesncl fit` wrote.
+
+    Attributes
+    ----------
+    folder : the CodesFolder it was loaded from.
+    codes : the ReadableCodes, from embeddings to codes.
+    device : where both run.
+    named : the encoder as given to `load`; needed if it is Python code.
+    """
+
+    folder: CodesFolder
+    codes: ReadableCodes
+    device: torch.device | str
+    named: str | None = None
+
+    @cached_property
+    def encoder(self) -> PhotoEncoder:
+        """From images to embeddings, opened at first use; InputError for codes of an array."""
+        return self.folder.open_encoder(self.device, self.named)
+
+    def encode(
+        self, images: Pictures, gated: bool = True, n_active: int | None = None, batch: int = 64
+    ) -> Tensor:
+        """Codes of images.
+
+        Parameters
+        ----------
+        images : one or many: uint8, or float in [0, 1], [N, 3, H, W] or [N, H, W, 3], gray with
+            one channel; or PIL images or paths. They are resized and cropped for the encoder.
+        gated : False is refused for codes with gates (``bayesncl``), which have no other form.
+        n_active : keep only the `n_active` strongest dimensions per image.
+        batch : images per forward pass.
+
+        Returns
+        -------
+        [N, D] float32 on the CPU, non-negative, rows of unit length.
+        """
+        if not gated and self.codes.method == "bayesncl":
+            raise InputError("gated=False applies to trained runs; codes by bayesncl are gated")
+        check_n_active(n_active, self.codes.n_components_)
+        return torch.from_numpy(self.transform(self.embed(images, batch), n_active))
+
+    def embed(self, images: Pictures, batch: int = 64) -> np.ndarray:
+        """Embeddings of images (see `encode`), float32 [N, F]."""
+        encoder, given = self.encoder, as_batch(images)
+        parts = [np.empty((0, encoder.features), np.float32)]
+        for start in range(0, len(given), batch):
+            part = given[start : start + batch]
+            if isinstance(part, Tensor):
+                part = part if part.dtype == torch.uint8 else (part * 255).round().to(torch.uint8)
+                part = [Image.fromarray(x.permute(1, 2, 0).cpu().numpy()) for x in part]
+            ready = [read_picture(p, encoder.prepare, encoder.max_decoded_side) for p in part]
+            parts.append(encoder.embed(np.stack(ready)))
+        return np.concatenate(parts)
+
+    def transform(self, X: Any, n_active: int | None = None) -> np.ndarray:
+        """Codes [N, D] of embeddings [N, F]."""
+        check_n_active(n_active, self.codes.n_components_)
+        if len(X) == 0:
+            return np.empty((0, self.codes.n_components_), np.float32)
+        options = {"n_active": n_active or self.codes.n_active, "sparse_output": False}
+        z: np.ndarray = copy.copy(self.codes).set_params(**options).transform(X)
+        return z
+
+
+def encoder_dict(encoder: PhotoEncoder) -> dict[str, Any]:
+    """An encoder as codes.json stores it."""
+    return asdict(encoder.request) | {"signature": encoder.signature}
+
+
+def fingerprint(codes: ReadableCodes) -> str:
+    """Identifies the dimensions of fitted codes."""
+    tensors = {**codes.head_.state_dict(), **codes.moments_._asdict()}
+    return digest(tensors)[:FINGERPRINT_DIGITS]
+
+
+def file_stat(path: Path) -> tuple[int, int]:
+    """Size and modification time of a file; (-1, -1) if it cannot be read."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return (-1, -1)
+    return found.st_size, found.st_mtime_ns
+
+
+def hash_bytes(data: bytes) -> str:
+    """A short hash."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """A hard link where the file system has them, else a copy."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

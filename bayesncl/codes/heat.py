@@ -1,0 +1,261 @@
+"""Heatmaps: where in an image a dimension is active.
+
+The head is applied to the network's last features at each position.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import isqrt
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bayesncl.codes.encoders import pool
+from bayesncl.codes.preprocess import prepare
+from bayesncl.data.images import Progress, spread_evenly
+from bayesncl.errors import InputError
+from bayesncl.method.encoder import Encoder, in_eval_mode
+from bayesncl.method.features import center_crop
+from bayesncl.method.heads import Features, Prototypes
+from bayesncl.method.losses import unit_rows
+
+if TYPE_CHECKING:
+    from bayesncl.codes.folder import PhotoCodes
+
+N_STRONGEST = 8  # dimensions per image with a map
+N_CONTROLS = 4  # random quarters beside the hottest one
+N_CHECKED = 512  # images that decide whether maps are shown
+MAX_EXTRA_TOKENS = 8  # class and register tokens
+BATCH_SIZE = 64
+
+Layer = tuple[nn.Module, bool]  # a module, and whether its output or its first input is meant
+
+
+@dataclass(frozen=True)
+class Heatmaps:
+    """Maps of some dimensions of N images."""
+
+    dims: np.ndarray  # int [N, K]
+    maps: np.ndarray  # uint8 [N, K, h, w]; 255 at the maximum of each map
+    check: dict[str, float]  # result of `masking_drop`
+    share: float = 1.0  # share of the picture's side, centered, that the maps cover
+
+
+@dataclass(frozen=True)
+class HeatmapModel:
+    """A network and the head on its features h [N, F], of a trained model or of codes."""
+
+    network: nn.Module  # from normalized pixels [n, 3, S, S] to h
+    normalize: Callable[[Tensor], Tensor]  # from uint8 pixels to the network's input
+    head: Callable[[Tensor], Features]
+    # from features at positions [n, F] and h of their images [n, F] to scores [n, D]
+    score: Callable[[Tensor, Tensor], Tensor]
+    gray: np.ndarray  # uint8 [3]: masked pixels
+    side: int  # S; larger images are center-cropped
+
+    def prepare(self, pixels: np.ndarray) -> Tensor:
+        """Network input from uint8 pixels [n, 3, H, W]."""
+        return self.normalize(center_crop(torch.from_numpy(np.array(pixels)), self.side))
+
+    @torch.inference_mode()
+    def encode(self, pixels: np.ndarray) -> np.ndarray:
+        """Codes before any gate, float32 [N, D]."""
+        starts = range(0, len(pixels), BATCH_SIZE)
+        batches = (self.prepare(pixels[a : a + BATCH_SIZE]) for a in starts)
+        with in_eval_mode(self.network):
+            codes = [self.head(pool(self.network(x))).z.float().cpu() for x in batches]
+        return torch.cat(codes).numpy()
+
+
+def heatmaps_of_run(model: Encoder) -> HeatmapModel:
+    """Heatmaps of a trained model: its head before rectifier and gates scores each position."""
+
+    def head(h: Tensor) -> Features:
+        with in_eval_mode(model.head):
+            return model.head(h)
+
+    def score(f: Tensor, h: Tensor) -> Tensor:
+        raw = head(f).aux
+        assert raw is not None
+        return raw
+
+    gray = np.rint(255 * model.mean.flatten().cpu().numpy()).astype(np.uint8)
+    side, device = model.recipe.views.size, model.mean.device
+
+    def normalize(x: Tensor) -> Tensor:
+        return model.normalize_pixels(x.to(device))
+
+    return HeatmapModel(model.backbone, normalize, head, score, gray, side)
+
+
+def heatmaps_of_codes(codes: PhotoCodes) -> HeatmapModel:
+    """Heatmaps of codes through their encoder; InputError if that is not a torch module.
+
+    At fixed length of h, codes are linear in h. So where h is the mean over positions, the score
+    of a dimension is the mean of the scores of the positions. With mirror images, this is the
+    half of the image itself.
+    """
+    encoder = codes.encoder
+    if encoder.network is None or encoder.transform is not None:
+        raise InputError("the encoder is not a torch module with a plain image preparation")
+    device, view = encoder.device, encoder.view
+    own, moments = copy.deepcopy(codes.codes.head_).to(device).eval(), codes.codes.moments_
+
+    def score(f: Tensor, h: Tensor) -> Tensor:
+        x = prepare(f, moments, h)
+        if isinstance(own, Prototypes):
+            return own.projection(x) @ unit_rows(own.prototypes).T
+        features: Features = own(x)
+        return features.z if features.aux is None else features.aux
+
+    def normalize(x: Tensor) -> Tensor:
+        return view.normalize(x.to(device).float() / 255)
+
+    def head(h: Tensor) -> Features:
+        return own(prepare(h, moments))
+
+    gray = np.rint(255 * np.clip(view.mean, 0, 1)).astype(np.uint8)
+    return HeatmapModel(encoder.network, normalize, head, score, gray, view.crop)
+
+
+def as_map(f: Any, width: int) -> Tensor | None:
+    """Features as [n, h, w, F], from [n, F, h, w], [n, h, w, F] or tokens [n, T, F]."""
+    if not isinstance(f, Tensor) or f.ndim not in (3, 4) or width not in (f.shape[1], f.shape[-1]):
+        return None
+    if f.ndim == 4:
+        found = f.permute(0, 2, 3, 1) if f.shape[1] == width else f
+    else:
+        side = isqrt(f.shape[1])
+        extra = f.shape[1] - side * side  # these come first
+        if f.shape[2] != width or extra > MAX_EXTRA_TOKENS:
+            return None
+        found = f[:, extra:].unflatten(1, (side, side))
+    return found if found.shape[1] * found.shape[2] >= 4 else None
+
+
+@torch.inference_mode()
+def find_layer(model: HeatmapModel, pixels: np.ndarray) -> Layer | None:
+    """The last layer with features by position whose mean, or first token, is h."""
+    seen: list[tuple[Layer, Tensor]] = []
+    x = model.prepare(pixels[:2])
+
+    def record(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        both = ((False, inputs[0] if inputs else None), (True, output))
+        seen.extend(((module, o), f) for o, f in both if isinstance(f, Tensor) and f is not x)
+
+    with ExitStack() as stack, in_eval_mode(model.network):
+        for module in model.network.modules():
+            stack.enter_context(module.register_forward_hook(record))
+        h = pool(model.network(x)).float()
+    tolerance = 1e-3 * float(h.abs().max()) + 1e-12
+    for layer, f in reversed(seen):
+        found = as_map(f, h.shape[1])
+        if found is not None:
+            candidates = [found.float().mean((1, 2)), *([f[:, 0].float()] if f.ndim == 3 else [])]
+            if any(float((each - h).abs().max()) <= tolerance for each in candidates):
+                return layer
+    return None
+
+
+@torch.inference_mode()
+def compute_maps(
+    model: HeatmapModel, layer: Layer, pixels: np.ndarray, dims: np.ndarray,
+    progress: Progress | None = None,
+) -> np.ndarray:  # fmt: skip
+    """Score of each position for some dimensions, float32 [N, K, h, w].
+
+    `pixels` is uint8 [N, 3, H, W], or an object that gives such when sliced; `dims` is int [N, K]
+    or [K].
+    """
+    wanted = np.array(np.broadcast_to(dims, (len(pixels), np.shape(dims)[-1])), np.int64)
+    seen: list[Tensor] = []
+    module, is_output = layer
+
+    def record(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        seen.append((output if is_output else inputs[0]).clone())
+
+    parts = []
+    with module.register_forward_hook(record), in_eval_mode(model.network):
+        for a in range(0, len(pixels), BATCH_SIZE):
+            h = pool(model.network(model.prepare(pixels[a : a + BATCH_SIZE])))
+            f = as_map(seen[-1], h.shape[1])
+            seen.clear()
+            assert f is not None
+            n, high, wide, _ = f.shape
+            cells = high * wide
+            z = model.score(f.flatten(0, 2), h.repeat_interleave(cells, 0)).unflatten(0, (n, cells))
+            index = torch.from_numpy(wanted[a : a + n, None]).expand(n, cells, -1).to(z.device)
+            picked = z.gather(2, index).transpose(1, 2)  # [n, K, h w]
+            parts.append(picked.reshape(n, -1, high, wide).float().cpu())
+            if progress is not None:
+                progress(a + n, len(pixels), "heatmaps")
+    return torch.cat(parts).numpy()
+
+
+def strongest_heatmaps(
+    model: HeatmapModel, pixels: Any, z: np.ndarray, share: float | None = None,
+    progress: Progress | None = None, checked: int = N_CHECKED,
+) -> Heatmaps | str:  # fmt: skip
+    """Maps of the strongest dimensions of each image, or the reason why there are none.
+
+    On `checked` images, masking the hottest quarter must beat chance by two standard errors; see
+    `masking_drop`. `share` is that of `Heatmaps`; the default is the center crop of larger images.
+    """
+    some = np.asarray(pixels[spread_evenly(len(pixels), checked)])
+    layer = find_layer(model, some)
+    if layer is None:
+        return "the encoder has no features by position"
+    check = masking_drop(model, some, layer)
+    if check["hottest"] - max(check["random"], 0) <= 2 * check["error"]:
+        hottest, control = 100 * check["hottest"], 100 * check["random"]
+        return (
+            f"masking the hottest quarter of an image lowers its strongest dimension by "
+            f"{hottest:.0f} %, a random quarter by {control:.0f} %: these maps are not meaningful"
+        )
+    dims = np.argsort(-z, axis=1, kind="stable")[:, :N_STRONGEST]
+    maps = np.maximum(compute_maps(model, layer, pixels, dims, progress), 0)
+    most = maps.max((2, 3), keepdims=True)
+    maps = np.rint(255 * maps / np.where(most > 0, most, 1)).astype(np.uint8)
+    if share is None:
+        share = min(1.0, model.side / some.shape[-1])
+    return Heatmaps(dims, maps, check, share)
+
+
+def masking_drop(model: HeatmapModel, pixels: np.ndarray, layer: Layer) -> dict[str, float]:
+    """How much the strongest dimension drops when parts of an image are masked.
+
+    Returns `hottest` and `random`: the mean relative drop when the hottest quarter, or random
+    quarters, are gray; `error`: the standard error of their difference; `images`: their number.
+    """
+    pixels = center_crop(torch.from_numpy(np.array(pixels)), model.side).numpy()
+    z = model.encode(pixels)
+    dims = z.argmax(1)
+    maps = compute_maps(model, layer, pixels, dims[:, None])[:, 0]  # [N, h, w]
+    n, h, w = maps.shape
+    quarter = max(1, h * w // 4)
+    rng = np.random.default_rng(0)
+    masks = [np.argsort(-maps.reshape(n, -1), axis=1, kind="stable")[:, :quarter]]
+    masks += [np.argsort(rng.random((n, h * w)), axis=1)[:, :quarter] for _ in range(N_CONTROLS)]
+    sides = zip(pixels.shape[2:], (h, w))
+    rows, columns = (np.arange(side) * cells // side for side, cells in sides)
+    alive = np.flatnonzero(z.max(1) > 0)
+    if not len(alive):
+        return {"hottest": 0.0, "random": 0.0, "error": 0.0, "images": 0}
+    before = z[alive, dims[alive]]
+    drops = []
+    for cells in masks:
+        hidden = np.zeros((n, h * w), bool)
+        np.put_along_axis(hidden, cells, True, axis=1)
+        hidden = hidden.reshape(n, 1, h, w)[:, :, rows][:, :, :, columns]
+        masked = np.where(hidden, model.gray[None, :, None, None], pixels)
+        drops.append((before - model.encode(masked)[alive, dims[alive]]) / before)
+    hottest, control = drops[0], np.mean(drops[1:], axis=0)
+    error = float((hottest - control).std() / np.sqrt(len(before)))
+    means = {"hottest": float(hottest.mean()), "random": float(control.mean())}
+    return means | {"error": error, "images": len(before)}

@@ -1,0 +1,171 @@
+"""Names, notes and marks that people give to dimensions: the names.json that the atlas exports.
+
+    {"format": "bayesncl-names-1",
+     "codes": [{"fingerprint": "9f8e...", "run": "NCL", "dims": 256,
+                "dimensions": {"17": [{"name": "autumn forest", "note": "", "mark": "readable",
+                                       "author": "Ann", "time": "2026-05-01T10:00:00.000Z"}]}}]}
+
+A dimension has one entry per author, the newest. The texts come from other people: they are
+validated and cut to length here, and the page shows them as text, never as markup.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bayesncl.errors import InputError, as_input_error, printable
+from bayesncl.io import write_atomic
+
+FORMAT = "bayesncl-names-1"
+FINGERPRINT_DIGITS = 16  # hex digits that identify the codes
+MARKS = ("readable", "mixed", "noise")
+MAX_LENGTHS = {"name": 120, "note": 2000, "author": 60, "time": 40}
+MAX_DIMS = 1_000_000
+SUGGESTED = "bayesncl:"  # authors that begin so are programs, e.g. bayesncl:words
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one person wrote about a dimension."""
+
+    name: str = ""
+    note: str = ""
+    mark: str = ""  # one of MARKS, or empty
+    author: str = ""
+    time: str = ""  # ISO 8601
+
+    @property
+    def suggested(self) -> bool:
+        """Whether a program wrote it."""
+        return self.author.startswith(SUGGESTED)
+
+
+@dataclass
+class Annotations:
+    """What people wrote about the dimensions of one run or one set of codes."""
+
+    fingerprint: str
+    run: str = ""
+    dims: int = 0
+    dimensions: dict[int, list[Entry]] = field(default_factory=dict)
+
+    def name(self, k: int) -> str:
+        """Return the most frequent name of dimension `k`, the newest of equals, or "".
+
+        Suggestions count only where no person gave a name.
+        """
+        named = [entry for entry in self.dimensions.get(k, []) if entry.name]
+        named = [entry for entry in named if not entry.suggested] or named
+        votes = Counter(entry.name.casefold() for entry in named)
+        best = max(named, key=lambda e: (votes[e.name.casefold()], e.time, e.name), default=Entry())
+        return " ".join(best.name.split())
+
+    def columns(self, dims: int) -> list[str]:
+        """Return distinct column names for `dims` dimensions, `z17` for one without a name."""
+        names = [self.name(k) or f"z{k}" for k in range(dims)]
+        count = Counter(names)
+        once = [name if count[name] == 1 else f"{name} (z{k})" for k, name in enumerate(names)]
+        if len(set(once)) == dims:
+            return once
+        return [f"{name} (z{k})" for k, name in enumerate(names)]
+
+
+def read_names(path: Path | str) -> list[Annotations]:
+    """Read names.json, one item per run. Texts that are too long are cut."""
+    tree = read_json(Path(path))
+    if not isinstance(tree, dict) or tree.get("format") != FORMAT:
+        raise InputError(f"{path} is not a names.json exported by the atlas (format {FORMAT!r})")
+    try:
+        return merge_names([_parse(codes) for codes in tree["codes"]])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = printable(str(error), 120)
+        raise InputError(f"{path} is not a valid names.json: {reason}") from None
+
+
+def read_json(path: Path) -> Any:
+    """Parse a JSON file; InputError if it cannot be read or is not JSON."""
+    with as_input_error(f"cannot read {path}", OSError, ValueError, RecursionError):
+        return json.loads(path.read_bytes())
+
+
+def _parse(tree: dict[str, Any]) -> Annotations:
+    dims = tree["dims"]
+    if type(dims) is not int or not 0 < dims <= MAX_DIMS:
+        raise ValueError(f"dims must be an integer from 1 to {MAX_DIMS}, got {dims!r}")
+    texts = (_text(tree.get("fingerprint"), 64), _text(tree.get("run"), 200))
+    annotations = Annotations(*texts, dims)
+    for key, entries in tree["dimensions"].items():
+        if not (key.isascii() and key.isdigit() and int(key) < dims):
+            raise ValueError(f"there is no dimension {key!r} among {dims}")
+        if not isinstance(entries, list):
+            raise ValueError(f"dimension {key} must have a list of entries")
+        parsed = [
+            Entry(
+                **{what: _text(entry.get(what), most) for what, most in MAX_LENGTHS.items()},
+                mark=entry["mark"] if entry.get("mark") in MARKS else "",
+            )
+            for entry in entries
+        ]
+        written = [entry for entry in parsed if entry.name or entry.note or entry.mark]
+        annotations.dimensions[int(key)] = merge_entries(written)
+    return annotations
+
+
+def _text(value: object, length: int) -> str:
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"expected text, got {type(value).__name__}")
+    # not escaped: reading and writing again must not change a text
+    cut = (value or "")[:length]
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in cut).strip()
+
+
+def merge_entries(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the newest entries of each author; several if they have the same time."""
+    newest: dict[str, str] = {}
+    for entry in entries:
+        newest[entry.author] = max(newest.get(entry.author, ""), entry.time)
+    latest = {entry for entry in entries if entry.time == newest[entry.author]}
+    return sorted(latest, key=lambda e: (e.time, e.author, e.name, e.mark, e.note))
+
+
+def merge_names(annotations: Sequence[Annotations]) -> list[Annotations]:
+    """Merge annotations of the same codes, for instance from several files."""
+    merged: dict[str, Annotations] = {}
+    for each in annotations:
+        empty = Annotations(each.fingerprint, each.run, each.dims)
+        into = merged.setdefault(each.fingerprint, empty)
+        if into.dims != each.dims:
+            raise InputError(f"one fingerprint has names of {into.dims} and {each.dims} dimensions")
+        for k, entries in each.dimensions.items():
+            into.dimensions[k] = merge_entries([*into.dimensions.get(k, []), *entries])
+    return list(merged.values())
+
+
+def find_names(annotations: Sequence[Annotations], fingerprint: str, dims: int) -> Annotations:
+    """Return the annotations of these codes; InputError if there are none."""
+    for each in annotations:
+        if each.fingerprint == fingerprint:
+            if each.dims != dims:
+                raise InputError(f"the names are for {each.dims} dimensions, the codes have {dims}")
+            return each
+    other = ", ".join(f"{each.run or 'a run'} ({each.fingerprint})" for each in annotations)
+    raise InputError(f"the names are for {other or 'no codes'}, these codes are {fingerprint}")
+
+
+def write_names(path: Path | str, annotations: Sequence[Annotations]) -> None:
+    """Write names.json."""
+    codes = [
+        vars(each) | {
+            "dimensions": {
+                str(k): [vars(entry) for entry in entries]
+                for k, entries in sorted(each.dimensions.items()) if entries
+            }
+        }
+        for each in annotations
+    ]  # fmt: skip
+    write_atomic(path, json.dumps({"format": FORMAT, "codes": codes}, indent=1) + "\n")

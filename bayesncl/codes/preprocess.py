@@ -1,0 +1,160 @@
+"""Rows of embeddings, read in blocks and prepared for comparison by cosine.
+
+Rows are scaled to unit length: models give lengths that differ by orders of magnitude and carry no
+content. Columns are centered, and columns whose deviation exceeds the median are scaled down to it,
+so that no outlier coordinate dominates. (Scaling every column to unit deviation gives worse
+neighbors.) With fewer than 16 columns the direction alone says too little: such rows are
+standardized and get a constant extra column, through which the cosine sees their length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bayesncl.errors import InputError
+from bayesncl.inputs import physical_memory
+from bayesncl.measure.labelfree import MIN_DIRECTION_COLUMNS
+
+BYTES_PER_BLOCK = 64 << 20
+MEMORY_SHARE = 0.5  # of free memory that rows may take; larger sets are read again in each pass
+
+
+class Moments(NamedTuple):
+    """Center and scale of the columns, float64 [F]."""
+
+    mean: Tensor
+    scale: Tensor  # 0 for constant columns
+
+    @property
+    def width(self) -> int:
+        """Columns of a prepared row."""
+        return len(self.mean) + (len(self.mean) < MIN_DIRECTION_COLUMNS)
+
+
+def measure_moments(source: Any, chosen: Tensor | None = None) -> Moments:
+    """Moments of `source` [N, F], or of its rows `chosen`, in one pass over blocks."""
+    width = source.shape[1]
+    device = source.device if isinstance(source, Tensor) else torch.device("cpu")
+    count, largest = 0, 0.0
+    mean = torch.zeros(width, dtype=torch.float64, device=device)
+    squares = torch.zeros_like(mean)
+    for _, index in _blocks(source, chosen):
+        raw = _read(source, index, device)
+        largest = max(largest, float(raw.abs().max()))
+        x = unit_length(raw.double())
+        n, center = len(x), x.mean(0)
+        shift = center - mean
+        between = shift.square() * (count * n / (count + n))
+        squares = squares + (x - center).square().sum(0) + between
+        mean = mean + shift * (n / (count + n))
+        count += n
+    if 0 < largest < torch.finfo(raw.dtype).tiny ** 0.4:  # squares underflow
+        raise InputError(f"all values of X are below {largest:.0e}: multiply X by a large number")
+    deviation = (squares / count).sqrt()
+    varies = deviation > 1e-6 * mean.abs() + torch.finfo(torch.float64).tiny  # more than rounding
+    if not bool(varies.any()):
+        raise InputError(f"all {count} rows of X are the same")
+    least = deviation[varies].median() if width >= MIN_DIRECTION_COLUMNS else 0.0
+    scale = torch.where(varies, 1 / deviation.clamp_min(least), 0.0)
+    return Moments(mean.cpu(), scale.cpu())
+
+
+def read_rows(
+    source: Any, index: slice | Tensor, moments: Moments, device: torch.device
+) -> Tensor:
+    """Prepared rows of `source`: float32 [n, F], or [n, F + 1] if F is small."""
+    return prepare(_read(source, index, device), moments)
+
+
+def prepare(x: Tensor, moments: Moments, like: Tensor | None = None) -> Tensor:
+    """Rows [n, F] at unit length, centered and scaled; `like` [n, F]: divide by their lengths."""
+    if like is None:
+        x = unit_length(x)
+    else:
+        x = x * (unit_length(like).norm(dim=1) / like.norm(dim=1).clamp_min(1e-12))[:, None]
+    mean, scale = moments.mean.to(x.device, x.dtype), moments.scale.to(x.device, x.dtype)
+    x = ((x - mean) * scale).float()
+    return x if x.shape[1] == moments.width else F.pad(x, (0, 1), value=math.sqrt(x.shape[1]))
+
+
+def restore(h: Tensor, moments: Moments) -> Tensor:
+    """Rows [n, F] of unit length (approximately) from prepared rows: the inverse of `prepare`."""
+    mean, scale = moments.mean.to(h), moments.scale.to(h)
+    return mean + torch.where(scale > 0, h[:, : len(mean)] / scale.clamp_min(1e-30), 0.0)
+
+
+def unit_length(x: Tensor) -> Tensor:
+    """Rows [n, F] at unit length; rows with few columns stay as they are."""
+    if x.shape[1] < MIN_DIRECTION_COLUMNS:
+        return x
+    return F.normalize(x, eps=torch.finfo(x.dtype).tiny)
+
+
+class RowStream:
+    """Rows that stay on disk: each access reads and prepares them."""
+
+    def __init__(
+        self, source: Any, chosen: Tensor | None, moments: Moments, device: torch.device
+    ) -> None:
+        self.source, self.chosen, self.moments, self.device = source, chosen, moments, device
+
+    def __len__(self) -> int:
+        return len(self.source) if self.chosen is None else len(self.chosen)
+
+    def __getitem__(self, index: slice | Tensor) -> Tensor:
+        if self.chosen is not None:
+            index = self.chosen[index.cpu() if isinstance(index, Tensor) else index]
+        return read_rows(self.source, index, self.moments, self.device)
+
+
+def load_rows(
+    source: Any, chosen: Tensor | None, moments: Moments, device: torch.device
+) -> Tensor | RowStream:
+    """The prepared rows as one tensor if half of the free memory holds it, else a `RowStream`."""
+    stream = RowStream(source, chosen, moments, device)
+    if 4 * len(stream) * moments.width > MEMORY_SHARE * free_memory(device):
+        return stream
+    rows = torch.empty(len(stream), moments.width, dtype=torch.float32, device=device)
+    for target, index in _blocks(source, chosen):
+        rows[target] = read_rows(source, index, moments, device)
+    return rows
+
+
+def free_memory(device: torch.device) -> int:
+    """Free bytes on the device."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else physical_memory()
+
+
+def _blocks(source: Any, chosen: Tensor | None) -> Iterator[tuple[slice, slice | Tensor]]:
+    """Slices of the wanted rows, each with the index of these rows in `source`."""
+    n = len(source) if chosen is None else len(chosen)
+    size = max(1, BYTES_PER_BLOCK // (8 * source.shape[1]))
+    for start in range(0, n, size):
+        target = slice(start, min(start + size, n))
+        yield target, target if chosen is None else chosen[target]
+
+
+def _read(source: Any, index: slice | Tensor, device: torch.device) -> Tensor:
+    """Rows as float32, or float64 where the source is more precise; refuses non-finite rows."""
+    if isinstance(source, Tensor):
+        x = source[index.to(source.device) if isinstance(index, Tensor) else index]
+        exact = x.dtype in (torch.float64, torch.int64, torch.int32)
+        x = x.to(device, torch.float64 if exact else torch.float32)
+    else:
+        block = source[index.cpu().numpy() if isinstance(index, Tensor) else index]
+        exact = block.dtype.itemsize > 2 and block.dtype != np.float32
+        x = torch.from_numpy(np.array(block, np.float64 if exact else np.float32)).to(device)
+    if not bool(torch.isfinite(torch.linalg.vector_norm(x))):
+        bad = ~torch.isfinite(x.norm(dim=1))
+        if bool(bad.any()):
+            first = int(bad.nonzero()[0])
+            row = int(index[first]) if isinstance(index, Tensor) else first + (index.start or 0)
+            raise InputError(f"X contains NaN, infinity or values above 1e19, first in row {row}")
+    return x

@@ -1,0 +1,147 @@
+"""Files of ReadableCodes: safetensors with options and a checksum in the metadata."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import safetensors
+import torch
+from torch import Tensor
+
+from bayesncl.codes.preprocess import Moments
+from bayesncl.errors import InputError, as_input_error, first_line, import_extra
+from bayesncl.io import check_output_file, digest, read_tensors, tensor_bytes, write_atomic
+from bayesncl.method.heads import HEADS
+
+if TYPE_CHECKING:
+    from bayesncl.codes.estimator import ReadableCodes
+
+FORMAT = "bayesncl-codes-2"
+WEIGHTS, CONFIG = "model.safetensors", "config.json"  # on the Hugging Face hub
+FITTED = {
+    "n_components_": int, "n_features_in_": int, "n_iter_": int,
+    "loss_": float, "recall_": float, "interrupted_": bool,
+}  # fmt: skip
+# what JSON, safetensors and torch raise over wrong contents
+DAMAGE = (
+    OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError,
+    RecursionError,
+)  # fmt: skip
+Codes = TypeVar("Codes", bound="ReadableCodes")
+
+
+def pack(codes: ReadableCodes) -> tuple[bytes, str]:
+    """The bytes of a file, and the configuration in it as JSON."""
+    params = codes.get_params(deep=False)
+    del params["device"]
+    seed = params["random_state"]
+    params["random_state"] = int(seed) if isinstance(seed, int | np.integer) else None
+    params = {name: int(v) if isinstance(v, np.integer) else v for name, v in params.items()}
+    fitted = {name: getattr(codes, name) for name in FITTED}
+    config: dict[str, Any] = {"format": FORMAT, "params": params, "fitted": fitted}
+    if hasattr(codes, "feature_names_in_"):
+        config["feature_names"] = [str(name) for name in codes.feature_names_in_]
+    text = json.dumps(config, sort_keys=True)
+    tensors = {f"head.{name}": t for name, t in codes.head_.state_dict().items()}
+    tensors |= codes.moments_._asdict()
+    return tensor_bytes(tensors, {"config": text, "sha256": digest(tensors, text)}), text
+
+
+def save(codes: ReadableCodes, path: Path) -> None:
+    """Write one file."""
+    check_output_file(path)
+    write_atomic(path, pack(codes)[0])
+
+
+def save_folder(codes: ReadableCodes, folder: Path) -> None:
+    """Write model.safetensors, and config.json for people and the hub to read."""
+    weights, config = pack(codes)
+    with as_input_error(f"cannot write to {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / WEIGHTS, weights)
+    write_atomic(folder / CONFIG, json.dumps(json.loads(config), indent=2, sort_keys=True) + "\n")
+
+
+def load_folder(cls: type[Codes], name: Path | str) -> Codes:
+    """Read a local folder, or one from the Hugging Face hub."""
+    if Path(name).is_dir():
+        return load(cls, Path(name) / WEIGHTS)
+    missing = f"{name}: no such folder; the extra bayesncl[hub] loads from the Hugging Face hub"
+    hub = import_extra("huggingface_hub", missing)
+    try:
+        folder = hub.snapshot_download(str(name), allow_patterns=[WEIGHTS, CONFIG])
+    except Exception as error:  # network, permission, name: the library raises many types
+        kind = type(error).__name__
+        raise InputError(f"{name}: no such folder, and not on the hub ({kind})") from None
+    return load(cls, Path(folder) / WEIGHTS)
+
+
+def load(cls: type[Codes], path: Path) -> Codes:
+    """Read one file; InputError if it is damaged or not from this version."""
+    tensors, metadata = read_tensors(path)
+    text = metadata.get("config", "")
+    if FORMAT not in text:
+        raise InputError(f"{path} is not a file of readable codes of this version ({FORMAT})")
+    if digest(tensors, text) != metadata.get("sha256"):
+        raise InputError(f"{path} is damaged: its checksum does not match")
+    if bad := [name for name, t in tensors.items() if not bool(t.isfinite().all())]:
+        raise InputError(f"{path} cannot be used: {bad[0]} contains NaN or infinity")
+    try:
+        return _build(cls, json.loads(text), tensors)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{path} is not a file of readable codes: {first_line(error)}") from None
+
+
+def _build(cls: type[Codes], config: dict[str, Any], tensors: dict[str, Tensor]) -> Codes:
+    codes = cls(**config["params"])
+    codes.check_options()
+    for name, kind in FITTED.items():
+        setattr(codes, name, kind(config["fitted"][name]))
+    if "feature_names" in config:
+        codes.feature_names_in_ = np.array(config["feature_names"], dtype=object)
+    moments = codes.moments_ = Moments(tensors["mean"].double(), tensors["scale"].double())
+    if any(t.shape != (codes.n_features_in_,) for t in moments):
+        raise ValueError("mean or scale has the wrong length")
+    with torch.device("meta"):  # load_state_dict compares shapes before anything is allocated
+        head = HEADS[codes.method](moments.width, codes.n_components_)
+    weights = {name: t for name, t in tensors.items() if name not in Moments._fields}
+    weights = {name.removeprefix("head."): t for name, t in weights.items()}
+    head.load_state_dict(weights, assign=True)
+    codes.head_, codes.method_ = head.float().eval().requires_grad_(True), codes.method
+    return codes
+
+
+def read_checksum(path: Path) -> str:
+    """The checksum in a file of codes, without reading the rest."""
+    with (
+        as_input_error(f"{path} cannot be read", Exception),
+        safetensors.safe_open(path, framework="pt") as file,
+    ):
+        return str((file.metadata() or {}).get("sha256"))
+
+
+def write_neighbors(path: Path, key: str, partners: Tensor, recall: float) -> None:
+    """Save the neighbors [N, K] of the rows that `key` identifies."""
+    tensors = {"partners": partners}
+    text = json.dumps({"key": key, "recall": recall})
+    metadata = {"neighbors": text, "sha256": digest(tensors, text)}
+    write_atomic(path, tensor_bytes(tensors, metadata))
+
+
+def read_neighbors(path: Path, key: str) -> tuple[Tensor, float] | None:
+    """Neighbors that were saved for the same key; None otherwise."""
+    if not path.is_file():
+        return None
+    try:
+        tensors, metadata = read_tensors(path)
+        found = json.loads(metadata["neighbors"])
+        intact = digest(tensors, metadata["neighbors"]) == metadata["sha256"]
+        same = intact and found["key"] == key
+        return (tensors["partners"], float(found["recall"])) if same else None
+    except (KeyError, TypeError, ValueError):  # InputError is a ValueError
+        return None

@@ -1,0 +1,36 @@
+"""The one place that chooses a device."""
+
+from __future__ import annotations
+
+import torch
+
+from bayesncl.errors import InputError
+
+
+def find_device(name: str | torch.device | None = "auto") -> torch.device:
+    """The device of that name; ``auto`` (or None) is the current GPU if there is one, else the CPU.
+
+    ``cuda:N`` also becomes torch's current GPU. ``mps`` is only used when asked for by name.
+    """
+    if isinstance(name, torch.device):
+        return name
+    if name is None or name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError):
+        raise InputError(f"unknown device {name!r}: use auto, cpu, cuda, cuda:N or mps") from None
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise InputError(f"device {name!r} is not available: torch sees {count} GPUs")
+        if device.index is not None:
+            torch.cuda.set_device(device)
+    elif device.type == "mps":
+        if not torch.backends.mps.is_available():
+            raise InputError("device 'mps' is not available here")
+    elif device.type != "cpu":
+        raise InputError(f"unknown device {name!r}: use auto, cpu, cuda, cuda:N or mps")
+    return device

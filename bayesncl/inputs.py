@@ -1,0 +1,429 @@
+"""Read the arrays, tables and labels that users bring: .npy, .npz, .safetensors, .csv, .parquet.
+
+Nothing is unpickled. Errors of NumPy, safetensors and pyarrow become one InputError.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import csv
+import itertools
+import os
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+
+from bayesncl.errors import InputError, as_input_error, import_extra, printable, printable_path
+
+Array = Any  # numpy array, torch tensor, or anything np.asarray takes
+
+ENDINGS = (".npy", ".npz", ".safetensors", ".csv", ".parquet")
+# Names of arrays that hold embeddings, labels and row names, in order of preference.
+FEATURES = ("z", "embeddings", "embedding", "features", "X", "x", "h", "arr_0", "data")
+TARGETS = ("Y", "target", "targets")  # of any shape; labels only where there is one per row
+LABELS = ("y", "labels", "label", *TARGETS)
+NAMES = ("names", "paths", "files", "filenames")
+# Roles of table columns by heading; every other column is a feature.
+COLUMNS = {
+    **dict.fromkeys(("y", "label", "labels", "class", "target", "category"), "y"),
+    **dict.fromkeys(("name", "names", "file", "path", "filename", "file_name"), "names"),
+    **dict.fromkeys(("filepath", "image_path"), "names"),
+    **dict.fromkeys(("", "unnamed: 0", "__index_level_0__", "index"), "index"),  # by pandas
+    "id": "id",
+    "novelty": "",  # written by `bayesncl embed`
+}
+NEEDS_TABLES = "a .parquet file needs the extra `tables`: pip install pandas pyarrow"
+FORMULA = re.compile(r"'*[=+@\t\r-]")  # a spreadsheet would run a cell that begins like this
+
+
+def read_arrays(
+    path: str | Path, names: Sequence[str | tuple[str, ...]], needed: Sequence[str] = ()
+) -> dict[str, np.ndarray]:
+    """The arrays of a file with these names; of a tuple of names only the first that is there.
+
+    The array of a .npy file gets the first of `names` and is memory-mapped. A table has the arrays
+    z [N, D], y [N] and names [N], see `COLUMNS`. A missing `needed` array raises InputError.
+    """
+    choices = [(name,) if isinstance(name, str) else name for name in names]
+    with _open_arrays(path, choices[0][0]) as arrays:
+        for name in needed:
+            if name not in arrays:
+                raise InputError(f"{printable_path(path)}: no array {name}; {_contents(arrays)}")
+        found = [next((name for name in choice if name in arrays), None) for choice in choices]
+        return {name: _plain(arrays, name) for name in found if name is not None}
+
+
+def array_names(path: str | Path) -> set[str]:
+    """Names of the arrays in an .npz or .safetensors file; empty for other files."""
+    with open(path, "rb") as file:
+        if file.read(2) != b"PK" and Path(path).suffix.lower() != ".safetensors":
+            return set()
+    with _open_arrays(path) as arrays:
+        return set(arrays)
+
+
+def read_embeddings(
+    path: Path, named: bool = True
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    """Embeddings [N, F] of a file, with names [N] and labels [N] of its rows where it has them.
+
+    Those of a .npy file are names.npy and y.npy beside it. Labels become words where the file has
+    `class_names`. Names are skipped unless `named`: some files hold one per class.
+    """
+    path, columns, classes = Path(path), {}, None
+    with _open_arrays(path) as arrays:
+        z = _find_features(path, arrays)
+        for choice in (LABELS, NAMES if named else ()):
+            for name in [name for name in choice if name in arrays][:1]:
+                values = _plain(arrays, name)
+                if name not in TARGETS or values.shape in (z.shape[:1], (*z.shape[:1], 1)):
+                    columns[name] = values
+        if "class_names" in arrays:
+            with contextlib.suppress(Exception):  # often pickled; numbers will do
+                classes = np.atleast_1d(_plain(arrays, "class_names"))
+    for name in ("y", "names"):
+        beside = path.with_name(f"{name}.npy")
+        if path.suffix.lower() == ".npy" and beside.is_file() and beside != path:
+            values = read_arrays(beside, (name,))[name]
+            if values.shape[:1] == z.shape[:1]:  # otherwise it belongs to another array
+                columns[name] = values
+    names, labels = find_column(columns, NAMES), find_column(columns, LABELS)
+    for what, column in (("names", names), ("labels", labels)):
+        if column is not None and column.shape != z.shape[:1]:
+            shapes = f"embeddings {list(z.shape)}, but {what} {list(column.shape)}"
+            raise InputError(f"{printable_path(path)}: {shapes}")
+    if labels is not None and labels.dtype.kind in "iu" and len(labels) and classes is not None:
+        inside = labels.min() >= 0 and labels.max() < len(classes)
+        labels = classes[labels] if inside and classes.ndim == 1 else labels
+    return z, names, labels
+
+
+def find_column(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> np.ndarray | None:
+    """The first of these arrays that is there, [N]; whole floats as integers and NaN as ""."""
+    column = next((arrays[name] for name in names if name in arrays), None)
+    if column is None:
+        return None
+    column = column[:, 0] if column.ndim == 2 and column.shape[1] == 1 else column
+    if column.dtype.kind != "f":
+        return column
+    present = np.isfinite(column)
+    if not (np.abs(column[present]) < 2**53).all() or (column[present] % 1).any():
+        return column
+    whole = np.where(present, column, 0).astype(np.int64)
+    return whole if present.all() else np.where(present, whole.astype(str), "")
+
+
+def as_numpy(values: Array) -> np.ndarray:
+    """A tensor, or anything np.asarray takes, as an array; bfloat16 becomes float32."""
+    if hasattr(values, "detach"):  # a tensor
+        values = values.detach().cpu()
+        values = (values.float() if str(values.dtype) == "torch.bfloat16" else values).numpy()
+    return values if isinstance(values, np.ndarray) else np.asarray(values)
+
+
+def as_features(features: Array) -> np.ndarray:
+    """Features [N, D] as float16, float32 or float64; a memory map stays one."""
+    features = as_numpy(features)
+    if features.ndim != 2:
+        raise InputError(f"features must be [N, D], got shape {list(features.shape)}")
+    if 0 in features.shape:
+        raise InputError(f"features are empty: shape {list(features.shape)}")
+    if features.dtype.kind in "iub":
+        check_memory(8 * features.size, "features as float64")
+        return features.astype(np.float64)
+    if features.dtype.kind != "f" or features.dtype.itemsize > 8:
+        raise InputError(f"features must be float16, float32 or float64, got {features.dtype}")
+    native = features.dtype.newbyteorder("=")
+    return features if features.dtype.isnative else features.astype(native)
+
+
+def as_labels(labels: Array, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Validate labels of `count` rows (whole numbers, booleans or strings) and factorize them."""
+    labels = as_numpy(labels)
+    if labels.ndim != 1:
+        raise InputError(f"labels must be [N], got shape {list(labels.shape)}")
+    if len(labels) != count:
+        raise InputError(f"{len(labels)} labels for {count} rows of features")
+    if labels.dtype.kind not in "fiubUS" or labels.dtype.itemsize == 0:
+        raise InputError(f"labels must be whole numbers or strings, got {labels.dtype}")
+    if labels.dtype.kind == "f" and not (np.isfinite(labels) & (labels == np.trunc(labels))).all():
+        raise InputError("labels must be whole numbers or strings, got fractions or NaN")
+    if count < 2:
+        raise InputError("only one row of features; the measures need at least two")
+    index, classes = factorize(_decode_text(labels))
+    if len(classes) < 2:
+        raise InputError(f"only one class ({classes[0]}); the measures need at least two")
+    return index, classes
+
+
+def factorize(labels: Array) -> tuple[np.ndarray, np.ndarray]:
+    """Index of each label among the distinct labels, int64 [N], and those labels, sorted [C]."""
+    classes, index = np.unique(as_numpy(labels), return_inverse=True)
+    return index.astype(np.int64).reshape(-1), classes
+
+
+def read_labels(
+    path: Path, names: np.ndarray | None, n: int
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Names and labels of `n` rows from a file: matched by name if both have names, else by row."""
+    arrays = read_arrays(path, (*LABELS, *NAMES))
+    labels, own_names = find_column(arrays, LABELS), find_column(arrays, NAMES)
+    column = labels if labels is not None else own_names
+    if column is None:
+        raise InputError(f"{path}: no labels; expected y [N] or a table with the column label")
+    for each in (labels, own_names):
+        if each is not None and each.ndim != 1:
+            raise InputError(f"{path}: labels and names must be [N], got {list(each.shape)}")
+    if names is not None and own_names is not None and labels is not None:
+        wanted = [str(name) for name in names]
+        return names, np.array(find_labels(path, wanted, own_names, labels, "rows"))
+    if len(column) != n:
+        raise InputError(f"{path}: {len(column):,} rows, but the embeddings have {n:,}")
+    if own_names is not None and names is None:
+        note = f"the embeddings have no names: assuming that the rows of {path} are in their order"
+        warnings.warn(note, stacklevel=2)
+    return (names if own_names is None else own_names), labels
+
+
+def find_labels(
+    path: Path, wanted: Sequence[str], names: np.ndarray, labels: np.ndarray, what: str
+) -> list[Any]:
+    """The label of each wanted name, or of the last part of its path if that is unique."""
+    by_name: dict[str, Any] = {}
+    for name, label in zip(map(str, names), labels.tolist()):
+        first = by_name.setdefault(name, label)
+        if first is not label and first != label:  # NaN differs from itself
+            raise InputError(f"{path}: {printable(name)} has the labels {first} and {label}")
+    ends = [name.rpartition("/")[2] for name in wanted]
+    count = Counter(ends)
+    by_end = [by_name.get(end) if count[end] == 1 else None for end in ends]
+    found = [by_name.get(name, label) for name, label in zip(wanted, by_end)]
+    if missing := [name for name, label in zip(wanted, found) if label is None]:
+        some = f"{len(missing):,} of {len(wanted):,} {what}, e.g. {printable(missing[0])}"
+        raise InputError(f"{path}: no label for {some}")
+    return found
+
+
+def class_labels(labels: np.ndarray | None) -> np.ndarray | None:
+    """Labels to evaluate by; None, with a warning, if some are missing or are fractions."""
+    if labels is None:
+        return None
+    missing = np.count_nonzero(labels == "") if labels.dtype.kind == "U" else 0
+    if missing or labels.dtype.kind == "f":
+        part = f"{missing:,} of {len(labels):,} rows have no label"
+        why = part if missing else "labels are neither whole numbers nor text"
+        warnings.warn(f"{why}: evaluating without labels", stacklevel=2)
+        return None
+    if labels.dtype.kind == "i" and len(labels) and labels.min() == -1:
+        part = f"{np.count_nonzero(labels == -1):,} of {len(labels):,} rows"
+        warnings.warn(f"{part} have the label -1, which counts as a class", stacklevel=2)
+    return labels
+
+
+def physical_memory() -> int:
+    """Bytes of physical memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_memory(size: int, what: str) -> None:
+    """Raise InputError if `size` bytes are more than half of physical memory."""
+    if size > physical_memory() // 2:
+        limit = f"more than half of memory ({physical_memory() >> 20:,} MiB)"
+        raise InputError(f"{what} would take {size >> 20:,} MiB, {limit}")
+
+
+def guard_cell(text: str) -> str:
+    """A .csv cell; what looks like a formula gets an apostrophe, which the reader drops again."""
+    return f"'{text}" if FORMULA.match(text) and not _is_number(text) else text
+
+
+def import_pyarrow() -> Any:
+    """pyarrow with its parquet module, from the extra `tables`."""
+    import_extra("pyarrow.parquet", NEEDS_TABLES)
+    return import_extra("pyarrow", NEEDS_TABLES)
+
+
+@contextlib.contextmanager
+def _open_arrays(path: str | Path, name: str = FEATURES[0]) -> Iterator[Mapping[str, Any]]:
+    """Open a file as a mapping of arrays, read on access; the array of a .npy file is `name`."""
+    path = Path(path)
+    shown = printable_path(path)
+    if not os.path.isfile(path):
+        problem = "a folder, expected a file" if os.path.isdir(path) else "no such file"
+        raise InputError(f"{shown}: {problem}")
+    # Damaged files make the libraries raise almost anything.
+    with as_input_error(f"cannot read {shown}", Exception):
+        with open(path, "rb") as file:
+            magic = file.read(6)
+        if magic == b"\x93NUMPY":
+            yield {name: np.load(path, mmap_mode="r", allow_pickle=False)}
+        elif magic.startswith(b"PK"):
+            with np.load(path, allow_pickle=False) as archive:
+                yield archive
+        elif magic.startswith(b"PAR1"):
+            yield _read_parquet(path)
+        elif path.suffix.lower() == ".csv":
+            yield _read_csv(path)
+        elif path.suffix.lower() == ".safetensors":
+            # torch maps the file and knows bfloat16; safetensors.numpy does neither.
+            with safetensors.safe_open(path, framework="pt") as file:
+                yield {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        else:
+            raise InputError(f"{shown}: not a {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]} file")
+
+
+def _plain(arrays: Mapping[str, Any], name: str) -> np.ndarray:
+    """An array of numbers, booleans or text; ValueError if it is another."""
+    try:
+        values = as_numpy(arrays[name])
+    except (ValueError, TypeError) as error:  # pickled objects, float8
+        raise ValueError(f"array {name}: {error}") from None
+    if values.dtype.kind not in "fiubUS" or values.dtype.itemsize == 0:
+        expected = "expected real numbers, booleans or text"
+        raise ValueError(f"array {name} holds {values.dtype}, {expected}")
+    return _decode_text(values)
+
+
+def _decode_text(values: np.ndarray) -> np.ndarray:
+    return np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
+
+
+def _contents(arrays: Mapping[str, Any]) -> str:
+    return f"it holds {printable(', '.join(sorted(arrays)) or 'nothing', 200)}"
+
+
+def _find_features(path: Path, arrays: Mapping[str, Any]) -> np.ndarray:
+    """The embeddings: by name, or else the only array that can be meant."""
+    others = [name for name in arrays if name not in (*LABELS, *NAMES, "class_names")]
+    name = next((name for name in FEATURES if name in arrays), None)
+    if name is None and len(others) == 1:
+        name = others[0]
+    if name is None:
+        expected = f"expected an array named {', '.join(FEATURES[:4])}; {_contents(arrays)}"
+        raise InputError(f"{printable_path(path)}: no embeddings, {expected}")
+    z = _plain(arrays, name)
+    width = max(z.shape[1:], default=0)
+    if z.ndim > 2 and 0 < z.size == len(z) * width:
+        return z.reshape(len(z), width)  # [N, F, 1, 1] is [N, F]
+    return z
+
+
+def _read_csv(path: Path) -> dict[str, np.ndarray]:
+    """Features, labels and names of a table; one of numbers alone may lack a heading."""
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        heading = file.readline()
+        file.seek(0)
+        separator = "," if "," in heading else max(",;\t", key=heading.count)
+        rows = csv.reader(file, delimiter=separator)
+        first = next(rows, [])
+        filled = [cell for cell in first if cell.strip()]
+        counted = len(filled) > 1 and filled == [str(i) for i in range(len(filled))]  # by pandas
+        plain = bool(filled) and all(map(_is_number, filled)) and not counted
+        width = len(first) - (plain and not first[-1].strip())  # lines may end in a comma
+        roles = ["z"] * width if plain else _column_roles(first)
+        features = [i for i, role in enumerate(roles) if role == "z"]
+        values = array.array("d")
+        texts: dict[str, list[str]] = {role: [] for role in roles if role not in ("z", "")}
+        for row in filter(None, itertools.chain([first] if plain else [], rows)):
+            if len(row) != width and not (len(row) == width + 1 and not row[-1].strip()):
+                raise ValueError(f"line {rows.line_num}: {len(row)} columns, expected {width}")
+            try:
+                values.extend([float(row[i]) for i in features])
+            except ValueError as error:
+                hint = "name text columns label or name"
+                raise ValueError(f"line {rows.line_num}: {error}; {hint}") from None
+            for role in texts:
+                cell = row[roles.index(role)]
+                texts[role].append(cell[1:] if cell[:1] == "'" and FORMULA.match(cell) else cell)
+    found = _text_columns(texts)
+    if features:
+        found["z"] = np.frombuffer(values, np.float64).reshape(-1, len(features))
+    return found
+
+
+def _read_parquet(path: Path) -> dict[str, np.ndarray]:
+    """Features, labels and names of a table; a column of lists, if any, holds the features."""
+    import_pyarrow()
+    pandas = import_extra("pandas", NEEDS_TABLES)
+    frame = pandas.read_parquet(path)
+    if not isinstance(frame.index, pandas.RangeIndex):
+        own = str(frame.index.name)
+        frame.insert(0, own if own.lower() in COLUMNS else "index", frame.index)
+    roles = dict(zip(frame.columns, _column_roles(list(map(str, frame.columns)))))
+    texts = {role: frame[name].tolist() for name, role in roles.items() if role not in ("z", "")}
+    found = _text_columns(texts)
+    features = [name for name, role in roles.items() if role == "z"]
+    lists = [name for name in features if isinstance(next(iter(frame[name]), None), np.ndarray)]
+    lists = [name for name in lists if name in FEATURES][:1] or lists
+    if len(lists) > 1:
+        raise ValueError(f"columns {', '.join(lists)} hold lists; keep only one")
+    if lists:
+        found["z"] = np.stack(frame[lists[0]])
+    elif features:
+        if text := [name for name in features if frame[name].dtype.kind not in "fiub"]:
+            raise ValueError(f"column {text[0]} holds no numbers; name text columns label or name")
+        found["z"] = frame[features].to_numpy()
+    return found
+
+
+def _column_roles(headings: Sequence[str]) -> list[str]:
+    """Role of each column: y, names, index (names unless it counts rows), z or nothing.
+
+    A column `id` serves as names if there are none, and an index if there is no `id` either.
+    """
+    words = [heading.strip().lower() for heading in headings]
+    kinds = [COLUMNS.get(word, "z") for word in words]
+    for kind in ("y", "names"):
+        if kinds.count(kind) > 1:
+            raise ValueError(f"more than one column of {kind}; keep only one")
+    roles = [kind if kind in ("y", "z") else "" for kind in kinds]
+    best = next((kind for kind in ("names", "id", "index") if kind in kinds), None)
+    if best is not None:
+        # pandas puts an unnamed count of rows before a named index
+        at = words.index("index") if best == "index" and "index" in words else kinds.index(best)
+        roles[at] = "index" if best == "index" else "names"
+    return roles
+
+
+def _text_columns(texts: dict[str, list[Any]]) -> dict[str, np.ndarray]:
+    """Labels `y` and `names` as arrays, without names that are blank or only count the rows."""
+    index = texts.pop("index", [])
+    counts = [[str(i) for i in range(start, start + len(index))] for start in (0, 1)]
+    if [str(cell) for cell in index] not in counts:
+        texts["names"] = index
+    return {
+        role: _parse_cells(cells, fractions=role == "y")
+        for role, cells in texts.items()
+        if role == "y" or any(cell not in ("", None) for cell in cells)
+    }
+
+
+def _parse_cells(cells: list[Any], fractions: bool) -> np.ndarray:
+    """Cells as floats, integers or text: 007 is text; 1.5 is a number only if `fractions`."""
+    if cells and all(isinstance(cell, float) for cell in cells):
+        return np.array(cells)
+    cells = [cell.decode("utf-8", "replace") if isinstance(cell, bytes) else cell for cell in cells]
+    texts = ["" if cell is None or cell != cell else str(cell) for cell in cells]  # NaN != NaN
+    with contextlib.suppress(ValueError, OverflowError):
+        numbers = [int(text) for text in texts]
+        if all(str(number) == text.strip() for number, text in zip(numbers, texts)):
+            return np.array(numbers, np.int64)
+    pointed = any("." in text or text.lower() == "nan" for text in texts)
+    if fractions and pointed and all(text == "" or _is_number(text) for text in texts):
+        return np.array([float(text or "nan") for text in texts])
+    return np.array(texts)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,216 @@
+"""Atomic writes, output checks and safetensors files.
+
+This module is imported at startup, so functions that need torch import it themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import io
+import json
+import os
+import secrets
+import shutil
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bayesncl.errors import InputError, as_input_error, printable_path
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+# Files of a codes folder that are written together.
+CODES, ROWS, EMBEDDINGS = "codes.json", "rows.json", "embeddings.npy"
+CRC_BLOCK_BYTES = 1 << 20
+
+
+def write_atomic(path: Path | str, data: bytes | str) -> None:
+    """Replace the content of a file; after a crash it holds the old content or the new.
+
+    The file keeps its mode. A symbolic link is followed.
+    """
+    raw = data.encode() if isinstance(data, str) else data
+    write_together({Path(os.path.realpath(path)): [raw]})
+
+
+def write_together(files: dict[Path, Iterable[bytes]], stale: Iterable[Path] = ()) -> None:
+    """Replace several files that belong together, each given as blocks of bytes.
+
+    All new files are complete on disk before the first old one is replaced, so a full disk changes
+    nothing. The last file vouches for the others: it is removed first and replaced last, so a
+    crash in between leaves no mixture that looks valid. `stale` files are removed with it.
+    """
+    with contextlib.ExitStack() as stack:
+        temporaries = {}
+        for path, blocks in files.items():
+            if path.exists() and not path.is_file():  # replacing /dev/null would break the system
+                raise OSError(errno.EINVAL, "not a regular file", str(path))
+            temporaries[path] = stack.enter_context(temporary_beside(path))
+            with open(temporaries[path], "wb") as file:
+                file.writelines(blocks)
+                file.flush()
+                os.fsync(file.fileno())
+            if path.exists():
+                shutil.copymode(path, temporaries[path])
+        last = list(files)[-1:] if len(files) > 1 else []
+        for path in (*last, *stale):
+            path.unlink(missing_ok=True)
+        for path, temporary in temporaries.items():
+            os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def temporary_beside(path: Path, *, folder: bool = False) -> Iterator[Path]:
+    """Create an empty hidden file or folder beside `path`; delete it unless it was renamed."""
+    temporary = path.with_name(f".bayesncl-{secrets.token_hex(8)}.partial")
+    try:
+        temporary.mkdir() if folder else temporary.touch(exist_ok=False)
+        yield temporary
+    except OSError as error:
+        if error.filename in (None, str(temporary)):  # a full disk names no file
+            error.filename, error.filename2 = str(path), None
+        raise
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            temporary.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove temporary files of killed processes; the caller must hold the lock of the folder."""
+    for path in folder.rglob(".bayesncl-*.partial"):
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def write_saved(path: Path | str, save: Callable[..., object], **options: Any) -> None:
+    """Write what `save(file, **options)` puts into an open file, e.g. a figure's `savefig`."""
+    buffer = io.BytesIO()
+    save(buffer, **options)
+    write_atomic(path, buffer.getvalue())
+
+
+def npy_header(shape: tuple[int, ...], dtype: str) -> bytes:
+    """The header of a .npy file. NumPy pads it, so its length does not depend on the row count."""
+    from numpy.lib import format as npy
+
+    header = io.BytesIO()
+    fields = {"descr": dtype, "fortran_order": False, "shape": shape}
+    npy.write_array_header_1_0(header, fields)
+    return header.getvalue()
+
+
+def crc32(rows: np.ndarray) -> int:
+    """CRC-32 of an array's bytes, in blocks: the array may be memory-mapped."""
+    crc, step = 0, max(1, CRC_BLOCK_BYTES // max(1, rows[:1].nbytes))
+    for start in range(0, len(rows), step):
+        crc = zlib.crc32(rows[start : start + step].tobytes(), crc)
+    return crc
+
+
+def cache_folder() -> Path:
+    """Folder for decoded images and compiled kernels: $BAYESNCL_CACHE or ~/.cache/bayesncl."""
+    with as_input_error("no cache folder (set BAYESNCL_CACHE)", RuntimeError):
+        folder = os.environ.get("BAYESNCL_CACHE") or Path.home() / ".cache" / "bayesncl"
+        return Path(folder).expanduser()
+
+
+def is_codes(path: Path | str) -> bool:
+    """Whether `bayesncl fit` wrote this folder.
+
+    Other programs write a codes.json too, so rows or embeddings (one may be lost) must be there.
+    """
+    folder = Path(path)
+    beside = (folder / ROWS, folder / EMBEDDINGS)
+    return (folder / CODES).is_file() and any(file.exists() for file in beside)
+
+
+def check_output_file(path: Path | None) -> Path | None:
+    """Return `path` if a file can be written there; raise InputError before long work if not."""
+    if path is None:
+        return None
+    _check_name(path)
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if target.exists() and not target.is_file():
+        kind = "a folder" if target.is_dir() else "not a regular file"
+        raise InputError(f"{path} is {kind}; expected the name of a file")
+    if not target.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {target.parent}")
+    if not os.access(target.parent, os.W_OK):
+        raise InputError(f"{path}: no permission to write in {target.parent}")
+    return path
+
+
+def check_output_folder(path: Path | None) -> Path | None:
+    """Return `path` if it is a writable folder or one can be created there."""
+    if path is None:
+        return None
+    _check_name(path)
+    nearest = next(part for part in (path, *path.absolute().parents) if os.path.lexists(part))
+    if not nearest.is_dir():
+        raise InputError(f"{path}: {nearest} is not a folder")
+    if not os.access(nearest, os.W_OK):
+        raise InputError(f"{path}: no permission to write in {nearest}")
+    return path
+
+
+def check_not_input(out: Path | None, *inputs: Path | None) -> None:
+    """Refuse to overwrite a file that is read."""
+    for path in inputs:
+        if out and path and out.exists() and path.exists() and out.samefile(path):
+            raise InputError(f"refusing to overwrite the input {out}; choose another output")
+
+
+def _check_name(path: Path) -> None:
+    """Raise InputError for names no file system takes: too long, or with a null byte."""
+    with (
+        as_input_error(printable_path(path), OSError, ValueError),
+        contextlib.suppress(FileNotFoundError),
+    ):
+        os.stat(path)
+
+
+def tensor_bytes(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
+    """A safetensors file; equal content gives equal bytes.
+
+    The library writes metadata in random order, so the header is written again, sorted.
+    """
+    import safetensors.torch
+
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    raw = safetensors.torch.save(contiguous, metadata)
+    end = 8 + int.from_bytes(raw[:8], "little")
+    header = json.dumps(json.loads(raw[8:end]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # tensors begin at a multiple of 8
+    return len(header).to_bytes(8, "little") + header + raw[end:]
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file."""
+    import safetensors
+
+    if not os.path.isfile(path):
+        raise InputError(f"{path}: no such file")
+    with (
+        as_input_error(f"cannot read {path}", safetensors.SafetensorError, OSError),
+        safetensors.safe_open(path, framework="pt") as file,
+    ):
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return tensors, file.metadata() or {}
+
+
+def digest(tensors: dict[str, Tensor], text: str = "") -> str:
+    """SHA-256 of `text` and of the names, types, shapes and bytes of tensors."""
+    import torch
+
+    total = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        total.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()

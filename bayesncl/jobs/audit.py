@@ -1,0 +1,230 @@
+"""What to check in a dataset: likely wrong labels, odd images and duplicates.
+
+Everything is read from the embeddings, centered and scaled to unit length. Codes are too coarse
+for it: two images with the same few active dimensions need not be copies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from bayesncl.codes.folder import CodesFolder
+from bayesncl.data.pixels import read_picture
+from bayesncl.device import find_device
+from bayesncl.errors import InputError, printable
+from bayesncl.inputs import Array, as_features, factorize
+from bayesncl.measure.neighbors import QUERIES_PER_BLOCK, search
+from bayesncl.method.losses import unit_rows
+
+WRONG, ODD, EXACT, NEAR, ACROSS = KINDS = (
+    "wrong label", "odd image", "exact duplicate", "near-duplicate", "train-test duplicate"
+)  # fmt: skip
+PENALTY = 1.0  # of the linear classifier, on rows of unit length
+ODD_DEVIATIONS = 3.0  # below the median, in robust standard deviations
+CANDIDATES, CANDIDATE_COSINE = 3, 0.4  # nearest neighbors whose pixels are compared
+THUMBNAIL, SAME_PIXELS = 16, 0.99  # side in pixels, least correlation of two copies
+
+
+class Finding(NamedTuple):
+    """One line of the table."""
+
+    kind: str  # one of KINDS
+    image: str
+    other: str  # the copy; of a wrong label, the nearest image with the suggested label
+    label: str
+    suggested: str
+    score: float  # larger is worse: margin, cosine of a pair, 1 - cosine of an odd image
+
+
+def audit(
+    embeddings: Array, labels: Array | None = None, names: Sequence[str] | None = None, *,
+    held_out: Array | None = None, contents: Sequence[Hashable] | None = None,
+    thumbnail: Callable[[int], np.ndarray | None] | None = None, near: float = 0.95,
+    n_neighbors: int = 10, device: str = "auto",
+) -> list[Finding]:  # fmt: skip
+    """Find likely wrong labels, odd images and duplicates.
+
+    Parameters
+    ----------
+    embeddings : [N, F].
+    labels : [N], numbers or strings; without them no label is checked.
+    names : of the images; default their row numbers.
+    held_out : bool [N], test rows; pairs of a test and a training row are listed again.
+    contents : [N], equal for exact duplicates (None: never); default the embeddings themselves.
+    thumbnail : gray pixels [S, S] of a row or None; finds copies of lower cosine than `near`.
+    near : least cosine of near-duplicates, centered.
+    n_neighbors : neighbors of each image; copies beyond them are not listed.
+    device : auto, cpu, cuda, cuda:N or mps.
+
+    Returns
+    -------
+    list of Finding, ordered by kind and falling score; `pandas.DataFrame` accepts it.
+    """
+    x = as_features(embeddings)
+    n = len(x)
+    columns = {"labels": labels, "names": names, "held_out": held_out, "contents": contents}
+    for what, column in columns.items():
+        if column is not None and len(column) != n:
+            raise InputError(f"{len(column)} {what} for {n} rows of embeddings")
+    if n < 3:
+        raise InputError(f"an audit needs at least 3 images, got {n}")
+    names = [str(i) for i in range(n)] if names is None else names
+    y, classes = (np.zeros(n, np.int64), np.array([""])) if labels is None else factorize(labels)
+    text = [str(c) for c in classes]
+    rows = torch.from_numpy(np.array(x, np.float32)).to(find_device(device))
+    rows = unit_rows(rows - rows.mean(0))
+    cosine, index = find_neighbors(rows, min(n_neighbors, n - 1))
+    found: list[Finding] = []
+
+    def add(kind: str, i: int, j: int | None, score: float, suggested: str = "") -> None:
+        other = "" if j is None else names[j]
+        found.append(Finding(kind, names[i], other, text[y[i]], suggested, float(score)))
+
+    if len(classes) > 1:
+        suggested, margin = contradict(predict_left_out(rows, y), y)
+        for i in np.flatnonzero(margin > 0).tolist():
+            alike = index[i][y[index[i]] == suggested[i]]
+            add(WRONG, i, alike[0] if len(alike) else None, margin[i], text[suggested[i]])
+    for i in np.flatnonzero(odd_rows(mean := cosine.mean(1))).tolist():
+        add(ODD, i, index[i, 0], 1 - mean[i])
+    keys = [hashlib.sha256(row.tobytes()).digest() for row in x] if contents is None else contents
+    pairs = dict(near_pairs(cosine, index, near))
+    if thumbnail is not None:
+        some = near_pairs(cosine[:, :CANDIDATES], index[:, :CANDIDATES], CANDIDATE_COSINE)
+        pairs |= {p: c for p, c in some if p not in pairs and same_pixels(*map(thumbnail, p))}
+    copies = [(EXACT, pair, 1.0) for pair in exact_pairs(keys)]
+    for (i, j), c in pairs.items():
+        if keys[i] is None or keys[i] != keys[j]:
+            copies.append((NEAR, (i, j), c))
+    for kind, (i, j), c in copies:
+        add(kind, i, j, c)
+        if held_out is not None and bool(held_out[i]) != bool(held_out[j]):
+            add(ACROSS, i, j, c)
+    return sorted(found, key=lambda f: (KINDS.index(f.kind), -f.score))
+
+
+def find_neighbors(rows: Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cosine and number [N, k] of the nearest other rows of each row, nearest first."""
+    step = QUERIES_PER_BLOCK.get(rows.device.type, QUERIES_PER_BLOCK["cpu"])
+    own = torch.arange(len(rows), device=rows.device).split(step)
+    parts = [search(rows[part], rows, k, part) for part in own]
+    cosine, index = (torch.cat(each).cpu().numpy() for each in zip(*parts))
+    return cosine, index
+
+
+def predict_left_out(rows: Tensor, y: np.ndarray) -> np.ndarray:
+    """Class scores [N, C] of each row by ridge regression on all other rows.
+
+    With fitted scores p_i and leverage h_i = 1/N + x_i (X'X + PENALTY)^-1 x_i', the regression
+    without row i gives (p_i - h_i y_i) / (1 - h_i).
+    """
+    x = rows - rows.mean(0)
+    onehot = torch.nn.functional.one_hot(torch.from_numpy(y)).to(x)
+    prior = onehot.mean(0)
+    gram = (x.T @ x).cpu().double()
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram + PENALTY * torch.eye(len(gram))))
+    solved = x @ inverse.to(x)  # [N, F]
+    leverage = (solved * x).sum(1, keepdim=True) + 1 / len(x)
+    scores = solved @ (x.T @ (onehot - prior)) + prior
+    return np.asarray(((scores - leverage * onehot) / (1 - leverage)).cpu())
+
+
+def contradict(votes: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The best class other than the label [N], and by how much it beats the label [N]."""
+    row = np.arange(len(y))
+    others = votes.copy()
+    others[row, y] = -np.inf
+    best = others.argmax(1)
+    return best, votes[row, best] - votes[row, y]
+
+
+def odd_rows(mean: np.ndarray) -> np.ndarray:
+    """Rows [N] with an unusually low mean cosine to their neighbors, by median and MAD."""
+    center = np.median(mean)
+    spread = 1.4826 * np.median(np.abs(mean - center))
+    return np.asarray(mean < center - ODD_DEVIATIONS * spread - 1e-6)
+
+
+def exact_pairs(keys: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """Each row whose key appeared before, with the first row of that key; None has no copies."""
+    first: dict[Hashable, int] = {}
+    seen = [(first.setdefault(key, i), i) for i, key in enumerate(keys) if key is not None]
+    return [(i, j) for i, j in seen if i != j]
+
+
+def near_pairs(
+    cosine: np.ndarray, index: np.ndarray, least: float
+) -> list[tuple[tuple[int, int], float]]:
+    """Pairs i < j of neighbors with a cosine of at least `least`, each once."""
+    i, slot = np.nonzero(cosine >= least)
+    both = np.sort(np.stack([i, index[i, slot]], 1), 1)
+    pairs, at = np.unique(both, axis=0, return_index=True)
+    return [((int(a), int(b)), float(c)) for (a, b), c in zip(pairs, cosine[i, slot][at])]
+
+
+def same_pixels(a: np.ndarray | None, b: np.ndarray | None) -> bool:
+    """Whether two thumbnails show the same picture; flat or missing ones never do."""
+    if a is None or b is None or min(a.std(), b.std()) < 1:
+        return False
+    return bool(np.corrcoef(a.ravel(), b.ravel())[0, 1] >= SAME_PIXELS)
+
+
+def audit_folder(folder: CodesFolder, **options: Any) -> list[Finding]:
+    """`audit` of the rows of a codes folder; files are compared if they are still there."""
+    rows = folder.rows()
+    if rows.labels is not None and rows.class_names is not None:
+        options["labels"] = np.array(rows.class_names)[rows.labels]
+    with contextlib.suppress(InputError):  # no images, or they were moved
+        paths = folder.photo_paths(rows, range(len(rows)))
+        thumbnail = cache(lambda row: read_thumbnail(paths[row]))
+        options |= {"contents": hash_files(paths), "thumbnail": thumbnail}
+    held_out = np.arange(len(rows)) >= len(rows) - rows.held
+    return audit(folder.embeddings(), names=rows.names, held_out=held_out, **options)
+
+
+def hash_files(paths: Sequence[Path | None]) -> list[str | None]:
+    """Checksum of each file that has the size of another one; None for all others."""
+    sizes = [None if path is None else path.stat().st_size for path in paths]
+    count = Counter(sizes)
+    return [
+        hashlib.sha256(path.read_bytes()).hexdigest() if path and count[size] > 1 else None
+        for path, size in zip(paths, sizes)
+    ]
+
+
+def read_thumbnail(path: Path | None) -> np.ndarray | None:
+    """A small gray version of an image file [16, 16]; None if it is missing or damaged."""
+
+    def shrink(image: Image.Image) -> np.ndarray:
+        small = image.convert("L").resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX)
+        return np.asarray(small, np.float32)
+
+    try:
+        return None if path is None else read_picture(path, shrink, 4 * THUMBNAIL)
+    except InputError:
+        return None
+
+
+def summarize(found: Sequence[Finding], n: int = 5, width: int = 80) -> str:
+    """Count of each kind and its first `n` findings, as text."""
+    lines = []
+    for kind in KINDS:
+        some = [finding for finding in found if finding.kind == kind]
+        lines.append(f"{len(some):,} {kind}{'' if len(some) == 1 else 's'}")
+        for f in some[:n]:
+            what = f"{f.label} -> {f.suggested}" if f.suggested else f.other
+            room = (width - 11) // 2
+            image, what = (printable(text[-room:], room) for text in (f.image, what))
+            lines.append(f"  {f.score:5.2f}  {image:{room}}  {what}".rstrip())
+    return "\n".join(lines)

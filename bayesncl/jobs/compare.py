@@ -1,0 +1,104 @@
+"""What is new in other images: a novelty per image, and dimensions that grew or shrank in use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from bayesncl.codes.dense import dense_codes, novelty
+from bayesncl.codes.embed import codes_of
+from bayesncl.codes.folder import PhotoCodes
+from bayesncl.data.images import Progress, spread_evenly
+from bayesncl.errors import printable
+from bayesncl.inputs import Array
+from bayesncl.measure.topk import keep
+
+N_ACTIVE = 5  # strongest dimensions of an image that count as used
+MAX_ROWS = 50_000  # fitted rows to compare with, spread evenly
+MIN_DEVIATIONS = 4.0  # standard errors beyond which a change in use is listed
+
+
+class Novel(NamedTuple):
+    """An image with its novelty, and the share of the reference images that score lower."""
+
+    image: str
+    rank: float
+    novelty: float
+
+
+class Change(NamedTuple):
+    """A dimension with the share of images that use it, in the reference and in the new images."""
+
+    dimension: int
+    name: str
+    before: float
+    after: float
+
+
+@dataclass
+class Comparison:
+    """New images by novelty, largest first, and dimensions by change in use, largest first."""
+
+    images: list[Novel]
+    changes: list[Change]
+    reference: str  # which rows the new images are compared with
+
+
+def usage(z: Array, k: int = N_ACTIVE) -> np.ndarray:
+    """Share of the images that have each dimension among their k strongest, [D]."""
+    kept = keep(z, k)
+    return np.bincount(kept.indices, minlength=kept.shape[1]) / kept.shape[0]
+
+
+def rank_in(reference: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Share of the reference that lies below each value."""
+    return np.searchsorted(np.sort(reference), values) / len(reference)
+
+
+def deviations(before: np.ndarray, after: np.ndarray, n: int, m: int) -> np.ndarray:
+    """Difference of two shares, of n and of m images, in standard errors of equal shares."""
+    pooled = (n * before + m * after) / (n + m)
+    error = np.sqrt(pooled * (1 - pooled) * (1 / n + 1 / m))
+    return np.divide(after - before, error, out=np.zeros_like(error), where=error > 0)
+
+
+def compare(model: PhotoCodes, source: Path, progress: Progress | None = None) -> Comparison:
+    """Compare the images or embeddings at `source` with those that the codes were fitted on.
+
+    The reference is the held-out rows where there are any, since fitted rows look too familiar.
+    """
+    rows, x = model.folder.rows(), model.folder.embeddings()
+    first = len(rows) - rows.held if rows.held else 0
+    chosen = first + spread_evenly(len(rows) - first, MAX_ROWS)
+    old = dense_codes(model.codes, np.asarray(x[chosen]))
+    new = codes_of(model, source, None, progress)
+    assert new.novelty is not None
+    rank = rank_in(novelty(old), new.novelty)
+    images = [Novel(*row) for row in zip(new.names, rank.tolist(), new.novelty.tolist())]
+    before, after = usage(old), usage(new.z)
+    sigma = deviations(before, after, len(old), len(new.z))
+    names = model.codes.get_feature_names_out()
+    order = np.argsort(-np.abs(sigma), kind="stable")
+    changes = [
+        Change(int(k), str(names[k]), float(before[k]), float(after[k]))
+        for k in order if abs(sigma[k]) >= MIN_DEVIATIONS
+    ]  # fmt: skip
+    images.sort(key=lambda each: -each.novelty)
+    what = "held-out" if rows.held else "fitted"
+    return Comparison(images, changes, f"{len(chosen):,} {what} images")
+
+
+def summarize(found: Comparison, n: int) -> str:
+    """The n most novel images and the n largest changes, as text."""
+    high = sum(each.rank >= 0.95 for each in found.images)
+    share = 100 * high / max(len(found.images), 1)
+    what = f"{share:.0f} % of {len(found.images):,} images are more novel than 95 % of"
+    lines = [f"{what} {found.reference} (expected: 5 %)"]
+    lines += [f"  {each.novelty:.3f}  {printable(each.image, 200)}" for each in found.images[:n]]
+    lines.append(f"{len(found.changes)} dimensions changed in use (share of images, before, after)")
+    for _, name, before, after in found.changes[:n]:
+        lines.append(f"  {100 * before:5.1f} %  {100 * after:5.1f} %  {printable(name, 60)}")
+    return "\n".join(lines)

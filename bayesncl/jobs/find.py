@@ -1,0 +1,103 @@
+"""Images like a photo, by the embedding, or images strong in named dimensions, by the codes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from bayesncl.codes.folder import CodesFolder
+from bayesncl.codes.names import find_names, read_names
+from bayesncl.errors import InputError, printable
+from bayesncl.inputs import Array, as_features
+from bayesncl.measure.neighbors import search
+from bayesncl.method.losses import unit_rows
+
+
+class Match(NamedTuple):
+    """One line of the table."""
+
+    image: str
+    label: str
+    score: float  # cosine, or sum of activations, each relative to the largest of its dimension
+
+
+def find_similar(query: Array, embeddings: Array, n: int = 50) -> tuple[np.ndarray, np.ndarray]:
+    """The n rows of `embeddings` [N, F] nearest to `query` [F], and their centered cosines."""
+    x = torch.from_numpy(np.array(as_features(embeddings), np.float32))
+    q = torch.from_numpy(np.array(query, np.float32)[None])
+    if q.shape[1:] != x.shape[1:]:
+        raise InputError(f"the query must have {x.shape[1]} numbers, got {list(q.shape[1:])}")
+    mean = x.mean(0)
+    cosine, index = search(unit_rows(q - mean), unit_rows(x - mean), min(n, len(x)))
+    return index[0].numpy(), cosine[0].numpy()
+
+
+def find_strongest(
+    codes: np.ndarray, plus: Sequence[Sequence[int]], minus: Sequence[Sequence[int]] = (),
+    n: int = 50,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """The n rows of `codes` [N, D] with the largest score, and the scores; only positive ones.
+
+    Each item of `plus` adds, each of `minus` subtracts the largest activation of its dimensions,
+    relative to the largest of each dimension over all rows.
+    """
+    largest = codes.max(0)
+    relative = codes / np.where(largest > 0, largest, 1)
+    score = np.zeros(len(codes), np.float32)
+    for sign, groups in ((1, plus), (-1, minus)):
+        for dims in groups:
+            score += sign * relative[:, list(dims)].max(1)
+    order = np.argsort(-score, kind="stable")[:n]
+    order = order[score[order] > 0]
+    return order, score[order]
+
+
+def find_images(
+    folder: CodesFolder, photo: Path | None = None, plus: Sequence[str] = (),
+    minus: Sequence[str] = (), *, n: int = 50, names: Path | None = None, device: str = "cpu",
+    encoder: str | None = None,
+) -> list[Match]:  # fmt: skip
+    """Fitted images like `photo`, or strong in the dimensions named `plus` and not `minus`.
+
+    `names` is the names.json of the atlas; the default is the one in the folder. `z17` means
+    dimension 17. `encoder` is needed as in `bayesncl.load`.
+    """
+    rows, x = folder.rows(), folder.embeddings()
+    if (photo is None) == (not plus):
+        raise InputError("find needs either a photo or --name")
+    if photo is not None:
+        if minus:
+            raise InputError("--without applies to --name, not to a photo")
+        index, score = find_similar(folder.model(device, encoder).embed(photo)[0], x, n)
+    else:
+        codes = folder.codes(str(device)).transform(x)
+        known = dimension_names(folder, codes.shape[1], names)
+        add, subtract = ([match_name(name, known) for name in group] for group in (plus, minus))
+        index, score = find_strongest(codes, add, subtract, n)
+    text = [""] * len(rows)
+    if rows.labels is not None and rows.class_names is not None:
+        text = [rows.class_names[c] for c in rows.labels]
+    return [Match(rows.names[i], text[i], float(s)) for i, s in zip(index, score)]
+
+
+def dimension_names(folder: CodesFolder, dims: int, path: Path | None) -> list[str]:
+    """Name of each dimension, "" without one."""
+    path = path or folder.folder / "names.json"
+    if not path.exists():
+        return [""] * dims
+    named = find_names(read_names(path), folder.fingerprint(), dims)
+    return [named.name(k) for k in range(dims)]
+
+
+def match_name(name: str, names: Sequence[str]) -> list[int]:
+    """All dimensions with this name, ignoring case, or the one numbered `z17`."""
+    wanted = " ".join(name.split()).casefold()
+    found = [k for k, each in enumerate(names) if wanted in (each.casefold(), f"z{k}") and wanted]
+    if not found:
+        given = ", ".join(sorted({each for each in names if each})) or "none (see --names)"
+        raise InputError(f"no dimension is named {name!r}; names: {printable(given, 300)}")
+    return found

@@ -1,0 +1,161 @@
+"""Names that programs can give: from labels, and from words with vectors in the same space."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from bayesncl.codes.dense import dense_codes
+from bayesncl.codes.folder import CodesFolder
+from bayesncl.codes.names import (
+    SUGGESTED,
+    Annotations,
+    Entry,
+    find_names,
+    merge_names,
+    read_names,
+    write_names,
+)
+from bayesncl.codes.transfer import carry_names
+from bayesncl.data.images import spread_evenly
+from bayesncl.errors import InputError, as_input_error
+from bayesncl.inputs import as_features, read_embeddings
+from bayesncl.measure.figures import TOP, readable
+from bayesncl.measure.labelfree import prepare
+from bayesncl.measure.topk import strongest_images
+
+MAX_ROWS = 50_000  # rows that names are found on, spread evenly
+CONTROL_FACTOR = 3.0  # a word must score this many times the best of shuffled vectors
+
+
+class Suggestion(NamedTuple):
+    """A name for a dimension, with its score."""
+
+    dimension: int
+    name: str
+    score: float
+
+
+def name_by_labels(z: np.ndarray, labels: np.ndarray) -> list[tuple[int, int, float]]:
+    """Each readable dimension, the class most of its 10 strongest images share, and their share."""
+    top = strongest_images(z, TOP)
+    found = []
+    for k in np.flatnonzero(readable(top, [labels])):
+        count = np.bincount(labels[top[k]])
+        found.append((int(k), int(count.argmax()), float(count.max() / TOP)))
+    return found
+
+
+def directions(z: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Unit directions [D, F]: mean of the centered embeddings x, weighted by z squared."""
+    total = (z.T**2) @ prepare(x, len(z))
+    return _unit(total)
+
+
+def name_by_words(
+    direction: np.ndarray, vectors: np.ndarray, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """The word of highest cosine per dimension [D], that cosine [D], and the least to trust.
+
+    Vectors [W, F] are centered. The least is 3 times the best cosine of any dimension with vectors
+    whose columns are shuffled over the words: 3 is a choice, see docs/naming.md.
+    """
+    vectors = vectors - vectors.mean(0)
+    cosine = direction @ _unit(vectors).T
+    shuffled = np.random.default_rng(seed).permuted(vectors, axis=0)
+    control = float((direction @ _unit(shuffled).T).max())
+    return cosine.argmax(1), cosine.max(1), CONTROL_FACTOR * control
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    scaled: np.ndarray = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+    return scaled
+
+
+def suggest_from_labels(folder: CodesFolder) -> list[Suggestion]:
+    """Names of the readable dimensions by the classes of the fitted rows."""
+    z, _, chosen = _codes_and_rows(folder)
+    rows = folder.rows()
+    if rows.labels is None or rows.class_names is None:
+        raise InputError(f"{folder} has no labels: fit with class subfolders or --labels")
+    found = name_by_labels(z, rows.labels[chosen])
+    return [Suggestion(k, rows.class_names[c], share) for k, c, share in found]
+
+
+def suggest_from_words(
+    folder: CodesFolder, words: list[str], vectors: np.ndarray
+) -> tuple[list[Suggestion], float]:
+    """Names of the dimensions that a word fits, and the least cosine required."""
+    z, x, _ = _codes_and_rows(folder)
+    if vectors.shape != (len(words), x.shape[1]):
+        wanted = f"{len(words)} words of {x.shape[1]} numbers"
+        raise InputError(f"vectors are {list(vectors.shape)}, expected {wanted}")
+    if not np.isfinite(vectors).all():
+        raise InputError("vectors contain NaN or infinity")
+    best, cosine, least = name_by_words(directions(z, x), vectors.astype(np.float64))
+    kept = np.flatnonzero(cosine >= least)
+    return [Suggestion(int(k), words[best[k]], float(cosine[k])) for k in kept], least
+
+
+def read_words(words: Path, vectors: Path) -> tuple[list[str], np.ndarray]:
+    """Words, one per line, and their vectors [W, F]."""
+    with as_input_error(f"cannot read {words}", OSError, ValueError):
+        lines = [line.strip() for line in words.read_text(encoding="utf-8").splitlines()]
+    return [line for line in lines if line], as_features(read_embeddings(vectors)[0])
+
+
+def add_file(folder: CodesFolder, file: Path) -> None:
+    """Add the names of a names.json that the atlas exported from these codes."""
+    own = folder.names()
+    found = find_names(read_names(file), own.fingerprint, own.dims)
+    save_names(folder, merge_names([own, found])[0])
+
+
+def add_from_codes(folder: CodesFolder, old: CodesFolder) -> list[str]:
+    """Move names from other codes of the same images; returns lines that say which."""
+    if not old.names().dimensions:
+        raise InputError(f"{old} has no names")
+    names, transfer = carry_names(old, folder)
+    save_names(folder, names)
+    return transfer.lines()
+
+
+def describe(names: Annotations) -> list[str]:
+    """A line per named dimension; suggestions show their source and score."""
+    lines = []
+    for k in sorted(names.dimensions):
+        if name := names.name(k):
+            by = [e for e in names.dimensions[k] if e.suggested and e.name == name]
+            person = any(not e.suggested and e.name for e in names.dimensions[k])
+            source = by[0].author.removeprefix(SUGGESTED) if by and not person else ""
+            lines.append(f"z{k:<5} {name}" + (f"  ({by[0].note}, from {source})" if source else ""))
+    return lines or ["no dimension has a name"]
+
+
+def add_suggestions(folder: CodesFolder, found: list[Suggestion], source: str) -> None:
+    """Replace the suggestions from one source in names.json; names by people stay."""
+    author, time = f"{SUGGESTED}{source}", datetime.now(UTC).isoformat(timespec="seconds")
+    own = folder.names()
+    for k, entries in own.dimensions.items():
+        own.dimensions[k] = [entry for entry in entries if entry.author != author]
+    for k, name, score in found:
+        entry = Entry(name, f"suggested, score {score:.2f}", "", author, time)
+        own.dimensions.setdefault(k, []).append(entry)
+    save_names(folder, own)
+
+
+def save_names(folder: CodesFolder, own: Annotations) -> None:
+    """Write names.json with these names of the present codes; those of earlier codes stay."""
+    others = [each for each in folder.all_names() if each.fingerprint != own.fingerprint]
+    write_names(folder.names_file, merge_names([*others, own]))
+
+
+def _codes_and_rows(folder: CodesFolder) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Dense codes and embeddings of the fitted rows, and the indices of these rows."""
+    x = folder.embeddings()
+    chosen = spread_evenly(len(x), MAX_ROWS)
+    rows = np.asarray(x[chosen])
+    return dense_codes(folder.codes(), rows), rows, chosen

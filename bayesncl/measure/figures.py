@@ -1,0 +1,200 @@
+"""Every measure of how readable a code is, as one tree of numbers for the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bayesncl.errors import InputError, printable
+from bayesncl.inputs import Array, as_features, as_labels, as_numpy
+from bayesncl.measure import coverage, detectors, labelfree, topk
+from bayesncl.measure.counts import MIN_SUPPORT
+from bayesncl.measure.dimensions import largest_share
+from bayesncl.measure.retrieval import retrieval
+from bayesncl.measure.rows import Codes, as_codes
+from bayesncl.measure.topk import strongest_images
+
+TOP, ALIKE = 10, 7  # a dimension is readable if 7 of its 10 strongest images share a class
+KEPT = 5  # active dimensions per image where one number must do
+MIN_IMAGES = 50  # below, single dimensions are not judged
+QUERIES = 2000  # of retrieval with an untrained head and with full embeddings, at most
+REFERENCE_GROUPS = 512  # groups of ten images that set the scale from random to neighbors
+NOISE_QUANTILE = 0.95  # over dimensions fitted to noise, which a readable dimension exceeds
+SAME_IMAGES = 1 - 1e-5  # mean cosine of identical images, but for rounding
+NAME_LENGTH = 40  # of a class in the verdict
+MAX_SORTED = 2**21  # firing entries above which F1 and IoU, which sort all, are left out
+
+Tree = dict[str, Any]
+
+
+def figures(
+    z: Array, labels: Array | None = None, *,
+    label_names: Sequence[str] | Mapping[Any, str] | None = None,
+    levels: Mapping[str, Array] | None = None, embeddings: Array | None = None,
+    second: bool = False, control: Array | None = None, noise: tuple[Array, Array] | None = None,
+    train: tuple[Array, Array] | None = None, stability: Mapping[str, float | None] | None = None,
+    ks: Sequence[int] = topk.KS, queries: int | None = QUERIES, everything: bool = False,
+    seed: int = 0,
+) -> Tree:  # fmt: skip
+    """All measures of the codes z [N, D] of held-out images.
+
+    label_names : names by label, or in the order of integer labels.
+    levels : coarser labels [N] by name; a dimension may be readable at any level.
+    embeddings : [N, F] of the images; without labels they decide which images are alike.
+    second : whether they are a second encoder's, which alone is an unbiased judge.
+    control : codes [N, D] of an untrained head.
+    noise : codes and embeddings of rows with shuffled columns, by a head fitted to such rows;
+        without labels a readable dimension exceeds 95 % of these.
+    train : codes and labels of training rows, for the linear and sparse probes.
+    stability : result of `stability.summary` for this code and that of another seed.
+    ks, queries : dimensions kept per image, 5 among them; queries of retrieval (None: all).
+    everything : also F1 and IoU of codes in which very many entries fire.
+    """
+    codes = as_codes(z)
+    n, width = codes.shape
+    untrained = None if control is None else as_codes(control)
+    if untrained is not None and untrained.shape != codes.shape:
+        shapes = f"{list(codes.shape)} like the codes, got {list(untrained.shape)}"
+        raise InputError(f"the control must be {shapes}")
+    judge = None if embeddings is None else labelfree.prepare(embeddings, n)
+    noisy = None
+    if noise is not None:  # mean cosine of the ten strongest images of each dimension [D]
+        judge_of_noise = labelfree.prepare(noise[1], noise[0].shape[0])
+        noisy = labelfree.mean_cosine(strongest_images(as_codes(noise[0]), TOP), judge_of_noise)
+    index, names = _index_labels(labels, n)
+    levelled = {name: as_labels(y, n)[0] for name, y in (levels or {}).items()}
+    by_label = [] if index is None else [index, *levelled.values()]
+    judgeable = n >= MIN_IMAGES and (index is not None or judge is not None)
+    least = least_alike(judge, noisy, seed) if judgeable and index is None else None
+
+    def measure(codes: Codes, train: Any, queries: int | None) -> tuple[Tree, Tree]:
+        """The branches of trained and untrained codes alike, and their chance levels."""
+        top = strongest_images(codes, labelfree.POOL)
+        covered = coverage.summary(codes, seed=seed, top=top)
+        tree: Tree = {"coverage": covered}
+        if index is not None:
+            rows = topk.summary(codes, labels, train=train, ks=ks, queries=queries, seed=seed)
+            tree["kept"] = {str(k): row for k, row in rows.items()}
+            all_levels = {"class": index, **levelled} if levelled else None
+            f1 = everything or covered["l0"] * n <= MAX_SORTED
+            options: Tree = {"train": train, "levels": all_levels, "f1": f1, "seed": seed}
+            tree["detectors"] = detectors.summary(codes, labels, **options)
+        if judge is not None:
+            tree["labelfree"] = labelfree.summary(codes, judge, seed=seed, top=top)
+        if judgeable:
+            order = np.random.default_rng(seed).permutation(n)
+            by_order = [count_readable(top[:, :TOP], rows) for rows in (slice(None), order)]
+            tree["readable"] = dict(zip(("count", "count_chance"), by_order))
+        return split_suffix(tree, "_chance")
+
+    def count_readable(top: np.ndarray, order: Any) -> int:
+        """Number of readable dimensions, with labels and embeddings taken in some order."""
+        if judge is None or least is None:
+            return int(readable(top, [y[order] for y in by_label]).sum())
+        return int((labelfree.mean_cosine(top, judge[order]) >= least).sum())
+
+    classes = None if index is None else int(index.max()) + 1
+    result: Tree = {"images": n, "dimensions": width, "classes": classes}
+    measured, chance = measure(codes, train, queries)
+    result |= measured
+    if judgeable:
+        by = "embeddings" if index is None else " or ".join(["class", *levelled])
+        result["readable"] |= {"share": result["readable"]["count"] / width, "by": by}
+        if least is not None and noisy is not None:
+            result["readable"]["noise"] = int((noisy >= least).sum())
+        if index is not None:
+            result["readable"] |= _clearest(codes, index, names, label_names)
+    if judge is not None:
+        result["labelfree"]["by"] = "a second encoder" if second else "the embeddings given"
+    if index is not None and n > KEPT + 1:
+        result["whole"] = _full_precision(codes, embeddings, judge, index, seed)
+    result["chance"], result["control"] = chance, {}
+    if untrained is not None:
+        asked = QUERIES if queries is None else min(queries, QUERIES)
+        result["control"] = measure(untrained, None, asked)[0]
+    if stability is not None:
+        result["seeds"], result["control"]["seeds"] = split_suffix(dict(stability), "_control")
+    return result
+
+
+def split_suffix(tree: Tree, suffix: str) -> tuple[Tree, Tree]:
+    """The tree without the keys that end in `suffix`, and those alone, without the suffix."""
+    rest: Tree = {}
+    taken: Tree = {}
+    for key, value in tree.items():
+        if key.endswith(suffix):
+            taken[key.removesuffix(suffix)] = value
+        elif isinstance(value, dict):
+            rest[key], inner = split_suffix(value, suffix)
+            if inner:
+                taken[key] = inner
+        else:
+            rest[key] = value
+    return rest, taken
+
+
+def readable(top: np.ndarray, labelings: Sequence[np.ndarray]) -> np.ndarray:
+    """Whether 7 of the ten strongest images `top` [D, 10] share a class of any labeling [D]."""
+    labels = np.stack(labelings)[:, top]  # [L, D, 10]
+    most = (labels[..., None] == labels[..., None, :]).sum(-1).max(-1)
+    return (most >= ALIKE).any(0) & (top >= 0).all(1)
+
+
+def least_alike(embeddings: Any, noise: np.ndarray | None, seed: int) -> float:
+    """The mean cosine from which ten images are alike; 95 % of the dimensions of noise are below.
+
+    It is at least halfway from ten random images to an image and its nine nearest neighbors.
+    """
+    rng = np.random.default_rng(seed)
+    n = len(embeddings)
+    random = np.stack([rng.choice(n, TOP, replace=False) for _ in range(REFERENCE_GROUPS)])
+    chosen = rng.choice(n, min(n, REFERENCE_GROUPS), replace=False)
+    cosine = embeddings[chosen] @ embeddings.T
+    near = np.argpartition(-cosine, TOP - 1, axis=1)[:, :TOP]
+    halfway = sum(labelfree.mean_cosine(rows, embeddings).mean() for rows in (random, near)) / 2
+    defined = np.empty(0) if noise is None else noise[~np.isnan(noise)]
+    least = max(halfway, np.quantile(defined, NOISE_QUANTILE)) if len(defined) else halfway
+    return min(float(least), SAME_IMAGES)
+
+
+def _index_labels(labels: Array | None, n: int) -> tuple[np.ndarray | None, np.ndarray]:
+    """Labels from 0 and their names; None without labels or with a single class."""
+    plain = np.zeros(n) if labels is None else as_numpy(labels)
+    if plain.shape == (n,) and len(np.unique(plain)) < 2:
+        return None, np.empty(0)
+    return as_labels(plain, n)
+
+
+def _clearest(codes: Codes, index: np.ndarray, labels: np.ndarray, names: Any) -> Tree:
+    """The dimension whose largest class has the greatest share of its images, and that class."""
+    fires = topk.class_counts(topk.keep(codes, KEPT), index)
+    support, share = largest_share(fires)
+    counted = support >= MIN_SUPPORT
+    j = int(np.where(counted, share, -1).argmax())
+    if not counted.any() or share[j] < topk.ABOUT_ONE_CLASS:
+        return {}
+    label = labels[fires[:, j].argmax()].item()
+    label = int(label) if isinstance(label, float) else label
+    named = names if isinstance(names, Mapping) else dict(enumerate(names or ()))
+    name = printable(str(named.get(label, label)), NAME_LENGTH)
+    return {"clearest": {"dimension": j, "class": name}}
+
+
+def _full_precision(
+    codes: Codes, embeddings: Any, centered: Any, index: np.ndarray, seed: int
+) -> Tree:
+    """Precision@5 of the full embeddings, as given or centered, or of all dimensions of the codes.
+
+    Rows that differ in length do better as given, those with a large common mean centered.
+    """
+    n = len(index)
+    asked = None
+    if n > QUERIES:
+        asked = np.sort(np.random.default_rng(seed).choice(n, QUERIES, replace=False))
+    if embeddings is not None and centered is not None:
+        ways, what = [as_features(embeddings), centered], "the whole embedding"
+    else:
+        ways, what = [codes.toarray() if hasattr(codes, "toarray") else codes], "all dimensions"
+    return {"p5": max(retrieval(way, index, ks=(5,), queries=asked)[5] for way in ways), "of": what}

@@ -1,0 +1,203 @@
+"""Nearest rows by inner product: one exact search in blocks, and faiss for sets too large for it.
+
+`search` serves retrieval, the kNN classifier, the atlas and `nearest`, which finds the partners a
+head is fitted with.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import scipy.sparse as sp
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bayesncl import distributed
+from bayesncl.data.images import Progress
+
+DUPLICATE = 1 - 1e-5  # rows of a higher cosine are copies of each other
+EXACT_ROWS = {"cpu": 200_000, "cuda": 2_000_000}  # beyond, exact search takes over ten minutes
+QUERIES_PER_BLOCK = {"cpu": 512, "cuda": 4096}
+ROWS_PER_BLOCK = {"cpu": 16_384, "cuda": 131_072}  # a block of cosines takes 32 MiB, 2 GiB
+CHUNK = 32  # entries whose maximum is compared first
+THIN = 0.03  # share of non-zero entries up to which a sparse product is faster than a dense one
+RECALL = 0.95  # share of the exact neighbors that faiss must find
+PROBED_ROWS = 256  # rows on which recall is measured
+
+Rows = Any  # [N, F] with len and row slicing: a tensor, a scipy CSR array, rows read from disk
+
+
+def similarities(q: Rows, rows: Rows, own: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
+    """Inner products [Q, n] of queries with blocks of rows; a query's `own` row gets -infinity.
+
+    Queries are CSR if rows are. float64 products become float32, so that equal rows tie exactly.
+    """
+    sparse = sp.issparse(rows)
+    thin = sparse and rows.nnz <= THIN * rows.shape[0] * rows.shape[1]
+    q = torch.from_numpy(q.toarray()) if sparse and not thin else q
+    device = "cpu" if sparse else q.device.type
+    step = ROWS_PER_BLOCK.get(device, ROWS_PER_BLOCK["cpu"])
+    for start in range(0, rows.shape[0] if sparse else len(rows), step):
+        block = rows[start : start + step]
+        if thin:
+            s = torch.from_numpy((q @ block.T).toarray()).float()
+        else:
+            block = torch.from_numpy(block.toarray()) if sparse else block
+            s = (q @ block.T).float()
+        if own is not None:
+            here = own - start
+            inside = ((here >= 0) & (here < s.shape[1])).nonzero().squeeze(1)
+            s[inside, here[inside]] = -torch.inf
+        yield slice(start, start + s.shape[1]), s
+
+
+def search(
+    q: Rows, rows: Rows, k: int, own: Tensor | None = None, most: float = math.inf
+) -> tuple[Tensor, Tensor]:
+    """The k largest inner products [Q, k] of each query, descending, and their row numbers.
+
+    Products above `most` are left out; missing entries are -infinity. Which of several equal rows
+    is found is not defined.
+    """
+    value = index = torch.empty(0)
+    for part, s in similarities(q, rows, own):
+        if most < math.inf:
+            s.masked_fill_(s > most, -torch.inf)
+        v, i = largest(s, min(k, s.shape[1]))
+        if not part.start:
+            value = v.new_full((len(v), k), -torch.inf)
+            index = i.new_zeros(len(i), k)
+        value, order = torch.cat([value, v], 1).topk(k, 1)
+        index = torch.cat([index, i + part.start], 1).gather(1, order)
+    return value, index
+
+
+def largest(s: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """`s.topk(k, 1)`, faster: the k largest entries lie in the k chunks with the largest maxima."""
+    n, width = s.shape
+    chunks = width // CHUNK
+    if chunks <= 2 * k:
+        return s.topk(k, 1)
+    body = s[:, : chunks * CHUNK].unflatten(1, (chunks, CHUNK))
+    best = body.amax(2).topk(k, 1).indices[..., None]  # [n, k, 1]
+    value = body.gather(1, best.expand(n, k, CHUNK)).flatten(1)
+    index = (best * CHUNK + torch.arange(CHUNK, device=s.device)).flatten(1)
+    if width % CHUNK:
+        tail = torch.arange(chunks * CHUNK, width, device=s.device).expand(n, -1)
+        value = torch.cat([value, s[:, chunks * CHUNK :]], 1)
+        index = torch.cat([index, tail], 1)
+    value, order = value.topk(k, 1)
+    return value, index.gather(1, order)
+
+
+class _UnitRows:
+    """Rows at unit length, made when they are sliced."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return F.normalize(self.rows[index].float())
+
+
+def nearest(rows: Rows, k: int, progress: Progress | None = None) -> tuple[Tensor, float]:
+    """The k nearest rows of each row by cosine, among rows that are similar but not duplicates.
+
+    Rows of cosine above 0.99999 are duplicates, and rows of 0 or less have no more in common than
+    two random ones; neither are neighbors. The search is exact up to 200,000 rows (2,000,000 on a
+    GPU), beyond that by faiss if it is installed. Several processes share the work. `rows` [N, F]
+    are centered: a tensor, or anything with len that gives tensors for slices and index tensors.
+
+    Returns int64 [N, k], nearest first (a row with fewer neighbors repeats them, a row without any
+    is its own), and the measured share of the exact neighbors that was found, 1 for exact search.
+    """
+    n, device = len(rows), rows[:1].device
+    if n > EXACT_ROWS.get(device.type, EXACT_ROWS["cpu"]):
+        if importlib.util.find_spec("faiss") is not None:
+            return _search_by_faiss(_UnitRows(rows), k)
+        warnings.warn(
+            f"exact search for the neighbors of {n:,} rows will take long: "
+            "pip install 'bayesncl[faiss]', or fit on fewer rows with max_rows",
+            stacklevel=2,
+        )
+    share = math.ceil(n / distributed.world_size())
+    first = min(distributed.rank() * share, n)
+    queries = torch.arange(first, min(first + share, n), device=device)
+    unit = F.normalize(rows.float()) if isinstance(rows, Tensor) else _UnitRows(rows)
+    return distributed.gather_arrays(_nearest_exactly(unit, queries, k, progress)[0]), 1.0
+
+
+def _nearest_exactly(
+    rows: Rows, queries: Tensor, k: int, progress: Progress | None = None
+) -> tuple[Tensor, Tensor]:
+    """Index and cosine [Q, k] of the neighbors of the rows numbered `queries`."""
+    indices = torch.empty(len(queries), k, dtype=torch.int64, device=queries.device)
+    cosines = torch.empty(len(queries), k, device=queries.device)
+    step = QUERIES_PER_BLOCK.get(queries.device.type, QUERIES_PER_BLOCK["cpu"])
+    for start in range(0, len(queries), step):
+        part = slice(start, start + step)
+        own = queries[part]
+        q = rows[own]
+        value, index = search(q, rows, k, own)
+        # only rows that have a duplicate pay for a second search
+        again = (value[:, 0] > DUPLICATE).nonzero().squeeze(1)
+        if len(again):
+            value[again], index[again] = search(q[again], rows, k, own[again], most=DUPLICATE)
+        indices[part], cosines[part] = _fill(value, index, own)
+        if progress is not None:
+            progress(min(start + step, len(queries)), len(queries), "neighbors")
+    return indices, cosines
+
+
+def _fill(value: Tensor, index: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    """Index and cosine with missing neighbors replaced by the others in turn, or by the row."""
+    found = (value > 0).sum(1, keepdim=True)  # [n, 1], nearest first
+    turn = torch.arange(value.shape[1], device=value.device) % found.clamp_min(1)
+    index, cosine = index.gather(1, turn), value.gather(1, turn)
+    return torch.where(found > 0, index, own[:, None]), torch.where(found > 0, cosine, 1.0)
+
+
+def _search_by_faiss(rows: _UnitRows, k: int) -> tuple[Tensor, float]:
+    """Inverted lists, of which enough are read to find 95 % of the exact neighbors of 256 rows."""
+    import faiss
+
+    n, (_, width), device = len(rows), rows[:1].shape, rows[:1].device
+    lists = max(1, min(int(4 * math.sqrt(n)), n // 40))
+    index: Any = faiss.index_factory(width, f"IVF{lists},Flat", faiss.METRIC_INNER_PRODUCT)
+    spread = torch.linspace(0, n - 1, min(n, 64 * lists), device=device).long()
+    index.train(rows[spread].cpu().numpy())
+    parts = torch.arange(n, device=device).split(ROWS_PER_BLOCK["cpu"])
+    for part in parts:
+        index.add(rows[part].cpu().numpy())
+    probed = torch.linspace(0, n - 1, min(n, PROBED_ROWS), device=device).long()
+    least = _nearest_exactly(rows, probed, k)[1].amin(1, keepdim=True)  # any row as near is as good
+    index.nprobe = 8
+    while True:
+        recall = float((_ask_faiss(index, rows, probed, k)[1] >= least - 1e-5).float().mean())
+        if recall >= RECALL or index.nprobe >= lists:
+            break
+        index.nprobe = min(2 * index.nprobe, lists)
+    return torch.cat([_ask_faiss(index, rows, part, k)[0] for part in parts]), recall
+
+
+def _ask_faiss(index: Any, rows: _UnitRows, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """`_nearest_exactly` by a faiss index, asking for more while duplicates crowd out neighbors."""
+    q = rows[queries].cpu().numpy()
+    ask = min(2 * k + 2, index.ntotal)
+    while True:
+        value, row = (torch.from_numpy(a).to(queries.device) for a in index.search(q, ask))
+        skip = (value > DUPLICATE) | (row == queries[:, None]) | (row < 0)
+        value = value.masked_fill(skip, -torch.inf)
+        if ask >= min(16 * k, index.ntotal) or bool(((~skip).sum(1) >= k).all()):
+            break
+        ask = min(2 * ask, index.ntotal)
+    value, order = value.topk(k, 1)
+    return _fill(value, row.gather(1, order), queries)

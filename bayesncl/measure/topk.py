@@ -1,0 +1,195 @@
+"""The strongest dimensions of each image, and measures with k kept per image.
+
+Consistency, owned classes, retrieval and a linear probe of the kept codes for k = 1, 2, 5, 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from bayesncl.device import find_device
+from bayesncl.errors import InputError
+from bayesncl.inputs import Array, as_labels, as_numpy
+from bayesncl.measure.counts import MIN_SUPPORT
+from bayesncl.measure.dimensions import OWNED_RECALL, largest_share, mean, owned_classes
+from bayesncl.measure.probe import choose_penalty, expected_chance, fit, logits
+from bayesncl.measure.retrieval import precision, relevance
+from bayesncl.measure.rows import Codes, as_codes, blocks, column_blocks, unit_codes
+from bayesncl.method.losses import ACTIVE
+
+KS = (1, 2, 5, 10)
+ABOUT_ONE_CLASS = 50  # percent of the largest class from which a dimension is about it
+PENALTIES = (1e-2, 1e-3, 1e-4, 1e-5)  # of ||W||^2 / 2 beside the mean cross-entropy
+PROBE_ROWS = 20_000  # training rows of the probe at most
+PROBE_STEPS = 40  # of L-BFGS
+
+
+def strongest(z: Codes, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Columns [N, min(k, D)] of each row's k largest |entries|, and these entries, signed.
+
+    The strongest comes first, of equal entries the one with the lower column.
+    """
+    if k < 1:
+        raise InputError(f"at least one dimension must be kept, got k = {k}")
+    parts = [_strongest(block.to(find_device()), k) for _, block in blocks(z)]
+    columns, values = (torch.cat(both).cpu().numpy() for both in zip(*parts))
+    return columns, values
+
+
+def _strongest(block: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    k = min(k, block.shape[1])
+    size = block.abs()
+    top, columns = size.topk(k, dim=1)
+    # topk takes any of equal entries: where the last place is contested, the lowest columns get it
+    last = top[:, -1:]
+    contested = torch.nonzero(((size >= last).sum(1) > k) & (last[:, 0] > 0)).squeeze(1)
+    if len(contested):
+        rows, cut = size[contested], last[contested]
+        above, equal = rows > cut, rows == cut
+        chosen = above | (equal & (equal.cumsum(1) <= k - above.sum(1, keepdim=True)))
+        columns[contested] = chosen.nonzero()[:, 1].view(-1, k)
+    columns = columns.sort(1).values
+    order = size.gather(1, columns).sort(dim=1, descending=True, stable=True).indices
+    columns = columns.gather(1, order)
+    return columns, block.gather(1, columns)
+
+
+def strongest_images(z: Array, count: int = 10) -> np.ndarray:
+    """The rows on which each dimension is strongest by unit-length |z|, int64 [D, count].
+
+    Of equal rows the first; -1 where the dimension does not fire on as many.
+    """
+    table = np.full((z.shape[1], count), -1, np.int64)
+    for part, block in column_blocks(z):
+        rows, values = _strongest(block.to(find_device()), count)
+        table[part, : rows.shape[1]] = rows.where(values > 0, -1).cpu().numpy()
+    return table
+
+
+def keep(z: Array, k: int) -> sp.csr_array:
+    """Each row's k strongest entries that fire, at unit length, signed: CSR float32 [N, D]."""
+    z = unit_codes(z)
+    return _cut(*strongest(z, k), k, z.shape[1])
+
+
+def _cut(columns: np.ndarray, values: np.ndarray, k: int, width: int) -> sp.csr_array:
+    """The first k of each row's `strongest` entries that fire, as CSR with unit-length rows."""
+    columns = columns[:, :k]
+    values = values[:, :k].astype(np.float32)
+    values[np.abs(values) <= np.float32(ACTIVE)] = 0
+    length = np.linalg.norm(values, axis=1, keepdims=True)
+    values = values / np.where(length > 0, length, 1)
+    indptr = np.arange(0, columns.size + 1, columns.shape[1])
+    result = sp.csr_array((values.ravel(), columns.ravel(), indptr), shape=(len(columns), width))
+    result.eliminate_zeros()
+    result.sort_indices()
+    return result
+
+
+def class_counts(kept: sp.csr_array, labels: np.ndarray) -> np.ndarray:
+    """Images of class c on which dimension j fires, float64 [C, D], for labels 0..C-1."""
+    n = len(labels)
+    onehot = sp.csr_array((np.ones(n), labels, np.arange(n + 1)), shape=(n, int(labels.max()) + 1))
+    pattern = sp.csr_array((np.ones(kept.nnz), kept.indices, kept.indptr), shape=kept.shape)
+    return (onehot.T @ pattern).toarray()
+
+
+def kept_precision(
+    kept: sp.csr_array, labelings: Sequence[np.ndarray], k: int = 5,
+    queries: np.ndarray | None = None,
+) -> list[float | None]:  # fmt: skip
+    """Precision at k, percent, by cosine of kept codes; see `retrieval`. One value per labeling."""
+    if kept.shape[0] <= k:
+        return [None for _ in labelings]
+    live = np.flatnonzero(np.bincount(kept.indices, minlength=kept.shape[1]))
+    codes = sp.csr_array(kept.tocsc()[:, live].astype(np.float64))
+    length = np.sqrt(codes.power(2).sum(1))  # 1 but for rounding, which would break ties
+    codes.data /= np.repeat(length, np.diff(codes.indptr))
+    found = relevance(_on_device(codes), labelings, k, queries=queries)["sound"]
+    return [precision(each, (k,))[k] for each in found]
+
+
+def _on_device(x: sp.csr_array) -> Any:
+    """Rows for products: sparse on a CPU, dense on a GPU."""
+    device = find_device()
+    return x if device.type == "cpu" else torch.from_numpy(x.toarray()).to(device)
+
+
+def probe(
+    train: sp.csr_array, train_labels: Array, test: sp.csr_array, test_labels: Array, *,
+    seed: int = 0,
+) -> dict[str, float]:  # fmt: skip
+    """Accuracy and chance of logistic regression on kept codes: `fast_probe` for sparse rows.
+
+    Columns are scaled to unit deviation over the training rows but not centered, as the intercept
+    is free. The penalty is chosen on a fifth of at most PROBE_ROWS training rows.
+    """
+    index, names = as_labels(train_labels, train.shape[0])
+    order = np.random.default_rng(seed).permutation(train.shape[0])[:PROBE_ROWS]
+    x, y = train[order].astype(np.float32), torch.from_numpy(index[order]).to(find_device())
+    center = np.asarray(x.mean(0)).ravel()
+    deviation = np.sqrt(np.maximum(np.asarray(x.power(2).mean(0)).ravel() - center**2, 0))
+    scale = np.divide(1, deviation, out=np.zeros_like(deviation), where=deviation > 0)
+    scaled = ((rows @ sp.diags_array(scale)).tocsr() for rows in (x, test.astype(np.float32)))
+    x, x_test = (_on_device(rows) for rows in scaled)
+    held_out = max(1, len(order) // 5)
+    start = torch.zeros(x.shape[1] + 1, len(names), device=find_device())
+    rest, out = ((x[rows], y[rows]) for rows in (slice(held_out, None), slice(held_out)))
+    penalty, _ = choose_penalty(rest, out, start, PENALTIES, patience=1, steps=PROBE_STEPS)
+    weight = fit(x, y, start, penalty, PROBE_STEPS)
+    predicted = names[logits(x_test, weight).argmax(1).cpu().numpy()]
+    truth = as_numpy(test_labels)
+    acc1 = float(100 * (predicted == truth).mean())
+    return {"acc1": acc1, "chance": expected_chance(predicted, truth), "penalty": penalty}
+
+
+def summary(
+    z: Array, labels: Array, *, train: tuple[Array, Array] | None = None, ks: Sequence[int] = KS,
+    queries: int | None = None, seed: int = 0,
+) -> dict[int, dict[str, Any]]:  # fmt: skip
+    """Every measure of codes [N, D] by k, with k dimensions kept per image.
+
+    `_chance` is with labels shuffled. `train`, codes and labels, adds the probe. Retrieval asks
+    with `queries` random images, or with all.
+    """
+    z = unit_codes(z)
+    n, width = z.shape
+    index, _ = as_labels(labels, n)
+    shuffled = np.random.default_rng(seed).permutation(index)
+    asked = None
+    if queries is not None and queries < n:
+        asked = np.random.default_rng(seed).choice(n, queries, replace=False)
+    top = strongest(z, max(ks))
+    if train is not None:
+        known = as_codes(train[0])
+        if known.shape[1] != width:
+            raise InputError(f"train codes have {known.shape[1]} dimensions, test codes {width}")
+        top_train = strongest(unit_codes(known), max(ks))
+    result: dict[int, dict[str, Any]] = {}
+    for k in ks:
+        kept = _cut(*top, k, width)
+        row: dict[str, Any] = {"l0": kept.nnz / n}
+        for y, end in ((index, ""), (shuffled, "_chance")):
+            fires = class_counts(kept, y)
+            support, share = largest_share(fires)
+            share = share[support >= MIN_SUPPORT]
+            row["consistency" + end] = mean(share)
+            row["about_one_class" + end] = mean(100.0 * (share >= ABOUT_ONE_CLASS))
+            sizes = np.bincount(index)
+            row["classes_owned" + end] = owned_classes(fires, sizes)
+            # a class spread over many dimensions cannot reach a tenth in one: half of an even share
+            even_share = len(sizes) * row["l0"] / max((support > 0).sum(), 1)
+            recall = min(OWNED_RECALL, even_share / 2)
+            row["classes_owned_evenly" + end] = owned_classes(fires, sizes, recall=recall)
+        row["p5"], row["p5_chance"] = kept_precision(kept, [index, shuffled], 5, asked)
+        if train is not None:
+            probed = probe(_cut(*top_train, k, width), train[1], kept, labels, seed=seed)
+            row |= {"probe": probed["acc1"], "probe_chance": probed["chance"]}
+        result[k] = row
+    return result

@@ -1,0 +1,108 @@
+"""Sparse vectors of single images and dimensions: strongest entries, nearest rows, histograms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy import sparse
+
+from bayesncl.measure.neighbors import QUERIES_PER_BLOCK, search
+from bayesncl.measure.rows import unit_codes
+from bayesncl.measure.topk import strongest
+
+SCALE = 32767  # unit-length features are stored as int16
+
+
+@dataclass(frozen=True)
+class SparseRows:
+    """The strongest entries of each row, one row after the other, strongest first within a row."""
+
+    start: np.ndarray  # int [N + 1], row i holds entries start[i]:start[i + 1]
+    dims: np.ndarray  # int [E]
+    z: np.ndarray  # int16 [E] in units of 1 / SCALE
+    gated: np.ndarray  # likewise
+    open: np.ndarray  # bool [E]
+    covered: np.ndarray  # float [2, N], share of the squared length of z and gated that they hold
+
+
+def quantize(x: np.ndarray) -> np.ndarray:
+    """Features in [-1, 1] as int16."""
+    return np.clip(np.rint(x * SCALE), -SCALE, SCALE).astype(np.int16)
+
+
+def row_numbers(x: sparse.csr_array) -> np.ndarray:
+    """Row number of each stored entry."""
+    return np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
+
+
+def columns_of(x: sparse.csr_array) -> sparse.csr_array:
+    """The columns of x as rows [D, N] of unit length."""
+    return unit_codes(sparse.csr_array(x.T))
+
+
+def mask_rows(x: sparse.csr_array, keep: np.ndarray) -> sparse.csr_array:
+    """x without the entries where the boolean array `keep` [N, D] is false, rows normalized."""
+    data = x.data * keep[row_numbers(x), x.indices]
+    kept = sparse.csr_array((data, x.indices.copy(), x.indptr.copy()), shape=x.shape)
+    kept.eliminate_zeros()
+    return unit_codes(kept)
+
+
+def sparsify(
+    z: sparse.csr_array, gated: sparse.csr_array, open: np.ndarray | None, keep: int
+) -> SparseRows:
+    """Keep the `keep` entries of each row that are largest before or after gating."""
+    n = z.shape[0]
+    size = abs(z) if gated is z else abs(z).maximum(abs(gated))
+    columns, values = strongest(sparse.csr_array(size), keep)
+    rows, place = np.nonzero(values)
+    dims = columns[rows, place]
+    start = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=n))])
+    stored, covered = [], []
+    for x in (z, gated):
+        entries = np.asarray(x[rows, dims]) if len(rows) else np.zeros(0, np.float32)
+        total, kept = (
+            np.bincount(index, each.astype(np.float64) ** 2, minlength=n)
+            for index, each in ((row_numbers(x), x.data), (rows, entries))
+        )
+        share = np.divide(kept, total, out=np.ones(n), where=total > 0)
+        covered.append(np.minimum(share, 1))
+        stored.append(quantize(entries))
+    gates = np.ones(len(dims), bool) if open is None else open[rows, dims]
+    return SparseRows(start, dims, stored[0], stored[1], gates, np.stack(covered))
+
+
+def nearest_rows(
+    x: sparse.csr_array, count: int, other: sparse.csr_array | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers [N, count] of the largest inner products of each row of x, and these products.
+
+    They are those with the other rows of x, or with the rows of `other`.
+    """
+    y = x if other is None else other
+    count = min(count, y.shape[0] - (other is None))
+    parts = torch.arange(x.shape[0]).split(QUERIES_PER_BLOCK["cpu"])
+    found = [search(x[p.numpy()], y, count, p if other is None else None) for p in parts]
+    value, index = (torch.cat(each).numpy() for each in zip(*found))
+    return index, value
+
+
+def top_images(z: sparse.csr_array, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The images [D, count] on which each dimension is largest, and its values there, or 0."""
+    index, value = strongest(sparse.csr_array(z.maximum(0).T), min(count, z.shape[0]))
+    return np.where(value > 0, index, 0), value.astype(np.float32)
+
+
+def histograms(z: sparse.csr_array, bins: int) -> tuple[np.ndarray, np.ndarray]:
+    """Histogram [D, bins] of each dimension's activations where it fires; limits of all [D, 2]."""
+    d, dims = z.shape[1], z.indices
+    high, low = np.zeros(d, np.float32), np.zeros(d, np.float32)
+    np.maximum.at(high, dims, z.data)
+    np.minimum.at(low, dims, z.data)
+    span = np.where(high > low, high - low, 1)
+    bin_number = ((z.data - low[dims]) / span[dims] * bins).astype(np.int64)
+    flat = dims * np.int64(bins) + np.minimum(bin_number, bins - 1)
+    counts = np.bincount(flat, minlength=d * bins)
+    return counts.reshape(d, bins), np.stack([low, high], 1)

@@ -1,0 +1,1 @@
+"""The paper's method as pure functions and modules."""

@@ -1,0 +1,175 @@
+"""Elementwise functions of z: rectifiers, Bernoulli gates with their KL, the top-k mask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bayesncl.errors import InputError
+
+KL_CLAMP = 0.01  # q and rho are clamped to [0.01, 0.99]; outside, the KL has no gradient
+
+
+def rep_relu(z: Tensor) -> Tensor:
+    """Apply ReLU with the gradient of the exact (erf) GELU; the values are exactly ``relu(z)``."""
+    return straight_through(F.relu(z.detach()), F.gelu(z))
+
+
+def straight_through(value: Tensor, carrier: Tensor) -> Tensor:
+    """Return exactly `value`, with the gradient of `carrier`; both have one shape and type.
+
+    The usual value + (carrier - carrier.detach()) is not exact when compiled for a GPU: if the
+    carrier ends in a product, the fused multiply-add does not round it, and the difference is its
+    rounding error, 1e-9 instead of 0. A row of zeros then gets a direction, and its gradient is
+    divided by that tiny length.
+    """
+    return _StraightThrough.apply(value, carrier)
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, carrier: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+        return None, gradients[0]
+
+
+RECTIFIERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda z: z,  # plain contrastive learning
+    "relu": F.relu,
+    "rep_relu": rep_relu,
+    "gelu": F.gelu,
+    "softplus": F.softplus,
+    "sigmoid": torch.sigmoid,
+    "exp": torch.exp,
+}
+
+
+def gate_probability(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """q = sigmoid(logits / T), the paper's alpha, without noise, in float32 or better."""
+    logits = at_least_float32(logits)
+    return torch.sigmoid(logits if temperature == 1 else logits / temperature)
+
+
+def logistic_noise(u: Tensor) -> Tensor:
+    """Logistic(0, 1) noise, log u - log(1 - u): the difference of two Gumbel samples."""
+    u = u.clamp(1e-7, 1 - 1e-7)
+    return torch.log(u) - torch.log1p(-u)
+
+
+def published_noise(u: Tensor) -> Tensor:
+    """One Gumbel(0, 1) sample with the published epsilons: P(open) = 1 - exp(-exp(logit))."""
+    return -torch.log(-torch.log(u + 1e-4) + 1e-4)
+
+
+@dataclass(frozen=True)
+class GateKind:
+    """A kind of gate: how logits become the mask that multiplies z.
+
+    Parameters
+    ----------
+    name : its name in recipes.
+    noise : maps numbers in [0, 1) to noise that is added to the logits in training.
+    hard : the mask is 0 or 1 with the gradient of the sigmoid; otherwise it is the sigmoid itself.
+    """
+
+    name: str
+    noise: Callable[[Tensor], Tensor] | None = None
+    hard: bool = True
+
+    def probability(self, logits: Tensor, temperature: float = 1.0) -> Tensor:
+        """q [N, D], the probability that each gate is open; its KL to the prior is in the loss."""
+        return gate_probability(logits, temperature)
+
+    def mask(
+        self, logits: Tensor, threshold: float = 0.5, temperature: float = 1.0,
+        uniform: Tensor | None = None
+    ) -> Tensor:
+        """Mask of logits [N, D]; `uniform` [N, D] in [0, 1) drives the noise, None adds none."""
+        logits = at_least_float32(logits)
+        if self.noise is not None and uniform is not None:
+            logits = logits + self.noise(uniform)
+        q = self.probability(logits, temperature)
+        return straight_through((q > threshold).to(q.dtype), q) if self.hard else q
+
+
+GATES = {
+    gate.name: gate
+    for gate in (
+        GateKind("ste"),
+        GateKind("soft", hard=False),
+        GateKind("gumbel", logistic_noise),
+        GateKind("gumbel-paper", published_noise),
+    )
+}
+
+
+def open_gates(
+    logits: Tensor, kind: str, threshold: float = 0.5, temperature: float = 1.0,
+    generator: torch.Generator | None = None, uniform: Tensor | None = None
+) -> Tensor:
+    """Turn gate logits into the mask that multiplies z.
+
+    Parameters
+    ----------
+    logits : [N, D].
+    kind : ``ste`` (hard forward pass, gradient of the sigmoid), ``soft`` (the sigmoid itself),
+        ``gumbel`` (``ste`` on logits with logistic noise, the binary-concrete distribution) or
+        ``gumbel-paper`` (one Gumbel sample, as published: biased towards open).
+    threshold : A gate is open where its probability exceeds this.
+    temperature : T of the sigmoid.
+    generator : source of the noise of the two Gumbel kinds.
+    uniform : [N, D] numbers in [0, 1) to derive the noise from, instead of drawing them.
+
+    Returns
+    -------
+    [N, D] mask; exactly 0 or 1 in the forward pass except for ``soft``.
+    """
+    if kind not in GATES:
+        raise InputError(f"unknown gate kind {kind!r}; choose {', '.join(GATES)}")
+    gate = GATES[kind]
+    if gate.noise is not None and uniform is None:
+        like = at_least_float32(logits)
+        uniform = torch.rand(
+            like.shape, generator=generator, device=like.device, dtype=like.dtype
+        )
+    return gate.mask(logits, threshold, temperature, uniform)
+
+
+def bernoulli_kl(q: Tensor, prior: float) -> Tensor:
+    """KL(Bern(q) || Bern(prior)), summed over dimensions and averaged over rows.
+
+    Parameters
+    ----------
+    q : [N, D] probabilities; clamped to [0.01, 0.99], beyond which the gradient is 0.
+    prior : rho, clamped likewise.
+
+    Returns
+    -------
+    Scalar.
+    """
+    q = at_least_float32(q).clamp(KL_CLAMP, 1 - KL_CLAMP)
+    closed, rho = 1 - q, min(max(prior, KL_CLAMP), 1 - KL_CLAMP)
+    kl = q * (q.log() - math.log(rho)) + closed * (closed.log() - math.log(1 - rho))  # [N, D]
+    return kl.sum(1).mean()
+
+
+def top_k_mask(z: Tensor, k: int) -> Tensor:
+    """Ones at the k largest entries of each row of z [N, D], zeros elsewhere; no gradient."""
+    if not 1 <= k <= z.shape[1]:
+        raise InputError(f"k must be between 1 and the {z.shape[1]} dimensions, got {k}")
+    best = z.detach().topk(k, dim=1).indices
+    return torch.zeros_like(z, requires_grad=False).scatter_(1, best, 1.0)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Convert half precisions to float32; keep float32 and float64."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

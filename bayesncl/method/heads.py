@@ -1,0 +1,310 @@
+"""Heads: modules that map a backbone's h to codes, each with the loss that trains it.
+
+A head has a width `dim`, a `forward` from h to `Features` and a `loss` of those features. Codes
+have rows of unit length; in evaluation, a row's code depends only on that row of h.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bayesncl import distributed
+from bayesncl.errors import InputError
+from bayesncl.method import rng
+from bayesncl.method.gates import (
+    GATES,
+    RECTIFIERS,
+    GateKind,
+    at_least_float32,
+    bernoulli_kl,
+    top_k_mask,
+)
+from bayesncl.method.losses import (
+    balanced_assignment,
+    info_nce_sum,
+    swapped_cross_entropy,
+    unit_rows,
+)
+from bayesncl.recipes import Gate, Model, Objective, did_you_mean
+
+
+class Features(NamedTuple):
+    """Output of a head for N rows."""
+
+    h: Tensor  # [N, F]
+    z: Tensor  # [N, D] unit rows before the gate
+    logits: Tensor | None  # [N, D] of the gates
+    mask: Tensor | None  # [N, D] factor of z
+    gated: Tensor  # [N, D] the codes: unit_rows(z * mask), or z without a gate
+    aux: Tensor | None = None  # further input of the head's loss
+
+
+class Terms(NamedTuple):
+    """The loss of 2B rows, where rows i and i + B are partners, and its parts.
+
+    With several processes, these are this process's shares; they add up to the global values.
+    """
+
+    loss: Tensor
+    nce: Tensor
+    kl: Tensor
+    opened: Tensor  # share of open gates
+
+
+class Head(nn.Module):
+    """Base class of heads."""
+
+    dim: int
+    kind: GateKind | None = None  # of its gates
+    zeros = True  # whether its codes contain exact zeros
+
+    def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
+        """Features of h [N, F]; in training, noisy gates derive their noise from `uniform`."""
+        raise NotImplementedError
+
+    def loss(self, features: Features) -> Terms:
+        """The loss of 2B rows of features."""
+        raise NotImplementedError
+
+    def start(self, h: Tensor) -> None:
+        """Initialize from rows of frozen h [N, F], deterministically; by default do nothing."""
+
+    def draw_uniform(self, index: Tensor, epoch: Tensor, seed: Tensor) -> Tensor | None:
+        """Numbers [2B, D] in [0, 1) for the noisy gates of images `index` [B]; None without."""
+        if self.kind is None or self.kind.noise is None:
+            return None
+        keys = rng.make_key(seed, epoch, torch.cat([index, index + 2**40]), stream=7)
+        return rng.uniform(keys, self.dim)
+
+
+class Projector(Head):
+    """z = unit_rows(rectify(p(h))), codes unit_rows(z m) with gates m from g(h).
+
+    The loss is InfoNCE + lambda KL. Plain and non-negative contrastive learning, with or without
+    top-k, are this head without a gate.
+
+    Parameters
+    ----------
+    features : F, the width of h.
+    model, gate, objective : parts of a recipe.
+    depth : layers of p.
+    """
+
+    def __init__(
+        self, features: int, model: Model, gate: Gate, objective: Objective, depth: int = 2
+    ) -> None:
+        super().__init__()
+        if model.top_k > model.dim:
+            raise InputError(f"model.top_k = {model.top_k} exceeds model.dim = {model.dim}")
+        for field, name, known in (
+            ("gate.kind", gate.kind, ["none", *GATES]),
+            ("model.rectifier", model.rectifier, [*RECTIFIERS]),
+        ):
+            if name not in known:
+                raise InputError(f"{field}: unknown value {name!r}{did_you_mean(name, known)}")
+        self.dim = model.dim
+        self.options, self.gate_options, self.objective = model, gate, objective
+        self.kind = GATES.get(gate.kind)
+        self.projector = mlp(features, model.hidden, model.dim, depth=depth)
+        hidden = gate.hidden or model.hidden
+        self.gate = mlp(features, hidden, model.dim, depth=gate.depth) if self.kind else None
+
+    def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
+        raw = self.projector(h)  # [N, D]
+        if self.options.layer_norm:
+            raw = F.layer_norm(at_least_float32(raw), raw.shape[1:])
+        z = RECTIFIERS[self.options.rectifier](raw)
+        if self.options.top_k:
+            z = z * top_k_mask(z, self.options.top_k)
+        z = unit_rows(z)
+        if self.kind is None or self.gate is None:
+            return Features(h, z, None, None, z, raw)
+        gate = self.gate_options
+        logits = self.gate(h.detach() if gate.detach else h)
+        if not self.training:
+            uniform = None  # no noise in evaluation
+        elif self.kind.noise is not None and uniform is None:
+            uniform = torch.rand_like(at_least_float32(logits))
+        mask = self.kind.mask(logits, gate.threshold, gate.temperature, uniform)
+        return Features(h, z, logits, mask, unit_rows(z * mask), raw)
+
+    def loss(self, features: Features) -> Terms:
+        z, gate, world = features.gated, self.gate_options, distributed.world_size()
+        everyone, own, partner = gather_partners(z)
+        o = self.objective
+        nce = info_nce_sum(z, everyone, own, partner, o.temperature, o.block, o.decoupled)
+        nce = nce / len(everyone)
+        kl, opened = torch.zeros_like(nce), torch.ones_like(nce)
+        if self.kind is not None and features.logits is not None and features.mask is not None:
+            q = self.kind.probability(features.logits, gate.temperature)
+            kl = bernoulli_kl(q, gate.prior) / world
+            opened = (features.mask > gate.threshold).float().mean()
+        return Terms(nce + gate.weight * kl, nce, kl, opened / world)
+
+
+class Prototypes(Head):
+    """Codes are the similarities of a row to D prototypes, which share all rows equally.
+
+    p = unit_rows(W h + b), scores s = p c with unit prototypes c, codes
+    unit_rows(softmax(s / softness)). The loss is the cross-entropy between the balanced assignment
+    of a row and the prediction softmax(s / temperature) of its partner, both ways. It needs no
+    negatives: the balance keeps every prototype in use.
+
+    Parameters
+    ----------
+    width : width of p; at most F.
+    temperature : of the prediction.
+    rounds : rounds of balancing. With fewer, prototypes gather where rows are dense: each is
+        easier to read, and together they carry less about a row.
+    """
+
+    zeros = False
+    sharpness = 0.05  # temperature of the assignment; lower than that of the prediction
+    softness = 0.15  # temperature of the codes
+
+    def __init__(
+        self, features: int, dim: int, *, width: int = 128, temperature: float = 0.1,
+        rounds: int = 2,
+    ) -> None:
+        super().__init__()
+        self.dim, self.temperature, self.rounds = dim, temperature, rounds
+        width = min(width, features)
+        self.projection = nn.Linear(features, width)
+        self.prototypes = nn.Parameter(random_unit_rows(dim, width))
+        if not self.projection.weight.is_meta:
+            nn.init.normal_(self.projection.weight, std=1 / math.sqrt(features))
+        nn.init.zeros_(self.projection.bias)
+
+    @torch.no_grad()
+    def start(self, h: Tensor) -> None:
+        """Start W at the principal axes of h, prototypes at fixed random directions.
+
+        Prototypes that start on rows or on centers of k-means stay narrow and are harder to read.
+        """
+        generator = torch.Generator().manual_seed(0)
+        count = min(self.projection.out_features, len(h))
+        axes = torch.randn(h.shape[1], count, generator=generator, dtype=torch.float32).to(h)
+        for _ in range(6):  # subspace iteration: the span of the principal axes is enough
+            axes = torch.linalg.qr(h.T @ (h @ axes))[0]  # [F, count]
+        self.projection.weight[:count] = axes.T
+        shape = self.prototypes.shape
+        directions = torch.randn(shape, generator=generator, dtype=torch.float32)
+        self.prototypes.copy_(unit_rows(directions))
+
+    def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
+        s = unit_rows(self.projection(h)) @ unit_rows(self.prototypes).T  # [N, D]
+        if self.training:  # the loss reads only scores; codes would take a fifth of the step
+            return Features(h, s, None, None, s, s)
+        z = F.normalize((s / self.softness).softmax(1))
+        return Features(h, z, None, None, z, s)
+
+    def loss(self, features: Features) -> Terms:
+        assert features.aux is not None
+        s = features.aux.unflatten(0, (2, -1))  # [2, B, D]
+        targets = balanced_assignment(s, self.sharpness, self.rounds, distributed.all_reduce_sum)
+        world = distributed.world_size()
+        loss = swapped_cross_entropy(s, targets, self.temperature) / (len(features.aux) * world)
+        one = torch.ones_like(loss)
+        return Terms(loss, loss.detach(), torch.zeros_like(loss), one / world)
+
+
+class SparseAutoencoder(Head):
+    """a = E (h - b) + e; codes are the k largest positive a per row; h ~ b + codes x unit rows.
+
+    With `contrast` > 0, InfoNCE over the codes of partners is added with that weight: contrastive
+    sparse representations (CSR). A dimension that has not fired for `patience` steps is trained to
+    explain the residual.
+    """
+
+    idle: Tensor
+    temperature = 0.2  # of InfoNCE
+    patience = 20  # steps without firing after which a dimension counts as dead
+    revival = 1 / 32  # weight of the loss of dead dimensions
+
+    def __init__(self, features: int, dim: int, *, k: int = 32, contrast: float = 0.0) -> None:
+        super().__init__()
+        self.dim, self.k, self.contrast = dim, min(k, dim), contrast
+        self.encoder = nn.Linear(features, dim)
+        self.decoder = nn.Parameter(random_unit_rows(dim, features))
+        self.bias = nn.Parameter(torch.zeros(features))
+        nn.init.zeros_(self.encoder.bias)
+        with torch.no_grad():
+            self.encoder.weight.copy_(self.decoder)
+        self.register_buffer("idle", torch.zeros(dim))  # steps since each dimension fired
+
+    def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
+        raw = self.encoder(h - self.bias)
+        positive = raw.relu()
+        mask = top_k_mask(positive, self.k)
+        return Features(h, unit_rows(positive), None, mask, unit_rows(positive * mask), raw)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """[N, F] from codes [N, D] before they are scaled to unit length."""
+        return codes @ F.normalize(self.decoder, dim=1)
+
+    def loss(self, features: Features) -> Terms:
+        raw, mask, h = features.aux, features.mask, features.h
+        assert raw is not None and mask is not None
+        numbers = h.numel() * distributed.world_size()
+        fired = raw.relu() * mask
+        rest = h - self.bias - self.decode(fired)  # [2B, F]
+        squares = rest.square().sum() / numbers
+        dead = self.revival * self._dead_loss(raw, rest.detach(), fired.detach())
+        loss = squares + dead / numbers
+        if self.contrast:
+            z = features.gated
+            everyone, own, partner = gather_partners(z)
+            nce = info_nce_sum(z, everyone, own, partner, self.temperature) / len(everyone)
+            loss = loss + self.contrast * nce
+        opened = (fired.detach() > 0).float().mean() / distributed.world_size()
+        return Terms(loss, squares.detach(), torch.zeros_like(loss), opened)
+
+    def _dead_loss(self, raw: Tensor, rest: Tensor, fired: Tensor) -> Tensor:
+        """Squared error of the residual explained by the k strongest dead dimensions."""
+        counts = distributed.all_reduce_sum((fired > 0).float().sum(0))
+        with torch.no_grad():
+            self.idle.copy_(torch.where(counts > 0, 0.0, self.idle + 1))
+        dead = self.idle >= self.patience
+        strength = torch.where(dead, raw, -torch.inf)
+        chosen = top_k_mask(strength, self.k) * dead
+        return (self.decode(raw.relu() * chosen) - rest).square().sum() * dead.any()
+
+
+def gather_partners(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of all processes [world * 2B, D]; indices there of our rows z and of their partners."""
+    n = len(z)
+    rows = torch.arange(n, device=z.device)
+    everyone = distributed.all_gather_rows(z)
+    offset = distributed.rank() * n
+    return everyone, rows + offset, (rows + n // 2) % n + offset
+
+
+def random_unit_rows(rows: int, width: int) -> Tensor:
+    """Random rows of unit length; empty on the meta device, where torch would import sympy."""
+    empty = torch.empty(rows, width)
+    return empty if empty.is_meta else F.normalize(torch.randn(rows, width))
+
+
+def mlp(inputs: int, hidden: int, outputs: int, *, depth: int) -> nn.Sequential:
+    """Linear layers with ReLU between; widths inputs, hidden, (hidden / 2,) outputs."""
+    widths = [inputs, *[hidden, max(hidden // 2, 1)][: depth - 1], outputs]
+    layers: list[nn.Module] = []
+    for a, b in zip(widths, widths[1:]):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+# the methods of `ReadableCodes`: functions of (F, D) that build a head
+HEADS: dict[str, Callable[[int, int], Head]] = {
+    "prototypes": Prototypes,
+    "ncl": lambda f, d: Projector(f, Model(dim=d), Gate(kind="none"), Objective(), depth=1),
+    "bayesncl": lambda f, d: Projector(f, Model(dim=d), Gate(depth=1), Objective(), depth=1),
+    "sae": SparseAutoencoder,
+    "csr": lambda f, d: SparseAutoencoder(f, d, k=16, contrast=1.0),
+}

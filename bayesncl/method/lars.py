@@ -1,0 +1,113 @@
+"""LARS with foreach operations and no host synchronization."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+EPS = 1e-8
+
+
+class Light:
+    """Mixin for optimizers: torch's methods without the decorators that import its compiler.
+
+    That import takes one second, six on a slow machine.
+    """
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+
+
+class LARS(Light, torch.optim.Optimizer):
+    """Layer-wise adaptive rates for SGD with momentum.
+
+    For a parameter p with gradient g, group rate a and weight decay w:
+
+    * p not one-dimensional, ||p|| > 0 and ||g|| > 0:
+      trust = eta ||p|| / (||g|| + w ||p|| + 1e-8);  s = min(trust / a, 1) with `clip`, else trust;
+      d = s (g + w p)
+    * otherwise (biases, norms): d = g, with neither weight decay nor scaling
+    * v <- momentum v + d;  p <- p - a v
+
+    Parameters
+    ----------
+    params : parameters or parameter groups.
+    lr : a; a float or a 0-d tensor, which may change between steps (also inside a CUDA graph).
+    momentum, weight_decay, eta : as above.
+    clip : a bounds the rate from above.
+    """
+
+    def __init__(
+        self, params: Iterable[Any], lr: float | Tensor, momentum: float = 0.9,
+        weight_decay: float = 1e-4, eta: float = 0.02, clip: bool = True,
+    ) -> None:
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        super().__init__(params, defaults | {"eta": eta, "clip": clip})
+        self.move: Callable[..., None] = move  # a GPU kernel may replace it
+
+    def prepare(self) -> None:
+        """Allocate every momentum buffer now: a CUDA graph must not allocate them."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if "momentum_buffer" not in self.state[p]:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Take one step."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.prepare()
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if params:
+                self._step_group(group, params)
+        return loss
+
+    def _step_group(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        adapted = [p for p in params if p.ndim != 1]
+        plain = [p for p in params if p.ndim == 1]
+        lr = torch.as_tensor(group["lr"], dtype=params[0].dtype, device=params[0].device)
+        decay, momentum = group["weight_decay"], group["momentum"]
+        if adapted:
+            grads = [p.grad for p in adapted if p.grad is not None]
+            p_norm = torch.stack(torch._foreach_norm(adapted))  # [P]
+            g_norm = torch.stack(torch._foreach_norm(grads))
+            trust = group["eta"] * p_norm / (g_norm + decay * p_norm + EPS)
+            usable = (p_norm > 0) & (g_norm > 0)
+            rate = (trust / lr).clamp_max(1.0) if group["clip"] else trust
+            s = torch.where(usable, rate, 1.0).unbind()
+            w = (usable.to(lr.dtype) * decay).unbind()
+            self.move(adapted, grads, self._momenta(adapted), list(s), list(w), lr, momentum)
+        if plain:  # dozens of small tensors in a few operations
+            grads = [p.grad for p in plain if p.grad is not None]
+            descend(plain, grads, self._momenta(plain), lr, momentum)
+
+    def _momenta(self, params: list[Tensor]) -> list[Tensor]:
+        return [self.state[p]["momentum_buffer"] for p in params]
+
+
+def move(
+    params: list[Tensor], grads: list[Tensor], v: list[Tensor], s: list[Tensor], w: list[Tensor],
+    lr: Tensor, momentum: float,
+) -> None:
+    """Descend along d = s (g + w p), for lists of tensors, in place."""
+    d = list(torch._foreach_mul(params, w))
+    torch._foreach_add_(d, grads)
+    torch._foreach_mul_(d, s)
+    descend(params, d, v, lr, momentum)
+
+
+def descend(
+    params: list[Tensor], d: list[Tensor], v: list[Tensor], lr: Tensor, momentum: float
+) -> None:
+    """v <- momentum v + d;  p <- p - lr v, for lists of tensors, in place."""
+    torch._foreach_mul_(v, momentum)
+    torch._foreach_add_(v, d)
+    torch._foreach_sub_(params, torch._foreach_mul(v, lr))

@@ -1,0 +1,102 @@
+"""Two statements of the paper checked by numbers on models small enough to sum over everything.
+
+The evidence lower bound: with gates m in {0, 1}^D, prior p(m) = prod Bern(rho) and factorized
+q(m) = prod Bern(q_k), E_q[log p(x | m)] - KL(q || p) <= log sum_m p(m) p(x | m). The gap is
+KL(q || p(m | x)), so the bound is tight if and only if q is the posterior.
+
+The latent-class statement: if the views of an image are independent given its class, the optimal
+non-negative features are proportional to P(c | x), for the spectral loss P(c | x) / sqrt(P(c)).
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+SWEEPS = 100  # coordinate updates of every gate
+STEPS = 20_000  # multiplicative updates of the features
+
+
+def all_masks(d: int) -> np.ndarray:
+    """Every mask of d gates, [2^d, d]."""
+    return np.array(list(itertools.product((0.0, 1.0), repeat=d)))
+
+
+def positive_log_likelihood(z: np.ndarray, temperature: float = 0.2) -> np.ndarray:
+    """log p(x | m) of the first image for every mask, [2^D]: InfoNCE picks its positive.
+
+    z [2B, D] are non-negative features, row i and row i + B two views of one image. The masks
+    apply to row 0; masked rows are renormalized.
+    """
+    gated = all_masks(z.shape[1]) * z[0]
+    length = np.linalg.norm(gated, axis=1, keepdims=True)
+    gated = gated / np.where(length > 0, length, 1)
+    logits = gated @ z[1:].T / temperature  # [2^D, 2B - 1]
+    total = np.logaddexp.reduce(logits, axis=1)
+    return np.asarray(logits[:, len(z) // 2 - 1] - total)
+
+
+def elbo(log_likelihood: np.ndarray, q: np.ndarray, prior: float) -> dict[str, float]:
+    """`evidence`, `bound`, and `gap`, which is the KL of q to the posterior, by the sum over masks.
+
+    log_likelihood [2^D] is log p(x | m) in the order of `all_masks`; q [D] lies inside (0, 1).
+    """
+    masks = all_masks(len(q))
+    both = np.full(len(q), prior), q
+    log_prior, log_q = ((masks * np.log(p) + (1 - masks) * np.log(1 - p)).sum(1) for p in both)
+    joint = log_prior + log_likelihood
+    evidence = float(np.logaddexp.reduce(joint))
+    weights = np.exp(log_q)
+    bound = float((weights * log_likelihood).sum() - (weights * (log_q - log_prior)).sum())
+    gap = float((weights * (log_q - (joint - evidence))).sum())
+    return {"evidence": evidence, "bound": bound, "gap": gap}
+
+
+def best_factorized(log_likelihood: np.ndarray, prior: float) -> np.ndarray:
+    """The factorized q [D] of a local optimum of the bound, by coordinate ascent."""
+    d = round(np.log2(len(log_likelihood)))
+    masks, q = all_masks(d), np.full(d, prior)
+    for k in list(range(d)) * SWEEPS:
+        others = np.delete(masks, k, 1), np.delete(q, k)
+        weights = np.prod(np.where(others[0] > 0, others[1], 1 - others[1]), axis=1)
+        signed = np.where(masks[:, k] > 0, weights, -weights)
+        logit = np.log(prior / (1 - prior)) + (signed * log_likelihood).sum()
+        q[k] = 1 / (1 + np.exp(-logit))
+    return np.clip(q, 1e-12, 1 - 1e-12)
+
+
+def draw_joint(
+    likelihood: np.ndarray, prior: np.ndarray, pairs: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Relative frequencies [V, V] of drawn pairs of views; likelihood is P(x | c), [C, V]."""
+    exact = (likelihood.T * prior) @ likelihood
+    counts = rng.multinomial(pairs, exact.ravel() / exact.sum()).reshape(exact.shape)
+    return (counts + counts.T) / (2 * pairs)
+
+
+def fit_features(joint: np.ndarray, classes: int, rng: np.random.Generator) -> np.ndarray:
+    """Non-negative features [V, C] that minimize the spectral contrastive loss of a joint [V, V].
+
+    The loss -2 E_joint[f f'] + E_independent[(f f')^2] is, up to a constant, |B - g g^T|^2 with
+    B = joint / sqrt(p p') and g = sqrt(p) f: a symmetric non-negative factorization.
+    """
+    root = np.sqrt(np.maximum(joint.sum(1), 1e-12))
+    target = joint / np.outer(root, root)
+    g = rng.random((len(joint), classes))
+    for _ in range(STEPS):
+        g *= 0.5 + 0.5 * (target @ g) / np.maximum(g @ (g.T @ g), 1e-12)
+    return g / root[:, None]
+
+
+def match_posteriors(
+    features: np.ndarray, likelihood: np.ndarray, prior: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cosine and norm ratio, [C] each, of matched feature columns and P(c | x) / sqrt(P(c))."""
+    joint = (likelihood * prior[:, None]).T  # [V, C]
+    optimal = joint / joint.sum(1, keepdims=True) / np.sqrt(prior)
+    lengths = [np.linalg.norm(each, axis=0) for each in (features, optimal)]
+    cosines = features.T @ optimal / np.outer(*lengths)
+    dims, found = linear_sum_assignment(-cosines)
+    return cosines[dims, found], lengths[0][dims] / lengths[1][found]

@@ -1,0 +1,221 @@
+"""The ledger: one JSON file per run, with a checksum that reveals edits by hand.
+
+The recipe identifies a run, without the fields that cannot change the result: its name, the path of
+the images, how often it logs and saves. Runs of one setting differ only in their seed. An entry is
+never replaced; measures can be added to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from bayesncl.errors import InputError
+from bayesncl.io import write_atomic
+from bayesncl.measure.result import Result, rounded
+from bayesncl.recipes import Recipe, recipe_from_dict
+from bayesncl.training.run_folder import RunFolder, environment
+
+FORMAT = 1
+WITHOUT_EFFECT = ("checkpoint_every", "keep_checkpoints", "log_every", "dynamics_every", "compile")
+DIGITS = 7  # significant digits of a measure; float32 has no more
+
+Entry = dict[str, Any]
+
+
+def identity(recipe: Recipe) -> str:
+    """16 hex digits that identify a run."""
+    return _digest(_effective(recipe))[:16]
+
+
+def setting(recipe: Recipe) -> str:
+    """16 hex digits that all seeds of a recipe share."""
+    tree = _effective(recipe)
+    del tree["run"]["seed"]
+    return _digest(tree)[:16]
+
+
+def file_name(recipe: Recipe) -> str:
+    """File name of a run's entry, such as cifar100-bayesncl-s0-1234abcd.json."""
+    return f"{recipe.name}-s{recipe.run.seed}-{identity(recipe)[:8]}.json"
+
+
+def find(results: Path, recipe: Recipe) -> Entry | None:
+    """The entry of a run, or None."""
+    return by_identity(read(results)).get(identity(recipe))
+
+
+def record(
+    results: Path, run: RunFolder, evaluation: Result, recipe: Recipe, *,
+    exemplars: dict[str, Any] | None = None, extra: dict[str, Any] | None = None,
+) -> Path:  # fmt: skip
+    """Enter an evaluated run into the ledger; InputError if it has an entry already.
+
+    Training time and gradient dynamics come from the run's metrics.jsonl. See `runner` for
+    `exemplars` and `extra`.
+    """
+    if find(results, recipe) is not None:
+        raise InputError(f"{file_name(recipe)} is in the ledger already, and is never replaced")
+    seconds, per_epoch = train_seconds(run.metrics(), recipe)
+    measures = evaluation.to_dict()
+    if "recipe" in evaluation.parameters:  # it names the path of the images; see `recipe` below
+        measures["parameters"] = without(evaluation.parameters, "recipe")
+    tree = recipe.to_dict()
+    tree["data"]["root"] = ""
+    entry: Entry = {
+        "format": FORMAT,
+        "name": recipe.name,
+        "seed": recipe.run.seed,
+        "epochs": recipe.run.epochs,
+        "seconds": {"train": seconds, "per_epoch": per_epoch, "evaluate": evaluation.seconds},
+        "environment": trained_in(run),
+        "recipe": tree,
+        "measures": rounded(measures, DIGITS),
+        "dynamics": dynamics_of(run),
+        "exemplars": rounded(exemplars or {}, DIGITS),
+        "extra": rounded(extra or {}, DIGITS),
+    }
+    results.mkdir(parents=True, exist_ok=True)
+    return _write(results / file_name(recipe), entry)
+
+
+def add(
+    results: Path, run: RunFolder, recipe: Recipe, *, probe: dict[str, Any] | None = None,
+    extra: dict[str, Any] | None = None,
+) -> Path:  # fmt: skip
+    """Add what an entry lacks: the published probe, gradient dynamics, background probes.
+
+    Nothing that the entry has is changed. `added` says, for each addition, in which environment its
+    weights were trained: the entry's own, or that of a second training of the same recipe.
+    """
+    entry = find(results, recipe)
+    if entry is None:
+        raise InputError(f"{file_name(recipe)} is not in the ledger: record the run first")
+    new: dict[str, Any] = {}
+    probes = entry["measures"].setdefault("probe", {})
+    if probe is not None and "paper" not in probes:
+        probes["paper"] = new["probe.paper"] = rounded(probe, DIGITS)
+    if not entry["dynamics"] and (rows := dynamics_of(run)):
+        entry["dynamics"] = new["dynamics"] = rows
+    for key, value in (extra or {}).items():
+        if key not in entry["extra"]:
+            entry["extra"][key] = new[f"extra.{key}"] = rounded(value, DIGITS)
+    path = results / file_name(recipe_in(entry))
+    if not new:
+        return path
+    around = trained_in(run)
+    source = "same run" if around == entry["environment"] else around
+    entry["added"] = entry.get("added", {}) | dict.fromkeys(new, source)
+    return _write(path, without(entry, "checksum"))
+
+
+def trained_in(run: RunFolder) -> dict[str, Any]:
+    """Versions, device, revision and date of a run."""
+    return without(run.environment() or environment(), "command")
+
+
+def dynamics_of(run: RunFolder) -> list[dict[str, Any]]:
+    """Gradient dynamics that a run logged, one row per recorded epoch."""
+    rows: list[dict[str, Any]] = rounded(
+        [without(line, "kind") for line in run.metrics("dynamics")], DIGITS
+    )
+    return rows
+
+
+def layout(entry: Entry) -> str:
+    """JSON with a line per field; lists of numbers or words stay on one line."""
+
+    def join(match: re.Match[str]) -> str:
+        return "[" + re.sub(r"\s*\n\s*", " ", match[1]).strip() + "]"
+
+    text = json.dumps(entry, indent=1, allow_nan=False)
+    return re.sub(r"\[\n([^][{}]*)\n\s*\]", join, text) + "\n"
+
+
+def read(results: Path) -> list[Entry]:
+    """All entries by file name; InputError for a damaged or edited one, [] without a folder."""
+    return [read_entry(path) for path in sorted(results.glob("*.json"))]
+
+
+def read_entry(path: Path) -> Entry:
+    """One entry, verified."""
+    try:
+        entry: Entry = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"cannot read {path}: {error}") from None
+    if not isinstance(entry, dict) or entry.get("format") != FORMAT:
+        raise InputError(f"{path}: not a ledger entry of format {FORMAT}")
+    if entry.get("checksum") != checksum(entry):
+        raise InputError(f"{path} does not match its checksum; entries must not be edited by hand")
+    return entry
+
+
+def recipe_in(entry: Entry) -> Recipe:
+    """The recipe of an entry; fields newer than the entry have their defaults."""
+    return recipe_from_dict(entry["recipe"], f"ledger entry {entry['name']}")
+
+
+def by_identity(entries: list[Entry]) -> dict[str, Entry]:
+    """Entries by the identity of their run."""
+    return {identity(recipe_in(entry)): entry for entry in entries}
+
+
+def by_setting(entries: list[Entry]) -> dict[str, list[Entry]]:
+    """Entries of each setting, sorted by seed."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in sorted(entries, key=lambda entry: entry["seed"]):
+        groups.setdefault(setting(recipe_in(entry)), []).append(entry)
+    return groups
+
+
+def checksum(entry: Entry) -> str:
+    """SHA-256 of an entry's content, independent of its layout."""
+    return _digest(without(entry, "checksum"))
+
+
+def train_seconds(
+    lines: list[dict[str, Any]], recipe: Recipe
+) -> tuple[float | None, float | None]:
+    """Seconds of training and median seconds per epoch, from the logged throughput.
+
+    Throughput, unlike the wall clock, is right for resumed runs too.
+    """
+    total, rates, before, steps_per_epoch = 0.0, [], 0, 0.0
+    for line in lines:
+        rate = line.get("images_per_second")
+        if not isinstance(rate, int | float) or rate <= 0 or line["step"] <= before:
+            continue
+        total += (line["step"] - before) * recipe.run.batch / rate
+        rates.append(rate)
+        before, steps_per_epoch = line["step"], line["step"] / line["epoch"]
+    if not rates:
+        return None, None
+    median = sorted(rates)[len(rates) // 2]
+    return round(total, 2), round(steps_per_epoch * recipe.run.batch / median, 4)
+
+
+def without(tree: dict[str, Any], key: str) -> dict[str, Any]:
+    """A copy of the tree that lacks the key."""
+    return {k: v for k, v in tree.items() if k != key}
+
+
+def _write(path: Path, entry: Entry) -> Path:
+    write_atomic(path, layout(entry | {"checksum": checksum(entry)}))
+    return path
+
+
+def _effective(recipe: Recipe) -> dict[str, Any]:
+    """The recipe's fields that can change the result."""
+    tree = recipe.to_identity()
+    del tree["name"], tree["data"]["root"]
+    for name in WITHOUT_EFFECT:
+        tree["run"].pop(name, None)
+    return tree
+
+
+def _digest(tree: Any) -> str:
+    text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,179 @@
+"""The paper's own measures of a run: theory, conflicting features, background, published probe.
+
+`evaluate` takes `paper_measures` as its `extra`: it measures what any run has, this adds what only
+the paper asks about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from bayesncl.data import DATASETS
+from bayesncl.data import load as load_split
+from bayesncl.data.images import Images
+from bayesncl.measure import probe
+from bayesncl.measure.result import Tree, rounded
+from bayesncl.method.encoder import Encoder
+from bayesncl.method.features import Extracted, Progress, extract
+from bayesncl.paper import conflict, theory
+from bayesncl.paper.probe import paper_probe
+
+CONFLICT_THRESHOLDS = (0.9, 0.5)
+PROBE_SEEDS = (42, 43, 44)
+MAX_LISTED = 12
+DIGITS = 6  # significant digits of values per dimension
+KINDS = ("h", "z", "gated")
+
+
+def paper_measures(
+    model: Encoder, train: Images, test: Images, seen: Extracted, found: Extracted, *,
+    published_probe: bool = False, background: str | None = None, progress: Progress | None = None,
+) -> Tree:  # fmt: skip
+    """Branches of a Result that only the paper asks about.
+
+    Parameters
+    ----------
+    model : trained encoder.
+    train, test : both splits; the test split is labeled.
+    seen, found : sound features of the training and the test split.
+    published_probe : also run the 50-epoch linear probe, which takes minutes.
+    background : path of a dataset in the layout of waterbirds, to probe for its backgrounds.
+    progress : called with (done, total, what).
+
+    Returns
+    -------
+    dict with `conflicting`; `theory` for gates that open and close; `probe` with the key `paper`;
+    `background`; and for images with backgrounds the branches of `background_measures`.
+    """
+    out: Tree = {
+        "conflicting": {str(t): conflicting(found.gated, test, t) for t in CONFLICT_THRESHOLDS}
+    }
+    if found.open is not None:
+        gates = found.z, found.gated, found.open
+        prior = model.recipe.gate.prior
+        out["theory"] = theory.compare(*gates, test.labels, test.backgrounds, prior)
+    if published_probe and train.labels is not None:
+        out["probe"] = {"paper": run_published_probe(model, train, test, progress)}
+    if test.backgrounds is not None:
+        out |= background_measures(model, train, test, seen, found)
+    if background is not None:
+        out["background"] = probe_background(model, background)
+    return out
+
+
+def run_published_probe(
+    model: Encoder, train: Images, test: Images, progress: Progress | None = None
+) -> Tree:
+    """The 50-epoch probe of the published experiments, with their pixel statistics."""
+    data = model.recipe.data
+    return paper_probe(
+        model.backbone, train, test, data.paper_mean or data.mean, data.paper_std or data.std,
+        variant=DATASETS[data.name].probe, size=model.recipe.views.size, device=model.mean.device,
+        seeds=PROBE_SEEDS, progress=progress,
+    )  # fmt: skip
+
+
+def conflicting(z: np.ndarray, test: Images, threshold: float) -> Tree:
+    """Number of conflicting dimensions, and the worst of them with the classes they join."""
+    assert test.labels is not None
+    result = conflict.conflicting_features(z, test.labels, threshold)
+    name = test.class_names.__getitem__ if test.class_names else str
+    worst = [
+        {
+            "dim": row["dim"],
+            "product": row["product"],
+            "classes": [name(int(c)) for c in row["classes"][:MAX_LISTED]],
+        }
+        for row in result["dims"][:MAX_LISTED]
+    ]
+    return {"count": result["count"], "chance_count": result["chance_count"], "worst": worst}
+
+
+def background_measures(
+    model: Encoder, train: Images, test: Images, seen: Extracted, found: Extracted
+) -> Tree:
+    """Probes for both labels, worst group, conflict before and after the gates, stability.
+
+    Returns the branches `conflict` and `ipw`, and where the data allow it `background`,
+    `worst_group`, `balanced`, `gate_effect` and `stability`.
+    """
+    out: Tree = {}
+    data, dataset = model.recipe.data, DATASETS[model.recipe.data.name]
+    both = test.labels, test.backgrounds
+    if train.backgrounds is not None and train.labels is not None:
+        out["background"], group = background_probes(seen, train, found, test)
+        out["worst_group"] = scalars(group) | {"groups": group["groups"][:MAX_LISTED]}
+    if dataset.balanced:  # object and background are independent there: neither predicts the other
+        fit = load_split(data, dataset.balanced)
+        h = extract(model, fit, "sound").h
+        out["balanced"] = {
+            "object": probe.fast_probe(h, fit.labels, found.h, test.labels),
+            "background": probe.fast_probe(h, fit.backgrounds, found.h, test.backgrounds),
+        }
+    errors = {name: conflict.conflict(getattr(found, name), *both) for name in ("z", "gated")}
+    out["conflict"] = {
+        name: scalars(error) | {"by_dimension": rounded(error["by_dimension"]["error"], DIGITS)}
+        for name, error in errors.items()
+    }
+    out["ipw"] = theory.ipw_effect(found.gated, *both, pi=theory.prevalence(seen.z))
+    out["ipw"]["retrieval"] = rounded(out["ipw"]["retrieval"])
+    if found.open is not None:
+        out["gate_effect"] = scalars(conflict.gate_effect(found.z, found.gated, *both))
+    moved_images = dataset.counterfactual(data) if dataset.counterfactual else None
+    if moved_images is not None:
+        moved = extract(model, moved_images, "sound")
+        out["stability"] = {
+            kind: conflict.stability(getattr(found, kind), getattr(moved, kind)) for kind in KINDS
+        }
+    return out
+
+
+def background_probes(
+    seen: Extracted, train: Images, found: Extracted, test: Images
+) -> tuple[Tree, Tree]:
+    """Background probes by kind of feature, and the object probe on h by group.
+
+    Where object and background are tied in training, the object gives part of the background away.
+    """
+    probes = {
+        kind: probe.fast_probe(
+            getattr(seen, kind), train.backgrounds, getattr(found, kind), test.backgrounds
+        )
+        for kind in KINDS
+    }
+    seen_labels, found_labels = (train.labels, train.backgrounds), (test.labels, test.backgrounds)
+    return probes, probe.group_probe(seen.h, *seen_labels, found.h, *found_labels)
+
+
+def probe_background(model: Encoder, root: str) -> Tree:
+    """Background probes of a frozen encoder on images scaled to its view size.
+
+    Parameters
+    ----------
+    model : trained encoder.
+    root : path of a dataset in the layout of waterbirds; empty: the model's own images.
+
+    Returns
+    -------
+    `acc1` (percent), `acc1_spread` over probe seeds and `acc1_chance` for each of `h`, `z` and
+    `gated`; `worst_group` of the object probe on h; `size` and `images` (training, test).
+    """
+    data, size = model.recipe.data, model.recipe.views.size
+    if root:
+        data = replace(data, name="waterbirds", root=root, size=size)
+    train_split, test_split = (load_split(data, split) for split in ("train", "test"))
+    seen, found = extract(model, train_split), extract(model, test_split)
+    probes, group = background_probes(seen, train_split, found, test_split)
+    return {
+        **{k: {m: probes[k][m] for m in ("acc1", "acc1_spread", "acc1_chance")} for k in KINDS},
+        "worst_group": {k: group[k] for k in ("worst", "average", "balanced")},
+        "size": size,
+        "images": [len(train_split), len(test_split)],
+    }
+
+
+def scalars(tree: Tree) -> Tree:
+    """The numbers of a result, without its arrays."""
+    return {k: v for k, v in tree.items() if v is None or isinstance(v, bool | int | float)}

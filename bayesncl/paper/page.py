@@ -1,0 +1,451 @@
+"""docs/results.md, generated from the ledger: every table and figure, published next to ours."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bayesncl.data import DATASETS
+from bayesncl.io import write_atomic
+from bayesncl.measure import registry
+from bayesncl.measure.counts import MIN_SUPPORT
+from bayesncl.measure.interpretability import MATCHED, at_l0
+from bayesncl.paper import cells, figures, ledger
+from bayesncl.paper.cells import FAST_PROBE, NOT_RUN, Entries, Line, label, lines_of, summary
+from bayesncl.paper.claims import CLAIMS, claim_row
+from bayesncl.paper.experiments import EXPERIMENTS, PAIR, Experiment, paper
+from bayesncl.progress import plural
+from bayesncl.report.tables import format_table
+
+INTRO = """# Results
+
+We ran the paper's experiments ourselves. The ledger holds {runs}; {filled} of the {published}
+published numbers have a run beside them.
+`bayesncl reproduce all --pages docs` generates the tables and figures from [results/](../results);
+the sentences beside them are written by hand.
+
+## Findings
+
+{findings}
+"""
+
+READING = f"""## How to read the tables
+
+Each row of a table of the paper has up to three lines:
+
+- **paper**: the published value.
+- **ours**: our runs by the paper's own definition of the measure: mean ± standard deviation over
+  seeds, and the number of runs. ▲ or ▼: above or below the published value by more than twice the
+  deviation (marked from two runs on). Accuracies are those of the published 50-epoch probe and of
+  no other; `{NOT_RUN}` where it was not run.
+- **sound**: the same runs measured soundly: model in eval mode, the dataset's own pixel statistics,
+  only dimensions that fire on at least {MIN_SUPPORT} test images, retrieval without the query
+  itself. Accuracies ({FAST_PROBE}) are those of a logistic regression on features of unaugmented
+  images, with its penalty chosen on held-out images. [Measures](measures.md) has the definitions.
+
+A row without a run says so ({NOT_RUN}).
+"""
+
+# sound measures beyond the paper's, and their decimals; shares are shown as percent
+SOUND = {
+    registry.named(key): decimals
+    for key, decimals in (
+        ("consistency", 2), ("consistency_mass", 2), *((at_l0(n), 2) for n in MATCHED), ("l0", 1),
+        ("near_dead_share", 1), ("dead_share", 1), ("detector_ap", 3), ("classes_owned", 1),
+    )
+}  # fmt: skip
+SUPPORTS = ("1", "2", "5", "10", "20", "50", "100")
+KEPT = ("32", "64", "96", "128", "192", "256")
+SHARES = (0.25, 0.5, 0.75)  # of the dimensions in use
+CONFLICTS = ("0.5", "0.9")  # products of two classes' firing probabilities
+SPEARMAN = "filtering: Spearman of prevalence and open rate"
+CLOSED = "filtering: closed dimensions, best gamma"
+
+Measures = dict[str, Any]  # of a run, as in the ledger
+markdown = partial(format_table, kind="markdown", left=1)
+
+
+def write(folder: Path, entries: list[ledger.Entry]) -> Path:
+    """Write results.md and figures/ into a folder.
+
+    Sheets of test images are left out: we may not publish the images.
+    """
+    found = ledger.by_setting(entries)
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    drawn = {}
+    for name in figures.FIGURES:
+        path = folder / "figures" / figures.file_name(name)
+        if figures.draw(EXPERIMENTS[name], found, path):
+            drawn[name] = path.name
+    path = folder / "results.md"
+    write_atomic(path, render(entries, found, drawn))
+    return path
+
+
+def render(entries: list[ledger.Entry], found: Entries, drawn: dict[str, str]) -> str:
+    """The page as Markdown."""
+    filled, published = cells.count_filled(found)
+    findings = "\n".join(f"- {finding}" for finding in notes()["findings"] if entries)
+    intro = INTRO.format(
+        runs=ledger_summary(entries), filled=filled, published=published, findings=findings
+    )
+    parts = [intro.rstrip() + "\n", claims(found), consistency_gain(found, drawn)]
+    parts += [retrieval_gain(found), theory(found), READING]
+    every = EXPERIMENTS.values()
+    parts += [table_part(e, found) for e in every if not e.is_figure]
+    shown = [e for e in every if e.is_figure and e.name != "figure-support"]
+    parts += [figure_part(e, found, drawn) for e in shown]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def ledger_summary(entries: list[ledger.Entry]) -> str:
+    """Number of runs by dataset and device."""
+    if not entries:
+        return "no runs yet"
+    sets = Counter(entry["recipe"]["data"]["name"] for entry in entries)
+    devices = sorted({entry["environment"]["device"] for entry in entries})
+    counted = ", ".join(f"{n} on {DATASETS[name].title}" for name, n in sorted(sets.items()))
+    return f"{plural(len(entries), 'run')} ({counted}; trained on {', '.join(devices)})"
+
+
+def claims(found: Entries) -> str:
+    """The paper's claims about CIFAR-100, and whether our runs agree."""
+    rows = [claim_row(claim, found) for claim in CLAIMS]
+    head = ["claim, CIFAR-100", "paper", "ours", "sound", "holds in ours", "holds in sound"]
+    return (
+        "## The paper's claims\n\nEach claim is a difference between two rows of a table. It holds "
+        "if our difference has its sign and exceeds twice its standard error over seeds; with one "
+        "run on either side only the sign is compared. A claim that something is kept holds if the "
+        "difference is within a point.\n\n" + markdown(head, rows)
+    )
+
+
+def consistency_gain(found: Entries, drawn: dict[str, str]) -> str:
+    """Consistency by minimum support, with shuffled labels, and every sound measure."""
+    lines = lines_of("interpretability", found)
+    parts = [
+        "## Where the consistency gain comes from\n\nBy the paper's definition a dimension that "
+        "fires on one image is perfectly consistent. The figure asks for more: consistency over "
+        "the dimensions that fire on at least *s* test images, for *s* from 1 to 100 (CIFAR-100, "
+        "eval mode, one line per seed).\n"
+    ]
+    if "figure-support" in drawn:
+        parts.append(f"![Consistency by minimum support](figures/{drawn['figure-support']})\n")
+    parts += [support_table(lines), shuffled_table(lines)]
+    legend = (
+        "*At L0 k*: all features cut at one threshold that leaves *k* active dimensions per image; "
+        "*AP*: average precision of a dimension as a detector of its best class.\n"
+    )
+    table = f"{legend}\n{sound_table(lines)}"
+    parts.append(folded("all sound measures of the main methods", table))
+    parts += [gate_use(lines), *notes_on("figure-support")]
+    return "\n".join(part for part in parts if part)
+
+
+def by_method(
+    lines: list[Line], row_of: Callable[[list[Measures]], list[str]], methods: Sequence[str] = ()
+) -> list[list[str]]:
+    """Rows of a table: method, `row_of` the measures of its runs, number of runs."""
+    rows = []
+    for line in lines:
+        if not methods or line.row.method in methods:
+            runs = [entry["measures"] for entry in line.runs]
+            name = paper()["methods"][line.row.method]
+            rows.append([name, *row_of(runs), str(len(runs) or NOT_RUN)])
+    return rows
+
+
+def support_table(lines: list[Line]) -> str:
+    """Consistency by minimum support, mean over seeds."""
+
+    def row_of(runs: list[Measures]) -> list[str]:
+        curves = [run["curves"]["consistency_by_support"] for run in runs]
+        return [summary([c[s] for c in curves if c.get(s) is not None], 2) for s in SUPPORTS]
+
+    return markdown(["support at least", *SUPPORTS, "runs"], by_method(lines, row_of, PAIR))
+
+
+def shuffled_table(lines: list[Line]) -> str:
+    """Consistency by the paper's definition, with true and with shuffled labels."""
+
+    def row_of(runs: list[Measures]) -> list[str]:
+        both = [[tree["paper"]["consistency"] for tree in (run, run["chance"])] for run in runs]
+        rows = [(a, b, a - b) for a, b in both if a is not None and b is not None]
+        return [summary([row[i] for row in rows], 2) for i in range(3)]
+
+    head = ["method", "Cons.", "labels shuffled", "difference", "runs"]
+    return (
+        "A dimension that fires on one image is as consistent with meaningless labels. The paper's "
+        "definition, with the true labels and with labels shuffled among the test images:\n\n"
+        + markdown(head, by_method(lines, row_of))
+    )
+
+
+def sound_table(lines: list[Line]) -> str:
+    """Every sound measure of the main methods; for NCL and BayesNCL also with shuffled labels."""
+
+    def row_of(runs: list[Measures]) -> list[str]:
+        row = []
+        for measure, decimals in SOUND.items():
+            factor = 100 if measure.unit == "share" else 1
+            values = [factor * run[measure.key] for run in runs if run.get(measure.key) is not None]
+            row.append(summary(values, decimals))
+        return row
+
+    chance = by_method(lines, lambda runs: row_of([run["chance"]["sound"] for run in runs]), PAIR)
+    shuffled = {row[0]: row for row in chance if row[-1] != NOT_RUN}
+    rows = []
+    for row in by_method(lines, lambda runs: row_of([run["sound"] for run in runs])):
+        rows.append(row)
+        if row[0] in shuffled:
+            rows.append([f"{row[0]}, labels shuffled", *shuffled[row[0]][1:-1], ""])
+    return markdown(["method", *(measure.short for measure in SOUND), "runs"], rows)
+
+
+def gate_use(lines: list[Line]) -> str:
+    """Share of the gates of the trained BayesNCL that are closed."""
+    (line,) = (line for line in lines if line.row.method == "bayesncl")
+    gates = [entry["measures"]["gates"] for entry in line.runs]
+    gates = [g for g in gates if g["open_where_active"] is not None]
+    if not gates:
+        return ""
+    closed = summary([100 * (1 - g["open_where_active"]) for g in gates], 1)
+    opened = summary([100 * g["open"] for g in gates], 1)
+    return (
+        f"The gates of the trained BayesNCL close {closed} % of the features that would fire on "
+        f"the test images. Over all features, firing or not, {opened} % of the gates are open.\n"
+    )
+
+
+def retrieval_gain(found: Entries) -> str:
+    """Retrieval by number and by share of kept dimensions."""
+    lines = lines_of("interpretability", found)
+
+    def used(run: Measures) -> float:
+        return float(run["curves"]["dimensions_by_support"][str(MIN_SUPPORT)])
+
+    def by_number(runs: list[Measures]) -> list[str]:
+        curves = [run["curves"]["retrieval_sound"] for run in runs]
+        kept = [summary([c[k]["5"] for c in curves if k in c], 2) for k in KEPT]
+        return [summary([used(run) for run in runs], 0), *kept]
+
+    def at_share(run: Measures, share: float) -> float:
+        curve = {int(k): p["5"] for k, p in run["curves"]["retrieval_sound"].items()}
+        return float(np.interp(share * used(run), sorted(curve), [curve[k] for k in sorted(curve)]))
+
+    def by_share(runs: list[Measures]) -> list[str]:
+        return [summary([at_share(run, share) for run in runs], 2) for share in SHARES]
+
+    numbers = markdown(
+        ["method", "in use", *(f"K {k}" for k in KEPT), "runs"], by_method(lines, by_number)
+    )
+    shares = markdown(
+        ["method", *(f"{100 * share:.0f} %" for share in SHARES), "runs"],
+        by_method(lines, by_share),
+    )
+    return (
+        "## Where the retrieval gain comes from\n\nA fixed number of kept dimensions is a larger "
+        "share of a model that has fewer in use. Precision@5 with the K strongest dimensions, "
+        "measured soundly (CIFAR-100), beside the number of dimensions that fire on at least "
+        f"{MIN_SUPPORT} test images:\n\n{numbers}\nThe same at an equal share of the dimensions in "
+        f"use, interpolated linearly between the measured K:\n\n{shares}"
+    )
+
+
+def theory(found: Entries) -> str:
+    """The paper's theory beside our runs: gates, conflicting features, gradients, suppression."""
+    lines = [line for line in gated_lines(found) if line.runs]
+    if not lines:
+        return f"## Theory\n\n{NOT_RUN.capitalize()}.\n"
+    main = lines_of("interpretability", found)
+    parts = [
+        "## Theory\n\nThe paper's statements beside our runs (CIFAR-100, test images; values by "
+        "seed).\n\n**Filtering.** Gates should close the dimensions of high prevalence (share of "
+        "images on which a dimension fires), so prevalence and the share of open gates where a "
+        "dimension fires should be negatively correlated, beyond two standard errors. The theorem "
+        "also predicts which dimensions are closed (gate closed on most images on which they "
+        "fire); its free constant gamma is fitted in its favor, and the prediction must beat "
+        "shuffled dimensions. Without closed dimensions there is nothing to predict.\n",
+        filtering_table(lines),
+        "**Conflicting features** fire in two classes, with a product of the two probabilities of "
+        "at least 0.5 or 0.9; by chance: those whose prevalence alone reaches it.\n",
+        conflict_table(main),
+        "**Instability.** Conflicting dimensions should have gradients of smaller mean (over the "
+        "standard deviation) and larger variance than the others. Records of the gradient dynamics "
+        "(20 epochs per run) in which both hold, of those with dimensions on both sides; and, "
+        "without a threshold, the mean rank correlation of conflict with the variance (predicted "
+        "positive) and with mean / deviation (predicted negative).\n",
+        instability_table(lines_of("gradients", found)),
+        "**Suppression.** Backgrounds should be suppressed most. The three dimensions of each run "
+        "whose gates are closed most often where they would fire, with the commonest class of "
+        "their ten strongest test images:\n",
+        folded("most suppressed dimensions", suppression_table(lines)),
+        *notes_on("theory"),
+    ]
+    return "\n".join(parts)
+
+
+def gated_lines(found: Entries) -> Iterator[Line]:
+    """Lines of all settings with gates that open and close, each setting once."""
+    seen = set()
+    for experiment in EXPERIMENTS.values():
+        for line in [] if experiment.is_figure else lines_of(experiment, found):
+            key = ledger.setting(line.row.recipe)
+            if key not in seen and any(run["measures"].get("theory") for run in line.runs):
+                seen.add(key)
+                yield line
+
+
+def filtering_table(lines: list[Line]) -> str:
+    """Gates, correlation of prevalence and open rate, predicted and observed closed dimensions."""
+    rows = []
+    for line in lines:
+        measures = [run["measures"] for run in line.runs]
+        statements = [{row["statement"]: row for row in m["theory"]} for m in measures]
+        ranks, closed = ([s[key] for s in statements] for key in (SPEARMAN, CLOSED))
+        shares = [
+            listed([100 * m["gates"][key] for m in measures], "{:.1f}")
+            for key in ("open", "open_where_active")
+        ]
+        rows.append([
+            label(line.row), *shares,
+            listed([r["observed"] for r in ranks], "{:+.2f}"), holds(ranks),
+            listed([c["predicted"] for c in closed], "{:.0f}"),
+            listed([c["observed"] for c in closed], "{:.0f}"), holds(closed),
+        ])  # fmt: skip
+    head = [
+        "method", "gates open %", "open where firing %", "prevalence and open rate", "holds",
+        "closed, predicted", "closed, observed", "holds",
+    ]  # fmt: skip
+    return markdown(head, rows)
+
+
+def listed(values: Sequence[float | None], form: str) -> str:
+    """Values by seed."""
+    return ", ".join("–" if v is None else form.format(v) for v in values)
+
+
+def holds(rows: Sequence[dict[str, Any]]) -> str:
+    """In how many of the runs that can tell a statement holds."""
+    known = [row["holds"] for row in rows if row["holds"] is not None]
+    if not known:
+        return "cannot tell"
+    if len(known) == 1:
+        return "yes" if known[0] else "no"
+    return f"{sum(known)} of {len(known)}"
+
+
+def conflict_table(lines: list[Line]) -> str:
+    """Number of conflicting dimensions by threshold."""
+
+    def row_of(runs: list[Measures]) -> list[str]:
+        return [
+            summary([float(run["conflicting"][t][key]) for run in runs], 1)
+            for t in CONFLICTS
+            for key in ("count", "chance_count")
+        ]
+
+    head = ["method", *(h for t in CONFLICTS for h in (f"at {t}", "by chance")), "runs"]
+    return markdown(head, by_method(lines, row_of))
+
+
+def instability_table(lines: list[Line]) -> str:
+    """Records in which the instability proposition holds, by threshold of the conflict."""
+    rows = []
+    for method in PAIR:
+        runs = next((line.runs for line in lines if line.row.method == method), [])
+        records = [record["instability"] for run in runs for record in run["dynamics"]]
+        if not records:
+            continue
+        verdicts = [
+            [r[t]["holds"] for r in records if r[t]["holds"] is not None] for t in CONFLICTS
+        ]
+        trends = [
+            [r[key] for r in records if r.get(key) is not None]
+            for key in ("spearman_variance", "spearman_mean_to_deviation")
+        ]
+        rows.append([
+            paper()["methods"][method],
+            *(f"{sum(each)} of {len(each)}" for each in verdicts),
+            *(f"{cells.mean(each):+.2f}" if each else "–" for each in trends),
+            str(len(runs)),
+        ])  # fmt: skip
+    head = ["method", *(f"holds at {t}" for t in CONFLICTS), "with variance", "with mean", "runs"]
+    return markdown(head, rows)
+
+
+def suppression_table(lines: list[Line]) -> str:
+    """The most suppressed dimensions of each run and the commonest class of their images."""
+    rows = []
+    for line in lines:
+        for run in line.runs:
+            for d in (d for d in run["exemplars"].get("suppressed", []) if d["value"]):
+                name, count = Counter(d["classes"]).most_common(1)[0]
+                rows.append([
+                    f"{label(line.row)}, seed {run['seed']}", str(d["dim"]), f"{d['value']:.2f}",
+                    str(d["support"]), f"{name} ({count} of {len(d['classes'])})",
+                ])  # fmt: skip
+    return markdown(["run", "dimension", "closed where it would fire", "fires on", "class"], rows)
+
+
+def table_part(experiment: Experiment, found: Entries) -> str:
+    """A table of the paper with its notes; datasets without a run come last."""
+    parts = [f"## {experiment.name}\n", f"{experiment.title}.\n", *notes_on(experiment.name)]
+    for section in sorted(cells.sections(experiment, found), key=lambda section: not section.runs):
+        header, rows = cells.text(section)
+        done, total = sum(bool(line.runs) for line in section.lines), len(section.lines)
+        some = "all rows run" if done == total else f"{done} of {total} rows run"
+        title = f"{DATASETS[section.dataset].title}: {some if done else NOT_RUN}"
+        parts.append(folded(title, markdown(header, rows, left=2)))
+    return "\n".join(parts)
+
+
+def figure_part(experiment: Experiment, found: Entries, drawn: dict[str, str]) -> str:
+    """A figure; instead of a sheet of images, the classes of its images."""
+    name, title = experiment.name, experiment.title
+    parts = [f"## {name}\n", f"{title}, CIFAR-100.\n", *notes_on(name)]
+    if name in drawn:
+        parts.append(f"![{title}](figures/{drawn[name]})\n")
+    elif name in figures.SHEETS and (entry := figures.sheet_entry(experiment, found)) is not None:
+        command = f"`bayesncl reproduce {name} --data DIR`"
+        parts.append(f"{command} draws them; we may not publish the images.\n")
+        table = exemplar_table(figures.SHEETS[name], entry)
+        parts.append(folded("the dimensions and the classes of their images", table))
+    else:
+        parts.append(f"{NOT_RUN.capitalize()}.\n")
+    return "\n".join(parts)
+
+
+def exemplar_table(kind: str, entry: ledger.Entry) -> str:
+    """The dimensions of a sheet and the classes of their strongest images."""
+    measures = {
+        "high_entropy": "class entropy of its mass (nats)",
+        "suppressed": "closed where it would fire",
+    }
+    rows = [
+        [str(d["dim"]), f"{d['value']:.2f}", str(d["support"]), ", ".join(d["classes"])]
+        for d in entry["exemplars"][kind]
+    ]
+    head = ["dimension", measures[kind], "fires on", "classes of its strongest test images"]
+    return markdown(head, rows)
+
+
+def folded(summary: str, body: str) -> str:
+    """Text that a reader unfolds."""
+    return f"<details><summary>{summary}</summary>\n\n{body}\n</details>\n"
+
+
+def notes() -> dict[str, list[str]]:
+    """Hand-written paragraphs by table; `findings` are those on the whole."""
+    return json.loads((Path(__file__).parent / "notes.json").read_text())
+
+
+def notes_on(name: str) -> list[str]:
+    """The paragraphs on one table."""
+    return [f"{note}\n" for note in notes().get(name, [])]

@@ -1,0 +1,176 @@
+"""The published linear probe: fresh random crops every epoch, LARS or SGD, 50 epochs.
+
+`measure.probe.fast_probe` answers the same question from features that exist already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bayesncl.data.images import Images, Progress
+from bayesncl.device import find_device
+from bayesncl.errors import InputError
+from bayesncl.inputs import as_labels
+from bayesncl.measure.probe import summarize
+from bayesncl.method.augment import make_views
+from bayesncl.method.encoder import in_eval_mode
+from bayesncl.method.features import center_crop
+from bayesncl.method.lars import LARS
+from bayesncl.method.schedule import warmup_cosine
+from bayesncl.recipes import Views
+from bayesncl.training.compile import record_at_first_call
+from bayesncl.training.loader import Pixels, to_device
+
+WARMUP_EPOCHS = 10
+INTERPOLATION = {"cifar": "bilinear", "imagenet": "bicubic"}
+RATES = {"cifar": 0.4, "imagenet": 1.0}  # at batch 256
+
+
+def paper_probe(
+    backbone: Callable[[Tensor], Tensor], train: Images, test: Images, mean: Sequence[float],
+    std: Sequence[float], variant: str = "cifar", epochs: int = 50, batch: int = 256,
+    seeds: Sequence[int] = (42,), size: int | None = None, device: str | torch.device | None = None,
+    precision: str = "auto", progress: Progress | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Linear probe of the published experiments: h of the frozen backbone, random crops and flips.
+
+    Parameters
+    ----------
+    backbone : normalized images [B, 3, S, S] to h [B, F]; a module runs in eval mode and is left as
+        it was. On a GPU it is recorded as a CUDA graph, so it must not wait for the host.
+    train, test : labeled images; the test images are not augmented.
+    mean, std : channel statistics of pixels in [0, 1].
+    variant : `cifar` is LARS (lr 0.4, weight decay 1e-4, 10 epochs of warm-up, cosine) with
+        bilinear crops; `imagenet` is SGD (lr 1.0, momentum 0.9, constant: the published milestones
+        lie beyond the last epoch) with bicubic crops. Rates are scaled by batch / 256.
+    seeds : one classifier each. They share the order and crops of the first seed and differ in
+        their initial weights.
+    size : side of the crops; default that of the images.
+    precision : `auto` is bf16 on a GPU and float32 on a CPU.
+    progress : called with (epochs done, epochs, what).
+
+    Returns
+    -------
+    As `fast_probe`, after the last epoch; `acc1_best` is the mean of the best epoch, because the
+    paper does not say which one it prints.
+    """
+    if variant not in RATES:
+        raise InputError(f"probe variant must be cifar or imagenet, got {variant!r}")
+    if train.labels is None or test.labels is None:
+        raise InputError("the published probe needs labels of training and test images")
+    if len(train) < batch:
+        raise InputError(f"the published probe needs {batch} training images, got {len(train)}")
+    place = find_device(device)
+    index, classes = as_labels(train.labels, len(train))
+    side = size or train.pixels.shape[-1]
+    views = Views(
+        size=side, interpolation=INTERPOLATION[variant], jitter=0.0, grayscale=0.0, blur=0.0
+    )
+    half = place.type == "cuda" and precision in ("auto", "bf16")
+    shift, scale = (torch.tensor(v, device=place).view(3, 1, 1) for v in (mean, std))
+
+    @torch.no_grad()
+    def encode(images: Tensor) -> Tensor:
+        with torch.autocast(place.type, torch.bfloat16, enabled=half):
+            return backbone((images - shift) / scale).float()
+
+    with in_eval_mode(backbone):
+        parts = (part for _, part in _batches(test.pixels, batch, place))
+        h_test = torch.cat([encode(center_crop(part, side).float() / 255) for part in parts])
+        heads = [_head(h_test.shape[1], len(classes), seed).to(place) for seed in seeds]
+        params = [p for head in heads for p in head.parameters()]
+        rate = RATES[variant] * batch / 256
+        optimizer: torch.optim.Optimizer
+        if variant == "cifar":
+            optimizer = LARS(params, lr=rate, momentum=0.9, weight_decay=1e-4, eta=0.02, clip=True)
+        else:
+            optimizer = torch.optim.SGD(params, lr=rate, momentum=0.9)
+        steps = len(train) // batch  # per epoch, without the last, smaller batch
+        warmup = min(WARMUP_EPOCHS, epochs - 1) * steps
+        encode_view = _view_encoder(encode, train.pixels.shape[1:], batch, seeds[0], views, place)
+        pixels, targets = to_device(train.pixels, place), torch.from_numpy(index).to(place)
+        best = 0.0
+        summary: dict[str, Any] = {}
+        for epoch in range(epochs):
+            order = np.random.default_rng((seeds[0], epoch)).permutation(len(train))
+            chosen = _batches(pixels, batch, place, order[: steps * batch])
+            for step, (rows, part) in enumerate(chosen, epoch * steps):
+                if variant == "cifar":
+                    lr = warmup_cosine(step, rate, warmup, epochs * steps, 3e-5)
+                    for group in optimizer.param_groups:
+                        group["lr"] = lr
+                h, target = encode_view(part, rows, epoch), targets[rows]
+                optimizer.zero_grad()
+                # the gradient of the sum is each head's own: they share no weights
+                torch.stack([F.cross_entropy(head(h), target) for head in heads]).sum().backward()
+                optimizer.step()
+            with torch.no_grad():
+                k = min(5, len(classes))
+                tops = [head(h_test).topk(k, dim=1).indices.cpu().numpy() for head in heads]
+            predictions = [(classes[top[:, :1]], classes[top]) for top in tops]
+            summary = summarize(predictions, np.asarray(test.labels))
+            best = max(best, summary["acc1"])
+            if progress is not None:
+                progress(epoch + 1, epochs, "published probe")
+    settings = {"variant": variant, "epochs": epochs, "batch": batch, "lr": rate}
+    return summary | {"acc1_best": best} | settings | {"seeds": list(seeds)}
+
+
+def _head(width: int, classes: int, seed: int) -> nn.Linear:
+    """A linear layer with torch's default initialization, from its own generator."""
+    head = nn.Linear(width, classes)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in (head.weight, head.bias):
+            p.uniform_(-(width**-0.5), width**-0.5, generator=generator)
+    return head
+
+
+def _view_encoder(
+    encode: Callable[[Tensor], Tensor], shape: Sequence[int], batch: int, seed: int, views: Views,
+    device: torch.device,
+) -> Callable[[Tensor, Tensor, int], Tensor]:  # fmt: skip
+    """Function of (pixels, row numbers, epoch) that returns h of a random view of each image.
+
+    On a GPU it replays a graph, and every call overwrites the previous result.
+    """
+    pixels = torch.zeros(batch, *shape, dtype=torch.uint8, device=device)
+    rows = torch.zeros(batch, dtype=torch.int64, device=device)
+    epoch = torch.zeros((), dtype=torch.int64, device=device)
+    h = torch.empty(0)
+
+    def body() -> None:
+        nonlocal h
+        h = encode(make_views(pixels, rows, epoch, seed, views)[:batch])  # the first of two views
+
+    run = record_at_first_call(body, list, device) if device.type == "cuda" else body
+
+    def encode_view(new_pixels: Tensor, new_rows: Tensor, new_epoch: int) -> Tensor:
+        pixels.copy_(new_pixels)
+        rows.copy_(new_rows)
+        epoch.fill_(new_epoch)
+        run()
+        return h
+
+    return encode_view
+
+
+def _batches(
+    pixels: Pixels, batch: int, device: torch.device, order: np.ndarray | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Row numbers and uint8 pixels on the device, batch by batch; pixels may be memory-mapped."""
+    order = np.arange(len(pixels)) if order is None else order
+    on_device = torch.from_numpy(order).to(device)
+    for start in range(0, len(order), batch):
+        rows = on_device[start : start + batch]
+        if isinstance(pixels, Tensor):
+            yield rows, pixels.index_select(0, rows)
+        else:
+            part = np.ascontiguousarray(pixels[order[start : start + batch]])
+            yield rows, torch.from_numpy(part).to(device)

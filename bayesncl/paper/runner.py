@@ -1,0 +1,260 @@
+"""Train, evaluate and record runs one after another; a killed call resumes when repeated."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import shutil
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bayesncl import data as datasets
+from bayesncl.data.images import Images
+from bayesncl.device import find_device
+from bayesncl.errors import InputError
+from bayesncl.evaluate import evaluate
+from bayesncl.io import write_atomic
+from bayesncl.measure.dimensions import describe, most_mixed, most_suppressed
+from bayesncl.measure.result import Result
+from bayesncl.method.encoder import Encoder
+from bayesncl.method.features import extract
+from bayesncl.paper import ledger
+from bayesncl.paper.dynamics import recorder
+from bayesncl.paper.experiments import ACCURACIES, BACKGROUND_SETS, DYNAMICS, Experiment
+from bayesncl.paper.measures import paper_measures, probe_background, run_published_probe
+from bayesncl.progress import Display
+from bayesncl.recipes import Data, Recipe, replace_fields, with_root
+from bayesncl.training.loop import train
+from bayesncl.training.run_folder import RunFolder
+
+RESNET50_TIME = 2.3  # times that of ResNet-18, by multiply-adds
+SHOWN_DIMS, SHOWN_IMAGES = 3, 10  # in the sheets of images
+
+
+def lacking(entry: ledger.Entry | None, experiment: Experiment, scale: str = "paper") -> set[str]:
+    """What an experiment needs and an entry lacks: `run`, `probe`, `dynamics`, a background key."""
+    if entry is None:
+        return {"run"}
+    columns, out = set(experiment.columns), set()
+    probed = scale == "smoke" or "paper" in entry["measures"].get("probe", {})
+    if columns & set(ACCURACIES) and not probed:
+        out.add("probe")
+    if columns & set(DYNAMICS) and not entry["dynamics"]:
+        out.add("dynamics")
+    if experiment.background:
+        name = entry["recipe"]["data"]["name"]
+        key = name if datasets.DATASETS[name].second_label else experiment.background
+        out |= {key} - set(entry["extra"])
+    return out
+
+
+class Library:
+    """Images by dataset, each split read once.
+
+    The root holds a folder (or .tar) named after each dataset, or is the only dataset itself.
+    """
+
+    def __init__(self, root: str | None, display: Display) -> None:
+        self.root, self.display = root, display
+        self.splits: dict[Data, list[Images]] = {}
+        self.missing: dict[str, InputError] = {}
+
+    def path(self, name: str) -> str:
+        """Path of a dataset."""
+        if self.root is None:
+            return ""
+        root = Path(self.root).expanduser().resolve()
+        options = root / name, root / f"{name}.tar"
+        return str(next((path for path in options if path.exists()), root))
+
+    def rooted(self, recipe: Recipe) -> Recipe:
+        """The recipe with the path of its images."""
+        return replace_fields(recipe, data={"root": self.path(recipe.data.name)})
+
+    def load(self, recipe: Recipe) -> list[Images]:
+        """Training and test images; InputError without them, immediately the second time."""
+        data = self.rooted(recipe).data
+        if data.name in self.missing:
+            raise self.missing[data.name]
+        if data not in self.splits:
+            try:
+                self.splits[data] = [
+                    datasets.load(data, split, self.display.count) for split in ("train", "test")
+                ]
+            except InputError as error:
+                self.missing[data.name] = error
+                raise
+        return self.splits[data]
+
+    def backgrounds(self) -> dict[str, str]:
+        """Paths of the datasets with backgrounds that exist, by their key in `extra`."""
+        paths = {key: self.path(name) for name, key in BACKGROUND_SETS.items()}
+        return {key: path for key, path in paths.items() if path != self.path("")}
+
+
+def run_list(
+    recipes: Sequence[Recipe], experiment: Experiment, results: Path, models: Path, *,
+    scale: str = "paper", data: str | None = None, device: torch.device | None = None,
+    display: Display | None = None,
+) -> list[Path]:  # fmt: skip
+    """Do the runs that an experiment lacks, in order; paths of the entries written.
+
+    Each run is recorded as soon as it is measured, so several processes can share a list. A run
+    that fails is reported and skipped. `models` holds the run folders: a finished run there is only
+    measured, a stopped one resumed.
+    """
+    display = display or Display(quiet=True)
+    library = Library(data, display)
+    done = []
+    for recipe in recipes:
+        if not lacking(ledger.find(results, recipe), experiment, scale):
+            continue
+        try:
+            path = do_run(recipe, experiment, scale, library, results, models, device)
+        except InputError as error:
+            display.note(f"not run: {Path(ledger.file_name(recipe)).stem}: {error}")
+            continue
+        finally:
+            display.close()
+        display.note(f"recorded {path}")
+        done.append(path)
+    return done
+
+
+def do_run(
+    recipe: Recipe, experiment: Experiment, scale: str, library: Library, results: Path,
+    models: Path, device: torch.device | None,
+) -> Path:  # fmt: skip
+    """Train a run unless its weights exist, measure what the ledger lacks, and record it."""
+    images, test = library.load(recipe)
+    recipe, display = library.rooted(recipe), library.display
+    if torch.cuda.is_available():  # forget the previous run and its compiled step
+        torch.compiler.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+    run = RunFolder(models / Path(ledger.file_name(recipe)).stem)
+    if run.finished():
+        model = run.model(device or find_device())
+    else:
+        after_epoch = recorder(images, recipe) if recipe.run.dynamics_every else None
+        model = train(
+            recipe, images, run.folder, device=device, display=display, after_epoch=after_epoch
+        )
+    with run.lock():
+        entry = ledger.find(results, recipe)
+        needs = lacking(entry, experiment, scale)
+        if not needs:
+            raise InputError("another process has recorded it")
+        own = datasets.DATASETS[recipe.data.name].second_label
+        paths = {recipe.data.name: ""} if own else library.backgrounds()
+        wanted = paths if experiment.background else {}
+        extra = {key: probe_background(model, path) for key, path in wanted.items()}
+        if entry is None:
+            # on scenes most measures are about backgrounds: only experiments on them take those
+            plain = [dataclasses.replace(split, backgrounds=None) for split in (images, test)]
+            probe = scale == "paper"
+            more = partial(paper_measures, published_probe=probe, progress=display.count)
+            result = evaluate(model, *plain, extra=more, progress=display.count)
+            shown = exemplars(model, test)
+            path = ledger.record(results, run, result, recipe, exemplars=shown, extra=extra)
+        else:
+            probed = None
+            if "probe" in needs:
+                probed = run_published_probe(model, images, test, display.count)
+            path = ledger.add(results, run, recipe, probe=probed, extra=extra)
+        shutil.rmtree(run.checkpoints, ignore_errors=True)
+    return path
+
+
+def record_run(
+    run: RunFolder, results: Path, *, root: str | None, background: str | None, paper_probe: bool,
+    device: torch.device, display: Display,
+) -> Path:  # fmt: skip
+    """Record a finished run, or add to its entry what that lacks.
+
+    An existing evaluation.json is used as it is. `root` is the path of the images, if they moved;
+    `background` that of a dataset in the layout of waterbirds, to probe for the background.
+    """
+    recipe = with_root(run.recipe(), root)
+    model = run.model(device)
+    with run.lock():
+        entry = ledger.find(results, recipe)
+        test = datasets.load(recipe.data, "test", display.count)
+        result = None
+        if run.evaluation_file.is_file():
+            text = run.evaluation_file.read_text()
+            result = Result.from_json(text, str(run.evaluation_file))
+        probed = ((result and result.probe) or {}).get("paper")
+        if (result is None and entry is None) or (paper_probe and probed is None):
+            images = datasets.load(recipe.data, "train", display.count)
+            if result is None and entry is None:
+                more = partial(paper_measures, progress=display.count)
+                result = evaluate(model, images, test, extra=more, progress=display.count)
+            if paper_probe and probed is None:
+                probed = run_published_probe(model, images, test, display.count)
+        if result is not None:
+            result.probe = (result.probe or {}) | ({"paper": probed} if probed else {}) or None
+            write_atomic(run.evaluation_file, result.to_json())
+        extra = {}
+        if background is not None:
+            name = Path(background).expanduser().resolve().name
+            key = BACKGROUND_SETS.get(name, name.replace("-", "_"))
+            extra[key] = probe_background(model, background)
+        if entry is not None:
+            return ledger.add(results, run, recipe, probe=probed, extra=extra)
+        assert result is not None
+        shown = exemplars(model, test)
+        return ledger.record(results, run, result, recipe, exemplars=shown, extra=extra)
+
+
+def exemplars(model: Encoder, test: Images) -> dict[str, Any]:
+    """The dimensions of highest entropy and, with gates, the most suppressed ones.
+
+    Returns the lists `high_entropy` (of gated features) and `suppressed`, or neither without
+    labels. Each item has `dim`, `value` (nats, or the share of closed gates), `support`, `images`
+    (indices of the strongest test images) and `classes` (their names).
+    """
+    if test.labels is None:
+        return {}
+    labels, names = test.labels.tolist(), test.class_names
+
+    def show(dims: np.ndarray, value: np.ndarray, support: np.ndarray, z: np.ndarray) -> list[Any]:
+        rows = []
+        for dim in dims[:SHOWN_DIMS].tolist():
+            images = np.argsort(-z[:, dim], kind="stable")[:SHOWN_IMAGES].tolist()
+            classes = [names[labels[i]] if names else str(labels[i]) for i in images]
+            row = {"dim": dim, "value": float(value[dim]), "support": int(support[dim])}
+            rows.append(row | {"images": images, "classes": classes})
+        return rows
+
+    features = extract(model, test)
+    table = describe(features.gated, test.labels)
+    assert table.entropy_sum is not None
+    out = {
+        "high_entropy": show(most_mixed(table), table.entropy_sum, table.support, features.gated)
+    }
+    if features.open is not None:
+        table = describe(features.z, open=features.open)
+        assert table.closed_rate is not None
+        closed = table.closed_rate / 100
+        out["suppressed"] = show(most_suppressed(table), closed, table.support, features.z)
+    return out
+
+
+def estimate(recipe: Recipe, entries: Iterable[ledger.Entry] = ()) -> float:
+    """Seconds of a run: as the fastest of its kind in the ledger (others share GPUs), or stated."""
+    times = []
+    for entry in entries:
+        other, seconds = entry["recipe"], entry["seconds"]
+        same = other["data"]["name"] == recipe.data.name
+        if same and other["model"]["backbone"] == recipe.model.backbone and seconds["train"]:
+            times.append((seconds["train"] + (seconds["evaluate"] or 0.0)) / entry["epochs"])
+    if times:
+        return min(times) * recipe.run.epochs
+    factor = RESNET50_TIME if recipe.model.backbone == "resnet50" else 1.0
+    return datasets.DATASETS[recipe.data.name].seconds * recipe.run.epochs * factor

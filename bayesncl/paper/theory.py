@@ -1,0 +1,326 @@
+"""The paper's theory on a trained model: predictions beside observations.
+
+Notation: z are the features before the gates, m the gates, z m the gated features before they are
+renormalized; pi_k is the prevalence of dimension k, the share of images on which z_k fires; rho is
+the prior and lambda the weight of the KL term.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from bayesncl.errors import InputError
+from bayesncl.inputs import Array, as_features
+from bayesncl.measure.counts import count
+from bayesncl.measure.dimensions import describe, entropy, mean
+from bayesncl.measure.retrieval import KS, retrieval
+from bayesncl.method.gates import bernoulli_kl
+from bayesncl.paper.conflict import conflict, pair_similarity, prepare, rows
+
+COMMON = 0.5  # prevalence from which a dimension is common (the theory's background noise set)
+CLOSED = 0.5  # a dimension is closed if its gate is open on a smaller share of its firing images
+TOLERANCE = 0.25  # "approximately": observed within a quarter of predicted
+SHUFFLES = 200
+
+Row = dict[str, Any]
+
+
+def prevalence(features: Array) -> np.ndarray:
+    """Share of images on which each dimension fires, [D]."""
+    z = as_features(features)
+    return count(z, [np.zeros(len(z), np.int64)])[0].fires[0, 0] / len(z)
+
+
+def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
+    """Rank correlation over entries finite in both; None if a side is constant.
+
+    scipy.stats has it too, but takes a second to import.
+    """
+    a, b = (side[np.isfinite(a) & np.isfinite(b)] for side in (a, b))
+    if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
+        return None
+    return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Rank of each value, ties at their mean rank."""
+    _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[index]
+
+
+def ipw_effect(
+    features: Array, labels: Array, backgrounds: Array, pi: np.ndarray | None = None,
+    ks: Sequence[int] = KS,
+) -> dict[str, Any]:  # fmt: skip
+    """`retrieval` and `conflict` by dot product (`dot`) and inverse-prevalence weighting (`ipw`).
+
+    The weights change the scale of the similarity, so only `error_relative` compares conflicts.
+    `pi` [D] is the prevalence, by default that of the features; pass the training split's to be
+    strict. A dimension that never fires has weight 0.
+    """
+    pi = prevalence(features) if pi is None else pi
+    kinds = {"dot": None, "ipw": np.divide(1.0, pi, out=np.zeros_like(pi), where=pi > 0)}
+    errors = {name: conflict(features, labels, backgrounds, w) for name, w in kinds.items()}
+    keys = ("error", "error_relative", "chance_error", "similarity_same_class")
+    return {
+        "retrieval": {
+            name: retrieval(features, labels, ks=tuple(ks), weights=w) for name, w in kinds.items()
+        },
+        "conflict": {name: {k: error[k] for k in keys} for name, error in errors.items()},
+    }
+
+
+def gate_costs(prior: float) -> dict[str, float]:
+    """KL of a gate to the prior in nats: `open`, `closed`, `net` and, as trained, `net_clamped`.
+
+    The paper charges an open gate KL(Bern(1) || Bern(rho)) = log(1/rho) and a closed gate nothing.
+    But a closed gate costs log(1/(1 - rho)), so opening costs log((1 - rho)/rho) more than closing
+    (`net`), which is negative for rho > 0.5.
+    """
+    if not 0 < prior < 1:
+        raise InputError(f"the prior must lie between 0 and 1, got {prior}")
+    opened, closed = -math.log(prior), -math.log(1 - prior)
+    gates = torch.tensor([[[1.0]], [[0.0]]], dtype=torch.float64)
+    trained = [float(bernoulli_kl(gate, prior)) for gate in gates]
+    net, clamped = opened - closed, trained[0] - trained[1]
+    return {"open": opened, "closed": closed, "net": net, "net_clamped": clamped}
+
+
+def filtering(z: Array, opened: np.ndarray) -> dict[str, Any]:
+    """The filtering theorem: dimension k is closed if gamma pi_k (1 - pi_k) < lambda log(1/rho).
+
+    The theory does not give gamma, so the one whose predicted closed set agrees best with the
+    observed one is used. Agreement is balanced: the mean of the shares of closed and of open
+    dimensions predicted right, 50 % for calling everything open.
+
+    Parameters
+    ----------
+    z : features before the gates, [N, D].
+    opened : bool [N, D].
+
+    Returns
+    -------
+    `prevalence`, `open_rate` (over images where z_k fires; NaN if none), `closed` (observed),
+    `predicted` : [D].
+    `counted` : dimensions that fire at all.
+    `agreement` : percent, None unless some dimensions are closed and some open;
+        `agreement_chance` : 95th percentile over shuffled dimensions, gamma fitted to each.
+    `spearman` : of prevalence and open rate; `open_rate_common`, `open_rate_rare` : mean open rate
+        at prevalence >= 0.5 and < 0.5.
+    """
+    table = describe(z, open=opened)
+    assert table.closed_rate is not None
+    pi, open_rate = table.support / table.images, 1 - table.closed_rate / 100
+    alive, closed = pi > 0, open_rate < CLOSED  # False for NaN
+    utility = pi * (1 - pi)
+    agreement, threshold = _best_threshold(utility[alive], closed[alive][None])
+    rng = np.random.default_rng(0)
+    shuffled = np.stack([rng.permutation(closed[alive]) for _ in range(SHUFFLES)])
+    chance = _best_threshold(utility[alive], shuffled)[0]
+    mixed = bool(closed.any() and not closed[alive].all())
+    return {
+        "prevalence": pi,
+        "open_rate": open_rate,
+        "closed": closed,
+        "predicted": alive & (utility < threshold[0]) & mixed,
+        "counted": int(alive.sum()),
+        "agreement": 100 * float(agreement[0]) if mixed else None,
+        "agreement_chance": 100 * float(np.quantile(chance, 0.95)) if mixed else None,
+        "spearman": spearman(pi, open_rate),
+        "open_rate_common": mean(open_rate[pi >= COMMON]),
+        "open_rate_rare": mean(open_rate[pi < COMMON]),
+    }
+
+
+def _best_threshold(utility: np.ndarray, closed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Best balanced agreement of {utility < t} with each row of closed [R, K], and its t."""
+    order = np.argsort(utility, kind="stable")
+    u, c = utility[order], closed[:, order]
+    # cut i predicts the first i as closed; no threshold cuts between equal utilities
+    hits, wrong = (
+        np.pad(np.cumsum(side, 1), ((0, 0), (1, 0))) / np.maximum(side.sum(1, keepdims=True), 1)
+        for side in (c, ~c)
+    )
+    allowed = np.concatenate([[True], u[1:] > u[:-1], [True]])
+    balanced = np.where(allowed, (hits + 1 - wrong) / 2, -1)  # [R, K + 1]
+    best = balanced.argmax(1)
+    return balanced[np.arange(len(c)), best], np.append(u, np.inf)[best]
+
+
+def information(features: Array, opened: np.ndarray, bins: int = 16) -> dict[str, float]:
+    """Both sides of the information bound in nats, with features rounded to `bins` levels.
+
+    The encoder is deterministic, so with exact features I(z m; X) is log N on N images. The bound
+    mixes discrete entropies of gates with differential ones of values (at most log 1 = 0 for values
+    in [0, 1]). Rounding makes both sides meaningful: C_cont, the entropy of a value, is then at
+    most log(bins).
+
+    Returns
+    -------
+    `bound` : sum_k E[m_k] log(bins) + H_b(E[m_k]); `bound_ungated` : with all gates open;
+        `bound_zero` : with C_cont = 0.
+    `marginals` : sum over dimensions of the entropy of the rounded gated feature.
+    `information` : entropy of the rounded gated rows, which is I over these images.
+    `cap` : log N, the most that N images can show.
+    """
+    z = as_features(features)
+    n, d = z.shape
+    signed = any(bool((block < 0).any()) for _, block in rows(z))
+    levels = 2 * bins if signed else bins
+    p = np.asarray(opened).mean(0)
+    counts = np.zeros((levels, d))
+    weights = np.random.default_rng(0).integers(1, 2**63, size=d, dtype=np.uint64)
+    hashes = np.empty(n, dtype=np.uint64)  # of rows
+    for part, block in rows(z):
+        code = np.clip(np.floor(block * bins), -bins, bins - 1).astype(np.int64)
+        hashes[part] = code.astype(np.uint64) @ weights
+        for level in range(levels):
+            counts[level] += (code == level - (bins if signed else 0)).sum(0)
+    repeats = np.unique(hashes, return_counts=True)[1]
+    gate_entropy = float(entropy(np.stack([p, 1 - p])).sum())
+    capacity = float(p.sum() * math.log(levels))
+    return {
+        "bound": capacity + gate_entropy,
+        "bound_ungated": d * math.log(levels),
+        "bound_zero": gate_entropy,
+        "marginals": float(entropy(counts).sum()),
+        "information": float(entropy(repeats[:, None].astype(float))[0]),
+        "cap": math.log(n),
+    }
+
+
+def compare(
+    z: Array, gated: Array, opened: np.ndarray, labels: Array, backgrounds: Array | None,
+    prior: float,
+) -> list[Row]:  # fmt: skip
+    """Predicted against observed, one row per statement of the theory section.
+
+    Parameters
+    ----------
+    z, gated : unit-norm features before and after the gates, [N, D].
+    opened : bool [N, D].
+    labels, backgrounds : [N]; without backgrounds there are no rows on the error.
+    prior : rho of the run.
+
+    Returns
+    -------
+    dicts of `statement`, `predicted` and `observed` (numbers), `holds` (None if the data cannot
+    tell) and `note` (a sentence).
+    """
+    z, gated = as_features(z), as_features(gated)
+    found = filtering(z, opened)
+    table = [_cost_row(prior), *_filtering_rows(found, prior)]
+    if backgrounds is not None:
+        table += _error_rows(z, gated, opened, *prepare(z, labels, backgrounds)[1:], found)
+    return [*table, _information_row(information(gated, opened))]
+
+
+def _row(*values: Any) -> Row:
+    return dict(zip(("statement", "predicted", "observed", "holds", "note"), values, strict=True))
+
+
+def _cost_row(prior: float) -> Row:
+    cost = gate_costs(prior)
+    net = cost["net"]
+    effect = "rewards open gates, against the theorem" if net < 0 else "presses gates shut"
+    note = (
+        f"at rho = {prior:g} an open gate costs log(1/rho) = {cost['open']:.3f} nats and a closed "
+        f"one log(1/(1-rho)) = {cost['closed']:.3f}, so the KL {effect} (net {net:+.3f}, as "
+        f"clamped in training {cost['net_clamped']:+.3f})"
+    )
+    name = "filtering: KL cost of opening a gate (nats)"
+    return _row(name, cost["open"], net, net > 0, note)
+
+
+def _filtering_rows(found: Row, prior: float) -> list[Row]:
+    closed, counted = int(found["closed"].sum()), found["counted"]
+    predicted: int | None = None
+    beats: bool | None = None
+    if found["agreement"] is None:
+        share = "none" if closed == 0 else "all"
+        note = f"{share} of the {counted} firing dimensions are closed, so any gamma fits"
+    else:
+        predicted = int(found["predicted"].sum())
+        beats = found["agreement"] > found["agreement_chance"]
+        note = (
+            f"balanced agreement {found['agreement']:.1f} %, up to "
+            f"{found['agreement_chance']:.1f} % by chance (95th percentile, gamma fitted each time)"
+        )
+    first = _row("filtering: closed dimensions, best gamma", predicted, closed, beats, note)
+    name = "filtering, cost corrected: closed dimensions"
+    if prior >= 0.5:
+        note = (
+            "with the cost of a closed gate, gamma pi (1-pi) < lambda log((1-rho)/rho) closes "
+            f"nothing at rho = {prior:g}; closed gates are closed against the KL"
+        )
+        second = _row(name, 0, closed, closed == 0, note)
+    else:
+        note = "at rho < 0.5 the corrected condition differs only in scale"
+        second = _row(name, predicted, closed, beats, note)
+    rank = found["spearman"]
+    # two standard errors of a rank correlation of independent values
+    clear = rank is not None and counted > 2 and abs(rank) > 2 / math.sqrt(counted - 1)
+    trend = "not related beyond chance" if not clear else "negatively related"
+    if clear and rank > 0:
+        trend = "positively related: rare dimensions are closed"
+    rates = [found[key] for key in ("open_rate_common", "open_rate_rare")]
+    common, rare = ("no such dimension" if rate is None else f"{rate:.2f}" for rate in rates)
+    note = (
+        f"prevalence and open gates are {trend}; mean open rate where active {common} at "
+        f"prevalence >= {COMMON:g}, {rare} below"
+    )
+    holds = None if rank is None else bool(clear and rank < 0)
+    third = _row("filtering: Spearman of prevalence and open rate", -1.0, rank, holds, note)
+    return [first, second, third]
+
+
+def _error_rows(
+    z: np.ndarray, gated: np.ndarray, opened: np.ndarray, labels: np.ndarray,
+    backgrounds: np.ndarray, found: Row,
+) -> list[Row]:  # fmt: skip
+    """E is the mean similarity over pairs of different classes on one background."""
+    before, apart, same, *_ = pair_similarity(z, labels, backgrounds)
+    masked, masked_apart, *_ = pair_similarity(z * opened, labels, backgrounds)
+    after, after_apart, after_same, *_ = pair_similarity(gated, labels, backgrounds)
+    drop = float((before - masked).sum())
+    noise_sets = {
+        "prevalence >= 0.5": found["prevalence"] >= COMMON,
+        "observed closed": found["closed"],
+    }
+    table = []
+    for name, noise in noise_sets.items():
+        predicted = float(before[noise].sum())
+        near = drop > 0 and abs(drop - predicted) <= TOLERANCE * predicted
+        note = (
+            f"{int(noise.sum())} dimensions in the noise set; E {before.sum():.4f} before the "
+            f"gates, {masked.sum():.4f} after; on pairs with another background the gates take "
+            f"{float((apart - masked_apart).sum()):.4f}"
+        )
+        holds = near if predicted > 0 else None
+        table.append(_row(f"error reduction: noise set of {name}", predicted, drop, holds, note))
+    final = float((before - after).sum())
+    note = (
+        f"renormalized, as trained and used: E {before.sum():.4f} before, {after.sum():.4f} after; "
+        f"over the similarity within classes {before.sum() / max(same.sum(), 1e-12):.3f} before, "
+        f"{after.sum() / max(after_same.sum(), 1e-12):.3f} after; error (shared - other "
+        f"background) {(before - apart).sum():.4f} before, {(after - after_apart).sum():.4f} after"
+    )
+    name = "error reduction: strictly less, renormalized"
+    return [*table, _row(name, None, final, final > 0, note)]
+
+
+def _information_row(found: dict[str, float]) -> Row:
+    empty = found["bound"] >= found["cap"]
+    note = (
+        f"bound with 16 levels per feature ({found['bound_ungated']:.1f} with all gates open); it "
+        f"is {'above' if empty else 'below'} log N = {found['cap']:.2f}, so it is "
+        f"{'empty' if empty else 'informative'} here; with C_cont = 0 it is "
+        f"{found['bound_zero']:.1f}"
+    )
+    holds = found["information"] <= found["bound"] + 1e-9
+    return _row("information bound (nats)", found["bound"], found["information"], holds, note)

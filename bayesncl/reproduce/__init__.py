@@ -1,1 +1,0 @@
-"""The paper's tables and figures by name: the experiments behind them, the ledger of results, theirs next to ours."""

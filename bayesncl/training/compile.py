@@ -1,0 +1,247 @@
+"""Fast training steps on a GPU: kernels, torch's compiler, gradient check, CUDA graph.
+
+`accelerate` is the entry point. A recorded step is a function without arguments or result that
+reads and writes tensors at fixed addresses and does not wait for the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bayesncl import distributed
+from bayesncl.errors import InputError
+from bayesncl.io import cache_folder
+from bayesncl.method.backbones import Kernels, ResNet
+from bayesncl.method.encoder import Encoder
+from bayesncl.method.lars import LARS
+from bayesncl.recipes import Recipe
+
+LOST_SHARE = 0.05  # a compiled gradient shorter than this share of the eager one has lost a path
+ROUNDING = 1e-6  # gradients shorter than this share of the longest one may be rounding errors
+COMPILER: dict[str, str | int | bool | Callable[..., object]] = {
+    "loop_ordering_after_fusion": False,  # an eighth of the compile time, no gain here
+    "triton.persistent_reductions": False,  # sums over 5 x 5 maps are twice as fast in a loop
+}
+CUSTOM_AUTOGRAD_CACHE = "autograd_cache_allow_custom_autograd_functions"
+
+
+class Parts(NamedTuple):
+    """The functions that a forward pass consists of; `accelerate` replaces them by faster ones.
+
+    They are compiled separately because torch does not cache a compiled function that enters
+    autocast, and because a run with the same views or backbone finds its part in the cache.
+    """
+
+    draw: Callable[..., Any]  # pixels to normalized views and gate noise
+    embed: Callable[..., Any]  # views to h
+    code: Callable[..., Any]  # h to features
+    score: Callable[..., Any]  # features to loss and metrics
+
+
+def compiles(recipe: Recipe, device: torch.device) -> bool:
+    """Whether to use kernels and the compiler; both need Triton."""
+    return recipe.run.compile and device.type == "cuda" and find_spec("triton") is not None
+
+
+def accelerate(
+    step: Callable[[Parts], None], parts: Parts, model: Encoder, optimizer: LARS,
+    meter_state: Sequence[Tensor], pixels: Tensor, backward: Callable[[], None],
+) -> Callable[[], None]:
+    """A function that does what `step(parts)` does, with faster parts, recorded at its first call.
+
+    `pixels` is the tensor that each batch is copied to; `backward` runs the forward and backward
+    pass with the original parts, for the gradient check.
+    """
+    keep_compiled()  # before triton is imported
+    from bayesncl.training.kernels import update
+
+    optimizer.move = update.move
+    faster = choose_parts(parts, model, pixels)
+    # the remaining float32 products are those of InfoNCE, which need the precision
+    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
+    return record_at_first_call(
+        partial(step, faster),
+        lambda: [*model.state_dict().values(), *meter_state, *momenta(optimizer)],
+        pixels.device,
+        lambda: check_gradients(model, backward),
+    )
+
+
+def momenta(optimizer: LARS) -> list[Tensor]:
+    """Every momentum buffer."""
+    return [state["momentum_buffer"] for state in optimizer.state.values()]
+
+
+def choose_parts(parts: Parts, model: Encoder, pixels: Tensor) -> Parts:
+    """Replace each part by a kernel if there is one, else compile it.
+
+    A ResNet in one process has its own kernels; so have small views. With both, head and loss stay
+    eager: they are too small to be worth importing torch's compiler, which takes six seconds.
+    """
+    has_kernels = isinstance(model.backbone, ResNet) and distributed.world_size() == 1
+    if has_kernels:
+        from bayesncl.training.kernels import views
+
+        if views.fits(model.recipe.views, (pixels.shape[2], pixels.shape[3])):
+            return parts._replace(draw=draw_with_kernel, embed=embed_with_kernels)
+    torch.compiler.reset()  # torch keeps eight compiled forms of a function; a ninth is eager
+    compiled = Parts(*map(compile_function, parts))
+    return compiled._replace(embed=embed_with_kernels) if has_kernels else compiled
+
+
+def draw_with_kernel(
+    model: Encoder, pixels: Tensor, index: Tensor, epoch: Tensor, seed: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """`loop.draw` with a kernel."""
+    from bayesncl.training.kernels import views
+
+    x = views.make_views(pixels, index, epoch, seed, model.recipe.views, model.mean, model.std)
+    return x, model.head.draw_uniform(index, epoch, seed)
+
+
+def embed_with_kernels(model: Encoder, x: Tensor) -> Tensor:
+    """`loop.embed` with kernels between the convolutions."""
+    with use_kernels():
+        return model.embed(x)
+
+
+@contextlib.contextmanager
+def use_kernels() -> Iterator[None]:
+    """Use the kernels for BatchNorm and max-pooling in training on a GPU, in one process."""
+    from bayesncl.training.kernels import norms, pool
+
+    before = Kernels.norm, Kernels.pool
+    Kernels.norm, Kernels.pool = norms.NormReLU.apply, pool.MaxPool.apply
+    try:
+        yield
+    finally:
+        Kernels.norm, Kernels.pool = before
+
+
+def compile_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function for a GPU with those of our options that this torch has."""
+    # otherwise a graph with a custom autograd function is traced anew in every process
+    if hasattr(torch._functorch.config, CUSTOM_AUTOGRAD_CACHE):
+        setattr(torch._functorch.config, CUSTOM_AUTOGRAD_CACHE, True)
+    known = set(torch._inductor.list_options())
+    options = {name: value for name, value in COMPILER.items() if name in known}
+    return torch.compile(function, dynamic=False, options=options)
+
+
+def keep_compiled() -> None:
+    """Let torch and Triton cache in our folder: their own caches do not survive a restart."""
+    with contextlib.suppress(InputError, OSError):
+        folder = cache_folder() / "compiled" / platform.node()  # machines may share the cache
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+        os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+
+
+def record_at_first_call(
+    body: Callable[[], None], state: Callable[[], Sequence[Tensor]], device: torch.device,
+    check: Callable[[], None] | None = None,
+) -> Callable[[], None]:
+    """A function that does what `body` does; its first call records `body` as a CUDA graph.
+
+    `state` returns every tensor that `body` changes and that outlives a call. `check` is called
+    once, after a rehearsal of `body`, to inspect the gradients. With several processes nothing is
+    recorded: graphs would not contain the collectives.
+    """
+    run: Callable[[], object] | None = None
+
+    def step() -> None:
+        nonlocal run
+        if run is None:
+            # kernels and graphs belong to the current device
+            with torch.cuda.device(device if device.type == "cuda" else -1):
+                if check is not None:
+                    with unchanged(state()):
+                        body()
+                    with unchanged(state()):
+                        check()
+                single = distributed.world_size() == 1
+                run = capture(body, state(), device) if single else body
+                run()
+        else:
+            run()
+
+    return step
+
+
+@contextlib.contextmanager
+def unchanged(state: Sequence[Tensor]) -> Iterator[None]:
+    """Restore the values of `state` afterwards, in place."""
+    saved = [tensor.clone() for tensor in state]
+    yield
+    with torch.no_grad():
+        for tensor, value in zip(state, saved):
+            tensor.copy_(value)
+
+
+def capture(
+    body: Callable[[], None], state: Sequence[Tensor], device: torch.device
+) -> Callable[[], object]:
+    """Record `body` as a CUDA graph; the warm-up runs leave `state` unchanged."""
+    graph = torch.cuda.CUDAGraph()
+    with unchanged(state), torch.cuda.device(device):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                body()
+        torch.cuda.current_stream().wait_stream(stream)
+        # thread_local: the loader's thread may pin memory meanwhile
+        with torch.cuda.graph(
+            graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"
+        ):
+            body()
+    return graph.replay
+
+
+def check_gradients(model: nn.Module, backward: Callable[[], None]) -> None:
+    """Raise InputError if the model's gradients, from the compiled pass, lack one."""
+    lost = find_lost_gradients(model, backward)
+    if lost:
+        raise InputError(
+            f"torch {torch.__version__} compiles this step without the gradient of {lost[0]} "
+            f"({len(lost)} parameters): use --set run.compile=false with another --out, or "
+            "another torch"
+        )
+
+
+def find_lost_gradients(model: nn.Module, backward: Callable[[], None]) -> list[str]:
+    """Parameters whose current gradient is far shorter than the one that `backward` computes.
+
+    Compilers have silently dropped gradients. A lost path that leaves more than 5 % of the length
+    is not found. Directions differ too much in bf16 to be compared. If the eager step does not fit
+    into memory, nothing is compared.
+    """
+
+    def lengths() -> dict[str, float]:
+        gradients = ((name, p.grad) for name, p in model.named_parameters())
+        return {name: 0.0 if g is None else float(g.norm()) for name, g in gradients}
+
+    compiled = lengths()
+    model.zero_grad(set_to_none=True)
+    try:
+        backward()
+    except torch.OutOfMemoryError:
+        if distributed.world_size() > 1:  # the others are waiting in a collective
+            raise
+        return []
+    eager = lengths()
+    shortest = ROUNDING * max(eager.values())
+    return sorted(
+        name for name, length in eager.items()
+        if length > shortest and compiled[name] < LOST_SHARE * length
+    )

@@ -1,0 +1,242 @@
+"""Run folders: the files of a training run, its lock, and how a run is stopped."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+from bayesncl import __version__, distributed
+from bayesncl.errors import InputError, as_input_error
+from bayesncl.io import remove_leftovers, write_atomic
+from bayesncl.method.encoder import Encoder
+from bayesncl.progress import plural
+from bayesncl.recipes import Recipe, read_recipe, replace_fields
+from bayesncl.training.weights import load_weights
+
+
+class Folder:
+    """An output folder, which need not exist yet; its files are attributes."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.evaluation_file = self.folder / "evaluation.json"
+        self.atlas = self.folder / "atlas"
+        self.lock_file = self.folder / ".lock"
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Lock the folder for this process; the system releases the lock when a process dies."""
+        if distributed.rank() != 0:
+            yield
+            return
+        lock = FileLock(self.lock_file, timeout=0)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except Timeout:
+            raise InputError(f"{self} is in use by another process") from None
+        except OSError as error:
+            raise InputError(f"cannot write to {self}: {error.strerror}") from None
+        try:
+            remove_leftovers(self.folder)
+            yield
+        finally:
+            self.lock_file.unlink(missing_ok=True)  # while locked: a waiting process starts over
+            lock.release()
+
+
+class RunFolder(Folder):
+    """The folder of a run: recipe, environment, metrics, checkpoints, weights."""
+
+    def __init__(self, folder: str | Path) -> None:
+        super().__init__(folder)
+        self.recipe_file = self.folder / "recipe.json"
+        self.environment_file = self.folder / "environment.json"
+        self.metrics_file = self.folder / "metrics.jsonl"
+        self.weights = self.folder / "model.safetensors"
+        self.checkpoints = self.folder / "checkpoints"
+        self.board = self.folder / "tensorboard"
+
+    def recipe(self) -> Recipe:
+        """The recipe of the run."""
+        if not self.recipe_file.is_file():
+            raise InputError(f"{self} is not a run: it has no {self.recipe_file.name}")
+        return read_recipe(self.recipe_file)
+
+    def environment(self) -> dict[str, Any] | None:
+        """Versions, device and command of the run; None if unreadable."""
+        return _read_object(self.environment_file)
+
+    def evaluation(self) -> dict[str, Any] | None:
+        """The saved results of `bayesncl evaluate`; None if there are none or unreadable."""
+        return _read_object(self.evaluation_file)
+
+    def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """Lines of metrics.jsonl: of training, or of another `kind` such as ``dynamics``."""
+        return [line for _, line in self._lines() if line.get("kind") == kind]
+
+    def _lines(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        if not self.metrics_file.is_file():
+            return
+        for text in self.metrics_file.read_text(errors="replace").splitlines():
+            with suppress(ValueError):  # a kill may have cut the last line short
+                line = json.loads(text)
+                if isinstance(line, dict) and type(line.get("step")) is int:
+                    yield text, line
+
+    def cut_metrics(self, done: int) -> None:
+        """Drop the metrics of steps after `done`, which will be repeated."""
+        kept = [f"{text}\n" for text, line in self._lines() if line["step"] <= done]
+        write_atomic(self.metrics_file, "".join(kept))
+
+    def append_metrics(self, line: dict[str, Any]) -> None:
+        """Append a line to metrics.jsonl."""
+        try:
+            with open(self.metrics_file, "a") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            error.filename = str(self.metrics_file)  # a full disk does not name the file
+            raise
+
+    def model(self, device: str | torch.device = "cpu") -> Encoder:
+        """The trained model in eval mode; InputError if it is missing or damaged."""
+        if not self.weights.exists() and self.recipe_file.exists():
+            raise InputError(f"{self} is not finished: bayesncl resume {self}")
+        model = load_weights(self.weights)
+        if self.recipe_file.is_file():  # the weights do not record the path of the images
+            root = self.recipe().data.root
+            model.recipe = replace_fields(model.recipe, data={"root": root})
+        return model.to(device)
+
+    def finished(self) -> bool:
+        """Whether the run has a trained model that loads."""
+        try:
+            self.model()
+        except InputError:
+            return False
+        return True
+
+    def set_aside(self, suffix: str) -> None:
+        """Rename the model and its evaluation before they are replaced."""
+        for path in (self.weights, self.evaluation_file):
+            if path.is_file():
+                path.replace(path.with_name(f"{path.stem}-{suffix}{path.suffix}"))
+
+
+def new_run(parent: Path, name: str) -> RunFolder:
+    """Create the folder parent/name, or name-2, name-3, ... if it exists."""
+    with as_input_error(f"cannot create a run folder in {parent}"):
+        parent.mkdir(parents=True, exist_ok=True)
+        for i in itertools.count(1):
+            path = parent / (name if i == 1 else f"{name}-{i}")
+            with suppress(FileExistsError):
+                path.mkdir()
+                break
+        return RunFolder(path)
+
+
+def load_run(path: str | Path, device: str | torch.device = "cpu") -> Encoder:
+    """Load a trained model from a run folder or a weights file."""
+    path = Path(path)
+    return RunFolder(path).model(device) if path.is_dir() else load_weights(path).to(device)
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    try:
+        tree = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return tree if isinstance(tree, dict) else None
+
+
+class Stopper:
+    """Turns Ctrl-C and SIGTERM into a request to save and stop; a second one stops at once."""
+
+    def __init__(self) -> None:
+        self.flag = False
+
+    def __enter__(self) -> Stopper:
+        try:
+            signals = (signal.SIGINT, signal.SIGTERM)
+            self.old = {s: signal.signal(s, self._handle) for s in signals}
+        except ValueError:  # not the main thread, which handles signals
+            self.old = {}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for s, handler in self.old.items():
+            signal.signal(s, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.flag:
+            raise KeyboardInterrupt
+        self.flag = True
+
+    def asked(self, done: int, every: int) -> bool:
+        """Whether to stop; several processes agree every `every` steps."""
+        if distributed.world_size() == 1:
+            return self.flag
+        return done % every == 0 and distributed.any_of(self.flag)
+
+
+def environment() -> dict[str, object]:
+    """Versions, device, git revision, command and date."""
+    packages = ("torch", "numpy", "scikit-learn", "pillow", "safetensors")
+    cpu = f"CPU, {plural(torch.get_num_threads(), 'thread')}"
+    return {
+        "bayesncl": __version__,
+        "revision": git_revision(),
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in packages},
+        "cuda": torch.version.cuda,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else cpu,
+        "processes": distributed.world_size(),
+        "machine": platform.machine(),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def git_revision() -> str | None:
+    """Commit of the source tree, with + if it has changes; None for an installed package."""
+    if revision := os.environ.get("BAYESNCL_REVISION"):
+        return revision
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():  # installed, perhaps inside another project's repository
+        return None
+    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
+    with suppress(OSError, subprocess.SubprocessError):
+        quiet = subprocess.DEVNULL
+        found = subprocess.check_output(command, cwd=root, text=True, timeout=5, stderr=quiet)
+        return found.strip()
+    return None
+
+
+def next_commands(run: RunFolder) -> str:
+    """What to do with a trained run, as commands to copy."""
+    path = shlex.quote(str(run))
+    return (
+        f"trained: {run}\n"
+        f"measure it:          bayesncl evaluate {path}\n"
+        f"browse dimensions:   bayesncl atlas {path} --serve\n"
+        f"fit readable codes:  bayesncl fit {path} -o codes"
+    )

@@ -1,0 +1,385 @@
+"""Chromium clicks through every view and finds what the arrays say."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_array
+
+from bayesncl.atlas import AtlasRun, build_atlas
+from bayesncl.atlas.ranking import Labels, mixed_dimensions, pick_diverse, prominent_class
+from bayesncl.data.images import Images
+from bayesncl.measure.dimensions import most_suppressed
+from bayesncl.measure.vectors import nearest_rows, top_images
+from benchmarks.atlas import make_images, make_run
+from tests.atlas.browser import (
+    arrive,
+    click,
+    data,
+    press,
+    resize,
+    set_dark,
+    text,
+    visit,
+    wait_for,
+)
+from tests.atlas.conftest import GROUNDS, HOSTILE, NAMES, Case, serving
+from tests.conftest import unit_length
+
+VIEWS = (
+    "#/", "#/dims", "#/dim/2", "#/image/5", "#/images", "#/images?with=5", "#/pair/5/8",
+    "#/compare", "#/classes", "#/class/9", "#/names", "#/quiz", "#/gallery/entropy",
+    "#/gallery/suppressed", "#/?stage=after", "#/dim/2?stage=after", "#/?run=1",
+)  # fmt: skip
+
+
+def test_overview_shows_figures_and_all_active_dimensions(driver, index: Path, case: Case) -> None:
+    visit(driver, index)
+    fires, alive = case.z > 1e-5, case.dims.support > 0
+    consistency = np.nan_to_num(case.dims.consistency)
+    assert text(driver, ".lede")[0].startswith(f"A run with gates. {alive.sum()} of 24 dimensions")
+    assert not driver.find_element("css selector", "details table").is_displayed()
+    figures = text(driver, ".figure-number strong")
+    assert figures[0] == str(alive.sum())
+    assert figures[1] == f"{fires.sum(1).mean():.1f}"
+    assert figures[2] == f"{consistency[case.dims.support >= 10].mean():.1f} %"
+    assert figures[3] == f"{100 * (fires & ~case.open).sum() / fires.sum():.1f} %"
+    assert {"18.5", "11.3", "4.500"} <= set(text(driver, "td.number"))
+    shown = data(driver, ".dots a:not(.gone)", "dim")
+    assert sorted(shown) == np.flatnonzero(alive).tolist()
+    places = driver.execute_script(
+        "return Object.fromEntries([...document.querySelectorAll('.dots a')].map(a =>"
+        " [a.dataset.dim, a.firstChild.style.transform.match(/[-\\d.]+/g).map(Number)]))"
+    )
+    right = max(shown, key=lambda k: case.dims.support[k])
+    up = max(shown, key=lambda k: consistency[k])
+    assert places[str(right)][0] == max(places[str(k)][0] for k in shown)
+    assert places[str(up)][1] == min(places[str(k)][1] for k in shown)
+    click(driver, "#switches a[href*='stage=after']")
+    wait_for(driver, "document.querySelector('#switches a[aria-current][href*=after]')")
+    assert text(driver, ".figure-number strong")[1] == f"{(case.gated > 1e-5).sum(1).mean():.1f}"
+
+
+def test_map_shows_a_card_on_hover_and_opens_on_click(driver, index: Path, case: Case) -> None:
+    from selenium.webdriver import ActionChains
+
+    visit(driver, index)
+    k = data(driver, ".dots a:has(.hung)", "dim")[-1]
+    dot = driver.find_element("css selector", f".dots a[data-dim='{k}'] .hung rect")
+    driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", dot)
+    driver.execute_async_script("setTimeout(arguments[0], 100)")
+    hover = ActionChains(driver).move_to_element(dot).pause(0.2)  # scrolling hides the card
+    hover.move_by_offset(1, 1).perform()
+    wait_for(driver, "!document.getElementById('card').hidden")
+    assert text(driver, "#card .card-title") == [f"Dimension {k}"]
+    assert f"fires on {100 * case.dims.support[k] / 600:.0f} %" in text(driver, "#card")[0]
+    ActionChains(driver).click(dot).perform()
+    arrive(driver, f"#/dim/{k}")
+
+
+def test_everything_is_reached_by_keyboard(driver, index: Path, case: Case) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    visit(driver, index)
+    driver.execute_script("document.querySelector('.dots a[tabindex=\"0\"]').focus()")
+    assert len(data(driver, ".dots a[tabindex='0']", "dim")) == 1
+    focused = "return Number(document.activeElement.dataset.dim)"
+    start = driver.execute_script(focused)
+    assert start == case.dims.support.argmax()
+    press(driver, Keys.ARROW_LEFT)
+    moved = driver.execute_script(focused)
+    assert case.dims.support[moved] < case.dims.support[start]
+    spoken = driver.execute_script("return document.activeElement.getAttribute('aria-label')")
+    assert spoken.startswith(f"Dimension {moved}:")
+    press(driver, Keys.ENTER)
+    arrive(driver, f"#/dim/{moved}")
+    assert driver.execute_script("return document.activeElement.tagName") == "H1"
+    press(driver, "n")
+    arrive(driver, f"#/dim/{moved + 1}")
+    press(driver, "?")
+    assert wait_for(driver, "document.querySelector('dialog').open")
+    press(driver, Keys.ESCAPE)
+    assert wait_for(driver, "!document.querySelector('dialog').open")
+
+
+def test_search_finds_names_backgrounds_and_numbered_classes(driver, index: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    for words, address in (
+        ("petals", "#/dims?q=petals"), ("class 3", "#/class/3"), ("tiger", "#/class/3"),
+    ):  # fmt: skip
+        visit(driver, index)
+        press(driver, "/")
+        press(driver, words)
+        wait_for(driver, "document.querySelectorAll('#found [data-href]').length > 0")
+        press(driver, Keys.ENTER)
+        arrive(driver, address)
+
+
+def test_dimension_page_shows_the_arrays(driver, index: Path, case: Case) -> None:
+    k = int(most_suppressed(case.dims)[0])
+    visit(driver, index, f"#/dim/{k}")
+    order, value = case.top
+    want = order[k][value[k] > 0]
+    shown = data(driver, ".wall .picture", "image")
+    assert shown == want[: len(shown)].tolist()
+    assert min(48, len(want)) <= len(shown) < len(want)
+    closed = data(driver, ".wall .thumb.closed .picture", "image")
+    assert closed == [i for i in shown if not case.open[i, k]]
+    counts = case.dims.class_counts[k]
+    assert text(driver, "aside section:nth-child(2) .bar-label")[0] == NAMES[counts.argmax()]
+    share = f"{100 * counts.max() / counts.sum():.0f} %"
+    assert text(driver, "aside section:nth-child(2) .bar-text")[0] == share
+    gate = text(driver, "aside ul[aria-label='Gate open'] .bar-text")
+    rates = [100 * case.open[:, k].mean(), 100 - case.dims.closed_rate[k]]
+    assert [float(t.removesuffix(" %")) for t in gate] == pytest.approx(rates, abs=0.51)
+    near, _ = nearest_rows(csr_array(unit_length(case.z.T)), 6)
+    assert text(driver, "aside .tile-name")[0] == f"Dimension {near[k][0]}"
+    bins = [int(t.split(": ")[1].split()[0]) for t in text(driver, ".histogram title")]
+    assert sum(bins) == case.dims.support[k]
+    driver.execute_script("document.querySelector('.more').scrollIntoView({behavior: 'instant'})")
+    count = "document.querySelectorAll('.wall .picture').length"
+    wait_for(driver, f"{count} > arguments[0]", len(shown))
+
+
+def test_list_sorts_filters_and_keeps_its_state_in_the_address(driver, index, case: Case) -> None:
+    dims = "tbody tr th a"
+    visit(driver, index, "#/dims")
+    assert text(driver, dims)[0] == str(case.clarity.argmax())
+    click(driver, "[data-sort=support]")
+    order = np.argsort(-case.dims.support, kind="stable")
+    assert text(driver, dims) == [str(k) for k in order]
+    assert "sort=support" in driver.current_url
+    visit(driver, index, "#/dims?show=dead")
+    assert text(driver, dims) == [str(k) for k in np.flatnonzero(case.dims.support == 0)]
+
+
+def test_image_page_shows_features_gates_and_neighbors(driver, index: Path, case: Case) -> None:
+    visit(driver, index, "#/image/5")
+    order = sorted((k for k in range(24) if case.z[5, k] > 1e-5), key=lambda k: -case.z[5, k])[:16]
+    assert data(driver, ".features li", "dim") == order
+    values = text(driver, ".features .feature-bar:first-child .bar-text")
+    assert values == [f"before {case.z[5, k]:.3f}" for k in order]
+    gates = text(driver, ".features .gate")
+    assert gates == ["open" if case.open[5, k] else "closed" for k in order]
+    near, similarity = nearest_rows(csr_array(case.z), 12)
+    assert data(driver, ".large .picture", "image") == near[5].tolist()
+    assert text(driver, ".large .caption")[0].endswith(f" · {similarity[5, 0]:.2f}")
+    assert f"{HOSTILE}/005.png" in text(driver, ".facts dd")
+    click(driver, ".large .why")
+    arrive(driver, f"#/pair/5/{near[5, 0]}")
+
+
+def test_pair_page_adds_up_to_the_similarity(driver, index: Path, case: Case) -> None:
+    visit(driver, index, "#/images?pick=1")
+    click(driver, ".wall .thumb:nth-child(6)")
+    arrive(driver, "#/images?with=5")
+    click(driver, ".wall .thumb:nth-child(8)")  # image 5 itself is left out
+    arrive(driver, "#/pair/5/8")
+    before, after = case.z[5] * case.z[8], case.gated[5] * case.gated[8]
+    assert text(driver, ".verdict strong") == [f"{before.sum():.3f}", f"{after.sum():.3f}"]
+    shared = data(driver, ".pair-list li", "dim")
+    assert set(shared) == set(np.flatnonzero(before > 1e-9).tolist())
+    bars = [float(t.split()[1]) for t in text(driver, ".pair-list .bar-text")]
+    assert bars[::2] == pytest.approx(before[shared], abs=1e-4)
+    assert bars[1::2] == pytest.approx(after[shared], abs=1e-4)
+
+
+def test_compare_shows_both_runs(driver, index: Path, case: Case) -> None:
+    visit(driver, index, "#/compare?image=9")
+    assert text(driver, ".side h3")[:2] == ["BayesNCL", f"NCL {HOSTILE}"]
+    assert len(text(driver, "svg.map")) == 2
+    cosine = unit_length(case.z.T) @ unit_length(case.other.T).T
+    dims, matches = data(driver, ".matches li", "dim"), data(driver, ".matches li", "match")
+    assert dims[0] == case.clarity.argmax()
+    assert matches == [int(cosine[k].argmax()) for k in dims]
+    assert text(driver, ".match b")[0] == f"{cosine[dims[0]].max():.2f}"
+    order = np.argsort(-case.other[9], kind="stable")[:6]
+    assert data(driver, ".side:nth-child(2) .features li", "dim") == order.tolist()
+
+
+def test_class_page_ranks_dimensions_by_f1(driver, index: Path, case: Case) -> None:
+    visit(driver, index, "#/class/3")
+    fires, member = case.z > 1e-5, case.labels == 3
+    hits = fires[member].sum(0)
+    precision, recall = hits / np.maximum(fires.sum(0), 1), hits / member.sum()
+    f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
+    shown = data(driver, "tbody tr", "dim")
+    assert all(f1[a] >= f1[b] - 1e-12 for a, b in pairwise(shown))
+    assert set(shown) == set(np.flatnonzero(hits).tolist())
+    first = text(driver, "tbody tr:first-child td.number")[:2]
+    assert first == [f"{100 * x[shown[0]]:.0f} %" for x in (precision, recall)]
+    assert set(case.labels[data(driver, ".wall .picture", "image")]) == {3}
+
+
+def test_galleries(driver, index: Path, case: Case) -> None:
+    visit(driver, index, "#/dim/2")
+    click(driver, ".actions a[href*='gallery/suppressed']")
+    arrive(driver, "#/gallery/suppressed")
+    assert data(driver, "article", "dim") == most_suppressed(case.dims)[:24].tolist()
+    click(driver, ".actions a[href*='gallery/entropy']")
+    arrive(driver, "#/gallery/entropy")
+    mixed = mixed_dimensions(case.dims, case.top, Labels(case.labels, list(NAMES)))
+    assert data(driver, "article", "dim") == mixed[:24].tolist()
+
+
+def test_overview_begins_with_the_clearest_dimensions(driver, index: Path, case: Case) -> None:
+    visit(driver, index)
+    order = pick_diverse(csr_array(case.z), case.top, case.clarity, 24)
+    names = text(driver, ".clearest .tile-name")
+    assert names == [f"Dimension {k}" for k in order[:12]]
+    k = int(order[0])
+    labels, grounds = Labels(case.labels, list(NAMES)), Labels(case.grounds, list(GROUNDS))
+    label, share, log_p = (x[k] for x in prominent_class(case.top, labels))
+    ground, ground_share, ground_log_p = (x[k] for x in prominent_class(case.top, grounds))
+    word, chance = NAMES[label], (case.labels == label).mean()
+    if ground_log_p < log_p:
+        share, word = ground_share, f"on {GROUNDS[ground]}"
+        chance = (case.grounds == ground).mean()
+    line = text(driver, ".clearest .tile-line")[0]
+    assert line.startswith(f"{100 * share:.0f} % {word}, {share / chance:.1f}×")
+
+
+def test_three_runs_and_signed_features(driver, case: Case, tmp_path: Path) -> None:
+    z = unit_length(np.random.default_rng(0).normal(size=(600, 20)))
+    runs = [AtlasRun("A", case.z), AtlasRun("B", case.other), AtlasRun("C", z)]
+    page = build_atlas(tmp_path / "atlas", runs, case.images, "Three")
+    visit(driver, page, "#/dim/2?run=2")
+    assert data(driver, ".wall .picture", "image")[0] == z[:, 2].argmax()
+    visit(driver, page, "#/pair/5/8?run=2")
+    assert text(driver, ".verdict strong") == [f"{z[5] @ z[8]:.3f}".replace("-", "−")]
+    visit(driver, page, "#/compare?run=2")
+    assert text(driver, ".side h3")[:2] == ["A", "C"]
+    assert text(driver, "#switches a") == ["B", "C"]
+
+
+def test_hostile_names_stay_text(driver, index: Path) -> None:
+    for address in VIEWS:
+        visit(driver, index, address)
+        count = "document.querySelectorAll('img, main script, main iframe').length"
+        assert driver.execute_script(f"return {count}") == 0, address
+    visit(driver, index, "#/class/9")
+    assert text(driver, "h1") == [HOSTILE]
+    assert text(driver, ".brand") == [f"Digits {HOSTILE}"]
+
+
+def test_wrong_addresses(driver, index: Path) -> None:
+    for address in (
+        "#/dim/999", "#/dim", "#/image/-1", "#/image", "#/class/77", "#/nowhere", "#/pair/1/x",
+        "#/pair/5",
+    ):  # fmt: skip
+        visit(driver, index, address)
+        assert text(driver, "h1") == ["Not found"]
+        assert "undefined" not in text(driver, "main")[0]
+
+
+CONTRAST = """
+const linear = (x) => (x / 255 <= 0.03928 ? x / 255 / 12.92 : ((x / 255 + 0.055) / 1.055) ** 2.4);
+const light = (color) => {
+  const [r, g, b] = color.match(/[\\d.]+/g).map(Number).map(linear);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const clear = (e) => /, 0\\)|transparent/.test(getComputedStyle(e).backgroundColor);
+const low = [];
+for (const e of document.querySelectorAll('body *')) {
+  const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+  if (!own || !e.checkVisibility() || e.closest('.unseen, .skip')) continue;
+  let ground = e;
+  while (ground.parentElement && clear(ground)) ground = ground.parentElement;
+  const style = getComputedStyle(e);
+  const ink = e.namespaceURI.endsWith('svg') ? style.fill : style.color;
+  const [a, b] = [ink, getComputedStyle(ground).backgroundColor].map(light);
+  const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  if (ratio < 4.5) low.push(`${e.tagName}.${e.className} ${ratio} ${e.textContent.slice(0, 30)}`);
+}
+return low;
+"""
+UNNAMED = """
+return [...document.querySelectorAll('a, button, input, select')].filter((e) => e.checkVisibility()
+  && !e.textContent.trim() && !e.ariaLabel && !e.labels?.length && !e.querySelector('[aria-label]')
+  && !e.closest('[aria-hidden], svg')).map((e) => e.outerHTML.slice(0, 90));
+"""
+
+
+@pytest.mark.parametrize(
+    ("width", "dark"), [(1280, False), (1280, True), (768, False), (390, False), (390, True)]
+)
+def test_contrast_width_and_names_of_controls(driver, index: Path, width: int, dark: bool) -> None:
+    resize(driver, width, 800)
+    set_dark(driver, dark)
+    for address in VIEWS[:14]:
+        visit(driver, index, address)
+        scroll_width = driver.execute_script("return document.documentElement.scrollWidth")
+        assert scroll_width <= width, address
+        assert driver.execute_script(CONTRAST) == [], address
+        assert driver.execute_script(UNNAMED) == [], address
+    ground = driver.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert (int(ground.split("(")[1].split(",")[0]) < 60) == dark
+    if width == 390:
+        visit(driver, index, "#/dims")
+        top = "document.querySelector('main').getBoundingClientRect().top + scrollY"
+        assert driver.execute_script(f"return {top}") < 0.16 * 800
+        assert driver.find_element("css selector", ".sideways").is_displayed()
+
+
+def test_the_theme_button_and_print(driver, index: Path) -> None:
+    visit(driver, index, "#/dim/2")
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    light = driver.execute_script(ground)
+    click(driver, "#theme")
+    assert driver.execute_script(ground) != light
+    click(driver, "#theme")
+    assert driver.execute_script(ground) == light
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    script = "return arguments[0].map(s => document.querySelector(s).checkVisibility())"
+    visible = driver.execute_script(script, [".top", "#switches", "h1", ".wall"])
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    assert visible == [False, False, True, True]
+
+
+def test_served_pictures_are_the_images(driver, index: Path, case: Case) -> None:
+    with serving(index) as base:  # a canvas cannot be read from disk
+        visit(driver, base, "#/image/599")
+        canvas = "document.querySelector('.portrait canvas').getContext('2d')"
+        pixels = driver.execute_script(f"return [...{canvas}.getImageData(0, 0, 32, 32).data]")
+        driver.get("about:blank")
+    drawn = np.array(pixels).reshape(32, 32, 4)
+    assert (drawn[..., :3] == case.images.pixels[599].transpose(1, 2, 0)).all()
+
+
+def test_all_views_work_without_labels_or_gates(driver, case: Case, tmp_path: Path) -> None:
+    run, bare = AtlasRun("plain", case.other), Images(case.images.pixels)
+    page = build_atlas(tmp_path / "atlas", [run], bare, "Bare")
+    for address in (
+        "#/", "#/dims", "#/dim/2", "#/image/5", "#/images", "#/quiz", "#/gallery/entropy",
+        "#/pair/5/8",
+    ):  # fmt: skip
+        visit(driver, page, address)
+        assert text(driver, "h1") != ["Not found"], address
+        assert not any("NaN" in t or "undefined" in t for t in text(driver, "main")), address
+    assert "Classes" not in text(driver, "nav a")
+    assert text(driver, ".verdict strong") == [f"{case.other[5] @ case.other[8]:.3f}"]
+
+
+def test_ten_thousand_images_and_2048_dimensions(driver, tmp_path: Path) -> None:
+    images = make_images(10_000)
+    run = make_run("large", images.labels, 2_048, 0, False)
+    page = build_atlas(tmp_path / "atlas", [run], images, "Large")
+    assert sum(f.stat().st_size for f in page.parent.rglob("*") if f.is_file()) < 60e6
+    z = unit_length(run.z)
+    visit(driver, page)
+    assert len(data(driver, ".dots a:not(.gone)", "dim")) == (z > 1e-5).any(0).sum()
+    visit(driver, page, "#/dim/2000")
+    assert data(driver, ".wall .picture", "image") == []  # dead
+    visit(driver, page, "#/dim/700")
+    want = top_images(csr_array(z[:, 700:701]), 40)[0][0]
+    assert data(driver, ".wall .picture", "image")[:40] == want.tolist()
+    visit(driver, page, "#/pair/17/9999")
+    cosine = float(text(driver, ".verdict strong")[0])
+    assert cosine == pytest.approx(float(z[17] @ z[9999]), abs=0.02)
+    for address in ("#/dims", "#/class/5", "#/classes", "#/images", "#/image/9999"):
+        visit(driver, page, address)
+        assert text(driver, "h1") != ["Not found"], address

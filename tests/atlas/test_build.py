@@ -1,0 +1,344 @@
+"""The atlas folder against the arrays it was built from."""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy import sparse
+
+from bayesncl.atlas import AtlasRun, Photos, build_atlas, galleries
+from bayesncl.atlas.build import MARKER
+from bayesncl.atlas.page_data import prepare
+from bayesncl.atlas.pictures import large_side, write_sprites
+from bayesncl.atlas.server import make_server
+from bayesncl.data.images import Images
+from bayesncl.errors import InputError
+from bayesncl.measure.dimensions import describe
+from bayesncl.measure.vectors import SCALE, nearest_rows, quantize
+from tests.atlas.conftest import HOSTILE, serving
+from tests.conftest import unit_length
+
+TYPES = {"Uint8": "u1", "Uint16": "<u2", "Uint32": "<u4", "Int16": "<i2", "Float32": "<f4"}
+
+
+def make_features(n: int = 60, d: int = 23, seed: int = 0, signed: bool = False) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    z = rng.gamma(1, 1, (n, d)) * (rng.random((n, d)) < rng.random(d))
+    z[:, 3:5] = 0  # dead
+    z[7, 4] = 1  # nearly dead
+    z = z * np.where(rng.random((n, d)) < 0.5, -1, 1) if signed else z
+    return unit_length(z).astype(np.float32)
+
+
+def make_images(n: int = 60, labeled: bool = True, side: int = 12) -> Images:
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (n, 3, side, side), dtype=np.uint8)
+    if not labeled:
+        return Images(pixels)
+    classes, grounds = ("cat", HOSTILE, "dog", "tiger"), ("sky", "grass")
+    files = tuple(f"{HOSTILE}{i}.png" for i in range(n))
+    return Images(pixels, rng.integers(0, 4, n), rng.integers(0, 2, n), classes, grounds, files)
+
+
+def draw_photos(folder: Path, count: int = 12) -> list[Path]:
+    """Gray photos; the last but one is damaged, the last one is missing."""
+    paths = [folder / f"{i}.png" for i in range(count)]
+    for i, path in enumerate(paths[:-2]):
+        Image.fromarray(np.full((300, 200, 3), 20 * i % 256, np.uint8)).save(path)
+    paths[-2].write_bytes(b"not an image")
+    return paths
+
+
+def read(folder: Path, key: str) -> dict:
+    """The arguments of atlasData, with decoded arrays."""
+    text = (folder / "data" / f"{key}.js").read_text(encoding="ascii")
+    name, plain, arrays = json.loads("[" + text.removeprefix("atlasData(")[:-3] + "]")
+    assert name == key
+    for name, (kind, raw) in arrays.items():
+        plain[name] = np.frombuffer(base64.b64decode(raw), TYPES[kind.removesuffix("Array")])
+    return plain
+
+
+def tile(folder: Path, layout: dict, i: int) -> np.ndarray:
+    """Image `i`, cut out of its sheet."""
+    sheet, cell = divmod(i, layout["columns"] * layout["rows"])
+    (tile_h, tile_w), (h, w) = layout["tile"], layout["size"]
+    y, x = cell // layout["columns"] * tile_h, cell % layout["columns"] * tile_w
+    return np.asarray(Image.open(folder / layout["files"][sheet]))[y : y + h, x : x + w]
+
+
+def test_sparse_and_dense_codes_give_the_same_atlas(tmp_path: Path) -> None:
+    z, images = make_features(), make_images()
+    folders = [
+        build_atlas(tmp_path / name, [AtlasRun("r", x)], images).parent
+        for name, x in (("dense", z), ("csr", sparse.csr_array(z)), ("coo", sparse.coo_matrix(z)))
+    ]
+    files = [{p.name: p.read_bytes() for p in f.rglob("*") if p.is_file()} for f in folders]
+    assert files[0] == files[1] == files[2]
+
+
+def test_sprites_keep_small_images_exactly_and_shrink_large_ones(tmp_path: Path) -> None:
+    images = make_images(130)
+    layout = write_sprites(images, tmp_path / "small", 96)
+    for i in (0, 63, 64, 129):
+        assert (tile(tmp_path, layout, i) == images.pixels[i].transpose(1, 2, 0)).all()
+    pixels = np.zeros((130, 3, 224, 112), np.uint8)
+    pixels[129] = 255
+    layout = write_sprites(Images(pixels), tmp_path / "large", 96)
+    assert layout["size"] == [96, 48]
+    assert len(layout["files"]) == 1 + 129 // (layout["columns"] * layout["rows"])
+    assert tile(tmp_path, layout, 129).min() == 255
+    assert tile(tmp_path, layout, 128).max() == 0
+
+
+def test_large_images_are_stored_in_two_sizes(tmp_path: Path) -> None:
+    assert (large_side(1000), large_side(1_000_000)) == (256, 0)
+    images = Images(np.zeros((10, 3, 300, 200), np.uint8))
+    run = AtlasRun("r", np.ones((10, 3)))
+    core = read(build_atlas(tmp_path / "a", [run], images).parent, "atlas")
+    assert (core["sprites"]["size"], core["large"]["size"]) == ([96, 64], [256, 171])
+    assert "large" not in read(build_atlas(tmp_path / "b", [run], make_images(10)).parent, "atlas")
+
+
+def test_photos_are_cropped_and_unreadable_ones_are_gray(tmp_path: Path) -> None:
+    paths = draw_photos(tmp_path)
+    photos = Photos(paths, np.arange(12) % 2, class_names=("even", "odd"))
+    folder = build_atlas(tmp_path / "a", [AtlasRun("r", np.eye(12))], photos).parent
+    assert read(folder, "names-0")["names"][3] == "3.png"
+    layout = read(folder, "atlas")["sprites"]
+    assert layout["size"] == [96, 96]
+    for i in range(12):
+        middle = int(tile(folder, layout, i)[48, 48, 0])
+        assert abs(middle - (20 * i if i < 10 else 128)) <= 3
+    with pytest.raises(InputError, match="labels"):
+        Photos(paths, np.arange(3))
+
+
+def test_the_folder_contains_the_numbers_of_both_runs(tmp_path: Path) -> None:
+    images, z = make_images(), make_features()
+    gates = np.random.default_rng(1).random(z.shape) < 0.7
+    other = make_features(d=9, seed=5, signed=True)
+    sound = {"consistency": np.float32(11.5), "l0": np.nan}
+    summary = {"paper": {"consistency": 12.5, "curve": [1, 2]}, "sound": sound}
+    runs = [AtlasRun("gated", 3 * z, None, gates, summary), AtlasRun(HOSTILE, other)]
+    folder = build_atlas(tmp_path / "atlas", runs, images, HOSTILE).parent
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["atlas"]
+
+    core = read(folder, "atlas")
+    assert core["classes"] == list(images.class_names)
+    assert (core["labels"] - 1).tolist() == images.labels.tolist()
+    rows = [["consistency", 12.5, 11.5]]
+    assert core["runs"][0]["summary"] == {"columns": ["paper", "sound"], "rows": rows}
+    assert core["runs"][1]["name"] == HOSTILE
+    assert read(folder, "names-0")["names"] == list(images.names)
+
+    gated = unit_length(z * gates)
+    run, part = read(folder, "run0"), read(folder, "run0-images-0")
+    for stage, x in (("before", z), ("after", gated)):
+        dims = describe(x, images.labels)
+        assert run[f"{stage}.support"].tolist() == dims.support.tolist()
+        assert np.allclose(run[f"{stage}.consistency"], np.nan_to_num(dims.consistency) / 100)
+        counts = read(folder, "run0-classes")[f"{stage}.classes"]
+        assert (counts.reshape(23, 4) == dims.class_counts).all()
+        near, _ = nearest_rows(sparse.csr_array(x), 12)
+        assert (part[f"{stage}.near"].reshape(60, 12) == near).all()
+    for i in (0, 41):
+        e = slice(part["start"][i], part["start"][i + 1])
+        dense = np.zeros(23)
+        dense[part["dims"][e]] = part["gated"][e] / SCALE
+        assert np.allclose(dense, gated[i], atol=1 / SCALE)
+        bits = np.unpackbits(part["open"], bitorder="little")[e]
+        assert bits.tolist() == gates[i, part["dims"][e]].tolist()
+    assert run["whole"] is True
+
+    second = read(folder, "run1")
+    assert second["signed"] is True
+    assert list(second["stages"]) == ["before"]
+    cosine = unit_length(z.T) @ unit_length(other.T).T
+    match = read(folder, "compare-1")
+    assert match["first.match"][0] == cosine[0].argmax()
+    assert match["second.cosine"][2] == quantize(cosine[:, 2].max())
+
+
+def test_hostile_names_are_escaped(tmp_path: Path) -> None:
+    run = AtlasRun(HOSTILE, make_features())
+    index = build_atlas(tmp_path / "a", [run], make_images(), HOSTILE)
+    for path in (index.parent / "data").iterdir():
+        assert "<" not in path.read_text(encoding="ascii")
+    page = index.read_text(encoding="ascii")
+    assert "<img" not in page and "default-src 'none'" in page
+
+
+def test_works_without_labels_names_or_gates(tmp_path: Path) -> None:
+    bare = make_images(labeled=False)
+    folder = build_atlas(tmp_path / "a", [AtlasRun("plain", make_features())], bare).parent
+    core, run = read(folder, "atlas"), read(folder, "run0")
+    assert core["classes"] is None and "labels" not in core and "before.consistency" not in run
+    assert run["stages"]["before"]["consistency"] is None
+    assert not (folder / "data" / "run0-classes.js").exists()
+
+
+@pytest.mark.parametrize("z", [np.ones((1, 1)), np.zeros((1, 2))])
+def test_works_with_one_image_or_if_nothing_fires(z: np.ndarray, tmp_path: Path) -> None:
+    index = build_atlas(tmp_path / "a", [AtlasRun("r", z)], make_images(1))
+    assert read(index.parent, "run0")["before.support"].tolist() == z[0].tolist()
+
+
+def test_truncated_features_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bayesncl.atlas.page_data.FEATURES_PER_RUN", 1)
+    z = unit_length(np.random.default_rng(0).random((20, 100)))
+    run = read(build_atlas(tmp_path / "a", [AtlasRun("r", z)], make_images(20)).parent, "run0")
+    assert (run["keep"], run["whole"]) == (64, False)
+    stored = np.sort(z**2)[:, -64:].sum(1).mean()
+    assert run["covered"][0] == pytest.approx(stored, abs=1e-5)
+
+
+def title(folder: Path) -> str:
+    return json.loads((folder / MARKER).read_text())["title"]
+
+
+def test_replaces_an_atlas_but_keeps_added_files_and_other_folders(tmp_path: Path) -> None:
+    images, run, out = make_images(), AtlasRun("a", make_features()), tmp_path / "out"
+    out.mkdir()
+    build_atlas(out, [run], images, "first")
+    (out / "names.json").write_text("{}")
+    (out / "mine/data").mkdir(parents=True)
+    (out / "link").symlink_to("nowhere")
+    (out / "sprites/old.png").write_text("")
+    linked = tmp_path / "linked"
+    linked.symlink_to("out")
+    build_atlas(linked, [run], images, "second")
+    assert linked.is_symlink() and title(out) == "second"
+    assert (out / "names.json").read_text() == "{}"
+    assert (out / "mine/data").is_dir() and (out / "link").is_symlink()
+    assert not (out / "sprites/old.png").exists()
+    thesis = tmp_path / "thesis"
+    thesis.mkdir()
+    (thesis / "chapter1.tex").write_text("x")
+    with pytest.raises(InputError, match="not an atlas"):
+        build_atlas(thesis, [run], images)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["linked", "out", "thesis"]
+    assert [p.name for p in thesis.iterdir()] == ["chapter1.tex"]
+
+
+def test_a_failed_build_keeps_the_old_atlas(tmp_path: Path, monkeypatch) -> None:
+    images, run = make_images(), AtlasRun("a", make_features())
+    build_atlas(tmp_path / "out", [run], images, "first")
+    before = {p: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()}
+
+    def fail(*args: object) -> None:
+        raise OSError(28, "disk full")
+
+    monkeypatch.setattr("bayesncl.atlas.build.write_images", fail)
+    with pytest.raises(OSError, match="disk full"):
+        build_atlas(tmp_path / "out", [run], images, "second")
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_a_kill_while_replacing_keeps_the_old_atlas(tmp_path: Path, monkeypatch) -> None:
+    images, run, out = make_images(), AtlasRun("a", make_features()), tmp_path / "out"
+    build_atlas(out, [run], images, "first")
+    rename = Path.rename
+
+    def killed(self: Path, target: Path) -> Path:
+        if Path(target) == out:
+            raise SystemExit("killed")
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        with pytest.raises(SystemExit):
+            build_atlas(out, [run], images, "second")
+    assert not out.exists()
+    with pytest.raises(InputError):  # the next build restores it, even if it fails
+        build_atlas(out, [AtlasRun("b", np.ones((3, 3)))], images, "third")
+    assert title(out) == "first"
+    build_atlas(out, [run], images, "fourth")
+    assert title(out) == "fourth"
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("run", "keyword"),
+    [
+        (AtlasRun("r", np.ones((59, 3))), "z must"),
+        (AtlasRun("r", np.ones(60)), "z must"),
+        (AtlasRun("r", np.ones((60, 3)), None, np.ones((60, 2), bool)), "open must"),
+        (AtlasRun("r", np.full((60, 3), np.nan)), "finite"),
+        (AtlasRun("r", np.zeros((60, 3), "complex128")), "float32"),
+        (AtlasRun("r", np.zeros((60, 3), "U3")), "float32"),
+    ],
+)
+def test_bad_arrays_are_input_errors(run: AtlasRun, keyword: str) -> None:
+    with pytest.raises(InputError, match=f"'r'.*{keyword}"):
+        prepare(run, make_images())
+
+
+def test_bad_requests_write_nothing(tmp_path: Path) -> None:
+    run, images = AtlasRun("r", make_features()), make_images()
+    with pytest.raises(InputError, match="8 runs"):
+        build_atlas(tmp_path / "a", [run] * 9, images)
+    with pytest.raises(InputError, match="class names"):
+        build_atlas(tmp_path / "a", [run], Images(images.pixels, images.labels, None, ("a", "b")))
+    assert not list(tmp_path.iterdir())
+
+
+def test_gates_that_change_nothing_are_no_gates() -> None:
+    z = make_features()
+    assert prepare(AtlasRun("ncl", z, z, None), make_images()).gated is None
+    soft = prepare(AtlasRun("soft", z, z * np.linspace(0.1, 1, 23), None), make_images())
+    assert soft.gated is not None and soft.open is None
+
+
+def test_the_scale_of_rows_does_not_matter() -> None:
+    z, images = make_features(), make_images()
+    scaled = z.astype(np.float64) * np.logspace(-10, 10, 60)[:, None]
+    for x in (scaled, sparse.csr_array(scaled), 1e10 * z):
+        assert np.allclose(prepare(AtlasRun("r", x), images).z.toarray(), z, atol=1e-6)
+
+
+def test_the_server_serves_only_the_atlas_and_only_to_this_machine(tmp_path: Path, capfd) -> None:
+    index = build_atlas(tmp_path / "a", [AtlasRun("r", make_features())], make_images())
+    (tmp_path / "secret").write_text("x")
+    (index.parent / "link").symlink_to(tmp_path / "secret")
+    (index.parent / "folder").symlink_to(tmp_path)
+    (index.parent / "alias.js").symlink_to("atlas.js")
+    with pytest.raises(InputError, match="not an atlas"):
+        make_server(tmp_path, 0)
+    with serving(index) as base:
+        assert base.startswith("http://127.0.0.1:")
+        port = int(base.split(":")[-1].strip("/"))
+        with pytest.raises(InputError, match="port"):
+            make_server(index.parent, port)
+        for name, file in (("", "index.html"), ("alias.js", "atlas.js")):
+            with urllib.request.urlopen(base + name) as reply:
+                assert reply.read() == (index.parent / file).read_bytes()
+        for path in ("data/", "../secret", "link", "folder/secret", "%00", "data/%00.js"):
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                urllib.request.urlopen(base + path)
+        for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example"):
+            with pytest.raises(urllib.error.HTTPError, match="421"):
+                urllib.request.urlopen(urllib.request.Request(base, headers={"Host": host}))
+    assert capfd.readouterr().err == ""
+
+
+def test_galleries_are_written_for_pixels_and_photos(tmp_path: Path) -> None:
+    z, images = make_features(), make_images()
+    gates = np.random.default_rng(1).random(z.shape) < 0.7
+    files = galleries(AtlasRun("r", z, None, gates), images, tmp_path, rows=3, columns=4)
+    assert [f.name for f in files] == ["high-entropy.png", "most-suppressed.png"]
+    bare = make_images(labeled=False)
+    files += galleries(AtlasRun("r", z), bare, tmp_path / "bare")
+    photos = Photos(draw_photos(tmp_path, 60), images.labels, class_names=images.class_names)
+    files += galleries(AtlasRun("r", z), photos, tmp_path / "photos")
+    assert [f.name for f in files[2:]] == ["high-entropy.png"] * 2
+    for file in files:
+        drawn = np.asarray(Image.open(file).convert("RGB"))
+        assert drawn.shape[1] > 300 and (drawn != 255).any(-1).mean() > 0.2

@@ -1,0 +1,200 @@
+"""The atlas of codes folders: verdict, rows, heat maps, and names in a table."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from bayesncl.atlas import sources
+from bayesncl.atlas.page_data import AtlasRun
+from bayesncl.codes.folder import CodesFolder
+from bayesncl.codes.heat import Heatmaps
+from bayesncl.data.folder import scan
+from tests.atlas.browser import download, visit
+from tests.commands import draw_folder, refused
+
+NET, BLIND = "tests.atlas.test_codes:Parts", "tests.codes.test_encoders:Net"
+
+
+class Parts(nn.Module):
+    """How near the color of each of 4 x 4 parts of an image is to 27 colors, averaged."""
+
+    preprocess: ClassVar = {"size": 32, "resize": 40, "mean": (0.5,) * 3, "std": (0.5,) * 3}
+
+    def __init__(self) -> None:
+        super().__init__()
+        levels = torch.tensor([-1.0, 0.0, 1.0])
+        self.colors = nn.Parameter(torch.cartesian_prod(levels, levels, levels))
+        self.parts, self.near = nn.AvgPool2d(8), nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        p = self.parts(x)[:, None] - self.colors[:, :, None, None]  # [n, 27, 3, 4, 4]
+        return self.near((-4 * p.square().sum(2)).exp()).mean((2, 3))
+
+
+def draw_spots(folder: Path, each: int = 20) -> Path:
+    """Photos of random patches and a larger spot; its color is the class, its place the name."""
+    rng = np.random.default_rng(0)
+    colors = [[255, 255, 0], [0, 255, 255], [255, 0, 255], [0, 0, 0], [255, 255, 255]]
+    common = np.array(colors, np.uint8)
+    for c, name in enumerate(("red", "green", "blue")):
+        (folder / name).mkdir(parents=True)
+        for i in range(each):
+            parts = common[rng.permutation(np.arange(16) % 5)].reshape(4, 4, 3)
+            y, x = rng.integers(0, 2, 2)
+            parts[2 * y : 2 * y + 2, 2 * x : 2 * x + 2] = np.where(np.arange(3) == c, 255, 0)
+            pixels = np.pad(np.kron(parts, np.ones((8, 8, 1), np.uint8)), ((4, 4), (4, 4), (0, 0)))
+            Image.fromarray(pixels).save(folder / name / f"{i}-{y}-{x}.png")
+    return folder
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[AtlasRun]:
+    """The runs of the last atlas."""
+    last: list[AtlasRun] = []
+    build_atlas = sources.build_atlas
+
+    def watch(out, runs, *rest):
+        last[:] = runs
+        return build_atlas(out, runs, *rest)
+
+    monkeypatch.setattr(sources, "build_atlas", watch)
+    return last
+
+
+def fit(run, source, *options: str, out="codes", encoder=BLIND, dims: int = 4) -> None:
+    words = ("fit", source, "-o", out, "--components", str(dims), "--quiet", *options)
+    assert run(*words, *(("--encoder", encoder) if encoder else ())).status == 0
+
+
+def transform(folder: str) -> np.ndarray:
+    return CodesFolder(folder).codes().transform(CodesFolder(folder).embeddings())
+
+
+def test_an_atlas_inside_the_photos_adds_no_photos(run, tmp_path: Path) -> None:
+    draw_folder(tmp_path / "pictures", each=8)
+    fit(run, "pictures")
+    before = scan(tmp_path / "pictures")
+    assert run("atlas", "codes", "-o", "pictures/page", "--quiet").status == 0
+    assert scan(tmp_path / "pictures") == before
+
+
+def test_the_page_has_the_verdict_of_fit(run, tmp_path: Path, built: list[AtlasRun]) -> None:
+    draw_folder(tmp_path / "pictures", each=20)
+    fit(run, "pictures", "--mirror", dims=8)
+    assert run("atlas", "codes", "--quiet").status == 0
+    lines = json.loads(Path("codes/verdict.json").read_text())["lines"]
+    assert built[0].verdict == tuple((line["text"], line["measured_by"]) for line in lines)
+    text = json.dumps(lines[0]["text"])[1:-1].replace("<", "\\u003c")
+    assert text in Path("codes/atlas/data/atlas.js").read_text()
+    assert "60 images and their mirror images" in built[0].sentence
+    Path("codes/verdict.json").write_text("[3]")
+    assert run("atlas", "codes", "--quiet").status == 0
+    assert built[0].verdict == ()
+
+
+def test_dense_codes_are_shown_with_their_strongest_dimensions(run, tmp_path: Path, built) -> None:
+    draw_folder(tmp_path / "pictures", each=20)
+    for active, options in ((sources.KEPT, ()), (3, ("--active", "3"))):
+        fit(run, "pictures", *options, dims=8)
+        assert run("atlas", "codes", "--quiet").status == 0
+        shown = built[0].z if options else built[0].z.toarray()
+        assert ((shown > 0).sum(1) == active).all()
+        assert (shown.argmax(1) == transform("codes").argmax(1)).all()
+        assert ("5 strongest" in built[0].sentence) == (not options)
+
+
+def test_rows_are_matched_by_image_name(run, tmp_path: Path, built: list[AtlasRun]) -> None:
+    draw_folder(tmp_path / "pictures", each=20)
+    paths = sorted((tmp_path / "pictures").rglob("*.png"))
+    names = np.array([str(path.relative_to(tmp_path / "pictures")) for path in paths])
+    z = np.random.default_rng(0).normal(size=(len(names), 6)).astype(np.float32)
+    options = ("--images", "pictures", "--active", "2")
+    for folder, order in (("a", slice(None)), ("b", slice(None, None, -1))):
+        np.savez(f"{folder}.npz", z=z[order], names=names[order])
+        fit(run, f"{folder}.npz", *options, out=folder, encoder="")
+    assert run("atlas", "a", "b", "-o", "both", "--quiet").status == 0
+    place = {name: i for i, name in enumerate(CodesFolder("b").rows().names)}
+    rows = [place[name] for name in CodesFolder("a").rows().names]
+    assert np.allclose(built[0].z, transform("a"), atol=1e-6)
+    assert np.allclose(built[1].z, transform("b")[rows], atol=1e-6)
+    names[1] = names[0]
+    np.savez("b.npz", z=z[::-1], names=names[::-1])
+    fit(run, "b.npz", *options, out="b", encoder="")
+    refused(run("atlas", "a", "b", "-o", "both", "--quiet"), "different images")
+
+
+def test_another_folder_is_refused_before_the_work(run, tmp_path: Path, monkeypatch) -> None:
+    draw_folder(tmp_path / "pictures")
+    fit(run, "pictures")
+    monkeypatch.setattr(sources, "_load_images", lambda *_: pytest.fail("images were read"))
+    refused(run("atlas", "codes", "-o", "pictures", "--quiet"), "pictures")
+
+
+def test_heat_maps_of_photos_are_hottest_at_the_spot(run, tmp_path: Path, built) -> None:
+    draw_spots(tmp_path / "pictures")
+    fit(run, "pictures", encoder=NET, dims=6)
+    assert run("atlas", "codes", "--quiet").status == 0
+    assert built[0].heat == sources.NO_HEAT
+    assert run("atlas", "codes", "--heat", "--quiet").status == 0
+    assert "--encoder" in built[0].heat  # a folder runs no code unless asked
+    assert run("atlas", "codes", "--heat", "--encoder", NET, "--quiet").status == 0
+    heat = built[0].heat
+    assert isinstance(heat, Heatmaps), heat
+    assert heat.share == 32 / 40
+    names = CodesFolder("codes").rows().names
+    spots = [tuple(map(int, Path(name).stem.split("-")[1:])) for name in names]
+    hottest = heat.maps[:, 0].reshape(len(names), -1).argmax(1)
+    assert np.mean([spot == (p // 8, p % 4 // 2) for spot, p in zip(spots, hottest)]) > 0.9
+    assert heat.check["hottest"] > heat.check["random"]
+
+
+def test_the_page_says_why_there_are_no_heat_maps(run, tmp_path: Path, built) -> None:
+    draw_folder(tmp_path / "pictures")
+    fit(run, "pictures")
+    answer = run("atlas", "codes", "--heat", "--encoder", BLIND)
+    assert answer.status == 0
+    assert isinstance(built[0].heat, str) and built[0].heat in answer.err
+    assert "heat maps" not in run("atlas", "codes").err
+    np.save("x.npy", np.random.default_rng(0).normal(size=(24, 5)))
+    fit(run, "x.npy", "--images", "pictures", out="array", encoder="")
+    assert run("atlas", "array", "--heat", "--quiet").status == 0
+    assert "array" in built[0].heat
+
+
+def test_codes_of_a_run_are_shown_with_its_backgrounds(run, trained: Path, built) -> None:
+    fit(run, trained, encoder="", dims=8)
+    assert run("atlas", "codes", "--quiet").status == 0
+    page = Path("codes/atlas/data/atlas.js").read_text()
+    assert '"digit 3"' in page and '"petals"' in page
+    assert built[0].heat is not None
+
+
+def test_a_name_goes_from_the_page_through_embed_into_a_table(run, tmp_path: Path, driver) -> None:
+    draw_spots(tmp_path / "pictures")
+    fit(run, "pictures", encoder=NET, dims=6)
+    assert run("atlas", "codes", "--quiet").status == 0
+    z = transform("codes")
+    k = int(z[0].argmax())
+    index = tmp_path / "codes/atlas/index.html"
+    visit(driver, index, f"#/dim/{k}")
+    driver.find_element("id", "name").send_keys("blue, spots")
+    visit(driver, index, "#/names")
+    download(driver, ".controls button", tmp_path / "names.json")
+    words = ("embed", "codes", "pictures", "--names", "names.json", "--encoder", NET, "--quiet")
+    assert run(*words, "-o", "e.csv").status == 0
+    with open("e.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    columns = [name for name in rows[0] if name not in ("name", "label", "novelty")]
+    assert columns == ["blue, spots" if j == k else f"z{j}" for j in range(6)]
+    place = {name: i for i, name in enumerate(CodesFolder("codes").rows().names)}
+    for row in rows:
+        assert float(row["blue, spots"]) == pytest.approx(z[place[row["name"]], k], abs=1e-4)

@@ -1,0 +1,197 @@
+"""Naming, the quiz and heat maps in the browser."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from bayesncl.atlas import AtlasRun, build_atlas
+from bayesncl.atlas.quiz import join_quizzes
+from bayesncl.codes.heat import Heatmaps
+from bayesncl.codes.names import Annotations, Entry, read_names, write_names
+from tests.atlas.browser import arrive, click, data, download, press, text, visit, wait_for
+from tests.atlas.conftest import HOSTILE, Case, serving
+
+STATUS = "document.querySelector('main .note[role=status]').textContent"
+
+
+def fingerprint(index: Path) -> str:
+    core = (index.parent / "data" / "atlas.js").read_text()
+    return json.loads(core[10:-3].join("[]"))[1]["runs"][0]["fingerprint"]
+
+
+def test_a_name_is_stored_at_once_and_shown_everywhere(driver, index: Path, case: Case) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    name = f"loops {HOSTILE}"
+    largest = np.argsort(-case.z[5] * case.z[8])[:4]
+    k = int(largest[case.clarity[largest].argmax()])  # also in the overview
+    visit(driver, index, f"#/dim/{k}")
+    driver.find_element("id", "name").send_keys(name)
+    driver.find_element("id", "note").send_keys("round <b>things</b>")
+    click(driver, ".mark input[value=readable]")
+    assert text(driver, "h1") == [name]
+    assert text(driver, ".progress") == [f"1 of {(case.dims.support > 0).sum()} named"]
+    driver.get("about:blank")
+    for address, selector in (
+        ("#/", ".tile-name"), ("#/", ".dot-name"), ("#/image/5", ".feature-name b"),
+        ("#/pair/5/8", ".lede"), ("#/names", ".said b"), ("#/dims", "td.name b"),
+    ):  # fmt: skip
+        visit(driver, index, address)
+        assert any("loops" in t for t in text(driver, selector)), address
+    press(driver, "/")
+    press(driver, "loops")
+    wait_for(driver, "document.querySelectorAll('#found [data-href]').length > 0")
+    press(driver, Keys.ENTER)
+    arrive(driver, f"#/dim/{k}")
+    assert driver.find_element("id", "note").get_attribute("value") == "round <b>things</b>"
+    visit(driver, index, f"#/dim/{k}?run=1")  # the dimensions of the other run are others
+    assert driver.find_element("id", "name").get_attribute("value") == ""
+
+
+def test_unnamed_dimensions_are_visited_by_keyboard(driver, index: Path, case: Case) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    order = np.lexsort((-case.dims.mass, -case.clarity)).tolist()
+    order = [k for k in order if case.dims.support[k]]
+    visit(driver, index)
+    press(driver, "u")
+    arrive(driver, f"#/dim/{order[0]}")
+    press(driver, "3")
+    mark = "return document.querySelector('.mark input:checked').value"
+    assert driver.execute_script(mark) == "noise"
+    press(driver, "u")
+    arrive(driver, f"#/dim/{order[1]}")
+    press(driver, "e")
+    press(driver, "hook", Keys.ENTER)
+    arrive(driver, f"#/dim/{order[2]}")
+    press(driver, "bar")  # the name field has the focus
+    visit(driver, index, "#/names")
+    assert text(driver, ".lede")[0].startswith(f"3 of {len(order)} named")
+    assert text(driver, ".said b") == ["–", "hook", "bar"]
+
+
+def import_file(driver, path: Path) -> str:
+    driver.execute_script(f"{STATUS} = ''")
+    driver.find_element("id", "import").send_keys(str(path))
+    wait_for(driver, f"{STATUS} !== ''")
+    return driver.execute_script(f"return {STATUS}")
+
+
+def test_names_are_exported_and_merged_and_conflicts_shown(driver, index, tmp_path: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    visit(driver, index, "#/names")
+    author = driver.find_element("id", "author")
+    author.send_keys(Keys.CONTROL, "a", Keys.NULL, "Ann", Keys.TAB)
+    visit(driver, index, "#/dim/2")
+    driver.find_element("id", "name").send_keys("hook")
+    visit(driver, index, "#/names")
+    codes, other = read_names(download(driver, ".controls button", tmp_path / "names.json"))
+    assert [(e.name, e.author) for e in codes.dimensions[2]] == [("hook", "Ann")]
+    assert not other.dimensions
+    ben = Entry("Haken", "", "mixed", "Ben", "2026-01-01T00:00:00.000Z")
+    codes.dimensions = {2: [ben], 5: [ben]}
+    write_names(tmp_path / "ben.json", [codes, Annotations("elsewhere", "x", 9)])
+    answer = import_file(driver, tmp_path / "ben.json")
+    assert "2 dimensions" in answer and "1 set" in answer
+    assert text(driver, "section h2")[0] == "1 conflict"
+    assert data(driver, "section:first-of-type tbody tr", "dim") == [2]
+    visit(driver, index, "#/dim/2")
+    assert text(driver, "h1") == ["hook"]  # your own name wins
+    assert "Haken" in text(driver, ".others")[0] and "Ben" in text(driver, ".others")[0]
+    visit(driver, index, "#/dim/5")
+    assert text(driver, "h1") == ["Haken"]
+
+
+def test_invalid_names_files_are_refused(driver, index: Path, tmp_path: Path) -> None:
+    visit(driver, index, "#/names")
+    files = ["", "[]", "{", "null", '{"format": "bayesncl-names-1"}', "[" * 50_000]
+    for dims in ('{"1": [{"name": 5}]}', '{"99": []}', '{"__proto__": []}', "[1]", '{"1": [null]}'):
+        codes = f'{{"fingerprint": "{fingerprint(index)}", "dims": 24, "dimensions": {dims}}}'
+        files.append(f'{{"format": "bayesncl-names-1", "codes": [{codes}]}}')
+    for content in files:
+        (tmp_path / "bad.json").write_text(content)
+        assert import_file(driver, tmp_path / "bad.json").startswith("Import failed"), content
+        assert text(driver, ".lede")[0].startswith("0 of ")
+
+
+def test_damaged_storage_counts_as_empty(driver, index: Path) -> None:
+    visit(driver, index)
+    key = f"atlas-names-{fingerprint(index)}"
+    driver.execute_script("localStorage.setItem(arguments[0], '{\"1\": 5}')", key)
+    driver.get("about:blank")
+    visit(driver, index, "#/names")
+    assert text(driver, ".lede")[0].startswith("0 of ")
+
+
+def test_the_page_works_without_storage(driver, index: Path) -> None:
+    deny = "Object.defineProperty(window, 'localStorage', { get() { throw new Error('no'); } })"
+    script = driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": deny})
+    driver.get("about:blank")
+    visit(driver, index, "#/dim/2")
+    assert "Export" in text(driver, ".warning")[0]
+    driver.find_element("id", "name").send_keys("hook")
+    visit(driver, index, "#/names")
+    assert text(driver, ".said b") == ["hook"]
+    driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+
+
+def test_the_quiz_is_blind_and_counts(driver, index: Path, case: Case, tmp_path: Path) -> None:
+    visit(driver, index, "#/quiz")
+    for _ in range(20):
+        shown = "return document.querySelector('main').innerText + switches.innerText"
+        shown = driver.execute_script(shown)
+        assert not any(word in shown for word in ("NCL", "tiger", "petals", "imension 1"))
+        press(driver, "2")
+    arrive(driver, "#/quiz/results")
+    path = download(driver, ".actions button", tmp_path / "quiz.json")
+    joined = join_quizzes([path])
+    assert {score.asked for score in joined["methods"].values()} == {10}  # 10 per method
+    ours = joined["methods"]["BayesNCL"]
+    row = text(driver, "section:first-of-type tbody tr")[0].replace("0.0 %", "0 %")
+    assert f"{ours.right} of 10" in row
+    assert f"{100 * ours.low:.0f} % to {100 * ours.high:.0f} %" in row
+    for answer in json.loads(path.read_text())["answers"]:
+        z = case.gated if answer["run"] == "BayesNCL" else case.other
+        assert z[answer["images"], answer["dim"]].argmin() == answer["intruder"]
+        assert answer["chosen"] == 1
+
+
+def test_heat_maps_fade_out_at_the_crop(driver, case: Case, tmp_path: Path) -> None:
+    dims = np.argsort(-case.z, axis=1, kind="stable")[:, :3]
+    maps = np.zeros((600, 3, 4, 4), np.uint8)
+    maps[:, :, 0, 0] = 255  # the upper left corner
+    heat = Heatmaps(dims, maps, {"hottest": 0.4, "random": 0.1}, share=0.5)  # pixels 8 to 24 of 32
+    runs = [AtlasRun("hot", case.z, heat=heat), AtlasRun("cold", case.other, heat="a reason")]
+    page = build_atlas(tmp_path / "atlas", runs, case.images, "Heat")
+
+    def diagonal(selector: str = ".portrait canvas") -> np.ndarray:
+        driver.execute_async_script("setTimeout(arguments[0], 300)")
+        canvas = f"document.querySelector('{selector}').getContext('2d')"
+        pixels = driver.execute_script(f"return [...{canvas}.getImageData(0, 0, 32, 32).data]")
+        return np.array(pixels).reshape(32, 32, 4)[np.arange(32), np.arange(32), :3]
+
+    with serving(page) as base:  # a canvas cannot be read from disk
+        visit(driver, base, "#/image/5")
+        assert len(text(driver, ".where")) == 3
+        before = diagonal()
+        click(driver, ".where")
+        change = np.abs(diagonal() - before).sum(1) / 40
+        assert change[8:12].max() > 1 and change[10] > change[7] > change[5]  # fades out
+        assert change[:5].max() < 0.1 and change[16:].max() < 0.1
+        click(driver, ".where")
+        assert (diagonal() == before).all()
+        assert "40 %" in text(driver, "main")[0]
+        k = int(dims[5, 0])
+        visit(driver, base, f"#/dim/{k}")
+        i = data(driver, ".wall .picture", "image")[0]
+        before = case.images.pixels[i].transpose(1, 2, 0)[np.arange(32), np.arange(32)]
+        click(driver, "#heat")
+        assert (diagonal(".wall canvas") != before).any() == (k in dims[i])
+        visit(driver, base, "#/image/5?run=1")
+        assert "No heat maps: a reason." in text(driver, "main")[0]
+        assert text(driver, ".where") == []
+        driver.get("about:blank")

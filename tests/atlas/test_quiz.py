@@ -1,0 +1,77 @@
+"""The joined results of the intruder quiz."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from bayesncl.atlas.quiz import join_quizzes
+from bayesncl.errors import InputError
+from bayesncl.measure import wilson
+from tests.commands import call
+
+
+def answer(dim: int, right: bool, run: str = "NCL", n: int = 0) -> dict:
+    return {
+        "codes": f"of {run}", "run": run, "dim": dim, "images": [1, 2, 3, 4, 5], "intruder": 2,
+        "chosen": 2 if right else 1, "seconds": 1.5, "time": f"2026-05-01T10:00:{n:02d}Z",
+    }  # fmt: skip
+
+
+def write(path: Path, author: str, answers: list[dict]) -> Path:
+    tree = {"format": "bayesncl-quiz-1", "atlas": "a", "author": author, "answers": answers}
+    path.write_text(json.dumps(tree))
+    return path
+
+
+@pytest.mark.parametrize(("right", "asked"), [(0, 5), (5, 5), (7, 20), (300, 400)])
+def test_wilson_agrees_with_scipy(right: int, asked: int) -> None:
+    interval = stats.binomtest(right, asked).proportion_ci(method="wilson")
+    assert wilson(right, asked) == pytest.approx((interval.low, interval.high), abs=1e-9)
+
+
+def test_answers_are_joined_by_method_and_dimension(tmp_path: Path, capsys) -> None:
+    ann = [answer(3, True, n=1), answer(3, False, n=2), answer(4, True, "BayesNCL", n=3)]
+    a = write(tmp_path / "a.json", "Ann", ann)
+    b = write(tmp_path / "b.json", "Ben", [answer(3, True, n=4)])
+    assert call("quiz", a, b, a, "--json", tmp_path / "out.json") == 0
+    joined = json.loads((tmp_path / "out.json").read_text())
+    assert (joined["people"], joined["questions"]) == (2, 4)  # a file given twice counts once
+    low, high = wilson(2, 3)
+    expected = {"right": 2, "asked": 3, "share": 2 / 3, "low": low, "high": high}
+    assert joined["methods"]["NCL"] == pytest.approx(expected)
+    scores = {(d["run"], d["dim"]): d["right"] for d in joined["dimensions"]}
+    assert scores == {("NCL", 3): 2, ("BayesNCL", 4): 1}
+    shown = capsys.readouterr().out
+    assert "2 of 3" in shown and "NCL, dimension 3" in shown
+    assert "dimension 4" not in shown  # asked once
+
+
+def test_two_runs_with_the_same_name_are_distinguished(tmp_path: Path) -> None:
+    other = answer(3, True) | {"codes": "another"}
+    joined = join_quizzes([write(tmp_path / "a.json", "Ann", [answer(3, False), other])])
+    assert sorted(joined["methods"]) == ["NCL", "NCL (another)"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("chosen", 5), ("chosen", True), ("intruder", -1), ("dim", 1e9), ("dim", "3"),
+        ("images", [1]), ("images", [[]] * 5), ("images", None), ("run", None),
+    ],
+)  # fmt: skip
+def test_invalid_answers_are_input_errors(field: str, value: object, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", "Ann", [answer(3, True) | {field: value}])
+    with pytest.raises(InputError, match=r"a\.json"):
+        join_quizzes([path])
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000])
+def test_other_files_are_input_errors(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(InputError, match=r"a\.json"):
+        join_quizzes([tmp_path / "a.json"])
+    assert call("quiz", tmp_path / "none.json") == 2

@@ -1,0 +1,380 @@
+"""The commands, from training to the atlas."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import bayesncl
+from bayesncl import atlas, progress
+from bayesncl.cli import app as cli
+from bayesncl.cli import train as train_commands
+from bayesncl.errors import InputError
+from bayesncl.measure import interpretability
+from bayesncl.paper import ledger
+from bayesncl.recipes import change, named, recipe_from_json
+from bayesncl.training.run_folder import RunFolder
+from tests.commands import SETTINGS, Answer, draw_folder, refused
+from tests.conftest import TINY, tiny_recipe
+
+# training
+
+
+def test_train_writes_a_run(trained: Path) -> None:
+    files = {"recipe.json", "metrics.jsonl", "environment.json", "checkpoints", "model.safetensors"}
+    assert files <= {path.name for path in trained.iterdir()}
+    recipe = recipe_from_json((trained / "recipe.json").read_text())
+    changes = ("run.epochs=1", "data.train_images=96", "data.test_images=60")
+    assert recipe == tiny_recipe("bayesncl", *changes)
+    assert bayesncl.load(trained).recipe == recipe
+
+
+def test_train_numbers_its_folders_and_never_overwrites_a_run(run, trained: Path) -> None:
+    for folder in ("runs/scenes-ncl", "runs/scenes-ncl-2"):
+        answer = run("train", "scenes-ncl", *SETTINGS)
+        assert answer.status == 0
+        assert f"bayesncl fit {folder} -o codes\n" in answer.err
+        assert Path(folder, "model.safetensors").exists()
+    refused(run("train", "scenes", *SETTINGS, "--out", trained), "resume")
+
+
+def test_train_from_a_recipe_file(run, tmp_path: Path) -> None:
+    recipe = tiny_recipe("ncl", "run.epochs=1", "data.train_images=40", "run.dynamics_every=1")
+    Path("mine.json").write_text(recipe.to_json())
+    assert run("train", "mine.json", "--set", "run.seed=4", "--out", "r", "--quiet").status == 0
+    assert recipe_from_json(Path("r/recipe.json").read_text()).run.seed == 4
+    lines = [json.loads(text) for text in Path("r/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line.get("kind") == "dynamics"] == [2]
+
+
+def test_a_run_that_ends_in_its_warm_up_is_reported(run) -> None:
+    for epochs, reported in (("3", True), ("0", False)):
+        warmup = f"optimizer.warmup_epochs={epochs}"
+        answer = run("train", "scenes", *SETTINGS, "--set", warmup, "--out", f"r{epochs}")
+        assert ("optimizer.warmup_epochs=0" in answer.err) == reported
+
+
+def test_resume_a_finished_run(run, trained: Path) -> None:
+    before = (trained / "model.safetensors").read_bytes()
+    answer = run("resume", trained)
+    assert answer.status == 0 and "finished" in answer.err
+    assert (trained / "model.safetensors").read_bytes() == before
+
+
+def test_resume_a_run_whose_model_is_missing(run, trained: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    shutil.copytree(trained, again)
+    (again / "model.safetensors").unlink()
+    assert run("resume", again, "--quiet").status == 0
+    first, second = bayesncl.load(trained).state_dict(), bayesncl.load(again).state_dict()
+    assert all((first[name] == second[name]).all() for name in first)
+
+
+class Board:
+    """Stands in for TensorBoard's writer."""
+
+    opened: ClassVar[list[Board]] = []
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.seen, self.flushed = folder, set(), False
+        folder.mkdir(parents=True, exist_ok=True)
+        Board.opened.append(self)
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.seen.add(name)
+
+    def flush(self) -> None:
+        self.flushed = True
+
+
+def test_a_resumed_run_continues_its_tensorboard(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "open_board", Board)
+    monkeypatch.setattr(Board, "opened", [])
+    assert run("train", "scenes", *SETTINGS, "--out", "r", "--tensorboard", "--quiet").status == 0
+    (board,) = Board.opened
+    assert board.folder == Path("r/tensorboard")
+    assert board.seen >= {"loss", "open", "images_per_second"} and board.flushed
+    Path("r/model.safetensors").unlink()
+    assert run("resume", "r", "--quiet").status == 0
+    assert [each.folder for each in Board.opened] == [Path("r/tensorboard")] * 2
+
+
+def test_a_folder_of_images(run, tmp_path: Path) -> None:
+    """Fewer images than a batch, in class folders, through every command that takes a run."""
+    pictures = draw_folder(tmp_path / "pictures")
+    tiny = ["model.backbone=small", *(t for t in TINY if "batch" not in t), "run.epochs=1"]
+    small = [word for text in [*tiny, "data.holdout=0.3"] for word in ("--set", text)]
+    answer = run("train", "folder", "--data", pictures, *small, "--out", "own")
+    assert answer.status == 0, answer
+    assert recipe_from_json(Path("own/recipe.json").read_text()).run.batch == 16
+    answer = run("evaluate", "own", "--quiet")
+    assert (answer.status, answer.err) == (0, ""), answer
+    assert json.loads(Path("own/evaluation.json").read_text())["parameters"]["classes"] <= 3
+    assert run("atlas", "own", "--quiet").status == 0
+    assert Path("own/atlas/index.html").is_file()
+    moved = pictures.rename(tmp_path / "moved")
+    refused(run("evaluate", "own", "--quiet"), str(pictures))
+    assert run("evaluate", "own", "--quiet", "--data", moved).status == 0
+    assert run("atlas", "own", "--quiet", "--data", "moved", "--out", "elsewhere").status == 0
+
+
+def test_a_folder_without_classes(run, tmp_path: Path) -> None:
+    pictures = draw_folder(tmp_path / "flat", ())
+    settings = ["model.backbone=small", *TINY, "run.epochs=1"]
+    small = [word for text in settings for word in ("--set", text)]
+    assert run("train", "folder-ncl", "--data", pictures, *small, "--out", "own").status == 0
+    refused(run("evaluate", "own", "--quiet"), "no labels")
+    assert run("atlas", "own", "--quiet").status == 0
+    assert run("embed", "own", pictures, "-o", "z.npz", "--quiet").status == 0
+    with np.load("z.npz", allow_pickle=False) as file:
+        assert set(file) == {"z", "names"}
+        assert file["z"].shape == (24, 12)
+    assert run("measure", "z.npz", "--quiet", "--json", "z.json", "--csv", "z.csv").status == 0
+    assert {"verdict", "coverage"} <= set(json.loads(Path("z.json").read_text()))
+
+
+# measuring
+
+
+def test_evaluate_writes_every_format(run, trained: Path) -> None:
+    files = ("--json", "e.json", "--csv", "e.csv", "--markdown", "e.md")
+    answer = run("evaluate", trained, *files, "--plots", "plots")
+    assert answer.status == 0, answer
+    results = json.loads(Path("e.json").read_text())
+    assert json.loads((trained / "evaluation.json").read_text()) == results
+    assert results["parameters"]["recipe"] == json.loads((trained / "recipe.json").read_text())
+    rows = list(csv.reader(Path("e.csv").read_text().splitlines()))
+    assert rows[0] == ["definition", "measure", "value", "chance", "untrained"]
+    value = next(row for row in rows if row[:2] == ["sound", "consistency"])
+    assert float(value[2]) == results["sound"]["consistency"]
+    assert float(value[3]) == results["chance"]["sound"]["consistency"]
+    assert "| sound | consistency (%) |" in Path("e.md").read_text()
+    assert "effective rank" not in answer.out
+    pictures = {path.name for path in Path("plots").iterdir()}
+    assert {"consistency.png", "entropy.png", "retrieval.png", "thresholds.png"} <= pictures
+
+
+def test_evaluate_a_model_file(run, trained: Path) -> None:
+    before = set(trained.iterdir())
+    answer = run("evaluate", trained / "model.safetensors", "--json", "e.json", "--quiet")
+    assert answer.status == 0, answer
+    assert "paper" in json.loads(Path("e.json").read_text())
+    assert set(trained.iterdir()) == before
+
+
+def test_measure_computes_the_spectrum_on_request(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    np.savez("f.npz", z=np.abs(rng.normal(size=(40, 6))), y=np.arange(40) % 4)
+    answer = run("measure", "f.npz", "--all", "--quiet")
+    assert answer.status == 0, answer
+    assert "effective rank" in answer.out and "threshold 0.2" in answer.out
+    assert run("measure", "f.npz", "--json", "m.json", "--quiet").status == 0
+    assert json.loads(Path("m.json").read_text())["sound"]["effective_rank"] > 1
+    monkeypatch.setattr(interpretability, "gram", lambda *_, **__: pytest.fail("not asked for"))
+    plain = run("measure", "f.npz", "--quiet")
+    assert plain.status == 0 and len(plain.out) < len(answer.out)
+
+
+def test_measure_never_overwrites_its_input(run) -> None:
+    np.savez("f.npz", z=np.eye(40), y=np.arange(40) % 4)
+    before = Path("f.npz").read_bytes()
+    refused(run("measure", "f.npz", "--json", "f.npz"), "f.npz")
+    assert Path("f.npz").read_bytes() == before
+
+
+def test_record_adds_a_finished_run_to_a_ledger(run, trained: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(trained, own)
+    (own / "evaluation.json").unlink(missing_ok=True)
+    answer = run("record", own, "--results", "book", "--quiet")
+    assert answer.status == 0, answer
+    (entry,) = ledger.read(Path("book"))
+    assert ledger.file_name(RunFolder(own).recipe()) in answer.out
+    results = json.loads((own / "evaluation.json").read_text())
+    consistency = results["sound"]["consistency"]
+    assert entry["measures"]["sound"]["consistency"] == pytest.approx(consistency, rel=1e-6)
+    assert entry["exemplars"]["high_entropy"]
+    (own / "model.safetensors").unlink()
+    refused(run("record", own, "--results", "book", "--quiet"), "not finished")
+
+
+def test_cost(run) -> None:
+    answer = run("cost", "cifar100-ncl", "--json", "cost.json")
+    assert answer.status == 0 and "1,416" in answer.out
+    assert {"params", "macs_per_image", "macs_per_batch", "flops_per_step"} <= set(
+        json.loads(Path("cost.json").read_text())
+    )
+    for file, dim in (("a.json", 64), ("b.json", 128)):  # two recipes of one name
+        Path(file).write_text(change(named("scenes"), [f"model.dim={dim}"]).to_json())
+    assert run("cost", "a.json", "b.json", "--json", "c.json").status == 0
+    counted = json.loads(Path("c.json").read_text())
+    assert counted["a.json"]["params"] < counted["b.json"]["params"]
+
+
+# embedding and the atlas
+
+
+def test_embed_then_measure_and_atlas(run, trained: Path, tmp_path: Path) -> None:
+    pictures = draw_folder(tmp_path / "pictures")
+    answer = run("embed", trained, pictures, "-o", "z.npz")
+    assert answer.status == 0 and "24 images x 12 dimensions" in answer.err
+    with np.load("z.npz", allow_pickle=False) as file:
+        z, names = file["z"], file["names"]
+        assert file["class_names"].tolist() == ["ant", "bee <b>", "cat"]
+        assert file["y"].tolist() == [0] * 8 + [1] * 8 + [2] * 8
+    images = [Image.open(pictures / name) for name in names]
+    model = bayesncl.load(trained)
+    np.testing.assert_allclose(z, model.encode(images), atol=1e-5)
+    ungated = model.encode(images, gated=False, n_active=2)
+    for option in ("--active", "--keep"):  # the former spelling
+        command = ("embed", trained, pictures, "-o", "k.npz", option, "2", "--ungated", "--quiet")
+        assert run(*command).status == 0
+        with np.load("k.npz") as file:
+            np.testing.assert_allclose(file["z"], ungated, atol=1e-5)
+    answer = run("measure", "z.npz", "--json", "m.json", "--csv", "m.csv", "--markdown", "m.md")
+    assert answer.status == 0, answer
+    keys = {"paper", "sound", "retrieval", "chance", "parameters"}
+    assert keys <= set(json.loads(Path("m.json").read_text()))
+    raw = np.stack([np.asarray(image) for image in images])[:, :, 2:22]
+    np.savez("all.npz", z=z, images=raw, y=np.arange(24) % 3)
+    assert run("atlas", "--features", "all.npz").status == 0
+    assert Path("all-atlas/index.html").is_file()
+
+
+def test_embed_one_image(run, trained: Path, tmp_path: Path) -> None:
+    picture = draw_folder(tmp_path / "pictures") / "ant" / "00.png"
+    assert run("embed", trained, picture, "-o", "z.npz").status == 0
+    with np.load("z.npz", allow_pickle=False) as file:
+        assert file["names"].tolist() == ["00.png"]
+        wanted = bayesncl.load(trained).encode([Image.open(picture)])
+        np.testing.assert_allclose(file["z"], wanted, atol=1e-5)
+
+
+def test_images_that_cannot_be_used(run, trained: Path, tmp_path: Path) -> None:
+    folder = draw_folder(tmp_path / "bad", (), 1)
+    (folder / "a.png").write_bytes(b"not a picture")
+    refused(run("embed", trained, folder / "a.png", "--quiet"), "a.png")
+    strict = ("--set", "data.strict=true", "--set", "data.holdout=0")
+    refused(run("train", "folder", "--data", folder, *SETTINGS, *strict, "--quiet"), "a.png")
+
+
+def test_atlas_of_two_runs_and_of_model_files(
+    run, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("train", "scenes-ncl", *SETTINGS, "--out", "other", "--quiet").status == 0
+    served: list[tuple[Path, int]] = []
+    monkeypatch.setattr(atlas, "serve", lambda folder, port: served.append((folder, port)))
+    options = ("--images", "30", "-o", "both", "--serve", "--port", "81")
+    answer = run("atlas", trained, "other", *options)
+    assert answer.status == 0, answer
+    assert answer.err.endswith(f"open {Path('both/index.html')}\n")
+    assert served == [(Path("both"), 81)]
+    files = [folder / "model.safetensors" for folder in (trained, Path("other"))]
+    assert run("atlas", *files, "-o", "files", "--quiet").status == 0
+    (trained / "evaluation.json").write_text("[1, 2]")  # not ours: shown without numbers
+    assert run("atlas", trained, "--out", "one", "--quiet").status == 0
+
+
+# the rest
+
+
+def test_recipes(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    listing = run("recipes").out
+    assert "cifar100" in listing and "bayesncl-nodetach" in listing
+    shown = run("recipes", "cifar100").out
+    assert re.search(r"gate\.prior\s+= 0\.8\s", shown)
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = run("recipes", "cifar100").out
+    assert max(map(len, (listing + narrow).splitlines())) <= 80
+    assert narrow.split() == shown.split()
+
+
+def test_views(run) -> None:
+    assert run("views", "scenes", *SETTINGS, "--count", "3", "-o", "v.png").status == 0
+    with Image.open("v.png") as sheet:  # an image and two views of four epochs, 16 px and a gap
+        assert sheet.size == (9 * 18, 3 * 18)
+
+
+def test_version(run) -> None:
+    assert run("--version") == Answer(0, bayesncl.__version__ + "\n", "")
+
+
+@pytest.mark.parametrize("command", [[], *([c.__name__] for c in cli.COMMANDS)])
+def test_help_fits_80_columns(run, command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = run(*command, "--help").out
+    assert max(map(len, text.splitlines())) <= 80
+    assert "..." not in text.partition("Commands:")[2]  # no summary is cut off
+
+
+# errors
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (InputError("two\nlines \x1b[31m"), 2, "bayesncl: two lines \\x1b[31m\n"),
+        (MemoryError(), 1, "bayesncl: out of memory\n"),
+        (OSError(28, "No space left", "x.npz"), 1, "bayesncl: x.npz: No space left\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_errors_are_one_line(
+    run, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int, line: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(train_commands, "find_recipe", fail)
+    answer = run("recipes", "x")
+    assert (answer.status, answer.err) == (status, line)
+
+
+def test_bugs_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(train_commands, "find_recipe", fail)
+    monkeypatch.setattr(sys, "argv", ["bayesncl", "recipes", "x"])
+    with pytest.raises(RuntimeError, match="shapes"):
+        cli.main()
+
+
+def test_damaged_models_and_recipes(run, trained: Path, tmp_path: Path) -> None:
+    good = (trained / "model.safetensors").read_bytes()
+    for data in (b"", good[:1000], good[:-1] + b"\0", b"\x80\x04K\x01."):
+        (tmp_path / "model.safetensors").write_bytes(data)
+        for words in (["evaluate", "."], ["embed", ".", "."], ["atlas", "."]):
+            refused(run(*words), "model.safetensors")
+    for text in (b"", b"[]", b'{"\\u001b[31mrun": {}}', b"\xff\xfe\x00"):
+        (tmp_path / "recipe.json").write_bytes(text)
+        line = refused(run("resume", tmp_path), "recipe.json")
+        assert line[:-1].isprintable()  # no escape sequences reach the terminal
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["measure", "z.npz", "--json", "nowhere/m.json"],
+        ["measure", "z.npz", "--csv", "."],
+        ["evaluate", "RUN", "--markdown", "nowhere/m.md"],
+        ["cost", "scenes", "--json", "nowhere/c.json"],
+        ["embed", "RUN", "pictures", "-o", "nowhere/z.npz"],
+        ["views", "scenes", "-o", "nowhere/v.png"],
+        ["train", "scenes", "--out", "file"],
+    ],
+)
+def test_unwritable_outputs_are_refused_first(run, trained: Path, words: list[str]) -> None:
+    Path("file").touch()
+    before = set(trained.iterdir())
+    refused(run(*(trained if word == "RUN" else word for word in words)))
+    assert set(trained.iterdir()) == before

@@ -1,0 +1,67 @@
+"""The demo, at a size that takes seconds."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import webbrowser
+from pathlib import Path
+
+import pytest
+
+from bayesncl.codes.folder import CodesFolder
+from bayesncl.training import loop
+from bayesncl.training.run_folder import RunFolder
+from tests.commands import refused
+from tests.conftest import TINY
+
+SIZES = ["run.epochs=1", "data.train_images=120", "data.test_images=80"]
+WORDS = ["demo", "--quiet", *(word for text in [*TINY, *SIZES] for word in ("--set", text))]
+
+
+def test_demo_ends_in_a_sentence_and_an_atlas(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("skimage")
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    monkeypatch.setenv("DISPLAY", ":0")
+    answer = run(*WORDS, "--out", "d")
+    assert answer.status == 0, answer
+    found = re.match(r"(\d+) of 64 dimensions", answer.out)
+    verdict = json.loads(Path("d/codes/verdict.json").read_text())
+    assert found and int(found[1]) == verdict["lines"][0]["value"]
+    page = Path("d/atlas/index.html")
+    assert opened == [page.resolve().as_uri()]
+    assert f"open {page}" in answer.out
+    folder = CodesFolder("d/codes")
+    assert folder.codes().transform(folder.embeddings()).shape[1] == 64
+
+    monkeypatch.setattr(loop, "train", lambda *_, **__: pytest.fail("trained again"))
+    again = run(*WORDS, "--out", "d", "--no-open")
+    assert (again.status, again.out, len(opened)) == (0, answer.out, 1)
+    refused(run(*WORDS, "--set", "run.seed=1", "--out", "d"), "another recipe")
+
+
+def test_a_stopped_demo_says_how_to_continue(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("skimage")
+
+    def stopped(*_: object, **__: object) -> None:
+        raise loop.Interrupted(RunFolder(tmp_path), 3, 9)
+
+    monkeypatch.setattr(loop, "train", stopped)
+    answer = run(*[word for word in WORDS if word != "--quiet"], "--no-open")
+    assert answer.status == 130
+    assert "same command" in answer.err and "Traceback" not in answer.err
+
+
+def test_no_browser_is_started_without_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bayesncl.cli.demo import has_screen
+
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert not has_screen()
+    monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-0")
+    assert has_screen()

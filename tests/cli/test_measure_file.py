@@ -1,0 +1,230 @@
+"""Measuring files of features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bayesncl import evaluate as module
+from bayesncl.data.images import spread_evenly
+from bayesncl.errors import InputError
+from bayesncl.evaluate import measure_features, measure_file
+from bayesncl.measure import verdict
+from bayesncl.measure.interpretability import interpretability
+from bayesncl.measure.result import Result
+from bayesncl.measure.retrieval import retrieval
+
+RNG = np.random.default_rng(0)
+LABELS = RNG.integers(0, 4, 120)
+FEATURES = np.maximum(
+    RNG.standard_normal((120, 80)) + 2 * np.eye(80)[LABELS] - 1, 0
+).astype(np.float32)
+
+
+@pytest.fixture
+def npz(tmp_path: Path) -> Path:
+    np.savez(tmp_path / "features.npz", z=FEATURES, y=LABELS)
+    return tmp_path / "features.npz"
+
+
+def plain(result: Result) -> dict:
+    """The numbers, less what the file and its classes are called."""
+    result.readable.pop("clearest", None)
+    tree = result.to_dict()
+    return {key: tree[key] for key in tree if key not in ("parameters", "verdict")}
+
+
+def test_result_is_the_functions_by_name(npz: Path) -> None:
+    result = measure_file(npz)
+    old = {"paper", "sound", "retrieval", "chance", "parameters"}
+    assert set(result.to_dict()) == old | {
+        "verdict", "readable", "kept", "detectors", "coverage", "whole"
+    }
+    for definition in ("paper", "sound"):
+        expected = interpretability(FEATURES, LABELS, definition)
+        for key, value in getattr(result, definition).items():
+            assert value == (
+                value if value is None else pytest.approx(expected[key], rel=1e-6)
+            ), key
+        for kept, dims in (("64", 64), ("all", None)):
+            by_k = retrieval(FEATURES, LABELS, dims, definition=definition)
+            assert result.retrieval[definition][kept] == pytest.approx(
+                {str(k): v for k, v in by_k.items()}
+            )
+    assert set(result.retrieval["sound"]) == {"64", "all"}
+    shuffled = np.random.default_rng(0).permutation(LABELS)
+    by_chance = interpretability(FEATURES, shuffled)
+    assert result.chance["sound"]["consistency"] == pytest.approx(by_chance["consistency"])
+    assert "l0" not in result.chance["sound"]
+    assert set(result.chance["retrieval"]) == {"paper", "sound"}
+    parameters = result.parameters
+    assert (parameters["images"], parameters["classes"], parameters["queries"]) == (120, 4, 120)
+    assert parameters["images_per_class"] == [
+        int(np.bincount(LABELS).min()), int(np.bincount(LABELS).max())
+    ]
+    # nothing JSON cannot hold; a second run gives the same
+    assert Result.from_json(result.to_json()) == result
+    assert measure_file(npz) == result
+
+
+def test_storage_does_not_matter(npz: Path, tmp_path: Path) -> None:
+    expected = plain(measure_file(npz))
+    np.savez_compressed(tmp_path / "packed.npz", z=FEATURES, y=LABELS)
+    np.savez(tmp_path / "fortran.npz", z=np.asfortranarray(FEATURES), y=LABELS.astype(float))
+    np.savez(tmp_path / "words.npz", z=FEATURES, y=np.array(["ant", "bee", "cow", "dog"])[LABELS])
+    np.savez(tmp_path / "offset.npz", z=FEATURES, y=LABELS * 3 - 5)
+    np.save(tmp_path / "z.npy", FEATURES)
+    np.save(tmp_path / "y.npy", LABELS)
+    for name in ("packed.npz", "fortran.npz", "words.npz", "offset.npz", "z.npy"):
+        assert plain(measure_file(tmp_path / name)) == expected, name
+    np.savez(tmp_path / "unlabeled.npz", z=FEATURES)
+    assert plain(measure_file(tmp_path / "unlabeled.npz", tmp_path / "y.npy")) == expected
+    assert plain(measure_features(torch.from_numpy(FEATURES), torch.from_numpy(LABELS))) == expected
+
+
+def test_without_labels(npz: Path, tmp_path: Path) -> None:
+    """What can be said without them; a second encoder tells what is alike."""
+    np.savez(tmp_path / "z.npz", z=FEATURES)
+    result = measure_file(tmp_path / "z.npz")
+    assert set(result.to_dict()) == {"retrieval", "chance", "parameters", "verdict", "coverage"}
+    assert Result.from_json(result.to_json()) == result
+    assert result.coverage == measure_file(npz).coverage
+    np.save(tmp_path / "e.npy", np.eye(4)[LABELS] + 0.1 * RNG.standard_normal((120, 4)))
+    judged = measure_file(tmp_path / "z.npz", None, tmp_path / "e.npy")
+    assert judged.labelfree["by"] == "a second encoder"
+    assert judged.readable["count"] > judged.chance["readable"]["count"]
+
+
+def test_names_that_fit_takes_will_do(npz: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "other.npz", embeddings=FEATURES, labels=LABELS.astype(float))
+    np.savez(tmp_path / "alone.npz", vectors=FEATURES)
+    (tmp_path / "y.csv").write_text("label\n" + "".join(f"{y}\n" for y in LABELS))
+    expected = measure_file(npz).sound
+    assert measure_file(tmp_path / "other.npz").sound == expected
+    assert measure_file(tmp_path / "alone.npz", tmp_path / "y.csv").sound == expected
+    np.savez(tmp_path / "some.npz", z=FEATURES, y=np.where(LABELS, LABELS, np.nan))
+    with pytest.warns(UserWarning, match=f"{(LABELS == 0).sum()} of 120 rows have no label"):
+        assert measure_file(tmp_path / "some.npz").sound is None
+
+
+def test_what_else_a_file_may_hold(tmp_path: Path) -> None:
+    more = {
+        "h": FEATURES, "y_coarse": LABELS // 2, "control": RNG.random((120, 80)),
+        "again": FEATURES[:, ::-1],
+    }
+    np.savez(tmp_path / "all.npz", z=FEATURES, y=LABELS, **more)
+    result = measure_file(tmp_path / "all.npz")
+    assert result.labelfree["by"] == "the embeddings given"
+    assert result.seeds["mean_cosine"] == pytest.approx(1, abs=1e-4)
+    assert result.readable["by"] == "class or superclass"
+    p5 = [branch["5"]["p5"] for branch in (result.control["kept"], result.chance["kept"])]
+    assert max(p5) < result.kept["5"]["p5"]
+    assert result.control["coverage"]["l0"] == 80
+    assert Result.from_json(result.to_json()) == result
+
+
+def test_many_rows_are_sampled(npz: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_ROWS", 90)
+    monkeypatch.setattr(module, "SAMPLED_QUERIES", 30)
+    result = measure_file(npz)
+    assert (result.parameters["images"], result.parameters["rows_measured"]) == (120, 90)
+    assert (result.parameters["queries"], result.parameters["queries_sampled"]) == (30, True)
+    rows = spread_evenly(120, 90)
+    asked = np.sort(np.random.default_rng(0).choice(90, 30, replace=False))
+    wanted = retrieval(FEATURES[rows], LABELS[rows], queries=asked)[5]
+    assert result.retrieval["sound"]["all"]["5"] == pytest.approx(wanted)
+    wanted = interpretability(FEATURES[rows], LABELS[rows])["consistency"]
+    assert result.sound["consistency"] == pytest.approx(wanted)
+    assert "90 of 120" in verdict.render(result.verdict)
+
+
+def test_features_by_definition_and_strict_ranking() -> None:
+    other = FEATURES[:, ::-1] ** 2
+    ranking = np.arange(80.0)
+    result = measure_features(
+        {"paper": FEATURES, "sound": other}, LABELS, dims=(8,), ks=(5, 500), ranking=ranking
+    )
+    assert result.paper["consistency"] == pytest.approx(
+        interpretability(FEATURES, LABELS, "paper")["consistency"]
+    )
+    assert result.sound["consistency"] == pytest.approx(
+        interpretability(other, LABELS)["consistency"]
+    )
+    assert result.retrieval["sound"]["8"]["5"] == pytest.approx(
+        retrieval(other, LABELS, 8, ranking=ranking)[5]
+    )
+    by_paper = retrieval(FEATURES, LABELS, 8, definition="paper")[5]
+    assert result.retrieval["paper"]["8"] == {"5": pytest.approx(by_paper)}
+    assert measure_features({"paper": FEATURES}, LABELS).sound is None
+
+
+def test_bad_files(tmp_path: Path) -> None:
+    good, nan = {"z": FEATURES, "y": LABELS}, FEATURES.copy()
+    nan[7, 3] = np.nan
+    bad = (
+        {"y": LABELS}, good | {"y": LABELS * 0}, good | {"y": LABELS[:-1]}, good | {"y": FEATURES},
+        good | {"z": nan}, good | {
+            "z": FEATURES[:0], "y": LABELS[:0]
+        }, good | {"z": FEATURES[:, 0]},
+        good | {"z": FEATURES.astype("S3")},
+    )  # fmt: skip
+    for members in bad:
+        for save in (np.savez, np.savez_compressed):
+            save(tmp_path / "f.npz", **members)
+            with pytest.raises(InputError) as error:
+                measure_file(tmp_path / "f.npz")
+            assert "\n" not in str(error.value)
+    (tmp_path / "text.npz").write_text("hello")
+    (tmp_path / "empty.npz").write_bytes(b"")
+    for name in ("text.npz", "empty.npz", "none.npz", "."):
+        with pytest.raises(InputError):
+            measure_file(tmp_path / name)
+
+
+def test_damaged_files(npz: Path, tmp_path: Path) -> None:
+    """Every cut, and bytes changed all over, give a result or one clear line."""
+    for packed in (False, True):
+        (np.savez_compressed if packed else np.savez)(npz, z=FEATURES[:12, :3], y=LABELS[:12])
+        data = npz.read_bytes()
+        broken = tmp_path / "broken.npz"
+        damaged = [data[:size] for size in range(0, len(data), 37)]
+        damaged += [
+            data[:i] + bytes([data[i] ^ 0xFF]) + data[i + 1 :] for i in range(0, len(data), 11)
+        ]
+        for content in damaged:
+            broken.write_bytes(content)
+            message = ""
+            try:
+                measure_file(broken)
+            except InputError as error:
+                message = str(error)
+            assert "\n" not in message
+
+
+def test_what_is_not_needed_is_not_read(tmp_path: Path) -> None:
+    """Arrays of objects, class names, or labels under a second name are ignored."""
+    y = np.arange(60) % 3
+    z = np.eye(3)[y] + 0.01
+    pickled = np.array(["a", None, "c"], object)
+    extras = (
+        {"names": np.array(["a", "b", "c"])}, {"names": pickled}, {"class_names": pickled},
+        {"labels": pickled},
+    )
+    for extra in extras:
+        np.savez(tmp_path / "f.npz", z=z, y=y, **extra)
+        assert measure_file(tmp_path / "f.npz").sound["classes_owned"] is not None
+    np.savez(tmp_path / "h.npz", h=z)  # which is what is measured, and no embedding to judge it by
+    assert measure_file(tmp_path / "h.npz").readable is None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_labels_that_were_asked_for_must_be_there(tmp_path: Path) -> None:
+    np.savez(tmp_path / "f.npz", z=np.eye(6), y=np.arange(6) % 2)
+    (tmp_path / "names.csv").write_text("name\n" + "\n".join("abcdef") + "\n")
+    np.save(tmp_path / "measured.npy", np.linspace(0, 1, 6))
+    for name in ("names.csv", "measured.npy"):
+        with pytest.raises(InputError, match="labels"):
+            measure_file(tmp_path / "f.npz", tmp_path / name)

@@ -1,0 +1,71 @@
+"""The command as a process: start-up and the environment."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bayesncl
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "bayesncl"]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def start(*words: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *map(str, words)]
+    env = ENVIRONMENT | environment
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_help_does_not_import_torch(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    for words in (["--help"], ["fit", "--help"], ["recipes"], ["recipes", "cifar100-ncl"]):
+        answer = start(*words, PYTHONPATH=f"{tmp_path}:{ROOT}")
+        assert answer.returncode == 0, answer.stderr
+
+
+def test_errors_of_a_process_are_one_line() -> None:
+    answer = start("evaluate", "nowhere")
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert answer.stderr.startswith("bayesncl: ") and answer.stderr.count("\n") == 1
+
+
+def test_waiting_threads_sleep_unless_the_user_decides_otherwise() -> None:
+    code = "import bayesncl, os; print(os.environ['OMP_WAIT_POLICY'])"
+    environment = {k: v for k, v in ENVIRONMENT.items() if k != "OMP_WAIT_POLICY"}
+    for given, policy in (({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")):
+        command = [sys.executable, "-c", code]
+        found = subprocess.run(command, env=environment | given, capture_output=True, text=True)
+        assert found.stdout == f"{policy}\n"
+
+
+def test_the_optimizers_do_not_import_the_compiler() -> None:
+    """torch._dynamo takes seconds to import."""
+    code = """
+import sys, numpy, torch, bayesncl
+bayesncl.ReadableCodes(4).fit(numpy.eye(40, 8, dtype="f4"))
+optimizer = bayesncl.LARS([torch.ones(2, 2, requires_grad=True)], lr=0.1)
+optimizer.zero_grad()
+optimizer.step()
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env=ENVIRONMENT, timeout=120)
+
+
+@pytest.mark.parametrize("name", bayesncl.__all__)
+def test_public_names(name: str) -> None:
+    assert callable(getattr(bayesncl, name))
+    assert name in dir(bayesncl)
+
+
+def test_train_is_a_plain_function() -> None:
+    assert inspect.isfunction(bayesncl.train)
+    assert next(iter(inspect.signature(bayesncl.train).parameters)) == "recipe"
+    with pytest.raises(AttributeError):
+        bayesncl.nothing  # noqa: B018

@@ -1,0 +1,116 @@
+"""bayesncl embed: names, formats, and refusals before the work."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bayesncl import inputs
+from bayesncl.codes import embed
+from bayesncl.codes.embed import WRITERS, Table, embed_images
+from bayesncl.errors import InputError
+from bayesncl.inputs import read_arrays, read_embeddings
+from bayesncl.method.encoder import build_model
+from tests.commands import call
+from tests.conftest import tiny_recipe
+
+RNG = np.random.default_rng(0)
+
+
+def write_photo(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(RNG.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(path)
+
+
+def test_names_do_not_collide(tmp_path: Path) -> None:
+    for name in ("a\nb.png", "a\\nb.png", "a\\\\nb.png"):
+        write_photo(tmp_path / "photos" / name)
+    embed_images(build_model(tiny_recipe("ncl")), tmp_path / "photos", tmp_path / "e.npz")
+    names = read_arrays(tmp_path / "e.npz", ("names",))["names"].tolist()
+    assert len(set(names)) == 3 and all(name.isprintable() for name in names)
+
+
+def test_input_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("x.npz", z=RNG.random((60, 8)), y=np.arange(60) % 3)
+    before = Path("x.npz").read_bytes()
+    Path("same.csv").symlink_to("x.npz")
+    assert call("fit", "x.npz", "-o", "codes", "--components", "4", "--quiet") == 0
+    assert call("embed", "codes", "x.npz", "-o", tmp_path / "x.npz", "--quiet") == 2
+    assert call("embed", "codes", "x.npz", "-o", "same.csv", "--quiet") == 2
+    assert Path("x.npz").read_bytes() == before
+    assert call("embed", "codes", "x.npz", "-o", "other.npz", "--quiet") == 0
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_tables_contain_the_same_as_arrays(tmp_path: Path, ending: str) -> None:
+    if ending == "parquet":
+        pytest.importorskip("pyarrow")
+    for name in ("dog/1.png", 'cat/"2",.png', "cat/3.png"):
+        write_photo(tmp_path / "photos" / name)
+    model = build_model(tiny_recipe("bayesncl"))
+    for out in ("e.npz", f"e.{ending}"):
+        assert embed_images(model, tmp_path / "photos", tmp_path / out, n_active=3)[0] == 3
+    expected = read_arrays(tmp_path / "e.npz", ("z", "y", "names", "class_names"))
+    table = read_arrays(tmp_path / f"e.{ending}", ("z", "y", "names"))
+    assert np.array_equal(table["z"].astype(np.float32), expected["z"])
+    labels = expected["class_names"][expected["y"]].tolist()
+    assert table["y"].tolist() == labels == ["cat", "cat", "dog"]
+    assert table["names"].tolist() == expected["names"].tolist()
+
+
+FORMULAS = ["=1+1", "+x", "-x", "@x", "'=x", "''@x", "=cmd|' /C calc'!A0", "-1", "a\nb", "'x", ""]
+
+
+def test_formulas_in_tables_are_text(tmp_path: Path) -> None:
+    """Spreadsheets run cells that begin with = + - @; an apostrophe prevents that."""
+    z = np.arange(2 * len(FORMULAS), dtype=np.float32).reshape(-1, 2)
+    data = WRITERS[".csv"](Table(z, FORMULAS, FORMULAS, ["=HYPERLINK(1)", "class"]))
+    (tmp_path / "t.csv").write_bytes(data)
+    with open(tmp_path / "t.csv", newline="") as file:
+        cells = [cell for row in csv.reader(file) for cell in row[:3]]
+    assert all(cell[:1] not in ("=", "+", "@", "-") or float(cell) <= 0 for cell in cells)
+    found, names, labels = read_embeddings(tmp_path / "t.csv")
+    assert names.tolist() == labels.tolist() == FORMULAS
+    np.testing.assert_array_equal(found, z)
+
+
+def test_refusals_come_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embed, "read_images", lambda *_, **__: pytest.fail("work was done"))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    model = build_model(tiny_recipe("ncl"))
+    for name in ("x" * 252 + ".npz", "e.xlsx", "e.parquet"):
+        with pytest.raises(InputError):
+            embed_images(model, tmp_path, tmp_path / name)
+
+
+def test_more_codes_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", RNG.random((60, 8)))
+    assert call("fit", "x.npy", "-o", "codes", "--components", "4", "--quiet") == 0
+    monkeypatch.setattr(inputs, "physical_memory", lambda: 36_000)
+    assert call("embed", "codes", "x.npy", "-o", "e.npz", "--quiet") == 2
+    assert not Path("e.npz").exists()
+
+
+def test_encode_applies_the_exif_orientation(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    pixels = np.zeros((32, 32, 3), np.uint8)
+    pixels[:8] = 255
+    (tmp_path / "photos").mkdir()
+    Image.fromarray(pixels).save(tmp_path / "photos" / "turned.png", exif=exif)
+    model = build_model(tiny_recipe("ncl"))
+    embed_images(model, tmp_path / "photos", tmp_path / "e.npz")
+    z = model.encode([Image.open(tmp_path / "photos" / "turned.png")])
+    written = torch.from_numpy(np.array(read_arrays(tmp_path / "e.npz", ("z",))["z"]))
+    assert torch.allclose(z, written, atol=1e-5)
+    upright = model.encode([Image.fromarray(np.rot90(pixels, -1).copy())])
+    assert torch.allclose(z, upright, atol=1e-5)
+    assert not torch.allclose(z, model.encode([Image.fromarray(pixels)]), atol=1e-3)

@@ -1,0 +1,403 @@
+"""ReadableCodes: its codes, its scikit-learn interface, and the input it refuses."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import signal
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from sklearn.datasets import load_digits
+from sklearn.exceptions import NotFittedError
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+import bayesncl
+from bayesncl.codes import estimator, preprocess
+from bayesncl.codes.estimator import (
+    ReadableCodes,
+    choose_batch,
+    choose_components,
+    choose_neighbors,
+    choose_steps,
+)
+from bayesncl.errors import InputError
+from bayesncl.method.heads import HEADS
+
+METHODS = list(HEADS)
+
+
+def make_rows(n: int = 120, width: int = 20, seed: int = 0, groups: int = 8) -> np.ndarray:
+    """Rows around `groups` centers; row i belongs to group i % groups."""
+    rng = np.random.default_rng(seed)
+    centers = np.random.default_rng(7).normal(size=(groups, width))
+    return centers[np.arange(n) % groups] + 0.5 * rng.normal(size=(n, width))
+
+
+def make_codes(
+    dim: int | str = 8, max_iter: int = 20, seed: int = 0, **options: Any
+) -> ReadableCodes:
+    """A small estimator with a fixed seed."""
+    return ReadableCodes(dim, max_iter=max_iter, random_state=seed, **options)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> dict[str, ReadableCodes]:
+    return {method: make_codes(16, 120, method=method).fit(make_rows()) for method in METHODS}
+
+
+def assert_unit_rows(z: np.ndarray) -> None:
+    assert (z >= 0).all()
+    np.testing.assert_allclose(np.linalg.norm(z, axis=1), 1, atol=1e-5)
+
+
+# ---- codes
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_code_depends_on_its_row_alone(fitted: dict[str, ReadableCodes], method: str) -> None:
+    model, x = fitted[method], make_rows(300, seed=1)
+    z = model.transform(x)
+    assert z.shape == (300, 16) and z.dtype == np.float32
+    assert_unit_rows(z)
+    order = np.random.default_rng(0).permutation(300)
+    assert (model.transform(x[order]) == z[order]).all()
+    assert (np.concatenate([model.transform(x[i : i + 1]) for i in range(20)]) == z[:20]).all()
+    assert (model.transform(x[17:290]) == z[17:290]).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_codes_separate_groups(fitted: dict[str, ReadableCodes], method: str) -> None:
+    z, group = fitted[method].transform(make_rows(300, seed=1)), np.arange(300) % 8
+    closest = (z @ z.T - 2 * np.eye(300)).argmax(1)
+    assert (group[closest] == group).mean() > 0.9
+    if method == "prototypes":
+        best = z.argmax(1)
+        purity = [np.bincount(group[best == k]).max() / (best == k).sum() for k in np.unique(best)]
+        assert len(purity) >= 14 and np.mean(purity) > 0.9
+
+
+@pytest.mark.parametrize("method", ["prototypes", "sae"])
+def test_n_active_and_sparse_output(fitted: dict[str, ReadableCodes], method: str) -> None:
+    x = make_rows(50)
+    full = fitted[method].transform(x)
+    model = copy.deepcopy(fitted[method]).set_params(n_active=3)
+    z = model.transform(x)
+    assert ((z > 0).sum(1) <= 3).all()
+    assert_unit_rows(z)
+    assert (np.sort(np.argsort(-z, 1)[:, :3]) == np.sort(np.argsort(-full, 1)[:, :3])).all()
+    sparse = model.set_params(sparse_output=True).transform(x)
+    assert scipy.sparse.issparse(sparse) and sparse.format == "csr"
+    assert (sparse.toarray() == z).all()
+    assert model.transform(torch.zeros(0, 20)).shape == (0, 16)
+
+
+@pytest.mark.parametrize(
+    "kind", ["float16", "float32", "int32", "torch", "torch16", "fortran", "strided", "readonly"]
+)
+def test_input_types(kind: str) -> None:
+    x = np.round(8 * make_rows()) / (1 if kind == "int32" else 8)  # exact in every type
+    wide = np.zeros((240, 40))
+    wide[::2, ::2] = x
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    given = {
+        "float16": lambda: x.astype(np.float16),
+        "float32": lambda: x.astype(np.float32),
+        "int32": lambda: x.astype(np.int32),
+        "torch": lambda: torch.from_numpy(x).requires_grad_(),
+        "torch16": lambda: torch.from_numpy(x).half(),
+        "fortran": lambda: np.asfortranarray(x),
+        "strided": lambda: wide[::2, ::2],
+        "readonly": lambda: frozen,
+    }[kind]()
+    expected = make_codes().fit_transform(x)
+    np.testing.assert_allclose(make_codes().fit(given).transform(given), expected, atol=2e-4)
+
+
+def test_rows_on_disk_give_the_same_codes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    x = make_rows(400).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    expected = make_codes(max_iter=30, batch_size=48).fit_transform(x)
+    monkeypatch.setattr(preprocess, "BYTES_PER_BLOCK", 8 * 20 * 64)
+    monkeypatch.setattr(preprocess, "free_memory", lambda device: 0)
+    model = make_codes(max_iter=30, batch_size=48).fit(mapped)
+    np.testing.assert_allclose(model.transform(x), expected, atol=1e-5)
+
+
+def test_row_lengths_and_offsets_do_not_matter() -> None:
+    x = make_rows(200, 32)
+    stretched = x * np.exp(2 * np.random.default_rng(0).normal(size=(200, 1)))
+    one, two = (make_codes(max_iter=40).fit_transform(v) for v in (x, stretched))
+    np.testing.assert_allclose(one, two, atol=1e-3)
+    narrow = x[:, :3]
+    one, two = (make_codes(max_iter=40).fit_transform(v) for v in (narrow, narrow * 1e6 + 1e8))
+    np.testing.assert_allclose(one, two, atol=1e-2)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (3, 1), (7, 2), (20, 500), (40, 64)])
+@pytest.mark.parametrize("method", METHODS)
+def test_small_shapes(method: str, shape: tuple[int, int]) -> None:
+    x = np.random.default_rng(0).normal(size=shape)
+    for dim in ("auto", 30):
+        assert_unit_rows(make_codes(dim, 10, method=method).fit_transform(x))
+
+
+def test_constant_columns_are_ignored() -> None:
+    x = np.concatenate([make_rows(width=5), np.full((120, 5), 3.0)], 1)
+    model = make_codes().fit(x)
+    other = x.copy()
+    other[:, 5:] = 100.0
+    assert (model.transform(other) == model.transform(x)).all()
+
+
+def test_random_state_is_exact() -> None:
+    x = make_rows()
+    a, b, c = (make_codes(seed=s).fit_transform(x) for s in (3, 3, 4))
+    assert (a == b).all()
+    assert (a != c).any()
+    state = torch.random.get_rng_state()
+    ReadableCodes(8, max_iter=3).fit(x)
+    assert torch.equal(state, torch.random.get_rng_state()), "the caller's generator is untouched"
+
+
+@pytest.mark.parametrize("way", ["no_grad", "inference_mode", "autocast", "float64"])
+def test_torch_settings_of_the_caller_do_not_matter(way: str, tmp_path: Path) -> None:
+    x = make_rows()
+    expected = make_codes().fit_transform(x)
+    contexts = {"no_grad": torch.no_grad(), "inference_mode": torch.inference_mode()}
+    context = contexts.get(way, nullcontext())
+    try:
+        with torch.autocast("cpu", torch.float16) if way == "autocast" else context:
+            torch.set_default_dtype(torch.float64 if way == "float64" else torch.float32)
+            found = make_codes().fit(torch.from_numpy(x) * 1)
+        found.save(tmp_path / "codes.safetensors")
+        assert (found.transform(x) == expected).all()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert (ReadableCodes.load(tmp_path / "codes.safetensors").transform(x) == expected).all()
+
+
+def test_pairs_replace_neighbors() -> None:
+    """Noise paired at random: only a fit that gets the pairs can find them."""
+    x = np.random.default_rng(0).normal(size=(200, 40))
+    pairs = np.arange(200) ^ 1
+
+    def gain(z: np.ndarray) -> float:
+        """Cosine with the partner minus cosine with a random row."""
+        return float((z * z[pairs]).sum(1).mean() - (z * np.roll(z, 2, 0)).sum(1).mean())
+
+    paired = make_codes(16, 200).fit(x, pairs=pairs).transform(x)
+    assert gain(paired) > 0.3 > 0.1 > gain(make_codes(16, 200).fit_transform(x))
+    twice = make_codes(16, 200).fit(x, pairs=np.stack([pairs, pairs], 1)).transform(x)
+    assert (twice == paired).all()
+
+
+@pytest.mark.parametrize("method", ["sae", "csr"])
+def test_inverse_transform_reconstructs(fitted: dict[str, ReadableCodes], method: str) -> None:
+    x = make_rows(200, seed=1)
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    model = copy.deepcopy(fitted[method]).set_params(unit_norm=False)
+    z = model.transform(x)
+    directions = z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
+    np.testing.assert_allclose(directions, fitted[method].transform(x), atol=1e-5)
+    found = model.inverse_transform(z)
+    assert found.shape == x.shape
+    share = 1 - ((unit - found) ** 2).sum() / ((unit - unit.mean(0)) ** 2).sum()
+    assert share > 0.5 and fitted[method].explained_variance(x) == pytest.approx(share, abs=1e-4)
+    # linear in the codes, with components_ as its slope
+    origin = model.inverse_transform(np.zeros((1, 16)))
+    np.testing.assert_allclose(found, origin + z @ model.components_, atol=1e-4)
+    sparse = model.set_params(sparse_output=True).transform(x)
+    np.testing.assert_allclose(model.inverse_transform(sparse), found, atol=1e-6)
+
+
+def test_only_autoencoders_reconstruct(fitted: dict[str, ReadableCodes]) -> None:
+    assert fitted["ncl"].explained_variance(make_rows()) is None
+    assert not hasattr(fitted["ncl"], "components_")
+    with pytest.raises(InputError, match="unit_norm"):
+        fitted["sae"].inverse_transform(np.zeros((1, 16)))
+    with pytest.raises(InputError, match="sae or csr"):
+        make_codes(unit_norm=False).fit(make_rows())
+
+
+# ---- scikit-learn
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_check_estimator(method: str) -> None:
+    check_estimator(ReadableCodes(method=method, max_iter=8))
+
+
+def test_pipeline_names_and_pickle() -> None:
+    x = load_digits().data[:200]
+    line = make_pipeline(StandardScaler(), make_codes(8, 10))
+    z = line.fit_transform(x)
+    assert list(line.get_feature_names_out()) == [f"z{i}" for i in range(8)]
+    assert (pickle.loads(pickle.dumps(line)).transform(x) == z).all()
+    assert bayesncl.ReadableCodes is ReadableCodes
+
+
+def test_pandas_output() -> None:
+    pd = pytest.importorskip("pandas")
+    names = [f"c{i}" for i in range(20)]
+    frame = pd.DataFrame(make_rows(), columns=names, index=range(5, 125))
+    model = make_codes(8, 10).set_output(transform="pandas").fit(frame)
+    out = model.transform(frame)
+    assert list(out.columns) == [f"z{i}" for i in range(8)]
+    assert list(out.index) == list(range(5, 125))
+    assert list(model.feature_names_in_) == names
+    assert not hasattr(model.fit(torch.from_numpy(make_rows()[:, :5])), "feature_names_in_")
+
+
+def test_deprecated_spellings() -> None:
+    with pytest.warns(FutureWarning) as warned:
+        old = ReadableCodes(dim=8, keep=3)
+    assert len(warned) == 2
+    assert (old.n_components, old.n_active) == (8, 3)
+    assert old.get_params() == ReadableCodes(8, n_active=3).get_params()
+    with pytest.raises(TypeError, match="color"):
+        ReadableCodes(color="red")
+
+
+def test_automatic_choices() -> None:
+    sizes = (2, 50, 1000, 50_000, 1_000_000, 10**9)
+    assert [choose_components(n) for n in sizes] == [2, 16, 128, 1024, 4096, 4096]
+    assert choose_batch(3, 2) == 3 and choose_batch(50, 8) == 48
+    assert choose_batch(50_000, 1024) == 512 and choose_batch(10**6, 4096) == 2048
+    rows = ((5, 2), (50, 8), (5000, 1024), (50_000, 1024), (10**6, 1024))
+    assert [choose_neighbors(n, d) for n, d in rows] == [1, 5, 10, 24, 50]
+    assert choose_steps(30, 24) < 200 < choose_steps(50_000, 512)
+
+
+def test_max_samples_draws_rows() -> None:
+    x, seen = make_rows(500), set()
+    model = make_codes(8, 5, max_samples=100)
+    model.fit(x, progress=lambda done, total, what: seen.add(total))
+    assert 100 in seen and 500 not in seen
+    assert model.transform(x).shape == (500, 8)
+
+
+def test_long_neighbor_search_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, searches = tmp_path / "neighbors", []
+    real = estimator.nearest
+    monkeypatch.setattr(estimator, "nearest", lambda *args: (searches.append(1), real(*args))[1])
+    expected = make_codes().fit(make_rows(), neighbors_file=path).transform(make_rows())
+    assert not path.exists()  # it took no time
+    monkeypatch.setattr(estimator, "NEIGHBOR_SECONDS", -1.0)
+    for count in (2, 2):  # the second fit reads the file
+        z = make_codes().fit(make_rows(), neighbors_file=path).transform(make_rows())
+        assert (z == expected).all() and len(searches) == count
+    make_codes().fit(make_rows(seed=5), neighbors_file=path)  # other rows
+    path.write_bytes(b"damaged")
+    make_codes().fit(make_rows(), neighbors_file=path)
+    assert len(searches) == 4
+
+
+# ---- interruptions
+
+
+def at_step(step: int, act: Callable[[], None]) -> Callable[[int, int, str], None]:
+    def progress(done: int, total: int, what: str) -> None:
+        if what == "training" and done == step:
+            act()
+
+    return progress
+
+
+def test_ctrl_c_keeps_what_was_learned() -> None:
+    stopped = make_codes(max_iter=30)
+    stopped.fit(make_rows(), progress=at_step(12, lambda: os.kill(os.getpid(), signal.SIGINT)))
+    assert stopped.interrupted_ and stopped.n_iter_ == 12
+    assert_unit_rows(stopped.transform(make_rows()))
+    assert not make_codes().fit(make_rows()).interrupted_
+
+
+def test_failed_fit_leaves_the_estimator_unchanged() -> None:
+    def fail() -> None:
+        raise RuntimeError
+
+    fresh, good = make_codes("auto", 9), make_codes("auto", 9).fit(make_rows())
+    before = good.transform(make_rows())
+    for model in (fresh, good):
+        with pytest.raises(RuntimeError):
+            model.fit(make_rows()[:40, :7], progress=at_step(5, fail))  # other D and F
+    with pytest.raises(NotFittedError):
+        fresh.transform(make_rows())
+    assert (good.transform(make_rows()) == before).all()
+
+
+# ---- refused input
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "pca"}, {"n_active": 0}, {"n_active": 9, "n_components": 8}, {"n_active": 10**6},
+        {"n_components": "many"}, {"n_components": 2.5}, {"n_components": 1 << 30},
+        {"max_iter": -1}, {"positives": "friends"}, {"device": "toaster"}, {"max_samples": 1},
+        {"sparse_output": True},
+    ],
+)  # fmt: skip
+def test_bad_options(options: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=next(iter(options))):
+        ReadableCodes(**options).fit(make_rows())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (np.ones((10, 4)), "same"),
+        (np.ones((1, 4)), "n_samples=1"),
+        (np.where(np.eye(30) > 0, np.nan, 1.0), "row 0"),
+        (np.where(np.arange(90).reshape(30, 3) == 13, np.inf, 1.0), "row 4"),
+        (np.float32([[1, 2], [3, 1e25]]).repeat(9, 1), "row 1"),  # its square overflows
+        ((make_rows() * 1e-25).astype(np.float32), "multiply"),  # its square underflows
+        (torch.ones(4), "matrix"),
+        (torch.eye(4).to_sparse(), "dense"),
+        (torch.ones(4, 4, dtype=torch.complex64), "complex"),
+    ],
+)
+def test_bad_rows(x: object, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        ReadableCodes().fit(x)
+
+
+def test_bad_rows_in_transform(fitted: dict[str, ReadableCodes]) -> None:
+    bad = make_rows()
+    bad[77, 3] = np.nan
+    with pytest.raises(InputError, match="row 77"):
+        fitted["ncl"].transform(bad)
+    for x in (bad[:, :5], torch.ones(3, 5)):
+        with pytest.raises(ValueError, match="20 features"):
+            fitted["ncl"].transform(x)
+    with pytest.raises(InputError, match="n_active"):
+        copy.deepcopy(fitted["ncl"]).set_params(n_active=99).transform(make_rows())
+
+
+@pytest.mark.parametrize(
+    "pairs", [np.arange(5), np.full(120, 120), np.zeros(120), np.zeros((120, 0), int)]
+)
+def test_bad_pairs(pairs: np.ndarray) -> None:
+    with pytest.raises(InputError, match="pairs"):
+        make_codes().fit(make_rows(), pairs=pairs)
+
+
+def test_verbose_shows_progress(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("bayesncl.progress.LINE_SECONDS", (0.0, 0.0))
+    make_codes(max_iter=2).fit(make_rows())
+    assert capsys.readouterr().err == ""
+    make_codes(max_iter=2, verbose=1).fit(make_rows())
+    assert "training" in capsys.readouterr().err

@@ -1,0 +1,222 @@
+"""ONNX files: the same numbers as torch, an exported run as an encoder, and refusals."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import bayesncl
+from bayesncl.codes.encoders import Request, View, onnx_encoder, open_encoder, same_signature
+from bayesncl.codes.export import export
+from bayesncl.errors import InputError
+from bayesncl.method.encoder import build_model
+from bayesncl.training.weights import model_bytes
+from tests.codes.test_encoders import Net, StandIn, hub
+from tests.codes.test_fit import COMPONENTS, FIT, NET
+from tests.commands import draw_folder, refused
+from tests.conftest import tiny_images, tiny_recipe
+
+__all__ = ["hub"]
+
+
+def run_onnx(path: Path, x: np.ndarray) -> list[np.ndarray]:
+    session = pytest.importorskip("onnxruntime").InferenceSession(str(path))
+    return session.run(None, {session.get_inputs()[0].name: x})
+
+
+@pytest.fixture
+def onnx() -> None:
+    for name in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(name)
+
+
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(InputError, match="pip install onnx"):
+        export(build_model(tiny_recipe()), tmp_path / "m.onnx")
+    with pytest.raises(InputError, match=r"\.onnx"):
+        export(build_model(tiny_recipe()), tmp_path / "m.pt")
+    (tmp_path / "m.onnx").write_bytes(b"x")
+    with pytest.raises(InputError, match="pip install onnxruntime"):
+        open_encoder(Request(str(tmp_path / "m.onnx")))
+
+
+@pytest.mark.parametrize("method", ["ncl", "bayesncl", "ncl-topk"])
+def test_exported_run_is_an_encoder(onnx, method: str, tmp_path: Path) -> None:
+    flip = 0.5 * (method == "ncl")
+    changes = ["model.top_k=4"] if method == "ncl-topk" else []
+    model = build_model(tiny_recipe(method, f"views.flip={flip}", *changes)).eval()
+    (tmp_path / "model.safetensors").write_bytes(model_bytes(model))
+    outputs, worst = export(model, tmp_path / "m.onnx")
+    assert outputs == ["h", "codes"] and 0 <= worst < 1e-4
+    assert {path.name for path in tmp_path.iterdir()} == {"model.safetensors", "m.onnx"}
+    pixels = tiny_images(5).pixels
+    h, codes = run_onnx(tmp_path / "m.onnx", pixels.astype(np.float32) / 255)
+    np.testing.assert_allclose(codes, model.encode(pixels), atol=1e-4)
+    names = ("model.safetensors", "m.onnx")
+    whole, file = (open_encoder(Request(str(tmp_path / name))) for name in names)
+    assert (file.features, file.view.crop) == (whole.features, whole.view.crop)
+    np.testing.assert_allclose(file.embed(pixels), whole.embed(pixels), rtol=1e-3, atol=1e-4)
+    plain = open_encoder(Request(str(tmp_path / "m.onnx"), mirror=False))
+    np.testing.assert_allclose(plain.embed(pixels), h, rtol=1e-3, atol=1e-4)
+    assert file.view.mirror is bool(flip)  # mirror images, if the run was trained on them
+
+
+@pytest.mark.parametrize("method", ["prototypes", "ncl", "bayesncl", "sae", "csr"])
+def test_codes_of_arrays(onnx, method: str, tmp_path: Path, run) -> None:
+    x = np.random.default_rng(0).normal(0, 1, (40, 24)).astype(np.float32)
+    np.save("x.npy", x)
+    options = ("--method", method, COMPONENTS, "8", "--active", "3", "--quiet")
+    assert run("fit", "x.npy", "-o", "codes", *options).status == 0
+    assert run("export", "codes", "-o", "c.onnx").status == 0
+    z = bayesncl.load("codes").transform(x)
+    np.testing.assert_allclose(run_onnx(tmp_path / "c.onnx", x)[0], z, atol=1e-4)
+    np.testing.assert_allclose(run_onnx(tmp_path / "c.onnx", x[:1])[0], z[:1], atol=1e-4)
+
+
+@pytest.mark.parametrize("mirror", ["--mirror", "--no-mirror"])
+def test_codes_of_photos(onnx, mirror: str, tmp_path: Path, run) -> None:
+    draw_folder(tmp_path / "p")
+    assert run("fit", "p", "-o", "codes", *FIT, mirror).status == 0
+    refused(run("export", "codes", "-o", "c.onnx", "--quiet"), "which is code")
+    assert run("export", "codes", "-o", "c.onnx", "--encoder", NET, "--quiet").status == 0
+    model = bayesncl.load("codes", encoder=NET)
+    photos = sorted((tmp_path / "p").rglob("*.png"))
+    x = np.stack([model.encoder.read(path.read_bytes()) for path in photos])
+    h, codes = run_onnx(tmp_path / "c.onnx", x.astype(np.float32) / 255)
+    np.testing.assert_allclose(codes, model.encode(photos), atol=1e-4)
+    np.testing.assert_allclose(h, model.embed(photos), atol=1e-4)
+    assert run("export", "codes", "-o", "head.onnx", "--head", "--quiet").status == 0
+    np.testing.assert_allclose(run_onnx(tmp_path / "head.onnx", h)[0], codes, atol=1e-4)
+
+
+def test_codes_of_a_timm_model_are_an_encoder(
+    onnx, hub, tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "timm", StandIn("timm"))
+    photos = sorted(draw_folder(tmp_path / "p").rglob("*.png"))
+    options = (COMPONENTS, "4", "--quiet")
+    assert run("fit", "p", "-o", "codes", "--encoder", "timm:tiny", *options).status == 0
+    assert run("export", "codes", "-o", "c.onnx", "--quiet").status == 0
+    whole, file = (open_encoder(Request(spec)) for spec in ("timm:tiny", "c.onnx"))
+    assert (file.view.resize, file.view.crop, file.view.resample) == (60, 48, 2)
+    data = [path.read_bytes() for path in photos]
+    one, other = (each.embed(np.stack([each.read(d) for d in data])) for each in (whole, file))
+    np.testing.assert_allclose(other, one, atol=1e-4)
+    assert run("fit", "p", "-o", "again", "--encoder", "c.onnx", *options).status == 0
+    z, same = (bayesncl.load(folder).encode(photos) for folder in ("codes", "again"))
+    np.testing.assert_allclose(same, z, atol=2e-3)
+
+
+def test_onnx_file_with_a_fixed_batch(onnx, tmp_path: Path) -> None:
+    x = torch.rand(2, 3, 32, 32)
+    flat = (torch.nn.Linear(4, 2), torch.rand(1, 4), "flat")
+    for network, example, name in ((Net(), x, "net"), flat):
+        path = str(tmp_path / f"{name}.onnx")
+        options = {"dynamo": True, "external_data": False, "verbose": False}
+        torch.onnx.export(network.eval(), (example,), path, **options)
+    notes: list[str] = []
+    found = open_encoder(Request(str(tmp_path / "net.onnx")), notify=notes.append)
+    assert (found.view.crop, found.features) == (32, 6) and "ImageNet" in notes[0]
+    three = x[[0, 1, 1]]
+    np.testing.assert_allclose(found.compute(three), Net()(three).detach(), atol=1e-5)
+    (tmp_path / "text.onnx").write_text("no")
+    for name, options in (("net", {"size": 64}), ("flat", {}), ("text", {})):
+        with pytest.raises(InputError, match=f"{name}.onnx"):
+            open_encoder(Request(str(tmp_path / f"{name}.onnx"), **options))
+
+
+def test_onnx_output_must_have_one_row_per_image() -> None:
+    put = SimpleNamespace(name="x", type="tensor(float)")
+    for batch, extra, good in ((None, 0, True), (4, 0, True), (None, 4, False), (4, 1, False)):
+        def compute(names, given, extra=extra):
+            return [np.ones((len(given["x"]) + extra, 3), np.float32)]
+
+        session = SimpleNamespace(get_inputs=lambda: [put], run=compute)
+        if good:
+            found = onnx_encoder(Request("a.onnx"), View(32, 32), session, "y", batch)
+            assert found.embed(np.zeros((5, 3, 32, 32), np.uint8)).shape == (5, 3)
+        else:
+            with pytest.raises(InputError, match="returned"):
+                onnx_encoder(Request("a.onnx"), View(32, 32), session, "y", batch)
+
+
+def test_different_numbers_are_not_written(
+    onnx, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bayesncl.codes.export.TOLERANCE", -1.0)
+    with pytest.raises(InputError, match="not written"):
+        export(build_model(tiny_recipe("ncl")), tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def write_onnx(path: Path, last: str, **options: object) -> None:
+    """Mean colors, then a node `last` with its attributes; `meta` and `external` are special."""
+    from onnx import TensorProto, helper
+
+    meta, external = options.pop("meta", None), options.pop("external", None)
+    side = options.pop("side", 32)
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, side, side])
+    nodes = [helper.make_node("ReduceMean", ["x"], ["m"], axes=[2, 3], keepdims=0)]
+    weights = []
+    if external is not None:
+        location = TensorProto.EXTERNAL
+        kind = TensorProto.FLOAT
+        tensor = TensorProto(name="w", data_type=kind, dims=[3], data_location=location)
+        tensor.external_data.add(key="location", value=external)
+        weights.append(tensor)
+    nodes.append(helper.make_node(last, ["m", *(["w"] if weights else [])], ["y"], **options))
+    y = helper.make_empty_tensor_value_info("y")
+    graph = helper.make_graph(nodes, "g", [x], [y], weights)
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+    if meta is not None:
+        model.metadata_props.add(key="bayesncl", value=meta)
+    path.write_bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"last": "Shape"}, {"last": "ArgMax", "axis": 0}, {"last": "Cast", "to": 8},
+        {"last": "Transpose", "perm": [1, 0]}, {"last": "Identity", "side": 100_000},
+        {"last": "Identity", "meta": '{"crop": 32.0, "resize": 32}'},
+        {"last": "Identity", "meta": "[" * 5000},
+        {"last": "Identity", "meta": '{"resample": 99, "crop": 32, "resize": 32}'},
+        {"last": "Add", "external": "../secret.bin"}, {"last": "Add", "external": "link.bin"},
+    ],
+)  # fmt: skip
+def test_onnx_files_that_are_refused(onnx, options: dict, tmp_path: Path) -> None:
+    """Among them files with weights outside their folder, which must not be read."""
+    (tmp_path / "secret.bin").write_bytes(np.ones(3, np.float32).tobytes())
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/link.bin").symlink_to(tmp_path / "secret.bin")
+    write_onnx(tmp_path / "sub/e.onnx", **dict(options))
+    with pytest.raises(InputError) as error:
+        open_encoder(Request(str(tmp_path / "sub/e.onnx")))
+    assert "\n" not in str(error.value) and len(str(error.value)) < 700
+
+
+def test_weights_beside_an_onnx_file_are_part_of_it(onnx, tmp_path: Path) -> None:
+    """torch's exporter writes them to NAME.data: other weights make another encoder."""
+    write_onnx(tmp_path / "e.onnx", "Mul", external="e.onnx.data")
+    found = []
+    for value in (1.0, 2.0):
+        (tmp_path / "e.onnx.data").write_bytes(np.full(3, value, np.float32).tobytes())
+        found.append(open_encoder(Request(str(tmp_path / "e.onnx"))).signature)
+    assert not same_signature(*found)
+
+
+def test_full_disk_while_exporting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("bayesncl.codes.export.import_onnx", lambda: (None, None))
+    monkeypatch.setattr(torch.onnx, "export", full)
+    with pytest.raises(InputError, match="TMPDIR"):
+        export(build_model(tiny_recipe("ncl")), tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())

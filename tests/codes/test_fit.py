@@ -1,0 +1,458 @@
+"""bayesncl fit, and the commands that use the folder it writes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import bayesncl
+from bayesncl.codes import fit as fit_module
+from bayesncl.codes import photos
+from bayesncl.codes.encoders import Request, open_encoder
+from bayesncl.codes.fit import fit_noise, judge, judging_data
+from bayesncl.codes.folder import CodesFolder, Rows
+from bayesncl.codes.names import Annotations, Entry, write_names
+from bayesncl.data import load as load_split
+from bayesncl.errors import InputError
+from bayesncl.inputs import read_embeddings
+from tests.codes.test_estimator import make_codes
+from tests.commands import draw_folder, refused
+
+NET = "tests.codes.test_encoders:Net"
+FIT = ("--encoder", NET, COMPONENTS := "--components", "4", "--quiet")
+RNG = np.random.default_rng(0)
+
+
+def clusters(n: int = 60, features: int = 20, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    y = np.arange(n) % classes
+    x = RNG.normal(0, 1, (classes, features))[y] + 0.3 * RNG.normal(0, 1, (n, features))
+    return x.astype(np.float32), y
+
+
+@pytest.fixture
+def embedded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the photos that an encoder embedded."""
+    seen: list[str] = []
+    real = photos.embed_entries
+
+    def watch(entries, encoder):
+        for rows, why in real(entries, encoder):
+            seen.extend(entry.name for entry in entries[: len(rows)])
+            entries = entries[len(rows) :]
+            yield rows, why
+
+    monkeypatch.setattr(fit_module, "embed_entries", watch)
+    return seen
+
+
+def check_rows(folder: Path | str, pictures: Path) -> None:
+    """Every row is the embedding of the photo it names."""
+    codes, encoder = CodesFolder(folder), open_encoder(Request(NET))
+    names = codes.rows().names
+    assert sorted(names) == sorted(str(p.relative_to(pictures)) for p in pictures.rglob("*.png"))
+    images = [encoder.read((pictures / name).read_bytes()) for name in names]
+    np.testing.assert_allclose(codes.embeddings(), encoder.embed(np.stack(images)), atol=1e-6)
+
+
+def stop(*args: object, **options: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_photos_to_codes(run, tmp_path: Path, embedded: list[str]) -> None:
+    """The whole way: fit, load, embed, measure, evaluate, atlas."""
+    pictures = draw_folder(tmp_path / "pictures", each=20)
+    answer = run("fit", "pictures", "-o", "codes", "--encoder", NET, COMPONENTS, "8")
+    assert answer.status == 0, answer
+    for part in ("60 photos of 24 x 20 pixels", "3 classes by subfolder", "bayesncl atlas codes"):
+        assert part in answer.err
+    assert len(embedded) == 60
+    check_rows("codes", pictures)
+    written = {path.name for path in Path("codes").iterdir()}
+    expected = {"codes.json", "codes.safetensors", "embeddings.npy", "rows.json", "verdict.json"}
+    assert written == expected
+
+    model = bayesncl.load("codes", encoder=NET)
+    files = sorted(pictures.rglob("*.png"))
+    z = model.encode(files)
+    assert z.shape == (60, 8) and bool((z >= 0).all())
+    np.testing.assert_allclose(z.norm(dim=1), 1, atol=1e-5)
+    pixels = np.stack([np.asarray(Image.open(file)) for file in files])
+    opened = [Image.open(file) for file in files]
+    for same in (pixels, pixels.transpose(0, 3, 1, 2), pixels / 255.0, opened):
+        np.testing.assert_allclose(model.encode(same), z, atol=2e-3)
+    np.testing.assert_allclose(model.encode(files[0]), z[:1], atol=1e-5)
+    assert model.encode([]).shape == (0, 8)
+    assert ((model.encode(files, n_active=2) > 0).sum(1) <= 2).all()
+    for n_active in (0, 9, 1.5):
+        with pytest.raises(InputError, match="n_active"):
+            model.encode(files, n_active=n_active)
+
+    for name in ("e.npz", "e.csv"):
+        command = "embed", "codes", "pictures", "-o", name, "--encoder", NET, "--quiet"
+        assert run(*command).status == 0
+        found, names, labels = read_embeddings(Path(name))
+        np.testing.assert_allclose(found, z, atol=1e-5)
+        assert names.tolist() == [str(f.relative_to(pictures)) for f in files]
+        assert labels[25] == "bee <b>"
+    for command in ("measure", "evaluate"):
+        assert run(command, "codes", "--json", "m.json", "--quiet").status == 0
+        assert {"sound", "retrieval", "verdict"} <= set(json.loads(Path("m.json").read_text()))
+    assert Path("codes/evaluation.json").is_file()
+    assert run("atlas", "codes", "--quiet").status == 0
+    assert Path("codes/atlas/index.html").is_file()
+    shutil.move("pictures", "elsewhere")
+    refused(run("atlas", "codes", "-o", "page", "--quiet"), "--data")
+    assert run("atlas", "codes", "-o", "page", "--data", "elsewhere", "--quiet").status == 0
+
+
+def test_only_changed_photos_are_embedded(run, tmp_path: Path, embedded: list[str]) -> None:
+    pictures = draw_folder(tmp_path / "pictures")
+    command = ("fit", "pictures", "-o", "codes", *FIT)
+    assert run(*command).status == 0
+    first = Path("codes/codes.safetensors").read_bytes()
+    embedded.clear()
+    assert run(*command, "--method", "sae").status == 0
+    assert not embedded and Path("codes/codes.safetensors").read_bytes() != first
+    Image.new("RGB", (30, 30), "red").save(pictures / "ant/00.png")
+    Image.new("RGB", (30, 30), "blue").save(pictures / "cat/new.png")
+    (pictures / "cat/01.png").unlink()
+    assert run(*command).status == 0
+    assert embedded == ["ant/00.png", "cat/new.png"]
+    check_rows("codes", pictures)
+    embedded.clear()
+    assert run(*command, "--size", "64").status == 0
+    assert len(embedded) == 24
+
+
+def test_changed_encoder_embeds_again(
+    run, tmp_path: Path, embedded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The forward pass changes, the weights do not."""
+    draw_folder(tmp_path / "pictures")
+    module = tmp_path / "changing.py"
+    text = "from tests.codes.test_encoders import Net\nclass Changed(Net):\n"
+    monkeypatch.syspath_prepend(tmp_path)
+    options = ("--encoder", "changing:Changed", "--quiet")
+    squared = "def forward(self, x): return super().forward(x ** 2)"
+    for body, count in (("pass", 24), ("pass", 0), (squared, 24)):
+        module.write_text(f"{text}    {body}\n")
+        monkeypatch.delitem(sys.modules, "changing", raising=False)
+        embedded.clear()
+        if body is squared:
+            refused(run("embed", "codes", "pictures", *options), "has changed")
+        assert run("fit", "pictures", "-o", "codes", COMPONENTS, "4", *options).status == 0
+        assert len(embedded) == count
+
+
+def test_fresh_embeds_again(run, tmp_path: Path, embedded: list[str]) -> None:
+    draw_folder(tmp_path / "p")
+    options = fit_module.Options(n_components=4, encoder=Request(NET), fresh=True)
+    for _ in range(2):
+        embedded.clear()
+        display = fit_module.Display(quiet=True)
+        fit_module.fit(tmp_path / "p", tmp_path / "codes", options, "cpu", display)
+        assert len(embedded) == 24
+
+
+def test_broken_and_other_files(run, tmp_path: Path) -> None:
+    pictures = draw_folder(tmp_path / "pictures", classes=())
+    (pictures / "broken.jpg").write_bytes(b"\xff\xd8 no")
+    for name in ("a.xyz", "notes.txt"):
+        (pictures / name).write_text("x")
+    command = ("fit", "pictures", "-o", "pictures/codes", *FIT[:-1])
+    answer = run(*command)
+    assert answer.status == 0, answer
+    for part in ("no classes", "2 other files", "1 of 25 photos cannot be used", "broken.jpg"):
+        assert part in answer.err
+    assert len(CodesFolder("pictures/codes").rows()) == 24
+    assert run("atlas", "pictures/codes", "--quiet").status == 0  # its pictures are not photos
+    assert "25 photos (25 embedded before)" in run(*command).err
+    words = ("embed", "pictures/codes", "pictures", "-o", "e.npz", "--encoder", NET, "--quiet")
+    assert run(*words).status == 0
+    assert len(read_embeddings(Path("e.npz"))[0]) == 24
+    assert run("measure", "pictures/codes", "--csv", "m.csv", "--quiet").status == 0
+    table = Path("m.csv").read_text()
+    assert "live" in table and "precision" not in table  # only measures without labels
+    for path in pictures.glob("*.png"):
+        path.write_bytes(b"no")
+    refused(run("fit", "pictures", "-o", "none", *FIT), "0 of 25 photos")
+
+
+def test_unreadable_files_are_tried_again(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A permission or a network drive may come back; an undecodable file does not."""
+    draw_folder(tmp_path / "p", classes=())
+    real = photos.Entry.read
+
+    def fail(entry: photos.Entry) -> bytes:
+        if entry.name == "05.png":
+            raise PermissionError(13, "Permission denied")
+        return real(entry)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(photos.Entry, "read", fail)
+        answer = run("fit", "p", "-o", "codes", *FIT[:-1])
+    assert "1 of 24 photos cannot be used" in answer.err and len(CodesFolder("codes").rows()) == 23
+    assert run("fit", "p", "-o", "codes", *FIT).status == 0
+    check_rows("codes", tmp_path / "p")
+
+
+def test_splits_labels_and_held_out_rows(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_folder(tmp_path / "p" / "train", ("ant", "bee"))
+    for name in ("test", "val"):
+        draw_folder(tmp_path / "p" / name, ("ant", "bee"), each=4)
+    answer = run("fit", "p", "-o", "codes", *FIT[:-1])
+    assert "not val" in answer.err and "8 held out" in answer.err
+    shutil.rmtree(tmp_path / "p" / "val")
+    rows = CodesFolder("codes").rows()
+    assert rows.held == 8 and all(name.startswith("test/") for name in rows.names[-8:])
+    assert rows.class_names == ("ant", "bee")
+    words = ("embed", "codes", "p", "-o", "e.npz", "--encoder", NET, "--quiet")
+    assert run(*words).status == 0
+    assert set(read_embeddings(Path("e.npz"))[2]) == {"ant", "bee"}
+    table = "name,label\n" + "".join(f"{name},{i % 2}\n" for i, name in enumerate(rows.names))
+    Path("l.csv").write_text(table)
+    assert run("fit", "p", "-o", "codes", *FIT, "--labels", "l.csv").status == 0
+    assert CodesFolder("codes").rows().labels.tolist() == [i % 2 for i in range(24)]
+    Path("l.csv").write_text("\n".join(table.split("\n")[:20]))
+    refused(run("fit", "p", "-o", "c", *FIT, "--labels", "l.csv"), "5 of 24")
+    monkeypatch.setattr(fit_module, "MIN_ROWS", 50)
+    x, y = clusters()
+    np.savez("x.npz", z=x, y=y)
+    assert "6 held out" in run("fit", "x.npz", "-o", "array").err
+    folder = CodesFolder("array")
+    rows = folder.rows()
+    order = [int(name) for name in rows.names]
+    assert rows.held == 6 and sorted(order) == list(range(60))
+    np.testing.assert_array_equal(folder.embeddings(), x[order])
+    assert rows.labels.tolist() == y[order].tolist()
+
+
+def test_arrays_of_every_kind(run, tmp_path: Path) -> None:
+    x, y = clusters()
+    words = [f"class {label}" for label in y]
+    pictures = draw_folder(tmp_path / "pictures", classes=(), each=20)
+    names = sorted(path.name for path in pictures.iterdir())
+    np.save("x.npy", x.astype(np.float64))
+    np.save("y.npy", y)
+    np.savez("named.npz", embeddings=x.astype(np.float16), names=names, labels=words)
+    lines = [",".join([name, word, *map(str, row)]) for name, word, row in zip(names, words, x)]
+    heading = "path,label," + ",".join(f"f{i}" for i in range(20))
+    Path("t.csv").write_text("\n".join([heading, *lines]))
+    images = ["--images", "pictures"]
+    for source, more in (("x.npy", []), ("named.npz", images), ("t.csv", images)):
+        out = f"codes-{source}"
+        answer = run("fit", source, "-o", out, COMPONENTS, "4", *more)
+        assert (f"bayesncl atlas {out} --serve" if more else "--images DIR") in answer.err
+        folder = CodesFolder(out)
+        np.testing.assert_allclose(folder.embeddings(), x, rtol=2e-3, atol=1e-3)
+        assert folder.rows().labels.tolist() == y.tolist()
+        assert run("embed", out, source, "-o", "e.csv", "--quiet").status == 0
+        z, _, labels = read_embeddings(Path("e.csv"))
+        assert z.shape == (60, 4) and labels is not None
+        answer = run("atlas", out, "--quiet")
+        assert answer.status == 0 if more else "no images" in refused(answer)
+    refused(run("embed", "codes-x.npy", "pictures", "--quiet"), "array")
+    with pytest.raises(InputError, match="array"):
+        bayesncl.load("codes-x.npy").encode(np.zeros((1, 3, 8, 8), np.uint8))
+    np.save("w.npy", x[:, :3])
+    refused(run("embed", "codes-x.npy", "w.npy", "--quiet"), "3 columns")
+    assert "sorted images" in run("fit", "x.npy", "-o", "plain", COMPONENTS, "4", *images).err
+    pairs = reversed(list(zip(names, words)))
+    Path("l.csv").write_text("name,label\n" + "".join(f"{n},{w}\n" for n, w in pairs))
+    command = ("fit", "named.npz", "-o", "by-name", COMPONENTS, "4", "--labels", "l.csv", "--quiet")
+    assert run(*command).status == 0
+    assert CodesFolder("by-name").rows().labels.tolist() == y.tolist()
+
+
+def test_run_as_source(run, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ("fit", trained, "-o", "codes", COMPONENTS, "8")
+    answer = run(*command)
+    assert answer.status == 0, answer
+    assert "96 training images of scenes" in answer.err
+    folder = CodesFolder("codes")
+    rows, model = folder.rows(), bayesncl.load(trained)
+    assert (len(rows), rows.held) == (156, 60)
+    assert "156 embedded before" in run(*command, "--method", "ncl").err
+    pixels = np.asarray(load_split(model.recipe.data, "test").pixels[:5])
+    found = bayesncl.load("codes").embed(pixels)
+    np.testing.assert_allclose(found, folder.embeddings()[96:101], atol=1e-4)
+    assert run("atlas", "codes", "--quiet").status == 0
+    assert run("evaluate", "codes", "--quiet").status == 0
+    words = ("embed", trained, "p", "-o", "z.npy", "--encoder", NET)
+    refused(run(*words), "its own encoder")
+    x, count = folder.embeddings().copy(), []
+    folder.embeddings_file.write_bytes(folder.embeddings_file.read_bytes()[:-8])
+    monkeypatch.setattr(fit_module, "IMAGES_PER_BATCH", 20)
+    real = photos.Log.append
+    monkeypatch.setattr(photos.Log, "append", lambda *args: (count.append(1), real(*args)))
+    with monkeypatch.context() as patch:
+        patch.setattr(fit_module, "find_fitted", stop)
+        patch.setattr(photos.Log, "append", lambda *a: stop() if len(a[0].lines) > 50 else real(*a))
+        assert run(*command).status == 130
+    assert run(*command).status == 0
+    assert len(count) == 5  # the first 60 images were in the log
+    np.testing.assert_allclose(folder.embeddings(), x, atol=1e-5)
+
+
+def test_code_runs_only_when_named(run, tmp_path: Path) -> None:
+    draw_folder(tmp_path / "pictures")
+    assert run("fit", "pictures", "-o", "codes", *FIT).status == 0
+    for words in (["embed", "codes", "pictures"], ["fit", "pictures", "-o", "codes"]):
+        refused(run(*words, "--quiet"), "which is code")
+    refused(run("embed", "codes", "pictures", "--encoder", "json:loads", "--quiet"), "code")
+    about = json.loads(Path("codes/codes.json").read_text())
+    (tmp_path / "evil.py").write_text("open('ran', 'w')")
+    about["encoder"]["spec"] = "evil:make"
+    Path("codes/codes.json").write_text(json.dumps(about))
+    refused(run("embed", "codes", "pictures", "--quiet"), "evil:make")
+    with pytest.raises(InputError, match="which is code"):
+        bayesncl.load("codes").encode(tmp_path / "pictures/ant/00.png")
+    assert not Path("ran").exists()
+
+
+def test_only_photos_of_the_recorded_size_are_shown(run, tmp_path: Path) -> None:
+    """A stranger's codes.json may point anywhere: other pictures are not shown."""
+    x, _ = clusters(24)
+    pictures = draw_folder(tmp_path / "pictures", classes=())
+    names = [f"{i:02}.png" for i in range(21)] + ["../secret.png", "x" * 5000, "a\0b"]
+    np.savez("x.npz", z=x, names=np.array(names))
+    command = ("fit", "x.npz", "-o", "codes", COMPONENTS, "4", "--images", "pictures", "--quiet")
+    assert run(*command).status == 0
+    folder = CodesFolder("codes")
+    paths = folder.photo_paths(folder.rows(), range(24))
+    assert paths.count(None) == 3 and not any("secret" in str(path) for path in paths)
+    for path in pictures.iterdir():
+        path.write_bytes(path.read_bytes() + b"longer")
+    with pytest.raises(InputError, match="--data"):
+        folder.photo_paths(folder.rows(), range(24))
+    assert folder.photo_paths(folder.rows(), range(24), pictures).count(None) == 3
+
+
+def test_named_columns(run) -> None:
+    np.save("x.npy", clusters()[0])
+    assert run("fit", "x.npy", "-o", "codes", COMPONENTS, "4", "--quiet").status == 0
+    fingerprint = CodesFolder("codes").fingerprint()
+    names = {1: [Entry("label")], 2: [Entry("old trees")]}
+    write_names("n.json", [Annotations(fingerprint, "codes", 4, names)])
+    command = ("embed", "codes", "x.npy", "-o", "e.csv", "--names", "n.json", "--quiet")
+    assert run(*command).status == 0
+    assert Path("e.csv").read_text().split("\n")[0] == "name,novelty,z0,label (z1),old trees,z3"
+    write_names("n.json", [Annotations("0" * 16, "codes", 4, {})])
+    refused(run(*command))
+
+
+@pytest.mark.parametrize(
+    ("words", "keyword"),
+    [
+        (["none"], "no such"), (["note.txt"], "array file"), (["one.png"], "one image"),
+        (["empty"], "no photos"), (["lone"], "one photo"), (["heic"], "no photos"),
+        (["p", "-o", "p"], "lies in"), (["p", "-o", "note.txt"], "is a file"),
+        (["p", "-o", "heic"], "not written by fit"), (["p"], "timm"),
+        (["p", "--encoder", "no_such:thing"], "No module named"),
+        (["p", "--encoder", NET, "--method", "magic"], "magic"),
+        (["p", "--encoder", NET, "--mean", "1,2"], "--mean"),
+        (["p", "--encoder", NET, "--std", "0"], "std"),
+        (["p", "--encoder", NET, "--labels", "none.csv"], "no such file"),
+        (["p", "--encoder", NET, "--weights", "none.pt"], "no such file"),
+        (["p", "--encoder", NET, "--images", "p"], "--images"),
+        (["x.npy", "--encoder", NET], "--encoder"), (["x.npy", "--no-mirror"], "--mirror"),
+        (["x.npy", "--images", "none"], "no such folder"),
+        (["x.npy", "--images", "p"], "24 images for 60 rows"),
+        (["x.npy", "--labels", "short.npy"], "3 rows"), (["x.npy", "--device", "tpu"], "tpu"),
+        (["nan.npy"], "row 3"), (["row.npy"], "one row"), (["same.npy"], "same"),
+        (["flat.npy"], "[N, D]"), (["images.npy"], "images"), (["text.npy"], "features"),
+        (["huge.npy"], "row 0"), (["tiny.npy"], "multiply"), (["pickled.npy"], "pickle"),
+    ],
+)  # fmt: skip
+def test_refusals(
+    words: list[str], keyword: str, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    x, y = clusters()
+    draw_folder(tmp_path / "p")
+    for folder in ("empty", "heic", "lone"):
+        Path(folder).mkdir()
+    for path in ("one.png", "lone/one.png"):
+        Image.new("RGB", (9, 9)).save(path)
+    Path("note.txt").write_text("x")
+    Path("heic/a.xyz").write_text("x")
+    bad = x.copy()
+    bad[3, 1] = np.nan
+    arrays = {
+        "x": x, "nan": bad, "row": x[:1], "same": np.ones((9, 4)), "flat": x[0], "short": y[:3],
+        "images": np.zeros((4, 8, 8, 3), np.uint8), "text": np.array([["a", "b"]]),
+        "huge": x * 1e20, "tiny": x * 1e-20,
+    }  # fmt: skip
+    for name, array in arrays.items():
+        np.save(f"{name}.npy", array)
+    np.save("pickled.npy", np.array([{}], dtype=object), allow_pickle=True)
+    out = [] if "-o" in words else ["-o", "codes"]
+    refused(run("fit", *words, *out, "--quiet"), keyword)
+    assert not Path("codes/codes.json").exists() and not Path("heic/codes.json").exists()
+
+
+def test_partial_labels_are_not_used(run, tmp_path: Path) -> None:
+    x, y = clusters()
+    for labels, keyword in (
+        (np.where(y, y, np.nan), "no label"), (y + 0.5, "whole numbers"), (0 * y, "no classes"),
+    ):  # fmt: skip
+        np.savez("x.npz", z=x, y=labels)
+        assert keyword in run("fit", "x.npz", "-o", "codes", COMPONENTS, "4").err
+        assert CodesFolder("codes").rows().labels is None
+    pictures = draw_folder(tmp_path / "p", classes=())
+    names = sorted(path.name for path in pictures.iterdir())
+    table = "".join(f"{name},{'' if i else 'ant'}\n" for i, name in enumerate(names))
+    Path("l.csv").write_text("name,label\n" + table)
+    refused(run("fit", pictures, "-o", "q", *FIT, "--labels", "l.csv"), "23 of 24")
+
+
+def test_judging_leaves_the_codes_unchanged() -> None:
+    x, y = clusters()
+    codes = make_codes(4, 2, n_active=2, sparse_output=True).fit(x)
+    z, _, _ = judging_data(codes, x, Rows(tuple(map(str, y)), y, ("a", "b", "c")))
+    assert isinstance(z, np.ndarray) and codes.sparse_output
+
+
+@pytest.mark.parametrize("held", [0, 60])
+def test_noise_is_not_readable(held: int) -> None:
+    rng = np.random.default_rng(2)
+    names = tuple(map(str, range(200)))
+    noise, groups = rng.normal(size=(200, 24)), clusters(200, 24, 8)[0]
+    for x, least, most in ((noise, 0, 0.2), (groups, 0.8, 1)):
+        codes = bayesncl.ReadableCodes(32, random_state=0).fit(x[: len(x) - held])
+        line = judge(codes, x, Rows(names, held=held), 0).lines[0]
+        assert least * 32 <= line.value <= most * 32, line
+    labeled = Rows(names, np.arange(200) % 8, tuple("abcdefgh"))
+    assert "noise" not in judging_data(codes, x, labeled)[2]  # labels need no such control
+
+
+def test_ctrl_c_ends_the_fit_of_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = clusters()[0]
+    codes = make_codes().fit(x)
+
+    def interrupted(self: bayesncl.ReadableCodes, x: np.ndarray) -> bayesncl.ReadableCodes:
+        self.interrupted_ = True
+        return self
+
+    monkeypatch.setattr(bayesncl.ReadableCodes, "fit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fit_noise(codes, x, None)
+
+
+def test_codes_json_of_another_program_is_ignored(run, tmp_path: Path) -> None:
+    draw_folder(tmp_path / "pictures")
+    for folder in (tmp_path / "pictures", tmp_path / "pictures/ant"):
+        (folder / "codes.json").write_text('{"colors": []}')
+    assert run("fit", "pictures", "-o", "codes", *FIT).status == 0
+    assert len(CodesFolder("codes").rows()) == 24
+    refused(run("fit", "codes/embeddings.npy", "-o", "codes", "--quiet"), "lies in")

@@ -1,0 +1,296 @@
+"""bayesncl fit that is killed, stopped or out of disk, and what stays valid in its folder."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bayesncl
+from bayesncl.codes import fit as fit_module
+from bayesncl.codes import folder as folder_module
+from bayesncl.codes import photos
+from bayesncl.codes.encoders import Request, open_encoder
+from bayesncl.codes.folder import CodesFolder
+from bayesncl.errors import InputError
+from tests.codes.test_fit import COMPONENTS, FIT, NET, check_rows, clusters, embedded, stop
+from tests.commands import draw_folder, refused
+
+ROOT = Path(__file__).parents[2]
+WRITTEN = ("codes.json", "codes.safetensors", "embeddings.npy", "rows.json", "verdict.json")
+__all__ = ["embedded"]
+
+
+def contents(folder: Path | str) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}
+
+
+def test_killed_while_embedding(
+    run, tmp_path: Path, embedded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures = draw_folder(tmp_path / "pictures")
+    monkeypatch.setattr(photos, "BATCH_SIZE", {"cpu": 4})
+    real = photos.Log.append
+
+    def die(log, *args):
+        stop() if len(log.lines) >= 16 else real(log, *args)
+
+    command = ("fit", "pictures", "-o", "codes", *FIT)
+    with monkeypatch.context() as patch:
+        patch.setattr(photos.Log, "append", die)
+        assert run(*command).status == 130
+    refused(run("measure", "codes", "--quiet"), "codes")
+    log = CodesFolder("codes")
+    log.log.write_bytes(log.log.read_bytes()[:-7])  # the last row is torn
+    log.log_index.write_text(log.log_index.read_text() + '["cat/05.png", 1')  # and so is a line
+    embedded.clear()
+    assert run(*command).status == 0
+    assert len(embedded) == 24 - 15 and "ant/00.png" not in embedded
+    check_rows("codes", pictures)
+    assert run("fit", "pictures", "-o", "whole", *FIT).status == 0
+    assert contents("codes") == contents("whole")
+
+
+def test_log_survives_a_full_disk_and_notices_damage(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_folder(tmp_path / "pictures")
+    monkeypatch.setattr(photos, "BATCH_SIZE", {"cpu": 4})
+    real = photos.Log.append
+
+    def full(log, *args):
+        if len(log.lines) >= 16:
+            raise InputError("no room")
+        real(log, *args)
+
+    command = ("fit", "pictures", "-o", "codes", *FIT)
+    with monkeypatch.context() as patch:
+        patch.setattr(photos.Log, "append", full)
+        refused(run(*command), "no room")
+    folder, encoder = CodesFolder("codes"), open_encoder(Request(NET))
+
+    def lines() -> int:
+        log = photos.Log(folder, encoder)
+        log.read()
+        return len(log.lines)
+
+    assert lines() == 16
+    data = bytearray(folder.log.read_bytes())
+    data[4 * encoder.features * 9] ^= 1
+    folder.log.write_bytes(data)
+    assert lines() == 9
+    assert run(*command).status == 0
+    check_rows("codes", tmp_path / "pictures")
+
+
+@pytest.mark.parametrize("moment", ["training", "judge"])
+def test_stopped_fit_ends_in_the_same_codes(
+    moment: str, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.save("x.npy", clusters()[0])
+    assert run("fit", "x.npy", "-o", "whole", "--quiet").status == 0
+    fits: list[int] = []
+    real = bayesncl.ReadableCodes.fit
+
+    def counted(self, x, **options):
+        def progress(done, total, what):
+            if moment == "training" and what == "training" and done == 20:
+                raise KeyboardInterrupt
+
+        if "neighbors_file" in options:  # not the controls of the verdict
+            fits.append(1)
+        return real(self, x, **options | ({"progress": progress} if len(fits) == 1 else {}))
+
+    monkeypatch.setattr(bayesncl.ReadableCodes, "fit", counted)
+    with monkeypatch.context() as patch:
+        if moment == "judge":
+            patch.setattr(fit_module, "judge", stop)
+        assert run("fit", "x.npy", "-o", "codes", "--quiet").status == 130
+    refused(run("measure", "codes", "--quiet"))
+    assert run("fit", "x.npy", "-o", "codes", "--quiet").status == 0
+    assert len(fits) == (1 if moment == "judge" else 2)  # codes that only lack a verdict are kept
+    assert contents("codes") == contents("whole")
+    assert run("fit", "x.npy", "-o", "codes", "--seed", "1", "--quiet").status == 0
+    assert contents("codes") != contents("whole")
+
+
+@pytest.mark.parametrize("moment", ["stage", "find_fitted", "judge", "publish"])
+def test_old_codes_stay_valid_until_the_new_ones_are_safe(
+    moment: str, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refit of other photos and options that fails leaves rows, codes, verdict, evaluation."""
+    pictures = draw_folder(tmp_path / "p", each=20)
+    assert run("fit", "p", "-o", "codes", *FIT).status == 0
+    assert run("evaluate", "codes", "--quiet").status == 0
+    before = contents("codes")
+    assert "evaluation.json" in before
+    shutil.rmtree(pictures / "ant")
+    words = ("fit", "p", "-o", "codes", "--encoder", NET, COMPONENTS, "8", "--quiet")
+
+    def full(*args: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    target = CodesFolder if moment in ("stage", "publish") else fit_module
+    with monkeypatch.context() as patch:
+        patch.setattr(target, moment, full)
+        assert run(*words).status in (1, 2)
+    old = {name: data for name, data in contents("codes").items() if "part" not in name}
+    assert old == before
+    assert len(CodesFolder("codes").rows()) == 60 and CodesFolder("codes").verdict() is not None
+    assert run("measure", "codes", "--quiet").status == 0
+    assert run(*words).status == 0
+    folder = CodesFolder("codes")
+    assert len(folder.rows()) == 40 and folder.codes().n_components_ == 8
+    assert folder.verdict()["dimensions"] == 8 and not folder.evaluation_file.exists()
+
+
+def test_identical_fit_keeps_the_evaluation(run) -> None:
+    np.save("x.npy", clusters()[0])
+    command = ("fit", "x.npy", "-o", "codes", COMPONENTS, "4", "--quiet")
+    assert run(*command).status == 0
+    assert run("evaluate", "codes", "--quiet").status == 0
+    before = contents("codes")
+    assert run(*command).status == 0
+    assert contents("codes") == before
+    assert run(*command, "--seed", "1").status == 0
+    assert not Path("codes/evaluation.json").exists()
+
+
+def test_killed_while_publishing(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After every number of moved files, nothing that does not match is used, and fit recovers."""
+    draw_folder(tmp_path / "p", each=20)
+    assert run("fit", "p", "-o", "old", *FIT).status == 0
+    (tmp_path / "p/ant/00.png").unlink()
+    assert run("fit", "p", "-o", "new", *FIT).status == 0
+    expected = contents("new")
+    for count in range(len(WRITTEN)):
+        shutil.rmtree("codes", ignore_errors=True)
+        shutil.copytree("old", "codes")
+        moved: list[Path] = []
+        real = os.replace
+
+        def replace(source, target, count=count, moved=moved, real=real):
+            if Path(source).parent.name == ".ready":
+                if len(moved) == count:
+                    stop()
+                moved.append(target)
+            real(source, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(folder_module.os, "replace", replace)
+            assert run("fit", "p", "-o", "codes", *FIT).status == 130
+        if count:
+            refused(run("measure", "codes", "--quiet"))
+            assert CodesFolder("codes").verdict() is None or count < 4
+        assert run("fit", "p", "-o", "codes", *FIT).status == 0
+        assert contents("codes") == expected
+
+
+@pytest.mark.parametrize("name", ["codes.json", "rows.json", "embeddings.npy", "codes.safetensors"])
+def test_damage_is_noticed_and_repaired(name: str, run, tmp_path: Path) -> None:
+    draw_folder(tmp_path / "pictures")
+    command = ("fit", "pictures", "-o", "codes", *FIT)
+    assert run(*command).status == 0
+    path = tmp_path / "codes" / name
+    good = path.read_bytes()
+    flipped = bytearray(good)
+    flipped[len(good) * 2 // 3] ^= 1
+    for bad in (b"", good[: len(good) // 2], bytes(flipped), b"[]", b'{"format": 3}', None):
+        path.unlink()
+        if bad is not None:
+            path.write_bytes(bad)
+        if not (name == "codes.json" and bad == bytes(flipped)):  # it may mean something else
+            assert run("measure", "codes", "--quiet").status == 2
+        if name != "codes.json" or bad is not None:
+            assert run(*command).status == 0
+            assert run("measure", "codes", "--quiet").status == 0
+        path.write_bytes(good)
+
+
+def test_verdict_of_other_codes_is_not_shown(run) -> None:
+    np.save("x.npy", clusters()[0])
+    for out, dim in (("codes", "4"), ("other", "8")):
+        assert run("fit", "x.npy", "-o", out, COMPONENTS, dim, "--quiet").status == 0
+    assert CodesFolder("codes").verdict() is not None
+    shutil.copy("other/verdict.json", "codes/verdict.json")
+    assert CodesFolder("codes").verdict() is None
+    shutil.copy("other/codes.safetensors", "codes/codes.safetensors")
+    with pytest.raises(InputError, match="do not match"):
+        CodesFolder("codes").codes()
+
+
+KILL = """
+import os, random, signal, sys
+from bayesncl import io
+from bayesncl.cli import app as cli
+from bayesncl.codes import folder, photos, storage
+writers = {module.__file__ for module in (io, folder, photos, storage)}
+fatal, count = int(sys.argv.pop(1)), 0
+def trace(frame, event, _):
+    global count
+    if frame.f_code.co_filename not in writers:
+        return None
+    count += 1
+    if count == fatal:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return trace
+sys.settrace(trace)
+try:
+    cli.main()
+finally:
+    sys.settrace(None)
+    print(count)
+"""
+
+
+def test_sigkill_at_any_line_that_writes(tmp_path: Path) -> None:
+    """Killed before random lines of the modules that write: the next fit ends in the same bytes."""
+    draw_folder(tmp_path / "p")
+
+    def fit(fatal: int) -> subprocess.CompletedProcess[str]:
+        words = ("fit", str(tmp_path / "p"), "-o", str(tmp_path / "codes"), *FIT)
+        command = [sys.executable, "-c", KILL, str(fatal), *words]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+    whole = fit(-1)
+    total, expected = int(whole.stdout.split()[-1]), contents(tmp_path / "codes")
+    rng = random.Random(0)
+    for _ in range(3):
+        shutil.rmtree(tmp_path / "codes")
+        assert fit(rng.randint(1, total)).returncode == -signal.SIGKILL
+        assert fit(-1).returncode == 0
+        assert contents(tmp_path / "codes") == expected
+
+
+def test_second_fit_into_a_folder_is_refused(run, tmp_path: Path) -> None:
+    np.save("x.npy", clusters()[0])
+    with CodesFolder("codes").lock():
+        refused(run("fit", "x.npy", "-o", "codes", "--quiet"), "in use")
+    assert run("fit", "x.npy", "-o", "codes", "--quiet").status == 0
+
+
+def test_train_into_a_folder_of_codes_is_refused(run) -> None:
+    np.save("x.npy", clusters()[0])
+    assert run("fit", "x.npy", "-o", "codes", COMPONENTS, "4", "--quiet").status == 0
+    before = contents("codes")
+    refused(run("train", "scenes", "--out", "codes", "--quiet"), "codes")
+    assert contents("codes") == before
+
+
+def test_folder_of_others_is_not_overwritten(run) -> None:
+    np.save("x.npy", clusters()[0])
+    Path("thesis").mkdir()
+    Path("thesis/thesis.tex").touch()
+    refused(run("fit", "x.npy", "-o", "thesis", "--quiet"), "thesis.tex")
+    Path("thesis/codes.json").write_text(json.dumps({"colors": []}))
+    refused(run("fit", "x.npy", "-o", "thesis", "--quiet"), "not written by fit")

@@ -1,0 +1,188 @@
+"""Heatmaps: where in an image a dimension is active."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bayesncl.codes.heat import (
+    HeatmapModel,
+    Heatmaps,
+    as_map,
+    compute_maps,
+    find_layer,
+    heatmaps_of_run,
+    masking_drop,
+    strongest_heatmaps,
+)
+from bayesncl.evaluate import evaluate
+from bayesncl.measure.registry import named, value
+from bayesncl.method.encoder import Encoder, build_model
+from bayesncl.report.tables import render
+from tests.conftest import tiny_images, tiny_recipe
+
+
+class Positions(nn.Module):
+    """A backbone with known positions: the mean of the colors of 4 x 4 parts."""
+
+    features = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.AvgPool2d(8)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.pool(self.parts(x)).flatten(1)
+
+
+@pytest.fixture
+def model() -> Encoder:
+    """Three dimensions: redder, greener, bluer than gray."""
+    made = Encoder(tiny_recipe("ncl"), Positions())
+    made.head.projector = nn.Sequential(nn.Linear(3, 3, bias=False))
+    made.head.projector[0].weight.data = torch.eye(3)
+    return made.eval()
+
+
+def see(model: Encoder, side: int = 32) -> HeatmapModel:
+    """Heatmaps of a model on images of another size than its recipe's."""
+    return dataclasses.replace(heatmaps_of_run(model), side=side)
+
+
+def spots(n: int = 40, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Gray images with one red part each, and the index of that part."""
+    rng = np.random.default_rng(seed)
+    place = rng.integers(0, 16, n)
+    pixels = np.full((n, 3, 32, 32), 140, np.uint8)
+    for image, p in zip(pixels, place):
+        y, x = 8 * (p // 4), 8 * (p % 4)
+        image[0, y : y + 8, x : x + 8] = 255
+    return pixels, place
+
+
+def test_maps_are_hottest_at_the_spot(model: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bayesncl.codes.heat.BATCH_SIZE", 16)
+    pixels, place = spots()
+    sight = see(model)
+    layer = find_layer(sight, pixels)
+    maps = compute_maps(sight, layer, pixels, np.array([0]))
+    assert maps.shape == (40, 1, 4, 4)
+    assert maps.reshape(40, 16).argmax(1).tolist() == place.tolist()
+    swapped = compute_maps(sight, layer, pixels[:, [1, 0, 2]], np.tile([1, 0], (40, 1)))
+    assert np.allclose(swapped[:, 0] - swapped[:, 0].min(), maps[:, 0] - maps[:, 0].min(), atol=0.3)
+
+
+def test_masking_the_hottest_quarter_lowers_the_dimension_more_than_chance(model: Encoder) -> None:
+    pixels, _ = spots()
+    sight = see(model)
+    drop = masking_drop(sight, pixels, find_layer(sight, pixels))
+    assert drop["images"] == 40
+    assert drop["hottest"] > drop["random"] + 0.05 > 0.05 + drop["error"]
+
+
+def test_evaluation_reports_the_check_with_its_control() -> None:
+    model = Encoder(tiny_recipe("ncl", "data.name=arrays"), Positions()).eval()
+    result = evaluate(model, tiny_images(60), tiny_images(50, seed=1))
+    sight, pixels = heatmaps_of_run(model), tiny_images(50, seed=1).pixels
+    drop = masking_drop(sight, pixels, find_layer(sight, pixels))
+    assert result.heat == drop
+    assert value(result.to_dict(), named("heat/hottest").path()) == drop["hottest"]
+    assert result.chance["heat"] == {"hottest": drop["random"]}
+    lines = render(result).splitlines()
+    line = next(line for line in lines if "without its hottest quarter" in line)
+    assert f"{drop['hottest']:.3f}" in line
+    assert f"{drop['random']:.3f}" in line
+
+
+def test_maps_of_the_strongest_dimensions(
+    model: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bayesncl.codes.heat.N_STRONGEST", 2)
+    pixels, place = spots()
+    z = model.encode(pixels, gated=False).numpy()
+    heat = strongest_heatmaps(see(model), pixels, z)
+    assert isinstance(heat, Heatmaps)
+    assert (heat.dims == np.argsort(-z, axis=1, kind="stable")[:, :2]).all()
+    assert heat.maps[:, 0].reshape(40, 16).argmax(1).tolist() == place.tolist()
+    assert (heat.maps.max((2, 3)) == 255).all()
+
+
+def test_maps_that_fail_the_check_are_not_shown(
+    model: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def coldest(*args: object, **given: object) -> np.ndarray:
+        return -compute_maps(*args, **given)
+
+    monkeypatch.setattr("bayesncl.codes.heat.compute_maps", coldest)
+    pixels, _ = spots()
+    answer = strongest_heatmaps(see(model), pixels, model.encode(pixels, gated=False).numpy())
+    assert isinstance(answer, str)
+    assert "not meaningful" in answer
+
+
+def test_maps_leave_the_encoder_unchanged() -> None:
+    encoder = build_model(tiny_recipe())
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 3, 64, 64), dtype=np.uint8)
+    was = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
+    sight = see(encoder, 64)
+    assert compute_maps(sight, find_layer(sight, pixels), pixels, np.arange(3)).shape[:2] == (6, 3)
+    assert all((was[name] == tensor).all() for name, tensor in encoder.state_dict().items())
+    assert encoder.training
+    assert not any(module._forward_hooks for module in encoder.modules())
+
+
+def test_maps_of_larger_images_cover_the_center(model: Encoder) -> None:
+    pixels, place = spots()
+    framed = np.pad(pixels, ((0, 0), (0, 0), (4, 4), (4, 4)), constant_values=140)
+    heat = strongest_heatmaps(see(model), framed, model.encode(pixels, gated=False).numpy())
+    assert heat.share == 32 / 40
+    assert heat.maps[:, 0].reshape(40, 16).argmax(1).tolist() == place.tolist()
+
+
+class Tokens(nn.Module):
+    """Like a vision transformer: a class token, then the parts; h is the first, or their mean."""
+
+    features = 3
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.parts, self.norm, self.first = nn.AvgPool2d(8), nn.Identity(), first
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.parts(x).flatten(2).transpose(1, 2)
+        tokens = self.norm(torch.cat([parts.amax(1, keepdim=True), parts], 1))
+        return tokens[:, 0] if self.first else tokens[:, 1:].mean(1)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_tokens_of_a_transformer_are_positions(model: Encoder, first: bool) -> None:
+    model.backbone = Tokens(first)
+    pixels, place = spots()
+    sight = see(model)
+    layer = find_layer(sight, pixels)
+    assert layer[0] is model.backbone.norm
+    maps = compute_maps(sight, layer, pixels, np.array([0]))
+    assert maps.reshape(40, 16).argmax(1).tolist() == place.tolist()
+
+
+def test_shapes_of_maps() -> None:
+    f = torch.randn(2, 5, 3, 4)
+    assert torch.equal(as_map(f, 5), f.permute(0, 2, 3, 1))
+    assert torch.equal(as_map(f, 4), f)  # channels last
+    tokens = torch.randn(2, 14, 6)
+    assert torch.equal(as_map(tokens, 6), tokens[:, 5:].reshape(2, 3, 3, 6))  # five extra tokens
+    flat, single = torch.randn(2, 6), torch.randn(2, 1, 6)
+    for bad, width in ((f, 7), (tokens, 14), (flat, 6), (single, 6), (None, 3)):
+        assert as_map(bad, width) is None
+
+
+def test_backbone_without_positions(model: Encoder) -> None:
+    model.backbone = nn.Sequential(nn.AvgPool2d(32), nn.Flatten())
+    sight = see(model)
+    reason = strongest_heatmaps(sight, spots()[0], np.ones((40, 3)))
+    assert isinstance(reason, str) and "position" in reason

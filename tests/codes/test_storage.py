@@ -1,0 +1,116 @@
+"""Files of ReadableCodes: round trips, damage, and files that other programs changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bayesncl.codes.estimator import ReadableCodes
+from bayesncl.errors import InputError
+from bayesncl.io import digest, read_tensors, tensor_bytes
+from bayesncl.method.heads import HEADS
+from tests.codes.test_estimator import make_codes, make_rows
+
+
+@pytest.fixture(scope="module")
+def model() -> ReadableCodes:
+    return make_codes(8, 12, n_active=4).fit(make_rows())
+
+
+@pytest.mark.parametrize("method", list(HEADS))
+def test_round_trip(tmp_path: Path, method: str) -> None:
+    x = make_rows()
+    x[:, 3] = 7.0  # a constant column
+    fitted = make_codes(8, 5, method=method, seed=np.int64(3)).fit(x)
+    z = fitted.transform(x)
+    fitted.save(tmp_path / "a.safetensors")
+    fitted.save_pretrained(tmp_path / "folder")
+    names = {path.name for path in (tmp_path / "folder").iterdir()}
+    assert names == {"config.json", "model.safetensors"}
+    assert json.loads((tmp_path / "folder/config.json").read_text())["params"]["method"] == method
+    for again in (
+        ReadableCodes.load(tmp_path / "a.safetensors"),
+        ReadableCodes.from_pretrained(tmp_path / "folder"),
+    ):
+        assert (again.transform(x) == z).all()
+        assert again.get_params() == fitted.get_params()
+        assert (again.n_iter_, again.n_components_, again.n_features_in_) == (5, 8, 20)
+    again.save(tmp_path / "b.safetensors")
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+
+
+def test_changed_method_is_not_saved(tmp_path: Path) -> None:
+    fitted = make_codes(8, 2, method="sae").fit(make_rows())
+    fitted.save(tmp_path / "x.safetensors")
+    for model in (fitted, ReadableCodes.load(tmp_path / "x.safetensors")):
+        model.set_params(method="csr")
+        for save in (model.save, model.save_pretrained):
+            with pytest.raises(InputError, match="sae"):
+                save(tmp_path / "y")
+
+
+def test_every_damaged_byte_is_noticed(tmp_path: Path, model: ReadableCodes) -> None:
+    model.save(tmp_path / "x")
+    good = (tmp_path / "x").read_bytes()
+    flips = [0, 9, *np.random.default_rng(0).integers(0, len(good), 40).tolist(), len(good) - 1]
+    spoiled = [good[:i] + bytes([good[i] ^ 0x10]) + good[i + 1 :] for i in flips]
+    for bad in spoiled + [good[:end] for end in (0, 7, 100, len(good) - 1)]:
+        (tmp_path / "y").write_bytes(bad)
+        with pytest.raises(InputError):
+            ReadableCodes.load(tmp_path / "y")
+
+
+Change = Callable[[dict[str, Any], dict[str, torch.Tensor]], object]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c, t: t.update({"mean": t["mean"] * np.nan}),
+        lambda c, t: t.update({"scale": t["scale"][:3]}),
+        lambda c, t: t.pop("head.prototypes"),
+        lambda c, t: t.update({"head.prototypes": t["head.prototypes"][:3]}),
+        lambda c, t: c["params"].update(method="pickle"),
+        lambda c, t: c["params"].update(color="red"),
+        lambda c, t: c["fitted"].update(n_components_=1 << 20),
+        lambda c, t: c["fitted"].update(n_components_="many"),
+        lambda c, t: c.pop("fitted"),
+        lambda c, t: c.update(format="another"),
+    ],
+)
+def test_contents_are_checked_beyond_the_checksum(
+    tmp_path: Path, model: ReadableCodes, change: Change
+) -> None:
+    model.save(tmp_path / "x")
+    tensors, metadata = read_tensors(tmp_path / "x")
+    config = json.loads(metadata["config"])
+    change(config, tensors)
+    text = json.dumps(config)
+    data = tensor_bytes(tensors, {"config": text, "sha256": digest(tensors, text)})
+    (tmp_path / "x").write_bytes(data)
+    with pytest.raises(InputError):
+        ReadableCodes.load(tmp_path / "x")
+
+
+def test_paths_that_cannot_be_used(tmp_path: Path, model: ReadableCodes) -> None:
+    (tmp_path / "file").touch()
+    for act in (
+        lambda: model.save(tmp_path / "none" / "x"),
+        lambda: model.save_pretrained(tmp_path / "file"),
+        lambda: ReadableCodes.load(tmp_path / "missing"),
+        lambda: ReadableCodes.from_pretrained(tmp_path),
+    ):
+        with pytest.raises(InputError):
+            act()
+
+
+def test_hub_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    with pytest.raises(InputError, match="hub"):
+        ReadableCodes.from_pretrained("somebody/codes")

@@ -1,0 +1,97 @@
+"""Names stay when codes are fitted again."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bayesncl
+from bayesncl.codes.estimator import ReadableCodes
+from bayesncl.codes.folder import CodesFolder
+from bayesncl.codes.names import Annotations, Entry, write_names
+from bayesncl.codes.transfer import transfer_names
+from bayesncl.measure.stability import match_columns
+
+RNG = np.random.default_rng(0)
+ANN = Entry("red", author="Ann", time="2026-01-01")
+
+
+def blobs(n: int, classes: int = 4) -> np.ndarray:
+    """Rows around far-apart centers, the same for any n."""
+    rng = np.random.default_rng(1)
+    centers = rng.normal(0, 1, (classes, 24))
+    return (centers[np.arange(n) % classes] + 0.2 * rng.normal(0, 1, (n, 24))).astype(np.float32)
+
+
+def test_match_columns_against_all_permutations() -> None:
+    a, b = RNG.random((40, 4)), RNG.random((40, 5))
+    a[:, 2] = 0  # never fires
+    partner, cosine = match_columns(a, b)
+    ua, ub = (z / np.linalg.norm(z, axis=1, keepdims=True) for z in (a, b))
+    table = [[x @ y / np.linalg.norm(x) / np.linalg.norm(y) for y in ub.T] for x in ua.T[[0, 1, 3]]]
+    best = max(permutations(range(5), 3), key=lambda p: sum(row[j] for row, j in zip(table, p)))
+    assert partner[[0, 1, 3]].tolist() == list(best) and partner[2] == -1 and cosine[2] == 0
+    expected = [row[j] for row, j in zip(table, best)]
+    np.testing.assert_allclose(cosine[[0, 1, 3]], expected, atol=1e-6)
+
+
+def test_doubtful_names_are_listed_and_not_moved() -> None:
+    old = Annotations("old", "", 3, {0: [ANN], 2: [Entry("blue")]})
+    new = Annotations("new", "", 4, {3: [Entry("rot", author="Ben")]})
+    names, result = transfer_names(old, new, np.array([3, 0, 1]), np.array([0.9, 0.9, 0.2]))
+    assert [entry.name for entry in names.dimensions[3]] == ["rot", "red"]
+    assert result.moved == {0: 3} and result.doubtful == [(2, "blue", 1, 0.2)]
+    assert 1 not in names.dimensions and any("blue" in line for line in result.lines())
+    assert new.dimensions == {3: [Entry("rot", author="Ben")]}  # unchanged
+
+
+def strongest_class(codes: ReadableCodes, x: np.ndarray) -> np.ndarray:
+    """The blob of the strongest image of each dimension."""
+    found: np.ndarray = codes.transform(x).argmax(0) % 4
+    return found
+
+
+def test_a_refit_with_more_rows_keeps_the_names(run, tmp_path: Path) -> None:
+    fit = ("fit", "x.npy", "-o", "codes", "--components", "8", "--quiet")
+    x, more = blobs(300), blobs(360)[:, ::-1]  # other embeddings of the same images, and new ones
+    np.save("x.npy", x)
+    assert run(*fit).status == 0
+    folder = CodesFolder("codes")
+    before = folder.names()
+    of_blob = enumerate(strongest_class(folder.codes(), x))
+    before.dimensions = {k: [Entry(f"blob {c}", author="Ann")] for k, c in of_blob}
+    write_names(folder.names_file, [before])
+    np.save("x.npy", more)
+    assert run(*fit).status == 0
+    after, codes = folder.names(), folder.codes()
+    assert after.fingerprint != before.fingerprint
+    assert len(after.dimensions) >= 6
+    for k, c in enumerate(strongest_class(codes, more)):
+        assert after.name(k) in ("", f"blob {c}")
+    assert before in folder.all_names()  # the old ones are still in the file
+    assert codes.get_feature_names_out().tolist() == after.columns(8)
+    assert run("embed", "codes", "x.npy", "-o", "e.csv", "--quiet").status == 0
+    assert Path("e.csv").read_text().split("\n")[0] == ",".join(["name", "novelty", *after.columns(8)])
+    assert run(*fit).status == 0 and folder.names() == after  # the same fit changes nothing
+
+
+def test_columns_have_one_spelling(run, tmp_path: Path) -> None:
+    np.save("x.npy", blobs(60))
+    assert run("fit", "x.npy", "-o", "codes", "--components", "3", "--quiet").status == 0
+    model = bayesncl.load("codes")
+    assert model.codes.get_feature_names_out().tolist() == ["z0", "z1", "z2"]
+    pytest.importorskip("pandas")
+    found = model.codes.set_output(transform="pandas").transform(blobs(6))
+    assert list(found.columns) == ["z0", "z1", "z2"]
+
+
+def test_a_damaged_names_file_is_refused_before_the_work(run, tmp_path: Path) -> None:
+    np.save("x.npy", blobs(60))
+    fit = ("fit", "x.npy", "-o", "codes", "--components", "3", "--quiet")
+    assert run(*fit).status == 0
+    Path("codes/names.json").write_text("{")
+    assert run(*fit).status == 2
+    assert Path("codes/names.json").read_text() == "{"

@@ -1,0 +1,118 @@
+"""The dataset `arrays`: images from .npz and .npy files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bayesncl import data, recipes
+from bayesncl.errors import InputError
+
+RNG = np.random.default_rng(0)
+PIXELS = RNG.integers(0, 256, (20, 16, 16, 3), dtype=np.uint8)
+
+
+def of(path: Path, holdout: float = 0.0, size: int = 16) -> recipes.Data:
+    return recipes.Data(name="arrays", root=str(path), size=size, holdout=holdout)
+
+
+def test_splits_are_disjoint_and_complete(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, images=PIXELS, labels=np.arange(20), backgrounds=np.arange(20) % 2)
+    train, test = (data.load(of(path, 0.25), split) for split in ("train", "test"))
+    assert len(test) == 5 and sorted([*train.labels, *test.labels]) == list(range(20))
+    for images in (train, test):
+        assert (images.pixels == PIXELS[images.labels].transpose(0, 3, 1, 2)).all()
+        assert (images.backgrounds == images.labels % 2).all()
+
+
+def test_a_test_split_and_names_of_its_own(tmp_path: Path) -> None:
+    path, names = tmp_path / "a.npz", np.array(["<b>a</b>", "x" * 10_000 + "\x1b"])
+    test = {"test_images": PIXELS[:3], "test_labels": np.array([0, 1, 0])}
+    np.savez_compressed(path, images=PIXELS, y=np.arange(20) % 2, class_names=names, **test)
+    train, test = data.load(of(path), "train"), data.load(of(path), "test")
+    assert (len(train), len(test)) == (20, 3) and test.labels.tolist() == [0, 1, 0]
+    assert train.class_names[0] == "<b>a</b>"
+    assert len(train.class_names[1]) <= 400 and train.class_names[1].isprintable()
+
+
+def test_layouts_and_floats_agree(tmp_path: Path) -> None:
+    first = PIXELS.transpose(0, 3, 1, 2)
+    for images in (first, (PIXELS / 255).astype(np.float32), first / 255):
+        np.savez(tmp_path / "a.npz", images=images)
+        assert (data.load(of(tmp_path / "a.npz"), "train").pixels == first).all()
+
+
+def test_npy_is_memory_mapped(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", PIXELS)
+    images = data.load(of(tmp_path / "a.npy"), "train")
+    assert isinstance(images.pixels, np.memmap)
+    assert (images.pixels == PIXELS.transpose(0, 3, 1, 2)).all()
+
+
+def test_other_sizes_are_resized(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.full((4, 20, 30, 3), 77, np.uint8))
+    images = data.load(of(tmp_path / "a.npy", size=8), "train")
+    assert images.pixels.shape == (4, 3, 8, 8) and (images.pixels == 77).all()
+
+
+NAN = PIXELS / np.float32(255)
+NAN[3, 0, 0, 0] = np.nan
+WORDS = np.array(["sea", "sky"] * 10)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"pictures": PIXELS},
+        {"images": PIXELS.astype(np.int32)},
+        {"images": PIXELS[..., 0]},
+        {"images": NAN},
+        {"images": PIXELS.astype(np.float32)},
+        {"images": PIXELS[:1]},
+        {"images": PIXELS[:0]},
+        {"images": np.array([{}, {}])},
+        {"images": PIXELS, "labels": np.arange(19)},
+        {"images": PIXELS, "labels": np.linspace(0, 1, 20)},
+        {"images": PIXELS, "labels": WORDS, "class_names": np.array(["a"])},
+        {"images": PIXELS, "backgrounds": WORDS, "background_names": WORDS[:2]},
+        {"images": PIXELS, "labels": np.arange(20) - 1},
+        {"images": PIXELS, "labels": np.arange(20), "class_names": np.array(["a", "b"])},
+        {"images": PIXELS, "class_names": np.arange(3)},
+    ],
+)
+def test_bad_arrays_get_one_line(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(InputError, match=r"a\.npz") as caught:
+        data.load(of(tmp_path / "a.npz"), "train")
+    assert "\n" not in str(caught.value)
+
+
+def test_damaged_files_get_one_line(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", images=PIXELS)
+    np.save(tmp_path / "a.npy", PIXELS)
+    for suffix in ("npz", "npy"):
+        raw = (tmp_path / f"a.{suffix}").read_bytes()
+        for cut in range(0, len(raw), len(raw) // 10):
+            (tmp_path / f"c.{suffix}").write_bytes(raw[:cut])
+            with pytest.raises(InputError):
+                data.load(of(tmp_path / f"c.{suffix}"), "train")
+
+
+def test_no_holdout_no_test_split(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", images=PIXELS)
+    with pytest.raises(InputError, match=r"data\.holdout"):
+        data.load(of(tmp_path / "a.npz"), "test")
+
+
+def test_words_and_numbers_with_gaps_are_labels(tmp_path: Path) -> None:
+    test = {"test_images": PIXELS[:3], "test_labels": np.array(["fig", "kiwi", "fig"])}
+    words, gaps = np.array(["plum", "fig"] * 10), np.array([64_000_000, 5] * 10)
+    np.savez(tmp_path / "a.npz", images=PIXELS, y=words, backgrounds=gaps, **test)
+    train, test = (data.load(of(tmp_path / "a.npz"), split) for split in ("train", "test"))
+    assert train.class_names == test.class_names == ("fig", "kiwi", "plum")
+    assert train.labels.tolist() == [2, 0] * 10 and test.labels.tolist() == [0, 1, 0]
+    assert train.backgrounds.tolist() == [1, 0] * 10
+    assert train.background_names == ("5", "64000000")

@@ -1,0 +1,195 @@
+"""The pixel cache: decoded once, verified, complete or absent, shared by processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bayesncl.data import cache as module
+from bayesncl.data.archive import Entry
+from bayesncl.data.cache import decode_files, map_in_threads
+from bayesncl.data.decode import Square
+from bayesncl.errors import InputError
+
+SQUARE = Square(8, 8)
+ROOT = Path(__file__).parents[2]
+
+
+def draw(folder: Path, count: int = 20) -> list[Entry]:
+    """Images 000.png, 001.png, ... whose gray value is their number."""
+    folder.mkdir(exist_ok=True)
+    for i in range(count):
+        Image.new("RGB", (8, 8), (i, i, i)).save(folder / f"{i:03}.png")
+    return [Entry(f"{i:03}.png", folder / f"{i:03}.png") for i in range(count)]
+
+
+def built(cache: Path) -> list[Path]:
+    return sorted(p for p in cache.iterdir() if p.name != "locks")
+
+
+def read(entries: list[Entry]) -> list[int]:
+    pixels, kept = decode_files(entries, SQUARE, what="x")
+    assert list(kept) == list(range(len(entries)))
+    return [int(p[0, 0, 0]) for p in pixels]
+
+
+def test_images_are_decoded_once(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = draw(tmp_path / "d")
+    assert read(entries) == list(range(20))
+    monkeypatch.setattr(module, "decode", None)
+    assert read(entries) == list(range(20))
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in built(cache)] == [0o700]
+
+
+def test_the_key_is_files_settings_and_order(tmp_path: Path, cache: Path) -> None:
+    read(draw(tmp_path / "d"))
+    (tmp_path / "d").rename(tmp_path / "moved")
+    entries = [Entry(path.name, path) for path in sorted((tmp_path / "moved").iterdir())]
+    assert read(entries) == list(range(20)) and len(built(cache)) == 1
+    assert read(entries[::-1]) == list(range(20))[::-1]
+    assert decode_files(entries, Square(4, 4), what="x")[0].shape[2:] == (4, 4)
+    assert len(built(cache)) == 3
+
+
+def test_a_changed_file_with_its_old_time_and_size_is_noticed(tmp_path: Path) -> None:
+    entries = draw(tmp_path / "d")
+    read(entries)
+    path = entries[3].path
+    before = path.stat()
+    Image.new("RGB", (8, 8), (99, 99, 99)).save(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size and read(entries)[3] == 99
+
+
+def test_a_damaged_cache_is_built_again(tmp_path: Path, cache: Path) -> None:
+    entries = draw(tmp_path / "d")
+    read(entries)
+    for name in ("pixels.npy", "meta.json"):
+        for content in (None, b"", b"cut"):
+            (file,) = cache.glob(f"*/{name}")
+            raw = file.read_bytes()[:-5] if content == b"cut" else content
+            file.unlink() if raw is None else file.write_bytes(raw)
+            assert read(entries) == list(range(20))
+
+
+BUILD = """
+import sys, time
+from pathlib import Path
+from bayesncl.data.archive import Entry
+from bayesncl.data.cache import decode_files
+from bayesncl.data.decode import Square
+def progress(done, total, what):
+    if what.startswith("decoding"):
+        print("decoding", done, flush=True)
+        time.sleep(float(sys.argv[2]))
+entries = [Entry(p.name, p) for p in sorted(Path(sys.argv[1]).iterdir())]
+pixels, _ = decode_files(entries, Square(8, 8), what="x", progress=progress)
+print("sum", int(pixels.astype(int).sum()), flush=True)
+"""
+
+
+def start(folder: Path, seconds: float) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", BUILD, str(folder), str(seconds)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def test_two_processes_build_one_cache(tmp_path: Path, cache: Path) -> None:
+    draw(tmp_path / "d")
+    processes = [start(tmp_path / "d", 0.02) for _ in range(2)]
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    assert all(f"sum {3 * 64 * sum(range(20))}" in out for out in outputs)
+    assert sum("decoding" in out for out in outputs) == 1  # the other waited for the result
+    assert len(built(cache)) == 1
+
+
+def test_a_killed_builder_leaves_nothing_that_stays(tmp_path: Path, cache: Path) -> None:
+    entries = draw(tmp_path / "d")
+    process = start(tmp_path / "d", 0.2)
+    assert process.stdout is not None and "decoding" in process.stdout.readline()
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert [p.suffix for p in built(cache)] == [".partial"]
+    assert read(entries) == list(range(20))
+    assert [p.suffix for p in built(cache)] == [""]
+
+
+def test_an_interrupted_builder_cleans_up(tmp_path: Path, cache: Path) -> None:
+    def stop(done: int, total: int, what: str) -> None:
+        if what.startswith("decoding") and done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        decode_files(draw(tmp_path / "d"), SQUARE, what="x", progress=stop)
+    assert built(cache) == []
+
+
+def test_a_full_disk_gets_one_line_and_leaves_nothing(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    entries = draw(tmp_path / "d")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match="No space left"):
+        read(entries)
+    assert built(cache) == []
+
+
+def test_an_unwritable_cache_gets_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("BAYESNCL_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(InputError, match="BAYESNCL_CACHE"):
+        read(draw(tmp_path / "d"))
+
+
+def test_a_read_error_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = draw(tmp_path / "d")
+    real = Entry.read
+
+    def fail(entry: Entry) -> bytes:
+        if entry.name == "004.png":
+            raise OSError(5, "Input/output error")
+        return real(entry)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Entry, "read", fail)
+        with pytest.warns(UserWarning, match=r"004.png \(Input"):
+            pixels, kept = decode_files(entries, SQUARE, what="x")
+    assert [int(p[0, 0, 0]) for p in pixels] == list(kept) == [i for i in range(20) if i != 4]
+    assert read(entries) == list(range(20))
+
+
+def test_threads_keep_the_order_and_stay_near_the_consumer() -> None:
+    begun: list[int] = []
+
+    def slow(i: int) -> int:
+        begun.append(i)
+        time.sleep(0.001 * (i % 3))
+        return i
+
+    results = map_in_threads(slow, range(500))
+    assert [next(results) for _ in range(10)] == list(range(10))
+    time.sleep(0.1)
+    assert len(begun) <= 16 * module.THREADS + 11
+    assert list(results) == list(range(10, 500))
+
+
+def test_other_files_are_counted(tmp_path: Path) -> None:
+    entries = draw(tmp_path / "d", 2)
+    with pytest.warns(UserWarning, match=r"2 .txt, 1 without a suffix"):
+        pixels, _ = decode_files(entries, SQUARE, what="x", others=["a.txt", "b.TXT", "c"])
+    assert isinstance(pixels, np.memmap)

@@ -1,0 +1,257 @@
+"""CIFAR in its four official forms, its whitelist unpickler, and downloads."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import io
+import os
+import pickle
+import tarfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from bayesncl import data, recipes
+from bayesncl.data import archive, cifar
+from bayesncl.errors import InputError
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*the official:UserWarning")
+RNG = np.random.default_rng(0)
+TRAIN, TEST = 10, 4  # images per batch file
+NAMES = {"cifar10": [f"thing{i}" for i in range(10)], "cifar100": [f"fine{i}" for i in range(100)]}
+
+
+def of(name: str, root: Path) -> recipes.Data:
+    return recipes.Data(name=name, root=str(root), size=32)
+
+
+def sample(count: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    return RNG.integers(0, 256, (count, 3072), dtype=np.uint8), RNG.integers(0, classes, count)
+
+
+class Made:
+    """A small set in one official layout, and what should be read back."""
+
+    def __init__(self, name: str, binary: bool) -> None:
+        self.name = name
+        self.layout = next(x for x in cifar.LAYOUTS[name] if x.binary == binary)
+        self.files: dict[str, bytes] = {}
+        self.want: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        classes = len(NAMES[name])
+        for split, files in (("train", self.layout.train), ("test", self.layout.test)):
+            parts = [sample(TRAIN if split == "train" else TEST, classes) for _ in files]
+            for file, (pixels, labels) in zip(files, parts):
+                self.files[file] = self.pack(pixels, labels)
+            pixels, labels = (np.concatenate(column) for column in zip(*parts))
+            self.want[split] = pixels, labels
+        if binary:
+            self.files[self.layout.names] = ("\n".join(NAMES[name]) + "\n").encode()
+        else:
+            key = "label_names" if name == "cifar10" else "fine_label_names"
+            self.files[self.layout.names] = pickle.dumps({key: NAMES[name]}, protocol=2)
+
+    def pack(self, pixels: np.ndarray, labels: np.ndarray) -> bytes:
+        if not self.layout.binary:
+            key = "labels" if self.name == "cifar10" else "fine_labels"
+            content = {"data": pixels, key: labels.tolist(), "batch_label": "x"}
+            return pickle.dumps(content, protocol=2)
+        out = b""
+        for image, label in zip(pixels, labels):
+            out += (b"\x07" if self.name == "cifar100" else b"") + bytes([label]) + image.tobytes()
+        return out
+
+    def unpack_to(self, folder: Path) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, raw in self.files.items():
+            (folder / name).write_bytes(raw)
+        return folder
+
+    def tar_to(self, path: Path, extra: tarfile.TarInfo | None = None) -> Path:
+        with tarfile.open(path, "w:gz") as tar:
+            for name, raw in self.files.items():
+                info = tarfile.TarInfo(f"{self.layout.folder}/{name}")
+                info.size = len(raw)
+                tar.addfile(info, io.BytesIO(raw))
+            if extra:
+                tar.addfile(extra)
+        return path
+
+
+@pytest.mark.parametrize("binary", [True, False], ids=["binary", "python"])
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_every_form_is_read(tmp_path: Path, name: str, binary: bool) -> None:
+    made = Made(name, binary)
+    inside = made.unpack_to(tmp_path / "a" / made.layout.folder)
+    (tmp_path / "b").mkdir()
+    archive = made.tar_to(tmp_path / "b" / made.layout.archive)
+    for root in (inside, inside.parent, archive, archive.parent):
+        for split, (pixels, labels) in made.want.items():
+            images = data.load(of(name, root), split)
+            assert (images.pixels.reshape(len(images), -1) == pixels).all()
+            assert images.labels.dtype == np.int64 and (images.labels == labels).all()
+            assert images.class_names == tuple(NAMES[name])
+
+
+def test_other_archives_warn_and_labels_are_checked(tmp_path: Path) -> None:
+    made = Made("cifar10", True)
+    with pytest.warns(UserWarning, match="not the official archive"):
+        data.load(of("cifar10", made.tar_to(tmp_path / made.layout.archive)), "test")
+    made.files["test_batch.bin"] = made.pack(*sample(3, 1)).replace(b"\0", b"\x0b", 1)
+    with pytest.raises(InputError, match="label 11"):
+        data.load(of("cifar10", made.unpack_to(tmp_path / "d")), "test")
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_cut_files_get_one_line(tmp_path: Path, binary: bool) -> None:
+    made = Made("cifar100", binary)
+    folder = made.unpack_to(tmp_path / made.layout.folder)
+    file = folder / made.layout.test[0]
+    raw = file.read_bytes()
+    for cut in [0, 1, 100, len(raw) // 2 + 1, len(raw) - 1]:
+        file.write_bytes(raw[:cut])
+        with pytest.raises(InputError, match="test"):
+            data.load(of("cifar100", tmp_path), "test")
+    archive = made.tar_to(tmp_path / "x.tar.gz").rename(tmp_path / made.layout.archive)
+    archive.write_bytes(archive.read_bytes()[:-2000])
+    with pytest.raises(InputError, match=r"cannot read|missing"):
+        data.load(of("cifar100", archive), "test")
+
+
+def test_links_in_an_archive_are_not_followed(tmp_path: Path) -> None:
+    made = Made("cifar10", True)
+    raw = made.files.pop("test_batch.bin")
+    (tmp_path / "secret").write_bytes(raw)
+    link = tarfile.TarInfo("cifar-10-batches-bin/test_batch.bin")
+    link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path / "secret")
+    with pytest.raises(InputError, match="missing"):
+        data.load(of("cifar10", made.tar_to(tmp_path / made.layout.archive, link)), "test")
+
+
+def test_missing_data_says_what_to_put_where(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cifar-100-binary"):
+        data.load(of("cifar100", tmp_path), "train")
+    with pytest.raises(InputError, match="no such folder"):
+        data.load(of("cifar100", tmp_path / "none"), "train")
+    (tmp_path / "what.zip").write_bytes(b"x")
+    with pytest.raises(InputError, match="expected a file named"):
+        data.load(of("cifar100", tmp_path / "what.zip"), "train")
+
+
+class Evil:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.path,))
+
+
+def hostile_pickles(mark: Path) -> list[bytes]:
+    pixels = np.zeros((3, 3072), np.uint8)
+    short = pickle.dumps({"data": pixels}, protocol=2)
+    return [
+        pickle.dumps(Evil(mark)),
+        pickle.dumps({"data": Evil(mark), "labels": [1]}),
+        b"cos\nsystem\n(S'touch " + str(mark).encode() + b"'\ntR.",
+        b"cbuiltins\neval\n(S'1'\ntR.",
+        b"cnumpy\nload\n(S'x'\ntR.",
+        b"cnumpy.core.multiarray\nscalar\n.",
+        pickle.dumps({"data": np.array([os.system], dtype=object), "labels": [1]}),
+        pickle.dumps([1, 2]),
+        pickle.dumps({"data": np.zeros((3, 3072), np.int64), "labels": [0, 1, 2]}),
+        pickle.dumps({"data": pixels, "labels": [0, 1]}),
+        pickle.dumps({"data": pixels, "labels": [0, 1, -5]}),
+        pickle.dumps({"data": pixels, "labels": [0, 1, 10**400]}),
+        pickle.dumps({"data": pixels, "labels": "abc"}),
+        short.replace(b"\x4d\x00\x0c", b"\x4d\xff\xff"),
+        b"not a pickle",
+        b"",
+    ]
+
+
+def test_hostile_pickles_run_nothing(tmp_path: Path) -> None:
+    made, mark = Made("cifar10", False), tmp_path / "owned"
+    folder = made.unpack_to(tmp_path / "d")
+    for raw in hostile_pickles(mark):
+        (folder / "test_batch").write_bytes(raw)
+        with pytest.raises(InputError, match="test_batch") as caught:
+            data.load(of("cifar10", folder), "test")
+        assert "\n" not in str(caught.value)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4])
+def test_unpickle_agrees_with_pickle(protocol: int) -> None:
+    want = RNG.integers(0, 256, (5, 7), dtype=np.uint8)
+    seen = cifar.unpickle(pickle.dumps({"data": want, "y": [1]}, protocol=protocol))
+    assert seen["y"] == [1] and seen["data"].dtype == np.uint8 and (seen["data"] == want).all()
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    content = b""
+    resumes = True
+    ranges: ClassVar[list[str | None]] = []
+    most = 1 << 30  # bytes before the connection breaks
+
+    def do_GET(self) -> None:
+        wanted = self.headers.get("Range")
+        self.ranges.append(wanted)
+        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.resumes else 0
+        if start >= len(self.content):
+            self.send_error(416)
+            return
+        body = self.content[start:]
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: self.most])
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    Server.content, Server.ranges = RNG.bytes(300_000), []
+    Server.resumes, Server.most = True, 1 << 30
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as httpd:
+        thread = threading.Thread(target=httpd.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{httpd.server_address[1]}/file"
+        httpd.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_download_goes_on_where_it_broke(tmp_path: Path, server: str, resumes: bool) -> None:
+    md5 = hashlib.md5(Server.content).hexdigest()
+    Server.most, Server.resumes = 100_000, resumes
+    with pytest.raises(InputError, match="cannot download"):
+        archive.fetch(server, tmp_path / "d" / "file", md5)
+    assert (tmp_path / "d" / "file.part").stat().st_size == 100_000
+    Server.most = 1 << 30
+    steps: list[tuple[int, int, str]] = []
+    path = archive.fetch(server, tmp_path / "d" / "file", md5, lambda *step: steps.append(step))
+    assert path.read_bytes() == Server.content
+    assert Server.ranges == [None, "bytes=100000-"]
+    assert steps[-1][:2] == (300_000, 300_000)
+    assert [p.name for p in path.parent.iterdir()] == ["file"]
+    archive.fetch(server, path, md5)
+    assert len(Server.ranges) == 2  # it is there: nothing is asked
+
+
+def test_downloads_that_fail(
+    tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InputError, match="expected 0000"):
+        archive.fetch(server, tmp_path / "file", "0000")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(cifar, "HOME", "http://127.0.0.1:9/")
+    with pytest.raises(InputError, match="cifar-10-binary"):
+        data.download("cifar10", tmp_path)
+    with pytest.raises(InputError, match="cannot be downloaded"):
+        data.download("imagenet", tmp_path)

@@ -1,0 +1,168 @@
+"""Decoding image files: formats, orientation, transparency, size limits, damage."""
+
+from __future__ import annotations
+
+import io
+import warnings
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, features
+
+from bayesncl.data import decode as module
+from bayesncl.data.decode import Square, Undecodable, decode
+
+RNG = np.random.default_rng(0)
+EIGHT = Square(8, 8)
+
+
+def flat(value: int, size: tuple[int, int] = (8, 8)) -> Image.Image:
+    return Image.new("RGB", size, (value, value, value))
+
+
+def pack(image: Image.Image, kind: str, **options: object) -> bytes:
+    out = io.BytesIO()
+    image.save(out, kind, **options)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "BMP", "GIF", "TIFF", "JPEG", "AVIF", "HEIF"])
+def test_every_format(kind: str) -> None:
+    if kind == "AVIF" and not features.check("avif"):
+        pytest.skip("Pillow without AVIF")
+    if kind == "HEIF":
+        pytest.importorskip("pillow_heif").register_heif_opener()
+    raw = pack(flat(77, (64, 64)), kind, **({"lossless": True} if kind == "WEBP" else {}))
+    pixels = decode(raw, EIGHT)
+    assert pixels.shape == (3, 8, 8) and np.abs(pixels.astype(int) - 77).max() <= 2
+
+
+def test_heic_without_the_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_formats", lambda: ("JPEG", "PNG"))
+    with pytest.raises(Undecodable, match="pillow-heif"):
+        decode(b"\0\0\0\x18ftypheic\0\0\0\0", EIGHT)
+
+
+def test_other_formats_are_not_tried() -> None:
+    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"
+    for raw in (postscript, b"P6 2 2 255\n" + bytes(12), b"", b"<svg/>"):
+        with pytest.raises(Undecodable, match="not an image"):
+            decode(raw, EIGHT)
+
+
+def test_an_animation_gives_its_first_frame() -> None:
+    raw = pack(flat(10), "GIF", save_all=True, append_images=[flat(200)])
+    assert (decode(raw, EIGHT) == 10).all()
+
+
+def test_more_than_eight_bits_are_scaled() -> None:
+    values = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    for kind in ("PNG", "TIFF"):
+        pixels = decode(pack(Image.fromarray(values), kind), EIGHT)
+        assert np.abs(pixels[0] - values / 257.0).max() <= 0.5
+    for value, dtype, expected in [
+        (200, np.uint16, 1), (0.5, np.float32, 128), (200, np.float32, 200), (200, np.int32, 200),
+        (32896, np.int32, 128),
+    ]:  # fmt: skip
+        image = Image.fromarray(np.full((8, 8), value, dtype))
+        assert (decode(pack(image, "TIFF"), EIGHT) == expected).all()
+    with pytest.raises(Undecodable, match="NaN"):
+        decode(pack(Image.fromarray(np.full((8, 8), np.nan, np.float32)), "TIFF"), EIGHT)
+
+
+def test_transparency_is_laid_on_white() -> None:
+    clear = Image.new("RGBA", (8, 8), (10, 20, 30, 0))
+    assert (decode(pack(clear, "PNG"), EIGHT) == 255).all()
+    half = Image.new("LA", (8, 8), (0, 128))
+    assert np.abs(decode(pack(half, "PNG"), EIGHT).astype(int) - 127).max() <= 1
+    palette = flat(50).quantize(4)
+    raw = pack(palette, "PNG", transparency=palette.getpixel((0, 0)))
+    assert (decode(raw, EIGHT) == 255).all()
+    assert (decode(pack(palette, "PNG"), EIGHT) == 50).all()
+
+
+def test_gray_cmyk_and_one_bit() -> None:
+    assert (decode(pack(flat(90).convert("L"), "PNG"), EIGHT) == 90).all()
+    assert (decode(pack(flat(255).convert("1"), "PNG"), EIGHT) == 255).all()
+    cmyk = decode(pack(flat(90).convert("CMYK"), "JPEG"), EIGHT)
+    assert np.abs(cmyk.astype(int) - 90).max() <= 2
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation(orientation: int) -> None:
+    scene = Image.fromarray(RNG.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+    how = Image.Transpose
+    stored_by = [how.FLIP_LEFT_RIGHT, how.ROTATE_180, how.FLIP_TOP_BOTTOM, how.TRANSPOSE]
+    stored_by += [how.ROTATE_90, how.TRANSVERSE, how.ROTATE_270]
+    stored = scene.transpose(stored_by[orientation - 2]) if orientation > 1 else scene
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    pixels = decode(pack(stored, "PNG", exif=exif), EIGHT)
+    assert (pixels == np.asarray(scene).transpose(2, 0, 1)).all()
+
+
+def test_resize_and_crop_agree_with_resize_then_crop() -> None:
+    """Slow twin: Pillow's resize of the whole image, then its crop."""
+    y, x = np.mgrid[:60, :92]
+    waves = [127 + 120 * np.sin(x / 9), 127 + 120 * np.cos(y / 7), (x + y) * 1.6]
+    smooth = np.stack(waves, -1).astype(np.uint8)
+    cases = [((92, 60), 30, 30), ((90, 60), 32, 28), ((60, 60), 16, 16)]
+    for (width, height), resize, crop in cases:
+        image = Image.fromarray(smooth[:height, :width])
+        size = (round(width * resize / height), resize)
+        whole = image.resize(size, Image.Resampling.BICUBIC)
+        left, top = (whole.width - crop) // 2, (whole.height - crop) // 2
+        twin = np.asarray(whole.crop((left, top, left + crop, top + crop))).astype(int)
+        pixels = decode(pack(image, "PNG"), Square(resize, crop)).transpose(1, 2, 0)
+        assert np.abs(pixels - twin)[1:-1, 1:-1].max() <= 4
+        assert np.abs(pixels - twin).mean() < 1
+
+
+def test_large_jpegs_are_reduced_while_decoding() -> None:
+    y, x = np.mgrid[:800, :1000]
+    scene = Image.fromarray(np.stack([x / 4, y / 4, (x + y) / 8], -1).astype(np.uint8))
+    reduced = decode(pack(scene, "JPEG", quality=95), Square(32, 32)).astype(int)
+    whole = decode(pack(scene, "PNG"), Square(32, 32)).astype(int)
+    assert np.abs(reduced - whole).max() <= 4
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_too_many_pixels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        crc = zlib.crc32(kind + body).to_bytes(4, "big")
+        return len(body).to_bytes(4, "big") + kind + body + crc
+
+    header = (50_000).to_bytes(4, "big") * 2 + bytes([8, 2, 0, 0, 0])
+    data = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1 << 20)))
+    with pytest.raises(Undecodable):
+        decode(b"\x89PNG\r\n\x1a\n" + data, EIGHT)
+    strip = pack(Image.new("L", (60_000, 1)), "PNG")  # 64 x 3,840,000 pixels if resized whole
+    assert decode(strip, Square(64, 64)).shape == (3, 64, 64)
+    monkeypatch.setattr(module, "MAX_PIXELS", 63)
+    with pytest.raises(Undecodable, match="8 x 8"):
+        decode(pack(flat(0), "PNG"), EIGHT)
+
+
+SCENE = Image.fromarray(RNG.integers(0, 256, (24, 24, 3), dtype=np.uint8))
+SEEDS = [pack(SCENE, kind) for kind in ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP")]
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    raw=st.sampled_from(SEEDS),
+    changes=st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=8),
+    cut=st.one_of(st.none(), st.integers(0, 1 << 12)),
+)
+def test_damaged_images_decode_or_raise_undecodable(raw: bytes, changes, cut) -> None:
+    data = bytearray(raw)
+    for at, value in changes:
+        data[at % len(data)] = value
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            assert decode(bytes(data[:cut]), EIGHT).shape == (3, 8, 8)
+        except Undecodable:
+            assert changes or cut is not None

@@ -1,0 +1,195 @@
+"""Folders of images, ImageNet-100, and holding out a test split."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bayesncl import data, recipes
+from bayesncl.data import imagenet100
+from bayesncl.data.folder import folder_classes
+from bayesncl.data.images import held_out
+from bayesncl.errors import InputError
+
+
+def of(root: Path, **more: object) -> recipes.Data:
+    fields = {"name": "folder", "root": str(root), "size": 8, **more}
+    return recipes.Data(**fields)  # type: ignore[arg-type]
+
+
+def save(path: Path, value: int, size: tuple[int, int] = (8, 8)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (value, value, value)).save(path)
+
+
+def test_class_folders_nested_and_held_out(tmp_path: Path) -> None:
+    root = tmp_path / "photos with spaces and ünïcode"
+    for i in range(20):
+        save(root / ("cat" if i % 2 else "dog") / f"deep{i % 3}" / f"{i}.png", i)
+    save(root / ".hidden" / "x.png", 99)
+    train, test = (data.load(of(root, holdout=0.25), split) for split in ("train", "test"))
+    assert (len(train), len(test)) == (15, 5) and train.class_names == ("cat", "dog")
+    values = []
+    for part in (train, test):
+        assert isinstance(part.pixels, np.memmap)
+        for pixels, label, name in zip(part.pixels, part.labels, part.names):
+            values.append(int(Path(name).stem))
+            assert (pixels == values[-1]).all() and label == (0 if values[-1] % 2 else 1)
+    assert sorted(values) == list(range(20))
+
+
+def test_a_flat_folder_is_unlabeled(tmp_path: Path) -> None:
+    for i in range(5):
+        save(tmp_path / "d" / f"{i}.PNG", i)
+    images = data.load(of(tmp_path / "d", holdout=0.0), "train")
+    assert images.labels is None and images.class_names is None
+    assert images.names == ("0.PNG", "1.PNG", "2.PNG", "3.PNG", "4.PNG")
+    with pytest.raises(InputError, match=r"data\.holdout"):
+        data.load(of(tmp_path / "d", holdout=0.0), "test")
+    save(tmp_path / "d" / "sub" / "5.png", 5)
+    with pytest.warns(UserWarning, match="unlabeled"):
+        assert data.load(of(tmp_path / "d", holdout=0.0), "train").labels is None
+
+
+@pytest.mark.parametrize("other", ["test", "val"])
+def test_splits_share_class_numbers(tmp_path: Path, other: str) -> None:
+    for i, name in enumerate(("ant", "bee", "cow")):
+        save(tmp_path / "d" / "train" / name / "a.png", i)
+        save(tmp_path / "d" / other / name / "b.png", i)
+    (tmp_path / "d" / other / "ant" / "b.png").unlink()
+    test = data.load(of(tmp_path / "d"), "test")
+    assert test.class_names == ("ant", "bee", "cow") and test.labels.tolist() == [1, 2]
+    assert len(data.load(of(tmp_path / "d"), "train")) == 3
+    assert folder_classes(["train/ant/a.png"], tmp_path / "d") == ["ant"]
+
+
+def test_train_is_a_split_alone_and_a_class_among_others(tmp_path: Path) -> None:
+    for i in range(3):
+        save(tmp_path / "d" / "train" / "x" / f"{i}.png", i)
+    assert data.load(of(tmp_path / "d"), "train").class_names == ("x",)
+    save(tmp_path / "d" / "bus" / "3.png", 3)
+    assert data.load(of(tmp_path / "d"), "train").class_names == ("bus", "train")
+
+
+def test_the_held_out_choice_is_stable() -> None:
+    def chosen(names: list[str], seed: int = 0) -> set[str]:
+        return {name for name, out in zip(names, held_out(names, 0.2, seed)) if out}
+
+    names = [f"{i}.png" for i in range(200)]
+    assert len(chosen(names)) == 40
+    assert chosen(random.Random(1).sample(names, 200)) == chosen(names)
+    assert chosen(names, seed=1) != chosen(names)
+    assert len(chosen([*names, "new.png"]) ^ chosen(names)) <= 2
+    assert held_out(["a", "b"], 0.01, 0).sum() == 1
+
+
+def test_broken_images_are_named_and_skipped(tmp_path: Path) -> None:
+    for i in range(6):
+        save(tmp_path / "d" / "a" / f"{i}.png", i)
+    for i in range(7):
+        (tmp_path / "d" / "a" / f"bad{i}.jpg").write_bytes(b"garbage")
+    (tmp_path / "d" / "a" / "notes.txt").write_text("not an image")
+    for _ in range(2):  # decoded, then from the cache
+        with pytest.warns(UserWarning, match=r"1 .txt, 7 broken\), e.g. a/bad0.jpg \("):
+            images = data.load(of(tmp_path / "d", holdout=0.0), "train")
+        assert [int(p[0, 0, 0]) for p in images.pixels] == list(range(6)) and images.broken == 7
+        assert images.names == tuple(f"a/{i}.png" for i in range(6))
+    with pytest.raises(InputError, match=r"7 of 13 .* a/bad0.jpg"):
+        data.load(of(tmp_path / "d", holdout=0.0, strict=True), "train")
+
+
+def test_bad_folders_get_one_line(tmp_path: Path) -> None:
+    root = tmp_path / "d"
+    with pytest.raises(InputError, match="no such folder"):
+        data.load(of(root), "train")
+    root.mkdir()
+    with pytest.raises(InputError, match="no image files"):
+        data.load(of(root), "train")
+    save(root / "1.png", 1)
+    with pytest.raises(InputError, match="one image"):
+        data.load(of(root), "train")
+    with pytest.raises(InputError, match="expected a folder"):
+        data.load(of(root / "1.png"), "train")
+    (root / "1.png").unlink()
+    for i in range(3):
+        (root / f"{i}.png").write_bytes(b"")
+    with pytest.warns(UserWarning, match="3 broken"), pytest.raises(InputError, match="none of"):
+        data.load(of(root, holdout=0.0), "train")
+
+
+@pytest.mark.parametrize(
+    "name", ["folder", "imagenet100", "cifar10", "waterbirds", "shards", "arrays"]
+)
+def test_bad_paths_get_one_line(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="--data"):
+        data.load(recipes.Data(name=name), "train")
+    bad = ("~nobody-of-this-name/x", "x" * 10_000, "a\0b", "\x1b[31m")
+    for root in (*bad, *(f"{tmp_path}/{root}" for root in bad)):
+        with pytest.raises(InputError) as caught:
+            data.load(recipes.Data(name=name, root=root), "train")
+        assert str(caught.value).isprintable() and len(str(caught.value)) < 1000
+
+
+def test_hostile_names(tmp_path: Path) -> None:
+    names = ["<script>alert(1)<", "\x1b[31mred\n", "日本語", "x" * 200, "-rf", "a b"]
+    for i, name in enumerate(names):
+        save(tmp_path / "d" / name / f"{name}.png"[-250:], i)
+    save(Path(os.fsdecode(os.fsencode(tmp_path / "d") + b"/\xff\xfe")) / "x.png", 9)
+    images = data.load(of(tmp_path / "d", holdout=0.0), "train")
+    assert len(images) == 7 and images.class_names and images.names
+    for name in images.class_names + images.names:
+        assert name.isprintable()
+        name.encode("utf-8")
+    assert {r"\x1b[31mred\n", "日本語"} <= set(images.class_names)
+
+
+def test_links_are_followed_without_loops(tmp_path: Path) -> None:
+    root = tmp_path / "d"
+    for folder in ("a", "b"):
+        (root / folder).mkdir(parents=True)
+    for i in range(4):
+        save(tmp_path / "store" / f"{i}.png", i)
+        link = root / ("a" if i % 2 else "b") / f"{i}.png"
+        link.symlink_to(tmp_path / "store" / f"{i}.png")
+    (root / "a" / "up").symlink_to(root)
+    (root / "a" / "self").symlink_to(".")
+    (root / "a" / "none.png").symlink_to("nowhere.png")
+    (root / "a" / "knot.png").symlink_to("knot.png")
+    os.mkfifo(root / "a" / "pipe.png")
+    images = data.load(of(root, holdout=0.0), "train")
+    assert images.names == ("a/1.png", "a/3.png", "b/0.png", "b/2.png")
+
+
+def test_folders_that_fit_or_atlas_wrote_are_skipped(tmp_path: Path) -> None:
+    save(tmp_path / "d" / "a.png", 1)
+    save(tmp_path / "d" / "b.png", 2)
+    for file in ("codes/codes.json", "codes/rows.json", "page/atlas.json", "page/atlas.js"):
+        save((tmp_path / "d" / file).with_name("x.png"), 3)
+        (tmp_path / "d" / file).touch()
+    assert data.load(of(tmp_path / "d", holdout=0.0), "train").names == ("a.png", "b.png")
+
+
+def test_imagenet100_from_a_larger_set(tmp_path: Path) -> None:
+    wnids = imagenet100.classes()
+    assert len(set(wnids)) == 100 and all(w[0] == "n" and len(w) == 9 for w in wnids)
+    for i, wnid in enumerate([*wnids, "n00000000"]):
+        for split in ("train", "val"):
+            save(tmp_path / "in" / split / wnid / "x.JPEG", 2 * i, (20, 16))
+    where = recipes.Data(name="imagenet100", root=str(tmp_path / "in"), size=32)
+    train, test = data.load(where, "train"), data.load(where, "test")
+    assert train.pixels.shape == (100, 3, 32, 32) and test.pixels.shape == (100, 3, 28, 28)
+    for part in (train, test):
+        assert part.labels.tolist() == list(range(100)) and part.class_names == wnids
+        assert np.abs(part.pixels[:, 0, 9, 9] - 2.0 * np.arange(100)).max() <= 2
+    shutil.rmtree(tmp_path / "in" / "train" / wnids[3])
+    with pytest.raises(InputError, match=wnids[3]):
+        data.load(where, "train")
+    shutil.rmtree(tmp_path / "in" / "val")
+    with pytest.raises(InputError, match="no folder val"):
+        data.load(where, "test")

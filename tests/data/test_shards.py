@@ -1,0 +1,161 @@
+"""Shards: order, labels and splits of tar files that stay packed."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bayesncl import data, recipes
+from bayesncl.data.archive import list_members, safe_name
+from bayesncl.errors import InputError
+
+
+def of(root: Path, holdout: float = 0.0) -> recipes.Data:
+    return recipes.Data(name="shards", root=str(root), size=8, holdout=holdout)
+
+
+def image(value: int, kind: str = "PNG") -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", (8, 8), (value,) * 3).save(out, kind)
+    return out.getvalue()
+
+
+def shard(path: Path, files: dict[str, bytes], *extra: tarfile.TarInfo) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for member in extra:
+            tar.addfile(member)
+        for name, raw in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(raw)
+            tar.addfile(info, io.BytesIO(raw))
+    return path
+
+
+def make(root: Path, shards: int = 3, each: int = 4) -> None:
+    """Image i has gray value i and class i % 3; a shard is written backwards."""
+    for s in range(shards):
+        files: dict[str, bytes] = {}
+        for i in reversed(range(s * each, (s + 1) * each)):
+            label = f"{i % 3}\n".encode()
+            files |= {f"{i:04}.cls": label, f"{i:04}.png": image(i), f"{i:04}.json": b"{}"}
+        shard(root / f"part-{s:03}.tar", files)
+
+
+def values(got: data.Images) -> list[int]:
+    return [int(p[0, 0, 0]) for p in got.pixels]
+
+
+def test_order_labels_and_nothing_unpacked(tmp_path: Path) -> None:
+    make(tmp_path / "s")
+    before = sorted(p.name for p in (tmp_path / "s").iterdir())
+    got = data.load(of(tmp_path / "s"), "train")
+    assert values(got) == list(range(12))
+    assert (got.labels == np.arange(12) % 3).all()
+    assert got.names[4] == "part-001.tar/0004.png"
+    assert isinstance(got.pixels, np.memmap)
+    assert sorted(p.name for p in (tmp_path / "s").iterdir()) == before
+
+
+def test_held_out_and_own_splits(tmp_path: Path) -> None:
+    make(tmp_path / "s")
+    train, test = (data.load(of(tmp_path / "s", 0.25), split) for split in ("train", "test"))
+    assert (len(train), len(test)) == (9, 3)
+    assert sorted(values(train) + values(test)) == list(range(12))
+    for part in (train, test):
+        assert (part.labels == np.array(values(part)) % 3).all()
+    with pytest.raises(InputError, match=r"data\.holdout is 0"):
+        data.load(of(tmp_path / "s"), "test")
+    make(tmp_path / "t" / "train")
+    make(tmp_path / "t" / "val", shards=1)
+    assert len(data.load(of(tmp_path / "t", 0.25), "train")) == 12
+    assert len(data.load(of(tmp_path / "t", 0.25), "test")) == 4
+
+
+def test_broken_images_are_counted(tmp_path: Path) -> None:
+    files = {"a.jpg": image(50, "JPEG"), "b.jpg": b"no image", "c.png": image(60)}
+    shard(tmp_path / "s" / "x.tar", files)
+    with pytest.warns(UserWarning, match="1 broken"):
+        got = data.load(of(tmp_path / "s"), "train")
+    assert (len(got), got.broken) == (2, 1)
+
+
+def test_unlabeled_and_other_members(tmp_path: Path) -> None:
+    files = {"a.jpg": image(50, "JPEG"), "b.webp": image(60, "WEBP")}
+    files |= {"b.seg.png": image(1), "dir/a.png": image(70)}
+    shard(tmp_path / "s" / "x.tar", files)
+    got = data.load(of(tmp_path / "s"), "train")
+    assert got.labels is None
+    assert got.names == ("x.tar/a.jpg", "x.tar/b.webp", "x.tar/dir/a.png")
+
+
+def test_hostile_members_are_left_out(tmp_path: Path) -> None:
+    extra = []
+    for name, kind in (
+        ("../up.png", tarfile.REGTYPE),
+        ("/tmp/abs.png", tarfile.REGTYPE),
+        ("a/../../b.png", tarfile.REGTYPE),
+        ("link.png", tarfile.SYMTYPE),
+        ("hard.png", tarfile.LNKTYPE),
+        ("device.png", tarfile.CHRTYPE),
+        ("fifo.png", tarfile.FIFOTYPE),
+    ):
+        info = tarfile.TarInfo(name)
+        info.type, info.linkname = kind, "/etc/passwd"
+        extra.append(info)
+    files = {"0.png": image(0), "1.png": image(1), "\x1b" + "n" * 10_000: b""}
+    path = shard(tmp_path / "s" / "x.tar", files, *extra)
+    assert len(list_members(path)[1]) == 7
+    with pytest.warns(UserWarning, match="7 members") as caught:
+        got = data.load(of(tmp_path / "s"), "train")
+    assert values(got) == [0, 1]
+    assert str(caught[0].message).isprintable()
+
+
+def test_names() -> None:
+    assert safe_name("./a/./b.png") == "a/b.png"
+    for name in ("", ".", "/a", "..", "a/../b", "a\\b", "a\0b"):
+        assert safe_name(name) is None
+
+
+def test_labels_must_be_class_numbers(tmp_path: Path) -> None:
+    for raw in (b"cat", b"-1", b"", b"9" * 30, b"1" * 100, b"\xff"):
+        files = {"0.png": image(0), "0.cls": raw, "1.png": image(1), "1.cls": b"1"}
+        shard(tmp_path / "s" / "x.tar", files)
+        with pytest.raises(InputError, match=r"0\.cls"):
+            data.load(of(tmp_path / "s"), "train")
+    shard(tmp_path / "s" / "x.tar", {"0.png": image(0), "1.png": image(1), "1.cls": b"1"})
+    with pytest.raises(InputError, match=r"1 of 2 images"):
+        data.load(of(tmp_path / "s"), "train")
+
+
+def test_damaged_shards(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    with pytest.raises(InputError, match=r"no \.tar files"):
+        data.load(of(tmp_path / "s"), "train")
+    path = shard(tmp_path / "s" / "x.tar", {})
+    with pytest.raises(InputError, match="no images"):
+        data.load(of(tmp_path / "s"), "train")
+    path.write_bytes(b"garbage" * 1000)
+    with pytest.raises(InputError, match="not a readable tar file"):
+        data.load(of(tmp_path / "s"), "train")
+    make(tmp_path / "s", shards=1, each=1)
+    path.unlink()
+    with pytest.raises(InputError, match="one image"):
+        data.load(of(tmp_path / "s"), "train")
+    make(tmp_path / "t", shards=1)
+    whole = (tmp_path / "t" / "part-000.tar").read_bytes()
+    for cut in range(600, 5000, 277):  # cut anywhere: read what is whole, or one line
+        (tmp_path / "t" / "part-000.tar").write_bytes(whole[:cut])
+        with pytest.raises(InputError):
+            data.load(of(tmp_path / "t"), "train")
+    info = tarfile.TarInfo("9.png")
+    info.size = 1 << 40  # promises a terabyte
+    (tmp_path / "t" / "part-000.tar").write_bytes(info.tobuf() + whole)
+    with pytest.raises(InputError):
+        data.load(of(tmp_path / "t"), "train")

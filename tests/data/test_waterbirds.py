@@ -1,0 +1,119 @@
+"""Waterbirds: folder or tar, swapped backgrounds, names that leave the folder."""
+
+from __future__ import annotations
+
+import csv
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bayesncl import data, recipes
+from bayesncl.data import waterbirds
+from bayesncl.errors import InputError
+
+
+def of(root: Path) -> recipes.Data:
+    return recipes.Data(name="waterbirds", root=str(root), size=8)
+
+
+@pytest.fixture
+def birds(tmp_path: Path) -> Path:
+    """18 images of gray value i, their swapped twins of 100 + i; swapped.csv runs backwards."""
+    root = tmp_path / "birds"
+    rows, swaps = [], []
+    for i in range(18):
+        name = f"{i % 3:03}.Bird/{i}.png"
+        for file, value in ((root / name, i), (root / "swapped" / name, 100 + i)):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (value,) * 3).save(file)
+        y, place, split = i % 2, i // 2 % 2, i % 3
+        rows.append([i, name, y, split, place, "x"])
+        if split == 2:
+            swaps.append([i, name, f"swapped/{name}", place, 1 - place])
+    head = ["img_id", "img_filename", "y", "split", "place", "place_filename"]
+    _table(root / "metadata.csv", head, rows)
+    head = ["img_id", "img_filename", "swapped_filename", "place", "swapped_place"]
+    _table(root / "swapped.csv", head, swaps[::-1])
+    return root
+
+
+def _table(path: Path, head: list[str], rows: list[list[object]]) -> None:
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows([head, *rows])
+
+
+def _tar(birds: Path, path: Path, prefix: str) -> Path:
+    with tarfile.open(path, "w") as tar:
+        tar.add(birds, arcname=prefix)
+    return path
+
+
+@pytest.mark.parametrize("form", ["folder", "tar", "tar without folder"])
+def test_splits_labels_and_backgrounds(birds: Path, tmp_path: Path, form: str) -> None:
+    root = birds
+    if form != "folder":
+        root = _tar(birds, tmp_path / "b.tar", "birds" if form == "tar" else ".")
+    for number, split in enumerate(("train", "val", "test")):
+        got = data.load(of(root), split)
+        values = np.arange(18)[np.arange(18) % 3 == number]
+        assert (got.pixels[:, 0, 0, 0] == values).all()
+        assert (got.labels == values % 2).all()
+        assert (got.backgrounds == values // 2 % 2).all()
+        assert got.class_names == ("landbird", "waterbird")
+        assert got.background_names == ("land", "water")
+    test, other = data.load(of(root), "test"), waterbirds.swapped(of(root))
+    assert (other.pixels[:, 0, 0, 0] == test.pixels[:, 0, 0, 0] + 100).all()
+    assert (other.backgrounds == 1 - test.backgrounds).all()
+    assert (other.labels == test.labels).all()
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret.png", "/etc/passwd", "", "a/../../b.png", "gone.png", "x" * 10_000]
+)
+def test_names_that_point_outside_are_refused(birds: Path, name: str) -> None:
+    Image.new("RGB", (8, 8)).save(birds.parent / "secret.png")
+    _table(birds / "metadata.csv", ["img_filename", "y", "split", "place"], [[name, 0, 0, 0]])
+    with pytest.raises(InputError, match="no image"):
+        data.load(of(birds), "train")
+
+
+def test_bad_tables_get_one_line(birds: Path, tmp_path: Path) -> None:
+    head = ["img_filename", "y", "split", "place"]
+    _table(birds / "metadata.csv", head, [["000.Bird/0.png", 2, 0, 0]])
+    with pytest.raises(InputError, match="expected 0 or 1"):
+        data.load(of(birds), "train")
+    with pytest.raises(InputError, match="no image of the test split"):
+        data.load(of(birds), "test")
+    _table(birds / "metadata.csv", head, [["000.Bird/0.png"]])
+    with pytest.raises(InputError, match="no image of the train split"):
+        data.load(of(birds), "train")
+    (birds / "metadata.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="cannot read"):
+        data.load(of(birds), "train")
+    (birds / "metadata.csv").unlink()
+    with pytest.raises(InputError, match=r"no metadata\.csv"):
+        data.load(of(birds), "train")
+    with pytest.raises(InputError, match="no such folder"):
+        data.load(of(tmp_path / "none"), "train")
+    (tmp_path / "x.tar.gz").write_bytes(b"")
+    with pytest.raises(InputError, match="uncompressed"):
+        data.load(of(tmp_path / "x.tar.gz"), "train")
+
+
+def test_swapped_must_cover_the_test_split(birds: Path) -> None:
+    lines = (birds / "swapped.csv").read_text().splitlines()
+    (birds / "swapped.csv").write_text("\n".join(lines[:-1]))
+    with pytest.raises(InputError, match=r"swapped\.csv has no row for"):
+        waterbirds.swapped(of(birds))
+    (birds / "swapped.csv").unlink()
+    with pytest.raises(InputError, match=r"no swapped\.csv"):
+        waterbirds.swapped(of(birds))
+
+
+def test_an_image_that_cannot_be_decoded_is_an_error(birds: Path) -> None:
+    (birds / "000.Bird" / "0.png").write_bytes(b"x")
+    with pytest.raises(InputError, match=r"1 of 6 .*000.Bird/0.png"):
+        data.load(of(birds), "train")

@@ -1,0 +1,73 @@
+"""bayesncl compare: novelty and use of dimensions, against slow twins and on planted novelty."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+
+from bayesncl.codes.dense import novelty
+from bayesncl.codes.folder import CodesFolder
+from bayesncl.jobs.compare import deviations, rank_in, usage
+from tests.commands import refused
+from tests.conftest import unit_length
+
+RNG = np.random.default_rng(0)
+CENTERS = RNG.normal(0, 1, (5, 24))
+
+
+def rows(classes: range, n: int = 240) -> np.ndarray:
+    y = RNG.choice(list(classes), n)
+    return (CENTERS[y] + 0.3 * RNG.normal(0, 1, (n, 24))).astype(np.float32)
+
+
+def test_novelty_is_the_entropy_of_the_dense_code() -> None:
+    z = RNG.random((6, 9)) * (RNG.random((6, 9)) < 0.6)
+    z[0], z[1], z[2] = 0, np.eye(9)[3], 1
+    slow = []
+    for row in z.tolist():
+        p = [v / sum(row) for v in row if v > 0]
+        slow.append(-sum(v * math.log(v) for v in p) / math.log(9))
+    np.testing.assert_allclose(novelty(z), slow, atol=1e-12)
+    assert novelty(z)[1] == 0 and math.isclose(novelty(z)[2], 1)
+    np.testing.assert_allclose(novelty(z), novelty(7 * z), atol=1e-12)  # the scale does not count
+
+
+def test_usage_counts_images_by_their_strongest_dimensions() -> None:
+    z = unit_length(RNG.random((50, 8)))
+    slow = np.zeros(8)
+    for row in z:
+        for k in sorted(range(8), key=lambda k: -row[k])[:3]:
+            slow[k] += 1 / 50
+    np.testing.assert_allclose(usage(z, 3), slow)
+
+
+def test_ranks_and_deviations() -> None:
+    old, new = RNG.random(40), RNG.random(7)
+    assert rank_in(old, new).tolist() == [sum(o < v for o in old) / 40 for v in new]
+    found = deviations(np.array([0.1, 0, 0.5]), np.array([0.3, 0, 0.5]), 100, 50)
+    pooled = (10 + 15) / 150
+    expected = 0.2 / math.sqrt(pooled * (1 - pooled) * (1 / 100 + 1 / 50))
+    np.testing.assert_allclose(found, [expected, 0, 0])
+
+
+def test_an_unseen_class_is_novel(run, tmp_path: Path) -> None:
+    np.save("x.npy", rows(range(4)))
+    np.savez("new.npz", z=np.concatenate([rows(range(1), 30), rows(range(4, 5), 30)]))
+    assert run("fit", "x.npy", "-o", "codes", "--components", "16", "--quiet").status == 0
+    answer = run("compare", "codes", "new.npz", "-o", "t.csv", "-n", "3", "--quiet")
+    assert answer.status == 0 and "changed in use" in answer.out
+    with open("t.csv", newline="") as file:
+        table = list(csv.DictReader(file))
+    scores = [float(row["novelty"]) for row in table]
+    assert scores == sorted(scores, reverse=True) and len(table) == 60
+    assert sum(int(row["image"]) >= 30 for row in table[:30]) >= 27
+    assert run("embed", "codes", "new.npz", "-o", "e.csv", "--active", "2", "--quiet").status == 0
+    with open("e.csv", newline="") as file:
+        column = {row["name"]: float(row["novelty"]) for row in csv.DictReader(file)}
+    for row in table:  # of the dense code, whatever is kept
+        assert math.isclose(column[row["image"]], float(row["novelty"]), rel_tol=1e-4)
+    refused(run("compare", "codes", "new.npz", "-o", "t.txt", "--quiet"), ".csv")
+    assert CodesFolder("codes").codes().n_active is None

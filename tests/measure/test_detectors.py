@@ -1,0 +1,140 @@
+"""Detectors, sparse probes and hierarchies against loops over every threshold, class and level."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from bayesncl.measure import detectors
+from bayesncl.measure.topk import keep
+from tests.conftest import unit_length
+from tests.measure.test_topk import codes
+
+
+def slow_f1(values: np.ndarray, own: np.ndarray) -> tuple[float, float]:
+    best_f1, best_iou = 0.0, 0.0
+    for threshold in np.unique(values[values > 1e-5]):
+        said = values >= threshold
+        tp = (said & own).sum()
+        best_f1 = max(best_f1, 2 * tp / (said.sum() + own.sum()))
+        best_iou = max(best_iou, tp / (said | own).sum())
+    return best_f1, best_iou
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_best_f1_and_iou_over_every_threshold(signed: bool) -> None:
+    z, y = codes(n=120, d=9, classes=4, signed=signed)
+    unit = np.abs(unit_length(z)).astype(np.float32)
+    unit[unit <= 1e-5] = 0
+    for given in (z, sp.csr_array(z)):
+        own, best = detectors.best_f1(given, [y], 4)[0]
+        for j in range(z.shape[1]):
+            if not unit[:, j].any():
+                assert np.isnan([own[j], best[j]]).all()
+                continue
+            scores = [slow_f1(unit[:, j], y == c) for c in range(4)]
+            means = [unit[y == c, j].astype(np.float64).mean() for c in range(4)]
+            wanted = scores[int(np.argmax(means))], max(scores)
+            for f1, expected in zip((own[j], best[j]), wanted):
+                assert (f1, f1 / (2 - f1)) == pytest.approx(expected)
+
+
+def test_summary_beats_shuffled_labels_and_has_no_nan() -> None:
+    z, y = codes()
+    found = detectors.summary(z, y)
+    assert all(
+        found[name] > found[name + "_chance"] for name in ("f1", "iou", "best_f1", "best_iou")
+    )
+    assert detectors.summary(np.zeros((20, 3)), np.arange(20) % 2)["f1"] is None
+
+
+def slow_sparse_probe(train: tuple, test: tuple, k: int) -> float:
+    unit = [unit_length(z) for z in (train[0], test[0])]
+    scores = []
+    for c in np.unique(train[1]):
+        own, own_test = train[1] == c, test[1] == c
+        gaps = [
+            abs(unit[0][own, j].mean() - unit[0][~own, j].mean()) for j in range(unit[0].shape[1])
+        ]
+        dims = sorted(range(len(gaps)), key=lambda j: -gaps[j])[:k]
+        x = unit[0][:, dims]
+        within = sum(np.cov(x[part].T, bias=True) * part.mean() for part in (own, ~own))
+        within = np.atleast_2d(within)
+        within += (1e-3 * np.trace(within) / len(dims) + 1e-12) * np.eye(len(dims))
+        weight = np.linalg.inv(within) @ (x[own].mean(0) - x[~own].mean(0))
+        score, levels = x @ weight, np.unique((x @ weight).astype(np.float32))[::-1]
+        best, cut = -1.0, 0.0
+        for high, low in zip(levels, [*levels[1:], -np.inf]):
+            middle = (high + low) / 2
+            balanced = (score[own] > middle).mean() + (score[~own] <= middle).mean()
+            if balanced > best + 1e-9:
+                best, cut = balanced, middle
+        said = unit[1][:, dims] @ weight > cut
+        scores.append(50 * (said[own_test].mean() + (~said[~own_test]).mean()))
+    return float(np.mean(scores))
+
+
+def test_classes_read_from_their_best_dimensions() -> None:
+    rng = np.random.default_rng(1)
+    y = rng.integers(4, size=500)
+    # no ties but zeros
+    z = np.maximum(rng.standard_normal((500, 12)) + 1.5 * (np.arange(12) % 4 == y[:, None]), 0)
+    train, test = (z[:300], y[:300]), (z[300:], y[300:])
+    found = detectors.sparse_probe(train, test)
+    for k in (1, 2, 4):
+        assert found[k] == pytest.approx(slow_sparse_probe(train, test, k), abs=0.5)
+    assert found[4] > found[1] > 60
+    shuffled = detectors.sparse_probe((z[:300], rng.permutation(y[:300])), test)
+    assert shuffled[1] == pytest.approx(50, abs=8)
+    same = detectors.sparse_probe(
+        (sp.csr_array(z[:300]), y[:300]), (sp.csr_array(z[300:]), y[300:])
+    )
+    assert same[2] == pytest.approx(found[2], abs=0.01)
+
+
+def test_a_class_without_test_rows_is_left_out() -> None:
+    z, y = codes(n=200)
+    assert 50 < detectors.sparse_probe((z, y), (z[y > 0], y[y > 0]))[1] <= 100
+
+
+def test_the_level_a_dimension_fits_best() -> None:
+    rng = np.random.default_rng(0)
+    fine = rng.integers(8, size=400)
+    coarse = fine // 4
+    z = np.zeros((400, 3))
+    z[:, 0] = fine == 3  # one fine class
+    z[:, 1] = coarse == 1  # a whole superclass
+    z[:5, 2] = 1  # too few images
+    found = detectors.fit_levels(z, {"fine": fine, "coarse": np.array(["x", "y"])[coarse]})
+    assert found["dimensions"] == {"fine": 1, "coarse": 1}
+    assert found["consistency"] == 100
+    shares = [
+        max(Counter(fine[z[:, j] > 0].tolist()).values()) / (z[:, j] > 0).sum() for j in (0, 1)
+    ]
+    assert found["by_level"]["fine"] == pytest.approx(100 * np.mean(shares))
+    assert found["consistency_chance"] < 70
+
+
+def test_levels_against_a_loop() -> None:
+    z, y = codes()
+    levels = {"fine": y, "coarse": y // 2}
+    dense = keep(z, 2).toarray()
+    shares = []
+    for j in range(dense.shape[1]):
+        own = dense[:, j] != 0
+        if own.sum() >= 10:
+            fits = []
+            for labels in levels.values():
+                label, many = max(
+                    Counter(labels[own].tolist()).items(), key=lambda pair: (pair[1], -pair[0])
+                )
+                share, prior = many / own.sum(), (labels == label).mean()
+                fits.append(((share - prior) / (1 - prior), share))
+            shares.append(max(fits)[1])
+    assert detectors.fit_levels(keep(z, 2), levels)["consistency"] == pytest.approx(
+        100 * np.mean(shares)
+    )
+    assert detectors.fit_levels(np.eye(20), {"fine": np.arange(20) % 2})["consistency"] is None

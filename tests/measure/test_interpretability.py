@@ -1,0 +1,390 @@
+"""Interpretability against slow twins (loops, float64), worked examples and limits."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score
+
+from bayesncl.errors import InputError
+from bayesncl.measure import rows
+from bayesncl.measure.dimensions import describe
+from bayesncl.measure.interpretability import (
+    THRESHOLDS,
+    consistency_by_support,
+    interpretability,
+    score,
+    shuffle_labels,
+)
+
+EPS = 1e-5
+
+# The example of docs/measures.md: six images, two classes, four dimensions. Rows have unit length.
+PAIR, ONE = [0.6, 0.8, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]
+EXAMPLE = np.array([[1.0, 0.0, 0.0, 0.0], PAIR, PAIR, ONE, ONE, [0.8, 0.6, 0.0, 0.000012]])
+EXAMPLE_LABELS = np.array([0, 0, 0, 1, 1, 1])
+
+
+def sparse(
+    n: int = 300, d: int = 40, classes: int = 7, seed: int = 0, scale: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Features that predict unbalanced labels, with dead, near-dead and faint columns."""
+    rng = np.random.default_rng(seed)
+    labels = rng.choice(classes, n, p=np.arange(1, classes + 1) / (classes * (classes + 1) / 2))
+    labels[:classes] = np.arange(classes)
+    z = np.maximum(
+        rng.standard_normal((n, d)) - 1 + 2 * (np.arange(d) % classes == labels[:, None]), 0
+    )
+    z[:, 3] = 0  # dead
+    z[:, 4] = 0
+    z[5, 4] = 1  # fires once
+    z[:, 6] = 0
+    z[8, 6] = 3e-5  # fires once, faintly
+    z[:, 9] = 1e-7  # below the threshold everywhere, yet its sum is not
+    z[11] = 0  # an image without features
+    if scale:
+        z *= rng.uniform(0.5, 20, (n, 1))
+    else:
+        z /= np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
+    return z, labels
+
+
+def twin_entropy(weights: list[float], floor: float) -> float:
+    total = sum(weights)
+    return -sum(w / total * math.log(w / total) for w in weights if w / total > floor)
+
+
+def twin_paper(z: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    n, d = z.shape
+    classes = sorted(set(labels.tolist()))
+    size = Counter(labels.tolist())
+    unit = np.array([row / max(np.linalg.norm(row), 1e-12) for row in z])
+    shares, h_sum, h_mean, h_freq = [], [], [], []
+    for j in range(d):
+        column = np.abs(z[:, j])
+        if column.sum() > 0:
+            fired = [labels[i] for i in range(n) if abs(unit[i, j]) > EPS]
+            if fired:
+                shares.append(max(Counter(fired).values()) / len(fired))
+        if column.sum() > EPS:
+            sums = [column[labels == c].sum() for c in classes]
+            means = [column[labels == c].sum() / (size[c] + EPS) for c in classes]
+            freq = [float((column[labels == c] > EPS).sum()) for c in classes]
+            h_sum.append(twin_entropy(sums, EPS))
+            if sum(means) >= EPS:
+                h_mean.append(twin_entropy(means, EPS))
+            if sum(freq) > 0:
+                h_freq.append(twin_entropy(freq, EPS))
+    s = np.linalg.svd(z, compute_uv=False)
+    p = s / s.sum()
+    columns = z / np.maximum(np.linalg.norm(z, axis=0), 1e-12)
+    return {
+        "consistency": 100 * np.mean(shares),
+        "entropy_sum": np.mean(h_sum),
+        "entropy_mean": np.mean(h_mean),
+        "entropy_freq": np.mean(h_freq),
+        "activation_ratio": sum(np.abs(z[:, j]).mean() > 0 for j in range(d)) / d,
+        "sparsity": 1 - (np.abs(z) > EPS).mean(),
+        "effective_rank": -(p * np.log(p + 1e-6)).sum(),
+        "orthogonality": (np.abs(columns.T @ columns - np.eye(d)) / (d * (d - 1))).mean(),
+    }
+
+
+def twin_sound(
+    z: np.ndarray, labels: np.ndarray, threshold: float = EPS, least: int = 10
+) -> dict[str, float]:
+    unit = np.abs(np.array([row / max(np.linalg.norm(row), 1e-12) for row in z]))
+    n, d = unit.shape
+    classes = sorted(set(labels.tolist()))
+    size = {c: int((labels == c).sum()) for c in classes}
+    support, share, mass, ap, owned = [], [], [], [], set()
+    h_sum, h_mean, h_freq = [], [], []
+    for j in range(d):
+        on = unit[:, j] > threshold
+        support.append(int(on.sum()))
+        freq = [float((on & (labels == c)).sum()) for c in classes]
+        share.append(max(freq) / sum(freq) if sum(freq) else math.nan)
+        sums = [unit[on & (labels == c), j].sum() for c in classes]
+        mass.append(sum(sums))
+        means = [s / size[c] for s, c in zip(sums, classes)]
+        if support[-1]:
+            detected = classes[int(np.argmax(means))]
+            ap.append(average_precision_score(labels == detected, np.where(on, unit[:, j], 0)))
+        if support[-1] >= least:
+            h_sum.append(twin_entropy(sums, 0))
+            h_mean.append(twin_entropy(means, 0))
+            h_freq.append(twin_entropy(freq, 0))
+            owned |= {
+                c for c, f in zip(classes, freq) if f / support[-1] >= 0.5 and f / size[c] >= 0.1
+            }
+    live = [j for j in range(d) if support[j]]
+    kept = [j for j in range(d) if support[j] >= least]
+    s = np.linalg.svd(unit, compute_uv=False)
+    p = s[s > 1e-9] / s.sum()
+    columns = unit[:, unit.any(0)] / np.linalg.norm(unit[:, unit.any(0)], axis=0)
+    pairs = [abs(columns[:, a] @ columns[:, b]) for a in range(columns.shape[1]) for b in range(a)]
+    return {
+        "consistency": 100 * np.mean([share[j] for j in kept]),
+        "consistency_mass": 100 * sum(
+            share[j] * mass[j] for j in live
+        ) / sum(mass[j] for j in live),
+        "entropy_sum": np.mean(h_sum),
+        "entropy_mean": np.mean(h_mean),
+        "entropy_freq": np.mean(h_freq),
+        "activation_ratio": len(live) / d,
+        "dead_share": 1 - len(live) / d,
+        "near_dead_share": sum(0 < s < least for s in support) / d,
+        "l0": sum(support) / n,
+        "sparsity": 1 - sum(support) / (n * d),
+        "detector_ap": np.mean(ap),
+        "classes_owned": len(owned),
+        "effective_rank": math.exp(-(p * np.log(p)).sum()),
+        "orthogonality": np.mean(pairs),
+    }
+
+
+def assert_agree(fast: dict, slow: dict, rel: float = 1e-6) -> None:
+    for key, value in slow.items():
+        assert fast[key] == (
+            value if value is None else pytest.approx(value, rel=rel, abs=1e-9)
+        ), key
+
+
+@pytest.mark.parametrize("scale", [False, True])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_paper_agrees_with_loops(seed: int, scale: bool) -> None:
+    z, labels = sparse(seed=seed, scale=scale)
+    assert_agree(interpretability(z, labels, "paper", spectrum=True), twin_paper(z, labels))
+
+
+@pytest.mark.parametrize("scale", [False, True])
+def test_sound_agrees_with_loops(scale: bool) -> None:
+    z, labels = sparse(scale=scale)
+    fast = interpretability(z, labels, spectrum=True)
+    assert_agree(fast, twin_sound(z, labels))
+    for threshold in THRESHOLDS[1:]:
+        at = twin_sound(z, labels, threshold)
+        assert fast[f"l0_at_{threshold:g}"] == pytest.approx(at["l0"])
+        assert fast[f"consistency_at_{threshold:g}"] == pytest.approx(at["consistency"])
+        assert fast[f"classes_owned_at_{threshold:g}"] == at["classes_owned"]
+
+
+def test_paper_skip_rules_differ() -> None:
+    """A faint column counts by sum but not by mean; a column that never fires only by sum."""
+    z = np.zeros((400, 2))
+    z[:, 0] = np.tile([2.0, 1.0], 200)
+    labels = np.tile([0, 1], 200)
+    plain = interpretability(z, labels, "paper")
+    # one image: consistency 1, entropies 0, sum over classes of its class means 1.5e-7 < 1e-5
+    z[0, 1] = 3e-5
+    faint = interpretability(z, labels, "paper")
+    assert faint["consistency"] == pytest.approx((plain["consistency"] + 100) / 2)
+    assert faint["entropy_sum"] == pytest.approx(plain["entropy_sum"] / 2)
+    assert faint["entropy_freq"] == pytest.approx(plain["entropy_freq"] / 2)
+    assert faint["entropy_mean"] == pytest.approx(plain["entropy_mean"])
+    z[:, 1] = 9e-6  # fires nowhere, sum 3.6e-3, class means sum to 1.8e-5
+    never = interpretability(z, labels, "paper")
+    assert never["consistency"] == pytest.approx(plain["consistency"])
+    assert never["entropy_freq"] == pytest.approx(plain["entropy_freq"])
+    assert never["entropy_sum"] == pytest.approx((plain["entropy_sum"] + math.log(2)) / 2)
+    assert never["activation_ratio"] == 1
+
+
+def test_worked_example() -> None:
+    """Every number of the example in docs/measures.md."""
+    log = math.log
+    paper = interpretability(EXAMPLE, EXAMPLE_LABELS, "paper")
+    assert paper["consistency"] == pytest.approx(100 * (3 / 4 + 3 / 5 + 1) / 3)  # 78.33
+    h = [-(a * log(a) + b * log(b)) for a, b in ((2.2 / 3, 0.8 / 3), (1.6 / 4.2, 2.6 / 4.2))]
+    assert paper["entropy_sum"] == pytest.approx((h[0] + h[1] + 0) / 3)  # 0.4148
+    # 0.6222: the faint column is skipped
+    assert paper["entropy_mean"] == pytest.approx((h[0] + h[1]) / 2)
+    f = [-(a * log(a) + b * log(b)) for a, b in ((3 / 4, 1 / 4), (2 / 5, 3 / 5))]
+    assert paper["entropy_freq"] == pytest.approx((f[0] + f[1] + 0) / 3)  # 0.4118
+    assert paper["activation_ratio"] == 0.75
+    assert paper["sparsity"] == pytest.approx(1 - 10 / 24)
+    sound = interpretability(EXAMPLE, EXAMPLE_LABELS, min_support=2)
+    assert sound["consistency"] == pytest.approx(100 * (3 / 4 + 3 / 5) / 2)  # 67.5
+    # 66.25
+    assert sound["consistency_mass"] == pytest.approx(100 * (3 * 0.75 + 4.2 * 0.6) / 7.2, abs=1e-3)
+    assert sound["dead_share"] == 0.25
+    assert sound["near_dead_share"] == 0.25
+    assert sound["l0"] == pytest.approx(10 / 6)
+    # dimension 0 ranks 1.0 (class 0), 0.8 (class 1), 0.6 twice (class 0):
+    # AP = (1 + 2 * 3/4) / 3 = 5/6;
+    # dimension 1 ranks 1.0 twice (class 1), 0.8 twice (class 0), 0.6 (class 1):
+    # AP = (2 + 3/5) / 3 = 13/15;
+    # dimension 3 has class 1 first, and the rest tie at zero: AP = (1 + 2 * 3/6) / 3 = 2/3
+    assert sound["detector_ap"] == pytest.approx((5 / 6 + 13 / 15 + 2 / 3) / 3)
+    assert sound["classes_owned"] == 2
+    page = (Path(__file__).parents[2] / "docs" / "measures.md").read_text()
+    for value in ("78.33", "0.4148", "0.6222", "0.4118", "67.50", "66.25", "0.7889"):
+        assert value in page
+
+
+def test_every_key_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "measures.md").read_text()
+    z, labels = sparse()
+    for key in {*interpretability(z, labels), *interpretability(z, labels, "paper")}:
+        name = re.sub(r"_at_0\.\d+$", "_at_T", key)
+        name = re.sub(r"_at_l0_\d+$", "_at_l0_10", name)
+        assert f"`{name}`" in page, name
+
+
+@pytest.mark.parametrize("classes", [10, 100])
+@pytest.mark.parametrize("definition", ["paper", "sound"])
+def test_dense_signed_features_give_chance(classes: int, definition: str) -> None:
+    """Every entry fires, as in plain contrastive learning: consistency 1/C, entropy ln C."""
+    rng = np.random.default_rng(0)
+    z = rng.uniform(0.1, 1, (classes * 20, 12)) * rng.choice([-1, 1], (classes * 20, 12))
+    result = interpretability(z, np.arange(len(z)) % classes, definition)
+    assert result["consistency"] == pytest.approx(100 / classes)
+    assert result["entropy_freq"] == pytest.approx(math.log(classes))
+
+
+def test_perfect_detectors() -> None:
+    labels = np.repeat(np.arange(5), 20)
+    result = interpretability(np.eye(5)[labels], labels, spectrum=True)
+    assert result["consistency"] == result["consistency_mass"] == 100
+    assert result["entropy_freq"] == 0
+    assert result["detector_ap"] == 1
+    assert result["classes_owned"] == 5
+    assert result["orthogonality"] == 0
+    assert result["effective_rank"] == pytest.approx(5)
+    # one active dimension per image: two cannot be reached
+    assert result["consistency_at_l0_2"] is None
+
+
+def test_matched_sparsity_has_the_wanted_l0() -> None:
+    rng = np.random.default_rng(0)
+    z = np.abs(rng.standard_normal((400, 50)))
+    labels = np.arange(400) % 4
+    z[:, :4] += 2 * np.eye(4)[labels]
+    result = interpretability(z, labels)
+    unit = z / np.linalg.norm(z, axis=1, keepdims=True)
+    for l0 in (10, 5, 2):
+        threshold = np.sort(unit.ravel())[-l0 * 400 - 1]
+        assert (unit > threshold).sum() == l0 * 400
+        assert result[f"consistency_at_l0_{l0}"] == pytest.approx(
+            twin_sound(z, labels, threshold)["consistency"]
+        )
+    # 5 or 20 entries per image: no threshold leaves 10 or 2
+    tied = np.tile([3.0] * 5 + [1.0] * 15, (40, 1))
+    result = interpretability(tied, np.arange(40) % 2)
+    assert [result[f"consistency_at_l0_{l0}"] for l0 in (10, 5, 2)] == [None, 50, None]
+
+
+def test_the_table_is_what_the_means_are_made_of() -> None:
+    z, labels = sparse()
+    table, result = describe(z, labels, detectors=True), interpretability(z, labels)
+    for name in ("consistency", "entropy_sum", "entropy_mean", "entropy_freq"):
+        assert getattr(table, name)[table.counted].mean() == pytest.approx(result[name])
+    assert table.ap[~table.dead].mean() == pytest.approx(result["detector_ap"])
+    assert table.dead.mean() == result["dead_share"]
+    assert table.near_dead.mean() == result["near_dead_share"]
+    assert table.l0 == result["l0"]
+
+
+def test_the_spectrum_only_if_asked_for() -> None:
+    z, labels = sparse(scale=True)
+    for definition in ("paper", "sound"):
+        whole, rest = (
+            interpretability(z, labels, definition, spectrum=asked) for asked in (True, False)
+        )
+        spectrum = {"effective_rank", "orthogonality"}
+        assert all(whole[key] is not None and rest[key] is None for key in spectrum)
+        assert {k: v for k, v in rest.items() if k not in spectrum} == {
+            k: v for k, v in whole.items() if k not in spectrum
+        }
+
+
+def test_consistency_by_support() -> None:
+    z, labels = sparse()
+    curve = consistency_by_support(z, labels, (1, 10, 1000))
+    assert curve["consistency"][0] == pytest.approx(
+        interpretability(z, labels, "paper")["consistency"]
+    )
+    assert curve["consistency"][1] == pytest.approx(interpretability(z, labels)["consistency"])
+    assert np.isnan(curve["consistency"][2])
+    assert curve["dimensions"].tolist()[2] == 0
+
+
+def test_chance_is_the_shuffled_measure() -> None:
+    z, labels = sparse(n=2000, scale=True)
+    by_chance = interpretability(z, shuffle_labels(labels, seed=3))
+    assert by_chance["consistency"] < interpretability(z, labels)["consistency"]
+    assert by_chance["detector_ap"] < interpretability(z, labels)["detector_ap"]
+    assert by_chance["l0"] == interpretability(z, labels)["l0"]
+    mixed = np.random.default_rng(3).permutation(labels)
+    assert by_chance["consistency"] == pytest.approx(twin_sound(z, mixed)["consistency"])
+
+
+def test_inputs_of_every_kind_agree() -> None:
+    z, labels = sparse()
+    z = np.round(z * 64) / 64  # exact in float16
+    expected = interpretability(z, labels)
+    tensor = torch.from_numpy(z)
+    for other in (z.astype(np.float16), z.astype(np.float32), tensor, tensor.bfloat16()):
+        assert_agree(interpretability(other, labels), expected, rel=1e-5)
+    for other in (
+        labels * 5 - 9, labels.astype(float), np.array(list("abcdefg"))[labels],
+        torch.from_numpy(labels),
+    ):
+        assert interpretability(z, other) == expected
+
+
+def test_features_are_left_alone() -> None:
+    for scale in (False, True):
+        z, labels = sparse(scale=scale)
+        z = (z * np.random.default_rng(0).choice([-1, 1], z.shape)).astype(np.float32)
+        before = z.copy()
+        score(z, [labels])
+        assert np.array_equal(z, before)
+
+
+def test_blocks_and_shared_labelings_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    z, labels = sparse()
+    mixed = np.random.default_rng(0).permutation(labels)
+    whole = [{d: interpretability(z, y, d) for d in ("sound", "paper")} for y in (labels, mixed)]
+    monkeypatch.setattr(rows, "ENTRIES_PER_BLOCK", 7 * z.shape[1])
+    for result, expected in zip(score(z, [labels, mixed]), whole):
+        for definition, values in expected.items():
+            assert_agree(result[definition], values)
+
+
+@pytest.mark.parametrize(
+    ("features", "labels", "definition", "message"),
+    [
+        (np.ones((4, 2)), [0, 0, 0, 0], "sound", "one class"),
+        (np.ones((4, 2)), [0, 1, 0], "sound", "labels"),
+        (np.ones(4), [0, 1, 0, 1], "sound", "shape"),
+        (np.ones((0, 2)), [], "sound", "empty"),
+        (np.array([[1.0, 2.0], [np.nan, 1.0]]), [0, 1], "sound", "row 1"),
+        (np.array([[1.0, 2.0], [np.inf, 1.0]]), [0, 1], "paper", "row 1"),
+        (np.ones((2, 2)), [0.5, 1], "sound", "labels"),
+        (np.ones((2, 2)), [np.nan, 1], "sound", "labels"),
+        (np.ones((2, 2), complex), [0, 1], "sound", "complex"),
+        (np.ones((2, 2)), [0, 1], "published", "paper or sound"),
+        (np.ones((1, 2)), [0], "sound", "one row"),
+        (np.array([[1.0, 2.0], [3e38, 3e38]], np.float32), [0, 1], "sound", "row 1"),
+    ],
+)
+def test_bad_input(features: np.ndarray, labels: list, definition: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        interpretability(features, labels, definition)
+    assert "\n" not in str(error.value)
+
+
+def test_nothing_fires() -> None:
+    with pytest.raises(InputError, match="min_support"):
+        interpretability(np.eye(4), [0, 1, 0, 1], min_support=0)
+    for definition in ("paper", "sound"):
+        result = interpretability(np.zeros((20, 3)), np.arange(20) % 2, definition)
+        assert result["consistency"] is None
+        assert result["activation_ratio"] == 0

@@ -1,0 +1,118 @@
+"""Nearest rows against brute force; duplicates, small sets, rows out of memory, faiss."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bayesncl.measure import neighbors
+from bayesncl.measure.neighbors import DUPLICATE, largest, nearest
+
+
+def brute(x: np.ndarray, k: int) -> list[list[int]]:
+    """For each row all others sorted by cosine, without duplicates and dissimilar rows."""
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    out = []
+    for i, a in enumerate(unit):
+        cosine = unit @ a
+        others = [j for j in np.argsort(-cosine) if j != i and 0 < cosine[j] <= DUPLICATE]
+        found = [int(j) for j in others[:k]] or [i]
+        out.append([found[t % len(found)] for t in range(k)])
+    return out
+
+
+def rows_of(n: int, width: int = 12, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(n, width))
+
+
+@pytest.mark.parametrize(("n", "k"), [(2, 1), (3, 2), (40, 5), (300, 10)])
+def test_equals_brute_force(monkeypatch: pytest.MonkeyPatch, n: int, k: int) -> None:
+    monkeypatch.setitem(neighbors.QUERIES_PER_BLOCK, "cpu", 64)
+    monkeypatch.setitem(neighbors.ROWS_PER_BLOCK, "cpu", 128)  # several blocks of both kinds
+    x = rows_of(n)
+    found, recall = nearest(torch.from_numpy(x).float(), k)
+    assert found.tolist() == brute(x, k)
+    assert recall == 1.0
+
+
+def test_duplicates_are_no_neighbors() -> None:
+    """Every row four times, once scaled: neighbors are the copies of other rows."""
+    x = np.concatenate([rows_of(30), rows_of(30), rows_of(30), 3 * rows_of(30)])
+    found = nearest(torch.from_numpy(x).float(), 8)[0].numpy()
+    assert (found % 30 != np.arange(120)[:, None] % 30).all()
+    near = np.array(brute(rows_of(30), 2))
+    assert {tuple(sorted(set(row % 30))) for row in found} == {tuple(sorted(row)) for row in near}
+
+
+def test_a_row_without_others_is_its_own() -> None:
+    x = torch.ones(5, 3)
+    assert nearest(x, 2)[0].tolist() == [[i, i] for i in range(5)]
+
+
+def test_fewer_than_k_are_repeated() -> None:
+    x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.1, 1.0], [0.6, 0.8]])
+    assert nearest(x, 3)[0][0].tolist() == [3, 2, 3]
+
+
+def test_strangers_are_no_neighbors() -> None:
+    """Of rows that are copies of a few, the nearest others have nothing in common with them."""
+    x = torch.eye(10)[torch.arange(40) % 10]
+    x -= x.mean(0)
+    assert nearest(x, 5)[0].tolist() == [[i] * 5 for i in range(40)]
+
+
+@pytest.mark.parametrize(("width", "k"), [(640, 4), (650, 4), (33, 10), (4000, 20)])
+def test_largest_is_topk(width: int, k: int) -> None:
+    s = torch.from_numpy(rows_of(7, width))
+    value, place = largest(s, k)
+    assert torch.equal(value, s.topk(k, 1).values)
+    assert torch.equal(place, s.topk(k, 1).indices)
+
+
+class Reader:
+    """Rows that are not a tensor."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x, self.most = x, 0
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: slice | Tensor) -> Tensor:
+        found = self.x[index]
+        self.most = max(self.most, len(found))
+        return found
+
+
+def test_rows_are_read_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(neighbors.ROWS_PER_BLOCK, "cpu", 50)
+    monkeypatch.setitem(neighbors.QUERIES_PER_BLOCK, "cpu", 20)
+    reader = Reader(torch.from_numpy(rows_of(200)).float())
+    assert nearest(reader, 3)[0].tolist() == brute(rows_of(200), 3)
+    assert reader.most <= 50
+
+
+def test_many_rows_without_faiss_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(neighbors.EXACT_ROWS, "cpu", 10)
+    monkeypatch.setattr(neighbors.importlib.util, "find_spec", lambda name: None)
+    with pytest.warns(UserWarning, match=r"bayesncl\[faiss\]"):
+        found, _ = nearest(torch.from_numpy(rows_of(40)).float(), 3)
+    assert found.tolist() == brute(rows_of(40), 3)
+
+
+def test_faiss_finds_most_and_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("faiss")
+    x = np.concatenate([rows_of(1500, 8), rows_of(1500, 8)])  # every row twice
+    unit = torch.nn.functional.normalize(torch.from_numpy(x).float())
+
+    def cosines(found: Tensor) -> Tensor:
+        return (unit[:, None] * unit[found]).sum(2)
+
+    exact, _ = nearest(unit, 5)
+    monkeypatch.setitem(neighbors.EXACT_ROWS, "cpu", 100)
+    found, recall = nearest(unit, 5)
+    assert recall >= neighbors.RECALL
+    assert (cosines(found) >= cosines(exact)[:, -1:] - 1e-5).float().mean() >= 0.9
+    assert (found % 1500 != torch.arange(3000)[:, None] % 1500).all()

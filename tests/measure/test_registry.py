@@ -1,0 +1,99 @@
+"""The registry of measures: complete, consistent, and what results are read through."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bayesncl.errors import InputError
+from bayesncl.evaluate import measure_features
+from bayesncl.measure.interpretability import DEFINITIONS, interpretability
+from bayesncl.measure.registry import MEASURES, Measure, find, named, register, value
+from bayesncl.measure.result import Result
+from bayesncl.report.tables import render
+
+RNG = np.random.default_rng(0)
+LABELS = np.arange(60) % 3
+FEATURES = np.abs(RNG.standard_normal((60, 8))) + 2 * np.eye(8)[LABELS]
+
+
+@pytest.mark.parametrize("definition", DEFINITIONS)
+def test_every_key_of_interpretability_is_registered(definition: str) -> None:
+    found, shuffled = (
+        interpretability(FEATURES, y, definition) for y in (LABELS, RNG.permutation(LABELS))
+    )
+    assert set(found) == {m.key for m in MEASURES if definition in m.definitions}
+    for key in found:
+        if not named(key).needs_labels:
+            assert shuffled[key] == found[key]
+
+
+def test_measures_are_told_apart() -> None:
+    assert len({m.key for m in MEASURES}) == len(MEASURES)
+    every = [
+        (measure, definition) for measure in MEASURES for definition in measure.definitions or ("",)
+    ]
+    assert len({(measure.title(), definition) for measure, definition in every}) == len(every)
+    assert all(
+        find(measure.path(definition)) == (measure, definition) for measure, definition in every
+    )
+
+
+def test_values_are_found_by_measure() -> None:
+    result = measure_features(FEATURES, LABELS, dims=(4,))
+    for definition in DEFINITIONS:
+        path = named("consistency").path(definition)
+        assert value(result.to_dict(), path) == getattr(result, definition)["consistency"]
+        measure, said = find(("retrieval", definition, "4", "5"))
+        assert said == definition
+        assert value(
+            result.to_dict(), measure.path(definition)
+        ) == result.retrieval[definition]["4"]["5"]
+    assert value(result.to_dict(), named("probe/fast/acc1").path()) is None
+    assert find(("parameters", "seed")) is None
+    assert named("consistency").title() == "consistency (%)"
+    assert named("l0").text(1234.56) == "1,234.6"
+    assert named("l0").text(None) == "-"
+
+
+def test_a_new_measure_is_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    def largest(z: np.ndarray, labels: np.ndarray) -> float:
+        return float(z[labels == 0].max())
+
+    monkeypatch.setattr("bayesncl.measure.registry.MEASURES", list(MEASURES))
+    register(Measure("largest", "largest feature", definitions=("sound",), function=largest))
+    with pytest.raises(InputError, match="largest"):
+        register(Measure("largest", "again"))
+    result = measure_features(FEATURES, LABELS)
+    assert result.sound["largest"] == FEATURES[LABELS == 0].max()
+    shuffled = np.random.default_rng(0).permutation(LABELS)
+    assert result.chance["sound"]["largest"] == FEATURES[shuffled == 0].max()
+    assert "largest" not in result.paper
+    assert "largest feature" in render(result)
+    assert "largest" in render(result, "csv")
+
+
+def test_a_result_survives_json_and_knows_its_curves() -> None:
+    result = measure_features(FEATURES, LABELS)
+    assert Result.from_json(result.to_json()) == result
+    active, consistency = result.by_threshold()
+    assert active[0] == result.sound["l0"]
+    assert active[2] == result.sound["l0_at_0.1"]
+    assert consistency[2] == pytest.approx(result.sound["consistency_at_0.1"], nan_ok=True)
+    result.curves = {"retrieval_paper": {"16": {"5": 2.0}}}
+    assert result.by_dims(5, "paper") == {16: 2.0}
+    for text in ("[1]", "{}", "", '{"paper": 3}', "[" * 100_000):
+        with pytest.raises(InputError):
+            Result.from_json(text, "x")
+
+
+def test_numbers_of_codes_have_names() -> None:
+    """Every number that --all prints has a label, except the clearest dimension."""
+    codes, x = FEATURES / np.linalg.norm(
+        FEATURES, axis=1, keepdims=True
+    ), RNG.standard_normal((60, 5))
+    result = measure_features(
+        codes, LABELS, embeddings=x, control=codes[:, ::-1].copy(), everything=True
+    )
+    rows = [line[:12].split() for line in render(result, everything=True).splitlines()[1:]]
+    assert {word for row in rows for word in row} <= {"paper", "sound", "readable"}, rows

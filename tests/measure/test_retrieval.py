@@ -1,0 +1,233 @@
+"""Retrieval and kNN against full sorts, with ties resolved by enumeration."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from bayesncl.errors import InputError
+from bayesncl.measure import neighbors
+from bayesncl.measure.retrieval import (
+    knn_accuracies,
+    knn_accuracy,
+    prepare,
+    relevance,
+    retrieval,
+)
+from bayesncl.method.losses import ipw_similarity
+from tests.conftest import unit_length
+
+
+def kept(z: np.ndarray, dims: int | None, ranking: np.ndarray | None = None) -> np.ndarray:
+    z = unit_length(z)
+    if dims is None:
+        return z
+    order = np.argsort(-(z.sum(0) if ranking is None else ranking), kind="stable")
+    return unit_length(z[:, order[:dims]])
+
+
+def expected_precision(sims: np.ndarray, right: np.ndarray, places: range) -> float:
+    """Mean over all orders of the ties: by enumeration of permutations, for a handful of rows."""
+    total, orders = 0.0, 0
+    for order in itertools.permutations(range(len(sims))):
+        if all(sims[a] >= sims[b] for a, b in itertools.pairwise(order)):
+            total += np.mean([right[order[p]] for p in places])
+            orders += 1
+    return total / orders
+
+
+@pytest.mark.parametrize("definition", ["sound", "paper"])
+@pytest.mark.parametrize("dims", [None, 5])
+def test_agrees_with_a_full_sort(definition: str, dims: int | None) -> None:
+    rng = np.random.default_rng(0)
+    z, labels = rng.standard_normal((150, 12)), rng.integers(0, 4, 150)
+    f = kept(z, dims)
+    sims = f @ f.T
+    if definition == "sound":
+        np.fill_diagonal(sims, -np.inf)
+    first = 0 if definition == "sound" else 1
+    order = np.argsort(-sims, axis=1)[:, first:]
+    result = retrieval(z, labels, dims, definition=definition)
+    for k in (1, 3, 5, 10):
+        assert result[k] == pytest.approx(100 * (labels[order[:, :k]] == labels[:, None]).mean())
+
+
+@pytest.mark.parametrize("definition", ["sound", "paper"])
+def test_ties_score_their_expectation(definition: str) -> None:
+    """Few distinct rows, zero rows among them: the mean over every order the ties allow."""
+    z = np.array([[1, 0], [1, 0], [1, 0], [0, 1], [0, 1], [0, 0], [1, 1]], float)
+    labels = np.array([0, 1, 0, 1, 1, 0, 0])
+    f = unit_length(z)
+    result = retrieval(z, labels, ks=(1, 2, 4), definition=definition)
+    for k in (1, 2, 4):
+        scores = []
+        for i in range(len(z)):
+            rows = [j for j in range(len(z)) if definition == "paper" or j != i]
+            places = range(1, k + 1) if definition == "paper" else range(k)
+            sims = np.round(f[rows] @ f[i], 9)
+            scores.append(expected_precision(sims, labels[rows] == labels[i], places))
+        assert result[k] == pytest.approx(100 * np.mean(scores))
+
+
+def test_paper_counts_self_among_ties() -> None:
+    """One-hot codes that know nothing of the class: sound is at the class share, paper above it."""
+    rng = np.random.default_rng(0)
+    z, labels = np.eye(8)[rng.integers(0, 8, 400)], rng.integers(0, 4, 400)
+    sound, paper = (retrieval(z, labels, definition=d)[5] for d in ("sound", "paper"))
+    assert sound == pytest.approx(25, abs=2)
+    assert paper > sound + 0.5
+
+
+def test_worked_example() -> None:
+    z = np.array([[1, 0], [0.6, 0.8], [0.6, 0.8], [0, 1], [0, 1], [0.8, 0.6]])
+    result = retrieval(z, [0, 0, 0, 1, 1, 1], ks=(1, 3))
+    assert result == {1: pytest.approx(100 * 4 / 6), 3: pytest.approx(100 * 2 / 6)}
+
+
+@pytest.mark.parametrize("features", ["dense", "tied"])
+def test_blocks_and_order_change_nothing(features: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 90)
+    z = rng.standard_normal((90, 6)) if features == "dense" else (
+        rng.random((90, 6)) < 0.25
+    ).astype(float)
+    whole = {d: retrieval(z, labels, definition=d) for d in ("sound", "paper")}
+    shuffle = rng.permutation(90)
+    monkeypatch.setitem(neighbors.QUERIES_PER_BLOCK, "cpu", 13)
+    monkeypatch.setitem(neighbors.ROWS_PER_BLOCK, "cpu", 17)
+    for definition, expected in whole.items():
+        assert retrieval(z, labels, definition=definition) == pytest.approx(expected)
+        assert retrieval(
+            z[shuffle], labels[shuffle], definition=definition
+        ) == pytest.approx(expected)
+
+
+def test_ranking_chooses_the_dimensions() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.arange(200) % 4
+    z = np.concatenate(
+        [0.3 * np.eye(4)[labels] + 0.01 * rng.random((200, 4)), rng.random((200, 4))], 1
+    )
+    assert retrieval(z, labels, 4)[5] < 60  # the column sums choose the noise
+    assert retrieval(z, labels, 4, ranking=np.array([1, 1, 1, 1, 0, 0, 0, 0]))[5] == 100
+    assert retrieval(z, labels, 8) == pytest.approx(retrieval(z, labels))
+
+
+def test_weights_are_the_inverse_prevalence_similarity() -> None:
+    rng = np.random.default_rng(0)
+    z = np.maximum(rng.standard_normal((120, 10)) - 0.3, 0)
+    z[:, :3] += 0.1 * rng.random((120, 3))  # no two rows alike, so nothing ties
+    labels = rng.integers(0, 3, 120)
+    prevalence = (z > 0).mean(0)
+    f = torch.from_numpy(unit_length(z))
+    sims = ipw_similarity(f, f, torch.from_numpy(prevalence)).fill_diagonal_(-torch.inf)
+    order = sims.argsort(1, descending=True)[:, :5].numpy()
+    result = retrieval(z, labels, ks=(5,), weights=1 / prevalence)
+    assert result[5] == pytest.approx(100 * (labels[order] == labels[:, None]).mean())
+    assert retrieval(z, labels, weights=np.full(10, 3.0)) == retrieval(z, labels)
+
+
+def test_several_labelings_share_a_search() -> None:
+    rng = np.random.default_rng(0)
+    z, labels = (rng.random((60, 5)) < 0.3).astype(float), rng.integers(0, 3, 60)
+    other = rng.permutation(labels)
+    both = relevance(prepare(z), [labels, other], 5)
+    for i, labeling in enumerate((labels, other)):
+        for definition in ("paper", "sound"):
+            alone = retrieval(z, labeling, ks=(5,), definition=definition)[5]
+            assert 100 * both[definition][i].mean() == pytest.approx(alone)
+
+
+def test_some_queries() -> None:
+    rng = np.random.default_rng(0)
+    z, labels = rng.standard_normal((80, 5)), rng.integers(0, 3, 80)
+    each = np.array([retrieval(z, labels, ks=(3,), queries=[i])[3] for i in range(80)])
+    assert len(set(each)) > 1 and each.mean() == pytest.approx(retrieval(z, labels, ks=(3,))[3])
+    assert retrieval(
+        z, labels, ks=(3,), queries=np.array([4, 9, 70])
+    )[3] == pytest.approx(each[[4, 9, 70]].mean())
+
+
+def test_knn_agrees_with_loops() -> None:
+    rng = np.random.default_rng(0)
+    centers = rng.standard_normal((5, 8))
+    labels, wanted = rng.integers(0, 5, 200), rng.integers(0, 5, 50)
+    z, queries = (centers[y] + rng.standard_normal((len(y), 8)) for y in (labels, wanted))
+    right = 0
+    for q, y in zip(unit_length(queries), wanted):
+        sims = unit_length(z) @ q
+        votes = np.zeros(5)
+        for j in np.argsort(-sims)[:20]:
+            votes[labels[j]] += np.exp(sims[j] / 0.07)
+        right += votes.argmax() == y
+    assert 50 < knn_accuracy(z, labels, queries, wanted) < 100
+    assert knn_accuracy(z, labels, queries, wanted) == pytest.approx(100 * right / 50)
+
+
+def test_knn_of_several_labelings_is_that_of_each() -> None:
+    """Also with classes missing from a labeling, and ties beyond the last place."""
+    rng = np.random.default_rng(0)
+    z = (rng.random((200, 6)) < 0.3).astype(float)
+    labels = rng.integers(0, 5, 200)
+    wanted = labels[:50]
+    labelings = [labels, rng.permutation(labels), labels // 4 * 4, labels + 7]
+    each = [knn_accuracy(z, y, z[:50], wanted, k=7) for y in labelings]
+    assert knn_accuracies(z, labelings, z[:50], wanted, k=7) == each
+    assert len(set(each)) == 4
+    assert each[3] == 0  # no class of theirs is asked for
+
+
+def test_knn_ties_share_places() -> None:
+    """Three rows tie for one place: the class with two of them wins, in any order."""
+    z = np.array([[1.0, 0], [1, 0], [1, 0], [0, 1]])
+    for labels in ([0, 1, 1, 0], [1, 0, 1, 0], [1, 1, 0, 0]):
+        assert knn_accuracy(z, labels, z[:1], [1], k=1) == 100
+        assert knn_accuracy(z, labels, z[:1], [0], k=1) == 0
+    assert knn_accuracy(z, [0, 0, 0, 1], z[3:], [1], k=1) == 100
+
+
+def test_zero_rows_give_no_nan() -> None:
+    z = np.zeros((30, 4))
+    z[:10, 0] = 1
+    labels = np.arange(30) % 3
+    for definition in ("paper", "sound"):
+        assert all(0 <= v <= 100 for v in retrieval(z, labels, 1, definition=definition).values())
+    assert 0 <= knn_accuracy(z, labels, z, labels) <= 100
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dims": 0}, "1 to 3"),
+        ({"dims": 4}, "1 to 3"),
+        ({"dims": 2.5}, "whole number"),
+        ({"ranking": np.array([1, np.nan, 1]), "dims": 1}, "ranking"),
+        ({"ks": (10,)}, "1 to 5"),
+        ({"ranking": np.ones(2), "dims": 1}, "ranking"),
+        ({"weights": np.ones(2)}, "weights"),
+        ({"weights": np.array([1, np.inf, 1])}, "weights"),
+        ({"definition": "other"}, "paper or sound"),
+    ],
+)
+def test_bad_options(options: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        retrieval(
+            np.random.default_rng(0).random((6, 3)), [0, 1, 0, 1, 0, 1], **({"ks": (1,)} | options)
+        )
+
+
+def test_bad_knn() -> None:
+    z = np.ones((4, 2))
+    with pytest.raises(InputError, match="dimensions"):
+        knn_accuracy(z, [0, 1, 0, 1], np.ones((4, 3)), [0, 1, 0, 1])
+    with pytest.raises(InputError, match="k = 20"):
+        knn_accuracy(z, [0, 1, 0, 1], z, [0, 1, 0, 1])
+    with pytest.raises(InputError, match="temperature"):
+        knn_accuracy(z, [0, 1, 0, 1], z, [0, 1, 0, 1], k=1, temperature=0)
+    with pytest.raises(InputError, match="both"):
+        knn_accuracy(z, ["0", "1", "0", "1"], z, [0, 1, 0, 1], k=1)
+    with pytest.raises(InputError, match="row 2"):
+        retrieval(np.array([[1.0, 0], [0, 1], [np.nan, 1]]), [0, 1, 0], ks=(1,))

@@ -1,0 +1,144 @@
+"""Measures at k kept dimensions against loops, and against the dense measures they stand in for."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+from bayesncl.errors import InputError
+from bayesncl.measure import topk as kept
+from bayesncl.measure.probe import fast_probe, fit
+from bayesncl.measure.retrieval import retrieval
+from bayesncl.measure.topk import strongest_images
+from tests.conftest import unit_length
+
+
+def codes(
+    n: int = 240, d: int = 30, classes: int = 6, seed: int = 0, signed: bool = False
+) -> tuple:
+    """Codes that predict their labels, rounded so that many tie; a zero row, a dead column."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(classes, size=n)
+    y[:classes] = np.arange(classes)
+    z = rng.standard_normal((n, d)) - 0.5 + 2 * (np.arange(d) % classes == y[:, None])
+    z = np.round((z if signed else np.maximum(z, 0)) * 2) / 2
+    z[7], z[:, 5] = 0, 0
+    return z, y
+
+
+def slow_keep(z: np.ndarray, k: int) -> np.ndarray:
+    result = np.zeros_like(z)
+    for i, row in enumerate(z):
+        length = np.linalg.norm(row)
+        order = sorted(range(len(row)), key=lambda j: (-abs(row[j]), j))[:k]
+        for j in order:
+            if length and abs(row[j]) / length > 1e-5:
+                result[i, j] = row[j]
+        length = np.linalg.norm(result[i])
+        result[i] /= length if length else 1
+    return result
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 30, 99])
+@pytest.mark.parametrize("signed", [False, True])
+def test_keep_takes_the_strongest_and_of_equals_the_lower_column(k: int, signed: bool) -> None:
+    z, _ = codes(signed=signed)
+    wanted = slow_keep(z, k)
+    for given in (z, z.astype(np.float32), torch.from_numpy(z), sp.csr_array(z), sp.coo_matrix(z)):
+        np.testing.assert_allclose(kept.keep(given, k).toarray(), wanted, atol=1e-6)
+
+
+def test_keep_refuses_what_it_cannot_read() -> None:
+    z, _ = codes()
+    with pytest.raises(InputError, match="k = 0"):
+        kept.keep(z, 0)
+    z[3, 2] = np.nan
+    for given in (z, sp.csr_array(z)):
+        with pytest.raises(InputError, match="finite"):
+            kept.keep(given, 3)
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_consistency_and_owned_classes_against_counting(k: int) -> None:
+    z, y = codes()
+    dense = slow_keep(z, k)
+    shares, owned = [], set()
+    for j in range(dense.shape[1]):
+        labels = Counter(y[dense[:, j] != 0].tolist())
+        support = sum(labels.values())
+        if support < 10:
+            continue
+        shares.append(100 * max(labels.values()) / support)
+        owned |= {c for c, m in labels.items() if m / support >= 0.5 and m / (y == c).sum() >= 0.1}
+    found = kept.summary(z, y, ks=(k,))[k]
+    assert found["consistency"] == pytest.approx(np.mean(shares))
+    assert found["about_one_class"] == pytest.approx(100 * np.mean(np.array(shares) >= 50))
+    assert found["classes_owned"] == len(owned) > 0
+    assert found["l0"] == pytest.approx((dense != 0).sum(1).mean())
+
+
+@pytest.mark.parametrize(("k", "d"), [(1, 30), (1, 600), (2, 600), (5, 30), (10, 30)])
+@pytest.mark.parametrize("signed", [False, True])
+def test_precision_is_that_of_the_dense_codes(k: int, d: int, signed: bool) -> None:
+    """Few columns are hubs and take the dense way, many take the sparse one."""
+    z, y = codes(d=d, signed=signed)
+    cut = kept.keep(z, k)
+    wanted = retrieval(cut.toarray(), y, ks=(5,))[5]
+    assert kept.kept_precision(cut, [y])[0] == pytest.approx(wanted, abs=1e-6)
+    asked = np.array([3, 7, 100, 41])
+    wanted = retrieval(cut.toarray(), y, ks=(5,), queries=asked)[5]
+    assert kept.kept_precision(cut, [y], 5, asked)[0] == pytest.approx(wanted, abs=1e-6)
+
+
+def test_too_few_rows_to_retrieve_from() -> None:
+    assert kept.summary(np.eye(4), [0, 1, 0, 1], ks=(1,))[1]["p5"] is None
+    assert kept.summary(np.eye(4), [0, 1, 0, 1], ks=(1,))[1]["consistency"] is None
+
+
+def test_probe_solves_the_problem_of_fast_probe() -> None:
+    z, y = codes(n=900)
+    names = np.array(list("abcdef"))[y]
+    train, test = kept.keep(z[:600], 3), kept.keep(z[600:], 3)
+    found = kept.probe(train, names[:600], test, names[600:])
+    dense = fast_probe(train.toarray(), y[:600], test.toarray(), y[600:], seeds=(0,), device="cpu")
+    assert found["acc1"] == pytest.approx(dense["acc1"], abs=2.5)
+    assert 10 < found["chance"] < 25 < found["acc1"]
+
+
+def test_probe_minimizes_the_penalized_loss() -> None:
+    z, y = codes(n=300)
+    x, target = kept.keep(z, 3), torch.from_numpy(y)
+    weight = fit(x, target, torch.zeros(31, 6), 1e-2, steps=200).requires_grad_()
+    logits = torch.from_numpy(x.toarray()) @ weight[:-1] + weight[-1]
+    loss = torch.nn.functional.cross_entropy(logits, target) + 5e-3 * weight[:-1].square().sum()
+    loss.backward()
+    assert weight.grad is not None and weight.grad.abs().max() < 1e-3
+
+
+def test_shuffled_labels_and_a_probe_in_the_summary() -> None:
+    z, y = codes(n=600)
+    found = kept.summary(z[:300], y[:300], train=(z[300:], y[300:]), ks=(1, 5), queries=100)
+    for k in (1, 5):
+        for name in ("consistency", "p5", "probe"):
+            assert found[k][name] > found[k][name + "_chance"]
+    with pytest.raises(InputError, match="dimensions"):
+        kept.summary(z, y, train=(z[:, :4], y))
+
+
+def test_strongest_images_of_a_dimension() -> None:
+    z, _ = codes()
+    z[:, 3] = 0
+    z[[4, 9], 3] = 1
+    unit = np.abs(unit_length(z)).astype(np.float32)
+    for given in (z, sp.csr_array(z)):
+        found = strongest_images(given, 4)
+        for j in range(z.shape[1]):
+            order = np.argsort(-unit[:, j], kind="stable")[:4]
+            order = [int(i) for i in order if unit[i, j] > 1e-5]
+            assert found[j].tolist() == order + [-1] * (4 - len(order))
+        # so that one search serves all
+        np.testing.assert_array_equal(strongest_images(given, 9)[:, :4], found)

@@ -1,0 +1,87 @@
+"""Strongest entries, nearest rows, top images and histograms against plain loops."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_array
+
+from bayesncl.measure import neighbors
+from bayesncl.measure.dimensions import describe
+from bayesncl.measure.vectors import SCALE, histograms, nearest_rows, sparsify, top_images
+from tests.conftest import unit_length
+
+
+def features(signed: bool = False) -> np.ndarray:
+    """Unit-length rows [60, 23], float32, with a zero row and a dead column."""
+    rng = np.random.default_rng(0)
+    z = rng.standard_normal((60, 23)) * (rng.random((60, 23)) < 0.4)
+    z[7], z[:, 5] = 0, 0
+    return unit_length(z if signed else np.maximum(z, 0)).astype(np.float32)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_dimensions_of_sparse_codes_are_those_of_dense_ones(signed: bool) -> None:
+    z, labels = features(signed), np.arange(60) % 4
+    given = {"backgrounds": labels // 2, "open": np.random.default_rng(1).random(z.shape) < 0.7}
+    dense, sparse = describe(z, labels, **given), describe(csr_array(z), labels, **given)
+    for name, value in dataclasses.asdict(dense).items():
+        np.testing.assert_array_equal(value, getattr(sparse, name), name)
+
+
+@pytest.mark.parametrize("keep", [1, 5, 23])
+def test_sparse_rows_hold_the_strongest_entries(keep: int) -> None:
+    z = features(signed=True)
+    open = np.random.default_rng(1).random(z.shape) < 0.6
+    gated = unit_length(z * open).astype(np.float32)
+    rows = sparsify(csr_array(z), csr_array(gated), open, keep)
+    for i in range(len(z)):
+        score = np.maximum(np.abs(z[i]), np.abs(gated[i]))
+        want = sorted((k for k in range(23) if score[k] > 0), key=lambda k: -score[k])[:keep]
+        part = slice(rows.start[i], rows.start[i + 1])
+        assert rows.dims[part].tolist() == want
+        assert np.allclose(rows.z[part] / SCALE, z[i, want], atol=1 / SCALE)
+        assert np.allclose(rows.gated[part] / SCALE, gated[i, want], atol=1 / SCALE)
+        assert rows.open[part].tolist() == open[i, want].tolist()
+        total = (z[i] ** 2).sum()
+        covered = (z[i, want] ** 2).sum() / total if total else 1
+        assert rows.covered[0, i] == pytest.approx(covered, abs=1e-5)
+
+
+@pytest.mark.parametrize("thin", [0, 1])
+def test_nearest_rows_leave_self_out_by_identity(
+    thin: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbors, "THIN", thin)  # dense and sparse products
+    monkeypatch.setitem(neighbors.ROWS_PER_BLOCK, "cpu", 13)
+    x = features()
+    x[11] = x[12]  # each is the other's nearest, though self has the same similarity
+    index, value = nearest_rows(csr_array(x), 5)
+    assert (index[11, 0], index[12, 0]) == (12, 11)
+    for i in range(len(x)):
+        assert i not in index[i] and len(set(index[i])) == 5
+        assert np.allclose(value[i], x[index[i]] @ x[i], atol=1e-6)
+        others = [float(x[i] @ x[j]) for j in range(len(x)) if j != i]
+        assert np.allclose(value[i], sorted(others, reverse=True)[:5], atol=1e-6)
+    index, value = nearest_rows(csr_array(x[:3]), 1, csr_array(x))
+    assert np.allclose(value[:, 0], (x[:3] @ x.T).max(1), atol=1e-6)
+    assert nearest_rows(csr_array(x[:1]), 5)[0].shape == (1, 0)
+
+
+def test_top_images_and_histograms() -> None:
+    z = features()
+    index, value = top_images(csr_array(z), 9)
+    counts, edges = histograms(csr_array(z), 6)
+    for k in range(23):
+        want = sorted(range(len(z)), key=lambda i: (-z[i, k], i))[:9]
+        assert index[k][value[k] > 0].tolist() == [i for i in want if z[i, k] > 0]
+        firing = z[z[:, k] > 0, k]
+        assert counts[k].sum() == len(firing)
+        if len(firing):
+            expected = np.histogram(firing, 6, (0, z[:, k].max()))[0]
+            assert counts[k].tolist() == expected.tolist()
+            assert edges[k, 1] == z[:, k].max()
+    index, value = top_images(csr_array(np.array([[-0.9], [0], [0.4]], np.float32)), 3)
+    assert index[0, 0] == 2 and value[0] == pytest.approx([0.4, 0, 0])

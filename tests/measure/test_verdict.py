@@ -1,0 +1,214 @@
+"""The verdict: what it says of known codes, and that it always has something sound to say."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+from bayesncl.errors import InputError
+from bayesncl.measure import labelfree, stability
+from bayesncl.measure.figures import figures, least_alike, readable
+from bayesncl.measure.retrieval import retrieval
+from bayesncl.measure.topk import strongest_images
+from bayesncl.measure.verdict import Line, Verdict, render, to_dict, to_verdict, verdict
+from tests.measure.test_labelfree import embed
+from tests.measure.test_topk import codes
+
+
+def checked(found: Verdict) -> dict[str, Line]:
+    """Lines by key; at most nine, with finite figures, as JSON and within 80 columns."""
+    assert 1 <= len(found.lines) <= 9
+    for line in found.lines:
+        assert line.text.endswith(".") and line.measured_by
+        numbers = (line.value, line.chance, line.control)
+        assert all(v is None or (type(v) is float and np.isfinite(v)) for v in numbers)
+    assert json.loads(json.dumps(to_dict(found), allow_nan=False))["images"] == found.images
+    text = render(to_dict(found), rules=True)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "nan" not in text
+    assert all(line.advice.split()[0] in text for line in found.lines if line.advice)
+    return {line.key: line for line in found.lines}
+
+
+def clean(n: int = 400, classes: int = 8) -> tuple[np.ndarray, np.ndarray]:
+    y = np.arange(n) % classes
+    rng = np.random.default_rng(0)
+    return np.eye(classes)[y] + 0.05 * rng.random((n, classes)) * (
+        rng.random((n, classes)) < 0.05
+    ), y
+
+
+def test_readable_dimensions_by_a_loop() -> None:
+    z, y = codes()
+    z[9:, 2] = 0  # fires on fewer than ten
+    top = strongest_images(z, 10)
+    found = readable(top, [y, y // 2])
+    for j, rows in enumerate(top):
+        alike = [
+            len(rows[rows >= 0]) == 10 and max(
+                Counter(labels[rows].tolist()).values()
+            ) >= 7 for labels in (y, y // 2)
+        ]
+        assert found[j] == any(alike)
+    assert found.any() and not found[2]
+
+
+def test_readable_dimensions_without_labels_by_a_loop() -> None:
+    z, y = codes()
+    z[9:, 2] = 0  # fires on fewer than ten
+    e = labelfree.prepare(embed(y), len(z))
+    least = least_alike(e, None, 0)
+    near = np.mean([np.sort(row)[-10:-1].mean() for row in e @ e.T])  # an image and its neighbors
+    assert 0.05 < least < near
+    wanted = 0
+    for rows in strongest_images(z, 10):
+        pairs = [e[a] @ e[b] for a in rows for b in rows if a < b]
+        wanted += (rows >= 0).all() and np.mean(pairs) >= least
+    assert 0 < figures(z, embeddings=embed(y))["readable"]["count"] == wanted
+
+
+def test_everything_given() -> None:
+    z, y = clean()
+    rng = np.random.default_rng(1)
+    untrained = rng.random(z.shape)
+    again = stability.summary(z, z[:, ::-1], control=(untrained, rng.random(z.shape)))
+    names, levels = [f"kind {c}" for c in range(8)], {"superclass": y // 4}
+    given = {"embeddings": embed(y), "control": untrained, "train": (z, y), "stability": again}
+    found = verdict(z, y, label_names=names, levels=levels, **given)
+    lines = checked(found)
+    assert not found.collapsed
+    assert lines["readable"].figure == "8 of 8" and "superclass" in lines["readable"].measured_by
+    assert lines["own_dimension"].figure == "8 of 8" and "kind " in lines["one_class"].beside
+    assert "full embedding" in lines["precision"].beside and "probe" in lines["precision"].beside
+    assert lines["seeds"].figure == "1.00"
+    assert all(line.control is not None for line in found.lines[:4])
+    assert lines["readable"].value == 8 and lines["readable"].chance < 8
+    labels = tuple(line.label for line in found.lines)
+    rows = [row for row in render(to_dict(found)).splitlines() if row.startswith(labels)]
+    assert len({re.search(r"[\d%]   ", row).start() for row in rows}) == 1  # aligned
+
+
+def test_collapsed_comes_first() -> None:
+    z, y = np.zeros((300, 32)), np.arange(300) % 5
+    z[:9] = np.random.default_rng(0).random((9, 32))
+    found = verdict(z, y, embeddings=embed(y), control=np.ones((300, 32)))
+    checked(found)
+    assert found.collapsed and found.lines[0].text.startswith("Collapsed: ")
+    assert "Ignore the figures below" in found.lines[0].advice
+    assert not verdict(*clean()).collapsed
+
+
+def test_dense_signed_features_are_called_dense() -> None:
+    z = np.random.default_rng(0).standard_normal((200, 30))
+    assert "consistency" in checked(verdict(z, np.arange(200) % 4))["dense"].advice
+    assert "consistency" not in checked(verdict(z))["dense"].advice
+    assert "dense" not in checked(verdict(*clean()))
+
+
+def test_one_class_with_a_dimension_of_its_own() -> None:
+    z, y = clean()
+    z[:, 1:] = np.random.default_rng(0).random((400, 7))
+    lines = checked(verdict(z, y))
+    assert lines["readable"].figure == "1 of 8" and lines["own_dimension"].figure == "1 of 8"
+    assert "0 (class 0)" in lines["one_class"].beside and lines["own_dimension"].advice
+
+
+def test_many_dimensions_share_a_class_evenly() -> None:
+    """40 dimensions per class: none has a tenth of it, yet each is of one class."""
+    rng = np.random.default_rng(0)
+    y = np.arange(4000) % 5
+    z = np.zeros((4000, 200))
+    z[np.arange(4000), y * 40 + rng.integers(40, size=4000)] = 1
+    tree = figures(z, y, ks=(5,))
+    assert tree["kept"]["5"]["classes_owned"] == 0
+    assert checked(to_verdict(tree))["own_dimension"].value == 5
+    assert tree["chance"]["kept"]["5"]["classes_owned_evenly"] < 5
+
+
+def test_without_labels() -> None:
+    z, y = clean()
+    assert checked(verdict(z))["readable"].figure == "unknown"
+    lines = checked(verdict(z, embeddings=embed(y, 0.2), second=True))
+    assert lines["readable"].figure == "8 of 8" and lines["readable"].chance == 0
+    assert "second encoder" in lines["readable"].measured_by
+
+
+def test_lengths_of_embeddings_do_not_judge() -> None:
+    """A few rows of great length would be the mean, and all others alike."""
+    z, y = codes(n=400)
+    x = embed(y, 0.2) - 3
+    long = x * np.random.default_rng(0).lognormal(0, 3, (400, 1))
+    even, uneven = (figures(z, embeddings=e) for e in (x, long))
+    assert even["readable"]["count"] == uneven["readable"]["count"] > 5
+    assert even["labelfree"]["intruder"] == pytest.approx(uneven["labelfree"]["intruder"], abs=0.02)
+    narrow = np.stack(
+        [y % 3 + 1, y % 2 + 1, y + 1], 1
+    ) + 0.01 * np.random.default_rng(0).random((400, 3))
+    # no less than a cosine finds in them as they are, or centered
+    for e in (x, long, narrow, x + 30):
+        ways = (e, e - e.mean(0))
+        assert figures(z, y, embeddings=e)["whole"]["p5"] >= max(
+            retrieval(w, y, ks=(5,))[5] for w in ways
+        ) - 1
+
+
+def test_noise_is_not_praised() -> None:
+    x = np.random.default_rng(0).standard_normal((300, 16))
+    # along any direction lie rows that are alike
+    some, others = (np.maximum(x @ x[i : i + 16].T, 0) for i in (0, 16))
+    line = verdict(some, embeddings=x, control=others).lines[0]
+    assert (line.value, line.chance, line.control) == (16, 0, 16)
+    assert "untrained head has as many" in line.advice
+    line = verdict(some, embeddings=x, control=np.ones_like(some)).lines[0]
+    assert line.value == 16 and not line.advice
+    line = verdict(some, embeddings=x, noise=(others, x)).lines[0]  # they are as alike as noise
+    assert line.value <= 4 and "noise 1" in line.beside
+    assert "noise" in verdict(some, embeddings=x, noise=(some, x)).lines[0].advice
+    z, y = clean()
+    tree = figures(z, embeddings=embed(y, 0.2), noise=(others, x))
+    assert (tree["readable"]["count"], tree["readable"]["noise"]) == (8, 0)
+    for noise, within in ((3, True), (2, False)):  # 3 may well be 6 another time
+        tree["readable"] |= {"noise": noise, "count": 6}
+        assert ("noise" in to_verdict(tree).lines[0].advice) == within
+    rows = np.random.default_rng(0).standard_normal((8, 16))[y]  # identical images, as is noise
+    assert verdict(z, embeddings=rows, noise=(z, rows)).lines[0].value == 8
+    x[0], x[1:] = -1, 1 + 1e-4 * x[1:]  # all other rows lie opposite to it, beyond the mean
+    assert "chance" in verdict(some, embeddings=x).lines[0].advice
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 30])
+def test_few_images(n: int) -> None:
+    z, y = clean(n)
+    assert "images" in checked(verdict(z, y, embeddings=embed(y), control=z))
+
+
+def test_one_class_and_a_class_per_image() -> None:
+    z, _ = clean()
+    assert "one label" in checked(verdict(z, np.zeros(400)))["classes"].beside
+    two = checked(verdict(z[:, :2] + 0.1, np.arange(400) % 8))
+    assert "2 active" in two["precision"].label
+    lines = checked(verdict(z, [f"image {i}" for i in range(400)]))
+    assert lines["own_dimension"].figure == "0 of 400"
+    checked(verdict(np.zeros((100, 4)), np.arange(100) % 2, embeddings=np.ones((100, 3))))
+
+
+def test_the_form_of_the_arrays_does_not_matter() -> None:
+    z, y = codes(n=300)
+    z = z.astype(np.float32)
+    wanted = to_dict(verdict(z, y))
+    for given, labels in (
+        (torch.from_numpy(z), torch.from_numpy(y)), (sp.csr_array(z), y.tolist())
+    ):
+        found = to_dict(verdict(given, labels))
+        for line, other in zip(found["lines"], wanted["lines"]):
+            assert line["value"] == pytest.approx(
+                other["value"], rel=1e-4
+            ) and line["chance"] == other["chance"]
+    with pytest.raises(InputError, match="control"):
+        verdict(z, y, control=z[:, :5])

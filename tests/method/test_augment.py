@@ -1,0 +1,485 @@
+"""Views: operations against Pillow, parameters against their definitions, independence."""
+
+from __future__ import annotations
+
+import colorsys
+import dataclasses
+import itertools
+import math
+import random
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from scipy import stats
+from sklearn.datasets import load_sample_images
+
+from bayesncl.method import augment
+from bayesncl.recipes import Views
+
+ALL_ON = Views(jitter=1.0, grayscale=1.0, blur=1.0, solarize=1.0, flip=1.0)
+CROP_ONLY = Views(jitter=0.0, grayscale=0.0, blur=0.0, solarize=0.0, flip=0.0)
+RESAMPLE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+LEVEL = 1 / 255  # one step of Pillow's 8 bits
+
+
+def _photos(count: int, rows: int, columns: int) -> torch.Tensor:
+    """One image of noise, the others crops of two photographs, uint8 [count, 3, rows, columns]."""
+    rng = np.random.default_rng(0)
+    photos = load_sample_images().images
+    out = [rng.integers(0, 256, (rows, columns, 3), dtype=np.uint8)]
+    while len(out) < count:
+        photo = photos[len(out) % 2]
+        y, x = (int(rng.integers(0, a - b + 1)) for a, b in zip(photo.shape, (rows, columns)))
+        out.append(photo[y : y + rows, x : x + columns])
+    return torch.from_numpy(np.stack(out)).permute(0, 3, 1, 2).contiguous()
+
+
+def _params(count: int, rows: int, columns: int, **changes: object) -> augment.Params:
+    """Parameters of 2 * count views that change nothing except `changes`."""
+    n = 2 * count
+    no, zero = torch.zeros(n, dtype=torch.bool), torch.zeros(n, dtype=torch.int64)
+    params = augment.Params(
+        top=zero, left=zero, height=zero + rows, width=zero + columns, flip=no, jitter=no,
+        factors=torch.ones(n, 3), hue=torch.zeros(n), order=torch.arange(3).expand(n, 3),
+        hue_at=zero, gray=no, blur=no, sigma=torch.ones(n), solarize=no,
+    )  # fmt: skip
+    for name, value in changes.items():
+        old = getattr(params, name)
+        params = params._replace(**{name: torch.as_tensor(value, dtype=old.dtype).expand_as(old)})
+    return params
+
+
+def _pillow(pixels: torch.Tensor) -> list[Image.Image]:
+    return [Image.fromarray(p.permute(1, 2, 0).numpy()) for p in pixels]
+
+
+def _tensor(images: list[Image.Image]) -> torch.Tensor:
+    return torch.from_numpy(np.stack([np.asarray(i) for i in images])).permute(0, 3, 1, 2) / 255
+
+
+def _same_size(**changes: object) -> tuple[torch.Tensor, list[Image.Image]]:
+    """First views of 32-pixel images with only `changes` applied, and the images for Pillow."""
+    pixels = _photos(12, 32, 32)
+    views = augment.apply(pixels, _params(12, 32, 32, **changes), ALL_ON)
+    assert torch.equal(views[:12], views[12:])
+    return views[:12], _pillow(pixels)
+
+
+def _differs(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two results differ; a value of 0.5 may be solarized or not."""
+    return bool((((a - b).abs() > 2e-5) & ((b - 0.5).abs() > 1e-4)).any())
+
+
+def test_nothing_drawn_changes_nothing() -> None:
+    views, images = _same_size()
+    assert (views - _tensor(images)).abs().max() < 2e-6
+
+
+# crop, resize, flip
+
+
+def _pillow_crop(
+    image: Image.Image, top: int, left: int, height: int, width: int, size: int,
+    interpolation: str = "bicubic",
+) -> Image.Image:
+    # columns first, as Pillow did when the experiments were run; newer versions may differ
+    image, how = image.crop((left, top, left + width, top + height)), RESAMPLE[interpolation]
+    return image.resize((size, height), how).resize((size, size), how)
+
+
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+@pytest.mark.parametrize(
+    ("rows", "columns", "size", "boxes"),
+    [
+        (32, 32, 32, [(0, 0, 32, 32), (3, 5, 9, 12), (20, 1, 12, 31), (31, 31, 1, 1), (0, 30, 32, 2)]),
+        (64, 48, 32, [(0, 0, 64, 48), (7, 3, 40, 45), (10, 20, 33, 17), (1, 0, 63, 20)]),  # shrinks
+        (256, 256, 224, [(0, 0, 256, 256), (16, 9, 240, 247), (100, 30, 75, 101)]),
+    ],
+)
+def test_crop_and_resize_equal_pillow(
+    interpolation: str, rows: int, columns: int, size: int, boxes: list
+) -> None:
+    """Pillow rounds after each direction: half a level times 1.3, plus half a level."""
+    pixels = _photos(2, rows, columns)
+    views = dataclasses.replace(CROP_ONLY, size=size, interpolation=interpolation)
+    for top, left, height, width in boxes:
+        params = _params(2, rows, columns, top=top, left=left, height=height, width=width)
+        ours = augment.apply(pixels, params, views)[:2]
+        box = (top, left, height, width, size, interpolation)
+        theirs = _tensor([_pillow_crop(image, *box) for image in _pillow(pixels)])
+        assert ours.shape == (2, 3, size, size)
+        assert (ours - theirs).abs().max() < 1.2 * LEVEL
+
+
+def test_each_view_has_its_own_crop() -> None:
+    pixels = _photos(3, 32, 32)
+    top, left = torch.tensor([0, 3, 6, 9, 12, 15]), torch.tensor([1, 2, 3, 4, 5, 6])
+    height, width = torch.tensor([8, 9, 10, 11, 12, 13]), torch.tensor([20, 19, 18, 17, 16, 15])
+    params = _params(3, 32, 32, top=top, left=left, height=height, width=width)
+    ours = augment.apply(pixels, params, CROP_ONLY)
+    for row, (y, x, h, w) in enumerate(torch.stack([top, left, height, width], 1).tolist()):
+        image = _pillow_crop(_pillow(pixels)[row % 3], y, x, h, w, 32)
+        assert (ours[row] - _tensor([image])[0]).abs().max() < 1.2 * LEVEL
+
+
+def test_flip_commutes_with_the_rest() -> None:
+    """The flip comes last by definition and is computed first."""
+    pixels = _photos(6, 40, 40)
+    params = augment.draw(ALL_ON, torch.arange(6), 0, 0, (40, 40))
+    plain = augment.apply(pixels, params._replace(flip=torch.zeros(12, dtype=torch.bool)), ALL_ON)
+    flipped = augment.apply(pixels, params, ALL_ON)
+    assert not _differs(flipped, plain.flip(3))
+    views, images = _same_size(flip=True)
+    assert (views - _tensor([ImageOps.mirror(i) for i in images])).abs().max() < 2e-6
+
+
+# color
+
+
+@pytest.mark.parametrize("factor", [0.2, 0.7, 1.3, 1.8])
+@pytest.mark.parametrize(
+    ("kind", "enhance", "levels"),
+    [
+        (augment.BRIGHTNESS, ImageEnhance.Brightness, 1.001),  # Pillow cuts off fractions
+        (augment.CONTRAST, ImageEnhance.Contrast, 1.5),  # and rounds the mean gray
+        (augment.SATURATION, ImageEnhance.Color, 1.5),  # and the gray of each pixel
+    ],
+)
+def test_brightness_contrast_saturation_equal_pillow(
+    kind: int, enhance: type, levels: float, factor: float
+) -> None:
+    factors = torch.ones(3)
+    factors[kind] = factor
+    for hue_at in (0, 3):
+        views, images = _same_size(jitter=True, factors=factors, hue_at=hue_at)
+        theirs = _tensor([enhance(i).enhance(factor) for i in images])
+        assert (views - theirs).abs().max() < levels * LEVEL
+
+
+@pytest.mark.parametrize("turns", [-0.5, -0.2, 0.03, 0.2, 0.5])
+def test_hue_equals_colorsys_and_pillow(turns: float) -> None:
+    views, images = _same_size(jitter=True, hue=turns)
+    for view, image in zip(views[:2], _tensor(images)[:2]):
+        for ours, rgb in zip(view.flatten(1).T.tolist(), image.double().flatten(1).T.tolist()):
+            h, s, v = colorsys.rgb_to_hsv(*rgb)
+            assert ours == pytest.approx(colorsys.hsv_to_rgb((h + turns) % 1, s, v), abs=1e-5)
+    difference = (views - _tensor([_pillow_hue(i, turns) for i in images])).abs()
+    # Pillow keeps hue and saturation in 8 bits: a step of hue is 6 levels of a saturated color
+    assert difference.max() < 11 * LEVEL
+    assert difference.mean() < 0.4 * LEVEL
+
+
+def _pillow_hue(image: Image.Image, turns: float) -> Image.Image:
+    h, s, v = image.convert("HSV").split()
+    shifted = (np.asarray(h).astype(np.int64) + round(turns * 255)) % 256
+    return Image.merge("HSV", (Image.fromarray(shifted.astype(np.uint8)), s, v)).convert("RGB")
+
+
+def test_jitter_in_all_24_orders_equals_a_slow_twin() -> None:
+    """Pixel by pixel in float64, for each order of the four operations."""
+    rng = np.random.default_rng(1)
+    orders = list(itertools.permutations(range(4)))  # 3 is the hue
+    pixels = torch.from_numpy(rng.integers(0, 256, (12, 3, 8, 8), dtype=np.uint8))
+    factors, turns = rng.uniform(0.2, 1.8, (24, 3)), rng.uniform(-0.2, 0.2, 24)
+    drawn = {"factors": torch.from_numpy(factors), "hue": torch.from_numpy(turns)}
+    params = _params(12, 8, 8, jitter=True, **drawn)._replace(
+        order=torch.tensor([[k for k in order if k < 3] for order in orders]),
+        hue_at=torch.tensor([order.index(3) for order in orders]),
+    )
+    ours = augment.apply(pixels, params, Views(size=8, jitter=1.0, grayscale=0.0, blur=0.0))
+    for row, order in enumerate(orders):
+        image = pixels[row % 12].double().permute(1, 2, 0).numpy() / 255
+        for operation in order:
+            if operation == 3:
+                image = _slow_hue(image, turns[row])
+                continue
+            gray = image @ np.array(augment.GRAY)
+            target = [np.zeros(()), gray.mean(), gray[..., None]][operation]
+            f = factors[row, operation]
+            image = np.clip(f * image + (1 - f) * target, 0, 1)
+        assert np.abs(ours[row].permute(1, 2, 0).numpy() - image).max() < 2e-5, order
+
+
+def _slow_hue(image: np.ndarray, turns: float) -> np.ndarray:
+    out = np.empty_like(image)
+    for y, x in np.ndindex(*image.shape[:2]):
+        h, s, v = colorsys.rgb_to_hsv(*image[y, x])
+        out[y, x] = colorsys.hsv_to_rgb((h + turns) % 1, s, v)
+    return out
+
+
+def test_jitter_without_hue_and_when_not_drawn() -> None:
+    pixels = _photos(4, 32, 32)
+    params = augment.draw(dataclasses.replace(ALL_ON, hue=0.0), torch.arange(4), 0, 0, (32, 32))
+    with_hue = augment.apply(pixels, params, ALL_ON)  # a hue shift of 0
+    without = augment.apply(pixels, params, dataclasses.replace(ALL_ON, hue=0.0))
+    assert not _differs(with_hue, without)
+    views, images = _same_size(jitter=False, factors=0.3, hue=0.2)
+    assert (views - _tensor(images)).abs().max() < 2e-6
+
+
+def test_grayscale_equals_pillow() -> None:
+    views, images = _same_size(gray=True)
+    theirs = _tensor([i.convert("L").convert("RGB") for i in images])
+    assert (views - theirs).abs().max() < 0.51 * LEVEL
+
+
+def test_solarize_equals_pillow() -> None:
+    views, images = _same_size(solarize=True)
+    assert (views - _tensor([ImageOps.solarize(i, 128) for i in images])).abs().max() < 2e-6
+
+
+# blur
+
+
+@pytest.mark.parametrize("sigma", [0.1, 0.3, 0.5, 0.86, 1.0, 1.4142, 1.7, 2.0, 3.3, 12.0])
+def test_blur_equals_pillow(sigma: float) -> None:
+    """Pillow rounds after each of its six passes, up to half a level each."""
+    views, images = _same_size(blur=True, sigma=sigma)
+    difference = (views - _tensor([i.filter(ImageFilter.GaussianBlur(sigma)) for i in images])).abs()
+    assert difference.max() < 3.0 * LEVEL
+    assert difference.mean() < 0.5 * LEVEL
+
+
+def test_blur_is_close_to_a_gaussian() -> None:
+    """A point in the middle becomes a Gaussian of that sigma; a constant image stays as it is."""
+    views, params = dataclasses.replace(ALL_ON, size=33), _params(1, 33, 33, blur=True, sigma=2.0)
+    point = torch.zeros(1, 3, 33, 33, dtype=torch.uint8)
+    point[:, :, 16, 16] = 255
+    blurred = augment.apply(point, params, views)[0, 0]
+    x = torch.arange(33) - 16
+    gauss = torch.exp(-(x**2) / 8)
+    gauss = gauss / gauss.sum()
+    assert (blurred - gauss.outer(gauss)).abs().max() < 0.004  # its peak is 0.04
+    assert (blurred.sum(1) * x**2).sum().item() == pytest.approx(4.0, rel=1e-4)  # the variance is exact
+    white = augment.apply(point * 0 + 255, params, views)
+    assert (white - 1).abs().max() < 1e-5
+
+
+# the whole chain
+
+
+@pytest.mark.parametrize(("rows", "size"), [(32, 32), (64, 48)])
+def test_chain_equals_pillow(rows: int, size: int) -> None:
+    """All operations in the published order; later steps magnify Pillow's rounding of hues."""
+    views = Views(size=size)
+    pixels = _photos(40, rows, rows)
+    params = augment.draw(views, torch.arange(40), 1, 2, (rows, rows))
+    ours = augment.apply(pixels, params, views)
+    images = _pillow(pixels)
+    theirs = _tensor([_pillow_chain(images[row % 40], params, row, size) for row in range(80)])
+    difference = (ours - theirs).abs()
+    assert difference.mean() < 1.2 * LEVEL
+    assert difference.flatten(1).mean(1).max() < 3 * LEVEL
+    assert difference.max() < 15 * LEVEL
+
+
+def _pillow_chain(image: Image.Image, params: augment.Params, row: int, size: int) -> Image.Image:
+    p = augment.Params(*(field[row].tolist() for field in params))
+    image = _pillow_crop(image, p.top, p.left, p.height, p.width, size)
+    if p.jitter:
+        order = list(p.order)
+        order.insert(p.hue_at, 3)
+        for operation in order:
+            if operation == 3:
+                image = _pillow_hue(image, p.hue)
+            else:
+                kinds = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+                image = kinds[operation](image).enhance(p.factors[operation])
+    if p.gray:
+        image = image.convert("L").convert("RGB")
+    if p.blur:
+        image = image.filter(ImageFilter.GaussianBlur(p.sigma))
+    if p.solarize:
+        image = ImageOps.solarize(image, 128)
+    return ImageOps.mirror(image) if p.flip else image
+
+
+@pytest.mark.parametrize("value", [0, 255])
+def test_constant_images_stay_finite(value: int) -> None:
+    pixels = torch.full((8, 3, 32, 32), value, dtype=torch.uint8)
+    views = augment.make_views(pixels, torch.arange(8), 0, 0, ALL_ON)
+    assert torch.isfinite(views).all()
+    assert views.min() >= 0
+    assert views.max() <= 1
+
+
+# the parameters' distributions
+
+MANY = torch.arange(10_000)
+
+
+def _slow_crop(
+    views: Views, rows: int, columns: int, rng: random.Random
+) -> tuple[int, int, int, int]:
+    """torchvision's definition, one image at a time: top, left, height, width."""
+    low, high = (math.log(r) for r in views.crop_ratio)
+    for _ in range(10):
+        area = rows * columns * rng.uniform(*views.crop_scale)
+        ratio = math.exp(rng.uniform(low, high))
+        width, height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < width <= columns and 0 < height <= rows:
+            return rng.randint(0, rows - height), rng.randint(0, columns - width), height, width
+    width, height = columns, rows
+    if columns / rows < views.crop_ratio[0]:
+        height = round(width / views.crop_ratio[0])
+    elif columns / rows > views.crop_ratio[1]:
+        width = round(height * views.crop_ratio[1])
+    return (rows - height) // 2, (columns - width) // 2, height, width
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "scale"),
+    [(32, 32, (0.08, 1.0)), (20, 48, (0.08, 1.0)), (48, 20, (0.4, 1.0)), (30, 32, (0.9, 1.0))],
+)
+def test_crops_follow_the_definition(rows: int, columns: int, scale: tuple[float, float]) -> None:
+    views = Views(crop_scale=scale)
+    p = augment.draw(views, MANY, 0, 0, (rows, columns))
+    ours = torch.stack([p.top, p.left, p.height, p.width], 1).numpy()
+    assert (ours >= 0).all()
+    assert (ours[:, 2:] > 0).all()
+    assert (ours[:, 0] + ours[:, 2] <= rows).all()
+    assert (ours[:, 1] + ours[:, 3] <= columns).all()
+    rng = random.Random(0)
+    theirs = np.array([_slow_crop(views, rows, columns, rng) for _ in range(20_000)])
+
+    def measures(crops: np.ndarray) -> list[np.ndarray]:
+        top, left, height, width = crops.T
+        return [top, left, height, width, height * width, width / height, top - left]
+
+    for a, b in zip(measures(ours), measures(theirs)):
+        assert stats.ks_2samp(a, b).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "expected"),
+    [(64, 16, (21, 0, 21, 16)), (16, 64, (0, 21, 16, 21)), (32, 32, (0, 0, 32, 32))],
+)
+def test_crop_falls_back_to_the_center(rows: int, columns: int, expected: tuple[int, ...]) -> None:
+    views = Views(crop_scale=(1.5, 1.6))  # fits nowhere
+    p = augment.draw(views, torch.arange(20), 0, 0, (rows, columns))
+    crops = torch.stack([p.top, p.left, p.height, p.width], 1)
+    assert {tuple(crop) for crop in crops.tolist()} == {expected}
+
+
+def test_other_parameters_follow_the_definition() -> None:
+    views = Views(solarize=0.1, contrast=0.4, saturation=0.2)
+    p = augment.draw(views, MANY, 0, 0, (32, 32))
+    n = len(p.top)
+    for name in ("jitter", "gray", "blur", "solarize", "flip"):
+        chance = {"gray": views.grayscale}.get(name) or getattr(views, name)
+        assert stats.binomtest(int(getattr(p, name).sum()), n, chance).pvalue > 1e-3, name
+    for column, spread in enumerate((0.8, 0.4, 0.2)):
+        law = "uniform", (1 - spread, 2 * spread)
+        assert stats.kstest(p.factors[:, column].numpy(), *law).pvalue > 1e-3
+    assert stats.kstest(p.hue.numpy(), "uniform", (-0.2, 0.4)).pvalue > 1e-3
+    assert stats.kstest(p.sigma.numpy(), "uniform", (0.1, 1.9)).pvalue > 1e-3
+    assert (p.order.sort(1).values == torch.arange(3)).all()
+    orders = p.order[:, 0] * 12 + p.order[:, 1] * 4 + p.hue_at  # 24 of 36 codes occur
+    counts = torch.bincount(orders)
+    assert stats.chisquare(counts[counts > 0].numpy()).pvalue > 1e-3
+    assert (counts > 0).sum() == 24
+
+
+def test_parameters_are_independent_of_each_other_and_between_views() -> None:
+    p = augment.draw(Views(solarize=0.3), MANY, 0, 0, (32, 32))
+    columns = [
+        p.height * p.width, p.width / p.height, p.flip, p.jitter, *p.factors.T, p.hue,
+        p.order[:, 0], p.hue_at, p.gray, p.blur, p.sigma, p.solarize,
+    ]  # fmt: skip
+    table = np.stack([np.asarray(c, dtype=np.float64) for c in columns])
+    both = np.concatenate([table[:, : len(MANY)], table[:, len(MANY) :]])
+    correlation = np.corrcoef(both) - np.eye(len(both))
+    assert np.abs(correlation).max() < 4.5 / math.sqrt(len(MANY))
+
+
+def test_frozen_parameters() -> None:
+    """A change here changes the views of every published run."""
+    p = augment.draw(Views(solarize=0.5), torch.tensor([0, 1]), 3, 10, (32, 32))
+    assert torch.stack([p.top, p.left, p.height, p.width], 1).tolist() == [
+        [6, 5, 21, 23], [1, 5, 23, 27], [3, 0, 24, 18], [0, 8, 31, 24],
+    ]  # fmt: skip
+    assert p.order.tolist() == [[0, 1, 2], [2, 1, 0], [1, 2, 0], [1, 2, 0]]
+    assert p.hue_at.tolist() == [0, 2, 0, 3]
+    assert torch.stack([p.flip, p.jitter, p.gray, p.blur, p.solarize]).long().tolist() == [
+        [0, 0, 1, 0], [1, 1, 1, 1], [0, 1, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0],
+    ]  # fmt: skip
+    assert p.factors[0].tolist() == pytest.approx([1.628804, 1.646324, 0.231279], abs=1e-5)
+    assert p.hue.tolist() == pytest.approx([-0.170230, 0.021368, 0.155774, -0.057455], abs=1e-5)
+    assert p.sigma.tolist() == pytest.approx([1.423920, 0.708130, 1.932429, 1.490047], abs=1e-5)
+
+
+@pytest.mark.parametrize("chance", [0.0, 1.0])
+def test_probabilities_0_and_1_are_certain(chance: float) -> None:
+    views = Views(jitter=chance, grayscale=chance, blur=chance, solarize=chance, flip=chance)
+    p = augment.draw(views, MANY, 0, 0, (32, 32))
+    for drawn in (p.jitter, p.gray, p.blur, p.solarize, p.flip):
+        assert drawn.all() if chance else not drawn.any()
+
+
+# what views depend on
+
+
+def test_views_depend_on_seed_epoch_and_image_alone() -> None:
+    pixels, index, views = _photos(20, 32, 32), torch.arange(100, 120), Views()
+    whole = augment.make_views(pixels, index, 3, 4, views)
+    assert torch.equal(augment.make_views(pixels, index, torch.tensor(3), 4, views), whole)
+    params = augment.draw(views, index, 3, 4, (32, 32))
+    for part in torch.randperm(20, generator=torch.Generator().manual_seed(0)).split(7):
+        mine = augment.make_views(pixels[part], index[part], 3, 4, views)
+        both = torch.cat([part, part + 20])  # rows of its first and second views
+        for drawn, expected in zip(augment.draw(views, index[part], 3, 4, (32, 32)), params):
+            assert torch.equal(drawn, expected[both])
+        assert (mine - whole[both]).abs().max() < 1e-6
+    for seed, epoch in ((5, 3), (4, 4)):
+        other = augment.make_views(pixels, index, epoch, seed, views)
+        assert _share_differing(other, whole) > 0.9  # some views are all white
+    assert _share_differing(*whole.chunk(2)) > 0.9
+
+
+def _share_differing(a: torch.Tensor, b: torch.Tensor) -> float:
+    return ((a - b).abs().flatten(1).max(1).values > 0.01).float().mean().item()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiles_to_one_graph(backend: str) -> None:
+    """fullgraph refuses operations that need the host or have data-dependent shapes."""
+    if backend == "inductor" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        pytest.skip("inductor needs a C++ compiler on a CPU")
+    torch._dynamo.reset()
+    pixels, index, views = _photos(4, 16, 16), torch.arange(4), Views(size=16, solarize=0.2)
+    compiled = torch.compile(augment.make_views, fullgraph=True, backend=backend)
+    for epoch in range(3):
+        eager = augment.make_views(pixels, index, epoch, 7, views)
+        assert not _differs(compiled(pixels, index, torch.tensor(epoch), 7, views), eager)
+
+
+@pytest.mark.gpu
+def test_gpu_gives_the_same_views_and_fits_in_a_graph() -> None:
+    pixels, index, views = _photos(32, 32, 32), torch.arange(32), Views()
+    expected = augment.make_views(pixels, index, 5, 6, views)
+    pixels, index, epoch = pixels.cuda(), index.cuda(), torch.tensor(0, device="cuda")
+    augment.make_views(pixels, index, epoch, 6, views)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = augment.make_views(pixels, index, epoch, 6, views)
+    epoch.fill_(5)
+    graph.replay()
+    assert (out.cpu() - expected).abs().max() < 1 / 255  # products in half precision
+
+
+# the sheet
+
+
+def test_contact_sheet() -> None:
+    pixels = _photos(3, 32, 32)
+    sheet = torch.from_numpy(augment.contact_sheet(pixels, 0, Views(), epochs=2)).permute(2, 0, 1)
+    assert sheet.shape == (3, 3 * 34, 5 * 34)
+    for row in range(3):
+        assert torch.equal(sheet[:, row * 34 : row * 34 + 32, :32], pixels[row])
+    views = augment.make_views(pixels, torch.arange(3), 1, 0, Views())
+    assert (sheet[:, 34:66, 3 * 34 : 3 * 34 + 32] / 255 - views[1]).abs().max() < 0.51 * LEVEL

@@ -1,0 +1,167 @@
+"""Per-view BatchNorm in its two forms, and the shapes and initial weights of the backbones."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bayesncl.errors import InputError
+from bayesncl.method.backbones import (
+    BasicBlock,
+    Bottleneck,
+    ViewBatchNorm2d,
+    batch_statistics,
+    build_backbone,
+    part_statistics,
+    update_running_statistics,
+)
+from bayesncl.recipes import Model
+
+
+def layer(channels=3):
+    torch.manual_seed(1)
+    norm = ViewBatchNorm2d(channels).double().train()
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    norm.views = 2
+    return norm
+
+
+def one_after_the_other(norm, x):
+    """The definition: a plain BatchNorm2d forwarded on each view in turn."""
+    plain = nn.BatchNorm2d(norm.num_features).double().train()
+    plain.load_state_dict(norm.state_dict())
+    return torch.cat([plain(part) for part in x.chunk(2)]), plain
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["built-in", "fused"])
+def test_per_view_statistics(fused):
+    """Values, gradients of everything and running statistics, of the CPU's form and of the GPU's."""
+    x = torch.randn(8, 3, 5, 4, dtype=torch.float64)
+    weight = torch.randn_like(x)
+    norm = layer()
+    expected, plain = one_after_the_other(norm, first := x.clone().requires_grad_())
+    got = (norm._normalize_parts if fused else norm)(second := x.clone().requires_grad_())
+    update_running_statistics(norm)
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+    (expected * weight).sum().backward()
+    (got * weight).sum().backward()
+    torch.testing.assert_close(second.grad, first.grad, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(norm.weight.grad, plain.weight.grad)
+    torch.testing.assert_close(norm.bias.grad, plain.bias.grad)
+    torch.testing.assert_close(norm.running_mean, plain.running_mean)
+    torch.testing.assert_close(norm.running_var, plain.running_var)
+    assert norm.seen is None
+
+
+@pytest.mark.parametrize(("offset", "tolerance"), [(0.0, 1e-6), (30.0, 3e-4)])
+def test_statistics_far_from_zero(offset, tolerance):
+    """The variance is a difference of sums, in float32: what it loses where the mean is 30 deviations from zero."""
+    x = offset + torch.randn(12, 5, 9, 9, generator=torch.Generator().manual_seed(3))
+    mean, var = part_statistics(x, 3)
+    parts = x.double().unflatten(0, (3, 4)).transpose(1, 2).flatten(2)  # [V, C, B * H * W]
+    torch.testing.assert_close(mean.double(), parts.mean(2), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(var.double(), parts.var(2, correction=0), rtol=tolerance, atol=0)
+    _, var = part_statistics(torch.linspace(0.1, 9, 200).view(1, -1, 1, 1).expand(4, -1, 3, 3), 2)
+    assert 0 <= float(var.min()) <= float(var.max()) < 1e-4  # constant channels: rounding must not make them negative
+
+
+def test_views_do_not_share_statistics():
+    x = torch.randn(8, 3, 4, 4, dtype=torch.float64)
+    moved = x.clone()
+    moved[4:] = 5 * moved[4:] + 3
+    norm = layer()
+    assert torch.equal(norm(x)[:4], norm(moved)[:4])
+    norm.views = 1
+    assert not torch.allclose(norm(x)[:4], norm(moved)[:4])
+
+
+def test_batch_statistics_change_nothing():
+    model = nn.Sequential(layer()).eval()
+    before = copy.deepcopy(model.state_dict())
+    x = torch.randn(6, 3, 4, 4, dtype=torch.float64)
+    with batch_statistics(model):
+        y = model(x)
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values()))
+    plain = nn.BatchNorm2d(3).double().train()
+    plain.load_state_dict(before and {k.removeprefix("0."): v for k, v in before.items()})
+    torch.testing.assert_close(y, plain(x))
+    assert not torch.allclose(model(x), y)  # outside, the running statistics
+
+
+@pytest.mark.parametrize(
+    ("backbone", "stem", "size", "features", "parameters"),
+    [
+        ("resnet18", "cifar", 32, 512, 11_168_832),
+        ("resnet18", "imagenet", 64, 512, 11_176_512),
+        ("resnet50", "cifar", 32, 2048, 23_500_352),
+        ("resnet50", "imagenet", 64, 2048, 23_508_032),
+        ("small", "cifar", 32, 256, 388_896),
+        ("medium", "cifar", 32, 256, 388_896),
+    ],
+)
+def test_shapes(backbone, stem, size, features, parameters):
+    net = build_backbone(Model(backbone=backbone, stem=stem)).eval()
+    h = net(torch.randn(2, 3, size, size))
+    assert h.shape == (2, features) == (2, net.features)
+    assert (h >= 0).all()  # post-ReLU
+    assert sum(p.numel() for p in net.parameters()) == parameters
+
+
+def test_cifar_stem_makes_34_pixel_maps():
+    net = build_backbone(Model())
+    assert net.stem(torch.randn(1, 3, 32, 32)).shape == (1, 64, 34, 34)
+    assert build_backbone(Model(stem_padding=1)).stem(torch.randn(1, 3, 32, 32)).shape == (1, 64, 32, 32)
+
+
+def test_initial_weights():
+    """Kaiming-normal by fan out everywhere but in the CIFAR stem, which keeps PyTorch's uniform default."""
+    torch.manual_seed(0)
+    net = build_backbone(Model())
+    stem = net.stem[0].weight
+    assert stem.abs().max() <= 1 / 27**0.5
+    assert stem.std().item() == pytest.approx(1 / (3 * 27) ** 0.5, rel=0.1)
+    inner = net.blocks[-1].conv2.weight
+    assert inner.std().item() == pytest.approx((2 / (512 * 9)) ** 0.5, rel=0.02)
+    assert all((m.weight == 1).all() and (m.bias == 0).all() for m in net.modules() if isinstance(m, nn.BatchNorm2d))
+
+
+def test_unknown_backbone():
+    with pytest.raises(InputError, match="resnet18"):
+        build_backbone(Model(backbone="vgg"))
+
+
+def test_timm_is_asked_for_by_name():
+    try:
+        import timm  # noqa: F401
+    except ImportError:
+        with pytest.raises(InputError, match=r"pip install 'bayesncl\[timm\]'"):
+            build_backbone(Model(backbone="timm:resnet10t"))
+    else:
+        assert build_backbone(Model(backbone="timm:resnet10t")).features > 0
+
+
+@pytest.mark.parametrize(("stride", "kind"), [(1, BasicBlock), (2, BasicBlock), (2, Bottleneck)])
+def test_a_block_is_what_it_says(stride: int, kind: type[BasicBlock] | type[Bottleneck]) -> None:
+    """Convolutions and BatchNorm with ReLU between, the shortcut added before the last ReLU."""
+    torch.manual_seed(0)
+    block = kind(8 * kind.expansion, 8, stride).eval()
+    for norm in (module for module in block.modules() if isinstance(module, ViewBatchNorm2d)):
+        norm.running_mean.normal_()  # type: ignore[union-attr]
+        norm.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+
+    def normed(norm: ViewBatchNorm2d, x: Tensor) -> Tensor:
+        return F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias)
+
+    x = torch.randn(3, 8 * kind.expansion, 6, 6)
+    y = normed(block.bn2, block.conv2(F.relu(normed(block.bn1, block.conv1(x)))))
+    if isinstance(block, Bottleneck):
+        y = normed(block.bn3, block.conv3(F.relu(y)))
+    plain = isinstance(block.shortcut, nn.Identity)
+    beside = x if plain else normed(block.shortcut[1], block.shortcut[0](x))  # type: ignore[index]
+    assert plain == (stride == 1)
+    torch.testing.assert_close(block(x), F.relu(y + beside))

@@ -1,0 +1,248 @@
+"""The encoder against a slow re-implementation: forward pass, gradients, initial weights."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bayesncl import bernoulli_kl, info_nce
+from bayesncl.errors import InputError
+from bayesncl.method.encoder import Encoder, build_model
+from bayesncl.method.gates import RECTIFIERS, gate_probability
+from bayesncl.recipes import METHODS, Recipe, named
+from tests.conftest import tiny_recipe
+
+N, FEATURES, D = 6, 5, 12
+
+
+class Flat(nn.Module):
+    """A one-layer backbone."""
+
+    features = FEATURES
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(48, FEATURES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.layer(x.flatten(1)))
+
+
+def flat_model(recipe: Recipe) -> Encoder:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return Encoder(recipe, Flat()).double()
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+X = random(N, 3, 4, 4)
+U = torch.rand(N, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def dense(x: list[float], layer: nn.Linear) -> list[float]:
+    rows = zip(layer.weight.tolist(), layer.bias.tolist())
+    return [sum(w * v for w, v in zip(row, x)) + b for row, b in rows]
+
+
+def perceptron(x: list[float], layers: nn.Sequential) -> list[float]:
+    linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    for layer in linear[:-1]:
+        x = [max(v, 0.0) for v in dense(x, layer)]
+    return dense(x, linear[-1])
+
+
+def unit(x: list[float]) -> list[float]:
+    length = math.sqrt(sum(v * v for v in x))
+    return [v / max(length, 1e-12) for v in x]
+
+
+ACTIVATIONS = {
+    "none": lambda v: v,
+    "relu": lambda v: max(v, 0.0),
+    "rep_relu": lambda v: max(v, 0.0),
+    "gelu": lambda v: v * (1 + math.erf(v / math.sqrt(2))) / 2,
+    "softplus": lambda v: math.log1p(math.exp(v)),
+    "sigmoid": lambda v: 1 / (1 + math.exp(-v)),
+    "exp": math.exp,
+}
+NOISE = {
+    "gumbel": lambda v: math.log(v) - math.log(1 - v),
+    "gumbel-paper": lambda v: -math.log(-math.log(v + 1e-4) + 1e-4),
+}
+
+
+def slow_forward(model: Encoder, image: Tensor, u: list[float]) -> tuple[list[float], ...]:
+    """h, z, mask, gated in the published order: rectify, top-k, unit length; gate; unit length."""
+    m, g = model.recipe.model, model.recipe.gate
+    h = [max(v, 0.0) for v in dense(image.flatten().tolist(), model.backbone.layer)]  # type: ignore[arg-type]
+    z = perceptron(h, model.projector)
+    if m.layer_norm:
+        mean = sum(z) / D
+        deviation = math.sqrt(sum((v - mean) ** 2 for v in z) / D + 1e-5)
+        z = [(v - mean) / deviation for v in z]
+    z = [ACTIVATIONS[m.rectifier](v) for v in z]
+    if m.top_k:
+        kept = sorted(range(D), key=lambda k: -z[k])[: m.top_k]
+        z = [v if k in kept else 0.0 for k, v in enumerate(z)]
+    z = unit(z)
+    if model.gate is None:
+        return h, z, [], z
+    logits = perceptron(h, model.gate)
+    if g.kind in NOISE and model.training:
+        logits = [a + NOISE[g.kind](v) for a, v in zip(logits, u)]
+    q = [1 / (1 + math.exp(-a / g.temperature)) for a in logits]
+    mask = q if g.kind == "soft" else [float(v > g.threshold) for v in q]
+    return h, z, mask, unit([a * b for a, b in zip(z, mask)])
+
+
+CASES = [
+    *[(method, ()) for method in METHODS if method != "ncl-topk"],
+    *[("bayesncl", (f"model.rectifier={name}",)) for name in RECTIFIERS],
+    ("ncl-topk", ("model.top_k=3",)),
+    ("bayesncl", ("model.top_k=4", "model.rectifier=softplus")),
+    ("bayesncl", ("model.layer_norm=true",)),
+    ("cl", ("model.layer_norm=true", "model.top_k=2")),
+    ("bayesncl", ("gate.depth=1",)),
+    ("bayesncl", ("gate.depth=3", "gate.hidden=10")),
+    ("bayesncl", ("gate.threshold=0.52", "gate.temperature=0.5")),
+    ("bayesncl-soft", ("gate.temperature=2",)),
+    ("bayesncl", ("gate.kind=gumbel",)),
+]
+
+
+@pytest.mark.parametrize(("method", "changes"), CASES)
+@pytest.mark.parametrize("training", [True, False])
+def test_forward_pass(method: str, changes: tuple[str, ...], training: bool) -> None:
+    model = flat_model(tiny_recipe(method, "model.hidden=7", *changes)).train(training)
+    found = model(X, U if model.recipe.gate.kind in NOISE else None)
+    expected = zip(*(slow_forward(model, image, u.tolist()) for image, u in zip(X, U)))
+    h, z, mask, gated = (torch.tensor(part).double() for part in expected)
+    for tensor, twin in ((found.h, h), (found.z, z), (found.gated, gated)):
+        torch.testing.assert_close(tensor, twin, atol=1e-7, rtol=1e-6)
+    if model.gate is None:
+        assert found.mask is found.logits is None and found.gated is found.z
+        return
+    torch.testing.assert_close(found.mask, mask, atol=1e-6, rtol=0)
+    if model.recipe.gate.kind != "soft":
+        assert set(found.mask.unique().tolist()) == {0.0, 1.0}
+
+
+def slow_loss(model: Encoder, weight: float) -> Tensor:
+    """InfoNCE + weight KL with torch's own operations."""
+    h = model.backbone(X)
+    raw = model.projector(h)
+    z = raw.relu().detach() + nn.functional.gelu(raw) - nn.functional.gelu(raw).detach()
+    z = z / z.norm(dim=1, keepdim=True)
+    q = 1 / (1 + torch.exp(-model.gate(h.detach() if model.recipe.gate.detach else h)))  # type: ignore[misc]
+    z = z * (q if model.recipe.gate.kind == "soft" else (q > 0.5).double() + q - q.detach())
+    z = z / z.norm(dim=1, keepdim=True)
+    loss = torch.zeros((), dtype=torch.float64)
+    for i in range(N):
+        terms = sum(torch.exp(z[i] @ z[j] / 0.2) for j in range(N) if j != i)
+        loss = loss - torch.log(torch.exp(z[i] @ z[(i + N // 2) % N] / 0.2) / terms) / N
+    p = q.clamp(0.01, 0.99)
+    kl = p * torch.log(p / 0.8) + (1 - p) * torch.log((1 - p) / 0.2)
+    return loss + weight * kl.sum() / N
+
+
+@pytest.mark.parametrize("method", ["bayesncl", "bayesncl-soft", "bayesncl-nodetach"])
+def test_gradients(method: str) -> None:
+    model = flat_model(tiny_recipe(method, "model.hidden=7"))
+    names, weights = zip(*model.named_parameters())
+    features = model(X)
+    loss = info_nce(features.gated) + 0.3 * bernoulli_kl(gate_probability(features.logits), 0.8)
+    found = torch.autograd.grad(loss, weights)
+    expected = torch.autograd.grad(slow_loss(model, 0.3), weights)
+    for name, a, b in zip(names, found, expected):
+        assert b.abs().max() > 0, name
+        torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-8, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("method", "touched"),
+    [
+        ("bayesncl", {"gate"}),
+        ("bayesncl-soft", {"gate"}),
+        ("bayesncl-nodetach", {"gate", "backbone"}),
+    ],
+)
+def test_the_gate_sends_no_gradient_to_the_backbone(method: str, touched: set[str]) -> None:
+    model = flat_model(tiny_recipe(method))
+    found = model(X)
+    kl = bernoulli_kl(gate_probability(found.logits), 0.8)
+    for scalar in (kl, (found.z.detach() * found.mask).square().sum()):
+        model.zero_grad()
+        scalar.backward(retain_graph=True)
+        grads = {n.removeprefix("head."): p.grad for n, p in model.named_parameters()}
+        reached = {n.split(".")[0] for n, g in grads.items() if g is not None and g.any()}
+        assert reached == touched
+
+
+def test_a_closed_gate_blocks_the_gradient_of_its_dimension() -> None:
+    model = flat_model(tiny_recipe("bayesncl", "model.rectifier=softplus"))
+    with torch.no_grad():
+        model.gate[-1].weight.zero_()  # type: ignore[index]
+        model.gate[-1].bias.copy_(torch.tensor([-1.0] * 3 + [1.0] * (D - 3)))  # type: ignore[index]
+    found = model(X)
+    (gradient,) = torch.autograd.grad(info_nce(found.gated), model.projector[-1].weight)
+    assert (found.gated[:, :3] == 0).all()
+    assert gradient[:3].abs().max() < 1e-12 and gradient[3:].abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("kind", ["gumbel", "gumbel-paper"])
+def test_noise_is_drawn_only_in_training(kind: str) -> None:
+    model = flat_model(tiny_recipe("bayesncl", f"gate.kind={kind}"))
+    assert not torch.equal(model.train()(X, U).mask, model(X, U.flip(0)).mask)
+    hard = (model.eval()(X).logits > 0).double()
+    assert torch.equal(model(X, U).mask, hard) and torch.equal(model(X).mask, hard)
+
+
+@pytest.mark.parametrize(
+    ("changes", "gate"),
+    [
+        (("gate.depth=1",), [(256, 12)]),
+        (("gate.depth=2",), [(256, 24), (24, 12)]),
+        (("gate.depth=3",), [(256, 24), (24, 12), (12, 12)]),
+        (("gate.depth=3", "gate.hidden=9"), [(256, 9), (9, 4), (4, 12)]),
+        (("gate.depth=3", "gate.hidden=1"), [(256, 1), (1, 1), (1, 12)]),
+    ],
+)
+def test_widths_of_the_layers(changes: tuple[str, ...], gate: list[tuple[int, int]]) -> None:
+    model = build_model(tiny_recipe("bayesncl", *changes))
+
+    def widths(layers: nn.Sequential) -> list[tuple[int, int]]:
+        return [(m.in_features, m.out_features) for m in layers if isinstance(m, nn.Linear)]
+
+    assert model.gate is not None and widths(model.gate) == gate
+    assert widths(model.projector) == [(256, 24), (24, 12)]
+
+
+def test_the_published_size() -> None:
+    model = build_model(named("cifar100"))
+    shapes = [tuple(p.shape) for p in model.projector.parameters()]
+    assert shapes == [(2048, 512), (2048,), (256, 2048), (256,)]
+    assert model.gate is not None and [tuple(p.shape) for p in model.gate.parameters()] == shapes
+    assert model.backbone.stem[0].padding == (2, 2)  # type: ignore[index, union-attr]
+
+
+def test_weights_depend_only_on_the_seed() -> None:
+    before = torch.get_rng_state()
+    first = build_model(tiny_recipe()).state_dict()
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(7)
+    again = build_model(tiny_recipe()).state_dict()
+    assert all(torch.equal(tensor, first[name]) for name, tensor in again.items())
+    other = build_model(tiny_recipe("bayesncl", "run.seed=1")).state_dict()
+    matrices = [name for name, t in first.items() if name.endswith("weight") and t.ndim > 1]
+    assert not any(torch.equal(first[name], other[name]) for name in matrices)
+
+
+def test_top_k_must_fit() -> None:
+    with pytest.raises(InputError, match="top_k"):
+        build_model(tiny_recipe("ncl-topk", "model.top_k=13"))

@@ -1,0 +1,158 @@
+"""Gates, rectifiers and masks against slow twins, in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+
+import bayesncl
+from bayesncl.errors import InputError
+from bayesncl.method.gates import GATES, RECTIFIERS, GateKind, logistic_noise, published_noise
+from bayesncl.method.heads import Projector
+from bayesncl.recipes import Gate, Model, Objective
+
+Z = torch.randn(7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+WEIGHT = torch.randn(7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def gradient(function: Callable[[Tensor], Tensor], x: Tensor, weight: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    (function(x) * weight).sum().backward()
+    assert x.grad is not None
+    return x.grad
+
+
+def test_rep_relu_is_relu_with_the_gradient_of_gelu() -> None:
+    assert torch.equal(bayesncl.rep_relu(Z), F.relu(Z))
+    assert torch.equal(gradient(bayesncl.rep_relu, Z, WEIGHT), gradient(F.gelu, Z, WEIGHT))
+    x = 0.3
+    cdf = 0.5 * (1 + math.erf(x / math.sqrt(2)))
+    expected = cdf + x * math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+    one = torch.tensor([[x]], dtype=torch.float64)
+    found = gradient(bayesncl.rep_relu, one, torch.ones(1, 1)).item()
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("function", [bayesncl.rep_relu, lambda z: bayesncl.open_gates(z, "ste")])
+def test_nothing_is_subtracted_from_itself(function: Callable[[Tensor], Tensor]) -> None:
+    """Compiled for a GPU, x - x may be the rounding error of x (see `straight_through`)."""
+    z = torch.cat([Z, torch.full((1, 5), math.inf), torch.full((1, 5), -math.inf)])
+    graph = make_fx(function)(z.requires_grad_()).graph
+    called = [str(node.target) for node in graph.nodes if node.op == "call_function"]
+    assert called and not [name for name in called if "sub" in name or "add" in name]
+    assert function(z).isfinite().logical_or(z == math.inf).all()  # inf - inf would be NaN
+
+
+def test_rectifiers() -> None:
+    twins: dict[str, Callable[[float], float]] = {
+        "none": lambda x: x,
+        "relu": lambda x: max(x, 0.0),
+        "rep_relu": lambda x: max(x, 0.0),
+        "gelu": lambda x: x * 0.5 * (1 + math.erf(x / math.sqrt(2))),
+        "softplus": lambda x: math.log1p(math.exp(x)),
+        "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
+        "exp": math.exp,
+    }
+    assert set(twins) == set(RECTIFIERS)
+    for name, twin in twins.items():
+        expected = np.vectorize(twin)(Z.numpy())
+        np.testing.assert_allclose(RECTIFIERS[name](Z), expected, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize(("threshold", "temperature"), [(0.5, 1.0), (0.7, 1.0), (0.3, 2.5)])
+def test_straight_through_gate(threshold: float, temperature: float) -> None:
+    def gate(x: Tensor) -> Tensor:
+        return bayesncl.open_gates(x, "ste", threshold, temperature)
+
+    q = 1 / (1 + np.exp(-Z.numpy() / temperature))
+    assert np.array_equal(gate(Z), (q > threshold).astype(float))  # exactly 0 and 1
+    expected = WEIGHT.numpy() * q * (1 - q) / temperature
+    np.testing.assert_allclose(gradient(gate, Z, WEIGHT), expected, atol=1e-14)
+    assert bayesncl.open_gates(torch.zeros(1, 3), "ste").eq(0).all()  # the threshold is strict
+
+
+def test_soft_gate_is_the_sigmoid() -> None:
+    torch.testing.assert_close(bayesncl.open_gates(Z, "soft", temperature=2.0), torch.sigmoid(Z / 2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "noise", "law"),
+    [
+        ("gumbel", logistic_noise, lambda x: 1 / (1 + math.exp(-x))),
+        ("gumbel-paper", published_noise, lambda x: 1 - math.exp(-math.exp(x))),
+    ],
+)
+def test_gumbel_gates(
+    kind: str, noise: Callable[[Tensor], Tensor], law: Callable[[float], float]
+) -> None:
+    """The share of open gates follows the law of the noise; the gradient is straight-through."""
+    logits = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64).repeat(200_000, 1)
+    mask = bayesncl.open_gates(logits, kind, generator=torch.Generator().manual_seed(3))
+    assert set(mask.unique().tolist()) == {0.0, 1.0}
+    np.testing.assert_allclose(mask.mean(0), [law(x) for x in (-1, 0, 1)], atol=5e-3)
+    u = torch.rand(7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    soft = torch.sigmoid((Z + noise(u)) / 0.5)
+    found = gradient(lambda x: bayesncl.open_gates(x, kind, 0.5, 0.5, uniform=u), Z, WEIGHT)
+    torch.testing.assert_close(found, WEIGHT * soft * (1 - soft) / 0.5)
+    ends = torch.tensor([0.0, 1 - 2**-24], dtype=torch.float32)
+    assert noise(ends).isfinite().all()
+
+
+def test_a_registered_kind_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its noise in training and without in evaluation."""
+    with pytest.raises(InputError, match="gumbel-paper"):
+        bayesncl.open_gates(Z, "hard")
+    monkeypatch.setitem(GATES, "ste", GateKind("ste", lambda u: -9 * u))
+    ones = torch.ones(2, 3)
+    assert bayesncl.open_gates(ones, "ste", uniform=0.9 * ones).eq(0).all()
+    head = Projector(5, Model(dim=3, hidden=4), Gate(), Objective())
+    h = torch.rand(2, 5, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        head.gate[-1].bias.fill_(5.0)  # type: ignore[index]
+    assert head.train()(h, 0.99 * ones).mask.eq(0).all()
+    assert head.eval()(h, 0.99 * ones).mask.eq(1).all()
+
+
+@pytest.mark.parametrize("prior", [0.001, 0.1, 0.5, 0.8])
+def test_bernoulli_kl(prior: float) -> None:
+    q = torch.rand(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    total, r = 0.0, min(max(prior, 0.01), 0.99)
+    for p in q.flatten().clamp(0.01, 0.99).tolist():
+        total += p * math.log(p / r) + (1 - p) * math.log((1 - p) / (1 - r))
+    assert bayesncl.bernoulli_kl(q, prior).item() == pytest.approx(total / 6, rel=1e-12)
+    inner = (0.02 + 0.96 * q).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: bayesncl.bernoulli_kl(x, prior), inner)
+
+
+def test_the_kl_is_clamped() -> None:
+    for q, value in ((0.001, 1.540), (0.5, 0.223), (0.999, 0.181)):
+        found = bayesncl.bernoulli_kl(torch.tensor([[q]]), 0.8).item()
+        assert found == pytest.approx(value, abs=6e-4)
+    q = torch.tensor([[0.005, 0.5, 0.995]], requires_grad=True)
+    bayesncl.bernoulli_kl(q, 0.8).backward()
+    assert q.grad is not None and q.grad.ne(0).tolist() == [[False, True, False]]
+
+
+def test_top_k_mask() -> None:
+    for k in (1, 3, 5):
+        mask = bayesncl.top_k_mask(Z, k)
+        assert mask.sum(1).eq(k).all()
+        for row, m in zip(Z.tolist(), mask.tolist()):
+            best = sorted(range(5), key=lambda i: -row[i])[:k]
+            assert [i for i, on in enumerate(m) if on] == sorted(best)
+    assert bayesncl.top_k_mask(torch.zeros(4, 6), 2).sum(1).eq(2).all()  # also among ties
+    assert not bayesncl.top_k_mask(Z.clone().requires_grad_(), 2).requires_grad
+    with pytest.raises(InputError, match="5 dimensions"):
+        bayesncl.top_k_mask(Z, 6)
+
+
+def test_half_precision_becomes_float32() -> None:
+    assert bayesncl.open_gates(Z.bfloat16(), "ste").dtype == torch.float32
+    assert bayesncl.bernoulli_kl(torch.rand(3, 3).half(), 0.5).dtype == torch.float32

@@ -1,0 +1,110 @@
+"""Heads and their losses against slow, obvious twins."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from bayesncl.method.heads import Prototypes, SparseAutoencoder
+from bayesncl.method.losses import balanced_assignment, swapped_cross_entropy
+
+
+def slow_balance(scores: np.ndarray, temperature: float, rounds: int) -> np.ndarray:
+    """Sinkhorn-Knopp by its definition: equal column sums, then equal row sums, repeated."""
+    q = np.exp(scores / temperature)
+    for _ in range(rounds):
+        for k in range(q.shape[1]):
+            q[:, k] /= q[:, k].sum() * q.shape[1]
+        for i in range(q.shape[0]):
+            q[i] /= q[i].sum() * q.shape[0]
+    return q * len(q)
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 50])
+def test_balanced_assignment(rounds: int) -> None:
+    s = np.random.default_rng(0).uniform(-1, 1, (2, 12, 4))
+    found = balanced_assignment(torch.from_numpy(s), 0.2, rounds).numpy()
+    for half, twin in zip(found, s):
+        np.testing.assert_allclose(half, slow_balance(twin, 0.2, rounds), rtol=1e-9)
+    np.testing.assert_allclose(found.sum(2), 1)
+    if rounds == 50:
+        np.testing.assert_allclose(found.sum(1), 3, rtol=1e-3)
+
+
+def test_balance_survives_scores_far_apart() -> None:
+    s = torch.tensor([[1.0, -1.0], [1.0, -1.0]])
+    q = balanced_assignment(s, 0.01)  # exp(-200) is 0 in float32
+    assert torch.isfinite(q).all()
+    assert torch.allclose(q.sum(1), torch.ones(2))
+
+
+def test_prototypes_use_the_given_number_of_rounds() -> None:
+    head = Prototypes(6, 8, rounds=1).train()
+    features = head(torch.from_numpy(np.random.default_rng(0).normal(size=(20, 6))).float())
+    losses = {}
+    for head.rounds in (1, 2, 5):
+        assert features.aux is not None
+        s = features.aux.detach().unflatten(0, (2, -1))
+        wanted = swapped_cross_entropy(s, balanced_assignment(s, head.sharpness, head.rounds), head.temperature) / 20
+        losses[head.rounds] = float(head.loss(features).loss.detach())
+        assert losses[head.rounds] == pytest.approx(float(wanted))
+    assert len(set(losses.values())) == 3
+
+
+def test_swapped_cross_entropy() -> None:
+    rng = np.random.default_rng(0)
+    s, q = rng.normal(size=(2, 5, 3)), rng.dirichlet(np.ones(3), (2, 5))
+    slow = 0.0
+    for side in (0, 1):
+        for i in range(5):
+            p = np.exp(s[side, i] / 0.1) / np.exp(s[side, i] / 0.1).sum()
+            slow -= (q[1 - side, i] * np.log(p)).sum()
+    assert float(swapped_cross_entropy(torch.from_numpy(s), torch.from_numpy(q), 0.1)) == pytest.approx(slow)
+
+
+def test_autoencoder_loss() -> None:
+    torch.manual_seed(0)
+    head = SparseAutoencoder(6, 10, k=3)
+    head.patience, head.revival = 2, 0.5
+    x = torch.randn(8, 6)
+
+    def slow(idle: np.ndarray) -> tuple[float, np.ndarray]:
+        e, b, d = head.encoder.weight.detach().numpy(), head.bias.detach().numpy(), head.decoder.detach().numpy()
+        d = d / np.linalg.norm(d, axis=1, keepdims=True)
+        a = (x.numpy() - b) @ e.T + head.encoder.bias.detach().numpy()
+        fires = np.zeros_like(a)
+        for i, row in enumerate(a):
+            for j in np.argsort(-row)[:3]:
+                fires[i, j] = max(row[j], 0)
+        rest = x.numpy() - b - fires @ d
+        idle = np.where((fires > 0).any(0), 0, idle + 1)
+        dead = np.flatnonzero(idle >= 2)
+        revived = np.zeros_like(a)
+        for i, row in enumerate(a):
+            for j in dead[np.argsort(-row[dead])][:3]:
+                revived[i, j] = max(row[j], 0)
+        extra = ((rest - revived @ d) ** 2).sum() if len(dead) else 0.0
+        return ((rest**2).sum() + 0.5 * extra) / x.numel(), idle
+
+    with torch.no_grad():
+        head.encoder.bias[:2] = -100.0  # these never fire
+    idle = np.zeros(10)
+    for _ in range(4):
+        expected, idle = slow(idle)
+        assert head.loss(head(x)).loss.item() == pytest.approx(expected, rel=1e-5)
+    assert (idle[:2] == 4).all()
+    assert head.idle.tolist() == idle.tolist()
+
+
+def test_prototypes_start_on_the_principal_axes() -> None:
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(500, 40))).float()
+    x[:, :5] *= 5
+    one, two = Prototypes(40, 12, width=5), Prototypes(40, 12, width=5)
+    one.start(x)
+    two.start(x)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters()))
+    axes = torch.linalg.svd(x, full_matrices=False).Vh[:5]
+    overlap = torch.linalg.svdvals(one.projection.weight.detach() @ axes.T)
+    assert overlap.min() > 0.99
+    np.testing.assert_allclose(one.prototypes.norm(dim=1).detach(), 1, rtol=1e-5)

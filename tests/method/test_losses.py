@@ -1,0 +1,111 @@
+"""InfoNCE, dense and in blocks, and the inverse-prevalence similarity, against loops in float64."""
+
+import math
+
+import pytest
+import torch
+
+import bayesncl
+from bayesncl.errors import InputError
+from bayesncl.method.losses import info_nce_sum, unit_rows
+
+
+def slow_info_nce(z, tau, decoupled=False):
+    """-mean log(pos / (pos + neg)), or log(pos / neg), with plain loops."""
+    n = len(z)
+    total = 0.0
+    for i in range(n):
+        left_out = (i, (i + n // 2) % n) if decoupled else (i,)
+        others = [math.exp(sum(a * b for a, b in zip(z[i], z[j])) / tau) for j in range(n) if j not in left_out]
+        positive = math.exp(sum(a * b for a, b in zip(z[i], z[(i + n // 2) % n])) / tau)
+        total -= math.log(positive / sum(others))
+    return total / n
+
+
+def features(n=10, d=6, dtype=torch.float64):
+    return unit_rows(torch.randn(n, d, dtype=dtype, generator=torch.Generator().manual_seed(n))).requires_grad_()
+
+
+@pytest.mark.parametrize("block", [0, 1, 3, 10, 64])
+@pytest.mark.parametrize("tau", [0.2, 1.0])
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_value_and_gradient(block, tau, decoupled):
+    z = features()
+    loss = bayesncl.info_nce(z, tau, block, decoupled)
+    assert loss.item() == pytest.approx(slow_info_nce(z.tolist(), tau, decoupled), rel=1e-12)
+    assert torch.autograd.gradcheck(lambda x: bayesncl.info_nce(x, tau, block, decoupled), features())
+
+
+def test_blocks_equal_dense_gradient():
+    z = features(34, 8)
+    (dense,) = torch.autograd.grad(bayesncl.info_nce(z), z)
+    (blocked,) = torch.autograd.grad(3 * bayesncl.info_nce(z, block=5), z)
+    torch.testing.assert_close(blocked, 3 * dense, rtol=1e-12, atol=1e-14)
+
+
+def test_rows_of_two_processes_add_up():
+    """Anchors split in two against all candidates: the sums make the whole loss."""
+    z = features(12)
+    index = torch.arange(12)
+    positive = (index + 6) % 12
+    parts = sum(info_nce_sum(z[rows], z, index[rows], positive[rows], 0.2) for rows in (slice(0, 5), slice(5, 12)))
+    torch.testing.assert_close(parts / 12, bayesncl.info_nce(z))
+
+
+def test_one_image_has_nothing_to_be_compared_with_when_decoupled():
+    assert bayesncl.info_nce(features(2)).item() == pytest.approx(0)
+    with pytest.raises(InputError, match="info_nce takes"):
+        bayesncl.info_nce(features(2), decoupled=True)
+
+
+def test_takes_rows_as_they_are():
+    z = features()
+    assert bayesncl.info_nce(2 * z).item() == pytest.approx(slow_info_nce((2 * z).tolist(), 0.2), rel=1e-12)
+
+
+def test_stable_where_exp_overflows():
+    z = features(8, 4, torch.float32)
+    loss = bayesncl.info_nce(100 * z, 0.01)
+    assert loss.isfinite()
+    assert loss.item() == pytest.approx(bayesncl.info_nce((100 * z).double(), 0.01).item(), rel=1e-5)
+
+
+def test_zero_rows_and_batch_of_one_image():
+    assert bayesncl.info_nce(torch.zeros(4, 3)).item() == pytest.approx(math.log(3))
+    assert bayesncl.info_nce(torch.ones(2, 3)).item() == pytest.approx(0.0)
+
+
+def test_half_precision_is_computed_in_float32():
+    z = features(16, 8).detach()
+    assert bayesncl.info_nce(z.half()).dtype == torch.float32
+    assert bayesncl.info_nce(z.half()).item() == pytest.approx(bayesncl.info_nce(z.half().double()).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (0, 4), (4,)])
+def test_wrong_shape(shape):
+    with pytest.raises(InputError, match=r"info_nce takes \[2B, D\]"):
+        bayesncl.info_nce(torch.zeros(shape))
+
+
+def test_ipw_similarity():
+    z, z2 = torch.rand(4, 5, dtype=torch.float64), torch.rand(3, 5, dtype=torch.float64)
+    prevalence = torch.tensor([0.5, 0.1, 1.0, 0.0, 0.25], dtype=torch.float64)
+    got = bayesncl.ipw_similarity(z, z2, prevalence)
+    for i in range(4):
+        for j in range(3):
+            expected = sum(z[i, k] * z2[j, k] / prevalence[k] for k in range(5) if prevalence[k] > 0)
+            assert got[i, j].item() == pytest.approx(expected.item(), rel=1e-12)
+    with pytest.raises(InputError, match="prevalence"):
+        bayesncl.ipw_similarity(z, z2, prevalence[:4])
+
+
+def test_a_zero_row_sends_no_gradient():
+    z = torch.tensor([[3.0, 4.0], [0.0, 0.0]], requires_grad=True)
+    (unit_rows(z) * torch.tensor([[1.0, 0.0], [5.0, 7.0]])).sum().backward()
+    torch.testing.assert_close(z.grad, torch.tensor([[0.128, -0.096], [0.0, 0.0]]))  # (g - u (g . u)) / |z|
+
+
+def test_normalize_leaves_zero_rows():
+    z = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    assert torch.equal(unit_rows(z), torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
+    assert unit_rows(z.bfloat16()).dtype == torch.float32

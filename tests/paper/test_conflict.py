@@ -1,0 +1,166 @@
+"""Conflict, stability and conflicting features against loops over pairs, rows and classes."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bayesncl.errors import InputError
+from bayesncl.paper.conflict import conflict, conflicting_features, gate_effect, stability
+from tests.conftest import unit_length
+
+Scene = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+@pytest.fixture
+def scene() -> Scene:
+    """Three class dimensions, two of the background, one of noise; classes tied to backgrounds."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 60)
+    b = np.where(rng.random(60) < 0.7, y % 2, 1 - y % 2)
+    z = np.concatenate([np.eye(3)[y], 0.7 * np.eye(2)[b], np.zeros((60, 1))], axis=1)
+    return unit_length(z + 0.3 * rng.random((60, 6))), y, b
+
+
+def pairs_by_loop(z: np.ndarray, y: np.ndarray, b: np.ndarray, w: Any = 1.0) -> dict[str, Any]:
+    kinds: dict[str, list[np.ndarray]] = {"shared": [], "apart": [], "same": []}
+    for i, j in combinations(range(len(z)), 2):
+        kind = "same" if y[i] == y[j] else "shared" if b[i] == b[j] else "apart"
+        kinds[kind].append(w * z[i] * z[j])
+    return kinds
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_conflict_is_the_loop_over_pairs(scene: Scene, weighted: bool) -> None:
+    z, y, b = scene
+    w = np.random.default_rng(1).random(6) if weighted else np.ones(6)
+    kinds = pairs_by_loop(z, y, b, w)
+    found = conflict(z, y + 5, 10 * b - 3, w if weighted else None)
+    shared, apart, same = (np.mean(kinds[k], axis=0) for k in ("shared", "apart", "same"))
+    parts = found["by_dimension"]
+    np.testing.assert_allclose(parts["shared"], shared, rtol=1e-9)
+    np.testing.assert_allclose(parts["apart"], apart, rtol=1e-9)
+    np.testing.assert_allclose(parts["error"], shared - apart, atol=1e-12)
+    assert found["pairs_shared"] == len(kinds["shared"])
+    assert found["pairs_apart"] == len(kinds["apart"])
+    assert found["similarity_same_class"] == pytest.approx(same.sum())
+    assert found["error"] == pytest.approx((shared - apart).sum())
+    assert found["error_relative"] == pytest.approx((shared - apart).sum() / same.sum())
+    assert found["added"] + found["canceled"] == pytest.approx(found["error"])
+    assert parts["share"].sum() == pytest.approx(1)
+
+
+def test_the_background_dimensions_carry_the_error(scene: Scene) -> None:
+    z, y, b = scene
+    found = conflict(z, y, b)
+    assert set(found["ranking"][:2]) == {3, 4}
+    assert found["by_dimension"]["share"][[3, 4]].sum() > 0.9
+    assert found["dims_for_half"] <= 2
+    assert abs(found["chance_error"]) < 0.2 * found["error"]
+    scaled = conflict(3 * z, y, b)
+    assert scaled["error_relative"] == pytest.approx(found["error_relative"])
+    assert scaled["error"] == pytest.approx(9 * found["error"])
+    tensors = (torch.from_numpy(each) for each in (z.astype(np.float32), y, b))
+    assert conflict(*tensors)["error"] == pytest.approx(found["error"], rel=1e-5)
+
+
+def test_gate_effect_is_three_loops(scene: Scene) -> None:
+    z, y, b = scene
+    mask = np.ones_like(z)
+    mask[:, 3] = 0  # one background dimension closed for all
+    mask[::2, 0] = 0
+    gated = unit_length(z * mask)
+
+    def error(features: np.ndarray) -> tuple[np.ndarray, float]:
+        kinds = {k: np.mean(v, axis=0) for k, v in pairs_by_loop(features, y, b).items()}
+        return kinds["shared"] - kinds["apart"], float(kinds["same"].sum())
+
+    (before, scale), (closed, _), (after, scale_after) = error(z), error(z * mask), error(gated)
+    found = gate_effect(z, gated, y, b)
+    assert found["error_ungated"] == pytest.approx(before.sum())
+    assert found["error_closed"] == pytest.approx(closed.sum())
+    assert found["error_gated"] == pytest.approx(after.sum())
+    assert found["removed"] == pytest.approx(before.sum() - after.sum())
+    assert found["removed"] > 0
+    assert found["removed_share"] == pytest.approx(1 - after.sum() / before.sum())
+    both = found["removed_by_closing"] - found["returned_by_renormalizing"]
+    assert both == pytest.approx(found["removed"])
+    relative, relative_after = before.sum() / scale, after.sum() / scale_after
+    assert found["removed_relative_share"] == pytest.approx(1 - relative_after / relative)
+    np.testing.assert_allclose(found["by_dimension"]["removed"], before - after, atol=1e-12)
+    assert gate_effect(z, z, y, b)["removed"] == 0
+
+
+def test_stability_is_the_loop() -> None:
+    rng = np.random.default_rng(2)
+    a, b = 3 * rng.random((25, 4)), rng.random((25, 4))
+    a[7] = 0
+    table = unit_length(a) @ unit_length(b).T
+    found = stability(a, b)
+    assert found["cosine"] == pytest.approx(np.diag(table).mean())
+    assert found["spread"] == pytest.approx(np.diag(table).std())
+    others = [table[i, j] for i, j in product(range(25), repeat=2) if i != j]
+    assert found["chance"] == pytest.approx(np.mean(others))
+    assert found["zero_rows"] == 1 / 25
+    assert found["gain"] == pytest.approx(found["cosine"] - found["chance"])
+    collapsed = stability(np.ones((5, 3)), np.ones((5, 3)))
+    assert collapsed["cosine"] == pytest.approx(1)
+    assert collapsed["gain"] == pytest.approx(0)
+
+
+@pytest.mark.parametrize("threshold", [0.9, 0.5, 0.2])
+def test_conflicting_features_are_those_of_the_definition(threshold: float) -> None:
+    rng = np.random.default_rng(4)
+    y = rng.integers(0, 5, 300)
+    fires = rng.random((300, 12)) < rng.choice([0.0, 0.6, 0.8, 0.97, 1.0], (5, 12))[y]
+    z = np.where(fires, rng.normal(size=fires.shape), 0)
+    p = np.array([[fires[y == c, k].mean() for k in range(12)] for c in range(5)])
+    pairs = list(product(range(5), repeat=2))
+    expected = {}
+    for k in range(12):
+        joined = {c for c, d in pairs if c != d and p[c, k] * p[d, k] >= threshold}
+        if joined:
+            expected[k] = joined
+    found = conflicting_features(z, y, threshold)
+    assert {row["dim"]: set(row["classes"]) for row in found["dims"]} == expected
+    assert (found["count"], found["share"]) == (len(expected), len(expected) / 12)
+    assert found["chance_count"] == int((fires.mean(0) ** 2 >= threshold).sum())
+    products = [row["product"] for row in found["dims"]]
+    assert products == sorted(products, reverse=True)
+    for row in found["dims"]:
+        assert row["probabilities"] == [p[c, row["dim"]] for c in row["classes"]]
+        assert row["product"] == pytest.approx(np.prod(np.sort(p[:, row["dim"]])[-2:]))
+
+
+@pytest.mark.parametrize(
+    ("change", "keyword"),
+    [
+        ({"labels": np.zeros(8, int)}, "one class"),
+        ({"backgrounds": np.zeros(8, int)}, "1 backgrounds"),
+        ({"backgrounds": np.arange(8) % 2}, "2 backgrounds"),
+        ({"backgrounds": np.zeros(7, int)}, "7 backgrounds"),
+        ({"labels": np.zeros(7, int)}, "7 labels"),
+        ({"features": np.full((8, 3), np.nan)}, "finite"),
+        ({"weights": np.ones(4)}, "weights"),
+    ],
+)
+def test_bad_input_is_refused(change: dict[str, Any], keyword: str) -> None:
+    labels, backgrounds = np.arange(8) % 2, np.arange(8) // 4
+    good = {"features": np.ones((8, 3)), "labels": labels, "backgrounds": backgrounds}
+    with pytest.raises(InputError, match=keyword):
+        conflict(**(good | change))
+
+
+def test_features_of_different_shapes_are_refused(scene: Scene) -> None:
+    z, y, b = scene
+    for call, arguments in (
+        (gate_effect, (z, z[:, :4], y, b)),
+        (stability, (z, z[:10])),
+        (stability, (z[:1], z[:1])),
+    ):
+        with pytest.raises(InputError):
+            call(*arguments)

@@ -1,0 +1,237 @@
+"""Gradient statistics against derivatives by hand, and a recording that leaves the model alone."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from torch import Tensor, nn
+
+from bayesncl.data.images import Images
+from bayesncl.errors import InputError
+from bayesncl.method.augment import make_views
+from bayesncl.method.encoder import build_model
+from bayesncl.paper import dynamics
+from bayesncl.paper.dynamics import Columns, Statistics, record, recorder
+from bayesncl.paper.theory import spearman
+from tests.conftest import tiny_images, tiny_recipe
+
+Batch = tuple[Tensor, Tensor | None]
+
+
+def batches(count: int = 4, size: int = 8, dim: int = 6, seed: int = 0) -> list[Batch]:
+    generator = torch.Generator().manual_seed(seed)
+    out: list[Batch] = []
+    for _ in range(count):
+        z = torch.rand(2 * size, dim, generator=generator) - torch.linspace(0.2, 0.9, dim)
+        z = z.clamp_min(0)
+        z[:, -1] = 0  # a dead dimension
+        z[1:, -2] = 0  # and one that fires on few rows
+        z[0, -2] = 0.5
+        labels = torch.randint(0, 3, (size,), generator=generator)
+        out.append((nn.functional.normalize(z, dim=1), labels))
+    return out
+
+
+def columns_of(data: list[Batch], classes: int = 0) -> Columns:
+    statistics = Statistics(classes)
+    for z, labels in data:
+        statistics.add(z, dynamics.gradient(z, 0.2), labels, 0.2)
+    return statistics.columns()
+
+
+def forces_by_hand(z: np.ndarray, tau: float) -> tuple[np.ndarray, np.ndarray]:
+    """F_align and F_rep: row i is pulled by its positive and pushed by all others, both ways."""
+    n = len(z)
+    align, repulsion = np.zeros_like(z), np.zeros_like(z)
+    for i in range(n):
+        others = [j for j in range(n) if j != i]
+        e = {j: np.exp(z[i] @ z[j] / tau) for j in others}
+        for j in others:
+            p = e[j] / sum(e.values())
+            repulsion[i] += p * z[j] / tau
+            repulsion[j] += p * z[i] / tau
+        positive = (i + n // 2) % n
+        align[i] += z[positive] / tau
+        align[positive] += z[i] / tau
+    return align, repulsion
+
+
+def test_the_gradient_is_repulsion_minus_alignment() -> None:
+    z = batches()[0][0]
+    align, repulsion = forces_by_hand(z.double().numpy(), 0.2)
+    np.testing.assert_allclose(dynamics.gradient(z, 0.2).numpy(), repulsion - align, atol=2e-5)
+
+
+def test_statistics_are_those_of_all_rows_at_once() -> None:
+    data = batches()
+    found = columns_of(data, classes=3)
+    z = np.concatenate([z.double().numpy() for z, _ in data])
+    forces = [forces_by_hand(z.double().numpy(), 0.2) for z, _ in data]
+    align, repulsion = (np.concatenate(each) for each in zip(*forces))
+    g = repulsion - align
+    y = np.concatenate([np.tile(labels.numpy(), 2) for _, labels in data])
+    np.testing.assert_allclose(found["align"], align.mean(0), atol=1e-5)
+    np.testing.assert_allclose(found["repulsion"], repulsion.mean(0), atol=1e-5)
+    for k in range(5):
+        fires = np.abs(z[:, k]) > 1e-5
+        assert found["frequency"][k] == pytest.approx(fires.mean())
+        assert found["support"][k] == fires.sum()
+        assert found["mean"][k] == pytest.approx(g[:, k].mean(), abs=1e-5)
+        assert found["variance"][k] == pytest.approx(g[:, k].var(), rel=1e-4)
+        assert found["mean_active"][k] == pytest.approx(g[fires, k].mean(), abs=1e-5)
+        assert found["variance_active"][k] == pytest.approx(g[fires, k].var(), rel=1e-4)
+        share = np.bincount(y[fires]).max() / fires.sum()
+        assert found["consistency"][k] == pytest.approx(100 * share)
+        p = sorted(fires[y == c].mean() for c in range(3))
+        assert found["conflict"][k] == pytest.approx(p[-1] * p[-2])
+    assert found["support"][5] == 0
+    assert np.isnan(found["consistency"][5])
+    assert np.isnan(found["mean_active"][5])
+    # shuffled labels: at least the share of one class in three, and not the true ones
+    assert (found["chance_consistency"][:5] >= 100 / 3).all()
+    assert not np.array_equal(found["chance_consistency"][:5], found["consistency"][:5])
+
+
+def test_a_row_does_not_shrink_with_the_batch() -> None:
+    data = ([(z, None) for z, _ in batches(count=2, size=size, seed=3)] for size in (64, 512))
+    small, large = (columns_of(each)["variance"][:4] for each in data)
+    assert ((large / small > 0.5) & (large / small < 2)).all()
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_spearman_is_scipys(ties: bool) -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=40), rng.normal(size=40)
+    if ties:
+        a, b = np.round(a), np.round(b)
+    assert spearman(a, b) == pytest.approx(scipy.stats.spearmanr(a, b).statistic)
+    a[3], b[5] = np.nan, np.nan
+    keep = np.isfinite(a) & np.isfinite(b)
+    assert spearman(a, b) == pytest.approx(scipy.stats.spearmanr(a[keep], b[keep]).statistic)
+    assert spearman(a, np.ones(40)) is None
+    assert spearman(a[:1], b[:1]) is None
+
+
+def test_the_summary() -> None:
+    columns = columns_of(batches(), classes=3)
+    row = dynamics.summarize(columns)
+    assert row["paper"] == dynamics.correlations(columns)
+    assert row["sound"] == dynamics.correlations(columns, 10) != row["paper"]
+    assert row["chance"]["af_gv"] == row["sound"]["af_gv"], "needs no labels"
+    assert row["chance"]["af_sc"] != row["sound"]["af_sc"]
+    assert (row["dims"], row["dims_sound"]) == (5, 4)
+    sound = columns["support"] >= 10
+    variance, conflict = columns["variance"][sound], columns["conflict"][sound]
+    ratio = np.abs(columns["mean"][sound]) / np.sqrt(variance)
+    assert row["variance"] == pytest.approx(np.median(variance))
+    assert row["mean_to_deviation"] == pytest.approx(np.median(ratio))
+    align, repulsion = columns["align"][sound], columns["repulsion"][sound]
+    forces, net = row["forces"], np.abs(repulsion - align) / (repulsion + align)
+    assert forces["net_share"] == pytest.approx(np.median(net))
+    assert forces["spearman_frequency_align"] == spearman(columns["frequency"][sound], align)
+    found = row["instability"]
+    for t in (0.5, 0.9):
+        assert found[str(t)] == dynamics.instability(columns, columns["conflict"] >= t)
+    assert found["spearman_variance"] == spearman(conflict, variance)
+    assert found["spearman_mean_to_deviation"] == spearman(conflict, ratio)
+    without = dynamics.summarize(columns_of([(z, None) for z, _ in batches()]))
+    assert without["paper"]["af_sc"] is None
+    assert without["paper"]["af_gv"] == row["paper"]["af_gv"]
+
+
+@pytest.mark.parametrize(
+    ("mean", "variance", "holds"),
+    [
+        ([0.01, -0.02, 1.0, -2.0], [4.0, 5.0, 1.0, 1.0], True),
+        ([0.01, -0.02, 1.0, -2.0], [0.5, 0.5, 1.0, 1.0], False),
+        ([9.0, -9.0, 1.0, -2.0], [4.0, 5.0, 1.0, 1.0], False),
+    ],
+)
+def test_instability_means_small_mean_and_large_variance(
+    mean: list[float], variance: list[float], holds: bool
+) -> None:
+    m, v = np.array(mean), np.array(variance)
+    columns = {"support": np.full(4, 50.0), "mean": m, "variance": v}
+    columns |= {"mean_active": 2 * m, "variance_active": v}
+    found = dynamics.instability(columns, np.array([True, True, False, False]))
+    assert found["holds"] is holds
+    assert found["conflicting"]["dims"] == found["others"]["dims"] == 2
+    assert found["conflicting"]["variance"] == np.median(variance[:2])
+    ratios = np.abs(mean) / np.sqrt(variance)
+    assert found["others"]["mean_to_deviation"] == pytest.approx(np.median(ratios[2:]))
+    assert found["others"]["mean_to_deviation_active"] == pytest.approx(2 * np.median(ratios[2:]))
+    assert dynamics.instability(columns, np.zeros(4, bool))["holds"] is None
+
+
+@pytest.mark.parametrize("method", ["ncl", "bayesncl"])
+def test_record_is_the_statistics_of_training_views(method: str) -> None:
+    recipe, images = tiny_recipe(method, "run.batch=16", "run.seed=4"), tiny_images(50)
+    model = build_model(recipe).train()
+    row = record(model, images.pixels, images.labels, recipe, epoch=7, batches=2)
+    order = np.random.default_rng((4, 7, 1)).permutation(50)
+    gated = Statistics(len(np.unique(images.labels)))
+    readings = {name: Statistics(gated.classes) for name in ("z", "raw")}
+    model.eval()
+    for rows in (order[:16], order[16:32]):
+        pixels, index = torch.from_numpy(images.pixels[rows]), torch.from_numpy(rows)
+        x = model.normalize_pixels(make_views(pixels, index, 7, 5, recipe.views))
+        features = model(x)
+        z, labels = features.gated.detach(), torch.from_numpy(images.labels[rows])
+        gated.add(z, dynamics.gradient(z, 0.2), labels, 0.2)
+        before = after = features.z.detach().requires_grad_()
+        if features.mask is not None:
+            after = nn.functional.normalize(before * features.mask.detach(), dim=1)
+        similar = (after @ after.T / 0.2).fill_diagonal_(-torch.inf)
+        (similar.logsumexp(1) - similar.diagonal(16).repeat(2)).sum().backward()
+        found = dynamics.gradients(features, 0.2)
+        assert torch.allclose(found["z"], before.grad, atol=1e-4)
+        for name, statistics in readings.items():
+            statistics.add(features.z.detach(), found[name], labels, 0.2)
+    expected = dynamics.summarize(gated.columns())
+    assert row["readings"]["raw"]["paper"] == dynamics.correlations(readings["raw"].columns())
+    assert row["readings"]["z"]["sound"] == dynamics.correlations(readings["z"].columns(), 10)
+    known = {"epoch": 7, "batches": 2, "mode": "eval", "rows": 64, "readings": row["readings"]}
+    assert row == known | expected
+    assert json.loads(json.dumps(row)) == row
+
+
+def test_record_leaves_the_model_alone() -> None:
+    recipe, images = tiny_recipe("bayesncl", "run.batch=16"), tiny_images(20)
+    model = build_model(recipe).train()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    row = record(model, images.pixels, None, recipe, epoch=1)
+    assert row["batches"] == 1, "20 images fill one batch of 16"
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert row == record(model, images.pixels, None, recipe, epoch=1)
+    assert record(model, images.pixels[:9], None, recipe, epoch=0)["rows"] == 18
+
+
+@pytest.mark.gpu
+def test_gpu_and_cpu_agree() -> None:
+    recipe, images = tiny_recipe("bayesncl", "run.batch=16"), tiny_images(50)
+    cpu, gpu = (
+        record(build_model(recipe).to(d), images.pixels, images.labels, recipe, epoch=7)
+        for d in ("cpu", "cuda")
+    )
+    assert gpu["variance"] == pytest.approx(cpu["variance"], rel=0.02)
+    assert gpu["dims"] == cpu["dims"]
+
+
+def test_an_odd_number_of_rows_is_refused() -> None:
+    with pytest.raises(InputError):
+        dynamics.gradient(torch.ones(3, 4), 0.2)
+
+
+def test_the_recorder_speaks_every_so_many_epochs(images: Images) -> None:
+    recipe = tiny_recipe("bayesncl", "run.dynamics_every=2")
+    model, hook = build_model(recipe), recorder(images, recipe)
+    lines = [hook(model, epoch) for epoch in (1, 2, 3, 4)]
+    assert [line is not None for line in lines] == [False, True, False, True]
+    assert lines[3] is not None
+    assert (lines[3]["kind"], lines[3]["epoch"]) == ("dynamics", 4)

@@ -1,0 +1,184 @@
+"""The ledger: identity of runs, entries that nobody edits, and the page made from them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from bayesncl.errors import InputError
+from bayesncl.measure.result import Result
+from bayesncl.paper import ledger, page
+from bayesncl.recipes import change, named
+from bayesncl.training.run_folder import RunFolder
+
+from .conftest import ROOT
+
+RECIPE = named("cifar100-bayesncl")
+EVALUATION = Result(
+    paper={"consistency": 17.123456789},
+    sound={"consistency": float("nan")},
+    parameters={5: (1, 2.0), "recipe": {"data": {"root": "/home/someone"}}},
+    seconds=3.5,
+)
+
+
+def write_run(folder: Path, lines: list[dict[str, object]], date: str = "today") -> RunFolder:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    around = {"device": "abacus", "command": ["/home/someone/x"], "date": date}
+    (folder / "environment.json").write_text(json.dumps(around))
+    return RunFolder(folder)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """An entry."""
+    return ledger.record(tmp_path, write_run(tmp_path / "run", []), EVALUATION, RECIPE)
+
+
+def test_fields_without_effect_are_not_part_of_the_identity() -> None:
+    fields = ("log_every=7", "checkpoint_every=3", "keep_checkpoints=9", "dynamics_every=5")
+    for text in ("data.root=/elsewhere", "run.compile=false", *(f"run.{f}" for f in fields)):
+        assert ledger.identity(change(RECIPE, [text])) == ledger.identity(RECIPE), text
+    by_name = named("cifar100-bayesncl-soft")  # the content counts, not the name
+    assert ledger.identity(change(RECIPE, ["gate.kind=soft"])) == ledger.identity(by_name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["run.seed=1", "gate.prior=0.7", "run.epochs=199", "views.blur=0.4", "run.precision=float32"],
+)
+def test_all_other_fields_are(text: str) -> None:
+    changed = change(RECIPE, [text])
+    assert ledger.identity(changed) != ledger.identity(RECIPE)
+    same_setting = ledger.setting(changed) == ledger.setting(RECIPE)
+    assert same_setting == text.startswith("run.seed")
+
+
+def test_a_new_field_at_its_default_changes_no_identity() -> None:
+    """`objective.decoupled` is newer than the entry whose identity this is."""
+    assert ledger.identity(RECIPE) == "59e119d9aff6aa81"
+    assert ledger.identity(change(RECIPE, ["objective.decoupled=true"])) != "59e119d9aff6aa81"
+
+
+def test_an_entry_reads_back_as_recorded(tmp_path: Path) -> None:
+    dynamics = {"kind": "dynamics", "epoch": 10, "step": 4, "paper": {"af_gv": 0.123456789}}
+    line: dict[str, object] = {"step": 2, "epoch": 1.0, "images_per_second": 256.0}
+    run = write_run(tmp_path / "run", [line, dynamics])
+    recipe = change(RECIPE, ["data.root=/home/someone/data", "run.seed=2"])
+    extra = {"waterbirds": {"h": 1}}
+    path = ledger.record(tmp_path / "results", run, EVALUATION, recipe, extra=extra)
+    assert path.name == f"cifar100-bayesncl-s2-{ledger.identity(recipe)[:8]}.json"
+    assert "/home" not in path.read_text()
+    (entry,) = ledger.read(tmp_path / "results")
+    assert entry["measures"] == {
+        "paper": {"consistency": 17.12346},
+        "sound": {"consistency": None},
+        "retrieval": {},
+        "chance": {},
+        "parameters": {"5": [1, 2.0]},
+        "seconds": 3.5,
+    }
+    assert entry["dynamics"] == [{"epoch": 10, "step": 4, "paper": {"af_gv": 0.1234568}}]
+    assert (entry["seed"], entry["epochs"], entry["extra"]) == (2, 200, extra)
+    assert entry["environment"] == {"device": "abacus", "date": "today"}
+    assert ledger.by_identity([entry]) == {ledger.identity(recipe): entry}
+    assert ledger.by_setting([entry]) == {ledger.setting(RECIPE): [entry]}
+    del entry["recipe"]["views"]["solarize"]  # an entry older than a field
+    assert ledger.identity(ledger.recipe_in(entry)) == ledger.identity(recipe)
+    assert ledger.read(tmp_path / "nowhere") == []
+
+
+def test_an_entry_is_never_replaced(tmp_path: Path, recorded: Path) -> None:
+    run, before = RunFolder(tmp_path / "run"), recorded.read_bytes()
+    other = change(RECIPE, ["run.log_every=3"])  # the same run
+    with pytest.raises(InputError, match="never replaced"):
+        ledger.record(tmp_path, run, Result(paper={"x": 2.0}), other)
+    assert ledger.add(tmp_path, run, RECIPE) == recorded
+    assert recorded.read_bytes() == before
+
+
+def test_measures_are_added_once(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [])
+    with pytest.raises(InputError, match="not in the ledger"):
+        ledger.add(tmp_path, run, RECIPE, probe={"acc1": 1.0})
+    path = ledger.record(tmp_path, run, EVALUATION, RECIPE, extra={"a": {"h": 1}})
+    again = write_run(tmp_path / "again", [{"kind": "dynamics", "epoch": 1, "step": 2}], "1999")
+    for acc1, folder in ((60.5, again), (70.5, run)):
+        extra = {"a": {"h": 2}, "b": {"h": 3}}
+        ledger.add(tmp_path, folder, RECIPE, probe={"acc1": acc1}, extra=extra)
+        entry = ledger.read_entry(path)
+        assert entry["measures"]["probe"] == {"paper": {"acc1": 60.5}}
+        assert entry["extra"] == {"a": {"h": 1}, "b": {"h": 3}}
+        assert entry["dynamics"] == [{"epoch": 1, "step": 2}]
+        assert set(entry["added"]) == {"probe.paper", "dynamics", "extra.b"}
+        assert {source["date"] for source in entry["added"].values()} == {"1999"}
+
+
+def test_the_checksum_is_of_the_content_not_the_layout(tmp_path: Path, recorded: Path) -> None:
+    tree = json.loads(recorded.read_text())
+    claimed = tree.pop("checksum")
+    text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
+    assert claimed == hashlib.sha256(text.encode()).hexdigest()
+    recorded.write_text(json.dumps({**tree, "checksum": claimed}))
+    assert len(ledger.read(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("17.12346", "27.12346"),
+        ('"seed": 0', '"seed": 1'),
+        ('"checksum": "', '"checksum": "0'),
+        ('"format": 1', '"format": 2'),
+        ("{", "["),
+    ],
+)
+def test_an_edited_or_damaged_entry_is_refused(recorded: Path, old: str, new: str) -> None:
+    text = recorded.read_text()
+    assert old in text
+    recorded.write_text(text.replace(old, new, 1))
+    with pytest.raises(InputError, match=recorded.name):
+        ledger.read(recorded.parent)
+
+
+def test_seconds_come_from_the_logged_throughput() -> None:
+    recipe = change(RECIPE, ["run.batch=100"])
+    lines: list[dict[str, object]] = [
+        {"step": 10, "epoch": 1.0, "images_per_second": 100.0},  # 1000 images in 10 s: compiling
+        {"kind": "dynamics", "step": 10, "epoch": 1},
+        {"step": 20, "epoch": 2.0, "images_per_second": 500.0},  # 2 s
+        {"step": 40, "epoch": 4.0, "images_per_second": 1000.0},  # 2 s
+    ]
+    total, per_epoch = ledger.train_seconds(lines, recipe)
+    assert total == pytest.approx(14.0)
+    assert per_epoch == pytest.approx(2.0)  # 1000 images at the median rate
+    assert ledger.train_seconds([], recipe) == (None, None)
+
+
+def test_lists_of_numbers_stay_on_one_line() -> None:
+    tree = {"a": list(range(50)), "b": [{"c": [0.5, None, "x [ y\n"]}], "d": []}
+    text = ledger.layout(tree)
+    assert json.loads(text) == tree
+    assert text.count("\n") < 20
+
+
+def test_every_entry_of_the_repository_is_as_the_program_wrote_it() -> None:
+    for path in sorted((ROOT / "results").glob("*.json")):
+        entry = ledger.read_entry(path)
+        assert path.name == ledger.file_name(ledger.recipe_in(entry))
+        assert ledger.layout(entry) == path.read_text()
+        assert "/" not in entry["recipe"]["data"]["root"]
+
+
+def test_the_page_of_the_repository_is_generated_from_the_ledger(tmp_path: Path) -> None:
+    written = page.write(tmp_path, ledger.read(ROOT / "results"))
+    assert written.read_bytes() == (ROOT / "docs" / "results.md").read_bytes()
+    drawn, kept = (
+        {path.name for path in (folder / "figures").glob("*.png")}
+        for folder in (tmp_path, ROOT / "docs")
+    )
+    assert drawn == kept

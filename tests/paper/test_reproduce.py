@@ -1,0 +1,492 @@
+"""Experiments as data, tables and page from the ledger, and every experiment at smoke scale."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from bayesncl.cli.app import app
+from bayesncl.data import load
+from bayesncl.errors import InputError
+from bayesncl.paper import cells, claims, command, figures, ledger, page, runner
+from bayesncl.paper.experiments import EXPERIMENTS, choose, paper, rows, runs
+from bayesncl.recipes import change, named
+from bayesncl.report import plots
+from bayesncl.report.plots import CORRELATIONS
+from bayesncl.training.run_folder import RunFolder
+
+from .conftest import ROOT, at_full_size, smoke
+
+# experiments
+
+
+def test_published_values_are_as_printed() -> None:
+    printed = {
+        ("interpretability", "cifar100", "ncl"): {"consistency": 9.91, "activation_ratio": 0.9},
+        ("interpretability", "imagenet100", "bayesncl"): {"consistency": 36.14},
+        ("downstream", "cifar100", "bayesncl"): {"acc1": 60.69, "p@5": 28.47, "p@10": 26.61},
+        ("downstream", "cifar100", "bayesncl-gs"): {"acc1": None, "p@5": None},
+        ("efficiency", "cifar100", "bayesncl"): {"running_time_min": 75.12, "flops": 1.419e9},
+    }
+    for (name, dataset, method), values in printed.items():
+        every = rows(EXPERIMENTS[name])
+        (row,) = [r for r in every if (r.dataset, r.method) == (dataset, method)]
+        assert {key: row.published[key] for key in values} == values
+    used = {row.method for e in EXPERIMENTS.values() for row in rows(e)}
+    assert set(paper()["methods"]) >= used
+    assert set(page.notes()) <= {*EXPERIMENTS, "findings", "theory"}
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "axes", "wanted"),
+    [
+        ("prior", "bayesncl", {"rho": 0.1}, {"gate.prior": 0.1}),
+        ("prior", "bayesncl", {"rho": 0.8}, {}),
+        ("kl-weight", "bayesncl", {"lambda": 9e-5}, {"gate.weight": 9e-5}),
+        ("gate-lr", "bayesncl", {"gate_lr": 0.4}, {"gate.lr": 0.4}),
+        ("batch-size", "ncl", {"batch_size": 4096}, {"run.batch": 4096}),
+        ("dimensions", "cl", {"dim": 1024}, {"model.dim": 1024}),
+        ("head-depth", "bayesncl-3layer", {"layers": 3}, {"gate.depth": 3}),
+        ("ablation", "bayesncl-nodetach", {}, {"gate.detach": False}),
+    ],
+)
+def test_a_row_is_the_named_recipe_with_the_values_of_its_axes(
+    name: str, method: str, axes: dict[str, float], wanted: dict[str, Any]
+) -> None:
+    every = rows(EXPERIMENTS[name])
+    (row,) = [r for r in every if (r.dataset, r.method, r.axes) == ("cifar100", method, axes)]
+    base = named(f"cifar100-{method.removesuffix('-3layer').removesuffix('-nodetach')}").to_dict()
+    differs = {
+        f"{part}.{field}": value
+        for part, values in row.recipe.to_dict().items()
+        if part != "name"
+        for field, value in values.items()
+        if value != base[part][field] and field != "dynamics_every"
+    }
+    assert differs == wanted
+    assert row.recipe.run.dynamics_every == (10 if (method, wanted) == ("bayesncl", {}) else 0)
+
+
+def test_runs_come_dataset_by_dataset_first_seeds_first_and_once() -> None:
+    todo = runs(EXPERIMENTS["downstream"])
+    assert len({ledger.identity(r) for r in todo}) == len(todo) == 5 * 3 * 3
+    order = [(r.data.name, r.run.seed) for r in todo]
+    names = ["cifar100", "cifar10", "imagenet100"]
+    assert order == sorted(order, key=lambda pair: (names.index(pair[0]), pair[1]))
+    assert len(runs(EXPERIMENTS["feature-selection"])) == 2 * 3 * 3  # K needs no run of its own
+    main = {ledger.identity(r) for r in runs(EXPERIMENTS["interpretability"])}
+    for name in ("downstream", "gradients", "efficiency", "background-like", "figure-support"):
+        assert {ledger.identity(r) for r in runs(EXPERIMENTS[name])} <= main
+
+
+def test_other_seeds_and_changes(tmp_path: Path) -> None:
+    (experiment,) = choose("gate-lr", (4, 7), ["run.epochs=3"])
+    todo = runs(experiment)
+    assert {(r.run.seed, r.run.epochs) for r in todo} == {(4, 3), (7, 3)}
+    assert {r.gate.lr for r in todo} == {0.04, 0.1, 0.2, 0.4}
+    assert command.parse_seeds("0,12") == [0, 12]
+    with pytest.raises(InputError, match="whole numbers"):
+        command.parse_seeds("0,x")
+    words = ["reproduce", "figure-suppressed", "--scale", "smoke", "--results", str(tmp_path)]
+    more = ["--seeds", "3", "--set", "run.epochs=1", "--keep-weights", str(tmp_path / "kept")]
+    assert CliRunner().invoke(app, [*words, *more]).exit_code == 0
+    (found,) = ledger.read(tmp_path)
+    assert (found["seed"], found["epochs"]) == (3, 1)
+    (folder,) = (tmp_path / "kept").iterdir()
+    assert RunFolder(folder).finished()
+
+
+@pytest.mark.parametrize("name", ["nonsense", "", "Interpretability", "../results"])
+def test_an_unknown_name_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="no table or figure"):
+        choose(name, (), ())
+
+
+# every experiment at smoke scale
+
+
+@pytest.mark.parametrize("name", list(EXPERIMENTS))
+def test_every_experiment_runs_at_smoke_scale(
+    name: str, smoked: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment = EXPERIMENTS[name]
+    command.reproduce(name, scale="smoke", results=smoked)
+    assert command.missing(experiment, ledger.read(smoked), "smoke") == []
+    for section in cells.sections(experiment, ledger.by_setting(ledger.read(smoked)), "smoke"):
+        for line in section.lines:
+            assert line.runs
+            values = [v for c in line.cells.values() for v in c.ours]
+            assert np.isfinite(values).all()
+            # no published probe at smoke scale, and a correlation may not exist
+            wanted = [c for c in line.cells if c not in ("acc1", "acc5")]
+            assert sum(bool(line.cells[c].ours) for c in wanted) >= len(wanted) - 1
+    if experiment.is_figure:
+        path = smoked / "work" / "figures" / figures.file_name(name)
+        assert path.stat().st_size > 500
+
+
+def test_a_run_in_the_ledger_is_not_trained_again(
+    smoked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command.reproduce("interpretability", scale="smoke", results=smoked)
+    before = {path: path.read_bytes() for path in smoked.glob("*.json")}
+    monkeypatch.setattr(runner, "train", lambda *a, **k: pytest.fail("trained again"))
+    command.reproduce("interpretability", scale="smoke", results=smoked)
+    assert {path: path.read_bytes() for path in smoked.glob("*.json")} == before
+
+
+def test_smoke_runs_stay_out_of_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    command.reproduce("figure-suppressed", scale="smoke")
+    assert not Path("results").exists()
+    assert len(list(Path("runs/smoke/results").glob("*.json"))) == 1
+    assert Path("runs/smoke/figures/suppressed.png").exists()
+    for folder, work in command.WORK.items():
+        assert command.work_folder(folder.resolve()) == work
+    assert command.work_folder(tmp_path) == tmp_path / "work"
+
+
+# cells
+
+
+def test_mean_and_spread_against_the_standard_library() -> None:
+    values = [3.0, 4.5, 9.25]
+    assert cells.spread(values) == pytest.approx(statistics.stdev(values))
+    assert cells.spread([3.0]) == 0.0
+    wanted = f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+    assert cells.summary(values, 2) == wanted
+    assert cells.number(5.8007e12, None) == "5.801 T"
+    assert cells.number(1416176128, None) == "1.416 G"
+
+
+@pytest.mark.parametrize(
+    ("published", "ours", "mark"),
+    [
+        (10.0, (10.5, 11.5), ""),
+        (10.0, (12.0, 12.1), "▲"),
+        (10.0, (7.0, 7.1), "▼"),
+        (10.0, (99.0,), ""),
+        (None, (1.0, 2.0), ""),
+    ],
+)
+def test_a_difference_is_marked_only_beyond_the_spread(
+    published: float | None, ours: tuple[float, ...], mark: str
+) -> None:
+    assert cells.Cell("consistency", published, ours).mark() == mark
+
+
+def find_row(name: str, method: str = "bayesncl") -> cells.Row:
+    every = rows(EXPERIMENTS[name])
+    return next(r for r in every if (r.dataset, r.method) == ("cifar100", method))
+
+
+def test_where_cells_come_from(entry: dict[str, Any]) -> None:
+    measures, row = entry["measures"], find_row("downstream")
+    measures["retrieval"]["paper"]["128"] = {"1": 1.0, "3": 2.0, "5": 3.5, "10": 4.0}
+    assert cells.value(entry, row, "p@5", "paper") == 3.5
+    assert cells.value(entry, row, "p@5", "sound") is None
+    for definition in ("paper", "sound"):
+        wanted = measures[definition]["entropy_freq"]
+        assert cells.value(entry, row, "entropy_freq", definition) == wanted
+    entry["seconds"]["train"] = 90.0
+    slower = entry | {"seconds": {"train": 200.0}}  # shared its GPU
+    assert cells.make_cell(row, "running_time_min", [slower, entry, slower]).ours == (1.5,)
+    assert cells.make_cell(row, "running_time_min", []).ours == ()
+    late = next(
+        r
+        for r in rows(EXPERIMENTS["gradients"], "smoke")
+        if r.method == "bayesncl" and r.axes["epoch"] == 2
+    )
+    assert cells.value(entry, late, "af_sc", "sound") == entry["dynamics"][1]["sound"]["af_sc"]
+
+
+def test_an_accuracy_has_one_probe_protocol(entry: dict[str, Any]) -> None:
+    """Entries without the published probe are missing in `ours`, never mixed in, and incomplete."""
+    recipes = [change(named("cifar100-bayesncl"), [f"run.seed={s}"]) for s in range(3)]
+    entries = [at_full_size(entry, recipe) for recipe in recipes]
+    for i, each in enumerate(entries):
+        each["measures"]["probe"] = {"fast": {"acc1": 62.0 + i, "acc5": 87.0}}
+    row, experiment = find_row("downstream"), EXPERIMENTS["downstream"]
+    assert cells.make_cell(row, "acc1", entries).ours == ()
+    assert all(runner.lacking(e, experiment) == {"probe"} for e in entries)
+    assert not any(runner.lacking(e, experiment, "smoke") for e in entries)
+    entries[1]["measures"]["probe"]["paper"] = {"acc1": 40.0, "acc5": 80.0}
+    cell = cells.make_cell(row, "acc1", entries)
+    assert cell.ours == (40.0,)
+    assert cell.sound == (62.0, 63.0, 64.0)
+    assert runner.lacking(entries[1], experiment) == set()
+    (section,) = [
+        s
+        for s in cells.sections(experiment, ledger.by_setting(entries))
+        if s.dataset == "cifar100"
+    ]
+    body = cells.text(section)[1]
+    at = next(i for i, line in enumerate(body) if line[0].startswith("BayesNCL, K"))
+    assert body[at + 1][2] == "40.00 (1 of 3 runs)"
+    assert body[at + 2][2] == "63.00 ± 1.00†"
+
+
+def test_a_table_shows_paper_ours_and_sound(entry: dict[str, Any]) -> None:
+    recipes = [change(named("cifar100-bayesncl"), [f"run.seed={s}"]) for s in range(3)]
+    entries = [at_full_size(entry, recipe, 20.0 + i) for i, recipe in enumerate(recipes)]
+    every = cells.sections(EXPERIMENTS["interpretability"], ledger.by_setting(entries))
+    (section,) = [s for s in every if s.dataset == "cifar100"]
+    body = cells.text(section)[1]
+    assert ["NCL", "paper", "9.91", "3.29", "3.30", "3.77", "0.90", "not run"] in body
+    at = next(i for i, line in enumerate(body) if line[0] == "BayesNCL")
+    assert [line[1] for line in body[at : at + 3]] == ["paper", "ours", "sound"]
+    assert body[at][2] == "22.02"
+    assert (body[at + 1][2], body[at + 1][-1]) == ("21.00 ± 1.00", "3")
+    sound = entry["measures"]["sound"]["consistency"]
+    assert body[at + 2][2] == cells.summary([sound] * 3, 2)
+
+
+def test_filled_cells_are_counted(entry: dict[str, Any]) -> None:
+    assert cells.count_filled({}) == (0, 749)
+    one = at_full_size(entry, change(named("cifar100-bayesncl"), ["gate.prior=0.1"]))
+    assert cells.count_filled(ledger.by_setting([one])) == (4, 749)  # acc1, acc5 were not probed
+    one["measures"]["probe"]["paper"] = {"acc1": 57.0, "acc5": 84.0}
+    assert cells.count_filled(ledger.by_setting([one])) == (6, 749)
+
+
+# the page
+
+
+def test_the_page_of_an_empty_ledger(tmp_path: Path) -> None:
+    text = page.write(tmp_path, []).read_text()
+    assert "no runs yet" in text
+    assert "![" not in text
+    for name in EXPERIMENTS:
+        assert (f"## {name}\n" in text) == (name != "figure-support")
+    for row in rows(EXPERIMENTS["dimensions"]):
+        assert f"{row.published['consistency']:.2f}" in text
+    assert list((tmp_path / "figures").iterdir()) == []
+
+
+def test_the_page_is_deterministic_and_shows_every_figure(
+    tmp_path: Path, entry: dict[str, Any]
+) -> None:
+    names = ("figure-support", "figure-tradeoff", "figure-dimensions")
+    recipes = [r for name in names for r in runs(EXPERIMENTS[name]) if r.data.name == "cifar100"]
+    unique = {ledger.identity(r): r for r in recipes}
+    entries = [at_full_size(entry, recipe) for recipe in unique.values()]
+    text = page.write(tmp_path / "a", entries).read_text()
+    assert page.write(tmp_path / "b", entries[::-1]).read_text() == text
+    drawn = {path.name for path in (tmp_path / "a" / "figures").iterdir()}
+    assert drawn == {figures.file_name(name) for name in figures.FIGURES}
+    assert all(f"figures/{name})" in text for name in drawn)
+    for name, kind in figures.SHEETS.items():  # classes instead of images
+        assert f"`bayesncl reproduce {name} --data DIR`" in text
+        assert ", ".join(entry["exemplars"][kind][0]["classes"]) in text
+    assert f"{len(unique)} runs ({len(unique)} on CIFAR-100" in text
+
+
+@pytest.fixture
+def three(entry: dict[str, Any]) -> list[dict[str, Any]]:
+    """Two seeds of NCL and one of BayesNCL, to plant numbers in."""
+    ncl, bayesncl = (at_full_size(entry, named(f"cifar100-{m}")) for m in ("ncl", "bayesncl"))
+    again = copy.deepcopy(ncl)
+    again["seed"] = again["recipe"]["run"]["seed"] = 1
+    return [ncl, again, bayesncl]
+
+
+def test_retrieval_by_number_and_by_share_of_dimensions(three: list[dict[str, Any]]) -> None:
+    for one, used, precision in zip(three, (96, 96, 64), (13.2, 13.4, 15.4)):
+        one["measures"]["curves"]["dimensions_by_support"]["10"] = used
+        one["measures"]["curves"]["retrieval_sound"] = {
+            "32": {"5": 10.0},
+            "64": {"1": 99.0, "5": precision},
+        }
+    text = page.retrieval_gain(ledger.by_setting(three))
+    assert "| NCL | 96 ± 0 | 10.00 ± 0.00 | 13.30 ± 0.14 |  |  |  |  | 2 |\n" in text
+    assert "| BayesNCL | 64 | 10.00 | 15.40 |  |  |  |  | 1 |\n" in text
+    assert "| CL |  |  |  |  |  |  |  | not run |\n" in text
+    # half of 96 is 48, half way from 32 to 64; half of 64 is 32
+    assert "| NCL | 10.00 ± 0.00 | 11.65 ± 0.07 | 13.30 ± 0.14 | 2 |\n" in text
+    assert "| BayesNCL | 10.00 | 10.00 | 12.70 | 1 |\n" in text
+
+
+def test_consistency_beside_that_of_shuffled_labels(three: list[dict[str, Any]]) -> None:
+    for one, value, chance in zip(three, (10.0, 11.0, None), (2.0, 2.5, None)):
+        one["measures"]["paper"]["consistency"] = value
+        one["measures"]["chance"]["paper"]["consistency"] = chance
+    three[2]["measures"]["gates"] = {"open": 0.9, "open_where_active": 0.75}
+    text = page.consistency_gain(ledger.by_setting(three), {})
+    assert "| NCL | 10.50 ± 0.71 | 2.25 ± 0.35 | 8.25 ± 0.35 | 2 |\n" in text
+    assert "| BayesNCL |  |  |  | 1 |\n" in text  # nothing fires
+    assert "| CL |  |  |  | not run |\n" in text
+    assert "close 25.0 % of the features" in text
+    assert "90.0 % of the gates are open" in text
+
+
+def test_the_theory_section_counts_what_holds(three: list[dict[str, Any]]) -> None:
+    gated = three[2]
+    for row in gated["measures"]["theory"]:
+        if row["statement"] == page.SPEARMAN:
+            row |= {"observed": -0.471, "holds": True}
+    for run in three:
+        for record, verdict in zip(run["dynamics"], (True, False)):
+            record["instability"]["0.5"]["holds"] = verdict
+            record["instability"]["0.9"]["holds"] = None
+    gated["measures"]["conflicting"] = {
+        "0.5": {"count": 30, "chance_count": 1},
+        "0.9": {"count": 2, "chance_count": 0},
+    }
+    gated["exemplars"]["suppressed"] = [
+        {"dim": 7, "value": 0.25, "support": 40, "classes": ["whale"] * 7 + ["trout"] * 3}
+    ]
+    text = page.theory(ledger.by_setting(three))
+    assert "| -0.47 | yes |" in text
+    assert "| BayesNCL | 30.0 | 1.0 | 2.0 | 0.0 | 1 |\n" in text
+    assert "| NCL | 2 of 4 | 0 of 0 |" in text
+    assert "| BayesNCL | 1 of 2 | 0 of 0 |" in text
+    assert "| BayesNCL, seed 0 | 7 | 0.25 | 40 | whale (7 of 10) |\n" in text
+
+
+def test_the_readme_has_the_numbers_of_the_ledger() -> None:
+    found = ledger.by_setting(ledger.read(ROOT / "results"))
+    text = (ROOT / "README.md").read_text()
+    for line in cells.lines_of("interpretability", found):
+        name, measures = paper()["methods"][line.row.method], [e["measures"] for e in line.runs]
+        if f"| {name} |" not in text:
+            continue
+        numbers = [
+            f"{line.row.published['consistency']:.2f}",
+            cells.summary([m["paper"]["consistency"] for m in measures], 2),
+            cells.summary([m["chance"]["paper"]["consistency"] for m in measures], 2),
+            cells.summary([m["sound"]["consistency"] for m in measures], 2),
+        ]
+        assert f"| {name} | {' | '.join(numbers)} |\n" in text
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "sign", "text", "verdict"),
+    [
+        ((), (1.0,), 1, "not run", ""),
+        ((3.0,), (1.0, 1.1), 1, "+1.95", "sign only"),
+        ((3.0,), (1.0,), -1, "+2.00", "no (one run)"),
+        ((3.0, 3.2), (1.0, 1.2), 1, "+2.00 ± 0.14", "yes"),
+        ((3.0, 3.2), (1.0, 1.2), -1, "+2.00 ± 0.14", "no, the reverse"),
+        ((1.0, 3.0), (1.5, 2.0), 1, "+0.25 ± 1.03", "no difference seen"),
+        ((60.5,), (60.0,), 0, "+0.50", "yes (one run)"),
+        ((62.5, 62.7), (60.0, 60.2), 0, "+2.50 ± 0.14", "no"),
+    ],
+)
+def test_verdicts_on_a_claim(
+    a: tuple[float, ...], b: tuple[float, ...], sign: int, text: str, verdict: str
+) -> None:
+    found = claims.difference(a, b)
+    assert (found.text, found.verdict(sign)) == (text, verdict)
+
+
+def test_a_claim_compares_two_rows(three: list[dict[str, Any]]) -> None:
+    empty = [claims.claim_row(claim, {}) for claim in claims.CLAIMS]
+    assert empty[0][1:3] == ["+12.11", "not run"]
+    assert all(row[1] for row in empty)
+    for one, accuracy in zip(three[1:], (62.5, 62.0)):
+        one["measures"]["probe"] = {"fast": {"acc1": accuracy, "acc5": 87.0}}
+    (claim,) = [c for c in claims.CLAIMS if c.column == "acc1"]
+    found = ledger.by_setting(three[1:])
+    assert claims.claim_row(claim, found)[2:] == ["not run", "-0.50†", "", "yes (one run)"]
+    for one, accuracy in zip(three[1:], (60.0, 61.5)):
+        one["measures"]["probe"]["paper"] = {"acc1": accuracy, "acc5": 87.0}
+    wanted = ["+1.50", "-0.50†", "no (one run)", "yes (one run)"]
+    assert claims.claim_row(claim, found)[2:] == wanted
+
+
+def test_a_sheet_has_a_row_of_images_per_dimension(tmp_path: Path, entry: dict[str, Any]) -> None:
+    test = load(smoke("ncl").data, "test")
+    exemplars = entry["exemplars"]["high_entropy"]
+    path = figures.draw_sheet("high_entropy", entry, test, tmp_path / "s.png")
+    sheet, step = np.asarray(Image.open(path)), plots.TILE + 2
+    left = sheet.shape[1] - (10 * step - 2) + 2 * step
+    assert len(sheet) == len(exemplars) * step - 2
+    tile = sheet[step : step + plots.TILE, left : left + plots.TILE]
+    wanted = test.pixels[exemplars[1]["images"][2]].transpose(1, 2, 0)
+    assert np.array_equal(tile[:: plots.TILE // 16, :: plots.TILE // 16], wanted)
+
+
+def test_dynamics_are_averaged_over_runs() -> None:
+    def row(epoch: int, value: float | None) -> dict[str, Any]:
+        sound, chance = (dict.fromkeys(CORRELATIONS, v) for v in (value, 0.5))
+        return {"epoch": epoch, "sound": sound, "chance": chance}
+
+    first = [row(10, 0.2), row(20, None), row(30, 1.0)]
+    found = figures.mean_dynamics([first, [row(10, 0.6), row(20, 0.1)]])
+    assert [r["epoch"] for r in found] == [10, 20]  # recorded by both
+    assert found[0]["sound"]["af_gv"] == pytest.approx(0.4)
+    assert found[0]["chance"]["gv_sc"] == 0.5
+    assert found[1]["sound"]["af_sc"] is None
+
+
+# the command
+
+
+def test_the_list_counts_runs_minutes_and_filled_cells(
+    tmp_path: Path, entry: dict[str, Any]
+) -> None:
+    recipe = named("cifar100-bayesncl")
+    known = at_full_size(entry, recipe)
+    known |= {"epochs": 200, "seconds": {"train": 540.0, "per_epoch": 2.7, "evaluate": 60.0}}
+    known["checksum"] = ledger.checksum(known)
+    (tmp_path / ledger.file_name(recipe)).write_text(json.dumps(known))
+    result = CliRunner().invoke(app, ["reproduce", "--list", "--results", str(tmp_path)])
+    assert result.exit_code == 0
+    lines = {line.split()[0]: line.split() for line in result.output.splitlines() if line.strip()}
+    assert set(EXPERIMENTS) <= set(lines)
+    assert lines["prior"][-3:] == ["9", "0", "90"]  # nine at ten minutes: one lacks the probe
+    assert lines["batch-size"][-3:] == ["10", "1", "90"]
+    assert lines["figure-suppressed"][-3:] == ["3", "1", "30"]  # 5 and 25 minutes as stated
+    filled = cells.count_filled(ledger.by_setting([known]))[0]
+    last = f"{filled} of 749 published numbers have a run beside them"
+    assert result.output.splitlines()[-1] == last
+
+
+def test_a_dry_run_writes_nothing(
+    tmp_path: Path, smoked: Path, entry: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in smoked.rglob("*")}
+    for name in ("figure-support", "figure-suppressed", "gradients"):
+        command.reproduce(name, scale="smoke", results=smoked, dry=True)
+        command.reproduce(name, results=smoked, dry=True)
+    assert {path: path.stat().st_mtime_ns for path in smoked.rglob("*")} == before
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(InputError, match="dry"):
+        command.reproduce("prior", results=smoked, dry=True, pages=tmp_path / "pages")
+
+
+def test_without_data_the_ledger_is_shown_and_the_page_written(tmp_path: Path) -> None:
+    words = ["reproduce", "batch-tradeoff", "--results", str(tmp_path / "r")]
+    result = CliRunner().invoke(app, [*words, "--pages", str(tmp_path / "p")])
+    assert result.exit_code == 0
+    assert "5.801 T" in result.output
+    assert "2 runs are missing" in result.output + result.stderr
+    assert (tmp_path / "p" / "results.md").exists()
+    assert not (tmp_path / "r").exists()
+
+
+def test_bad_input_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, options in (
+        ("prior", {"scale": "huge"}),
+        ("prior", {"device": "abacus"}),
+        ("interpretability", {"data": str(tmp_path / "nowhere")}),
+    ):
+        with pytest.raises(InputError):
+            command.reproduce(name, results=tmp_path, **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda *_: False)
+        with pytest.raises(InputError, match="writable"):
+            command.reproduce("prior", scale="smoke", results=tmp_path / "read-only")
+    (tmp_path / "x.json").write_text('{"format": 1}')
+    with pytest.raises(InputError, match="checksum"):
+        command.reproduce("prior", results=tmp_path, dry=True)

@@ -1,0 +1,227 @@
+"""Runs that survive a kill, recorded one by one; measures added to an entry, never replaced."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from bayesncl.cli.app import app
+from bayesncl.data import load
+from bayesncl.measure.result import Result
+from bayesncl.paper import ledger, measures, runner
+from bayesncl.paper.experiments import EXPERIMENTS, runs
+from bayesncl.progress import Display
+from bayesncl.recipes import Recipe, change, named
+from bayesncl.training.loop import Interrupted
+from bayesncl.training.run_folder import RunFolder
+
+from .conftest import at_full_size, smoke
+
+MAIN = EXPERIMENTS["interpretability"]
+
+
+def run_list(recipes: list[Recipe], results: Path, models: Path, **options: Any) -> list[Path]:
+    return runner.run_list(recipes, MAIN, results, models, **{"scale": "smoke"} | options)
+
+
+class Killer(Display):
+    """Asks the run to stop after its first step, once."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.killed = False
+
+    def update(self, line: dict[str, Any]) -> None:
+        if not self.killed:
+            self.killed = True
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def without_times(path: Path) -> dict[str, Any]:
+    tree = ledger.read_entry(path)
+    tree["measures"].pop("seconds")
+    return {key: tree[key] for key in ("measures", "dynamics", "exemplars", "recipe")}
+
+
+def test_a_killed_run_resumes_to_the_same_entry(tmp_path: Path) -> None:
+    recipe = smoke("bayesncl", "run.dynamics_every=1")
+    (whole,) = run_list([recipe], tmp_path / "whole", tmp_path / "a")
+    with pytest.raises(Interrupted):
+        run_list([recipe], tmp_path / "halves", tmp_path / "b", display=Killer())
+    assert not (tmp_path / "halves").exists()
+    (halves,) = run_list([recipe], tmp_path / "halves", tmp_path / "b")
+    assert without_times(halves) == without_times(whole)
+
+
+def test_a_trained_run_is_only_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, models = smoke("ncl"), tmp_path / "models"
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "evaluate", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run_list([recipe], tmp_path, models)
+    assert ledger.read(tmp_path) == []
+    monkeypatch.setattr(runner, "train", lambda *a, **k: pytest.fail("trained again"))
+    with RunFolder(models / Path(ledger.file_name(recipe)).stem).lock():  # another process has it
+        assert run_list([recipe], tmp_path, models) == []
+    (path,) = run_list([recipe], tmp_path, models)
+    assert RunFolder(models / path.stem).finished()
+
+
+def test_an_entry_that_another_process_wrote_meanwhile_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, train = smoke("ncl"), runner.train
+
+    def overtaken(*arguments: Any, **options: Any) -> Any:
+        model = train(*arguments, **options)
+        with monkeypatch.context() as patch:
+            patch.setattr(runner, "train", train)
+            run_list([recipe], tmp_path, tmp_path / "models")
+        return model
+
+    monkeypatch.setattr(runner, "train", overtaken)
+    assert run_list([recipe], tmp_path, tmp_path / "models", display=Display()) == []
+    assert "another process" in capsys.readouterr().err
+    assert len(ledger.read(tmp_path)) == 1
+
+
+def test_a_list_is_recorded_run_by_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries_at_start: list[int] = []
+
+    def pretend(recipe: Recipe, *args: Any, **kwargs: Any) -> Path:
+        entries_at_start.append(len(ledger.read(tmp_path / "results")))
+        return ledger.record(
+            tmp_path / "results", RunFolder(tmp_path / "run"), Result(paper={}), recipe
+        )
+
+    monkeypatch.setattr(runner, "do_run", pretend)
+    todo = [smoke("ncl", f"run.seed={seed}") for seed in range(3)]
+    first = run_list(todo[:2], tmp_path / "results", tmp_path / "models")
+    second = run_list(todo, tmp_path / "results", tmp_path / "models")
+    assert [path.name for path in first + second] == [ledger.file_name(r) for r in todo]
+    assert entries_at_start == [0, 1, 2]
+
+
+def test_a_run_without_images_is_reported_and_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    todo = [change(named("cifar100-ncl"), ["run.seed=1"]), named("cifar100-bayesncl"), smoke("ncl")]
+    options: Any = {"data": str(tmp_path), "display": Display()}
+    written = run_list(todo, tmp_path / "r", tmp_path / "m", **options)
+    assert [path.name.split("-s")[0] for path in written] == ["scenes-ncl"]
+    assert capsys.readouterr().err.count("not run: cifar100-") == 2
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_missing_measure_is_added_and_nothing_replaced(
+    tmp_path: Path, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From kept weights, or from a second training that leaves the entry's own measures alone."""
+    recipe, needs = smoke("bayesncl"), EXPERIMENTS["background-like"]
+    (path,) = run_list([recipe], tmp_path, tmp_path / "models")
+    before = ledger.read_entry(path)
+    assert runner.lacking(before, needs, "smoke") == {"scenes"}
+    if kept:
+        monkeypatch.setattr(runner, "train", lambda *a, **k: pytest.fail("trained again"))
+    models = tmp_path / ("models" if kept else "elsewhere")
+    monkeypatch.setattr(runner, "evaluate", lambda *a, **k: pytest.fail("evaluated again"))
+    runner.run_list([recipe], needs, tmp_path, models, scale="smoke")
+    after = ledger.read_entry(path)
+    assert runner.lacking(after, needs, "smoke") == set()
+    source = after.pop("added")["extra.scenes"]
+    assert (source == "same run") == kept
+    del before["checksum"], after["checksum"]
+    assert after["extra"].pop("scenes")["h"]["acc1"] > 0
+    assert after == before
+
+
+def test_time_is_estimated_from_the_ledger_or_as_stated(entry: dict[str, Any]) -> None:
+    ncl = named("cifar100-ncl")
+    assert runner.estimate(ncl) == pytest.approx(300.0)
+    assert runner.estimate(change(ncl, ["run.epochs=100"])) == pytest.approx(150.0)
+    imagenet = named("imagenet100-ncl")
+    assert runner.estimate(imagenet) == pytest.approx(100 * 14.8)
+    assert runner.estimate(runs(EXPERIMENTS["resnet50"])[0]) > runner.estimate(imagenet)
+    known = at_full_size(entry, ncl)
+    known |= {"epochs": 200, "seconds": {"train": 380.0, "per_epoch": 1.9, "evaluate": 20.0}}
+    shared = known | {"seconds": {"train": 900.0, "per_epoch": 4.5, "evaluate": 20.0}}
+    estimate = runner.estimate(named("cifar100-cl"), [shared, known, entry])
+    assert estimate == pytest.approx(400.0)
+
+
+def test_exemplars_are_the_strongest_images(entry: dict[str, Any]) -> None:
+    exemplars = entry["exemplars"]
+    assert set(exemplars) == {"high_entropy", "suppressed"}
+    test = load(smoke("ncl").data, "test")
+    for dimension in exemplars["high_entropy"]:
+        classes = [test.class_names[test.labels[i]] for i in dimension["images"]]
+        assert dimension["classes"] == classes
+        assert dimension["support"] >= 10
+    values = [d["value"] for d in exemplars["high_entropy"]]
+    assert values == sorted(values, reverse=True)
+
+
+@pytest.fixture
+def waterbirds(tmp_path: Path) -> Path:
+    """Eighty images in the layout of waterbirds: color gives bird and background away."""
+    root = tmp_path / "data" / "waterbirds-like"
+    root.mkdir(parents=True)
+    lines = ["img_id,img_filename,y,split,place"]
+    rng = np.random.default_rng(0)
+    for i in range(80):
+        bird, place, split = i % 2, (i // 2) % 2, 0 if i < 48 else 2
+        pixels = rng.integers(0, 60, (24, 24, 3), dtype=np.uint8)
+        pixels[..., 2 if place else 1] += 150
+        pixels[8:16, 8:16, 0] = 200 * bird
+        Image.fromarray(pixels).save(root / f"{i}.png")
+        lines.append(f"{i},{i}.png,{bird},{split},{place}")
+    (root / "metadata.csv").write_text("\n".join(lines) + "\n")
+    return root
+
+
+def test_a_finished_run_gets_its_measures_later(
+    tmp_path: Path, waterbirds: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`record` and `evaluate` add the published probe and the background probe."""
+    probe = {"acc1": 61.0, "acc5": 88.0}
+    for module in (runner, measures):
+        monkeypatch.setattr(module, "run_published_probe", lambda *_: probe)
+    recipe = smoke("bayesncl")
+    (path,) = run_list([recipe], tmp_path / "book", tmp_path / "models")
+    before, folder = path.read_bytes(), str(tmp_path / "models" / path.stem)
+
+    def call(*words: str) -> int:
+        return CliRunner().invoke(app, [*words, "--quiet", "--device", "cpu"]).exit_code
+
+    record = ("record", folder, "--results", str(path.parent))
+    assert call(*record) == 0
+    assert path.read_bytes() == before  # nothing to add
+    assert call(*record, "--paper-probe", "--background", str(waterbirds)) == 0
+    entry = ledger.read_entry(path)
+    assert entry["measures"]["probe"]["paper"] == probe
+    background = entry["extra"]["waterbirds_like"]
+    assert (background["size"], background["images"]) == (16, [48, 32])
+    assert background["h"]["acc1"] > 90  # color alone tells the background
+    assert set(background["gated"]) == {"acc1", "acc1_spread", "acc1_chance"}
+    assert set(entry["added"]) == {"probe.paper", "extra.waterbirds_like"}
+    assert call("evaluate", folder, "--paper-probe", "--background", str(waterbirds)) == 0
+    result = Result.from_json((Path(folder) / "evaluation.json").read_text())
+    assert result.probe is not None
+    assert result.probe["paper"] == probe
+    assert result.background == background
+    fresh = tmp_path / "fresh"  # the evaluation brings its probe into a new entry
+    assert call("record", folder, "--results", str(fresh)) == 0
+    assert ledger.read(fresh)[0]["measures"]["probe"]["paper"] == probe
+
+
+def test_background_sets_are_found_under_the_data_folder(waterbirds: Path) -> None:
+    library = runner.Library(str(waterbirds.parent), Display(quiet=True))
+    assert library.backgrounds() == {"waterbirds_like": str(waterbirds)}
+    assert runner.Library(None, Display(quiet=True)).backgrounds() == {}

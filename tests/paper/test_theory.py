@@ -1,0 +1,226 @@
+"""The theory's predictions against loops, and on models that obey or break them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bayesncl.errors import InputError
+from bayesncl.measure.retrieval import retrieval
+from bayesncl.method.losses import ipw_similarity
+from bayesncl.paper import theory
+from bayesncl.paper.conflict import conflict
+from tests.conftest import unit_length
+
+PI = (0.02, 0.1, 0.3, 0.6, 0.9, 1.0)
+GRID = tuple(np.linspace(0.05, 1, 30))
+
+
+def sparse(n: int = 200, pi: tuple[float, ...] = PI, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return unit_length((rng.random((n, len(pi))) < pi) * (0.5 + rng.random((n, len(pi)))))
+
+
+def labeled(n: int, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 3, n), rng.integers(0, 2, n)
+
+
+def gates(z: np.ndarray, closed: np.ndarray) -> np.ndarray:
+    return np.broadcast_to(~closed, z.shape).copy()
+
+
+def compare(z: np.ndarray, opened: np.ndarray, prior: float) -> dict[str, dict[str, Any]]:
+    gated, (y, b) = unit_length(z * opened), labeled(len(z))
+    table = theory.compare(z, gated, opened, y, b, prior)
+    for row in table:
+        assert set(row) == {"statement", "predicted", "observed", "holds", "note"}
+        assert row["note"]
+    return {row["statement"]: row for row in table}
+
+
+def test_prevalence_is_the_loop() -> None:
+    z = sparse()
+    wanted = [np.mean([v > 1e-5 for v in z[:, k]]) for k in range(6)]
+    assert theory.prevalence(z) == pytest.approx(wanted)
+    assert theory.prevalence(-z) == pytest.approx(wanted), "size, not sign"
+
+
+def test_ipw_effect_is_that_of_the_weighted_similarity() -> None:
+    z, (y, b) = sparse(60), labeled(60)
+    z[:, 5] = 0  # never fires
+    found = theory.ipw_effect(z, y, b, ks=(1, 5))
+    pi = theory.prevalence(z)
+    weights = np.append(1 / pi[:5], 0)
+    tensor = torch.from_numpy(z)
+    s = ipw_similarity(tensor, tensor, torch.from_numpy(pi)).numpy()
+    np.testing.assert_allclose(s, (z * weights) @ z.T)
+    other, shared = y[:, None] != y, b[:, None] == b
+    error = s[other & shared].mean() - s[other & ~shared].mean()
+    scale = s[~other & ~np.eye(60, dtype=bool)].mean()
+    errors = found["conflict"]
+    assert errors["ipw"]["error"] == pytest.approx(error)
+    assert errors["ipw"]["error_relative"] == pytest.approx(error / scale)
+    assert errors["dot"]["error"] == conflict(z, y, b)["error"]
+    assert found["retrieval"]["dot"] == retrieval(z, y, ks=(1, 5))
+    assert found["retrieval"]["ipw"] == retrieval(z, y, ks=(1, 5), weights=weights)
+    half = theory.ipw_effect(z, y, b, pi=np.full(6, 0.5))["conflict"]
+    assert half["ipw"]["error"] == pytest.approx(2 * half["dot"]["error"])
+
+
+@pytest.mark.parametrize("prior", [0.1, 0.4, 0.5, 0.6, 0.8])
+def test_gate_costs_are_the_kl_of_training(prior: float) -> None:
+    found = theory.gate_costs(prior)
+    assert found["open"] == pytest.approx(math.log(1 / prior))
+    assert found["closed"] == pytest.approx(math.log(1 / (1 - prior)))
+    opened, closed = (
+        q * math.log(q / prior) + (1 - q) * math.log((1 - q) / (1 - prior)) for q in (0.99, 0.01)
+    )
+    assert found["net_clamped"] == pytest.approx(opened - closed, abs=1e-6)
+    assert found["net"] == pytest.approx(math.log((1 - prior) / prior))
+    assert (found["net"] > 0) == (prior < 0.5)
+    with pytest.raises(InputError, match="prior"):
+        theory.gate_costs(1.0)
+
+
+def test_filtering_rates_are_loops() -> None:
+    z = sparse()
+    opened = np.random.default_rng(2).random(z.shape) < [0.9, 0.1, 0.8, 0.3, 0.7, 0.2]
+    found = theory.filtering(z, opened)
+    for k in range(6):
+        rate = np.mean([opened[i, k] for i in range(len(z)) if z[i, k] > 1e-5])
+        assert found["open_rate"][k] == pytest.approx(rate)
+        assert found["closed"][k] == (rate < 0.5)
+    with pytest.raises(InputError, match="gates"):
+        theory.filtering(z, opened[:, :5])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_best_gamma_is_the_best_of_all(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    z = sparse(100, tuple(rng.choice(np.linspace(0.1, 0.9, 9), 15)), seed)
+    closed = np.arange(15) < 6
+    rng.shuffle(closed)
+    found = theory.filtering(z, gates(z, closed))
+    pi = theory.prevalence(z)
+
+    def balanced(predicted: np.ndarray) -> float:
+        return float(predicted[closed].mean() + (~predicted[~closed]).mean()) / 2
+
+    best = max(balanced(pi * (1 - pi) < t) for t in [*(pi * (1 - pi)), 1.0])
+    assert found["agreement"] == pytest.approx(100 * best)
+    assert balanced(found["predicted"]) == pytest.approx(best)
+
+
+def test_filtering_on_a_model_that_obeys_the_theorem() -> None:
+    z = sparse(400, GRID)
+    pi = theory.prevalence(z)
+    closed = pi * (1 - pi) < 0.12
+    found = theory.filtering(z, gates(z, closed))
+    assert found["agreement"] == 100
+    assert found["agreement_chance"] < 90
+    assert np.array_equal(found["predicted"], closed)
+
+
+def test_common_dimensions_closed() -> None:
+    """What the theory describes."""
+    z = sparse(400, GRID)
+    found = compare(z, gates(z, theory.prevalence(z) >= 0.5), prior=0.3)
+    spearman = found["filtering: Spearman of prevalence and open rate"]
+    assert spearman["holds"] is True
+    assert spearman["observed"] < -0.8
+    assert "0.00 at prevalence >= 0.5, 1.00 below" in spearman["note"]
+    error = found["error reduction: noise set of prevalence >= 0.5"]
+    assert error["observed"] == pytest.approx(error["predicted"])
+    assert error["holds"] is True
+    observed = found["error reduction: noise set of observed closed"]["observed"]
+    assert error["observed"] == observed
+
+
+def test_rare_dimensions_closed() -> None:
+    """The opposite: the predicted drop does not come."""
+    z = sparse(400, GRID)
+    found = compare(z, gates(z, theory.prevalence(z) < 0.5), prior=0.8)
+    spearman = found["filtering: Spearman of prevalence and open rate"]
+    assert spearman["holds"] is False
+    assert spearman["observed"] > 0.8
+    assert found["error reduction: noise set of prevalence >= 0.5"]["holds"] is False
+    cost = found["filtering: KL cost of opening a gate (nats)"]
+    assert cost["holds"] is False
+    assert cost["predicted"] == pytest.approx(math.log(1 / 0.8))
+    assert cost["observed"] == pytest.approx(math.log(0.2 / 0.8))
+    corrected = found["filtering, cost corrected: closed dimensions"]
+    assert (corrected["predicted"], corrected["holds"]) == (0, False)
+    assert corrected["observed"] > 0
+
+
+def test_all_gates_open() -> None:
+    z = sparse()
+    found = compare(z, np.ones(z.shape, bool), prior=0.8)
+    assert found["filtering: closed dimensions, best gamma"]["holds"] is None
+    assert found["filtering, cost corrected: closed dimensions"]["holds"] is True
+    assert found["filtering: Spearman of prevalence and open rate"]["holds"] is None
+    assert found["error reduction: noise set of observed closed"]["holds"] is None
+    strictly = found["error reduction: strictly less, renormalized"]
+    assert strictly["observed"] == pytest.approx(0)
+    table = theory.compare(z, z, np.ones(z.shape, bool), labeled(200)[0], None, 0.8)
+    assert [r["statement"] for r in table] == [s for s in found if not s.startswith("error")]
+
+
+def test_error_rows_are_loops_over_pairs() -> None:
+    z, (y, b) = sparse(50), labeled(50)
+    opened = np.random.default_rng(5).random(z.shape) < 0.6
+    gated, m = unit_length(z * opened), z * opened
+    found = compare(z, opened, 0.8)
+    pairs = [(i, j) for i in range(50) for j in range(i) if y[i] != y[j] and b[i] == b[j]]
+    common = theory.prevalence(z) >= 0.5
+    predicted = np.mean([(z[i] * z[j])[common].sum() for i, j in pairs])
+    drop = np.mean([z[i] @ z[j] - m[i] @ m[j] for i, j in pairs])
+    final = np.mean([z[i] @ z[j] - gated[i] @ gated[j] for i, j in pairs])
+    row = found["error reduction: noise set of prevalence >= 0.5"]
+    assert row["predicted"] == pytest.approx(predicted)
+    assert row["observed"] == pytest.approx(drop)
+    assert row["holds"] == bool(drop > 0 and abs(drop - predicted) <= 0.25 * predicted)
+    strictly = found["error reduction: strictly less, renormalized"]
+    assert strictly["observed"] == pytest.approx(final)
+    assert strictly["holds"] == bool(final > 0)
+
+
+def entropy(values: Any) -> float:
+    counts = Counter(values)
+    return -sum(c / counts.total() * math.log(c / counts.total()) for c in counts.values())
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_information_is_the_loop(signed: bool) -> None:
+    z = sparse(80)
+    z[40:] = z[:40]  # every row twice
+    if signed:
+        z = z * np.random.default_rng(6).choice([-1, 1], 6)
+    opened = np.random.default_rng(7).random(z.shape) < 0.7
+    gated = unit_length(z * opened)
+    found = theory.information(gated, opened, bins=4)
+    codes = [tuple(min(max(math.floor(4 * v), -4), 3) for v in row) for row in gated]
+    levels, p = math.log(8 if signed else 4), opened.mean(0)
+    bound = sum(q * levels - q * math.log(q) - (1 - q) * math.log(1 - q) for q in p)
+    assert found["information"] == pytest.approx(entropy(codes))
+    assert found["marginals"] == pytest.approx(sum(entropy(column) for column in zip(*codes)))
+    assert found["bound"] == pytest.approx(bound)
+    assert found["bound_zero"] == pytest.approx(bound - levels * p.sum())
+    assert found["bound_ungated"] == pytest.approx(6 * levels)
+    assert found["cap"] == pytest.approx(math.log(80))
+    assert found["information"] <= found["marginals"] <= found["bound"] + 1e-9
+    assert found["information"] <= found["cap"]
+
+
+def test_the_information_row_says_whether_the_bound_is_empty() -> None:
+    z = sparse(50, tuple(np.linspace(0.1, 1, 30)))
+    for closed, word in ((np.zeros(30, bool), "empty"), (np.arange(30) > 0, "informative")):
+        row = compare(z, gates(z, closed), 0.8)["information bound (nats)"]
+        assert row["holds"] is True
+        assert word in row["note"]

@@ -1,0 +1,99 @@
+"""Every figure is written and shows the data it was given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from bayesncl.errors import InputError
+from bayesncl.report import plots
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that were saved."""
+    figures: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k))[1]
+    )
+    return figures
+
+
+def check(path: Path) -> None:
+    image = np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3)
+    assert (image == 255).all(1).mean() > 0.5
+    assert len(np.unique(image, axis=0)) > 20
+
+
+def test_consistency(tmp_path: Path, drawn: list[Figure]) -> None:
+    runs = {
+        "NCL": (np.array([0, 1, 20, 300]), np.array([np.nan, 100, 40, 12.0])),
+        "B": (np.array([5]), np.array([60.0])),
+    }
+    check(plots.plot_consistency(runs, tmp_path / "new" / "a.png"))
+    (axes,) = drawn[0].axes
+    assert axes.collections[0].get_offsets().tolist() == [[1, 100], [20, 40], [300, 12]]
+    assert axes.get_xscale() == "log"
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["NCL", "B"]
+    assert axes.lines[0].get_xdata()[0] == 10
+
+
+def test_entropy(tmp_path: Path, drawn: list[Figure]) -> None:
+    entropies = {"NCL": np.array([0.0, 1.0, np.nan, np.log(10)])}
+    check(plots.plot_entropy(entropies, tmp_path / "a.png", classes=10))
+    (axes,) = drawn[0].axes
+    assert axes.patches[0].get_data().values.sum() == 3
+    assert axes.lines[0].get_xdata()[0] == pytest.approx(np.log(10))
+
+
+def test_retrieval(tmp_path: Path, drawn: list[Figure]) -> None:
+    precision = {"NCL": {64: 20.0, 16: 10.0, 256: 25.0}}
+    check(plots.plot_retrieval(precision, tmp_path / "a.png", k=5, chance=1.0))
+    curve, chance = drawn[0].axes[0].lines
+    assert list(curve.get_xdata()) == [16, 64, 256]
+    assert list(curve.get_ydata()) == [10, 20, 25]
+    assert list(chance.get_ydata()) == [1, 1]
+
+
+def test_dynamics(tmp_path: Path, drawn: list[Figure]) -> None:
+    def row(epoch: int) -> dict:
+        kinds = {"sound": 0.1, "paper": 0.2, "chance": 0.3}
+        return {
+            "epoch": epoch,
+            **{key: {"af_gv": v, "af_sc": -v, "gv_sc": None} for key, v in kinds.items()},
+        }
+
+    check(plots.plot_dynamics({"NCL": [row(10), row(20)]}, tmp_path / "a.png"))
+    first, second, third = drawn[0].axes
+    assert list(first.lines[1].get_xdata()) == [10, 20]
+    assert list(first.lines[1].get_ydata()) == [0.1] * 2
+    assert list(second.lines[1].get_ydata()) == [-0.1] * 2
+    assert list(second.lines[2].get_ydata()) == [-0.3] * 2
+    assert np.isnan(third.lines[1].get_ydata()).all()
+
+
+def test_conflict(tmp_path: Path, drawn: list[Figure]) -> None:
+    runs = {"before": np.array([0.1, 0.3, -0.1]), "after": np.array([0.05, 0.0, 0.02])}
+    check(plots.plot_conflict(runs, tmp_path / "a.png"))
+    before, after = drawn[0].axes[0].lines[:2]
+    assert list(before.get_ydata()) == [0.3, 0.1, -0.1]
+    assert list(after.get_ydata()) == [0.05, 0.02, 0.0]
+
+
+def test_thresholds(tmp_path: Path, drawn: list[Figure]) -> None:
+    runs = {"NCL": (np.array([13.7, 4.8, 1.2]), np.array([12.5, 24, 41]))}
+    check(plots.plot_thresholds(runs, tmp_path / "a.png"))
+    (axes,) = drawn[0].axes
+    assert list(axes.lines[0].get_ydata()) == [12.5, 24, 41]
+    assert axes.xaxis_inverted()
+
+
+def test_nothing_to_plot(tmp_path: Path) -> None:
+    for plot in (plots.plot_thresholds, plots.plot_dynamics):
+        with pytest.raises(InputError):
+            plot({}, tmp_path / "a.png")

@@ -1,0 +1,64 @@
+"""Links, imports and commands in the documentation work."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from bayesncl.cli.app import app
+
+ROOT = Path(__file__).parent.parent
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")]
+CODE = re.compile(r"^```.*?^```$|^ {4}[^\n]*$|`[^`\n]+`", re.M | re.S)
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub and mkdocs write them."""
+    heads = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+@every_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", CODE.sub("", page.read_text())):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@every_page
+def test_python_snippets_import_what_exists(page: Path) -> None:
+    for snippet in re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.M | re.S):
+        for node in ast.parse(snippet).body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                exec(ast.unparse(node), {})
+
+
+@every_page
+def test_commands_and_their_options_exist(page: Path) -> None:
+    if page.name == "CHANGELOG.md":  # also names what is gone
+        return
+    text = page.read_text().replace("\\\n", " ")
+    code = "\n".join(CODE.findall(text))
+    for name, rest in re.findall(r"\bbayesncl ([a-z]+)\b([^`\n#|;&]*)", code):
+        options = set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", rest))
+        if not options:
+            continue
+        known = {o for p in COMMANDS[name].params for o in (*p.opts, *p.secondary_opts)}
+        assert options <= known, f"bayesncl {name}{rest}"
+
+
+def test_the_readme_has_one_table_of_at_most_five_columns() -> None:
+    heads = re.findall(r"^(\|.*\|)\n\|[-:| ]+\|$", (ROOT / "README.md").read_text(), re.M)
+    assert len(heads) == 1 and heads[0].count("|") - 1 <= 5

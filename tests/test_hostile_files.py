@@ -1,0 +1,363 @@
+"""Forged and damaged files of every kind we write: read, or refused with an InputError of one line.
+
+Nothing in them is executed. Hypothesis draws the forgeries; checksums are right, so that every
+check behind them is reached.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pickle
+import struct
+import tarfile
+import zlib
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bayesncl import ReadableCodes, data
+from bayesncl.atlas.quiz import join_quizzes, quiz_json, render_quiz
+from bayesncl.codes import storage
+from bayesncl.codes.folder import About, CodesFolder, Rows
+from bayesncl.codes.names import find_names, read_names, write_names
+from bayesncl.codes.photos import Log
+from bayesncl.data.archive import list_members
+from bayesncl.errors import InputError
+from bayesncl.io import digest, tensor_bytes
+from bayesncl.method.encoder import Encoder, build_model
+from bayesncl.method.heads import HEADS
+from bayesncl.recipes import PARTS, Data, recipe_from_json
+from bayesncl.training import checkpoint, weights
+from bayesncl.training.run_folder import RunFolder
+from tests.conftest import tiny_recipe
+
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+
+INFINITE = (float("inf"), float("nan"))
+NUMBERS = st.sampled_from([-1, 0, 1, 7, 2**31, 2**63, 10**400, -1.5, 1e308, *INFINITE])
+TEXTS = st.sampled_from(["", "x", "\0", "../../x", "\x1b[2J", "<b>", "9" * 5000, "\ud800", "٣"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXTS,
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(TEXTS, values, max_size=3),
+    max_leaves=6,
+)
+
+
+def bend(tree: Any, draw: Draw) -> Any:
+    """A copy of a JSON tree with a few nodes replaced, removed or added."""
+    tree = json.loads(json.dumps(tree))
+    for _ in range(draw(st.integers(0, 3))):
+        node, parent, key = tree, None, None
+        while isinstance(node, dict | list) and node and draw(st.integers(0, 6)):
+            keys = sorted(node) if isinstance(node, dict) else range(len(node))
+            parent, key = node, draw(st.sampled_from(keys))
+            node = node[key]
+        action = draw(st.sampled_from(["replace", "remove", "add"]))
+        if parent is None:
+            tree = draw(VALUES) if action == "replace" else tree
+        elif action == "remove":
+            del parent[key]
+        elif action == "add" and isinstance(parent, dict):
+            parent[draw(TEXTS)] = draw(VALUES)
+        else:
+            parent[key] = draw(VALUES)
+    return tree
+
+
+def bend_tensors(tensors: dict[str, torch.Tensor], draw: Draw) -> dict[str, torch.Tensor]:
+    """Tensors of which some have other values, another shape or type, or are missing."""
+    tensors = dict(tensors)
+    for name in draw(st.lists(st.sampled_from(sorted(tensors)), max_size=2, unique=True)):
+        t = tensors.pop(name)
+        how = draw(st.sampled_from(["fill", "type", "cut", "drop", "rename"]))
+        if how == "fill":
+            number = draw(st.sampled_from([1e38, float("nan"), float("inf"), 0.0]))
+            tensors[name] = torch.full_like(t, number if t.is_floating_point() else -1)
+        elif how == "type":
+            tensors[name] = t.to(draw(st.sampled_from([torch.float16, torch.float64, torch.int64])))
+        elif how == "cut":
+            tensors[name] = t.reshape(-1)[: draw(st.integers(0, 3))].clone()
+        elif how == "rename":
+            tensors[f"{name}x"] = t
+    return tensors
+
+
+def damage(raw: bytes, draw: Draw) -> bytes:
+    """Mostly the same bytes; sometimes a piece is changed, cut or added."""
+    data = bytearray(raw)
+    for _ in range(draw(st.sampled_from([0, 0, 0, 1, 3]))):
+        at, piece = draw(st.integers(0, len(data))), draw(st.binary(max_size=6))
+        data[at : at + draw(st.sampled_from([0, len(piece), 40, len(data)]))] = piece
+    return bytes(data)
+
+
+# For each kind of file: forge it in a folder, then use it as the package does.
+
+
+@cache
+def good_model() -> Encoder:
+    return build_model(tiny_recipe())
+
+
+def forge_model(folder: Path, draw: Draw) -> Callable[[], Any]:
+    tensors = bend_tensors(weights.to_file_names(good_model().state_dict()), draw)
+    recipe = json.dumps(bend(good_model().recipe.to_dict(), draw))
+    metadata = {"format": "bayesncl-1", "recipe": recipe, "sha256": digest(tensors)}
+    (folder / "model.safetensors").write_bytes(damage(tensor_bytes(tensors, metadata), draw))
+
+    def use() -> None:
+        model = weights.load_weights(folder / "model.safetensors")
+        if model.recipe.views.size <= 64:
+            assert model.encode(np.zeros((1, 3, 16, 16), np.uint8)).isfinite().all()
+
+    return use
+
+
+def forge_checkpoint(folder: Path, draw: Draw) -> Callable[[], Any]:
+    tensors = {f"model.{n}": t for n, t in weights.to_file_names(good_model().state_dict()).items()}
+    step = draw(st.sampled_from(["4", "-1", "x", "9" * 30, "9" * 5000, ""]))
+    metadata = {"step": step, "recipe": json.dumps(bend(good_model().recipe.to_dict(), draw))}
+    payload = tensor_bytes(bend_tensors(tensors, draw), metadata)
+    path = folder / "step-4.ckpt"
+    path.write_bytes(damage(payload, draw) + hashlib.sha256(payload).digest())
+    return lambda: use_checkpoint(path)
+
+
+def use_checkpoint(path: Path) -> None:
+    found = checkpoint.read(path)
+    recipe = recipe_from_json(found.recipe, str(path))
+    weights.fill_model(recipe, found.part("model"), path)
+
+
+@cache
+def good_codes(method: str) -> ReadableCodes:
+    x = np.random.default_rng(0).normal(size=(40, 5))
+    return ReadableCodes(6, method=method, max_iter=2, batch_size=8, device="cpu").fit(x)
+
+
+def forge_codes(folder: Path, draw: Draw) -> Callable[[], Any]:
+    codes = good_codes(draw(st.sampled_from(sorted(HEADS))))
+    raw, config = storage.pack(codes)
+    tensors = bend_tensors(safetensors.torch.load(raw), draw)
+    text = json.dumps(bend(json.loads(config), draw))
+    metadata = {"config": text, "sha256": digest(tensors, text)}
+    path = folder / storage.WEIGHTS
+    path.write_bytes(damage(tensor_bytes(tensors, metadata), draw))
+    config_file = folder / storage.CONFIG
+    config_file.write_bytes(damage(text.encode(), draw))
+
+    def use() -> None:
+        ReadableCodes.from_pretrained(folder)
+        loaded = ReadableCodes.load(path)
+        z = loaded.transform(np.zeros((2, loaded.n_features_in_)))
+        z = z.toarray() if hasattr(z, "toarray") else np.asarray(z)
+        assert np.isfinite(z).all() and (z >= 0).all()
+
+    return use
+
+
+SIGNATURE = {"view": "v", "probes": [[1.0, 2.0], [3.0, 4.0]]}
+ABOUT = About("photos", "../photos", "../photos", {"spec": "x", "signature": SIGNATURE})
+LABELS = np.array([0, 1, 0])
+ROWS = Rows(("a.png", "b/c.png", "d.png"), LABELS, ("ant", "bee"), 1, ((1, 2), (3, 4), (5, 6)))
+
+
+def forge_folder(path: Path, draw: Draw) -> Callable[[], Any]:
+    """A folder of codes; codes.json has the right hash of rows.json."""
+    folder = CodesFolder(path)
+    spec = draw(st.sampled_from(["x", str(path / "model.safetensors")]))
+    (path / "model.safetensors").write_bytes(weights.model_bytes(good_model()))
+    about = replace(ABOUT, encoder={"spec": spec, "signature": SIGNATURE})
+    folder.write_rows(about, ROWS, [np.ones((3, 5), np.float32)], 5)
+    folder.codes_file.write_bytes(storage.pack(good_codes("ncl"))[0])
+    rows = damage(json.dumps(bend(json.loads(ROWS.to_json()), draw)).encode(), draw)
+    folder.rows_file.write_bytes(rows)
+    tree = json.loads(folder.about_file.read_text())
+    tree["embeddings"]["names"] = hashlib.blake2b(rows, digest_size=16).hexdigest()
+    folder.about_file.write_bytes(damage(json.dumps(bend(tree, draw)).encode(), draw))
+    folder.log.write_bytes(bytes(60))
+    head = json.dumps({"signature": SIGNATURE, "features": 5, "stamp": ""})
+    line = json.dumps(bend(["a.png", 1, 2, None, zlib.crc32(bytes(20))], draw))
+    folder.log_index.write_bytes(damage(f"{head}\n{line}\n".encode(), draw))
+
+    def use() -> None:
+        log = Log(folder, SimpleNamespace(signature=SIGNATURE, features=5))  # type: ignore[arg-type]
+        log.read()
+        log.start()
+        errors = []
+        parts = (folder.about, folder.rows, folder.embeddings, folder.codes, folder.open_encoder)
+        for part in (*parts, lambda: folder.photo_paths(folder.rows(), range(3))):
+            try:
+                part()
+            except InputError as error:
+                errors.append(error)
+        for error in errors:
+            raise error
+
+    return use
+
+
+ENTRY = {"name": "autumn", "note": "", "mark": "readable", "author": "Ann"}
+ENTRY |= {"time": "2026-05-01T10:00:00.000Z"}
+CODES = {"fingerprint": "9f8e", "run": "NCL", "dims": 8, "dimensions": {"1": [ENTRY, ENTRY]}}
+NAMES = {"format": "bayesncl-names-1", "codes": [CODES, CODES | {"fingerprint": "aaaa"}]}
+ANSWER = {"codes": "9f8e", "run": "NCL", "dim": 7, "images": [3, 8, 21, 40, 5], "intruder": 2}
+ANSWER |= {"chosen": 2, "seconds": 3.1, "time": "2026-05-01T10:00:00.000Z"}
+QUIZ = {"format": "bayesncl-quiz-1", "atlas": "x", "author": "Ann", "answers": [ANSWER, ANSWER]}
+
+
+def forge_names(folder: Path, draw: Draw) -> Callable[[], Any]:
+    (folder / "names.json").write_bytes(damage(json.dumps(bend(NAMES, draw)).encode(), draw))
+
+    def use() -> None:
+        codes = read_names(folder / "names.json")
+        write_names(folder / "again.json", codes)
+        again = read_names(folder / "again.json")
+        assert [(c.fingerprint, c.dims) for c in again] == [(c.fingerprint, c.dims) for c in codes]
+        for each in codes:
+            columns = each.columns(min(each.dims, 50))
+            assert len(set(columns)) == len(columns)
+            assert all(name.isprintable() for name in columns)
+        find_names(codes, "9f8e", 8)
+
+    return use
+
+
+def forge_quiz(folder: Path, draw: Draw) -> Callable[[], Any]:
+    (folder / "quiz.json").write_bytes(damage(json.dumps(bend(QUIZ, draw)).encode(), draw))
+
+    def use() -> None:
+        joined = join_quizzes([folder / "quiz.json"])
+        json.loads(quiz_json(joined))
+        assert all(line.isprintable() for line in render_quiz(joined).splitlines())
+
+    return use
+
+
+def forge_recipe(folder: Path, draw: Draw) -> Callable[[], Any]:
+    tree = bend(tiny_recipe().to_dict(), draw)
+    part = draw(st.sampled_from(sorted(PARTS)))
+    if isinstance(tree, dict) and isinstance(tree.get(part), dict):
+        field = draw(st.sampled_from([field.name for field in fields(PARTS[part])]))
+        tree[part][field] = draw(VALUES)
+    text = damage(json.dumps(tree).encode(), draw).decode(errors="replace")
+
+    def use() -> None:
+        recipe = recipe_from_json(text, "x.json")
+        assert recipe_from_json(recipe.to_json()) == recipe
+
+    return use
+
+
+EVALUATION = {"sound": {"consistency": 12.5, "dead": None}, "paper": {"consistency": 11.0}}
+LINE = {"step": 4, "epoch": 1.0, "loss": 2.0, "images_per_second": 100.0}
+
+
+def forge_run(folder: Path, draw: Draw) -> Callable[[], Any]:
+    lines = b"\n".join(json.dumps(bend(LINE, draw)).encode() for _ in range(3))
+    (folder / "metrics.jsonl").write_bytes(damage(lines, draw))
+    text = json.dumps(bend(EVALUATION, draw)).encode()
+    (folder / "evaluation.json").write_bytes(damage(text, draw))
+
+    def use() -> None:
+        run = RunFolder(folder)
+        assert isinstance(run.evaluation(), dict | None)
+        assert all(isinstance(line, dict) for line in run.metrics())
+
+    return use
+
+
+def forge_tar(folder: Path, draw: Draw) -> Callable[[], Any]:
+    out = io.BytesIO()
+    stems = st.sampled_from(["0", "a", "../a", "/a", "d/e", "", ".", "x" * 300, "\x1b[2J"])
+    types = st.sampled_from(
+        [tarfile.REGTYPE, tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, b"S"]
+    )
+    bodies = st.sampled_from([b"1", b"", b"999999999999", b"-1", b"x" * 700, b"\xff"])
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for _ in range(draw(st.integers(0, 4))):
+            suffix = draw(st.sampled_from([".jpg", ".png", ".cls", "", ".tar.jpg"]))
+            info, body = tarfile.TarInfo(draw(stems) + suffix), draw(bodies)
+            info.size, info.type, info.linkname = len(body), draw(types), "/etc/passwd"
+            tar.addfile(info, io.BytesIO(body))
+    (folder / "0.tar").write_bytes(damage(out.getvalue(), draw))
+
+    def use() -> None:
+        for name, entry in list_members(folder / "0.tar")[0].items():
+            assert ".." not in name.split("/") and not name.startswith("/")
+            entry.read()
+        data.load(Data(name="shards", root=str(folder), size=8, holdout=0.3), "train")
+
+    return use
+
+
+FORGERIES = [
+    forge_model, forge_checkpoint, forge_codes, forge_folder, forge_names, forge_quiz,
+    forge_recipe, forge_run, forge_tar,
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("forge", FORGERIES)
+@settings(
+    deadline=None,
+    max_examples=60,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+@given(drawn=st.data())
+def test_forged_files_are_read_or_refused(
+    forge, drawn, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.mktemp("forged")
+    monkeypatch.setenv("BAYESNCL_CACHE", str(folder / "cache"))
+    use = forge(folder, drawn.draw)
+    try:
+        use()
+    except InputError as error:
+        assert "\n" not in str(error) and len(str(error)) < 6000
+
+
+class Exploit:
+    """Unpickling this would leave a mark."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("executed",)
+
+
+def test_pickles_in_place_of_weights_run_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = io.BytesIO()
+    torch.save(Exploit(), out)
+    endless = struct.pack("<Q", 2**60) + b"{}"  # the length of a header
+    tensors = {"x": torch.zeros(2)}
+    no_recipe = {"recipe": "[" * 10_000, "sha256": digest(tensors)}
+    other = {"recipe": tiny_recipe().to_json(), "sha256": digest(tensors)}
+    forged = [pickle.dumps(Exploit()), out.getvalue(), b"", endless, tensor_bytes(tensors, {})]
+    forged += [tensor_bytes(tensors, no_recipe), tensor_bytes(tensors, other)]
+    for raw in forged:
+        for name in ("model.safetensors", "codes.safetensors", "step-00000004.ckpt"):
+            (tmp_path / name).write_bytes(raw)
+        (tmp_path / "step-00000004.ckpt").write_bytes(raw + hashlib.sha256(raw).digest())
+        with pytest.raises(InputError):
+            weights.load_weights(tmp_path / "model.safetensors")
+        with pytest.raises(InputError):
+            ReadableCodes.load(tmp_path / "codes.safetensors")
+        with pytest.raises(InputError):
+            use_checkpoint(tmp_path / "step-00000004.ckpt")
+    assert not (tmp_path / "executed").exists()

@@ -1,0 +1,402 @@
+"""Reading arrays, tables and labels: every format, and one line for every kind of bad input."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+import sys
+import warnings
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import safetensors.torch
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+
+from bayesncl import inputs
+from bayesncl.errors import InputError
+from bayesncl.inputs import (
+    array_names,
+    as_features,
+    as_labels,
+    class_labels,
+    factorize,
+    find_column,
+    find_labels,
+    guard_cell,
+    read_arrays,
+    read_embeddings,
+    read_labels,
+)
+
+RNG = np.random.default_rng(0)
+Z = RNG.standard_normal((30, 5)).astype(np.float32)
+Y = RNG.integers(0, 3, 30)
+MANY = settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@contextlib.contextmanager
+def one_line():
+    """An InputError of one short line."""
+    with pytest.raises(InputError) as caught:
+        yield caught
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 800
+
+
+# Files of every format
+
+
+def write_csv(path: Path, z: np.ndarray, y: np.ndarray) -> None:
+    lines = [f"{label}," + ",".join(map(repr, row)) for label, row in zip(y, z.tolist())]
+    heading = ",".join(["label", *(f"f{i}" for i in range(z.shape[1]))])
+    path.write_text("\n".join([heading, *lines]))
+
+
+def write_all(folder: Path, z: np.ndarray, y: np.ndarray) -> list[Path]:
+    pandas = pytest.importorskip("pandas")
+    np.savez(folder / "a.npz", z=z, y=y)
+    np.savez_compressed(folder / "b.npz", z=z, y=y)
+    np.save(folder / "z.npy", np.asfortranarray(z))
+    np.save(folder / "y.npy", y)
+    safetensors.numpy.save_file({"z": z, "y": y}, folder / "c.safetensors")
+    write_csv(folder / "d.csv", z, y)
+    pandas.DataFrame(z).add_prefix("f").assign(label=y).to_parquet(folder / "e.parquet")
+    names = ("a.npz", "b.npz", "z.npy", "c.safetensors", "d.csv", "e.parquet")
+    return [folder / name for name in names]
+
+
+def test_every_format_gives_the_same(tmp_path: Path) -> None:
+    for path in write_all(tmp_path, Z, Y):
+        z, names, labels = read_embeddings(path)
+        assert np.array_equal(z, Z) and np.array_equal(labels, Y) and names is None, path
+    assert isinstance(read_embeddings(tmp_path / "z.npy")[0], np.memmap)
+    assert array_names(tmp_path / "a.npz") == array_names(tmp_path / "c.safetensors") == {"z", "y"}
+    assert array_names(tmp_path / "z.npy") == array_names(tmp_path / "d.csv") == set()
+
+
+def test_bfloat16_and_empty_arrays(tmp_path: Path) -> None:
+    z = torch.from_numpy(Z).bfloat16()
+    safetensors.torch.save_file({"z": z}, tmp_path / "a.safetensors")
+    found = read_arrays(tmp_path / "a.safetensors", ("z",))["z"]
+    assert np.array_equal(found, z.float().numpy())
+    np.save(tmp_path / "empty.npy", np.empty((0, 3)))
+    assert read_embeddings(tmp_path / "empty.npy")[0].shape == (0, 3)
+
+
+def test_embeddings_and_labels_as_people_save_them(tmp_path: Path) -> None:
+    """[N, F, 1, 1], one array of any name, bytes as HDF5 gives them, labels as float columns."""
+    column, paths = Y.astype(float)[:, None], np.array(["ä.jpg".encode()] * len(Z))
+    np.savez(tmp_path / "a.npz", features=Z[:, :, None, None], labels=column, paths=paths)
+    z, names, labels = read_embeddings(tmp_path / "a.npz")
+    assert np.array_equal(z, Z) and names[0] == "ä.jpg"
+    assert labels.dtype == np.int64 and labels.tolist() == Y.tolist()
+    column[1] = np.nan
+    np.savez(tmp_path / "b.npz", image_embeds=Z, y=column)
+    z, _, labels = read_embeddings(tmp_path / "b.npz")
+    assert np.array_equal(z, Z) and labels.tolist() == [str(Y[0]), "", *map(str, Y[2:])]
+    np.savez(tmp_path / "d.npz", X=Z, targets=Y, class_names=np.array(["x", "y", "z"]))
+    assert read_embeddings(tmp_path / "d.npz")[2].tolist() == [*np.array(["x", "y", "z"])[Y]]
+    np.savez(tmp_path / "d.npz", X=Z, targets=Z)  # boxes, say
+    assert read_embeddings(tmp_path / "d.npz")[2] is None
+    np.savez(tmp_path / "c.npz", image=Z, text=Z)
+    with one_line() as caught:
+        read_embeddings(tmp_path / "c.npz")
+    assert "image, text" in str(caught.value)
+    np.savez(tmp_path / "e.npz", z=Z, y=Y[:-1])
+    with one_line():
+        read_embeddings(tmp_path / "e.npz")
+
+
+def test_files_beside_an_npy_of_other_rows_are_ignored(tmp_path: Path) -> None:
+    np.save(tmp_path / "z.npy", Z)
+    np.save(tmp_path / "y.npy", Y[:-1])
+    np.save(tmp_path / "names.npy", np.array([f"{i}.jpg" for i in range(30)]))
+    _, names, labels = read_embeddings(tmp_path / "z.npy")
+    assert labels is None and names[3] == "3.jpg"
+
+
+# Tables
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0,1\n2.5,3\n4,5\n", {"z": [[2.5, 3], [4, 5]]}),  # DataFrame(X).to_csv(index=False)
+        (",0,1\n0,2.5,3\n1,4,5\n", {"z": [[2.5, 3], [4, 5]]}),  # and with its index
+        ("1.5,2\n3,4\n", {"z": [[1.5, 2], [3, 4]]}),  # no heading
+        ("a,b\n1,2\n\n3,4\n\n", {"z": [[1, 2], [3, 4]]}),
+        ("name,a\n007,1\n07,2\n", {"z": [[1], [2]], "names": ["007", "07"]}),
+        ("y,a\n7,1\n-8,2\n", {"z": [[1], [2]], "y": [7, -8]}),
+        ("y,a\n1_0,1\n10,2\n", {"z": [[1], [2]], "y": ["1_0", "10"]}),
+        (
+            "Filename;a;Target\nx,y;1;t\nz;2;u\n",
+            {"z": [[1], [2]], "y": ["t", "u"], "names": ["x,y", "z"]},
+        ),
+        ("a\tb\n1\t2\n", {"z": [[1, 2]]}),
+        ("id,a\n70,1\n80,2\n", {"z": [[1], [2]], "names": [70, 80]}),
+        (",a\ncat.jpg,1\ndog.jpg,2\n", {"z": [[1], [2]], "names": ["cat.jpg", "dog.jpg"]}),
+        (",id,a,\n0,x,1,\n1,y,2,\n", {"z": [[1], [2]], "names": ["x", "y"]}),
+        ("id,a\n0,5\n1,6\n", {"z": [[5], [6]], "names": [0, 1]}),
+        (",a\n1,5\n2,6\n", {"z": [[5], [6]]}),
+        ("1.5,2,\n3,4,\n", {"z": [[1.5, 2], [3, 4]]}),  # no heading, a comma at the end
+        ("y,a\nnan,1\n3,2\nnan,3\n", {"z": [[1], [2], [3]], "y": ["", "3", ""]}),
+        ("target,a\n0.0,1\n1.0,2\n", {"z": [[1], [2]], "y": [0, 1]}),
+        ("target,a\n0.5,1\n1.25,2\n", {"z": [[1], [2]], "y": [0.5, 1.25]}),
+        ("id,path,index,a\n7,x,0,1\n8,y,1,2\n", {"z": [[1], [2]], "names": ["x", "y"]}),
+        (",index,a\n0,c.jpg,1\n1,d.jpg,2\n", {"z": [[1], [2]], "names": ["c.jpg", "d.jpg"]}),
+        ("name,a\n,1\n,2\n", {"z": [[1], [2]]}),
+    ],
+)
+def test_columns_by_their_headings(text: str, expected: dict, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    found = read_arrays(tmp_path / "a.csv", ("z", "y", "names"))
+    if "y" in found:
+        found["y"] = find_column(found, "y")
+    assert {name: values.tolist() for name, values in found.items()} == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "a,b\n1,2,3\n", "a,b\n1,x\n", "a\n" + "9" * 200_000, "a\n\xff", "a,species\n1,cat\n",
+        "a,species\n1,\n", "1,,2\n3,4,5\n", "1,2,\n3,4,5\n", "name,path,a\nx,y,1\n",
+    ],
+)  # fmt: skip
+def test_bad_tables_get_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.CSV").write_bytes(text.encode("latin1"))
+    with one_line():
+        read_arrays(tmp_path / "a.CSV", ("z",), needed=("z",))
+
+
+def test_parquet_tables(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    path = tmp_path / "a"  # known by its first bytes
+    beside = {"width": Y, "caption": "x", "filename": b"a", "label": [None, *map(int, Y[1:])]}
+    pandas.DataFrame({**beside, "embedding": Z.tolist()}).to_parquet(path)
+    z, names, labels = read_embeddings(path)  # beside lists no other column is a feature
+    assert np.allclose(z, Z) and set(names) == {"a"} and labels.tolist() == ["", *map(str, Y[1:])]
+    frame = pandas.DataFrame({"v": [1.0, 2.0], "y": [None, 2.0]}, index=["a", "b"])
+    for name in (None, "photo", "path"):
+        frame.rename_axis(name).to_parquet(path)
+        z, names, labels = read_embeddings(path)
+        assert z.tolist() == [[1.0], [2.0]] and names.tolist() == ["a", "b"]
+        assert labels.tolist() == ["", "2"]
+    pandas.DataFrame({"a": np.array([], np.float32)}).to_parquet(path)
+    assert read_embeddings(path)[0].shape == (0, 1)
+    lists = {"bbox": [[0.0, 1.0]] * 3, "tokens": [[1], [1, 2], [3]], "embedding": [[1.0, 2.0]] * 3}
+    pandas.DataFrame(lists).to_parquet(path)
+    assert read_embeddings(path)[0].tolist() == lists["embedding"]
+    bad = [beside, {"e": lists["tokens"]}, {"left": lists["bbox"], "right": lists["bbox"]}]
+    for columns in bad:
+        pandas.DataFrame(columns).to_parquet(path)
+        with one_line():
+            read_embeddings(path)
+    path.write_bytes(path.read_bytes()[:300])
+    with one_line():
+        read_embeddings(path)
+
+
+def test_parquet_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1....PAR1")
+    with pytest.raises(InputError, match="pip install"):
+        read_arrays(tmp_path / "a.parquet", ("z",))
+
+
+@MANY
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), min_size=2))
+def test_formula_guard_round_trip(tmp_path: Path, cells: list[str]) -> None:
+    """No cell of a written table starts a formula, and reading it gives the text back."""
+    import csv
+
+    guarded = [guard_cell(cell) for cell in cells]
+    assert all(c[:1] not in ("=", "+", "-", "@") or inputs._is_number(c) for c in guarded)
+    with open(tmp_path / "t.csv", "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("name", "z0"), *((cell, 1) for cell in guarded)])
+    try:
+        names = read_embeddings(tmp_path / "t.csv")[1]
+    except InputError:
+        assert any("\0" in cell or "\r" in cell for cell in cells)
+        return
+    if names is not None and names.dtype.kind == "U" and not any("\0" in cell for cell in cells):
+        assert names.tolist() == cells
+
+
+# Hostile files
+
+
+@pytest.mark.parametrize(
+    "value", [Z * 1j, Y.astype("M8[s]"), np.array([None, {}]), np.zeros(3, "V4")]
+)
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_arrays_of_other_types_get_one_line(tmp_path: Path, value: np.ndarray, save) -> None:
+    save(tmp_path / "a.npz", z=value)
+    with one_line():
+        read_arrays(tmp_path / "a.npz", ("z",))
+
+
+class Exploit:
+    def __reduce__(self):
+        return (exec, ("raise SystemExit('code ran')",))
+
+
+def test_nothing_is_unpickled(tmp_path: Path) -> None:
+    objects = np.array([Exploit()], dtype=object)
+    np.save(tmp_path / "a.npy", objects, allow_pickle=True)
+    np.savez(tmp_path / "a.npz", z=objects)
+    for name in ("b.npy", "b.npz", "b.safetensors", "b.csv", "b.parquet", "b.pkl"):
+        (tmp_path / name).write_bytes(pickle.dumps(Exploit()))
+    for path in tmp_path.iterdir():
+        with one_line():
+            read_arrays(path, ("z",), needed=("z",))
+        with one_line():
+            read_embeddings(path)
+
+
+def test_paths_that_are_no_files(tmp_path: Path) -> None:
+    for name in ("", "none.npy", "x" * 5000, "a\0b"):
+        with one_line():
+            read_arrays(tmp_path / name, ("z",))
+
+
+@pytest.mark.parametrize("ending", ["npy", "a.npz", "b.npz", "safetensors", "csv", "parquet"])
+@MANY
+@given(data=st.data())
+def test_damaged_files_get_one_line_or_an_array(tmp_path: Path, ending: str, data) -> None:
+    """Bytes changed, cut or added anywhere: an InputError or plain arrays, no other exception."""
+    path = next(p for p in write_all(tmp_path, Z[:4], Y[:4]) if p.name.endswith(ending))
+    raw = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(raw)))
+        piece = data.draw(st.binary(max_size=4))
+        raw[at : at + data.draw(st.sampled_from([0, len(piece), 40, len(raw)]))] = piece
+    path.write_bytes(raw)
+    with contextlib.suppress(InputError):
+        for values in read_embeddings(path):
+            assert values is None or values.dtype.kind in "fiubU"
+
+
+def test_a_flipped_byte_of_an_npz_is_noticed(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", z=Z)
+    raw = bytearray((tmp_path / "a.npz").read_bytes())
+    raw[300] ^= 1
+    (tmp_path / "a.npz").write_bytes(raw)
+    with one_line():
+        read_arrays(tmp_path / "a.npz", ("z",))
+
+
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # NumPy's, of huge shapes
+@MANY
+@given(
+    shape=st.lists(st.integers(-2, 10**20), max_size=3).map(tuple),
+    descr=st.sampled_from(["<f4", "<i8", "|V0", "<U0", "|S0", "<U1", "|O", "<c8", "<M8[s]", ""]),
+    packed=st.booleans(),
+)
+def test_forged_headers_get_one_line(tmp_path: Path, shape, descr: str, packed: bool) -> None:
+    text = repr({"descr": descr, "fortran_order": False, "shape": shape}).encode() + b"\n"
+    npy = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(16)
+    (tmp_path / "a.npy").write_bytes(npy)
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED * packed) as archive:
+        archive.writestr("z.npy", npy)
+    for name in ("a.npy", "a.npz"):
+        with contextlib.suppress(InputError):
+            assert read_arrays(tmp_path / name, ("z",))["z"].nbytes <= 64
+
+
+# Features and labels
+
+
+ANY_ARRAY = arrays_of.arrays(
+    st.one_of(arrays_of.scalar_dtypes(), arrays_of.unicode_string_dtypes(max_len=3)),
+    arrays_of.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+)
+
+
+@MANY
+@given(ANY_ARRAY)
+def test_any_array_as_features_or_labels(values: np.ndarray) -> None:
+    with contextlib.suppress(InputError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        features = as_features(values)
+        assert features.ndim == 2 and features.dtype.kind == "f" and features.dtype.isnative
+    with contextlib.suppress(InputError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        index, classes = as_labels(values, len(values) if values.ndim else 0)
+        assert index.dtype == np.int64 and (classes[index] == values.astype(classes.dtype)).all()
+
+
+def test_features_and_labels_of_any_kind() -> None:
+    assert as_features([[1, 2], [3, 4]]).dtype == np.float64
+    assert as_features(torch.zeros(2, 2, dtype=torch.bfloat16)).dtype == np.float32
+    index, classes = as_labels(np.array([7, -3, 7, 10**18]), 4)
+    assert (index.tolist(), classes.tolist()) == ([1, 0, 1, 2], [-3, 7, 10**18])
+    dates = np.array(["2020-01-01", "2021-01-01"], "M8[D]")
+    for bad in (np.array([1j, 2]), dates, np.array([1.5, 2]), [np.nan, 1], [[1, 2]], [1], [1, 1]):
+        with one_line():
+            as_labels(bad, 2)
+    index, classes = factorize(torch.tensor([5, 2, 5]))
+    assert index.tolist() == [1, 0, 1] and classes.tolist() == [2, 5]
+
+
+def test_memory_is_checked_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "physical_memory", lambda: 1000)
+    with pytest.raises(InputError, match="memory"):
+        as_features(np.zeros((100, 1), np.int8))
+
+
+# Labels from files
+
+
+def test_labels_by_name_or_by_row(tmp_path: Path) -> None:
+    (tmp_path / "y.csv").write_text("name,label\nb.jpg,dog\na.jpg,cat\n")
+    names = np.array(["x/a.jpg", "b.jpg"])
+    assert read_labels(tmp_path / "y.csv", names, 2)[1].tolist() == ["cat", "dog"]
+    with pytest.warns(UserWarning, match="order"):
+        own_names, labels = read_labels(tmp_path / "y.csv", None, 2)
+    assert own_names.tolist() == ["b.jpg", "a.jpg"] and labels.tolist() == ["dog", "cat"]
+    np.save(tmp_path / "y.npy", Y)
+    assert read_labels(tmp_path / "y.npy", None, 30)[1].tolist() == Y.tolist()
+    np.savez(tmp_path / "none.npz", other=Z)
+    np.savez(tmp_path / "wide.npz", y=Z)
+    for name in ("y.npy", "none.npz", "wide.npz"):
+        with one_line():
+            read_labels(tmp_path / name, names, 2)
+
+
+def test_ambiguous_and_missing_labels(tmp_path: Path) -> None:
+    path, labels = tmp_path / "y.csv", np.array(["cat", "dog"])
+    for wanted, names in [
+        (["x/a.jpg", "y/a.jpg"], ["a.jpg", "b.jpg"]),  # the last part is not unique
+        (["a.jpg"], ["a.jpg", "a.jpg"]),  # two labels
+        (["c.jpg"], ["a.jpg", "b.jpg"]),
+    ]:
+        with one_line():
+            find_labels(path, wanted, np.array(names), labels, "rows")
+
+
+def test_labels_that_are_no_classes() -> None:
+    assert class_labels(None) is None and class_labels(Y) is Y
+    for labels, note in [(["", "a"], "no label"), ([0.5, 1], "neither")]:
+        with pytest.warns(UserWarning, match=note):
+            assert class_labels(np.array(labels)) is None
+    with pytest.warns(UserWarning, match="-1"):
+        assert class_labels(np.array([-1, 0])) is not None
+
+
+def test_pickled_bytes_in_an_npz_member_stay_unread(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", z=Z)
+    with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive:
+        archive.writestr("class_names.npy", pickle.dumps(Exploit()))
+        buffer = io.BytesIO()
+        np.save(buffer, Y)
+        archive.writestr("y.npy", buffer.getvalue())
+    z, _, labels = read_embeddings(tmp_path / "a.npz")
+    assert np.array_equal(z, Z) and labels.tolist() == Y.tolist()

@@ -1,0 +1,164 @@
+"""Output files hold the old content or the new, and safetensors files are reproducible."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+
+from bayesncl.errors import InputError
+from bayesncl.io import (
+    check_not_input,
+    check_output_file,
+    check_output_folder,
+    digest,
+    read_tensors,
+    remove_leftovers,
+    temporary_beside,
+    tensor_bytes,
+    write_atomic,
+    write_together,
+)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444])
+def test_a_replaced_file_keeps_its_mode(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "x.json"
+    path.write_text("old")
+    path.chmod(mode)
+    write_atomic(path, "new")
+    assert path.read_text() == "new"
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_a_new_file_gets_the_default_mode(tmp_path: Path) -> None:
+    (tmp_path / "twin").touch()
+    write_atomic(tmp_path / "x", "new")
+    assert (tmp_path / "x").stat().st_mode == (tmp_path / "twin").stat().st_mode
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    link, target = tmp_path / "link", tmp_path / "elsewhere/target.json"
+    link.symlink_to("elsewhere/target.json")
+    for text in ("created", "replaced"):
+        assert check_output_file(link) == link
+        write_atomic(link, text)
+        assert target.read_text() == text and link.is_symlink()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere/x")
+    with pytest.raises(InputError, match="no folder"):
+        check_output_file(tmp_path / "dangling")
+
+
+@pytest.mark.parametrize("step", ["write", "fsync", "replace"])
+def test_a_full_disk_leaves_the_old_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    first, last = tmp_path / "a", tmp_path / "b"
+    write_together({first: [b"old"], last: [b"old"]})
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def blocks():
+        yield b"new"
+        if step == "write":
+            full()
+
+    if step != "write":
+        monkeypatch.setattr(os, step, full)
+    with pytest.raises(OSError, match="No space") as caught:
+        write_atomic(last, "new") if step == "replace" else write_together(
+            {first: [b"new"], last: blocks()}
+        )
+    assert caught.value.filename == str(last if step != "fsync" else first)
+    assert contents(tmp_path) == {"a": b"old", "b": b"old"}
+
+
+def test_a_crash_between_files_leaves_no_valid_mixture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, last, stale = (tmp_path / name for name in ("rows", "about", "stale"))
+    write_together({first: [b"old"], last: [b"old"]})
+    stale.touch()
+    replace = os.replace
+
+    def crash(source: Path, target: Path) -> None:
+        if target == last:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", crash)
+    with pytest.raises(KeyboardInterrupt):
+        write_together({first: [b"n", b"ew"], last: [b"new"]}, [stale])
+    assert contents(tmp_path) == {"rows": b"new"}  # `about`, which vouches for it, is gone
+
+
+def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    folder = temporary_beside(tmp_path / "y", folder=True)
+    with temporary_beside(tmp_path / "below/x") as one, folder as other:
+        assert one.is_file() and other.is_dir()
+        (tmp_path / ".other.partial").touch()
+        remove_leftovers(tmp_path)
+        assert sorted(p.name for p in tmp_path.rglob("*")) == [".other.partial", "below"]
+
+
+def test_devices_are_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="regular"):
+        check_output_file(tmp_path / "pipe")
+    with pytest.raises(OSError, match="regular"):
+        write_atomic(tmp_path / "pipe", "x")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+@pytest.mark.parametrize("name", ["", "gone/x", "file/x", "x" * 5000, "a\0b"])
+def test_impossible_outputs_get_one_line(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    for check in (check_output_file, check_output_folder):
+        if check is check_output_folder and name in ("", "gone/x"):
+            assert check(tmp_path / name) == tmp_path / name
+            continue
+        with pytest.raises(InputError) as caught:
+            check(tmp_path / name)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+def test_folders_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    for check in (check_output_file, check_output_folder):
+        with pytest.raises(InputError, match="permission"):
+            check(tmp_path / "x")
+
+
+def test_an_input_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    (tmp_path / "b").symlink_to("a")
+    check_not_input(tmp_path / "c", tmp_path / "a", None)
+    with pytest.raises(InputError, match="overwrite"):
+        check_not_input(tmp_path / "b", tmp_path / "a")
+
+
+def test_equal_tensors_give_equal_files(tmp_path: Path) -> None:
+    tensors = {"b": torch.arange(3), "a": torch.eye(2).bfloat16().T}
+    metadata = {f"key{i}": str(i) for i in range(20)}
+    data = tensor_bytes(tensors, metadata)
+    turned = dict(reversed(list(metadata.items())))
+    assert data == tensor_bytes(dict(reversed(list(tensors.items()))), turned)
+    write_atomic(tmp_path / "x", data)
+    found, about = read_tensors(tmp_path / "x")
+    assert about == metadata and all(torch.equal(found[name], tensors[name]) for name in tensors)
+    assert digest(found, "t") == digest(tensors, "t") != digest(tensors, "u")
+    assert digest({**tensors, "b": torch.arange(3) + 1}, "t") != digest(tensors, "t")
+    (tmp_path / "x").write_bytes(data[:40])
+    for name in ("x", "none"):
+        with pytest.raises(InputError):
+            read_tensors(tmp_path / name)

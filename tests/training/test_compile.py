@@ -1,0 +1,257 @@
+"""The compiled step against the eager one, on a CPU: same losses, same weights."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+from bayesncl import train
+from bayesncl.method import lars
+from bayesncl.method.backbones import ViewBatchNorm2d, set_views
+from bayesncl.method.encoder import Encoder, build_model
+from bayesncl.recipes import Recipe
+from bayesncl.training import compile, loop
+from bayesncl.training.compile import (
+    COMPILER,
+    Parts,
+    compile_function,
+    find_lost_gradients,
+    keep_compiled,
+    momenta,
+    unchanged,
+)  # fmt: skip
+from bayesncl.training.loader import batches
+from bayesncl.training.loop import EAGER, Batch, forward, learning_rates, make_optimizer
+from tests.conftest import Stopped, assert_same_way, stop_after, tiny_images, tiny_recipe
+
+CPU = torch.device("cpu")
+STEPS = 5
+# The compiler adds float32 numbers in another order; five steps of the optimizer magnify that.
+LOSS = 1e-4  # relative difference
+WEIGHTS = 0.02  # distance between the two as a share of the way they went
+
+
+def training_model(recipe: Recipe) -> Encoder:
+    model = build_model(recipe).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    set_views(model, 2)
+    return model
+
+
+def first_batch() -> Batch:
+    pixels = torch.from_numpy(tiny_images(16).pixels)
+    return Batch(pixels, torch.arange(16), torch.tensor(0), torch.float32)
+
+
+def curve(recipe: Recipe, parts: Parts) -> tuple[Tensor, dict[str, Tensor]]:
+    """Losses of the first steps, and the weights after them."""
+    model = training_model(recipe)
+    optimizer = make_optimizer(model, CPU)
+    rates = learning_rates(recipe, STEPS)
+    seen = []
+    pixels = tiny_images(16 * STEPS).pixels
+    for step, (part, index) in enumerate(batches(pixels, 16, recipe.run.seed, 0, 0, CPU)):
+        for group, rate in zip(optimizer.param_groups, rates[step]):
+            group["lr"].copy_(rate)
+        optimizer.zero_grad()
+        loss, _, _ = forward(model, Batch(part, index, torch.tensor(0), torch.float32), parts)
+        loss.backward()
+        optimizer.step()
+        seen.append(loss.detach())
+    return torch.stack(seen), {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def compiled_parts(backend: str | Callable[..., Any]) -> Parts:
+    """Each part compiled into one graph."""
+    compiled = partial(torch.compile, dynamic=False, backend=backend, fullgraph=True)
+    return Parts(*map(compiled, EAGER))
+
+
+def assert_agree(method: str, backend: str, *changes: str) -> None:
+    rates = ("run.epochs=2", "optimizer.warmup_epochs=0", "optimizer.lr=0.1", "gate.lr=0.02")
+    recipe = tiny_recipe(method, *rates, *changes)
+    eager, weights = curve(recipe, EAGER)
+    torch._dynamo.reset()
+    compiled, others = curve(recipe, compiled_parts(backend))
+    assert eager.shape == (STEPS,)
+    torch.testing.assert_close(compiled, eager, rtol=LOSS, atol=0)
+    assert_same_way(recipe, others, weights, WEIGHTS, least=1e-3)
+
+
+@pytest.fixture(params=["built-in", "fused"])
+def batch_norm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both forms of the per-view BatchNorm: the CPU's, and the one fused on a GPU."""
+    if request.param == "fused":
+        plain = ViewBatchNorm2d.normalize
+
+        def normalize(self: ViewBatchNorm2d, x: Tensor) -> Tensor:
+            fused = self.training and not self.batch_only
+            return self._normalize_parts(x) if fused else plain(self, x)
+
+        monkeypatch.setattr(ViewBatchNorm2d, "normalize", normalize)
+
+
+@pytest.mark.usefixtures("batch_norm")
+@pytest.mark.parametrize(
+    ("batch_norm", "method", "changes"),
+    [
+        ("built-in", "bayesncl", ()),
+        ("fused", "bayesncl-gs", ()),
+        ("built-in", "bayesncl", ("objective.block=12",)),
+    ],
+    indirect=["batch_norm"],
+)
+def test_a_traced_step_is_the_eager_step(method: str, changes: tuple[str, ...]) -> None:
+    assert_agree(method, "aot_eager", *changes)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("batch_norm")
+@pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="inductor needs a C++ compiler"
+)
+def test_a_compiled_step_is_the_eager_step() -> None:
+    assert_agree("bayesncl", "inductor")
+
+
+def test_another_seed_compiles_the_same_graphs() -> None:
+    """So the cache finds them; torch does not cache a graph that enters autocast."""
+    graphs: dict[int, list[str]] = {}
+    for seed in (0, 1):
+        torch._dynamo.reset()
+        found = graphs[seed] = []
+
+        def note(
+            graph: torch.fx.GraphModule, _: Any, found: list[str] = found
+        ) -> Callable[..., Any]:
+            found.append(graph.code)
+            return graph.forward
+
+        model = training_model(tiny_recipe("bayesncl-gs", f"run.seed={seed}"))
+        forward(model, first_batch(), compiled_parts(note))
+    assert len(graphs[0]) == 4
+    assert graphs[0] == graphs[1]
+    assert not any("autocast" in graph for graph in graphs[0])
+
+
+def test_options_that_torch_does_not_have_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(COMPILER) <= set(torch._inductor.list_options())
+    asked: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **how: asked.append(how["options"]))
+    compile_function(forward)
+    monkeypatch.setattr(torch._inductor, "list_options", lambda: ["triton.persistent_reductions"])
+    compile_function(forward)
+    assert asked == [COMPILER, {"triton.persistent_reductions": False}]
+
+
+def test_compiled_code_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    for name in names:
+        monkeypatch.setenv(name, "elsewhere")
+    keep_compiled()
+    assert [os.environ[name] for name in names] == ["elsewhere"] * 2  # the user's choice
+    for name in names:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("BAYESNCL_CACHE", str(tmp_path / "cache"))
+    keep_compiled()
+    kept = tmp_path / "cache" / "compiled" / platform.node()
+    assert cache_dir() == str(kept) and os.environ["TRITON_CACHE_DIR"] == str(kept / "triton")
+
+
+def test_lost_gradients_are_found() -> None:
+    model, batch = training_model(tiny_recipe()), first_batch()
+    assert model.gate is not None
+    weight = model.gate[0].weight
+
+    def backward() -> None:
+        forward(model, batch, EAGER)[0].backward()
+
+    backward()
+    assert find_lost_gradients(model, backward) == []
+    weight.grad *= 0.01  # as if the gates received the gradient of the KL alone
+    assert find_lost_gradients(model, backward) == ["head.gate.0.weight"]
+    model.zero_grad()
+    backward()
+    first, *_, last = (name for name, _ in model.named_parameters())
+    model.get_parameter(first).grad = None
+    model.get_parameter(last).grad.zero_()  # type: ignore[union-attr]
+    assert find_lost_gradients(model, backward) == sorted([first, last])
+
+    def too_large() -> None:
+        raise torch.OutOfMemoryError
+
+    assert find_lost_gradients(model, too_large) == []  # the eager step needs more memory
+    model.zero_grad()
+    backward()
+    weight.grad.zero_()
+    hook = weight.register_hook(lambda g: 1e-9 * g)  # rounding errors only
+    assert find_lost_gradients(model, backward) == []
+    hook.remove()
+
+
+def test_a_gradient_that_is_zero_at_first_is_not_lost() -> None:
+    """With gains of zero, the weights before them receive a gradient only from step two on."""
+    model, batch = training_model(tiny_recipe("ncl", "model.backbone=resnet18")), first_batch()
+    for block in model.backbone.blocks:  # type: ignore[union-attr]
+        torch.nn.init.zeros_(block.bn2.weight)
+    optimizer = make_optimizer(model, CPU)
+    for group in optimizer.param_groups:
+        group["lr"].fill_(0.1)
+
+    def backward() -> None:
+        forward(model, batch, EAGER)[0].backward()
+
+    def body() -> None:
+        optimizer.zero_grad()
+        backward()
+        optimizer.step()
+
+    state = [*model.state_dict().values(), *momenta(optimizer)]
+    before = [tensor.clone() for tensor in state]
+    with unchanged(state):
+        body()
+    assert all(torch.equal(tensor, value) for tensor, value in zip(state, before))
+    assert find_lost_gradients(model, backward) == []
+    body()
+    assert find_lost_gradients(model, backward) != []  # hence the state is restored first
+
+
+def test_rehearsal_and_recording_leave_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU's path with a compiler and a recorder that do nothing: same bytes, also resumed."""
+    images, recipe = tiny_images(), tiny_recipe("bayesncl")
+    train(recipe, images, tmp_path / "plain", device=CPU)
+    recorded = []
+
+    def capture(
+        body: Callable[[], None], state: Sequence[Tensor], device: torch.device
+    ) -> Callable[[], None]:
+        with unchanged(state):
+            for _ in range(3):
+                body()
+        recorded.append(len(state))
+        return body
+
+    monkeypatch.setattr(compile, "capture", capture)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(loop, "compiles", lambda *_: True)
+    kernel = SimpleNamespace(move=lars.move)
+    monkeypatch.setitem(sys.modules, "bayesncl.training.kernels.update", kernel)
+    with pytest.raises(Stopped):
+        train(recipe, images, tmp_path / "fast", device=CPU, after_epoch=stop_after(2))
+    train(recipe, images, tmp_path / "fast", device=CPU)
+    assert len(recorded) == 2
+    one, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("plain", "fast"))
+    assert one == other

@@ -1,0 +1,199 @@
+"""Several processes against one with the global batch; processes that die, hang or come late."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bayesncl import distributed
+from bayesncl.errors import InputError
+from tests.training.test_loop import FILES, lines
+
+ROOT = Path(__file__).parents[2]
+WORLDS = (2, 4)
+Result = dict[str, torch.Tensor]
+
+
+def run(scenario: str, world: int, folder: Path) -> tuple[list[Result | None], str, float]:
+    """Run a scenario of tests/ranks.py: the result of each process or None, stderr, seconds."""
+    folder.mkdir(exist_ok=True)
+    began = time.monotonic()
+    command = [sys.executable, "-m", "tests.ranks", scenario, str(world), str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170)
+    files = [folder / f"rank-{rank}.safetensors" for rank in range(world)]
+    found = [load_file(file) if file.exists() else None for file in files]
+    for file in files:
+        file.unlink(missing_ok=True)
+    return found, done.stderr, time.monotonic() - began
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Largest difference, as a share of the largest entry where that is above 1."""
+    assert a.shape == b.shape
+    if not a.numel():
+        return 0.0
+    a, b = a.double(), b.double()
+    return float((a - b).abs().max() / a.abs().max().clamp_min(1))
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Result]]:
+    """Results of 1, 2 and 4 processes, every process's."""
+    folder = tmp_path_factory.mktemp("compared")
+    out: dict[int, list[Result]] = {}
+    for world in (1, *WORLDS):
+        found, stderr, _ = run("compare", world, folder / str(world))
+        assert None not in found, stderr
+        written = {path.name for path in (folder / str(world)).iterdir()}
+        assert written == {"double-0", "plain-0"}, "only process 0 writes"
+        out[world] = found  # type: ignore[assignment]
+    return out
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(
+    ("kind", "limit"),
+    [("batchnorm", 5e-5), ("plain", 5e-5), ("double", 1e-10), ("gumbel", 1e-5), ("extract", 1e-6)],
+)
+def test_several_processes_equal_one(
+    compared: dict[int, list[Result]], kind: str, limit: float, world: int
+) -> None:
+    """Loss, every gradient, weights after 20 steps, extracted features; in every process."""
+    one = {name: value for name, value in compared[1][0].items() if name.startswith(f"{kind}.")}
+    groups = {name.split(".")[1] for name in one}
+    trained = {"loss", "gradient", "weight", "rates"}
+    short = {"loss", "gradient"}
+    extracted = {"sound-70", "paper-70", "sound-3"}
+    expected = {"batchnorm": short, "gumbel": short, "extract": extracted}
+    assert groups == expected.get(kind, trained)
+    for result in compared[world]:
+        worst = {name: difference(value, result[name]) for name, value in one.items()}
+        assert max(worst.values()) <= limit, max(worst.items(), key=lambda item: item[1])
+
+
+def test_every_gradient_is_there(compared: dict[int, list[Result]]) -> None:
+    gradients = {name: g for name, g in compared[4][3].items() if ".gradient." in name}
+    assert gradients and all(g.any() for g in gradients.values())
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_same_images_with_the_same_views(compared: dict[int, list[Result]], world: int) -> None:
+    def by_image(results: list[Result]) -> dict[int, list[float]]:
+        pairs = [pair for r in results for pair in zip(r["seen.index"], r["seen.views"])]
+        return {int(i): views.tolist() for i, views in pairs}
+
+    one, many = by_image(compared[1]), by_image(compared[world])
+    assert len(one) == 2 * 4 * 16, "each image of two epochs once"
+    assert one.keys() == many.keys()
+    for image in one:
+        assert one[image] == pytest.approx(many[image], rel=1e-6)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_rates_follow_the_global_batch_alone(compared: dict[int, list[Result]], world: int) -> None:
+    rates = compared[world][0]["plain.rates"]
+    assert torch.equal(rates, compared[1][0]["plain.rates"])
+    assert float(rates[:, 0].max()) == pytest.approx(0.05 * 16 / 256)
+    assert float(rates[:, 1].max()) == pytest.approx(0.01)
+
+
+def test_uneven_rows_are_gathered_in_order(compared: dict[int, list[Result]]) -> None:
+    for result in compared[4]:
+        assert result["gathered"][:, 0].tolist() == [0, 1, 1, 2, 2, 2, 3, 3, 3, 3]
+
+
+def test_a_run_continues_after_a_death_with_another_number_of_processes(tmp_path: Path) -> None:
+    """One of 2 processes is killed in step 11; one process then finishes to the same weights."""
+    found, stderr, seconds = run("train_and_die", 2, tmp_path / "a")
+    assert found == [None, None]
+    assert "another process ended" in stderr and seconds < 60
+    assert (tmp_path / "a/run/checkpoints/step-00000008.ckpt").exists()
+
+    found, stderr, _ = run("disagree", 2, tmp_path / "a")
+    assert found == [None, None]
+    assert "different checkpoints" in stderr
+
+    (resumed,), stderr, _ = run("train_on", 1, tmp_path / "a")
+    (undisturbed,), _, _ = run("train_on", 1, tmp_path / "b")
+    assert resumed is not None, stderr
+    assert undisturbed is not None
+    assert max(difference(undisturbed[name], resumed[name]) for name in undisturbed) <= 1e-10
+    names = [{path.name for path in (tmp_path / run / "run").iterdir()} for run in "ab"]
+    assert names[0] == names[1]
+
+
+def test_a_process_that_hangs_ends_the_run(tmp_path: Path) -> None:
+    (found, _), stderr, _ = run("train_and_hang", 2, tmp_path)
+    assert found is None
+    assert "process 0: ConnectionError" in stderr
+
+
+def test_a_barrier_waits_for_a_late_process(tmp_path: Path) -> None:
+    found, stderr, _ = run("late", 2, tmp_path)
+    assert None not in found, stderr
+    for result in found:
+        assert result is not None
+        assert result["agree"].tolist() == [True, False] and result["any"].tolist() == [False, True]
+
+
+def workers(torchrun: int) -> list[int]:
+    """Process ids of the ranks that torchrun started."""
+    out = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == torchrun:
+                out.append(int(entry.name))
+    return sorted(out)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_torchrun_restarts_from_the_last_checkpoint(tmp_path: Path) -> None:
+    recipe = [
+        "data.train_images=160", "run.batch=16", "run.epochs=8", "run.checkpoint_every=2",
+        "run.log_every=10", "model.hidden=16", "model.dim=8",
+    ]  # fmt: skip
+    launcher = [
+        "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1",
+        "--monitor-interval", "0.1", "--standalone",
+    ]  # fmt: skip
+    changes = [word for change in recipe for word in ("--set", change)]
+    run = tmp_path / "run"
+    training = ["-m", "bayesncl", "train", "scenes", "--out", str(run), *changes]
+    command = [sys.executable, "-m", *launcher, *training]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    torchrun = subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        until = time.monotonic() + 90
+        while not list(run.glob("checkpoints/*.ckpt")) and time.monotonic() < until:
+            assert torchrun.poll() is None
+            time.sleep(0.01)
+        first = workers(torchrun.pid)
+        os.kill(first[-1], signal.SIGKILL)
+        _, stderr = torchrun.communicate(timeout=120)
+    finally:
+        torchrun.kill()
+    assert torchrun.returncode == 0, stderr
+    assert {path.name for path in run.iterdir()} == FILES
+    assert [line["step"] for line in lines(run)] == list(range(10, 81, 10))
+
+
+def test_a_missing_address_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(InputError, match="torchrun"):
+        distributed.start()
+
+
+def test_the_slurm_script_is_valid_bash() -> None:
+    subprocess.run(["bash", "-n", str(ROOT / "docs/slurm.sbatch")], check=True)

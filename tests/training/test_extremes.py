@@ -1,0 +1,73 @@
+"""Extreme settings and images: training stays finite, or stops and names the step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bayesncl import bernoulli_kl, info_nce, open_gates, train
+from bayesncl.data.images import Images
+from bayesncl.errors import InputError
+from bayesncl.method.losses import unit_rows
+from tests.conftest import tiny_images, tiny_recipe
+
+MAX_WEIGHT = 1e3  # far above any weight of a tiny model after three epochs
+FLAT = Images(np.full((40, 3, 16, 16), 128, np.uint8))
+TWICE = Images(np.repeat(tiny_images(20).pixels, 2, 0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "images"),
+    [
+        (["objective.temperature=0.001"], tiny_images()),
+        (["run.batch=2"], tiny_images(9)),
+        ([], FLAT),
+        ([], TWICE),
+        (["gate.threshold=1.0"], tiny_images()),  # all gates closed
+        (["gate.threshold=0.53"], tiny_images()),  # nearly all
+        (["model.dim=1"], tiny_images()),
+        (["gate.temperature=0.001"], tiny_images()),
+        (["gate.lr=100"], tiny_images()),
+    ],
+)
+def test_training_stays_finite(changes: list[str], images: Images, tmp_path: Path) -> None:
+    model = train(tiny_recipe("bayesncl", *changes), images, tmp_path, device="cpu")
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert weights.isfinite().all()
+    assert weights.abs().max() < MAX_WEIGHT or "gate.lr=100" in changes
+    lines = (tmp_path / "metrics.jsonl").read_text()
+    assert "NaN" not in lines and "Infinity" not in lines
+
+
+@pytest.mark.parametrize(
+    "changes", [["model.rectifier=exp", "optimizer.lr=1e6"], ["optimizer.lr=1e20"]]
+)
+def test_overflow_stops_the_run(changes: list[str], tmp_path: Path) -> None:
+    recipe = tiny_recipe("bayesncl", "optimizer.clip=false", *changes)
+    with pytest.raises(InputError, match="not finite at step"):
+        train(recipe, tiny_images(), tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [(torch.float16, 3e4), (torch.bfloat16, 1e18)])
+def test_half_precision_does_not_overflow(dtype: torch.dtype, scale: float) -> None:
+    rows = unit_rows((torch.rand(8, 6) + 0.5).to(dtype) * scale)
+    logits = torch.linspace(-1, 1, 48).view(8, 6).to(dtype) * 6e4
+    assert rows.norm(dim=1).allclose(torch.ones(8))
+    assert info_nce(rows, 0.01).isfinite()
+    assert bernoulli_kl(torch.sigmoid(logits.float()), 0.8).isfinite()
+    assert open_gates(logits, "ste").isfinite().all()
+
+
+def test_a_row_with_all_gates_closed_sends_no_large_gradient() -> None:
+    z = torch.rand(6, 4, requires_grad=True)
+    mask = torch.ones(6, 4)
+    mask[2] = 0
+    mask.requires_grad_()
+    loss = info_nce(unit_rows(unit_rows(z) * mask), 0.2)
+    loss.backward()
+    assert loss.isfinite()
+    for g in (z.grad, mask.grad):
+        assert g is not None and float(g.abs().max()) < 1e3

@@ -1,0 +1,113 @@
+"""Order and batches: what each step gets, from memory or from a memory-mapped file."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bayesncl import distributed
+from bayesncl.errors import InputError
+from bayesncl.method.rng import epoch_order
+from bayesncl.training.loader import ahead, batch_rows, batches, to_device
+
+CPU = torch.device("cpu")
+N = 21
+
+
+@pytest.fixture
+def pixels() -> np.ndarray:
+    """All pixels of image i have the value i."""
+    values = np.arange(N, dtype=np.uint8)[:, None, None, None]
+    return np.broadcast_to(values, (N, 3, 4, 4)).copy()
+
+
+def test_batches_follow_the_order_and_drop_the_rest(pixels: np.ndarray) -> None:
+    order = epoch_order(3, 5, N).tolist()
+    found = list(batches(pixels, 4, 3, 5, 0, CPU))
+    assert len(found) == N // 4
+    for step, (part, index) in enumerate(found):
+        expected = order[4 * step : 4 * step + 4]
+        assert index.tolist() == expected and index.dtype == torch.int64
+        assert part.shape == (4, 3, 4, 4) and part.dtype == torch.uint8
+        assert part[:, 0, 0, 0].tolist() == expected
+        assert (part == part[:, :1, :1, :1]).all()
+
+
+@pytest.mark.parametrize("first", [1, 4, 5])
+def test_batches_start_at_any_step(pixels: np.ndarray, first: int) -> None:
+    whole = list(batches(pixels, 4, 0, 1, 0, CPU))
+    rest = list(batches(pixels, 4, 0, 1, first, CPU))
+    assert len(rest) == len(whole) - first
+    for (a, i), (b, j) in zip(whole[first:], rest):
+        assert torch.equal(a, b) and torch.equal(i, j)
+
+
+def test_arrays_mapped_files_and_tensors_agree(pixels: np.ndarray, tmp_path: Path) -> None:
+    np.save(tmp_path / "pixels.npy", pixels)
+    mapped = np.load(tmp_path / "pixels.npy", mmap_mode="r")
+    assert to_device(mapped, CPU) is mapped
+    sources = (pixels, mapped, torch.from_numpy(pixels))
+    forms = [list(batches(source, 6, 1, 2, 0, CPU)) for source in sources]
+    for steps in zip(*forms):
+        for part, index in steps[1:]:
+            assert torch.equal(part, steps[0][0]) and torch.equal(index, steps[0][1])
+    forms[1][0][0].zero_()  # a batch is a copy
+    assert np.array_equal(np.load(tmp_path / "pixels.npy"), pixels)
+
+
+def test_processes_share_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = epoch_order(0, 0, N)
+    whole = [batch_rows(order, step, 6).tolist() for step in range(3)]
+    monkeypatch.setattr(distributed, "world_size", lambda: 3)
+    for step in range(3):
+        shares = []
+        for rank in range(3):
+            monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+            shares += batch_rows(order, step, 6).tolist()
+        assert shares == whole[step]
+
+
+def test_images_that_vanish_are_one_line(pixels: np.ndarray) -> None:
+    class Gone(np.ndarray):
+        def __getitem__(self, key: object) -> np.ndarray:
+            raise OSError(5, "Input/output error")
+
+    with pytest.raises(InputError, match="can no longer be read"):
+        next(batches(pixels.view(Gone), 4, 0, 0, 0, CPU))
+
+
+def test_reading_ahead_keeps_the_items() -> None:
+    for depth in (1, 4, 100):
+        assert list(ahead(iter(range(37)), depth)) == list(range(37))
+    assert list(ahead(iter([None, 0, ()]), 2)) == [None, 0, ()]
+    assert list(ahead(iter([]), 2)) == []
+
+
+def test_reading_ahead_is_bounded_and_passes_errors_on() -> None:
+    made: list[int] = []
+
+    def items() -> Iterator[int]:
+        for i in range(20):
+            made.append(i)
+            yield i
+        raise ValueError("the end")
+
+    stream = ahead(items(), 3)
+    for i in range(20):
+        assert next(stream) == i
+        assert len(made) <= i + 5  # taken, three ready, one in progress
+    with pytest.raises(ValueError, match="the end"):
+        next(stream)
+
+
+def test_reading_ahead_ends_with_its_consumer() -> None:
+    before = threading.active_count()
+    stream = ahead(iter(range(10**9)), 2)
+    assert [next(stream) for _ in range(3)] == [0, 1, 2]
+    stream.close()  # type: ignore[attr-defined]
+    assert threading.active_count() == before

@@ -1,0 +1,153 @@
+"""The training loop: deterministic, logged, stopped by bad numbers, careful about its images."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bayesncl import bernoulli_kl, info_nce, load, train
+from bayesncl.data.images import Images
+from bayesncl.errors import InputError
+from bayesncl.method import heads
+from bayesncl.method.augment import make_views
+from bayesncl.method.backbones import set_views
+from bayesncl.method.encoder import build_model
+from bayesncl.progress import Display
+from bayesncl.training import checkpoint
+from bayesncl.training.loop import EAGER, Batch, forward
+from bayesncl.training.run_folder import RunFolder
+from tests.conftest import Stopped, stop_after, tiny_images, tiny_recipe
+
+FILES = {
+    "checkpoints", "environment.json", "metrics.jsonl", "model.safetensors", "recipe.json",
+}  # fmt: skip
+
+
+def lines(run: Path) -> list[dict[str, float]]:
+    return [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(run: Path) -> str:
+    """A digest: pytest would take minutes to show how two files differ."""
+    return hashlib.sha256((run / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_the_same_recipe_gives_the_same_bytes(tmp_path: Path, images: Images) -> None:
+    for name in "ab":
+        train(tiny_recipe(), images, tmp_path / name, device="cpu")
+    train(tiny_recipe("bayesncl", "run.seed=1"), images, tmp_path / "c", device="cpu")
+    assert weights(tmp_path / "a") == weights(tmp_path / "b") != weights(tmp_path / "c")
+    assert {path.name for path in (tmp_path / "a").iterdir()} == FILES
+    environment = json.loads((tmp_path / "a/environment.json").read_text())
+    assert environment.keys() >= {"torch", "python", "device", "processes", "command", "date"}
+
+
+def test_metrics(tmp_path: Path, images: Images) -> None:
+    """70 images in batches of 16 make 4 steps per epoch, 12 in all; one report per 2 steps."""
+    model = train(
+        tiny_recipe(), images, tmp_path, device="cpu",
+        after_epoch=lambda _, epoch: {"kind": "x"} if epoch == 2 else None,
+    )  # fmt: skip
+    found = [line for line in lines(tmp_path) if "kind" not in line]
+    assert [line["step"] for line in found] == [2, 4, 6, 8, 10, 12]
+    assert [line["epoch"] for line in found] == [0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
+    for line in found:
+        total = line["nce"] + model.recipe.gate.weight * line["kl"]
+        assert line["loss"] == pytest.approx(total, rel=1e-6)
+        assert 0 <= line["open"] <= 1 and 0 <= line["near_dead"] <= line["active"] <= 12
+        assert line["images_per_second"] > 0
+    assert not model.training
+    assert [line["step"] for line in lines(tmp_path) if "kind" in line] == [8]
+
+
+@pytest.mark.parametrize(
+    "method", ["cl", "ncl", "ncl-topk", "bayesncl-gs", "bayesncl-soft", "bayesncl-nodetach"]
+)
+def test_every_method_trains(tmp_path: Path, images: Images, method: str) -> None:
+    changes = ["model.top_k=5"] if method == "ncl-topk" else []
+    recipe = tiny_recipe(method, "run.epochs=1", *changes)
+    trained = train(recipe, images, tmp_path, device="cpu")
+    assert all(p.isfinite().all() for p in trained.parameters())
+    expected = trained.encode(images.pixels)
+    torch.testing.assert_close(load(tmp_path).encode(images.pixels), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_loss_of_a_batch_is_info_nce_plus_kl() -> None:
+    recipe, images = tiny_recipe(), tiny_images(16)
+    model = build_model(recipe).train()
+    set_views(model, 2)
+    pixels, index = torch.from_numpy(images.pixels), torch.arange(16)
+    batch = Batch(pixels, index, torch.tensor(3), torch.float32)
+    loss, averages, active = forward(model, batch, EAGER)
+    features = model(model.normalize_pixels(make_views(pixels, index, 3, 0, recipe.views)))
+    q = torch.sigmoid(features.logits)
+    expected = info_nce(features.gated) + recipe.gate.weight * bernoulli_kl(q, recipe.gate.prior)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert averages[3].item() == pytest.approx((q > 0.5).float().mean().item(), abs=1e-6)
+    assert active.tolist() == (features.gated > 1e-5).sum(0).tolist()
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(
+    tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kl is NaN from step 6 on; the last good checkpoint is named, also after a resume."""
+    kl, calls = heads.bernoulli_kl, 0
+
+    def poisoned(*arguments: object) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return kl(*arguments) * (float("nan") if calls > 6 else 1)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(heads, "bernoulli_kl", poisoned)
+    with pytest.raises(InputError, match=r"kl .*step 6.*step-00000004\.ckpt"):
+        train(tiny_recipe(), images, tmp_path, device="cpu")
+    calls = 2  # resumed at step 4: steps 4 to 7 are good
+    with pytest.raises(InputError, match=r"kl .*step 8.*step-00000008\.ckpt"):
+        train(tiny_recipe(), images, tmp_path, device="cpu")
+    saved = [path.stem for path in checkpoint.listed(RunFolder(tmp_path))]
+    assert saved == ["step-00000004", "step-00000008"]
+
+
+def test_bad_numbers_are_never_saved(
+    tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heads, "info_nce_sum", lambda z, *_: z.sum() * float("inf"))
+    with pytest.raises(InputError, match="nce is not finite at step 0"):
+        train(tiny_recipe("bayesncl", "run.log_every=1000"), images, tmp_path, device="cpu")
+    assert checkpoint.listed(RunFolder(tmp_path)) == []
+
+
+def test_out_of_memory_names_what_to_lower(
+    tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("bayesncl.training.loop.forward", exhausted)
+    with pytest.raises(InputError, match="out of GPU memory"):
+        train(tiny_recipe(), images, tmp_path, device="cpu")
+
+
+def test_a_locked_folder_and_another_recipe_are_refused(tmp_path: Path, images: Images) -> None:
+    with RunFolder(tmp_path).lock(), pytest.raises(InputError, match="in use"):
+        train(tiny_recipe(), images, tmp_path, device="cpu")
+    train(tiny_recipe(), images, tmp_path, device="cpu")
+    with pytest.raises(InputError, match="another recipe"):
+        train(tiny_recipe("bayesncl", "gate.prior=0.5"), images, tmp_path, device="cpu")
+
+
+def test_a_run_continues_with_its_own_images(
+    tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Stopped):
+        train(tiny_recipe(), images, tmp_path, device="cpu", after_epoch=stop_after(2))
+    with pytest.raises(InputError, match=r"70 images .* not 67"):
+        train(tiny_recipe(), Images(images.pixels[:-3]), tmp_path, device="cpu")
+    notes: list[str] = []
+    monkeypatch.setattr(Display, "note", lambda self, text: notes.append(text))
+    train(tiny_recipe(), Images(255 - images.pixels), tmp_path, device="cpu")
+    assert any("other images" in note for note in notes)

@@ -1,0 +1,143 @@
+"""Named recipes adapted to images and machine; the lines that say so; `bayesncl.train` by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import bayesncl
+from bayesncl.errors import InputError
+from bayesncl.method.encoder import build_model
+from bayesncl.progress import Display
+from bayesncl.recipes import change, named, with_root
+from bayesncl.training.prepare import (
+    check_batch,
+    clamp_batch,
+    cpu_preset,
+    describe,
+    load_split,
+    mean_cosine,
+    prepare_run,
+    report_similarity,
+)  # fmt: skip
+from bayesncl.training.run_folder import RunFolder
+from tests.commands import draw_folder
+from tests.conftest import TINY, tiny_images, tiny_recipe
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def notes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    monkeypatch.setenv("BAYESNCL_CACHE", str(tmp_path / "cache"))
+    found: list[str] = []
+    monkeypatch.setattr(Display, "note", lambda self, text: found.append(text))
+    return found
+
+
+def test_own_images_get_the_preset_on_a_cpu(tmp_path: Path, notes: list[str]) -> None:
+    photos = draw_folder(tmp_path / "photos")
+    recipe, images = prepare_run("folder", [], str(photos), CPU, Display())
+    assert len(images) == 22  # of 24
+    assert (recipe.model.backbone, recipe.run.epochs, recipe.run.batch) == ("small", 100, 16)
+    assert images.pixels.shape[2:] == (recipe.data.size, recipe.data.size)
+    assert notes[0].startswith("22 images, 24 x 20, 3 classes; small at 48 px, 100 epochs, batch 16")
+    assert "CPU preset" in notes[1] and "lowered" in notes[2]
+    assert f"bayesncl fit {photos}" in notes[-1]
+
+
+def test_options_override_the_preset(tmp_path: Path, notes: list[str]) -> None:
+    photos = str(draw_folder(tmp_path / "photos"))
+    options = {"epochs": 3, "size": 24, "backbone": "resnet18"}
+    recipe, _ = prepare_run("folder-ncl", ["model.dim=9"], photos, CPU, Display(), **options)
+    assert (recipe.run.epochs, recipe.views.size, recipe.data.size) == (3, 24, 28)
+    assert (recipe.model.backbone, recipe.model.dim, recipe.gate.kind) == ("resnet18", 9, "none")
+    assert not any("CPU preset" in note for note in notes)
+
+
+def test_published_recipes_and_recipe_files_are_not_adapted(
+    tmp_path: Path, notes: list[str]
+) -> None:
+    scenes, _ = prepare_run("scenes", ["data.train_images=64"], None, CPU, Display())
+    assert scenes == change(named("scenes"), ["data.train_images=64"])
+    photos = str(draw_folder(tmp_path / "photos"))
+    changes = ["run.batch=4", "run.epochs=30", "data.size=16", "views.size=16"]
+    own = with_root(change(named("folder"), changes), photos)
+    (tmp_path / "own.json").write_text(own.to_json())
+    assert prepare_run(str(tmp_path / "own.json"), [], None, CPU, Display())[0] == own
+
+
+def test_more_images_get_fewer_epochs() -> None:
+    counts = (100, 2_000, 10_000, 1_000_000)
+    epochs = [cpu_preset(named("folder"), n).run.epochs for n in counts]
+    assert epochs == [100, 50, 10, 2]
+
+
+def test_broken_files_are_counted(tmp_path: Path, notes: list[str]) -> None:
+    photos = draw_folder(tmp_path / "photos", (), 4)
+    (photos / "99.png").write_bytes(b"not a picture")
+    recipe = with_root(change(named("folder"), ["data.holdout=0", "data.size=8"]), str(photos))
+    with pytest.warns(UserWarning, match="1 broken"):
+        images = load_split(recipe, "train", Display(quiet=True))
+    assert "12 images, 24 x 20, no classes, 1 broken file" in describe(recipe, images, CPU)
+
+
+def test_batches_fit_the_images() -> None:
+    with pytest.raises(InputError, match=r"run\.batch=8"):
+        check_batch(tiny_recipe(), 9)
+    assert clamp_batch(tiny_recipe(), 9).run.batch == 8
+    assert clamp_batch(tiny_recipe(), 16) == tiny_recipe()
+    large = tiny_recipe("bayesncl", "run.batch=256")
+    assert clamp_batch(large, 133).run.batch == 32  # four steps per epoch
+    with pytest.raises(InputError, match="at least 2"):
+        clamp_batch(tiny_recipe(), 1)
+
+
+def test_mean_cosine_covers_all_pairs() -> None:
+    z = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
+    z[4] = 0
+    rows = [row.astype(float) for row in z if row.any()]
+    pairs = [(a, b) for i, a in enumerate(rows) for j, b in enumerate(rows) if i != j]
+    slow = [a @ b / np.sqrt((a @ a) * (b @ b)) for a, b in pairs]
+    assert mean_cosine(torch.from_numpy(z)) == pytest.approx(np.mean(slow))
+    assert mean_cosine(torch.ones(3, 2)) == pytest.approx(1)
+    assert mean_cosine(torch.eye(3)) == pytest.approx(0)
+    assert mean_cosine(torch.zeros(3, 2)) is None
+
+
+@pytest.mark.parametrize(
+    ("codes", "words"),
+    [
+        (torch.eye(70), "differ (mean cosine 0.00)"),
+        (torch.ones(70, 3), "warning: the codes of different images hardly differ"),
+        (torch.zeros(70, 3), "warning: the codes of nearly all images are zero"),
+    ],
+)
+def test_a_run_reports_whether_codes_differ(
+    codes: torch.Tensor, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build_model(tiny_recipe())
+    monkeypatch.setattr(model, "encode", lambda pixels, batch: codes[: len(pixels)])
+    assert words in report_similarity(model, tiny_images())
+
+
+def test_train_by_name_and_by_recipe_agree(
+    tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    photos = draw_folder(tmp_path / "photos")
+    changes = [text for text in TINY if "epochs" not in text and "batch" not in text]
+    options = {"epochs": 2, "batch": 8, "changes": changes, "device": "cpu"}
+    model = bayesncl.train("folder", data=photos, out=tmp_path / "a", **options)
+    recipe = model.recipe
+    assert notes[0].startswith("22 images") and "mean cosine" in notes[-1]
+    assert RunFolder(tmp_path / "a").recipe() == recipe
+    images = load_split(recipe, "train", Display(quiet=True))
+    bayesncl.train(recipe, torch.from_numpy(np.array(images.pixels)), device=CPU)
+    bayesncl.train("folder", photos, tmp_path / "b", **options)
+    expected = (tmp_path / "a/model.safetensors").read_bytes()
+    for folder in (tmp_path / "runs" / recipe.name, tmp_path / "b"):
+        assert (folder / "model.safetensors").read_bytes() == expected

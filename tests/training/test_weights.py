@@ -1,0 +1,165 @@
+"""Weight files: what is saved comes back, and damaged or foreign files are refused."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from bayesncl import load
+from bayesncl.errors import InputError
+from bayesncl.io import digest
+from bayesncl.method.encoder import Encoder, build_model
+from bayesncl.recipes import METHODS
+from bayesncl.training.weights import model_bytes
+from tests.conftest import tiny_images, tiny_recipe
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(model_bytes(build_model(tiny_recipe())))
+    return path
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_come_back(method: str, tmp_path: Path) -> None:
+    recipe = tiny_recipe(method, *(["model.top_k=4"] if method == "ncl-topk" else []))
+    model = build_model(recipe)
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            tensor.add_(1)  # unlike a new model
+    (tmp_path / "model.safetensors").write_bytes(model_bytes(model))
+    raw = tiny_images(4).pixels
+    for path in (tmp_path, tmp_path / "model.safetensors", str(tmp_path)):
+        again = load(path)
+        assert isinstance(again, Encoder) and not again.training and again.recipe == recipe
+        assert all(torch.equal(t, model.state_dict()[n]) for n, t in again.state_dict().items())
+        assert torch.equal(again.encode(raw), model.encode(raw))
+
+
+def test_every_damage_is_noticed(saved: Path, tmp_path: Path) -> None:
+    good, rng = saved.read_bytes(), np.random.default_rng(0)
+    damaged = [good[:n] for n in (0, 1, 8, 100, len(good) // 2, len(good) - 1)] + [good + b"\0"]
+    for place in rng.integers(0, len(good), 60):
+        flipped = bytearray(good)
+        flipped[place] ^= 1 << int(rng.integers(8))
+        damaged.append(bytes(flipped))
+    expected, broken = digest(load(saved).state_dict()), tmp_path / "broken.safetensors"
+    for data in damaged:
+        broken.write_bytes(data)
+        try:
+            model = load(broken)
+        except InputError as error:
+            assert "broken.safetensors" in str(error)
+        else:  # the bit was in the text of the recipe
+            assert digest(model.state_dict()) == expected
+
+
+def test_foreign_files_are_refused_and_nothing_is_unpickled(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors, tree = safetensors.torch.load(saved.read_bytes()), tiny_recipe().to_dict()
+    fewer = {name: t for name, t in tensors.items() if not name.startswith("gate")}
+
+    def file(tensors: dict[str, Tensor], recipe: object, **extra: str) -> bytes:
+        text = recipe if isinstance(recipe, str) else json.dumps(recipe)
+        return safetensors.torch.save(
+            tensors, {"recipe": text, "sha256": digest(tensors), **extra}
+        )
+
+    def model(**changes: object) -> dict[str, object]:
+        return {**tree, "model": {**tree["model"], **changes}}
+
+    foreign = [
+        pickle.dumps({"weights": [1, 2]}),
+        safetensors.torch.save(tensors),  # no recipe
+        safetensors.torch.save(tensors, {"recipe": json.dumps(tree)}),  # no checksum
+        file(tensors, tree, sha256="0" * 64),
+        file(tensors, "{"),
+        file(tensors, "[]"),
+        file(tensors, {**tree, "model": {"wings": 2}}),
+        file(fewer, tree),
+        file({"a": torch.zeros(2)}, tree),
+        file({}, tree),
+        file(tensors, model(dim=13)),
+        file(tensors, model(dim=2**20, hidden=2**20)),
+        file(tensors, model(backbone="resnet19")),
+    ]
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("something was unpickled")
+
+    for function in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, function, forbidden)
+    monkeypatch.setattr(torch, "load", forbidden)
+    for data in foreign:
+        saved.write_bytes(data)
+        with pytest.raises(InputError) as caught:
+            load(saved)
+        assert "\n" not in str(caught.value)
+
+
+def test_nothing_to_load(tmp_path: Path) -> None:
+    np.save(tmp_path / "z.npy", np.zeros((4, 2)))
+    for path, word in ((tmp_path / "nowhere", "no trained"), (tmp_path, "no trained"),
+                       (tmp_path / "z.npy", "array")):  # fmt: skip
+        with pytest.raises(InputError, match=word):
+            load(path)
+    (tmp_path / "recipe.json").write_text(tiny_recipe().to_json())
+    with pytest.raises(InputError, match="not finished"):
+        load(tmp_path)
+    with pytest.raises(InputError, match="takes no encoder"):
+        load(tmp_path, encoder="a:b")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -3e38])
+def test_absurd_weights_are_refused(saved: Path, value: float) -> None:
+    model = build_model(tiny_recipe())
+    with torch.no_grad():
+        model.head.gate[0].weight[1, 2] = value  # type: ignore[index]
+    saved.write_bytes(model_bytes(model))
+    with pytest.raises(InputError, match=r"gate\.0\.weight"):
+        load(saved)
+    model = build_model(tiny_recipe())
+    model.backbone.layers[1].running_var.fill_(-1)  # type: ignore[index, union-attr]
+    saved.write_bytes(model_bytes(model))
+    with pytest.raises(InputError, match="running_var"):
+        load(saved)
+
+
+def test_files_name_the_tensors_of_the_head_without_a_prefix(saved: Path) -> None:
+    names = safetensors.torch.load_file(saved).keys()
+    layers = [f"{part}.{layer}" for part in ("projector", "gate") for layer in (0, 2)]
+    heads = {f"{layer}.{what}" for layer in layers for what in ("weight", "bias")}
+    assert {name for name in names if not name.startswith("backbone.")} == heads
+
+
+def test_buffers_that_files_do_not_contain_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the masks and positions of some transformers."""
+
+    class Masked(nn.Module):
+        features = 8
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 8)
+            self.register_buffer("mask", torch.arange(3.0), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x.mean((2, 3)) * self.mask)
+
+    monkeypatch.setattr("bayesncl.method.encoder.build_backbone", lambda _: Masked())
+    model = build_model(tiny_recipe("ncl")).eval()
+    (tmp_path / "m.safetensors").write_bytes(model_bytes(model))
+    found, x = load(tmp_path / "m.safetensors"), torch.rand(4, 3, 8, 8)
+    assert isinstance(found, Encoder) and found(x).z.any()
+    assert torch.equal(found(x).z, model(x).z)
