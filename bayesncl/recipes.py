@@ -25,7 +25,9 @@ MAX_SEED = 2**63 - 1  # the largest seed torch accepts
 MAX_WIDTH = 2**20  # dimensions of a layer
 MAX_IMAGES = 1_000_000  # generated images per split
 STEMS, PRECISIONS = ("cifar", "imagenet"), ("auto", "float32", "bf16")
-REVISABLE = ("epochs", "checkpoint_every", "keep_checkpoints", "log_every", "dynamics_every")
+REVISABLE = (
+    "epochs", "checkpoint_every", "keep_checkpoints", "log_every", "dynamics_every", "knn_every"
+)  # fmt: skip
 
 # Version 0.1 used British spelling. Its files stay readable, and the identity of a run in the
 # ledger is still computed from that spelling.
@@ -75,7 +77,7 @@ class Data(Part):
     root: str = option("", "folder or file with the images (not used by scenes and textures)")
     size: int = option(32, "side of the stored images in pixels", low=8, high=1024)
     holdout: float = option(0.1, "test share of sets without a test split", low=0.0, high=0.9)
-    strict: bool = option(False, "folder, shards, imagenet100: fail on a broken image")
+    strict: bool = option(False, "fail on a broken image file instead of skipping it")
     train_images: int = option(6000, "scenes, textures: training images", low=2, high=MAX_IMAGES)
     test_images: int = option(2000, "scenes, textures: test images", low=2, high=MAX_IMAGES)
     tied: float = share(0.95, "scenes: share of training objects on their own background")
@@ -118,6 +120,7 @@ class Model(Part):
     rectifier: str = option("rep_relu", "makes z non-negative; none: plain contrastive learning")
     layer_norm: bool = option(False, "parameter-free layer norm on z before the rectifier")
     top_k: int = option(0, "keep the k largest entries per row of z; 0 keeps all", low=0)
+    head: str = option("projector", "projector, or another head by its name", added="0.3.0")
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,11 @@ class Gate(Part):
     temperature: float = option(1.0, "temperature T of the sigmoid", low=1e-3)
     lr: float = option(0.1, "learning rate of the gating head, not scaled with the batch", low=0.0)
     detach: bool = option(True, "stop gradients from the gating head to the backbone")
+    input: str = option("h", "what the gating head reads", choices=("h", "z"), added="0.3.0")
+    prior_kind: str = option(
+        "fixed", "fixed: rho everywhere; prevalence: rho (1 - prevalence) per dimension",
+        choices=("fixed", "prevalence"), added="0.3.0",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -142,6 +150,9 @@ class Objective(Part):
     temperature: float = option(0.2, "temperature tau of InfoNCE", low=1e-3)
     block: int = option(0, "rows per block of the recomputed InfoNCE; 0 chooses by size", low=0)
     decoupled: bool = option(False, "no positive in InfoNCE's denominator", added="0.2.0")
+    similarity: str = option(
+        "dot", "dot, or ipw: weighted by inverse prevalence", choices=("dot", "ipw"), added="0.3.0"
+    )
 
 
 @dataclass(frozen=True)
@@ -168,6 +179,9 @@ class Schedule(Part):
     keep_checkpoints: int = option(2, "number of checkpoints to keep", low=1)
     log_every: int = option(50, "steps between lines of the log", low=1)
     dynamics_every: int = option(0, "epochs between records of gradient dynamics; 0: none", low=0)
+    knn_every: int = option(
+        0, "epochs between records of the kNN accuracy; 0: none", low=0, added="0.3.0"
+    )
     precision: str = option("auto", "auto: bf16 on a GPU, float32 on a CPU", choices=PRECISIONS)
     compile: bool = option(True, "use custom kernels, torch.compile and CUDA graphs on a GPU")
 
@@ -372,6 +386,14 @@ CIFAR_PAPER: dict[str, Any] = {
 CIFAR10: dict[str, Any] = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.247, 0.2435, 0.2616)}
 CIFAR100: dict[str, Any] = {"mean": (0.5071, 0.4865, 0.4409), "std": (0.2673, 0.2564, 0.2762)}
 
+IMAGENET100 = Recipe(
+    data=Data(size=256, mean=IMAGENET_MEAN, std=IMAGENET_STD),
+    views=Views(size=224),
+    model=Model(stem="imagenet", hidden=16384, dim=2048, rectifier="relu"),
+    gate=Gate(prior=0.6, lr=0.0375),
+    optimizer=Optimizer(lr=0.3),
+    run=Schedule(epochs=100, batch=128),
+)
 FOLDER = Recipe(
     data=Data(size=128, mean=IMAGENET_MEAN, std=IMAGENET_STD),
     views=Views(size=112),
@@ -391,14 +413,9 @@ SETTINGS |= {
     "textures": replace_fields(SMALL, run=SHORT | {"epochs": 10}),
     "cifar10": Recipe(data=Data(**CIFAR10, **CIFAR_PAPER)),
     "cifar100": Recipe(data=Data(**CIFAR100, **CIFAR_PAPER)),
-    "imagenet100": Recipe(
-        data=Data(size=256, mean=IMAGENET_MEAN, std=IMAGENET_STD),
-        views=Views(size=224),
-        model=Model(stem="imagenet", hidden=16384, dim=2048, rectifier="relu"),
-        gate=Gate(prior=0.6, lr=0.0375),
-        optimizer=Optimizer(lr=0.3),
-        run=Schedule(epochs=100, batch=128),
-    ),
+    "imagenet100": IMAGENET100,
+    # A stand-in for ImageNet-100 that anyone can download.
+    "tinyimagenet": replace_fields(IMAGENET100, data={"size": 64}, views={"size": 64}),
     "folder": FOLDER,
     "waterbirds": FOLDER,
     "shards": replace_fields(FOLDER, data={"size": 256}, views={"size": 224}),
@@ -413,6 +430,10 @@ METHODS: dict[str, Callable[[Recipe], Recipe]] = {
     "ncl": lambda r: replace_fields(r, gate={"kind": "none"}),
     "ncl-topk": lambda r: replace_fields(
         r, model={"top_k": round(r.gate.prior * r.model.dim)}, gate={"kind": "none"}
+    ),
+    # The baseline that motivates the paper's gates, which it does not run.
+    "ncl-ipw": lambda r: replace_fields(
+        r, gate={"kind": "none"}, objective={"similarity": "ipw"}
     ),
     "bayesncl": lambda r: r,
     "bayesncl-gs": lambda r: replace_fields(r, gate={"kind": "gumbel-paper"}),

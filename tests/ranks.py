@@ -69,6 +69,7 @@ KINDS = {
     "double": ("bayesncl", double),  # BatchNorm too, in float64
     "plain": ("bayesncl", plain_model),
     "gumbel": ("bayesncl-gs", plain_model),
+    "ipw": ("ncl-ipw", plain_model),
 }
 
 

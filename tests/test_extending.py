@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from bayesncl.method.gates import GATES
 from bayesncl.method.heads import HEADS
 from bayesncl.recipes import SETTINGS, change, named, recipe_names
 from bayesncl.report.tables import render
+from bayesncl.training.run_folder import load_run
 from tests.commands import call
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
@@ -85,6 +87,32 @@ def test_the_data_set_has_recipes_and_trains_with_the_gate(tmp_path: Path) -> No
     assert (means.argmax(1) == images.labels).mean() > 0.9  # the label is what the picture shows
     model = train(recipe, images, tmp_path / "run", device=torch.device("cpu"))
     assert model.encode(load(recipe.data, "test").pixels).shape == (40, 16)
+
+
+def test_an_encoder_trains_with_the_head_and_is_evaluated_later(
+    page: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page's class in a module of its own, imported by each command."""
+    snippet = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)[1]
+    monkeypatch.delitem(HEADS, "softplus")
+    (tmp_path / "my_heads.py").write_text(f"import torch\n{snippet}")
+    monkeypatch.chdir(tmp_path)
+    sizes = [
+        "run.epochs=1", "run.batch=32", "data.train_images=32", "data.test_images=20",
+        "model.head=softplus", "run.knn_every=1",
+    ]  # fmt: skip
+    options = [word for size in sizes for word in ("--set", size)]
+    words = ["train", "scenes", "--quiet", "--out", "run", *options]
+    assert call(*words) == 2  # unknown without the import
+    assert call("--import", "my_heads", *words) == 0
+    found = load_run(tmp_path / "run")
+    assert type(found.head).__name__ == "Softplus" and found.gate is None
+    monkeypatch.delitem(HEADS, "softplus")
+    assert call("evaluate", "run", "--quiet") == 2
+    sys.modules.pop("my_heads")
+    assert call("--import", "my_heads", "evaluate", "run", "--quiet") == 0
+    result = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert result["sound"]["l0"] > 0 and "theory" not in result
 
 
 def test_the_measure_is_in_results_and_tables(page: dict[str, Any]) -> None:

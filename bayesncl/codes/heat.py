@@ -81,9 +81,8 @@ def heatmaps_of_run(model: Encoder) -> HeatmapModel:
             return model.head(h)
 
     def score(f: Tensor, h: Tensor) -> Tensor:
-        raw = head(f).aux
-        assert raw is not None
-        return raw
+        features = head(f)
+        return features.z if features.aux is None else features.aux
 
     gray = np.rint(255 * model.mean.flatten().cpu().numpy()).astype(np.uint8)
     side, device = model.recipe.views.size, model.mean.device

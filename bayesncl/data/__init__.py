@@ -66,6 +66,7 @@ DATASETS = Registry(
         "cifar10": ".cifar:CIFAR10",
         "cifar100": ".cifar:CIFAR100",
         "imagenet100": ".imagenet100:IMAGENET100",
+        "tinyimagenet": ".tinyimagenet:TINYIMAGENET",
         "folder": ".folder:FOLDER",
         "waterbirds": ".waterbirds:WATERBIRDS",
         "shards": ".shards:SHARDS",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bayesncl.data.decode import Square
 from bayesncl.data.pixels import Pictures, as_pixels
 from bayesncl.method.backbones import build_backbone, update_running_statistics
-from bayesncl.method.heads import Features, Projector
+from bayesncl.method.heads import Features, Projector, build_head
 from bayesncl.method.losses import check_n_active, keep_strongest
 from bayesncl.recipes import Recipe
 
@@ -34,20 +34,20 @@ class Encoder(nn.Module):
         self.recipe = recipe
         self.backbone = backbone or build_backbone(recipe.model)
         features = int(self.backbone.features)  # type: ignore[arg-type]
-        self.head = Projector(features, recipe.model, recipe.gate, recipe.objective)
+        self.head = build_head(features, recipe.model, recipe.gate, recipe.objective)
         for name in ("mean", "std"):
             values = torch.tensor(getattr(recipe.data, name)).view(1, 3, 1, 1)
             self.register_buffer(name, values, persistent=False)
 
     @property
-    def projector(self) -> nn.Sequential:
-        """The layers from h to z."""
-        return self.head.projector
+    def projector(self) -> nn.Module:
+        """The layers from h to z; of another head than the paper's, the head."""
+        return self.head.projector if isinstance(self.head, Projector) else self.head
 
     @property
-    def gate(self) -> nn.Sequential | None:
-        """The layers from h to the gate logits; None without gates."""
-        return self.head.gate
+    def gate(self) -> nn.Module | None:
+        """The layers to the gate logits; None without gates."""
+        return self.head.gate if isinstance(self.head, Projector) else None
 
     def forward(self, x: Tensor, uniform: Tensor | None = None) -> Features:
         """Features of normalized pixels x [N, 3, H, W]; noisy gates take `uniform` [N, D]."""

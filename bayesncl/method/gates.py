@@ -144,21 +144,29 @@ def open_gates(
     return gate.mask(logits, threshold, temperature, uniform)
 
 
-def bernoulli_kl(q: Tensor, prior: float) -> Tensor:
+def bernoulli_kl(q: Tensor, prior: float | Tensor) -> Tensor:
     """KL(Bern(q) || Bern(prior)), summed over dimensions and averaged over rows.
 
     Parameters
     ----------
     q : [N, D] probabilities; clamped to [0.01, 0.99], beyond which the gradient is 0.
-    prior : rho, clamped likewise.
+    prior : rho, or one per dimension [D]; clamped likewise.
 
     Returns
     -------
     Scalar.
     """
     q = at_least_float32(q).clamp(KL_CLAMP, 1 - KL_CLAMP)
-    closed, rho = 1 - q, min(max(prior, KL_CLAMP), 1 - KL_CLAMP)
-    kl = q * (q.log() - math.log(rho)) + closed * (closed.log() - math.log(1 - rho))  # [N, D]
+    log_open: float | Tensor
+    log_closed: float | Tensor
+    if isinstance(prior, Tensor):
+        rho = prior.to(q.dtype).clamp(KL_CLAMP, 1 - KL_CLAMP)
+        log_open, log_closed = rho.log(), (1 - rho).log()
+    else:
+        number = min(max(prior, KL_CLAMP), 1 - KL_CLAMP)
+        log_open, log_closed = math.log(number), math.log(1 - number)
+    closed = 1 - q
+    kl = q * (q.log() - log_open) + closed * (closed.log() - log_closed)  # [N, D]
     return kl.sum(1).mean()
 
 

@@ -26,12 +26,16 @@ from bayesncl.method.gates import (
     top_k_mask,
 )
 from bayesncl.method.losses import (
+    ACTIVE,
     balanced_assignment,
     info_nce_sum,
+    ipw_rows,
     swapped_cross_entropy,
     unit_rows,
 )
 from bayesncl.recipes import Gate, Model, Objective, did_you_mean
+
+NEW_SHARE = 0.01  # of a step in the running prevalence, which so spans about 100 steps
 
 
 class Features(NamedTuple):
@@ -84,10 +88,11 @@ class Head(nn.Module):
 
 
 class Projector(Head):
-    """z = unit_rows(rectify(p(h))), codes unit_rows(z m) with gates m from g(h).
+    """z = unit_rows(rectify(p(h))), codes unit_rows(z m) with gates m from g(h) or g(z).
 
     The loss is InfoNCE + lambda KL. Plain and non-negative contrastive learning, with or without
-    top-k, are this head without a gate.
+    top-k, are this head without a gate. `prevalence` [D], a running mean of the share of rows on
+    which z_k fires, exists only where the loss needs it.
 
     Parameters
     ----------
@@ -95,6 +100,8 @@ class Projector(Head):
     model, gate, objective : parts of a recipe.
     depth : layers of p.
     """
+
+    prevalence: Tensor | None
 
     def __init__(
         self, features: int, model: Model, gate: Gate, objective: Objective, depth: int = 2
@@ -113,7 +120,11 @@ class Projector(Head):
         self.kind = GATES.get(gate.kind)
         self.projector = mlp(features, model.hidden, model.dim, depth=depth)
         hidden = gate.hidden or model.hidden
-        self.gate = mlp(features, hidden, model.dim, depth=gate.depth) if self.kind else None
+        inputs = model.dim if gate.input == "z" else features
+        self.gate = mlp(inputs, hidden, model.dim, depth=gate.depth) if self.kind else None
+        counted = objective.similarity == "ipw" or (self.kind and gate.prior_kind == "prevalence")
+        # ones: at first every dimension counts the same
+        self.register_buffer("prevalence", torch.ones(model.dim) if counted else None)
 
     def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
         raw = self.projector(h)  # [N, D]
@@ -126,7 +137,8 @@ class Projector(Head):
         if self.kind is None or self.gate is None:
             return Features(h, z, None, None, z, raw)
         gate = self.gate_options
-        logits = self.gate(h.detach() if gate.detach else h)
+        seen = z if gate.input == "z" else h
+        logits = self.gate(seen.detach() if gate.detach else seen)
         if not self.training:
             uniform = None  # no noise in evaluation
         elif self.kind.noise is not None and uniform is None:
@@ -134,8 +146,32 @@ class Projector(Head):
         mask = self.kind.mask(logits, gate.threshold, gate.temperature, uniform)
         return Features(h, z, logits, mask, unit_rows(z * mask), raw)
 
+    def compared(self, codes: Tensor) -> Tensor:
+        """The unit rows [N, D] whose dot products InfoNCE compares."""
+        if self.objective.similarity == "dot":
+            return codes
+        assert self.prevalence is not None
+        return ipw_rows(codes, self.prevalence)
+
+    def prior(self) -> float | Tensor:
+        """The prior of an open gate; [D] if it follows the prevalence."""
+        if self.gate_options.prior_kind == "fixed" or self.prevalence is None:
+            return self.gate_options.prior
+        return self.gate_options.prior * (1 - self.prevalence)
+
+    @torch.no_grad()
+    def update_prevalence(self, z: Tensor) -> None:
+        """Add the rows z [N, D] of all processes to the running mean."""
+        if self.prevalence is not None:
+            fires = (z.abs() > ACTIVE).to(self.prevalence.dtype).mean(0)
+            share = distributed.all_reduce_sum(fires) / distributed.world_size()
+            self.prevalence.lerp_(share, NEW_SHARE)
+
     def loss(self, features: Features) -> Terms:
-        z, gate, world = features.gated, self.gate_options, distributed.world_size()
+        gate, world = self.gate_options, distributed.world_size()
+        if self.training:
+            self.update_prevalence(features.z)
+        z = self.compared(features.gated)
         everyone, own, partner = gather_partners(z)
         o = self.objective
         nce = info_nce_sum(z, everyone, own, partner, o.temperature, o.block, o.decoupled)
@@ -143,7 +179,7 @@ class Projector(Head):
         kl, opened = torch.zeros_like(nce), torch.ones_like(nce)
         if self.kind is not None and features.logits is not None and features.mask is not None:
             q = self.kind.probability(features.logits, gate.temperature)
-            kl = bernoulli_kl(q, gate.prior) / world
+            kl = bernoulli_kl(q, self.prior()) / world
             opened = (features.mask > gate.threshold).float().mean()
         return Terms(nce + gate.weight * kl, nce, kl, opened / world)
 
@@ -300,7 +336,18 @@ def mlp(inputs: int, hidden: int, outputs: int, *, depth: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-# the methods of `ReadableCodes`: functions of (F, D) that build a head
+def build_head(features: int, model: Model, gate: Gate, objective: Objective) -> Head:
+    """The head of a recipe: the paper's projector with gates, or one of `HEADS`."""
+    if model.head == "projector":
+        return Projector(features, model, gate, objective)
+    if model.head not in HEADS:
+        known = ["projector", *HEADS]
+        hint = did_you_mean(model.head, known)
+        raise InputError(f"model.head: unknown value {model.head!r}{hint}")
+    return HEADS[model.head](features, model.dim)
+
+
+# the methods of `ReadableCodes` and values of `model.head`: functions of (F, D) that build a head
 HEADS: dict[str, Callable[[int, int], Head]] = {
     "prototypes": Prototypes,
     "ncl": lambda f, d: Projector(f, Model(dim=d), Gate(kind="none"), Objective(), depth=1),

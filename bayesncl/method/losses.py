@@ -14,6 +14,7 @@ from torch import Tensor
 from bayesncl.errors import InputError
 from bayesncl.method.gates import at_least_float32, top_k_mask
 
+RAREST = 1e-3  # smallest prevalence that training tells apart: it bounds the weights of `ipw_rows`
 ACTIVE = 1e-5  # a dimension is active on an image if |z|, in a row of unit length, exceeds this
 DENSE_ROWS = 8192  # largest batch whose whole similarity matrix is kept (256 MiB in float32)
 BLOCK_ROWS = 1024
@@ -184,6 +185,15 @@ def ipw_similarity(z: Tensor, z2: Tensor, prevalence: Tensor) -> Tensor:
     tiny = torch.finfo(prevalence.dtype).tiny
     weight = torch.where(prevalence > 0, 1 / prevalence.clamp_min(tiny), 0.0)
     return (z * weight) @ z2.T
+
+
+def ipw_rows(z: Tensor, prevalence: Tensor) -> Tensor:
+    """Unit rows whose dot products are `ipw_similarity` scaled to cosines.
+
+    z [N, D] is divided by the square root of the prevalence [D], at least RAREST, and scaled to
+    unit length, so that the temperature of InfoNCE means the same as with plain cosines.
+    """
+    return unit_rows(z * prevalence.clamp_min(RAREST).rsqrt())
 
 
 def balanced_assignment(

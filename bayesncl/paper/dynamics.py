@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesncl.data.images import Images
+from bayesncl.errors import InputError
 from bayesncl.measure.counts import MIN_SUPPORT
 from bayesncl.method.augment import make_views
 from bayesncl.method.encoder import Encoder, in_eval_mode
@@ -275,6 +276,11 @@ def record(
 
 def recorder(images: Images, recipe: Recipe) -> Callable[[Encoder, int], dict[str, Any] | None]:
     """Function of (model, epoch) for `train` to call after every epoch; a dict is logged."""
+    if recipe.model.head != "projector" or recipe.objective.similarity != "dot":
+        raise InputError(
+            "run.dynamics_every: gradient dynamics are those of the paper's head and loss, "
+            "model.head=projector and objective.similarity=dot"
+        )
 
     def after_epoch(model: Encoder, epoch: int) -> dict[str, Any] | None:
         if epoch % recipe.run.dynamics_every:

@@ -20,7 +20,9 @@ from bayesncl.recipes import Recipe, recipe_from_dict
 from bayesncl.training.run_folder import RunFolder, environment
 
 FORMAT = 1
-WITHOUT_EFFECT = ("checkpoint_every", "keep_checkpoints", "log_every", "dynamics_every", "compile")
+WITHOUT_EFFECT = (
+    "checkpoint_every", "keep_checkpoints", "log_every", "dynamics_every", "knn_every", "compile"
+)  # fmt: skip
 DIGITS = 7  # significant digits of a measure; float32 has no more
 
 Entry = dict[str, Any]

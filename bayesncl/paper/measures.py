@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import torch
 
 from bayesncl.data import DATASETS
 from bayesncl.data import load as load_split
@@ -17,6 +18,7 @@ from bayesncl.measure import probe
 from bayesncl.measure.result import Tree, rounded
 from bayesncl.method.encoder import Encoder
 from bayesncl.method.features import Extracted, Progress, extract
+from bayesncl.method.heads import Projector
 from bayesncl.paper import conflict, theory
 from bayesncl.paper.probe import paper_probe
 
@@ -53,6 +55,8 @@ def paper_measures(
     if found.open is not None:
         gates = found.z, found.gated, found.open
         prior = model.recipe.gate.prior
+        if isinstance(model.head, Projector) and model.head.prevalence is not None:
+            prior = float(torch.as_tensor(model.head.prior()).mean())  # over dimensions
         out["theory"] = theory.compare(*gates, test.labels, test.backgrounds, prior)
     if published_probe and train.labels is not None:
         out["probe"] = {"paper": run_published_probe(model, train, test, progress)}

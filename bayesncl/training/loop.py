@@ -35,6 +35,7 @@ from bayesncl.training import checkpoint
 from bayesncl.training.compile import Parts, accelerate, compiles
 from bayesncl.training.loader import Pixels, batches, to_device
 from bayesncl.training.log import Logger, Meter, raise_if_bad
+from bayesncl.training.monitor import record_knn
 from bayesncl.training.prepare import check_batch, load_split, prepare_run, report_similarity
 from bayesncl.training.run_folder import RunFolder, Stopper, new_run
 from bayesncl.training.weights import model_bytes
@@ -112,6 +113,8 @@ def run_loop(
 ) -> Encoder:
     """Train to the end of the recipe, with checkpoints; the model in eval mode."""
     check_batch(recipe, len(images))
+    if recipe.run.knn_every and images.labels is None:
+        raise InputError("run.knn_every needs labeled images")
     display.busy("preparing the model")
     options, batch = recipe.run, recipe.run.batch
     steps = len(images) // batch  # per epoch
@@ -138,6 +141,8 @@ def run_loop(
                     break
             if after_epoch is not None and done == (epoch + 1) * steps:
                 logger.extra(after_epoch(model, epoch + 1), done)
+            if options.knn_every and done == steps * (epoch + 1):
+                logger.extra(record_knn(model, images, epoch + 1), done)
             if stop or (epoch + 1) % options.checkpoint_every == 0 or done == len(rates):
                 logger.finish()
                 raise_if_bad(meter.first_bad.cpu(), run)
@@ -286,7 +291,7 @@ def learning_rates(recipe: Recipe, steps: int) -> Tensor:
     """Rates [T, groups] of every step; only the first group's base scales with the batch."""
     o = recipe.optimizer
     bases = [o.lr * recipe.run.batch / 256]
-    if recipe.gate.kind in GATES:
+    if recipe.gate.kind in GATES and recipe.model.head == "projector":
         bases.append(recipe.gate.lr)
     total, warmup = steps * recipe.run.epochs, steps * o.warmup_epochs
 

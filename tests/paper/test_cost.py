@@ -49,6 +49,14 @@ def test_parameters_and_parts() -> None:
     assert result["macs_per_batch"] == result["macs_per_image"] * result["batch"]
 
 
+def test_a_gate_on_z_has_an_input_of_its_width() -> None:
+    result = cost(change(named("scenes-bayesncl"), ["gate.input=z"]))
+    assert result["macs_by_part"]["gate"] == 2 * (64 * 256 + 256 * 64)
+    assert result["params_by_part"]["gate"] == (64 + 1) * 256 + (256 + 1) * 64
+    ipw = cost(named("scenes-ncl-ipw"))
+    assert ipw["params"] == cost(named("scenes-ncl"))["params"]
+
+
 def test_layers_by_hand() -> None:
     x = torch.zeros(2, 4, 6, 6)
     for layer, expected in (

@@ -109,6 +109,8 @@ def batch_norm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         ("built-in", "bayesncl", ()),
         ("fused", "bayesncl-gs", ()),
         ("built-in", "bayesncl", ("objective.block=12",)),
+        ("built-in", "ncl-ipw", ()),
+        ("built-in", "bayesncl", ("gate.input=z", "gate.prior_kind=prevalence")),
     ],
     indirect=["batch_norm"],
 )

@@ -54,7 +54,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Result]
         found, stderr, _ = run("compare", world, folder / str(world))
         assert None not in found, stderr
         written = {path.name for path in (folder / str(world)).iterdir()}
-        assert written == {"double-0", "plain-0"}, "only process 0 writes"
+        assert written == {"double-0", "ipw-0", "plain-0"}, "only process 0 writes"
         out[world] = found  # type: ignore[assignment]
     return out
 
@@ -62,7 +62,10 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Result]
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize(
     ("kind", "limit"),
-    [("batchnorm", 5e-5), ("plain", 5e-5), ("double", 1e-10), ("gumbel", 1e-5), ("extract", 1e-6)],
+    [
+        ("batchnorm", 5e-5), ("plain", 5e-5), ("double", 1e-10), ("gumbel", 1e-5), ("ipw", 5e-5),
+        ("extract", 1e-6),
+    ],
 )
 def test_several_processes_equal_one(
     compared: dict[int, list[Result]], kind: str, limit: float, world: int

@@ -64,6 +64,31 @@ def test_metrics(tmp_path: Path, images: Images) -> None:
     assert [line["step"] for line in lines(tmp_path) if "kind" in line] == [8]
 
 
+def test_knn_accuracy_is_recorded_and_changes_nothing(tmp_path: Path, images: Images) -> None:
+    recipe = tiny_recipe("bayesncl", "run.knn_every=2", "run.epochs=4")
+    model = train(recipe, images, tmp_path / "a", device="cpu")
+    found = [line for line in lines(tmp_path / "a") if line.get("kind") == "knn"]
+    assert [line["epoch"] for line in found] == [2, 4]
+    with torch.no_grad():
+        h = model.embed(model.normalize_pixels(torch.from_numpy(images.pixels)))
+    h, labels = torch.nn.functional.normalize(h), torch.from_numpy(images.labels)
+    right = 0
+    for i in range(1, 70, 2):  # odd images are queries, even ones neighbors
+        cosines = h[0::2] @ h[i]
+        nearest = cosines.argsort(descending=True)[:20]
+        votes = torch.zeros(3)
+        for j in nearest.tolist():
+            votes[labels[0::2][j]] += (cosines[j] / 0.07).exp()
+        right += int(votes.argmax() == labels[i])
+    assert found[1]["knn"] == pytest.approx(100 * right / 35)
+    assert found[1]["knn"] > found[1]["chance"]
+    plain = train(tiny_recipe("bayesncl", "run.epochs=4"), images, tmp_path / "b", device="cpu")
+    for ours, theirs in zip(model.parameters(), plain.parameters()):
+        assert torch.equal(ours, theirs)
+    with pytest.raises(InputError, match="knn_every"):
+        train(recipe, Images(images.pixels), tmp_path / "c", device="cpu")
+
+
 @pytest.mark.parametrize(
     "method", ["cl", "ncl", "ncl-topk", "bayesncl-gs", "bayesncl-soft", "bayesncl-nodetach"]
 )

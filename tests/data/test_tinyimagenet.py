@@ -1,0 +1,74 @@
+"""Tiny-ImageNet in its official layout, from a made-up tree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bayesncl import data
+from bayesncl.data.images import Images
+from bayesncl.errors import InputError
+from bayesncl.recipes import Data, named
+from tests.data.test_folder import save
+
+WNIDS = ("n01443537", "n01629819", "n02058221")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Class c has gray value 10 c; validation image i has class i % 3 and value 100 + i."""
+    root = tmp_path / "tiny-imagenet-200"
+    for c, wnid in enumerate(WNIDS):
+        for i in range(4):
+            save(root / "train" / wnid / "images" / f"{wnid}_{i}.JPEG", 10 * c, (64, 64))
+        (root / "train" / wnid / f"{wnid}_boxes.txt").write_text("boxes")
+    lines = []
+    for i in range(7):
+        save(root / "val" / "images" / f"val_{i}.JPEG", 100 + i, (64, 64))
+        lines.append(f"val_{i}.JPEG\t{WNIDS[i % 3]}\t0\t0\t62\t62\n")
+    (root / "val" / "val_annotations.txt").write_text("".join(lines))
+    save(root / "test" / "images" / "test_0.JPEG", 255, (64, 64))
+    return root
+
+
+def load(root: Path, split: str) -> Images:
+    return data.load(Data(name="tinyimagenet", root=str(root), size=64), split)
+
+
+def test_both_splits(root: Path) -> None:
+    train, test = (load(root, split) for split in ("train", "test"))
+    assert train.class_names == test.class_names == WNIDS
+    assert train.pixels.shape == (12, 3, 64, 64) and test.pixels.shape == (7, 3, 64, 64)
+    assert [int(p.mean().round()) for p in train.pixels] == [10 * c for c in train.labels]
+    assert test.labels.tolist() == [i % 3 for i in range(7)]
+    assert [int(p.mean().round()) for p in test.pixels] == list(range(100, 107))
+
+
+def test_missing_and_damaged_files(root: Path) -> None:
+    (root / "val" / "images" / "val_3.JPEG").write_bytes(b"no image")
+    with pytest.warns(UserWarning, match="val_3"):
+        test = load(root, "test")
+    assert (len(test), test.broken, test.labels.tolist()) == (6, 1, [0, 1, 2, 1, 2, 0])
+    path = root / "val" / "val_annotations.txt"
+    lines = path.read_text()
+    path.write_text(lines.replace(WNIDS[2], "n99999999"))
+    with pytest.raises(InputError, match="n99999999"):
+        load(root, "test")
+    path.write_text("val_0.JPEG\n")
+    with pytest.raises(InputError, match="val_annotations"):
+        load(root, "test")
+    path.unlink()
+    with pytest.raises(InputError, match="val_annotations"):
+        load(root, "test")
+    (root / "train").rename(root / "training")
+    with pytest.raises(InputError, match="train"):
+        load(root, "train")
+
+
+def test_recipes_are_those_of_imagenet100_at_64_pixels() -> None:
+    ours, theirs = named("tinyimagenet-ncl-topk"), named("imagenet100-ncl-topk")
+    assert (ours.data.size, ours.views.size) == (64, 64)
+    for part in ("model", "gate", "objective", "optimizer", "run"):
+        assert getattr(ours, part) == getattr(theirs, part)
+    assert data.DATASETS["tinyimagenet"].classes == 200
