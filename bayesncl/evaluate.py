@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,10 +12,11 @@ import numpy as np
 import torch
 
 from bayesncl import inputs
-from bayesncl.codes.fit import judging_data
-from bayesncl.codes.folder import CodesFolder
+from bayesncl.codes.fit import judged_rows, judging_data
+from bayesncl.codes.folder import CodesFolder, Rows
 from bayesncl.codes.heat import N_CHECKED, find_layer, heatmaps_of_run, masking_drop
 from bayesncl.data import DATASETS
+from bayesncl.data import load as load_split
 from bayesncl.data.images import Images, Progress, spread_evenly
 from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_features, as_labels
@@ -28,6 +30,7 @@ from bayesncl.measure.verdict import to_dict, to_verdict
 from bayesncl.method.encoder import Encoder
 from bayesncl.method.features import extract
 from bayesncl.method.losses import ACTIVE
+from bayesncl.recipes import recipe_from_json
 
 MAX_ROWS = 50_000  # of more, as many are measured, spread evenly
 SAMPLED_QUERIES = 2_000  # ... of which so many are queries
@@ -38,7 +41,10 @@ NEIGHBORS = 20  # of the kNN classifier
 DIGITS = 6  # significant digits of values per dimension
 MIN_IMAGES_PER_CLASS = 20  # test images; with fewer, numbers are mostly chance
 SEED = 0  # of shuffled labels and drawn rows
-FIGURES = "readable", "kept", "detectors", "coverage", "labelfree", "whole", "seeds", "control"
+FIGURES = (
+    "readable", "kept", "detectors", "coverage", "independence", "factors", "labelfree", "whole",
+    "seeds", "control",
+)  # fmt: skip
 
 
 def warn_of_few(train: Images, test: Images) -> str | None:
@@ -53,18 +59,22 @@ def warn_of_few(train: Images, test: Images) -> str | None:
 
 def measure_file(
     path: str | Path, labels_path: str | Path | None = None,
-    embeddings_path: str | Path | None = None, **options: Any,
+    embeddings_path: str | Path | None = None, factor_paths: Mapping[str, Path] | None = None,
+    **options: Any,
 ) -> Result:  # fmt: skip
     """Measure a file of features: `z` [N, D] and perhaps `y` [N] in .npz, .npy, .csv, ...
 
     The names that `fit` takes work too. `measure_features` has the options. The file may also hold
     `e` [N, F], a second encoder's embeddings of the same images (or `embeddings_path` does), or
     `h`, those the codes were made from; `y_coarse` [N], superclasses; `control` [N, D], codes of an
-    untrained head; `again` [N, D], codes of another seed.
+    untrained head; `again` [N, D], codes of another seed; `y_NAME` [N], a further factor; `swapped`
+    [N, D], codes of the same objects on another background; `groups` [D] of the dimensions.
     """
     features, names, labels = inputs.read_embeddings(Path(path), named=labels_path is not None)
     held = inputs.array_names(path)
-    arrays = inputs.read_arrays(path, ("e", "h", "y_coarse", "control", "again")) if held else {}
+    plain = ("e", "h", "y_coarse", "control", "again", "swapped", "groups")
+    further = sorted(name for name in held if name.startswith("y_") and name != "y_coarse")
+    arrays = inputs.read_arrays(path, (*plain, *further)) if held else {}
     if not held & set(inputs.FEATURES[: inputs.FEATURES.index("h")]):  # h itself is measured
         arrays.pop("h", None)
     if labels_path is not None:
@@ -73,6 +83,7 @@ def measure_file(
     labels = inputs.class_labels(labels)
     if labels_path is not None and labels is None:
         raise InputError(f"{labels_path}: no class labels; expected an integer or string per row")
+    factors = read_factors(factor_paths or {}, names, len(features))
     if embeddings_path is not None:
         arrays["e"] = inputs.read_embeddings(Path(embeddings_path), named=False)[0]
     given: Tree = {
@@ -81,18 +92,63 @@ def measure_file(
         "control": arrays.get("control"),
         "levels": {"superclass": arrays["y_coarse"]} if "y_coarse" in arrays else None,
         "again": arrays.get("again"),
+        "factors": join_factors(labels, {name[2:]: arrays[name] for name in further} | factors),
+        "swapped": arrays.get("swapped"),
+        "groups": arrays.get("groups"),
     }
     result = measure_features(features, labels, **given, **options)
     result.parameters = {"file": str(path), "stored_as": str(features.dtype)} | result.parameters
     return result
 
 
-def measure_codes(folder: Path, **options: Any) -> Result:
+def join_factors(labels: Array | None, factors: Mapping[str, Array]) -> Mapping[str, Array] | None:
+    """The factors; a single one is joined by the labels, as `class`. None without two."""
+    if len(factors) == 1 and labels is not None:
+        factors = {"class": labels, **factors}
+    return factors if len(factors) > 1 else None
+
+
+def read_factors(
+    paths: Mapping[str, Path], names: np.ndarray | None, n: int
+) -> dict[str, np.ndarray]:
+    """Labels [N] of further factors from files, by name."""
+    found = {}
+    for name, path in paths.items():
+        labels = inputs.class_labels(inputs.read_labels(path, names, n)[1])
+        if labels is None:
+            raise InputError(f"{path}: no class labels; expected an integer or string per row")
+        found[name] = labels
+    return found
+
+
+def backgrounds_of(folder: CodesFolder, rows: Rows, chosen: np.ndarray) -> np.ndarray | None:
+    """The second label [n] of the chosen rows of a run's codes; None where there is none."""
+    about = folder.about()
+    if about.kind != "run":
+        return None
+    recipe = recipe_from_json(json.dumps(about.recipe), str(folder.about_file))
+    if not DATASETS[recipe.data.name].second_label:
+        return None
+    keys = [rows.names[i].split("/") for i in chosen]  # such as test/17
+    loaded = {split: load_split(recipe.data, split).backgrounds for split in dict(keys)}
+    known = {split: values for split, values in loaded.items() if values is not None}
+    return np.array([known[split][int(i)] for split, i in keys])
+
+
+def measure_codes(
+    folder: Path, factor_paths: Mapping[str, Path] | None = None, **options: Any
+) -> Result:
     """Measure a folder of codes; `measure_features` has the options."""
     here = CodesFolder(folder)
     about = here.about()
     codes, rows = here.codes(), here.rows(about)
     z, labels, given = judging_data(codes, here.embeddings(about), rows)
+    chosen = judged_rows(rows)
+    every = read_factors(factor_paths or {}, np.array(rows.names), len(rows))
+    factors = {name: y[chosen] for name, y in every.items()}
+    if (second := backgrounds_of(here, rows, chosen)) is not None:
+        factors.setdefault("background", second)
+    given["factors"] = join_factors(labels, factors)
     result = measure_features(z, labels, **options, **given)
     source: Tree = {"codes": str(folder), "identity": about.identity, "method": codes.method}
     source["judged_by"] = "held out" if rows.held else "fitted on"
@@ -122,7 +178,7 @@ def measure_features(
     again : [N, D], codes of the same images by another seed.
     progress : called with (done, total, what).
     given : for the verdict: `label_names`, `levels`, `embeddings`, `second`, `control`, `noise`,
-        `train`, `stability`, `everything`; see `figures.figures`.
+        `train`, `stability`, `factors`, `swapped`, `groups`, `everything`; see `figures.figures`.
 
     Returns
     -------
@@ -147,8 +203,9 @@ def measure_features(
         chosen = {key: take(array) for key, array in unique.items()}
         arrays = {name: chosen[id(array)] for name, array in by_definition.items()}
         labels, again = take(labels), take(again)
-        given |= {name: take(given.get(name)) for name in ("embeddings", "control")}
-        given["levels"] = {k: take(v) for k, v in (given.get("levels") or {}).items()}
+        given |= {name: take(given.get(name)) for name in ("embeddings", "control", "swapped")}
+        for each in ("levels", "factors"):
+            given[each] = {k: take(v) for k, v in (given.get(each) or {}).items()}
         parameters |= {"rows_measured": len(rows), "rows_chosen": "spread evenly"}
         given["queries"] = SAMPLED_QUERIES
     sound = arrays.get("sound", next(iter(arrays.values())))
@@ -270,6 +327,7 @@ def evaluate(
         other = extract(again, test, "sound", progress=progress)
         pair = control, untrained_codes(again, other.h, seed=1)
         same = stability.summary(sound.gated, other.gated, control=pair)
+    second = {} if test.backgrounds is None else {"background": test.backgrounds}
     result = measure_features(
         {"paper": paper.gated, "sound": sound.gated},
         test.labels,
@@ -284,6 +342,7 @@ def evaluate(
         control=control,
         train=None if train.labels is None else (seen.gated, train.labels),
         stability=same,
+        factors=join_factors(test.labels, second),
     )
     table = describe(sound.gated, as_labels(test.labels, len(test))[0])
     columns = ("support", "consistency", "entropy_freq", "mass")

@@ -28,10 +28,12 @@ from tests.conftest import tiny_images, tiny_recipe
 ALWAYS = {
     "paper", "sound", "retrieval", "chance", "parameters", "dimensions", "curves", "conflicting",
     "probe", "knn", "heat", "seconds", "verdict", "readable", "kept", "detectors", "coverage",
-    "labelfree", "whole", "control",
+    "independence", "labelfree", "whole", "control",
 }  # fmt: skip
 WITH_GATES = {"theory", "gates"}
-WITH_BACKGROUNDS = {"background", "balanced", "worst_group", "conflict", "ipw", "stability"}
+WITH_BACKGROUNDS = {
+    "background", "balanced", "worst_group", "conflict", "ipw", "stability", "factors"
+}  # fmt: skip
 SCENES = ("data.train_images=300", "data.test_images=200")
 
 

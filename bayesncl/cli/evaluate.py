@@ -97,8 +97,9 @@ def evaluate_run(
 
 
 def measure_codes(
-    folder: Path, unused: dict[str, Any], display: Display, everything: bool, spectrum: bool
-) -> Result:
+    folder: Path, unused: dict[str, Any], display: Display, everything: bool, spectrum: bool,
+    factors: dict[str, Path] | None = None,
+) -> Result:  # fmt: skip
     """Measure codes from `fit`; reject options that do not apply to them."""
     from bayesncl.evaluate import measure_codes as measure_folder
 
@@ -107,13 +108,25 @@ def measure_codes(
             raise InputError(f"{option} does not apply to codes such as {folder}")
     display.busy("measuring")
     options = {"spectrum": spectrum, "everything": everything}
-    return measure_folder(folder, progress=display.count, **options)
+    return measure_folder(folder, factors, progress=display.count, **options)
+
+
+def split_pairs(pairs: list[str]) -> dict[str, Path]:
+    """Options of the form NAME=FILE as a dict."""
+    found = {}
+    for pair in pairs:
+        name, equals, path = pair.partition("=")
+        if not (name and equals and path) or name in found:
+            raise InputError(f"--factor takes NAME=FILE, each name once, got {pair!r}")
+        found[name] = Path(path)
+    return found
 
 
 def measure(
     features: Annotated[Path, arg("FILE", "z [N, D] and optionally y [N], or codes from `fit`.")],
     labels: Annotated[Path | None, opt("FILE", "Labels of the rows: a table or .npy.")] = None,
     embeddings: Annotated[Path | None, opt("FILE", "A second encoder's embeddings.")] = None,
+    factor: Annotated[list[str] | None, opt("NAME=FILE", "Further labels. Repeatable.")] = None,
     everything: common.Everything = False,
     json: common.Json = None,
     csv: common.Csv = None,
@@ -128,14 +141,15 @@ def measure(
     files = {"json": json, "csv": csv, "markdown": markdown}
     for out in files.values():
         check_not_input(out, features, labels, embeddings)
+    factors = split_pairs(factor or [])
     spectrum = everything or json is not None or csv is not None  # slow, and shown only there
     if is_codes(features):
         unused = {"--labels": labels, "--embeddings": embeddings}
-        result = measure_codes(features, unused, display, everything, spectrum)
+        result = measure_codes(features, unused, display, everything, spectrum, factors)
     else:
         display.busy("measuring")
-        options = {"spectrum": spectrum, "everything": everything}
-        result = measure_file(features, labels, embeddings, progress=display.count, **options)
+        options = {"spectrum": spectrum, "everything": everything, "progress": display.count}
+        result = measure_file(features, labels, embeddings, factors, **options)
     display.close()
     show(result, files, everything)
 

@@ -441,6 +441,13 @@ def choose_encoder(
     return open_encoder(replace(default_request(display.note), **given), device, display.note)
 
 
+def judged_rows(rows: Rows) -> np.ndarray:
+    """Indices of the rows to judge by: held-out rows, or all; at most 5,000, spread evenly."""
+    train = len(rows) - rows.held
+    first, count = (train, rows.held) if rows.held else (0, train)
+    return first + spread_evenly(count, MAX_JUDGED_ROWS)
+
+
 def judging_data(
     codes: ReadableCodes, embeddings: np.ndarray, rows: Rows
 ) -> tuple[np.ndarray, np.ndarray | None, dict[str, Any]]:
@@ -451,8 +458,7 @@ def judging_data(
     of few rows.
     """
     train = len(rows) - rows.held
-    first, count = (train, rows.held) if rows.held else (0, train)
-    chosen = first + spread_evenly(count, MAX_JUDGED_ROWS)
+    count, chosen = rows.held or train, judged_rows(rows)
     x = np.asarray(embeddings[chosen])
     labels = None if rows.labels is None else rows.labels[chosen]
     if labels is not None and len(np.unique(labels)) < 2:

@@ -9,9 +9,10 @@ import numpy as np
 
 from bayesncl.errors import InputError, printable
 from bayesncl.inputs import Array, as_features, as_labels, as_numpy
-from bayesncl.measure import coverage, detectors, labelfree, topk
+from bayesncl.measure import coverage, detectors, independence, labelfree, topk
 from bayesncl.measure.counts import MIN_SUPPORT
 from bayesncl.measure.dimensions import largest_share
+from bayesncl.measure.factors import summary as summarize_factors
 from bayesncl.measure.retrieval import retrieval
 from bayesncl.measure.rows import Codes, as_codes
 from bayesncl.measure.topk import strongest_images
@@ -35,8 +36,9 @@ def figures(
     levels: Mapping[str, Array] | None = None, embeddings: Array | None = None,
     second: bool = False, control: Array | None = None, noise: tuple[Array, Array] | None = None,
     train: tuple[Array, Array] | None = None, stability: Mapping[str, float | None] | None = None,
-    ks: Sequence[int] = topk.KS, queries: int | None = QUERIES, everything: bool = False,
-    seed: int = 0,
+    factors: Mapping[str, Array] | None = None, swapped: Array | None = None,
+    groups: Array | None = None, ks: Sequence[int] = topk.KS, queries: int | None = QUERIES,
+    everything: bool = False, seed: int = 0,
 ) -> Tree:  # fmt: skip
     """All measures of the codes z [N, D] of held-out images.
 
@@ -49,6 +51,9 @@ def figures(
         without labels a readable dimension exceeds 95 % of these.
     train : codes and labels of training rows, for the linear and sparse probes.
     stability : result of `stability.summary` for this code and that of another seed.
+    factors : labels [N] by the name of a factor, two or more, see `factors.summary`.
+    swapped : codes [N, D] of the same objects on another background, for the factors.
+    groups : [D], the group of each dimension, if they come in groups.
     ks, queries : dimensions kept per image, 5 among them; queries of retrieval (None: all).
     everything : also F1 and IoU of codes in which very many entries fire.
     """
@@ -69,17 +74,23 @@ def figures(
     judgeable = n >= MIN_IMAGES and (index is not None or judge is not None)
     least = least_alike(judge, noisy, seed) if judgeable and index is None else None
 
-    def measure(codes: Codes, train: Any, queries: int | None) -> tuple[Tree, Tree]:
+    def measure(
+        codes: Codes, train: Any, queries: int | None, swapped: Array | None = None
+    ) -> tuple[Tree, Tree]:
         """The branches of trained and untrained codes alike, and their chance levels."""
         top = strongest_images(codes, labelfree.POOL)
         covered = coverage.summary(codes, seed=seed, top=top)
         tree: Tree = {"coverage": covered}
+        tree["independence"] = independence.summary(codes, groups, seed=seed)
+        if factors:
+            options: Tree = {"swapped": swapped, "queries": min(queries or n, QUERIES)}
+            tree["factors"] = summarize_factors(codes, factors, **options, seed=seed)
         if index is not None:
             rows = topk.summary(codes, labels, train=train, ks=ks, queries=queries, seed=seed)
             tree["kept"] = {str(k): row for k, row in rows.items()}
             all_levels = {"class": index, **levelled} if levelled else None
             f1 = everything or covered["l0"] * n <= MAX_SORTED
-            options: Tree = {"train": train, "levels": all_levels, "f1": f1, "seed": seed}
+            options = {"train": train, "levels": all_levels, "f1": f1, "seed": seed}
             tree["detectors"] = detectors.summary(codes, labels, **options)
         if judge is not None:
             tree["labelfree"] = labelfree.summary(codes, judge, seed=seed, top=top)
@@ -97,7 +108,7 @@ def figures(
 
     classes = None if index is None else int(index.max()) + 1
     result: Tree = {"images": n, "dimensions": width, "classes": classes}
-    measured, chance = measure(codes, train, queries)
+    measured, chance = measure(codes, train, queries, swapped)
     result |= measured
     if judgeable:
         by = "embeddings" if index is None else " or ".join(["class", *levelled])

@@ -66,6 +66,7 @@ class Measure:
 
 BOTH, SOUND = DEFINITIONS, ("sound",)
 KS = (1, 2, 5, 10)  # dimensions kept per image
+FACTOR_KS = (5, 16)  # ... where images have several known factors
 OWNED = "classes that own a dimension"
 percent = partial(Measure, unit="%", decimals=2)
 share = partial(Measure, unit="share", needs_labels=False)
@@ -116,6 +117,33 @@ def _at_l0(n: int) -> Measure:
     return percent(key, label, definitions=SOUND, headline=False, short=f"at L0 {n}")
 
 
+def _of_factor(key: str) -> str:
+    return f"factors/each/*/{key}"
+
+
+def _of_factors() -> list[Measure]:
+    """Measures of images with several known factors; those of one factor have `*` for its name."""
+    p5 = "retrieval precision at 5 by this factor"
+    changed = "change when the background is exchanged"
+    return [
+        percent(_of_factor("alone"), "dimensions about this factor alone"),
+        percent(_of_factor("neutral"), "dimensions neutral to this factor"),
+        *(number(_of_factor(f"owned_{k}"), f"{OWNED}, this factor, {k} kept") for k in FACTOR_KS),
+        *(percent(_of_factor(f"p5_{k}"), f"{p5}, {k} kept") for k in FACTOR_KS),
+        Measure(_of_factor("completeness"), "completeness of the factor (DCI)"),
+        percent(_of_factor("informativeness"), "informativeness of the factor (DCI)"),
+        Measure(_of_factor("mig"), "mutual information gap of the factor"),
+        Measure(_of_factor("swap"), f"{changed}, dimensions of this factor"),
+        percent("factors/mixed", "dimensions about several factors"),
+        percent("factors/nothing", "dimensions about no factor"),
+        Measure("factors/disentanglement", "disentanglement (DCI)"),
+        Measure("factors/completeness", "completeness (DCI)"),
+        percent("factors/informativeness", "informativeness (DCI)"),
+        Measure("factors/mig", "mutual information gap"),
+        Measure("factors/swap", f"{changed}, all dimensions"),
+    ]
+
+
 MEASURES = [
     number("readable/count", "readable dimensions"),
     Measure("readable/share", "readable dimensions", "share", headline=False),
@@ -129,6 +157,9 @@ MEASURES = [
     hidden("coverage/live", "dimensions in use", decimals=0),
     hidden("coverage/similarity", "cosine of two images' codes"),
     hidden("coverage/spread", "images among the ten strongest of any dimension", "share"),
+    share("independence/predictability", "variance of a dimension that the others explain"),
+    unlabeled("independence/groups", "similarity of two groups of dimensions", "CKA"),
+    *_of_factors(),
     Measure("detectors/f1", "best F1 of a dimension"),
     Measure("detectors/iou", "best IoU of a dimension"),
     Measure("detectors/best_f1", "best F1 of a dimension, best class", headline=False),
@@ -203,6 +234,9 @@ def find(path: Path) -> tuple[Measure, str] | None:
     """The measure at a path in the results, and its definition; None for other numbers."""
     if len(path) == 4 and path[0] == "retrieval" and path[1] in DEFINITIONS:
         return precision_at(*path[2:]), path[1]
+    if path[:2] == ("factors", "each"):  # a factor's name takes the place of the definition
+        pattern = "/".join((*path[:2], "*", *path[3:]))
+        return next(((m, path[2]) for m in MEASURES if m.key == pattern), None)
     pairs = ((m, d) for m in MEASURES for d in m.definitions or ("",))
     return next(((m, d) for m, d in pairs if m.path(d) == path), None)
 

@@ -48,6 +48,8 @@ class Result:
     kept: Tree | None = None
     detectors: Tree | None = None
     coverage: Tree | None = None
+    independence: Tree | None = None
+    factors: Tree | None = None
     labelfree: Tree | None = None
     whole: Tree | None = None
     seeds: Tree | None = None

@@ -41,7 +41,7 @@ def test_result_is_the_functions_by_name(npz: Path) -> None:
     result = measure_file(npz)
     old = {"paper", "sound", "retrieval", "chance", "parameters"}
     assert set(result.to_dict()) == old | {
-        "verdict", "readable", "kept", "detectors", "coverage", "whole"
+        "verdict", "readable", "kept", "detectors", "coverage", "independence", "whole"
     }
     for definition in ("paper", "sound"):
         expected = interpretability(FEATURES, LABELS, definition)
@@ -89,7 +89,8 @@ def test_without_labels(npz: Path, tmp_path: Path) -> None:
     """What can be said without them; a second encoder tells what is alike."""
     np.savez(tmp_path / "z.npz", z=FEATURES)
     result = measure_file(tmp_path / "z.npz")
-    assert set(result.to_dict()) == {"retrieval", "chance", "parameters", "verdict", "coverage"}
+    always = {"retrieval", "chance", "parameters", "verdict", "coverage", "independence"}
+    assert set(result.to_dict()) == always
     assert Result.from_json(result.to_json()) == result
     assert result.coverage == measure_file(npz).coverage
     np.save(tmp_path / "e.npy", np.eye(4)[LABELS] + 0.1 * RNG.standard_normal((120, 4)))

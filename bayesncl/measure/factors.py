@@ -1,0 +1,266 @@
+"""Codes of images with two or more known factors, such as an object and its background.
+
+Does each factor have dimensions of its own? A dimension is *about* a factor if it ranks the images
+of one of its classes above or below the others, and *neutral* to it otherwise. Factors are labels
+[N] by name.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from scipy.stats import norm, rankdata
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import Lasso
+
+from bayesncl.errors import InputError
+from bayesncl.inputs import Array, as_labels
+from bayesncl.measure import topk
+from bayesncl.measure.dimensions import mean
+from bayesncl.measure.registry import FACTOR_KS
+from bayesncl.measure.rows import as_codes, as_tensor, unit_codes
+
+Factors = Mapping[str, Array]
+
+MIN_DISTANCE = 0.1  # |AUC - 0.5| from which a dimension is about a class
+CHANCE = 0.05  # share of the dimensions without any relation to a factor that may seem about it
+BINS = 20  # of a dimension's values, equally wide, for mutual information
+PENALTIES = (0.1, 0.03, 0.01, 0.003, 0.001)  # of the lasso, on standardized columns
+LASSO_STEPS = 300
+MAX_ROWS = 10_000  # drawn at random, for all but retrieval
+
+
+def class_auc(z: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """AUC of each dimension for each class against the rest, and its standard error, [C, D].
+
+    Pairs of images with equal values are left out: a dimension that is 0 on most images is judged
+    by those it fires on. Without ties this is the usual AUC. The standard error is that of labels
+    unrelated to the dimension. A constant dimension has AUC 0.5 and error 0.
+    """
+    n, classes = len(labels), int(labels.max()) + 1
+    inside = np.bincount(labels, minlength=classes)[:, None].astype(float)  # [C, 1]
+    onehot = np.zeros((classes, n))
+    onehot[labels, np.arange(n)] = 1
+    ranks = rankdata(z, axis=0)
+    # U - E[U], where U counts pairs in which the image of the class is stronger, ties half
+    excess = onehot @ ranks - inside * (n + 1) / 2
+    pairs = np.repeat(inside * (n - inside), z.shape[1], axis=1)
+    cubes = np.zeros(z.shape[1])
+    for j, column in enumerate(z.T):
+        _, group, size = np.unique(column, return_inverse=True, return_counts=True)
+        if len(size) < n:
+            key, same = np.unique(group.reshape(-1) * classes + labels, return_counts=True)
+            tied = same * (size[key // classes] - same)  # with images of other classes
+            pairs[:, j] -= np.bincount(key % classes, tied, classes)
+            cubes[j] = (size.astype(float) ** 3 - size).sum()
+    variance = inside * (n - inside) / 12 * (n + 1 - cubes / (n * (n - 1)))
+    known = pairs > 0
+    auc = 0.5 + np.divide(excess, pairs, out=np.zeros_like(pairs), where=known)
+    error = np.sqrt(np.maximum(variance, 0))
+    return auc, np.divide(error, pairs, out=np.zeros_like(pairs), where=known)
+
+
+def about(z: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Whether each dimension is about a factor, bool [D]; otherwise it is neutral to it.
+
+    It is if |AUC - 0.5| of some class exceeds 0.1, and also what chance reaches in 5 % of the
+    dimensions: small classes are far from 0.5 by luck, and there may be many.
+    """
+    auc, error = class_auc(z, labels)
+    classes = len(auc) if len(auc) > 2 else 1  # of two classes, one says it all
+    luck = norm.isf(CHANCE / (2 * classes)) * error
+    return np.asarray((np.abs(auc - 0.5) > np.maximum(MIN_DISTANCE, luck)).any(0))
+
+
+def importances(
+    z: np.ndarray, labels: np.ndarray, penalty: float | None = None, seed: int = 0
+) -> tuple[np.ndarray, float, float]:
+    """How much of a factor is read from each dimension [D], how well it is read, and the penalty.
+
+    A lasso predicts the classes, one-hot and standardized, from the standardized dimensions of
+    half of the rows. Its penalty is given, or chosen by the squared error on a fifth of these. The
+    importance of a dimension is its share in the sum of |weights|. The second value is the balanced
+    accuracy on the other half, percent.
+    """
+    n, classes = len(z), int(labels.max()) + 1
+    order = np.random.default_rng(seed).permutation(n)
+    x = z[order].astype(np.float64)
+    y = labels[order]
+    half = n // 2
+    fitted = slice(0, half)
+    deviation = x[fitted].std(0)
+    x = (x - x[fitted].mean(0)) / np.where(deviation > 0, deviation, np.inf)
+    onehot = np.eye(classes)[y]
+    spread = onehot[fitted].std(0)
+    targets = (onehot - onehot[fitted].mean(0)) / np.where(spread > 0, spread, np.inf)
+    if penalty is None:
+        rest, out = slice(half // 5, half), slice(0, half // 5)
+        errors = [
+            np.square(x[out] @ lasso(x[rest], targets[rest], each) - targets[out]).mean()
+            for each in PENALTIES
+        ]
+        penalty = PENALTIES[int(np.argmin(errors))]
+    weight = lasso(x[fitted], targets[fitted], penalty)
+    predicted = (x[half:] @ weight).argmax(1)
+    recalls = [(predicted[y[half:] == c] == c).mean() for c in np.unique(y[half:])]
+    size = np.abs(weight).sum(1)
+    return size / max(size.sum(), 1e-12), 100 * float(np.mean(recalls)), penalty
+
+
+def lasso(x: np.ndarray, targets: np.ndarray, penalty: float) -> np.ndarray:
+    """Weights [D, C] that minimize |x W - targets|^2 / 2N + penalty |W|_1."""
+    model = Lasso(penalty, fit_intercept=False, precompute=True, max_iter=LASSO_STEPS, tol=1e-3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # near enough for importances
+        weight = np.atleast_2d(model.fit(x, targets).coef_)
+    return np.ascontiguousarray(weight.T)
+
+
+def disentanglement(importance: np.ndarray) -> float:
+    """DCI disentanglement of importances [D, F]: 1 if each dimension serves one factor.
+
+    Mean of 1 - H_F(P_d), P_d the importances of dimension d over their sum and H_F the entropy to
+    the base F, weighted by the sum of d's importances.
+    """
+    return float(importance.sum(1) @ (1 - _entropy(importance.T)) / max(importance.sum(), 1e-12))
+
+
+def completeness(importance: np.ndarray) -> np.ndarray:
+    """DCI completeness by factor [F]: 1 - entropy to the base D; 1 if one dimension serves it."""
+    return 1 - _entropy(importance)
+
+
+def _entropy(weights: np.ndarray) -> np.ndarray:
+    """Entropy of each column of weights [K, M], to the base K; 1 for a column of zeros."""
+    total = weights.sum(0)
+    p = weights / np.where(total > 0, total, 1)
+    entropy = -(p * np.log(np.where(p > 0, p, 1))).sum(0) / np.log(max(len(weights), 2))
+    return np.asarray(np.where(total > 0, entropy, 1.0))
+
+
+def mutual_information(z: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Mutual information of a factor and each dimension in 20 equally wide bins, nats [D]."""
+    low, span = z.min(0), np.ptp(z, axis=0)
+    bins = ((z - low) / np.where(span > 0, span, 1) * BINS).astype(np.int64).clip(0, BINS - 1)
+    classes = int(labels.max()) + 1
+    result = np.empty(z.shape[1])
+    for j in range(z.shape[1]):
+        joint = np.bincount(bins[:, j] * classes + labels, minlength=BINS * classes) / len(z)
+        joint = joint.reshape(BINS, classes)
+        apart = joint.sum(1, keepdims=True) * joint.sum(0)
+        met = joint > 0
+        result[j] = (joint[met] * np.log(joint[met] / apart[met])).sum()
+    return result
+
+
+def information_gap(z: np.ndarray, labels: np.ndarray) -> float:
+    """Mutual information gap of a factor: (I of its best dimension - I of the next) / H."""
+    p = np.bincount(labels) / len(labels)
+    entropy = -(p[p > 0] * np.log(p[p > 0])).sum()
+    best = np.sort(mutual_information(z, labels))[::-1]
+    return float((best[0] - (best[1] if len(best) > 1 else 0)) / entropy)
+
+
+def change(z: np.ndarray, swapped: np.ndarray) -> np.ndarray:
+    """How much each dimension changes [D] from z to `swapped`, codes of the same objects elsewhere.
+
+    Mean (z_i - s_i)^2 over the mean of (z_i - s_k)^2 over all i and k: 0 if nothing changes, 1 if
+    as much as between two images that have nothing to do with each other. NaN where both are
+    constant.
+    """
+    z, swapped = z.astype(np.float64), swapped.astype(np.float64)
+    paired = np.square(z - swapped).mean(0)
+    any_two = z.var(0) + swapped.var(0) + np.square(z.mean(0) - swapped.mean(0))
+    return np.divide(paired, any_two, out=np.full_like(paired, np.nan), where=any_two > 1e-15)
+
+
+def summary(
+    z: Array, factors: Factors, *, swapped: Array | None = None, queries: int | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:  # fmt: skip
+    """Every measure of codes [N, D] with known factors; `_chance` is with labels shuffled.
+
+    Parameters
+    ----------
+    z : codes.
+    factors : labels [N] by the name of the factor, two or more.
+    swapped : codes [N, D] of the same objects on another background.
+    queries : of retrieval; default all rows.
+    seed : of shuffled labels and of the rows of the lasso.
+
+    Returns
+    -------
+    dict with `each` by factor and values over all: `mixed` and `nothing` (share of dimensions about
+    several factors, about none), `disentanglement`, `completeness`, `informativeness`, `mig`, and
+    `swap`. A factor has `alone` (share of dimensions about it and neutral to the others),
+    `neutral`, `completeness`, `informativeness`, `mig`, `swap` (change of its own dimensions), and
+    for 5 and 16 active dimensions `owned_K` and `p5_K`.
+    """
+    if len(factors) < 2:
+        raise InputError(f"two or more factors are needed, got {len(factors)}")
+    codes = unit_codes(as_codes(z))
+    n = codes.shape[0]
+    indexed = {name: as_labels(y, n)[0] for name, y in factors.items()}
+    rng = np.random.default_rng(seed)
+    some = np.sort(rng.permutation(n)[:MAX_ROWS])
+    dense = as_tensor(codes[some]).numpy()
+    moved = None
+    if swapped is not None:
+        other = unit_codes(as_codes(swapped))
+        if other.shape != codes.shape:
+            raise InputError(f"swapped codes are {list(other.shape)}, not {list(codes.shape)}")
+        moved = change(dense, as_tensor(other[some]).numpy())
+    result: dict[str, Any] = {"each": {name: {} for name in factors}}
+    true = {name: y[some] for name, y in indexed.items()}
+    penalties = {name: importances(dense, y, seed=seed)[2] for name, y in true.items()}
+    shuffled = {name: rng.permutation(y) for name, y in true.items()}
+    for labels, end in ((true, ""), (shuffled, "_chance")):
+        values = _measure(dense, labels, penalties, moved, seed)
+        for name, own in values.pop("each").items():
+            result["each"][name] |= {key + end: value for key, value in own.items()}
+        result |= {key + end: value for key, value in values.items()}
+    for name, y in indexed.items():
+        rows = topk.summary(codes, y, ks=FACTOR_KS, queries=queries, seed=seed)
+        for k, row in rows.items():
+            for end in ("", "_chance"):
+                result["each"][name][f"owned_{k}{end}"] = row[f"classes_owned{end}"]
+                result["each"][name][f"p5_{k}{end}"] = row[f"p5{end}"]
+    return result
+
+
+def _measure(
+    z: np.ndarray, factors: Mapping[str, np.ndarray], penalties: Mapping[str, float],
+    moved: np.ndarray | None, seed: int,
+) -> dict[str, Any]:  # fmt: skip
+    """The values of `summary` that depend on the relation of dimensions and labels."""
+    related = np.stack([about(z, y) for y in factors.values()])  # [F, D]
+    count = related.sum(0)
+    read = [importances(z, y, penalties[name], seed) for name, y in factors.items()]
+    matrix = np.stack([each[0] for each in read], axis=1)  # [D, F]
+    complete = completeness(matrix)
+    each: dict[str, dict[str, float | None]] = {}
+    for i, (name, y) in enumerate(factors.items()):
+        own = related[i] & (count == 1)
+        each[name] = {
+            "alone": 100 * float(own.mean()),
+            "neutral": 100 * float((~related[i]).mean()),
+            "completeness": float(complete[i]),
+            "informativeness": read[i][1],
+            "mig": information_gap(z, y),
+        }
+        if moved is not None:
+            each[name]["swap"] = mean(moved[own])
+    values: dict[str, Any] = {
+        key: mean(np.array([row[key] for row in each.values()], float))
+        for key in ("completeness", "informativeness", "mig")
+    }
+    values |= {
+        "each": each,
+        "mixed": 100 * float((count > 1).mean()),
+        "nothing": 100 * float((count == 0).mean()),
+        "disentanglement": disentanglement(matrix),
+    }
+    return values if moved is None else values | {"swap": mean(moved)}

@@ -1,0 +1,206 @@
+"""Measures of images with several known factors, against slow twins and on planted codes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from bayesncl.errors import InputError
+from bayesncl.evaluate import measure_features, measure_file
+from bayesncl.measure import factors as module
+from bayesncl.measure.factors import about, change, class_auc, importances, summary
+from bayesncl.measure.registry import find
+from bayesncl.report.tables import render
+
+RNG = np.random.default_rng(0)
+
+
+def planted(n: int = 600, noise: float = 0.1) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Dimensions 0 to 2 are one kind each, 3 and 4 a place each, 5 is kind 0 on place 0, 6 noise."""
+    rng = np.random.default_rng(1)
+    kind, place = rng.integers(3, size=n), rng.integers(2, size=n)
+    z = np.zeros((n, 7))
+    for k in range(3):
+        z[:, k] = kind == k
+    for k in range(2):
+        z[:, 3 + k] = place == k
+    z[:, 5] = 0.3 * ((kind == 0) & (place == 0))  # small: rows are scaled to unit length
+    z += noise * rng.random(z.shape)
+    return z, {"kind": kind, "place": place}
+
+
+def slow_auc(column: np.ndarray, inside: np.ndarray) -> float:
+    wins = losses = 0
+    for a in column[inside]:
+        for b in column[~inside]:
+            wins, losses = wins + (a > b), losses + (a < b)
+    return wins / (wins + losses) if wins + losses else 0.5
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_auc_equals_counting_untied_pairs(sparse: bool) -> None:
+    y = RNG.integers(3, size=40)
+    z = RNG.normal(size=(40, 5)) + (y[:, None] == 1)
+    z = np.maximum(np.round(z, 1), 0.5) - 0.5 if sparse else z
+    z[:, 4] = 2
+    auc, _ = class_auc(z, y)
+    expected = [[slow_auc(z[:, j], y == c) for j in range(5)] for c in range(3)]
+    np.testing.assert_allclose(auc, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("firing", [1.0, 0.3])
+def test_error_is_the_spread_over_shuffled_labels(firing: float) -> None:
+    y = np.repeat([0, 1, 1, 1], 50)
+    z = RNG.random((200, 1)) * (RNG.random((200, 1)) < firing)
+    found = [class_auc(z, RNG.permutation(y))[0][0, 0] for _ in range(2000)]
+    assert class_auc(z, y)[1][0, 0] == pytest.approx(np.std(found), rel=0.1)
+
+
+def test_about_needs_a_distance_beyond_luck() -> None:
+    n = 4000
+    y = (np.arange(n) % 2).astype(int)
+    shift = [0.0, 0.2, 0.6, -0.6]  # AUC = Phi(shift / sqrt 2): .5, .56, .66, .34
+    z = RNG.normal(size=(n, 4)) + np.outer(y, shift)
+    assert about(z, y).tolist() == [False, False, True, True]
+    assert norm.cdf(0.2 / math.sqrt(2)) - 0.5 < module.MIN_DISTANCE
+    rare = np.arange(300) // 5  # 60 classes of 5 images: any dimension is far from 0.5 for some
+    z = RNG.normal(size=(300, 400))
+    assert (np.abs(class_auc(z, rare)[0] - 0.5) > module.MIN_DISTANCE).any(0).all()
+    assert about(z, rare).mean() < 0.1
+
+
+def test_a_dimension_that_fires_rarely_is_judged_by_where_it_fires() -> None:
+    y = np.arange(1000) % 2
+    z = np.zeros((1000, 2))
+    z[:60, 0] = 1  # both classes alike
+    z[1:60:2, 1] = 1  # class 1 alone, on 3 % of the images: its plain AUC is 0.53
+    assert about(z, y).tolist() == [False, True]
+
+
+def test_planted_dimensions_are_told_apart() -> None:
+    z, factors = planted()
+    found = summary(z, factors)
+    kind, place = found["each"]["kind"], found["each"]["place"]
+    assert kind["alone"] == pytest.approx(100 * 3 / 7)
+    assert place["alone"] == pytest.approx(100 * 2 / 7)
+    assert found["mixed"] == pytest.approx(100 / 7) == found["nothing"]
+    assert kind["neutral"] == pytest.approx(100 * 3 / 7)
+    assert kind["alone_chance"] == place["alone_chance"] == 0
+    assert found["disentanglement"] > 0.8 > 0.5 > found["disentanglement_chance"]
+    assert kind["informativeness"] > 95 > 60 > kind["informativeness_chance"]
+    assert kind["p5_16"] > 95 > 60 > kind["p5_16_chance"]
+    sparse = np.where(z > 0.5, z, 0)
+    assert summary(sparse, factors)["each"]["kind"]["owned_5"] == 3
+    mixed = z @ np.linalg.qr(RNG.normal(size=(7, 7)))[0]
+    turned = summary(mixed, factors)
+    assert turned["disentanglement"] < found["disentanglement"] - 0.2
+
+
+def test_dci_equals_its_published_definition() -> None:
+    matrix = RNG.random((5, 3))
+    matrix[1] = [1, 0, 0]
+    matrix[4] = 0
+    total = matrix.sum()
+    slow = 0.0
+    for row in matrix:
+        if row.sum():
+            p = [value / row.sum() for value in row]
+            slow += row.sum() / total * (1 + sum(q * math.log(q, 3) for q in p if q))
+    assert module.disentanglement(matrix) == pytest.approx(slow)
+    for j, found in enumerate(module.completeness(matrix)):
+        p = matrix[:, j] / matrix[:, j].sum()
+        assert found == pytest.approx(1 + sum(q * math.log(q, 5) for q in p if q))
+    assert module.disentanglement(np.eye(3)) == pytest.approx(1)
+    assert module.disentanglement(np.ones((4, 3))) == pytest.approx(0)
+    np.testing.assert_allclose(module.completeness(np.zeros((4, 2))), 0)
+
+
+def test_lasso_reaches_its_minimum() -> None:
+    x = RNG.normal(size=(80, 6))
+    target = x[:, :2] @ np.array([[1.0, 0], [0.5, -1]]) + 0.1 * RNG.normal(size=(80, 2))
+    weight = module.lasso(x, target, 0.2)
+    gradient = x.T @ (x @ weight - target) / len(x)
+    on = weight != 0
+    assert on.any() and not on.all()
+    np.testing.assert_allclose(gradient[on], -0.2 * np.sign(weight[on]), atol=5e-3)
+    assert (np.abs(gradient[~on]) <= 0.2 + 5e-3).all()
+
+
+def test_importances_lie_on_the_dimensions_of_the_factor() -> None:
+    z, factors = planted()
+    for name, own in (("kind", slice(0, 3)), ("place", slice(3, 5))):
+        importance, accuracy, _ = importances(z, factors[name])
+        assert importance.sum() == pytest.approx(1) and importance[own].sum() > 0.8
+        assert accuracy > 95
+
+
+def test_mutual_information_equals_counting() -> None:
+    y = RNG.integers(3, size=200)
+    z = np.stack([y + 0.5 * RNG.random(200), RNG.random(200), np.ones(200)], 1)
+    found = module.mutual_information(z, y)
+    gaps = []
+    for j in range(3):
+        low, high = z[:, j].min(), z[:, j].max()
+        width = (high - low) / 20 or 1
+        bins = [min(int((value - low) / width), 19) for value in z[:, j]]
+        slow = 0.0
+        for b in set(bins):
+            for c in range(3):
+                joint = np.mean([x == b and k == c for x, k in zip(bins, y)])
+                if joint:
+                    slow += joint * math.log(joint / np.mean(np.array(bins) == b) / (y == c).mean())
+        assert found[j] == pytest.approx(slow)
+        gaps.append(slow)
+    p = np.bincount(y) / 200
+    gap = (gaps[0] - gaps[1]) / -(p * np.log(p)).sum()
+    assert module.information_gap(z, y) == pytest.approx(gap) and gap > 0.5
+
+
+def test_change_equals_a_loop_over_pairs() -> None:
+    z, other = RNG.random((12, 3)), RNG.random((12, 3))
+    other[:, 1] = z[:, 1]
+    z[:, 2] = other[:, 2] = 0.5
+    found = change(z, other)
+    for j in range(2):
+        paired = np.mean([(a - b) ** 2 for a, b in zip(z[:, j], other[:, j])])
+        all_pairs = np.mean([(a - b) ** 2 for a in z[:, j] for b in other[:, j]])
+        assert found[j] == pytest.approx(paired / all_pairs)
+    assert found[1] == 0 and np.isnan(found[2])
+
+
+def test_a_swap_changes_the_dimensions_of_the_background() -> None:
+    z, factors = planted()
+    swapped = z.copy()
+    swapped[:, 3:5] = z[:, 4:2:-1]
+    swapped[:, 5] = 0.3 * ((factors["kind"] == 0) & (factors["place"] == 1))
+    found = summary(z, factors, swapped=swapped)
+    assert found["each"]["kind"]["swap"] < 0.1 < 1 < found["each"]["place"]["swap"]
+    assert found["each"]["kind"]["swap"] < found["swap"] < found["each"]["place"]["swap"]
+    with pytest.raises(InputError):
+        summary(z, factors, swapped=swapped[:-1])
+    with pytest.raises(InputError):
+        summary(z, {"kind": factors["kind"]})
+
+
+def test_a_file_names_its_factors(run, tmp_path: Path) -> None:
+    z, factors = planted(300)
+    control = np.random.default_rng(2).random(z.shape)
+    np.savez(tmp_path / "a.npz", z=z, y=factors["kind"], y_place=factors["place"], control=control)
+    result = measure_file(tmp_path / "a.npz")
+    options = {"factors": {"class": factors["kind"], "place": factors["place"]}}
+    same = measure_features(z, factors["kind"], control=control, **options)
+    assert result.factors == same.factors and set(result.factors["each"]) == {"class", "place"}
+    assert result.chance["factors"]["each"]["class"]["alone"] == 0
+    assert result.control["factors"]["each"]["class"]["alone"] == 0
+    measure, name = find(("factors", "each", "place", "alone"))
+    assert name == "place" and measure.title() in render(result)
+    np.savez(tmp_path / "b.npz", z=z, y=factors["kind"])
+    np.save(tmp_path / "place.npy", factors["place"])
+    answer = run("measure", "b.npz", "--factor", "place=place.npy", "--all", "--quiet")
+    assert answer.status == 0 and measure.label in answer.out
+    assert run("measure", "b.npz", "--factor", "place").status == 2
+    assert run("measure", "b.npz", "--factor", "place=b.npz", "--factor", "place=b.npz").status == 2
