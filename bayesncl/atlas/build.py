@@ -21,7 +21,8 @@ MAX_RUNS = 8
 GENERATED = (MARKER, "index.html", "atlas.css", "atlas.js", "data", "sprites", "large", "cover")
 SCRIPTS = (
     "data", "dom", "store", "names", "sprites", "heat", "charts", "map", "parts", "overview",
-    "dimension", "list", "image", "pair", "compare", "class", "gallery", "quiz", "search", "main",
+    "dimension", "list", "image", "pair", "compare", "class", "gallery", "quiz", "explain",
+    "search", "main",
 )  # fmt: skip
 
 

@@ -61,6 +61,7 @@ class AtlasRun:
     fingerprint : identifies the codes, so that names find them again; default a hash of z.
     heat : maps of where in an image a dimension fires, or the reason why there are none.
     verdict : pairs of a line and how it was measured; the page opens with the first.
+    explain : a classifier on these codes, from `jobs.explain.read_saved`.
     """
 
     name: str
@@ -72,6 +73,7 @@ class AtlasRun:
     fingerprint: str = ""
     heat: Heatmaps | str | None = None
     verdict: tuple[tuple[str, str], ...] = ()
+    explain: dict[str, Any] | None = None
 
 
 def prepare(run: AtlasRun, images: Images | Photos) -> AtlasRun:
@@ -124,7 +126,7 @@ def write_images(
         "runs": [
             {
                 "name": run.name, "sentence": run.sentence, "summary": _tabulate(run.summary),
-                "fingerprint": run.fingerprint, "verdict": run.verdict,
+                "fingerprint": run.fingerprint, "verdict": run.verdict, "explain": run.explain,
             }
             for run in runs
         ],

@@ -23,6 +23,7 @@ from bayesncl.data.images import Images, spread_evenly
 from bayesncl.errors import InputError, first_line, printable
 from bayesncl.inputs import read_arrays
 from bayesncl.io import digest
+from bayesncl.jobs.explain import read_saved
 from bayesncl.measure.figures import KEPT
 from bayesncl.measure.topk import keep
 from bayesncl.method.encoder import Encoder
@@ -218,7 +219,8 @@ def describe_codes(
         z = keep(z, KEPT)
         sentence += f" The page shows the {KEPT} strongest dimensions of each image."
     name, verdict = folder.folder.resolve().name, verdict_lines(folder.verdict())
-    return AtlasRun(name, z, None, None, None, sentence, folder.fingerprint(), maps, verdict)
+    found = read_saved(folder)
+    return AtlasRun(name, z, None, None, None, sentence, folder.fingerprint(), maps, verdict, found)
 
 
 def heat_of_codes(

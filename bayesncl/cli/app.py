@@ -16,7 +16,8 @@ from bayesncl.errors import InputError, as_input_error, print_message
 COMMANDS = (
     demo.demo,
     codes.fit, codes.embed, codes.export,
-    atlas.atlas, atlas.quiz, jobs.audit, jobs.find, jobs.compare, jobs.names,
+    atlas.atlas, atlas.quiz, jobs.audit, jobs.find, jobs.compare, jobs.explain,
+    jobs.names,
     evaluate.evaluate, evaluate.measure,
     train.recipes, train.train, train.resume, train.views, train.download,
     paper.reproduce, paper.record, evaluate.cost,

@@ -1,4 +1,4 @@
-"""Commands for jobs with fitted codes: audit, find, compare, names."""
+"""Commands for jobs with fitted codes: audit, find, compare, explain, names."""
 
 from __future__ import annotations
 
@@ -94,6 +94,39 @@ def compare(
         write_table(out, found.images, Novel._fields)
     display.close()
     print(summarize(found, n))
+
+
+def explain(
+    codes: Codes,
+    labels: Annotated[Path | None, opt("FILE", "Labels (default: those of CODES).")] = None,
+    groups: Annotated[Path | None, opt("FILE", "A second label, such as the background.")] = None,
+    without: Annotated[list[str] | None, opt("NAME", "Dimension to switch off.")] = None,
+    image: Annotated[str | None, opt("NAME", "Explain the decision on this image.")] = None,
+    n: Annotated[int, opt("N", "Dimensions to print for and against.", "-n", min=0)] = 5,
+    out: Out = None,
+    quiet: common.Quiet = False,
+) -> None:
+    """Show which dimensions a classifier decides by.
+
+    Dimensions marked "irrelevant" in the atlas are switched off.
+    """
+    display = common.open_display(quiet)
+    from bayesncl.codes.folder import CodesFolder
+    from bayesncl.jobs import explain as job
+    from bayesncl.jobs.table import check_table, write_table
+
+    if out is not None:
+        check_table(out)
+    display.busy("fitting classifiers")
+    folder = CodesFolder(codes)
+    found, z, rows = job.explain_folder(folder, labels, groups, without or ())
+    row = None if image is None else job.find_image(rows, image)
+    if out is not None:
+        write_table(out, found.weights, job.Weight._fields)
+    job.save(folder, found)
+    display.close()
+    print(job.summarize(found, n) if row is None else job.explain_image(found, z[row], 2 * n))
+    display.note(f"images of these dimensions: bayesncl atlas {codes} --serve, then #/explain")
 
 
 def names(

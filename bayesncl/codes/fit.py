@@ -52,10 +52,12 @@ from bayesncl.data.images import PATH_LENGTH, Images, fingerprint, held_out, spr
 from bayesncl.errors import InputError, printable
 from bayesncl.inputs import (
     ENDINGS,
+    array_names,
     as_features,
     check_memory,
     class_labels,
     factorize,
+    read_arrays,
     read_embeddings,
     read_labels,
 )
@@ -298,7 +300,10 @@ def read_array(
         stats = [file_stat(options.images / name) for name in texts]
     else:
         texts = [printable(text, PATH_LENGTH) for text in texts]
-    test = hold_out(texts, None)
+    own = read_arrays(source, ("test",)).get("test") if "test" in array_names(source) else None
+    if own is not None and own.shape != (n,):
+        raise InputError(f"{source}: test must be [{n}], one per row, got {list(own.shape)}")
+    test = hold_out(texts, None if own is None else own.astype(bool))
     order = np.argsort(test, kind="stable")
     rows = Rows(
         names=tuple(texts[i] for i in order),

@@ -7,6 +7,7 @@
     verdict.json            the verdict on them
     names.json              names of the dimensions, of these codes and of earlier ones
     evaluation.json         every measure, after `bayesncl evaluate`
+    explain.json            a classifier on these codes, after `bayesncl explain`
     embeddings.part*        photos embedded so far, during a fit
     neighbors.safetensors   neighbors that took more than a minute to find
     .new, .ready            the next codes: while they are fitted, while they are moved into place
@@ -156,6 +157,7 @@ class CodesFolder(Folder):
         self.rows_file = self.folder / ROWS
         self.verdict_file = self.folder / "verdict.json"
         self.names_file = self.folder / "names.json"
+        self.explain_file = self.folder / "explain.json"
         self.log = self.folder / "embeddings.part"
         self.log_index = self.folder / "embeddings.part.jsonl"
         self.neighbors_file = self.folder / "neighbors.safetensors"

@@ -23,7 +23,7 @@ from bayesncl.io import write_atomic
 
 FORMAT = "bayesncl-names-1"
 FINGERPRINT_DIGITS = 16  # hex digits that identify the codes
-MARKS = ("readable", "mixed", "noise")
+MARKS = ("readable", "mixed", "noise", "irrelevant")
 MAX_LENGTHS = {"name": 120, "note": 2000, "author": 60, "time": 40}
 MAX_DIMS = 1_000_000
 SUGGESTED = "bayesncl:"  # authors that begin so are programs, e.g. bayesncl:words
@@ -64,6 +64,11 @@ class Annotations:
         votes = Counter(entry.name.casefold() for entry in named)
         best = max(named, key=lambda e: (votes[e.name.casefold()], e.time, e.name), default=Entry())
         return " ".join(best.name.split())
+
+    def marked(self, mark: str) -> list[int]:
+        """Return the dimensions that got this mark from at least half of those who gave one."""
+        marks = {k: [e.mark for e in entries if e.mark] for k, entries in self.dimensions.items()}
+        return sorted(k for k, given in marks.items() if 2 * given.count(mark) >= len(given) > 0)
 
     def columns(self, dims: int) -> list[str]:
         """Return distinct column names for `dims` dimensions, `z17` for one without a name."""

@@ -22,7 +22,7 @@ def check_table(path: Path) -> None:
 
 
 def write_table(path: Path, rows: Sequence[Any], fields: Sequence[str]) -> None:
-    """Write named tuples with these fields, texts and floats."""
+    """Write named tuples with these fields, texts and numbers."""
     if path.suffix == ".parquet":
         pyarrow, buffer = import_pyarrow(), io.BytesIO()
         table = pyarrow.table({field: [row[i] for row in rows] for i, field in enumerate(fields)})
@@ -32,5 +32,5 @@ def write_table(path: Path, rows: Sequence[Any], fields: Sequence[str]) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(fields)
     for row in rows:
-        writer.writerow(f"{x:.6g}" if isinstance(x, float) else guard_cell(x) for x in row)
+        writer.writerow(f"{x:.6g}" if isinstance(x, float) else guard_cell(str(x)) for x in row)
     write_atomic(path, text.getvalue())

@@ -63,16 +63,38 @@ def class_auc(z: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return auc, np.divide(error, pairs, out=np.zeros_like(pairs), where=known)
 
 
-def about(z: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def about(z: np.ndarray, labels: np.ndarray, within: np.ndarray | None = None) -> np.ndarray:
     """Whether each dimension is about a factor, bool [D]; otherwise it is neutral to it.
 
     It is if |AUC - 0.5| of some class exceeds 0.1, and also what chance reaches in 5 % of the
-    dimensions: small classes are far from 0.5 by luck, and there may be many.
+    dimensions: small classes are far from 0.5 by luck, and there may be many. `within` [N] are
+    labels of another factor that is tied to this one: only images that share it are compared, and
+    AUCs are averaged over its classes, weighted by 1 / error^2.
     """
-    auc, error = class_auc(z, labels)
+    if within is None:
+        auc, error = class_auc(z, labels)
+    else:
+        auc, error = average_auc(z, labels, within)
     classes = len(auc) if len(auc) > 2 else 1  # of two classes, one says it all
     luck = norm.isf(CHANCE / (2 * classes)) * error
     return np.asarray((np.abs(auc - 0.5) > np.maximum(MIN_DISTANCE, luck)).any(0))
+
+
+def average_auc(
+    z: np.ndarray, labels: np.ndarray, within: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """`class_auc` over the images of each class of `within`, averaged by precision."""
+    classes = int(labels.max()) + 1
+    total, weights = np.zeros((2, classes, z.shape[1]))
+    for c in np.unique(within):
+        rows = within == c
+        auc, error = class_auc(z[rows], labels[rows])
+        precision = np.divide(1, error**2, out=np.zeros_like(error), where=error > 0)
+        total[: len(auc)] += precision * (auc - 0.5)
+        weights[: len(auc)] += precision
+    known = weights > 0
+    auc = 0.5 + np.divide(total, weights, out=np.zeros_like(total), where=known)
+    return auc, np.sqrt(np.divide(1, weights, out=np.zeros_like(weights), where=known))
 
 
 def importances(

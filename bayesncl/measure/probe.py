@@ -96,25 +96,33 @@ def rank_classes(
 
 def choose_penalty(
     rest: tuple[Rows, Tensor], out: tuple[Rows, Tensor], start: Tensor, penalties: Sequence[float],
-    patience: int, steps: int = MAX_STEPS,
+    patience: int, steps: int = MAX_STEPS, balance: Tensor | None = None,
 ) -> tuple[float, float]:  # fmt: skip
     """The penalty with the best held-out accuracy, of equals the stronger, and that accuracy.
 
-    The search stops after `patience` penalties in a row without a gain.
+    The search stops after `patience` penalties in a row without a gain. `balance` [C] weighs the
+    rows of a class, in the fit and in the accuracy.
     """
     weight, best, since = start, (penalties[0], -1.0), 0
+    share = torch.ones(len(out[1])).to(start) if balance is None else balance[out[1]]
     for penalty in penalties:
-        weight = fit(*rest, weight, penalty, steps)  # starts from the last solution
+        weight = fit(*rest, weight, penalty, steps, balance)  # starts from the last solution
         hits = _top_classes(out[0], weight, 1)[:, 0] == out[1]
-        accuracy = 100 * float(hits.double().mean())
+        accuracy = 100 * float((hits * share).double().sum() / share.double().sum())
         best, since = ((penalty, accuracy), 0) if accuracy > best[1] else (best, since + 1)
         if since == patience:
             break
     return best
 
 
-def fit(x: Rows, y: Tensor, start: Tensor, penalty: float, steps: int = MAX_STEPS) -> Tensor:
-    """Minimize mean CE(x W + b, y) + penalty/2 ||W||^2; returns [F + 1, C], the last row is b."""
+def fit(
+    x: Rows, y: Tensor, start: Tensor, penalty: float, steps: int = MAX_STEPS,
+    balance: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Minimize mean CE(x W + b, y) + penalty/2 ||W||^2; returns [F + 1, C], the last row is b.
+
+    `balance` [C] multiplies the cross-entropy of the rows of each class.
+    """
     if isinstance(x, Tensor):
         step = ROWS_PER_BLOCK[x.device.type]
         parts = [(block, block.T, target) for block, target in zip(x.split(step), y.split(step))]
@@ -130,9 +138,11 @@ def fit(x: Rows, y: Tensor, start: Tensor, penalty: float, steps: int = MAX_STEP
         loss = torch.dot(gradient.flatten(), flat) / 2
         for block, transposed, target in parts:
             log_p = logits(block, weight).log_softmax(1)
-            loss = loss.add(F.nll_loss(log_p, target, reduction="sum"), alpha=1 / len(y))
+            loss = loss.add(F.nll_loss(log_p, target, balance, reduction="sum"), alpha=1 / len(y))
             # d CE / d logits = softmax - onehot
             residual = log_p.exp_().scatter_add_(1, target[:, None], minus_one[: len(target)])
+            if balance is not None:
+                residual *= balance[target, None]
             if isinstance(transposed, Tensor):
                 gradient[:-1].addmm_(transposed, residual, alpha=1 / len(y))
             else:

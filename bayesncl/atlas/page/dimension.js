@@ -42,7 +42,7 @@ async function viewDimension({ run, stage, args }) {
     galleryLinks(run));
   const next = nextUnnamed(run, k);
   const press = (key) => {
-    if (/^[1-3]$/.test(key)) node.querySelectorAll(".mark input")[Number(key) - 1].click();
+    if (/^[1-4]$/.test(key)) node.querySelectorAll(".mark input")[Number(key) - 1].click();
     if (key === "e") node.querySelector("#name").focus();
     return key === "e";
   };

@@ -2,6 +2,7 @@
 const VIEWS = {
   "": viewOverview, dims: viewList, dim: viewDimension, image: viewImage, images: viewImages, pair: viewPair,
   compare: viewCompare, class: viewClass, classes: viewClasses, gallery: viewGallery, names: viewNames, quiz: viewQuiz,
+  explain: viewExplain,
 };
 const route = { run: 0, stage: "before", name: "", args: [], params: new URLSearchParams(), tail: {} };
 let view = null; // the current view
@@ -102,6 +103,7 @@ function switches() {
     entry("images", "Images"),
     entry("gallery/entropy", "Galleries"),
     entry("names", "Names"),
+    run.explain && entry("explain", "Classifier"),
     entry("quiz", "Quiz"),
     entry("pair", "Why similar?", link("images", { pick: "1" })),
     runs.length > 1 && entry("compare", "Compare"),
@@ -133,7 +135,7 @@ const KEYS = [
   ["n, p", "next and previous dimension, image or class"],
   ["u", "next unnamed dimension, clearest first"],
   ["e", "edit the name of a dimension"],
-  ["1, 2, 3", "mark as readable, mixed or noise; in the quiz, 1 to 5 choose an image"],
+  ["1, 2, 3, 4", "mark as readable, mixed, noise or irrelevant; in the quiz, 1 to 5 choose an image"],
   ["o, d, c", "overview, dimensions, classes"],
   ["arrows", "on the map: move between dimensions; Home and End: least and most frequent"],
   ["Enter", "open"],

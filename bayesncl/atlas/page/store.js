@@ -1,6 +1,6 @@
 // Names, notes, marks and quiz answers, in the storage of the browser, by fingerprint of the codes.
 const FORMAT = "bayesncl-names-1";
-const MARKS = ["readable", "mixed", "noise"];
+const MARKS = ["readable", "mixed", "noise", "irrelevant"];
 const LENGTHS = { name: 120, note: 2000, author: 60, time: 40 };
 let persistent = true; // a browser may refuse storage to a page on disk
 

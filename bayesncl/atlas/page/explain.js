@@ -1,0 +1,31 @@
+// The dimensions that a classifier decides by, as `bayesncl explain` found them.
+async function viewExplain({ run, stage }) {
+  if (!run.explain) throw new Error("Run bayesncl explain on these codes, then bayesncl atlas again.");
+  const { scores, weights, group_share: share } = run.explain;
+  const one = (value) => (value === null ? "–" : `${fixed(value, 1)} %`);
+  const number = (text) => ({ text, class: "number" });
+  const accuracy = table([{ text: "Classifier", class: "first" }, number("All images"), number("Worst group")],
+    Object.entries(scores).map(([name, score]) => h("tr", {},
+      h("th", { scope: "row", class: "first" }, name),
+      h("td", { class: "number" }, one(score.average)), h("td", { class: "number" }, one(score.worst)))),
+    { label: "Accuracy on held-out images" });
+  const line = (w) => [`weight ${w.weight > 0 ? "+" : "−"}${fixed(Math.abs(w.weight), 2)}`,
+    w.about_group === "yes" && "about the groups", markOf(run, w.dimension) === "irrelevant" && "irrelevant"]
+    .filter(Boolean).join(" · ");
+  const tiles = (title, found) => found.length > 0 && [h("h3", {}, title),
+    h("div", { class: "tiles" }, found.slice(0, 6).map((w) => dimensionTile(run, stage, w.dimension, line(w))))];
+  const classes = [...new Set(weights.map((w) => w.label))];
+  const part = (label) => {
+    const own = weights.filter((w) => w.label === label);
+    return section(label, tiles("For", own.filter((w) => w.weight > 0)), tiles("Against", own.filter((w) => w.weight < 0)));
+  };
+  const body = h("div", {});
+  const more = growing(body, classes, part, 10);
+  const node = h("div", {},
+    heading("Classifier", lede("A sparse linear classifier on these codes, and the dimensions it decides by.")),
+    section("Accuracy on held-out images", accuracy,
+      share !== null && note(`Dimensions about the groups carry ${fixed(share, 0)} % of the weight.`),
+      note("Mark a dimension as irrelevant on its page, then run bayesncl explain again to switch it off.")),
+    body, more);
+  return { title: "Classifier", node };
+}

@@ -1,0 +1,275 @@
+"""Why a classifier decides as it does: a sparse linear classifier on codes, and its dimensions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bayesncl.codes.dense import dense_codes
+from bayesncl.codes.folder import CodesFolder, Rows
+from bayesncl.data.images import held_out
+from bayesncl.errors import InputError, printable
+from bayesncl.evaluate import backgrounds_of, read_factors
+from bayesncl.inputs import Array, as_features, as_labels, as_numpy
+from bayesncl.io import write_atomic
+from bayesncl.jobs.find import match_name
+from bayesncl.measure.factors import about
+from bayesncl.measure.linear import Linear, fit_linear, group_accuracy, trim
+from bayesncl.measure.probe import expected_chance
+from bayesncl.measure.result import rounded, to_json
+
+IRRELEVANT = "irrelevant"  # the mark that switches a dimension off
+TEST_SHARE = 0.2  # of the rows, where `fit` held none out
+WIDTH = 80
+Scores = dict[str, Any]  # of `group_accuracy`
+
+
+class Weight(NamedTuple):
+    """One line of the table: what a dimension says about a class."""
+
+    label: str
+    dimension: int
+    name: str
+    weight: float  # added to the score of the class by one standard deviation of the dimension
+    about_group: str  # yes or no; empty without groups
+    irrelevant: str  # yes or no
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A sparse linear classifier on codes, and how well it and others do on held-out images."""
+
+    names: list[str]  # [D], of the dimensions
+    model: Linear  # the sparse classifier, without irrelevant dimensions
+    rows: tuple[int, int]  # images to fit on, held out
+    scores: dict[str, Scores]  # by classifier, in the order of the report
+    chance: float
+    irrelevant: list[int]
+    related: np.ndarray | None  # bool [D], dimensions about the groups; None without groups
+
+    @property
+    def weights(self) -> list[Weight]:
+        """Every weight that is not 0, by class, the strongest first."""
+        found = []
+        for c, label in enumerate(self.model.classes):
+            column = self.model.weight[:, c]
+            for k in np.argsort(-np.abs(column), kind="stable"):
+                if column[k]:
+                    found.append(self._line(str(label), int(k), float(column[k])))
+        return found
+
+    def _line(self, label: str, k: int, weight: float) -> Weight:
+        said = ("no", "yes")
+        group = "" if self.related is None else said[int(self.related[k])]
+        return Weight(label, k, self.names[k], weight, group, said[k in self.irrelevant])
+
+    @property
+    def group_share(self) -> float | None:
+        """Percent of all |weights| on dimensions about the groups; None without groups."""
+        if self.related is None:
+            return None
+        size = np.abs(self.model.weight).sum(1)
+        return 100 * float(size[self.related].sum() / max(size.sum(), 1e-12))
+
+
+def explain(
+    z: Array, labels: Array, test: Array, *, embeddings: Array | None = None,
+    groups: Array | None = None, names: Sequence[str] | None = None,
+    irrelevant: Sequence[int] = (), seed: int = 0,
+) -> Explanation:  # fmt: skip
+    """Fit a sparse linear classifier on codes, and compare it with others on held-out images.
+
+    Parameters
+    ----------
+    z : codes [N, D].
+    labels : [N], numbers or strings.
+    test : bool [N], held-out rows.
+    embeddings : [N, F] of the same images, for a classifier on them.
+    groups : [N], such as the background. A group is a class and one of these.
+    names : of the dimensions; default z0, z1, ...
+    irrelevant : dimensions to switch off.
+    seed : of the rows that choose penalties.
+
+    Returns
+    -------
+    Explanation; `weights` is the table. A dimension is about the groups by the rule of
+    `measure.factors.about`, comparing images of the same class only.
+    """
+    z, test = as_features(z), as_numpy(test).astype(bool)
+    n, width = z.shape
+    as_labels(labels, n)
+    y = as_numpy(labels)
+    for what, column in (("held-out marks", test), ("groups", groups), ("embeddings", embeddings)):
+        if column is not None and len(column) != n:
+            raise InputError(f"{len(column)} {what} for {n} rows of codes")
+    if not 0 < test.sum() < n or len(np.unique(y[~test])) < 2:
+        raise InputError("explain needs two classes to fit on, and held-out rows")
+    second = None if groups is None else as_numpy(groups)
+    at_test = None if second is None else second[test]
+    dropped = sorted(set(irrelevant))
+    found = trim(z[~test], y[~test], z[test], y[test], at_test, dropped, seed=seed)
+
+    def fit_sparse(kept: np.ndarray) -> tuple[Linear, np.ndarray]:
+        used = np.where(kept, z, 0)
+        model = fit_linear(used[~test], y[~test], sparse=True, seed=seed)
+        return model, model.predict(used[test])
+
+    every = np.ones(width, bool)
+    model, predicted = fit_sparse(every)
+    scores = {"codes, few dimensions": group_accuracy(predicted, y[test], at_test)}
+    scores["codes, all dimensions"] = found["all"]
+    if dropped:
+        every[dropped] = False
+        model, predicted = fit_sparse(every)
+        scores["few, irrelevant ones off"] = group_accuracy(predicted, y[test], at_test)
+        scores["all, irrelevant ones off"] = found["trimmed"]
+        scores["all, as many others off"] = found["random"]
+    if embeddings is not None:
+        x = as_features(embeddings)
+        whole = fit_linear(x[~test], y[~test], seed=seed).predict(x[test])
+        scores["full embedding"] = group_accuracy(whole, y[test], at_test)
+    related = None
+    if second is not None:
+        related = about(z, as_labels(second, n)[0], within=as_labels(y, n)[0])
+    titles = [f"z{k}" for k in range(width)] if names is None else list(names)
+    sizes = int((~test).sum()), int(test.sum())
+    chance = expected_chance(predicted[:, None], y[test])
+    return Explanation(titles, model, sizes, scores, chance, dropped, related)
+
+
+def explain_folder(
+    folder: CodesFolder, labels: Path | None = None, groups: Path | None = None,
+    without: Sequence[str] = (),
+) -> tuple[Explanation, np.ndarray, Rows]:
+    """Explain a classifier on fitted codes; returns the codes [N, D] and rows of the folder too.
+
+    Labels are those of the folder unless a file has others. Groups are read from a file, or are the
+    backgrounds of a run's dataset. Dimensions with the mark "irrelevant", or named in `without`,
+    are switched off. The held-out rows are those of `fit`, or a fifth.
+    """
+    rows, codes, x = folder.rows(), folder.codes(), np.asarray(folder.embeddings())
+    names = np.array(rows.names)
+    if labels is not None:
+        y = read_factors({"labels": labels}, names, len(rows))["labels"]
+    elif rows.labels is not None and rows.class_names is not None:
+        y = np.array(rows.class_names)[rows.labels]
+    else:
+        raise InputError(f"{folder} has no labels: use --labels FILE")
+    if groups is not None:
+        second = read_factors({"groups": groups}, names, len(rows)).get("groups")
+    else:
+        second = backgrounds_of(folder, rows, np.arange(len(rows)))
+    test = np.arange(len(rows)) >= len(rows) - rows.held
+    if not rows.held:
+        test = held_out(rows.names, TEST_SHARE, 0)
+    annotations = folder.names(codes)
+    known = [annotations.name(k) for k in range(codes.n_components_)]
+    off = {k for name in without for k in match_name(name, known)}
+    off |= set(annotations.marked(IRRELEVANT))
+    z = dense_codes(codes, x)
+    columns = annotations.columns(codes.n_components_)
+    found = explain(
+        z, y, test, embeddings=x, groups=second, names=columns, irrelevant=sorted(off)
+    )  # fmt: skip
+    return found, z, rows
+
+
+def find_image(rows: Rows, name: str) -> int:
+    """The row with this name, or the only one whose path ends so."""
+    ends = [i for i, each in enumerate(rows.names) if f"/{each}".endswith(f"/{name}")]
+    exact = [i for i in ends if rows.names[i] == name] or ends
+    if len(exact) != 1:
+        raise InputError(f"{len(exact) or 'no'} images are named {printable(name)}")
+    return exact[0]
+
+
+def save(folder: CodesFolder, found: Explanation) -> None:
+    """Write explain.json, which the atlas shows."""
+    scores = {
+        name: {key: value for key, value in each.items() if key != "groups"}
+        for name, each in found.scores.items()
+    }
+    tree = {
+        "fingerprint": folder.fingerprint(), "scores": scores, "group_share": found.group_share,
+        "weights": [each._asdict() for each in found.weights],
+    }  # fmt: skip
+    write_atomic(folder.explain_file, to_json(rounded(tree)))
+
+
+def read_saved(folder: CodesFolder) -> dict[str, Any] | None:
+    """What `save` wrote for these codes, checked for the page; None if there is none."""
+    try:
+        tree = json.loads(folder.explain_file.read_bytes())
+        if tree["fingerprint"] != folder.fingerprint():
+            return None
+        share, width = tree["group_share"], folder.codes("cpu").n_components_
+        scores = {
+            str(name): {key: float(each[key]) for key in ("average", "worst")}
+            for name, each in tree["scores"].items()
+        }
+        weights = [
+            Weight(
+                str(each["label"]), range(width)[int(each["dimension"])], str(each["name"]),
+                float(each["weight"]), str(each["about_group"]), str(each["irrelevant"]),
+            )._asdict()
+            for each in tree["weights"]
+        ]
+    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError):
+        return None
+    share = None if share is None else float(share)
+    return {"scores": scores, "weights": weights, "group_share": share}
+
+
+def summarize(found: Explanation, n: int = 5) -> str:
+    """The accuracies, and for each class the n strongest dimensions for and against it."""
+    model, used = found.model, int(found.model.used.sum())
+    fitted, tested = found.rows
+    lines = [
+        f"{len(model.classes)} classes; {fitted:,} images to fit on, {tested:,} held out",
+        f"{used} of {len(found.names)} dimensions used, {len(found.irrelevant)} switched off",
+        "",
+        f"{'accuracy on held-out images, %':30}{'all':>8}{'worst group':>14}",
+    ]
+    for name, score in found.scores.items():
+        groups = score.get("groups")
+        worst = f"   {describe_group(groups[0])}" if groups else ""
+        line = f"{name:30}{score['average']:8.1f}{score['worst']:14.1f}{worst}"
+        lines.append(line[:WIDTH])
+    lines.append(f"{'chance':30}{found.chance:8.1f}")
+    if (share := found.group_share) is not None:
+        lines += ["", f"Dimensions about the groups (*) carry {share:.0f} % of the weight."]
+    for label in map(str, model.classes):
+        lines += ["", printable(label, WIDTH)]
+        own = [each for each in found.weights if each.label == label]
+        for word, sign in (("for", 1), ("against", -1)):
+            lines += [_show(word, each) for each in own if sign * each.weight > 0][:n]
+    return "\n".join(lines)
+
+
+def describe_group(row: dict[str, Any]) -> str:
+    """A group in words: its class, and its group where there are any."""
+    text = str(row["class"]) if row["group"] == "" else f"{row['class']}, {row['group']}"
+    return printable(text, 24)
+
+
+def _show(word: str, line: Weight) -> str:
+    star = "*" if line.about_group == "yes" else " "
+    named = "" if line.name == f"z{line.dimension}" else f"  {printable(line.name, 50)}"
+    return f"  {word:8}{line.weight:+7.2f} {star} z{line.dimension:<5}{named}"[:WIDTH]
+
+
+def explain_image(found: Explanation, z: np.ndarray, n: int = 8) -> str:
+    """What the dimensions of one code [D] add to the score of the predicted class, as text."""
+    model = found.model
+    code = np.where(np.isin(np.arange(len(z)), found.irrelevant), 0, z)[None]
+    label = model.predict(code)[0]
+    added = model.contributions(code)[0, :, list(model.classes).index(label)]
+    order = np.argsort(-np.abs(added), kind="stable")[:n]
+    lines = [f"predicted: {printable(str(label), 60)}"]
+    shown = [found._line(str(label), int(k), float(added[k])) for k in order if added[k]]
+    return "\n".join([*lines, *(_show("for" if s.weight > 0 else "against", s) for s in shown)])
