@@ -13,12 +13,10 @@ import os
 import pickle
 import struct
 import tarfile
-import zlib
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,7 +31,6 @@ from bayesncl.atlas.quiz import join_quizzes, quiz_json, render_quiz
 from bayesncl.codes import storage
 from bayesncl.codes.folder import About, CodesFolder, Rows
 from bayesncl.codes.names import find_names, read_names, write_names
-from bayesncl.codes.photos import Log
 from bayesncl.data.archive import list_members
 from bayesncl.errors import InputError
 from bayesncl.io import digest, tensor_bytes
@@ -176,7 +173,7 @@ ROWS = Rows(("a.png", "b/c.png", "d.png"), LABELS, ("ant", "bee"), 1, ((1, 2), (
 
 
 def forge_folder(path: Path, draw: Draw) -> Callable[[], Any]:
-    """A folder of codes; codes.json has the right hash of rows.json."""
+    """A folder of codes, in which any change is noticed by the checksums in codes.json."""
     folder = CodesFolder(path)
     spec = draw(st.sampled_from(["x", str(path / "model.safetensors")]))
     (path / "model.safetensors").write_bytes(weights.model_bytes(good_model()))
@@ -186,17 +183,9 @@ def forge_folder(path: Path, draw: Draw) -> Callable[[], Any]:
     rows = damage(json.dumps(bend(json.loads(ROWS.to_json()), draw)).encode(), draw)
     folder.rows_file.write_bytes(rows)
     tree = json.loads(folder.about_file.read_text())
-    tree["embeddings"]["names"] = hashlib.blake2b(rows, digest_size=16).hexdigest()
     folder.about_file.write_bytes(damage(json.dumps(bend(tree, draw)).encode(), draw))
-    folder.log.write_bytes(bytes(60))
-    head = json.dumps({"signature": SIGNATURE, "features": 5, "stamp": ""})
-    line = json.dumps(bend(["a.png", 1, 2, None, zlib.crc32(bytes(20))], draw))
-    folder.log_index.write_bytes(damage(f"{head}\n{line}\n".encode(), draw))
 
     def use() -> None:
-        log = Log(folder, SimpleNamespace(signature=SIGNATURE, features=5))  # type: ignore[arg-type]
-        log.read()
-        log.start()
         errors = []
         parts = (folder.about, folder.rows, folder.embeddings, folder.codes, folder.open_encoder)
         for part in (*parts, lambda: folder.photo_paths(folder.rows(), range(3))):

@@ -20,11 +20,9 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from bayesncl import distributed
 from bayesncl.codes import storage
 from bayesncl.codes.preprocess import (
     Moments,
-    RowStream,
     load_rows,
     measure_moments,
     read_rows,
@@ -166,7 +164,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
         Parameters
         ----------
-        X : [N, F] NumPy array, torch tensor, or memory map, read in blocks if it exceeds memory.
+        X : [N, F] NumPy array, torch tensor or memory map, of which `max_samples` rows are loaded.
         y : ignored.
         pairs : int [N] or [N, K], the rows that row i should agree with, instead of neighbors.
         neighbors_file : a neighbor search of more than a minute is saved here, and reused for the
@@ -179,7 +177,6 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         raises leaves the estimator unchanged.
         """
         before, display = vars(self).copy(), Display(quiet=not self.verbose)
-        distributed.start()  # selects the GPU
         kind = find_device(self.device).type
         saved = None if neighbors_file is None else Path(neighbors_file)
         off = torch.inference_mode(False), torch.autocast(kind, enabled=False)
@@ -210,8 +207,6 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         batch = choose_batch(n, self.n_components_)
         if self.batch_size != "auto":
             batch = min(int(self.batch_size), n)
-        if batch % (world := distributed.world_size()):
-            raise InputError(f"{world} processes cannot share a batch of {batch} rows")
         steps = choose_steps(n, batch) if self.max_iter == "auto" else int(self.max_iter)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # of the CPU alone
@@ -229,36 +224,31 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return self
 
     def _train(
-        self, head: Head, rows: Tensor | RowStream, partners: Tensor, seed: int, batch: int,
-        steps: int, progress: Progress,
+        self, head: Head, rows: Tensor, partners: Tensor, seed: int, batch: int, steps: int,
+        progress: Progress,
     ) -> None:  # fmt: skip
         """Each step: a batch and its partners, forward, loss, backward, update."""
         rate = LEARNING_RATE
         optimizer = _AdamW(head.parameters(), lr=rate, weight_decay=WEIGHT_DECAY, fused=True)
         losses = torch.zeros(max(1, min(50, steps)), device=partners.device, dtype=torch.float32)
         warmup = min(WARMUP_STEPS, steps // 4)
-        share = batch // distributed.world_size()
-        own = slice(distributed.rank() * share, (distributed.rank() + 1) * share)
         self.interrupted_, done = False, 0
         try:
             for step, index in enumerate(_batches(len(rows), batch, seed, steps, partners.device)):
-                # a draw per row and step, the same however processes share the batch
                 draw = uniform(make_key(seed, step, index), 1).squeeze(1)
                 other = partners[index, (draw * partners.shape[1]).long()]
                 for group in optimizer.param_groups:
                     start = rate / (warmup + 1)
                     group["lr"] = warmup_cosine(step + 1, rate, warmup, steps + 1, start=start)
                 optimizer.zero_grad()
-                terms = head.loss(head(rows[torch.cat([index[own], other[own]])]))
+                terms = head.loss(head(rows[torch.cat([index, other])]))
                 terms.loss.backward()
-                loss = terms.loss.detach().clone()
-                distributed.sum_gradients(head.parameters(), loss)
                 optimizer.step()
-                losses[step % len(losses)] = loss
+                losses[step % len(losses)] = terms.loss.detach()
                 done = step + 1
                 progress(done, steps, "training")
         except KeyboardInterrupt:
-            if distributed.world_size() > 1 or done == 0:
+            if done == 0:
                 raise
             self.interrupted_ = True
         self.n_iter_ = done
@@ -456,7 +446,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return torch.randperm(n, generator=generator)[: self.max_samples].sort().values
 
     def _find_partners(
-        self, rows: Tensor | RowStream, moments: Moments, path: Path | None, progress: Progress
+        self, rows: Tensor, moments: Moments, path: Path | None, progress: Progress
     ) -> tuple[Tensor, float]:
         """Rows [N, K] that partners are drawn from, and the recall of their search."""
         n = len(rows)
@@ -469,8 +459,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             return found
         began = time.monotonic()
         partners, recall = nearest(rows, k, progress)
-        slow = time.monotonic() - began > NEIGHBOR_SECONDS
-        if path is not None and slow and distributed.rank() == 0:
+        if path is not None and time.monotonic() - began > NEIGHBOR_SECONDS:
             storage.write_neighbors(path, key, partners, recall)
         return partners, recall
 
@@ -482,7 +471,7 @@ def choose_components(rows: int) -> int:
 
 
 def choose_batch(rows: int, dim: int) -> int:
-    """Pairs per step: a multiple of 8, so that 2, 4 or 8 processes can share it, or all rows."""
+    """Pairs per step: a multiple of 8, or all rows."""
     wanted = min(rows, max(512, dim // 2))
     return wanted - wanted % 8 if wanted >= 8 else wanted
 

@@ -7,9 +7,9 @@ A killed fit keeps its embeddings; the same command continues.
 from __future__ import annotations
 
 import copy
-import json
 import os
 import shlex
+import shutil
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from bayesncl import distributed
 from bayesncl.codes.encoders import (
     RUNS_CODE,
     Notify,
@@ -33,7 +32,7 @@ from bayesncl.codes.encoders import (
     open_encoder,
 )
 from bayesncl.codes.estimator import ReadableCodes
-from bayesncl.codes.folder import About, CodesFolder, Rows, encoder_dict, file_stat, hash_bytes
+from bayesncl.codes.folder import About, CodesFolder, Rows, encoder_dict, file_stat, hash_tree
 from bayesncl.codes.names import merge_names, write_names
 from bayesncl.codes.photos import (
     ROWS_PER_BLOCK,
@@ -88,7 +87,6 @@ class Options:
     encoder: Request | None = None
     labels: Path | None = None
     images: Path | None = None
-    fresh: bool = False  # embed every image again
 
 
 class Material(NamedTuple):
@@ -102,8 +100,8 @@ class Material(NamedTuple):
 
 def fit(
     source: Path, out: Path, options: Options, device: torch.device, display: Display
-) -> Verdict | None:
-    """Fit codes into the folder `out`; returns the verdict, on the first process only."""
+) -> Verdict:
+    """Fit codes into the folder `out`; returns the verdict."""
     kind = find_source(source, out)
     check_source_options(source, kind, options)
     codes = ReadableCodes(
@@ -111,53 +109,41 @@ def fit(
         random_state=options.seed, device=str(device),
     )  # fmt: skip
     codes.check_options()  # before any image is read
-    distributed.start()
-    first, began = distributed.rank() == 0, time.perf_counter()
-    folder = CodesFolder(out)
+    began, folder = time.perf_counter(), CodesFolder(out)
+    staged = folder.staged
     with folder.lock():
-        staged = folder.staged
-        if first:
-            folder.finish_publishing()
-            folder.all_names()  # a damaged names.json is refused before the work
-            material = SOURCES[kind](source, folder, options, device, display)
-            if not folder.stage(*material, fresh=options.fresh):
-                display.note(f"{plural(len(material.rows), 'embedding')} unchanged")
-            for log in (folder.log, folder.log_index):
-                log.unlink(missing_ok=True)
-        distributed.barrier()
+        publish(folder, display)  # what a killed fit has left
+        folder.all_names()  # a damaged names.json is refused before the work
+        staged.write_rows(*SOURCES[kind](source, folder, options, device, display))
         about = staged.about()
         rows, embeddings = staged.rows(about), staged.embeddings(about)
-        reused = None if options.fresh else find_fitted(codes, about, staged, folder)
-        distributed.barrier()  # every process has looked before the first one writes
-        if reused is None:
-            x = embeddings[: len(rows) - rows.held]
-            codes.fit(x, neighbors_file=folder.neighbors_file, progress=display.count)
-            if codes.interrupted_:
-                distributed.stop()
-                raise KeyboardInterrupt
-        codes = reused or codes
-        if first:
-            codes.save(staged.codes_file)
-            display.busy("judging")
-        found = judge(codes, embeddings, rows, options.seed)  # by all processes: they share fits
-        if first:
-            staged.write_verdict(to_dict(found))
-            keep_names(folder, staged, display)
-            folder.publish()
-            folder.neighbors_file.unlink(missing_ok=True)
-        distributed.barrier()
-        distributed.stop()  # others would take a process that exits within a group for lost
+        x = embeddings[: len(rows) - rows.held]
+        if codes.fit(x, neighbors_file=folder.neighbors_file, progress=display.count).interrupted_:
+            raise KeyboardInterrupt
+        codes.save(staged.codes_file)
+        display.busy("judging")
+        found = judge(codes, embeddings, rows, options.seed)
+        staged.write_verdict(to_dict(found))
+        publish(folder, display)
+        shutil.rmtree(folder.log, ignore_errors=True)
+        folder.neighbors_file.unlink(missing_ok=True)
     display.close()
-    if first:
-        judged = f"{rows.held:,} held-out rows" if rows.held else f"the same {len(rows):,} rows"
-        what = f"{codes.n_components_:,} dimensions by {codes.method}"
-        took = duration(time.perf_counter() - began)
-        display.note(f"{out}: {what} in {took}; judged by {judged}:")
-        for line in headlines(found):
-            display.note(line)
-        for line in next_commands(about, out):
-            display.note(line, wrap=False)
-    return found if first else None
+    judged = f"{rows.held:,} held-out rows" if rows.held else f"the same {len(rows):,} rows"
+    what = f"{codes.n_components_:,} dimensions by {codes.method}"
+    took = duration(time.perf_counter() - began)
+    display.note(f"{out}: {what} in {took}; judged by {judged}:")
+    for line in headlines(found):
+        display.note(line)
+    for line in next_commands(about, out):
+        display.note(line, wrap=False)
+    return found
+
+
+def publish(folder: CodesFolder, display: Display) -> None:
+    """Make complete codes in `.new` those of the folder, and move names to them."""
+    if folder.staged.finished:
+        keep_names(folder, folder.staged, display)
+        folder.publish()
 
 
 def keep_names(folder: CodesFolder, staged: CodesFolder, display: Display) -> None:
@@ -174,17 +160,6 @@ def keep_names(folder: CodesFolder, staged: CodesFolder, display: Display) -> No
         display.note(line)
 
 
-def find_fitted(codes: ReadableCodes, about: About, *folders: CodesFolder) -> ReadableCodes | None:
-    """Codes of the same rows by the same options, from a fit that was stopped or is repeated."""
-    for folder in folders:
-        with suppress(InputError):
-            old = ReadableCodes.load(folder.codes_file, str(codes.device))
-            same_rows = folder.about().embeddings == about.embeddings
-            if same_rows and not old.interrupted_ and old.get_params() == codes.get_params():
-                return old
-    return None
-
-
 def find_source(source: Path, out: Path) -> str:
     """``photos``, ``array`` or ``run``; InputError for anything else, or for a wrong `out`."""
     shown = printable(str(source), 300)
@@ -196,7 +171,7 @@ def find_source(source: Path, out: Path) -> str:
         raise InputError(f"{shown} lies in the output folder {out}: choose another -o")
     if is_codes(source):
         raise InputError(f"{shown} was written by fit: use the photos or array it was fitted on")
-    ours = is_codes(out) or (out / ".ready").exists()
+    ours = is_codes(out) or (out / ".new").exists()
     if out.is_dir() and not ours:
         names = [path.name for path in out.iterdir()]
         strange = [n for n in names if not n.startswith((".", "embeddings.part", "neighbors."))]
@@ -238,7 +213,7 @@ def embed_photos(
     labels = photo_labels(photos, options.labels)
     encoder = choose_encoder(folder, options, device, display)
     keys = [(name, *stat) for name, stat in zip(photos.names, photos.stats)]
-    cache = EmbeddingCache(keys, encoder, folder, fresh=options.fresh)
+    cache = EmbeddingCache(keys, encoder, folder)
     missing = cache.missing
     held = int(hold_out(photos.names, photos.test).sum())
     classes = len(set(labels or ()))
@@ -315,7 +290,7 @@ def read_array(
     held = f"; {rows.held:,} held out to judge by" if rows.held else ""
     display.note(f"{n:,} rows of {z.shape[1]:,} numbers; {classes}{held}")
     images = None if options.images is None else folder.relative(options.images)
-    about = About("array", folder.relative(source), images, stamp=json.dumps(file_stat(source)))
+    about = About("array", folder.relative(source), images)
     return Material(about, rows, checked_blocks(z, order), z.shape[1])
 
 
@@ -332,10 +307,10 @@ def embed_run(
     except InputError as error:
         display.note(f"{error}: the training images judge")
     content = [recipe.to_dict()["data"], [fingerprint(images.pixels) for images in splits]]
-    stamp = hash_bytes(json.dumps(content, sort_keys=True).encode())
+    stamp = hash_tree(content)
     parts = list(zip(("train", "test"), splits))
     names = [f"{split}/{i}" for split, images in parts for i in range(len(images))]
-    cache = EmbeddingCache([(n, 0, 0) for n in names], encoder, folder, stamp, options.fresh)
+    cache = EmbeddingCache([(n, 0, 0) for n in names], encoder, folder, stamp)
     missing = cache.missing
     display.close()
     known = f" ({len(names) - len(missing):,} embedded before)" if len(missing) < len(names) else ""

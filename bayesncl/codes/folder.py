@@ -8,9 +8,9 @@
     names.json              names of the dimensions, of these codes and of earlier ones
     evaluation.json         every measure, after `bayesncl evaluate`
     explain.json            a classifier on these codes, after `bayesncl explain`
-    embeddings.part*        photos embedded so far, during a fit
-    neighbors.safetensors   neighbors that took more than a minute to find
-    .new, .ready            the next codes: while they are fitted, while they are moved into place
+    embeddings.part/        photos embedded so far, during a fit
+    neighbors.npz           neighbors that took more than a minute to find
+    .new/                   the next codes, while they are fitted
 
 A fit builds a complete folder in `.new` and then moves its files up, so the old codes stay valid
 until the new ones are safe. codes.json identifies rows, codes and verdict: files that do not match
@@ -25,8 +25,8 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -52,21 +52,12 @@ from bayesncl.codes.storage import DAMAGE, read_checksum
 from bayesncl.data.archive import safe_name
 from bayesncl.data.pixels import Pictures, as_batch, read_picture
 from bayesncl.errors import InputError, as_input_error, printable
-from bayesncl.io import (
-    CODES,
-    EMBEDDINGS,
-    ROWS,
-    crc32,
-    digest,
-    npy_header,
-    write_atomic,
-    write_together,
-)
+from bayesncl.io import CODES, EMBEDDINGS, ROWS, crc32, digest, npy_header, write_atomic
 from bayesncl.measure.result import to_json
 from bayesncl.method.losses import check_n_active
 from bayesncl.training.run_folder import Folder
 
-FORMAT = "bayesncl-codes-folder-2"
+FORMAT = "bayesncl-codes-folder-3"
 MAX_CHECKED_BYTES = 1 << 30  # the checksum of larger embeddings is not computed at each use
 PUBLISHED = (EMBEDDINGS, ROWS, "codes.safetensors", "verdict.json", CODES)  # in this order
 
@@ -99,16 +90,7 @@ class Rows:
         tree["broken"] = tuple((str(n), int(s), int(t), str(w)) for n, s, t, w in tree["broken"])
         if tree["labels"] is not None:
             tree["labels"] = np.array(tree["labels"], np.int64)
-        rows = cls(**tree)
-        columns = [each for each in (rows.labels, rows.stats) if each is not None]
-        classes = rows.class_names or ()
-        if (
-            any(len(column) != len(rows) for column in columns) or not 0 <= rows.held < len(rows)
-            or not all(isinstance(name, str) for name in (*rows.names, *classes))
-            or not set(() if rows.labels is None else rows.labels) <= set(range(len(classes)))
-        ):  # fmt: skip
-            raise ValueError("columns do not fit together")
-        return rows
+        return cls(**tree)
 
 
 @dataclass(frozen=True)
@@ -120,24 +102,19 @@ class About:
     images: str | None = None  # folder of the images, if there is one
     encoder: dict[str, Any] | None = None  # fields of a Request, and the signature; None for arrays
     recipe: dict[str, Any] | None = None  # of a run
-    stamp: str = ""  # changes with the content of an array file or of a run's dataset
+    stamp: str = ""  # changes with the content of a run's dataset
     embeddings: dict[str, Any] = field(default_factory=dict)  # rows, features, checksums
     codes: str = ""  # checksum of codes.safetensors
 
     def to_json(self) -> str:
         """The text of codes.json."""
         tree = {"format": FORMAT, "bayesncl": __version__, **vars(self)}
-        return json.dumps(tree, indent=2) + "\n"
+        return json.dumps(tree | {"checksum": hash_tree(tree)}, indent=2) + "\n"
 
     @property
     def identity(self) -> str:
         """Identifies rows and codes together."""
-        return hash_bytes(json.dumps([self.embeddings, self.codes]).encode())
-
-    def same_source(self, other: About) -> bool:
-        """Whether both describe the same rows of the same source."""
-        one, two = (replace(each, encoder=None, embeddings={}, codes="") for each in (self, other))
-        return json.dumps(vars(one)) == json.dumps(vars(two)) and self.same_encoder(other.encoder)
+        return hash_tree([self.embeddings, self.codes])
 
     def same_encoder(self, encoder: dict[str, Any] | None) -> bool:
         """Whether the embeddings come from an encoder that does the same as this one."""
@@ -159,8 +136,7 @@ class CodesFolder(Folder):
         self.names_file = self.folder / "names.json"
         self.explain_file = self.folder / "explain.json"
         self.log = self.folder / "embeddings.part"
-        self.log_index = self.folder / "embeddings.part.jsonl"
-        self.neighbors_file = self.folder / "neighbors.safetensors"
+        self.neighbors_file = self.folder / "neighbors.npz"
 
     def about(self) -> About:
         """Contents of codes.json."""
@@ -168,17 +144,10 @@ class CodesFolder(Folder):
             raise InputError(f"{self} was not written by bayesncl fit: it has no {CODES}")
         tree = self._read_json(self.about_file)
         with self._reading(self.about_file):
-            if tree.pop("format") != FORMAT:
-                raise ValueError(f"not of version {FORMAT}")
+            if tree.pop("checksum") != hash_tree(tree) or tree.pop("format") != FORMAT:
+                raise ValueError(f"wrong checksum or not of version {FORMAT}")
             tree.pop("bayesncl")
-            about = About(**tree)
-            texts = (about.source, about.images or "", about.stamp, about.codes)
-            trees = (about.encoder or {}, about.recipe or {}, about.embeddings)
-            if about.kind not in ("photos", "array", "run") or not (
-                all(isinstance(x, str) for x in texts) and all(isinstance(x, dict) for x in trees)
-            ):
-                raise ValueError("unexpected types")
-            return about
+            return About(**tree)
 
     def rows(self, about: About | None = None) -> Rows:
         """Contents of rows.json."""
@@ -269,55 +238,26 @@ class CodesFolder(Folder):
         """The folder in which the next codes are fitted."""
         return CodesFolder(self.folder / ".new")
 
-    def stage(
-        self, about: About, rows: Rows, blocks: Iterable[np.ndarray], features: int,
-        fresh: bool = False,
-    ) -> bool:  # fmt: skip
-        """Put rows and embeddings into `.new`, unless they are there; whether they were written."""
-        staged, names = self.staged, hash_bytes(rows.to_json().encode())
-        for folder in () if fresh else (staged, self):
-            try:
-                old = folder.about()
-                if not old.same_source(about) or old.embeddings["names"] != names:
-                    continue
-                folder.rows(old), folder.embeddings(old)
-            except (InputError, KeyError):
-                continue
-            if folder is self:
-                shutil.rmtree(staged.folder, ignore_errors=True)
-                staged.folder.mkdir()
-                for name in (EMBEDDINGS, ROWS):
-                    link_or_copy(self.folder / name, staged.folder / name)
-                about = replace(about, embeddings=old.embeddings)
-                write_atomic(staged.about_file, about.to_json())
-            return False
-        staged.folder.mkdir(exist_ok=True)
-        staged.write_rows(about, rows, blocks, features)
-        return True
-
     def write_rows(
         self, about: About, rows: Rows, blocks: Iterable[np.ndarray], features: int
     ) -> None:
-        """Write embeddings.npy, rows.json and codes.json; codes of other rows are removed."""
-        text = rows.to_json().encode()
-        known: dict[str, Any] = {"rows": len(rows), "features": features, "crc32": 0}
-        known["names"] = hash_bytes(text)
-
-        def array() -> Iterator[bytes]:
-            yield npy_header((len(rows), features), "<f4")
-            for block in blocks:
-                data = np.ascontiguousarray(block, "<f4").tobytes()
-                known["crc32"] = zlib.crc32(data, known["crc32"])
-                yield data
-
-        def described() -> Iterator[bytes]:  # written last, when the checksum is known
-            yield replace(about, embeddings=known, codes="").to_json().encode()
-
-        files: dict[Path, Iterable[bytes]]
-        files = {self.embeddings_file: array(), self.rows_file: [text]}
-        files[self.about_file] = described()
+        """Empty the folder, then write embeddings.npy, rows.json and codes.json."""
+        text, crc = rows.to_json(), 0
         with as_input_error(f"cannot write to {self}"):
-            write_together(files, stale=(self.codes_file, self.verdict_file))
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir()
+            with open(self.embeddings_file, "wb") as file:
+                file.write(npy_header((len(rows), features), "<f4"))
+                for block in blocks:
+                    data = np.ascontiguousarray(block, "<f4").tobytes()
+                    crc = zlib.crc32(data, crc)
+                    file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            write_atomic(self.rows_file, text)
+            sizes = {"rows": len(rows), "features": features}
+            known = sizes | {"crc32": crc, "names": hash_bytes(text.encode())}
+            write_atomic(self.about_file, replace(about, embeddings=known).to_json())
 
     def write_verdict(self, verdict: dict[str, Any]) -> None:
         """Write verdict.json for the codes in this folder, and complete codes.json."""
@@ -326,28 +266,22 @@ class CodesFolder(Folder):
         write_atomic(self.verdict_file, to_json(tree))
         write_atomic(self.about_file, about.to_json())
 
-    def publish(self) -> None:
-        """Make the codes in `.new` the codes of this folder."""
-        ready = self.folder / ".ready"
-        os.rename(self.staged.folder, ready)
-        self.finish_publishing()
+    @property
+    def finished(self) -> bool:
+        """Whether this is a complete folder of codes."""
+        with suppress(InputError):
+            return bool(self.about().codes)
+        return False
 
-    def finish_publishing(self) -> None:
-        """Move the files in `.ready` into place; after a kill, continue. Codes.json comes last."""
-        ready = CodesFolder(self.folder / ".ready")
-        if not ready.about_file.is_file():  # nothing to do, or everything was moved
-            shutil.rmtree(ready.folder, ignore_errors=True)
-            return
-        try:
-            unchanged = self.about().identity == ready.about().identity
-        except InputError:
-            unchanged = False
-        if not unchanged:
+    def publish(self) -> None:
+        """Move the files in `.new` up, codes.json last. If this is killed, call it again."""
+        staged = self.staged
+        if not self.finished or self.about().identity != staged.about().identity:
             self.evaluation_file.unlink(missing_ok=True)
         for name in PUBLISHED:
-            if (ready.folder / name).exists():
-                os.replace(ready.folder / name, self.folder / name)
-        shutil.rmtree(ready.folder)
+            if (staged.folder / name).exists():
+                os.replace(staged.folder / name, self.folder / name)
+        shutil.rmtree(staged.folder)
 
     def relative(self, path: Path) -> str:
         """A path as codes.json stores it: relative to this folder, so both can move together."""
@@ -483,14 +417,11 @@ def file_stat(path: Path) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
+def hash_tree(tree: Any) -> str:
+    """A short hash of JSON data."""
+    return hash_bytes(json.dumps(tree).encode())
+
+
 def hash_bytes(data: bytes) -> str:
     """A short hash."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def link_or_copy(source: Path, target: Path) -> None:
-    """A hard link where the file system has them, else a copy."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)

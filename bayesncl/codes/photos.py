@@ -6,8 +6,8 @@ import contextlib
 import itertools
 import json
 import os
+import time
 import warnings
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +24,11 @@ from bayesncl.data.folder import existing_folder, folder_classes, scan, split_fo
 from bayesncl.data.images import Progress
 from bayesncl.errors import InputError, as_input_error, printable
 from bayesncl.inputs import LABELS, NAMES, find_column, find_labels, read_arrays
-from bayesncl.io import is_codes, write_atomic
+from bayesncl.io import is_codes, write_saved
 
 BATCH_SIZE = {"cpu": 16, "cuda": 256}
 ROWS_PER_BLOCK = 4096
+LOG_SECONDS = 5.0  # of work that a kill may lose
 
 Key = tuple[str, int, int]  # name, size and time of an image; size and time are 0 for a dataset
 Reason = str | OSError | None  # why an image has no embedding: undecodable, unreadable, or it has
@@ -94,110 +95,59 @@ def photo_labels(photos: PhotoSet, table: Path | None) -> list[str] | None:
     return find_labels(table, photos.names, names[texts != ""], texts[texts != ""], "photos")
 
 
-class Log:
-    """Embeddings so far: float32 rows in one file and a JSON line per row in another.
-
-    Both files only grow. After a kill the last row or line may be incomplete: reading stops at the
-    first that is not intact. A line is [name, size, time, reason, checksum of the row]; `reason`
-    is null unless the image cannot be decoded.
-    """
-
-    def __init__(self, folder: CodesFolder, encoder: PhotoEncoder, stamp: str = "") -> None:
-        self.rows_file, self.index_file = folder.log, folder.log_index
-        self.features, self.signature = encoder.features, encoder.signature
-        self.head = {"signature": self.signature, "features": self.features, "stamp": stamp}
-        self.lines: list[tuple[str, int, int, str | None, int]] = []
-
-    def read(self) -> None:
-        """Find what an earlier fit with the same encoder left."""
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-            head, *lines = self.index_file.read_text().split("\n")[:-1]
-            old = json.loads(head)
-            same = same_signature(old["signature"], self.signature)
-            if not same or old | {"signature": self.signature} != self.head:
-                return
-            with open(self.rows_file, "rb") as rows:
-                for line in lines:
-                    row = rows.read(4 * self.features)
-                    name, size, time, why, crc = json.loads(line)
-                    if len(row) < 4 * self.features or zlib.crc32(row) != crc:
-                        return
-                    self.lines.append((str(name), int(size), int(time), why, crc))
-
-    def start(self) -> None:
-        """Cut both files to the intact part, ready to append."""
-        lines = [json.dumps(line) for line in (self.head, *self.lines)]
-        write_atomic(self.index_file, "\n".join(lines) + "\n")
-        with open(self.rows_file, "ab") as file:
-            file.truncate(4 * self.features * len(self.lines))
-
-    def append(self, rows: np.ndarray, keys: Sequence[Key], reasons: Sequence[str | None]) -> None:
-        """Add images, rows first."""
-        parts = [row.tobytes() for row in np.ascontiguousarray(rows, "<f4")]
-        lines = [(*k, why, zlib.crc32(part)) for k, why, part in zip(keys, reasons, parts)]
-        with as_input_error(f"cannot write to {self.rows_file}"):
-            with open(self.rows_file, "ab") as file:
-                file.write(b"".join(parts))
-            with open(self.index_file, "a") as index:
-                index.write("".join(json.dumps(line) + "\n" for line in lines))
-        self.lines += lines
-
-    def rows(self) -> np.ndarray:
-        """The rows [n, F], memory-mapped."""
-        if not self.lines:
-            return np.empty((0, self.features), np.float32)
-        return np.memmap(self.rows_file, "<f4", "r", 0, (len(self.lines), self.features))
-
-    def remove(self) -> None:
-        """Delete both files."""
-        self.index_file.unlink(missing_ok=True)
-        self.rows_file.unlink(missing_ok=True)
-
-
 class EmbeddingCache:
-    """Embeddings of images: from earlier fits, from the log of a killed fit, or new.
+    """Embeddings of images: from an earlier fit, from the log of a killed fit, or new.
 
     Only embeddings by an encoder with the same signature count, of images with the same name, size
-    and time, and of a dataset with the same `stamp`.
+    and time, and of a dataset with the same `stamp`. The log is a folder with one file for every
+    few seconds of work.
     """
 
     def __init__(
-        self, keys: list[Key], encoder: PhotoEncoder, folder: CodesFolder, stamp: str = "",
-        fresh: bool = False,
-    ) -> None:  # fmt: skip
-        self.keys, self.encoder = keys, encoder
+        self, keys: list[Key], encoder: PhotoEncoder, folder: CodesFolder, stamp: str = ""
+    ) -> None:
+        self.keys, self.encoder, self.log, self.stamp = keys, encoder, folder.log, stamp
         self.arrays: list[np.ndarray] = []
         self.found: dict[Key, tuple[int, int] | str | OSError] = {}  # (array, row), or why not
-        self.log = Log(folder, encoder, stamp)
-        if not fresh:
-            self._add_fit(folder, stamp)
-            self._add_fit(folder.staged, stamp)
-            self.log.read()
-        self._add_log()
+        if folder.about_file.exists():
+            self._add_fit(folder)
+        for path in sorted(self.log.glob("*.npz")):
+            with contextlib.suppress(Exception):  # NumPy raises many types over damaged files
+                self._add_part(path)
 
-    def _add_fit(self, folder: CodesFolder, stamp: str) -> None:
-        if not folder.about_file.exists():
-            return
+    def _add(self, x: np.ndarray, keys: Iterable[Key], reasons: Iterable[Reason]) -> None:
+        for i, (key, why) in enumerate(zip(keys, reasons)):
+            self.found[key] = (len(self.arrays), i) if why is None else why
+        self.arrays.append(x)
+
+    def _add_fit(self, folder: CodesFolder) -> None:
         try:
             about = folder.about()
-            if not about.same_encoder(encoder_dict(self.encoder)) or about.stamp != stamp:
+            if not about.same_encoder(encoder_dict(self.encoder)) or about.stamp != self.stamp:
                 return
             rows, x = folder.rows(about), folder.embeddings(about)
         except InputError as error:
             warnings.warn(f"embedding again, since {error}", stacklevel=4)
             return
-        if x.shape[1] != self.encoder.features:
-            return
-        array, stats = len(self.arrays), rows.stats or [(0, 0)] * len(rows)
-        self.arrays.append(x)
-        keys = [(name, *stat) for name, stat in zip(rows.names, stats)]
-        self.found |= {key: (array, i) for i, key in enumerate(keys)}
+        keys = [(name, *stat) for name, stat in zip(rows.names, rows.stats or [(0, 0)] * len(rows))]
+        self._add(x, keys, [None] * len(rows))
         self.found |= {(name, size, time): why for name, size, time, why in rows.broken}
 
-    def _add_log(self) -> None:
-        array = len(self.arrays)
-        for i, (name, size, time, why, _) in enumerate(self.log.lines):
-            self.found[name, size, time] = (array, i) if why is None else why
+    def _add_part(self, path: Path) -> None:
+        with np.load(path, allow_pickle=False) as part:
+            signature, stamp, keys, reasons = json.loads(str(part["about"]))
+            if stamp == self.stamp and same_signature(signature, self.encoder.signature):
+                self._add(part["rows"], map(tuple, keys), reasons)
+
+    def _write_part(self, rows: list[np.ndarray], keys: list[Key], reasons: list[Reason]) -> None:
+        """Log a part. A file that cannot be read now may be readable later: it is left out."""
+        good = [i for i, why in enumerate(reasons) if not isinstance(why, OSError)]
+        signed = [self.encoder.signature, self.stamp]
+        about = json.dumps([*signed, [keys[i] for i in good], [reasons[i] for i in good]])
+        with as_input_error(f"cannot write to {self.log}"):
+            self.log.mkdir(exist_ok=True)
+            path = self.log / f"{len(list(self.log.iterdir())):06}.npz"
+            write_saved(path, np.savez, about=about, rows=np.concatenate(rows)[good])
 
     @property
     def missing(self) -> list[int]:
@@ -205,23 +155,21 @@ class EmbeddingCache:
         return [i for i, key in enumerate(self.keys) if key not in self.found]
 
     def embed(self, missing: Sequence[int], batches: Batches, progress: Progress) -> None:
-        """Take the embeddings of the missing images, batch by batch, and log them.
-
-        A file that cannot be read now may be readable later, so only undecodable ones are logged.
-        """
-        done = 0
-        for rows, reasons in batches:
-            if not done:
-                self.log.start()
-            keys = [self.keys[i] for i in missing[done : done + len(rows)]]
-            unread = {key: why for key, why in zip(keys, reasons) if isinstance(why, OSError)}
-            self.found |= unread
-            known = [i for i, key in enumerate(keys) if key not in unread]
-            told = [why if isinstance(why, str) else None for why in reasons]
-            self.log.append(rows[known], [keys[i] for i in known], [told[i] for i in known])
+        """Take the embeddings of the missing images, batch by batch, and log them."""
+        done = logged = 0
+        parts: list[np.ndarray] = []
+        reasons: list[Reason] = []
+        began = time.monotonic()
+        for rows, why in batches:
+            parts.append(rows)
+            reasons += why
             done += len(rows)
+            if time.monotonic() - began > LOG_SECONDS or done == len(missing):
+                keys = [self.keys[i] for i in missing[logged:done]]
+                self._write_part(parts, keys, reasons)
+                self._add(np.concatenate(parts), keys, reasons)
+                parts, reasons, logged, began = [], [], done, time.monotonic()
             progress(done, len(missing), "embedding images")
-        self._add_log()
 
     def usable(self) -> np.ndarray:
         """Indices of the images that have an embedding."""
@@ -235,13 +183,12 @@ class EmbeddingCache:
 
     def blocks(self, order: np.ndarray) -> Iterator[np.ndarray]:
         """Embeddings of images in this order, block by block."""
-        arrays = [*self.arrays, self.log.rows()]
         where = np.array([self.found[self.keys[i]] for i in order], np.int64)  # [n, 2]
         for start in range(0, len(where), ROWS_PER_BLOCK):
             array, row = where[start : start + ROWS_PER_BLOCK].T
             block = np.empty((len(row), self.encoder.features), np.float32)
             for a in np.unique(array):
-                block[array == a] = arrays[a][row[array == a]]
+                block[array == a] = self.arrays[a][row[array == a]]
             yield block
 
 

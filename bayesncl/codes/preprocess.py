@@ -19,11 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayesncl.errors import InputError
-from bayesncl.inputs import physical_memory
+from bayesncl.inputs import check_memory
 from bayesncl.measure.labelfree import MIN_DIRECTION_COLUMNS
 
 BYTES_PER_BLOCK = 64 << 20
-MEMORY_SHARE = 0.5  # of free memory that rows may take; larger sets are read again in each pass
 
 
 class Moments(NamedTuple):
@@ -97,39 +96,17 @@ def unit_length(x: Tensor) -> Tensor:
     return F.normalize(x, eps=torch.finfo(x.dtype).tiny)
 
 
-class RowStream:
-    """Rows that stay on disk: each access reads and prepares them."""
-
-    def __init__(
-        self, source: Any, chosen: Tensor | None, moments: Moments, device: torch.device
-    ) -> None:
-        self.source, self.chosen, self.moments, self.device = source, chosen, moments, device
-
-    def __len__(self) -> int:
-        return len(self.source) if self.chosen is None else len(self.chosen)
-
-    def __getitem__(self, index: slice | Tensor) -> Tensor:
-        if self.chosen is not None:
-            index = self.chosen[index.cpu() if isinstance(index, Tensor) else index]
-        return read_rows(self.source, index, self.moments, self.device)
-
-
 def load_rows(
     source: Any, chosen: Tensor | None, moments: Moments, device: torch.device
-) -> Tensor | RowStream:
-    """The prepared rows as one tensor if half of the free memory holds it, else a `RowStream`."""
-    stream = RowStream(source, chosen, moments, device)
-    if 4 * len(stream) * moments.width > MEMORY_SHARE * free_memory(device):
-        return stream
-    rows = torch.empty(len(stream), moments.width, dtype=torch.float32, device=device)
+) -> Tensor:
+    """The prepared rows of `source`, or those `chosen`, in one tensor."""
+    n = len(source) if chosen is None else len(chosen)
+    if device.type == "cpu":
+        check_memory(4 * n * moments.width, f"{n:,} rows (max_samples draws fewer)")
+    rows = torch.empty(n, moments.width, dtype=torch.float32, device=device)
     for target, index in _blocks(source, chosen):
         rows[target] = read_rows(source, index, moments, device)
     return rows
-
-
-def free_memory(device: torch.device) -> int:
-    """Free bytes on the device."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else physical_memory()
 
 
 def _blocks(source: Any, chosen: Tensor | None) -> Iterator[tuple[slice, slice | Tensor]]:

@@ -56,7 +56,7 @@ def carry_names(old: CodesFolder, new: CodesFolder) -> tuple[Annotations, Transf
     names, into = old.names(), new.names()
     if not names.dimensions or names.fingerprint == into.fingerprint:
         return into, Transfer()
-    return transfer_names(names, into, *match_columns(*shared_codes(old, new)))
+    return transfer_names(names, into, *match_columns(*shared_codes(old, new))[:2])
 
 
 def shared_codes(old: CodesFolder, new: CodesFolder) -> tuple[np.ndarray, np.ndarray]:

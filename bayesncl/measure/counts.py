@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from bayesncl.inputs import Array
-from bayesncl.measure.rows import Codes, blocks, ranked_entries
+from bayesncl.measure.rows import blocks, ranked_entries
 from bayesncl.method.losses import ACTIVE
 
 MIN_SUPPORT = 10  # a dimension that fires on fewer images is not counted
@@ -35,8 +35,9 @@ class Counts:
 
 
 def count(
-    z: Codes, labelings: Labelings, thresholds: Sequence[float] = (ACTIVE,), floor: float = ACTIVE
-) -> list[Counts]:
+    z: np.ndarray, labelings: Labelings, thresholds: Sequence[float] = (ACTIVE,),
+    floor: float = ACTIVE,
+) -> list[Counts]:  # fmt: skip
     """Count the entries of z [N, D] as given, above each threshold, for each labeling."""
     classes = max(int(labels.max()) for labels in labelings) + 1
     index = torch.from_numpy(np.stack(labelings))  # [L, N]

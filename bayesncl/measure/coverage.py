@@ -13,7 +13,7 @@ import scipy.sparse as sp
 import torch
 
 from bayesncl.inputs import Array
-from bayesncl.measure.rows import Codes, as_codes, blocks, drop_silent, fired, lengths, unit_codes
+from bayesncl.measure.rows import as_codes, blocks, fired, lengths, unit_codes
 from bayesncl.measure.topk import strongest_images
 from bayesncl.method.losses import ACTIVE
 
@@ -42,26 +42,22 @@ def distinct_dimensions(
     of little use.
     """
     codes = unit_codes(z)
-    n = codes.shape[0]
+    n = len(codes)
     some = codes[:: max(1, n // 256)]  # 256 rows are enough to see whether few entries fire
-    filled = codes.nnz / (n * codes.shape[1]) if sp.issparse(codes) else (some != 0).mean()
-    if filled <= THIN:
-        x = fired(codes)
-        if weights is not None:
-            x = sp.csr_array(sp.diags_array(weights.astype(np.float32)) @ x)
-        mass, total = (np.asarray(each.sum(0)).ravel().astype(np.float64) for each in (abs(x), x))
+    thin = (some != 0).mean() <= THIN
+    if not thin and n > MAX_DENSE_ROWS:
+        n = MAX_DENSE_ROWS
+        chosen = np.sort(np.random.default_rng(seed).choice(len(codes), n, replace=False))
+        codes, weights = codes[chosen], None if weights is None else weights[chosen]
+    x = fired(codes)
+    if weights is not None:
+        x = sp.csr_array(sp.diags_array(weights.astype(np.float32)) @ x)
+    mass, total = (np.asarray(each.sum(0)).ravel().astype(np.float64) for each in (abs(x), x))
+    if thin:
         product = (x.T @ x).toarray() - np.outer(total, total / n).astype(np.float32)
     else:
-        chosen = np.arange(n)
-        if n > MAX_DENSE_ROWS:
-            chosen = np.sort(np.random.default_rng(seed).choice(n, MAX_DENSE_ROWS, replace=False))
-            n = MAX_DENSE_ROWS
-        dense = torch.cat([drop_silent(block) for _, block in blocks(codes[chosen])])
-        if weights is not None:
-            dense = dense * torch.from_numpy(weights[chosen, None].astype(np.float32))
-        mass = dense.abs().double().sum(0).numpy()
-        centered = dense - dense.mean(0)  # before the product, for precision
-        product = (centered.T @ centered).numpy()
+        centered = x.toarray() - (total / n).astype(np.float32)  # before the product, for precision
+        product = centered.T @ centered
     variance = np.diag(product).astype(np.float64)
     live = variance > 1e-9 * np.maximum(mass, 1e-30) ** 2 / n
     if not live.any():
@@ -112,7 +108,7 @@ def summary(z: Array, *, seed: int = 0, top: np.ndarray | None = None) -> dict[s
 
 
 def _find_collapse(
-    z: Codes, codes: Codes, measured: dict[str, Any], images: int, seed: int
+    z: np.ndarray, codes: np.ndarray, measured: dict[str, Any], images: int, seed: int
 ) -> str | None:
     """Why a code counts as collapsed; None if it does not."""
     live, spread, distinct = measured["live"], measured["spread"], measured["distinct"]

@@ -15,7 +15,7 @@ import torch
 from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_numpy, factorize
 from bayesncl.measure.counts import MIN_SUPPORT, Counts, Labelings, average_precision, count
-from bayesncl.measure.rows import Codes, blocks, unit_codes
+from bayesncl.measure.rows import blocks, unit_codes
 from bayesncl.method.losses import ACTIVE
 
 OWNED_PRECISION, OWNED_RECALL = 0.5, 0.1  # a dimension with both for a class belongs to that class
@@ -156,7 +156,7 @@ def entropy(weights: np.ndarray, floor: float = 0.0) -> np.ndarray:
 
 
 def detector_precision(
-    z: Codes, labelings: Labelings, counts: Sequence[Counts], classes: int | None = None
+    z: np.ndarray, labelings: Labelings, counts: Sequence[Counts], classes: int | None = None
 ) -> list[np.ndarray]:
     """Average precision of each dimension for the class on which its mean is highest."""
     detected = [(c.mass[:classes] / c.sizes[:classes, None]).argmax(0) for c in counts]
@@ -201,8 +201,9 @@ def _class_columns(counts: Counts, classes: np.ndarray | None) -> dict[str, np.n
 
 
 def _gate_columns(
-    z: Codes, open: np.ndarray, support: np.ndarray, index: np.ndarray, classes: np.ndarray | None
-) -> dict[str, np.ndarray]:
+    z: np.ndarray, open: np.ndarray, support: np.ndarray, index: np.ndarray,
+    classes: np.ndarray | None,
+) -> dict[str, np.ndarray]:  # fmt: skip
     if np.shape(open) != z.shape:
         raise InputError(f"gates must be {list(z.shape)} like z, got {list(np.shape(open))}")
     open = np.asarray(open, bool)

@@ -14,7 +14,7 @@ from bayesncl.measure.counts import MIN_SUPPORT
 from bayesncl.measure.dimensions import largest_share
 from bayesncl.measure.factors import summary as summarize_factors
 from bayesncl.measure.retrieval import retrieval
-from bayesncl.measure.rows import Codes, as_codes
+from bayesncl.measure.rows import as_codes
 from bayesncl.measure.topk import strongest_images
 
 TOP, ALIKE = 10, 7  # a dimension is readable if 7 of its 10 strongest images share a class
@@ -75,7 +75,7 @@ def figures(
     least = least_alike(judge, noisy, seed) if judgeable and index is None else None
 
     def measure(
-        codes: Codes, train: Any, queries: int | None, swapped: Array | None = None
+        codes: np.ndarray, train: Any, queries: int | None, swapped: Array | None = None
     ) -> tuple[Tree, Tree]:
         """The branches of trained and untrained codes alike, and their chance levels."""
         top = strongest_images(codes, labelfree.POOL)
@@ -178,7 +178,7 @@ def _index_labels(labels: Array | None, n: int) -> tuple[np.ndarray | None, np.n
     return as_labels(plain, n)
 
 
-def _clearest(codes: Codes, index: np.ndarray, labels: np.ndarray, names: Any) -> Tree:
+def _clearest(codes: np.ndarray, index: np.ndarray, labels: np.ndarray, names: Any) -> Tree:
     """The dimension whose largest class has the greatest share of its images, and that class."""
     fires = topk.class_counts(topk.keep(codes, KEPT), index)
     support, share = largest_share(fires)
@@ -194,7 +194,7 @@ def _clearest(codes: Codes, index: np.ndarray, labels: np.ndarray, names: Any) -
 
 
 def _full_precision(
-    codes: Codes, embeddings: Any, centered: Any, index: np.ndarray, seed: int
+    codes: np.ndarray, embeddings: Any, centered: Any, index: np.ndarray, seed: int
 ) -> Tree:
     """Precision@5 of the full embeddings, as given or centered, or of all dimensions of the codes.
 
@@ -207,5 +207,5 @@ def _full_precision(
     if embeddings is not None and centered is not None:
         ways, what = [as_features(embeddings), centered], "the whole embedding"
     else:
-        ways, what = [codes.toarray() if hasattr(codes, "toarray") else codes], "all dimensions"
+        ways, what = [codes], "all dimensions"
     return {"p5": max(retrieval(way, index, ks=(5,), queries=asked)[5] for way in ways), "of": what}

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from scipy.linalg.blas import dsyrk
 
 from bayesncl.device import find_device
 from bayesncl.errors import InputError
@@ -20,7 +19,7 @@ from bayesncl.inputs import Array, as_features, as_labels
 from bayesncl.measure import dimensions
 from bayesncl.measure.counts import MIN_SUPPORT, Counts, Labelings, count
 from bayesncl.measure.dimensions import entropy, mean, owned_classes
-from bayesncl.measure.rows import Codes, blocks, unit_codes
+from bayesncl.measure.rows import blocks, unit_codes
 from bayesncl.method.losses import ACTIVE
 
 DEFINITIONS = ("paper", "sound")
@@ -133,16 +132,11 @@ def shuffle_labels(labels: np.ndarray, seed: int = 0) -> np.ndarray:
 def gram(features: np.ndarray) -> np.ndarray:
     """F^T F [D, D] in float64: its eigenvalues are squares of the singular values."""
     width, device = features.shape[1], find_device()
-    if device.type == "cuda":
-        product = torch.zeros(width, width, dtype=torch.float64, device=device)
-        for _, block in blocks(features):
-            rows = block.to(device).double()
-            product.addmm_(rows.T, rows)
-        return product.cpu().numpy()
-    total = np.zeros((width, width), order="F")
-    for _, block in blocks(features):  # the upper triangle, in half the time of a general product
-        total = dsyrk(1.0, block.double().numpy().T, beta=1.0, c=total, overwrite_c=1)
-    return np.triu(total) + np.triu(total, 1).T
+    product = torch.zeros(width, width, dtype=torch.float64, device=device)
+    for _, block in blocks(features):
+        rows = block.to(device).double()
+        product.addmm_(rows.T, rows)
+    return product.cpu().numpy()
 
 
 def _spectrum(features: np.ndarray, definition: str) -> Values:
@@ -222,7 +216,7 @@ def _sound_means(
     return result
 
 
-def _matching_cuts(unit: Codes) -> dict[int, float]:
+def _matching_cuts(unit: np.ndarray) -> dict[int, float]:
     """By L0 the threshold that leaves as many active dimensions per image on average."""
     n = unit.shape[0]
     size = np.concatenate([s[s > ACTIVE].numpy() for s in (b.abs() for _, b in blocks(unit))])

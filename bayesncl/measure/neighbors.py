@@ -17,19 +17,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesncl import distributed
 from bayesncl.data.images import Progress
+from bayesncl.device import find_device
 
 DUPLICATE = 1 - 1e-5  # rows of a higher cosine are copies of each other
-EXACT_ROWS = {"cpu": 200_000, "cuda": 2_000_000}  # beyond, exact search takes over ten minutes
-QUERIES_PER_BLOCK = {"cpu": 512, "cuda": 4096}
-ROWS_PER_BLOCK = {"cpu": 16_384, "cuda": 131_072}  # a block of cosines takes 32 MiB, 2 GiB
+# beyond, exact search takes over ten minutes
+EXACT_ROWS = {"cpu": 200_000, "mps": 200_000, "cuda": 2_000_000}
+QUERIES_PER_BLOCK = {"cpu": 512, "mps": 512, "cuda": 4096}
+# a block of cosines takes 32 MiB, 2 GiB
+ROWS_PER_BLOCK = {"cpu": 16_384, "mps": 16_384, "cuda": 131_072}
 CHUNK = 32  # entries whose maximum is compared first
 THIN = 0.03  # share of non-zero entries up to which a sparse product is faster than a dense one
 RECALL = 0.95  # share of the exact neighbors that faiss must find
 PROBED_ROWS = 256  # rows on which recall is measured
 
-Rows = Any  # [N, F] with len and row slicing: a tensor, a scipy CSR array, rows read from disk
+Rows = Any  # [N, F]: a tensor, or a scipy CSR array
+
+
+def as_rows(x: sp.csr_array) -> Rows:
+    """Rows for products: sparse on a CPU if few entries are not zero, else a dense tensor."""
+    device = find_device()
+    thin = device.type == "cpu" and x.nnz <= THIN * x.shape[0] * x.shape[1]
+    return x if thin else torch.from_numpy(x.toarray()).to(device)
 
 
 def similarities(q: Rows, rows: Rows, own: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
@@ -38,17 +47,10 @@ def similarities(q: Rows, rows: Rows, own: Tensor | None = None) -> Iterator[tup
     Queries are CSR if rows are. float64 products become float32, so that equal rows tie exactly.
     """
     sparse = sp.issparse(rows)
-    thin = sparse and rows.nnz <= THIN * rows.shape[0] * rows.shape[1]
-    q = torch.from_numpy(q.toarray()) if sparse and not thin else q
-    device = "cpu" if sparse else q.device.type
-    step = ROWS_PER_BLOCK.get(device, ROWS_PER_BLOCK["cpu"])
-    for start in range(0, rows.shape[0] if sparse else len(rows), step):
-        block = rows[start : start + step]
-        if thin:
-            s = torch.from_numpy((q @ block.T).toarray()).float()
-        else:
-            block = torch.from_numpy(block.toarray()) if sparse else block
-            s = (q @ block.T).float()
+    step = ROWS_PER_BLOCK["cpu" if sparse else q.device.type]
+    for start in range(0, rows.shape[0], step):
+        s = q @ rows[start : start + step].T
+        s = (torch.from_numpy(s.toarray()) if sparse else s).float()
         if own is not None:
             here = own - start
             inside = ((here >= 0) & (here < s.shape[1])).nonzero().squeeze(1)
@@ -95,53 +97,35 @@ def largest(s: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return value, index.gather(1, order)
 
 
-class _UnitRows:
-    """Rows at unit length, made when they are sliced."""
-
-    def __init__(self, rows: Rows) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: Any) -> Tensor:
-        return F.normalize(self.rows[index].float())
-
-
-def nearest(rows: Rows, k: int, progress: Progress | None = None) -> tuple[Tensor, float]:
+def nearest(rows: Tensor, k: int, progress: Progress | None = None) -> tuple[Tensor, float]:
     """The k nearest rows of each row by cosine, among rows that are similar but not duplicates.
 
     Rows of cosine above 0.99999 are duplicates, and rows of 0 or less have no more in common than
     two random ones; neither are neighbors. The search is exact up to 200,000 rows (2,000,000 on a
-    GPU), beyond that by faiss if it is installed. Several processes share the work. `rows` [N, F]
-    are centered: a tensor, or anything with len that gives tensors for slices and index tensors.
+    GPU), beyond that by faiss if it is installed. `rows` [N, F] are centered.
 
     Returns int64 [N, k], nearest first (a row with fewer neighbors repeats them, a row without any
     is its own), and the measured share of the exact neighbors that was found, 1 for exact search.
     """
-    n, device = len(rows), rows[:1].device
-    if n > EXACT_ROWS.get(device.type, EXACT_ROWS["cpu"]):
+    n, unit = len(rows), F.normalize(rows.float())
+    if n > EXACT_ROWS[rows.device.type]:
         if importlib.util.find_spec("faiss") is not None:
-            return _search_by_faiss(_UnitRows(rows), k)
+            return _search_by_faiss(unit, k)
         warnings.warn(
             f"exact search for the neighbors of {n:,} rows will take long: "
-            "pip install 'bayesncl[faiss]', or fit on fewer rows with max_rows",
+            "pip install 'bayesncl[faiss]', or fit on fewer rows with max_samples",
             stacklevel=2,
         )
-    share = math.ceil(n / distributed.world_size())
-    first = min(distributed.rank() * share, n)
-    queries = torch.arange(first, min(first + share, n), device=device)
-    unit = F.normalize(rows.float()) if isinstance(rows, Tensor) else _UnitRows(rows)
-    return distributed.gather_arrays(_nearest_exactly(unit, queries, k, progress)[0]), 1.0
+    return _nearest_exactly(unit, torch.arange(n, device=rows.device), k, progress)[0], 1.0
 
 
 def _nearest_exactly(
-    rows: Rows, queries: Tensor, k: int, progress: Progress | None = None
+    rows: Tensor, queries: Tensor, k: int, progress: Progress | None = None
 ) -> tuple[Tensor, Tensor]:
     """Index and cosine [Q, k] of the neighbors of the rows numbered `queries`."""
     indices = torch.empty(len(queries), k, dtype=torch.int64, device=queries.device)
     cosines = torch.empty(len(queries), k, device=queries.device)
-    step = QUERIES_PER_BLOCK.get(queries.device.type, QUERIES_PER_BLOCK["cpu"])
+    step = QUERIES_PER_BLOCK[queries.device.type]
     for start in range(0, len(queries), step):
         part = slice(start, start + step)
         own = queries[part]
@@ -165,11 +149,11 @@ def _fill(value: Tensor, index: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(found > 0, index, own[:, None]), torch.where(found > 0, cosine, 1.0)
 
 
-def _search_by_faiss(rows: _UnitRows, k: int) -> tuple[Tensor, float]:
+def _search_by_faiss(rows: Tensor, k: int) -> tuple[Tensor, float]:
     """Inverted lists, of which enough are read to find 95 % of the exact neighbors of 256 rows."""
     import faiss
 
-    n, (_, width), device = len(rows), rows[:1].shape, rows[:1].device
+    (n, width), device = rows.shape, rows.device
     lists = max(1, min(int(4 * math.sqrt(n)), n // 40))
     index: Any = faiss.index_factory(width, f"IVF{lists},Flat", faiss.METRIC_INNER_PRODUCT)
     spread = torch.linspace(0, n - 1, min(n, 64 * lists), device=device).long()
@@ -188,7 +172,7 @@ def _search_by_faiss(rows: _UnitRows, k: int) -> tuple[Tensor, float]:
     return torch.cat([_ask_faiss(index, rows, part, k)[0] for part in parts]), recall
 
 
-def _ask_faiss(index: Any, rows: _UnitRows, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _ask_faiss(index: Any, rows: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """`_nearest_exactly` by a faiss index, asking for more while duplicates crowd out neighbors."""
     q = rows[queries].cpu().numpy()
     ask = min(2 * k + 2, index.ntotal)

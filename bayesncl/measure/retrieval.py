@@ -8,7 +8,6 @@ whose kept part is zero ties with everything and scores the share of its class.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -120,7 +119,7 @@ def relevance(
               for name in ("sound", "paper")}
     for part in _query_blocks(len(asked), classes, device):
         own = torch.from_numpy(asked[part]).to(device)
-        plain = rows[own if isinstance(rows, Tensor) else asked[part]]
+        plain = rows[asked[part]]
         q = plain if weights is None else plain * weights
         # two more than needed: one for the query in the paper's list, one to see ties go on
         value, index = search(q, rows, min(depth + 2, n - 1), own)
@@ -130,7 +129,7 @@ def relevance(
         size, hits = equal.sum(2), torch.einsum("qij,lqj->lqi", equal, match)  # of each rank's tie
         open_end = (value[:, -2:-1] == last).squeeze(1).nonzero().squeeze(1)
         if value.shape[1] < n - 1 and len(open_end):  # their last tie may go on beyond the list
-            args = q[open_end if isinstance(q, Tensor) else open_end.numpy()], rows, last[open_end]
+            args = q[open_end.cpu().numpy()], rows, last[open_end]
             tied = value[open_end] == last[open_end]
             for i, each in enumerate(labels):
                 counts = _count_ties(*args, each, classes, own[open_end])
@@ -144,7 +143,7 @@ def relevance(
 
 
 def _query_blocks(count: int, classes: int, device: torch.device) -> Iterator[slice]:
-    step = QUERIES_PER_BLOCK.get(device.type, QUERIES_PER_BLOCK["cpu"])
+    step = QUERIES_PER_BLOCK[device.type]
     step = max(1, min(step, MAX_VOTES // classes))
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
@@ -168,13 +167,6 @@ def _put_back(value: Tensor, size: Tensor, hits: Tensor, self_value: Tensor) -> 
     own = torch.where(joined.any(1, keepdim=True), tied, 1.0)
     order = torch.cat([value, self_value], 1).argsort(dim=1, descending=True, stable=True)
     return torch.cat([hits / size, own], 2).gather(2, order.expand(len(hits), -1, -1))
-
-
-def knn_accuracy(
-    features: Array, labels: Array, queries: Array, query_labels: Array, **options: Any
-) -> float:
-    """`knn_accuracies` for one labeling."""
-    return knn_accuracies(features, [labels], queries, query_labels, **options)[0]
 
 
 def knn_accuracies(

@@ -1,4 +1,4 @@
-"""Codes [N, D], dense or scipy sparse: at unit length, in blocks of rows or columns, sorted.
+"""Codes [N, D]: at unit length, in blocks of rows or columns, sorted.
 
 A dimension fires on an image where its |z|, in a row of unit length, exceeds ACTIVE.
 """
@@ -6,7 +6,6 @@ A dimension fires on an image where its |z|, in a row of unit length, exceeds AC
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -18,24 +17,17 @@ from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_features
 from bayesncl.method.losses import ACTIVE, unit_rows
 
-Codes = Any  # numpy [N, D] or a scipy CSR array of that shape
 ENTRIES_PER_BLOCK = 2**22  # sums are float32 within a block, float64 over blocks
 CACHED = 2**17  # entries per block where rows do not depend on each other
 UNIT_TOLERANCE = 1e-6  # rows this close to unit length are left unchanged
 
 
-def as_codes(z: Array) -> Codes:
-    """Numpy, torch or scipy sparse codes as a numpy array or a canonical CSR array of floats."""
-    if not sp.issparse(z):
-        return as_features(z)
-    if 0 in z.shape:
-        raise InputError(f"features are empty: shape {list(z.shape)}")
-    z = sp.csr_array(z, copy=not z.has_canonical_format if z.format == "csr" else False)
-    z.sum_duplicates()
-    return z if z.dtype in (np.float32, np.float64) else z.astype(np.float64)
+def as_codes(z: Array) -> np.ndarray:
+    """Numpy, torch or scipy sparse codes as a dense array of floats."""
+    return as_features(z.toarray() if sp.issparse(z) else z)
 
 
-def blocks(z: Codes, entries: int | None = None) -> Iterator[tuple[slice, Tensor]]:
+def blocks(z: np.ndarray, entries: int | None = None) -> Iterator[tuple[slice, Tensor]]:
     """Slices of rows, and these rows as dense float32 (float64 where the codes are)."""
     step = max(1, (entries or ENTRIES_PER_BLOCK) // z.shape[1])
     for start in range(0, z.shape[0], step):
@@ -43,14 +35,13 @@ def blocks(z: Codes, entries: int | None = None) -> Iterator[tuple[slice, Tensor
         yield part, as_tensor(z[part])
 
 
-def as_tensor(rows: Codes) -> Tensor:
-    """Rows as a dense tensor of float32, or float64 where they are."""
-    rows = rows.toarray() if sp.issparse(rows) else rows
+def as_tensor(rows: np.ndarray) -> Tensor:
+    """Rows as a tensor of float32, or float64 where they are."""
     tensor = torch.from_numpy(np.require(rows, requirements=["C", "W"]))  # copies a read-only map
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def lengths(z: Codes) -> np.ndarray:
+def lengths(z: np.ndarray) -> np.ndarray:
     """Length of each row [N]; raises InputError where one is not finite."""
     parts = [torch.linalg.vector_norm(block, dim=1).numpy() for _, block in blocks(z, CACHED)]
     length = np.concatenate(parts)
@@ -60,16 +51,12 @@ def lengths(z: Codes) -> np.ndarray:
     return length
 
 
-def unit_codes(z: Array) -> Codes:
+def unit_codes(z: Array) -> np.ndarray:
     """Codes with rows at unit length; zero rows stay zero. Codes of unit length are not copied."""
     z = as_codes(z)
     length = lengths(z)
     if (np.abs(length - 1)[length > 0] <= UNIT_TOLERANCE).all():
         return z
-    if sp.issparse(z):
-        inverse = np.divide(1, length, out=np.zeros_like(length), where=length > 0)
-        data = (z.data * np.repeat(inverse, np.diff(z.indptr))).astype(z.dtype)
-        return sp.csr_array((data, z.indices, z.indptr), shape=z.shape)
     result = np.empty(z.shape, np.float64 if z.dtype == np.float64 else np.float32)
     for part, block in blocks(z, CACHED):
         result[part] = unit_rows(block).numpy()
@@ -96,11 +83,10 @@ def fired(z: Array) -> sp.csr_array:
 def column_blocks(z: Array) -> Iterator[tuple[slice, Tensor]]:
     """Blocks of columns [columns, N]: |z| of rows at unit length, 0 where it does not fire."""
     z = unit_codes(z)
-    columns = z.tocsc() if sp.issparse(z) else z
     step = max(1, ENTRIES_PER_BLOCK // z.shape[0])
     for start in range(0, z.shape[1], step):
         part = slice(start, min(start + step, z.shape[1]))
-        size = as_tensor(columns[:, part]).abs().float()
+        size = as_tensor(z[:, part]).abs().float()
         yield part, F.threshold(size, ACTIVE, 0.0).T.contiguous()
 
 

@@ -8,39 +8,30 @@ from scipy.optimize import linear_sum_assignment
 from bayesncl.errors import InputError
 from bayesncl.inputs import Array
 from bayesncl.measure.dimensions import mean
-from bayesncl.measure.rows import ENTRIES_PER_BLOCK, Codes, as_tensor, drop_silent, unit_codes
+from bayesncl.measure.rows import ENTRIES_PER_BLOCK, as_tensor, drop_silent, unit_codes
 
 SAME = 0.7  # cosine from which two columns count as the same dimension
 
 
-def match(a: Array, b: Array) -> tuple[np.ndarray, tuple[int, int]]:
+def match_columns(a: Array, b: Array) -> tuple[np.ndarray, np.ndarray, list[int]]:
     """Match the columns of a [N, D] and b [N, E] by the Hungarian method on |cosine|.
 
     Rows are normalized first. The sign does not count: a flipped axis is the same axis. Returns the
-    cosines of the pairs, in the order of the columns of a, and how many columns of each fire.
+    partner of each column of a, int64 [D], and their |cosine| [D] (-1 and 0 without a partner), and
+    how many columns of a and b fire.
     """
     a, b = unit_codes(a), unit_codes(b)
-    if a.shape[0] != b.shape[0]:
-        raise InputError(f"codes of {a.shape[0]} and {b.shape[0]} images, expected the same images")
-    cosine, _ = _cosines(a, b)
-    pairs = linear_sum_assignment(cosine, maximize=True)
-    return cosine[pairs].astype(np.float64), cosine.shape
-
-
-def match_columns(a: Array, b: Array) -> tuple[np.ndarray, np.ndarray]:
-    """The column of b that `match` gives to each column of a, int64 [D], and |cosine| [D].
-
-    -1 and 0 where a column has no partner.
-    """
-    cosine, live = _cosines(unit_codes(a), unit_codes(b))
+    if len(a) != len(b):
+        raise InputError(f"codes of {len(a)} and {len(b)} images, expected the same images")
+    cosine, live = _cosines(a, b)
     rows, columns = linear_sum_assignment(cosine, maximize=True)
     partner, similarity = np.full(a.shape[1], -1), np.zeros(a.shape[1])
     partner[live[0][rows]] = live[1][columns]
     similarity[live[0][rows]] = cosine[rows, columns]
-    return partner, similarity
+    return partner, similarity, [len(each) for each in live]
 
 
-def _cosines(a: Codes, b: Codes) -> tuple[np.ndarray, list[np.ndarray]]:
+def _cosines(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
     """|cosine| between the columns that fire, float32, and the indices of these columns."""
     product = np.zeros((a.shape[1], b.shape[1]), np.float32)
     squares = [np.zeros(a.shape[1]), np.zeros(b.shape[1])]
@@ -64,7 +55,8 @@ def summary(
     `share_same` and `unmatched` are of the live columns of the richer code. `control`, the codes of
     two untrained heads, adds the same figures as `_control`.
     """
-    cosine, live = match(a, b)
+    partner, cosine, live = match_columns(a, b)
+    cosine = cosine[partner >= 0]
     result = {
         "mean_cosine": mean(cosine),
         "share_same": float((cosine > SAME).sum() / max(live)) if max(live) else None,

@@ -18,9 +18,10 @@ from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_labels, as_numpy
 from bayesncl.measure.counts import MIN_SUPPORT
 from bayesncl.measure.dimensions import OWNED_RECALL, largest_share, mean, owned_classes
+from bayesncl.measure.neighbors import as_rows
 from bayesncl.measure.probe import choose_penalty, expected_chance, fit, logits
 from bayesncl.measure.retrieval import precision, relevance
-from bayesncl.measure.rows import Codes, as_codes, blocks, column_blocks, unit_codes
+from bayesncl.measure.rows import as_codes, blocks, column_blocks, unit_codes
 from bayesncl.method.losses import ACTIVE
 
 KS = (1, 2, 5, 10)
@@ -30,14 +31,14 @@ PROBE_ROWS = 20_000  # training rows of the probe at most
 PROBE_STEPS = 40  # of L-BFGS
 
 
-def strongest(z: Codes, k: int) -> tuple[np.ndarray, np.ndarray]:
+def strongest(z: Array, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Columns [N, min(k, D)] of each row's k largest |entries|, and these entries, signed.
 
     The strongest comes first, of equal entries the one with the lower column.
     """
     if k < 1:
         raise InputError(f"at least one dimension must be kept, got k = {k}")
-    parts = [_strongest(block.to(find_device()), k) for _, block in blocks(z)]
+    parts = [_strongest(block.to(find_device()), k) for _, block in blocks(as_codes(z))]
     columns, values = (torch.cat(both).cpu().numpy() for both in zip(*parts))
     return columns, values
 
@@ -111,14 +112,8 @@ def kept_precision(
     codes = sp.csr_array(kept.tocsc()[:, live].astype(np.float64))
     length = np.sqrt(codes.power(2).sum(1))  # 1 but for rounding, which would break ties
     codes.data /= np.repeat(length, np.diff(codes.indptr))
-    found = relevance(_on_device(codes), labelings, k, queries=queries)["sound"]
+    found = relevance(as_rows(codes), labelings, k, queries=queries)["sound"]
     return [precision(each, (k,))[k] for each in found]
-
-
-def _on_device(x: sp.csr_array) -> Any:
-    """Rows for products: sparse on a CPU, dense on a GPU."""
-    device = find_device()
-    return x if device.type == "cpu" else torch.from_numpy(x.toarray()).to(device)
 
 
 def probe(
@@ -137,7 +132,7 @@ def probe(
     deviation = np.sqrt(np.maximum(np.asarray(x.power(2).mean(0)).ravel() - center**2, 0))
     scale = np.divide(1, deviation, out=np.zeros_like(deviation), where=deviation > 0)
     scaled = ((rows @ sp.diags_array(scale)).tocsr() for rows in (x, test.astype(np.float32)))
-    x, x_test = (_on_device(rows) for rows in scaled)
+    x, x_test = (as_rows(rows) for rows in scaled)
     held_out = max(1, len(order) // 5)
     start = torch.zeros(x.shape[1] + 1, len(names), device=find_device())
     rest, out = ((x[rows], y[rows]) for rows in (slice(held_out, None), slice(held_out)))

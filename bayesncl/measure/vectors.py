@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from scipy import sparse
+from sklearn.preprocessing import normalize
 
-from bayesncl.measure.neighbors import QUERIES_PER_BLOCK, search
-from bayesncl.measure.rows import unit_codes
+from bayesncl.measure.neighbors import QUERIES_PER_BLOCK, as_rows, search
 from bayesncl.measure.topk import strongest
 
 SCALE = 32767  # unit-length features are stored as int16
@@ -39,7 +39,7 @@ def row_numbers(x: sparse.csr_array) -> np.ndarray:
 
 def columns_of(x: sparse.csr_array) -> sparse.csr_array:
     """The columns of x as rows [D, N] of unit length."""
-    return unit_codes(sparse.csr_array(x.T))
+    return sparse.csr_array(normalize(x.T.tocsr()))
 
 
 def mask_rows(x: sparse.csr_array, keep: np.ndarray) -> sparse.csr_array:
@@ -47,7 +47,7 @@ def mask_rows(x: sparse.csr_array, keep: np.ndarray) -> sparse.csr_array:
     data = x.data * keep[row_numbers(x), x.indices]
     kept = sparse.csr_array((data, x.indices.copy(), x.indptr.copy()), shape=x.shape)
     kept.eliminate_zeros()
-    return unit_codes(kept)
+    return sparse.csr_array(normalize(kept))
 
 
 def sparsify(
@@ -81,11 +81,15 @@ def nearest_rows(
 
     They are those with the other rows of x, or with the rows of `other`.
     """
-    y = x if other is None else other
+    y = as_rows(x if other is None else other)
+    q = x if sparse.issparse(y) else torch.from_numpy(x.toarray()).to(y.device)
     count = min(count, y.shape[0] - (other is None))
     parts = torch.arange(x.shape[0]).split(QUERIES_PER_BLOCK["cpu"])
-    found = [search(x[p.numpy()], y, count, p if other is None else None) for p in parts]
-    value, index = (torch.cat(each).numpy() for each in zip(*found))
+    found = []
+    for part in parts:
+        own = None if other is not None else part if q is x else part.to(q.device)
+        found.append(search(q[part.numpy()], y, count, own))
+    value, index = (torch.cat(each).cpu().numpy() for each in zip(*found))
     return index, value
 
 

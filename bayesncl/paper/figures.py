@@ -8,6 +8,7 @@ from typing import Any
 
 from bayesncl.data import DATASETS
 from bayesncl.data.images import Images
+from bayesncl.measure.counts import MIN_SUPPORT
 from bayesncl.paper import ledger
 from bayesncl.paper.cells import Entries, Line, lines_of, mean
 from bayesncl.paper.experiments import MAIN, Experiment, paper
@@ -56,23 +57,22 @@ def draw_support(lines: list[Line], path: Path) -> Path:
             by_support = entry["measures"]["curves"]["consistency_by_support"]
             points = [(int(s), share) for s, share in by_support.items() if share is not None]
             curves.append(Curve(i, points, name if j == 0 else None))
-    return plots.plot_support(curves, path)
+    x, mark = "minimum support of a dimension (test images)", f"sound: {MIN_SUPPORT}"
+    options: Any = {"log": True, "mark": (MIN_SUPPORT, mark)}
+    return plots.plot_curves(curves, path, x, "consistency (%)", **options)
 
 
 def draw_retrieval(lines: list[Line], path: Path) -> Path:
     """Precision over the number of kept dimensions."""
     k = DATASETS[lines[0].row.dataset].paper_k
     curves = curves_of(lines, "K", f"p@{k}")
-    return plots.plot_published(
-        curves, path, "dimensions kept, K", f"retrieval precision at {k} (%)"
-    )
+    return plots.plot_curves(curves, path, "dimensions kept, K", f"retrieval precision at {k} (%)")
 
 
 def draw_dimensions(lines: list[Line], path: Path) -> Path:
     """Consistency over the feature dimension, by both definitions."""
-    widths = sorted({int(line.row.axes["dim"]) for line in lines})
     curves = curves_of(lines, "dim", "consistency", sound=True)
-    return plots.plot_published(curves, path, "feature dimensions, D", "consistency (%)", widths)
+    return plots.plot_curves(curves, path, "feature dimensions, D", "consistency (%)", log=True)
 
 
 def draw_tradeoff(lines: list[Line], path: Path) -> Path:

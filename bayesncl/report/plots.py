@@ -15,7 +15,6 @@ import numpy as np
 from matplotlib import get_data_path, rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from bayesncl.errors import InputError
@@ -38,6 +37,8 @@ CORRELATIONS = {
     "af_sc": "frequency and\nconsistency",
     "gv_sc": "gradient variance\nand consistency",
 }
+MAX_TICKS = 8
+MAX_MARKERS = 50  # points of a curve with markers
 TILE, GAP = 64, 2  # pixels of an image on a sheet, and between images
 
 
@@ -63,22 +64,32 @@ def draw_figures(runs: Mapping[str, tuple[Path, Result]], out: Path) -> list[Pat
     chance = first.chance["retrieval"]["sound"]["all"][str(k)]
     shares = {name: (c["support"], c["consistency"]) for name, c in columns.items()}
     entropies = {name: c["entropy_freq"] for name, c in columns.items()}
-    precision = {name: result.by_dims(k) for name, result in results.items()}
-    thresholds = {name: result.by_threshold() for name, result in results.items()}
+    precision = {name: sorted(result.by_dims(k).items()) for name, result in results.items()}
+    thresholds = {name: list(zip(*result.by_threshold())) for name, result in results.items()}
+    per_image = "active dimensions per image, L0"
     written = [
         plot_consistency(shares, out / "consistency.png"),
         plot_entropy(entropies, out / "entropy.png", classes),
-        plot_retrieval(precision, out / "retrieval.png", k, chance),
-        plot_thresholds(thresholds, out / "thresholds.png"),
-    ]
+        plot_curves(
+            as_curves(precision), out / "retrieval.png", "dimensions", f"precision@{k} (%)",
+            chance=chance,
+        ),
+        plot_curves(
+            as_curves(thresholds), out / "thresholds.png", per_image, "consistency (%)",
+            log=True, descending=True,
+        ),
+    ]  # fmt: skip
     conflict = {}
     for name, result in results.items():
         for kind in ("z", "gated") if result.gates else ("gated",):
             if result.conflict:
+                error = -np.sort(-as_array(result.conflict[kind]["by_dimension"]))
                 title = f"{name}, gated" if kind == "gated" and result.gates else name
-                conflict[title] = as_array(result.conflict[kind]["by_dimension"])
-    if conflict:
-        written.append(plot_conflict(conflict, out / "conflict.png"))
+                conflict[f"{title}: {error.sum():.3g} in total"] = list(enumerate(error, 1))
+    if conflict:  # the dimensions of two models do not correspond, so errors are sorted
+        sorted_by = "dimensions, largest error first"
+        where = out / "conflict.png", sorted_by, "background-induced error"
+        written.append(plot_curves(as_curves(conflict), *where))
     rows = {name: RunFolder(folder).metrics("dynamics") for name, (folder, _) in runs.items()}
     if any(rows.values()):
         rows = {name: lines for name, lines in rows.items() if lines}
@@ -93,7 +104,7 @@ def plot_consistency(runs: Mapping[str, tuple[np.ndarray, np.ndarray]], path: st
         x, y = support[support > 0], consistency[support > 0]
         axes.scatter(x, y, s=14, **_look(i), alpha=0.6, linewidths=0, label=name)
     _mark(axes, MIN_SUPPORT, f"support {MIN_SUPPORT}", left=False)
-    _log_scale(axes, (1.0,))
+    _log_scale(axes, np.concatenate([s[s > 0] for s, _ in runs.values()]).tolist())
     axes.set_ylim(0, 103)
     return _save(figure, path, axes)
 
@@ -109,19 +120,32 @@ def plot_entropy(runs: Mapping[str, np.ndarray], path: str | Path, classes: int)
         axes.stairs(counts, edges, color=_color(i), fill=True, alpha=0.12)
     _mark(axes, top, f"log {classes}", left=True)
     axes.set_xlim(0, top * 1.02)
-    return _save(figure, path, axes, zero=True)
+    axes.set_ylim(bottom=0)
+    return _save(figure, path, axes)
 
 
-def plot_retrieval(
-    runs: Mapping[str, Mapping[int, float]], path: str | Path, k: int, chance: float
-) -> Path:
-    """Precision@k (percent) against the number of dimensions, and with shuffled labels."""
-    figure, axes = _axes(runs, "dimensions", f"precision@{k} (%)")
-    for i, (name, curve) in enumerate(runs.items()):
-        dims = sorted(curve)
-        _line(axes, i, dims, [curve[d] for d in dims], name)
-    axes.axhline(chance, color="0.4", linestyle=":", linewidth=1, label="labels shuffled")
-    return _save(figure, path, axes, zero=True)
+def as_curves(runs: Mapping[str, Sequence[tuple[Any, Any]]]) -> list[Curve]:
+    """One curve per run."""
+    return [Curve(i, points, name) for i, (name, points) in enumerate(runs.items())]
+
+
+def plot_curves(
+    curves: Sequence[Curve], path: Path, x: str, y: str, *, log: bool = False,
+    descending: bool = False, chance: float | None = None, mark: tuple[float, str] | None = None,
+) -> Path:  # fmt: skip
+    """Curves over a linear or logarithmic x axis, with a chance level and a marked x."""
+    figure, axes = _axes(curves, x, y)
+    _draw(axes, curves)
+    if chance is not None:
+        axes.axhline(chance, color="0.4", linestyle=":", linewidth=1, label="labels shuffled")
+    if log:
+        _log_scale(axes, [point[0] for curve in curves for point in curve.points])
+    if mark is not None:
+        _mark(axes, *mark, left=False)
+    if descending:
+        axes.invert_xaxis()
+    axes.set_ylim(bottom=min(0.0, axes.dataLim.y0))
+    return _save(figure, path, axes)
 
 
 def plot_dynamics(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path) -> Path:
@@ -132,60 +156,14 @@ def plot_dynamics(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: str | P
         axes.axhline(0, color="0.7", linewidth=0.8)
         for i, (name, rows) in enumerate(runs.items()):
             epochs = [row["epoch"] for row in rows]
-            _line(axes, i, epochs, as_array(row["sound"][key] for row in rows), name)
+            points = zip(epochs, as_array(row["sound"][key] for row in rows))
+            _draw(axes, [Curve(i, list(points), name)])
             if key != "af_gv":  # frequency and variance do not depend on labels
                 chance = as_array(row["chance"][key] for row in rows)
                 axes.plot(epochs, chance, color=_color(i), linestyle=":", linewidth=1.2)
     panels[0].set_ylabel("Spearman correlation")
     panels[1].plot([], [], color="0.4", linestyle=":", linewidth=1.2, label="labels shuffled")
-    return _save_below(figure, path, panels[1], most=len(runs) + 1)
-
-
-def plot_conflict(runs: Mapping[str, np.ndarray], path: str | Path) -> Path:
-    """Background-induced error [D], sorted: the dimensions of two models do not correspond."""
-    figure, axes = _axes(runs, "dimensions, largest error first", "background-induced error")
-    for i, (name, error) in enumerate(runs.items()):
-        values = -np.sort(-error)
-        x, label = np.arange(1, len(values) + 1), f"{name}: {values.sum():.3g} in total"
-        axes.plot(x, values, color=_color(i), linewidth=1.4, label=label)
-        axes.fill_between(x, values, color=_color(i), alpha=0.12, linewidth=0)
-    axes.axhline(0, color="0.7", linewidth=0.8)
-    return _save(figure, path, axes)
-
-
-def plot_thresholds(runs: Mapping[str, tuple[np.ndarray, np.ndarray]], path: str | Path) -> Path:
-    """Consistency [T] against active dimensions per image [T], over activation thresholds."""
-    figure, axes = _axes(runs, "active dimensions per image, L0", "consistency (%)")
-    for i, (name, (active, consistency)) in enumerate(runs.items()):
-        _line(axes, i, active, consistency, name)
-    _log_scale(axes, (1.0, 2.0, 5.0))
-    axes.invert_xaxis()
-    return _save(figure, path, axes, zero=True)
-
-
-def plot_support(curves: Sequence[Curve], path: Path) -> Path:
-    """Consistency over the dimensions that fire on at least s images, against s."""
-    figure, axes = _axes(curves, "minimum support of a dimension (test images)", "consistency (%)")
-    _draw(axes, curves)
-    axes.set_xscale("log")
-    axes.set_xticks([1, 2, 5, 10, 20, 50, 100], ["1", "2", "5", "10", "20", "50", "100"])
-    axes.minorticks_off()
-    _mark(axes, MIN_SUPPORT, f"sound: {MIN_SUPPORT}", left=False)
-    axes.set_ylim(bottom=0)
-    return _save_below(figure, path, axes)
-
-
-def plot_published(
-    curves: Sequence[Curve], path: Path, x: str, y: str, doubling: Sequence[int] = ()
-) -> Path:
-    """Published values and ours; `doubling` are the ticks of a logarithmic x axis."""
-    figure, axes = _axes(curves, x, y)
-    _draw(axes, curves)
-    axes.set_ylim(bottom=0)
-    if doubling:
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(doubling, [str(tick) for tick in doubling])
-    return _save_below(figure, path, axes)
+    return _save(figure, path, panels[1], most=len(runs) + 1)
 
 
 def plot_tradeoff(
@@ -203,7 +181,7 @@ def plot_tradeoff(
                 where = {"textcoords": "offset points", "fontsize": 7}
                 axes.annotate(text, point, offset, color=color, **where)  # type: ignore[arg-type]
     every[0].set_ylabel("probe accuracy (%)")
-    return _save_below(figure, path, every[0])
+    return _save(figure, path, every[0])
 
 
 def plot_sheet(rows: Mapping[str, Sequence[np.ndarray]], path: Path) -> Path:
@@ -237,11 +215,15 @@ def _axes(runs: Any, x: str, y: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _log_scale(axes: Axes, ticks: tuple[float, ...]) -> None:
+def _log_scale(axes: Axes, x: Sequence[float]) -> None:
+    """A logarithmic x axis with a tick at each value, or at 1, 2, 5, 10, ... if these are many."""
+    ticks = sorted(set(x))
+    if len(ticks) > MAX_TICKS:
+        steps = (m * 10.0**e for e in range(-2, 6) for m in (1, 2, 5))
+        ticks = [tick for tick in steps if ticks[0] <= tick <= ticks[-1]]
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=ticks))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xticks(ticks, [f"{tick:,g}" for tick in ticks])
+    axes.minorticks_off()
 
 
 def _mark(axes: Axes, x: float, text: str, left: bool) -> None:
@@ -252,15 +234,11 @@ def _mark(axes: Axes, x: float, text: str, left: bool) -> None:
     axes.annotate(text, at, beside, *where, ha=side, color="0.35", fontsize=8)
 
 
-def _line(axes: Axes, i: int, x: Any, y: Any, name: str) -> None:
-    axes.plot(x, y, **_look(i), markersize=4, linewidth=1.6, label=name)
-
-
 def _draw(axes: Axes, curves: Sequence[Curve]) -> None:
     for curve in curves:
         x, y = zip(*curve.points) if curve.points else ((), ())
         look: dict[str, Any] = _look(curve.color)
-        look |= {"markersize": 3} if curve.style == "--" else {"markersize": 6}
+        look |= {"markersize": 3 if curve.style == "--" else 6 * (len(x) <= MAX_MARKERS)}
         look["markerfacecolor"] = "white" if curve.style == ":" else look["color"]
         axes.plot(x, y, linewidth=1.5, linestyle=curve.style, label=curve.name, **look)
 
@@ -273,15 +251,7 @@ def _look(i: int) -> dict[str, Any]:
     return {"color": _color(i), "marker": MARKERS[i % len(MARKERS)]}
 
 
-def _save(figure: Figure, path: str | Path, axes: Axes, zero: bool = False) -> Path:
-    if zero:
-        axes.set_ylim(bottom=0)
-    with rc_context(STYLE):
-        axes.legend()
-    return _write(figure.savefig, path)
-
-
-def _save_below(figure: Figure, path: str | Path, axes: Axes, most: int = 3) -> Path:
+def _save(figure: Figure, path: str | Path, axes: Axes, most: int = 3) -> Path:
     """Save with the legend below the figure, in at most `most` columns."""
     handles, names = axes.get_legend_handles_labels()
     with rc_context(STYLE):

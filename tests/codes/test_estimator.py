@@ -22,6 +22,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 import bayesncl
+from bayesncl import inputs
 from bayesncl.codes import estimator, preprocess
 from bayesncl.codes.estimator import (
     ReadableCodes,
@@ -130,9 +131,18 @@ def test_rows_on_disk_give_the_same_codes(monkeypatch: pytest.MonkeyPatch, tmp_p
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     expected = make_codes(max_iter=30, batch_size=48).fit_transform(x)
     monkeypatch.setattr(preprocess, "BYTES_PER_BLOCK", 8 * 20 * 64)
-    monkeypatch.setattr(preprocess, "free_memory", lambda device: 0)
     model = make_codes(max_iter=30, batch_size=48).fit(mapped)
     np.testing.assert_allclose(model.transform(x), expected, atol=1e-5)
+
+
+def test_more_rows_than_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Some rows of a large memory map are read; all of them are refused."""
+    np.save(tmp_path / "x.npy", make_rows(400))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    monkeypatch.setattr(inputs, "physical_memory", lambda: 4 * 400 * 20)
+    with pytest.raises(InputError, match="max_samples"):
+        make_codes().fit(mapped)
+    assert make_codes(max_samples=100).fit(mapped).transform(mapped).shape == (400, 8)
 
 
 def test_row_lengths_and_offsets_do_not_matter() -> None:

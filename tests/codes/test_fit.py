@@ -150,16 +150,6 @@ def test_changed_encoder_embeds_again(
         assert len(embedded) == count
 
 
-def test_fresh_embeds_again(run, tmp_path: Path, embedded: list[str]) -> None:
-    draw_folder(tmp_path / "p")
-    options = fit_module.Options(n_components=4, encoder=Request(NET), fresh=True)
-    for _ in range(2):
-        embedded.clear()
-        display = fit_module.Display(quiet=True)
-        fit_module.fit(tmp_path / "p", tmp_path / "codes", options, "cpu", display)
-        assert len(embedded) == 24
-
-
 def test_broken_and_other_files(run, tmp_path: Path) -> None:
     pictures = draw_folder(tmp_path / "pictures", classes=())
     (pictures / "broken.jpg").write_bytes(b"\xff\xd8 no")
@@ -293,14 +283,18 @@ def test_run_as_source(run, trained: Path, monkeypatch: pytest.MonkeyPatch) -> N
     x, count = folder.embeddings().copy(), []
     folder.embeddings_file.write_bytes(folder.embeddings_file.read_bytes()[:-8])
     monkeypatch.setattr(fit_module, "IMAGES_PER_BATCH", 20)
-    real = photos.Log.append
-    monkeypatch.setattr(photos.Log, "append", lambda *args: (count.append(1), real(*args)))
-    with monkeypatch.context() as patch:
-        patch.setattr(fit_module, "find_fitted", stop)
-        patch.setattr(photos.Log, "append", lambda *a: stop() if len(a[0].lines) > 50 else real(*a))
-        assert run(*command).status == 130
+    monkeypatch.setattr(photos, "LOG_SECONDS", 0)
+    real = photos.EmbeddingCache._write_part
+
+    def write(*args):
+        stop() if len(count) == 3 else real(*args)
+        count.append(1)
+
+    monkeypatch.setattr(photos.EmbeddingCache, "_write_part", write)
+    assert run(*command).status == 130
+    count += [1]
     assert run(*command).status == 0
-    assert len(count) == 5  # the first 60 images were in the log
+    assert len(count) == 4 + 5  # the first 60 images were in the log
     np.testing.assert_allclose(folder.embeddings(), x, atol=1e-5)
 
 
@@ -310,10 +304,10 @@ def test_code_runs_only_when_named(run, tmp_path: Path) -> None:
     for words in (["embed", "codes", "pictures"], ["fit", "pictures", "-o", "codes"]):
         refused(run(*words, "--quiet"), "which is code")
     refused(run("embed", "codes", "pictures", "--encoder", "json:loads", "--quiet"), "code")
-    about = json.loads(Path("codes/codes.json").read_text())
     (tmp_path / "evil.py").write_text("open('ran', 'w')")
-    about["encoder"]["spec"] = "evil:make"
-    Path("codes/codes.json").write_text(json.dumps(about))
+    about = CodesFolder("codes").about()
+    about.encoder["spec"] = "evil:make"
+    Path("codes/codes.json").write_text(about.to_json())
     refused(run("embed", "codes", "pictures", "--quiet"), "evil:make")
     with pytest.raises(InputError, match="which is code"):
         bayesncl.load("codes").encode(tmp_path / "pictures/ant/00.png")

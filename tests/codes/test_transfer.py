@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ from bayesncl.codes.estimator import ReadableCodes
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.names import Annotations, Entry, write_names
 from bayesncl.codes.transfer import transfer_names
-from bayesncl.measure.stability import match_columns
 
 RNG = np.random.default_rng(0)
 ANN = Entry("red", author="Ann", time="2026-01-01")
@@ -24,18 +22,6 @@ def blobs(n: int, classes: int = 4) -> np.ndarray:
     rng = np.random.default_rng(1)
     centers = rng.normal(0, 1, (classes, 24))
     return (centers[np.arange(n) % classes] + 0.2 * rng.normal(0, 1, (n, 24))).astype(np.float32)
-
-
-def test_match_columns_against_all_permutations() -> None:
-    a, b = RNG.random((40, 4)), RNG.random((40, 5))
-    a[:, 2] = 0  # never fires
-    partner, cosine = match_columns(a, b)
-    ua, ub = (z / np.linalg.norm(z, axis=1, keepdims=True) for z in (a, b))
-    table = [[x @ y / np.linalg.norm(x) / np.linalg.norm(y) for y in ub.T] for x in ua.T[[0, 1, 3]]]
-    best = max(permutations(range(5), 3), key=lambda p: sum(row[j] for row, j in zip(table, p)))
-    assert partner[[0, 1, 3]].tolist() == list(best) and partner[2] == -1 and cosine[2] == 0
-    expected = [row[j] for row, j in zip(table, best)]
-    np.testing.assert_allclose(cosine[[0, 1, 3]], expected, atol=1e-6)
 
 
 def test_doubtful_names_are_listed_and_not_moved() -> None:

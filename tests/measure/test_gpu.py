@@ -26,7 +26,7 @@ def test_retrieval_and_knn(monkeypatch: pytest.MonkeyPatch) -> None:
     for visible in (True, False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda visible=visible: visible)
         relevance = retrieval.relevance(retrieval.prepare(z, columns), [y], 10)
-        accuracy = retrieval.knn_accuracy(z[:-500], y[:-500], z[-500:], y[-500:])
+        accuracy = retrieval.knn_accuracies(z[:-500], [y[:-500]], z[-500:], y[-500:])
         found.append([relevance["sound"], relevance["paper"], np.array(accuracy)])
     for gpu, cpu in zip(*found):
         np.testing.assert_allclose(gpu, cpu, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Nearest rows against brute force; duplicates, small sets, rows out of memory, faiss."""
+"""Nearest rows against brute force; duplicates, small sets, faiss."""
 
 from __future__ import annotations
 
@@ -69,29 +69,6 @@ def test_largest_is_topk(width: int, k: int) -> None:
     value, place = largest(s, k)
     assert torch.equal(value, s.topk(k, 1).values)
     assert torch.equal(place, s.topk(k, 1).indices)
-
-
-class Reader:
-    """Rows that are not a tensor."""
-
-    def __init__(self, x: Tensor) -> None:
-        self.x, self.most = x, 0
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, index: slice | Tensor) -> Tensor:
-        found = self.x[index]
-        self.most = max(self.most, len(found))
-        return found
-
-
-def test_rows_are_read_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(neighbors.ROWS_PER_BLOCK, "cpu", 50)
-    monkeypatch.setitem(neighbors.QUERIES_PER_BLOCK, "cpu", 20)
-    reader = Reader(torch.from_numpy(rows_of(200)).float())
-    assert nearest(reader, 3)[0].tolist() == brute(rows_of(200), 3)
-    assert reader.most <= 50
 
 
 def test_many_rows_without_faiss_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

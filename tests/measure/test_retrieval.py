@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from bayesncl.errors import InputError
 from bayesncl.measure import neighbors
 from bayesncl.measure.retrieval import (
     knn_accuracies,
-    knn_accuracy,
     prepare,
     relevance,
     retrieval,
@@ -41,6 +41,10 @@ def expected_precision(sims: np.ndarray, right: np.ndarray, places: range) -> fl
 
 @pytest.mark.parametrize("definition", ["sound", "paper"])
 @pytest.mark.parametrize("dims", [None, 5])
+def knn_accuracy(z: np.ndarray, labels: list, *others: Any, **options: Any) -> float:
+    return knn_accuracies(z, [labels], *others, **options)[0]
+
+
 def test_agrees_with_a_full_sort(definition: str, dims: int | None) -> None:
     rng = np.random.default_rng(0)
     z, labels = rng.standard_normal((150, 12)), rng.integers(0, 4, 150)

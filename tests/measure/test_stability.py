@@ -26,9 +26,9 @@ def test_the_best_of_all_permutations(signed: bool) -> None:
     u, v = unit_length(a), unit_length(b)
     table = np.array([[cosine(u[:, i], v[:, j]) for j in range(5)] for i in range(5)])
     best = max(permutations(range(5)), key=lambda p: sum(table[i, j] for i, j in enumerate(p)))
-    assert stability.match(a, b)[0] == pytest.approx(
-        [table[i, j] for i, j in enumerate(best)], abs=1e-5
-    )
+    partner, similarity, _ = stability.match_columns(a, b)
+    assert tuple(partner) == best
+    assert similarity == pytest.approx([table[i, j] for i, j in enumerate(best)], abs=1e-5)
 
 
 def test_a_permuted_code_is_the_same_and_dead_columns_have_no_partner() -> None:
@@ -37,11 +37,11 @@ def test_a_permuted_code_is_the_same_and_dead_columns_have_no_partner() -> None:
     z[:, [4, 17]] = 0
     order = rng.permutation(60)
     for a, b in ((z, z[:, order]), (sp.csr_array(z), sp.csr_array(z[:, order]))):
-        found, counted = stability.match(a, b)
+        partner, similarity, counted = stability.match_columns(a, b)
         live = np.flatnonzero(z.any(0))
-        assert counted == (len(live), len(live)) and found == pytest.approx(
-            np.ones(len(live)), abs=1e-5
-        )
+        assert counted == [len(live), len(live)]
+        np.testing.assert_allclose(similarity, z.any(0), atol=1e-5)
+        assert (order[partner[live]] == live).all() and (partner[[4, 17]] == -1).all()
     figures = stability.summary(z, z[:, live[:30]])
     assert 0.9 < figures["mean_cosine"] < 1  # rows without the other columns have other lengths
     assert figures["share_same"] == pytest.approx(30 / len(live), abs=1 / len(live))
@@ -50,9 +50,9 @@ def test_a_permuted_code_is_the_same_and_dead_columns_have_no_partner() -> None:
 
 def test_blocks_of_rows_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = np.maximum(np.random.default_rng(2).standard_normal((2, 300, 50)) - 2.4, 0)
-    whole, _ = stability.match(a, b)
+    whole = stability.match_columns(a, b)[1]
     monkeypatch.setattr(stability, "ENTRIES_PER_BLOCK", 50 * 70)
-    np.testing.assert_allclose(stability.match(a, b)[0], whole, atol=1e-5)
+    np.testing.assert_allclose(stability.match_columns(a, b)[1], whole, atol=1e-5)
 
 
 def test_control_and_empty_codes() -> None:
@@ -63,4 +63,4 @@ def test_control_and_empty_codes() -> None:
     assert found["mean_cosine"] > found["mean_cosine_control"] and found["share_same_control"] < 1
     assert stability.summary(np.zeros((9, 3)), np.zeros((9, 2)))["mean_cosine"] is None
     with pytest.raises(InputError, match="images"):
-        stability.match(z, z[:50])
+        stability.match_columns(z, z[:50])

@@ -39,7 +39,7 @@ def test_consistency(tmp_path: Path, drawn: list[Figure]) -> None:
     (axes,) = drawn[0].axes
     assert axes.collections[0].get_offsets().tolist() == [[1, 100], [20, 40], [300, 12]]
     assert axes.get_xscale() == "log"
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["NCL", "B"]
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["NCL", "B"]
     assert axes.lines[0].get_xdata()[0] == 10
 
 
@@ -51,13 +51,18 @@ def test_entropy(tmp_path: Path, drawn: list[Figure]) -> None:
     assert axes.lines[0].get_xdata()[0] == pytest.approx(np.log(10))
 
 
-def test_retrieval(tmp_path: Path, drawn: list[Figure]) -> None:
-    precision = {"NCL": {64: 20.0, 16: 10.0, 256: 25.0}}
-    check(plots.plot_retrieval(precision, tmp_path / "a.png", k=5, chance=1.0))
-    curve, chance = drawn[0].axes[0].lines
-    assert list(curve.get_xdata()) == [16, 64, 256]
-    assert list(curve.get_ydata()) == [10, 20, 25]
-    assert list(chance.get_ydata()) == [1, 1]
+def test_curves(tmp_path: Path, drawn: list[Figure]) -> None:
+    curves = plots.as_curves({"NCL": [(1, 10.0), (2, 20.0), (20, 25.0)], "B": [(1, -1.0)]})
+    options = {"log": True, "descending": True, "chance": 1.0, "mark": (10, "sound")}
+    check(plots.plot_curves(curves, tmp_path / "a.png", "x", "y", **options))
+    (axes,) = drawn[0].axes
+    curve, _, chance, mark = axes.lines
+    assert list(curve.get_xdata()) == [1, 2, 20] and list(curve.get_ydata()) == [10, 20, 25]
+    assert list(chance.get_ydata()) == [1, 1] and mark.get_xdata()[0] == 10
+    assert axes.get_xticks().tolist() == [1, 2, 20] and axes.get_xscale() == "log"
+    assert axes.xaxis_inverted() and axes.get_ylim()[0] <= -1
+    names = [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    assert names == ["NCL", "B", "labels shuffled"]
 
 
 def test_dynamics(tmp_path: Path, drawn: list[Figure]) -> None:
@@ -77,23 +82,7 @@ def test_dynamics(tmp_path: Path, drawn: list[Figure]) -> None:
     assert np.isnan(third.lines[1].get_ydata()).all()
 
 
-def test_conflict(tmp_path: Path, drawn: list[Figure]) -> None:
-    runs = {"before": np.array([0.1, 0.3, -0.1]), "after": np.array([0.05, 0.0, 0.02])}
-    check(plots.plot_conflict(runs, tmp_path / "a.png"))
-    before, after = drawn[0].axes[0].lines[:2]
-    assert list(before.get_ydata()) == [0.3, 0.1, -0.1]
-    assert list(after.get_ydata()) == [0.05, 0.02, 0.0]
-
-
-def test_thresholds(tmp_path: Path, drawn: list[Figure]) -> None:
-    runs = {"NCL": (np.array([13.7, 4.8, 1.2]), np.array([12.5, 24, 41]))}
-    check(plots.plot_thresholds(runs, tmp_path / "a.png"))
-    (axes,) = drawn[0].axes
-    assert list(axes.lines[0].get_ydata()) == [12.5, 24, 41]
-    assert axes.xaxis_inverted()
-
-
 def test_nothing_to_plot(tmp_path: Path) -> None:
-    for plot in (plots.plot_thresholds, plots.plot_dynamics):
+    for plot in (plots.plot_consistency, plots.plot_dynamics):
         with pytest.raises(InputError):
             plot({}, tmp_path / "a.png")
