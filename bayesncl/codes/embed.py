@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from bayesncl.codes.dense import dense_codes, novelty
 from bayesncl.codes.folder import PhotoCodes
 from bayesncl.codes.names import FINGERPRINT_DIGITS, find_names, read_names
 from bayesncl.codes.photos import Reason, embed_entries
+from bayesncl.codes.table import check_table, write_table
 from bayesncl.data.archive import Entry
 from bayesncl.data.decode import Square
 from bayesncl.data.folder import existing_folder, folder_classes, no_images, read_images, scan
@@ -27,13 +27,10 @@ from bayesncl.inputs import (
     COLUMNS,
     ENDINGS,
     as_features,
-    check_memory,
     factorize,
-    guard_cell,
-    import_pyarrow,
     read_embeddings,
 )
-from bayesncl.io import check_not_input, check_output_file, digest, write_atomic
+from bayesncl.io import check_not_input, check_output_file, digest, write_saved
 from bayesncl.method.encoder import Encoder
 from bayesncl.method.features import extract
 from bayesncl.method.losses import check_n_active, keep_strongest
@@ -64,18 +61,15 @@ def embed_images(
 
     An .npz contains z [N, D] and names [N]; with class subfolders also y [N] and class_names. A
     table has the columns name, label (with class subfolders), novelty (for codes) and z0, z1, ...
-    or the names that
-    people gave to the dimensions in the file `names` (default: names.json of the codes). Returns N
-    and D.
+    or the names that people gave to the dimensions in the file `names` (default: names.json of the
+    codes). Returns N and D.
     """
-    if out.suffix not in ("", *WRITERS):
-        raise InputError(f"{out}: expected a name that ends in {', '.join(WRITERS)}")
+    if out.suffix not in ("", ".npz", ".csv", ".parquet"):
+        raise InputError(f"{out}: expected a name that ends in .npz, .csv, .parquet")
+    if long or out.suffix not in ("", ".npz"):
+        check_table(out)
     check_output_file(out)
     check_not_input(out, source)
-    if long and out.suffix not in (".csv", ".parquet"):
-        raise InputError(f"{out}: --long writes a .csv or a .parquet")
-    if out.suffix == ".parquet":
-        import_pyarrow()  # fail before the work
     dim = model.codes.n_components_ if isinstance(model, PhotoCodes) else model.head.dim
     check_n_active(n_active, dim)
     columns = column_names(model, names, dim)
@@ -89,8 +83,7 @@ def embed_images(
         table = codes_of(model, source, n_active, progress)
     table = replace(table, columns=columns)
     if distributed.rank() == 0:
-        data = _long(table, out.suffix) if long else WRITERS[out.suffix or ".npz"](table)
-        write_atomic(out, data)
+        write(table, out, long)
     return len(table.z), table.z.shape[1]
 
 
@@ -104,7 +97,6 @@ def codes_of(
         labels = None
         if rows.labels is not None and classes:
             labels = [classes[label] for label in rows.labels]
-        _check_size(len(rows), model.codes.n_components_)
         return _transform(model, model.folder.embeddings(), rows.names, labels, n_active)
     if source.suffix.lower() in ENDINGS and source.is_file():
         return _array_codes(model, source, n_active)
@@ -149,7 +141,6 @@ def _array_codes(model: PhotoCodes, source: Path, n_active: int | None) -> Table
     x = as_features(x)
     if x.shape[1] != (width := model.codes.n_features_in_):
         raise InputError(f"{source}: {x.shape[1]} columns, but {model.folder} needs {width}")
-    _check_size(len(x), model.codes.n_components_)
     given = range(len(x)) if names is None else names
     texts = [printable(str(name), PATH_LENGTH) for name in given]
     return _transform(
@@ -161,7 +152,6 @@ def _photo_codes(
     model: PhotoCodes, source: Path, n_active: int | None, progress: Progress | None
 ) -> Table:
     entries, others = find_entries(source)
-    _check_size(len(entries), model.codes.n_components_)
     parts: list[Table] = []
     reasons: list[Reason] = []
     for rows, why in embed_entries(entries, model.encoder):
@@ -183,11 +173,6 @@ def _photo_codes(
     return Table(z, names, folder_classes(names, source), novelty=score)
 
 
-def _check_size(count: int, width: int) -> None:
-    """Refuse, before the work, more codes than memory holds while a file is written."""
-    check_memory(count * (16 * width + 400), f"{count:,} x {width:,} codes")
-
-
 def find_entries(source: Path) -> tuple[list[Entry], list[str]]:
     """One image file, or all at and below a folder; and the names of other files."""
     if os.path.isfile(source):
@@ -198,22 +183,31 @@ def find_entries(source: Path) -> tuple[list[Entry], list[str]]:
     return entries, others
 
 
-def _npz(table: Table) -> bytes:
-    arrays: dict[str, np.ndarray] = {"z": table.z, "names": np.array(table.names)}
-    if table.labels is not None:
-        labels, classes = factorize(np.array(table.labels))
-        arrays |= {"y": labels, "class_names": classes}
-    if table.novelty is not None:
-        arrays["novelty"] = table.novelty
-    if table.columns is not None:
-        arrays["dimensions"] = np.array(table.columns)
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)  # type: ignore[arg-type]
-    return buffer.getvalue()
-
-
-def _texts(table: Table) -> dict[str, Sequence[str]]:
-    return {"name": table.names} | ({} if table.labels is None else {"label": table.labels})
+def write(table: Table, path: Path, long: bool = False) -> None:
+    """Write features as .npz, or as a table; `long`: one row per active dimension."""
+    z, headings = table.z, _headings(table)
+    if path.suffix in ("", ".npz"):
+        arrays: dict[str, np.ndarray] = {"z": z, "names": np.array(table.names)}
+        if table.labels is not None:
+            arrays["y"], arrays["class_names"] = factorize(np.array(table.labels))
+        if table.novelty is not None:
+            arrays["novelty"] = table.novelty
+        if table.columns is not None:
+            arrays["dimensions"] = np.array(table.columns)
+        return write_saved(path, np.savez, **arrays)
+    columns: dict[str, Any] = {}
+    if long:
+        rows, dims = (index.tolist() for index in np.nonzero(z))
+        columns["image"], columns["dimension"] = [table.names[i] for i in rows], dims
+        columns["name"], columns["value"] = [headings[k] for k in dims], z[rows, dims]
+    else:
+        columns["name"] = list(table.names)
+        if table.labels is not None:
+            columns["label"] = list(table.labels)
+        if table.novelty is not None:
+            columns["novelty"] = table.novelty
+        columns |= dict(zip(headings, z.T.copy()))
+    write_table(path, columns)
 
 
 def _headings(table: Table) -> list[str]:
@@ -221,49 +215,3 @@ def _headings(table: Table) -> list[str]:
     given = list(table.columns or (f"z{i}" for i in range(table.z.shape[1])))
     taken = [name.strip().lower() in COLUMNS for name in given]
     return [f"{name} (z{i})" if taken[i] else name for i, name in enumerate(given)]
-
-
-def _csv(table: Table) -> bytes:
-    texts = _texts(table)
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer, lineterminator="\n")
-    z, headings = table.z, _headings(table)
-    if table.novelty is not None:
-        z, headings = np.column_stack([table.novelty, z]), ["novelty", *headings]
-    writer.writerow([*texts, *map(guard_cell, headings)])
-    for *cells, row in zip(*texts.values(), z):
-        numbers = (f"{value:.9g}" for value in row)  # nine digits restore a float32
-        writer.writerow([*map(guard_cell, cells), *numbers])
-    return buffer.getvalue().encode()
-
-
-def _parquet(table: Table) -> bytes:
-    pyarrow = import_pyarrow()
-    texts = {name: list(column) for name, column in _texts(table).items()}
-    score = {} if table.novelty is None else {"novelty": table.novelty}
-    columns = texts | score | dict(zip(_headings(table), table.z.T.copy()))
-    buffer = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table(columns), buffer)
-    return buffer.getvalue()
-
-
-def _long(table: Table, suffix: str) -> bytes:
-    """One row per active dimension: image, dimension, name, value."""
-    rows, columns = (index.tolist() for index in np.nonzero(table.z))
-    names = _headings(table)
-    images, titles = [table.names[i] for i in rows], [names[k] for k in columns]
-    values, buffer = table.z[rows, columns], io.BytesIO()
-    if suffix == ".parquet":
-        pyarrow = import_pyarrow()
-        content = {"image": images, "dimension": columns, "name": titles, "value": values}
-        pyarrow.parquet.write_table(pyarrow.table(content), buffer)
-        return buffer.getvalue()
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["image", "dimension", "name", "value"])
-    for image, k, title, value in zip(images, columns, titles, values):
-        writer.writerow([guard_cell(image), k, guard_cell(title), f"{value:.9g}"])
-    return text.getvalue().encode()
-
-
-WRITERS = {".npz": _npz, ".csv": _csv, ".parquet": _parquet}

@@ -53,7 +53,6 @@ from bayesncl.inputs import (
     ENDINGS,
     array_names,
     as_features,
-    check_memory,
     class_labels,
     factorize,
     read_arrays,
@@ -267,7 +266,6 @@ def read_array(
     if options.labels is not None:
         names, labels = read_labels(options.labels, names, n)
     labels = class_labels(labels)
-    check_memory(400 * n, f"{source}: names of {n:,} rows")
     texts = [str(name) for name in (range(n) if names is None else names)]
     stats = None
     if options.images is not None:

@@ -85,9 +85,6 @@ class Rows:
     def from_dict(cls, tree: dict[str, Any]) -> Rows:
         """Inverse of `to_json`."""
         tree = {name: tuple(v) if isinstance(v, list) else v for name, v in tree.items()}
-        if tree["stats"] is not None:
-            tree["stats"] = tuple((int(size), int(time)) for size, time in tree["stats"])
-        tree["broken"] = tuple((str(n), int(s), int(t), str(w)) for n, s, t, w in tree["broken"])
         if tree["labels"] is not None:
             tree["labels"] = np.array(tree["labels"], np.int64)
         return cls(**tree)

@@ -53,11 +53,6 @@ class Dimensions:
         return self.support == 0
 
     @property
-    def near_dead(self) -> np.ndarray:
-        """bool [D], fires on fewer than MIN_SUPPORT images."""
-        return (self.support > 0) & (self.support < MIN_SUPPORT)
-
-    @property
     def counted(self) -> np.ndarray:
         """bool [D], fires on at least MIN_SUPPORT images."""
         return self.support >= MIN_SUPPORT

@@ -11,9 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from bayesncl import inputs
 from bayesncl.codes import embed
-from bayesncl.codes.embed import WRITERS, Table, embed_images
+from bayesncl.codes.embed import Table, embed_images, write
 from bayesncl.errors import InputError
 from bayesncl.inputs import read_arrays, read_embeddings
 from bayesncl.method.encoder import build_model
@@ -71,8 +70,7 @@ FORMULAS = ["=1+1", "+x", "-x", "@x", "'=x", "''@x", "=cmd|' /C calc'!A0", "-1",
 def test_formulas_in_tables_are_text(tmp_path: Path) -> None:
     """Spreadsheets run cells that begin with = + - @; an apostrophe prevents that."""
     z = np.arange(2 * len(FORMULAS), dtype=np.float32).reshape(-1, 2)
-    data = WRITERS[".csv"](Table(z, FORMULAS, FORMULAS, ["=HYPERLINK(1)", "class"]))
-    (tmp_path / "t.csv").write_bytes(data)
+    write(Table(z, FORMULAS, FORMULAS, ["=HYPERLINK(1)", "class"]), tmp_path / "t.csv")
     with open(tmp_path / "t.csv", newline="") as file:
         cells = [cell for row in csv.reader(file) for cell in row[:3]]
     assert all(cell[:1] not in ("=", "+", "@", "-") or float(cell) <= 0 for cell in cells)
@@ -88,15 +86,6 @@ def test_refusals_come_before_the_work(tmp_path: Path, monkeypatch: pytest.Monke
     for name in ("x" * 252 + ".npz", "e.xlsx", "e.parquet"):
         with pytest.raises(InputError):
             embed_images(model, tmp_path, tmp_path / name)
-
-
-def test_more_codes_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    np.save("x.npy", RNG.random((60, 8)))
-    assert call("fit", "x.npy", "-o", "codes", "--components", "4", "--quiet") == 0
-    monkeypatch.setattr(inputs, "physical_memory", lambda: 36_000)
-    assert call("embed", "codes", "x.npy", "-o", "e.npz", "--quiet") == 2
-    assert not Path("e.npz").exists()
 
 
 def test_encode_applies_the_exif_orientation(tmp_path: Path) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import bayesncl
-from bayesncl.codes.encoders import Request, View, onnx_encoder, open_encoder, same_signature
+from bayesncl.codes.encoders import Request, open_encoder
 from bayesncl.codes.export import export
 from bayesncl.errors import InputError
 from bayesncl.method.encoder import build_model
@@ -131,21 +130,6 @@ def test_onnx_file_with_a_fixed_batch(onnx, tmp_path: Path) -> None:
             open_encoder(Request(str(tmp_path / f"{name}.onnx"), **options))
 
 
-def test_onnx_output_must_have_one_row_per_image() -> None:
-    put = SimpleNamespace(name="x", type="tensor(float)")
-    for batch, extra, good in ((None, 0, True), (4, 0, True), (None, 4, False), (4, 1, False)):
-        def compute(names, given, extra=extra):
-            return [np.ones((len(given["x"]) + extra, 3), np.float32)]
-
-        session = SimpleNamespace(get_inputs=lambda: [put], run=compute)
-        if good:
-            found = onnx_encoder(Request("a.onnx"), View(32, 32), session, "y", batch)
-            assert found.embed(np.zeros((5, 3, 32, 32), np.uint8)).shape == (5, 3)
-        else:
-            with pytest.raises(InputError, match="returned"):
-                onnx_encoder(Request("a.onnx"), View(32, 32), session, "y", batch)
-
-
 def test_different_numbers_are_not_written(
     onnx, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,62 +137,6 @@ def test_different_numbers_are_not_written(
     with pytest.raises(InputError, match="not written"):
         export(build_model(tiny_recipe("ncl")), tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())
-
-
-def write_onnx(path: Path, last: str, **options: object) -> None:
-    """Mean colors, then a node `last` with its attributes; `meta` and `external` are special."""
-    from onnx import TensorProto, helper
-
-    meta, external = options.pop("meta", None), options.pop("external", None)
-    side = options.pop("side", 32)
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, side, side])
-    nodes = [helper.make_node("ReduceMean", ["x"], ["m"], axes=[2, 3], keepdims=0)]
-    weights = []
-    if external is not None:
-        location = TensorProto.EXTERNAL
-        kind = TensorProto.FLOAT
-        tensor = TensorProto(name="w", data_type=kind, dims=[3], data_location=location)
-        tensor.external_data.add(key="location", value=external)
-        weights.append(tensor)
-    nodes.append(helper.make_node(last, ["m", *(["w"] if weights else [])], ["y"], **options))
-    y = helper.make_empty_tensor_value_info("y")
-    graph = helper.make_graph(nodes, "g", [x], [y], weights)
-    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
-    if meta is not None:
-        model.metadata_props.add(key="bayesncl", value=meta)
-    path.write_bytes(model.SerializeToString())
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"last": "Shape"}, {"last": "ArgMax", "axis": 0}, {"last": "Cast", "to": 8},
-        {"last": "Transpose", "perm": [1, 0]}, {"last": "Identity", "side": 100_000},
-        {"last": "Identity", "meta": '{"crop": 32.0, "resize": 32}'},
-        {"last": "Identity", "meta": "[" * 5000},
-        {"last": "Identity", "meta": '{"resample": 99, "crop": 32, "resize": 32}'},
-        {"last": "Add", "external": "../secret.bin"}, {"last": "Add", "external": "link.bin"},
-    ],
-)  # fmt: skip
-def test_onnx_files_that_are_refused(onnx, options: dict, tmp_path: Path) -> None:
-    """Among them files with weights outside their folder, which must not be read."""
-    (tmp_path / "secret.bin").write_bytes(np.ones(3, np.float32).tobytes())
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub/link.bin").symlink_to(tmp_path / "secret.bin")
-    write_onnx(tmp_path / "sub/e.onnx", **dict(options))
-    with pytest.raises(InputError) as error:
-        open_encoder(Request(str(tmp_path / "sub/e.onnx")))
-    assert "\n" not in str(error.value) and len(str(error.value)) < 700
-
-
-def test_weights_beside_an_onnx_file_are_part_of_it(onnx, tmp_path: Path) -> None:
-    """torch's exporter writes them to NAME.data: other weights make another encoder."""
-    write_onnx(tmp_path / "e.onnx", "Mul", external="e.onnx.data")
-    found = []
-    for value in (1.0, 2.0):
-        (tmp_path / "e.onnx.data").write_bytes(np.full(3, value, np.float32).tobytes())
-        found.append(open_encoder(Request(str(tmp_path / "e.onnx"))).signature)
-    assert not same_signature(*found)
 
 
 def test_full_disk_while_exporting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from torch import nn
 from bayesncl.codes.heat import (
     HeatmapModel,
     Heatmaps,
-    as_map,
     compute_maps,
     find_layer,
     heatmaps_of_run,
@@ -168,17 +167,6 @@ def test_tokens_of_a_transformer_are_positions(model: Encoder, first: bool) -> N
     assert layer[0] is model.backbone.norm
     maps = compute_maps(sight, layer, pixels, np.array([0]))
     assert maps.reshape(40, 16).argmax(1).tolist() == place.tolist()
-
-
-def test_shapes_of_maps() -> None:
-    f = torch.randn(2, 5, 3, 4)
-    assert torch.equal(as_map(f, 5), f.permute(0, 2, 3, 1))
-    assert torch.equal(as_map(f, 4), f)  # channels last
-    tokens = torch.randn(2, 14, 6)
-    assert torch.equal(as_map(tokens, 6), tokens[:, 5:].reshape(2, 3, 3, 6))  # five extra tokens
-    flat, single = torch.randn(2, 6), torch.randn(2, 1, 6)
-    for bad, width in ((f, 7), (tokens, 14), (flat, 6), (single, 6), (None, 3)):
-        assert as_map(bad, width) is None
 
 
 def test_backbone_without_positions(model: Encoder) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 
 from bayesncl.measure import coverage
 from tests.conftest import unit_length
@@ -32,9 +31,6 @@ def test_distinct_dimensions_against_a_loop(signed: bool) -> None:
     thin, _ = codes(d=200)
     thin = thin * (thin > 1) * (np.random.default_rng(0).random(thin.shape) < 0.04)
     assert coverage.distinct_dimensions(thin) == pytest.approx(slow_distinct(thin), rel=1e-3)
-    assert coverage.distinct_dimensions(sp.csr_array(thin)) == pytest.approx(
-        slow_distinct(thin), rel=1e-3
-    )
 
 
 def test_distinct_dimensions_where_the_number_is_known() -> None:
@@ -134,8 +130,6 @@ def test_collapsed(name: str) -> None:
 def test_not_collapsed(name: str) -> None:
     found = coverage.summary(SOUND[name])
     assert not found["collapsed"], found
-    sparse = coverage.summary(sp.csr_array(SOUND[name]))
-    assert sparse["spread"] == found["spread"] and sparse["l0"] == found["l0"]
 
 
 def test_rows_are_drawn_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:

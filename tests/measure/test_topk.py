@@ -11,7 +11,7 @@ import torch
 
 from bayesncl.errors import InputError
 from bayesncl.measure import topk as kept
-from bayesncl.measure.probe import fast_probe, fit
+from bayesncl.measure.probe import fast_probe
 from bayesncl.measure.retrieval import retrieval
 from bayesncl.measure.topk import strongest_images
 from tests.conftest import unit_length
@@ -81,22 +81,16 @@ def test_consistency_and_owned_classes_against_counting(k: int) -> None:
     assert found["l0"] == pytest.approx((dense != 0).sum(1).mean())
 
 
-@pytest.mark.parametrize(("k", "d"), [(1, 30), (1, 600), (2, 600), (5, 30), (10, 30)])
-@pytest.mark.parametrize("signed", [False, True])
-def test_precision_is_that_of_the_dense_codes(k: int, d: int, signed: bool) -> None:
-    """Few columns are hubs and take the dense way, many take the sparse one."""
-    z, y = codes(d=d, signed=signed)
+@pytest.mark.parametrize(("k", "d"), [(1, 30), (2, 600), (10, 30)])
+def test_precision_is_that_of_the_dense_codes(k: int, d: int) -> None:
+    """Products are dense where few columns are kept, sparse where there are many."""
+    z, y = codes(d=d, signed=True)
     cut = kept.keep(z, k)
     wanted = retrieval(cut.toarray(), y, ks=(5,))[5]
     assert kept.kept_precision(cut, [y])[0] == pytest.approx(wanted, abs=1e-6)
     asked = np.array([3, 7, 100, 41])
     wanted = retrieval(cut.toarray(), y, ks=(5,), queries=asked)[5]
     assert kept.kept_precision(cut, [y], 5, asked)[0] == pytest.approx(wanted, abs=1e-6)
-
-
-def test_too_few_rows_to_retrieve_from() -> None:
-    assert kept.summary(np.eye(4), [0, 1, 0, 1], ks=(1,))[1]["p5"] is None
-    assert kept.summary(np.eye(4), [0, 1, 0, 1], ks=(1,))[1]["consistency"] is None
 
 
 def test_probe_solves_the_problem_of_fast_probe() -> None:
@@ -107,16 +101,6 @@ def test_probe_solves_the_problem_of_fast_probe() -> None:
     dense = fast_probe(train.toarray(), y[:600], test.toarray(), y[600:], seeds=(0,), device="cpu")
     assert found["acc1"] == pytest.approx(dense["acc1"], abs=2.5)
     assert 10 < found["chance"] < 25 < found["acc1"]
-
-
-def test_probe_minimizes_the_penalized_loss() -> None:
-    z, y = codes(n=300)
-    x, target = kept.keep(z, 3), torch.from_numpy(y)
-    weight = fit(x, target, torch.zeros(31, 6), 1e-2, steps=200).requires_grad_()
-    logits = torch.from_numpy(x.toarray()) @ weight[:-1] + weight[-1]
-    loss = torch.nn.functional.cross_entropy(logits, target) + 5e-3 * weight[:-1].square().sum()
-    loss.backward()
-    assert weight.grad is not None and weight.grad.abs().max() < 1e-3
 
 
 def test_shuffled_labels_and_a_probe_in_the_summary() -> None:

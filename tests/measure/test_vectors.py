@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
 from bayesncl.measure import neighbors
-from bayesncl.measure.dimensions import describe
 from bayesncl.measure.vectors import SCALE, histograms, nearest_rows, sparsify, top_images
 from tests.conftest import unit_length
 
@@ -20,15 +17,6 @@ def features(signed: bool = False) -> np.ndarray:
     z = rng.standard_normal((60, 23)) * (rng.random((60, 23)) < 0.4)
     z[7], z[:, 5] = 0, 0
     return unit_length(z if signed else np.maximum(z, 0)).astype(np.float32)
-
-
-@pytest.mark.parametrize("signed", [False, True])
-def test_dimensions_of_sparse_codes_are_those_of_dense_ones(signed: bool) -> None:
-    z, labels = features(signed), np.arange(60) % 4
-    given = {"backgrounds": labels // 2, "open": np.random.default_rng(1).random(z.shape) < 0.7}
-    dense, sparse = describe(z, labels, **given), describe(csr_array(z), labels, **given)
-    for name, value in dataclasses.asdict(dense).items():
-        np.testing.assert_array_equal(value, getattr(sparse, name), name)
 
 
 @pytest.mark.parametrize("keep", [1, 5, 23])

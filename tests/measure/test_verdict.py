@@ -111,14 +111,6 @@ def test_dense_signed_features_are_called_dense() -> None:
     assert "dense" not in checked(verdict(*clean()))
 
 
-def test_one_class_with_a_dimension_of_its_own() -> None:
-    z, y = clean()
-    z[:, 1:] = np.random.default_rng(0).random((400, 7))
-    lines = checked(verdict(z, y))
-    assert lines["readable"].figure == "1 of 8" and lines["own_dimension"].figure == "1 of 8"
-    assert "0 (class 0)" in lines["one_class"].beside and lines["own_dimension"].advice
-
-
 def test_many_dimensions_share_a_class_evenly() -> None:
     """40 dimensions per class: none has a tenth of it, yet each is of one class."""
     rng = np.random.default_rng(0)
