@@ -14,7 +14,7 @@ import os
 import secrets
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,34 +34,17 @@ def write_atomic(path: Path | str, data: bytes | str) -> None:
 
     The file keeps its mode. A symbolic link is followed.
     """
-    raw = data.encode() if isinstance(data, str) else data
-    write_together({Path(os.path.realpath(path)): [raw]})
-
-
-def write_together(files: dict[Path, Iterable[bytes]], stale: Iterable[Path] = ()) -> None:
-    """Replace several files that belong together, each given as blocks of bytes.
-
-    All new files are complete on disk before the first old one is replaced, so a full disk changes
-    nothing. The last file vouches for the others: it is removed first and replaced last, so a
-    crash in between leaves no mixture that looks valid. `stale` files are removed with it.
-    """
-    with contextlib.ExitStack() as stack:
-        temporaries = {}
-        for path, blocks in files.items():
-            if path.exists() and not path.is_file():  # replacing /dev/null would break the system
-                raise OSError(errno.EINVAL, "not a regular file", str(path))
-            temporaries[path] = stack.enter_context(temporary_beside(path))
-            with open(temporaries[path], "wb") as file:
-                file.writelines(blocks)
-                file.flush()
-                os.fsync(file.fileno())
-            if path.exists():
-                shutil.copymode(path, temporaries[path])
-        last = list(files)[-1:] if len(files) > 1 else []
-        for path in (*last, *stale):
-            path.unlink(missing_ok=True)
-        for path, temporary in temporaries.items():
-            os.replace(temporary, path)
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():  # replacing /dev/null would break the system
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    with temporary_beside(path) as temporary:
+        with open(temporary, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, temporary)
+        os.replace(temporary, path)
 
 
 @contextlib.contextmanager

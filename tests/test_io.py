@@ -20,7 +20,6 @@ from bayesncl.io import (
     temporary_beside,
     tensor_bytes,
     write_atomic,
-    write_together,
 )
 
 
@@ -57,48 +56,20 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
         check_output_file(tmp_path / "dangling")
 
 
-@pytest.mark.parametrize("step", ["write", "fsync", "replace"])
-def test_a_full_disk_leaves_the_old_files(
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_full_disk_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    first, last = tmp_path / "a", tmp_path / "b"
-    write_together({first: [b"old"], last: [b"old"]})
+    write_atomic(tmp_path / "a", "old")
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    def blocks():
-        yield b"new"
-        if step == "write":
-            full()
-
-    if step != "write":
-        monkeypatch.setattr(os, step, full)
+    monkeypatch.setattr(os, step, full)
     with pytest.raises(OSError, match="No space") as caught:
-        write_atomic(last, "new") if step == "replace" else write_together(
-            {first: [b"new"], last: blocks()}
-        )
-    assert caught.value.filename == str(last if step != "fsync" else first)
-    assert contents(tmp_path) == {"a": b"old", "b": b"old"}
-
-
-def test_a_crash_between_files_leaves_no_valid_mixture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, last, stale = (tmp_path / name for name in ("rows", "about", "stale"))
-    write_together({first: [b"old"], last: [b"old"]})
-    stale.touch()
-    replace = os.replace
-
-    def crash(source: Path, target: Path) -> None:
-        if target == last:
-            raise KeyboardInterrupt
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", crash)
-    with pytest.raises(KeyboardInterrupt):
-        write_together({first: [b"n", b"ew"], last: [b"new"]}, [stale])
-    assert contents(tmp_path) == {"rows": b"new"}  # `about`, which vouches for it, is gone
+        write_atomic(tmp_path / "a", "new")
+    assert caught.value.filename == str(tmp_path / "a")
+    assert contents(tmp_path) == {"a": b"old"}
 
 
 def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:

@@ -15,12 +15,10 @@ from bayesncl.codes.export import export
 from bayesncl.errors import InputError
 from bayesncl.method.encoder import build_model
 from bayesncl.training.weights import model_bytes
-from tests.codes.test_encoders import Net, StandIn, hub
+from tests.codes.test_encoders import Net
 from tests.codes.test_fit import COMPONENTS, FIT, NET
 from tests.commands import draw_folder, refused
 from tests.conftest import tiny_images, tiny_recipe
-
-__all__ = ["hub"]
 
 
 def run_onnx(path: Path, x: np.ndarray) -> list[np.ndarray]:
@@ -92,24 +90,6 @@ def test_codes_of_photos(onnx, mirror: str, tmp_path: Path, run) -> None:
     np.testing.assert_allclose(h, model.embed(photos), atol=1e-4)
     assert run("export", "codes", "-o", "head.onnx", "--head", "--quiet").status == 0
     np.testing.assert_allclose(run_onnx(tmp_path / "head.onnx", h)[0], codes, atol=1e-4)
-
-
-def test_codes_of_a_timm_model_are_an_encoder(
-    onnx, hub, tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "timm", StandIn("timm"))
-    photos = sorted(draw_folder(tmp_path / "p").rglob("*.png"))
-    options = (COMPONENTS, "4", "--quiet")
-    assert run("fit", "p", "-o", "codes", "--encoder", "timm:tiny", *options).status == 0
-    assert run("export", "codes", "-o", "c.onnx", "--quiet").status == 0
-    whole, file = (open_encoder(Request(spec)) for spec in ("timm:tiny", "c.onnx"))
-    assert (file.view.resize, file.view.crop, file.view.resample) == (60, 48, 2)
-    data = [path.read_bytes() for path in photos]
-    one, other = (each.embed(np.stack([each.read(d) for d in data])) for each in (whole, file))
-    np.testing.assert_allclose(other, one, atol=1e-4)
-    assert run("fit", "p", "-o", "again", "--encoder", "c.onnx", *options).status == 0
-    z, same = (bayesncl.load(folder).encode(photos) for folder in ("codes", "again"))
-    np.testing.assert_allclose(same, z, atol=2e-3)
 
 
 def test_onnx_file_with_a_fixed_batch(onnx, tmp_path: Path) -> None:

@@ -71,15 +71,6 @@ def test_ties_score_their_expectation(definition: str) -> None:
         assert result[k] == pytest.approx(100 * np.mean(scores))
 
 
-def test_paper_counts_self_among_ties() -> None:
-    """One-hot codes that know nothing of the class: sound is at the class share, paper above it."""
-    rng = np.random.default_rng(0)
-    z, labels = np.eye(8)[rng.integers(0, 8, 400)], rng.integers(0, 4, 400)
-    sound, paper = (retrieval(z, labels, definition=d)[5] for d in ("sound", "paper"))
-    assert sound == pytest.approx(25, abs=2)
-    assert paper > sound + 0.5
-
-
 def test_worked_example() -> None:
     z = np.array([[1, 0], [0.6, 0.8], [0.6, 0.8], [0, 1], [0, 1], [0.8, 0.6]])
     result = retrieval(z, [0, 0, 0, 1, 1, 1], ks=(1, 3))
