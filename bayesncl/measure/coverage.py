@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-import torch
 
 from bayesncl.inputs import Array
-from bayesncl.measure.rows import as_codes, blocks, fired, lengths, unit_codes
+from bayesncl.measure.dimensions import describe
+from bayesncl.measure.rows import as_codes, blocks, column_sums, fired, lengths, unit_codes
 from bayesncl.measure.topk import strongest_images
 from bayesncl.method.losses import ACTIVE
 
@@ -82,21 +82,16 @@ def summary(z: Array, *, seed: int = 0, top: np.ndarray | None = None) -> dict[s
     z = as_codes(z)
     codes = unit_codes(z)
     n, width = codes.shape
-    active, fires, total = [], np.zeros(width, np.int64), np.zeros(width)
-    for _, block in blocks(codes):
-        on = block.abs() > ACTIVE
-        active.append(on.sum(1).numpy())
-        fires += on.sum(0).numpy()
-        total += block.sum(0, dtype=torch.float64).numpy()
-    l0 = np.concatenate(active)
-    rows, live = int((l0 > 0).sum()), int((fires > 0).sum())
+    table, total = describe(codes), column_sums(codes)
+    rows = sum(int((block.abs() > ACTIVE).any(1).sum()) for _, block in blocks(codes))
+    live = width - int(table.dead.sum())
     top = strongest_images(codes, TOP) if top is None else top[:, :TOP]
     images = len(np.unique(top[top >= 0]))
     possible = min(n, int((top >= 0).sum()))
     similarity = float((total @ total - rows) / (rows * (rows - 1))) if rows > 1 else None
     result: dict[str, Any] = {
         "images_without": 1 - rows / n,
-        "l0": float(l0.mean()),
+        "l0": table.l0,
         "dead_share": 1 - live / width,
         "live": live,
         "distinct": distinct_dimensions(codes, seed=seed),

@@ -183,17 +183,10 @@ def knn_accuracies(
     if features.shape[1] != queries.shape[1]:
         width = features.shape[1]
         raise InputError(f"features have {width} dimensions, queries {queries.shape[1]}")
-    if not 0 < k <= n:
-        raise InputError(f"k = {k} neighbors of {n} rows")
-    if not temperature > 0:
-        raise InputError(f"the temperature must be positive, got {temperature}")
     device = find_device()
     indexed = []
     for labels in labelings:
-        both = as_numpy(labels), as_numpy(query_labels)
-        if len({y.dtype.kind in "US" for y in both}) > 1:
-            raise InputError("labels and query labels must both be numbers or both be strings")
-        joint, _ = as_labels(np.concatenate(both), n + len(queries))
+        joint, _ = as_labels(np.concatenate([labels, query_labels]), n + len(queries))
         indexed.append(torch.from_numpy(joint).to(device).split([n, len(queries)]))
     classes = 1 + max(int(each.max()) for pair in indexed for each in pair)
     rows, asked = prepare(features), prepare(queries)

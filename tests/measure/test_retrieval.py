@@ -193,11 +193,5 @@ def test_bad_knn() -> None:
     z = np.ones((4, 2))
     with pytest.raises(InputError, match="dimensions"):
         knn_accuracy(z, [0, 1, 0, 1], np.ones((4, 3)), [0, 1, 0, 1])
-    with pytest.raises(InputError, match="k = 20"):
-        knn_accuracy(z, [0, 1, 0, 1], z, [0, 1, 0, 1])
-    with pytest.raises(InputError, match="temperature"):
-        knn_accuracy(z, [0, 1, 0, 1], z, [0, 1, 0, 1], k=1, temperature=0)
-    with pytest.raises(InputError, match="both"):
-        knn_accuracy(z, ["0", "1", "0", "1"], z, [0, 1, 0, 1], k=1)
     with pytest.raises(InputError, match="row 2"):
         retrieval(np.array([[1.0, 0], [0, 1], [np.nan, 1]]), [0, 1, 0], ks=(1,))
