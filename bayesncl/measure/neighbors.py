@@ -26,7 +26,6 @@ EXACT_ROWS = {"cpu": 200_000, "mps": 200_000, "cuda": 2_000_000}
 QUERIES_PER_BLOCK = {"cpu": 512, "mps": 512, "cuda": 4096}
 # a block of cosines takes 32 MiB, 2 GiB
 ROWS_PER_BLOCK = {"cpu": 16_384, "mps": 16_384, "cuda": 131_072}
-CHUNK = 32  # entries whose maximum is compared first
 THIN = 0.03  # share of non-zero entries up to which a sparse product is faster than a dense one
 RECALL = 0.95  # share of the exact neighbors that faiss must find
 PROBED_ROWS = 256  # rows on which recall is measured
@@ -70,31 +69,13 @@ def search(
     for part, s in similarities(q, rows, own):
         if most < math.inf:
             s.masked_fill_(s > most, -torch.inf)
-        v, i = largest(s, min(k, s.shape[1]))
+        v, i = s.topk(min(k, s.shape[1]), 1)
         if not part.start:
             value = v.new_full((len(v), k), -torch.inf)
             index = i.new_zeros(len(i), k)
         value, order = torch.cat([value, v], 1).topk(k, 1)
         index = torch.cat([index, i + part.start], 1).gather(1, order)
     return value, index
-
-
-def largest(s: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`s.topk(k, 1)`, faster: the k largest entries lie in the k chunks with the largest maxima."""
-    n, width = s.shape
-    chunks = width // CHUNK
-    if chunks <= 2 * k:
-        return s.topk(k, 1)
-    body = s[:, : chunks * CHUNK].unflatten(1, (chunks, CHUNK))
-    best = body.amax(2).topk(k, 1).indices[..., None]  # [n, k, 1]
-    value = body.gather(1, best.expand(n, k, CHUNK)).flatten(1)
-    index = (best * CHUNK + torch.arange(CHUNK, device=s.device)).flatten(1)
-    if width % CHUNK:
-        tail = torch.arange(chunks * CHUNK, width, device=s.device).expand(n, -1)
-        value = torch.cat([value, s[:, chunks * CHUNK :]], 1)
-        index = torch.cat([index, tail], 1)
-    value, order = value.topk(k, 1)
-    return value, index.gather(1, order)
 
 
 def nearest(rows: Tensor, k: int, progress: Progress | None = None) -> tuple[Tensor, float]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesncl.measure import neighbors
-from bayesncl.measure.neighbors import DUPLICATE, largest, nearest
+from bayesncl.measure.neighbors import DUPLICATE, nearest
 
 
 def brute(x: np.ndarray, k: int) -> list[list[int]]:
@@ -61,14 +61,6 @@ def test_strangers_are_no_neighbors() -> None:
     x = torch.eye(10)[torch.arange(40) % 10]
     x -= x.mean(0)
     assert nearest(x, 5)[0].tolist() == [[i] * 5 for i in range(40)]
-
-
-@pytest.mark.parametrize(("width", "k"), [(640, 4), (650, 4), (33, 10), (4000, 20)])
-def test_largest_is_topk(width: int, k: int) -> None:
-    s = torch.from_numpy(rows_of(7, width))
-    value, place = largest(s, k)
-    assert torch.equal(value, s.topk(k, 1).values)
-    assert torch.equal(place, s.topk(k, 1).indices)
 
 
 def test_many_rows_without_faiss_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
