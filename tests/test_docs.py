@@ -59,6 +59,17 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         assert options <= known, f"bayesncl {name}{rest}"
 
 
+def test_the_training_loop_with_a_gate_learns() -> None:
+    text = (ROOT / "docs" / "gate.md").read_text()
+    (snippet,) = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+    names: dict[str, Any] = {}
+    exec(compile(snippet, "docs/gate.md", "exec"), names)
+    losses, codes = names["losses"], names["codes"]
+    assert losses[-1] < losses[0] - 0.5
+    mask = names["logits"] > 0
+    assert codes.min() == 0 and not codes[~mask].any() and 0 < mask.float().mean() < 1
+
+
 def test_the_readme_has_one_table_of_at_most_five_columns() -> None:
     heads = re.findall(r"^(\|.*\|)\n\|[-:| ]+\|$", (ROOT / "README.md").read_text(), re.M)
     assert len(heads) == 1 and heads[0].count("|") - 1 <= 5

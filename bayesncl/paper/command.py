@@ -14,7 +14,7 @@ from bayesncl.device import find_device
 from bayesncl.errors import InputError
 from bayesncl.paper import figures, ledger, page
 from bayesncl.paper.cells import Entries, count_filled, sections, text
-from bayesncl.paper.experiments import MAIN, SCALES, Experiment, choose, runs
+from bayesncl.paper.experiments import SCALES, Experiment, choose, runs
 from bayesncl.paper.runner import Library, estimate, lacking, run_list
 from bayesncl.progress import Display
 from bayesncl.recipes import Recipe
@@ -174,15 +174,18 @@ def draw(
     experiment: Experiment, found: Entries, scale: str, folder: Path, data: str | None,
     display: Display,
 ) -> None:  # fmt: skip
-    """Draw one figure; a sheet of images only if the images exist."""
-    name, dataset = experiment.name, "scenes" if scale == "smoke" else MAIN
-    path, drawn = folder / figures.file_name(name), None
-    if name in figures.FIGURES:
-        drawn = figures.draw(experiment, found, path, dataset, scale)
-    elif (entry := figures.sheet_entry(experiment, found, dataset, scale)) is not None:
-        print(page.exemplar_table(figures.SHEETS[name], entry))
-        if data is not None or scale == "smoke":
-            recipe = Library(data, display).rooted(ledger.recipe_in(entry))
-            test = datasets.load(recipe.data, "test", display.count)
-            drawn = figures.draw_sheet(figures.SHEETS[name], entry, test, path)
-    display.note(f"wrote {drawn}" if drawn else f"{name}: nothing to draw yet")
+    """Draw a figure for each dataset with runs; sheets of images only if the images exist."""
+    name, written = experiment.name, []
+    for dataset in ["scenes"] if scale == "smoke" else page.datasets_of(experiment):
+        path, drawn = folder / figures.file_name(name, dataset), None
+        if name in figures.FIGURES:
+            drawn = figures.draw(experiment, found, path, dataset, scale)
+        elif (entry := figures.sheet_entry(experiment, found, dataset, scale)) is not None:
+            print(page.exemplar_table(figures.SHEETS[name], entry))
+            if data is not None or scale == "smoke":
+                recipe = Library(data, display).rooted(ledger.recipe_in(entry))
+                test = datasets.load(recipe.data, "test", display.count)
+                drawn = figures.draw_sheet(figures.SHEETS[name], entry, test, path)
+        written += [f"wrote {drawn}"] if drawn else []
+    for note in written or [f"{name}: nothing to draw yet"]:
+        display.note(note)

@@ -13,7 +13,7 @@ size N x N is computed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,24 @@ from bayesncl.inputs import Array, as_features, as_labels
 from bayesncl.measure.counts import count
 from bayesncl.measure.rows import blocks, lengths
 from bayesncl.method.losses import unit_rows
+
+
+class PairMeans(NamedTuple):
+    """Means of w_k z_k z'_k, [D] float64, over three kinds of unordered pairs of images."""
+
+    shared: np.ndarray  # other class, same background
+    apart: np.ndarray  # other class, another background
+    same: np.ndarray  # same class; 0 without such pairs
+
+    @property
+    def error(self) -> float:
+        """Background-induced error."""
+        return float((self.shared - self.apart).sum())
+
+    @property
+    def relative(self) -> float:
+        """The error over the similarity within classes, which no scale of w or z changes."""
+        return _ratio(self.error, float(self.same.sum()))
 
 
 def conflict(
@@ -38,63 +56,38 @@ def conflict(
 
     Returns
     -------
-    `similarity_shared`, `similarity_apart` : means over pairs of different classes.
-    `error` : their difference; `chance_error` with backgrounds shuffled within each class.
-    `similarity_same_class` : without self; `error_relative` is the error over it, which no scale
-        of w or z changes.
-    `added`, `canceled` : positive and negative parts of the error over dimensions;
-        `dims_for_half` dimensions carry half of `added`.
-    `pairs_shared`, `pairs_apart` : numbers of pairs.
-    `ranking` : dimensions by error, greatest first; `by_dimension` has `shared`, `apart`, `error`
-        and `share` (of `added`), each [D].
+    `similarity_shared`, `similarity_apart` : means over pairs of different classes;
+        `similarity_same_class` : without self.
+    `error`, `error_relative` : see `PairMeans`; `chance_error` : with backgrounds shuffled within
+        each class; `by_dimension` : the error's parts [D].
     """
     features, labels, backgrounds = prepare(features, labels, backgrounds)
-    similarity = pair_similarity(features, labels, backgrounds, weights)
-    shared, apart, same, pairs_shared, pairs_apart = similarity
-    error = shared - apart
+    found = pair_similarity(features, labels, backgrounds, weights)
     shuffled = _shuffle_within(backgrounds, labels)
-    chance_shared, chance_apart, *_ = pair_similarity(features, labels, shuffled, weights)
-    added = np.maximum(error, 0)
-    ranking = np.argsort(-error, kind="stable")
-    carried = np.cumsum(added[ranking])
-    half = int(np.searchsorted(carried, 0.5 * carried[-1]) + 1) if carried[-1] else 0
-    by_dimension = {
-        "shared": shared,
-        "apart": apart,
-        "error": error,
-        "share": added / max(added.sum(), 1e-300),
-    }
     return {
-        "similarity_shared": float(shared.sum()),
-        "similarity_apart": float(apart.sum()),
-        "error": float(error.sum()),
-        "similarity_same_class": float(same.sum()),
-        "error_relative": _ratio(float(error.sum()), float(same.sum())),
-        "chance_error": float((chance_shared - chance_apart).sum()),
-        "added": float(added.sum()),
-        "canceled": float(np.minimum(error, 0).sum()),
-        "dims_for_half": half,
-        "pairs_shared": pairs_shared,
-        "pairs_apart": pairs_apart,
-        "ranking": ranking,
-        "by_dimension": by_dimension,
+        "similarity_shared": float(found.shared.sum()),
+        "similarity_apart": float(found.apart.sum()),
+        "similarity_same_class": float(found.same.sum()),
+        "error": found.error,
+        "error_relative": found.relative,
+        "chance_error": pair_similarity(features, labels, shuffled, weights).error,
+        "by_dimension": found.shared - found.apart,
     }
 
 
 def pair_similarity(
     features: np.ndarray, labels: np.ndarray, backgrounds: np.ndarray,
     weights: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, int, int]:  # fmt: skip
-    """Mean of w_k z_k z'_k, [D] float64, over three kinds of unordered pairs, and pair counts.
-
-    The kinds: other class on the same background, other class on another background, same class (0
-    without such pairs). The counts are of the first two.
+) -> PairMeans:  # fmt: skip
+    """Mean products over pairs of images.
 
     With S the sum over all images, S_c over a class, S_b over a background and S_g over a class on
     a background, 2 x the sum over pairs of different classes is S^2 - sum_c S_c^2; over those on
     one background it is sum_b S_b^2 - sum_g S_g^2.
     """
-    groups, index = np.unique(np.stack([labels, backgrounds]), axis=1, return_inverse=True)
+    (classes, places), index = np.unique(
+        np.stack([labels, backgrounds]), axis=1, return_inverse=True
+    )
     group = torch.from_numpy(index.reshape(-1))
     size = np.bincount(group).astype(float)  # [G]
     sums, own = np.zeros((len(size), features.shape[1])), np.zeros(features.shape[1])
@@ -102,7 +95,6 @@ def pair_similarity(
         block = torch.zeros(sums.shape, dtype=torch.float64)
         sums += block.index_add_(0, group[part], torch.from_numpy(z)).numpy()
         own += np.einsum("nd,nd->d", z, z)
-    classes, places = groups
 
     def squares(values: np.ndarray) -> list[np.ndarray]:
         """Sums of squares of the sums over all images, classes, backgrounds and groups."""
@@ -113,11 +105,12 @@ def pair_similarity(
             out.append((joined**2).sum(0))
         return out
 
-    images, products = squares(size), squares(sums)
-    pairs_shared = round((images[2] - images[3]) / 2)
-    pairs_apart = round((images[0] - images[1]) / 2) - pairs_shared
-    pairs_same = round((images[1] - size.sum()) / 2)
-    if not pairs_shared or not pairs_apart:
+    def kinds(s: list[np.ndarray], own: Any) -> tuple[Any, Any, Any]:
+        """Sums over pairs: shared, apart, same."""
+        return (s[2] - s[3]) / 2, (s[0] - s[1] - s[2] + s[3]) / 2, (s[1] - own) / 2
+
+    shared, apart, same = (round(float(n)) for n in kinds(squares(size), size.sum()))
+    if not shared or not apart:
         raise InputError(
             "conflict needs pairs of different classes both on one background and on two; got "
             f"{len(np.unique(classes))} classes on {len(np.unique(places))} backgrounds"
@@ -125,13 +118,11 @@ def pair_similarity(
     w = np.ones(features.shape[1]) if weights is None else np.asarray(weights, dtype=float)
     if w.shape != features.shape[1:]:
         raise InputError(f"weights must be [{features.shape[1]}], got {list(w.shape)}")
-    shared = w * (products[2] - products[3]) / 2 / pairs_shared
-    apart = w * (products[0] - products[1] - products[2] + products[3]) / 2 / pairs_apart
-    same = w * (products[1] - own) / 2 / max(pairs_same, 1)
-    return shared, apart, same, pairs_shared, pairs_apart
+    products = zip(kinds(squares(sums), own), (shared, apart, max(same, 1)))
+    return PairMeans(*(w * total / count for total, count in products))
 
 
-def gate_effect(z: Array, gated: Array, labels: Array, backgrounds: Array) -> dict[str, Any]:
+def gate_effect(z: Array, gated: Array, labels: Array, backgrounds: Array) -> dict[str, float]:
     """How much of the background-induced error the hard gates of a model remove.
 
     z and gated, [N, D], are unit-norm features before and after the gates. Closing gates can only
@@ -139,35 +130,26 @@ def gate_effect(z: Array, gated: Array, labels: Array, backgrounds: Array) -> di
 
     Returns
     -------
-    `error_ungated`, `error_closed` (of z * m), `error_gated`; `removed` and `removed_share`;
-    `removed_by_closing`, `returned_by_renormalizing`; `relative_ungated`, `relative_gated` (error
-    over the similarity within classes) and `removed_relative_share`; `by_dimension`: `removed`.
+    `error_ungated`, `error_closed` (of z * m), `error_gated`; `removed_by_closing`,
+    `returned_by_renormalizing`; `relative_ungated`, `relative_gated` (error over the similarity
+    within classes) and `removed_relative_share`.
     """
     z, labels, backgrounds = prepare(z, labels, backgrounds)
     gated = as_features(gated)
     if z.shape != gated.shape:
         raise InputError(f"features are {list(z.shape)}, gated features {list(gated.shape)}")
-
-    def error_and_scale(features: np.ndarray) -> tuple[np.ndarray, float, float]:
-        shared, apart, same, _, _ = pair_similarity(features, labels, backgrounds)
-        return shared - apart, float((shared - apart).sum()), float(same.sum())
-
-    before, ungated, scale_before = error_and_scale(z)
-    _, closed, _ = error_and_scale(z * (gated != 0))
-    after, final, scale_after = error_and_scale(gated)
-    relative_before, relative_after = _ratio(ungated, scale_before), _ratio(final, scale_after)
+    before, closed, after = (
+        pair_similarity(x, labels, backgrounds) for x in (z, z * (gated != 0), gated)
+    )
     return {
-        "error_ungated": ungated,
-        "error_closed": closed,
-        "error_gated": final,
-        "removed": ungated - final,
-        "removed_share": _ratio(ungated - final, ungated),
-        "removed_by_closing": ungated - closed,
-        "returned_by_renormalizing": final - closed,
-        "relative_ungated": relative_before,
-        "relative_gated": relative_after,
-        "removed_relative_share": _ratio(relative_before - relative_after, relative_before),
-        "by_dimension": {"removed": before - after},
+        "error_ungated": before.error,
+        "error_closed": closed.error,
+        "error_gated": after.error,
+        "removed_by_closing": before.error - closed.error,
+        "returned_by_renormalizing": after.error - closed.error,
+        "relative_ungated": before.relative,
+        "relative_gated": after.relative,
+        "removed_relative_share": _ratio(before.relative - after.relative, before.relative),
     }
 
 
@@ -206,9 +188,9 @@ def conflicting_features(features: Array, labels: Array, threshold: float = 0.9)
 
     Returns
     -------
-    `threshold`, `count`, `share` (of D), `chance_count` (dimensions that would conflict if firing
-    were independent of the class: prevalence squared reaches the threshold), and `dims`, greatest
-    product first: `dim`, `classes` and their `probabilities` (likeliest first), `product`.
+    `count`; `chance_count` (dimensions that would conflict if firing were independent of the class:
+    prevalence squared reaches the threshold); and `dims`, greatest product first: `dim`, `classes`
+    (likeliest first), `product`.
     """
     features = as_features(features)
     index, classes = as_labels(labels, len(features))
@@ -221,16 +203,10 @@ def conflicting_features(features: Array, labels: Array, threshold: float = 0.9)
     dims = []
     for k in np.argsort(-product, kind="stable")[: (product >= threshold).sum()].tolist():
         joined = ranked[:, k] * ranked[0, k] >= threshold  # the likeliest class is the best partner
-        names, shares = classes[order[joined, k]].tolist(), ranked[joined, k].tolist()
-        row = {"dim": k, "classes": names, "probabilities": shares, "product": float(product[k])}
-        dims.append(row)
-    return {
-        "threshold": threshold,
-        "count": len(dims),
-        "share": len(dims) / probability.shape[1],
-        "chance_count": int((prevalence**2 >= threshold).sum()),
-        "dims": dims,
-    }
+        names = classes[order[joined, k]].tolist()
+        dims.append({"dim": k, "classes": names, "product": float(product[k])})
+    by_chance = int((prevalence**2 >= threshold).sum())
+    return {"count": len(dims), "chance_count": by_chance, "dims": dims}
 
 
 def prepare(

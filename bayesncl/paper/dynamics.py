@@ -17,7 +17,7 @@ current weights: nothing is updated.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,6 @@ from bayesncl.errors import InputError
 from bayesncl.measure.counts import MIN_SUPPORT
 from bayesncl.method.augment import make_views
 from bayesncl.method.encoder import Encoder, in_eval_mode
-from bayesncl.method.heads import Features
 from bayesncl.method.losses import ACTIVE, info_nce
 from bayesncl.paper.theory import spearman
 from bayesncl.recipes import Recipe
@@ -45,21 +44,11 @@ CORRELATED = {
 Columns = dict[str, np.ndarray]  # statistics by name, each [D] float64
 
 
-def gradient(z: Tensor, temperature: float) -> Tensor:
-    """2B dL/dz of InfoNCE at z [2B, D]."""
+def gradients(codes: Tensor, readings: Sequence[Tensor], temperature: float) -> list[Tensor]:
+    """2B dL/dx of InfoNCE of codes [2B, D] for each x that they are computed from, gates fixed."""
     with torch.enable_grad():
-        leaf = z.detach().float().requires_grad_()
-        (g,) = torch.autograd.grad(info_nce(leaf, temperature), leaf)
-    return g * len(z)
-
-
-def gradients(features: Features, temperature: float) -> dict[str, Tensor]:
-    """2B dL/dx for `z` and `raw`, with the gates fixed; features must carry a graph."""
-    readings = {"z": features.z, "raw": features.aux}
-    with torch.enable_grad():
-        loss = info_nce(features.gated, temperature)
-        found = torch.autograd.grad(loss, list(readings.values()))  # type: ignore[arg-type]
-    return {name: g * len(features.z) for name, g in zip(readings, found)}
+        found = torch.autograd.grad(info_nce(codes, temperature), list(readings))
+    return [g * len(codes) for g in found]
 
 
 class Statistics:
@@ -67,10 +56,9 @@ class Statistics:
 
     `columns` gives arrays [D], NaN where a dimension never fires: `frequency` (share of rows where
     |z_k| > 1e-5) and `support` (their number); `mean` and `variance` of the gradient over all rows,
-    `mean_active` and `variance_active` over firing rows; `align` and `repulsion`, means of the two
-    forces; `consistency` (share of the commonest class among firing rows, percent),
-    `chance_consistency` (with shuffled labels); `conflict` (the greatest product of two classes'
-    firing probabilities).
+    `variance_active` over firing rows; `align` and `repulsion`, means of the two forces;
+    `consistency` (share of the commonest class among firing rows, percent), `chance_consistency`
+    (with shuffled labels); `conflict` (the greatest product of two classes' firing probabilities).
     """
 
     def __init__(self, classes: int = 0) -> None:
@@ -110,7 +98,6 @@ class Statistics:
                 "support": support,
                 "mean": mean,
                 "variance": np.maximum(square / self.rows - mean**2, 0),
-                "mean_active": mean_active,
                 "variance_active": np.maximum(square_active / support - mean_active**2, 0),
                 "align": align / self.rows,
                 "repulsion": mean + align / self.rows,
@@ -180,43 +167,23 @@ def summarize(columns: Columns) -> dict[str, Any]:
 def instability(columns: Columns, conflicting: np.ndarray) -> dict[str, Any]:
     """Test the proposition: conflicting dimensions have gradients of small mean, large variance.
 
-    Parameters
-    ----------
-    columns : statistics.
-    conflicting : bool [D].
-
-    Returns
-    -------
-    `conflicting` and `others`, each with the number `dims` and medians of `mean_size` (|mean|),
-    `variance` and `mean_to_deviation` over all rows, `variance_active` and
-    `mean_to_deviation_active` over firing rows; `holds`, whether the conflicting dimensions have
-    the smaller |mean| / deviation and the larger variance (None if a side is empty); `note`.
+    `conflicting` is bool [D]. Returns `conflicting` and `others`, each with the number `dims` and
+    medians of `variance` and `mean_to_deviation`; `holds`, whether the conflicting dimensions have
+    the smaller |mean| / deviation and the larger variance (None if a side is empty).
     """
 
     def side(dims: np.ndarray) -> dict[str, Any]:
-        names = ("mean", "variance", "mean_active", "variance_active")
-        mean, variance, mean_active, variance_active = (columns[name][dims] for name in names)
-        return {
-            "dims": int(dims.sum()),
-            "mean_size": _median(np.abs(mean)),
-            "variance": _median(variance),
-            "mean_to_deviation": _median(_ratio(mean, variance)),
-            "variance_active": _median(variance_active),
-            "mean_to_deviation_active": _median(_ratio(mean_active, variance_active)),
-        }
+        mean, variance = (columns[name][dims] for name in ("mean", "variance"))
+        medians = {"variance": variance, "mean_to_deviation": _ratio(mean, variance)}
+        return {"dims": int(dims.sum())} | {k: _median(v) for k, v in medians.items()}
 
     sound = columns["support"] >= MIN_SUPPORT
     a, b = side(sound & conflicting), side(sound & ~conflicting)
-    holds, note = None, f"{a['dims']} conflicting dimensions, {b['dims']} others"
+    holds = None
     if a["dims"] and b["dims"]:
         smaller = a["mean_to_deviation"] < b["mean_to_deviation"]
-        larger = a["variance"] > b["variance"]
-        holds = bool(smaller and larger)
-        note += (
-            f": |mean| / deviation is {'smaller' if smaller else 'not smaller'}, the variance "
-            f"{'larger' if larger else 'not larger'} on the conflicting ones"
-        )
-    return {"conflicting": a, "others": b, "holds": holds, "note": note}
+        holds = bool(smaller and a["variance"] > b["variance"])
+    return {"conflicting": a, "others": b, "holds": holds}
 
 
 def _ratio(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
@@ -243,35 +210,34 @@ def record(
     size = min(recipe.run.batch, len(pixels))
     order = np.random.default_rng((recipe.run.seed, epoch, 1)).permutation(len(pixels))
     chosen = [order[s : s + size] for s in range(0, len(order) - size + 1, size)][:batches]
-    device = next(model.parameters()).device
-    mean, std = (
-        torch.tensor(v, device=device).view(3, 1, 1) for v in (recipe.data.mean, recipe.data.std)
-    )
+    device = model.mean.device
     index = None if labels is None else np.unique(labels, return_inverse=True)[1]
     classes = 0 if index is None else int(index.max()) + 1
     temperature = recipe.objective.temperature
     statistics = {name: Statistics(classes) for name in ("gated", "z", "raw")}
-    with in_eval_mode(model), torch.no_grad():
+    with in_eval_mode(model):
         for rows in chosen:
             images, numbers = (torch.from_numpy(each).to(device) for each in (pixels[rows], rows))
             views = make_views(images, numbers, epoch, recipe.run.seed + 1, recipe.views)
             known = None if index is None else torch.from_numpy(index[rows]).to(device)
-            h = model.embed((views - mean) / std)
-            with torch.enable_grad():
-                features = model.head(h)
-            z = features.gated.detach()
-            statistics["gated"].add(z, gradient(z, temperature), known, temperature)
-            for name, g in gradients(features, temperature).items():
-                statistics[name].add(features.z.detach(), g, known, temperature)
-    rows_seen = statistics["gated"].rows
-    row = {"epoch": epoch, "batches": len(chosen), "mode": "eval", "rows": rows_seen}
+            with torch.no_grad():
+                h = model.embed(model.normalize_pixels(views))
+            features = model.head(h)
+            readings = features.gated, features.z, features.aux
+            found = gradients(features.gated, readings, temperature)
+            for (name, each), g in zip(statistics.items(), found):
+                z = features.gated if name == "gated" else features.z
+                each.add(z.detach(), g, known, temperature)
     columns = {name: each.columns() for name, each in statistics.items()}
     levels = {"paper": 1, "sound": MIN_SUPPORT}
-    readings = {
+    rows_seen = statistics["gated"].rows
+    row = {"epoch": epoch, "batches": len(chosen), "mode": "eval", "rows": rows_seen}
+    row |= summarize(columns["gated"])
+    row["readings"] = {
         name: {key: correlations(columns[name], support) for key, support in levels.items()}
         for name in ("z", "raw")
     }
-    return row | summarize(columns["gated"]) | {"readings": readings}
+    return row
 
 
 def recorder(images: Images, recipe: Recipe) -> Callable[[Encoder, int], dict[str, Any] | None]:

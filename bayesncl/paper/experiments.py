@@ -55,7 +55,7 @@ class Experiment:
     seeds : seeds of every row.
     changes : changes to every recipe at paper scale, as on the command line.
     overrides : the user's changes, at any scale.
-    methods, datasets : rows to keep; empty: all.
+    methods : rows to keep; empty: all.
     title : empty: the table's.
     """
 
@@ -64,7 +64,6 @@ class Experiment:
     seeds: tuple[int, ...] = (0,)
     changes: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
-    datasets: tuple[str, ...] = ()
     title: str = ""
     overrides: tuple[str, ...] = ()
 
@@ -121,8 +120,12 @@ EXPERIMENTS = {
         *map(Experiment, ("dimensions", "prior", "kl-weight", "gate-lr")),
         *map(Experiment, ("batch-size", "batch-tradeoff")),
         Experiment(
-            "figure-support", MAIN_TABLE, THREE_SEEDS, methods=PAIR, datasets=(MAIN,),
+            "figure-support", MAIN_TABLE, THREE_SEEDS, methods=PAIR,
             title="Consistency by minimum support, NCL against BayesNCL",
+        ),
+        Experiment(
+            "figure-comparison", MAIN_TABLE, THREE_SEEDS, methods=PAIR,
+            title="Consistency and class entropies, NCL against BayesNCL",
         ),
         Experiment(
             "figure-retrieval", ("feature-selection",), THREE_SEEDS,
@@ -136,6 +139,10 @@ EXPERIMENTS = {
             title="Accuracy and consistency over prior, KL weight",
         ),
         Experiment("figure-gradients", ("gradients",), title="Gradient dynamics over epochs"),
+        Experiment(
+            "figure-compositionality", MAIN_TABLE, methods=("ncl",),
+            title="Pairs of images of different classes that share a dimension of NCL",
+        ),
         Experiment(
             "figure-high-entropy", MAIN_TABLE, methods=("ncl",),
             title="High-entropy dimensions of NCL",
@@ -236,6 +243,5 @@ def _published(experiment: Experiment) -> Iterator[tuple[dict[str, Any], dict[st
     for name in experiment.tables:
         table = paper()["tables"][name]
         for row in table["rows"]:
-            wanted = not experiment.methods or row["method"] in experiment.methods
-            if wanted and (not experiment.datasets or row["dataset"] in experiment.datasets):
+            if not experiment.methods or row["method"] in experiment.methods:
                 yield table, row

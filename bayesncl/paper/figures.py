@@ -10,19 +10,30 @@ from bayesncl.data import DATASETS
 from bayesncl.data.images import Images
 from bayesncl.measure.counts import MIN_SUPPORT
 from bayesncl.paper import ledger
-from bayesncl.paper.cells import Entries, Line, lines_of, mean
+from bayesncl.paper.cells import Cell, Entries, Line, lines_of, mean, spread
 from bayesncl.paper.experiments import MAIN, Experiment, paper
 from bayesncl.progress import plural
 from bayesncl.report import plots
 from bayesncl.report.plots import CORRELATIONS, Curve
 
 MAX_RUNS = 3  # runs of a method in one figure
-SHEETS = {"figure-high-entropy": "high_entropy", "figure-suppressed": "suppressed"}
+SHEETS = {
+    "figure-compositionality": "pairs",
+    "figure-high-entropy": "high_entropy",
+    "figure-suppressed": "suppressed",
+}
+PANELS = {
+    "consistency": "consistency (%)",
+    "entropy_sum": "H_s (nats)",
+    "entropy_mean": "H_m (nats)",
+    "entropy_freq": "H_f (nats)",
+}
+SOURCES = ("published", "ours", "sound")
 
 
-def file_name(name: str) -> str:
+def file_name(name: str, dataset: str = MAIN) -> str:
     """File name of an experiment's picture."""
-    return f"{name.removeprefix('figure-')}.png"
+    return f"{name.removeprefix('figure-')}{f'-{dataset}' * (dataset != MAIN)}.png"
 
 
 def draw(
@@ -60,6 +71,26 @@ def draw_support(lines: list[Line], path: Path) -> Path:
     x, mark = "minimum support of a dimension (test images)", f"sound: {MIN_SUPPORT}"
     options: Any = {"log": True, "mark": (MIN_SUPPORT, mark)}
     return plots.plot_curves(curves, path, x, "consistency (%)", **options)
+
+
+def draw_comparison(lines: list[Line], path: Path) -> Path:
+    """Four measures of NCL and BayesNCL: published, ours and sound."""
+
+    def bar(cell: Cell, source: str) -> tuple[float, float] | None:
+        if source == "published":
+            return None if cell.published is None else (cell.published, 0.0)
+        values = getattr(cell, source)
+        return (mean(values), spread(values)) if values else None
+
+    groups = [s for s in SOURCES if any(bar(line.cells["consistency"], s) for line in lines)]
+    panels = {
+        title: {
+            paper()["methods"][line.row.method]: [bar(line.cells[c], s) for s in groups]
+            for line in lines
+        }
+        for c, title in PANELS.items()
+    }
+    return plots.plot_bars(panels, groups, path)
 
 
 def draw_retrieval(lines: list[Line], path: Path) -> Path:
@@ -103,6 +134,7 @@ def draw_gradients(lines: list[Line], path: Path) -> Path:
 
 FIGURES: dict[str, Callable[[list[Line], Path], Path]] = {
     "figure-support": draw_support,
+    "figure-comparison": draw_comparison,
     "figure-retrieval": draw_retrieval,
     "figure-dimensions": draw_dimensions,
     "figure-tradeoff": draw_tradeoff,

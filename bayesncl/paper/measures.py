@@ -118,13 +118,13 @@ def background_measures(
         }
     errors = {name: conflict.conflict(getattr(found, name), *both) for name in ("z", "gated")}
     out["conflict"] = {
-        name: scalars(error) | {"by_dimension": rounded(error["by_dimension"]["error"], DIGITS)}
+        name: scalars(error) | {"by_dimension": rounded(error["by_dimension"], DIGITS)}
         for name, error in errors.items()
     }
     out["ipw"] = theory.ipw_effect(found.gated, *both, pi=theory.prevalence(seen.z))
     out["ipw"]["retrieval"] = rounded(out["ipw"]["retrieval"])
     if found.open is not None:
-        out["gate_effect"] = scalars(conflict.gate_effect(found.z, found.gated, *both))
+        out["gate_effect"] = conflict.gate_effect(found.z, found.gated, *both)
     moved_images = dataset.counterfactual(data) if dataset.counterfactual else None
     if moved_images is not None:
         moved = extract(model, moved_images, "sound")

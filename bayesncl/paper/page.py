@@ -19,7 +19,7 @@ from bayesncl.measure.interpretability import MATCHED, at_l0
 from bayesncl.paper import cells, figures, ledger
 from bayesncl.paper.cells import FAST_PROBE, NOT_RUN, Entries, Line, label, lines_of, summary
 from bayesncl.paper.claims import CLAIMS, claim_row
-from bayesncl.paper.experiments import EXPERIMENTS, PAIR, Experiment, paper
+from bayesncl.paper.experiments import EXPERIMENTS, MAIN, PAIR, Experiment, paper, rows
 from bayesncl.progress import plural
 from bayesncl.report.tables import format_table
 
@@ -68,6 +68,8 @@ SPEARMAN = "filtering: Spearman of prevalence and open rate"
 CLOSED = "filtering: closed dimensions, best gamma"
 
 Measures = dict[str, Any]  # of a run, as in the ledger
+Column = tuple[str, Callable[[Measures], float | None], int]  # head, value of a run, decimals
+Drawn = dict[tuple[str, str], str]  # files of pictures by figure and dataset
 markdown = partial(format_table, kind="markdown", left=1)
 
 
@@ -78,17 +80,24 @@ def write(folder: Path, entries: list[ledger.Entry]) -> Path:
     """
     found = ledger.by_setting(entries)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
-    drawn = {}
+    drawn: Drawn = {}
     for name in figures.FIGURES:
-        path = folder / "figures" / figures.file_name(name)
-        if figures.draw(EXPERIMENTS[name], found, path):
-            drawn[name] = path.name
+        for dataset in datasets_of(EXPERIMENTS[name]):
+            path = folder / "figures" / figures.file_name(name, dataset)
+            if figures.draw(EXPERIMENTS[name], found, path, dataset):
+                drawn[name, dataset] = path.name
     path = folder / "results.md"
     write_atomic(path, render(entries, found, drawn))
     return path
 
 
-def render(entries: list[ledger.Entry], found: Entries, drawn: dict[str, str]) -> str:
+def datasets_of(experiment: Experiment) -> list[str]:
+    """Datasets of an experiment, that of the claims first."""
+    names = dict.fromkeys(row.dataset for row in rows(experiment))
+    return sorted(names, key=lambda name: name != MAIN)
+
+
+def render(entries: list[ledger.Entry], found: Entries, drawn: Drawn) -> str:
     """The page as Markdown."""
     filled, published = cells.count_filled(found)
     findings = "\n".join(f"- {finding}" for finding in notes()["findings"] if entries)
@@ -126,86 +135,74 @@ def claims(found: Entries) -> str:
     )
 
 
-def consistency_gain(found: Entries, drawn: dict[str, str]) -> str:
+def consistency_gain(found: Entries, drawn: Drawn) -> str:
     """Consistency by minimum support, with shuffled labels, and every sound measure."""
     lines = lines_of("interpretability", found)
+
+    def by_support(run: Measures, support: str) -> float | None:
+        return run["curves"]["consistency_by_support"].get(support)
+
+    def consistency(run: Measures) -> float:
+        return run["paper"]["consistency"]
+
+    def shuffled(run: Measures) -> float:
+        return consistency(run["chance"])
+
+    def sound(run: Measures, measure: registry.Measure) -> float | None:
+        value = run["sound"].get(measure.key)
+        return value if value is None or measure.unit != "share" else 100 * value
+
+    def chance(run: Measures, measure: registry.Measure) -> float | None:
+        return sound(run["chance"], measure)
+
+    by_sound, by_chance = (
+        [(measure.short, partial(value, measure=measure), d) for measure, d in SOUND.items()]
+        for value in (sound, chance)
+    )
+    supports = [(s, partial(by_support, support=s), 2) for s in SUPPORTS]
+    labels = [
+        ("Cons.", consistency, 2),
+        ("labels shuffled", shuffled, 2),
+        ("difference", lambda run: consistency(run) - shuffled(run), 2),
+    ]
     parts = [
         "## Where the consistency gain comes from\n\nBy the paper's definition a dimension that "
         "fires on one image is perfectly consistent. The figure asks for more: consistency over "
-        "the dimensions that fire on at least *s* test images, for *s* from 1 to 100 (CIFAR-100, "
-        "eval mode, one line per seed).\n"
+        "the dimensions that fire on at least *s* test images, for *s* from 1 to 100 (eval mode, "
+        "one line per seed).\n",
+        *pictures("figure-support", "Consistency by minimum support", drawn),
+        method_table(lines, supports, PAIR, "CIFAR-100, support at least"),
+        "A dimension that fires on one image is as consistent with meaningless labels. The paper's "
+        "definition, with the true labels and with labels shuffled among the test images:\n",
+        method_table(lines, labels),
+        folded(
+            "all sound measures of the main methods",
+            "*At L0 k*: all features cut at one threshold that leaves *k* active dimensions per "
+            "image; *AP*: average precision of a dimension as a detector of its best class.\n\n"
+            + method_table(lines, by_sound)
+            + "\nThe same with shuffled labels:\n\n"
+            + method_table(lines, by_chance, PAIR),
+        ),
+        gate_use(lines),
+        *notes_on("figure-support"),
     ]
-    if "figure-support" in drawn:
-        parts.append(f"![Consistency by minimum support](figures/{drawn['figure-support']})\n")
-    parts += [support_table(lines), shuffled_table(lines)]
-    legend = (
-        "*At L0 k*: all features cut at one threshold that leaves *k* active dimensions per image; "
-        "*AP*: average precision of a dimension as a detector of its best class.\n"
-    )
-    table = f"{legend}\n{sound_table(lines)}"
-    parts.append(folded("all sound measures of the main methods", table))
-    parts += [gate_use(lines), *notes_on("figure-support")]
     return "\n".join(part for part in parts if part)
 
 
-def by_method(
-    lines: list[Line], row_of: Callable[[list[Measures]], list[str]], methods: Sequence[str] = ()
-) -> list[list[str]]:
-    """Rows of a table: method, `row_of` the measures of its runs, number of runs."""
+def method_table(
+    lines: list[Line], columns: Sequence[Column], methods: Sequence[str] = (), first: str = "method"
+) -> str:
+    """A row per method: mean and spread over its runs of each column, and the number of runs."""
     rows = []
     for line in lines:
         if not methods or line.row.method in methods:
             runs = [entry["measures"] for entry in line.runs]
-            name = paper()["methods"][line.row.method]
-            rows.append([name, *row_of(runs), str(len(runs) or NOT_RUN)])
-    return rows
-
-
-def support_table(lines: list[Line]) -> str:
-    """Consistency by minimum support, mean over seeds."""
-
-    def row_of(runs: list[Measures]) -> list[str]:
-        curves = [run["curves"]["consistency_by_support"] for run in runs]
-        return [summary([c[s] for c in curves if c.get(s) is not None], 2) for s in SUPPORTS]
-
-    return markdown(["support at least", *SUPPORTS, "runs"], by_method(lines, row_of, PAIR))
-
-
-def shuffled_table(lines: list[Line]) -> str:
-    """Consistency by the paper's definition, with true and with shuffled labels."""
-
-    def row_of(runs: list[Measures]) -> list[str]:
-        both = [[tree["paper"]["consistency"] for tree in (run, run["chance"])] for run in runs]
-        rows = [(a, b, a - b) for a, b in both if a is not None and b is not None]
-        return [summary([row[i] for row in rows], 2) for i in range(3)]
-
-    head = ["method", "Cons.", "labels shuffled", "difference", "runs"]
-    return (
-        "A dimension that fires on one image is as consistent with meaningless labels. The paper's "
-        "definition, with the true labels and with labels shuffled among the test images:\n\n"
-        + markdown(head, by_method(lines, row_of))
-    )
-
-
-def sound_table(lines: list[Line]) -> str:
-    """Every sound measure of the main methods; for NCL and BayesNCL also with shuffled labels."""
-
-    def row_of(runs: list[Measures]) -> list[str]:
-        row = []
-        for measure, decimals in SOUND.items():
-            factor = 100 if measure.unit == "share" else 1
-            values = [factor * run[measure.key] for run in runs if run.get(measure.key) is not None]
-            row.append(summary(values, decimals))
-        return row
-
-    chance = by_method(lines, lambda runs: row_of([run["chance"]["sound"] for run in runs]), PAIR)
-    shuffled = {row[0]: row for row in chance if row[-1] != NOT_RUN}
-    rows = []
-    for row in by_method(lines, lambda runs: row_of([run["sound"] for run in runs])):
-        rows.append(row)
-        if row[0] in shuffled:
-            rows.append([f"{row[0]}, labels shuffled", *shuffled[row[0]][1:-1], ""])
-    return markdown(["method", *(measure.short for measure in SOUND), "runs"], rows)
+            values = [
+                summary([v for run in runs if (v := value(run)) is not None], decimals)
+                for _, value, decimals in columns
+            ]
+            rows.append([paper()["methods"][line.row.method], *values, str(len(runs) or NOT_RUN)])
+    return markdown([first, *(head for head, *_ in columns), "runs"], rows)
 
 
 def gate_use(lines: list[Line]) -> str:
@@ -230,31 +227,23 @@ def retrieval_gain(found: Entries) -> str:
     def used(run: Measures) -> float:
         return float(run["curves"]["dimensions_by_support"][str(MIN_SUPPORT)])
 
-    def by_number(runs: list[Measures]) -> list[str]:
-        curves = [run["curves"]["retrieval_sound"] for run in runs]
-        kept = [summary([c[k]["5"] for c in curves if k in c], 2) for k in KEPT]
-        return [summary([used(run) for run in runs], 0), *kept]
+    def with_kept(run: Measures, kept: str) -> float | None:
+        return run["curves"]["retrieval_sound"].get(kept, {}).get("5")
 
     def at_share(run: Measures, share: float) -> float:
         curve = {int(k): p["5"] for k, p in run["curves"]["retrieval_sound"].items()}
         return float(np.interp(share * used(run), sorted(curve), [curve[k] for k in sorted(curve)]))
 
-    def by_share(runs: list[Measures]) -> list[str]:
-        return [summary([at_share(run, share) for run in runs], 2) for share in SHARES]
-
-    numbers = markdown(
-        ["method", "in use", *(f"K {k}" for k in KEPT), "runs"], by_method(lines, by_number)
-    )
-    shares = markdown(
-        ["method", *(f"{100 * share:.0f} %" for share in SHARES), "runs"],
-        by_method(lines, by_share),
-    )
+    numbers: list[Column] = [("in use", used, 0)]
+    numbers += [(f"K {k}", partial(with_kept, kept=k), 2) for k in KEPT]
+    shares = [(f"{100 * share:.0f} %", partial(at_share, share=share), 2) for share in SHARES]
     return (
         "## Where the retrieval gain comes from\n\nA fixed number of kept dimensions is a larger "
         "share of a model that has fewer in use. Precision@5 with the K strongest dimensions, "
         "measured soundly (CIFAR-100), beside the number of dimensions that fire on at least "
-        f"{MIN_SUPPORT} test images:\n\n{numbers}\nThe same at an equal share of the dimensions in "
-        f"use, interpolated linearly between the measured K:\n\n{shares}"
+        f"{MIN_SUPPORT} test images:\n\n{method_table(lines, numbers)}\nThe same at an equal share "
+        "of the dimensions in use, interpolated linearly between the measured K:\n\n"
+        + method_table(lines, shares)
     )
 
 
@@ -344,15 +333,15 @@ def holds(rows: Sequence[dict[str, Any]]) -> str:
 def conflict_table(lines: list[Line]) -> str:
     """Number of conflicting dimensions by threshold."""
 
-    def row_of(runs: list[Measures]) -> list[str]:
-        return [
-            summary([float(run["conflicting"][t][key]) for run in runs], 1)
-            for t in CONFLICTS
-            for key in ("count", "chance_count")
-        ]
+    def number(run: Measures, threshold: str, key: str) -> float:
+        return float(run["conflicting"][threshold][key])
 
-    head = ["method", *(h for t in CONFLICTS for h in (f"at {t}", "by chance")), "runs"]
-    return markdown(head, by_method(lines, row_of))
+    columns = [
+        (head, partial(number, threshold=t, key=key), 1)
+        for t in CONFLICTS
+        for head, key in ((f"at {t}", "count"), ("by chance", "chance_count"))
+    ]
+    return method_table(lines, columns)
 
 
 def instability_table(lines: list[Line]) -> str:
@@ -387,9 +376,10 @@ def suppression_table(lines: list[Line]) -> str:
         for run in line.runs:
             for d in (d for d in run["exemplars"].get("suppressed", []) if d["value"]):
                 name, count = Counter(d["classes"]).most_common(1)[0]
+                common = f"{name} ({count} of {len(d['classes'])})" if count > 1 else "none twice"
                 rows.append([
                     f"{label(line.row)}, seed {run['seed']}", str(d["dim"]), f"{d['value']:.2f}",
-                    str(d["support"]), f"{name} ({count} of {len(d['classes'])})",
+                    str(d["support"]), common,
                 ])  # fmt: skip
     return markdown(["run", "dimension", "closed where it would fire", "fires on", "class"], rows)
 
@@ -406,34 +396,44 @@ def table_part(experiment: Experiment, found: Entries) -> str:
     return "\n".join(parts)
 
 
-def figure_part(experiment: Experiment, found: Entries, drawn: dict[str, str]) -> str:
-    """A figure; instead of a sheet of images, the classes of its images."""
+def figure_part(experiment: Experiment, found: Entries, drawn: Drawn) -> str:
+    """A figure for each dataset with runs; instead of a sheet, the classes of its images."""
     name, title = experiment.name, experiment.title
-    parts = [f"## {name}\n", f"{title}, CIFAR-100.\n", *notes_on(name)]
-    if name in drawn:
-        parts.append(f"![{title}](figures/{drawn[name]})\n")
-    elif name in figures.SHEETS and (entry := figures.sheet_entry(experiment, found)) is not None:
+    parts = [f"## {name}\n", f"{title}.\n", *notes_on(name)]
+    shown = pictures(name, title, drawn)
+    for dataset in datasets_of(experiment) if name in figures.SHEETS else ():
+        entry = figures.sheet_entry(experiment, found, dataset)
+        if entry is not None:
+            table = exemplar_table(figures.SHEETS[name], entry)
+            head = f"{DATASETS[dataset].title}: the dimensions and the classes of their images"
+            shown.append(folded(head, table))
+    if shown and name in figures.SHEETS:
         command = f"`bayesncl reproduce {name} --data DIR`"
         parts.append(f"{command} draws them; we may not publish the images.\n")
-        table = exemplar_table(figures.SHEETS[name], entry)
-        parts.append(folded("the dimensions and the classes of their images", table))
-    else:
-        parts.append(f"{NOT_RUN.capitalize()}.\n")
-    return "\n".join(parts)
+    return "\n".join([*parts, *(shown or [f"{NOT_RUN.capitalize()}.\n"])])
+
+
+def pictures(name: str, title: str, drawn: Drawn) -> list[str]:
+    """The drawn pictures of a figure, with their datasets."""
+    return [
+        f"{DATASETS[dataset].title}:\n\n![{title}](figures/{path})\n"
+        for (figure, dataset), path in drawn.items()
+        if figure == name
+    ]
 
 
 def exemplar_table(kind: str, entry: ledger.Entry) -> str:
-    """The dimensions of a sheet and the classes of their strongest images."""
-    measures = {
-        "high_entropy": "class entropy of its mass (nats)",
-        "suppressed": "closed where it would fire",
-    }
+    """The dimensions of a sheet and the classes of their images."""
+    value, images = {
+        "high_entropy": ("class entropy of its mass (nats)", "its strongest test images"),
+        "suppressed": ("closed where it would fire", "its strongest test images"),
+        "pairs": ("product of its two values", "the pair"),
+    }[kind]
     rows = [
         [str(d["dim"]), f"{d['value']:.2f}", str(d["support"]), ", ".join(d["classes"])]
         for d in entry["exemplars"][kind]
     ]
-    head = ["dimension", measures[kind], "fires on", "classes of its strongest test images"]
-    return markdown(head, rows)
+    return markdown(["dimension", value, "fires on", f"classes of {images}"], rows)
 
 
 def folded(summary: str, body: str) -> str:

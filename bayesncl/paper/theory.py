@@ -164,31 +164,25 @@ def information(features: Array, opened: np.ndarray, bins: int = 16) -> dict[str
     -------
     `bound` : sum_k E[m_k] log(bins) + H_b(E[m_k]); `bound_ungated` : with all gates open;
         `bound_zero` : with C_cont = 0.
-    `marginals` : sum over dimensions of the entropy of the rounded gated feature.
     `information` : entropy of the rounded gated rows, which is I over these images.
     `cap` : log N, the most that N images can show.
     """
     z = as_features(features)
     n, d = z.shape
-    signed = any(bool((block < 0).any()) for _, block in rows(z))
-    levels = 2 * bins if signed else bins
-    p = np.asarray(opened).mean(0)
-    counts = np.zeros((levels, d))
+    p, signed = np.asarray(opened).mean(0), False
     weights = np.random.default_rng(0).integers(1, 2**63, size=d, dtype=np.uint64)
     hashes = np.empty(n, dtype=np.uint64)  # of rows
     for part, block in rows(z):
         code = np.clip(np.floor(block * bins), -bins, bins - 1).astype(np.int64)
         hashes[part] = code.astype(np.uint64) @ weights
-        for level in range(levels):
-            counts[level] += (code == level - (bins if signed else 0)).sum(0)
+        signed |= bool((block < 0).any())
+    levels = math.log(2 * bins if signed else bins)
     repeats = np.unique(hashes, return_counts=True)[1]
     gate_entropy = float(entropy(np.stack([p, 1 - p])).sum())
-    capacity = float(p.sum() * math.log(levels))
     return {
-        "bound": capacity + gate_entropy,
-        "bound_ungated": d * math.log(levels),
+        "bound": float(p.sum() * levels) + gate_entropy,
+        "bound_ungated": d * levels,
         "bound_zero": gate_entropy,
-        "marginals": float(entropy(counts).sum()),
         "information": float(entropy(repeats[:, None].astype(float))[0]),
         "cap": math.log(n),
     }
@@ -229,51 +223,36 @@ def _cost_row(prior: float) -> Row:
     net = cost["net"]
     effect = "rewards open gates, against the theorem" if net < 0 else "presses gates shut"
     note = (
-        f"at rho = {prior:g} an open gate costs log(1/rho) = {cost['open']:.3f} nats and a closed "
-        f"one log(1/(1-rho)) = {cost['closed']:.3f}, so the KL {effect} (net {net:+.3f}, as "
-        f"clamped in training {cost['net_clamped']:+.3f})"
+        f"at rho = {prior:g} an open gate costs {cost['open']:.3f} nats and a closed one "
+        f"{cost['closed']:.3f}, so the KL {effect} (as clamped {cost['net_clamped']:+.3f})"
     )
-    name = "filtering: KL cost of opening a gate (nats)"
-    return _row(name, cost["open"], net, net > 0, note)
+    return _row("filtering: KL cost of opening a gate (nats)", cost["open"], net, net > 0, note)
 
 
 def _filtering_rows(found: Row, prior: float) -> list[Row]:
-    closed, counted = int(found["closed"].sum()), found["counted"]
+    closed, counted, agreement = int(found["closed"].sum()), found["counted"], found["agreement"]
     predicted: int | None = None
     beats: bool | None = None
-    if found["agreement"] is None:
-        share = "none" if closed == 0 else "all"
-        note = f"{share} of the {counted} firing dimensions are closed, so any gamma fits"
-    else:
-        predicted = int(found["predicted"].sum())
-        beats = found["agreement"] > found["agreement_chance"]
-        note = (
-            f"balanced agreement {found['agreement']:.1f} %, up to "
-            f"{found['agreement_chance']:.1f} % by chance (95th percentile, gamma fitted each time)"
-        )
+    note = f"{closed} of the {counted} firing dimensions are closed, so any gamma fits"
+    if agreement is not None:
+        predicted, chance = int(found["predicted"].sum()), found["agreement_chance"]
+        beats = agreement > chance
+        note = f"balanced agreement {agreement:.1f} %, up to {chance:.1f} % by chance"
     first = _row("filtering: closed dimensions, best gamma", predicted, closed, beats, note)
-    name = "filtering, cost corrected: closed dimensions"
+    note = "at rho < 0.5 the corrected condition differs only in scale"
+    corrected: tuple[int | None, int, bool | None] = predicted, closed, beats
     if prior >= 0.5:
-        note = (
-            "with the cost of a closed gate, gamma pi (1-pi) < lambda log((1-rho)/rho) closes "
-            f"nothing at rho = {prior:g}; closed gates are closed against the KL"
-        )
-        second = _row(name, 0, closed, closed == 0, note)
-    else:
-        note = "at rho < 0.5 the corrected condition differs only in scale"
-        second = _row(name, predicted, closed, beats, note)
+        note = f"gamma pi (1-pi) < lambda log((1-rho)/rho) closes nothing at rho = {prior:g}"
+        corrected = 0, closed, closed == 0
+    second = _row("filtering, cost corrected: closed dimensions", *corrected, note)
     rank = found["spearman"]
     # two standard errors of a rank correlation of independent values
     clear = rank is not None and counted > 2 and abs(rank) > 2 / math.sqrt(counted - 1)
-    trend = "not related beyond chance" if not clear else "negatively related"
-    if clear and rank > 0:
-        trend = "positively related: rare dimensions are closed"
-    rates = [found[key] for key in ("open_rate_common", "open_rate_rare")]
-    common, rare = ("no such dimension" if rate is None else f"{rate:.2f}" for rate in rates)
-    note = (
-        f"prevalence and open gates are {trend}; mean open rate where active {common} at "
-        f"prevalence >= {COMMON:g}, {rare} below"
+    common, rare = (
+        "no such dimension" if found[key] is None else f"{found[key]:.2f}"
+        for key in ("open_rate_common", "open_rate_rare")
     )
+    note = f"mean open rate where active {common} at prevalence >= {COMMON:g}, {rare} below"
     holds = None if rank is None else bool(clear and rank < 0)
     third = _row("filtering: Spearman of prevalence and open rate", -1.0, rank, holds, note)
     return [first, second, third]
@@ -284,43 +263,38 @@ def _error_rows(
     backgrounds: np.ndarray, found: Row,
 ) -> list[Row]:  # fmt: skip
     """E is the mean similarity over pairs of different classes on one background."""
-    before, apart, same, *_ = pair_similarity(z, labels, backgrounds)
-    masked, masked_apart, *_ = pair_similarity(z * opened, labels, backgrounds)
-    after, after_apart, after_same, *_ = pair_similarity(gated, labels, backgrounds)
-    drop = float((before - masked).sum())
-    noise_sets = {
-        "prevalence >= 0.5": found["prevalence"] >= COMMON,
-        "observed closed": found["closed"],
-    }
+    before, masked, after = (
+        pair_similarity(x, labels, backgrounds) for x in (z, z * opened, gated)
+    )
+    totals = [float(x.shared.sum()) for x in (before, masked, after)]
+    drop, final = totals[0] - totals[1], totals[0] - totals[2]
     table = []
-    for name, noise in noise_sets.items():
-        predicted = float(before[noise].sum())
+    for name, noise in (
+        ("prevalence >= 0.5", found["prevalence"] >= COMMON), ("observed closed", found["closed"])
+    ):  # fmt: skip
+        predicted = float(before.shared[noise].sum())
         near = drop > 0 and abs(drop - predicted) <= TOLERANCE * predicted
         note = (
-            f"{int(noise.sum())} dimensions in the noise set; E {before.sum():.4f} before the "
-            f"gates, {masked.sum():.4f} after; on pairs with another background the gates take "
-            f"{float((apart - masked_apart).sum()):.4f}"
+            f"{int(noise.sum())} dimensions in the noise set; E {totals[0]:.4f} before the gates, "
+            f"{totals[1]:.4f} after; on pairs with another background the gates take "
+            f"{float((before.apart - masked.apart).sum()):.4f}"
         )
         holds = near if predicted > 0 else None
         table.append(_row(f"error reduction: noise set of {name}", predicted, drop, holds, note))
-    final = float((before - after).sum())
     note = (
-        f"renormalized, as trained and used: E {before.sum():.4f} before, {after.sum():.4f} after; "
-        f"over the similarity within classes {before.sum() / max(same.sum(), 1e-12):.3f} before, "
-        f"{after.sum() / max(after_same.sum(), 1e-12):.3f} after; error (shared - other "
-        f"background) {(before - apart).sum():.4f} before, {(after - after_apart).sum():.4f} after"
+        f"E {totals[0]:.4f} before, {totals[2]:.4f} after; error (shared - other background) over "
+        f"the similarity within classes {before.relative:.4f} before, {after.relative:.4f} after"
     )
     name = "error reduction: strictly less, renormalized"
     return [*table, _row(name, None, final, final > 0, note)]
 
 
 def _information_row(found: dict[str, float]) -> Row:
-    empty = found["bound"] >= found["cap"]
+    bound, cap = found["bound"], found["cap"]
+    word = "empty" if bound >= cap else "informative"
     note = (
-        f"bound with 16 levels per feature ({found['bound_ungated']:.1f} with all gates open); it "
-        f"is {'above' if empty else 'below'} log N = {found['cap']:.2f}, so it is "
-        f"{'empty' if empty else 'informative'} here; with C_cont = 0 it is "
-        f"{found['bound_zero']:.1f}"
+        f"16 levels per feature; {word} beside log N = {cap:.2f}; all gates open "
+        f"{found['bound_ungated']:.1f}, C_cont = 0 {found['bound_zero']:.1f}"
     )
-    holds = found["information"] <= found["bound"] + 1e-9
-    return _row("information bound (nats)", found["bound"], found["information"], holds, note)
+    holds = found["information"] <= bound + 1e-9
+    return _row("information bound (nats)", bound, found["information"], holds, note)

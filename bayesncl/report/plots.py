@@ -184,6 +184,24 @@ def plot_tradeoff(
     return _save(figure, path, every[0])
 
 
+def plot_bars(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float] | None]]],
+    groups: Sequence[str], path: Path,
+) -> Path:  # fmt: skip
+    """Bars with their spread: panels by title, in each a value per method and group, or None."""
+    figure, every = _panels(panels, len(panels), (2.4 * len(panels), 2.8), share_y=False)
+    for axes, (title, methods) in zip(every, panels.items()):
+        axes.set(title=title, xticks=range(len(groups)), xticklabels=groups)
+        for i, (name, values) in enumerate(methods.items()):
+            x = [j + 0.4 * (i - (len(methods) - 1) / 2) for j in range(len(groups))]
+            bars = [(at, *value) for at, value in zip(x, values) if value is not None]
+            if bars:
+                at, height, spread = zip(*bars)
+                look: Any = {"color": _color(i), "error_kw": {"elinewidth": 1}}
+                axes.bar(at, height, 0.38, yerr=spread, label=name, **look)
+    return _save_below(figure, path, every[0])
+
+
 def plot_sheet(rows: Mapping[str, Sequence[np.ndarray]], path: Path) -> Path:
     """Images [3, H, W] in rows, each row with its title on the left."""
     font = ImageFont.truetype(Path(get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", 12)
@@ -201,12 +219,14 @@ def plot_sheet(rows: Mapping[str, Sequence[np.ndarray]], path: Path) -> Path:
     return _write(sheet.save, path)
 
 
-def _panels(runs: Any, count: int, size: tuple[float, float]) -> tuple[Figure, Sequence[Axes]]:
+def _panels(
+    runs: Any, count: int, size: tuple[float, float], share_y: bool = True
+) -> tuple[Figure, Sequence[Axes]]:
     if not runs:
         raise InputError("nothing to plot: no runs were given")
     with rc_context(STYLE):
         figure = Figure(figsize=size)
-        return figure, figure.subplots(1, count, sharey=True, squeeze=False)[0]
+        return figure, figure.subplots(1, count, sharey=share_y, squeeze=False)[0]
 
 
 def _axes(runs: Any, x: str, y: str) -> tuple[Figure, Axes]:

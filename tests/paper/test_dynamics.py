@@ -36,10 +36,15 @@ def batches(count: int = 4, size: int = 8, dim: int = 6, seed: int = 0) -> list[
     return out
 
 
+def gradient(z: Tensor) -> Tensor:
+    leaf = z.clone().requires_grad_()
+    return dynamics.gradients(leaf, [leaf], 0.2)[0]
+
+
 def columns_of(data: list[Batch], classes: int = 0) -> Columns:
     statistics = Statistics(classes)
     for z, labels in data:
-        statistics.add(z, dynamics.gradient(z, 0.2), labels, 0.2)
+        statistics.add(z, gradient(z), labels, 0.2)
     return statistics.columns()
 
 
@@ -63,7 +68,7 @@ def forces_by_hand(z: np.ndarray, tau: float) -> tuple[np.ndarray, np.ndarray]:
 def test_the_gradient_is_repulsion_minus_alignment() -> None:
     z = batches()[0][0]
     align, repulsion = forces_by_hand(z.double().numpy(), 0.2)
-    np.testing.assert_allclose(dynamics.gradient(z, 0.2).numpy(), repulsion - align, atol=2e-5)
+    np.testing.assert_allclose(gradient(z).numpy(), repulsion - align, atol=2e-5)
 
 
 def test_statistics_are_those_of_all_rows_at_once() -> None:
@@ -82,7 +87,6 @@ def test_statistics_are_those_of_all_rows_at_once() -> None:
         assert found["support"][k] == fires.sum()
         assert found["mean"][k] == pytest.approx(g[:, k].mean(), abs=1e-5)
         assert found["variance"][k] == pytest.approx(g[:, k].var(), rel=1e-4)
-        assert found["mean_active"][k] == pytest.approx(g[fires, k].mean(), abs=1e-5)
         assert found["variance_active"][k] == pytest.approx(g[fires, k].var(), rel=1e-4)
         share = np.bincount(y[fires]).max() / fires.sum()
         assert found["consistency"][k] == pytest.approx(100 * share)
@@ -90,7 +94,7 @@ def test_statistics_are_those_of_all_rows_at_once() -> None:
         assert found["conflict"][k] == pytest.approx(p[-1] * p[-2])
     assert found["support"][5] == 0
     assert np.isnan(found["consistency"][5])
-    assert np.isnan(found["mean_active"][5])
+    assert np.isnan(found["variance_active"][5])
     # shuffled labels: at least the share of one class in three, and not the true ones
     assert (found["chance_consistency"][:5] >= 100 / 3).all()
     assert not np.array_equal(found["chance_consistency"][:5], found["consistency"][:5])
@@ -156,14 +160,12 @@ def test_instability_means_small_mean_and_large_variance(
 ) -> None:
     m, v = np.array(mean), np.array(variance)
     columns = {"support": np.full(4, 50.0), "mean": m, "variance": v}
-    columns |= {"mean_active": 2 * m, "variance_active": v}
     found = dynamics.instability(columns, np.array([True, True, False, False]))
     assert found["holds"] is holds
     assert found["conflicting"]["dims"] == found["others"]["dims"] == 2
     assert found["conflicting"]["variance"] == np.median(variance[:2])
     ratios = np.abs(mean) / np.sqrt(variance)
     assert found["others"]["mean_to_deviation"] == pytest.approx(np.median(ratios[2:]))
-    assert found["others"]["mean_to_deviation_active"] == pytest.approx(2 * np.median(ratios[2:]))
     assert dynamics.instability(columns, np.zeros(4, bool))["holds"] is None
 
 
@@ -181,13 +183,13 @@ def test_record_is_the_statistics_of_training_views(method: str) -> None:
         x = model.normalize_pixels(make_views(pixels, index, 7, 5, recipe.views))
         features = model(x)
         z, labels = features.gated.detach(), torch.from_numpy(images.labels[rows])
-        gated.add(z, dynamics.gradient(z, 0.2), labels, 0.2)
+        gated.add(z, gradient(z), labels, 0.2)
         before = after = features.z.detach().requires_grad_()
         if features.mask is not None:
             after = nn.functional.normalize(before * features.mask.detach(), dim=1)
         similar = (after @ after.T / 0.2).fill_diagonal_(-torch.inf)
         (similar.logsumexp(1) - similar.diagonal(16).repeat(2)).sum().backward()
-        found = dynamics.gradients(features, 0.2)
+        found = dict(zip(readings, dynamics.gradients(features.gated, features[1:6:4], 0.2)))
         assert torch.allclose(found["z"], before.grad, atol=1e-4)
         for name, statistics in readings.items():
             statistics.add(features.z.detach(), found[name], labels, 0.2)
@@ -225,7 +227,7 @@ def test_gpu_and_cpu_agree() -> None:
 
 def test_an_odd_number_of_rows_is_refused() -> None:
     with pytest.raises(InputError):
-        dynamics.gradient(torch.ones(3, 4), 0.2)
+        gradient(torch.ones(3, 4))
 
 
 def test_the_recorder_speaks_every_so_many_epochs(images: Images) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import os
 import statistics
@@ -130,7 +131,7 @@ def test_every_experiment_runs_at_smoke_scale(
             wanted = [c for c in line.cells if c not in ("acc1", "acc5")]
             assert sum(bool(line.cells[c].ours) for c in wanted) >= len(wanted) - 1
     if experiment.is_figure:
-        path = smoked / "work" / "figures" / figures.file_name(name)
+        path = smoked / "work" / "figures" / figures.file_name(name, "scenes")
         assert path.stat().st_size > 500
 
 
@@ -149,7 +150,7 @@ def test_smoke_runs_stay_out_of_the_ledger(tmp_path: Path, monkeypatch: pytest.M
     command.reproduce("figure-suppressed", scale="smoke")
     assert not Path("results").exists()
     assert len(list(Path("runs/smoke/results").glob("*.json"))) == 1
-    assert Path("runs/smoke/figures/suppressed.png").exists()
+    assert Path("runs/smoke/figures/suppressed-scenes.png").exists()
     for folder, work in command.WORK.items():
         assert command.work_folder(folder.resolve()) == work
     assert command.work_folder(tmp_path) == tmp_path / "work"
@@ -413,6 +414,35 @@ def test_a_sheet_has_a_row_of_images_per_dimension(tmp_path: Path, entry: dict[s
     tile = sheet[step : step + plots.TILE, left : left + plots.TILE]
     wanted = test.pixels[exemplars[1]["images"][2]].transpose(1, 2, 0)
     assert np.array_equal(tile[:: plots.TILE // 16, :: plots.TILE // 16], wanted)
+
+
+def test_pairs_share_their_most_similar_dimension_and_background() -> None:
+    rng = np.random.default_rng(0)
+    z = np.maximum(rng.normal(size=(60, 8)), 0)
+    labels, places = rng.integers(3, size=60), rng.integers(2, size=60)
+    for backgrounds in (None, places):
+        slow: dict[int, tuple[float, set[int]]] = {}
+        for k in range(8):
+            top = sorted(range(60), key=lambda i: -z[i, k])[:20]
+            for i, j in itertools.combinations(top, 2):
+                same_place = backgrounds is None or places[i] == places[j]
+                if labels[i] == labels[j] or not same_place or np.argmax(z[i] * z[j]) != k:
+                    continue
+                if z[i, k] * z[j, k] > slow.get(k, (0.0, set()))[0]:
+                    slow[k] = z[i, k] * z[j, k], {i, j}
+        found = runner.shared_pairs(z, labels, backgrounds)
+        assert {k: (value, set(images)) for k, value, images in found} == slow
+        assert len(found) > 3
+        assert [value for _, value, _ in found] == sorted((v for v, _ in slow.values()))[::-1]
+
+
+def test_other_datasets_have_figures_of_their_own(tmp_path: Path, entry: dict[str, Any]) -> None:
+    recipes = [named(f"{d}-{m}") for d in ("cifar100", "cifar10") for m in ("ncl", "bayesncl")]
+    text = page.write(tmp_path, [at_full_size(entry, recipe) for recipe in recipes]).read_text()
+    for name in ("support", "comparison", "retrieval"):
+        for file in (f"{name}.png", f"{name}-cifar10.png"):
+            assert f"figures/{file})" in text and (tmp_path / "figures" / file).stat().st_size > 500
+    assert text.count("<summary>CIFAR-10: the dimensions and the classes") == len(figures.SHEETS)
 
 
 def test_dynamics_are_averaged_over_runs() -> None:

@@ -1,0 +1,103 @@
+"""The script that builds a set like Waterbirds, on a few made-up birds and scenes."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bayesncl.data import load, waterbirds
+from bayesncl.recipes import Data
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "waterbirds_like.py"
+SPECIES = ("001.Black_footed_Albatross", "017.Cardinal", "021.Eastern_Towhee", "070.Green_Violetear")
+LAND, WATER, BIRD = (10, 200, 10), (10, 10, 200), (250, 0, 0)
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("waterbirds_like", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def built(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """20 birds per species on plain scenes; one bird has no mask, one an empty mask."""
+    root = tmp_path_factory.mktemp("sources")
+    names, train = [], []
+    for i in range(80):
+        name = f"{SPECIES[i % 4]}/bird_{i}.jpg"
+        photo, mask = (np.zeros((40, 60, n), np.uint8) for n in (3, 1))
+        photo[10:30, 20:40], mask[10:30, 20:40] = BIRD, 153 if i != 79 else 102
+        for path, pixels in ((root / "cub/images" / name, photo), (root / "masks" / name, mask)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            image = Image.fromarray(pixels.squeeze())
+            if pixels is photo:
+                image.save(path, quality=100)
+            elif i != 78:
+                image.save(path.with_suffix(".png"))
+        names.append(f"{i + 1} {name}\n")
+        train.append(f"{i + 1} {int(i % 8 < 4)}\n")
+    (root / "cub/images.txt").write_text("".join(names))
+    (root / "cub/train_test_split.txt").write_text("".join(train))
+    for place, color in (("land", LAND), ("water", WATER)):
+        (root / place).mkdir()
+        for i in range(12):
+            Image.new("RGB", (50, 30), color).save(root / place / f"{place}{i}.jpg", quality=100)
+    options = [f"--{n}={root / n}" for n in ("cub", "masks", "land", "water", "out")]
+    script.main([*options, "--size=32"])
+    return root / "out"
+
+
+def test_the_package_reads_it(built: Path) -> None:
+    data = Data(name="waterbirds", root=str(built), size=32)
+    splits = {name: load(data, name) for name in ("train", "val", "test")}
+    assert {name: len(images) for name, images in splits.items()} == {
+        "train": 32, "val": 8, "test": 38,  # 40 test birds, two without a bird in their mask
+    }  # fmt: skip
+    swapped = waterbirds.swapped(data)
+    for images in (*splits.values(), swapped):
+        for name, pixels, y, place in zip(
+            images.names, images.pixels, images.labels, images.backgrounds
+        ):
+            species = name.split("/")[-2]
+            assert y == (species in (SPECIES[0], SPECIES[2]))  # `tern` is in Eastern
+            corner, middle = pixels[:, 1, 1].astype(int), pixels[:, 16, 16].astype(int)
+            assert np.abs(corner - (WATER if place else LAND)).max() < 30
+            assert np.abs(middle - BIRD).max() < 60
+    assert (swapped.backgrounds == 1 - splits["test"].backgrounds).all()
+    assert [Path(n).name for n in swapped.names] == [Path(n).name for n in splits["test"].names]
+    own = {name: (im.labels == im.backgrounds).mean() for name, im in splits.items()}
+    assert own["train"] > 0.9 and abs(own["val"] - 0.5) < 0.2 and abs(own["test"] - 0.5) < 0.1
+
+
+def test_no_scene_is_in_two_splits(built: Path) -> None:
+    with open(built / "metadata.csv") as file:
+        rows = list(csv.DictReader(file))
+    for place in "01":
+        used = [
+            {row["place_filename"] for row in rows if (row["split"], row["place"]) == (s, place)}
+            for s in "012"
+        ]
+        assert sum(map(len, used)) == len(set.union(*used)) > 3
+
+
+def test_crops(script: ModuleType) -> None:
+    def box(rows: slice, columns: slice) -> tuple[int, int, int]:
+        mask = np.zeros((40, 60), bool)
+        mask[rows, columns] = True
+        return script.crop_box(mask)
+
+    assert box(slice(10, 30), slice(20, 40)) == (16, 6, 28)
+    assert box(slice(0, 10), slice(0, 20)) == (0, 0, 28)  # moved into the photo
+    assert box(slice(5, 35), slice(10, 50)) == (2, -8, 56)  # higher than the photo: centered
+    assert box(slice(0, 30), slice(10, 50)) == (2, 0, 56)  # the photo cuts the bird above
+    assert box(slice(10, 40), slice(10, 50)) == (2, -16, 56)  # and below
