@@ -199,7 +199,7 @@ def plot_bars(
                 at, height, spread = zip(*bars)
                 look: Any = {"color": _color(i), "error_kw": {"elinewidth": 1}}
                 axes.bar(at, height, 0.38, yerr=spread, label=name, **look)
-    return _save_below(figure, path, every[0])
+    return _save(figure, path, every[0])
 
 
 def plot_sheet(rows: Mapping[str, Sequence[np.ndarray]], path: Path) -> Path:
