@@ -31,7 +31,9 @@ def fit(
     mirror: Annotated[
         bool | None, flag("--mirror/--no-mirror", "Average over photo and mirror image.")
     ] = None,
-    method: Annotated[str, opt("NAME", "prototypes, ncl, bayesncl, sae or csr.")] = "prototypes",
+    method: Annotated[
+        str, opt("NAME", "prototypes, factors, ncl, bayesncl, sae or csr.")
+    ] = "prototypes",
     components: Annotated[
         int | None, opt("N", "Number of dimensions (default: by number of images).", min=1)
     ] = None,

@@ -21,6 +21,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from bayesncl.codes import storage
+from bayesncl.codes.factors import find_axes
 from bayesncl.codes.preprocess import (
     Moments,
     load_rows,
@@ -35,7 +36,7 @@ from bayesncl.errors import InputError, as_input_error
 from bayesncl.io import digest
 from bayesncl.measure.neighbors import nearest
 from bayesncl.method.gates import top_k_mask
-from bayesncl.method.heads import HEADS, Features, Head
+from bayesncl.method.heads import HEADS, Factors, Features, Head
 from bayesncl.method.lars import Light
 from bayesncl.method.losses import check_n_active, keep_strongest
 from bayesncl.method.rng import epoch_order, make_key, uniform
@@ -44,6 +45,7 @@ from bayesncl.progress import Display
 
 LEARNING_RATE, WEIGHT_DECAY, WARMUP_STEPS, EPOCHS = 2e-3, 1e-4, 50, 12
 INIT_ROWS = 8192  # rows from which a head is initialized
+FACTOR_ROWS = 4096  # rows in which factors are looked for
 ROWS_PER_BLOCK = {"cpu": 256, "cuda": 8192}  # rows transformed at a time
 MAX_COMPONENTS = 1 << 20
 MAX_VARIANCE_ROWS = 50_000
@@ -85,8 +87,9 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     ----------
     n_components : number of dimensions D; ``"auto"`` takes about 4 sqrt(N), at most N / 4, rounded
         to a power of two (1024 for 50,000 rows, 128 for 1,000).
-    method : ``prototypes`` (similarity to D prototypes that share the rows equally), ``ncl``
-        (non-negative contrastive), ``bayesncl`` (the same with gates), ``sae`` (TopK sparse
+    method : ``prototypes`` (similarity to D prototypes that share the rows equally), ``factors``
+        (the same in groups, where images are composed of two things), ``ncl`` (non-negative
+        contrastive), ``bayesncl`` (the same with gates), ``sae`` (TopK sparse
         autoencoder) or ``csr`` (sparse autoencoder with a contrastive term).
     n_active : keep only the `n_active` strongest dimensions per row; None keeps all.
     n_neighbors : partners of a row are drawn from this many nearest rows; ``"auto"`` takes half the
@@ -106,6 +109,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     Attributes
     ----------
     n_components_ : number of dimensions D.
+    groups_ : int [D], the group of each dimension: 0, or 0 and 1 where ``factors`` found a factor.
     components_ : [D, F], dictionary of ``sae`` and ``csr``: what one unit of each dimension adds to
         an embedding of unit length.
     n_features_in_ : number of columns F of X.
@@ -211,14 +215,22 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # of the CPU alone
             head = HEADS[self.method](moments.width, self.n_components_)
+            if isinstance(head, Factors):
+                head.divide(find_axes(rows[spread_evenly(n, FACTOR_ROWS)]))
         head = head.to(device, torch.float32).train()
         self._check_output(head)
         first = torch.linspace(0, n - 1, min(n, INIT_ROWS), device=device).long()
-        head.start(rows[first])
         recall = 1.0
-        if partners is None:
-            partners, recall = self._find_partners(rows, moments, neighbors_file, progress)
-        self._train(head, rows, partners.to(device), seed, batch, steps, progress)
+        for number, (part, seen) in enumerate(head.parts(rows)):  # one, or a few groups
+            part.start(seen[first])
+            if pairs is None:
+                saved = neighbors_file if number == 0 else None
+                partners, recall = self._find_partners(seen, moments, saved, progress)
+            assert partners is not None
+            self._train(part, seen, partners.to(device), seed, batch, steps, progress)
+            if self.interrupted_:
+                break
+        head.finish()
         self.moments_, self.head_, self.recall_ = moments, head.eval().cpu(), recall
         self.method_, self.names_ = self.method, None
         return self
@@ -329,6 +341,13 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         with torch.inference_mode():
             h = self.head_.bias + self.head_.decode(torch.from_numpy(z))  # type: ignore[operator]
             return restore(h, self.moments_).numpy()
+
+    @property
+    def groups_(self) -> np.ndarray:
+        """The group of each dimension, int [D]."""
+        check_is_fitted(self, "head_")
+        sizes = self.head_.sizes if isinstance(self.head_, Factors) else [self.n_components_]
+        return np.repeat(np.arange(len(sizes)), sizes)
 
     @property
     def components_(self) -> np.ndarray:

@@ -7,8 +7,8 @@ have rows of unit length; in evaluation, a row's code depends only on that row o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +35,7 @@ from bayesncl.method.losses import (
 )
 from bayesncl.recipes import Gate, Model, Objective, did_you_mean
 
+COARSE = 16  # prototypes of the group that sees what the others do not
 NEW_SHARE = 0.01  # of a step in the running prevalence, which so spans about 100 steps
 
 
@@ -78,6 +79,13 @@ class Head(nn.Module):
 
     def start(self, h: Tensor) -> None:
         """Initialize from rows of frozen h [N, F], deterministically; by default do nothing."""
+
+    def parts(self, rows: Tensor) -> list[tuple[Head, Tensor]]:
+        """The heads to fit one after the other, each with the rows [N, F] it sees."""
+        return [(self, rows)]
+
+    def finish(self) -> None:
+        """Called once after all parts are fitted; by default do nothing."""
 
     def draw_uniform(self, index: Tensor, epoch: Tensor, seed: Tensor) -> Tensor | None:
         """Numbers [2B, D] in [0, 1) for the noisy gates of images `index` [B]; None without."""
@@ -250,6 +258,73 @@ class Prototypes(Head):
         return Terms(loss, loss.detach(), torch.zeros_like(loss), one / world)
 
 
+class Factors(Head):
+    """Groups of prototypes, so that an image of several things has dimensions for each of them.
+
+    Codes by `Prototypes` are clusters: a gull over water gets one meaning, "gull over water". Here
+    a small group of prototypes sees all of h, and the others see h without some axes, such as the
+    one from land to water (`codes.factors` finds them). Codes are those of all groups, side by
+    side, at unit length. Without axes this head is `Prototypes`.
+    """
+
+    zeros = False
+
+    def __init__(self, features: int, dim: int) -> None:
+        super().__init__()
+        self.dim, self.features = dim, features
+        self.axes: Tensor | None = None  # [A, F] orthonormal, not seen by the last group
+        self.make_groups([dim])
+
+    def make_groups(self, sizes: Sequence[int]) -> None:
+        """New groups with these numbers of prototypes."""
+        self.sizes = list(sizes)
+        self.groups = nn.ModuleList(Prototypes(self.features, size) for size in sizes)
+
+    def divide(self, axes: Tensor) -> None:
+        """Make a first group of `COARSE` prototypes; the others will not see `axes` [A, F]."""
+        coarse = min(COARSE, self.dim // 4)
+        if len(axes) and coarse:
+            self.make_groups([coarse, self.dim - coarse])
+            self.axes = axes
+
+    def parts(self, rows: Tensor) -> list[tuple[Head, Tensor]]:
+        seen = [rows] if self.axes is None else [rows, without_axes(rows, self.axes)]
+        return list(zip(self.groups, seen))  # type: ignore[arg-type]  # they are heads
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Fold the axes into the projection: W (h - A'A h) = (W - W A'A) h."""
+        if self.axes is not None:
+            last = self.groups[-1]
+            assert isinstance(last, Prototypes)
+            last.projection.weight.copy_(without_axes(last.projection.weight, self.axes))
+            self.axes = None
+
+    def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
+        parts: list[Features] = [group(h) for group in self.groups]
+        if len(parts) == 1:
+            return parts[0]
+        z = unit_rows(torch.cat([part.gated for part in parts], 1))
+        return Features(h, z, None, None, z)
+
+    def loss(self, features: Features) -> Terms:
+        """That of `Prototypes`, for one group; several are fitted one after the other."""
+        (group,) = self.groups
+        terms: Terms = group.loss(features)  # type: ignore[operator]
+        return terms
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Make the groups of the file, then load them."""
+        names = sorted(name for name in state_dict if name.endswith(".prototypes"))
+        sizes = [len(state_dict[name]) for name in names]
+        if sum(sizes) == self.dim:  # else torch says which shapes differ
+            with torch.device("meta"):
+                self.make_groups(sizes)
+        return super().load_state_dict(state_dict, strict, assign)
+
+
 class SparseAutoencoder(Head):
     """a = E (h - b) + e; codes are the k largest positive a per row; h ~ b + codes x unit rows.
 
@@ -312,6 +387,11 @@ class SparseAutoencoder(Head):
         return (self.decode(raw.relu() * chosen) - rest).square().sum() * dead.any()
 
 
+def without_axes(rows: Tensor, axes: Tensor) -> Tensor:
+    """Rows [N, F] without their components along orthonormal axes [A, F]."""
+    return torch.addmm(rows, rows @ axes.T, axes, alpha=-1)
+
+
 def gather_partners(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Rows of all processes [world * 2B, D]; indices there of our rows z and of their partners."""
     n = len(z)
@@ -350,6 +430,7 @@ def build_head(features: int, model: Model, gate: Gate, objective: Objective) ->
 # the methods of `ReadableCodes` and values of `model.head`: functions of (F, D) that build a head
 HEADS: dict[str, Callable[[int, int], Head]] = {
     "prototypes": Prototypes,
+    "factors": Factors,
     "ncl": lambda f, d: Projector(f, Model(dim=d), Gate(kind="none"), Objective(), depth=1),
     "bayesncl": lambda f, d: Projector(f, Model(dim=d), Gate(depth=1), Objective(), depth=1),
     "sae": SparseAutoencoder,

@@ -64,7 +64,7 @@ def test_exported_run_is_an_encoder(onnx, method: str, tmp_path: Path) -> None:
     assert file.view.mirror is bool(flip)  # mirror images, if the run was trained on them
 
 
-@pytest.mark.parametrize("method", ["prototypes", "ncl", "bayesncl", "sae", "csr"])
+@pytest.mark.parametrize("method", ["prototypes", "factors", "ncl", "bayesncl", "sae", "csr"])
 def test_codes_of_arrays(onnx, method: str, tmp_path: Path, run) -> None:
     x = np.random.default_rng(0).normal(0, 1, (40, 24)).astype(np.float32)
     np.save("x.npy", x)

@@ -1,0 +1,127 @@
+"""Factors: splits found without labels, and codes in groups."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.cluster import KMeans
+
+from bayesncl import ReadableCodes
+from bayesncl.codes.factors import N_NEIGHBORS, find_axes, measure_split, two_means
+from bayesncl.method.heads import without_axes
+
+
+def composed(rows: int = 600, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows [N, 48] of one of eight things on one of two backgrounds, and both labels."""
+    rng = np.random.default_rng(seed)
+    thing, place = rng.integers(8, size=rows), rng.integers(2, size=rows)
+    directions = np.linalg.qr(rng.normal(size=(48, 9)))[0].T  # [9, 48]
+    x = 4.0 * directions[thing] + np.where(place, 5.0, -5.0)[:, None] * directions[8]
+    return x + rng.normal(0, 0.5, x.shape), thing, place
+
+
+def one_thing(rows: int = 600) -> np.ndarray:
+    """Rows [N, 48] of eight things in two superclasses, each thing in one superclass only."""
+    rng = np.random.default_rng(1)
+    thing = rng.integers(8, size=rows)
+    directions = np.linalg.qr(rng.normal(size=(48, 9)))[0].T
+    x = 4.0 * directions[thing] + np.where(thing < 4, 5.0, -5.0)[:, None] * directions[8]
+    return x + rng.normal(0, 0.5, x.shape)
+
+
+def centered(x: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy((x - x.mean(0)).astype(np.float32))
+
+
+def purity(codes: np.ndarray, labels: np.ndarray) -> float:
+    """Share of nearest rows, by cosine, with the same label."""
+    s = codes @ codes.T / np.outer(*[np.linalg.norm(codes, axis=1)] * 2)
+    np.fill_diagonal(s, -1)
+    return float((labels[s.argmax(1)] == labels).mean())
+
+
+def test_the_background_is_a_factor_and_a_superclass_is_not() -> None:
+    x, _, place = composed()
+    axes = find_axes(centered(x))
+    assert axes.shape == (1, 48)
+    between = x[place == 1].mean(0) - x[place == 0].mean(0)
+    assert abs(float(axes[0] @ torch.from_numpy(between).float())) > 0.95 * np.linalg.norm(between)
+    assert len(find_axes(centered(one_thing()))) == 0
+    assert len(find_axes(torch.randn(600, 48, generator=torch.Generator().manual_seed(0)))) == 0
+
+
+def test_split_measures_against_a_slow_twin() -> None:
+    rows = centered(composed(150)[0])
+    found, side = measure_split(rows), two_means(rows).numpy()
+    x, axis = rows.double().numpy(), found.axis.double().numpy()
+    n = len(x)
+
+    def neighbors(x: np.ndarray) -> list[set[int]]:
+        u = x / np.linalg.norm(x, axis=1, keepdims=True)
+        order = [np.argsort([-9 if i == j else u[i] @ u[j] for j in range(n)]) for i in range(n)]
+        return [{int(j) for j in row[::-1][:N_NEIGHBORS]} for row in order]
+
+    before, after = neighbors(x), neighbors(x - np.outer(x @ axis, axis))
+    chance = np.mean([side[i] != side[j] for i in range(n) for j in range(n)])
+    crossing = np.mean([side[i] != side[j] for i in range(n) for j in before[i]])
+    new = np.mean([side[i] != side[j] for i in range(n) for j in after[i] - before[i]])
+    assert found.crossing == pytest.approx(crossing / chance, abs=0.01)
+    assert found.independence == pytest.approx(new / chance, abs=0.01)
+
+
+def test_two_means_like_sklearn() -> None:
+    x = composed(300)[0]
+    side = two_means(centered(x)).numpy()
+    other = KMeans(2, n_init=5, random_state=0).fit(x - x.mean(0)).labels_.astype(bool)
+    assert (side == other).all() or (side == ~other).all()
+
+
+def test_groups_take_the_picture_apart() -> None:
+    x, thing, place = composed()
+    codes = ReadableCodes(64, method="factors", random_state=0).fit(x)
+    assert codes.groups_.tolist() == [0] * 16 + [1] * 48
+    z = codes.transform(x)
+    assert np.allclose(np.linalg.norm(z, axis=1), 1, atol=1e-5)
+    coarse, fine = z[:, codes.groups_ == 0], z[:, codes.groups_ == 1]
+    assert purity(coarse, place) > 0.95
+    assert purity(fine, thing) > 0.95
+    assert purity(fine, place) < 0.65  # chance is 0.5
+    plain = ReadableCodes(64, random_state=0).fit(x).transform(x)
+    assert purity(plain, place) > 0.9  # one meaning per image: a thing on a background
+
+
+def test_the_fine_group_does_not_see_the_axis() -> None:
+    x, _, _ = composed()
+    codes = ReadableCodes(64, method="factors", random_state=0).fit(x)
+    fine = codes.head_.groups[-1]
+    h = torch.randn(5, 48, generator=torch.Generator().manual_seed(0))
+    axes = find_axes(centered_by(codes, x))
+    moved = h + 3 * axes[0]
+    assert torch.allclose(fine(h).gated, fine(moved).gated, atol=1e-5)
+    assert not torch.allclose(codes.head_.groups[0](h).gated, codes.head_.groups[0](moved).gated)
+    assert torch.allclose(without_axes(moved, axes), without_axes(h, axes), atol=1e-5)
+
+
+def centered_by(codes: ReadableCodes, x: np.ndarray) -> torch.Tensor:
+    """Rows as the head sees them."""
+    u = x / np.linalg.norm(x, axis=1, keepdims=True)
+    return torch.from_numpy((u - codes.moments_.mean.numpy()) * codes.moments_.scale.numpy()).float()
+
+
+def test_without_a_factor_codes_are_those_of_prototypes() -> None:
+    x = one_thing(300)
+    one, two = (
+        ReadableCodes(32, method=method, random_state=0).fit(x) for method in ("factors", "prototypes")
+    )
+    assert set(one.groups_) == {0}
+    assert np.array_equal(one.transform(x), two.transform(x))
+
+
+def test_groups_are_saved(tmp_path) -> None:
+    x, _, _ = composed(300)
+    codes = ReadableCodes(32, method="factors", random_state=0).fit(x)
+    codes.save(tmp_path / "codes.safetensors")
+    again = ReadableCodes.load(tmp_path / "codes.safetensors")
+    assert again.groups_.tolist() == codes.groups_.tolist() == [0] * 8 + [1] * 24
+    assert np.array_equal(again.transform(x), codes.transform(x))
