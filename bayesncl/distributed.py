@@ -97,25 +97,6 @@ def barrier() -> None:
             dist.barrier(group=_barriers)
 
 
-def agree(value: int) -> bool:
-    """Whether all processes pass the same number."""
-    return _largest(value) == -_largest(-value)
-
-
-def any_of(flag: bool) -> bool:
-    """Whether any process passes True."""
-    return _largest(int(flag)) > 0
-
-
-def _largest(value: int) -> int:
-    if world_size() == 1:
-        return value
-    number = torch.tensor(value)
-    with lost_process_as_error():
-        dist.all_reduce(number, dist.ReduceOp.MAX, group=_barriers)
-    return int(number)
-
-
 def sum_gradients(parameters: Iterable[Tensor], *others: Tensor) -> None:
     """Sum the gradients of parameters, and other tensors, over processes, in one message."""
     if world_size() == 1:

@@ -5,10 +5,8 @@ Nothing is unpickled. Errors of NumPy, safetensors and pyarrow become one InputE
 
 from __future__ import annotations
 
-import array
 import contextlib
 import csv
-import itertools
 import os
 import re
 import warnings
@@ -27,18 +25,15 @@ Array = Any  # numpy array, torch tensor, or anything np.asarray takes
 ENDINGS = (".npy", ".npz", ".safetensors", ".csv", ".parquet")
 # Names of arrays that hold embeddings, labels and row names, in order of preference.
 FEATURES = ("z", "embeddings", "embedding", "features", "X", "x", "h", "arr_0", "data")
-TARGETS = ("Y", "target", "targets")  # of any shape; labels only where there is one per row
-LABELS = ("y", "labels", "label", *TARGETS)
+LABELS = ("y", "labels", "label", "Y", "target", "targets")
 NAMES = ("names", "paths", "files", "filenames")
-# Roles of table columns by heading; every other column is a feature.
-COLUMNS = {
-    **dict.fromkeys(("y", "label", "labels", "class", "target", "category"), "y"),
-    **dict.fromkeys(("name", "names", "file", "path", "filename", "file_name"), "names"),
-    **dict.fromkeys(("filepath", "image_path"), "names"),
-    **dict.fromkeys(("", "unnamed: 0", "__index_level_0__", "index"), "index"),  # by pandas
-    "id": "id",
-    "novelty": "",  # written by `bayesncl embed`
-}
+# Headings of table columns, in lower case and in order of preference; pandas writes the last four.
+LABEL_COLUMNS = ("y", "label", "labels", "class", "target", "category")
+NAME_COLUMNS = (
+    "name", "names", "file", "path", "filename", "file_name", "filepath", "image_path", "id",
+    "index", "__index_level_0__", "unnamed: 0", "",
+)  # fmt: skip
+COLUMNS = {*LABEL_COLUMNS, *NAME_COLUMNS, "novelty"}  # all others are features
 NEEDS_TABLES = "a .parquet file needs the extra `tables`: pip install pandas pyarrow"
 FORMULA = re.compile(r"'*[=+@\t\r-]")  # a spreadsheet would run a cell that begins like this
 
@@ -49,7 +44,7 @@ def read_arrays(
     """The arrays of a file with these names; of a tuple of names only the first that is there.
 
     The array of a .npy file gets the first of `names` and is memory-mapped. A table has the arrays
-    z [N, D], y [N] and names [N], see `COLUMNS`. A missing `needed` array raises InputError.
+    z [N, D], y [N] and names [N], see `NAME_COLUMNS`. A missing `needed` array raises InputError.
     """
     choices = [(name,) if isinstance(name, str) else name for name in names]
     with _open_arrays(path, choices[0][0]) as arrays:
@@ -74,34 +69,32 @@ def read_embeddings(
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
     """Embeddings [N, F] of a file, with names [N] and labels [N] of its rows where it has them.
 
-    Those of a .npy file are names.npy and y.npy beside it. Labels become words where the file has
+    The labels of a .npy file are y.npy beside it. Labels become words where the file has
     `class_names`. Names are skipped unless `named`: some files hold one per class.
     """
-    path, columns, classes = Path(path), {}, None
+    path, classes = Path(path), None
+    columns: dict[str, np.ndarray] = {}
     with _open_arrays(path) as arrays:
         z = _find_features(path, arrays)
         for choice in (LABELS, NAMES if named else ()):
-            for name in [name for name in choice if name in arrays][:1]:
-                values = _plain(arrays, name)
-                if name not in TARGETS or values.shape in (z.shape[:1], (*z.shape[:1], 1)):
-                    columns[name] = values
+            first = [name for name in choice if name in arrays][:1]
+            columns |= {name: _plain(arrays, name) for name in first}
         if "class_names" in arrays:
             with contextlib.suppress(Exception):  # often pickled; numbers will do
-                classes = np.atleast_1d(_plain(arrays, "class_names"))
-    for name in ("y", "names"):
-        beside = path.with_name(f"{name}.npy")
-        if path.suffix.lower() == ".npy" and beside.is_file() and beside != path:
-            values = read_arrays(beside, (name,))[name]
-            if values.shape[:1] == z.shape[:1]:  # otherwise it belongs to another array
-                columns[name] = values
+                classes = _plain(arrays, "class_names")
+    beside = path.with_name("y.npy")
+    if path.suffix.lower() == ".npy" and beside.is_file() and beside != path:
+        values = read_arrays(beside, ("y",))["y"]
+        if values.shape[:1] == z.shape[:1]:  # otherwise it belongs to another array
+            columns["y"] = values
     names, labels = find_column(columns, NAMES), find_column(columns, LABELS)
     for what, column in (("names", names), ("labels", labels)):
         if column is not None and column.shape != z.shape[:1]:
             shapes = f"embeddings {list(z.shape)}, but {what} {list(column.shape)}"
             raise InputError(f"{printable_path(path)}: {shapes}")
-    if labels is not None and labels.dtype.kind in "iu" and len(labels) and classes is not None:
-        inside = labels.min() >= 0 and labels.max() < len(classes)
-        labels = classes[labels] if inside and classes.ndim == 1 else labels
+    if labels is not None and labels.dtype.kind in "iu" and classes is not None:
+        known = classes.ndim == 1 and np.isin(labels, range(len(classes))).all()
+        labels = classes[labels] if known else labels
     return z, names, labels
 
 
@@ -136,7 +129,6 @@ def as_features(features: Array) -> np.ndarray:
     if 0 in features.shape:
         raise InputError(f"features are empty: shape {list(features.shape)}")
     if features.dtype.kind in "iub":
-        check_memory(8 * features.size, "features as float64")
         return features.astype(np.float64)
     if features.dtype.kind != "f" or features.dtype.itemsize > 8:
         raise InputError(f"features must be float16, float32 or float64, got {features.dtype}")
@@ -244,6 +236,11 @@ def guard_cell(text: str) -> str:
     return f"'{text}" if FORMULA.match(text) and not _is_number(text) else text
 
 
+def unguard_cell(text: str) -> str:
+    """The cell that `guard_cell` was given."""
+    return text[1:] if text[:1] == "'" and FORMULA.match(text) else text
+
+
 def import_pyarrow() -> Any:
     """pyarrow with its parquet module, from the extra `tables`."""
     import_extra("pyarrow.parquet", NEEDS_TABLES)
@@ -318,107 +315,81 @@ def _find_features(path: Path, arrays: Mapping[str, Any]) -> np.ndarray:
 def _read_csv(path: Path) -> dict[str, np.ndarray]:
     """Features, labels and names of a table; one of numbers alone may lack a heading."""
     with open(path, newline="", encoding="utf-8-sig") as file:
-        heading = file.readline()
+        separator = max(",;\t", key=file.readline().count)
         file.seek(0)
-        separator = "," if "," in heading else max(",;\t", key=heading.count)
-        rows = csv.reader(file, delimiter=separator)
-        first = next(rows, [])
-        filled = [cell for cell in first if cell.strip()]
-        counted = len(filled) > 1 and filled == [str(i) for i in range(len(filled))]  # by pandas
-        plain = bool(filled) and all(map(_is_number, filled)) and not counted
-        width = len(first) - (plain and not first[-1].strip())  # lines may end in a comma
-        roles = ["z"] * width if plain else _column_roles(first)
-        features = [i for i, role in enumerate(roles) if role == "z"]
-        values = array.array("d")
-        texts: dict[str, list[str]] = {role: [] for role in roles if role not in ("z", "")}
-        for row in filter(None, itertools.chain([first] if plain else [], rows)):
-            if len(row) != width and not (len(row) == width + 1 and not row[-1].strip()):
-                raise ValueError(f"line {rows.line_num}: {len(row)} columns, expected {width}")
-            try:
-                values.extend([float(row[i]) for i in features])
-            except ValueError as error:
-                hint = "name text columns label or name"
-                raise ValueError(f"line {rows.line_num}: {error}; {hint}") from None
-            for role in texts:
-                cell = row[roles.index(role)]
-                texts[role].append(cell[1:] if cell[:1] == "'" and FORMULA.match(cell) else cell)
-    found = _text_columns(texts)
-    if features:
-        found["z"] = np.frombuffer(values, np.float64).reshape(-1, len(features))
-    return found
+        rows = [row for row in csv.reader(file, delimiter=separator) if row]
+    heading = rows.pop(0) if rows else []
+    filled = [cell for cell in heading if cell]
+    counted = filled == [str(i) for i in range(len(filled))]  # by pandas
+    if all(map(_is_number, filled)) and not counted:
+        rows, heading = [heading, *rows], ["z"] * len(heading)
+    if wrong := [i for i, row in enumerate(rows, 1) if len(row) != len(heading)]:
+        raise ValueError(f"row {wrong[0]} has not {len(heading)} columns as the first line")
+    return _table_arrays(heading, [[row[i] for row in rows] for i in range(len(heading))])
 
 
 def _read_parquet(path: Path) -> dict[str, np.ndarray]:
-    """Features, labels and names of a table; a column of lists, if any, holds the features."""
+    """Features, labels and names of a table."""
     import_pyarrow()
     pandas = import_extra("pandas", NEEDS_TABLES)
     frame = pandas.read_parquet(path)
     if not isinstance(frame.index, pandas.RangeIndex):
         own = str(frame.index.name)
-        frame.insert(0, own if own.lower() in COLUMNS else "index", frame.index)
-    roles = dict(zip(frame.columns, _column_roles(list(map(str, frame.columns)))))
-    texts = {role: frame[name].tolist() for name, role in roles.items() if role not in ("z", "")}
-    found = _text_columns(texts)
-    features = [name for name, role in roles.items() if role == "z"]
-    lists = [name for name in features if isinstance(next(iter(frame[name]), None), np.ndarray)]
-    lists = [name for name in lists if name in FEATURES][:1] or lists
+        frame.insert(0, own if own.lower() in NAME_COLUMNS else "index", frame.index)
+    return _table_arrays(list(map(str, frame)), [frame[c].to_numpy() for c in frame])
+
+
+def _table_arrays(headings: Sequence[str], columns: Sequence[Any]) -> dict[str, np.ndarray]:
+    """Features z, labels y and names of a table, by the headings of its columns.
+
+    A column of lists, if any, holds the features. Names that only count the rows are left out.
+    """
+    table = {heading.strip().lower(): column for heading, column in zip(headings, columns)}
+    found: dict[str, np.ndarray] = {}
+    for array_name, known in (("y", LABEL_COLUMNS), ("names", NAME_COLUMNS)):
+        for word in [word for word in known if word in table][:1]:
+            found[array_name] = np.array([unguard_cell(_to_text(cell)) for cell in table[word]])
+    names = found.get("names", np.array([])).tolist()
+    if not any(names) or names in [[str(i + k) for i in range(len(names))] for k in (0, 1)]:
+        found.pop("names", None)
+    if "y" in found:
+        found["y"] = _parse_numbers(found["y"])
+    features = [i for i, word in enumerate(headings) if word.strip().lower() not in COLUMNS]
+    lists = [i for i in features if len(columns[i]) and isinstance(columns[i][0], np.ndarray)]
+    lists = [i for i in lists if headings[i] in FEATURES][:1] or lists
     if len(lists) > 1:
-        raise ValueError(f"columns {', '.join(lists)} hold lists; keep only one")
+        several = ", ".join(headings[i] for i in lists)
+        raise ValueError(f"columns {several} hold lists; keep only one")
     if lists:
-        found["z"] = np.stack(frame[lists[0]])
+        found["z"] = np.stack(columns[lists[0]])
     elif features:
-        if text := [name for name in features if frame[name].dtype.kind not in "fiub"]:
-            raise ValueError(f"column {text[0]} holds no numbers; name text columns label or name")
-        found["z"] = frame[features].to_numpy()
+        found["z"] = np.empty((len(columns[0]), len(features)))
+        for column, i in zip(found["z"].T, features):
+            try:
+                column[:] = columns[i]
+            except (ValueError, TypeError) as error:
+                hint = "name text columns label or name"
+                raise ValueError(f"column {headings[i]}: {error}; {hint}") from None
     return found
 
 
-def _column_roles(headings: Sequence[str]) -> list[str]:
-    """Role of each column: y, names, index (names unless it counts rows), z or nothing.
-
-    A column `id` serves as names if there are none, and an index if there is no `id` either.
-    """
-    words = [heading.strip().lower() for heading in headings]
-    kinds = [COLUMNS.get(word, "z") for word in words]
-    for kind in ("y", "names"):
-        if kinds.count(kind) > 1:
-            raise ValueError(f"more than one column of {kind}; keep only one")
-    roles = [kind if kind in ("y", "z") else "" for kind in kinds]
-    best = next((kind for kind in ("names", "id", "index") if kind in kinds), None)
-    if best is not None:
-        # pandas puts an unnamed count of rows before a named index
-        at = words.index("index") if best == "index" and "index" in words else kinds.index(best)
-        roles[at] = "index" if best == "index" else "names"
-    return roles
-
-
-def _text_columns(texts: dict[str, list[Any]]) -> dict[str, np.ndarray]:
-    """Labels `y` and `names` as arrays, without names that are blank or only count the rows."""
-    index = texts.pop("index", [])
-    counts = [[str(i) for i in range(start, start + len(index))] for start in (0, 1)]
-    if [str(cell) for cell in index] not in counts:
-        texts["names"] = index
-    return {
-        role: _parse_cells(cells, fractions=role == "y")
-        for role, cells in texts.items()
-        if role == "y" or any(cell not in ("", None) for cell in cells)
-    }
-
-
-def _parse_cells(cells: list[Any], fractions: bool) -> np.ndarray:
-    """Cells as floats, integers or text: 007 is text; 1.5 is a number only if `fractions`."""
-    if cells and all(isinstance(cell, float) for cell in cells):
-        return np.array(cells)
-    cells = [cell.decode("utf-8", "replace") if isinstance(cell, bytes) else cell for cell in cells]
-    texts = ["" if cell is None or cell != cell else str(cell) for cell in cells]  # NaN != NaN
+def _parse_numbers(texts: np.ndarray) -> np.ndarray:
+    """Whole numbers as integers, numbers with points as floats, others as text, such as 007."""
     with contextlib.suppress(ValueError, OverflowError):
-        numbers = [int(text) for text in texts]
-        if all(str(number) == text.strip() for number, text in zip(numbers, texts)):
-            return np.array(numbers, np.int64)
-    pointed = any("." in text or text.lower() == "nan" for text in texts)
-    if fractions and pointed and all(text == "" or _is_number(text) for text in texts):
-        return np.array([float(text or "nan") for text in texts])
-    return np.array(texts)
+        numbers = texts.astype(np.int64)
+        if (numbers.astype(str) == texts).all():
+            return numbers
+    with contextlib.suppress(ValueError):
+        if any("." in text for text in texts):
+            return np.array([float(text or "nan") for text in texts])
+    return texts
+
+
+def _to_text(cell: Any) -> str:
+    """A cell as text, "" if it is missing."""
+    if cell is None or cell != cell:  # NaN
+        return ""
+    return cell.decode("utf-8", "replace") if isinstance(cell, bytes) else str(cell)
 
 
 def _is_number(cell: str) -> bool:

@@ -115,31 +115,25 @@ def is_codes(path: Path | str) -> bool:
 
 def check_output_file(path: Path | None) -> Path | None:
     """Return `path` if a file can be written there; raise InputError before long work if not."""
-    if path is None:
-        return None
-    _check_name(path)
-    target = Path(os.path.realpath(path)) if path.is_symlink() else path
-    if target.exists() and not target.is_file():
-        kind = "a folder" if target.is_dir() else "not a regular file"
-        raise InputError(f"{path} is {kind}; expected the name of a file")
-    if not target.parent.is_dir():
-        raise InputError(f"{path}: there is no folder {target.parent}")
-    if not os.access(target.parent, os.W_OK):
-        raise InputError(f"{path}: no permission to write in {target.parent}")
+    if path is not None:
+        with as_input_error(f"cannot write {printable_path(path)}", OSError, ValueError):
+            if path.is_dir():
+                raise InputError(f"{path} is a folder; expected the name of a file")
+            _try_to_write(Path(os.path.realpath(path)).parent)
     return path
 
 
 def check_output_folder(path: Path | None) -> Path | None:
     """Return `path` if it is a writable folder or one can be created there."""
-    if path is None:
-        return None
-    _check_name(path)
-    nearest = next(part for part in (path, *path.absolute().parents) if os.path.lexists(part))
-    if not nearest.is_dir():
-        raise InputError(f"{path}: {nearest} is not a folder")
-    if not os.access(nearest, os.W_OK):
-        raise InputError(f"{path}: no permission to write in {nearest}")
+    if path is not None:
+        with as_input_error(f"cannot write to {printable_path(path)}", OSError, ValueError):
+            _try_to_write(next(p for p in (path, *path.absolute().parents) if p.exists()))
     return path
+
+
+def _try_to_write(folder: Path) -> None:
+    with temporary_beside(folder / "file"):
+        pass
 
 
 def check_not_input(out: Path | None, *inputs: Path | None) -> None:
@@ -147,15 +141,6 @@ def check_not_input(out: Path | None, *inputs: Path | None) -> None:
     for path in inputs:
         if out and path and out.exists() and path.exists() and out.samefile(path):
             raise InputError(f"refusing to overwrite the input {out}; choose another output")
-
-
-def _check_name(path: Path) -> None:
-    """Raise InputError for names no file system takes: too long, or with a null byte."""
-    with (
-        as_input_error(printable_path(path), OSError, ValueError),
-        contextlib.suppress(FileNotFoundError),
-    ):
-        os.stat(path)
 
 
 def tensor_bytes(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:

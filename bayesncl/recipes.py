@@ -7,6 +7,7 @@ rectifiers are checked when the model is built.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -227,8 +228,6 @@ class Recipe:
 
 PARTS: dict[str, Any] = {f.name: f.default_factory for f in dataclasses.fields(Recipe)[1:]}
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-BOOLEANS = dict.fromkeys(("true", "yes", "1", "on"), True)
-BOOLEANS |= dict.fromkeys(("false", "no", "0", "off"), False)
 _types = functools.cache(typing.get_type_hints)
 
 
@@ -269,19 +268,13 @@ def _check_range(value: Any, where: str, choices: Collection[str], low: Any, hig
 
 
 def _parse(text: str, kind: Any) -> Any:
-    """Text from the command line as the type of its field; text that does not parse stays text."""
+    """Text from the command line: JSON, `none` or numbers with commas; other text stays text."""
     if kind is str:
         return text
-    if kind is bool:
-        return BOOLEANS.get(text.lower(), text)
-    if text.lower() == "none" and type(None) in typing.get_args(kind):
-        return None
-    try:
-        if kind in (int, float):
-            return kind(text)
-        return tuple(float(item) for item in text.strip("()[]").split(","))
-    except ValueError:
-        return text
+    word = text.lower().replace("none", "null")
+    with contextlib.suppress(ValueError):
+        return json.loads(f"[{word.strip('()[]')}]" if "," in word else word)
+    return text
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import pickle
-import sys
 import warnings
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -104,23 +101,14 @@ def test_embeddings_and_labels_as_people_save_them(tmp_path: Path) -> None:
     assert np.array_equal(z, Z) and labels.tolist() == [str(Y[0]), "", *map(str, Y[2:])]
     np.savez(tmp_path / "d.npz", X=Z, targets=Y, class_names=np.array(["x", "y", "z"]))
     assert read_embeddings(tmp_path / "d.npz")[2].tolist() == [*np.array(["x", "y", "z"])[Y]]
-    np.savez(tmp_path / "d.npz", X=Z, targets=Z)  # boxes, say
-    assert read_embeddings(tmp_path / "d.npz")[2] is None
     np.savez(tmp_path / "c.npz", image=Z, text=Z)
     with one_line() as caught:
         read_embeddings(tmp_path / "c.npz")
     assert "image, text" in str(caught.value)
-    np.savez(tmp_path / "e.npz", z=Z, y=Y[:-1])
-    with one_line():
-        read_embeddings(tmp_path / "e.npz")
-
-
-def test_files_beside_an_npy_of_other_rows_are_ignored(tmp_path: Path) -> None:
-    np.save(tmp_path / "z.npy", Z)
-    np.save(tmp_path / "y.npy", Y[:-1])
-    np.save(tmp_path / "names.npy", np.array([f"{i}.jpg" for i in range(30)]))
-    _, names, labels = read_embeddings(tmp_path / "z.npy")
-    assert labels is None and names[3] == "3.jpg"
+    for y in (Y[:-1], Z):
+        np.savez(tmp_path / "e.npz", z=Z, y=y)
+        with one_line():
+            read_embeddings(tmp_path / "e.npz")
 
 
 # Tables
@@ -129,30 +117,20 @@ def test_files_beside_an_npy_of_other_rows_are_ignored(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("0,1\n2.5,3\n4,5\n", {"z": [[2.5, 3], [4, 5]]}),  # DataFrame(X).to_csv(index=False)
-        (",0,1\n0,2.5,3\n1,4,5\n", {"z": [[2.5, 3], [4, 5]]}),  # and with its index
+        (",0,1\n0,2.5,3\n1,4,5\n", {"z": [[2.5, 3], [4, 5]]}),  # DataFrame(X).to_csv()
+        ("0,1\n2.5,3\n", {"z": [[2.5, 3]]}),  # without its index
         ("1.5,2\n3,4\n", {"z": [[1.5, 2], [3, 4]]}),  # no heading
-        ("a,b\n1,2\n\n3,4\n\n", {"z": [[1, 2], [3, 4]]}),
-        ("name,a\n007,1\n07,2\n", {"z": [[1], [2]], "names": ["007", "07"]}),
+        ("name,a\n007,1\n\n07,2\n\n", {"z": [[1], [2]], "names": ["007", "07"]}),
         ("y,a\n7,1\n-8,2\n", {"z": [[1], [2]], "y": [7, -8]}),
         ("y,a\n1_0,1\n10,2\n", {"z": [[1], [2]], "y": ["1_0", "10"]}),
         (
             "Filename;a;Target\nx,y;1;t\nz;2;u\n",
             {"z": [[1], [2]], "y": ["t", "u"], "names": ["x,y", "z"]},
         ),
-        ("a\tb\n1\t2\n", {"z": [[1, 2]]}),
-        ("id,a\n70,1\n80,2\n", {"z": [[1], [2]], "names": [70, 80]}),
-        (",a\ncat.jpg,1\ndog.jpg,2\n", {"z": [[1], [2]], "names": ["cat.jpg", "dog.jpg"]}),
-        (",id,a,\n0,x,1,\n1,y,2,\n", {"z": [[1], [2]], "names": ["x", "y"]}),
-        ("id,a\n0,5\n1,6\n", {"z": [[5], [6]], "names": [0, 1]}),
-        (",a\n1,5\n2,6\n", {"z": [[5], [6]]}),
-        ("1.5,2,\n3,4,\n", {"z": [[1.5, 2], [3, 4]]}),  # no heading, a comma at the end
-        ("y,a\nnan,1\n3,2\nnan,3\n", {"z": [[1], [2], [3]], "y": ["", "3", ""]}),
-        ("target,a\n0.0,1\n1.0,2\n", {"z": [[1], [2]], "y": [0, 1]}),
+        (",id,a\n0,x,1\n1,y,2\n", {"z": [[1], [2]], "names": ["x", "y"]}),
+        ("id,a\n1,5\n2,6\n", {"z": [[5], [6]]}),  # counts the rows
+        ("target,a\n,1\n1.0,2\n", {"z": [[1], [2]], "y": ["", "1"]}),
         ("target,a\n0.5,1\n1.25,2\n", {"z": [[1], [2]], "y": [0.5, 1.25]}),
-        ("id,path,index,a\n7,x,0,1\n8,y,1,2\n", {"z": [[1], [2]], "names": ["x", "y"]}),
-        (",index,a\n0,c.jpg,1\n1,d.jpg,2\n", {"z": [[1], [2]], "names": ["c.jpg", "d.jpg"]}),
-        ("name,a\n,1\n,2\n", {"z": [[1], [2]]}),
     ],
 )
 def test_columns_by_their_headings(text: str, expected: dict, tmp_path: Path) -> None:
@@ -166,8 +144,8 @@ def test_columns_by_their_headings(text: str, expected: dict, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "text",
     [
-        "", "a,b\n1,2,3\n", "a,b\n1,x\n", "a\n" + "9" * 200_000, "a\n\xff", "a,species\n1,cat\n",
-        "a,species\n1,\n", "1,,2\n3,4,5\n", "1,2,\n3,4,5\n", "name,path,a\nx,y,1\n",
+        "", "a,b\n1,2,3\n", "a\n" + "9" * 200_000, "a\n\xff", "a,species\n1,cat\n",
+        "a,species\n1,\n", "1,,2\n3,4,5\n",
     ],
 )  # fmt: skip
 def test_bad_tables_get_one_line(tmp_path: Path, text: str) -> None:
@@ -204,13 +182,6 @@ def test_parquet_tables(tmp_path: Path) -> None:
         read_embeddings(path)
 
 
-def test_parquet_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    (tmp_path / "a.parquet").write_bytes(b"PAR1....PAR1")
-    with pytest.raises(InputError, match="pip install"):
-        read_arrays(tmp_path / "a.parquet", ("z",))
-
-
 @MANY
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), min_size=2))
 def test_formula_guard_round_trip(tmp_path: Path, cells: list[str]) -> None:
@@ -233,14 +204,11 @@ def test_formula_guard_round_trip(tmp_path: Path, cells: list[str]) -> None:
 # Hostile files
 
 
-@pytest.mark.parametrize(
-    "value", [Z * 1j, Y.astype("M8[s]"), np.array([None, {}]), np.zeros(3, "V4")]
-)
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_arrays_of_other_types_get_one_line(tmp_path: Path, value: np.ndarray, save) -> None:
-    save(tmp_path / "a.npz", z=value)
-    with one_line():
-        read_arrays(tmp_path / "a.npz", ("z",))
+def test_arrays_of_other_types_get_one_line(tmp_path: Path) -> None:
+    for value in (Z * 1j, Y.astype("M8[s]"), np.array([None, {}]), np.zeros(3, "V4")):
+        np.savez(tmp_path / "a.npz", z=value)
+        with one_line():
+            read_arrays(tmp_path / "a.npz", ("z",))
 
 
 class Exploit:
@@ -252,8 +220,11 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
     objects = np.array([Exploit()], dtype=object)
     np.save(tmp_path / "a.npy", objects, allow_pickle=True)
     np.savez(tmp_path / "a.npz", z=objects)
+    np.savez(tmp_path / "beside.npz", z=Z, y=Y, class_names=objects)
     for name in ("b.npy", "b.npz", "b.safetensors", "b.csv", "b.parquet", "b.pkl"):
         (tmp_path / name).write_bytes(pickle.dumps(Exploit()))
+    assert read_embeddings(tmp_path / "beside.npz")[2].tolist() == Y.tolist()
+    (tmp_path / "beside.npz").unlink()
     for path in tmp_path.iterdir():
         with one_line():
             read_arrays(path, ("z",), needed=("z",))
@@ -282,33 +253,6 @@ def test_damaged_files_get_one_line_or_an_array(tmp_path: Path, ending: str, dat
     with contextlib.suppress(InputError):
         for values in read_embeddings(path):
             assert values is None or values.dtype.kind in "fiubU"
-
-
-def test_a_flipped_byte_of_an_npz_is_noticed(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", z=Z)
-    raw = bytearray((tmp_path / "a.npz").read_bytes())
-    raw[300] ^= 1
-    (tmp_path / "a.npz").write_bytes(raw)
-    with one_line():
-        read_arrays(tmp_path / "a.npz", ("z",))
-
-
-@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # NumPy's, of huge shapes
-@MANY
-@given(
-    shape=st.lists(st.integers(-2, 10**20), max_size=3).map(tuple),
-    descr=st.sampled_from(["<f4", "<i8", "|V0", "<U0", "|S0", "<U1", "|O", "<c8", "<M8[s]", ""]),
-    packed=st.booleans(),
-)
-def test_forged_headers_get_one_line(tmp_path: Path, shape, descr: str, packed: bool) -> None:
-    text = repr({"descr": descr, "fortran_order": False, "shape": shape}).encode() + b"\n"
-    npy = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(16)
-    (tmp_path / "a.npy").write_bytes(npy)
-    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED * packed) as archive:
-        archive.writestr("z.npy", npy)
-    for name in ("a.npy", "a.npz"):
-        with contextlib.suppress(InputError):
-            assert read_arrays(tmp_path / name, ("z",))["z"].nbytes <= 64
 
 
 # Features and labels
@@ -344,12 +288,6 @@ def test_features_and_labels_of_any_kind() -> None:
             as_labels(bad, 2)
     index, classes = factorize(torch.tensor([5, 2, 5]))
     assert index.tolist() == [1, 0, 1] and classes.tolist() == [2, 5]
-
-
-def test_memory_is_checked_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "physical_memory", lambda: 1000)
-    with pytest.raises(InputError, match="memory"):
-        as_features(np.zeros((100, 1), np.int8))
 
 
 # Labels from files
@@ -391,12 +329,3 @@ def test_labels_that_are_no_classes() -> None:
         assert class_labels(np.array([-1, 0])) is not None
 
 
-def test_pickled_bytes_in_an_npz_member_stay_unread(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", z=Z)
-    with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive:
-        archive.writestr("class_names.npy", pickle.dumps(Exploit()))
-        buffer = io.BytesIO()
-        np.save(buffer, Y)
-        archive.writestr("y.npy", buffer.getvalue())
-    z, _, labels = read_embeddings(tmp_path / "a.npz")
-    assert np.array_equal(z, Z) and labels.tolist() == Y.tolist()

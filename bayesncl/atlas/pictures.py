@@ -71,8 +71,8 @@ def read_pictures(images: Images | Photos, rows: np.ndarray, height: int, width:
 
 def read_photo(path: Path | str, read: Callable[[bytes], np.ndarray], side: int) -> np.ndarray:
     """Decode a file with `read`, uint8 [3, side, side]; gray if it cannot be read."""
-    photo = read_entry(Entry("", Path(path)), read) if os.path.isfile(path) else ""
-    return np.full((3, side, side), GRAY, np.uint8) if isinstance(photo, str) else photo
+    photo = read_entry(Entry("", Path(path)), read)
+    return photo if isinstance(photo, np.ndarray) else np.full((3, side, side), GRAY, np.uint8)
 
 
 def thumbnail_side(count: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from bayesncl.cli import common
 from bayesncl.cli.common import arg, flag, opt, out_file
@@ -11,7 +11,7 @@ from bayesncl.errors import InputError
 from bayesncl.io import is_codes
 
 if TYPE_CHECKING:
-    from bayesncl.progress import Display
+    pass
 
 EMBEDDING, ONNX = Path("embedding.npz"), Path("model.onnx")
 
@@ -93,12 +93,14 @@ def embed(
     """Write features or codes of images to a file."""
     display = common.open_display(quiet)
     from bayesncl.codes.embed import embed_images
+    from bayesncl.codes.open import load
+    from bayesncl.device import find_device
     from bayesncl.inputs import ENDINGS
     from bayesncl.progress import plural
 
     if ungated and is_codes(run):
         raise InputError("--ungated applies to trained runs, not to codes")
-    model = open_model(run, device, encoder, display)
+    model = load(run, find_device(device), encoder=encoder)
     count, width = embed_images(
         model, images, out, n_active=active, gated=not ungated, names=names, long=long,
         progress=display.count,
@@ -118,25 +120,10 @@ def export(
     """Export a run or codes to ONNX. Compares the output with torch."""
     display = common.open_display(quiet)
     from bayesncl.codes.export import export as export_model
+    from bayesncl.codes.open import load
 
-    model = open_model(run, "cpu", encoder, display)
+    model = load(run, encoder=encoder)
     display.busy("exporting")
     outputs, error = export_model(model, out, head=head)
     display.close()
     display.note(f"{out}: outputs {' and '.join(outputs)}; largest difference to torch {error:.1g}")
-
-
-def open_model(run: Path, device: str, encoder: str | None, display: Display) -> Any:
-    """Open codes, a trained model, or an unfinished run at its newest checkpoint."""
-    from bayesncl.codes.open import load
-    from bayesncl.device import find_device
-    from bayesncl.training.checkpoint import open_model as open_run
-
-    if is_codes(run):
-        return load(run, find_device(device), encoder=encoder)
-    if encoder is not None:
-        raise InputError(f"--encoder applies to codes from `fit`; {run} is its own encoder")
-    model, note = open_run(run, find_device(device))
-    if note:
-        display.note(note)
-    return model

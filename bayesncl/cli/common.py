@@ -66,11 +66,11 @@ Background = Annotated[str | None, opt("DIR", "Add background probes on this Wat
 Everything = Annotated[bool, flag("--all", "Print every measure after the verdict.")]
 
 
-def open_display(quiet: bool = False, board: Path | None = None) -> Display:
+def open_display(quiet: bool = False) -> Display:
     """Start the display; the import of torch that follows takes seconds."""
     from bayesncl.progress import Display
 
-    display = Display(quiet, board)
+    display = Display(quiet)
     display.busy("starting")
     return display
 

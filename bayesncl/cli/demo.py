@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from bayesncl.cli import common
 from bayesncl.cli.common import flag, out_folder
-from bayesncl.errors import InputError
 from bayesncl.recipes import Recipe, find_recipe
 
 if TYPE_CHECKING:
-    from bayesncl.data.images import Images
     from bayesncl.progress import Display
 
 COMPONENTS, ACTIVE = 64, 5
@@ -39,7 +37,8 @@ def demo(
 
     with common.stoppable(display, Interrupted, "stopped; run the same command to continue"):
         page = run_demo(recipe, out, display)
-    if open_browser and has_screen():
+    screens = ("DISPLAY", "WAYLAND_DISPLAY")
+    if open_browser and (sys.platform != "linux" or any(map(os.environ.get, screens))):
         webbrowser.open(page.resolve().as_uri())
 
 
@@ -53,11 +52,12 @@ def run_demo(recipe: Recipe, out: Path, display: Display) -> Path:
     from bayesncl.device import find_device
     from bayesncl.measure.figures import ALIKE, TOP, readable
     from bayesncl.measure.topk import strongest_images
+    from bayesncl.training.loop import train
 
     crops, test = (load(recipe.data, split, display.count) for split in ("train", "test"))
     names = test.class_names or ()
     display.note(f"{len(crops):,} crops of {len(names)} photographs: {', '.join(names)}")
-    train_encoder(recipe, out / "encoder", crops, display)
+    train(recipe, crops, out / "encoder", display=display)  # nothing is left to do the next time
     options = Options(n_components=COMPONENTS, n_active=ACTIVE, seed=recipe.run.seed)
     fit(out / "encoder", out / "codes", options, find_device(), display)
     codes = CodesFolder(out / "codes")
@@ -80,23 +80,3 @@ def run_demo(recipe: Recipe, out: Path, display: Display) -> Path:
     )
     print(textwrap.fill(found, 80), f"open {page}", sep="\n")
     return page
-
-
-def train_encoder(recipe: Recipe, folder: Path, images: Images, display: Display) -> None:
-    """Train a recipe, continue its run, or do nothing if it is finished."""
-    from bayesncl.training.loop import train
-    from bayesncl.training.run_folder import RunFolder
-
-    run = RunFolder(folder)
-    if run.recipe_file.exists() and run.recipe() != recipe:
-        raise InputError(f"{folder} has a run of another recipe: remove it or choose another --out")
-    if run.finished():
-        display.note(f"{folder} is already trained")
-    else:
-        train(recipe, images, folder, display=display)
-
-
-def has_screen() -> bool:
-    """Whether a browser can be shown: on Linux, whether there is a display."""
-    displays = ("DISPLAY", "WAYLAND_DISPLAY")
-    return not sys.platform.startswith("linux") or any(os.environ.get(name) for name in displays)

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from bayesncl.progress import Display
     from bayesncl.training.run_folder import RunFolder
 
+DATASETS, NAMED = (
+    textwrap.indent(textwrap.fill(" ".join(names), 78, break_on_hyphens=False), "  ")
+    for names in (SETTINGS, METHODS)
+)
 LISTING = f"""\
 Where to start
   bayesncl train scenes                         built-in images, minutes
@@ -36,9 +40,9 @@ Where to start
   bayesncl train cifar100-bayesncl --data DIR   the paper's main run
 
 A recipe is named DATASET-METHOD, with DATASET one of
-  {' '.join(SETTINGS)}
+{DATASETS}
 and METHOD one of
-{textwrap.indent(textwrap.fill(' '.join(METHODS), 78, break_on_hyphens=False), '  ')}
+{NAMED}
 A plain DATASET means DATASET-bayesncl. `bayesncl recipes NAME` explains one."""
 
 
@@ -98,8 +102,8 @@ def train(
     chosen, images = prepare_run(recipe, changes or [], data, where, display, **short)
     if numbered:
         run = new_run(run.folder.parent, run.folder.name)
-    display.close()
-    display = common.open_display(quiet, run.board if tensorboard else None)
+    if tensorboard:
+        run.board.mkdir(parents=True, exist_ok=True)
     run_training(chosen, images, run, display, device=where)
 
 
@@ -128,7 +132,6 @@ def resume(
     display.close()
     if folder.finished() and recipe.run.epochs == before.run.epochs:
         return display.note(f"{run} is finished")
-    display = common.open_display(quiet, folder.board if folder.board.is_dir() else None)
     for note in short_schedule(recipe) if changes else []:
         display.note(note)
     where, images = find_device(device), load_split(recipe, "train", display)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ from bayesncl.codes.folder import CodesFolder, PhotoCodes
 from bayesncl.errors import InputError
 from bayesncl.io import is_codes
 from bayesncl.method.encoder import Encoder
-from bayesncl.training.run_folder import load_run
+from bayesncl.training.checkpoint import open_model
 
 
 def load(
@@ -20,7 +21,8 @@ def load(
 
     Parameters
     ----------
-    path : a run folder, a .safetensors file, or a folder of codes.
+    path : a run folder, a .safetensors file, or a folder of codes. An unfinished run gives the
+        model of its newest checkpoint, with a warning.
     device : where to put it.
     encoder : the MODULE:FUNCTION that was given to `fit`, if any: such code runs only if named.
 
@@ -33,4 +35,7 @@ def load(
         return CodesFolder(path).model(device, encoder)
     if encoder is not None:
         raise InputError(f"{path} is not a folder of codes, so it takes no encoder")
-    return load_run(path, device)
+    model, note = open_model(Path(path), device)
+    if note:
+        warnings.warn(note, stacklevel=2)
+    return model

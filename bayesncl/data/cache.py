@@ -12,15 +12,16 @@ import os
 import shutil
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from filelock import FileLock
 
-from bayesncl.data.archive import Entry
+from bayesncl.data.archive import Entry, Undecodable
 from bayesncl.data.decode import Square, decode
 from bayesncl.data.images import Progress, track
 from bayesncl.errors import InputError, as_input_error, printable
@@ -88,28 +89,22 @@ def _build(
     folder: Path, entries: Sequence[Entry], square: Square, progress: Progress | None
 ) -> tuple[np.ndarray, Failures]:
     """Decode into FOLDER.partial, then rename it, so that FOLDER is complete or absent."""
-    partial = folder.with_name(f"{folder.name}.partial")
-    for path in (partial, folder):  # left by a killed process; damaged
+    unfinished = folder.with_name(f"{folder.name}.partial")
+    for path in (unfinished, folder):  # left by a killed process; damaged
         shutil.rmtree(path, ignore_errors=True)
-    partial.mkdir(mode=0o700)
+    unfinished.mkdir(mode=0o700)
     failures: Failures = []
     read_errors = False
-
-    def read(entry: Entry) -> np.ndarray | Exception:
-        try:
-            return decode(entry.read(), square)
-        except (ValueError, OSError) as error:
-            return error
-
+    read = partial(read_entry, read=partial(decode, square=square))
     try:
         # Plain writes: a full disk is an OSError here, but a bus error in a writable memory map.
-        with open(partial / "pixels.npy", "wb") as file:
+        with open(unfinished / "pixels.npy", "wb") as file:
             shape = (3, square.crop, square.crop)
             file.write(npy_header((len(entries), *shape), "|u1"))
             images = track(map_in_threads(read, entries), len(entries), "decoding images", progress)
             for i, image in enumerate(images):
                 if isinstance(image, Exception):
-                    failures.append((i, printable(_reason(image))))
+                    failures.append((i, printable(str(getattr(image, "strerror", None) or image))))
                     read_errors |= isinstance(image, OSError)
                 else:
                     file.write(image.tobytes())
@@ -117,13 +112,13 @@ def _build(
             file.write(npy_header((len(entries) - len(failures), *shape), "|u1"))
             file.flush()
             os.fsync(file.fileno())
-        write_atomic(partial / "meta.json", json.dumps({"bad": failures}))
-        pixels = np.load(partial / "pixels.npy", mmap_mode="r", allow_pickle=False)
+        write_atomic(unfinished / "meta.json", json.dumps({"bad": failures}))
+        pixels = np.load(unfinished / "pixels.npy", mmap_mode="r", allow_pickle=False)
         if not read_errors:  # they may pass: decode again next time; the map outlives its file
-            os.rename(partial, folder)
+            os.rename(unfinished, folder)
         return pixels, failures
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _open(folder: Path) -> tuple[np.ndarray, Failures] | None:
@@ -136,30 +131,27 @@ def _open(folder: Path) -> tuple[np.ndarray, Failures] | None:
         return None
 
 
-def read_entry(entry: Entry, read: Callable[..., A], *options: Any) -> A | str:
-    """`read(bytes, *options)` of an image file, or the reason why it cannot be used."""
+def read_entry(entry: Entry, read: Callable[[bytes], A]) -> A | Undecodable | OSError:
+    """`read(bytes)` of an image file, or why it cannot be read or decoded."""
     try:
-        return read(entry.read(), *options)
-    except (ValueError, OSError) as error:
-        return _reason(error)
+        return read(entry.read())
+    except (Undecodable, OSError) as error:
+        return error
 
 
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)[:200]
-
-
-def map_in_threads(function: Callable[[A], B], items: Sequence[A], ahead: int = 0) -> Iterator[B]:
-    """`map` in order by a few threads, at most `ahead` items (or 16 per thread) ahead."""
-    pool = ThreadPoolExecutor(THREADS)
+def map_in_threads(
+    function: Callable[[A], B], items: Iterable[A], ahead: int = 16 * THREADS,
+    threads: int = THREADS,
+) -> Iterator[B]:  # fmt: skip
+    """`map` in order by a few threads, at most `ahead` items ahead."""
+    pool = ThreadPoolExecutor(threads)
     tasks: deque[Future[B]] = deque()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's remarks on damaged metadata
-            for item in items:
-                tasks.append(pool.submit(function, item))
-                if len(tasks) > max(16 * THREADS, ahead):
-                    yield tasks.popleft().result()
-            while tasks:
+        for item in items:
+            tasks.append(pool.submit(function, item))
+            if len(tasks) > ahead:
                 yield tasks.popleft().result()
+        while tasks:
+            yield tasks.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)

@@ -27,6 +27,8 @@ MAX_PIXELS = 50_000_000  # in memory; a larger JPEG is reduced while it is decod
 BICUBIC, BILINEAR = int(Image.Resampling.BICUBIC), int(Image.Resampling.BILINEAR)
 T = TypeVar("T")
 
+warnings.filterwarnings("ignore", module=r"PIL\.")  # remarks on damaged metadata
+
 
 @dataclass(frozen=True)
 class Square:
@@ -108,10 +110,11 @@ def describe_sizes(paths: Sequence[Path | str], root: Path = Path()) -> str:
     sizes = set()
     for i in spread_evenly(len(paths), 64):
         # Errors are reported when the image is decoded.
-        with contextlib.suppress(Exception), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(root / paths[i], formats=_formats()) as image:
-                sizes.add(image.size)
+        with (
+            contextlib.suppress(Exception),
+            Image.open(root / paths[i], formats=_formats()) as image,
+        ):
+            sizes.add(image.size)
     ends = [pick(sizes, key=math.prod, default=()) for pick in (min, max)]
     return " to ".join(dict.fromkeys(" x ".join(map(str, size)) for size in ends))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -53,6 +53,14 @@ class Images:
 
     def __len__(self) -> int:
         return len(self.pixels)
+
+    def take(self, chosen: np.ndarray) -> Images:
+        """The chosen images, by a mask [N] or by their rows; they have no names."""
+        labels, backgrounds = (
+            None if values is None else values[chosen] for values in (self.labels, self.backgrounds)
+        )
+        new = {"pixels": self.pixels[chosen], "labels": labels, "backgrounds": backgrounds}
+        return replace(self, names=None, **new)
 
 
 def check_annotations(images: Any) -> None:

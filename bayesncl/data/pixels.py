@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from bayesncl.data.archive import Entry
-from bayesncl.data.cache import read_entry
+from bayesncl.data.archive import Entry, Undecodable
 from bayesncl.data.decode import Square, decode_with, to_rgb
-from bayesncl.errors import InputError, printable, printable_path
+from bayesncl.errors import InputError, as_input_error, printable_path
 
 Pictures = Tensor | np.ndarray | Image | str | Path | Sequence[Image | str | Path]
+Pixels = TypeVar("Pixels", Tensor, np.ndarray)
 EXPECTED = "expected uint8 or float in [0, 1], [N, 3, H, W] or [N, H, W, 3]; PIL images; or paths"
 
 
@@ -49,34 +49,37 @@ def as_batch(images: Pictures) -> Tensor | list[Image | Path]:
         return pixels
     if not pixels.is_floating_point():
         raise InputError(f"{EXPECTED}; got {pixels.dtype}")
-    if len(pixels) and not (pixels.min() >= 0 and pixels.max() <= 1):
-        seen = f"[{pixels.min():.3g}, {pixels.max():.3g}]"
-        raise InputError(f"float images must lie in [0, 1], got {seen}")
+    check_floats(pixels)
     return pixels.float()
 
 
-def channels_first(pixels: Tensor) -> Tensor:
+def channels_first(pixels: Pixels) -> Pixels:
     """[N, 3, H, W] of color or gray images with the channel first or last, one or many.
 
     Several gray images need their channel, [N, 1, H, W]: [3, H, W] is one color image.
     """
-    x = pixels
+    x: Any = pixels
     if x.ndim == 2:
         x = x[None, None]
     elif x.ndim == 3 and (x.shape[0] in (1, 3)) != (x.shape[2] in (1, 3)):
         x = x[None]
     if x.ndim == 4 and x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
-        x = x.permute(0, 3, 1, 2)
+        x = x.swapaxes(1, 3).swapaxes(2, 3)
     if x.ndim != 4 or x.shape[1] not in (1, 3) or 0 in x.shape[2:]:
         raise InputError(f"{EXPECTED}; gray is [N, 1, H, W]; got shape {list(pixels.shape)}")
-    return x if x.shape[1] == 3 else x.expand(-1, 3, -1, -1)
+    return x if x.shape[1] == 3 else x[:, [0, 0, 0]]
+
+
+def check_floats(pixels: Pixels) -> None:
+    """Raise InputError unless float images lie in [0, 1]."""
+    if len(pixels) and not (pixels.min() >= 0 and pixels.max() <= 1):  # NaN too
+        seen = f"[{pixels.min():.3g}, {pixels.max():.3g}]"
+        raise InputError(f"float images must lie in [0, 1], got {seen}")
 
 
 def read_picture(picture: Image | Path, use: Callable[[Image], Any], min_side: int) -> Any:
     """`use(image)` of a PIL image or a file, as upright RGB."""
     if not isinstance(picture, Path):
         return use(to_rgb(picture))
-    result = read_entry(Entry("", picture), decode_with, min_side, use)
-    if isinstance(result, str):
-        raise InputError(f"{printable_path(picture)}: {printable(result, 200)}")
-    return result
+    with as_input_error(printable_path(picture), OSError, Undecodable):
+        return decode_with(Entry("", picture).read(), min_side, use)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,74 +58,22 @@ def snapshot(
     return Checkpoint(step, json.dumps(model.recipe.to_dict()), tensors, images)
 
 
-def write(run: RunFolder, state: Checkpoint) -> Path:
-    """Write a checkpoint of a run."""
+def write(run: RunFolder, state: Checkpoint, keep: int = 2) -> list[Path]:
+    """Write a checkpoint of a run, remove all but the newest `keep`, and return those."""
     step, recipe, tensors, (images, images_hash) = state
     metadata = {"step": str(step), "recipe": recipe, "images": images, "images_hash": images_hash}
     payload = tensor_bytes(tensors, metadata)
+    run.checkpoints.mkdir(exist_ok=True)
     path = run.checkpoints / f"step-{step:08d}.ckpt"
-    path.parent.mkdir(exist_ok=True)
     write_atomic(path, payload + hashlib.sha256(payload).digest())
-    return path
-
-
-class Writer:
-    """Writes checkpoints and removes old ones; with `background`, in a thread.
-
-    A failed background write is reported by the next `save`, which then writes in the foreground,
-    or raised by `wait` and at the end of the context.
-    """
-
-    def __init__(self, run: RunFolder, keep: int, display: Display, background: bool) -> None:
-        self.run, self.keep, self.display = run, keep, display
-        self.pool = ThreadPoolExecutor(1) if background else None
-        self.pending: Future[None] | None = None
-
-    def save(self, state: Checkpoint) -> None:
-        """Write a checkpoint, or start to."""
-        if self._settle() and self.pool is not None:
-            self.pending = self.pool.submit(self._write, state)
-        else:
-            self._write(state)
-
-    def wait(self) -> None:
-        """Wait until the checkpoint is on disk."""
-        pending, self.pending = self.pending, None
-        if pending is not None:
-            pending.result()
-
-    def _settle(self) -> bool:
-        """Wait; report a failure and return False."""
-        try:
-            self.wait()
-        except Exception as error:
-            self.display.note(f"a checkpoint could not be written: {error}")
-            return False
-        return True
-
-    def _write(self, state: Checkpoint) -> None:
-        write(self.run, state)
-        for path in listed(self.run)[: -self.keep]:
-            path.unlink(missing_ok=True)
-
-    def __enter__(self) -> Writer:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        try:
-            if error is None:
-                self.wait()
-            else:
-                self._settle()  # must not hide `error`
-        finally:
-            if self.pool is not None:
-                self.pool.shutdown()
+    for path in listed(run)[:-keep]:
+        path.unlink(missing_ok=True)
+    return listed(run)
 
 
 def listed(run: RunFolder) -> list[Path]:
     """Checkpoint files of a run, in the order of their steps."""
-    paths = [p for p in run.checkpoints.glob("step-*.ckpt") if re.fullmatch(r"step-\d+", p.stem)]
-    return sorted((p for p in paths if p.is_file()), key=lambda p: int(p.stem[5:]))
+    return sorted(run.checkpoints.glob("step-*.ckpt"))
 
 
 def read(path: Path) -> Checkpoint:
@@ -179,7 +125,8 @@ def resume_or_begin(
     """
     recipe, done = model.recipe, 0
     found, damaged = newest(run)
-    if not distributed.agree(found.step if found is not None else 0):
+    step = torch.tensor([found.step if found is not None else 0])
+    if len(distributed.gather_arrays(step).unique()) > 1:
         raise InputError(
             f"the processes find different checkpoints in {run}: all machines must share a folder"
         )

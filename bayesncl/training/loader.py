@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bayesncl import distributed
-from bayesncl.errors import as_input_error
+from bayesncl.data.cache import map_in_threads
 from bayesncl.method.rng import epoch_order
 
 Pixels = np.ndarray | Tensor  # uint8 [N, 3, H, W], in (memory-mapped) host memory or on the device
-Item = TypeVar("Item")
 
 RESIDENT_SHARE = 0.6  # of free device memory; a larger dataset is streamed
 BATCHES_AHEAD = 4  # read ahead of the device when streaming
@@ -70,18 +66,17 @@ def _stream(
     """Batches read from host memory ahead of the device and copied on their own stream."""
     stream = torch.cuda.Stream(device)
 
-    def read() -> Iterator[tuple[Tensor, Tensor, torch.cuda.Event]]:
+    def copy(step: int) -> tuple[Tensor, Tensor, torch.cuda.Event]:
         torch.cuda.set_device(stream.device)  # of this thread, which would use the first GPU
-        for step in steps:
-            index = batch_rows(order, step, batch)
-            host = _read(pixels, index).pin_memory(), index.pin_memory()
-            with torch.cuda.stream(stream):
-                copied = torch.cuda.Event()
-                part, rows = (tensor.to(device, non_blocking=True) for tensor in host)
-                copied.record(stream)
-            yield part, rows, copied
+        index = batch_rows(order, step, batch)
+        host = _read(pixels, index).pin_memory(), index.pin_memory()
+        with torch.cuda.stream(stream):
+            copied = torch.cuda.Event()
+            part, rows = (tensor.to(device, non_blocking=True) for tensor in host)
+            copied.record(stream)
+        return part, rows, copied
 
-    for part, index, copied in ahead(read(), BATCHES_AHEAD):
+    for part, index, copied in map_in_threads(copy, steps, BATCHES_AHEAD, threads=1):
         now = torch.cuda.current_stream(device)
         now.wait_event(copied)
         part.record_stream(now)
@@ -89,25 +84,10 @@ def _stream(
         yield part, index
 
 
-def ahead(items: Iterator[Item], depth: int) -> Iterator[Item]:
-    """The same items, produced by a thread up to `depth` ahead; its exceptions are raised here."""
-    end = object()
-    with ThreadPoolExecutor(1) as pool:
-        ready: deque[Future[Any]] = deque(pool.submit(next, items, end) for _ in range(depth))
-        try:
-            while (item := ready.popleft().result()) is not end:
-                ready.append(pool.submit(next, items, end))
-                yield item
-        finally:
-            for future in ready:  # the consumer may stop early
-                future.cancel()
-
-
 def _read(pixels: np.ndarray, index: Tensor) -> Tensor:
     """Rows of a possibly memory-mapped array, read in file order to spare the disk."""
     rows = index.numpy()
     order = np.argsort(rows)
     out = np.empty((len(rows), *pixels.shape[1:]), np.uint8)
-    with as_input_error("the images can no longer be read", OSError, ValueError):
-        out[order] = pixels[rows[order]]
+    out[order] = pixels[rows[order]]
     return torch.from_numpy(out)

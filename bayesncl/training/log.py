@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayesncl import distributed
-from bayesncl.errors import InputError
-from bayesncl.progress import Display
+from bayesncl.errors import InputError, import_extra
+from bayesncl.progress import Display, duration, plural
 from bayesncl.recipes import Recipe
 from bayesncl.training import checkpoint
 from bayesncl.training.run_folder import RunFolder
 
-TERMS = ("loss", "nce", "kl")  # must stay finite
-AVERAGES = (*TERMS, "open", "l0")  # + share of open gates, active dimensions per row
-NEVER = 2**62  # in Meter.first_bad: no step yet
+AVERAGES = ("loss", "nce", "kl", "open", "l0")  # open gates, active dimensions per row
 
 
 class Meter:
@@ -25,52 +25,50 @@ class Meter:
     def __init__(self, dim: int, device: torch.device) -> None:
         self.sums = torch.zeros(len(AVERAGES), dtype=torch.float64, device=device)
         self.fired = torch.zeros(dim, device=device)  # active rows per dimension
-        self.steps = torch.zeros((), dtype=torch.int64, device=device)  # of the whole run
-        # the first step at which each term was not finite
-        self.first_bad = torch.full((len(TERMS),), NEVER, device=device)
-        self.state = [self.sums, self.fired, self.steps, self.first_bad]
+        self.state = [self.sums, self.fired]
 
     def add(self, averages: Tensor, active: Tensor) -> None:
         """Add one step: averages [5] (AVERAGES) and active rows per dimension [D]."""
-        bad = torch.where(averages[: len(TERMS)].isfinite(), NEVER, self.steps)
-        self.first_bad.copy_(torch.minimum(self.first_bad, bad))
         self.sums.add_(averages)
         self.fired.add_(active)
-        self.steps.add_(1)
 
     def snapshot(self) -> tuple[list[Tensor], torch.cuda.Event | None]:
-        """Start copying sums, fired and first_bad to the host; reset sums and fired."""
+        """Start copying sums and fired to the host; reset them."""
         on_gpu = self.sums.is_cuda
         copies = []
-        for tensor in (self.sums, self.fired, self.first_bad):
-            whole = tensor if tensor is self.first_bad else distributed.all_reduce_sum(tensor)
+        for tensor in self.state:
+            whole = distributed.all_reduce_sum(tensor)
             host = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=on_gpu)
             copies.append(host.copy_(whole, non_blocking=on_gpu))
+            tensor.zero_()
         event = None
         if on_gpu:
             event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(self.sums.device))
-        self.sums.zero_()
-        self.fired.zero_()
         return copies, event
 
 
 class Logger:
-    """Writes snapshots of the meter; on a GPU one interval late, so as not to wait for it."""
+    """Writes snapshots of the meter; on a GPU one interval late, so as not to wait for it.
+
+    With a folder for TensorBoard in the run, it writes there too.
+    """
 
     def __init__(
         self, run: RunFolder, meter: Meter, display: Display, recipe: Recipe, steps: int, done: int
     ) -> None:
         self.run, self.meter, self.display, self.recipe = run, meter, display, recipe
         self.steps, self.total = steps, steps * recipe.run.epochs  # per epoch, in all
-        self.last, self.last_time = done, time.perf_counter()
+        self.last, self.start = done, time.perf_counter()
+        self.last_time, self.status = self.start, ""
         self.pending: tuple[int, int, float, list[Tensor], torch.cuda.Event | None] | None = None
-        meter.steps.fill_(done)
-        display.begin(recipe.name, self.total, done, recipe.run.epochs, recipe.run.batch)
+        use_board = run.board.is_dir() and distributed.rank() == 0
+        self.board = open_board(run.board) if use_board else None
 
     def step(self, done: int) -> None:
         """Note that `done` steps are done; report every `run.log_every` steps."""
-        self.display.advance(done)
+        epoch = f"epoch {-(-done // self.steps)}/{self.recipe.run.epochs}"
+        self.display.count(done, self.total, self.recipe.name, f"{epoch}  {self.status}")
         if done % self.recipe.run.log_every and done != self.total:
             return
         snapshot, event = self.meter.snapshot()
@@ -91,14 +89,14 @@ class Logger:
         """Write the pending report."""
         if self.pending is None:
             return
-        done, count, seconds, (sums, fired, first_bad), event = self.pending
+        done, count, seconds, (sums, fired), event = self.pending
         self.pending = None
         if event is not None:
             event.synchronize()
-        raise_if_bad(first_bad, self.run)
+        raise_if_bad(sums, done, self.run)
         batch = self.recipe.run.batch
         rare = (fired > 0) & (fired < 1e-3 * 2 * batch * count)  # two rows per image
-        line = {
+        line: dict[str, Any] = {
             "step": done,
             "epoch": round(done / self.steps, 3),
             **dict(zip(AVERAGES, (sums / max(count, 1)).tolist())),
@@ -108,16 +106,33 @@ class Logger:
         }
         if distributed.rank() == 0:
             self.run.append_metrics(line)
-            self.display.update(line)
+            self._show(line)
+
+    def _show(self, line: dict[str, Any]) -> None:
+        """Pass a line of metrics to the display and to TensorBoard."""
+        gates = f"kl {line['kl']:.2f}  open {100 * line['open']:.0f} %  " if line["kl"] else ""
+        active = f"active {line['active']} ({line['near_dead']} nearly dead)"
+        metrics = f"loss {line['loss']:.3f}  {gates}{active}"
+        self.status = f"{line['images_per_second']:,.0f} images/s  {metrics}"
+        if self.board is not None:
+            for name, value in line.items():
+                self.board.add_scalar(name, value, line["step"])
+            self.board.flush()
+        if line["step"] == self.total:
+            took = f"{plural(self.recipe.run.epochs, 'epoch')} in "
+            took += duration(time.perf_counter() - self.start)
+            self.display.note(f"{self.recipe.name}:  {took}  {metrics}")
 
 
-def raise_if_bad(first_bad: Tensor, run: RunFolder) -> None:
-    """Raise InputError if a term of the loss was not finite."""
-    step = int(first_bad.min())
-    if step == NEVER:
-        return
-    bad = [name for name, first in zip(TERMS, first_bad.tolist()) if first == step]
-    terms = " and ".join(name for name in bad if name != "loss") or "loss"
-    saved = checkpoint.listed(run)
-    good = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"
-    raise InputError(f"{terms} is not finite at step {step}; {good}")
+def open_board(folder: Path) -> Any:
+    """A writer for TensorBoard, which needs the extra."""
+    missing = "--tensorboard needs the extra: pip install 'bayesncl[tensorboard]'"
+    return import_extra("torch.utils.tensorboard", missing).SummaryWriter(str(folder))
+
+
+def raise_if_bad(sums: Tensor, done: int, run: RunFolder) -> None:
+    """Raise InputError if the sums of AVERAGES, taken after `done` steps, are not finite."""
+    if not bool(sums.isfinite().all()):
+        saved = checkpoint.listed(run)
+        good = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"
+        raise InputError(f"the loss became infinite or NaN by step {done}; {good}")

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -118,9 +119,7 @@ def run_loop(
     display.busy("preparing the model")
     options, batch = recipe.run, recipe.run.batch
     steps = len(images) // batch  # per epoch
-    background = device.type == "cuda" and distributed.world_size() == 1
-    writer = checkpoint.Writer(run, options.keep_checkpoints, display, background)
-    with run.lock(), Stopper() as stopper, explain_errors(recipe), writer:
+    with run.lock(), Stopper() as stopper, explain_errors(recipe), ThreadPoolExecutor(1) as pool:
         pixels = to_device(images.pixels, device)
         model, optimizer, meter, step = assemble(recipe, pixels, device)
         seen = fingerprint(images.pixels)
@@ -129,7 +128,7 @@ def run_loop(
         if compiles(recipe, device) and done < len(rates):
             display.note("compiling for this GPU: up to a minute, seconds the next time")
         logger = Logger(run, meter, display, recipe, steps, done)
-        stop = False
+        stop, written = False, pool.submit(checkpoint.listed, run)  # the last write, if any
         for epoch in range(done // steps, options.epochs):
             first = done % steps
             for part, index in batches(pixels, batch, options.seed, epoch, first, device):
@@ -145,14 +144,17 @@ def run_loop(
                 logger.extra(record_knn(model, images, epoch + 1), done)
             if stop or (epoch + 1) % options.checkpoint_every == 0 or done == len(rates):
                 logger.finish()
-                raise_if_bad(meter.first_bad.cpu(), run)
+                raise_if_bad(meter.sums, done, run)
                 if distributed.rank() == 0:
-                    writer.save(checkpoint.snapshot(model, optimizer, done, seen))
+                    written.result()
+                    state = checkpoint.snapshot(model, optimizer, done, seen)
+                    written = pool.submit(checkpoint.write, run, state, options.keep_checkpoints)
+                    if device.type != "cuda" or distributed.world_size() > 1 or stop:
+                        written.result()  # on a GPU the state is a copy: training goes on
                 distributed.barrier()  # waits longer for a slow disk than other collectives
             if stop and done < len(rates):
-                writer.wait()
                 raise Interrupted(run, done, len(rates))
-        writer.wait()
+        written.result()
         if distributed.rank() == 0:
             write_atomic(run.weights, model_bytes(model))
         distributed.barrier()

@@ -17,7 +17,6 @@ from bayesncl.data.images import Images, spread_evenly
 from bayesncl.errors import InputError
 from bayesncl.method.encoder import Encoder
 from bayesncl.method.features import center_crop
-from bayesncl.method.losses import unit_rows
 from bayesncl.progress import Display, plural
 from bayesncl.recipes import LIGHT, Recipe, change, find_recipe, replace_fields, shorthands
 
@@ -140,18 +139,12 @@ def describe(recipe: Recipe, images: Images, device: torch.device) -> str:
 def report_similarity(model: Encoder, images: Images) -> str:
     """Whether the codes of 256 training images differ, in one line."""
     some = np.array(images.pixels[spread_evenly(len(images), 256)])
-    pixels = center_crop(torch.from_numpy(some), model.recipe.views.size)
-    cosine = mean_cosine(model.encode(pixels, batch=64))
-    if cosine is None:
+    z = model.encode(center_crop(torch.from_numpy(some), model.recipe.views.size), batch=64)
+    n = int(z.any(1).sum())
+    if n < 2:
         return "warning: the codes of nearly all images are zero: every gate is closed"
+    cosine = float((z.double().sum(0).square().sum() - n) / (n * (n - 1)))  # rows have unit length
     if cosine > MAX_COSINE:
         return (f"warning: the codes of different images hardly differ (mean cosine {cosine:.2f}): "
                 "train longer, on more images or with other settings")
     return f"the codes of different images differ (mean cosine {cosine:.2f})"
-
-
-def mean_cosine(z: torch.Tensor) -> float | None:
-    """Mean cosine over pairs of different non-zero rows [N, D]; None without a pair."""
-    unit = unit_rows(z.double())[z.any(1)]
-    n = len(unit)
-    return float((unit.sum(0).square().sum() - n) / (n * (n - 1))) if n > 1 else None

@@ -110,12 +110,8 @@ class RunFolder(Folder):
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl."""
-        try:
-            with open(self.metrics_file, "a") as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            error.filename = str(self.metrics_file)  # a full disk does not name the file
-            raise
+        with open(self.metrics_file, "a") as file:
+            file.write(json.dumps(line) + "\n")
 
     def model(self, device: str | torch.device = "cpu") -> Encoder:
         """The trained model in eval mode; InputError if it is missing or damaged."""
@@ -195,7 +191,8 @@ class Stopper:
         """Whether to stop; several processes agree every `every` steps."""
         if distributed.world_size() == 1:
             return self.flag
-        return done % every == 0 and distributed.any_of(self.flag)
+        flag = torch.tensor([int(self.flag)])
+        return done % every == 0 and bool(distributed.gather_arrays(flag).any())
 
 
 def environment() -> dict[str, object]:

@@ -8,14 +8,13 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import bayesncl
-from bayesncl import atlas, progress
+from bayesncl import atlas
 from bayesncl.cli import app as cli
 from bayesncl.cli import train as train_commands
 from bayesncl.errors import InputError
@@ -56,13 +55,6 @@ def test_train_from_a_recipe_file(run, tmp_path: Path) -> None:
     assert [line["step"] for line in lines if line.get("kind") == "dynamics"] == [2]
 
 
-def test_a_run_that_ends_in_its_warm_up_is_reported(run) -> None:
-    for epochs, reported in (("3", True), ("0", False)):
-        warmup = f"optimizer.warmup_epochs={epochs}"
-        answer = run("train", "scenes", *SETTINGS, "--set", warmup, "--out", f"r{epochs}")
-        assert ("optimizer.warmup_epochs=0" in answer.err) == reported
-
-
 def test_resume_a_finished_run(run, trained: Path) -> None:
     before = (trained / "model.safetensors").read_bytes()
     answer = run("resume", trained)
@@ -70,42 +62,12 @@ def test_resume_a_finished_run(run, trained: Path) -> None:
     assert (trained / "model.safetensors").read_bytes() == before
 
 
-def test_resume_a_run_whose_model_is_missing(run, trained: Path, tmp_path: Path) -> None:
-    again = tmp_path / "again"
-    shutil.copytree(trained, again)
-    (again / "model.safetensors").unlink()
-    assert run("resume", again, "--quiet").status == 0
-    first, second = bayesncl.load(trained).state_dict(), bayesncl.load(again).state_dict()
-    assert all((first[name] == second[name]).all() for name in first)
-
-
-class Board:
-    """Stands in for TensorBoard's writer."""
-
-    opened: ClassVar[list[Board]] = []
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.seen, self.flushed = folder, set(), False
-        folder.mkdir(parents=True, exist_ok=True)
-        Board.opened.append(self)
-
-    def add_scalar(self, name: str, value: float, step: int) -> None:
-        self.seen.add(name)
-
-    def flush(self) -> None:
-        self.flushed = True
-
-
-def test_a_resumed_run_continues_its_tensorboard(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "open_board", Board)
-    monkeypatch.setattr(Board, "opened", [])
+def test_a_resumed_run_continues_its_tensorboard(run) -> None:
+    pytest.importorskip("tensorboard")
     assert run("train", "scenes", *SETTINGS, "--out", "r", "--tensorboard", "--quiet").status == 0
-    (board,) = Board.opened
-    assert board.folder == Path("r/tensorboard")
-    assert board.seen >= {"loss", "open", "images_per_second"} and board.flushed
     Path("r/model.safetensors").unlink()
     assert run("resume", "r", "--quiet").status == 0
-    assert [each.folder for each in Board.opened] == [Path("r/tensorboard")] * 2
+    assert len(list(Path("r/tensorboard").glob("events*"))) == 2
 
 
 def test_a_folder_of_images(run, tmp_path: Path) -> None:
@@ -184,13 +146,6 @@ def test_measure_computes_the_spectrum_on_request(run, monkeypatch: pytest.Monke
     assert plain.status == 0 and len(plain.out) < len(answer.out)
 
 
-def test_measure_never_overwrites_its_input(run) -> None:
-    np.savez("f.npz", z=np.eye(40), y=np.arange(40) % 4)
-    before = Path("f.npz").read_bytes()
-    refused(run("measure", "f.npz", "--json", "f.npz"), "f.npz")
-    assert Path("f.npz").read_bytes() == before
-
-
 def test_record_adds_a_finished_run_to_a_ledger(run, trained: Path, tmp_path: Path) -> None:
     own = tmp_path / "own"
     shutil.copytree(trained, own)
@@ -248,23 +203,6 @@ def test_embed_then_measure_and_atlas(run, trained: Path, tmp_path: Path) -> Non
     np.savez("all.npz", z=z, images=raw, y=np.arange(24) % 3)
     assert run("atlas", "--features", "all.npz").status == 0
     assert Path("all-atlas/index.html").is_file()
-
-
-def test_embed_one_image(run, trained: Path, tmp_path: Path) -> None:
-    picture = draw_folder(tmp_path / "pictures") / "ant" / "00.png"
-    assert run("embed", trained, picture, "-o", "z.npz").status == 0
-    with np.load("z.npz", allow_pickle=False) as file:
-        assert file["names"].tolist() == ["00.png"]
-        wanted = bayesncl.load(trained).encode([Image.open(picture)])
-        np.testing.assert_allclose(file["z"], wanted, atol=1e-5)
-
-
-def test_images_that_cannot_be_used(run, trained: Path, tmp_path: Path) -> None:
-    folder = draw_folder(tmp_path / "bad", (), 1)
-    (folder / "a.png").write_bytes(b"not a picture")
-    refused(run("embed", trained, folder / "a.png", "--quiet"), "a.png")
-    strict = ("--set", "data.strict=true", "--set", "data.holdout=0")
-    refused(run("train", "folder", "--data", folder, *SETTINGS, *strict, "--quiet"), "a.png")
 
 
 def test_atlas_of_two_runs_and_of_model_files(
@@ -347,34 +285,3 @@ def test_bugs_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["bayesncl", "recipes", "x"])
     with pytest.raises(RuntimeError, match="shapes"):
         cli.main()
-
-
-def test_damaged_models_and_recipes(run, trained: Path, tmp_path: Path) -> None:
-    good = (trained / "model.safetensors").read_bytes()
-    for data in (b"", good[:1000], good[:-1] + b"\0", b"\x80\x04K\x01."):
-        (tmp_path / "model.safetensors").write_bytes(data)
-        for words in (["evaluate", "."], ["embed", ".", "."], ["atlas", "."]):
-            refused(run(*words), "model.safetensors")
-    for text in (b"", b"[]", b'{"\\u001b[31mrun": {}}', b"\xff\xfe\x00"):
-        (tmp_path / "recipe.json").write_bytes(text)
-        line = refused(run("resume", tmp_path), "recipe.json")
-        assert line[:-1].isprintable()  # no escape sequences reach the terminal
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["measure", "z.npz", "--json", "nowhere/m.json"],
-        ["measure", "z.npz", "--csv", "."],
-        ["evaluate", "RUN", "--markdown", "nowhere/m.md"],
-        ["cost", "scenes", "--json", "nowhere/c.json"],
-        ["embed", "RUN", "pictures", "-o", "nowhere/z.npz"],
-        ["views", "scenes", "-o", "nowhere/v.png"],
-        ["train", "scenes", "--out", "file"],
-    ],
-)
-def test_unwritable_outputs_are_refused_first(run, trained: Path, words: list[str]) -> None:
-    Path("file").touch()
-    before = set(trained.iterdir())
-    refused(run(*(trained if word == "RUN" else word for word in words)))
-    assert set(trained.iterdir()) == before

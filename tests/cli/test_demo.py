@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import webbrowser
 from pathlib import Path
 
@@ -36,7 +35,7 @@ def test_demo_ends_in_a_sentence_and_an_atlas(run, monkeypatch: pytest.MonkeyPat
     folder = CodesFolder("d/codes")
     assert folder.codes().transform(folder.embeddings()).shape[1] == 64
 
-    monkeypatch.setattr(loop, "train", lambda *_, **__: pytest.fail("trained again"))
+    monkeypatch.setattr(loop, "train_step", lambda *_: pytest.fail("trained again"))
     again = run(*WORDS, "--out", "d", "--no-open")
     assert (again.status, again.out, len(opened)) == (0, answer.out, 1)
     refused(run(*WORDS, "--set", "run.seed=1", "--out", "d"), "another recipe")
@@ -54,14 +53,3 @@ def test_a_stopped_demo_says_how_to_continue(
     answer = run(*[word for word in WORDS if word != "--quiet"], "--no-open")
     assert answer.status == 130
     assert "same command" in answer.err and "Traceback" not in answer.err
-
-
-def test_no_browser_is_started_without_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bayesncl.cli.demo import has_screen
-
-    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "platform", "linux")
-    assert not has_screen()
-    monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-0")
-    assert has_screen()

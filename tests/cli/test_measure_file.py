@@ -162,49 +162,6 @@ def test_features_by_definition_and_strict_ranking() -> None:
     assert measure_features({"paper": FEATURES}, LABELS).sound is None
 
 
-def test_bad_files(tmp_path: Path) -> None:
-    good, nan = {"z": FEATURES, "y": LABELS}, FEATURES.copy()
-    nan[7, 3] = np.nan
-    bad = (
-        {"y": LABELS}, good | {"y": LABELS * 0}, good | {"y": LABELS[:-1]}, good | {"y": FEATURES},
-        good | {"z": nan}, good | {
-            "z": FEATURES[:0], "y": LABELS[:0]
-        }, good | {"z": FEATURES[:, 0]},
-        good | {"z": FEATURES.astype("S3")},
-    )  # fmt: skip
-    for members in bad:
-        for save in (np.savez, np.savez_compressed):
-            save(tmp_path / "f.npz", **members)
-            with pytest.raises(InputError) as error:
-                measure_file(tmp_path / "f.npz")
-            assert "\n" not in str(error.value)
-    (tmp_path / "text.npz").write_text("hello")
-    (tmp_path / "empty.npz").write_bytes(b"")
-    for name in ("text.npz", "empty.npz", "none.npz", "."):
-        with pytest.raises(InputError):
-            measure_file(tmp_path / name)
-
-
-def test_damaged_files(npz: Path, tmp_path: Path) -> None:
-    """Every cut, and bytes changed all over, give a result or one clear line."""
-    for packed in (False, True):
-        (np.savez_compressed if packed else np.savez)(npz, z=FEATURES[:12, :3], y=LABELS[:12])
-        data = npz.read_bytes()
-        broken = tmp_path / "broken.npz"
-        damaged = [data[:size] for size in range(0, len(data), 37)]
-        damaged += [
-            data[:i] + bytes([data[i] ^ 0xFF]) + data[i + 1 :] for i in range(0, len(data), 11)
-        ]
-        for content in damaged:
-            broken.write_bytes(content)
-            message = ""
-            try:
-                measure_file(broken)
-            except InputError as error:
-                message = str(error)
-            assert "\n" not in message
-
-
 def test_what_is_not_needed_is_not_read(tmp_path: Path) -> None:
     """Arrays of objects, class names, or labels under a second name are ignored."""
     y = np.arange(60) % 3

@@ -30,12 +30,6 @@ def test_help_does_not_import_torch(tmp_path: Path) -> None:
         assert answer.returncode == 0, answer.stderr
 
 
-def test_errors_of_a_process_are_one_line() -> None:
-    answer = start("evaluate", "nowhere")
-    assert (answer.returncode, answer.stdout) == (2, "")
-    assert answer.stderr.startswith("bayesncl: ") and answer.stderr.count("\n") == 1
-
-
 def test_waiting_threads_sleep_unless_the_user_decides_otherwise() -> None:
     code = "import bayesncl, os; print(os.environ['OMP_WAIT_POLICY'])"
     environment = {k: v for k, v in ENVIRONMENT.items() if k != "OMP_WAIT_POLICY"}

@@ -132,16 +132,6 @@ def test_links_in_an_archive_are_not_followed(tmp_path: Path) -> None:
         data.load(of("cifar10", made.tar_to(tmp_path / made.layout.archive, link)), "test")
 
 
-def test_missing_data_says_what_to_put_where(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cifar-100-binary"):
-        data.load(of("cifar100", tmp_path), "train")
-    with pytest.raises(InputError, match="no such folder"):
-        data.load(of("cifar100", tmp_path / "none"), "train")
-    (tmp_path / "what.zip").write_bytes(b"x")
-    with pytest.raises(InputError, match="expected a file named"):
-        data.load(of("cifar100", tmp_path / "what.zip"), "train")
-
-
 class Evil:
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -9,7 +9,6 @@ import pytest
 
 from bayesncl import data, recipes
 from bayesncl.data import scenes
-from bayesncl.errors import InputError
 
 DATA = recipes.Data(name="scenes", train_images=1000, test_images=400)
 
@@ -53,14 +52,6 @@ def test_val_is_balanced_and_shows_digits_of_training() -> None:
     assert not scenes.digits()[2][plan.digits].any()
 
 
-def test_patterns_can_be_seen() -> None:
-    for kind in ("stripes", "checks", "dots", "gradient"):
-        patches = scenes._texture(kind, 200, 32, np.random.default_rng(0)).astype(int)
-        spans = patches.max((2, 3)) - patches.min((2, 3))  # [200, 3]
-        assert spans.min() >= 57  # 60 but for rounding and the pixels at a gradient's ends
-        assert patches.min() >= 30 and patches.max() <= 200
-
-
 def test_redraw_changes_the_background_and_keeps_the_object() -> None:
     images, other = data.load(DATA, "test"), scenes.redraw(DATA, "test")
     assert (other.backgrounds != images.backgrounds).all()
@@ -99,43 +90,3 @@ def test_pixels_are_tint_where_the_object_is() -> None:
         inside = fill[i] > 0.9999
         assert inside.any()
         assert np.abs(images.pixels[i][:, inside] - plan.tints[i][:, None]).max() <= 1.5
-
-
-def test_objects_are_learnable_and_backgrounds_too() -> None:
-    """A nearest neighbor on pixels beats chance for both labels when nothing is tied."""
-    loose = dataclasses.replace(DATA, train_images=4000, test_images=400, tied=0.1)
-    train, test = data.load(loose, "train"), data.load(loose, "test")
-    a, b = (x.pixels.reshape(len(x), -1).astype(np.float32) / 255 for x in (train, test))
-    nearest = ((b**2).sum(1)[:, None] - 2 * b @ a.T + (a**2).sum(1)).argmin(1)
-    assert (train.labels[nearest] == test.labels).mean() > 0.13
-    assert (train.backgrounds[nearest] == test.backgrounds).mean() > 0.3
-    # Template matching on the undistorted digits tells their class.
-    masks, targets, for_test = scenes.digits()
-    flat = masks[0].reshape(len(targets), -1)
-    match = (flat[for_test] @ flat[~for_test].T / np.linalg.norm(flat[~for_test], axis=1)).argmax(1)
-    assert (targets[~for_test][match] == targets[for_test]).mean() > 0.95
-
-
-def test_other_sizes_and_progress() -> None:
-    seen: list[tuple[int, int, str]] = []
-    for size in (8, 48):
-        small = dataclasses.replace(DATA, size=size, train_images=7)
-        images = data.load(small, "train", lambda *step: seen.append(step))
-        assert images.pixels.shape == (7, 3, size, size) and len(images.background_names) == 10
-    assert seen[-1][:2] == (7, 7)
-
-
-def test_too_many_scenes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for what in ("train_images", "test_images"):
-        with pytest.raises(InputError, match=what):
-            dataclasses.replace(DATA, **{what: 10**9})
-    monkeypatch.setattr("bayesncl.inputs.physical_memory", lambda: 2_000_000)
-    with pytest.raises(InputError, match="memory"):
-        data.load(DATA, "train")
-
-
-def test_unknown_split_and_name() -> None:
-    with pytest.raises(InputError, match="val"):
-        data.load(DATA, "valid")
-    with pytest.raises(InputError, match="scenes"):
-        data.load(dataclasses.replace(DATA, name="sceens"), "train")

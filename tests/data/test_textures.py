@@ -11,7 +11,6 @@ from PIL import Image
 
 from bayesncl import data
 from bayesncl.data import textures
-from bayesncl.errors import InputError
 from bayesncl.recipes import Data
 
 DATA = Data(name="textures", train_images=240, test_images=120)
@@ -21,13 +20,6 @@ DATA = Data(name="textures", train_images=240, test_images=120)
 def skimage() -> Path:
     """Where scikit-image keeps its files."""
     return Path(pytest.importorskip("skimage").__file__).parent
-
-
-def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    textures._photos.cache_clear()
-    monkeypatch.setattr(textures, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match="pip install"):
-        data.load(DATA, "train")
 
 
 def test_every_photograph_lies_in_the_package(skimage: Path) -> None:
@@ -66,11 +58,3 @@ def test_the_same_crops_at_every_size(skimage: Path) -> None:
     assert (small.labels == large.labels).all()
     halved = large.pixels.reshape(120, 3, 32, 2, 32, 2).mean((3, 5))
     assert np.abs(halved - small.pixels).mean() < 6
-
-
-def test_gray_photographs_become_rgb(skimage: Path) -> None:
-    images = data.load(DATA, "test")
-    gravel = images.pixels[images.labels == textures.NAMES.index("gravel")]
-    coffee = images.pixels[images.labels == textures.NAMES.index("coffee")]
-    assert (gravel[:, 0] == gravel[:, 2]).all()
-    assert (coffee[:, 0] > coffee[:, 2]).mean() > 0.9

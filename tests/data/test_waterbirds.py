@@ -103,16 +103,6 @@ def test_bad_tables_get_one_line(birds: Path, tmp_path: Path) -> None:
         data.load(of(tmp_path / "x.tar.gz"), "train")
 
 
-def test_swapped_must_cover_the_test_split(birds: Path) -> None:
-    lines = (birds / "swapped.csv").read_text().splitlines()
-    (birds / "swapped.csv").write_text("\n".join(lines[:-1]))
-    with pytest.raises(InputError, match=r"swapped\.csv has no row for"):
-        waterbirds.swapped(of(birds))
-    (birds / "swapped.csv").unlink()
-    with pytest.raises(InputError, match=r"no swapped\.csv"):
-        waterbirds.swapped(of(birds))
-
-
 def test_an_image_that_cannot_be_decoded_is_an_error(birds: Path) -> None:
     (birds / "000.Bird" / "0.png").write_bytes(b"x")
     with pytest.raises(InputError, match=r"1 of 6 .*000.Bird/0.png"):

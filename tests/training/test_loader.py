@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +9,8 @@ import pytest
 import torch
 
 from bayesncl import distributed
-from bayesncl.errors import InputError
 from bayesncl.method.rng import epoch_order
-from bayesncl.training.loader import ahead, batch_rows, batches, to_device
+from bayesncl.training.loader import batch_rows, batches, to_device
 
 CPU = torch.device("cpu")
 N = 21
@@ -70,44 +67,3 @@ def test_processes_share_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
             shares += batch_rows(order, step, 6).tolist()
         assert shares == whole[step]
-
-
-def test_images_that_vanish_are_one_line(pixels: np.ndarray) -> None:
-    class Gone(np.ndarray):
-        def __getitem__(self, key: object) -> np.ndarray:
-            raise OSError(5, "Input/output error")
-
-    with pytest.raises(InputError, match="can no longer be read"):
-        next(batches(pixels.view(Gone), 4, 0, 0, 0, CPU))
-
-
-def test_reading_ahead_keeps_the_items() -> None:
-    for depth in (1, 4, 100):
-        assert list(ahead(iter(range(37)), depth)) == list(range(37))
-    assert list(ahead(iter([None, 0, ()]), 2)) == [None, 0, ()]
-    assert list(ahead(iter([]), 2)) == []
-
-
-def test_reading_ahead_is_bounded_and_passes_errors_on() -> None:
-    made: list[int] = []
-
-    def items() -> Iterator[int]:
-        for i in range(20):
-            made.append(i)
-            yield i
-        raise ValueError("the end")
-
-    stream = ahead(items(), 3)
-    for i in range(20):
-        assert next(stream) == i
-        assert len(made) <= i + 5  # taken, three ready, one in progress
-    with pytest.raises(ValueError, match="the end"):
-        next(stream)
-
-
-def test_reading_ahead_ends_with_its_consumer() -> None:
-    before = threading.active_count()
-    stream = ahead(iter(range(10**9)), 2)
-    assert [next(stream) for _ in range(3)] == [0, 1, 2]
-    stream.close()  # type: ignore[attr-defined]
-    assert threading.active_count() == before

@@ -128,10 +128,10 @@ def test_a_loss_that_is_not_finite_stops_the_run(
         return kl(*arguments) * (float("nan") if calls > 6 else 1)  # type: ignore[arg-type]
 
     monkeypatch.setattr(heads, "bernoulli_kl", poisoned)
-    with pytest.raises(InputError, match=r"kl .*step 6.*step-00000004\.ckpt"):
+    with pytest.raises(InputError, match=r"by step 8; .*step-00000004\.ckpt"):
         train(tiny_recipe(), images, tmp_path, device="cpu")
     calls = 2  # resumed at step 4: steps 4 to 7 are good
-    with pytest.raises(InputError, match=r"kl .*step 8.*step-00000008\.ckpt"):
+    with pytest.raises(InputError, match=r"by step 10; .*step-00000008\.ckpt"):
         train(tiny_recipe(), images, tmp_path, device="cpu")
     saved = [path.stem for path in checkpoint.listed(RunFolder(tmp_path))]
     assert saved == ["step-00000004", "step-00000008"]
@@ -141,7 +141,7 @@ def test_bad_numbers_are_never_saved(
     tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heads, "info_nce_sum", lambda z, *_: z.sum() * float("inf"))
-    with pytest.raises(InputError, match="nce is not finite at step 0"):
+    with pytest.raises(InputError, match="loss became"):
         train(tiny_recipe("bayesncl", "run.log_every=1000"), images, tmp_path, device="cpu")
     assert checkpoint.listed(RunFolder(tmp_path)) == []
 

@@ -19,7 +19,6 @@ from bayesncl.training.prepare import (
     cpu_preset,
     describe,
     load_split,
-    mean_cosine,
     prepare_run,
     report_similarity,
 )  # fmt: skip
@@ -94,18 +93,6 @@ def test_batches_fit_the_images() -> None:
     assert clamp_batch(large, 133).run.batch == 32  # four steps per epoch
     with pytest.raises(InputError, match="at least 2"):
         clamp_batch(tiny_recipe(), 1)
-
-
-def test_mean_cosine_covers_all_pairs() -> None:
-    z = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
-    z[4] = 0
-    rows = [row.astype(float) for row in z if row.any()]
-    pairs = [(a, b) for i, a in enumerate(rows) for j, b in enumerate(rows) if i != j]
-    slow = [a @ b / np.sqrt((a @ a) * (b @ b)) for a, b in pairs]
-    assert mean_cosine(torch.from_numpy(z)) == pytest.approx(np.mean(slow))
-    assert mean_cosine(torch.ones(3, 2)) == pytest.approx(1)
-    assert mean_cosine(torch.eye(3)) == pytest.approx(0)
-    assert mean_cosine(torch.zeros(3, 2)) is None
 
 
 @pytest.mark.parametrize(

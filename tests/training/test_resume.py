@@ -22,7 +22,7 @@ from bayesncl.recipes import recipe_from_json, revise
 from bayesncl.training import checkpoint
 from bayesncl.training.run_folder import RunFolder
 from tests.commands import SETTINGS, draw_folder, refused
-from tests.conftest import TINY, Stopped, stop_after, tiny_images, tiny_recipe
+from tests.conftest import TINY, Stopped, stop_after, tiny_recipe
 from tests.training.test_loop import FILES, lines, weights
 
 ROOT = Path(__file__).parents[2]
@@ -186,16 +186,6 @@ def test_a_revised_length_is_repeatable_also_after_a_kill(
     assert [line["step"] for line in lines(tmp_path / "b")] == list(range(2, 4 * epochs + 1, 2))
 
 
-def test_revised_before_its_first_checkpoint_a_run_has_that_length(
-    tmp_path: Path, images: Images
-) -> None:
-    stopped(tmp_path / "a", images, after=1)
-    recipe = tiny_recipe("bayesncl", "run.epochs=2")
-    train(recipe, images, tmp_path / "a", device="cpu", revise=True)
-    train(recipe, images, tmp_path / "b", device="cpu")
-    assert weights(tmp_path / "a") == weights(tmp_path / "b")
-
-
 def test_what_cannot_be_revised(tmp_path: Path, images: Images) -> None:
     stopped(tmp_path, images, after=4)
     for changes, revised, message in (
@@ -232,13 +222,3 @@ def test_features_of_an_unfinished_run(run, tmp_path: Path) -> None:
     answer = run("embed", "a", photos, "-o", "part.npz")
     assert answer.status == 0 and "6 steps" in answer.err
     assert np.array_equal(np.load("part.npz")["z"], np.load("whole.npz")["z"])
-
-
-def test_images_removed_during_a_run_do_not_disturb_it(tmp_path: Path, images: Images) -> None:
-    """A memory-mapped file stays readable after it is deleted."""
-    train(tiny_recipe(), images, tmp_path / "whole", device="cpu")
-    np.save(tmp_path / "x.npy", tiny_images().pixels)
-    mapped = Images(np.load(tmp_path / "x.npy", mmap_mode="r"), images.labels)
-    (tmp_path / "x.npy").unlink()
-    train(tiny_recipe(), mapped, tmp_path / "mapped", device="cpu")
-    assert weights(tmp_path / "whole") == weights(tmp_path / "mapped")

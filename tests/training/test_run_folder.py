@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
-import bayesncl.training.run_folder as run_folder
-from bayesncl import train
 from bayesncl.errors import InputError
-from bayesncl.training.run_folder import RunFolder, git_revision, new_run
+from bayesncl.training.run_folder import RunFolder, new_run
 from bayesncl.training.weights import model_bytes
 from tests.commands import SETTINGS
-from tests.conftest import tiny_images, tiny_recipe
 
 
 def test_metrics_are_read_by_kind_without_cut_lines(tmp_path: Path) -> None:
@@ -29,27 +25,6 @@ def test_metrics_are_read_by_kind_without_cut_lines(tmp_path: Path) -> None:
     assert run.metrics("dynamics") == [lines[1]]
     run.cut_metrics(2)
     assert run.metrics_file.read_text() == "".join(f"{json.dumps(line)}\n" for line in lines[:2])
-
-
-def test_a_full_disk_names_the_metrics_file(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
-    run.metrics_file = Path("/dev/full")
-    if not run.metrics_file.exists():
-        pytest.skip("needs /dev/full")
-    with pytest.raises(OSError, match="No space left") as caught:
-        run.append_metrics({"step": 1})
-    assert caught.value.filename == "/dev/full"
-
-
-def test_results_that_cannot_be_read_are_none(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
-    assert run.evaluation() is None
-    for data in (b"[1]", b"{", b"\xff\xfe", b"[" * 100_000):
-        run.evaluation_file.write_bytes(data)
-        run.environment_file.write_bytes(data)
-        assert run.evaluation() is None and run.environment() is None
-    run.evaluation_file.write_text('{"sound": {}}')
-    assert run.evaluation() == {"sound": {}}
 
 
 def test_one_process_holds_the_lock(tmp_path: Path) -> None:
@@ -91,33 +66,3 @@ def test_a_damaged_model_is_rebuilt_from_the_last_checkpoint(damage: str, run) -
     assert not folder.finished()
     assert run("resume", "r", "--quiet").status == 0
     assert folder.weights.read_bytes() == good
-
-
-def test_the_environment_is_recorded(tmp_path: Path) -> None:
-    train(tiny_recipe("bayesncl", "run.epochs=1"), tiny_images(), tmp_path, device="cpu")
-    found = RunFolder(tmp_path).environment()
-    assert found is not None and found["processes"] == 1
-
-
-def test_the_revision_is_that_of_the_package_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A package installed inside another project's repository has none."""
-    for name in ("BAYESNCL_REVISION", "GIT_DIR", "GIT_WORK_TREE"):
-        monkeypatch.delenv(name, raising=False)
-    files = {}
-    for name, package in (("own", "bayesncl"), ("foreign", "lib/site-packages/bayesncl")):
-        files[name] = tmp_path / name / package / "training/run_folder.py"
-        files[name].parent.mkdir(parents=True)
-        files[name].touch()
-        git = ["git", "-C", str(tmp_path / name), "-c", "user.name=x", "-c", "user.email=x@x"]
-        for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
-            subprocess.run([*git, *words], check=True)
-    monkeypatch.setattr(run_folder, "__file__", str(files["foreign"]))
-    assert git_revision() is None
-    monkeypatch.setattr(run_folder, "__file__", str(files["own"]))
-    words = ["git", "-C", str(tmp_path / "own"), "rev-parse", "HEAD"]
-    head = subprocess.run(words, capture_output=True, text=True).stdout.strip()
-    assert git_revision() == head
-    files["own"].write_text("changed")
-    assert git_revision() == f"{head}+"
