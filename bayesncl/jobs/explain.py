@@ -18,14 +18,15 @@ from bayesncl.evaluate import backgrounds_of, read_factors
 from bayesncl.inputs import Array, as_features, as_labels, as_numpy
 from bayesncl.io import write_atomic
 from bayesncl.jobs.find import match_name
-from bayesncl.measure.factors import about
+from bayesncl.measure.factors import MAX_ROWS, average_auc, beyond_luck
 from bayesncl.measure.linear import Linear, fit_linear, group_accuracy, trim
 from bayesncl.measure.probe import expected_chance
 from bayesncl.measure.result import rounded, to_json
 
 IRRELEVANT = "irrelevant"  # the mark that switches a dimension off
+FEW, FEW_OFF = "codes, few dimensions", "few, irrelevant ones off"  # classifiers of the report
 TEST_SHARE = 0.2  # of the rows, where `fit` held none out
-WIDTH = 80
+WIDTH, MAX_CLASSES = 80, 10  # of the report
 Scores = dict[str, Any]  # of `group_accuracy`
 
 
@@ -36,7 +37,7 @@ class Weight(NamedTuple):
     dimension: int
     name: str
     weight: float  # added to the score of the class by one standard deviation of the dimension
-    about_group: str  # yes or no; empty without groups
+    group: str  # that it is about, the one where it is strongest; empty if it is neutral
     irrelevant: str  # yes or no
 
 
@@ -50,7 +51,7 @@ class Explanation:
     scores: dict[str, Scores]  # by classifier, in the order of the report
     chance: float
     irrelevant: list[int]
-    related: np.ndarray | None  # bool [D], dimensions about the groups; None without groups
+    groups: list[str] | None  # [D], the group a dimension is about, or ""; None without groups
 
     @property
     def weights(self) -> list[Weight]:
@@ -64,17 +65,17 @@ class Explanation:
         return found
 
     def _line(self, label: str, k: int, weight: float) -> Weight:
-        said = ("no", "yes")
-        group = "" if self.related is None else said[int(self.related[k])]
-        return Weight(label, k, self.names[k], weight, group, said[k in self.irrelevant])
+        group = "" if self.groups is None else self.groups[k]
+        off = "yes" if k in self.irrelevant else "no"
+        return Weight(label, k, self.names[k], weight, group, off)
 
     @property
     def group_share(self) -> float | None:
-        """Percent of all |weights| on dimensions about the groups; None without groups."""
-        if self.related is None:
+        """Percent of all |weights| on dimensions about a group; None without groups."""
+        if self.groups is None:
             return None
-        size = np.abs(self.model.weight).sum(1)
-        return 100 * float(size[self.related].sum() / max(size.sum(), 1e-12))
+        size, related = np.abs(self.model.weight).sum(1), np.array([g != "" for g in self.groups])
+        return 100 * float(size[related].sum() / max(size.sum(), 1e-12))
 
 
 def explain(
@@ -97,7 +98,7 @@ def explain(
 
     Returns
     -------
-    Explanation; `weights` is the table. A dimension is about the groups by the rule of
+    Explanation; `weights` is the table. A dimension is about a group by the rule of
     `measure.factors.about`, comparing images of the same class only.
     """
     z, test = as_features(z), as_numpy(test).astype(bool)
@@ -121,12 +122,12 @@ def explain(
 
     every = np.ones(width, bool)
     model, predicted = fit_sparse(every)
-    scores = {"codes, few dimensions": group_accuracy(predicted, y[test], at_test)}
+    scores = {FEW: group_accuracy(predicted, y[test], at_test)}
     scores["codes, all dimensions"] = found["all"]
     if dropped:
         every[dropped] = False
         model, predicted = fit_sparse(every)
-        scores["few, irrelevant ones off"] = group_accuracy(predicted, y[test], at_test)
+        scores[FEW_OFF] = group_accuracy(predicted, y[test], at_test)
         scores["all, irrelevant ones off"] = found["trimmed"]
         scores["all, as many others off"] = found["random"]
     if embeddings is not None:
@@ -135,7 +136,11 @@ def explain(
         scores["full embedding"] = group_accuracy(whole, y[test], at_test)
     related = None
     if second is not None:
-        related = about(z, as_labels(second, n)[0], within=as_labels(y, n)[0])
+        some = np.random.default_rng(seed).permutation(n)[:MAX_ROWS]
+        (index, values), own = as_labels(second, n), as_labels(y, n)[0]
+        auc, error = average_auc(z[some], index[some], own[some])
+        strongest = values[auc.argmax(0)]
+        related = [str(g) if on else "" for g, on in zip(strongest, beyond_luck(auc, error))]
     titles = [f"z{k}" for k in range(width)] if names is None else list(names)
     sizes = int((~test).sum()), int(test.sum())
     chance = expected_chance(predicted[:, None], y[test])
@@ -215,7 +220,7 @@ def read_saved(folder: CodesFolder) -> dict[str, Any] | None:
         weights = [
             Weight(
                 str(each["label"]), range(width)[int(each["dimension"])], str(each["name"]),
-                float(each["weight"]), str(each["about_group"]), str(each["irrelevant"]),
+                float(each["weight"]), str(each["group"]), str(each["irrelevant"]),
             )._asdict()
             for each in tree["weights"]
         ]
@@ -226,7 +231,7 @@ def read_saved(folder: CodesFolder) -> dict[str, Any] | None:
 
 
 def summarize(found: Explanation, n: int = 5) -> str:
-    """The accuracies, and for each class the n strongest dimensions for and against it."""
+    """The accuracies, and the n strongest dimensions for and against each class, worst first."""
     model, used = found.model, int(found.model.used.sum())
     fitted, tested = found.rows
     lines = [
@@ -242,12 +247,16 @@ def summarize(found: Explanation, n: int = 5) -> str:
         lines.append(line[:WIDTH])
     lines.append(f"{'chance':30}{found.chance:8.1f}")
     if (share := found.group_share) is not None:
-        lines += ["", f"Dimensions about the groups (*) carry {share:.0f} % of the weight."]
-    for label in map(str, model.classes):
+        lines += ["", f"Dimensions about a group carry {share:.0f} % of the weight."]
+    own_score = found.scores.get(FEW_OFF, found.scores[FEW])
+    worst_first = list(dict.fromkeys(str(row["class"]) for row in own_score["groups"]))
+    for label in worst_first[:MAX_CLASSES]:
         lines += ["", printable(label, WIDTH)]
         own = [each for each in found.weights if each.label == label]
         for word, sign in (("for", 1), ("against", -1)):
             lines += [_show(word, each) for each in own if sign * each.weight > 0][:n]
+    if len(worst_first) > MAX_CLASSES:
+        lines += ["", f"{len(worst_first) - MAX_CLASSES} more classes: see -o FILE"]
     return "\n".join(lines)
 
 
@@ -258,9 +267,9 @@ def describe_group(row: dict[str, Any]) -> str:
 
 
 def _show(word: str, line: Weight) -> str:
-    star = "*" if line.about_group == "yes" else " "
-    named = "" if line.name == f"z{line.dimension}" else f"  {printable(line.name, 50)}"
-    return f"  {word:8}{line.weight:+7.2f} {star} z{line.dimension:<5}{named}"[:WIDTH]
+    named = "" if line.name == f"z{line.dimension}" else printable(line.name, 30)
+    group = f"about {printable(line.group, 20)}" if line.group else ""
+    return f"  {word:8}{line.weight:+7.2f}  z{line.dimension:<6}{named:30}  {group}".rstrip()
 
 
 def explain_image(found: Explanation, z: np.ndarray, n: int = 8) -> str:

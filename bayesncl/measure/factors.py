@@ -71,10 +71,12 @@ def about(z: np.ndarray, labels: np.ndarray, within: np.ndarray | None = None) -
     labels of another factor that is tied to this one: only images that share it are compared, and
     AUCs are averaged over its classes, weighted by 1 / error^2.
     """
-    if within is None:
-        auc, error = class_auc(z, labels)
-    else:
-        auc, error = average_auc(z, labels, within)
+    found = class_auc(z, labels) if within is None else average_auc(z, labels, within)
+    return beyond_luck(*found)
+
+
+def beyond_luck(auc: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """Which dimensions are about a factor, bool [D], by AUCs and errors [C, D]; see `about`."""
     classes = len(auc) if len(auc) > 2 else 1  # of two classes, one says it all
     luck = norm.isf(CHANCE / (2 * classes)) * error
     return np.asarray((np.abs(auc - 0.5) > np.maximum(MIN_DISTANCE, luck)).any(0))

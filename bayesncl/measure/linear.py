@@ -113,7 +113,8 @@ def fit_sparse(
     L = |sqrt(balance) [x 1]|^2 / 2 N, which bounds the curvature.
     """
     ones = torch.cat([x, torch.ones(len(x), 1)], 1) * balance[y, None].sqrt()
-    length = float(torch.linalg.eigvalsh(ones.T @ ones)[-1]) / (2 * len(x))
+    live = ones[:, ones.any(0)]  # columns of zeros make LAPACK fail
+    length = float(torch.linalg.eigvalsh((live.T @ live).double())[-1]) / (2 * len(x))
     weight, ahead, speed = start, start, 1.0
     for _ in range(steps):
         new = ahead - _gradient(x, y, ahead, balance) / length

@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from bayesncl.codes.fit import judged_rows
+from bayesncl.codes.folder import CodesFolder
+from bayesncl.data import load
 from bayesncl.errors import InputError
-from bayesncl.evaluate import measure_features, measure_file
+from bayesncl.evaluate import backgrounds_of, measure_codes, measure_features, measure_file
 from bayesncl.measure import factors as module
 from bayesncl.measure.factors import about, change, class_auc, importances, summary
 from bayesncl.measure.registry import find
 from bayesncl.report.tables import render
+from bayesncl.training.run_folder import RunFolder
 
 RNG = np.random.default_rng(0)
 
@@ -204,3 +208,31 @@ def test_a_file_names_its_factors(run, tmp_path: Path) -> None:
     assert answer.status == 0 and measure.label in answer.out
     assert run("measure", "b.npz", "--factor", "place").status == 2
     assert run("measure", "b.npz", "--factor", "place=b.npz", "--factor", "place=b.npz").status == 2
+
+
+def test_codes_of_a_run_bring_the_background(run, trained: Path) -> None:
+    fit = ("fit", trained, "-o", "codes", "--components", "8", "--quiet")
+    assert run(*fit).status == 0
+    folder = CodesFolder("codes")
+    rows = folder.rows()
+    test = load(RunFolder(trained).recipe().data, "test")
+    chosen = judged_rows(rows)
+    np.testing.assert_array_equal(backgrounds_of(folder, rows, chosen), test.backgrounds)
+    result = measure_codes(Path("codes"))
+    assert set(result.factors["each"]) == {"class", "background"}
+    assert set(result.control["factors"]["each"]) == {"class", "background"}
+    odd = np.array([f"{name},{i % 2}" for i, name in enumerate(rows.names)])
+    Path("odd.csv").write_text("\n".join(["name,label", *odd]))
+    result = measure_codes(Path("codes"), {"odd": Path("odd.csv")})
+    assert set(result.factors["each"]) == {"odd", "background"}
+
+
+def test_an_array_file_may_mark_its_test_rows(run, tmp_path: Path) -> None:
+    z, factors = planted(60)
+    test = np.arange(60) % 3 == 0
+    np.savez(tmp_path / "x.npz", x=z, y=factors["kind"], test=test)
+    assert run("fit", "x.npz", "-o", "codes", "--components", "4", "--quiet").status == 0
+    rows = CodesFolder("codes").rows()
+    assert rows.held == 20 and rows.names[-20:] == tuple(map(str, np.flatnonzero(test)))
+    np.savez(tmp_path / "x.npz", x=z, test=test[1:])
+    assert run("fit", "x.npz", "-o", "other", "--components", "4", "--quiet").status == 2

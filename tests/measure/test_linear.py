@@ -76,8 +76,9 @@ def test_sparse_uses_few_dimensions() -> None:
     y = rng.integers(2, size=800)
     z = rng.normal(size=(800, 60))
     z[:, 7] += 4 * y
+    z = np.c_[z, np.zeros((800, 200))]  # dimensions switched off
     model = fit_linear(z, y, sparse=True)
-    assert model.used[7] and model.used.sum() < 10
+    assert model.used[7] and model.used.sum() < 10 and not model.used[60:].any()
     assert (model.predict(z) == y).mean() > 0.95
 
 

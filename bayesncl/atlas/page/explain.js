@@ -10,7 +10,7 @@ async function viewExplain({ run, stage }) {
       h("td", { class: "number" }, one(score.average)), h("td", { class: "number" }, one(score.worst)))),
     { label: "Accuracy on held-out images" });
   const line = (w) => [`weight ${w.weight > 0 ? "+" : "−"}${fixed(Math.abs(w.weight), 2)}`,
-    w.about_group === "yes" && "about the groups", markOf(run, w.dimension) === "irrelevant" && "irrelevant"]
+    w.group && `about ${w.group}`, markOf(run, w.dimension) === "irrelevant" && "irrelevant"]
     .filter(Boolean).join(" · ");
   const tiles = (title, found) => found.length > 0 && [h("h3", {}, title),
     h("div", { class: "tiles" }, found.slice(0, 6).map((w) => dimensionTile(run, stage, w.dimension, line(w))))];
@@ -24,7 +24,7 @@ async function viewExplain({ run, stage }) {
   const node = h("div", {},
     heading("Classifier", lede("A sparse linear classifier on these codes, and the dimensions it decides by.")),
     section("Accuracy on held-out images", accuracy,
-      share !== null && note(`Dimensions about the groups carry ${fixed(share, 0)} % of the weight.`),
+      share !== null && note(`Dimensions about a group carry ${fixed(share, 0)} % of the weight.`),
       note("Mark a dimension as irrelevant on its page, then run bayesncl explain again to switch it off.")),
     body, more);
   return { title: "Classifier", node };
