@@ -205,7 +205,7 @@ def summary(
     z: Array, factors: Factors, *, swapped: Array | None = None, queries: int | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
-    """Every measure of codes [N, D] with known factors; `_chance` is with labels shuffled.
+    """Every measure of codes [N, D] with known factors; `_chance` with labels and twins shuffled.
 
     Parameters
     ----------
@@ -231,18 +231,19 @@ def summary(
     rng = np.random.default_rng(seed)
     some = np.sort(rng.permutation(n)[:MAX_ROWS])
     dense = as_tensor(codes[some]).numpy()
-    moved = None
+    moved: list[np.ndarray | None] = [None, None]  # the same object, any other
     if swapped is not None:
         other = unit_codes(as_codes(swapped))
         if other.shape != codes.shape:
             raise InputError(f"swapped codes are {list(other.shape)}, not {list(codes.shape)}")
-        moved = change(dense, as_tensor(other[some]).numpy())
+        twins = as_tensor(other[some]).numpy()
+        moved = [change(dense, twins), change(dense, rng.permutation(twins))]
     result: dict[str, Any] = {"each": {name: {} for name in factors}}
     true = {name: y[some] for name, y in indexed.items()}
     penalties = {name: importances(dense, y, seed=seed)[2] for name, y in true.items()}
     shuffled = {name: rng.permutation(y) for name, y in true.items()}
-    for labels, end in ((true, ""), (shuffled, "_chance")):
-        values = _measure(dense, labels, penalties, moved, seed)
+    for labels, changed, end in zip((true, shuffled), moved, ("", "_chance")):
+        values = _measure(dense, labels, penalties, changed, seed)
         for name, own in values.pop("each").items():
             result["each"][name] |= {key + end: value for key, value in own.items()}
         result |= {key + end: value for key, value in values.items()}

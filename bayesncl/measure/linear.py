@@ -50,11 +50,15 @@ class Linear:
         return np.asarray((self.weight != 0).any(1))
 
 
-def fit_linear(z: Array, labels: Array, *, sparse: bool = False, seed: int = 0) -> Linear:
+def fit_linear(
+    z: Array, labels: Array, *, sparse: bool = False,
+    validation: tuple[Array, Array] | None = None, seed: int = 0,
+) -> Linear:  # fmt: skip
     """Multinomial logistic regression of labels [N] on features [N, D].
 
-    The penalty, of ||W||^2 / 2 or with `sparse` of |W|_1, is chosen on a fifth of the rows: the
-    best, or with `sparse` the strongest within one standard error of the best.
+    The penalty, of ||W||^2 / 2 or with `sparse` of |W|_1, is chosen on a fifth of the rows, or on
+    the features and labels of `validation`: the best, or with `sparse` the strongest within one
+    standard error of the best.
     """
     x = np.array(as_features(z), np.float32)
     index, classes = as_labels(labels, len(x))
@@ -68,6 +72,10 @@ def fit_linear(z: Array, labels: Array, *, sparse: bool = False, seed: int = 0) 
     start = torch.zeros(x.shape[1] + 1, len(classes))
     held = max(1, round(VALIDATION_SHARE * len(y)))
     rest, out = (rows[held:], y[held:]), (rows[:held], y[:held])
+    if validation is not None:
+        given = (np.array(as_features(validation[0]), np.float32) - mean) * scale
+        own = np.searchsorted(classes, as_numpy(validation[1]))
+        rest, out = (rows, y), (torch.from_numpy(given), torch.from_numpy(own))
     if sparse:
         weight = _fit_path(rest, out, (rows, y), start, balance)
     else:
@@ -159,7 +167,7 @@ def _pairs(one: np.ndarray, two: np.ndarray) -> tuple[np.ndarray, list[tuple[Any
 
 def trim(
     train_z: Array, train_labels: Array, test_z: Array, test_labels: Array, groups: Array | None,
-    irrelevant: Sequence[int], *, seed: int = 0,
+    irrelevant: Sequence[int], *, validation: tuple[Array, Array] | None = None, seed: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """Accuracy of logistic regression with and without the dimensions a person calls irrelevant.
 
@@ -169,6 +177,8 @@ def trim(
     test_z, test_labels : codes [M, D] and labels [M] to test on.
     groups : [M], such as the background; a group is a class and one of these. None: classes.
     irrelevant : dimensions to leave out.
+    validation : codes and labels on which penalties are chosen; default a fifth of the training
+        rows. Rows with the same shortcut as the training rows choose a penalty that uses it.
     seed : of the rows that choose the penalty, and of the control.
 
     Returns
@@ -188,7 +198,10 @@ def trim(
         raise InputError("all dimensions are irrelevant: none is left to classify by")
 
     def measure(kept: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
-        model = fit_linear(z[:, kept], train_labels, seed=seed)
+        chosen = None
+        if validation is not None:
+            chosen = as_features(validation[0])[:, kept], validation[1]
+        model = fit_linear(z[:, kept], train_labels, validation=chosen, seed=seed)
         predicted = model.predict(test[:, kept])
         return group_accuracy(predicted, test_labels, groups), predicted
 

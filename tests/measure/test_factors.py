@@ -184,6 +184,7 @@ def test_a_swap_changes_the_dimensions_of_the_background() -> None:
     found = summary(z, factors, swapped=swapped)
     assert found["each"]["kind"]["swap"] < 0.1 < 1 < found["each"]["place"]["swap"]
     assert found["each"]["kind"]["swap"] < found["swap"] < found["each"]["place"]["swap"]
+    assert found["swap_chance"] == pytest.approx(1, abs=0.1)
     with pytest.raises(InputError):
         summary(z, factors, swapped=swapped[:-1])
     with pytest.raises(InputError):

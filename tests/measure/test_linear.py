@@ -105,6 +105,11 @@ def test_trimming_a_shortcut_repairs_the_worst_group() -> None:
     assert found["trimmed"]["average"] > found["all"]["average"]
     assert found["random"]["worst"] < found["trimmed"]["worst"] - 10
     assert abs(found["chance"] - 50) < 10
+    held = shortcut(600, 0.5, 2)[:2]
+    chosen = trim(z, y, test_z, test_y, place, [0, 1], validation=held)
+    assert chosen["trimmed"]["worst"] > 60
+    alone = fit_linear(z[:, 2:], y, validation=(held[0][:, 2:], held[1])).predict(test_z[:, 2:])
+    assert chosen["trimmed"] == group_accuracy(alone, test_y, place)
     untouched = trim(z, y, test_z, test_y, place, [])
     assert untouched["trimmed"] == untouched["all"] == found["all"]
     for wrong in ([8], [-1], range(8)):
