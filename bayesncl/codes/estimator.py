@@ -35,8 +35,9 @@ from bayesncl.device import find_device
 from bayesncl.errors import InputError, as_input_error
 from bayesncl.io import digest
 from bayesncl.measure.neighbors import nearest
+from bayesncl.measure.twins import distinct_columns
 from bayesncl.method.gates import top_k_mask
-from bayesncl.method.heads import HEADS, Factors, Features, Head
+from bayesncl.method.heads import HEADS, Factors, Features, Head, Prototypes
 from bayesncl.method.lars import Light
 from bayesncl.method.losses import check_n_active, keep_strongest
 from bayesncl.method.rng import epoch_order, make_key, uniform
@@ -85,8 +86,9 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     Parameters
     ----------
-    n_components : number of dimensions D; ``"auto"`` takes about 4 sqrt(N), at most N / 4, rounded
-        to a power of two (1024 for 50,000 rows, 128 for 1,000).
+    n_components : number of dimensions D; ``"auto"`` fits about 4 sqrt(N), at most N / 4, rounded
+        to a power of two (1024 for 50,000 rows, 128 for 1,000), and ``prototypes`` then drops
+        those that nearly repeat another; a number is kept exactly.
     method : ``prototypes`` (similarity to D prototypes that share the rows equally), ``factors``
         (the same in groups, where images are composed of two things), ``ncl`` (non-negative
         contrastive), ``bayesncl`` (the same with gates), ``sae`` (TopK sparse
@@ -231,6 +233,8 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             if self.interrupted_:
                 break
         head.finish()
+        if auto and type(head) is Prototypes and self.n_iter_:
+            self._drop_twins(head, rows[first])
         self.moments_, self.head_, self.recall_ = moments, head.eval().cpu(), recall
         self.method_, self.names_ = self.method, None
         return self
@@ -265,6 +269,14 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             self.interrupted_ = True
         self.n_iter_ = done
         self.loss_ = float(losses[:done].mean())  # NaN without a step
+
+    @torch.no_grad()
+    def _drop_twins(self, head: Prototypes, rows: Tensor) -> None:
+        """Keep one of each group of prototypes that are strong on the same rows."""
+        codes = head.eval()(rows).gated.cpu().numpy()
+        kept = distinct_columns(codes, least=max(self.n_active or 0, 2))
+        head.prototypes = torch.nn.Parameter(head.prototypes[kept])
+        head.dim = self.n_components_ = len(kept)
 
     def transform(self, X: Any) -> Any:
         """Codes of X.
@@ -484,7 +496,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
 
 def choose_components(rows: int) -> int:
-    """The power of two nearest to 4 sqrt(rows), at most rows / 4 and 4096."""
+    """Dimensions to fit: the power of two nearest to 4 sqrt(rows), at most rows / 4 and 4096."""
     wanted = min(4 * math.sqrt(rows), rows / 4, 4096)
     return 2 ** max(1, round(math.log2(max(wanted, 1))))
 

@@ -15,6 +15,7 @@ from bayesncl.inputs import Array
 from bayesncl.measure.dimensions import describe
 from bayesncl.measure.rows import as_codes, blocks, column_sums, fired, lengths, unit_codes
 from bayesncl.measure.topk import strongest_images
+from bayesncl.measure.twins import twin_share
 from bayesncl.method.losses import ACTIVE
 
 TOP = 10  # strongest images of a dimension
@@ -95,6 +96,7 @@ def summary(z: Array, *, seed: int = 0, top: np.ndarray | None = None) -> dict[s
         "dead_share": 1 - live / width,
         "live": live,
         "distinct": distinct_dimensions(codes, seed=seed),
+        "twins": twin_share(codes),
         "similarity": similarity,
         "spread": images / possible if possible else None,
     }

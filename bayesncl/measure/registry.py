@@ -155,6 +155,7 @@ MEASURES = [
     hidden("coverage/l0", "active dimensions per image", decimals=1),
     hidden("coverage/dead_share", "dead dimensions", "share"),
     hidden("coverage/live", "dimensions in use", decimals=0),
+    hidden("coverage/twins", "dimensions that nearly repeat another", "share"),
     hidden("coverage/similarity", "cosine of two images' codes"),
     hidden("coverage/spread", "images among the ten strongest of any dimension", "share"),
     share("independence/predictability", "variance of a dimension that the others explain"),

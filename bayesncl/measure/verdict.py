@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from html import escape
 from typing import Any
 
 from bayesncl.inputs import Array
@@ -17,6 +18,7 @@ from bayesncl.measure.stability import SAME
 
 DENSE_SHARE = 0.5  # share of dimensions active per image from which codes are dense
 MANY_COPIES = 4  # dimensions in use per effective dimension from which fewer are advised
+MANY_TWINS = 0.2  # share of dimensions with a twin from which fewer are advised
 FAR_BELOW = 10  # points of precision@5 below the full embedding from which more are advised
 UNSTABLE = 0.5  # mean cosine between seeds below which single dimensions are not reliable
 ABOUT_ONE_CLASS = "dimensions about one class"
@@ -55,6 +57,9 @@ class Verdict:
     dimensions: int
     collapsed: bool
     lines: tuple[Line, ...]
+
+    def _repr_html_(self) -> str:
+        return render_html(to_dict(self))
 
 
 def verdict(z: Array, labels: Array | None = None, **options: Any) -> Verdict:
@@ -115,6 +120,19 @@ def render(tree: Tree, rules: bool = False) -> str:
         below = [line["advice"], f"[{line['measured_by']}]" if rules else ""]
         parts += [textwrap.indent(textwrap.fill(each, WIDTH - 4), "    ") for each in below if each]
     return "\n".join(parts)
+
+
+def render_html(tree: Tree) -> str:
+    """The verdict of `to_dict` as an HTML table."""
+    of = f" of {tree['sampled_from']:,}" if "sampled_from" in tree else ""
+    parts = [f"<b>{tree['images']:,}{of} images, {tree['dimensions']:,} dimensions</b>", "<table>"]
+    for line in tree["lines"]:
+        beside = "<br>".join(escape(line[key]) for key in ("beside", "advice") if line[key])
+        cells = [escape(line["label"]), f"<b>{escape(line['figure'])}</b>", beside]
+        title = escape(line["measured_by"])
+        row = "".join(f'<td style="text-align:left">{cell}</td>' for cell in cells)
+        parts.append(f'<tr title="{title}">{row}</tr>')
+    return "\n".join([*parts, "</table>"])
 
 
 def to_dict(verdict: Verdict) -> dict[str, Any]:
@@ -221,8 +239,9 @@ def _effective_number(tree: Tree) -> Line:
     beside = f"{live:,} in use, {tree['dimensions'] - live:,} dead"
     beside += "" if control is None else f"; untrained {control:,.0f}"
     advice = ""
-    if live > MANY_COPIES * count and count >= 1:
-        fewer = max(2, 2 ** math.ceil(math.log2(count)))
+    fewer = max(2, 2 ** math.ceil(math.log2(max(count, 1))))
+    many = live > MANY_COPIES * count or tree["coverage"]["twins"] > MANY_TWINS
+    if many and count >= 1 and fewer < live:
         advice = f"Many dimensions repeat each other: try {fewer:,} dimensions."
     rule = "exp of the entropy of their usage, correlated columns counted together"
     return Line("effective", label, f"{count:,.0f}", beside, advice, rule, count, None, control)

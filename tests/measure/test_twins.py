@@ -1,0 +1,55 @@
+"""Dimensions that nearly repeat another."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from bayesncl.measure import coverage
+from bayesncl.measure.twins import TWIN, distinct_columns, twin_share
+from bayesncl.measure.verdict import verdict
+from tests.conftest import unit_length
+
+
+def with_copies(n: int = 300) -> np.ndarray:
+    """Ten columns: 0 to 5 independent, 6 and 7 near copies of 0, 8 of 1, and 9 is dead."""
+    rng = np.random.default_rng(0)
+    z = np.maximum(rng.normal(size=(n, 10)), 0)
+    z[:, [6, 7, 8]] = 0.9 * z[:, [0, 0, 1]] + 0.1 * rng.random((n, 3)) * (z[:, [0, 0, 1]] > 0)
+    z[:, 9] = 0
+    return z
+
+
+def cosine(z: np.ndarray, i: int, j: int) -> float:
+    a, b = z[:, i], z[:, j]
+    return 0.0 if not a.any() or not b.any() else float(a @ b / np.sqrt(a @ a * (b @ b)))
+
+
+def test_twin_share_against_a_loop() -> None:
+    z = with_copies()
+    unit = unit_length(z)
+    slow = np.mean([any(cosine(unit, i, j) > TWIN for j in range(10) if j != i) for i in range(10)])
+    assert twin_share(z) == pytest.approx(slow) == 0.5
+    assert twin_share(sp.csr_array(z)) == pytest.approx(slow)
+    assert coverage.summary(z)["twins"] == pytest.approx(slow)
+
+
+def test_distinct_columns_keep_one_of_each_group() -> None:
+    z = unit_length(with_copies())
+    kept = distinct_columns(z).tolist()
+    assert len(kept) == 7 and {2, 3, 4, 5, 9} <= set(kept)
+    assert all(cosine(z, i, j) <= TWIN for i in kept for j in kept if i < j)
+    for k in set(range(10)) - set(kept):  # each one left out is like a stronger one that stays
+        assert any(cosine(z, k, j) > TWIN and z[:, j].sum() >= z[:, k].sum() for j in kept)
+    assert len(distinct_columns(z, least=9)) == 9
+    assert len(distinct_columns(np.ones((5, 4)))) == 1
+
+
+def test_verdict_advises_fewer_dimensions_where_twins_abound() -> None:
+    y = np.arange(400) % 8
+    one = np.eye(8)[y] + 0.02 * np.random.default_rng(0).random((400, 8))
+    for copies, advised in ((1, False), (3, True)):
+        found = verdict(np.repeat(one, copies, axis=1))
+        advice = next(line.advice for line in found.lines if line.key == "effective")
+        assert ("try 16 dimensions" in advice) == advised
