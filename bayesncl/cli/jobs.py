@@ -134,6 +134,9 @@ def names(
     files: Annotated[list[Path] | None, arg("[FILE]", "names.json of the atlas to add.")] = None,
     from_labels: Annotated[bool, flag("--from-labels", "Name by the most frequent class.")] = False,
     old: Annotated[Path | None, opt("CODES", "Move names from other codes.", "--from")] = None,
+    from_classifier: Annotated[
+        bool, flag("--from-classifier", "Name by the classes of a timm encoder.")
+    ] = False,
     words: Annotated[Path | None, opt("FILE", "Words, one per line.")] = None,
     vectors: Annotated[Path | None, opt("FILE.npy", "Their vectors in embedding space.")] = None,
     quiet: common.Quiet = False,
@@ -153,9 +156,14 @@ def names(
             display.note(line)
     if from_labels:
         naming.add_suggestions(folder, naming.suggest_from_labels(folder), "labels")
+    sources = {}
     if words is not None and vectors is not None:
-        found, least = naming.suggest_from_words(folder, *naming.read_words(words, vectors))
-        naming.add_suggestions(folder, found, "words")
+        sources["words"] = naming.read_words(words, vectors)
+    if from_classifier:
+        sources["classifier"] = naming.classifier_words(folder, display.note)
+    for source, given in sources.items():
+        found, least = naming.suggest_from_words(folder, *given)
+        naming.add_suggestions(folder, found, source)
         display.note(f"{len(found)} dimensions have a word with a cosine of {least:.2f} or more")
     display.close()
     for line in naming.describe(folder.names()):

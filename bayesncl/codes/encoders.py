@@ -258,19 +258,8 @@ def default_request(notify: Notify) -> Request:
 
 def open_timm(request: Request, device: torch.device | str, notify: Notify) -> PhotoEncoder:
     """A timm model without its classifier."""
+    network, request = create_timm(request, notify, num_classes=0)
     name = request.spec.removeprefix("timm:")
-    timm = import_extra("timm", f"--encoder {request.spec} needs timm: pip install timm")
-    if not timm.is_model(name):
-        near = difflib.get_close_matches(name, timm.list_models(), 3, 0.5)
-        hint = f"; did you mean {', '.join(near)}?" if near else ""
-        raise InputError(f"timm has no model {name!r}{hint}")
-    options = {"pretrained": False} if request.weights else find_weights(timm, name, notify)
-    try:
-        network = timm.create_model(name, num_classes=0, **options)
-    except Exception as error:  # timm, the hub, the network and the disk raise many types
-        raise InputError(f"timm cannot create {name}: {first_line(error)}; {WAYS_OUT}") from None
-    if request.weights is not None:
-        request = load_weights(network, request)
     config = dict(getattr(network, "pretrained_cfg", {}))
     config = {key: value for key, value in config.items() if value is not None}
     channels, height, width = config.get("input_size", (3, 224, 224))
@@ -284,8 +273,43 @@ def open_timm(request: Request, device: torch.device | str, notify: Notify) -> P
         mean=config.get("mean", IMAGENET_MEAN),
         std=config.get("std", IMAGENET_STD),
     )
-    request = replace(request, spec=f"timm:{name}")
     return torch_encoder(request, request.view(own), network, device)
+
+
+def create_timm(request: Request, notify: Notify, **options: Any) -> tuple[nn.Module, Request]:
+    """A timm model with its weights, and the request with full names."""
+    name = request.spec.removeprefix("timm:")
+    timm = import_extra("timm", f"--encoder {request.spec} needs timm: pip install timm")
+    if not timm.is_model(name):
+        near = difflib.get_close_matches(name, timm.list_models(), 3, 0.5)
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        raise InputError(f"timm has no model {name!r}{hint}")
+    options |= {"pretrained": False} if request.weights else find_weights(timm, name, notify)
+    try:
+        network = timm.create_model(name, **options)
+    except Exception as error:  # timm, the hub, the network and the disk raise many types
+        raise InputError(f"timm cannot create {name}: {first_line(error)}; {WAYS_OUT}") from None
+    if request.weights is not None:
+        request = load_weights(network, request)
+    return network, replace(request, spec=f"timm:{name}")
+
+
+def read_classifier(
+    request: Request, notify: Notify = lambda text: None
+) -> tuple[list[str], np.ndarray]:
+    """ImageNet's class names and the classifier rows [C, F] of a timm model."""
+    if find_kind(request.spec) != "timm":
+        spec = printable(request.spec)
+        raise InputError(f"encoder {spec} is not a timm model: use --words and --vectors")
+    network, request = create_timm(request, notify)
+    rows = getattr(network.get_classifier(), "weight", None)  # type: ignore[operator]
+    data = importlib.import_module("timm.data")
+    subset = data.infer_imagenet_subset(network)
+    if rows is None or subset is None:
+        raise InputError(f"{request.spec} has no ImageNet classifier: use --words and --vectors")
+    names = data.ImageNetInfo(subset).label_descriptions()
+    words = [text.split(",")[0] for text in names]  # the first of several synonyms
+    return words, rows.detach().flatten(1).float().numpy()
 
 
 WAYS_OUT = (

@@ -25,10 +25,11 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +49,20 @@ from bayesncl.codes.encoders import (
 )
 from bayesncl.codes.estimator import ReadableCodes
 from bayesncl.codes.names import FINGERPRINT_DIGITS, Annotations, read_names
+from bayesncl.codes.notebook import Cell, Html, gallery
 from bayesncl.codes.storage import DAMAGE, read_checksum
 from bayesncl.data.archive import safe_name
+from bayesncl.data.images import spread_evenly
 from bayesncl.data.pixels import Pictures, as_batch, read_picture
 from bayesncl.errors import InputError, as_input_error, printable
 from bayesncl.io import CODES, EMBEDDINGS, ROWS, crc32, digest, npy_header, write_atomic
 from bayesncl.measure.result import to_json
+from bayesncl.measure.verdict import render_html
 from bayesncl.method.losses import check_n_active
 from bayesncl.training.run_folder import Folder
 
 FORMAT = "bayesncl-codes-folder-3"
+MAX_SHOWN_ROWS = 50_000  # fitted rows among which `show` looks for images
 MAX_CHECKED_BYTES = 1 << 30  # the checksum of larger embeddings is not computed at each use
 PUBLISHED = (EMBEDDINGS, ROWS, "codes.safetensors", "verdict.json", CODES)  # in this order
 
@@ -203,6 +208,17 @@ class CodesFolder(Folder):
         """The codes with their encoder."""
         return PhotoCodes(self, self.codes(str(device)), device, encoder)
 
+    def encoder_request(self) -> Request:
+        """How the encoder of the embeddings was opened."""
+        about = self.about()
+        if about.encoder is None:
+            raise InputError(f"{self} was fitted on an array: it takes embeddings, not photos")
+        with self._reading(self.about_file):
+            options = {name: v for name, v in about.encoder.items() if name != "signature"}
+            request = Request(**options)
+            find_kind(request.spec)  # refuses an empty one
+            return request
+
     def open_encoder(
         self, device: torch.device | str = "cpu", named: str | None = None, check: bool = True,
         **changes: Any,
@@ -212,13 +228,8 @@ class CodesFolder(Folder):
         An encoder that is Python code runs only if a person names it: `named` must be the name
         given to `fit`. With `check`, the encoder must still do what it did then.
         """
-        about = self.about()
-        if about.encoder is None:
-            raise InputError(f"{self} was fitted on an array: it takes embeddings, not photos")
-        with self._reading(self.about_file):
-            options = {name: v for name, v in about.encoder.items() if name != "signature"}
-            request = replace(Request(**options), **changes)
-            spec, kind = printable(request.spec), find_kind(request.spec)
+        about, request = self.about(), replace(self.encoder_request(), **changes)
+        spec, kind = printable(request.spec), find_kind(request.spec)
         if kind in RUNS_CODE and named != request.spec:
             how = f"to run it, name it with --encoder {spec}"
             raise InputError(f"{self} needs the encoder {spec}, which is code: {how}")
@@ -392,6 +403,87 @@ class PhotoCodes:
         options = {"n_active": n_active or self.codes.n_active, "sparse_output": False}
         z: np.ndarray = copy.copy(self.codes).set_params(**options).transform(X)
         return z
+
+
+    def show(self, dimension: int | str, n: int = 12) -> Html:
+        """Show in a notebook the fitted images on which a dimension is strongest.
+
+        Parameters
+        ----------
+        dimension : its number or its name.
+        n : number of images.
+
+        Returns
+        -------
+        Html, which a notebook displays.
+        """
+        k = self._find(dimension)
+        return Html(gallery(self._title(k), self._strongest(k, n)))
+
+    def show_image(self, image: Pictures, n_active: int = 5, n: int = 6) -> Html:
+        """Show in a notebook an image and its strongest dimensions.
+
+        Parameters
+        ----------
+        image : one image, as for `encode`; of a list the first.
+        n_active : number of dimensions.
+        n : number of fitted images per dimension.
+
+        Returns
+        -------
+        Html, which a notebook displays.
+        """
+        z = self.encode(image, n_active=min(n_active, self.codes.n_components_))[0]
+        picture = as_batch(image)[0]
+        if isinstance(picture, Tensor):
+            pixels = (255 * picture).round() if picture.is_floating_point() else picture
+            picture = Image.fromarray(pixels.to(torch.uint8).permute(1, 2, 0).cpu().numpy())
+        name = picture.name if isinstance(picture, Path) else ""
+        parts = [gallery("", [(picture, name)])]
+        for k in z.argsort(descending=True)[: int((z > 0).sum())].tolist():
+            title = f"{self._title(k)}: {z[k]:.2f}"
+            parts.append(gallery(title, self._strongest(k, n)))
+        return Html("\n".join(parts))
+
+    def _repr_html_(self) -> str:
+        """The verdict, as a notebook shows it."""
+        tree = self.folder.verdict()
+        return f"<pre>{escape(str(self.folder))}</pre>" if tree is None else render_html(tree)
+
+    def _find(self, dimension: int | str) -> int:
+        """Number of a dimension from its number or name."""
+        names = self.codes.get_feature_names_out().tolist()
+        k = names.index(dimension) if dimension in names else dimension
+        if not isinstance(k, int | np.integer) or not 0 <= k < len(names):
+            known = f"0 to {len(names) - 1}, or a name"
+            raise InputError(f"no dimension {printable(str(dimension))}: expected {known}")
+        return int(k)
+
+    def _title(self, k: int) -> str:
+        name = str(self.codes.get_feature_names_out()[k])
+        return f"dimension {k}" + ("" if name == f"z{k}" else f", {name}")
+
+    def _strongest(self, k: int, n: int) -> list[Cell]:
+        """The fitted images on which dimension k is strongest, with their labels."""
+        rows, (chosen, z) = self.folder.rows(), self._fitted
+        order = np.argsort(-z[:, k], kind="stable")[:n]
+        order = order[z[order, k] > 0]
+        index = chosen[order]
+        paths: list[Path | None] = [None] * len(index)
+        with suppress(InputError):  # fitted on an array, or the images were moved
+            paths = self.folder.photo_paths(rows, index)
+        texts: Sequence[str] = rows.names
+        if rows.labels is not None and rows.class_names is not None:
+            texts = [rows.class_names[c] for c in rows.labels]
+        values = z[order, k]
+        return [(path, f"{texts[i]} {v:.2f}") for path, i, v in zip(paths, index, values)]
+
+    @cached_property
+    def _fitted(self) -> tuple[np.ndarray, np.ndarray]:
+        """At most 50,000 fitted rows, spread evenly, and their codes."""
+        x = self.folder.embeddings()
+        chosen = spread_evenly(len(x), MAX_SHOWN_ROWS)
+        return chosen, self.transform(x[chosen])
 
 
 def encoder_dict(encoder: PhotoEncoder) -> dict[str, Any]:

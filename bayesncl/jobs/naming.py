@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bayesncl.codes.dense import dense_codes
+from bayesncl.codes.encoders import Notify, read_classifier
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.names import (
     SUGGESTED,
@@ -105,6 +106,11 @@ def read_words(words: Path, vectors: Path) -> tuple[list[str], np.ndarray]:
     with as_input_error(f"cannot read {words}", OSError, ValueError):
         lines = [line.strip() for line in words.read_text(encoding="utf-8").splitlines()]
     return [line for line in lines if line], as_features(read_embeddings(vectors)[0])
+
+
+def classifier_words(folder: CodesFolder, notify: Notify) -> tuple[list[str], np.ndarray]:
+    """Class names and rows of the classifier that the encoder of the codes was trained with."""
+    return read_classifier(folder.encoder_request(), notify)
 
 
 def add_file(folder: CodesFolder, file: Path) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import sys
+import types
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from bayesncl.codes.encoders import Request
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.names import Annotations, Entry, write_names
 from bayesncl.jobs.naming import directions, name_by_labels, name_by_words
@@ -105,3 +111,48 @@ def test_names_move_from_other_codes(run, codes: CodesFolder) -> None:
     assert len(moved.dimensions) >= 4
     for k in moved.dimensions:
         assert moved.name(k) == WORDS[labels[z[:, k].argmax()]]
+
+
+class Classifying(torch.nn.Module):
+    """What timm makes: a network with a classifier of so many classes, or with none."""
+
+    def __init__(self, rows: np.ndarray | None) -> None:
+        super().__init__()
+        self.num_classes = 0 if rows is None else len(rows)
+        self.head = torch.nn.Identity() if rows is None else torch.nn.Conv2d(1, 1, 1)
+        if rows is not None:  # some of its networks classify by a convolution
+            weight = torch.from_numpy(rows).float()[:, :, None, None]
+            self.head.weight = torch.nn.Parameter(weight)
+
+    def get_classifier(self) -> torch.nn.Module:
+        return self.head
+
+
+def test_names_from_the_classifier_of_a_timm_model(
+    run, codes: CodesFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused(run("names", "codes", "--from-classifier", "--quiet"), "array")
+    about = json.loads(codes.about_file.read_text())
+    about["encoder"] = asdict(Request("timm:tiny")) | {"signature": {}}
+    codes.about_file.write_text(json.dumps(about))
+    rows = np.concatenate([CENTERS, RNG.normal(0, 1, (996, 600))])
+    timm, data = types.ModuleType("timm"), types.ModuleType("timm.data")
+    texts = [f"{word}, {word} of a kind" for word in [*WORDS, *(f"word {i}" for i in range(996))]]
+    info = types.SimpleNamespace(label_descriptions=lambda: texts)
+    data.infer_imagenet_subset = lambda network: {1000: "imagenet-1k"}.get(network.num_classes)
+    data.ImageNetInfo = {"imagenet-1k": info}.__getitem__
+    timm.is_model, timm.get_pretrained_cfg = lambda name: name == "tiny", lambda name: None
+    timm.create_model = lambda name, pretrained: Classifying(rows if pretrained else None)
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    monkeypatch.setitem(sys.modules, "timm.data", data)
+    answer = run("names", "codes", "--from-classifier")
+    assert answer.status == 0 and "from classifier" in answer.out
+    names, z = codes.names(), codes.codes().transform(codes.embeddings())
+    assert len(names.dimensions) >= 6
+    for k in names.dimensions:
+        assert names.name(k) == WORDS[codes.rows().labels[z[:, k].argmax()]]
+    timm.create_model = lambda name, pretrained: Classifying(None)
+    refused(run("names", "codes", "--from-classifier", "--quiet"), "--words")
+    about["encoder"]["spec"] = "model.onnx"
+    codes.about_file.write_text(json.dumps(about))
+    refused(run("names", "codes", "--from-classifier", "--quiet"), "--words")
