@@ -81,7 +81,9 @@ def embed(
     images: Annotated[
         Path | None, arg("[IMAGES]", "Folder or image; array; for codes: default the fitted rows.")
     ] = None,
-    out: Annotated[Path, out_file("FILE", ".npz, .csv, .parquet.", "-o", "--out")] = EMBEDDING,
+    out: Annotated[
+        Path, out_file("FILE", ".npz, .csv, .parquet, .sparsevec.csv, .jsonl.", "-o", "--out")
+    ] = EMBEDDING,
     active: common.Active = None,
     ungated: Annotated[bool, flag("--ungated", "Features before the gates.")] = False,
     names: Annotated[Path | None, opt("FILE", "names.json (default: in CODES).")] = None,

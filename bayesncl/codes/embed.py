@@ -1,7 +1,8 @@
-"""Features of one's own images or embeddings, written as .npz, .csv or .parquet."""
+"""Features of one's own images or embeddings, written as arrays, tables or sparse vectors."""
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections.abc import Sequence
@@ -30,12 +31,13 @@ from bayesncl.inputs import (
     factorize,
     read_embeddings,
 )
-from bayesncl.io import check_not_input, check_output_file, digest, write_saved
+from bayesncl.io import check_not_input, check_output_file, digest, write_atomic, write_saved
 from bayesncl.method.encoder import Encoder
 from bayesncl.method.features import extract
 from bayesncl.method.losses import check_n_active, keep_strongest
 
-LONG_ACTIVE = 5  # dimensions per image in a long table of codes without n_active
+LONG_ACTIVE = 5  # dimensions per image in a long table or sparse vectors, without n_active
+SPARSEVEC, POINTS = ".sparsevec.csv", ".jsonl"
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,17 @@ def embed_images(
     An .npz contains z [N, D] and names [N]; with class subfolders also y [N] and class_names. A
     table has the columns name, label (with class subfolders), novelty (for codes) and z0, z1, ...
     or the names that people gave to the dimensions in the file `names` (default: names.json of the
-    codes). Returns N and D.
+    codes). A .sparsevec.csv has sparse vectors for pgvector, a .jsonl points for Qdrant. Returns N
+    and D.
     """
-    if out.suffix not in ("", ".npz", ".csv", ".parquet"):
-        raise InputError(f"{out}: expected a name that ends in .npz, .csv, .parquet")
-    if long or out.suffix not in ("", ".npz"):
+    if out.suffix not in ("", ".npz", ".csv", ".parquet", POINTS):
+        endings = f".npz, .csv, .parquet, {SPARSEVEC}, {POINTS}"
+        raise InputError(f"{out}: expected a name that ends in {endings}")
+    sparse = out.name.endswith((SPARSEVEC, POINTS))
+    if out.suffix in (".csv", ".parquet"):
         check_table(out)
+    if long and (sparse or out.suffix not in (".csv", ".parquet")):
+        raise InputError(f"{out}: --long writes a .csv or a .parquet")
     check_output_file(out)
     check_not_input(out, source)
     dim = model.codes.n_components_ if isinstance(model, PhotoCodes) else model.head.dim
@@ -78,7 +85,7 @@ def embed_images(
             raise InputError("a trained run needs images to embed")
         table = _run_features(model, source, n_active, gated, progress)
     else:
-        if long and n_active is None and model.codes.n_active is None:
+        if (long or sparse) and n_active is None and model.codes.n_active is None:
             n_active = min(LONG_ACTIVE, dim)
         table = codes_of(model, source, n_active, progress)
     table = replace(table, columns=columns)
@@ -196,6 +203,8 @@ def write(table: Table, path: Path, long: bool = False) -> None:
             arrays["dimensions"] = np.array(table.columns)
         return write_saved(path, np.savez, **arrays)
     columns: dict[str, Any] = {}
+    if path.suffix == POINTS:
+        return write_atomic(path, _points(table))
     if long:
         rows, dims = (index.tolist() for index in np.nonzero(z))
         columns["image"], columns["dimension"] = [table.names[i] for i in rows], dims
@@ -204,10 +213,40 @@ def write(table: Table, path: Path, long: bool = False) -> None:
         columns["name"] = list(table.names)
         if table.labels is not None:
             columns["label"] = list(table.labels)
+        if path.name.endswith(SPARSEVEC):
+            columns["codes"] = [_sparsevec(row) for row in z]
+            return write_table(path, columns)
         if table.novelty is not None:
             columns["novelty"] = table.novelty
         columns |= dict(zip(headings, z.T.copy()))
     write_table(path, columns)
+
+
+def _entries(row: np.ndarray) -> tuple[list[int], list[float]]:
+    """Index and value of the entries that are not 0; nine digits restore a float32."""
+    index = np.flatnonzero(row)
+    return index.tolist(), [float(f"{value:.9g}") for value in row[index]]
+
+
+def _sparsevec(row: np.ndarray) -> str:
+    """A row in the text form of pgvector, which counts from 1."""
+    pairs = ",".join(f"{i + 1}:{value}" for i, value in zip(*_entries(row)))
+    return f"{{{pairs}}}/{len(row)}"
+
+
+def _points(table: Table) -> str:
+    """A JSON object per line: a point of Qdrant with the sparse vector `codes`."""
+    payload: dict[str, Sequence[Any]] = {"name": table.names}
+    if table.labels is not None:
+        payload["label"] = table.labels
+    if table.novelty is not None:
+        payload["novelty"] = table.novelty.tolist()
+    lines = []
+    for i, row in enumerate(table.z):
+        vector = {"codes": dict(zip(("indices", "values"), _entries(row)))}
+        known = {key: column[i] for key, column in payload.items()}
+        lines.append(json.dumps({"id": i, "vector": vector, "payload": known}) + "\n")
+    return "".join(lines)
 
 
 def _headings(table: Table) -> list[str]:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import csv
+import json
+import re
+import shlex
+import shutil
 import sqlite3
+import subprocess
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -74,3 +80,59 @@ def test_long_tables_and_sqlite(run, codes: CodesFolder, ending: str) -> None:
 def test_refusals(run, codes: CodesFolder, trained: Path) -> None:
     refused(run("embed", "codes", "-o", "long.npz", "--long", "--quiet"), "--long")
     refused(run("embed", trained, "-o", "e.npz", "--quiet"), "images")
+
+
+def documented(pattern: str) -> list[str]:
+    """Lines of the guide that match."""
+    page = Path(__file__).parents[2] / "docs" / "tables.md"
+    return re.findall(pattern, page.read_text(), re.M)
+
+
+def test_documented_lines_of_sqlite(run, codes: CodesFolder) -> None:
+    if shutil.which("sqlite3") is None:
+        pytest.skip("the sqlite3 command is not installed")
+    assert run("embed", "codes", "-o", "long.csv", "--long", "--quiet").status == 0
+    lines = documented(r"^    (sqlite3 .+)$")
+    out = [subprocess.check_output(shlex.split(line), text=True) for line in lines]
+    bees = [k for k, name in enumerate(codes.names().columns(8)) if name == "bee"]
+    z, names = codes.model().transform(codes.embeddings(), 5), codes.rows().names
+    rows = [(z[i, k], names[i]) for i in range(90) for k in bees if z[i, k] > 0]
+    best = sorted(rows, key=lambda row: -row[0])[:20]
+    assert len(lines) == 2 and out[1].split() == [name for _, name in best]
+
+
+def test_documented_lines_of_duckdb(run, codes: CodesFolder) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    assert run("embed", "codes", "-o", "long.csv", "--long", "--quiet").status == 0
+    with open("long.csv", newline="") as file:
+        table = list(csv.DictReader(file))
+    count, both = [duckdb.sql(line).fetchall() for line in documented(r'duckdb\.sql\("(.+)"\)$')]
+    assert sorted(count) == sorted(Counter(row["name"] for row in table).items())
+    images = {name: {r["image"] for r in table if r["name"] == name} for name in ("ant", "bee")}
+    assert {image for (image,) in both} == images["ant"] & images["bee"]
+
+
+def test_sparse_vectors_restore_the_codes(run, codes: CodesFolder) -> None:
+    for name in ("c.sparsevec.csv", "points.jsonl"):
+        assert run("embed", "codes", "-o", name, "--quiet").status == 0
+    z, rows = codes.model().transform(codes.embeddings(), 5), codes.rows()
+    with open("c.sparsevec.csv", newline="") as file:
+        table = list(csv.DictReader(file))
+    points = [json.loads(line) for line in Path("points.jsonl").read_text().splitlines()]
+    assert len(table) == len(points) == 90
+    for i, (row, point) in enumerate(zip(table, points)):
+        pairs, size = re.fullmatch(r"\{([\d.:,e-]+)\}/(\d+)", row["codes"]).groups()
+        vector, sparse = np.zeros(int(size), np.float32), point["vector"]["codes"]
+        for pair in pairs.split(","):
+            k, value = pair.split(":")
+            vector[int(k) - 1] = float(value)
+        np.testing.assert_array_equal(vector, z[i])
+        vector = np.zeros(8, np.float32)
+        vector[sparse["indices"]] = sparse["values"]
+        np.testing.assert_array_equal(vector, z[i])
+        label = rows.class_names[rows.labels[i]]
+        assert (row["name"], row["label"]) == (rows.names[i], label)
+        payload = point["payload"]
+        assert (point["id"], payload["name"], payload["label"]) == (i, rows.names[i], label)
+        assert 0 <= payload["novelty"] <= 1
+    refused(run("embed", "codes", "-o", "c.sparsevec.csv", "--long", "--quiet"), "--long")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import types
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -132,9 +131,8 @@ def test_names_from_the_classifier_of_a_timm_model(
     run, codes: CodesFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused(run("names", "codes", "--from-classifier", "--quiet"), "array")
-    about = json.loads(codes.about_file.read_text())
-    about["encoder"] = asdict(Request("timm:tiny")) | {"signature": {}}
-    codes.about_file.write_text(json.dumps(about))
+    encoder = asdict(Request("timm:tiny")) | {"signature": {}}
+    codes.about_file.write_text(replace(codes.about(), encoder=encoder).to_json())
     rows = np.concatenate([CENTERS, RNG.normal(0, 1, (996, 600))])
     timm, data = types.ModuleType("timm"), types.ModuleType("timm.data")
     texts = [f"{word}, {word} of a kind" for word in [*WORDS, *(f"word {i}" for i in range(996))]]
@@ -153,6 +151,6 @@ def test_names_from_the_classifier_of_a_timm_model(
         assert names.name(k) == WORDS[codes.rows().labels[z[:, k].argmax()]]
     timm.create_model = lambda name, pretrained: Classifying(None)
     refused(run("names", "codes", "--from-classifier", "--quiet"), "--words")
-    about["encoder"]["spec"] = "model.onnx"
-    codes.about_file.write_text(json.dumps(about))
+    encoder["spec"] = "model.onnx"
+    codes.about_file.write_text(replace(codes.about(), encoder=encoder).to_json())
     refused(run("names", "codes", "--from-classifier", "--quiet"), "--words")
