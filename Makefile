@@ -19,8 +19,9 @@ lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# needs the network and `pip install pip-audit`
 audit: $(VENV)/ready
-	$(BIN)/python -m tests.audit --packages
+	$(BIN)/python -m pip_audit --strict --no-deps --disable-pip --requirement constraints.txt
 
 docs: $(VENV)/ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

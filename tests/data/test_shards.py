@@ -144,18 +144,9 @@ def test_damaged_shards(tmp_path: Path) -> None:
     path.write_bytes(b"garbage" * 1000)
     with pytest.raises(InputError, match="not a readable tar file"):
         data.load(of(tmp_path / "s"), "train")
-    make(tmp_path / "s", shards=1, each=1)
-    path.unlink()
-    with pytest.raises(InputError, match="one image"):
-        data.load(of(tmp_path / "s"), "train")
     make(tmp_path / "t", shards=1)
     whole = (tmp_path / "t" / "part-000.tar").read_bytes()
     for cut in range(600, 5000, 277):  # cut anywhere: read what is whole, or one line
         (tmp_path / "t" / "part-000.tar").write_bytes(whole[:cut])
         with pytest.raises(InputError):
             data.load(of(tmp_path / "t"), "train")
-    info = tarfile.TarInfo("9.png")
-    info.size = 1 << 40  # promises a terabyte
-    (tmp_path / "t" / "part-000.tar").write_bytes(info.tobuf() + whole)
-    with pytest.raises(InputError):
-        data.load(of(tmp_path / "t"), "train")

@@ -24,9 +24,7 @@ from bayesncl.method.encoder import Encoder, build_model
 from bayesncl.recipes import Recipe
 from bayesncl.training import compile, loop
 from bayesncl.training.compile import (
-    COMPILER,
     Parts,
-    compile_function,
     find_lost_gradients,
     keep_compiled,
     momenta,
@@ -145,16 +143,6 @@ def test_another_seed_compiles_the_same_graphs() -> None:
     assert len(graphs[0]) == 4
     assert graphs[0] == graphs[1]
     assert not any("autocast" in graph for graph in graphs[0])
-
-
-def test_options_that_torch_does_not_have_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(COMPILER) <= set(torch._inductor.list_options())
-    asked: list[Any] = []
-    monkeypatch.setattr(torch, "compile", lambda function, **how: asked.append(how["options"]))
-    compile_function(forward)
-    monkeypatch.setattr(torch._inductor, "list_options", lambda: ["triton.persistent_reductions"])
-    compile_function(forward)
-    assert asked == [COMPILER, {"triton.persistent_reductions": False}]
 
 
 def test_compiled_code_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

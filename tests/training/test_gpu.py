@@ -20,7 +20,6 @@ from bayesncl.method.features import extract
 from bayesncl.method.gates import open_gates, rep_relu
 from bayesncl.method.losses import unit_rows
 from bayesncl.recipes import Recipe, change, named
-from bayesncl.training import loader
 from bayesncl.training.loader import batches, to_device
 from bayesncl.training.loop import assemble, code, learning_rates
 from tests.conftest import Stopped, assert_same_way, stop_after, tiny_images, tiny_recipe
@@ -76,7 +75,7 @@ def curve(
         total = float(meter.sums[0])
         seen.append(total - last)
         last = total
-    assert int(meter.steps) == STEPS
+    assert len(seen) == STEPS
     return np.array(seen), {name: t.cpu() for name, t in model.state_dict().items()}
 
 
@@ -177,15 +176,6 @@ def test_streamed_batches_are_the_resident_ones(tmp_path: Path) -> None:
             assert torch.equal(a.cpu(), torch.from_numpy(pixels[i.cpu().numpy()]))
 
 
-def test_a_dataset_that_does_not_fit_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    images, recipe = tiny_images(32 * STEPS), eager(gpu_recipe("bayesncl"))
-    resident, _ = curve(recipe, images)
-    monkeypatch.setattr(loader, "RESIDENT_SHARE", 0.0)
-    assert to_device(images.pixels, torch.device("cuda")) is images.pixels
-    streamed, _ = curve(recipe, images)
-    np.testing.assert_allclose(streamed, resident, rtol=1e-4)
-
-
 def test_a_compiled_run_is_stopped_and_resumed(tmp_path: Path) -> None:
     images = tiny_images(32 * STEPS)
     recipe = gpu_recipe("bayesncl", "run.epochs=3", "run.log_every=3")
@@ -212,13 +202,6 @@ def test_out_of_memory_is_one_line(tmp_path: Path) -> None:
             train(change(named("cifar100"), changes), images, tmp_path)
     finally:
         del hog
-
-
-def test_building_a_model_leaves_the_gpu_generator_alone() -> None:
-    torch.cuda.manual_seed(7)
-    before = torch.cuda.get_rng_state()
-    build_model(tiny_recipe())
-    assert torch.equal(torch.cuda.get_rng_state(), before)
 
 
 def test_features_agree_with_the_cpu() -> None:

@@ -175,13 +175,6 @@ def test_views_are_those_of_torch(views: Views, size: tuple[int, int]) -> None:
     assert float((ours - written).abs().max()) < 0.05  # half precision; values span 5
 
 
-def test_large_views_are_left_to_the_compiler() -> None:
-    from bayesncl.training.kernels.views import fits
-
-    assert not fits(dataclasses.replace(CIFAR, size=65), (32, 32))
-    assert not fits(CIFAR, (32, 96))
-
-
 def test_the_update_of_lars() -> None:
     from bayesncl.training.kernels import update
 
