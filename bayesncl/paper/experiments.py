@@ -28,7 +28,17 @@ AXIS_FIELDS = {
     "gate_lr": "gate.lr",
     "batch_size": "run.batch",
 }
-HEAD_DEPTHS = {"bayesncl-1layer": 1, "bayesncl-3layer": 3}
+VARIANTS = {  # methods of tables that are another method with a change
+    "bayesncl-1layer": ("bayesncl", "gate.depth=1"),
+    "bayesncl-3layer": ("bayesncl", "gate.depth=3"),
+    "bayesncl-on-z": ("bayesncl", "gate.input=z"),
+    "bayesncl-prevalence": ("bayesncl", "gate.prior_kind=prevalence"),
+}
+OWN_METHODS = {
+    "ncl-ipw": "NCL, inverse-prevalence weighting",
+    "bayesncl-on-z": "BayesNCL, gates read z",
+    "bayesncl-prevalence": "BayesNCL, prior by prevalence",
+}
 DYNAMICS = ("af_gv", "af_sc", "gv_sc")  # columns that need gradient dynamics
 ACCURACIES = ("acc1", "acc5")  # columns that need the published probe
 PAIR = ("ncl", "bayesncl")
@@ -92,18 +102,28 @@ class Experiment:
 
 @cache
 def paper() -> dict[str, Any]:
-    """The published tables, and `background-like`, which is ours and has no published values."""
+    """The published tables, and two of ours without published values."""
     tree: dict[str, Any] = json.loads((Path(__file__).parent / "paper.json").read_text())
-    tree["tables"]["background-like"] = {
-        "title": "Background probe on a Waterbirds-like set at 32 px, CIFAR-100 encoders "
-        "(not the published set)",
-        "datasets": [MAIN],
-        "axes": [],
-        "columns": ["background_h", "background_z", "background_gated"],
-        "rows": [{"method": method, "dataset": MAIN} for method in ("cl", *PAIR)],
-    }
-    for kind in ("h", "z", "gated"):
-        tree["columns"][f"background_{kind}"] = {"symbol": f"from {kind}", "decimals": 2}
+    backgrounds = {f"background_{kind}": f"from {kind}" for kind in ("h", "z", "gated")}
+    for key, symbol in backgrounds.items():
+        tree["columns"][key] = {"symbol": symbol, "decimals": 2}
+    tree["methods"] |= OWN_METHODS
+    interpretability = tree["tables"]["interpretability"]["columns"]
+    for name, title, columns, methods in (
+        (
+            "background-like",
+            "Background probe on a Waterbirds-like set at 32 px, CIFAR-100 encoders "
+            "(not the published set)",
+            [*backgrounds], ("cl", *PAIR),
+        ),
+        (
+            "variants",
+            "Variants that the paper's text describes and its experiments lack",
+            [*interpretability, *ACCURACIES], (*PAIR, *OWN_METHODS),
+        ),
+    ):  # fmt: skip
+        rows = [{"method": method, "dataset": MAIN} for method in methods]
+        tree["tables"][name] = {"title": title, "axes": [], "columns": columns, "rows": rows}
     return tree
 
 
@@ -118,7 +138,7 @@ EXPERIMENTS = {
         *map(Experiment, ("background", "background-like", "efficiency")),
         Experiment("feature-selection", seeds=THREE_SEEDS),
         *map(Experiment, ("dimensions", "prior", "kl-weight", "gate-lr")),
-        *map(Experiment, ("batch-size", "batch-tradeoff")),
+        *map(Experiment, ("batch-size", "batch-tradeoff", "variants")),
         Experiment(
             "figure-support", MAIN_TABLE, THREE_SEEDS, methods=PAIR,
             title="Consistency by minimum support, NCL against BayesNCL",
@@ -232,10 +252,9 @@ def _recipe(
     base: Sequence[str] = (),
 ) -> Recipe:  # fmt: skip
     """The recipe of a table's method with the values of its axes."""
-    depth = [f"gate.depth={HEAD_DEPTHS[method]}"] if method in HEAD_DEPTHS else []
+    method, *own = VARIANTS.get(method, (method,))
     fields = [f"{AXIS_FIELDS[a]}={value}" for a, value in axes.items() if a in AXIS_FIELDS]
-    recipe = named(f"{dataset}-{'bayesncl' if depth else method}")
-    return change(recipe, [*base, *depth, *fields, *changes])
+    return change(named(f"{dataset}-{method}"), [*base, *own, *fields, *changes])
 
 
 def _published(experiment: Experiment) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

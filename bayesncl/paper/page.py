@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,40 +17,11 @@ from bayesncl.measure import registry
 from bayesncl.measure.counts import MIN_SUPPORT
 from bayesncl.measure.interpretability import MATCHED, at_l0
 from bayesncl.paper import cells, figures, ledger
-from bayesncl.paper.cells import FAST_PROBE, NOT_RUN, Entries, Line, label, lines_of, summary
+from bayesncl.paper.cells import NOT_RUN, Entries, Line, label, lines_of, summary
 from bayesncl.paper.claims import CLAIMS, claim_row
 from bayesncl.paper.experiments import EXPERIMENTS, MAIN, PAIR, Experiment, paper, rows
 from bayesncl.progress import plural
 from bayesncl.report.tables import format_table
-
-INTRO = """# Results
-
-We ran the paper's experiments ourselves. The ledger holds {runs}; {filled} of the {published}
-published numbers have a run beside them.
-`bayesncl reproduce all --pages docs` generates the tables and figures from [results/](../results);
-the sentences beside them are written by hand.
-
-## Findings
-
-{findings}
-"""
-
-READING = f"""## How to read the tables
-
-Each row of a table of the paper has up to three lines:
-
-- **paper**: the published value.
-- **ours**: our runs by the paper's own definition of the measure: mean ± standard deviation over
-  seeds, and the number of runs. ▲ or ▼: above or below the published value by more than twice the
-  deviation (marked from two runs on). Accuracies are those of the published 50-epoch probe and of
-  no other; `{NOT_RUN}` where it was not run.
-- **sound**: the same runs measured soundly: model in eval mode, the dataset's own pixel statistics,
-  only dimensions that fire on at least {MIN_SUPPORT} test images, retrieval without the query
-  itself. Accuracies ({FAST_PROBE}) are those of a logistic regression on features of unaugmented
-  images, with its penalty chosen on held-out images. [Measures](measures.md) has the definitions.
-
-A row without a run says so ({NOT_RUN}).
-"""
 
 # sound measures beyond the paper's, and their decimals; shares are shown as percent
 SOUND = {
@@ -100,12 +71,13 @@ def datasets_of(experiment: Experiment) -> list[str]:
 def render(entries: list[ledger.Entry], found: Entries, drawn: Drawn) -> str:
     """The page as Markdown."""
     filled, published = cells.count_filled(found)
-    findings = "\n".join(f"- {finding}" for finding in notes()["findings"] if entries)
-    intro = INTRO.format(
-        runs=ledger_summary(entries), filled=filled, published=published, findings=findings
-    )
-    parts = [intro.rstrip() + "\n", claims(found), consistency_gain(found, drawn)]
-    parts += [retrieval_gain(found), theory(found), READING]
+    runs = ledger_summary(entries)
+    parts = [
+        "# Results\n", prose("intro", runs=runs, filled=filled, published=published),
+        "## Findings\n", "".join(f"- {finding}\n" for finding in notes()["findings"] if entries),
+        claims(found), consistency_gain(found, drawn), retrieval_gain(found), theory(found),
+        "## How to read the tables\n", prose("reading"),
+    ]  # fmt: skip
     every = EXPERIMENTS.values()
     parts += [table_part(e, found) for e in every if not e.is_figure]
     shown = [e for e in every if e.is_figure and e.name != "figure-support"]
@@ -127,12 +99,7 @@ def claims(found: Entries) -> str:
     """The paper's claims about CIFAR-100, and whether our runs agree."""
     rows = [claim_row(claim, found) for claim in CLAIMS]
     head = ["claim, CIFAR-100", "paper", "ours", "sound", "holds in ours", "holds in sound"]
-    return (
-        "## The paper's claims\n\nEach claim is a difference between two rows of a table. It holds "
-        "if our difference has its sign and exceeds twice its standard error over seeds; with one "
-        "run on either side only the sign is compared. A claim that something is kept holds if the "
-        "difference is within a point.\n\n" + markdown(head, rows)
-    )
+    return "\n".join(["## The paper's claims\n", prose("claims"), markdown(head, rows)])
 
 
 def consistency_gain(found: Entries, drawn: Drawn) -> str:
@@ -142,11 +109,15 @@ def consistency_gain(found: Entries, drawn: Drawn) -> str:
     def by_support(run: Measures, support: str) -> float | None:
         return run["curves"]["consistency_by_support"].get(support)
 
-    def consistency(run: Measures) -> float:
+    def consistency(run: Measures) -> float | None:
         return run["paper"]["consistency"]
 
-    def shuffled(run: Measures) -> float:
+    def shuffled(run: Measures) -> float | None:
         return consistency(run["chance"])
+
+    def difference(run: Measures) -> float | None:
+        a, b = consistency(run), shuffled(run)
+        return None if a is None or b is None else a - b
 
     def sound(run: Measures, measure: registry.Measure) -> float | None:
         value = run["sound"].get(measure.key)
@@ -163,29 +134,21 @@ def consistency_gain(found: Entries, drawn: Drawn) -> str:
     labels = [
         ("Cons.", consistency, 2),
         ("labels shuffled", shuffled, 2),
-        ("difference", lambda run: consistency(run) - shuffled(run), 2),
+        ("difference", difference, 2),
     ]
+    shuffled_sound = method_table(lines, by_chance, PAIR)
     parts = [
-        "## Where the consistency gain comes from\n\nBy the paper's definition a dimension that "
-        "fires on one image is perfectly consistent. The figure asks for more: consistency over "
-        "the dimensions that fire on at least *s* test images, for *s* from 1 to 100 (eval mode, "
-        "one line per seed).\n",
+        "## Where the consistency gain comes from\n", prose("consistency"),
         *pictures("figure-support", "Consistency by minimum support", drawn),
         method_table(lines, supports, PAIR, "CIFAR-100, support at least"),
-        "A dimension that fires on one image is as consistent with meaningless labels. The paper's "
-        "definition, with the true labels and with labels shuffled among the test images:\n",
-        method_table(lines, labels),
+        prose("shuffled"), method_table(lines, labels),
         folded(
             "all sound measures of the main methods",
-            "*At L0 k*: all features cut at one threshold that leaves *k* active dimensions per "
-            "image; *AP*: average precision of a dimension as a detector of its best class.\n\n"
-            + method_table(lines, by_sound)
-            + "\nThe same with shuffled labels:\n\n"
-            + method_table(lines, by_chance, PAIR),
+            f"{prose('sound')}\n{method_table(lines, by_sound)}\n"
+            f"The same with shuffled labels:\n\n{shuffled_sound}",
         ),
-        gate_use(lines),
-        *notes_on("figure-support"),
-    ]
+        gate_use(lines), prose("figure-support"),
+    ]  # fmt: skip
     return "\n".join(part for part in parts if part)
 
 
@@ -214,10 +177,7 @@ def gate_use(lines: list[Line]) -> str:
         return ""
     closed = summary([100 * (1 - g["open_where_active"]) for g in gates], 1)
     opened = summary([100 * g["open"] for g in gates], 1)
-    return (
-        f"The gates of the trained BayesNCL close {closed} % of the features that would fire on "
-        f"the test images. Over all features, firing or not, {opened} % of the gates are open.\n"
-    )
+    return prose("gates", closed=closed, opened=opened)
 
 
 def retrieval_gain(found: Entries) -> str:
@@ -237,14 +197,10 @@ def retrieval_gain(found: Entries) -> str:
     numbers: list[Column] = [("in use", used, 0)]
     numbers += [(f"K {k}", partial(with_kept, kept=k), 2) for k in KEPT]
     shares = [(f"{100 * share:.0f} %", partial(at_share, share=share), 2) for share in SHARES]
-    return (
-        "## Where the retrieval gain comes from\n\nA fixed number of kept dimensions is a larger "
-        "share of a model that has fewer in use. Precision@5 with the K strongest dimensions, "
-        "measured soundly (CIFAR-100), beside the number of dimensions that fire on at least "
-        f"{MIN_SUPPORT} test images:\n\n{method_table(lines, numbers)}\nThe same at an equal share "
-        "of the dimensions in use, interpolated linearly between the measured K:\n\n"
-        + method_table(lines, shares)
-    )
+    return "\n".join([
+        "## Where the retrieval gain comes from\n", prose("retrieval"),
+        method_table(lines, numbers), prose("retrieval-share"), method_table(lines, shares),
+    ])  # fmt: skip
 
 
 def theory(found: Entries) -> str:
@@ -252,32 +208,14 @@ def theory(found: Entries) -> str:
     lines = [line for line in gated_lines(found) if line.runs]
     if not lines:
         return f"## Theory\n\n{NOT_RUN.capitalize()}.\n"
-    main = lines_of("interpretability", found)
-    parts = [
-        "## Theory\n\nThe paper's statements beside our runs (CIFAR-100, test images; values by "
-        "seed).\n\n**Filtering.** Gates should close the dimensions of high prevalence (share of "
-        "images on which a dimension fires), so prevalence and the share of open gates where a "
-        "dimension fires should be negatively correlated, beyond two standard errors. The theorem "
-        "also predicts which dimensions are closed (gate closed on most images on which they "
-        "fire); its free constant gamma is fitted in its favor, and the prediction must beat "
-        "shuffled dimensions. Without closed dimensions there is nothing to predict.\n",
-        filtering_table(lines),
-        "**Conflicting features** fire in two classes, with a product of the two probabilities of "
-        "at least 0.5 or 0.9; by chance: those whose prevalence alone reaches it.\n",
-        conflict_table(main),
-        "**Instability.** Conflicting dimensions should have gradients of smaller mean (over the "
-        "standard deviation) and larger variance than the others. Records of the gradient dynamics "
-        "(20 epochs per run) in which both hold, of those with dimensions on both sides; and, "
-        "without a threshold, the mean rank correlation of conflict with the variance (predicted "
-        "positive) and with mean / deviation (predicted negative).\n",
-        instability_table(lines_of("gradients", found)),
-        "**Suppression.** Backgrounds should be suppressed most. The three dimensions of each run "
-        "whose gates are closed most often where they would fire, with the commonest class of "
-        "their ten strongest test images:\n",
-        folded("most suppressed dimensions", suppression_table(lines)),
-        *notes_on("theory"),
-    ]
-    return "\n".join(parts)
+    return "\n".join([
+        "## Theory\n",
+        prose("filtering"), filtering_table(lines),
+        prose("conflicting"), conflict_table(lines_of("interpretability", found)),
+        prose("instability"), instability_table(lines_of("gradients", found)),
+        prose("suppression"), folded("most suppressed dimensions", suppression_table(lines)),
+        prose("theory"),
+    ])  # fmt: skip
 
 
 def gated_lines(found: Entries) -> Iterator[Line]:
@@ -386,20 +324,20 @@ def suppression_table(lines: list[Line]) -> str:
 
 def table_part(experiment: Experiment, found: Entries) -> str:
     """A table of the paper with its notes; datasets without a run come last."""
-    parts = [f"## {experiment.name}\n", f"{experiment.title}.\n", *notes_on(experiment.name)]
+    parts = [f"## {experiment.name}\n", f"{experiment.title}.\n", prose(experiment.name)]
     for section in sorted(cells.sections(experiment, found), key=lambda section: not section.runs):
         header, rows = cells.text(section)
         done, total = sum(bool(line.runs) for line in section.lines), len(section.lines)
         some = "all rows run" if done == total else f"{done} of {total} rows run"
         title = f"{DATASETS[section.dataset].title}: {some if done else NOT_RUN}"
         parts.append(folded(title, markdown(header, rows, left=2)))
-    return "\n".join(parts)
+    return "\n".join(part for part in parts if part)
 
 
 def figure_part(experiment: Experiment, found: Entries, drawn: Drawn) -> str:
     """A figure for each dataset with runs; instead of a sheet, the classes of its images."""
     name, title = experiment.name, experiment.title
-    parts = [f"## {name}\n", f"{title}.\n", *notes_on(name)]
+    parts = [f"## {name}\n", f"{title}.\n", prose(name)]
     shown = pictures(name, title, drawn)
     for dataset in datasets_of(experiment) if name in figures.SHEETS else ():
         entry = figures.sheet_entry(experiment, found, dataset)
@@ -410,7 +348,8 @@ def figure_part(experiment: Experiment, found: Entries, drawn: Drawn) -> str:
     if shown and name in figures.SHEETS:
         command = f"`bayesncl reproduce {name} --data DIR`"
         parts.append(f"{command} draws them; we may not publish the images.\n")
-    return "\n".join([*parts, *(shown or [f"{NOT_RUN.capitalize()}.\n"])])
+    parts += shown or [f"{NOT_RUN.capitalize()}.\n"]
+    return "\n".join(part for part in parts if part)
 
 
 def pictures(name: str, title: str, drawn: Drawn) -> list[str]:
@@ -441,11 +380,15 @@ def folded(summary: str, body: str) -> str:
     return f"<details><summary>{summary}</summary>\n\n{body}\n</details>\n"
 
 
+@cache
 def notes() -> dict[str, list[str]]:
-    """Hand-written paragraphs by table; `findings` are those on the whole."""
-    return json.loads((Path(__file__).parent / "notes.json").read_text())
+    """Paragraphs of notes.md by heading: those on a table have its name."""
+    text = (Path(__file__).parent / "notes.md").read_text("utf-8")
+    _, *parts = re.split(r"^# (.+)\n", text, flags=re.M)
+    return {key: body.strip().split("\n\n") for key, body in zip(parts[::2], parts[1::2])}
 
 
-def notes_on(name: str) -> list[str]:
-    """The paragraphs on one table."""
-    return [f"{note}\n" for note in notes().get(name, [])]
+def prose(key: str, **values: object) -> str:
+    """The paragraphs under a heading, if there are any, with values in their places."""
+    text = "\n\n".join(notes().get(key, []))
+    return f"{text.format(**values) if values else text}\n" if text else ""
