@@ -20,7 +20,8 @@ def fit(
     source: Annotated[Path, arg("SOURCE", "A folder of photos, an array file, or a run.")],
     out: Annotated[Path, opt("DIR", "Folder to write.", "-o", "--out")],
     encoder: Annotated[
-        str | None, opt("E", "A timm model, FILE.onnx, MODULE:FUNCTION, or a run.")
+        str | None,
+        opt("E", "A timm model (default: DINO ViT-S/16), FILE.onnx, MODULE:FUNCTION or a run."),
     ] = None,
     weights: Annotated[Path | None, opt("FILE", "Encoder weights (.safetensors, .pt).")] = None,
     size: Annotated[
@@ -41,6 +42,7 @@ def fit(
     labels: Annotated[Path | None, opt("FILE", "Labels for the verdict: a table or .npy.")] = None,
     images: Annotated[Path | None, opt("DIR", "Folder with the rows' images, by name.")] = None,
     seed: Annotated[int, opt("N", "Random seed.", min=0, max=2**32 - 1)] = 0,
+    fresh: Annotated[bool, flag("--fresh", "Embed every photo again.")] = False,
     device: common.Device = "auto",
     quiet: common.Quiet = False,
 ) -> None:
@@ -58,7 +60,7 @@ def fit(
             encoder or "", None if weights is None else str(weights), size=size,
             mean=parse_triple("--mean", mean), std=parse_triple("--std", std), mirror=mirror,
         )  # fmt: skip
-    options = Options(method, components, active, seed, request, labels, images)
+    options = Options(method, components, active, seed, request, labels, images, fresh)
     with common.stoppable(display, KeyboardInterrupt, "stopped; run the same command to continue"):
         fit_codes(source, out, options, find_device(device), display)
 
@@ -79,10 +81,11 @@ def parse_triple(name: str, text: str | None) -> tuple[float, ...] | None:
 def embed(
     run: common.Trained,
     images: Annotated[
-        Path | None, arg("[IMAGES]", "Folder or image; array; for codes: default the fitted rows.")
+        Path | None,
+        arg("IMAGES", "A folder, an image or an array file. Default for codes: the fitted rows."),
     ] = None,
     out: Annotated[
-        Path, out_file("FILE", ".npz, .csv, .parquet, .sparsevec.csv, .jsonl.", "-o", "--out")
+        Path, out_file("FILE", "File: .npz .csv .parquet .sparsevec.csv .jsonl", "-o", "--out")
     ] = EMBEDDING,
     active: common.Active = None,
     ungated: Annotated[bool, flag("--ungated", "Features before the gates.")] = False,

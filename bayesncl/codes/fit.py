@@ -86,6 +86,7 @@ class Options:
     encoder: Request | None = None
     labels: Path | None = None
     images: Path | None = None
+    fresh: bool = False  # embed every photo again
 
 
 class Material(NamedTuple):
@@ -130,9 +131,8 @@ def fit(
     judged = f"{rows.held:,} held-out rows" if rows.held else f"the same {len(rows):,} rows"
     what = f"{codes.n_components_:,} dimensions by {codes.method}"
     took = duration(time.perf_counter() - began)
-    display.note(f"{out}: {what} in {took}; judged by {judged}:")
-    for line in headlines(found):
-        display.note(line)
+    lines = [f"{out}: {what} in {took}; judged by {judged}:", *headlines(found)]
+    print("\n".join(lines), flush=True)
     for line in next_commands(about, out):
         display.note(line, wrap=False)
     return found
@@ -197,6 +197,8 @@ def check_source_options(source: Path, kind: str, options: Options) -> None:
             raise InputError(f"--{option} applies to photos, and {source} is {ARTICLES[kind]}")
     if options.images is not None and kind != "array":
         raise InputError(f"--images applies to an array of embeddings, and {source} is a folder")
+    if options.fresh and kind != "photos":
+        raise InputError(f"--fresh applies to photos, and {source} is {ARTICLES[kind]}")
     if options.labels is not None and kind == "run":
         raise InputError("--labels does not apply to a run: its dataset has labels")
 
@@ -213,6 +215,8 @@ def embed_photos(
     encoder = choose_encoder(folder, options, device, display)
     keys = [(name, *stat) for name, stat in zip(photos.names, photos.stats)]
     cache = EmbeddingCache(keys, encoder, folder)
+    if options.fresh:
+        cache.found.clear()
     missing = cache.missing
     held = int(hold_out(photos.names, photos.test).sum())
     classes = len(set(labels or ()))

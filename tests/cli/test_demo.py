@@ -26,7 +26,7 @@ def test_demo_ends_in_a_sentence_and_an_atlas(run, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("DISPLAY", ":0")
     answer = run(*WORDS, "--out", "d")
     assert answer.status == 0, answer
-    found = re.match(r"(\d+) of 64 dimensions", answer.out)
+    found = re.search(r"^(\d+) of 64 dimensions", answer.out, re.MULTILINE)
     verdict = json.loads(Path("d/codes/verdict.json").read_text())
     assert found and int(found[1]) == verdict["lines"][0]["value"]
     page = Path("d/atlas/index.html")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -147,6 +148,33 @@ def test_changed_encoder_embeds_again(
             refused(run("embed", "codes", "pictures", *options), "has changed")
         assert run("fit", "pictures", "-o", "codes", COMPONENTS, "4", *options).status == 0
         assert len(embedded) == count
+
+
+def test_fresh_embeds_again(run, tmp_path: Path, embedded: list[str]) -> None:
+    """Also a photo that was replaced by one of the same name, size and time."""
+    pictures = draw_folder(tmp_path / "p")
+    first, second = sorted(pictures.glob("ant/*"))[:2]
+    long = max(first.stat().st_size, second.stat().st_size)
+    for path in (first, second):
+        path.write_bytes(path.read_bytes().ljust(long, b"\0"))
+        os.utime(path, (1e9, 1e9))
+    command = ("fit", "p", "-o", "codes", *FIT)
+    assert run(*command).status == 0
+    first.write_bytes(second.read_bytes())
+    os.utime(first, (1e9, 1e9))
+    for words, count in (((), 0), (("--fresh",), 24)):
+        embedded.clear()
+        assert run(*command, *words).status == 0
+        assert len(embedded) == count
+    check_rows("codes", pictures)
+    embedded.clear()
+    assert run(*command).status == 0 and not embedded
+
+
+def test_quiet_prints_the_verdict_alone(run, tmp_path: Path) -> None:
+    draw_folder(tmp_path / "p")
+    answer = run("fit", "p", "-o", "codes", "--encoder", NET, COMPONENTS, "4", "--quiet")
+    assert "- Effective number" in answer.out and answer.err == ""
 
 
 def test_broken_and_other_files(run, tmp_path: Path) -> None:
