@@ -113,13 +113,13 @@ def run_loop(
     after_epoch: AfterEpoch | None = None, revise: bool = False,
 ) -> Encoder:
     """Train to the end of the recipe, with checkpoints; the model in eval mode."""
-    check_batch(recipe, len(images))
-    if recipe.run.knn_every and images.labels is None:
-        raise InputError("run.knn_every needs labeled images")
     display.busy("preparing the model")
     options, batch = recipe.run, recipe.run.batch
     steps = len(images) // batch  # per epoch
     with run.lock(), Stopper() as stopper, explain_errors(recipe), ThreadPoolExecutor(1) as pool:
+        check_batch(recipe, len(images))
+        if recipe.run.knn_every and images.labels is None:
+            raise InputError("run.knn_every needs labeled images")
         pixels = to_device(images.pixels, device)
         model, optimizer, meter, step = assemble(recipe, pixels, device)
         seen = fingerprint(images.pixels)

@@ -62,6 +62,8 @@ class Folder:
         finally:
             self.lock_file.unlink(missing_ok=True)  # while locked: a waiting process starts over
             lock.release()
+            with suppress(OSError):  # after an error before the first file
+                self.folder.rmdir()
 
 
 class RunFolder(Folder):

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from bayesncl import train
 from bayesncl.errors import InputError
 from bayesncl.training.run_folder import RunFolder, new_run
 from bayesncl.training.weights import model_bytes
-from tests.commands import SETTINGS
+from tests.commands import SETTINGS, refused
+from tests.conftest import tiny_images, tiny_recipe
 
 
 def test_metrics_are_read_by_kind_without_cut_lines(tmp_path: Path) -> None:
@@ -34,7 +36,7 @@ def test_one_process_holds_the_lock(tmp_path: Path) -> None:
             with pytest.raises(InputError, match="in use"), RunFolder(run.folder).lock():
                 pass
             assert run.lock_file.exists()
-        assert list(run.folder.iterdir()) == []
+        assert not run.folder.exists()  # nothing was written
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
@@ -43,6 +45,13 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         pass
     with pytest.raises(InputError):
         new_run(tmp_path / "file", "a")
+
+
+def test_a_model_that_cannot_be_built_leaves_no_folder(run, tmp_path: Path) -> None:
+    refused(run("train", "scenes", *SETTINGS, "--backbone", "resnet19", "--quiet"), "resnet19")
+    with pytest.raises(InputError, match="batch"):
+        train(tiny_recipe("ncl", "run.batch=80"), tiny_images())
+    assert list(tmp_path.glob("runs/*")) == []
 
 
 def test_new_runs_are_numbered(tmp_path: Path) -> None:
