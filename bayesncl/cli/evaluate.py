@@ -22,8 +22,8 @@ def evaluate(
     data: common.DataDir = None,
     paper_probe: common.PaperProbe = False,
     background: common.Background = None,
-    again: Annotated[Path | None, opt("RUN", "The same method with another seed.")] = None,
-    plots: Annotated[Path | None, out_folder("Draw figures there.")] = None,
+    again: Annotated[Path | None, opt("RUN", "Compare with a run of another seed.")] = None,
+    plots: Annotated[Path | None, out_folder("Draw figures into this folder.")] = None,
     everything: common.Everything = False,
     json: common.Json = None,
     csv: common.Csv = None,
@@ -123,7 +123,9 @@ def split_pairs(pairs: list[str]) -> dict[str, Path]:
 
 
 def measure(
-    features: Annotated[Path, arg("FILE", "z [N, D] and optionally y [N], or codes from `fit`.")],
+    features: Annotated[
+        Path, arg("FILE", "An array file with z [N, D] and optionally y [N], or codes from `fit`.")
+    ],
     labels: Annotated[Path | None, opt("FILE", "Labels of the rows: a table or .npy.")] = None,
     embeddings: Annotated[Path | None, opt("FILE", "A second encoder's embeddings.")] = None,
     factor: Annotated[list[str] | None, opt("NAME=FILE", "Further labels. Repeatable.")] = None,

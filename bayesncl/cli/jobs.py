@@ -17,7 +17,7 @@ def audit(
     codes: Codes,
     out: Out = None,
     n: Annotated[int, opt("N", "Findings of each kind to print.", "-n", min=0)] = 5,
-    near: Annotated[float, opt("C", "Least cosine of near-duplicates.", min=0, max=1)] = 0.95,
+    near: Annotated[float, opt("C", "Minimum cosine of near-duplicates.", min=0, max=1)] = 0.95,
     device: common.Device = "auto",
     quiet: common.Quiet = False,
 ) -> None:
@@ -39,7 +39,7 @@ def audit(
 
 def find(
     codes: Codes,
-    photo: Annotated[Path | None, arg("[PHOTO]", "An image to compare with.")] = None,
+    photo: Annotated[Path | None, arg("PHOTO", "An image to compare with.")] = None,
     name: Annotated[list[str] | None, opt("NAME", "Named dimension. Repeatable.")] = None,
     without: Annotated[list[str] | None, opt("NAME", "Dimension to subtract.")] = None,
     n: Annotated[int, opt("N", "Number of images.", "-n", min=1)] = 50,
@@ -131,7 +131,7 @@ def explain(
 
 def names(
     codes: Codes,
-    files: Annotated[list[Path] | None, arg("[FILE]", "names.json of the atlas to add.")] = None,
+    files: Annotated[list[Path] | None, arg("FILE", "names.json files of the atlas.")] = None,
     from_labels: Annotated[bool, flag("--from-labels", "Name by the most frequent class.")] = False,
     old: Annotated[Path | None, opt("CODES", "Move names from other codes.", "--from")] = None,
     from_classifier: Annotated[

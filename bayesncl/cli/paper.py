@@ -17,7 +17,7 @@ def reproduce(
     scale: Annotated[str, opt("NAME", "smoke (a minute on a CPU) or paper.")] = "paper",
     data: common.DataDir = None,
     results: Ledger = Path("results"),
-    pages: Annotated[Path | None, opt("DIR", "Write the page and figures there.")] = None,
+    pages: Annotated[Path | None, opt("DIR", "Write the results page here.")] = None,
     dry: Annotated[bool, flag("--dry-run", "Show the ledger's results; write nothing.")] = False,
     seeds: Annotated[str, opt("0,1,2", "Seeds, instead of the experiment's own.")] = "",
     changes: common.Changes = None,

@@ -77,7 +77,8 @@ def load_folder(cls: type[Codes], name: Path | str) -> Codes:
     """Read a local folder, or one from the Hugging Face hub."""
     if Path(name).is_dir():
         return load(cls, Path(name) / WEIGHTS)
-    missing = f"{name}: no such folder; the extra bayesncl[hub] loads from the Hugging Face hub"
+    hint = "to load from the Hugging Face hub: pip install huggingface_hub"
+    missing = f"{name}: no such folder; {hint}"
     hub = import_extra("huggingface_hub", missing)
     try:
         folder = hub.snapshot_download(str(name), allow_patterns=[WEIGHTS, CONFIG])

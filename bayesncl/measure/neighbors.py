@@ -94,7 +94,7 @@ def nearest(rows: Tensor, k: int, progress: Progress | None = None) -> tuple[Ten
             return _search_by_faiss(unit, k)
         warnings.warn(
             f"exact search for the neighbors of {n:,} rows will take long: "
-            "pip install 'bayesncl[faiss]', or fit on fewer rows with max_samples",
+            "pip install faiss-cpu, or fit on fewer rows with max_samples",
             stacklevel=2,
         )
     return _nearest_exactly(unit, torch.arange(n, device=rows.device), k, progress)[0], 1.0

@@ -289,9 +289,7 @@ class Timm(nn.Module):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        timm = import_extra(
-            "timm", f"backbone timm:{name} needs the extra: pip install 'bayesncl[timm]'"
-        )
+        timm = import_extra("timm", f"backbone timm:{name} needs timm: pip install timm")
         # is_model: a recipe from someone else must not download hf-hub:...
         if not timm.is_model(name):
             raise InputError(f"timm has no model {name!r}")
