@@ -126,7 +126,7 @@ class Logger:
 
 def open_board(folder: Path) -> Any:
     """A writer for TensorBoard, which needs the extra."""
-    missing = "--tensorboard needs the extra: pip install 'bayesncl[tensorboard]'"
+    missing = "--tensorboard needs tensorboard: pip install tensorboard"
     return import_extra("torch.utils.tensorboard", missing).SummaryWriter(str(folder))
 
 
