@@ -213,9 +213,6 @@ def class_labels(labels: np.ndarray | None) -> np.ndarray | None:
         why = part if missing else "labels are neither whole numbers nor text"
         warnings.warn(f"{why}: evaluating without labels", stacklevel=2)
         return None
-    if labels.dtype.kind == "i" and len(labels) and labels.min() == -1:
-        part = f"{np.count_nonzero(labels == -1):,} of {len(labels):,} rows"
-        warnings.warn(f"{part} have the label -1, which counts as a class", stacklevel=2)
     return labels
 
 

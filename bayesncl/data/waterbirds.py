@@ -1,25 +1,24 @@
 """Waterbirds: birds on land or water, in the layout of the official release.
 
 metadata.csv lists each image with its bird (y), its split (0 train, 1 val, 2 test) and its
-background (place). The root is the folder that holds it, or an uncompressed .tar. swapped.csv, if
-there, names for each test image the same bird on the other background.
+background (place). The root is the folder that holds it. swapped.csv, if there, names for each test
+image the same bird on the other background.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Sequence
 
 import numpy as np
 
 from bayesncl import recipes
 from bayesncl.data import Dataset
-from bayesncl.data.archive import Entry, list_members
+from bayesncl.data.archive import Entry
 from bayesncl.data.cache import decode_files
 from bayesncl.data.decode import Square
-from bayesncl.data.folder import existing_folder, given_path, scan
+from bayesncl.data.folder import existing_folder, scan
 from bayesncl.data.images import Images, Progress
 from bayesncl.errors import InputError, as_input_error, printable, printable_path
 
@@ -81,19 +80,10 @@ def _images(
 
 def _open(root: str) -> tuple[Files, str]:
     """The files of a release, and its path for messages."""
-    path = given_path(root)
-    if not os.path.isfile(path):
-        folder = existing_folder(root)
-        images, others = scan(folder)
-        files = {entry.name: entry for entry in images}
-        return files | {name: Entry(name, folder / name) for name in others}, printable_path(path)
-    if path.suffix != ".tar":
-        raise InputError(f"{printable_path(path)}: expected a folder or an uncompressed .tar")
-    members, _ = list_members(path)
-    tables = [name for name in members if name.split("/")[-1] == "metadata.csv"]
-    prefix = min(tables, key=len).removesuffix("metadata.csv") if tables else ""
-    files = {name.removeprefix(prefix): entry for name, entry in members.items()}
-    return files, printable_path(path)
+    folder = existing_folder(root)
+    images, others = scan(folder)
+    files = {entry.name: entry for entry in images}
+    return files | {name: Entry(name, folder / name) for name in others}, printable_path(folder)
 
 
 def _read_split(files: Files, split: str, where: str) -> list[dict[str, str]]:

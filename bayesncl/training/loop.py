@@ -38,7 +38,7 @@ from bayesncl.training.loader import Pixels, batches, to_device
 from bayesncl.training.log import Logger, Meter, raise_if_bad
 from bayesncl.training.monitor import record_knn
 from bayesncl.training.prepare import check_batch, load_split, prepare_run, report_similarity
-from bayesncl.training.run_folder import RunFolder, Stopper, new_run
+from bayesncl.training.run_folder import RunFolder, catch_signals, new_run
 from bayesncl.training.weights import model_bytes
 
 AfterEpoch = Callable[[Encoder, int], dict[str, object] | None]
@@ -116,7 +116,10 @@ def run_loop(
     display.busy("preparing the model")
     options, batch = recipe.run, recipe.run.batch
     steps = len(images) // batch  # per epoch
-    with run.lock(), Stopper() as stopper, explain_errors(recipe), ThreadPoolExecutor(1) as pool:
+    with (
+        run.lock(), catch_signals() as signals, explain_errors(recipe),
+        ThreadPoolExecutor(1) as pool,
+    ):  # fmt: skip
         check_batch(recipe, len(images))
         if recipe.run.knn_every and images.labels is None:
             raise InputError("run.knn_every needs labeled images")
@@ -135,7 +138,10 @@ def run_loop(
                 step(part, index, epoch, rates[done])
                 done += 1
                 logger.step(done)
-                stop = stopper.asked(done, options.log_every)
+                if distributed.world_size() == 1:
+                    stop = bool(signals)
+                elif done % options.log_every == 0:  # processes stop together
+                    stop = bool(distributed.gather_arrays(torch.tensor([len(signals)])).any())
                 if stop:
                     break
             if after_epoch is not None and done == (epoch + 1) * steps:

@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -166,35 +167,24 @@ def _read_object(path: Path) -> dict[str, Any] | None:
     return tree if isinstance(tree, dict) else None
 
 
-class Stopper:
-    """Turns Ctrl-C and SIGTERM into a request to save and stop; a second one stops at once."""
+@contextmanager
+def catch_signals() -> Iterator[list[int]]:
+    """A list to which Ctrl-C and SIGTERM are appended; a second one stops at once."""
+    seen: list[int] = []
 
-    def __init__(self) -> None:
-        self.flag = False
-
-    def __enter__(self) -> Stopper:
-        try:
-            signals = (signal.SIGINT, signal.SIGTERM)
-            self.old = {s: signal.signal(s, self._handle) for s in signals}
-        except ValueError:  # not the main thread, which handles signals
-            self.old = {}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for s, handler in self.old.items():
-            signal.signal(s, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.flag:
+    def handle(number: int, frame: FrameType | None) -> None:
+        if seen:
             raise KeyboardInterrupt
-        self.flag = True
+        seen.append(number)
 
-    def asked(self, done: int, every: int) -> bool:
-        """Whether to stop; several processes agree every `every` steps."""
-        if distributed.world_size() == 1:
-            return self.flag
-        flag = torch.tensor([int(self.flag)])
-        return done % every == 0 and bool(distributed.gather_arrays(flag).any())
+    in_main = threading.current_thread() is threading.main_thread()  # no other handles signals
+    signals = (signal.SIGINT, signal.SIGTERM) if in_main else ()
+    before = {number: signal.signal(number, handle) for number in signals}
+    try:
+        yield seen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def environment() -> dict[str, object]:

@@ -10,7 +10,6 @@ import pytest
 from bayesncl import train
 from bayesncl.errors import InputError
 from bayesncl.training.run_folder import RunFolder, new_run
-from bayesncl.training.weights import model_bytes
 from tests.commands import SETTINGS, refused
 from tests.conftest import tiny_images, tiny_recipe
 
@@ -61,17 +60,12 @@ def test_new_runs_are_numbered(tmp_path: Path) -> None:
             RunFolder(folder).recipe()
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "nan"])
+@pytest.mark.parametrize("damage", ["empty", "cut"])
 def test_a_damaged_model_is_rebuilt_from_the_last_checkpoint(damage: str, run) -> None:
     assert run("train", "scenes", *SETTINGS, "--out", "r", "--quiet").status == 0
     folder = RunFolder("r")
     good = folder.weights.read_bytes()
-    if damage == "nan":
-        model = folder.model()
-        model.projector[0].weight.data[0, 0] = float("nan")
-        folder.weights.write_bytes(model_bytes(model))
-    else:
-        folder.weights.write_bytes(b"" if damage == "empty" else good[:-1])
+    folder.weights.write_bytes(b"" if damage == "empty" else good[:-1])
     assert not folder.finished()
     assert run("resume", "r", "--quiet").status == 0
     assert folder.weights.read_bytes() == good

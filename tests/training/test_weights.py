@@ -60,21 +60,6 @@ def test_every_damage_is_noticed(saved: Path, tmp_path: Path) -> None:
             assert digest(model.state_dict()) == expected
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -3e38])
-def test_absurd_weights_are_refused(saved: Path, value: float) -> None:
-    model = build_model(tiny_recipe())
-    with torch.no_grad():
-        model.head.gate[0].weight[1, 2] = value  # type: ignore[index]
-    saved.write_bytes(model_bytes(model))
-    with pytest.raises(InputError, match=r"gate\.0\.weight"):
-        load(saved)
-    model = build_model(tiny_recipe())
-    model.backbone.layers[1].running_var.fill_(-1)  # type: ignore[index, union-attr]
-    saved.write_bytes(model_bytes(model))
-    with pytest.raises(InputError, match="running_var"):
-        load(saved)
-
-
 def test_files_name_the_tensors_of_the_head_without_a_prefix(saved: Path) -> None:
     names = safetensors.torch.load_file(saved).keys()
     layers = [f"{part}.{layer}" for part in ("projector", "gate") for layer in (0, 2)]
