@@ -17,6 +17,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -44,15 +45,21 @@ def untrained(x: np.ndarray, dim: int) -> Encode:
     return ReadableCodes(dim, max_iter=0, positives="self", random_state=0).fit(x).transform
 
 
-def k_means(x: np.ndarray, dim: int) -> Encode:
-    """One-hot codes; up to 40 rounds from random rows (its own start, k-means++, would take 20 minutes)."""
+def k_means(x: np.ndarray, dim: int, soft: bool = False) -> Encode:
+    """One-hot codes; up to 40 rounds from random rows (its own start, k-means++, would take 20 minutes).
+
+    Soft codes are exp(cosine to a center / 0.1); all measures scale rows to unit length.
+    """
     mean = x.mean(0)
 
     def unit(rows: np.ndarray) -> np.ndarray:
         return (rows - mean) / np.linalg.norm(rows - mean, axis=1, keepdims=True)
 
     model = KMeans(dim, init="random", n_init=1, max_iter=40, random_state=0).fit(unit(x))
-    return lambda t: np.eye(dim, dtype=np.float32)[model.predict(unit(t))]
+    if not soft:
+        return lambda t: np.eye(dim, dtype=np.float32)[model.predict(unit(t))]
+    centers = model.cluster_centers_ / np.linalg.norm(model.cluster_centers_, axis=1, keepdims=True)
+    return lambda t: np.exp(unit(t) @ centers.T / 0.1).astype(np.float32)
 
 
 def nmf(x: np.ndarray, dim: int) -> Encode:
@@ -94,6 +101,7 @@ METHODS: dict[str, Callable[[np.ndarray, int], Encode]] = {
     **{name: ours(name) for name in ("prototypes", "ncl", "bayesncl", "csr", "sae") if name in HEADS},
     "untrained": untrained,
     "k-means": k_means,
+    "soft k-means": partial(k_means, soft=True),
     "nmf": nmf,
     "dictionary": dictionary,
     "overcomplete": public_autoencoder,

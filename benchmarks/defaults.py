@@ -24,6 +24,7 @@ from bayesncl import ReadableCodes
 from bayesncl.measure import coverage, stability
 from bayesncl.measure import topk as kept
 from bayesncl.measure.dimensions import describe
+from bayesncl.measure.twins import twin_share
 
 Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # rows and classes to fit on, and to judge by
 TEST = 2000
@@ -108,7 +109,8 @@ def judge(z: np.ndarray, y: np.ndarray) -> dict[str, float]:
     ap = describe(z, y, detectors=True).ap
     assert ap is not None
     dead = 1 - len(np.unique(kept.keep(z, K).indices)) / z.shape[1]
-    return {"AP": float(np.nanmean(ap)), "owned": at["classes_owned"] or 0, "P@5": at["p5"] or 0, "dead": dead}
+    found = {"AP": float(np.nanmean(ap)), "owned": at["classes_owned"] or 0, "P@5": at["p5"] or 0}
+    return found | {"dead": dead, "twins": twin_share(z)}
 
 
 def compare(name: str, x: np.ndarray, test: np.ndarray, y: np.ndarray) -> None:
@@ -119,10 +121,11 @@ def compare(name: str, x: np.ndarray, test: np.ndarray, y: np.ndarray) -> None:
     z = model.transform(test)
     again = stability.summary(z, ReadableCodes(random_state=1).fit(x).transform(test))["mean_cosine"]
     near = KMeans(model.n_components_, random_state=0).fit(unit(x - x.mean(0))).predict(unit(test - x.mean(0)))
+    untrained = ReadableCodes(model.n_components_, max_iter=0, positives="self", random_state=0)
     codes = {
         "codes": z,
         "k-means": np.eye(model.n_components_, dtype=np.float32)[near],
-        "untrained": ReadableCodes(max_iter=0, positives="self", random_state=0).fit(x).transform(test),
+        "untrained": untrained.fit(x).transform(test),
     }
     sizes = f"{x.shape[0]:,} x {x.shape[1]:,} to {model.n_components_} dimensions"
     print(f"{name}: {sizes}, {seconds:.0f} s, again {again:.2f}")
