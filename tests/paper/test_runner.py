@@ -38,8 +38,8 @@ class Killer(Display):
         super().__init__(quiet=True)
         self.killed = False
 
-    def update(self, line: dict[str, Any]) -> None:
-        if not self.killed:
+    def count(self, done: int, total: int, title: str, status: str = "") -> None:
+        if title.startswith("scenes") and done and not self.killed:
             self.killed = True
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -158,11 +158,16 @@ def test_time_is_estimated_from_the_ledger_or_as_stated(entry: dict[str, Any]) -
 
 def test_exemplars_are_the_strongest_images(entry: dict[str, Any]) -> None:
     exemplars = entry["exemplars"]
-    assert set(exemplars) == {"high_entropy", "suppressed"}
+    assert set(exemplars) == {"high_entropy", "pairs", "suppressed"}
     test = load(smoke("ncl").data, "test")
-    for dimension in exemplars["high_entropy"]:
-        classes = [test.class_names[test.labels[i]] for i in dimension["images"]]
+    for dimension in [*exemplars["high_entropy"], *exemplars["pairs"]]:
+        classes = [
+            f"{test.class_names[test.labels[i]]} on {test.background_names[test.backgrounds[i]]}"
+            for i in dimension["images"]
+        ]
         assert dimension["classes"] == classes
+    assert all(len(set(test.labels[pair["images"]])) == 2 for pair in exemplars["pairs"])
+    for dimension in exemplars["high_entropy"]:
         assert dimension["support"] >= 10
     values = [d["value"] for d in exemplars["high_entropy"]]
     assert values == sorted(values, reverse=True)
