@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +19,6 @@ from bayesncl.measure.retrieval import knn_accuracies, retrieval
 from bayesncl.method.encoder import Encoder, build_model
 from bayesncl.method.features import extract
 from bayesncl.paper import conflict
-from bayesncl.paper import measures as published
 from bayesncl.paper.measures import paper_measures
 from tests.conftest import tiny_images, tiny_recipe
 
@@ -167,28 +164,6 @@ def test_superclasses_are_a_level(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(results.detectors["hierarchy"]["by_level"]) == {"class", "superclass"}
     assert results.chance["detectors"]["hierarchy"]["consistency"] is not None
     assert sorted(DATASETS["cifar100"].coarse) == sorted(5 * list(range(20)))
-
-
-def test_the_published_probe_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    called: dict[str, Any] = {}
-
-    def stand_in(
-        backbone: Any, train: Any, test: Any, mean: Any, std: Any, variant: str, **options: Any
-    ) -> dict[str, Any]:
-        called.update(options, mean=mean, std=std, variant=variant)
-        return {"acc1": 1.0}
-
-    monkeypatch.setattr(published, "paper_probe", stand_in)
-    model = fresh(
-        "ncl", "data.name=arrays", "data.paper_mean=0.1,0.2,0.3", "data.paper_std=0.4,0.5,0.6"
-    )
-    extra = partial(paper_measures, published_probe=True)
-    results = evaluate(model, tiny_images(60), tiny_images(50, seed=1), extra=extra)
-    assert results.probe["paper"] == {"acc1": 1.0}
-    assert (
-        called["mean"], called["std"], called["variant"]
-    ) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "cifar")
-    assert (called["seeds"], called["size"]) == ((42, 43, 44), 16)
 
 
 def test_no_labels_and_one_class() -> None:

@@ -18,9 +18,7 @@ from bayesncl.codes.encoders import (
     Request,
     View,
     default_request,
-    find_kind,
     open_encoder,
-    pool,
     same_signature,
     torch_encoder,
 )
@@ -59,12 +57,6 @@ def with_preprocess(value: object) -> Net:
     network = Net()
     network.preprocess = value
     return network
-
-
-def test_kinds() -> None:
-    specs = ("resnet18", "timm:x", "a.onnx", "b/a.ONNX", "m:f", "runs/a", "a.safetensors")
-    kinds = ["timm", "timm", "onnx", "onnx", "module", "run", "run"]
-    assert [find_kind(spec) for spec in specs] == kinds
 
 
 def test_module_is_prepared_like_imagenet_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,19 +158,6 @@ def test_modules_that_are_not_encoders(network: object, monkeypatch: pytest.Monk
         encoder(network, monkeypatch)
 
 
-@pytest.mark.parametrize(
-    ("spec", "keyword"),
-    [
-        ("", "empty"), ("no_such_module:f", "No module named"), ("json:nothing", "nothing"),
-        ("json:dumps", "argument"), ("none.onnx", "no such file"), ("runs/none", "no "),
-        ("none.safetensors", "no "), ("/" + "9" * 5000, "encoder|no "), ("a\0b:c", "made|null|No"),
-    ],
-)  # fmt: skip
-def test_encoders_that_do_not_exist(spec: str, keyword: str) -> None:
-    with pytest.raises(InputError, match=keyword):
-        open_encoder(Request(spec))
-
-
 def test_run_as_encoder(tmp_path: Path) -> None:
     model = build_model(tiny_recipe("ncl"))
     (tmp_path / "model.safetensors").write_bytes(model_bytes(model))
@@ -264,27 +243,11 @@ def test_weights_in_the_cache_need_no_network(timm: StandIn, hub: types.ModuleTy
     assert not notes
 
 
-def test_without_timm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     for act in (lambda: open_encoder(Request("resnet18")), lambda: default_request(print)):
         with pytest.raises(InputError, match="pip install timm"):
             act()
-    # a torchvision built for another torch
-    (tmp_path / "timm.py").write_text("raise RuntimeError('torchvision::nms does not exist')\n")
-    monkeypatch.delitem(sys.modules, "timm")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(InputError, match="nms"):
-        open_encoder(Request("resnet18"))
-
-
-def test_pool() -> None:
-    x = torch.randn(2, 5, 3, 3)
-    assert torch.equal(pool(x), x.mean((2, 3)))
-    assert torch.equal(pool((x[:, :, 0],)), x[:, 0, 0])
-    both = {"last_hidden_state": x, "pooler_output": x[:, :, 0, 0]}
-    assert torch.equal(pool(both), x[:, :, 0, 0])
-    with pytest.raises(InputError, match="NoneType"):
-        pool(None)
 
 
 @pytest.mark.parametrize("mood", ["raises", "rows", "columns", "none"])

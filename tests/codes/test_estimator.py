@@ -262,18 +262,6 @@ def test_pipeline_names_and_pickle() -> None:
     assert bayesncl.ReadableCodes is ReadableCodes
 
 
-def test_pandas_output() -> None:
-    pd = pytest.importorskip("pandas")
-    names = [f"c{i}" for i in range(20)]
-    frame = pd.DataFrame(make_rows(), columns=names, index=range(5, 125))
-    model = make_codes(8, 10).set_output(transform="pandas").fit(frame)
-    out = model.transform(frame)
-    assert list(out.columns) == [f"z{i}" for i in range(8)]
-    assert list(out.index) == list(range(5, 125))
-    assert list(model.feature_names_in_) == names
-    assert not hasattr(model.fit(torch.from_numpy(make_rows()[:, :5])), "feature_names_in_")
-
-
 def test_deprecated_spellings() -> None:
     with pytest.warns(FutureWarning) as warned:
         old = ReadableCodes(dim=8, keep=3)

@@ -8,7 +8,7 @@ import pytest
 from bayesncl.errors import InputError
 from bayesncl.evaluate import measure_features
 from bayesncl.measure.interpretability import DEFINITIONS, interpretability
-from bayesncl.measure.registry import MEASURES, Measure, find, named, register, value
+from bayesncl.measure.registry import MEASURES, Measure, find, named, register
 from bayesncl.measure.result import Result
 from bayesncl.report.tables import render
 
@@ -37,23 +37,6 @@ def test_measures_are_told_apart() -> None:
     assert all(
         find(measure.path(definition)) == (measure, definition) for measure, definition in every
     )
-
-
-def test_values_are_found_by_measure() -> None:
-    result = measure_features(FEATURES, LABELS, dims=(4,))
-    for definition in DEFINITIONS:
-        path = named("consistency").path(definition)
-        assert value(result.to_dict(), path) == getattr(result, definition)["consistency"]
-        measure, said = find(("retrieval", definition, "4", "5"))
-        assert said == definition
-        assert value(
-            result.to_dict(), measure.path(definition)
-        ) == result.retrieval[definition]["4"]["5"]
-    assert value(result.to_dict(), named("probe/fast/acc1").path()) is None
-    assert find(("parameters", "seed")) is None
-    assert named("consistency").title() == "consistency (%)"
-    assert named("l0").text(1234.56) == "1,234.6"
-    assert named("l0").text(None) == "-"
 
 
 def test_a_new_measure_is_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
