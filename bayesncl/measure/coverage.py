@@ -13,7 +13,7 @@ import scipy.sparse as sp
 
 from bayesncl.inputs import Array
 from bayesncl.measure.dimensions import describe
-from bayesncl.measure.rows import as_codes, blocks, column_sums, fired, lengths, unit_codes
+from bayesncl.measure.rows import as_codes, column_sums, fired, lengths, unit_codes
 from bayesncl.measure.topk import strongest_images
 from bayesncl.measure.twins import twin_share
 from bayesncl.method.losses import ACTIVE
@@ -84,7 +84,7 @@ def summary(z: Array, *, seed: int = 0, top: np.ndarray | None = None) -> dict[s
     codes = unit_codes(z)
     n, width = codes.shape
     table, total = describe(codes), column_sums(codes)
-    rows = sum(int((block.abs() > ACTIVE).any(1).sum()) for _, block in blocks(codes))
+    rows = int((np.abs(codes) > ACTIVE).any(1).sum())
     live = width - int(table.dead.sum())
     top = strongest_images(codes, TOP) if top is None else top[:, :TOP]
     images = len(np.unique(top[top >= 0]))

@@ -74,10 +74,8 @@ def sparse_probe(train: tuple[Array, Array], test: tuple[Array, Array]) -> dict[
     chosen = np.argsort(-gap, axis=1, kind="stable")[:, : max(PROBE_DIMS)]  # [C, 4]
     columns, where = np.unique(chosen, return_inverse=True)
     where = where.reshape(chosen.shape)
-    x, x_test = (
-        np.concatenate([block.numpy()[:, columns].T for _, block in blocks(codes)], 1, dtype="f4")
-        for codes in (z, z_test)
-    )  # [used, N]
+    both = (np.ascontiguousarray(codes[:, columns].T, np.float32) for codes in (z, z_test))
+    x, x_test = both  # [used, N]
     scores: dict[int, list[float]] = {k: [] for k in PROBE_DIMS}
     for c, name in enumerate(names.tolist()):
         own, own_test = y == c, truth == name

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_numpy, factorize
 from bayesncl.measure.counts import MIN_SUPPORT, Counts, Labelings, average_precision, count
-from bayesncl.measure.rows import blocks, unit_codes
+from bayesncl.measure.rows import unit_codes
 from bayesncl.method.losses import ACTIVE
 
 OWNED_PRECISION, OWNED_RECALL = 0.5, 0.1  # a dimension with both for a class belongs to that class
@@ -202,9 +201,7 @@ def _gate_columns(
     if np.shape(open) != z.shape:
         raise InputError(f"gates must be {list(z.shape)} like z, got {list(np.shape(open))}")
     open = np.asarray(open, bool)
-    closed = np.zeros(z.shape[1], np.int64)
-    for part, block in blocks(z):
-        closed += ((block.abs() > ACTIVE) & ~torch.from_numpy(open[part])).sum(0).numpy()
+    closed = ((np.abs(z) > ACTIVE) & ~open).sum(0)
     nothing = np.full(len(support), np.nan)
     rate = 100 * np.divide(closed, support, out=nothing, where=support > 0)
     columns = {"open_rate": 100 * open.sum(0) / len(open), "closed_rate": rate}

@@ -19,7 +19,7 @@ from bayesncl.inputs import Array, as_features, as_labels
 from bayesncl.measure import dimensions
 from bayesncl.measure.counts import MIN_SUPPORT, Counts, Labelings, count
 from bayesncl.measure.dimensions import entropy, mean, owned_classes
-from bayesncl.measure.rows import blocks, unit_codes
+from bayesncl.measure.rows import as_tensor, blocks, unit_codes
 from bayesncl.method.losses import ACTIVE
 
 DEFINITIONS = ("paper", "sound")
@@ -219,7 +219,8 @@ def _sound_means(
 def _matching_cuts(unit: np.ndarray) -> dict[int, float]:
     """By L0 the threshold that leaves as many active dimensions per image on average."""
     n = unit.shape[0]
-    size = np.concatenate([s[s > ACTIVE].numpy() for s in (b.abs() for _, b in blocks(unit))])
+    every = as_tensor(unit).abs()
+    size = every[every > ACTIVE].numpy()
     rest = {l0: len(size) - l0 * n for l0 in MATCHED}  # entries up to the cut, unless it has equals
     return {
         l0: float(np.partition(size, many - 1)[many - 1]) if many else ACTIVE

@@ -18,7 +18,7 @@ from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_features, as_labels, as_numpy
 from bayesncl.measure.counts import Labelings
 from bayesncl.measure.neighbors import QUERIES_PER_BLOCK, Rows, search, similarities
-from bayesncl.measure.rows import as_tensor, blocks, column_sums, lengths
+from bayesncl.measure.rows import as_tensor, column_sums, lengths
 from bayesncl.method.losses import unit_rows
 
 KS = (1, 3, 5, 10)
@@ -89,10 +89,7 @@ def prepare(features: np.ndarray, columns: np.ndarray | None = None) -> Tensor:
     if columns is not None:
         features = features[:, columns]
     lengths(features)  # raises for NaN and infinity
-    rows = torch.empty(features.shape, dtype=torch.float64, device=find_device())
-    for part, block in blocks(features):
-        rows[part] = unit_rows(block.to(rows))
-    return rows
+    return unit_rows(as_tensor(features).to(find_device(), torch.float64))
 
 
 def precision(relevance: np.ndarray, ks: Sequence[int]) -> dict[int, float]:

@@ -18,7 +18,6 @@ from bayesncl.inputs import Array, as_features
 from bayesncl.method.losses import ACTIVE, unit_rows
 
 ENTRIES_PER_BLOCK = 2**22  # sums are float32 within a block, float64 over blocks
-CACHED = 2**17  # entries per block where rows do not depend on each other
 UNIT_TOLERANCE = 1e-6  # rows this close to unit length are left unchanged
 
 
@@ -27,9 +26,9 @@ def as_codes(z: Array) -> np.ndarray:
     return as_features(z.toarray() if sp.issparse(z) else z)
 
 
-def blocks(z: np.ndarray, entries: int | None = None) -> Iterator[tuple[slice, Tensor]]:
-    """Slices of rows, and these rows as dense float32 (float64 where the codes are)."""
-    step = max(1, (entries or ENTRIES_PER_BLOCK) // z.shape[1])
+def blocks(z: np.ndarray) -> Iterator[tuple[slice, Tensor]]:
+    """Slices of rows, and these rows as float32 (float64 where the codes are)."""
+    step = max(1, ENTRIES_PER_BLOCK // z.shape[1])
     for start in range(0, z.shape[0], step):
         part = slice(start, min(start + step, z.shape[0]))
         yield part, as_tensor(z[part])
@@ -43,8 +42,7 @@ def as_tensor(rows: np.ndarray) -> Tensor:
 
 def lengths(z: np.ndarray) -> np.ndarray:
     """Length of each row [N]; raises InputError where one is not finite."""
-    parts = [torch.linalg.vector_norm(block, dim=1).numpy() for _, block in blocks(z, CACHED)]
-    length = np.concatenate(parts)
+    length = torch.linalg.vector_norm(as_tensor(z), dim=1).numpy()
     if len(bad := np.flatnonzero(~np.isfinite(length))):
         what = "NaN, infinity or a number whose square is infinite"
         raise InputError(f"features must be finite numbers: row {bad[0]} holds {what}")
@@ -57,16 +55,12 @@ def unit_codes(z: Array) -> np.ndarray:
     length = lengths(z)
     if (np.abs(length - 1)[length > 0] <= UNIT_TOLERANCE).all():
         return z
-    result = np.empty(z.shape, np.float64 if z.dtype == np.float64 else np.float32)
-    for part, block in blocks(z, CACHED):
-        result[part] = unit_rows(block).numpy()
-    return result
+    return unit_rows(as_tensor(z)).numpy()
 
 
 def column_sums(z: Array) -> np.ndarray:
     """Sum of each dimension over the unit-length rows, float64 [D]."""
-    parts = [block.sum(0, dtype=torch.float64) for _, block in blocks(unit_codes(z))]
-    return torch.stack(parts).sum(0).numpy()
+    return np.asarray(unit_codes(z).sum(0, dtype=np.float64))
 
 
 def drop_silent(rows: Tensor) -> Tensor:
@@ -76,8 +70,7 @@ def drop_silent(rows: Tensor) -> Tensor:
 
 def fired(z: Array) -> sp.csr_array:
     """The entries that fire, of rows at unit length, signed, float32."""
-    parts = [sp.csr_array(drop_silent(block).numpy()) for _, block in blocks(unit_codes(z))]
-    return sp.csr_array(sp.vstack(parts, format="csr"))
+    return sp.csr_array(drop_silent(as_tensor(unit_codes(z))).numpy())
 
 
 def column_blocks(z: Array) -> Iterator[tuple[slice, Tensor]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from scipy.optimize import linear_sum_assignment
 
 from bayesncl.errors import InputError
 from bayesncl.inputs import Array
 from bayesncl.measure.dimensions import mean
-from bayesncl.measure.rows import ENTRIES_PER_BLOCK, as_tensor, drop_silent, unit_codes
+from bayesncl.measure.rows import as_tensor, drop_silent, unit_codes
 
 SAME = 0.7  # cosine from which two columns count as the same dimension
 
@@ -23,28 +24,17 @@ def match_columns(a: Array, b: Array) -> tuple[np.ndarray, np.ndarray, list[int]
     a, b = unit_codes(a), unit_codes(b)
     if len(a) != len(b):
         raise InputError(f"codes of {len(a)} and {len(b)} images, expected the same images")
-    cosine, live = _cosines(a, b)
+    both = [drop_silent(as_tensor(each)) for each in (a, b)]
+    squares = [each.square().sum(0, dtype=torch.float64).numpy() for each in both]
+    live = [np.flatnonzero(square > 0) for square in squares]
+    lengths = [np.sqrt(square[on]) for square, on in zip(squares, live)]
+    product = (both[0].T @ both[1]).numpy()[np.ix_(*live)]
+    cosine = (np.abs(product) / lengths[0][:, None] / lengths[1]).astype(np.float32)
     rows, columns = linear_sum_assignment(cosine, maximize=True)
     partner, similarity = np.full(a.shape[1], -1), np.zeros(a.shape[1])
     partner[live[0][rows]] = live[1][columns]
     similarity[live[0][rows]] = cosine[rows, columns]
     return partner, similarity, [len(each) for each in live]
-
-
-def _cosines(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-    """|cosine| between the columns that fire, float32, and the indices of these columns."""
-    product = np.zeros((a.shape[1], b.shape[1]), np.float32)
-    squares = [np.zeros(a.shape[1]), np.zeros(b.shape[1])]
-    step = max(1, ENTRIES_PER_BLOCK // max(a.shape[1], b.shape[1]))
-    for start in range(0, a.shape[0], step):
-        pair = [drop_silent(as_tensor(each[start : start + step])) for each in (a, b)]
-        product += (pair[0].T @ pair[1]).numpy()
-        for square, each in zip(squares, pair):
-            square += each.square().sum(0).numpy()
-    live = [np.flatnonzero(square > 0) for square in squares]
-    lengths = [np.sqrt(square[on]) for square, on in zip(squares, live)]
-    cosine = np.abs(product[np.ix_(*live)]) / lengths[0][:, None] / lengths[1]
-    return cosine.astype(np.float32), live
 
 
 def summary(

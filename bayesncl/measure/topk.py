@@ -132,7 +132,7 @@ def probe(
     deviation = np.sqrt(np.maximum(np.asarray(x.power(2).mean(0)).ravel() - center**2, 0))
     scale = np.divide(1, deviation, out=np.zeros_like(deviation), where=deviation > 0)
     scaled = ((rows @ sp.diags_array(scale)).tocsr() for rows in (x, test.astype(np.float32)))
-    x, x_test = (as_rows(rows) for rows in scaled)
+    x, x_test = scaled if y.device.type == "cpu" else map(as_rows, scaled)
     held_out = max(1, len(order) // 5)
     start = torch.zeros(x.shape[1] + 1, len(names), device=find_device())
     rest, out = ((x[rows], y[rows]) for rows in (slice(held_out, None), slice(held_out)))

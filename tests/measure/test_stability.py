@@ -48,13 +48,6 @@ def test_a_permuted_code_is_the_same_and_dead_columns_have_no_partner() -> None:
     assert figures["unmatched"] == len(live) - 30
 
 
-def test_blocks_of_rows_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    a, b = np.maximum(np.random.default_rng(2).standard_normal((2, 300, 50)) - 2.4, 0)
-    whole = stability.match_columns(a, b)[1]
-    monkeypatch.setattr(stability, "ENTRIES_PER_BLOCK", 50 * 70)
-    np.testing.assert_allclose(stability.match_columns(a, b)[1], whole, atol=1e-5)
-
-
 def test_control_and_empty_codes() -> None:
     rng = np.random.default_rng(3)
     z = np.maximum(rng.standard_normal((100, 8)), 0)
