@@ -62,7 +62,7 @@ def evaluate(
     if plots is not None:
         from bayesncl.report.plots import draw_figures  # imports matplotlib
 
-        for path in draw_figures({result.parameters["recipe"]["name"]: (run, result)}, plots):
+        for path in draw_figures(result.parameters["recipe"]["name"], run, result, plots):
             display.note(f"wrote {path}")
 
 

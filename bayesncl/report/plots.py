@@ -1,6 +1,6 @@
 """Figures of the measures. Each function draws one figure to a PNG, PDF or SVG file.
 
-Runs are given by name, in the order of the legend. No display is needed.
+No display is needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from bayesncl.errors import InputError
 from bayesncl.io import write_saved
 from bayesncl.measure.counts import MIN_SUPPORT
 from bayesncl.measure.result import Result, as_array
@@ -52,81 +51,59 @@ class Curve:
     style: str = "-"
 
 
-def draw_figures(runs: Mapping[str, tuple[Path, Result]], out: Path) -> list[Path]:
-    """Draw every figure that the results allow; `runs` are run folders and results by name."""
-    results = {name: result for name, (_, result) in runs.items()}
-    columns = {
-        name: {key: as_array(values) for key, values in (result.dimensions or {}).items()}
-        for name, result in results.items()
-    }
-    first = next(iter(results.values()))
-    k, classes = first.parameters["retrieval_ks"][-1], first.parameters["classes"]
-    chance = first.chance["retrieval"]["sound"]["all"][str(k)]
-    shares = {name: (c["support"], c["consistency"]) for name, c in columns.items()}
-    entropies = {name: c["entropy_freq"] for name, c in columns.items()}
-    precision = {name: sorted(result.by_dims(k).items()) for name, result in results.items()}
-    thresholds = {name: list(zip(*result.by_threshold())) for name, result in results.items()}
+def draw_figures(name: str, run: Path, result: Result, out: Path) -> list[Path]:
+    """Draw every figure that the results of a run allow."""
+    columns = {key: as_array(values) for key, values in (result.dimensions or {}).items()}
+    k, classes = result.parameters["retrieval_ks"][-1], result.parameters["classes"]
+    chance = result.chance["retrieval"]["sound"]["all"][str(k)]
+    precision = Curve(0, sorted(result.by_dims(k).items()), name)
+    thresholds = Curve(0, list(zip(*result.by_threshold())), name)
     per_image = "active dimensions per image, L0"
     written = [
-        plot_consistency(shares, out / "consistency.png"),
-        plot_entropy(entropies, out / "entropy.png", classes),
+        plot_consistency(columns["support"], columns["consistency"], out / "consistency.png"),
+        plot_entropy(columns["entropy_freq"], out / "entropy.png", classes),
         plot_curves(
-            as_curves(precision), out / "retrieval.png", "dimensions", f"precision@{k} (%)",
-            chance=chance,
+            [precision], out / "retrieval.png", "dimensions", f"precision@{k} (%)", chance=chance
         ),
         plot_curves(
-            as_curves(thresholds), out / "thresholds.png", per_image, "consistency (%)",
-            log=True, descending=True,
+            [thresholds], out / "thresholds.png", per_image, "consistency (%)", log=True,
+            descending=True,
         ),
     ]  # fmt: skip
-    conflict = {}
-    for name, result in results.items():
-        for kind in ("z", "gated") if result.gates else ("gated",):
-            if result.conflict:
-                error = -np.sort(-as_array(result.conflict[kind]["by_dimension"]))
-                title = f"{name}, gated" if kind == "gated" and result.gates else name
-                conflict[f"{title}: {error.sum():.3g} in total"] = list(enumerate(error, 1))
-    if conflict:  # the dimensions of two models do not correspond, so errors are sorted
-        sorted_by = "dimensions, largest error first"
-        where = out / "conflict.png", sorted_by, "background-induced error"
-        written.append(plot_curves(as_curves(conflict), *where))
-    rows = {name: RunFolder(folder).metrics("dynamics") for name, (folder, _) in runs.items()}
-    if any(rows.values()):
-        rows = {name: lines for name, lines in rows.items() if lines}
-        written.append(plot_dynamics(rows, out / "dynamics.png"))
+    if result.conflict:
+        kinds = {"z": name, "gated": f"{name}, gated"} if result.gates else {"gated": name}
+        curves = []
+        for i, (kind, title) in enumerate(kinds.items()):
+            error = -np.sort(-as_array(result.conflict[kind]["by_dimension"]))
+            title = f"{title}: {error.sum():.3g} in total"
+            curves.append(Curve(i, list(enumerate(error, 1)), title))
+        axes = "dimensions, largest error first", "background-induced error"
+        written.append(plot_curves(curves, out / "conflict.png", *axes))
+    if rows := RunFolder(run).metrics("dynamics"):
+        written.append(plot_dynamics({name: rows}, out / "dynamics.png"))
     return written
 
 
-def plot_consistency(runs: Mapping[str, tuple[np.ndarray, np.ndarray]], path: str | Path) -> Path:
+def plot_consistency(support: np.ndarray, consistency: np.ndarray, path: str | Path) -> Path:
     """Consistency [D] (percent) of each live dimension against its support [D]."""
-    figure, axes = _axes(runs, "images a dimension fires on", "consistency (% of the top class)")
-    for i, (name, (support, consistency)) in enumerate(runs.items()):
-        x, y = support[support > 0], consistency[support > 0]
-        axes.scatter(x, y, s=14, **_look(i), alpha=0.6, linewidths=0, label=name)
+    figure, axes = _axes("images a dimension fires on", "consistency (% of the top class)")
+    x, y = support[support > 0], consistency[support > 0]
+    axes.scatter(x, y, s=14, color=_color(0), alpha=0.6, linewidths=0)
     _mark(axes, MIN_SUPPORT, f"support {MIN_SUPPORT}", left=False)
-    _log_scale(axes, np.concatenate([s[s > 0] for s, _ in runs.values()]).tolist())
+    _log_scale(axes, x.tolist())
     axes.set_ylim(0, 103)
-    return _save(figure, path, axes)
+    return _write(figure.savefig, path)
 
 
-def plot_entropy(runs: Mapping[str, np.ndarray], path: str | Path, classes: int) -> Path:
+def plot_entropy(values: np.ndarray, path: str | Path, classes: int) -> Path:
     """Histogram of class entropy [D] (nats) of live dimensions, with log C as a line."""
-    figure, axes = _axes(runs, "class entropy of a dimension (nats)", "dimensions")
+    figure, axes = _axes("class entropy of a dimension (nats)", "dimensions")
     top = np.log(classes)
-    edges = np.linspace(0, top, 31)
-    for i, (name, values) in enumerate(runs.items()):
-        counts = np.histogram(np.clip(values[np.isfinite(values)], 0, top), edges)[0]
-        axes.stairs(counts, edges, color=_color(i), linewidth=1.6, label=name)
-        axes.stairs(counts, edges, color=_color(i), fill=True, alpha=0.12)
+    edges = np.linspace(0, top, 31).tolist()
+    axes.hist(np.clip(values[np.isfinite(values)], 0, top), edges)
     _mark(axes, top, f"log {classes}", left=True)
     axes.set_xlim(0, top * 1.02)
-    axes.set_ylim(bottom=0)
-    return _save(figure, path, axes)
-
-
-def as_curves(runs: Mapping[str, Sequence[tuple[Any, Any]]]) -> list[Curve]:
-    """One curve per run."""
-    return [Curve(i, points, name) for i, (name, points) in enumerate(runs.items())]
+    return _write(figure.savefig, path)
 
 
 def plot_curves(
@@ -134,7 +111,7 @@ def plot_curves(
     descending: bool = False, chance: float | None = None, mark: tuple[float, str] | None = None,
 ) -> Path:  # fmt: skip
     """Curves over a linear or logarithmic x axis, with a chance level and a marked x."""
-    figure, axes = _axes(curves, x, y)
+    figure, axes = _axes(x, y)
     _draw(axes, curves)
     if chance is not None:
         axes.axhline(chance, color="0.4", linestyle=":", linewidth=1, label="labels shuffled")
@@ -150,7 +127,7 @@ def plot_curves(
 
 def plot_dynamics(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path) -> Path:
     """Correlations over epochs from rows of `paper.dynamics`; dotted with shuffled labels."""
-    figure, panels = _panels(runs, 3, (9.0, 3.4))
+    figure, panels = _panels(3, (9.0, 3.4))
     for axes, (key, title) in zip(panels, CORRELATIONS.items()):
         axes.set(title=title, xlabel="epoch", ylim=(-1.05, 1.05))
         axes.axhline(0, color="0.7", linewidth=0.8)
@@ -170,7 +147,7 @@ def plot_tradeoff(
     panels: Mapping[str, Sequence[tuple[Curve, Sequence[float]]]], path: Path
 ) -> Path:
     """Accuracy against consistency: panels by title, each with curves and a value per point."""
-    figure, every = _panels(panels, 2, (9.0, 4.0))
+    figure, every = _panels(2, (9.0, 4.0))
     for axes, (title, curves) in zip(every, panels.items()):
         axes.set(title=title, xlabel="consistency, paper's definition (%)")
         for curve, values in curves:
@@ -189,7 +166,7 @@ def plot_bars(
     groups: Sequence[str], path: Path,
 ) -> Path:  # fmt: skip
     """Bars with their spread: panels by title, in each a value per method and group, or None."""
-    figure, every = _panels(panels, len(panels), (2.4 * len(panels), 2.8), share_y=False)
+    figure, every = _panels(len(panels), (2.4 * len(panels), 2.8), share_y=False)
     for axes, (title, methods) in zip(every, panels.items()):
         axes.set(title=title, xticks=range(len(groups)), xticklabels=groups)
         for i, (name, values) in enumerate(methods.items()):
@@ -220,17 +197,15 @@ def plot_sheet(rows: Mapping[str, Sequence[np.ndarray]], path: Path) -> Path:
 
 
 def _panels(
-    runs: Any, count: int, size: tuple[float, float], share_y: bool = True
+    count: int, size: tuple[float, float], share_y: bool = True
 ) -> tuple[Figure, Sequence[Axes]]:
-    if not runs:
-        raise InputError("nothing to plot: no runs were given")
     with rc_context(STYLE):
         figure = Figure(figsize=size)
         return figure, figure.subplots(1, count, sharey=share_y, squeeze=False)[0]
 
 
-def _axes(runs: Any, x: str, y: str) -> tuple[Figure, Axes]:
-    figure, (axes,) = _panels(runs, 1, (6.0, 4.0))
+def _axes(x: str, y: str) -> tuple[Figure, Axes]:
+    figure, (axes,) = _panels(1, (6.0, 4.0))
     axes.set(xlabel=x, ylabel=y)
     return figure, axes
 
@@ -257,18 +232,15 @@ def _mark(axes: Axes, x: float, text: str, left: bool) -> None:
 def _draw(axes: Axes, curves: Sequence[Curve]) -> None:
     for curve in curves:
         x, y = zip(*curve.points) if curve.points else ((), ())
-        look: dict[str, Any] = _look(curve.color)
-        look |= {"markersize": 3 if curve.style == "--" else 6 * (len(x) <= MAX_MARKERS)}
+        look: dict[str, Any] = {"color": _color(curve.color)}
+        look["marker"] = MARKERS[curve.color % len(MARKERS)]
+        look["markersize"] = 3 if curve.style == "--" else 6 * (len(x) <= MAX_MARKERS)
         look["markerfacecolor"] = "white" if curve.style == ":" else look["color"]
         axes.plot(x, y, linewidth=1.5, linestyle=curve.style, label=curve.name, **look)
 
 
 def _color(i: int) -> str:
     return COLORS[i % len(COLORS)]
-
-
-def _look(i: int) -> dict[str, Any]:
-    return {"color": _color(i), "marker": MARKERS[i % len(MARKERS)]}
 
 
 def _save(figure: Figure, path: str | Path, axes: Axes, most: int = 3) -> Path:
