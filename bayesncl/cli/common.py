@@ -38,6 +38,19 @@ def out_file(metavar: str, help: str, *names: str) -> Any:
     return opt(metavar, help, *names, callback=check_output_file)
 
 
+def out_table(help: str, *names: str) -> Any:
+    """An option for a table to write, .csv or .parquet, checked before the work starts."""
+
+    def check(path: Path | None) -> Path | None:
+        if path is not None:
+            from bayesncl.codes.table import check_table
+
+            check_table(path)
+        return check_output_file(path)
+
+    return opt("FILE", help, *names, callback=check)
+
+
 def out_folder(help: str, *names: str) -> Any:
     """An option for a folder to write, checked before the work starts."""
     return opt("DIR", help, *names, callback=check_output_folder)

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 from bayesncl.cli import common
-from bayesncl.cli.common import arg, flag, opt, out_file
+from bayesncl.cli.common import arg, flag, opt, out_table
 from bayesncl.errors import InputError, printable
 
 Codes = Annotated[Path, arg("CODES", "A folder from `bayesncl fit`.")]
-Out = Annotated[Path | None, out_file("FILE", "Write the table (.csv, .parquet).", "-o", "--out")]
+Out = Annotated[Path | None, out_table("Write the table (.csv, .parquet).", "-o", "--out")]
 
 
 def audit(
@@ -25,14 +25,11 @@ def audit(
     display = common.open_display(quiet)
     from bayesncl.codes.folder import CodesFolder
     from bayesncl.jobs.audit import Finding, audit_folder, summarize
-    from bayesncl.jobs.table import check_table, write_table
+    from bayesncl.jobs.table import write_table
 
-    if out is not None:
-        check_table(out)
     display.busy("comparing images")
     found = audit_folder(CodesFolder(codes), near=near, device=device)
-    if out is not None:
-        write_table(out, found, Finding._fields)
+    write_table(out, found, Finding._fields)
     display.close()
     print(summarize(found, n))
 
@@ -54,16 +51,13 @@ def find(
     from bayesncl.codes.folder import CodesFolder
     from bayesncl.device import find_device
     from bayesncl.jobs.find import Match, find_images
-    from bayesncl.jobs.table import check_table, write_table
+    from bayesncl.jobs.table import write_table
 
-    if out is not None:
-        check_table(out)
     found = find_images(
         CodesFolder(codes), photo, name or (), without or (), n=n, names=names,
         device=str(find_device(device)), encoder=encoder,
     )  # fmt: skip
-    if out is not None:
-        write_table(out, found, Match._fields)
+    write_table(out, found, Match._fields)
     display.close()
     for match in found:
         print(f"{match.score:6.3f}  {printable(match.label, 24):24}  {printable(match.image, 200)}")
@@ -84,14 +78,11 @@ def compare(
     from bayesncl.device import find_device
     from bayesncl.jobs.compare import Novel, summarize
     from bayesncl.jobs.compare import compare as compare_images
-    from bayesncl.jobs.table import check_table, write_table
+    from bayesncl.jobs.table import write_table
 
-    if out is not None:
-        check_table(out)
     model = CodesFolder(codes).model(find_device(device), encoder)
     found = compare_images(model, images, display.count)
-    if out is not None:
-        write_table(out, found.images, Novel._fields)
+    write_table(out, found.images, Novel._fields)
     display.close()
     print(summarize(found, n))
 
@@ -113,16 +104,13 @@ def explain(
     display = common.open_display(quiet)
     from bayesncl.codes.folder import CodesFolder
     from bayesncl.jobs import explain as job
-    from bayesncl.jobs.table import check_table, write_table
+    from bayesncl.jobs.table import write_table
 
-    if out is not None:
-        check_table(out)
     display.busy("fitting classifiers")
     folder = CodesFolder(codes)
     found, z, rows = job.explain_folder(folder, labels, groups, without or ())
     row = None if image is None else job.find_image(rows, image)
-    if out is not None:
-        write_table(out, found.weights, job.Weight._fields)
+    write_table(out, found.weights, job.Weight._fields)
     job.save(folder, found)
     display.close()
     print(job.summarize(found, n) if row is None else job.explain_image(found, z[row], 2 * n))

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from bayesncl.codes import table
-from bayesncl.codes.table import check_table
-
-__all__ = ["check_table", "write_table"]
 
 
-def write_table(path: Path, rows: Sequence[Any], fields: Sequence[str]) -> None:
-    """Write named tuples with these fields, texts and numbers."""
-    table.write_table(path, {field: [row[i] for row in rows] for i, field in enumerate(fields)})
+def write_table(path: Path | None, rows: Sequence[Any], fields: Sequence[str]) -> None:
+    """Write named tuples with these fields, texts and numbers; nothing without a path."""
+    if path is not None:
+        columns = {field: [row[i] for row in rows] for i, field in enumerate(fields)}
+        table.write_table(path, columns)

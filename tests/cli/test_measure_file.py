@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from bayesncl import evaluate as module
 from bayesncl.data.images import spread_evenly
@@ -70,21 +69,6 @@ def test_result_is_the_functions_by_name(npz: Path) -> None:
     assert measure_file(npz) == result
 
 
-def test_storage_does_not_matter(npz: Path, tmp_path: Path) -> None:
-    expected = plain(measure_file(npz))
-    np.savez_compressed(tmp_path / "packed.npz", z=FEATURES, y=LABELS)
-    np.savez(tmp_path / "fortran.npz", z=np.asfortranarray(FEATURES), y=LABELS.astype(float))
-    np.savez(tmp_path / "words.npz", z=FEATURES, y=np.array(["ant", "bee", "cow", "dog"])[LABELS])
-    np.savez(tmp_path / "offset.npz", z=FEATURES, y=LABELS * 3 - 5)
-    np.save(tmp_path / "z.npy", FEATURES)
-    np.save(tmp_path / "y.npy", LABELS)
-    for name in ("packed.npz", "fortran.npz", "words.npz", "offset.npz", "z.npy"):
-        assert plain(measure_file(tmp_path / name)) == expected, name
-    np.savez(tmp_path / "unlabeled.npz", z=FEATURES)
-    assert plain(measure_file(tmp_path / "unlabeled.npz", tmp_path / "y.npy")) == expected
-    assert plain(measure_features(torch.from_numpy(FEATURES), torch.from_numpy(LABELS))) == expected
-
-
 def test_without_labels(npz: Path, tmp_path: Path) -> None:
     """What can be said without them; a second encoder tells what is alike."""
     np.savez(tmp_path / "z.npz", z=FEATURES)
@@ -97,18 +81,6 @@ def test_without_labels(npz: Path, tmp_path: Path) -> None:
     judged = measure_file(tmp_path / "z.npz", None, tmp_path / "e.npy")
     assert judged.labelfree["by"] == "a second encoder"
     assert judged.readable["count"] > judged.chance["readable"]["count"]
-
-
-def test_names_that_fit_takes_will_do(npz: Path, tmp_path: Path) -> None:
-    np.savez(tmp_path / "other.npz", embeddings=FEATURES, labels=LABELS.astype(float))
-    np.savez(tmp_path / "alone.npz", vectors=FEATURES)
-    (tmp_path / "y.csv").write_text("label\n" + "".join(f"{y}\n" for y in LABELS))
-    expected = measure_file(npz).sound
-    assert measure_file(tmp_path / "other.npz").sound == expected
-    assert measure_file(tmp_path / "alone.npz", tmp_path / "y.csv").sound == expected
-    np.savez(tmp_path / "some.npz", z=FEATURES, y=np.where(LABELS, LABELS, np.nan))
-    with pytest.warns(UserWarning, match=f"{(LABELS == 0).sum()} of 120 rows have no label"):
-        assert measure_file(tmp_path / "some.npz").sound is None
 
 
 def test_what_else_a_file_may_hold(tmp_path: Path) -> None:

@@ -14,9 +14,7 @@ from torch.nn import functional as F
 
 import bayesncl
 from bayesncl.errors import InputError
-from bayesncl.method.gates import GATES, GateKind, logistic_noise, published_noise
-from bayesncl.method.heads import Projector
-from bayesncl.recipes import Gate, Model, Objective
+from bayesncl.method.gates import logistic_noise, published_noise
 
 Z = torch.randn(7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 WEIGHT = torch.randn(7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -83,21 +81,6 @@ def test_gumbel_gates(
     torch.testing.assert_close(found, WEIGHT * soft * (1 - soft) / 0.5)
     ends = torch.tensor([0.0, 1 - 2**-24], dtype=torch.float32)
     assert noise(ends).isfinite().all()
-
-
-def test_a_registered_kind_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its noise in training and without in evaluation."""
-    with pytest.raises(InputError, match="gumbel-paper"):
-        bayesncl.open_gates(Z, "hard")
-    monkeypatch.setitem(GATES, "ste", GateKind("ste", lambda u: -9 * u))
-    ones = torch.ones(2, 3)
-    assert bayesncl.open_gates(ones, "ste", uniform=0.9 * ones).eq(0).all()
-    head = Projector(5, Model(dim=3, hidden=4), Gate(), Objective())
-    h = torch.rand(2, 5, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        head.gate[-1].bias.fill_(5.0)  # type: ignore[index]
-    assert head.train()(h, 0.99 * ones).mask.eq(0).all()
-    assert head.eval()(h, 0.99 * ones).mask.eq(1).all()
 
 
 @pytest.mark.parametrize("prior", [0.001, 0.1, 0.5, 0.8])

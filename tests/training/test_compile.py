@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -15,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from bayesncl import train
 from bayesncl.method import lars
@@ -26,8 +23,6 @@ from bayesncl.training import compile, loop
 from bayesncl.training.compile import (
     Parts,
     find_lost_gradients,
-    keep_compiled,
-    momenta,
     unchanged,
 )  # fmt: skip
 from bayesncl.training.loader import batches
@@ -145,20 +140,6 @@ def test_another_seed_compiles_the_same_graphs() -> None:
     assert not any("autocast" in graph for graph in graphs[0])
 
 
-def test_compiled_code_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-    for name in names:
-        monkeypatch.setenv(name, "elsewhere")
-    keep_compiled()
-    assert [os.environ[name] for name in names] == ["elsewhere"] * 2  # the user's choice
-    for name in names:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("BAYESNCL_CACHE", str(tmp_path / "cache"))
-    keep_compiled()
-    kept = tmp_path / "cache" / "compiled" / platform.node()
-    assert cache_dir() == str(kept) and os.environ["TRITON_CACHE_DIR"] == str(kept / "triton")
-
-
 def test_lost_gradients_are_found() -> None:
     model, batch = training_model(tiny_recipe()), first_batch()
     assert model.gate is not None
@@ -188,33 +169,6 @@ def test_lost_gradients_are_found() -> None:
     hook = weight.register_hook(lambda g: 1e-9 * g)  # rounding errors only
     assert find_lost_gradients(model, backward) == []
     hook.remove()
-
-
-def test_a_gradient_that_is_zero_at_first_is_not_lost() -> None:
-    """With gains of zero, the weights before them receive a gradient only from step two on."""
-    model, batch = training_model(tiny_recipe("ncl", "model.backbone=resnet18")), first_batch()
-    for block in model.backbone.blocks:  # type: ignore[union-attr]
-        torch.nn.init.zeros_(block.bn2.weight)
-    optimizer = make_optimizer(model, CPU)
-    for group in optimizer.param_groups:
-        group["lr"].fill_(0.1)
-
-    def backward() -> None:
-        forward(model, batch, EAGER)[0].backward()
-
-    def body() -> None:
-        optimizer.zero_grad()
-        backward()
-        optimizer.step()
-
-    state = [*model.state_dict().values(), *momenta(optimizer)]
-    before = [tensor.clone() for tensor in state]
-    with unchanged(state):
-        body()
-    assert all(torch.equal(tensor, value) for tensor, value in zip(state, before))
-    assert find_lost_gradients(model, backward) == []
-    body()
-    assert find_lost_gradients(model, backward) != []  # hence the state is restored first
 
 
 def test_rehearsal_and_recording_leave_no_trace(
