@@ -104,7 +104,8 @@ def codes_of(
         labels = None
         if rows.labels is not None and classes:
             labels = [classes[label] for label in rows.labels]
-        return _transform(model, model.folder.embeddings(), rows.names, labels, n_active)
+        names = [printable(name, PATH_LENGTH) for name in rows.names]
+        return _transform(model, model.folder.embeddings(), names, labels, n_active)
     if source.suffix.lower() in ENDINGS and source.is_file():
         return _array_codes(model, source, n_active)
     return _photo_codes(model, source, n_active, progress)

@@ -129,7 +129,7 @@ def fit(
         folder.neighbors_file.unlink(missing_ok=True)
     display.close()
     judged = f"{rows.held:,} held-out rows" if rows.held else f"the same {len(rows):,} rows"
-    what = f"{codes.n_components_:,} dimensions by {codes.method}"
+    what = f"{plural(codes.n_components_, 'dimension')} by {codes.method}"
     took = duration(time.perf_counter() - began)
     lines = [f"{out}: {what} in {took}; judged by {judged}:", *headlines(found)]
     print("\n".join(lines), flush=True)
@@ -290,7 +290,7 @@ def read_array(
     )
     classes = plural(len(rows.class_names), "class") if rows.class_names else "no classes"
     held = f"; {rows.held:,} held out to judge by" if rows.held else ""
-    display.note(f"{n:,} rows of {z.shape[1]:,} numbers; {classes}{held}")
+    display.note(f"{n:,} rows of {plural(z.shape[1], 'number')}; {classes}{held}")
     images = None if options.images is None else folder.relative(options.images)
     about = About("array", folder.relative(source), images)
     return Material(about, rows, checked_blocks(z, order), z.shape[1])

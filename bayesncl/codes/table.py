@@ -25,6 +25,7 @@ def check_table(path: Path) -> None:
 
 def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
     """Write columns of texts and numbers by heading."""
+    columns = {heading: list(map(_encodable, values)) for heading, values in columns.items()}
     if path.suffix == ".parquet":
         pyarrow, buffer = import_pyarrow(), io.BytesIO()
         pyarrow.parquet.write_table(pyarrow.table(dict(columns)), buffer)
@@ -34,6 +35,11 @@ def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
     for row in (columns, *zip(*columns.values())):
         writer.writerow(map(_cell, row))
     write_atomic(path, text.getvalue())
+
+
+def _encodable(value: Any) -> Any:
+    r"""A name of a file that is not UTF-8 is written with escapes such as \udcff."""
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
 
 
 def _cell(value: Any) -> Any:

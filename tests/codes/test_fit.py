@@ -171,6 +171,22 @@ def test_fresh_embeds_again(run, tmp_path: Path, embedded: list[str]) -> None:
     assert run(*command).status == 0 and not embedded
 
 
+def test_odd_names_of_photos_are_written_alike(run, tmp_path: Path) -> None:
+    """Not UTF-8, several lines, a backslash: by fitted rows and by photos, in every table."""
+    pictures = draw_folder(tmp_path / "p", classes=())
+    for i, name in enumerate((b"\xff.png", b"two\nlines.png", b"back\\slash.png")):
+        os.rename(pictures / f"{i:02}.png", pictures / os.fsdecode(name))
+    assert run("fit", "p", "-o", "codes", *FIT).status == 0
+    for ending in ("csv", "parquet", "npz", "jsonl"):
+        for given in ((), ("p", "--encoder", NET)):
+            words = ("embed", "codes", *given, "-o", f"{len(given)}.{ending}", "--quiet")
+            assert run(*words).status == 0
+    names = [list(read_embeddings(Path(f"{n}.{e}"))[1]) for n in (0, 3) for e in ("csv", "npz")]
+    assert all(each == names[0] for each in names) and "\\udcff.png" in names[0]
+    assert run("find", "codes", "p/05.png", "--encoder", NET, "-o", "f.csv", "--quiet").status == 0
+    assert "\\udcff.png" in Path("f.csv").read_text()
+
+
 def test_quiet_prints_the_verdict_alone(run, tmp_path: Path) -> None:
     draw_folder(tmp_path / "p")
     answer = run("fit", "p", "-o", "codes", "--encoder", NET, COMPONENTS, "4", "--quiet")
