@@ -149,6 +149,8 @@ def measure_codes(
     if (second := backgrounds_of(here, rows, chosen)) is not None:
         factors.setdefault("background", second)
     given["factors"] = join_factors(labels, factors)
+    if len(np.unique(codes.groups_)) > 1:
+        given["groups"] = codes.groups_
     result = measure_features(z, labels, **options, **given)
     source: Tree = {"codes": str(folder), "identity": about.identity, "method": codes.method}
     source["judged_by"] = "held out" if rows.held else "fitted on"

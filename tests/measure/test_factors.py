@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from bayesncl.codes.estimator import ReadableCodes
 from bayesncl.codes.fit import judged_rows
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.data import load
@@ -226,6 +227,14 @@ def test_codes_of_a_run_bring_the_background(run, trained: Path) -> None:
     Path("odd.csv").write_text("\n".join(["name,label", *odd]))
     result = measure_codes(Path("codes"), {"odd": Path("odd.csv")})
     assert set(result.factors["each"]) == {"odd", "background"}
+
+
+def test_codes_in_groups_are_compared(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save("x.npy", RNG.normal(size=(80, 6)))
+    assert run("fit", "x.npy", "-o", "codes", "--components", "4", "--quiet").status == 0
+    assert "groups" not in measure_codes(Path("codes")).independence
+    monkeypatch.setattr(ReadableCodes, "groups_", np.array([0, 1, 1, 1]))
+    assert 0 < measure_codes(Path("codes")).independence["groups"] < 1
 
 
 def test_an_array_file_may_mark_its_test_rows(run, tmp_path: Path) -> None:
