@@ -122,7 +122,7 @@ def read_factors(
 
 
 def backgrounds_of(folder: CodesFolder, rows: Rows, chosen: np.ndarray) -> np.ndarray | None:
-    """The second label [n] of the chosen rows of a run's codes; None where there is none."""
+    """The background [n] of the chosen rows of a run's codes, by name; None without any."""
     about = folder.about()
     if about.kind != "run":
         return None
@@ -130,9 +130,11 @@ def backgrounds_of(folder: CodesFolder, rows: Rows, chosen: np.ndarray) -> np.nd
     if not DATASETS[recipe.data.name].second_label:
         return None
     keys = [rows.names[i].split("/") for i in chosen]  # such as test/17
-    loaded = {split: load_split(recipe.data, split).backgrounds for split in dict(keys)}
-    known = {split: values for split, values in loaded.items() if values is not None}
-    return np.array([known[split][int(i)] for split, i in keys])
+    images = {split: load_split(recipe.data, split) for split in dict(keys)}
+    named: dict[str, Any] = {
+        split: np.array(each.background_names)[each.backgrounds] for split, each in images.items()
+    }
+    return np.array([named[split][int(i)] for split, i in keys])
 
 
 def measure_codes(

@@ -138,9 +138,9 @@ def explain(
     if second is not None:
         some = np.random.default_rng(seed).permutation(n)[:MAX_ROWS]
         (index, values), own = as_labels(second, n), as_labels(y, n)[0]
-        auc, error = average_auc(z[some], index[some], own[some])
-        strongest = values[auc.argmax(0)]
-        related = [str(g) if on else "" for g, on in zip(strongest, beyond_luck(auc, error))]
+        found_auc = average_auc(z[some], index[some], own[some])
+        strongest = values[found_auc.auc.argmax(0)]
+        related = [str(g) if on else "" for g, on in zip(strongest, beyond_luck(found_auc))]
     titles = [f"z{k}" for k in range(width)] if names is None else list(names)
     sizes = int((~test).sum()), int(test.sum())
     chance = expected_chance(predicted[:, None], y[test])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import norm, rankdata
@@ -33,12 +33,19 @@ LASSO_STEPS = 300
 MAX_ROWS = 10_000  # drawn at random, for all but retrieval
 
 
-def class_auc(z: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """AUC of each dimension for each class against the rest, and its standard error, [C, D].
+class Auc(NamedTuple):
+    """AUC of each dimension for each class against the rest, [C, D]."""
+
+    auc: np.ndarray
+    error: np.ndarray  # standard error for labels unrelated to the dimension
+    single: np.ndarray  # what one image can add at most
+
+
+def class_auc(z: np.ndarray, labels: np.ndarray) -> Auc:
+    """AUC of each dimension for each class against the rest.
 
     Pairs of images with equal values are left out: a dimension that is 0 on most images is judged
-    by those it fires on. Without ties this is the usual AUC. The standard error is that of labels
-    unrelated to the dimension. A constant dimension has AUC 0.5 and error 0.
+    by those it fires on. Without ties this is the usual AUC. A constant dimension has AUC 0.5.
     """
     n, classes = len(labels), int(labels.max()) + 1
     inside = np.bincount(labels, minlength=classes)[:, None].astype(float)  # [C, 1]
@@ -58,9 +65,8 @@ def class_auc(z: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray
             cubes[j] = (size.astype(float) ** 3 - size).sum()
     variance = inside * (n - inside) / 12 * (n + 1 - cubes / (n * (n - 1)))
     known = pairs > 0
-    auc = 0.5 + np.divide(excess, pairs, out=np.zeros_like(pairs), where=known)
-    error = np.sqrt(np.maximum(variance, 0))
-    return auc, np.divide(error, pairs, out=np.zeros_like(pairs), where=known)
+    counted = np.where(known, pairs, np.inf)
+    return Auc(0.5 + excess / counted, np.sqrt(np.maximum(variance, 0)) / counted, n / 2 / counted)
 
 
 def about(z: np.ndarray, labels: np.ndarray, within: np.ndarray | None = None) -> np.ndarray:
@@ -71,32 +77,34 @@ def about(z: np.ndarray, labels: np.ndarray, within: np.ndarray | None = None) -
     labels of another factor that is tied to this one: only images that share it are compared, and
     AUCs are averaged over its classes, weighted by 1 / error^2.
     """
-    found = class_auc(z, labels) if within is None else average_auc(z, labels, within)
-    return beyond_luck(*found)
+    return beyond_luck(class_auc(z, labels) if within is None else average_auc(z, labels, within))
 
 
-def beyond_luck(auc: np.ndarray, error: np.ndarray) -> np.ndarray:
-    """Which dimensions are about a factor, bool [D], by AUCs and errors [C, D]; see `about`."""
-    classes = len(auc) if len(auc) > 2 else 1  # of two classes, one says it all
-    luck = norm.isf(CHANCE / (2 * classes)) * error
-    return np.asarray((np.abs(auc - 0.5) > np.maximum(MIN_DISTANCE, luck)).any(0))
+def beyond_luck(found: Auc) -> np.ndarray:
+    """Which dimensions are about a factor, bool [D]; see `about`.
+
+    The normal quantile alone is too low where a dimension fires on few images: one image of a rare
+    class is many standard errors. So what a single image can add does not count.
+    """
+    classes = len(found.auc) if len(found.auc) > 2 else 1  # of two classes, one says it all
+    luck = norm.isf(CHANCE / (2 * classes)) * found.error + found.single
+    return np.asarray((np.abs(found.auc - 0.5) > np.maximum(MIN_DISTANCE, luck)).any(0))
 
 
-def average_auc(
-    z: np.ndarray, labels: np.ndarray, within: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def average_auc(z: np.ndarray, labels: np.ndarray, within: np.ndarray) -> Auc:
     """`class_auc` over the images of each class of `within`, averaged by precision."""
     classes = int(labels.max()) + 1
-    total, weights = np.zeros((2, classes, z.shape[1]))
+    total, weights, single = np.zeros((3, classes, z.shape[1]))
     for c in np.unique(within):
         rows = within == c
-        auc, error = class_auc(z[rows], labels[rows])
-        precision = np.divide(1, error**2, out=np.zeros_like(error), where=error > 0)
-        total[: len(auc)] += precision * (auc - 0.5)
-        weights[: len(auc)] += precision
-    known = weights > 0
-    auc = 0.5 + np.divide(total, weights, out=np.zeros_like(total), where=known)
-    return auc, np.sqrt(np.divide(1, weights, out=np.zeros_like(weights), where=known))
+        found = class_auc(z[rows], labels[rows])
+        here = slice(len(found.auc))
+        precision = np.where(found.error > 0, 1 / np.maximum(found.error, 1e-12) ** 2, 0)
+        total[here] += precision * (found.auc - 0.5)
+        weights[here] += precision
+        single[here] = np.maximum(single[here], precision * found.single)
+    counted = np.where(weights > 0, weights, np.inf)
+    return Auc(0.5 + total / counted, 1 / np.sqrt(counted), single / counted)
 
 
 def importances(

@@ -52,7 +52,7 @@ def test_auc_equals_counting_untied_pairs(sparse: bool) -> None:
     z = RNG.normal(size=(40, 5)) + (y[:, None] == 1)
     z = np.maximum(np.round(z, 1), 0.5) - 0.5 if sparse else z
     z[:, 4] = 2
-    auc, _ = class_auc(z, y)
+    auc = class_auc(z, y).auc
     expected = [[slow_auc(z[:, j], y == c) for j in range(5)] for c in range(3)]
     np.testing.assert_allclose(auc, expected, atol=1e-12)
 
@@ -61,8 +61,8 @@ def test_auc_equals_counting_untied_pairs(sparse: bool) -> None:
 def test_error_is_the_spread_over_shuffled_labels(firing: float) -> None:
     y = np.repeat([0, 1, 1, 1], 50)
     z = RNG.random((200, 1)) * (RNG.random((200, 1)) < firing)
-    found = [class_auc(z, RNG.permutation(y))[0][0, 0] for _ in range(2000)]
-    assert class_auc(z, y)[1][0, 0] == pytest.approx(np.std(found), rel=0.1)
+    found = [class_auc(z, RNG.permutation(y)).auc[0, 0] for _ in range(2000)]
+    assert class_auc(z, y).error[0, 0] == pytest.approx(np.std(found), rel=0.1)
 
 
 def test_about_needs_a_distance_beyond_luck() -> None:
@@ -74,8 +74,10 @@ def test_about_needs_a_distance_beyond_luck() -> None:
     assert norm.cdf(0.2 / math.sqrt(2)) - 0.5 < module.MIN_DISTANCE
     rare = np.arange(300) // 5  # 60 classes of 5 images: any dimension is far from 0.5 for some
     z = RNG.normal(size=(300, 400))
-    assert (np.abs(class_auc(z, rare)[0] - 0.5) > module.MIN_DISTANCE).any(0).all()
+    assert (np.abs(class_auc(z, rare).auc - 0.5) > module.MIN_DISTANCE).any(0).all()
     assert about(z, rare).mean() < 0.1
+    few = z * (RNG.random(z.shape) < 0.05)  # fires on 15 images: one of a class is many errors
+    assert about(few, rare).mean() < 0.1
 
 
 def test_a_dimension_that_fires_rarely_is_judged_by_where_it_fires() -> None:
@@ -219,7 +221,8 @@ def test_codes_of_a_run_bring_the_background(run, trained: Path) -> None:
     rows = folder.rows()
     test = load(RunFolder(trained).recipe().data, "test")
     chosen = judged_rows(rows)
-    np.testing.assert_array_equal(backgrounds_of(folder, rows, chosen), test.backgrounds)
+    names = np.array(test.background_names)[test.backgrounds]
+    np.testing.assert_array_equal(backgrounds_of(folder, rows, chosen), names)
     result = measure_codes(Path("codes"))
     assert set(result.factors["each"]) == {"class", "background"}
     assert set(result.control["factors"]["each"]) == {"class", "background"}
