@@ -9,7 +9,15 @@ import shutil
 from importlib import resources
 from pathlib import Path
 
-from bayesncl.atlas.page_data import AtlasRun, prepare, write_images, write_matches, write_run
+from bayesncl.atlas.page_data import (
+    AtlasRun,
+    ToCheck,
+    prepare,
+    write_findings,
+    write_images,
+    write_matches,
+    write_run,
+)
 from bayesncl.atlas.pictures import Photos
 from bayesncl.atlas.ranking import number_labels
 from bayesncl.data.images import Images
@@ -18,17 +26,19 @@ from bayesncl.io import check_output_folder, temporary_beside
 
 MARKER = "atlas.json"  # a folder with this file is an atlas and may be replaced
 MAX_RUNS = 8
-GENERATED = (MARKER, "index.html", "atlas.css", "atlas.js", "data", "sprites", "large", "cover")
+GENERATED = (MARKER, "index.html", "atlas.css", "atlas.js", "data", "sprites", "large", "cover",
+             "check")  # fmt: skip
 SCRIPTS = (
     "data", "dom", "store", "names", "sprites", "heat", "charts", "map", "parts", "overview",
     "dimension", "list", "image", "pair", "compare", "class", "gallery", "quiz", "explain",
-    "search", "main",
+    "check", "find", "search", "main",
 )  # fmt: skip
 
 
 def build_atlas(
-    out: Path, runs: list[AtlasRun], images: Images | Photos, title: str = "Atlas"
-) -> Path:
+    out: Path, runs: list[AtlasRun], images: Images | Photos, title: str = "Atlas",
+    check: ToCheck | None = None,
+) -> Path:  # fmt: skip
     """Write the atlas of one to eight runs on the same images.
 
     The folder appears complete or not at all. An existing atlas is replaced, but files that people
@@ -40,6 +50,7 @@ def build_atlas(
     runs : the features of each run.
     images : pixels (`Images`) or image files (`Photos`), with or without labels.
     title : heading of the page.
+    check : findings of an audit, for the page "To check".
 
     Returns
     -------
@@ -59,7 +70,11 @@ def build_atlas(
             shown += write_run(new, f"run{r}", run, labels, backgrounds)
             if r:
                 write_matches(new, f"compare-{r}", runs[0].z, run.z)
-        write_images(new, images, labels, backgrounds, runs, title, shown)
+        pages = []
+        if check is not None:
+            write_findings(new, check, images)
+            pages.append("check")
+        write_images(new, images, labels, backgrounds, runs, title, shown, pages)
         marker = {"format": 2, "title": title, "runs": [run.name for run in runs]}
         (new / MARKER).write_text(json.dumps(marker))
         _replace(out, new)

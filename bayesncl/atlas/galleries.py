@@ -38,7 +38,7 @@ def galleries(
         for k in order[:rows]:
             firing = index[k, :columns][value[k, :columns] > 0]
             pictures = read_pictures(images, firing, height, width)
-            sheet[_caption(int(k), dims, names)] = list(pictures.transpose(0, 3, 1, 2))
+            sheet[_caption(int(k), dims, names)] = [x.transpose(2, 0, 1) for x in pictures]
         if sheet:
             files.append(plot_sheet(sheet, Path(out_dir) / f"{name}.png"))
     return files

@@ -12,11 +12,27 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from bayesncl.atlas.pictures import Photos, large_side, picture_size, thumbnail_side, write_sprites
-from bayesncl.atlas.ranking import Labels, clarity, mixed_dimensions, pick_diverse, prominent_class
+from bayesncl.atlas.pictures import (
+    Photos,
+    large_side,
+    photo_root,
+    picture_size,
+    thumbnail_side,
+    write_sprites,
+)
+from bayesncl.atlas.ranking import (
+    Labels,
+    clarity,
+    fold_twins,
+    mixed_dimensions,
+    pick_diverse,
+    prominent_class,
+)
 from bayesncl.codes.heat import Heatmaps
+from bayesncl.codes.names import Annotations, names_tree
 from bayesncl.data.images import Images, spread_evenly
 from bayesncl.errors import InputError
+from bayesncl.jobs.audit import Finding
 from bayesncl.measure.dimensions import describe, mean, most_suppressed
 from bayesncl.measure.labelfree import draw_trials
 from bayesncl.measure.rows import fired
@@ -40,6 +56,7 @@ FEATURES_PER_RUN = 1_280_000  # stored, divided among the images; at least 64 pe
 DIMS_PER_FILE, IMAGES_PER_FILE = 128, 500
 GALLERY_DIMS = 24
 QUIZ_DIMS, QUIZ_TRIALS = 1024, 2  # dimensions in the quiz, questions for each
+CHECK_SIDE = 224  # pixels, of a picture to check
 OVERVIEW_STRIPS, OVERVIEW_MAP = 24, 64  # dimensions whose images the overview shows
 OVERVIEW_IMAGES = 512  # on a sheet of their own, in an atlas of more than 1,000 images
 
@@ -62,6 +79,8 @@ class AtlasRun:
     heat : maps of where in an image a dimension fires, or the reason why there are none.
     verdict : pairs of a line and how it was measured; the page opens with the first.
     explain : a classifier on these codes, from `jobs.explain.read_saved`.
+    names : names of the dimensions, by people and programs, and decisions on findings.
+    seen : side of the central square of a photo that the encoder sees, by the shorter side.
     """
 
     name: str
@@ -74,6 +93,20 @@ class AtlasRun:
     heat: Heatmaps | str | None = None
     verdict: tuple[tuple[str, str], ...] = ()
     explain: dict[str, Any] | None = None
+    names: Annotations | None = None
+    seen: float | None = None
+
+
+@dataclass(frozen=True)
+class ToCheck:
+    """Findings of an audit, with the images that they name; these may be others than the atlas's.
+
+    `totals` counts the findings of each kind before the list was cut.
+    """
+
+    findings: list[Finding]
+    totals: dict[str, int]
+    images: Images | Photos | None
 
 
 def prepare(run: AtlasRun, images: Images | Photos) -> AtlasRun:
@@ -109,13 +142,13 @@ def _hash(z: sparse.csr_array) -> str:
 
 def write_images(
     folder: Path, images: Images | Photos, labels: Labels | None, backgrounds: Labels | None,
-    runs: list[AtlasRun], title: str, shown: list[int],
+    runs: list[AtlasRun], title: str, shown: list[int], pages: list[str],
 ) -> None:  # fmt: skip
     """Write pictures, labels and names of the images, and the list of runs.
 
-    `shown` are the images of the overview.
+    `shown` are the images of the overview, `pages` are those of jobs.
     """
-    n = len(images)
+    n, root = len(images), photo_root(images)
     side, large = thumbnail_side(n), large_side(n)
     plain: dict[str, Any] = {
         "title": title,
@@ -123,10 +156,13 @@ def write_images(
         "classes": labels and labels.names,
         "backgrounds": backgrounds and backgrounds.names,
         "named": images.names is not None,
+        "pages": pages,
+        "rooted": root is not None,
         "runs": [
             {
                 "name": run.name, "sentence": run.sentence, "summary": _tabulate(run.summary),
                 "fingerprint": run.fingerprint, "verdict": run.verdict, "explain": run.explain,
+                "names": run.names and names_tree([run.names])["codes"][0], "seen": run.seen,
             }
             for run in runs
         ],
@@ -145,11 +181,31 @@ def write_images(
             plain["cover"] = write_sprites(images, folder / "cover", side, arrays["covered"])
     plain["sprites"] = write_sprites(images, folder / "sprites", side, order)
     if large and max(picture_size(images)) > side:
-        plain["large"] = write_sprites(images, folder / "large", large)
+        plain["large"] = write_sprites(images, folder / "large", large, whole=True)
+        arrays["large.sizes"] = plain["large"].pop("sizes", None)
     _write(folder, "atlas", plain, arrays)
+    if root is not None:
+        _write(folder, "root", {"root": root})
     names = images.names or ()
     for i, a in enumerate(range(0, len(names), IMAGES_PER_FILE)):
         _write(folder, f"names-{i}", {"names": names[a : a + IMAGES_PER_FILE]})
+
+
+def write_findings(folder: Path, check: ToCheck, images: Images | Photos) -> None:
+    """Write the page of things to check: findings by kind, and pictures of the images they name."""
+    names = list((check.images and check.images.names) or ())
+    row, shown = ({name: i for i, name in enumerate(x)} for x in (names, images.names or ()))
+    findings = [
+        [f.kind, row[f.image], row.get(f.other, -1), f.label, f.suggested, f.score]
+        for f in check.findings
+    ]
+    plain: dict[str, Any] = {"findings": findings, "totals": check.totals, "names": names}
+    plain["shown"] = [shown.get(name, -1) for name in names]  # their numbers in this atlas
+    arrays: Arrays = {}
+    if check.images is not None:
+        plain["sprites"] = write_sprites(check.images, folder / "check", CHECK_SIDE, whole=True)
+        arrays["sprites.sizes"] = plain["sprites"].pop("sizes", None)
+    _write(folder, "check", plain, arrays)
 
 
 def _by_dimension(z: sparse.csr_array) -> np.ndarray:
@@ -213,6 +269,7 @@ def write_run(
         shapes, edges = histograms(x, HISTOGRAM_BINS)
         put(by_dim, index=index, value=quantize(value), histogram=shapes, edges=edges)
         put(by_dim, near=near, cosine=quantize(cosine))
+        put(core, twin=fold_twins(near, cosine, score))
         if open is not None:
             put(by_dim, open=open[index, np.arange(d)[:, None]])
         near, similarity = nearest_rows(x, NEIGHBORS)

@@ -6,17 +6,19 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from bayesncl.data.archive import Entry
-from bayesncl.data.cache import read_entry
-from bayesncl.data.decode import Square, decode
+from bayesncl.data.cache import map_in_threads, read_entry
+from bayesncl.data.decode import Square, decode_with
 from bayesncl.data.images import Images, check_annotations
 
-LARGE_SIDE = 256  # pixels, of a picture shown by itself
+LARGE_SIDE = 320  # pixels, of a picture shown by itself
 LARGE_BYTES = 160_000_000  # limit for all large pictures, at about 0.35 bytes per pixel
 LOSSLESS_BYTES = 12_000_000  # pixels up to this size are stored as PNG
 GRAY = 128  # shown instead of a file that cannot be read
@@ -28,7 +30,7 @@ class Photos:
 
     Attributes
     ----------
-    paths : the files. The page shows the central square; gray if a file cannot be read.
+    paths : the files; gray if one cannot be read. Thumbnails show the central square.
     labels, backgrounds, class_names, background_names : as in `Images`.
     names : as in `Images`; by default the paths relative to their common folder.
     """
@@ -51,26 +53,48 @@ class Photos:
         return len(self.paths)
 
 
+def photo_root(images: Images | Photos) -> str | None:
+    """The folder that the names of photos are relative to; None for pixels."""
+    if not isinstance(images, Photos):
+        return None
+    for path, name in zip(images.paths, images.names or ()):
+        if str(path).endswith(name) and os.path.isfile(path):
+            return os.path.abspath(str(path)[: -len(name)] or ".")
+    return None
+
+
 def picture_size(images: Images | Photos) -> tuple[int, int]:
     """Height and width of the largest picture to show."""
     return (LARGE_SIDE, LARGE_SIDE) if isinstance(images, Photos) else images.pixels.shape[2:]
 
 
-def read_pictures(images: Images | Photos, rows: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Read and resize some pictures, uint8 [R, height, width, 3]."""
+def read_pictures(
+    images: Images | Photos, rows: np.ndarray, height: int, width: int, whole: bool = False
+) -> list[np.ndarray]:
+    """Read and resize some pictures, uint8 [height, width, 3]; `whole` photos may be smaller."""
     if isinstance(images, Photos):
-        square = Square(height, height)
-        photos = [read_photo(images.paths[i], lambda x: decode(x, square), height) for i in rows]
-        return np.stack(photos).transpose(0, 2, 3, 1)
+        cut = partial(fit_into, side=height) if whole else Square(height, height).cut
+        read = partial(decode_with, min_side=2 * height, use=cut)
+        paths = [images.paths[i] for i in rows]
+        photos = map_in_threads(lambda path: read_photo(path, read, height), paths)
+        return [photo.transpose(1, 2, 0) for photo in photos]
     pixels = np.ascontiguousarray(images.pixels[rows].transpose(0, 2, 3, 1))
     if pixels.shape[1:3] == (height, width):
-        return pixels
-    resized = (Image.fromarray(x).resize((width, height), Image.Resampling.LANCZOS) for x in pixels)
-    return np.stack([np.asarray(x) for x in resized])
+        return list(pixels)
+    size = (width, height)
+    return [np.asarray(Image.fromarray(x).resize(size, Image.Resampling.LANCZOS)) for x in pixels]
+
+
+def fit_into(image: Image.Image, side: int) -> np.ndarray:
+    """The whole image, uint8 [3, h, w], with sides of at most `side` pixels."""
+    scale = min(1.0, side / max(image.size))
+    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+    small = image.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)
+    return np.asarray(small).transpose(2, 0, 1)
 
 
 def read_photo(path: Path | str, read: Callable[[bytes], np.ndarray], side: int) -> np.ndarray:
-    """Decode a file with `read`, uint8 [3, side, side]; gray if it cannot be read."""
+    """Decode a file with `read`, uint8 [3, h, w]; a gray square if it cannot be read."""
     photo = read_entry(Entry("", Path(path)), read)
     return photo if isinstance(photo, np.ndarray) else np.full((3, side, side), GRAY, np.uint8)
 
@@ -87,15 +111,18 @@ def large_side(count: int) -> int:
 
 
 def write_sprites(
-    images: Images | Photos, folder: Path, side: int, rows: np.ndarray | None = None
-) -> dict[str, object]:
+    images: Images | Photos, folder: Path, side: int, rows: np.ndarray | None = None,
+    whole: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     """Write the pictures of `rows` (default all) as sheets into `folder`, and return the layout.
 
     The longer side of a picture is at most `side`. The sides of a tile are multiples of 8, the
     block of JPEG, and its margin repeats the edge, so that neighbors do not bleed into each other.
+    Photos are cropped to squares, unless they are `whole`: then `sizes` [N, 2] has their heights
+    and widths.
     """
     rows = np.arange(len(images)) if rows is None else rows
-    n = len(rows)
+    n, photos = len(rows), isinstance(images, Photos)
     height, width = picture_size(images)
     scale = min(1.0, side / max(height, width))
     h, w = max(1, round(height * scale)), max(1, round(width * scale))
@@ -103,21 +130,25 @@ def write_sprites(
     # Small sheets decode without a pause; of many images a view needs only a few per sheet.
     sheet_side = 1024 if n <= 20_000 else 512
     columns, lines = max(1, sheet_side // tile_w), max(1, sheet_side // tile_h)
-    lossless = n * h * w * 3 <= LOSSLESS_BYTES and not isinstance(images, Photos)
+    lossless = n * h * w * 3 <= LOSSLESS_BYTES and not photos
     # no chroma subsampling: the pictures are small and get enlarged
     options = {"optimize": True} if lossless else {"quality": 88, "subsampling": 0}
     folder.mkdir(parents=True, exist_ok=True)
     files: list[str] = []
+    sizes: list[tuple[int, ...]] = []
     for start in range(0, n, columns * lines):
-        part = read_pictures(images, rows[start : start + columns * lines], h, w)
-        part = np.pad(part, ((0, 0), (0, tile_h - h), (0, tile_w - w), (0, 0)), "edge")
+        part = read_pictures(images, rows[start : start + columns * lines], h, w, whole)
+        sizes += [x.shape[:2] for x in part]
         used = math.ceil(len(part) / columns)
         tiles = np.zeros((used * columns, tile_h, tile_w, 3), np.uint8)
-        tiles[: len(part)] = part
+        for tile, x in zip(tiles, part):
+            margin = ((0, tile_h - x.shape[0]), (0, tile_w - x.shape[1]), (0, 0))
+            tile[:] = np.pad(x, margin, "edge")
         tiles = tiles.reshape(used, columns, tile_h, tile_w, 3).swapaxes(1, 2)
         sheet = Image.fromarray(tiles.reshape(used * tile_h, columns * tile_w, 3))
         name = f"sheet-{len(files)}.{'png' if lossless else 'jpg'}"
         sheet.save(folder / name, **options)
         files.append(f"{folder.name}/{name}")
     grid = {"columns": columns, "rows": lines, "tile": [tile_h, tile_w], "size": [h, w]}
-    return {"files": files, "count": n, **grid}
+    layout = {"files": files, "count": n, **grid}
+    return layout | {"sizes": np.array(sizes)} if photos and whole else layout

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import sparse, stats
 
+from bayesncl.codes.names import clean_names
 from bayesncl.errors import InputError
 from bayesncl.inputs import factorize
 from bayesncl.measure.counts import MIN_SUPPORT
@@ -16,6 +16,7 @@ from bayesncl.measure.dimensions import Dimensions, most_mixed
 MAX_CLASSES = 2000  # the most frequent ones; images of the others count as unlabeled
 STRONGEST_IMAGES = 50  # per dimension, among which a class may stand out
 SIGNIFICANCE = 0.01  # for a class to stand out, over all classes of a dimension
+TWIN_COSINE = 0.9  # of the activations of two dimensions that the page folds into one
 STRONG = 0.1  # mean activation of the strongest images from which clarity does not grow
 
 
@@ -47,16 +48,6 @@ def number_labels(values: np.ndarray | None, names: tuple[str, ...] | None) -> L
     number[kept] = np.arange(len(kept))
     texts = [f"class {c}" if names is None else names[c] for c in classes[kept].tolist()]
     return Labels(number[index], clean_names(texts))
-
-
-def clean_names(names: list[str]) -> list[str]:
-    """Turn `001.Black_footed_Albatross` into `Black footed Albatross`, and `3` into `class 3`.
-
-    Names stay as they are if two of them would become the same.
-    """
-    clean = [re.sub(r"^\d+[._-]+(?=\D)", "", name).replace("_", " ").strip() for name in names]
-    clean = [f"class {c}" if c.isdigit() else c or name for c, name in zip(clean, names)]
-    return clean if len(set(clean)) == len(set(names)) else names
 
 
 def clarity(z: sparse.csr_array, top: Top, few: int = 12) -> np.ndarray:
@@ -112,6 +103,23 @@ def pick_diverse(z: sparse.csr_array, top: Top, score: np.ndarray, count: int) -
         picked.append(int(gain.argmax()))
         nearest = np.maximum(nearest, np.clip(means @ means[picked[-1]], 0, 1))
     return candidates[picked]
+
+
+def fold_twins(near: np.ndarray, cosine: np.ndarray, score: np.ndarray) -> np.ndarray:
+    """The dimension that each one is folded into, int [D]: itself, or a twin of higher score.
+
+    `near` and `cosine` [D, K] are the most similar dimensions. From the highest score down, a
+    dimension takes all of them above TWIN_COSINE that are not folded yet and have taken none.
+    """
+    leader = np.arange(len(near))
+    free = np.ones(len(near), bool)
+    for k in np.argsort(-score, kind="stable"):
+        if free[k]:
+            free[k] = False
+            twins = near[k][cosine[k] > TWIN_COSINE]
+            twins = twins[free[twins]]
+            leader[twins], free[twins] = k, False
+    return leader
 
 
 def prominent_class(top: Top, labels: Labels | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

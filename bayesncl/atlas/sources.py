@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from bayesncl.atlas.build import build_atlas, check_out
-from bayesncl.atlas.page_data import AtlasRun
+from bayesncl.atlas.page_data import AtlasRun, ToCheck
 from bayesncl.atlas.pictures import Photos, read_photo
 from bayesncl.codes.encoders import PhotoEncoder
 from bayesncl.codes.folder import CodesFolder, Rows
 from bayesncl.codes.heat import Heatmaps, heatmaps_of_codes, heatmaps_of_run, strongest_heatmaps
-from bayesncl.codes.names import FINGERPRINT_DIGITS
+from bayesncl.codes.names import FINGERPRINT_DIGITS, clean_names
 from bayesncl.data import DATASETS, load
 from bayesncl.data import arrays as array_images
 from bayesncl.data.cache import map_in_threads
@@ -23,7 +23,9 @@ from bayesncl.data.images import Images, spread_evenly
 from bayesncl.errors import InputError, first_line, printable
 from bayesncl.inputs import read_arrays
 from bayesncl.io import digest
+from bayesncl.jobs.audit import KINDS, audit_folder, stored_findings
 from bayesncl.jobs.explain import read_saved
+from bayesncl.jobs.saved import save_result
 from bayesncl.measure.figures import KEPT
 from bayesncl.measure.topk import keep
 from bayesncl.method.encoder import Encoder
@@ -35,6 +37,7 @@ from bayesncl.training.run_folder import RunFolder
 
 MIN_IMAGES = 500  # of a held-out split; fewer show too little of a dimension
 HEAT_CHECK_PHOTOS = 128  # each goes through the encoder seven times
+FINDINGS_PER_KIND = 200  # on the page, the worst ones
 TRAINED_ON = "The images shown include training images."
 OTHER_IMAGES = "It was not trained on the images shown."
 NO_HEAT = "run bayesncl atlas with --heat, which encodes all photos again"
@@ -66,7 +69,7 @@ def atlas_of_runs(
 
 def _build(
     out: Path, runs: list[AtlasRun], paths: list[Path], remarks: list[str],
-    images: Images | Photos, display: Display,
+    images: Images | Photos, display: Display, check: ToCheck | None = None,
 ) -> Path:  # fmt: skip
     """Build the atlas; runs with the same name are named by the ends of their paths."""
     names = [run.name for run in runs]
@@ -76,7 +79,7 @@ def _build(
         sentence = " ".join(f"{runs[r].sentence} {remark}".split())
         runs[r] = dataclasses.replace(runs[r], name=name, sentence=sentence)
     display.busy("writing the page")
-    return build_atlas(out, runs, images, " and ".join(names))
+    return build_atlas(out, runs, images, " and ".join(names), check)
 
 
 def other_images(recipe: Recipe, root: str | None) -> bool:
@@ -168,11 +171,12 @@ def atlas_of_arrays(path: Path, out: Path, display: Display) -> Path:
 
 def atlas_of_codes(
     folders: list[Path], out: Path, root: str | None, max_images: int, display: Display,
-    heat: bool = False, encoder: str | None = None,
+    heat: bool = False, encoder: str | None = None, audit: bool = False,
 ) -> Path:  # fmt: skip
     """Write the atlas of codes of the same images: the held-out ones, or all if those are few.
 
     `heat` computes heat maps of photos; an encoder that is code must then be named in `encoder`.
+    Findings of the first codes are those of the last `bayesncl audit`, or new ones with `audit`.
     """
     check_out(out, len(folders))
     opened = [CodesFolder(path) for path in folders]
@@ -186,7 +190,30 @@ def atlas_of_codes(
         for folder, index in zip(opened, here)
     ]
     remarks = ["" if first else TRAINED_ON] * len(runs)
-    return _build(out, runs, folders, remarks, images, display)
+    if audit:
+        display.busy("looking for things to check")
+        save_result(opened[0], "audit", {"findings": audit_folder(opened[0])})
+    check = load_findings(opened[0], rows[0], root)
+    return _build(out, runs, folders, remarks, images, display, check)
+
+
+def load_findings(folder: CodesFolder, rows: Rows, root: str | None) -> ToCheck | None:
+    """The worst findings of each kind of the last audit, with their images; None without one."""
+    found = stored_findings(folder)
+    if found is None:
+        return None
+    index = {name: i for i, name in enumerate(rows.names)}
+    by_kind = {kind: [f for f in found if f.kind == kind and f.image in index] for kind in KINDS}
+    shown = [f for some in by_kind.values() for f in some[:FINDINGS_PER_KIND]]
+    classes = rows.class_names or ()
+    clean = dict(zip(classes, clean_names(list(classes))))
+    for i, f in enumerate(shown):
+        label, suggested = (clean.get(text, text) for text in (f.label, f.suggested))
+        shown[i] = f._replace(label=label, suggested=suggested)
+    named = dict.fromkeys(name for f in shown for name in f[1:3] if name in index)
+    chosen = np.array([index[name] for name in named], int)
+    images = _load_images(folder, rows, chosen, root, Display(quiet=True)) if shown else None
+    return ToCheck(shown, {kind: len(some) for kind, some in by_kind.items()}, images)
 
 
 def _find_rows(path: Path, rows: Rows, first: Path, wanted: Rows, chosen: np.ndarray) -> np.ndarray:
@@ -219,8 +246,20 @@ def describe_codes(
         z = keep(z, KEPT)
         sentence += f" The page shows the {KEPT} strongest dimensions of each image."
     name, verdict = folder.folder.resolve().name, verdict_lines(folder.verdict())
-    found = read_saved(folder)
-    return AtlasRun(name, z, None, None, None, sentence, folder.fingerprint(), maps, verdict, found)
+    names, fingerprint = folder.names(codes), folder.fingerprint()
+    return AtlasRun(
+        name, z, None, None, None, sentence, fingerprint, maps, verdict, read_saved(folder),
+        names, seen_share(spec),
+    )  # fmt: skip
+
+
+def seen_share(spec: dict[str, Any]) -> float | None:
+    """Side of the square that an encoder sees of a photo, by its shorter side; None if unknown."""
+    try:
+        view = json.loads(spec["signature"]["view"])
+        return min(1.0, view["crop"] / view["resize"])
+    except (KeyError, TypeError, ValueError):  # an array, or a transform of the encoder's own
+        return None
 
 
 def heat_of_codes(

@@ -25,13 +25,17 @@ def audit(
     display = common.open_display(quiet)
     from bayesncl.codes.folder import CodesFolder
     from bayesncl.jobs.audit import Finding, audit_folder, summarize
+    from bayesncl.jobs.saved import save_result
     from bayesncl.jobs.table import write_table
 
     display.busy("comparing images")
-    found = audit_folder(CodesFolder(codes), near=near, device=device)
+    folder = CodesFolder(codes)
+    found = audit_folder(folder, near=near, device=device)
     write_table(out, found, Finding._fields)
     display.close()
     print(summarize(found, n))
+    save_result(folder, "audit", {"findings": found})
+    display.note("to look at them: bayesncl atlas CODES --serve, page To check")
 
 
 def find(

@@ -5,16 +5,18 @@
                 "dimensions": {"17": [{"name": "autumn forest", "note": "", "mark": "readable",
                                        "author": "Ann", "time": "2026-05-01T10:00:00.000Z"}]}}]}
 
-A dimension has one entry per author, the newest. The texts come from other people: they are
-validated and cut to length here, and the page shows them as text, never as markup.
+A dimension has one entry per author, the newest. `checks`, beside `dimensions`, lists decisions on
+findings of the audit. The texts come from other people: they are validated and cut to length here,
+and the page shows them as text, never as markup.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,9 @@ from bayesncl.io import write_atomic
 FORMAT = "bayesncl-names-1"
 FINGERPRINT_DIGITS = 16  # hex digits that identify the codes
 MARKS = ("readable", "mixed", "noise", "irrelevant")
+DECISIONS = ("accepted", "dismissed")
 MAX_LENGTHS = {"name": 120, "note": 2000, "author": 60, "time": 40}
+MAX_CHECK_LENGTHS = {"kind": 40, "image": 1000, "other": 1000, "author": 60, "time": 40}
 MAX_DIMS = 1_000_000
 SUGGESTED = "bayesncl:"  # authors that begin so are programs, e.g. bayesncl:words
 
@@ -45,6 +49,18 @@ class Entry:
         return self.author.startswith(SUGGESTED)
 
 
+@dataclass(frozen=True)
+class Check:
+    """What one person decided about a finding of the audit."""
+
+    kind: str = ""
+    image: str = ""
+    other: str = ""
+    decision: str = ""  # one of DECISIONS; empty if it was taken back
+    author: str = ""
+    time: str = ""
+
+
 @dataclass
 class Annotations:
     """What people wrote about the dimensions of one run or one set of codes."""
@@ -53,6 +69,7 @@ class Annotations:
     run: str = ""
     dims: int = 0
     dimensions: dict[int, list[Entry]] = field(default_factory=dict)
+    checks: list[Check] = field(default_factory=list)
 
     def name(self, k: int) -> str:
         """Return the most frequent name of dimension `k`, the newest of equals, or "".
@@ -82,14 +99,18 @@ class Annotations:
 
 def read_names(path: Path | str) -> list[Annotations]:
     """Read names.json, one item per run. Texts that are too long are cut."""
-    tree = read_json(Path(path))
+    return [prune(each) for each in parse_names(read_json(Path(path)), str(path))]
+
+
+def parse_names(tree: Any, source: str) -> list[Annotations]:
+    """The content of a names.json, with empty entries: they delete an older one in a merge."""
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
-        raise InputError(f"{path} is not a names.json exported by the atlas (format {FORMAT!r})")
+        raise InputError(f"{source} is not a names.json exported by the atlas (format {FORMAT!r})")
     try:
         return merge_names([_parse(codes) for codes in tree["codes"]])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = printable(str(error), 120)
-        raise InputError(f"{path} is not a valid names.json: {reason}") from None
+        raise InputError(f"{source} is not a valid names.json: {reason}") from None
 
 
 def read_json(path: Path) -> Any:
@@ -109,16 +130,23 @@ def _parse(tree: dict[str, Any]) -> Annotations:
             raise ValueError(f"there is no dimension {key!r} among {dims}")
         if not isinstance(entries, list):
             raise ValueError(f"dimension {key} must have a list of entries")
-        parsed = [
-            Entry(
-                **{what: _text(entry.get(what), most) for what, most in MAX_LENGTHS.items()},
-                mark=entry["mark"] if entry.get("mark") in MARKS else "",
-            )
+        annotations.dimensions[int(key)] = [
+            Entry(**_texts(entry, MAX_LENGTHS), mark=_choice(entry.get("mark"), MARKS))
             for entry in entries
         ]
-        written = [entry for entry in parsed if entry.name or entry.note or entry.mark]
-        annotations.dimensions[int(key)] = merge_entries(written)
+    annotations.checks = [
+        Check(**_texts(each, MAX_CHECK_LENGTHS), decision=_choice(each.get("decision"), DECISIONS))
+        for each in tree.get("checks", [])
+    ]
     return annotations
+
+
+def _texts(tree: dict[str, Any], lengths: dict[str, int]) -> dict[str, str]:
+    return {what: _text(tree.get(what), most) for what, most in lengths.items()}
+
+
+def _choice(value: object, choices: tuple[str, ...]) -> str:
+    return str(value) if value in choices else ""
 
 
 def _text(value: object, length: int) -> str:
@@ -138,6 +166,14 @@ def merge_entries(entries: Sequence[Entry]) -> list[Entry]:
     return sorted(latest, key=lambda e: (e.time, e.author, e.name, e.mark, e.note))
 
 
+def merge_checks(checks: Sequence[Check]) -> list[Check]:
+    """Return the newest decision of each author on each finding."""
+    newest: dict[tuple[str, ...], Check] = {}
+    for each in sorted(checks, key=lambda c: (c.time, c.decision)):
+        newest[each.kind, each.image, each.other, each.author] = each
+    return list(newest.values())
+
+
 def merge_names(annotations: Sequence[Annotations]) -> list[Annotations]:
     """Merge annotations of the same codes, for instance from several files."""
     merged: dict[str, Annotations] = {}
@@ -148,7 +184,18 @@ def merge_names(annotations: Sequence[Annotations]) -> list[Annotations]:
             raise InputError(f"one fingerprint has names of {into.dims} and {each.dims} dimensions")
         for k, entries in each.dimensions.items():
             into.dimensions[k] = merge_entries([*into.dimensions.get(k, []), *entries])
+        into.checks = merge_checks([*into.checks, *each.checks])
     return list(merged.values())
+
+
+def prune(each: Annotations) -> Annotations:
+    """The same without empty entries."""
+    dimensions = {
+        k: kept for k, entries in each.dimensions.items()
+        if (kept := [entry for entry in entries if entry.name or entry.note or entry.mark])
+    }  # fmt: skip
+    checks = [check for check in each.checks if check.decision]
+    return replace(each, dimensions=dimensions, checks=checks)
 
 
 def find_names(annotations: Sequence[Annotations], fingerprint: str, dims: int) -> Annotations:
@@ -162,15 +209,31 @@ def find_names(annotations: Sequence[Annotations], fingerprint: str, dims: int) 
     raise InputError(f"the names are for {other or 'no codes'}, these codes are {fingerprint}")
 
 
+def names_tree(annotations: Sequence[Annotations]) -> dict[str, Any]:
+    """The content of names.json."""
+    codes = []
+    for each in map(prune, annotations):
+        tree: dict[str, Any] = {"fingerprint": each.fingerprint, "run": each.run, "dims": each.dims}
+        tree["dimensions"] = {
+            str(k): [vars(entry) for entry in entries]
+            for k, entries in sorted(each.dimensions.items())
+        }
+        if each.checks:
+            tree["checks"] = [vars(check) for check in each.checks]
+        codes.append(tree)
+    return {"format": FORMAT, "codes": codes}
+
+
 def write_names(path: Path | str, annotations: Sequence[Annotations]) -> None:
     """Write names.json."""
-    codes = [
-        vars(each) | {
-            "dimensions": {
-                str(k): [vars(entry) for entry in entries]
-                for k, entries in sorted(each.dimensions.items()) if entries
-            }
-        }
-        for each in annotations
-    ]  # fmt: skip
-    write_atomic(path, json.dumps({"format": FORMAT, "codes": codes}, indent=1) + "\n")
+    write_atomic(path, json.dumps(names_tree(annotations), indent=1) + "\n")
+
+
+def clean_names(names: list[str]) -> list[str]:
+    """Turn `001.Black_footed_Albatross` into `Black footed Albatross`, and `3` into `class 3`.
+
+    Names stay as they are if two of them would become the same.
+    """
+    clean = [re.sub(r"^\d+[._-]+(?=\D)", "", name).replace("_", " ").strip() for name in names]
+    clean = [f"class {c}" if c.isdigit() else c or name for c, name in zip(clean, names)]
+    return clean if len(set(clean)) == len(set(names)) else names

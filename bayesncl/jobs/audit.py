@@ -22,8 +22,9 @@ from torch import Tensor
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.data.pixels import read_picture
 from bayesncl.device import find_device
-from bayesncl.errors import InputError, printable
+from bayesncl.errors import InputError, as_input_error, printable
 from bayesncl.inputs import Array, as_features, factorize
+from bayesncl.jobs.saved import load_result
 from bayesncl.measure.neighbors import QUERIES_PER_BLOCK, search
 from bayesncl.method.losses import unit_rows
 
@@ -45,6 +46,7 @@ class Finding(NamedTuple):
     label: str
     suggested: str
     score: float  # larger is worse: margin, cosine of a pair, 1 - cosine of an odd image
+    decision: str = ""  # of a person in the atlas: accepted, dismissed or none
 
 
 def audit(
@@ -181,7 +183,10 @@ def same_pixels(a: np.ndarray | None, b: np.ndarray | None) -> bool:
 
 
 def audit_folder(folder: CodesFolder, **options: Any) -> list[Finding]:
-    """`audit` of the rows of a codes folder; files are compared if they are still there."""
+    """`audit` of the rows of a codes folder, with the decisions in names.json.
+
+    Files are compared if they are still there.
+    """
     rows = folder.rows()
     if rows.labels is not None and rows.class_names is not None:
         options["labels"] = np.array(rows.class_names)[rows.labels]
@@ -190,7 +195,25 @@ def audit_folder(folder: CodesFolder, **options: Any) -> list[Finding]:
         thumbnail = cache(lambda row: read_thumbnail(paths[row]))
         options |= {"contents": hash_files(paths), "thumbnail": thumbnail}
     held_out = np.arange(len(rows)) >= len(rows) - rows.held
-    return audit(folder.embeddings(), names=rows.names, held_out=held_out, **options)
+    found = audit(folder.embeddings(), names=rows.names, held_out=held_out, **options)
+    checks = [check for each in folder.all_names() for check in each.checks]
+    decided = {(c.kind, c.image, c.other): c.decision for c in sorted(checks, key=lambda c: c.time)}
+    return [f._replace(decision=decided.get(f[:3], "")) for f in found]
+
+
+def stored_findings(folder: CodesFolder) -> list[Finding] | None:
+    """What the last audit of these codes found; None if there was none."""
+    tree = load_result(folder, "audit")
+    if tree is None:
+        return None
+    found: list[Finding] = []
+    with as_input_error(f"{folder}/audit.json is damaged", TypeError, ValueError, LookupError):
+        for finding in tree["findings"]:
+            kind, image, other, label, suggested, score = finding[:6]
+            found.append(Finding(kind, image, other, label, suggested, float(score)))
+            if kind not in KINDS or not all(isinstance(text, str) for text in finding[:5]):
+                raise ValueError(f"unexpected {kind!r}")
+    return found
 
 
 def hash_files(paths: Sequence[Path | None]) -> list[str | None]:

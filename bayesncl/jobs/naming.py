@@ -15,9 +15,11 @@ from bayesncl.codes.names import (
     SUGGESTED,
     Annotations,
     Entry,
+    clean_names,
     find_names,
     merge_names,
-    read_names,
+    parse_names,
+    read_json,
     write_names,
 )
 from bayesncl.codes.transfer import carry_names
@@ -83,7 +85,8 @@ def suggest_from_labels(folder: CodesFolder) -> list[Suggestion]:
     if rows.labels is None or rows.class_names is None:
         raise InputError(f"{folder} has no labels: fit with class subfolders or --labels")
     found = name_by_labels(z, rows.labels[chosen])
-    return [Suggestion(k, rows.class_names[c], share) for k, c, share in found]
+    names = clean_names(list(rows.class_names))
+    return [Suggestion(k, names[c], share) for k, c, share in found]
 
 
 def suggest_from_words(
@@ -116,7 +119,7 @@ def classifier_words(folder: CodesFolder, notify: Notify) -> tuple[list[str], np
 def add_file(folder: CodesFolder, file: Path) -> None:
     """Add the names of a names.json that the atlas exported from these codes."""
     own = folder.names()
-    found = find_names(read_names(file), own.fingerprint, own.dims)
+    found = find_names(parse_names(read_json(file), str(file)), own.fingerprint, own.dims)
     save_names(folder, merge_names([own, found])[0])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from sklearn.decomposition import NMF
 from bayesncl.atlas import AtlasRun, build_atlas
 from bayesncl.atlas.ranking import clarity
 from bayesncl.atlas.server import make_server
+from bayesncl.codes.folder import CodesFolder
 from bayesncl.data.images import Images
 from bayesncl.measure.dimensions import describe
 from bayesncl.measure.vectors import top_images
@@ -62,9 +63,9 @@ class Case:
 
 
 @contextmanager
-def serving(index: Path) -> Iterator[str]:
-    """The address of a server of an atlas."""
-    with make_server(index.parent, 0) as server:
+def serving(index: Path, codes: Sequence[CodesFolder] = ()) -> Iterator[str]:
+    """The address of a server of an atlas, which saves names into `codes`."""
+    with make_server(index.parent, 0, codes) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}/"
         server.shutdown()

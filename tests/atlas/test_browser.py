@@ -32,7 +32,7 @@ from tests.conftest import unit_length
 VIEWS = (
     "#/", "#/dims", "#/dim/2", "#/image/5", "#/images", "#/images?with=5", "#/pair/5/8",
     "#/compare", "#/classes", "#/class/9", "#/names", "#/quiz", "#/gallery/entropy",
-    "#/gallery/suppressed", "#/?stage=after", "#/dim/2?stage=after", "#/?run=1",
+    "#/gallery/suppressed", "#/find?plus=2&minus=5", "#/?stage=after", "#/dim/2?stage=after", "#/?run=1",
 )  # fmt: skip
 
 
@@ -243,6 +243,32 @@ def test_overview_begins_with_the_clearest_dimensions(driver, index: Path, case:
     assert line.startswith(f"{100 * share:.0f} % {word}, {share / chance:.1f}×")
 
 
+def test_twins_are_one_entry(driver, case: Case, tmp_path: Path) -> None:
+    z = unit_length(np.c_[case.z, 0.9 * case.z[:, 2], 0.8 * case.z[:, 2]])  # 24 and 25 are twins
+    page = build_atlas(tmp_path / "atlas", [AtlasRun("r", z)], case.images, "Twins")
+    visit(driver, page, "#/dims?q=2&sort=number&order=up")
+    assert text(driver, "tbody tr th a") == ["2"]
+    visit(driver, page, "#/dims?sort=number&order=up")
+    shown = text(driver, "tbody tr th a")
+    assert "2" in shown and not {"24", "25"} & set(shown)
+    click(driver, "th .twins")
+    assert text(driver, "tbody tr.twin th a") == ["24", "25"]
+    click(driver, "th .twins")
+    assert text(driver, "tbody tr.twin") == []
+    i, j = np.argsort(-z[:, 2])[:2].tolist()
+    visit(driver, page, f"#/pair/{i}/{j}")
+    (row,) = (n for n, k in enumerate(data(driver, ".pair-list li", "dim")) if k in (2, 24, 25))
+    part = (z[i] * z[j])[[2, 24, 25]]
+    bars = [float(t) for t in text(driver, ".pair-list .bar-text")]
+    assert bars[row] == pytest.approx(part.sum(), abs=2e-4)
+    click(driver, ".pair-list .twins")
+    bars = [float(t) for t in text(driver, ".pair-list li.twin .bar-text")]
+    assert sorted(bars) == pytest.approx(sorted(part), abs=2e-4)
+    visit(driver, page, f"#/image/{i}")
+    dims = data(driver, ".features li", "dim")
+    assert len({2, 24, 25} & set(dims)) == 1
+
+
 def test_three_runs_and_signed_features(driver, case: Case, tmp_path: Path) -> None:
     z = unit_length(np.random.default_rng(0).normal(size=(600, 20)))
     runs = [AtlasRun("A", case.z), AtlasRun("B", case.other), AtlasRun("C", z)]
@@ -310,7 +336,7 @@ return [...document.querySelectorAll('a, button, input, select')].filter((e) => 
 def test_contrast_width_and_names_of_controls(driver, index: Path, width: int, dark: bool) -> None:
     resize(driver, width, 800)
     set_dark(driver, dark)
-    for address in VIEWS[:14]:
+    for address in VIEWS[:15]:
         visit(driver, index, address)
         scroll_width = driver.execute_script("return document.documentElement.scrollWidth")
         assert scroll_width <= width, address

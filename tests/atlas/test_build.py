@@ -99,12 +99,26 @@ def test_sprites_keep_small_images_exactly_and_shrink_large_ones(tmp_path: Path)
 
 
 def test_large_images_are_stored_in_two_sizes(tmp_path: Path) -> None:
-    assert (large_side(1000), large_side(1_000_000)) == (256, 0)
-    images = Images(np.zeros((10, 3, 300, 200), np.uint8))
+    assert (large_side(1000), large_side(1_000_000)) == (320, 0)
+    images = Images(np.zeros((10, 3, 400, 200), np.uint8))
     run = AtlasRun("r", np.ones((10, 3)))
     core = read(build_atlas(tmp_path / "a", [run], images).parent, "atlas")
-    assert (core["sprites"]["size"], core["large"]["size"]) == ([96, 64], [256, 171])
+    assert (core["sprites"]["size"], core["large"]["size"]) == ([96, 48], [320, 160])
     assert "large" not in read(build_atlas(tmp_path / "b", [run], make_images(10)).parent, "atlas")
+
+
+def test_large_photos_are_whole(tmp_path: Path) -> None:
+    stripes = np.repeat(np.arange(4, dtype=np.uint8) * 60, 100)  # 400 columns in four tones
+    Image.fromarray(np.tile(stripes[None, :, None], (200, 1, 3))).save(tmp_path / "wide.png")
+    Image.fromarray(np.full((50, 20, 3), 200, np.uint8)).save(tmp_path / "small.png")
+    photos = Photos([tmp_path / "wide.png", tmp_path / "small.png", tmp_path / "missing.png"])
+    folder = build_atlas(tmp_path / "a", [AtlasRun("r", np.eye(3))], photos).parent
+    core = read(folder, "atlas")
+    assert core["large.sizes"].reshape(3, 2).tolist() == [[160, 320], [50, 20], [320, 320]]
+    wide = tile(folder, core["large"], 0)
+    assert abs(wide[80, [20, 100, 180, 300], 0].astype(int) - [0, 60, 120, 180]).max() <= 3
+    square = tile(folder, core["sprites"], 0)  # the central half
+    assert abs(square[48, [10, 80], 0].astype(int) - [60, 120]).max() <= 3
 
 
 def test_photos_are_cropped_and_unreadable_ones_are_gray(tmp_path: Path) -> None:

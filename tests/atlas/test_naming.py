@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
+import time
+import urllib.error
+import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
+import torch
 
 from bayesncl.atlas import AtlasRun, build_atlas
 from bayesncl.atlas.quiz import join_quizzes
+from bayesncl.codes.fit import Options, fit
+from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.heat import Heatmaps
 from bayesncl.codes.names import Annotations, Entry, read_names, write_names
+from bayesncl.jobs.naming import save_names
+from bayesncl.progress import Display
 from tests.atlas.browser import arrive, click, data, download, press, text, visit, wait_for
 from tests.atlas.conftest import HOSTILE, Case, serving
 
@@ -137,6 +147,119 @@ def test_the_page_works_without_storage(driver, index: Path) -> None:
     visit(driver, index, "#/names")
     assert text(driver, ".said b") == ["hook"]
     driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+
+
+def test_names_of_the_codes_are_shown_and_your_own_win(driver, case: Case, tmp_path: Path) -> None:
+    score = Entry("loops", "suggested, score 0.90", "", "bayesncl:labels", "2026-01-02")
+    hook = Entry(f"hook {HOSTILE}", "", "", "Ann", "2026-01-01")
+    names = Annotations("f" * 16, "r", 24, {2: [score], 3: [hook, score], 5: [score]})
+    run = AtlasRun("r", case.z, fingerprint="f" * 16, names=names)
+    page = build_atlas(tmp_path / "atlas", [run], case.images, "Named")
+    visit(driver, page, "#/dim/3")
+    assert text(driver, "h1") == [f"hook {HOSTILE}"]
+    assert not text(driver, "h1.suggested")  # a person's name wins over a suggestion
+    visit(driver, page, "#/dim/5")
+    assert text(driver, "h1.suggested") == ["loops"]
+    assert "score 0.90, from labels" in text(driver, ".lede")[0]
+    firing = (case.dims.support > 0).sum()
+    assert text(driver, ".progress") == [f"1 of {firing} named, 2 more suggested"]
+    press(driver, "a")
+    assert text(driver, "h1") == ["loops"] and not text(driver, "h1.suggested")
+    visit(driver, page, "#/dim/3")
+    driver.find_element("id", "name").send_keys("mine")
+    visit(driver, page, "#/names")
+    assert text(driver, "section:last-of-type .said b.suggested") == ["loops"]
+    (own,) = read_names(download(driver, ".controls button", tmp_path / "names.json"))
+    assert {k: {e.name for e in own.dimensions[k]} for k in own.dimensions} == {
+        2: {"loops"}, 3: {f"hook {HOSTILE}", "loops", "mine"}, 5: {"loops"},
+    }  # fmt: skip
+    build_atlas(tmp_path / "atlas", [replace(run, names=None)], case.images, "Named")
+    driver.get("about:blank")
+    visit(driver, page, "#/names")  # suggestions of the file are not stored in the browser
+    assert sorted(text(driver, ".said b")) == ["loops", "mine"]
+
+
+@pytest.fixture
+def codes(case: Case, tmp_path: Path) -> CodesFolder:
+    np.savez(tmp_path / "e.npz", z=case.z[:60])
+    options = Options(n_components=24)
+    fit(tmp_path / "e.npz", tmp_path / "codes", options, torch.device("cpu"), Display(quiet=True))
+    return CodesFolder(tmp_path / "codes")
+
+
+def served_atlas(codes: CodesFolder, case: Case, out: Path) -> Path:
+    run = AtlasRun("codes", case.z, fingerprint=codes.fingerprint())
+    return build_atlas(out, [run], case.images, "Served")
+
+
+def wait_for_file(path: Path, content: str) -> None:
+    for _ in range(100):
+        if path.exists() and content in path.read_text():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{content} is not in {path.name}")
+
+
+def test_the_server_saves_names_into_the_codes(driver, case: Case, codes, tmp_path: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    page = served_atlas(codes, case, tmp_path / "atlas")
+    own = codes.names()
+    own.dimensions[7] = [Entry("kept", author="Ben", time="2026-01-01")]
+    save_names(codes, own)
+    with serving(page, [codes]) as base:
+        visit(driver, base, "#/dim/7")
+        assert text(driver, "h1") == ["kept"]  # read from the file, not from the page
+        visit(driver, base, "#/dim/2")
+        driver.find_element("id", "name").send_keys("hook")
+        wait_for_file(codes.names_file, "hook")
+        assert codes.names().name(2) == "hook" and codes.names().name(7) == "kept"
+        visit(driver, base, "#/names")
+        driver.find_element("id", "author").send_keys(Keys.CONTROL, "a", Keys.NULL, "Ann", Keys.TAB)
+        wait_for_file(codes.names_file, "Ann")
+        assert [e.author for e in codes.names().dimensions[2]] == ["Ann"]
+        driver.execute_script("localStorage.clear(); localStorage.setItem('atlas-author', 'Ann')")
+        driver.get("about:blank")
+        visit(driver, base, "#/dim/2")  # another browser
+        name = driver.find_element("id", "name")
+        name.send_keys(Keys.CONTROL, "a", Keys.NULL, Keys.DELETE)
+        driver.get("about:blank")  # sent when the page is left
+        for _ in range(100):
+            if not codes.names().name(2):
+                break
+            time.sleep(0.05)
+        assert sorted(codes.names().dimensions) == [7]
+
+
+def test_only_the_page_may_save(case: Case, codes, tmp_path: Path) -> None:
+    page = served_atlas(codes, case, tmp_path / "atlas")
+    entry = {"name": "x", "author": "A", "time": "1"}
+    tree = {"fingerprint": codes.fingerprint(), "dims": 24, "dimensions": {"1": [entry]}}
+    good = json.dumps({"format": "bayesncl-names-1", "codes": [tree]}).encode()
+
+    def post(base: str, body: bytes, path: str = "names.json", **headers: str) -> int:
+        origin = {"Origin": base.rstrip("/"), **headers}
+        request = urllib.request.Request(base + path, body, origin, method="POST")
+        try:
+            return urllib.request.urlopen(request).status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    with serving(page) as base:
+        assert post(base, good) == 404  # not of codes
+    with serving(page, [codes]) as base:
+        evil = "http://evil.example"
+        assert post(base, good, Origin=evil) == 403
+        assert post(base, good, Origin="null") == 403
+        assert post(base, good, Origin=evil, Host="evil.example") == 403
+        assert post(base, good, "atlas.js") == 404
+        assert post(base, good, **{"Content-Length": "99999999"}) == 413
+        for body in (b"", b"{", b"[" * 100_000, good.replace(b'"1":', b'"99":')):
+            assert post(base, body) == 400
+        assert not codes.names_file.exists()
+        other = good.replace(tree["fingerprint"].encode(), b"0" * 16)
+        assert post(base, other) == 200 and not codes.names_file.exists()
+        assert post(base, good) == 200 and codes.names().name(1) == "x"
 
 
 def test_the_quiz_is_blind_and_counts(driver, index: Path, case: Case, tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ import pytest
 from scipy.sparse import csr_array
 
 from bayesncl.atlas.ranking import (
+    TWIN_COSINE,
     Labels,
     clarity,
     clean_names,
+    fold_twins,
     mixed_dimensions,
     number_labels,
     pick_diverse,
@@ -114,3 +116,21 @@ def test_names_are_cleaned() -> None:
     names = ["001.Black_footed_Albatross", "3", "tiger", "_"]
     assert clean_names(names) == ["Black footed Albatross", "class 3", "tiger", "_"]
     assert clean_names(["a_b", "a b"]) == ["a_b", "a b"]  # must stay distinct
+
+
+def test_twins_are_folded_into_the_clearest() -> None:
+    rng = np.random.default_rng(0)
+    x = np.repeat(rng.random((40, 4)) < 0.2, 4, axis=1) + 0.3 * rng.random((40, 16))
+    x /= np.linalg.norm(x, axis=0)
+    cosine = x.T @ x
+    np.fill_diagonal(cosine, -1)
+    near = np.argsort(-cosine, axis=1)[:, :12]
+    score = rng.random(16)
+    leader = fold_twins(near, np.take_along_axis(cosine, near, 1), score)
+    want = {}  # the same, one by one
+    for k in sorted(range(16), key=lambda k: -score[k]):
+        if k not in want:
+            want[k] = k
+            want |= {j: k for j in range(16) if j not in want and cosine[k, j] > TWIN_COSINE}
+    assert leader.tolist() == [want[k] for k in range(16)]
+    assert 4 <= len(set(want.values())) < 16

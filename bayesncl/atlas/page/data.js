@@ -1,4 +1,6 @@
-// Data files are scripts that call atlasData(key, plain, arrays), because a page on disk cannot fetch files.
+// Data files are scripts that call atlasData(key, plain, arrays), because a page on disk cannot fetch files. In an atlas
+// of a single file, data and pictures are elements of the page, with the names of the files as ids.
+const inside = (file) => document.getElementById(file)?.textContent;
 const loaded = new Map(); // key -> Promise of its data
 const arriving = new Map(); // key -> resolve
 
@@ -26,6 +28,11 @@ function load(key) {
   if (!loaded.has(key)) {
     loaded.set(key, new Promise((resolve, reject) => {
       arriving.set(key, resolve);
+      const text = inside(`data/${key}`);
+      if (text) {
+        window.atlasData(...JSON.parse(text));
+        return;
+      }
       const script = document.createElement("script");
       script.src = `data/${key}.js`;
       script.onerror = () => {
@@ -39,6 +46,7 @@ function load(key) {
   return loaded.get(key);
 }
 
+const single = Boolean(inside("data/atlas"));
 let atlas; // the images and the list of runs
 const runs = []; // per run: its numbers by dimension
 
@@ -53,6 +61,8 @@ async function openAtlas() {
       s.heaviest = s.mass.reduce((a, b) => Math.max(a, b), 0) || 1;
     }
   }
+  if (single) atlas.cover = null; // all pictures are here already
+  if (single && !inside(atlas.large?.files[0])) atlas.large = null;
   if (atlas.cover) atlas.onCover = new Map([...atlas.covered].map((i, at) => [i, at]));
   if (atlas.classes) atlas.sizes = tally(atlas.labels, atlas.classes.length);
   if (atlas.backgrounds) atlas.grounds = tally(atlas.backs, atlas.backgrounds.length);

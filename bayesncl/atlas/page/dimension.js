@@ -30,8 +30,8 @@ async function viewDimension({ run, stage, args }) {
   const node = h("div", {},
     h("div", { class: "with-steps" },
       h("div", { class: "heading" },
-        h("h1", { tabindex: -1, class: "dimension-title" }, dimensionLabel(run, k)),
-        lede(h("span", { class: "dimension-number" }, nameOf(run, k) && `Dimension ${k}. `), dimensionSentence(run, stage, k))),
+        h("h1", { tabindex: -1, class: suggestionOf(run, k) ? "dimension-title suggested" : "dimension-title" }, dimensionLabel(run, k)),
+        lede(h("span", { class: "dimension-number" }, dimensionNumber(run, k)), dimensionSentence(run, stage, k))),
       steps(k, run.dims, "dim")),
     h("div", { class: top.length < 24 ? "split few" : "split" },
       section("Strongest images", top.length
@@ -39,10 +39,11 @@ async function viewDimension({ run, stage, args }) {
         : note(alive ? "All activations are negative." : "None: it fires on no image."),
       narrow() && namingForm(run, k)), // else beside the images
       aside),
-    galleryLinks(run));
+    galleryLinks(run, button("Find with other dimensions", link("find", { plus: String(k) }))));
   const next = nextUnnamed(run, k);
   const press = (key) => {
     if (/^[1-4]$/.test(key)) node.querySelectorAll(".mark input")[Number(key) - 1].click();
+    if (key === "a") node.querySelector(".use:has(kbd)")?.click();
     if (key === "e") node.querySelector("#name").focus();
     return key === "e";
   };

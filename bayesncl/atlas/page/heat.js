@@ -5,13 +5,14 @@ async function paintHeat(canvas, map, [, high, wide, share]) {
   if (!map) return;
   // The map covers the central `share` of the image, which the encoder sees. Inside the image, a margin of one
   // transparent cell makes it fade out instead of ending in a sharp edge.
-  const margin = share < 1 ? 1 : 0;
+  const margin = share < 1 || canvas.layout.sizes ? 1 : 0;
   const small = h("canvas", { width: wide + 2 * margin, height: high + 2 * margin });
   const cells = new ImageData(wide, high);
   map.forEach((v, p) => cells.data.set([255, 120, 0, 0.75 * v], 4 * p));
   small.getContext("2d").putImageData(cells, margin, margin);
   context.imageSmoothingEnabled = true;
-  const [width, height] = [canvas.width * share * small.width / wide, canvas.height * share * small.height / high];
+  const square = canvas.layout.sizes && Math.min(canvas.width, canvas.height); // of a whole photo
+  const [width, height] = [(square || canvas.width) * share * small.width / wide, (square || canvas.height) * share * small.height / high];
   context.drawImage(small, (canvas.width - width) / 2, (canvas.height - height) / 2, width, height);
 }
 

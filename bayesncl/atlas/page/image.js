@@ -1,6 +1,6 @@
 async function viewImage({ run, stage, args }) {
   const i = imageNumber(args[0]);
-  const [image, name] = await Promise.all([loadImage(run, stage, i), imageName(i)]);
+  const [image, name, root] = await Promise.all([loadImage(run, stage, i), imageName(i), photoRoot()]);
   const { features, near } = image;
   const size = (f) => Math.max(Math.abs(f.before), Math.abs(f.after));
   const largest = Math.max(1e-6, ...features.map(size));
@@ -8,14 +8,18 @@ async function viewImage({ run, stage, args }) {
   const portrait = picture(i, true);
   const list = h("ol", { class: "features" });
   const where = heatButtons(() => [[portrait, image]]);
-  const more = growing(list, features, (f) => featureRow(run, stage, f, largest, where(run, f.dim, [image])), 16);
+  const row = (f) => featureRow(run, stage, f, largest, where(run, f.dim, [image]));
+  const more = growing(list, foldTwins(run, features, (f) => f.dim), ({ first, rest }) => {
+    const line = row(first);
+    return withTwins(line, line.firstChild, rest, row);
+  }, 16);
   const active = whole(features.filter((f) => f.before).length);
   const y = atlas.labels && atlas.labels[i];
 
   const about = facts([
     y && ["Class", h("a", { href: link(`class/${y - 1}`) }, labelOf(i))],
     backgroundOf(i) && ["Background", backgroundOf(i)],
-    name && ["Name", name],
+    name && (root ? ["File", fileLink(root, name)] : ["Name", name]),
     ["Active dimensions", run.whole ? active : `${active} stored`],
     run.gated && ["Closed by gates", whole(features.filter((f) => !f.open).length)],
   ], "facts few");
@@ -24,21 +28,50 @@ async function viewImage({ run, stage, args }) {
     thumb(n.image, { caption: [clip(labelOf(n.image) || "", 16), fixed(n.similarity, 2)].filter(Boolean).join(" · ") }),
     h("a", { class: "why", href: link(`pair/${i}/${n.image}`), "aria-label": `Why similar to image ${n.image}?` }, "why?"));
 
+  const wall = h("div", { class: "wall large" }, near.map(neighbor));
+  const further = h("button", { type: "button", class: "more", onclick: async () => {
+    const known = new Set(near.map((n) => n.image));
+    const found = (await findImages(run, stage, { image: i })).filter((f) => !known.has(f.image)).slice(0, FOUND - near.length);
+    further.replaceWith(growing(wall, found, (f) => neighbor({ image: f.image, similarity: f.score }), 24, false));
+  } }, "Show more");
+
   const node = h("div", {},
     h("div", { class: "portrait" },
-      portrait,
+      framed(run, portrait),
       h("div", {},
         h("div", { class: "with-steps" }, heading(`Image ${i}`), steps(i, atlas.count, "image")),
         about,
-        actions(button("Compare with another image", link("images", { with: String(i) }))))),
+        actions(
+          button("Find images like this", link("find", { image: String(i) })),
+          button("Compare with another image", link("images", { with: String(i) }))))),
     section("Strongest dimensions",
       features.length
         ? [intro(`Each with its strongest images.${bars}`), list, more]
         : note("No dimension fires on this image."),
       heatNote(run), coverage(run)),
     section(run.after ? `Nearest images, ${stage} gates` : "Nearest images",
-      h("div", { class: "wall large" }, near.map(neighbor))));
+      wall, atlas.count > near.length + 1 && further));
   return { title: `Image ${i}`, node, ...neighbors(i, atlas.count, "image") };
+}
+
+// The folder of the photos, unless the page was made to be shared.
+const photoRoot = async () => (atlas.rooted && !single ? (await load("root")).root : null);
+
+// The path of a photo; a link from a page on disk.
+function fileLink(root, name) {
+  const path = `${root}/${name}`.replaceAll("\\", "/");
+  if (location.protocol !== "file:") return path;
+  return h("a", { href: `file://${path.startsWith("/") ? "" : "/"}${encodeURI(path).replace(/[?#]/g, encodeURIComponent)}` }, path);
+}
+
+// A whole photo, with a frame around the central square if the encoder saw no more.
+function framed(run, canvas) {
+  const { width, height } = canvas;
+  const side = (run.seen || 0) * Math.min(width, height);
+  if (!canvas.layout.sizes || !side || side > 0.99 * Math.max(width, height)) return canvas;
+  return h("figure", { class: "framed" },
+    h("div", {}, canvas, h("span", { class: "frame", "--x": side / width, "--y": side / height })),
+    h("figcaption", {}, "The encoder saw the framed part only."));
 }
 
 function imageNumber(text) {
@@ -52,34 +85,37 @@ function imageNumber(text) {
 
 function featureRow(run, stage, f, largest, where = null) {
   return h("li", { class: f.open ? null : "shut", "data-dim": f.dim },
-    dimensionName(run, stage, f.dim),
+    h("div", {}, dimensionName(run, stage, f.dim)),
     linkedStrip(run, "before", f.dim, 6),
     twoBars(run, f.before, f.after, largest, 3),
     (run.gated || where) && h("span", { class: "last" }, run.gated && gate(f.open), where));
 }
 
-// All images, or those of a class; a click picks the second image of a pair (?with=I) or the first (?pick).
+// All images, or those of a class; a click picks the second image of a pair (?with=I), the first (?pick) or one to
+// search for (?find).
 async function viewImages({ params }) {
   const first = params.has("with") ? imageNumber(params.get("with")) : null;
   const pick = params.has("pick");
+  const search = params.has("find");
   const wanted = params.has("class") && atlas.classes ? Number(params.get("class")) : null;
   const images = [...Array(atlas.count).keys()]
     .filter((i) => i !== first && (wanted === null || atlas.labels[i] === wanted + 1));
   const href = (i) => {
     if (first !== null) return link(`pair/${first}/${i}`);
+    if (search) return link("find", { image: String(i) });
     return pick ? link("images", { with: String(i) }) : link(`image/${i}`);
   };
   const wall = h("div", { class: "wall" });
   const more = growing(wall, images, (i) => thumb(i, { href: href(i) }), 120);
 
-  const tail = { with: params.get("with"), pick: params.get("pick") };
+  const tail = Object.fromEntries(["with", "pick", "find"].map((key) => [key, params.get(key)]));
   const select = atlas.classes && h("select", { id: "images-class" },
     h("option", { value: "" }, "all"),
     atlas.classes.map((name, c) => h("option", { value: c, selected: c === wanted }, name)));
   select?.addEventListener("change", () => { location.hash = link("images", { ...tail, class: select.value }); });
 
-  const title = first !== null ? `Image ${first} and …` : pick ? "Why are two images similar?" : "Images";
-  const top = first === null ? heading(title, pick && lede("Pick the first image.")) : h("div", { class: "portrait small" },
+  const title = first !== null ? `Image ${first} and …` : pick ? "Why are two images similar?" : search ? "Find images" : "Images";
+  const top = first === null ? heading(title, pick && lede("Pick the first image."), search && lede("Pick an image to find more like it.")) : h("div", { class: "portrait small" },
     picture(first), heading(title, lede("Pick the second image to see which dimensions they share.")));
   const node = h("div", {},
     top,

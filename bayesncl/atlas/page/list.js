@@ -4,6 +4,7 @@ const FILTERS = {
   alive: ["Active", (run, s, k) => s.support[k] > 0],
   named: ["Named", (run, s, k) => isNamed(run, k)],
   unnamed: ["Unnamed", (run, s, k) => s.support[k] > 0 && !isNamed(run, k)],
+  suggested: ["Name suggested", (run, s, k) => suggestionOf(run, k), (run) => suggestedCount(run)],
   dead: ["Dead", (run, s, k) => s.support[k] === 0],
   rare: ["Nearly dead (fewer than 10 images)", (run, s, k) => s.support[k] > 0 && s.support[k] < 10],
   pure: ["Consistent (half or more one class)", (run, s, k) => s.support[k] >= 10 && s.consistency[k] >= 0.5,
@@ -49,7 +50,8 @@ async function viewList({ run, stage, params }) {
     h("th", { scope: "row", class: "first" },
       h("a", { href: link(`dim/${k}`) }, k), !s.support[k] && h("small", {}, "dead")),
     h("td", {}, linkedStrip(run, stage, k, 5)),
-    h("td", { class: "name" }, nameOf(run, k) && h("b", {}, nameOf(run, k), " "), stands(k)),
+    h("td", { class: "name" }, nameOf(run, k) && h("b", { class: suggestionOf(run, k) && "suggested", title: suggestionOf(run, k) || null }, nameOf(run, k), " "),
+      stands(k)),
     columns.map((c) => h("td", { class: "number" }, c.show(c.of(k)))));
 
   function fill() {
@@ -65,8 +67,13 @@ async function viewList({ run, stage, params }) {
       h("th", { scope: "col" }, atlas.classes || atlas.backgrounds ? "Name or prominent class" : "Name"),
       ...columns.map((c) => sorter(c.key, c.name, c.help, "number")));
     body.replaceChildren();
-    tail.replaceChildren(growing(body, found, row, 40));
-    count.textContent = plural(found.length, "dimension") + (found.length < run.dims ? ` of ${whole(run.dims)}` : "");
+    const groups = foldTwins(run, found);
+    tail.replaceChildren(growing(body, groups, ({ first, rest }) => {
+      const line = row(first);
+      return withTwins(line, line.firstChild, rest, row);
+    }, 40));
+    count.textContent = plural(found.length, "dimension") + (found.length < run.dims ? ` of ${whole(run.dims)}` : "")
+      + (groups.length < found.length ? `, ${whole(groups.length)} with twins folded` : "");
   }
 
   // The address follows the state, so that it can be shared.

@@ -3,6 +3,7 @@ const VIEWS = {
   "": viewOverview, dims: viewList, dim: viewDimension, image: viewImage, images: viewImages, pair: viewPair,
   compare: viewCompare, class: viewClass, classes: viewClasses, gallery: viewGallery, names: viewNames, quiz: viewQuiz,
   explain: viewExplain,
+  check: viewCheck, find: viewFind,
 };
 const route = { run: 0, stage: "before", name: "", args: [], params: new URLSearchParams(), tail: {} };
 let view = null; // the current view
@@ -87,22 +88,24 @@ function switches() {
     runs.length > 1 && !alone && !blind && choice("Run", runs.map((r) => [r.name, r === run, { run: r.number || null }])),
     runs.length > 2 && alone && choice("Second run", runs.slice(1).map((r) =>
       [r.name, r.number === (route.run || 1), { run: r.number }])),
-    gated && !["images", "names", "quiz"].includes(route.name) && choice("Features", [
+    gated && !["images", "names", "quiz", "check"].includes(route.name) && choice("Features", [
       ["Before gates", shown === "before", { stage: null }],
       ["After gates", shown === "after", { stage: "after" }]]),
   ].filter(Boolean));
 
   const picking = route.name === "images" && (route.params.has("with") || route.params.has("pick"));
   const home = { dim: "dims", class: "classes", image: "images", gallery: "gallery/entropy" };
-  const here = picking ? "pair" : home[route.name] ?? route.name;
+  const here = picking ? "pair" : route.name === "images" && route.params.has("find") ? "find" : home[route.name] ?? route.name;
   const entry = (to, text, href = link(to)) => h("a", { href, "aria-current": here === to ? "page" : null }, text);
   document.getElementById("nav").replaceChildren(...[
     entry("", "Overview"),
     entry("dims", "Dimensions"),
     atlas.classes && entry("classes", "Classes"),
     entry("images", "Images"),
+    entry("find", "Find"),
     entry("gallery/entropy", "Galleries"),
     entry("names", "Names"),
+    atlas.pages.includes("check") && entry("check", "To check"),
     run.explain && entry("explain", "Classifier"),
     entry("quiz", "Quiz"),
     entry("pair", "Why similar?", link("images", { pick: "1" })),
@@ -132,9 +135,11 @@ function themeButton() {
 
 const KEYS = [
   ["/", "search"],
-  ["n, p", "next and previous dimension, image or class"],
+  ["n, p", "next and previous dimension, image, class or finding"],
   ["u", "next unnamed dimension, clearest first"],
   ["e", "edit the name of a dimension"],
+  ["a", "use the suggested name"],
+  ["a, x", "accept or dismiss a finding to check"],
   ["1, 2, 3, 4", "mark as readable, mixed, noise or irrelevant; in the quiz, 1 to 5 choose an image"],
   ["o, d, c", "overview, dimensions, classes"],
   ["arrows", "on the map: move between dimensions; Home and End: least and most frequent"],
@@ -191,10 +196,10 @@ if ("scrollRestoration" in history) history.scrollRestoration = "manual";
 openAtlas().then(async () => {
   const counts = [plural(atlas.count, "image"), ...runs.map((run) => `${run.name}: ${plural(run.dims, "dimension")}`)];
   document.getElementById("foot").textContent =
-    `${counts.join(" · ")}. Made with bayesncl. This page works offline and sends no data.`;
+    `${counts.join(" · ")}. Made with bayesncl. ${saves ? "Names are saved on this computer" : "This page works offline and sends no data"}.`;
   const small = Math.max(...atlas.sprites.size) <= 48;
   document.documentElement.classList.toggle("small-images", small); // enlarge in whole pixels
-  openNames();
+  await openNames();
   themeButton();
   searchField();
   keyboard();

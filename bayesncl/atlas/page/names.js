@@ -16,14 +16,15 @@ function nextUnnamed(run, k) {
 }
 
 function progress(run) {
-  return `${whole(namedCount(run))} of ${whole(byClarity(run).length)} named`;
+  const more = suggestedCount(run);
+  return `${whole(namedCount(run))} of ${whole(byClarity(run).length)} named${more ? `, ${whole(more)} more suggested` : ""}`;
 }
 
 function namingForm(run, k) {
   const own = ownEntry(run, k) || { name: "", note: "", mark: "" };
   const count = h("span", { class: "progress", role: "status" }, progress(run));
   const others = entriesOf(run, k).filter((e) => e.author !== me);
-  const hint = h("div", {}, storageHint());
+  const hint = h("div", { class: "saved" }, storageHint());
   const keep = (changes) => {
     setEntry(run, k, changes);
     count.textContent = progress(run);
@@ -31,8 +32,13 @@ function namingForm(run, k) {
     const title = document.querySelector(".dimension-title");
     if (!title) return;
     title.textContent = dimensionLabel(run, k);
-    document.querySelector(".dimension-number").textContent = nameOf(run, k) && `Dimension ${k}. `;
+    title.classList.toggle("suggested", Boolean(suggestionOf(run, k)));
+    document.querySelector(".dimension-number").textContent = dimensionNumber(run, k);
   };
+  const use = (e) => h("button", { type: "button", class: "quiet use", "aria-label": `Use the name ${e.name}`, onclick: () => {
+    name.value = e.name;
+    keep({ name: e.name });
+  } }, "use", isProgram(e) && h("kbd", { "aria-hidden": "true" }, "a"));
   const name = h("input", {
     id: "name", class: "name-field", maxlength: LENGTHS.name, autocomplete: "off", value: own.name,
     placeholder: "What do these images share?", oninput: () => keep({ name: name.value }),
@@ -60,13 +66,21 @@ function namingForm(run, k) {
       } }, "clear")),
     h("label", { for: "note" }, "Note"), noted,
     others.length > 0 && h("ul", { class: "others" }, others.map((e) =>
-      h("li", {}, h("b", {}, e.name || e.mark || "note"), ` ${[e.name && e.mark, e.note].filter(Boolean).join(", ")} `,
-        h("small", {}, `by ${e.author || "someone"}`)))),
+      h("li", {}, h("b", { class: isProgram(e) && "suggested" }, e.name || e.mark || "note"), " ",
+        isProgram(e) ? h("small", {}, suggestionText(e))
+          : [[e.name && e.mark, e.note].filter(Boolean).join(", "), h("small", {}, ` by ${e.author || "someone"}`)],
+        " ", e.name && use(e)))),
     hint,
     h("p", { class: "after" }, count,
       next !== undefined && h("a", { href: dimensionLink(run, next) }, "Next unnamed →"),
       h("a", { href: link("names") }, "All names")));
   return form;
+}
+
+// What stands before the sentence of a named dimension.
+function dimensionNumber(run, k) {
+  const suggested = suggestionOf(run, k);
+  return (nameOf(run, k) && `Dimension ${k}. `) + (suggested && `Name ${suggested}. `);
 }
 
 let naming = false; // move the focus to the name field of the next dimension
@@ -92,9 +106,10 @@ async function viewNames({ run }) {
   const row = (k, all) => h("tr", { "data-dim": k },
     h("th", { scope: "row", class: "first" }, h("a", { href: dimensionLink(run, k) }, k)),
     h("td", {}, linkedStrip(run, "before", k, 5)),
-    h("td", { class: "said" }, (all ? entriesOf(run, k) : [ownEntry(run, k) || entriesOf(run, k).at(-1)]).map((e) =>
-      h("div", {}, h("b", {}, e.name || "–"), e.mark && ` ${e.mark}`, e.note && h("small", {}, ` ${e.note}`),
-        (all || e.author !== me) && h("small", {}, ` ${e.author}`)))));
+    h("td", { class: "said" }, (all ? entriesOf(run, k) : [ownEntry(run, k) || namingEntry(run, k) || entriesOf(run, k).at(-1)]).map((e) =>
+      h("div", {}, h("b", { class: isProgram(e) && "suggested" }, e.name || "–"), e.mark && ` ${e.mark}`,
+        isProgram(e) ? h("small", {}, ` ${suggestionText(e)}`)
+          : [e.note && h("small", {}, ` ${e.note}`), (all || e.author !== me) && h("small", {}, ` ${e.author}`)]))));
   const names = (dims, all) => {
     const body = table([{ text: "Dimension", class: "first" }, { text: "Strongest images" }, { text: "Name" }], [],
       { label: all ? "Conflicts" : "Names", class: "wide" });
@@ -103,6 +118,7 @@ async function viewNames({ run }) {
   function fill() {
     const conflicts = conflictsOf(run);
     const done = byClarity(run).filter((k) => isNamed(run, k));
+    const guesses = byClarity(run).filter((k) => !isNamed(run, k) && nameOf(run, k));
     const next = nextUnnamed(run, -1);
     list.replaceChildren(...[
       h("p", { class: "lede" }, `${progress(run)}. `,
@@ -111,6 +127,7 @@ async function viewNames({ run }) {
         intro("Dimensions with different names or marks. Open one to enter your own."),
         names(conflicts, true)),
       done.length > 0 && section("Names", names(done, false)),
+      guesses.length > 0 && section("Suggestions", intro("By a program. Open one and press a to use its name."), names(guesses, false)),
     ].filter(Boolean));
   }
   fill();
@@ -120,8 +137,11 @@ async function viewNames({ run }) {
       h("label", { for: "author" }, "Your name", author),
       h("button", { type: "button", onclick: () => download("names.json", exportNames()) }, "Export names.json"),
       h("button", { type: "button", onclick: () => file.click() }, "Import names.json"), file),
-    storageHint(), report,
-    note("Names are stored in this browser only. Export them to share them. Import a file to merge its names with yours."),
+    h("div", { class: "saved" }, storageHint()), report,
+    saves
+      ? note("Names are saved in names.json in the folder of codes, and in this browser.")
+      : note("Names are stored in this browser only. To keep them, export names.json and add it to the codes: ",
+        h("code", {}, "bayesncl names CODES names.json"), ". Import a file to merge its names with yours."),
     list);
   return { title: "Names", node };
 }

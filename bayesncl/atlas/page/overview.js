@@ -54,8 +54,9 @@ function summaryTable(list) {
   return table(head, body, { label: "Headline numbers" });
 }
 
-function galleryLinks(run) {
+function galleryLinks(run, first = null) {
   return actions(
+    first,
     button(atlas.classes ? "High-entropy dimensions" : "Most prevalent dimensions", link("gallery/entropy")),
     run.gated && button("Most suppressed dimensions", link("gallery/suppressed")),
     button("All dimensions", link("dims")),
@@ -77,7 +78,12 @@ function clearestTiles(run, stage) {
     .sort((a, b) => s.clarity[b] - s.clarity[a] || s.mass[b] - s.mass[a])];
   if (!order.length) return [note("No dimension fires on 10 or more images.")];
   const wall = h("div", { class: "tiles clearest" });
-  return [wall, growing(wall, order, (k) => dimensionTile(run, stage, k), narrow() ? 6 : 12, false)];
+  const tile = (k) => h("div", {}, dimensionTile(run, stage, k));
+  const group = ({ first, rest }) => {
+    const box = tile(first);
+    return withTwins(box, box, rest, tile);
+  };
+  return [wall, growing(wall, foldTwins(run, order), group, narrow() ? 6 : 12, false)];
 }
 
 async function viewOverview({ run, stage }) {

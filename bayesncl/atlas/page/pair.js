@@ -5,14 +5,19 @@ async function viewPair({ run, stage, args }) {
   const [a, b] = await Promise.all([loadImage(run, "before", i), loadImage(run, "before", j)]);
   const stages = run.after ? ["before", "after"] : ["before"];
   const shared = sharedDimensions(a, b);
-  const largest = Math.max(1e-9, ...shared.map((s) => s.size));
+  const groups = foldShared(run, shared);
+  const largest = Math.max(1e-9, ...groups.map((s) => s.size));
   const sum = (stage, of) => shared.reduce((total, s) => total + of(s[stage]), 0);
   const longest = Math.max(1e-9, ...stages.map((stage) => sum(stage, (v) => Math.max(0, v))));
 
   const list = h("ol", { class: "features pair-list" });
   const shown = [picture(i, true), picture(j, true)];
   const where = heatButtons(() => [[shown[0], a], [shown[1], b]]);
-  const more = growing(list, shared, (s) => pairRow(run, s, largest, where(run, s.dim, [a, b])), 20);
+  const row = (s) => pairRow(run, s, largest, where(run, s.dim, [a, b]));
+  const more = growing(list, groups, (s) => {
+    const line = row(s);
+    return withTwins(line, line.firstChild, s.twins.slice(1), row, s.twins);
+  }, 20);
   const side = (n, m) => h("figure", {},
     h("a", { href: link(`image/${n}`), "aria-label": imageTitle(n) }, shown[m]),
     h("figcaption", {}, h("a", { href: link(`image/${n}`) }, `Image ${n}`),
@@ -24,8 +29,8 @@ async function viewPair({ run, stage, args }) {
   const node = h("div", {},
     heading(`Cosine ${fixed(sum(stage, (v) => v), 2)}${run.after ? ` ${stage} gates` : ""}`),
     h("div", { class: "pair" }, side(i, 0), h("div", { class: "verdict" }, verdict), side(j, 1)),
-    lede(bothSentence(run, stage, shared), verdictSentence(run, shared)),
-    stages.map((stage) => stack(run, shared, stage, longest, run.after)),
+    lede(bothSentence(run, stage, groups), verdictSentence(run, shared, groups)),
+    stages.map((stage) => stack(run, groups, stage, longest, run.after)),
     shared.length > 0 && section("Shared dimensions", intro(`Each with its strongest images.${bars}`), list, more),
     remainder(run, a, b),
     actions(
@@ -45,9 +50,18 @@ function sharedDimensions(a, b) {
     const size = Math.max(Math.abs(before), Math.abs(after));
     if (size > 1e-9) shared.push({ dim: f.dim, f, g, before, after, size });
   }
-  shared.sort((s, t) => t.size - s.size);
-  shared.forEach((s, n) => { s.tone = `p${n % 4}`; });
-  return shared;
+  return shared.sort((s, t) => t.size - s.size);
+}
+
+// Twins as one, with the sum of their contributions.
+function foldShared(run, shared) {
+  const sum = (list, key) => list.reduce((total, s) => total + s[key], 0);
+  const groups = foldTwins(run, shared, (s) => s.dim).map(({ first, rest }) => {
+    const twins = [first, ...rest];
+    return { ...first, twins, before: sum(twins, "before"), after: sum(twins, "after"), size: sum(twins, "size") };
+  }).sort((s, t) => t.size - s.size);
+  groups.forEach((s, n) => { s.tone = `p${n % 4}`; });
+  return groups;
 }
 
 // The dimensions with the largest contributions.
@@ -57,9 +71,10 @@ function bothSentence(run, stage, shared) {
   return parts.length ? `Largest contributions: ${parts.join(", ")}. ` : "";
 }
 
-function verdictSentence(run, shared) {
+function verdictSentence(run, shared, groups) {
   if (!shared.length) return "They share no dimension.";
-  const first = `They share ${plural(shared.length, "dimension")}.`;
+  const folded = groups.length < shared.length ? `, ${whole(groups.length)} with twins folded` : "";
+  const first = `They share ${plural(shared.length, "dimension")}${folded}.`;
   if (!run.gated) return first;
   const closed = shared.filter((s) => s.after === 0).length;
   return closed ? `${first} The gates close ${whole(closed)} of them.` : `${first} The gates close none of them.`;
@@ -68,10 +83,10 @@ function verdictSentence(run, shared) {
 function pairRow(run, s, largest, where) {
   const open = s.f.open && s.g.open;
   return h("li", { class: open ? null : "shut", "data-dim": s.dim },
-    dimensionName(run, "before", s.dim),
+    h("div", {}, dimensionName(run, "before", s.dim)),
     linkedStrip(run, "before", s.dim, 6),
     twoBars(run, s.before, s.after, largest, 4),
-    h("span", { class: "terms" }, `${fixed(s.f.before, 2)} × ${fixed(s.g.before, 2)}`,
+    h("span", { class: "terms" }, s.twins?.length > 1 ? `sum of ${s.twins.length}` : `${fixed(s.f.before, 2)} × ${fixed(s.g.before, 2)}`,
       run.gated && h("span", {}, gate(s.f.open), gate(s.g.open)), where));
 }
 

@@ -51,8 +51,8 @@ function linkedStrip(run, stage, k, most) {
 function dimensionTile(run, stage, k, line) {
   return h("a", { class: "tile", href: dimensionLink(run, k) },
     dimensionStrip(run, stage, k),
-    h("span", { class: "tile-name" }, dimensionLabel(run, k)),
-    h("span", { class: "tile-line" }, nameOf(run, k) && `Dimension ${k} · `,
+    h("span", { class: suggestionOf(run, k) ? "tile-name suggested" : "tile-name" }, dimensionLabel(run, k)),
+    h("span", { class: "tile-line" }, nameOf(run, k) && `Dimension ${k} · `, suggestionOf(run, k) && `${suggestionOf(run, k)} · `,
       line ?? shortWords(run, stage, k) ?? shortNumbers(run, stage, k)));
 }
 
@@ -61,7 +61,34 @@ function dimensionName(run, stage, k) {
   const name = nameOf(run, k);
   const word = (prominent(run, stage, k) || prominent(run, "before", k))?.word;
   return h("a", { class: "feature-name", href: dimensionLink(run, k) },
-    h("b", {}, name || k), h("span", {}, name ? `dimension ${k}` : word || ""));
+    h("b", { class: suggestionOf(run, k) && "suggested" }, name || k), h("span", {}, name ? `dimension ${k}` : word || ""));
+}
+
+// Items whose dimensions are twins (cosine above 0.9) as one entry: the first item, and the rest.
+function foldTwins(run, items, dimOf = (item) => item) {
+  const groups = new Map();
+  for (const item of items) {
+    const twin = run.before.twin[dimOf(item)];
+    if (groups.has(twin)) groups.get(twin).rest.push(item);
+    else groups.set(twin, { first: item, rest: [] });
+  }
+  return [...groups.values()];
+}
+
+// A row with a button at `place` that shows the `rows` of its twins below it.
+function withTwins(row, place, rest, draw, rows = rest) {
+  if (!rest.length) return row;
+  let shown = [];
+  const button = h("button", { type: "button", class: "quiet twins", "aria-expanded": "false",
+    title: "dimensions with a cosine above 0.9", onclick: () => {
+      const open = !shown.length;
+      if (open) row.after(...(shown = rows.map(draw)));
+      else shown.splice(0).forEach((each) => each.remove());
+      shown.forEach((each) => each.classList.add("twin"));
+      button.setAttribute("aria-expanded", String(open));
+    } }, `+ ${plural(rest.length, "twin")}`);
+  place.append(button);
+  return row;
 }
 
 // A number before and, with gates, after the gates, as two bars.

@@ -15,9 +15,9 @@ async function find(text) {
       found.push({ text: `Image ${n}`, hint: labelOf(n) || "", href: link(`image/${n}`) });
     }
   }
-  for (const k of annotations.get(run.fingerprint).keys()) {
+  for (const k of annotated(run)) {
     const name = nameOf(run, k);
-    if (name.toLowerCase().includes(q)) found.push({ text: name, hint: `dimension ${k}`, href: link(`dim/${k}`) });
+    if (name.toLowerCase().includes(q)) found.push({ text: name, hint: `dimension ${k}${suggestionOf(run, k) && ", suggested"}`, href: link(`dim/${k}`) });
   }
   const numbered = q.match(/^class\s+(\d+)$/);
   (atlas.classes || []).forEach((name, c) => {

@@ -1,10 +1,21 @@
 // Images are canvases cut from sprite sheets: crisp when enlarged, and printable.
 const sheets = new Map();
+const addresses = new Map();
+
+function addressOf(file) {
+  if (!single) return file;
+  if (!addresses.has(file)) {
+    const bytes = decode(inside(file));
+    const type = bytes[0] === 0x89 ? "image/png" : "image/jpeg";
+    addresses.set(file, URL.createObjectURL(new Blob([bytes], { type })));
+  }
+  return addresses.get(file);
+}
 
 function sheet(file) {
   if (!sheets.has(file)) {
     const image = new Image();
-    image.src = file;
+    image.src = addressOf(file);
     sheets.set(file, image.decode().then(() => image));
   }
   return sheets.get(file);
@@ -13,11 +24,12 @@ function sheet(file) {
 // The position of image i: on the sheet of the overview, or among all images.
 function placeOf(i, layout = atlas.sprites) {
   const at = layout === atlas.sprites ? atlas.onCover?.get(i) : undefined;
-  const { columns, rows, tile, size, files, count } = at === undefined ? layout : atlas.cover;
+  const { columns, rows, tile, size: square, sizes, files, count } = at === undefined ? layout : atlas.cover;
   const place = at ?? (layout === atlas.sprites && atlas.place ? atlas.place[i] : i);
   const number = Math.floor(place / (columns * rows));
   const cell = place % (columns * rows);
   const held = Math.min(columns * rows, count - number * columns * rows);
+  const size = sizes ? sizes.subarray(2 * place, 2 * place + 2) : square;
   return {
     file: files[number], left: (cell % columns) * tile[1], top: Math.floor(cell / columns) * tile[0], size,
     width: columns * tile[1], height: Math.ceil(held / columns) * tile[0],
@@ -31,11 +43,11 @@ function draw(context, i, x = 0, layout = atlas.sprites) {
     .catch(() => announce("Cannot read a file with images."));
 }
 
-// `large` shows a larger version, if there is one.
-function picture(i, large = false) {
-  const layout = (large && atlas.large) || atlas.sprites;
-  const [height, width] = layout.size;
-  const canvas = h("canvas", { width, height, class: "picture", "data-image": i });
+// `large` shows a larger version, if there is one: a photo as a whole, not its central square.
+function picture(i, large = false, layout = (large && atlas.large) || atlas.sprites) {
+  const [height, width] = placeOf(i, layout).size;
+  const canvas = h("canvas", { width, height, class: layout.sizes ? "picture whole" : "picture", "data-image": i });
+  canvas.style.setProperty("--wide", width / Math.max(width, height)); // of a square box around it
   canvas.layout = layout;
   draw(canvas.getContext("2d"), i, 0, layout);
   return canvas;
@@ -62,7 +74,7 @@ function cutout(i, side) {
   return svg("svg", {
     x: -side / 2, y: -side / 2, width: side, height: side, preserveAspectRatio: "xMidYMid slice",
     viewBox: `${left} ${top} ${size[1]} ${size[0]}`,
-  }, svg("image", { href: file, width, height }));
+  }, svg("image", { href: addressOf(file), width, height }));
 }
 
 function labelOf(i) {

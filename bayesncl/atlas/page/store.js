@@ -1,6 +1,8 @@
-// Names, notes, marks and quiz answers, in the storage of the browser, by fingerprint of the codes.
+// Names, notes, marks and decisions by fingerprint of the codes: those in names.json beside the codes, and those of this browser,
+// which are stored here and, if the server of bayesncl shows the page, merged into that file.
 const FORMAT = "bayesncl-names-1";
 const MARKS = ["readable", "mixed", "noise", "irrelevant"];
+const DECISIONS = ["accepted", "dismissed"];
 const LENGTHS = { name: 120, note: 2000, author: 60, time: 40 };
 let persistent = true; // a browser may refuse storage to a page on disk
 
@@ -19,17 +21,74 @@ function testStorage() {
   persistent = remember("test") === "1";
 }
 
-const storageHint = () => (persistent ? null
-  : h("p", { class: "warning", role: "alert" }, "This browser does not store data for this page. Export your work before you close it."));
+let unsaved = ""; // why names.json could not be written
 
-const annotations = new Map(); // fingerprint -> Map of dimension -> entries {name, note, mark, author, time}
+function storageHint() {
+  const text = persistent ? unsaved : "This browser does not store data for this page. Export your work before you close it.";
+  return text ? h("p", { class: "warning", role: "alert" }, text) : null;
+}
+
+const annotations = new Map(); // fingerprint -> Map of dimension -> entries {name, note, mark, author, time} of this browser
+const filed = new Map(); // the same, from names.json
+const saves = "saves" in document.documentElement.dataset; // the server writes names.json
+const decided = new Map(); // finding of the audit -> decisions {kind, image, other, decision, author, time}
 let me = "";
 
-function openNames() {
+async function openNames() {
   testStorage();
   me = remember("author") || `anonymous ${Math.random().toString(36).slice(2, 6)}`;
   remember("author", me);
-  for (const run of runs) annotations.set(run.fingerprint, stored(run));
+  let inFile = runs.map((run) => run.names);
+  if (saves) inFile = await fetch("names.json").then((reply) => reply.json()).then((found) => found.codes, () => inFile);
+  for (const run of runs) {
+    annotations.set(run.fingerprint, stored(run));
+    const found = inFile.find((codes) => codes?.fingerprint === run.fingerprint);
+    filed.set(run.fingerprint, checkDimensions(found?.dimensions || {}, run.dims));
+    if (run === runs[0]) addDecisions([...(found?.checks || []), ...storedDecisions()]);
+  }
+}
+
+const findingKey = (f) => JSON.stringify([f.kind, f.image, f.other]);
+const decisionsKey = () => `checks-${runs[0].fingerprint}`;
+
+function storedDecisions() {
+  try {
+    return JSON.parse(remember(decisionsKey()) || "[]").map(checkDecision);
+  } catch {
+    return [];
+  }
+}
+
+function checkDecision(found) {
+  if (typeof found !== "object" || found === null) throw new Error("a decision is not an object");
+  const clean = Object.fromEntries(["kind", "image", "other", "author", "time"].map((key) => [key, asText(found[key], 1000)]));
+  return { ...clean, decision: DECISIONS.includes(found.decision) ? found.decision : "" };
+}
+
+function addDecisions(list) {
+  for (const found of list) {
+    const key = findingKey(found);
+    const others = (decided.get(key) || []).filter((d) => d.author !== found.author || d.time > found.time);
+    decided.set(key, others.some((d) => d.author === found.author) ? others : [...others, found]);
+  }
+}
+
+// Your own decision on a finding, or else the newest.
+function decisionOf(finding) {
+  const all = decided.get(findingKey(finding)) || [];
+  return all.find((d) => d.author === me) || all.toSorted((a, b) => (a.time < b.time ? -1 : 1)).at(-1);
+}
+
+function decide(finding, decision) {
+  const { kind, image, other } = finding;
+  addDecisions(storedDecisions()); // of another tab
+  addDecisions([{ kind, image, other, decision, author: me, time: new Date().toISOString() }]);
+  saveDecisions();
+}
+
+function saveDecisions() {
+  remember(decisionsKey(), JSON.stringify([...decided.values()].flat()));
+  saveSoon();
 }
 
 // Stored entries of a run; none if they are damaged.
@@ -40,6 +99,25 @@ function stored(run) {
     return new Map();
   }
 }
+
+let saving = 0;
+
+// Post what this browser holds, after a pause in typing.
+function saveSoon() {
+  if (!saves) return;
+  clearTimeout(saving);
+  saving = setTimeout(saveNow, 500);
+}
+
+function saveNow() {
+  clearTimeout(saving);
+  saving = 0;
+  return fetch("names.json", { method: "POST", body: JSON.stringify(namesTree(annotations)), keepalive: true })
+    .then((reply) => { unsaved = reply.ok ? "" : "The server could not save names.json. Export your names."; },
+      () => { unsaved = "The server has stopped: names.json is not saved. Export your names."; })
+    .then(() => document.querySelectorAll(".saved").forEach((box) => box.replaceChildren(...[storageHint()].filter(Boolean))));
+}
+window.addEventListener("pagehide", () => saving && saveNow());
 
 const asText = (value, length) => {
   if (value === undefined || value === null) return "";
@@ -82,60 +160,89 @@ function saveNames(run) {
   const dimensions = annotations.get(run.fingerprint);
   mergeInto(dimensions, stored(run));
   remember(`names-${run.fingerprint}`, JSON.stringify(Object.fromEntries(dimensions)));
+  saveSoon();
 }
 
-// An empty entry is stored too: it replaces an older one.
-const entriesOf = (run, k) => (annotations.get(run.fingerprint).get(k) || []).filter((e) => e.name || e.note || e.mark);
+const isProgram = (e) => e.author.startsWith("bayesncl:");
+
+// What people and programs wrote about dimension k. An empty entry is stored too: it replaces an older one.
+function entriesOf(run, k) {
+  const lists = [filed, annotations].map((all) => all.get(run.fingerprint).get(k)).filter(Boolean);
+  return (lists.length > 1 ? joinEntries(lists.flat()) : lists[0] || []).filter((e) => e.name || e.note || e.mark);
+}
+const annotated = (run) => [...new Set([filed, annotations].flatMap((all) => [...all.get(run.fingerprint).keys()]))];
 const ownEntry = (run, k) => entriesOf(run, k).find((e) => e.author === me);
 
 function setEntry(run, k, changes) {
   const dimensions = annotations.get(run.fingerprint);
   const old = dimensions.get(k) || [];
-  const own = old.find((e) => e.author === me) || { name: "", note: "", mark: "" };
+  const own = ownEntry(run, k) || { name: "", note: "", mark: "" };
   const entry = checkEntry({ ...own, ...changes, author: me, time: new Date().toISOString() });
   dimensions.set(k, [...old.filter((e) => e.author !== me), entry]);
   saveNames(run);
 }
 
-// Your own name, or else the newest one.
-function nameOf(run, k) {
+// The entry that names k: your own, or else the newest by a person, or else the newest suggestion.
+function namingEntry(run, k) {
   const entries = entriesOf(run, k).filter((e) => e.name.trim());
-  return (entries.find((e) => e.author === me) || entries.at(-1))?.name.trim() || "";
+  return entries.find((e) => e.author === me) || entries.findLast((e) => !isProgram(e)) || entries.at(-1);
 }
+const nameOf = (run, k) => namingEntry(run, k)?.name.trim() || "";
+
+// Source and score of the name of k, if a program suggested it.
+function suggestionOf(run, k) {
+  const e = namingEntry(run, k);
+  return e && isProgram(e) ? suggestionText(e) : "";
+}
+const suggestionText = (e) => `${e.note || "suggested"}, from ${e.author.slice("bayesncl:".length)}`;
 
 const markOf = (run, k) => (ownEntry(run, k)?.mark || entriesOf(run, k).findLast((e) => e.mark)?.mark || "");
-const isNamed = (run, k) => Boolean(nameOf(run, k) || markOf(run, k));
-const namedCount = (run) => [...annotations.get(run.fingerprint).keys()].filter((k) => isNamed(run, k)).length;
+const isNamed = (run, k) => Boolean(markOf(run, k) || (nameOf(run, k) && !suggestionOf(run, k)));
+const namedCount = (run) => annotated(run).filter((k) => isNamed(run, k)).length;
+const suggestedCount = (run) => annotated(run).filter((k) => !isNamed(run, k) && nameOf(run, k)).length;
 
 function conflictsOf(run) {
-  const differ = (entries, key) => new Set(entries.map((e) => e[key].trim().toLowerCase()).filter(Boolean)).size > 1;
-  return [...annotations.get(run.fingerprint).keys()].sort((a, b) => a - b)
-    .filter((k) => differ(entriesOf(run, k), "name") || differ(entriesOf(run, k), "mark"));
+  const differ = (k, key) => new Set(entriesOf(run, k).filter((e) => !isProgram(e))
+    .map((e) => e[key].trim().toLowerCase()).filter(Boolean)).size > 1;
+  return annotated(run).sort((a, b) => a - b).filter((k) => differ(k, "name") || differ(k, "mark"));
 }
 
 function renameMe(name) {
   const wanted = name.trim().slice(0, LENGTHS.author);
   if (!wanted || wanted === me) return;
-  const former = me;
+  const [former, time] = [me, new Date().toISOString()];
   for (const run of runs) {
     const dimensions = annotations.get(run.fingerprint);
     mergeInto(dimensions, stored(run));
-    for (const [k, entries] of dimensions) {
-      dimensions.set(k, joinEntries(entries.map((e) => (e.author === former ? { ...e, author: wanted } : e))));
+    for (const k of annotated(run)) {
+      const own = ownEntry(run, k);
+      if (!own) continue;
+      const others = (dimensions.get(k) || []).filter((e) => e.author !== former);
+      const gone = saves || filed.get(run.fingerprint).has(k) ? [checkEntry({ author: former, time })] : []; // for the file
+      dimensions.set(k, joinEntries([...others, { ...own, author: wanted }, ...gone]));
     }
     remember(`names-${run.fingerprint}`, JSON.stringify(Object.fromEntries(dimensions)));
   }
+  for (const list of [...decided.values()]) {
+    const own = list.find((d) => d.author === former);
+    if (own) addDecisions([{ ...own, author: wanted }, { ...own, decision: "", time }]);
+  }
   me = wanted;
   remember("author", me);
+  saveDecisions();
 }
 
-function exportNames() {
-  const codes = runs.map((run) => ({
-    fingerprint: run.fingerprint, run: run.name, dims: run.dims,
-    dimensions: Object.fromEntries([...annotations.get(run.fingerprint)].filter(([k]) => entriesOf(run, k).length)),
-  }));
-  return { format: FORMAT, codes };
-}
+const namesTree = (all) => ({
+  format: FORMAT,
+  codes: runs.map((run) => ({
+    fingerprint: run.fingerprint, run: run.name, dims: run.dims, dimensions: Object.fromEntries(all.get(run.fingerprint)),
+    checks: run === runs[0] ? [...decided.values()].flat() : [],
+  })),
+});
+
+// Names of the file and of this browser.
+const exportNames = () => namesTree(new Map(runs.map((run) => [run.fingerprint,
+  new Map(annotated(run).map((k) => [k, entriesOf(run, k)]).filter(([, entries]) => entries.length))])));
 
 // Returns the numbers of imported dimensions and of skipped sets, which are for other codes.
 function importNames(content) {
@@ -146,10 +253,12 @@ function importNames(content) {
   const checked = found.codes.map((codes) => {
     const run = runs.find((r) => r.fingerprint === codes?.fingerprint && r.dims === codes?.dims);
     if (!run) skipped++;
-    return run && [run, checkDimensions(codes.dimensions, run.dims)];
+    return run && [run, checkDimensions(codes.dimensions, run.dims), (codes.checks || []).map(checkDecision)];
   });
-  for (const [run, dimensions] of checked.filter(Boolean)) { // after everything was checked
+  for (const [run, dimensions, decisions] of checked.filter(Boolean)) { // after everything was checked
     imported += dimensions.size;
+    if (run === runs[0]) addDecisions(decisions);
+    saveDecisions();
     mergeInto(annotations.get(run.fingerprint), dimensions);
     saveNames(run);
   }

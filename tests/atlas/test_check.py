@@ -1,0 +1,115 @@
+"""The page of things to check: findings, decisions by keyboard, and where they are stored."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bayesncl.atlas import AtlasRun, build_atlas
+from bayesncl.atlas.page_data import ToCheck
+from bayesncl.atlas.pictures import Photos
+from bayesncl.atlas.sources import load_findings
+from bayesncl.codes.folder import CodesFolder
+from bayesncl.codes.names import Check, read_names
+from bayesncl.jobs.audit import EXACT, NEAR, WRONG, Finding
+from bayesncl.jobs.naming import save_names
+from tests.atlas.browser import click, download, press, resize, text, visit, wait_for
+from tests.atlas.conftest import HOSTILE, Case
+from tests.atlas.test_codes import fit
+from tests.commands import draw_folder, refused
+
+
+@pytest.fixture
+def page(case: Case, tmp_path: Path) -> Path:
+    """Two wrong labels and a duplicate, of photos that are not in the atlas."""
+    names = [f"{HOSTILE}{i}.png" for i in range(5)]
+    paths = [tmp_path / f"{i}.png" for i in range(5)]
+    for i, path in enumerate(paths):
+        Image.fromarray(np.full((80, 40 + 20 * i, 3), 50 * i, np.uint8)).save(path)
+    found = [
+        Finding(WRONG, names[0], names[1], "cat", HOSTILE, 0.5),
+        Finding(WRONG, names[2], "", "cat", "dog", 0.25),
+        Finding(EXACT, names[3], names[4], "cat", "", 1.0),
+    ]
+    images = Photos(paths, names=tuple(names))
+    check = ToCheck(found, {WRONG: 7, EXACT: 1, NEAR: 0}, images)
+    run = AtlasRun("r", case.z, fingerprint="c" * 16)
+    return build_atlas(tmp_path / "atlas", [run], case.images, "Check", check)
+
+
+def test_findings_are_decided_by_keys_and_exported(driver, page: Path, tmp_path: Path) -> None:
+    visit(driver, page)
+    click(driver, "nav a[href*='check']")
+    wait_for(driver, "document.querySelectorAll('.finding').length === 3")
+    assert "Labeled cat" in text(driver, ".finding")[0]
+    assert HOSTILE in text(driver, ".finding")[0]
+    sizes = "return [...document.querySelectorAll('.sides canvas')].map(c => [c.width, c.height])"
+    assert driver.execute_script(sizes) == [[40, 80], [60, 80], [80, 80], [100, 80], [120, 80]]
+    assert any("7" in t for t in text(driver, ".note"))  # the list was cut
+    current = "return Number(document.querySelector('.finding.current').dataset.finding)"
+    press(driver, "a")
+    assert driver.execute_script(current) == 1
+    press(driver, "n")
+    press(driver, "x")
+    assert text(driver, ".decision") == ["accepted", "", "dismissed"]
+    assert text(driver, ".lede")[0].startswith("2 of 3 checked: 1 accepted, 1 dismissed")
+    press(driver, "p", "p", "p", "a")  # a second time takes it back
+    assert text(driver, ".decision") == ["", "", "dismissed"]
+    press(driver, "x")
+    driver.get("about:blank")
+    visit(driver, page, "#/check?kind=wrong+label")
+    assert text(driver, ".decision") == ["dismissed", ""]
+    visit(driver, page, "#/check?show=open")
+    assert len(text(driver, ".finding")) == 1
+    visit(driver, page, "#/names")
+    (own,) = read_names(download(driver, ".controls button", tmp_path / "names.json"))
+    kept = {(c.kind, c.image, c.other, c.decision) for c in own.checks}
+    assert kept == {
+        (WRONG, f"{HOSTILE}0.png", f"{HOSTILE}1.png", "dismissed"),
+        (EXACT, f"{HOSTILE}3.png", f"{HOSTILE}4.png", "dismissed"),
+    }
+    resize(driver, 390, 800)
+    visit(driver, page, "#/check")
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= 390
+    click(driver, ".finding:nth-child(2) [data-decision=accepted]")
+    assert text(driver, ".decision")[1] == "accepted"
+
+
+def test_audit_leaves_findings_for_the_atlas_and_takes_decisions(run, tmp_path: Path) -> None:
+    draw_folder(tmp_path / "pictures", each=20)
+    first = sorted((tmp_path / "pictures").rglob("*.png"))[0]
+    (first.parent / "zz.png").write_bytes(first.read_bytes())
+    fit(run, "pictures")
+    folder = CodesFolder("codes")
+    assert load_findings(folder, folder.rows(), None) is None
+    assert run("atlas", "codes", "--audit", "--quiet").status == 0
+    check = load_findings(folder, folder.rows(), None)
+    assert check is not None and check.images is not None
+    copies = [f for f in check.findings if f.kind == EXACT]
+    assert any(f.other.endswith("zz.png") for f in copies)
+    assert {name for f in check.findings for name in f[1:3] if name} == set(check.images.names)
+    own = folder.names()
+    own.checks = [Check(*copies[0][:3], "accepted", "Ann", "2026")]
+    save_names(folder, own)
+    assert run("audit", "codes", "-o", "check.csv", "--quiet").status == 0
+    rows = list(csv.DictReader(Path("check.csv").read_text().splitlines()))
+    decided = [row for row in rows if row["decision"]]
+    assert [(r["image"], r["decision"]) for r in decided] == [(copies[0].image, "accepted")]
+    fit(run, "pictures", dims=5)
+    assert load_findings(folder, folder.rows(), None) is None  # of other codes
+
+
+def test_damaged_findings_are_refused(run, tmp_path: Path) -> None:
+    draw_folder(tmp_path / "pictures", each=8)
+    fit(run, "pictures")
+    identity = CodesFolder("codes").about().identity
+    tree = {"identity": identity, "findings": [["wrong label", 3]]}
+    Path("codes/audit.json").write_text(json.dumps(tree))
+    refused(run("atlas", "codes", "--quiet"), "audit.json")
+    Path("codes/audit.json").write_text("[")
+    assert run("atlas", "codes", "--quiet").status == 0

@@ -1,0 +1,112 @@
+"""An atlas in a single file, and whole photographs with their frame and path."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bayesncl.atlas import AtlasRun, Photos, build_atlas
+from bayesncl.atlas.page_data import ToCheck
+from bayesncl.atlas.single import pack
+from bayesncl.jobs.audit import NEAR, Finding
+from tests.atlas.browser import click, data, text, visit, wait_for
+from tests.atlas.conftest import HOSTILE, Case
+from tests.atlas.test_codes import fit
+from tests.commands import draw_folder, refused
+
+
+@pytest.fixture
+def page(case: Case, tmp_path: Path) -> Path:
+    """The first 60 digits as photos of 96 x 48 pixels, with a near-duplicate."""
+    root = tmp_path / "my #photos?"
+    root.mkdir()
+    for i in range(60):
+        photo = np.tile(case.images.pixels[i].transpose(1, 2, 0), (3, 6, 1))[:, :96]
+        Image.fromarray(photo).resize((192, 96)).save(root / f"{i}.png")
+    paths = [root / f"{i}.png" for i in range(60)]
+    names = ("red", HOSTILE)
+    photos = Photos(paths, case.labels[:60] % 2, class_names=names)
+    found = Finding(NEAR, "3.png", "4.png", "red", "", 0.97)
+    check = ToCheck([found], {NEAR: 1}, Photos(paths[3:5], names=("3.png", "4.png")))
+    run = AtlasRun("r", case.z[:60], seen=0.5)
+    return build_atlas(tmp_path / "atlas", [run], photos, f"One {HOSTILE}", check)
+
+
+def drawn(driver, selector: str) -> float:
+    """How much the pixels of a canvas differ from each other."""
+    wait_for(driver, "document.querySelector(arguments[0])", selector)
+    driver.execute_async_script("setTimeout(arguments[0], 200)")
+    shot = driver.find_element("css selector", selector).screenshot_as_png
+    (path := Path("shot.png")).write_bytes(shot)
+    with Image.open(path) as image:
+        return float(np.asarray(image.convert("L")).std())
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_a_single_file_works_from_disk(
+    driver, page: Path, tmp_path: Path, small: bool, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = tmp_path / "elsewhere" / "one.html"
+    one.parent.mkdir()
+    one.write_bytes(pack(page.parent, small))
+    assert b"my #photos" not in one.read_bytes()  # where the photos are stays private
+    page.parent.rename(tmp_path / "gone")
+    driver.get_log("performance")
+    for address in ("#/", "#/dims", "#/dim/2", "#/image/5", "#/pair/5/8", "#/find?plus=2", "#/check",
+                    "#/classes", "#/names", "#/quiz"):  # fmt: skip
+        visit(driver, one, address)
+        assert text(driver, "h1") != ["Not found"], address
+        assert drawn(driver, "main") > 1
+    visit(driver, one, "#/image/5")
+    assert drawn(driver, ".portrait canvas") > 10
+    width = driver.execute_script("return document.querySelector('.portrait canvas').width")
+    assert width == (96 if small else 192)
+    visit(driver, one, "#/")
+    assert len(driver.find_elements("css selector", ".hung image")) > 3
+    visit(driver, one, "#/dim/2")
+    driver.find_element("id", "name").send_keys("hook")
+    driver.get("about:blank")
+    visit(driver, one, "#/dim/2")
+    assert text(driver, "h1") == ["hook"]
+
+
+def test_only_the_script_of_the_page_may_run(page: Path) -> None:
+    html = pack(page.parent).decode()
+    assert html.count("<script>") == 1 and "unsafe" not in html
+    assert re.search(r"script-src 'sha256-[\w+/=]+';", html)
+    assert not re.search(r"<img", html)
+
+
+def test_whole_photos_have_a_frame_and_their_path(driver, page: Path) -> None:
+    visit(driver, page, "#/image/7")
+    size = "const c = document.querySelector('.portrait canvas'); return [c.width, c.height]"
+    assert driver.execute_script(size) == [192, 96]
+    box = "const r = document.querySelector(arguments[0]).getBoundingClientRect();"
+    box += "return [r.x, r.y, r.width, r.height]"
+    photo, frame = (np.array(driver.execute_script(box, s)) for s in (".framed canvas", ".frame"))
+    assert frame[2:] == pytest.approx([photo[3] / 2] * 2, abs=1)  # half the shorter side
+    assert frame[:2] + frame[2:] / 2 == pytest.approx(photo[:2] + photo[2:] / 2, abs=1)
+    path = page.parent.parent / "my #photos?" / "7.png"
+    assert str(path) in text(driver, ".facts dd")
+    assert driver.find_element("css selector", ".facts a[href^=file]").get_attribute("href") == (
+        path.as_uri()
+    )
+    assert data(driver, ".portrait canvas", "image") == [7]
+    click(driver, ".facts a[href^=file]")
+    wait_for(driver, "location.href.endsWith('7.png')")
+
+
+def test_single_file_from_the_command_line(run, tmp_path: Path) -> None:
+    draw_folder(tmp_path / "pictures", each=8)
+    fit(run, "pictures")
+    assert run("atlas", "codes", "--single-file", "one.html", "--quiet").status == 0
+    full = Path("one.html").stat().st_size
+    words = ("atlas", "codes", "--single-file", "one.html", "--small", "--quiet")
+    assert run(*words).status == 0
+    assert 0 < Path("one.html").stat().st_size < full
+    refused(run("atlas", "codes", "--small", "--quiet"), "--single-file")
