@@ -81,6 +81,7 @@ class AtlasRun:
     explain : a classifier on these codes, from `jobs.explain.read_saved`.
     names : names of the dimensions, by people and programs, and decisions on findings.
     seen : side of the central square of a photo that the encoder sees, by the shorter side.
+    groups : int [D], the group of each dimension, where codes come in groups.
     """
 
     name: str
@@ -95,6 +96,7 @@ class AtlasRun:
     explain: dict[str, Any] | None = None
     names: Annotations | None = None
     seen: float | None = None
+    groups: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,7 @@ def write_run(
     d, open, heat = run.z.shape[1], run.open, run.heat
     plain: dict[str, Any] = {"dims": d, "signed": bool(run.z.min() < 0), "stages": {}}
     plain["gated"] = open is not None
-    core, counts, by_dim, by_image = Arrays(), Arrays(), Arrays(), Arrays()
+    core, counts, by_dim, by_image = Arrays(groups=run.groups), Arrays(), Arrays(), Arrays()
     shown: list[int] = []
     for stage, x in (("before", run.z), ("after", run.gated)):
         if x is None:

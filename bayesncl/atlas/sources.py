@@ -242,15 +242,25 @@ def describe_codes(
     maps = heat_of_codes(folder, images, z, heat, encoder, display)
     if heat and isinstance(maps, str):
         display.note(f"no heat maps: {maps}")
+    groups = codes.groups_ if codes.groups_.any() else None
     if codes.n_active is None and not codes.head_.zeros:  # else all dimensions fire on all images
-        z = keep(z, KEPT)
-        sentence += f" The page shows the {KEPT} strongest dimensions of each image."
+        z = keep_in_groups(z, groups)
+        each = "" if groups is None else " in each group"
+        sentence += f" The page shows the {KEPT} strongest dimensions of each image{each}."
     name, verdict = folder.folder.resolve().name, verdict_lines(folder.verdict())
     names, fingerprint = folder.names(codes), folder.fingerprint()
     return AtlasRun(
         name, z, None, None, None, sentence, fingerprint, maps, verdict, read_saved(folder),
-        names, seen_share(spec),
+        names, seen_share(spec), groups,
     )  # fmt: skip
+
+
+def keep_in_groups(z: np.ndarray, groups: np.ndarray | None) -> Any:
+    """The strongest dimensions of each image, of each group where there are groups."""
+    if groups is None:
+        return keep(z, KEPT)
+    kept = sum(keep(np.where(groups == g, z, 0), KEPT).toarray() for g in np.unique(groups))
+    return np.where(kept > 0, z, 0)
 
 
 def seen_share(spec: dict[str, Any]) -> float | None:

@@ -269,6 +269,23 @@ def test_twins_are_one_entry(driver, case: Case, tmp_path: Path) -> None:
     assert len({2, 24, 25} & set(dims)) == 1
 
 
+def test_codes_in_groups(driver, case: Case, tmp_path: Path) -> None:
+    groups = np.repeat([0, 1], [6, 18])
+    run = AtlasRun("r", case.z, groups=groups)
+    page = build_atlas(tmp_path / "atlas", [run], case.images, "Groups")
+    visit(driver, page, "#/image/5")
+    assert text(driver, "h3") == ["Group 1", "Group 2"]
+    fires = [k for k in np.argsort(-case.z[5], kind="stable").tolist() if case.z[5, k] > 1e-5]
+    shown = [data(driver, f".features:nth-of-type({n}) li", "dim") for n in (1, 2)]
+    assert shown == [[k for k in fires if groups[k] == g] for g in (0, 1)]
+    visit(driver, page, "#/dim/2")
+    near, _ = nearest_rows(csr_array(unit_length(case.z.T)), 12)
+    want = [k for k in near[2].tolist() if groups[k] == 0][:6]
+    tiles = text(driver, "aside .tile-name")
+    assert tiles and tiles == [f"Dimension {k}" for k in want][: len(tiles)]
+    assert text(driver, ".facts dd")[0] == "1"
+
+
 def test_three_runs_and_signed_features(driver, case: Case, tmp_path: Path) -> None:
     z = unit_length(np.random.default_rng(0).normal(size=(600, 20)))
     runs = [AtlasRun("A", case.z), AtlasRun("B", case.other), AtlasRun("C", z)]

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from bayesncl.atlas import AtlasRun, sources
-from bayesncl.atlas.sources import other_images, shown_split, thin_out
+from bayesncl.atlas.sources import KEPT, keep_in_groups, other_images, shown_split, thin_out
 from bayesncl.method.encoder import build_model
 from bayesncl.progress import Display
 from bayesncl.recipes import change, named
@@ -83,3 +83,15 @@ def test_the_page_says_if_it_shows_training_images(tmp_path: Path, monkeypatch) 
         out = tmp_path / "atlas"
         sources.atlas_of_runs([tmp_path], out, None, 10, "cpu", Display(quiet=True))
     assert shown[0].sentence == f"{shown[1].sentence} {sources.TRAINED_ON}"
+
+
+def test_the_strongest_dimensions_are_those_of_each_group() -> None:
+    z = np.random.default_rng(0).random((20, 30)).astype(np.float32)
+    groups = np.repeat([0, 1], [8, 22])
+    shown = keep_in_groups(z, groups)
+    for g in (0, 1):
+        part, own = z[:, groups == g], shown[:, groups == g]
+        for row, kept in zip(part, own):
+            assert set(np.flatnonzero(kept)) == set(np.argsort(-row)[:KEPT])
+            assert (kept[kept > 0] == row[kept > 0]).all()
+    assert (keep_in_groups(z, None).toarray() > 0).sum(1).tolist() == [KEPT] * 20

@@ -14,7 +14,8 @@ async function viewDimension({ run, stage, args }) {
   const more = growing(wall, top, picked, narrow() ? 12 : 48, !narrow());
   const fewer = top.length < s.support[k] ? `The ${whole(top.length)} strongest of ${whole(s.support[k])} images. ` : "";
   const closed = run.gated ? " A struck circle marks a closed gate." : "";
-  const similar = near.filter((n) => n.cosine > 0.001).slice(0, 6);
+  const same = (n) => !run.groups || run.groups[n.dim] === run.groups[k];
+  const similar = near.filter((n) => n.cosine > 0.001 && same(n)).slice(0, 6);
   const ends = `Distribution of activations between ${fixed(low, 2)} and ${fixed(high, 2)}`;
 
   const aside = h("aside", {},
@@ -23,10 +24,11 @@ async function viewDimension({ run, stage, args }) {
     alive && grounds && section("Backgrounds it fires on", shares(grounds, atlas.backgrounds, () => null)),
     run.gated && section("Gate", gates),
     alive && section("Activations", histogram(counts, low, high, ends)),
-    section("Statistics", facts(columnsOf(run, stage).map((c) => [c.name, c.show(c.of(k)), c.help]))),
+    section("Statistics", facts([run.groups && ["Group", run.groups[k] + 1],
+      ...columnsOf(run, stage).map((c) => [c.name, c.show(c.of(k)), c.help])])),
     similar.length > 0 && section("Similar dimensions",
       h("div", { class: "tiles" }, similar.map((n) => dimensionTile(run, stage, n.dim, `cosine ${fixed(n.cosine, 2)}`))),
-      note("Cosine similarity of the activations over all images.")));
+      note(`Cosine similarity of the activations over all images${run.groups ? ", within its group" : ""}.`)));
   const node = h("div", {},
     h("div", { class: "with-steps" },
       h("div", { class: "heading" },

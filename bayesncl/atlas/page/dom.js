@@ -10,7 +10,7 @@ function furnish(element, attributes, ...children) {
     else if (name.startsWith("--")) element.style.setProperty(name, value);
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(3).filter(given));
+  element.append(...children.flat(Infinity).filter(given));
   return element;
 }
 

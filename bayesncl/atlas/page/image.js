@@ -6,13 +6,18 @@ async function viewImage({ run, stage, args }) {
   const largest = Math.max(1e-6, ...features.map(size));
   features.sort((a, b) => Math.abs(b[stage]) - Math.abs(a[stage]) || size(b) - size(a));
   const portrait = picture(i, true);
-  const list = h("ol", { class: "features" });
   const where = heatButtons(() => [[portrait, image]]);
   const row = (f) => featureRow(run, stage, f, largest, where(run, f.dim, [image]));
-  const more = growing(list, foldTwins(run, features, (f) => f.dim), ({ first, rest }) => {
-    const line = row(first);
-    return withTwins(line, line.firstChild, rest, row);
-  }, 16);
+  const rows = (some) => {
+    const list = h("ol", { class: "features" });
+    return [list, growing(list, foldTwins(run, some, (f) => f.dim), ({ first, rest }) => {
+      const line = row(first);
+      return withTwins(line, line.firstChild, rest, row);
+    }, 16)];
+  };
+  const groups = run.groups ? [...new Set(run.groups)].sort() : [0]; // codes may come in groups, each with its own list
+  const lists = groups.map((g) => [groups.length > 1 && h("h3", {}, `Group ${g + 1}`),
+    rows(features.filter((f) => !run.groups || run.groups[f.dim] === g))]);
   const active = whole(features.filter((f) => f.before).length);
   const y = atlas.labels && atlas.labels[i];
 
@@ -46,7 +51,7 @@ async function viewImage({ run, stage, args }) {
           button("Compare with another image", link("images", { with: String(i) }))))),
     section("Strongest dimensions",
       features.length
-        ? [intro(`Each with its strongest images.${bars}`), list, more]
+        ? [intro(`Each with its strongest images.${bars}`), lists]
         : note("No dimension fires on this image."),
       heatNote(run), coverage(run)),
     section(run.after ? `Nearest images, ${stage} gates` : "Nearest images",
