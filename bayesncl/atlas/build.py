@@ -11,11 +11,13 @@ from pathlib import Path
 
 from bayesncl.atlas.page_data import (
     AtlasRun,
+    NewImages,
     ToCheck,
     prepare,
     write_findings,
     write_images,
     write_matches,
+    write_new,
     write_run,
 )
 from bayesncl.atlas.pictures import Photos
@@ -27,17 +29,17 @@ from bayesncl.io import check_output_folder, temporary_beside
 MARKER = "atlas.json"  # a folder with this file is an atlas and may be replaced
 MAX_RUNS = 8
 GENERATED = (MARKER, "index.html", "atlas.css", "atlas.js", "data", "sprites", "large", "cover",
-             "check")  # fmt: skip
+             "check", "new")  # fmt: skip
 SCRIPTS = (
     "data", "dom", "store", "names", "sprites", "heat", "charts", "map", "parts", "overview",
     "dimension", "list", "image", "pair", "compare", "class", "gallery", "quiz", "explain",
-    "check", "find", "search", "main",
+    "check", "find", "new", "search", "main",
 )  # fmt: skip
 
 
 def build_atlas(
     out: Path, runs: list[AtlasRun], images: Images | Photos, title: str = "Atlas",
-    check: ToCheck | None = None,
+    check: ToCheck | None = None, new_images: NewImages | None = None,
 ) -> Path:  # fmt: skip
     """Write the atlas of one to eight runs on the same images.
 
@@ -51,6 +53,7 @@ def build_atlas(
     images : pixels (`Images`) or image files (`Photos`), with or without labels.
     title : heading of the page.
     check : findings of an audit, for the page "To check".
+    new_images : what `compare` found, for the page "New here".
 
     Returns
     -------
@@ -74,6 +77,9 @@ def build_atlas(
         if check is not None:
             write_findings(new, check, images)
             pages.append("check")
+        if new_images is not None:
+            write_new(new, new_images)
+            pages.append("new")
         write_images(new, images, labels, backgrounds, runs, title, shown, pages)
         marker = {"format": 2, "title": title, "runs": [run.name for run in runs]}
         (new / MARKER).write_text(json.dumps(marker))

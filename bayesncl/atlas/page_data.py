@@ -111,6 +111,16 @@ class ToCheck:
     images: Images | Photos | None
 
 
+@dataclass(frozen=True)
+class NewImages:
+    """What `bayesncl compare` found: the most novel images, with a picture where there is one."""
+
+    headline: str
+    novelty: list[tuple[str, float]]  # name and score
+    changes: list[tuple[int, float, float]]  # dimension, share of images before and now
+    images: Photos  # those of `novelty` that have a file
+
+
 def prepare(run: AtlasRun, images: Images | Photos) -> AtlasRun:
     """Check the arrays of a run, and return it with CSR features of unit rows.
 
@@ -208,6 +218,15 @@ def write_findings(folder: Path, check: ToCheck, images: Images | Photos) -> Non
         plain["sprites"] = write_sprites(check.images, folder / "check", CHECK_SIDE, whole=True)
         arrays["sprites.sizes"] = plain["sprites"].pop("sizes", None)
     _write(folder, "check", plain, arrays)
+
+
+def write_new(folder: Path, new: NewImages) -> None:
+    """Write the page of new images."""
+    row = {name: i for i, name in enumerate(new.images.names or ())}
+    images = [[name, score, row.get(name, -1)] for name, score in new.novelty]
+    plain: dict[str, Any] = {"headline": new.headline, "images": images, "changes": new.changes}
+    plain["sprites"] = write_sprites(new.images, folder / "new", CHECK_SIDE, whole=True)
+    _write(folder, "new", plain, {"sprites.sizes": plain["sprites"].pop("sizes")})
 
 
 def _by_dimension(z: sparse.csr_array) -> np.ndarray:

@@ -25,7 +25,7 @@ def pack(folder: Path, small: bool = False) -> bytes:
         for path in sorted((folder / "data").iterdir())
         if path.stem != "root"  # the folder of the photos is nobody else's business
     ]
-    kinds = ("sprites", "check") if small else ("sprites", "check", "large")
+    kinds = ("sprites", "check", "new", *(() if small else ("large",)))
     for path in sorted(path for kind in kinds for path in (folder / kind).glob("*")):
         body = base64.b64encode(_shrink(path) if small else path.read_bytes()).decode()
         name = path.relative_to(folder).as_posix()

@@ -10,22 +10,23 @@ from typing import Any
 import numpy as np
 
 from bayesncl.atlas.build import build_atlas, check_out
-from bayesncl.atlas.page_data import AtlasRun, ToCheck
+from bayesncl.atlas.page_data import AtlasRun, NewImages, ToCheck
 from bayesncl.atlas.pictures import Photos, read_photo
 from bayesncl.codes.encoders import PhotoEncoder
-from bayesncl.codes.folder import CodesFolder, Rows
+from bayesncl.codes.folder import CodesFolder, Rows, file_stat
 from bayesncl.codes.heat import Heatmaps, heatmaps_of_codes, heatmaps_of_run, strongest_heatmaps
 from bayesncl.codes.names import FINGERPRINT_DIGITS, clean_names
 from bayesncl.data import DATASETS, load
 from bayesncl.data import arrays as array_images
+from bayesncl.data.archive import safe_name
 from bayesncl.data.cache import map_in_threads
 from bayesncl.data.images import Images, spread_evenly
-from bayesncl.errors import InputError, first_line, printable
+from bayesncl.errors import InputError, as_input_error, first_line, printable
 from bayesncl.inputs import read_arrays
 from bayesncl.io import digest
 from bayesncl.jobs.audit import KINDS, audit_folder, stored_findings
 from bayesncl.jobs.explain import read_saved
-from bayesncl.jobs.saved import save_result
+from bayesncl.jobs.saved import load_result, save_result
 from bayesncl.measure.figures import KEPT
 from bayesncl.measure.topk import keep
 from bayesncl.method.encoder import Encoder
@@ -69,7 +70,7 @@ def atlas_of_runs(
 
 def _build(
     out: Path, runs: list[AtlasRun], paths: list[Path], remarks: list[str],
-    images: Images | Photos, display: Display, check: ToCheck | None = None,
+    images: Images | Photos, display: Display, *pages: Any,
 ) -> Path:  # fmt: skip
     """Build the atlas; runs with the same name are named by the ends of their paths."""
     names = [run.name for run in runs]
@@ -79,7 +80,7 @@ def _build(
         sentence = " ".join(f"{runs[r].sentence} {remark}".split())
         runs[r] = dataclasses.replace(runs[r], name=name, sentence=sentence)
     display.busy("writing the page")
-    return build_atlas(out, runs, images, " and ".join(names), check)
+    return build_atlas(out, runs, images, " and ".join(names), *pages)
 
 
 def other_images(recipe: Recipe, root: str | None) -> bool:
@@ -193,8 +194,8 @@ def atlas_of_codes(
     if audit:
         display.busy("looking for things to check")
         save_result(opened[0], "audit", {"findings": audit_folder(opened[0])})
-    check = load_findings(opened[0], rows[0], root)
-    return _build(out, runs, folders, remarks, images, display, check)
+    pages = (load_findings(opened[0], rows[0], root), load_new(opened[0]))
+    return _build(out, runs, folders, remarks, images, display, *pages)
 
 
 def load_findings(folder: CodesFolder, rows: Rows, root: str | None) -> ToCheck | None:
@@ -214,6 +215,21 @@ def load_findings(folder: CodesFolder, rows: Rows, root: str | None) -> ToCheck 
     chosen = np.array([index[name] for name in named], int)
     images = _load_images(folder, rows, chosen, root, Display(quiet=True)) if shown else None
     return ToCheck(shown, {kind: len(some) for kind, some in by_kind.items()}, images)
+
+
+def load_new(folder: CodesFolder) -> NewImages | None:
+    """What the last comparison found; files of another size than then are not shown."""
+    tree = load_result(folder, "compare")
+    if tree is None:
+        return None
+    with as_input_error(f"{folder}/compare.json is damaged", TypeError, ValueError, LookupError):
+        base, width = folder.place(tree["source"]), folder.codes("cpu").n_components_
+        scores = [(str(name), float(score)) for name, score, _ in tree["images"]]
+        paths = {str(n): base / (safe_name(str(n)) or "\0") for n, *_ in tree["images"]}
+        there = {n: paths[n] for n, _, size in tree["images"] if file_stat(paths[n])[0] == size}
+        changes = [(range(width)[int(k)], float(a), float(b)) for k, a, b in tree["changes"]]
+        photos = Photos(list(there.values()), names=tuple(there))
+    return NewImages(str(tree["headline"]), scores, changes, photos)
 
 
 def _find_rows(path: Path, rows: Rows, first: Path, wanted: Rows, chosen: np.ndarray) -> np.ndarray:

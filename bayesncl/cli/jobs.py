@@ -35,7 +35,7 @@ def audit(
     display.close()
     print(summarize(found, n))
     save_result(folder, "audit", {"findings": found})
-    display.note("to look at them: bayesncl atlas CODES --serve, page To check")
+    display.note(f"to look at them: bayesncl atlas {codes} --serve, page To check")
 
 
 def find(
@@ -80,7 +80,7 @@ def compare(
     display = common.open_display(quiet)
     from bayesncl.codes.folder import CodesFolder
     from bayesncl.device import find_device
-    from bayesncl.jobs.compare import Novel, summarize
+    from bayesncl.jobs.compare import Novel, save, summarize
     from bayesncl.jobs.compare import compare as compare_images
     from bayesncl.jobs.table import write_table
 
@@ -89,6 +89,8 @@ def compare(
     write_table(out, found.images, Novel._fields)
     display.close()
     print(summarize(found, n))
+    save(model.folder, images, found)
+    display.note(f"to look at them: bayesncl atlas {codes} --serve, page New here")
 
 
 def explain(

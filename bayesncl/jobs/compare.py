@@ -10,14 +10,16 @@ import numpy as np
 
 from bayesncl.codes.dense import dense_codes, novelty
 from bayesncl.codes.embed import codes_of
-from bayesncl.codes.folder import PhotoCodes
+from bayesncl.codes.folder import CodesFolder, PhotoCodes, file_stat
 from bayesncl.data.images import Progress, spread_evenly
 from bayesncl.errors import printable
 from bayesncl.inputs import Array
+from bayesncl.jobs.saved import save_result
 from bayesncl.measure.topk import keep
 
 N_ACTIVE = 5  # strongest dimensions of an image that count as used
 MAX_ROWS = 50_000  # fitted rows to compare with, spread evenly
+KEPT_IMAGES = 120  # the most novel ones, for the atlas
 MIN_DEVIATIONS = 4.0  # standard errors beyond which a change in use is listed
 
 
@@ -91,12 +93,28 @@ def compare(model: PhotoCodes, source: Path, progress: Progress | None = None) -
     return Comparison(images, changes, f"{len(chosen):,} {what} images")
 
 
-def summarize(found: Comparison, n: int) -> str:
-    """The n most novel images and the n largest changes, as text."""
+def headline(found: Comparison) -> str:
+    """How many images are more novel than most of the reference."""
     high = sum(each.rank >= 0.95 for each in found.images)
     share = 100 * high / max(len(found.images), 1)
     what = f"{share:.0f} % of {len(found.images):,} images are more novel than 95 % of"
-    lines = [f"{what} {found.reference} (expected: 5 %)"]
+    return f"{what} {found.reference} (expected: 5 %)"
+
+
+def save(folder: CodesFolder, source: Path, found: Comparison) -> None:
+    """Keep the most novel images, with the sizes of their files, and the changes for the atlas."""
+    images = [
+        (each.image, each.novelty, file_stat(source / each.image)[0])
+        for each in found.images[:KEPT_IMAGES]
+    ]
+    changes = [(each.dimension, each.before, each.after) for each in found.changes]
+    result = {"source": folder.relative(source), "headline": headline(found)}
+    save_result(folder, "compare", {**result, "images": images, "changes": changes})
+
+
+def summarize(found: Comparison, n: int) -> str:
+    """The n most novel images and the n largest changes, as text."""
+    lines = [headline(found)]
     lines += [f"  {each.novelty:.3f}  {printable(each.image, 200)}" for each in found.images[:n]]
     lines.append(f"{len(found.changes)} dimensions changed in use (share of images, before, after)")
     for _, name, before, after in found.changes[:n]:

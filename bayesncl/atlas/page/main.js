@@ -3,7 +3,7 @@ const VIEWS = {
   "": viewOverview, dims: viewList, dim: viewDimension, image: viewImage, images: viewImages, pair: viewPair,
   compare: viewCompare, class: viewClass, classes: viewClasses, gallery: viewGallery, names: viewNames, quiz: viewQuiz,
   explain: viewExplain,
-  check: viewCheck, find: viewFind,
+  check: viewCheck, find: viewFind, new: viewNew,
 };
 const route = { run: 0, stage: "before", name: "", args: [], params: new URLSearchParams(), tail: {} };
 let view = null; // the current view
@@ -88,7 +88,7 @@ function switches() {
     runs.length > 1 && !alone && !blind && choice("Run", runs.map((r) => [r.name, r === run, { run: r.number || null }])),
     runs.length > 2 && alone && choice("Second run", runs.slice(1).map((r) =>
       [r.name, r.number === (route.run || 1), { run: r.number }])),
-    gated && !["images", "names", "quiz", "check"].includes(route.name) && choice("Features", [
+    gated && !["images", "names", "quiz", "check", "new"].includes(route.name) && choice("Features", [
       ["Before gates", shown === "before", { stage: null }],
       ["After gates", shown === "after", { stage: "after" }]]),
   ].filter(Boolean));
@@ -106,6 +106,7 @@ function switches() {
     entry("gallery/entropy", "Galleries"),
     entry("names", "Names"),
     atlas.pages.includes("check") && entry("check", "To check"),
+    atlas.pages.includes("new") && entry("new", "New here"),
     run.explain && entry("explain", "Classifier"),
     entry("quiz", "Quiz"),
     entry("pair", "Why similar?", link("images", { pick: "1" })),
