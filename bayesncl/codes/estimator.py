@@ -233,7 +233,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             if self.interrupted_:
                 break
         head.finish()
-        if auto and type(head) is Prototypes and self.n_iter_:
+        if auto and isinstance(head, Prototypes | Factors) and self.n_iter_:
             self._drop_twins(head, rows[first])
         self.moments_, self.head_, self.recall_ = moments, head.eval().cpu(), recall
         self.method_, self.names_ = self.method, None
@@ -271,12 +271,15 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         self.loss_ = float(losses[:done].mean())  # NaN without a step
 
     @torch.no_grad()
-    def _drop_twins(self, head: Prototypes, rows: Tensor) -> None:
+    def _drop_twins(self, head: Prototypes | Factors, rows: Tensor) -> None:
         """Keep one of each group of prototypes that are strong on the same rows."""
-        codes = head.eval()(rows).gated.cpu().numpy()
-        kept = distinct_columns(codes, least=max(self.n_active or 0, 2))
-        head.prototypes = torch.nn.Parameter(head.prototypes[kept])
-        head.dim = self.n_components_ = len(kept)
+        groups = head.members if isinstance(head, Factors) else [head]
+        for group in groups:
+            codes = group.eval()(rows).gated.cpu().numpy()
+            kept = distinct_columns(codes, least=max(self.n_active or 0, 2))
+            group.prototypes = torch.nn.Parameter(group.prototypes[kept])
+            group.dim = len(kept)
+        head.dim = self.n_components_ = sum(group.dim for group in groups)
 
     def transform(self, X: Any) -> Any:
         """Codes of X.
@@ -358,8 +361,8 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     def groups_(self) -> np.ndarray:
         """The group of each dimension, int [D]."""
         check_is_fitted(self, "head_")
-        sizes = self.head_.sizes if isinstance(self.head_, Factors) else [self.n_components_]
-        return np.repeat(np.arange(len(sizes)), sizes)
+        groups = self.head_.members if isinstance(self.head_, Factors) else [self.head_]
+        return np.repeat(np.arange(len(groups)), [group.dim for group in groups])
 
     @property
     def components_(self) -> np.ndarray:

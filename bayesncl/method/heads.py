@@ -277,8 +277,12 @@ class Factors(Head):
 
     def make_groups(self, sizes: Sequence[int]) -> None:
         """New groups with these numbers of prototypes."""
-        self.sizes = list(sizes)
         self.groups = nn.ModuleList(Prototypes(self.features, size) for size in sizes)
+
+    @property
+    def members(self) -> list[Prototypes]:
+        """The groups, as heads."""
+        return [group for group in self.groups if isinstance(group, Prototypes)]
 
     def divide(self, axes: Tensor) -> None:
         """Make a first group of `COARSE` prototypes; the others will not see `axes` [A, F]."""
@@ -289,19 +293,18 @@ class Factors(Head):
 
     def parts(self, rows: Tensor) -> list[tuple[Head, Tensor]]:
         seen = [rows] if self.axes is None else [rows, without_axes(rows, self.axes)]
-        return list(zip(self.groups, seen))  # type: ignore[arg-type]  # they are heads
+        return list(zip(self.members, seen))
 
     @torch.no_grad()
     def finish(self) -> None:
         """Fold the axes into the projection: W (h - A'A h) = (W - W A'A) h."""
         if self.axes is not None:
-            last = self.groups[-1]
-            assert isinstance(last, Prototypes)
-            last.projection.weight.copy_(without_axes(last.projection.weight, self.axes))
+            weight = self.members[-1].projection.weight
+            weight.copy_(without_axes(weight, self.axes))
             self.axes = None
 
     def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
-        parts: list[Features] = [group(h) for group in self.groups]
+        parts: list[Features] = [group(h) for group in self.members]
         if len(parts) == 1:
             return parts[0]
         z = unit_rows(torch.cat([part.gated for part in parts], 1))
@@ -309,9 +312,8 @@ class Factors(Head):
 
     def loss(self, features: Features) -> Terms:
         """That of `Prototypes`, for one group; several are fitted one after the other."""
-        (group,) = self.groups
-        terms: Terms = group.loss(features)  # type: ignore[operator]
-        return terms
+        (group,) = self.members
+        return group.loss(features)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False

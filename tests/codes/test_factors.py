@@ -109,10 +109,12 @@ def centered_by(codes: ReadableCodes, x: np.ndarray) -> torch.Tensor:
     return torch.from_numpy((u - codes.moments_.mean.numpy()) * codes.moments_.scale.numpy()).float()
 
 
-def test_without_a_factor_codes_are_those_of_prototypes() -> None:
+@pytest.mark.parametrize("width", [32, "auto"])
+def test_without_a_factor_codes_are_those_of_prototypes(width: int | str) -> None:
     x = one_thing(300)
     one, two = (
-        ReadableCodes(32, method=method, random_state=0).fit(x) for method in ("factors", "prototypes")
+        ReadableCodes(width, method=method, random_state=0).fit(x)
+        for method in ("factors", "prototypes")
     )
     assert set(one.groups_) == {0}
     assert np.array_equal(one.transform(x), two.transform(x))
