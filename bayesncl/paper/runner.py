@@ -18,7 +18,6 @@ from bayesncl.data.images import Images
 from bayesncl.device import find_device
 from bayesncl.errors import InputError
 from bayesncl.evaluate import evaluate
-from bayesncl.io import write_atomic
 from bayesncl.measure.dimensions import describe, most_mixed, most_suppressed
 from bayesncl.measure.result import Result
 from bayesncl.method.encoder import Encoder
@@ -28,7 +27,7 @@ from bayesncl.paper.dynamics import recorder
 from bayesncl.paper.experiments import ACCURACIES, BACKGROUND_SETS, DYNAMICS, Experiment
 from bayesncl.paper.measures import paper_measures, probe_background, run_published_probe
 from bayesncl.progress import Display
-from bayesncl.recipes import Data, Recipe, replace_fields, with_root
+from bayesncl.recipes import Recipe, replace_fields, with_root
 from bayesncl.training.loop import train
 from bayesncl.training.run_folder import RunFolder
 
@@ -54,16 +53,12 @@ def lacking(entry: ledger.Entry | None, experiment: Experiment, scale: str = "pa
     return out
 
 
+@dataclasses.dataclass(frozen=True)
 class Library:
-    """Images by dataset, each split read once.
+    """Images by dataset: `root` holds a folder (or .tar) of each name, or is the only dataset."""
 
-    The root holds a folder (or .tar) named after each dataset, or is the only dataset itself.
-    """
-
-    def __init__(self, root: str | None, display: Display) -> None:
-        self.root, self.display = root, display
-        self.splits: dict[Data, list[Images]] = {}
-        self.missing: dict[str, InputError] = {}
+    root: str | None
+    display: Display
 
     def path(self, name: str) -> str:
         """Path of a dataset."""
@@ -77,20 +72,9 @@ class Library:
         """The recipe with the path of its images."""
         return replace_fields(recipe, data={"root": self.path(recipe.data.name)})
 
-    def load(self, recipe: Recipe) -> list[Images]:
-        """Training and test images; InputError without them, immediately the second time."""
-        data = self.rooted(recipe).data
-        if data.name in self.missing:
-            raise self.missing[data.name]
-        if data not in self.splits:
-            try:
-                self.splits[data] = [
-                    datasets.load(data, split, self.display.count) for split in ("train", "test")
-                ]
-            except InputError as error:
-                self.missing[data.name] = error
-                raise
-        return self.splits[data]
+    def load(self, recipe: Recipe, split: str) -> Images:
+        """One split; InputError without it."""
+        return datasets.load(self.rooted(recipe).data, split, self.display.count)
 
     def backgrounds(self) -> dict[str, str]:
         """Paths of the datasets with backgrounds that exist, by their key in `extra`."""
@@ -132,7 +116,7 @@ def do_run(
     models: Path, device: torch.device | None,
 ) -> Path:  # fmt: skip
     """Train a run unless its weights exist, measure what the ledger lacks, and record it."""
-    images, test = library.load(recipe)
+    splits = images, test = [library.load(recipe, split) for split in ("train", "test")]
     recipe, display = library.rooted(recipe), library.display
     if torch.cuda.is_available():  # forget the previous run and its compiled step
         torch.compiler.reset()
@@ -153,21 +137,13 @@ def do_run(
             raise InputError("another process has recorded it")
         own = datasets.DATASETS[recipe.data.name].second_label
         paths = {recipe.data.name: ""} if own else library.backgrounds()
-        wanted = paths if experiment.background else {}
-        extra = {key: probe_background(model, path) for key, path in wanted.items()}
-        if entry is None:
-            # on scenes most measures are about backgrounds: only experiments on them take those
-            plain = [dataclasses.replace(split, backgrounds=None) for split in (images, test)]
-            probe = scale == "paper"
-            more = partial(paper_measures, published_probe=probe, progress=display.count)
-            result = evaluate(model, *plain, extra=more, progress=display.count)
-            shown = exemplars(model, test)
-            path = ledger.record(results, run, result, recipe, exemplars=shown, extra=extra)
-        else:
-            probed = None
-            if "probe" in needs:
-                probed = run_published_probe(model, images, test, display.count)
-            path = ledger.add(results, run, recipe, probe=probed, extra=extra)
+        probe = "probe" in needs or (entry is None and scale == "paper")
+        # on scenes most measures are about backgrounds: only experiments on them take those
+        plain = [dataclasses.replace(split, backgrounds=None) for split in splits]
+        path = enter(
+            results, run, recipe, model, plain, test, None, probe,
+            paths if experiment.background else {}, display,
+        )  # fmt: skip
         shutil.rmtree(run.checkpoints, ignore_errors=True)
     return path
 
@@ -182,35 +158,45 @@ def record_run(
     `background` that of a dataset in the layout of waterbirds, to probe for the background.
     """
     recipe = with_root(run.recipe(), root)
-    model = run.model(device)
+    model, result, paths = run.model(device), None, {}
+    if background is not None:
+        name = Path(background).expanduser().resolve().name
+        paths[BACKGROUND_SETS.get(name, name.replace("-", "_"))] = background
     with run.lock():
-        entry = ledger.find(results, recipe)
-        test = datasets.load(recipe.data, "test", display.count)
-        result = None
         if run.evaluation_file.is_file():
             text = run.evaluation_file.read_text()
             result = Result.from_json(text, str(run.evaluation_file))
-        probed = ((result and result.probe) or {}).get("paper")
-        if (result is None and entry is None) or (paper_probe and probed is None):
-            images = datasets.load(recipe.data, "train", display.count)
-            if result is None and entry is None:
-                more = partial(paper_measures, progress=display.count)
-                result = evaluate(model, images, test, extra=more, progress=display.count)
-            if paper_probe and probed is None:
-                probed = run_published_probe(model, images, test, display.count)
-        if result is not None:
-            result.probe = (result.probe or {}) | ({"paper": probed} if probed else {}) or None
-            write_atomic(run.evaluation_file, result.to_json())
-        extra = {}
-        if background is not None:
-            name = Path(background).expanduser().resolve().name
-            key = BACKGROUND_SETS.get(name, name.replace("-", "_"))
-            extra[key] = probe_background(model, background)
-        if entry is not None:
-            return ledger.add(results, run, recipe, probe=probed, extra=extra)
-        assert result is not None
-        shown = exemplars(model, test)
-        return ledger.record(results, run, result, recipe, exemplars=shown, extra=extra)
+        splits = [datasets.load(recipe.data, split, display.count) for split in ("train", "test")]
+        return enter(
+            results, run, recipe, model, splits, splits[1], result, paper_probe, paths, display
+        )
+
+
+def enter(
+    results: Path, run: RunFolder, recipe: Recipe, model: Encoder, splits: Sequence[Images],
+    shown: Images, result: Result | None, probe: bool, backgrounds: dict[str, str],
+    display: Display,
+) -> Path:  # fmt: skip
+    """Record a run with all its measures, or add to its entry the probes that it lacks.
+
+    `splits` are the training and test images to measure on, `shown` those of the exemplars;
+    `backgrounds` are paths of datasets to probe for the background, by their key in `extra`.
+    """
+    entry = ledger.find(results, recipe)
+    if entry is None and result is None:
+        more = partial(paper_measures, progress=display.count)
+        result = evaluate(model, *splits, extra=more, progress=display.count)
+    probed = ((result and result.probe) or {}).get("paper")
+    if probe and probed is None:
+        probed = run_published_probe(model, *splits, display.count)
+    extra = {key: probe_background(model, path) for key, path in backgrounds.items()}
+    if result is not None and probed:
+        result.probe = (result.probe or {}) | {"paper": probed}
+    if entry is not None or result is None:
+        return ledger.add(results, run, recipe, probe=probed, extra=extra)
+    return ledger.record(
+        results, run, result, recipe, exemplars=exemplars(model, shown), extra=extra
+    )
 
 
 def exemplars(model: Encoder, test: Images) -> dict[str, Any]:
