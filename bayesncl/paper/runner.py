@@ -116,7 +116,7 @@ def do_run(
     models: Path, device: torch.device | None,
 ) -> Path:  # fmt: skip
     """Train a run unless its weights exist, measure what the ledger lacks, and record it."""
-    splits = images, test = [library.load(recipe, split) for split in ("train", "test")]
+    images, test = (library.load(recipe, split) for split in ("train", "test"))
     recipe, display = library.rooted(recipe), library.display
     if torch.cuda.is_available():  # forget the previous run and its compiled step
         torch.compiler.reset()
@@ -139,9 +139,9 @@ def do_run(
         paths = {recipe.data.name: ""} if own else library.backgrounds()
         probe = "probe" in needs or (entry is None and scale == "paper")
         # on scenes most measures are about backgrounds: only experiments on them take those
-        plain = [dataclasses.replace(split, backgrounds=None) for split in splits]
+        plain, plain_test = (dataclasses.replace(s, backgrounds=None) for s in (images, test))
         path = enter(
-            results, run, recipe, model, plain, test, None, probe,
+            results, run, recipe, model, (plain, plain_test), test, None, probe,
             paths if experiment.background else {}, display,
         )  # fmt: skip
         shutil.rmtree(run.checkpoints, ignore_errors=True)
@@ -166,14 +166,14 @@ def record_run(
         if run.evaluation_file.is_file():
             text = run.evaluation_file.read_text()
             result = Result.from_json(text, str(run.evaluation_file))
-        splits = [datasets.load(recipe.data, split, display.count) for split in ("train", "test")]
+        images, test = (datasets.load(recipe.data, s, display.count) for s in ("train", "test"))
         return enter(
-            results, run, recipe, model, splits, splits[1], result, paper_probe, paths, display
+            results, run, recipe, model, (images, test), test, result, paper_probe, paths, display
         )
 
 
 def enter(
-    results: Path, run: RunFolder, recipe: Recipe, model: Encoder, splits: Sequence[Images],
+    results: Path, run: RunFolder, recipe: Recipe, model: Encoder, splits: tuple[Images, Images],
     shown: Images, result: Result | None, probe: bool, backgrounds: dict[str, str],
     display: Display,
 ) -> Path:  # fmt: skip
@@ -188,7 +188,7 @@ def enter(
         result = evaluate(model, *splits, extra=more, progress=display.count)
     probed = ((result and result.probe) or {}).get("paper")
     if probe and probed is None:
-        probed = run_published_probe(model, *splits, display.count)
+        probed = run_published_probe(model, *splits, progress=display.count)
     extra = {key: probe_background(model, path) for key, path in backgrounds.items()}
     if result is not None and probed:
         result.probe = (result.probe or {}) | {"paper": probed}

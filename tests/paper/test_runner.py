@@ -197,7 +197,7 @@ def test_a_finished_run_gets_its_measures_later(
     """`record` and `evaluate` add the published probe and the background probe."""
     probe = {"acc1": 61.0, "acc5": 88.0}
     for module in (runner, measures):
-        monkeypatch.setattr(module, "run_published_probe", lambda *_: probe)
+        monkeypatch.setattr(module, "run_published_probe", lambda *_, **__: probe)
     recipe = smoke("bayesncl")
     (path,) = run_list([recipe], tmp_path / "book", tmp_path / "models")
     before, folder = path.read_bytes(), str(tmp_path / "models" / path.stem)
