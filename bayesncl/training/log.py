@@ -68,7 +68,7 @@ class Logger:
     def step(self, done: int) -> None:
         """Note that `done` steps are done; report every `run.log_every` steps."""
         epoch = f"epoch {-(-done // self.steps)}/{self.recipe.run.epochs}"
-        self.display.count(done, self.total, self.recipe.name, f"{epoch}  {self.status}")
+        self.display.count(done, self.total, self.recipe.name, f"{epoch}  {self.status}".strip())
         if done % self.recipe.run.log_every and done != self.total:
             return
         snapshot, event = self.meter.snapshot()
