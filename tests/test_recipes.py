@@ -16,7 +16,6 @@ from bayesncl.recipes import (
     SETTINGS,
     Recipe,
     change,
-    find_recipe,
     named,
     recipe_from_dict,
     recipe_from_json,
@@ -255,16 +254,6 @@ def test_bad_trees(tree: object) -> None:
         with pytest.raises(InputError, match="there") as caught:
             read()
         assert len(str(caught.value)) < 500
-
-
-def test_files_that_are_not_json(tmp_path: Path) -> None:
-    for text in ("", "{", "[" * 100_000, '{"run": {"batch": ' + "9" * 6000 + "}}", "\0"):
-        with pytest.raises(InputError, match="not JSON"):
-            recipe_from_json(text, "there")
-    (tmp_path / "r.json").write_bytes(b"\xff")
-    for path in (tmp_path / "r.json", tmp_path / "none.json", tmp_path):
-        with pytest.raises(InputError):
-            find_recipe(str(path))
 
 
 def test_parts_convert_and_check_their_values() -> None:

@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 
 import bayesncl
-from bayesncl import atlas
 from bayesncl.cli import app as cli
 from bayesncl.cli import train as train_commands
 from bayesncl.errors import InputError
@@ -203,23 +202,6 @@ def test_embed_then_measure_and_atlas(run, trained: Path, tmp_path: Path) -> Non
     np.savez("all.npz", z=z, images=raw, y=np.arange(24) % 3)
     assert run("atlas", "--features", "all.npz").status == 0
     assert Path("all-atlas/index.html").is_file()
-
-
-def test_atlas_of_two_runs_and_of_model_files(
-    run, trained: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert run("train", "scenes-ncl", *SETTINGS, "--out", "other", "--quiet").status == 0
-    served: list[tuple[Path, int]] = []
-    monkeypatch.setattr(atlas, "serve", lambda folder, port: served.append((folder, port)))
-    options = ("--images", "30", "-o", "both", "--serve", "--port", "81")
-    answer = run("atlas", trained, "other", *options)
-    assert answer.status == 0, answer
-    assert answer.err.endswith(f"open {Path('both/index.html')}\n")
-    assert served == [(Path("both"), 81)]
-    files = [folder / "model.safetensors" for folder in (trained, Path("other"))]
-    assert run("atlas", *files, "-o", "files", "--quiet").status == 0
-    (trained / "evaluation.json").write_text("[1, 2]")  # not ours: shown without numbers
-    assert run("atlas", trained, "--out", "one", "--quiet").status == 0
 
 
 # the rest

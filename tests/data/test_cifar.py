@@ -106,22 +106,6 @@ def test_other_archives_warn_and_labels_are_checked(tmp_path: Path) -> None:
         data.load(of("cifar10", made.unpack_to(tmp_path / "d")), "test")
 
 
-@pytest.mark.parametrize("binary", [True, False])
-def test_cut_files_get_one_line(tmp_path: Path, binary: bool) -> None:
-    made = Made("cifar100", binary)
-    folder = made.unpack_to(tmp_path / made.layout.folder)
-    file = folder / made.layout.test[0]
-    raw = file.read_bytes()
-    for cut in [0, 1, 100, len(raw) // 2 + 1, len(raw) - 1]:
-        file.write_bytes(raw[:cut])
-        with pytest.raises(InputError, match="test"):
-            data.load(of("cifar100", tmp_path), "test")
-    archive = made.tar_to(tmp_path / "x.tar.gz").rename(tmp_path / made.layout.archive)
-    archive.write_bytes(archive.read_bytes()[:-2000])
-    with pytest.raises(InputError, match=r"cannot read|missing"):
-        data.load(of("cifar100", archive), "test")
-
-
 def test_links_in_an_archive_are_not_followed(tmp_path: Path) -> None:
     made = Made("cifar10", True)
     raw = made.files.pop("test_batch.bin")

@@ -73,13 +73,6 @@ def test_transparency_is_laid_on_white() -> None:
     assert (decode(pack(palette, "PNG"), EIGHT) == 50).all()
 
 
-def test_gray_cmyk_and_one_bit() -> None:
-    assert (decode(pack(flat(90).convert("L"), "PNG"), EIGHT) == 90).all()
-    assert (decode(pack(flat(255).convert("1"), "PNG"), EIGHT) == 255).all()
-    cmyk = decode(pack(flat(90).convert("CMYK"), "JPEG"), EIGHT)
-    assert np.abs(cmyk.astype(int) - 90).max() <= 2
-
-
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_orientation(orientation: int) -> None:
     scene = Image.fromarray(RNG.integers(0, 256, (8, 8, 3), dtype=np.uint8))

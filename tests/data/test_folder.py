@@ -104,19 +104,6 @@ def test_broken_images_are_named_and_skipped(tmp_path: Path) -> None:
         data.load(of(tmp_path / "d", holdout=0.0, strict=True), "train")
 
 
-@pytest.mark.parametrize(
-    "name", ["folder", "imagenet100", "cifar10", "waterbirds", "shards", "arrays"]
-)
-def test_bad_paths_get_one_line(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match="--data"):
-        data.load(recipes.Data(name=name), "train")
-    bad = ("~nobody-of-this-name/x", "x" * 10_000, "a\0b", "\x1b[31m")
-    for root in (*bad, *(f"{tmp_path}/{root}" for root in bad)):
-        with pytest.raises(InputError) as caught:
-            data.load(recipes.Data(name=name, root=root), "train")
-        assert str(caught.value).isprintable() and len(str(caught.value)) < 1000
-
-
 def test_hostile_names(tmp_path: Path) -> None:
     names = ["<script>alert(1)<", "\x1b[31mred\n", "日本語", "x" * 200, "-rf", "a b"]
     for i, name in enumerate(names):

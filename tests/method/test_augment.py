@@ -328,18 +328,6 @@ def test_other_parameters_follow_the_definition() -> None:
     assert (counts > 0).sum() == 24
 
 
-def test_parameters_are_independent_of_each_other_and_between_views() -> None:
-    p = augment.draw(Views(solarize=0.3), MANY, 0, 0, (32, 32))
-    columns = [
-        p.height * p.width, p.width / p.height, p.flip, p.jitter, *p.factors.T, p.hue,
-        p.order[:, 0], p.hue_at, p.gray, p.blur, p.sigma, p.solarize,
-    ]  # fmt: skip
-    table = np.stack([np.asarray(c, dtype=np.float64) for c in columns])
-    both = np.concatenate([table[:, : len(MANY)], table[:, len(MANY) :]])
-    correlation = np.corrcoef(both) - np.eye(len(both))
-    assert np.abs(correlation).max() < 4.5 / math.sqrt(len(MANY))
-
-
 def test_frozen_parameters() -> None:
     """A change here changes the views of every published run."""
     p = augment.draw(Views(solarize=0.5), torch.tensor([0, 1]), 3, 10, (32, 32))

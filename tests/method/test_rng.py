@@ -72,14 +72,6 @@ def test_related_keys_are_independent(other: dict[str, Any]) -> None:
         assert stats.chisquare(cells.ravel()).pvalue > 1e-4
 
 
-def test_numbers_depend_only_on_the_image() -> None:
-    index = torch.randperm(1000, generator=torch.Generator().manual_seed(0))
-    whole = uniform(make_key(1, 2, index), 7)
-    parts = [uniform(make_key(1, 2, part), 7) for part in index.split(33)]
-    assert torch.equal(torch.cat(parts), whole)
-    assert torch.equal(uniform(make_key(1, 2, index), 3), whole[:, :3])
-
-
 @pytest.mark.slow
 def test_compiled_code_gives_the_same_bits() -> None:
     """int64 products must wrap around in compiled code too."""

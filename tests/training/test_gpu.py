@@ -16,7 +16,6 @@ from bayesncl import load, train
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
 from bayesncl.method.encoder import Encoder, build_model
-from bayesncl.method.features import extract
 from bayesncl.method.gates import open_gates, rep_relu
 from bayesncl.method.losses import unit_rows
 from bayesncl.recipes import Recipe, change, named
@@ -123,18 +122,6 @@ def test_zeros_are_exact_when_compiled(dtype: torch.dtype) -> None:
     assert not gradient[:7].any() and gradient[7:].any(1).all()
 
 
-def test_compiled_runs_agree(tmp_path: Path) -> None:
-    """Several epochs without waiting between steps."""
-    recipe, images = gpu_recipe("bayesncl", "run.epochs=3"), tiny_images(32 * STEPS)
-    weights = []
-    for name, each in (("a", recipe), ("b", recipe), ("c", eager(recipe))):
-        torch._dynamo.reset()
-        model = train(each, images, tmp_path / name)
-        weights.append({key: tensor.cpu() for key, tensor in model.state_dict().items()})
-    assert_same_way(recipe, weights[1], weights[0], 0.3, LEAST)
-    assert_same_way(recipe, weights[2], weights[0], 0.3, LEAST)
-
-
 def test_a_compiler_that_loses_a_gradient_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgetful(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         def compiled(model: Encoder, *arguments: Any) -> Any:
@@ -202,12 +189,3 @@ def test_out_of_memory_is_one_line(tmp_path: Path) -> None:
             train(change(named("cifar100"), changes), images, tmp_path)
     finally:
         del hog
-
-
-def test_features_agree_with_the_cpu() -> None:
-    model, images = build_model(tiny_recipe()), tiny_images(40)
-    for mode in ("sound", "paper"):
-        cpu = extract(model.cpu(), images, mode)
-        gpu = extract(model.cuda(), images, mode)
-        np.testing.assert_allclose(gpu.h, cpu.h, atol=2e-4)
-        np.testing.assert_allclose(gpu.z, cpu.z, atol=2e-3)

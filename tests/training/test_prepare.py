@@ -16,7 +16,6 @@ from bayesncl.recipes import change, named, with_root
 from bayesncl.training.prepare import (
     check_batch,
     clamp_batch,
-    cpu_preset,
     describe,
     load_split,
     prepare_run,
@@ -67,12 +66,6 @@ def test_published_recipes_and_recipe_files_are_not_adapted(
     own = with_root(change(named("folder"), changes), photos)
     (tmp_path / "own.json").write_text(own.to_json())
     assert prepare_run(str(tmp_path / "own.json"), [], None, CPU, Display())[0] == own
-
-
-def test_more_images_get_fewer_epochs() -> None:
-    counts = (100, 2_000, 10_000, 1_000_000)
-    epochs = [cpu_preset(named("folder"), n).run.epochs for n in counts]
-    assert epochs == [100, 50, 10, 2]
 
 
 def test_broken_files_are_counted(tmp_path: Path, notes: list[str]) -> None:

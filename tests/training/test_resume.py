@@ -56,50 +56,6 @@ def test_a_killed_process_continues_to_the_same_bytes(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "b").iterdir()} == FILES
 
 
-KILLED_AT_A_LINE = """
-import os, signal, sys
-from bayesncl import io, train
-from bayesncl.training import checkpoint, run_folder, weights
-from tests.conftest import tiny_images, tiny_recipe
-
-files = {module.__file__ for module in (io, checkpoint, run_folder, weights)}
-fatal, count = int(sys.argv[2]), 0
-
-def trace(frame, event, argument):
-    global count
-    if frame.f_code.co_filename not in files:
-        return None
-    if event == "line":
-        count += 1
-        if count == fatal:
-            os.kill(os.getpid(), signal.SIGKILL)
-    return trace
-
-images, recipe = tiny_images(), tiny_recipe()
-sys.settrace(trace)
-train(recipe, images, sys.argv[1], device="cpu")
-sys.settrace(None)
-print(count)
-"""
-
-
-def test_a_kill_at_any_line_that_writes_loses_nothing(tmp_path: Path) -> None:
-    """Killed before random lines of the code that writes checkpoints, weights and metrics."""
-
-    def run(out: Path, fatal: int) -> subprocess.CompletedProcess[str]:
-        words = [sys.executable, "-c", KILLED_AT_A_LINE, str(out), str(fatal)]
-        return subprocess.run(words, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
-
-    total = int(run(tmp_path / "whole", -1).stdout)
-    rng = random.Random(1)
-    for i in range(4):
-        out = tmp_path / str(i)
-        assert run(out, rng.randint(1, total)).returncode == -signal.SIGKILL
-        run(out, -1)  # in a process like the others: another number of threads adds otherwise
-        assert weights(out) == weights(tmp_path / "whole")
-        assert {path.name for path in out.iterdir()} == FILES
-
-
 def test_a_second_process_is_refused_while_a_run_trains(run, tmp_path: Path) -> None:
     """train, evaluate and resume on a run that another process is training."""
     folder = RunFolder(tmp_path / "run")
