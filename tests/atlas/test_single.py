@@ -12,9 +12,10 @@ from PIL import Image
 from bayesncl.atlas import AtlasRun, Photos, build_atlas
 from bayesncl.atlas.page_data import ToCheck
 from bayesncl.atlas.single import pack
+from bayesncl.codes.heat import Heatmaps
 from bayesncl.jobs.audit import NEAR, Finding
 from tests.atlas.browser import click, data, text, visit, wait_for
-from tests.atlas.conftest import HOSTILE, Case
+from tests.atlas.conftest import HOSTILE, Case, serving
 from tests.atlas.test_codes import fit
 from tests.commands import draw_folder, refused
 
@@ -99,6 +100,28 @@ def test_whole_photos_have_a_frame_and_their_path(driver, page: Path) -> None:
     assert data(driver, ".portrait canvas", "image") == [7]
     click(driver, ".facts a[href^=file]")
     wait_for(driver, "location.href.endsWith('7.png')")
+
+
+def test_heat_lies_on_the_part_that_the_encoder_saw(driver, case: Case, tmp_path: Path) -> None:
+    Image.fromarray(np.full((96, 192, 3), 100, np.uint8)).save(tmp_path / "wide.png")
+    dims = np.argsort(-case.z[:1], axis=1)[:, :1]
+    maps = np.full((1, 1, 4, 4), 255, np.uint8)
+    heat = Heatmaps(dims, maps, {"hottest": 0.4, "random": 0.1}, share=0.5)
+    run = AtlasRun("r", case.z[:1], heat=heat, seen=0.5)
+    page = build_atlas(tmp_path / "atlas", [run], Photos([tmp_path / "wide.png"]), "Heat")
+    with serving(page) as base:  # a canvas cannot be read from disk
+        visit(driver, base, "#/image/0")
+        click(driver, ".where")
+        driver.execute_async_script("setTimeout(arguments[0], 300)")
+        canvas = "document.querySelector('.portrait canvas').getContext('2d')"
+        pixels = driver.execute_script(f"return [...{canvas}.getImageData(0, 0, 192, 96).data]")
+        driver.get("about:blank")
+    red = np.array(pixels).reshape(96, 192, 4)[..., 0].astype(int)
+    hot = red > 150
+    assert hot[32:64, 80:112].all()  # the middle of the square of 48 x 48
+    assert not hot[:, :66].any() and not hot[:, 126:].any() and not hot[:14].any()
+    edge = red[48, 60:80]
+    assert np.abs(np.diff(edge)).max() < 0.5 * (red[48, 96] - 100)  # fades out, no sharp edge
 
 
 def test_single_file_from_the_command_line(run, tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ async function viewList({ run, stage, params }) {
   const stands = (k) => {
     const o = prominent(run, stage, k);
     if (!o) return nameOf(run, k) ? "" : "–";
+    if (nameOf(run, k).toLowerCase() === o.word.toLowerCase()) return "";
     return o.kind === 1 ? h("a", { href: link(`class/${s.word[k]}`) }, o.word) : `on ${o.word}`;
   };
   const row = (k) => h("tr", {},
