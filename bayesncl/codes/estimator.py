@@ -21,7 +21,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from bayesncl.codes import storage
-from bayesncl.codes.factors import find_axes
+from bayesncl.codes.factors import MAX_ROWS, find_axes
 from bayesncl.codes.preprocess import (
     Moments,
     load_rows,
@@ -46,7 +46,6 @@ from bayesncl.progress import Display
 
 LEARNING_RATE, WEIGHT_DECAY, WARMUP_STEPS, EPOCHS = 2e-3, 1e-4, 50, 12
 INIT_ROWS = 8192  # rows from which a head is initialized
-FACTOR_ROWS = 4096  # rows in which factors are looked for
 ROWS_PER_BLOCK = {"cpu": 256, "cuda": 8192}  # rows transformed at a time
 MAX_COMPONENTS = 1 << 20
 MAX_VARIANCE_ROWS = 50_000
@@ -218,7 +217,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             torch.default_generator.manual_seed(seed)  # of the CPU alone
             head = HEADS[self.method](moments.width, self.n_components_)
             if isinstance(head, Factors):
-                head.divide(find_axes(rows[spread_evenly(n, FACTOR_ROWS)]))
+                head.divide(find_axes(rows[spread_evenly(n, MAX_ROWS)]))
         head = head.to(device, torch.float32).train()
         self._check_output(head)
         first = torch.linspace(0, n - 1, min(n, INIT_ROWS), device=device).long()

@@ -15,16 +15,24 @@ Two-means splits the rows. The split is a factor if it is
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from bayesncl.codes.preprocess import prepare
+from bayesncl.data.images import spread_evenly
 from bayesncl.measure.neighbors import nearest
 from bayesncl.method.heads import without_axes
 
+if TYPE_CHECKING:
+    from bayesncl.codes.estimator import ReadableCodes
+
 MAX_AXES = 3
 N_NEIGHBORS = 10
+POWER_STEPS = 50  # of the power iteration for the first principal axis
+MAX_ROWS = 4096  # rows in which factors are looked for
 # Both are relative to random pairs. Birds on backgrounds have 0.06 to 0.13 and 1.1; CIFAR-100 0.28
 # and 0.9, CIFAR-10 0.11 and 0.5, digits 0.12 and 0.5 (docs/log/factors.md).
 MAX_CROSSING, MIN_INDEPENDENCE = 0.2, 0.8
@@ -50,6 +58,12 @@ def find_axes(rows: Tensor) -> Tensor:
     return torch.stack(found) if found else rows.new_empty(0, rows.shape[1])
 
 
+def splits_in_two(codes: ReadableCodes, x: np.ndarray) -> bool:
+    """Whether the embeddings x [N, F] that codes were fitted on have a factor."""
+    some = torch.from_numpy(np.array(x[spread_evenly(len(x), MAX_ROWS)], np.float32))
+    return len(find_axes(prepare(some, codes.moments_))) > 0
+
+
 def measure_split(rows: Tensor) -> Split:
     """Split rows [N, F] by two-means, and measure how sharp and how independent the split is."""
     side = two_means(rows)
@@ -73,8 +87,10 @@ def two_means(rows: Tensor, steps: int = 50) -> Tensor:
 
     Starts from the signs along the first principal axis, so it needs no seed.
     """
-    axis = torch.linalg.eigh(rows.double().T @ rows.double())[1][:, -1]
-    side = rows @ axis.to(rows) > 0
+    axis = torch.randn(rows.shape[1], generator=torch.Generator().manual_seed(0)).to(rows)
+    for _ in range(POWER_STEPS):
+        axis = torch.nn.functional.normalize(rows.T @ (rows @ axis), dim=0)
+    side = rows @ axis > 0
     for _ in range(steps):
         one, two = rows[side].mean(0), rows[~side].mean(0)
         # |x - two|^2 > |x - one|^2

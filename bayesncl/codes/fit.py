@@ -32,6 +32,7 @@ from bayesncl.codes.encoders import (
     open_encoder,
 )
 from bayesncl.codes.estimator import ReadableCodes
+from bayesncl.codes.factors import splits_in_two
 from bayesncl.codes.folder import About, CodesFolder, Rows, encoder_dict, file_stat, hash_tree
 from bayesncl.codes.names import merge_names, write_names
 from bayesncl.codes.photos import (
@@ -72,6 +73,10 @@ MAX_JUDGED_ROWS = 5000
 MAX_NOISE_COMPONENTS = 1024  # with more, the control on noise takes minutes on a CPU
 MAX_VALUE = 1e15  # of an embedding: sums of squares stay within float32
 IMAGES_PER_BATCH = 512  # of a run
+FACTOR_NOTE = (
+    "The images split in two by something unrelated to the rest, such as a background: "
+    "`--method factors` gives the rest dimensions of its own."
+)
 ARTICLES = {"array": "an array of embeddings", "run": "a run, which is its own encoder"}
 
 
@@ -133,6 +138,8 @@ def fit(
     took = duration(time.perf_counter() - began)
     lines = [f"{out}: {what} in {took}; judged by {judged}:", *headlines(found)]
     print("\n".join(lines), flush=True)
+    if codes.method == "prototypes" and splits_in_two(codes, x):
+        display.note(FACTOR_NOTE)
     for line in next_commands(about, out):
         display.note(line, wrap=False)
     return found

@@ -8,7 +8,7 @@ import torch
 from sklearn.cluster import KMeans
 
 from bayesncl import ReadableCodes
-from bayesncl.codes.factors import N_NEIGHBORS, find_axes, measure_split, two_means
+from bayesncl.codes.factors import N_NEIGHBORS, find_axes, measure_split, splits_in_two, two_means
 from bayesncl.method.heads import without_axes
 
 
@@ -118,6 +118,13 @@ def test_without_a_factor_codes_are_those_of_prototypes(width: int | str) -> Non
     )
     assert set(one.groups_) == {0}
     assert np.array_equal(one.transform(x), two.transform(x))
+
+
+def test_prototypes_of_composed_images_are_told_of_factors() -> None:
+    x = composed(300)[0]
+    assert splits_in_two(ReadableCodes(16, max_iter=0).fit(x), x)
+    x = one_thing(300)
+    assert not splits_in_two(ReadableCodes(16, max_iter=0).fit(x), x)
 
 
 def test_groups_are_saved(tmp_path) -> None:
