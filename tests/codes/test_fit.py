@@ -322,7 +322,7 @@ def test_run_as_source(run, trained: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert run("atlas", "codes", "--quiet").status == 0
     assert run("evaluate", "codes", "--quiet").status == 0
     words = ("embed", trained, "p", "-o", "z.npy", "--encoder", NET)
-    refused(run(*words), "its own encoder")
+    refused(run(*words), "takes no encoder")
     x, count = folder.embeddings().copy(), []
     folder.embeddings_file.write_bytes(folder.embeddings_file.read_bytes()[:-8])
     monkeypatch.setattr(fit_module, "IMAGES_PER_BATCH", 20)
