@@ -81,7 +81,9 @@ def help_row(parameter: Any, context: Any) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Adapt the links and formulas of a page."""
+    """Adapt the links and formulas of a page; the search lists lab notes last."""
+    if page.file.src_uri.startswith("log/"):
+        page.meta["search"] = {"boost": 0.2}
     if page.file.src_uri == "api.md":
         return re.sub(r"^::: bayesncl\.(\w+)$", public_path, markdown, flags=re.M)
     joined = "|".join(map(re.escape, JOINED))
