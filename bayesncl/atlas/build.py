@@ -6,18 +6,17 @@ import html
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
 from bayesncl.atlas.page_data import (
     AtlasRun,
-    NewImages,
-    ToCheck,
+    JobPage,
     prepare,
-    write_findings,
     write_images,
     write_matches,
-    write_new,
+    write_page,
     write_run,
 )
 from bayesncl.atlas.pictures import Photos
@@ -39,7 +38,7 @@ SCRIPTS = (
 
 def build_atlas(
     out: Path, runs: list[AtlasRun], images: Images | Photos, title: str = "Atlas",
-    check: ToCheck | None = None, new_images: NewImages | None = None,
+    pages: Mapping[str, JobPage] | None = None,
 ) -> Path:  # fmt: skip
     """Write the atlas of one to eight runs on the same images.
 
@@ -52,8 +51,7 @@ def build_atlas(
     runs : the features of each run.
     images : pixels (`Images`) or image files (`Photos`), with or without labels.
     title : heading of the page.
-    check : findings of an audit, for the page "To check".
-    new_images : what `compare` found, for the page "New here".
+    pages : results of jobs: "check" is the page "To check", "new" is "New here".
 
     Returns
     -------
@@ -73,14 +71,9 @@ def build_atlas(
             shown += write_run(new, f"run{r}", run, labels, backgrounds)
             if r:
                 write_matches(new, f"compare-{r}", runs[0].z, run.z)
-        pages = []
-        if check is not None:
-            write_findings(new, check, images)
-            pages.append("check")
-        if new_images is not None:
-            write_new(new, new_images)
-            pages.append("new")
-        write_images(new, images, labels, backgrounds, runs, title, shown, pages)
+        for key, page in (pages or {}).items():
+            write_page(new, key, page, images)
+        write_images(new, images, labels, backgrounds, runs, title, shown, list(pages or ()))
         marker = {"format": 2, "title": title, "runs": [run.name for run in runs]}
         (new / MARKER).write_text(json.dumps(marker))
         _replace(out, new)

@@ -32,7 +32,6 @@ from bayesncl.codes.heat import Heatmaps
 from bayesncl.codes.names import Annotations, names_tree
 from bayesncl.data.images import Images, spread_evenly
 from bayesncl.errors import InputError
-from bayesncl.jobs.audit import Finding
 from bayesncl.measure.dimensions import describe, mean, most_suppressed
 from bayesncl.measure.labelfree import draw_trials
 from bayesncl.measure.rows import fired
@@ -56,7 +55,7 @@ FEATURES_PER_RUN = 1_280_000  # stored, divided among the images; at least 64 pe
 DIMS_PER_FILE, IMAGES_PER_FILE = 128, 500
 GALLERY_DIMS = 24
 QUIZ_DIMS, QUIZ_TRIALS = 1024, 2  # dimensions in the quiz, questions for each
-CHECK_SIDE = 224  # pixels, of a picture to check
+PAGE_SIDE = 224  # pixels, of a picture on the page of a job
 OVERVIEW_STRIPS, OVERVIEW_MAP = 24, 64  # dimensions whose images the overview shows
 OVERVIEW_IMAGES = 512  # on a sheet of their own, in an atlas of more than 1,000 images
 
@@ -100,25 +99,14 @@ class AtlasRun:
 
 
 @dataclass(frozen=True)
-class ToCheck:
-    """Findings of an audit, with the images that they name; these may be others than the atlas's.
+class JobPage:
+    """A page about the result of a job: its data, and pictures of images that it names.
 
-    `totals` counts the findings of each kind before the list was cut.
+    These may be others than those of the atlas. The page refers to them by number.
     """
 
-    findings: list[Finding]
-    totals: dict[str, int]
+    plain: dict[str, Any]
     images: Images | Photos | None
-
-
-@dataclass(frozen=True)
-class NewImages:
-    """What `bayesncl compare` found: the most novel images, with a picture where there is one."""
-
-    headline: str
-    novelty: list[tuple[str, float]]  # name and score
-    changes: list[tuple[int, float, float]]  # dimension, share of images before and now
-    images: Photos  # those of `novelty` that have a file
 
 
 def prepare(run: AtlasRun, images: Images | Photos) -> AtlasRun:
@@ -203,30 +191,16 @@ def write_images(
         _write(folder, f"names-{i}", {"names": names[a : a + IMAGES_PER_FILE]})
 
 
-def write_findings(folder: Path, check: ToCheck, images: Images | Photos) -> None:
-    """Write the page of things to check: findings by kind, and pictures of the images they name."""
-    names = list((check.images and check.images.names) or ())
-    row, shown = ({name: i for i, name in enumerate(x)} for x in (names, images.names or ()))
-    findings = [
-        [f.kind, row[f.image], row.get(f.other, -1), f.label, f.suggested, f.score]
-        for f in check.findings
-    ]
-    plain: dict[str, Any] = {"findings": findings, "totals": check.totals, "names": names}
-    plain["shown"] = [shown.get(name, -1) for name in names]  # their numbers in this atlas
+def write_page(folder: Path, key: str, page: JobPage, images: Images | Photos) -> None:
+    """Write the page of a job, with the names of its images and their numbers in the atlas."""
+    names = () if page.images is None else page.images.names or ()
+    number = {name: i for i, name in enumerate(images.names or ())}
+    plain = {**page.plain, "names": names, "shown": [number.get(name, -1) for name in names]}
     arrays: Arrays = {}
-    if check.images is not None:
-        plain["sprites"] = write_sprites(check.images, folder / "check", CHECK_SIDE, whole=True)
+    if page.images is not None:
+        plain["sprites"] = write_sprites(page.images, folder / key, PAGE_SIDE, whole=True)
         arrays["sprites.sizes"] = plain["sprites"].pop("sizes", None)
-    _write(folder, "check", plain, arrays)
-
-
-def write_new(folder: Path, new: NewImages) -> None:
-    """Write the page of new images."""
-    row = {name: i for i, name in enumerate(new.images.names or ())}
-    images = [[name, score, row.get(name, -1)] for name, score in new.novelty]
-    plain: dict[str, Any] = {"headline": new.headline, "images": images, "changes": new.changes}
-    plain["sprites"] = write_sprites(new.images, folder / "new", CHECK_SIDE, whole=True)
-    _write(folder, "new", plain, {"sprites.sizes": plain["sprites"].pop("sizes")})
+    _write(folder, key, plain, arrays)
 
 
 def _by_dimension(z: sparse.csr_array) -> np.ndarray:

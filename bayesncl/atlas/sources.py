@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bayesncl.atlas.build import build_atlas, check_out
-from bayesncl.atlas.page_data import AtlasRun, NewImages, ToCheck
+from bayesncl.atlas.page_data import AtlasRun, JobPage
 from bayesncl.atlas.pictures import Photos, read_photo
 from bayesncl.codes.encoders import PhotoEncoder
 from bayesncl.codes.folder import CodesFolder, Rows, file_stat
@@ -70,7 +70,7 @@ def atlas_of_runs(
 
 def _build(
     out: Path, runs: list[AtlasRun], paths: list[Path], remarks: list[str],
-    images: Images | Photos, display: Display, *pages: Any,
+    images: Images | Photos, display: Display, pages: dict[str, JobPage] | None = None,
 ) -> Path:  # fmt: skip
     """Build the atlas; runs with the same name are named by the ends of their paths."""
     names = [run.name for run in runs]
@@ -80,7 +80,7 @@ def _build(
         sentence = " ".join(f"{runs[r].sentence} {remark}".split())
         runs[r] = dataclasses.replace(runs[r], name=name, sentence=sentence)
     display.busy("writing the page")
-    return build_atlas(out, runs, images, " and ".join(names), *pages)
+    return build_atlas(out, runs, images, " and ".join(names), pages)
 
 
 def other_images(recipe: Recipe, root: str | None) -> bool:
@@ -194,11 +194,12 @@ def atlas_of_codes(
     if audit:
         display.busy("looking for things to check")
         save_result(opened[0], "audit", {"findings": audit_folder(opened[0])})
-    pages = (load_findings(opened[0], rows[0], root), load_new(opened[0]))
-    return _build(out, runs, folders, remarks, images, display, *pages)
+    pages = {"check": load_findings(opened[0], rows[0], root), "new": load_new(opened[0])}
+    found = {key: page for key, page in pages.items() if page is not None}
+    return _build(out, runs, folders, remarks, images, display, found)
 
 
-def load_findings(folder: CodesFolder, rows: Rows, root: str | None) -> ToCheck | None:
+def load_findings(folder: CodesFolder, rows: Rows, root: str | None) -> JobPage | None:
     """The worst findings of each kind of the last audit, with their images; None without one."""
     found = stored_findings(folder)
     if found is None:
@@ -208,28 +209,36 @@ def load_findings(folder: CodesFolder, rows: Rows, root: str | None) -> ToCheck 
     shown = [f for some in by_kind.values() for f in some[:FINDINGS_PER_KIND]]
     classes = rows.class_names or ()
     clean = dict(zip(classes, clean_names(list(classes))))
-    for i, f in enumerate(shown):
-        label, suggested = (clean.get(text, text) for text in (f.label, f.suggested))
-        shown[i] = f._replace(label=label, suggested=suggested)
     named = dict.fromkeys(name for f in shown for name in f[1:3] if name in index)
+    number = {name: i for i, name in enumerate(named)}
+    findings = [
+        [f.kind, number[f.image], number.get(f.other, -1), clean.get(f.label, f.label),
+         clean.get(f.suggested, f.suggested), f.score]
+        for f in shown
+    ]  # fmt: skip
     chosen = np.array([index[name] for name in named], int)
     images = _load_images(folder, rows, chosen, root, Display(quiet=True)) if shown else None
-    return ToCheck(shown, {kind: len(some) for kind, some in by_kind.items()}, images)
+    totals = {kind: len(some) for kind, some in by_kind.items()}
+    return JobPage({"findings": findings, "totals": totals}, images)
 
 
-def load_new(folder: CodesFolder) -> NewImages | None:
+def load_new(folder: CodesFolder) -> JobPage | None:
     """What the last comparison found; files of another size than then are not shown."""
     tree = load_result(folder, "compare")
     if tree is None:
         return None
     with as_input_error(f"{folder}/compare.json is damaged", TypeError, ValueError, LookupError):
         base, width = folder.place(tree["source"]), folder.codes("cpu").n_components_
-        scores = [(str(name), float(score)) for name, score, _ in tree["images"]]
-        paths = {str(n): base / (safe_name(str(n)) or "\0") for n, *_ in tree["images"]}
-        there = {n: paths[n] for n, _, size in tree["images"] if file_stat(paths[n])[0] == size}
+        there: dict[str, Path] = {}
+        images = []
+        for name, score, size in tree["images"]:
+            path = base / (safe_name(name) or "\0")
+            if file_stat(path)[0] == size:
+                there[name] = path
+            images.append((str(name), float(score), len(there) - 1 if name in there else -1))
         changes = [(range(width)[int(k)], float(a), float(b)) for k, a, b in tree["changes"]]
-        photos = Photos(list(there.values()), names=tuple(there))
-    return NewImages(str(tree["headline"]), scores, changes, photos)
+        plain = {"headline": str(tree["headline"]), "images": images, "changes": changes}
+    return JobPage(plain, Photos(list(there.values()), names=tuple(there)))
 
 
 def _find_rows(path: Path, rows: Rows, first: Path, wanted: Rows, chosen: np.ndarray) -> np.ndarray:

@@ -11,12 +11,12 @@ import pytest
 from PIL import Image
 
 from bayesncl.atlas import AtlasRun, build_atlas
-from bayesncl.atlas.page_data import ToCheck
+from bayesncl.atlas.page_data import JobPage
 from bayesncl.atlas.pictures import Photos
 from bayesncl.atlas.sources import load_findings
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.names import Check, read_names
-from bayesncl.jobs.audit import EXACT, NEAR, WRONG, Finding
+from bayesncl.jobs.audit import EXACT, NEAR, WRONG
 from bayesncl.jobs.naming import save_names
 from tests.atlas.browser import click, download, press, resize, text, visit, wait_for
 from tests.atlas.conftest import HOSTILE, Case
@@ -31,15 +31,14 @@ def page(case: Case, tmp_path: Path) -> Path:
     paths = [tmp_path / f"{i}.png" for i in range(5)]
     for i, path in enumerate(paths):
         Image.fromarray(np.full((80, 40 + 20 * i, 3), 50 * i, np.uint8)).save(path)
-    found = [
-        Finding(WRONG, names[0], names[1], "cat", HOSTILE, 0.5),
-        Finding(WRONG, names[2], "", "cat", "dog", 0.25),
-        Finding(EXACT, names[3], names[4], "cat", "", 1.0),
-    ]
+    findings = [
+        [WRONG, 0, 1, "cat", HOSTILE, 0.5], [WRONG, 2, -1, "cat", "dog", 0.25],
+        [EXACT, 3, 4, "cat", "", 1.0],
+    ]  # fmt: skip
     images = Photos(paths, names=tuple(names))
-    check = ToCheck(found, {WRONG: 7, EXACT: 1, NEAR: 0}, images)
+    page = JobPage({"findings": findings, "totals": {WRONG: 7, EXACT: 1, NEAR: 0}}, images)
     run = AtlasRun("r", case.z, fingerprint="c" * 16)
-    return build_atlas(tmp_path / "atlas", [run], case.images, "Check", check)
+    return build_atlas(tmp_path / "atlas", [run], case.images, "Check", {"check": page})
 
 
 def test_findings_are_decided_by_keys_and_exported(driver, page: Path, tmp_path: Path) -> None:
@@ -90,16 +89,18 @@ def test_audit_leaves_findings_for_the_atlas_and_takes_decisions(run, tmp_path: 
     assert run("atlas", "codes", "--audit", "--quiet").status == 0
     check = load_findings(folder, folder.rows(), None)
     assert check is not None and check.images is not None
-    copies = [f for f in check.findings if f.kind == EXACT]
-    assert any(f.other.endswith("zz.png") for f in copies)
-    assert {name for f in check.findings for name in f[1:3] if name} == set(check.images.names)
+    names, findings = check.images.names, check.plain["findings"]
+    copies = [(names[f[1]], names[f[2]]) for f in findings if f[0] == EXACT]
+    assert any(other.endswith("zz.png") for _, other in copies)
+    assert {i for f in findings for i in f[1:3]} - {-1} == set(range(len(names)))
+    assert check.plain["totals"][EXACT] == len(copies)
     own = folder.names()
-    own.checks = [Check(*copies[0][:3], "accepted", "Ann", "2026")]
+    own.checks = [Check(EXACT, *copies[0], "accepted", "Ann", "2026")]
     save_names(folder, own)
     assert run("audit", "codes", "-o", "check.csv", "--quiet").status == 0
     rows = list(csv.DictReader(Path("check.csv").read_text().splitlines()))
     decided = [row for row in rows if row["decision"]]
-    assert [(r["image"], r["decision"]) for r in decided] == [(copies[0].image, "accepted")]
+    assert [(r["image"], r["decision"]) for r in decided] == [(copies[0][0], "accepted")]
     fit(run, "pictures", dims=5)
     assert load_findings(folder, folder.rows(), None) is None  # of other codes
 

@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from bayesncl.atlas import AtlasRun, Photos, build_atlas
-from bayesncl.atlas.page_data import ToCheck
+from bayesncl.atlas.page_data import JobPage
 from bayesncl.atlas.single import pack
 from bayesncl.codes.heat import Heatmaps
-from bayesncl.jobs.audit import NEAR, Finding
+from bayesncl.jobs.audit import NEAR
 from tests.atlas.browser import click, data, text, visit, wait_for
 from tests.atlas.conftest import HOSTILE, Case, serving
 from tests.atlas.test_codes import fit
@@ -31,10 +31,10 @@ def page(case: Case, tmp_path: Path) -> Path:
     paths = [root / f"{i}.png" for i in range(60)]
     names = ("red", HOSTILE)
     photos = Photos(paths, case.labels[:60] % 2, class_names=names)
-    found = Finding(NEAR, "3.png", "4.png", "red", "", 0.97)
-    check = ToCheck([found], {NEAR: 1}, Photos(paths[3:5], names=("3.png", "4.png")))
+    plain = {"findings": [[NEAR, 0, 1, "red", "", 0.97]], "totals": {NEAR: 1}}
+    pages = {"check": JobPage(plain, Photos(paths[3:5], names=("3.png", "4.png")))}
     run = AtlasRun("r", case.z[:60], seen=0.5)
-    return build_atlas(tmp_path / "atlas", [run], photos, f"One {HOSTILE}", check)
+    return build_atlas(tmp_path / "atlas", [run], photos, f"One {HOSTILE}", pages)
 
 
 def drawn(driver, selector: str) -> float:
