@@ -128,7 +128,8 @@ def render_html(tree: Tree) -> str:
     parts = [f"<b>{tree['images']:,}{of} images, {tree['dimensions']:,} dimensions</b>", "<table>"]
     for line in tree["lines"]:
         beside = "<br>".join(escape(line[key]) for key in ("beside", "advice") if line[key])
-        cells = [escape(line["label"]), f"<b>{escape(line['figure'])}</b>", beside]
+        figure = f'<b style="white-space:nowrap">{escape(line["figure"])}</b>'
+        cells = [escape(line["label"]), figure, beside]
         title = escape(line["measured_by"])
         row = "".join(f'<td style="text-align:left">{cell}</td>' for cell in cells)
         parts.append(f'<tr title="{title}">{row}</tr>')
