@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from bayesncl.cli import common
 from bayesncl.cli.common import arg, flag, opt, out_file
 from bayesncl.errors import InputError
 from bayesncl.io import is_codes
-
-if TYPE_CHECKING:
-    pass
 
 EMBEDDING, ONNX = Path("embedding.npz"), Path("model.onnx")
 

@@ -11,6 +11,8 @@ import json
 import math
 import os
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -38,6 +40,8 @@ MAX_SIDE = 4096  # pixels
 METADATA_KEY = "bayesncl"  # of an exported ONNX file: how images are prepared for it
 PROBE_SIZE, SIGNATURE_DIMS = (256, 320), 32
 SIGNATURE_TOLERANCE = 1e-2  # relative; devices and versions of torch differ by less than this
+
+NETWORK_SECONDS = 5
 
 Notify = Callable[[str], None]
 Signature = dict[str, Any]
@@ -331,9 +335,26 @@ def find_weights(timm: Any, name: str, notify: Notify) -> dict[str, Any]:
         cached = hub.try_to_load_from_cache(repository, "model.safetensors")
         if isinstance(cached, str):
             return {"pretrained": True, "pretrained_cfg_overlay": {"file": cached}}
-    source = f"Hugging Face, {repository}" if repository else url
-    notify(f"downloading the weights of {name} from {source} (once; later from its cache)")
+        url = f"{hub.constants.ENDPOINT}/{repository}"
+        if hub.constants.HF_HUB_OFFLINE:
+            raise InputError(f"weights of {name} are not in the cache; {WAYS_OUT}")
+    notify(f"downloading the weights of {name} from {url} (once; later from its cache)")
+    if url and not is_reachable(url):
+        raise InputError(f"cannot reach {url} to download the weights of {name}; {WAYS_OUT}")
     return {"pretrained": True}
+
+
+def is_reachable(url: str) -> bool:
+    """Whether a server answers within seconds; timm would try for a minute."""
+    try:
+        urllib.request.urlopen(
+            urllib.request.Request(url, method="HEAD"), timeout=NETWORK_SECONDS
+        ).close()
+    except urllib.error.HTTPError:  # an answer, too
+        return True
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def open_onnx(request: Request, device: torch.device | str, notify: Notify) -> PhotoEncoder:

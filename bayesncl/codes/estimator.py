@@ -35,9 +35,8 @@ from bayesncl.device import find_device
 from bayesncl.errors import InputError, as_input_error
 from bayesncl.io import digest
 from bayesncl.measure.neighbors import nearest
-from bayesncl.measure.twins import distinct_columns
 from bayesncl.method.gates import top_k_mask
-from bayesncl.method.heads import HEADS, Factors, Features, Head, Prototypes
+from bayesncl.method.heads import HEADS, Factors, Features, Head
 from bayesncl.method.lars import Light
 from bayesncl.method.losses import check_n_active, keep_strongest
 from bayesncl.method.rng import epoch_order, make_key, uniform
@@ -85,9 +84,8 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     Parameters
     ----------
-    n_components : number of dimensions D; ``"auto"`` fits about 4 sqrt(N), at most N / 4, rounded
-        to a power of two (1024 for 50,000 rows, 128 for 1,000), and ``prototypes`` then drops
-        those that nearly repeat another; a number is kept exactly.
+    n_components : number of dimensions D; ``"auto"`` takes about 4 sqrt(N), at most N / 4, rounded
+        to a power of two, at most 4,096 (1024 for 50,000 rows, 128 for 1,000).
     method : ``prototypes`` (similarity to D prototypes that share the rows equally), ``factors``
         (the same in groups, where images are composed of two things), ``ncl`` (non-negative
         contrastive), ``bayesncl`` (the same with gates), ``sae`` (TopK sparse
@@ -95,10 +93,11 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     n_active : keep only the `n_active` strongest dimensions per row; None keeps all.
     n_neighbors : partners of a row are drawn from this many nearest rows; ``"auto"`` takes half the
         rows per dimension, N / (2 D), within 10 to 50 (fewer for less than 100 rows).
-    max_iter : training steps; ``"auto"`` is about twelve epochs.
+    max_iter : training steps; ``"auto"`` is about twelve epochs, at least 600 (fewer for small
+        sets) and at most 5,000.
     batch_size : pairs per step.
     random_state : int, RandomState or None; an int gives the same codes on one machine.
-    positives : what a row should agree with, its ``neighbors`` or it``self``; pairs passed to `fit`
+    positives : what a row should agree with, its ``neighbors`` or ``self``; pairs passed to `fit`
         replace both.
     max_samples : `fit` uses at most this many rows, drawn at random; None uses all.
     sparse_output : return a scipy CSR matrix; ``prototypes`` has no zeros, so it needs `n_active`.
@@ -232,8 +231,6 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             if self.interrupted_:
                 break
         head.finish()
-        if auto and isinstance(head, Prototypes | Factors) and self.n_iter_:
-            self._drop_twins(head, rows[first])
         self.moments_, self.head_, self.recall_ = moments, head.eval().cpu(), recall
         self.method_, self.names_ = self.method, None
         return self
@@ -268,17 +265,6 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             self.interrupted_ = True
         self.n_iter_ = done
         self.loss_ = float(losses[:done].mean())  # NaN without a step
-
-    @torch.no_grad()
-    def _drop_twins(self, head: Prototypes | Factors, rows: Tensor) -> None:
-        """Keep one of each group of prototypes that are strong on the same rows."""
-        groups = head.members if isinstance(head, Factors) else [head]
-        for group in groups:
-            codes = group.eval()(rows).gated.cpu().numpy()
-            kept = distinct_columns(codes, least=max(self.n_active or 0, 2))
-            group.prototypes = torch.nn.Parameter(group.prototypes[kept])
-            group.dim = len(kept)
-        head.dim = self.n_components_ = sum(group.dim for group in groups)
 
     def transform(self, X: Any) -> Any:
         """Codes of X.

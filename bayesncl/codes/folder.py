@@ -146,8 +146,11 @@ class CodesFolder(Folder):
             raise InputError(f"{self} was not written by bayesncl fit: it has no {CODES}")
         tree = self._read_json(self.about_file)
         with self._reading(self.about_file):
-            if tree.pop("checksum") != hash_tree(tree) or tree.pop("format") != FORMAT:
-                raise ValueError(f"wrong checksum or not of version {FORMAT}")
+            if tree.get("format") != FORMAT:
+                raise InputError(f"{self} is of another version of bayesncl: rerun `bayesncl fit`")
+            if tree.pop("checksum") != hash_tree(tree):
+                raise ValueError("wrong checksum")
+            tree.pop("format")
             tree.pop("bayesncl")
             return About(**tree)
 

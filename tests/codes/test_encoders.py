@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from bayesncl.codes import encoders
 from bayesncl.codes.encoders import (
     DEFAULT,
     Request,
@@ -211,6 +212,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """A stand-in for huggingface_hub whose cache is empty."""
     stand_in = types.ModuleType("huggingface_hub")
     stand_in.try_to_load_from_cache = lambda repository, file: None
+    stand_in.constants = types.SimpleNamespace(ENDPOINT="https://hub", HF_HUB_OFFLINE=False)
+    monkeypatch.setattr(encoders, "is_reachable", lambda url: True)
     monkeypatch.setitem(sys.modules, "huggingface_hub", stand_in)
     return stand_in
 
@@ -241,6 +244,21 @@ def test_weights_in_the_cache_need_no_network(timm: StandIn, hub: types.ModuleTy
     open_encoder(Request("tiny"), notify=notes.append)
     assert timm.options["pretrained_cfg_overlay"] == {"file": "/cache/timm/tiny/model.safetensors"}
     assert not notes
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_no_network_fails_at_once(
+    offline: bool, timm: StandIn, hub: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.constants.HF_HUB_OFFLINE = offline
+    hub.constants.ENDPOINT = "http://127.0.0.1:9"  # nobody listens
+    monkeypatch.setattr(encoders, "is_reachable", REACHABLE)
+    with pytest.raises(InputError, match="--weights"):
+        open_encoder(Request("tiny"))
+    assert not hasattr(timm, "options")  # timm, which waits for a minute, was not asked
+
+
+REACHABLE = encoders.is_reachable
 
 
 def test_without_timm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,6 @@ from bayesncl.codes.estimator import (
     choose_steps,
 )
 from bayesncl.errors import InputError
-from bayesncl.measure.twins import twin_share
 from bayesncl.method.heads import HEADS
 
 METHODS = list(HEADS)
@@ -280,25 +279,6 @@ def test_automatic_choices() -> None:
     rows = ((5, 2), (50, 8), (5000, 1024), (50_000, 1024), (10**6, 1024))
     assert [choose_neighbors(n, d) for n, d in rows] == [1, 5, 10, 24, 50]
     assert choose_steps(30, 24) < 200 < choose_steps(50_000, 512)
-
-
-def test_automatic_width_has_no_twins() -> None:
-    """Four tight clusters: 32 prototypes would be copies of four."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(4, 24))[np.arange(400) % 4] + 0.05 * rng.normal(size=(400, 24))
-    x = x.astype(np.float32)
-    fixed = ReadableCodes(32, random_state=0, device="cpu", max_iter=50).fit(x)
-    assert fixed.n_components_ == 32 and twin_share(fixed.transform(x)) > 0.5
-    auto = ReadableCodes(random_state=0, device="cpu", max_iter=50).fit(x)
-    z = auto.transform(x)
-    assert 4 <= auto.n_components_ == z.shape[1] == auto.head_.dim < 32
-    assert twin_share(z) <= 0.2
-    np.testing.assert_allclose(np.linalg.norm(z, axis=1), 1, atol=1e-5)
-    assert (auto.transform(x[7:8]) == z[7:8]).all()
-    five = ReadableCodes(n_active=9, random_state=0, device="cpu", max_iter=50).fit(x)
-    assert five.n_components_ >= 9
-    untrained = ReadableCodes(max_iter=0, positives="self", random_state=0, device="cpu").fit(x)
-    assert untrained.n_components_ == choose_components(400)
 
 
 def test_long_neighbor_search_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 from bayesncl.measure import coverage
-from bayesncl.measure.twins import TWIN, distinct_columns, twin_share
+from bayesncl.measure.twins import TWIN, twin_share
 from bayesncl.measure.verdict import verdict
 from tests.conftest import unit_length
 
@@ -33,17 +33,6 @@ def test_twin_share_against_a_loop() -> None:
     assert twin_share(z) == pytest.approx(slow) == 0.5
     assert twin_share(sp.csr_array(z)) == pytest.approx(slow)
     assert coverage.summary(z)["twins"] == pytest.approx(slow)
-
-
-def test_distinct_columns_keep_one_of_each_group() -> None:
-    z = unit_length(with_copies())
-    kept = distinct_columns(z).tolist()
-    assert len(kept) == 7 and {2, 3, 4, 5, 9} <= set(kept)
-    assert all(cosine(z, i, j) <= TWIN for i in kept for j in kept if i < j)
-    for k in set(range(10)) - set(kept):  # each one left out is like a stronger one that stays
-        assert any(cosine(z, k, j) > TWIN and z[:, j].sum() >= z[:, k].sum() for j in kept)
-    assert len(distinct_columns(z, least=9)) == 9
-    assert len(distinct_columns(np.ones((5, 4)))) == 1
 
 
 def test_verdict_advises_fewer_dimensions_where_twins_abound() -> None:
