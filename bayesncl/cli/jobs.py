@@ -44,7 +44,6 @@ def find(
     name: Annotated[list[str] | None, opt("NAME", "Named dimension. Repeatable.")] = None,
     without: Annotated[list[str] | None, opt("NAME", "Dimension to subtract.")] = None,
     n: Annotated[int, opt("N", "Number of images.", "-n", min=1)] = 50,
-    names: Annotated[Path | None, opt("FILE", "names.json (default: in CODES).")] = None,
     out: Out = None,
     encoder: common.EncoderAgain = None,
     device: common.Device = "auto",
@@ -58,7 +57,7 @@ def find(
     from bayesncl.jobs.table import write_table
 
     found = find_images(
-        CodesFolder(codes), photo, name or (), without or (), n=n, names=names,
+        CodesFolder(codes), photo, name or (), without or (), n=n,
         device=str(find_device(device)), encoder=encoder,
     )  # fmt: skip
     write_table(out, found, Match._fields)

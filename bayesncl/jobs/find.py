@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from bayesncl.codes.folder import CodesFolder
-from bayesncl.codes.names import find_names, read_names
 from bayesncl.errors import InputError, printable
 from bayesncl.inputs import Array, as_features
 from bayesncl.measure.neighbors import search
@@ -58,13 +57,11 @@ def find_strongest(
 
 def find_images(
     folder: CodesFolder, photo: Path | None = None, plus: Sequence[str] = (),
-    minus: Sequence[str] = (), *, n: int = 50, names: Path | None = None, device: str = "cpu",
-    encoder: str | None = None,
+    minus: Sequence[str] = (), *, n: int = 50, device: str = "cpu", encoder: str | None = None,
 ) -> list[Match]:  # fmt: skip
     """Fitted images like `photo`, or strong in the dimensions named `plus` and not `minus`.
 
-    `names` is the names.json of the atlas; the default is the one in the folder. `z17` means
-    dimension 17. `encoder` is needed as in `bayesncl.load`.
+    `z17` means dimension 17. `encoder` is needed as in `bayesncl.load`.
     """
     rows, x = folder.rows(), folder.embeddings()
     if (photo is None) == (not plus):
@@ -74,8 +71,9 @@ def find_images(
             raise InputError("--without applies to --name, not to a photo")
         index, score = find_similar(folder.model(device, encoder).embed(photo)[0], x, n)
     else:
-        codes = folder.codes(str(device)).transform(x)
-        known = dimension_names(folder, codes.shape[1], names)
+        fitted = folder.codes(str(device))
+        codes, names = fitted.transform(x), folder.names(fitted)
+        known = [names.name(k) for k in range(codes.shape[1])]
         add, subtract = ([match_name(name, known) for name in group] for group in (plus, minus))
         index, score = find_strongest(codes, add, subtract, n)
     text = [""] * len(rows)
@@ -84,20 +82,11 @@ def find_images(
     return [Match(rows.names[i], text[i], float(s)) for i, s in zip(index, score)]
 
 
-def dimension_names(folder: CodesFolder, dims: int, path: Path | None) -> list[str]:
-    """Name of each dimension, "" without one."""
-    path = path or folder.folder / "names.json"
-    if not path.exists():
-        return [""] * dims
-    named = find_names(read_names(path), folder.fingerprint(), dims)
-    return [named.name(k) for k in range(dims)]
-
-
 def match_name(name: str, names: Sequence[str]) -> list[int]:
     """All dimensions with this name, ignoring case, or the one numbered `z17`."""
     wanted = " ".join(name.split()).casefold()
     found = [k for k, each in enumerate(names) if wanted in (each.casefold(), f"z{k}") and wanted]
     if not found:
-        given = ", ".join(sorted({each for each in names if each})) or "none (see --names)"
+        given = ", ".join(sorted({each for each in names if each})) or "none yet"
         raise InputError(f"no dimension is named {name!r}; names: {printable(given, 300)}")
     return found
