@@ -18,6 +18,7 @@ from bayesncl.data.images import Images
 from bayesncl.device import find_device
 from bayesncl.errors import InputError
 from bayesncl.evaluate import evaluate
+from bayesncl.io import write_atomic
 from bayesncl.measure.dimensions import describe, most_mixed, most_suppressed
 from bayesncl.measure.result import Result
 from bayesncl.method.encoder import Encoder
@@ -186,6 +187,7 @@ def enter(
     if entry is None and result is None:
         more = partial(paper_measures, progress=display.count)
         result = evaluate(model, *splits, extra=more, progress=display.count)
+        write_atomic(run.evaluation_file, result.to_json())
     probed = ((result and result.probe) or {}).get("paper")
     if probe and probed is None:
         probed = run_published_probe(model, *splits, progress=display.count)
