@@ -463,9 +463,12 @@ def named(name: str) -> Recipe:
     raise InputError(f"no recipe {name!r}{did_you_mean(name, [*SETTINGS, *recipe_names()])}")
 
 
-def find_recipe(name: str, changes: Iterable[str] | None = None, root: str | None = None) -> Recipe:
-    """Return a recipe by name or from a .json file, with changes and with its images at `root`."""
-    recipe = read_recipe(Path(name)) if name.endswith(".json") else named(name)
+def find_recipe(
+    recipe: Recipe | str, changes: Iterable[str] | None = None, root: str | None = None
+) -> Recipe:
+    """Return a recipe, or the one of a name or .json file, with changes and images at `root`."""
+    if isinstance(recipe, str):
+        recipe = read_recipe(Path(recipe)) if recipe.endswith(".json") else named(recipe)
     return with_root(change(recipe, changes or ()), root)
 
 

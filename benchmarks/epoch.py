@@ -29,9 +29,10 @@ from bayesncl.method.encoder import build_model
 from bayesncl.method.losses import info_nce
 from bayesncl.paper.cost import cost
 from bayesncl.recipes import Recipe, change, named
-from bayesncl.training.compile import capture, choose_parts, momenta
+from bayesncl.training.compile import capture, changing_tensors, choose_parts
 from bayesncl.training.log import Meter
-from bayesncl.training.loop import EAGER, Batch, assemble, forward, make_optimizer
+from bayesncl.training.loop import assemble, make_optimizer
+from bayesncl.training.step import Batch, forward
 
 IMAGES = {"cifar10": 50_000, "cifar100": 50_000, "imagenet100": 126_689, "scenes": 6_000}
 CEILING = 790.0  # TFLOP/s of a large bf16 product on one H200, measured
@@ -113,7 +114,7 @@ def time_parts(
 ) -> dict[str, float]:
     """Milliseconds of views, forward, backward and optimizer, from graphs that each do one thing more."""
     epoch = torch.zeros((), dtype=torch.int64, device=pixels.device)
-    seed, parts = torch.zeros_like(epoch), choose_parts(EAGER, model, pixels)
+    seed, parts = torch.zeros_like(epoch), choose_parts(model, pixels)
 
     def views() -> None:
         parts.draw(model, pixels, index, epoch, seed)
@@ -131,10 +132,10 @@ def time_parts(
         backward()
         optimizer.step()
 
-    state = [*model.state_dict().values(), *meter.state, *momenta(optimizer)]
+    state = changing_tensors(model, optimizer, meter)
     times = []
     for body in (views, loss, backward, everything):
-        replay = capture(body, state, pixels.device)  # type: ignore[arg-type]
+        replay = capture(body, state)  # type: ignore[arg-type]
 
         def fifty(replay: Callable[[], object] = replay) -> None:
             for _ in range(50):

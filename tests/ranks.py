@@ -32,7 +32,8 @@ from bayesncl.method.rng import epoch_order
 from bayesncl.recipes import Recipe
 from bayesncl.training import loop
 from bayesncl.training.loader import batch_rows
-from bayesncl.training.loop import EAGER, Batch, forward, learning_rates
+from bayesncl.training.loop import learning_rates
+from bayesncl.training.step import Batch, forward
 from tests.conftest import tiny_images, tiny_recipe
 
 N = 70  # images: 4 batches of 16 and 6 left over
@@ -89,7 +90,7 @@ def compare(folder: Path) -> dict[str, Tensor]:
         rows = batch_rows(epoch_order(0, 0, N), 0, 16)
         pixels = torch.from_numpy(images.pixels)[rows]
         batch = Batch(pixels, rows, torch.tensor(0), torch.float32)
-        loss, averages, _ = forward(model, batch, EAGER)
+        loss, averages, _ = forward(model, batch)
         loss.backward()
         distributed.sum_gradients(model.parameters())
         out[f"{kind}.loss"] = distributed.all_reduce_sum(averages[:3])

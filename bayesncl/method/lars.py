@@ -49,12 +49,11 @@ class LARS(Light, torch.optim.Optimizer):
         super().__init__(params, defaults | {"eta": eta, "clip": clip})
         self.move: Callable[..., None] = move  # a GPU kernel may replace it
 
-    def prepare(self) -> None:
-        """Allocate every momentum buffer now: a CUDA graph must not allocate them."""
-        for group in self.param_groups:
-            for p in group["params"]:
-                if "momentum_buffer" not in self.state[p]:
-                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group with its momentum buffers, which a CUDA graph must not allocate."""
+        super().add_param_group(param_group)
+        for p in self.param_groups[-1]["params"]:
+            self.state[p]["momentum_buffer"] = torch.zeros_like(p)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -63,7 +62,6 @@ class LARS(Light, torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.prepare()
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if params:

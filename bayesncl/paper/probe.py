@@ -149,7 +149,7 @@ def _view_encoder(
         nonlocal h
         h = encode(make_views(pixels, rows, epoch, seed, views)[:batch])  # the first of two views
 
-    run = record_at_first_call(body, list, device) if device.type == "cuda" else body
+    run = record_at_first_call(body, [], device) if device.type == "cuda" else body
 
     def encode_view(new_pixels: Tensor, new_rows: Tensor, new_epoch: int) -> Tensor:
         pixels.copy_(new_pixels)

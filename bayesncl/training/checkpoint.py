@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,6 +74,22 @@ def write(run: RunFolder, state: Checkpoint, keep: int = 2) -> list[Path]:
     return listed(run)
 
 
+@contextmanager
+def writer(run: RunFolder, keep: int) -> Iterator[Callable[[Checkpoint, bool], None]]:
+    """A function that writes a checkpoint in another thread and, if told to, waits."""
+    with ThreadPoolExecutor(1) as pool:
+        last = pool.submit(listed, run)
+
+        def save(state: Checkpoint, wait: bool) -> None:
+            nonlocal last
+            last.result()  # raises what went wrong
+            last = pool.submit(write, run, state, keep)
+            if wait:
+                last.result()
+
+        yield save
+
+
 def listed(run: RunFolder) -> list[Path]:
     """Checkpoint files of a run, in the order of their steps."""
     return sorted(run.checkpoints.glob("step-*.ckpt"))
@@ -111,7 +130,7 @@ def restore(checkpoint: Checkpoint, model: Encoder, optimizer: LARS) -> None:
         model.load_state_dict(checkpoint.part("model"))
         for name, p in model.named_parameters():
             if name in momenta:
-                optimizer.state[p]["momentum_buffer"] = torch.empty_like(p).copy_(momenta[name])
+                optimizer.state[p]["momentum_buffer"].copy_(momenta[name])  # in place: recorded
 
 
 def resume_or_begin(

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,8 @@ from bayesncl.method.backbones import Kernels, ResNet
 from bayesncl.method.encoder import Encoder
 from bayesncl.method.lars import LARS
 from bayesncl.recipes import Recipe
+from bayesncl.training.log import Meter
+from bayesncl.training.step import EAGER, Batch, Parts, forward, train_step
 
 LOST_SHARE = 0.05  # a compiled gradient shorter than this share of the eager one has lost a path
 ROUNDING = 1e-6  # gradients shorter than this share of the longest one may be rounding errors
@@ -35,55 +37,36 @@ COMPILER: dict[str, str | int | bool | Callable[..., object]] = {
 CUSTOM_AUTOGRAD_CACHE = "autograd_cache_allow_custom_autograd_functions"
 
 
-class Parts(NamedTuple):
-    """The functions that a forward pass consists of; `accelerate` replaces them by faster ones.
-
-    They are compiled separately because torch does not cache a compiled function that enters
-    autocast, and because a run with the same views or backbone finds its part in the cache.
-    """
-
-    draw: Callable[..., Any]  # pixels to normalized views and gate noise
-    embed: Callable[..., Any]  # views to h
-    code: Callable[..., Any]  # h to features
-    score: Callable[..., Any]  # features to loss and metrics
-
-
 def compiles(recipe: Recipe, device: torch.device) -> bool:
     """Whether to use kernels and the compiler; both need Triton."""
     return recipe.run.compile and device.type == "cuda" and find_spec("triton") is not None
 
 
-def accelerate(
-    step: Callable[[Parts], None], parts: Parts, model: Encoder, optimizer: LARS,
-    meter_state: Sequence[Tensor], pixels: Tensor, backward: Callable[[], None],
-) -> Callable[[], None]:
-    """A function that does what `step(parts)` does, with faster parts, recorded at its first call.
-
-    `pixels` is the tensor that each batch is copied to; `backward` runs the forward and backward
-    pass with the original parts, for the gradient check.
-    """
+def accelerate(model: Encoder, optimizer: LARS, meter: Meter, batch: Batch) -> Callable[[], None]:
+    """A function that does what `train_step` does, with faster parts, as a recorded graph."""
     keep_compiled()  # before triton is imported
     from bayesncl.training.kernels import update
 
     optimizer.move = update.move
-    faster = choose_parts(parts, model, pixels)
+    parts = choose_parts(model, batch.pixels)
     # the remaining float32 products are those of InfoNCE, which need the precision
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
     return record_at_first_call(
-        partial(step, faster),
-        lambda: [*model.state_dict().values(), *meter_state, *momenta(optimizer)],
-        pixels.device,
-        lambda: check_gradients(model, backward),
+        partial(train_step, model, optimizer, meter, batch, parts),
+        changing_tensors(model, optimizer, meter),
+        batch.pixels.device,
+        partial(check_gradients, model, batch, parts),
     )
 
 
-def momenta(optimizer: LARS) -> list[Tensor]:
-    """Every momentum buffer."""
-    return [state["momentum_buffer"] for state in optimizer.state.values()]
+def changing_tensors(model: Encoder, optimizer: LARS, meter: Meter) -> list[Tensor]:
+    """Every tensor that a step changes and that outlives it."""
+    momenta = [state["momentum_buffer"] for state in optimizer.state.values()]
+    return [*model.state_dict().values(), *meter.state, *momenta]
 
 
-def choose_parts(parts: Parts, model: Encoder, pixels: Tensor) -> Parts:
-    """Replace each part by a kernel if there is one, else compile it.
+def choose_parts(model: Encoder, pixels: Tensor) -> Parts:
+    """For each part a kernel if there is one, else the compiled part.
 
     A ResNet in one process has its own kernels; so have small views. With both, head and loss stay
     eager: they are too small to be worth importing torch's compiler, which takes six seconds.
@@ -93,16 +76,16 @@ def choose_parts(parts: Parts, model: Encoder, pixels: Tensor) -> Parts:
         from bayesncl.training.kernels import views
 
         if views.fits(model.recipe.views, (pixels.shape[2], pixels.shape[3])):
-            return parts._replace(draw=draw_with_kernel, embed=embed_with_kernels)
+            return Parts(draw=draw_with_kernel, embed=embed_with_kernels)
     torch.compiler.reset()  # torch keeps eight compiled forms of a function; a ninth is eager
-    compiled = Parts(*map(compile_function, parts))
+    compiled = Parts(*map(compile_function, EAGER))
     return compiled._replace(embed=embed_with_kernels) if has_kernels else compiled
 
 
 def draw_with_kernel(
     model: Encoder, pixels: Tensor, index: Tensor, epoch: Tensor, seed: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """`loop.draw` with a kernel."""
+    """`step.draw` with a kernel."""
     from bayesncl.training.kernels import views
 
     x = views.make_views(pixels, index, epoch, seed, model.recipe.views, model.mean, model.std)
@@ -110,7 +93,7 @@ def draw_with_kernel(
 
 
 def embed_with_kernels(model: Encoder, x: Tensor) -> Tensor:
-    """`loop.embed` with kernels between the convolutions."""
+    """`Encoder.embed` with kernels between the convolutions."""
     with use_kernels():
         return model.embed(x)
 
@@ -148,14 +131,14 @@ def keep_compiled() -> None:
 
 
 def record_at_first_call(
-    body: Callable[[], None], state: Callable[[], Sequence[Tensor]], device: torch.device,
+    body: Callable[[], None], state: Sequence[Tensor], device: torch.device,
     check: Callable[[], None] | None = None,
 ) -> Callable[[], None]:
     """A function that does what `body` does; its first call records `body` as a CUDA graph.
 
-    `state` returns every tensor that `body` changes and that outlives a call. `check` is called
-    once, after a rehearsal of `body`, to inspect the gradients. With several processes nothing is
-    recorded: graphs would not contain the collectives.
+    `state` has every tensor that `body` changes and that outlives a call. `check` is called before
+    the recording. With several processes nothing is recorded: graphs would not contain the
+    collectives.
     """
     run: Callable[[], object] | None = None
 
@@ -165,15 +148,10 @@ def record_at_first_call(
             # kernels and graphs belong to the current device
             with torch.cuda.device(device if device.type == "cuda" else -1):
                 if check is not None:
-                    with unchanged(state()):
-                        body()
-                    with unchanged(state()):
+                    with unchanged(state):
                         check()
-                single = distributed.world_size() == 1
-                run = capture(body, state(), device) if single else body
-                run()
-        else:
-            run()
+                run = capture(body, state) if distributed.world_size() == 1 else body
+        run()
 
     return step
 
@@ -188,12 +166,10 @@ def unchanged(state: Sequence[Tensor]) -> Iterator[None]:
             tensor.copy_(value)
 
 
-def capture(
-    body: Callable[[], None], state: Sequence[Tensor], device: torch.device
-) -> Callable[[], object]:
+def capture(body: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], object]:
     """Record `body` as a CUDA graph; the warm-up runs leave `state` unchanged."""
     graph = torch.cuda.CUDAGraph()
-    with unchanged(state), torch.cuda.device(device):
+    with unchanged(state):
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -208,8 +184,15 @@ def capture(
     return graph.replay
 
 
-def check_gradients(model: nn.Module, backward: Callable[[], None]) -> None:
-    """Raise InputError if the model's gradients, from the compiled pass, lack one."""
+def check_gradients(model: Encoder, batch: Batch, parts: Parts) -> None:
+    """Raise InputError if the gradient of a parameter is lost with these parts."""
+
+    def backward(parts: Parts = EAGER) -> None:
+        model.zero_grad(set_to_none=True)
+        forward(model, batch, parts)[0].backward()
+        distributed.sum_gradients(model.parameters())
+
+    backward(parts)
     lost = find_lost_gradients(model, backward)
     if lost:
         raise InputError(
@@ -232,7 +215,6 @@ def find_lost_gradients(model: nn.Module, backward: Callable[[], None]) -> list[
         return {name: 0.0 if g is None else float(g.norm()) for name, g in gradients}
 
     compiled = lengths()
-    model.zero_grad(set_to_none=True)
     try:
         backward()
     except torch.OutOfMemoryError:

@@ -6,17 +6,24 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bayesncl import distributed
+from bayesncl.data.images import Images, spread_evenly
 from bayesncl.errors import InputError, import_extra
+from bayesncl.measure.retrieval import knn_accuracies
+from bayesncl.method.encoder import Encoder
+from bayesncl.method.features import extract
 from bayesncl.progress import Display, duration, plural
 from bayesncl.recipes import Recipe
 from bayesncl.training import checkpoint
 from bayesncl.training.run_folder import RunFolder
 
 AVERAGES = ("loss", "nce", "kl", "open", "l0")  # open gates, active dimensions per row
+KNN_IMAGES = 4000  # half of them are queries
+NEIGHBORS = 20
 
 
 class Meter:
@@ -136,3 +143,22 @@ def raise_if_bad(sums: Tensor, done: int, run: RunFolder) -> None:
         saved = checkpoint.listed(run)
         good = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"
         raise InputError(f"the loss became infinite or NaN by step {done}; {good}")
+
+
+@torch.no_grad()
+def record_knn(images: Images, model: Encoder, epoch: int) -> dict[str, Any] | None:
+    """Accuracy (percent) of the kNN classifier on h, with chance; None between two records.
+
+    Labeled training images, at most 4,000, without augmentation and in eval mode: every second one
+    is classified by the others. Labels are used nowhere else; the weights do not change.
+    """
+    if epoch % model.recipe.run.knn_every:
+        return None
+    chosen = spread_evenly(len(images), KNN_IMAGES)
+    labels = np.asarray(images.labels)[chosen]
+    h = extract(model, Images(images.pixels[chosen])).h
+    known, asked = slice(0, None, 2), slice(1, None, 2)
+    shuffled = np.random.default_rng(0).permutation(labels[known])
+    k = min(NEIGHBORS, len(h[known]))
+    knn, chance = knn_accuracies(h[known], [labels[known], shuffled], h[asked], labels[asked], k)
+    return {"kind": "knn", "epoch": epoch, "knn": knn, "chance": chance}

@@ -1,17 +1,14 @@
 """Training: the same loop on a CPU, one GPU and several.
 
-`train` is the public function, `run_loop` the loop, `train_step` and `forward` one step. On a GPU,
-`compile.accelerate` replaces the step by a faster one with the same result.
+`train` is the public function, `run_loop` the loop; `step.train_step` is one step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,23 +19,20 @@ from bayesncl.data.images import Images, fingerprint
 from bayesncl.device import find_device
 from bayesncl.errors import InputError
 from bayesncl.io import is_codes, write_atomic
-from bayesncl.method.augment import make_views
 from bayesncl.method.backbones import set_views
 from bayesncl.method.encoder import Encoder, build_model
 from bayesncl.method.gates import GATES
-from bayesncl.method.heads import Features
 from bayesncl.method.lars import LARS
-from bayesncl.method.losses import ACTIVE
 from bayesncl.method.schedule import warmup_cosine
 from bayesncl.progress import Display
-from bayesncl.recipes import Recipe, change, find_recipe, shorthands, with_root
+from bayesncl.recipes import Recipe
 from bayesncl.training import checkpoint
-from bayesncl.training.compile import Parts, accelerate, compiles
+from bayesncl.training.compile import accelerate, compiles
 from bayesncl.training.loader import Pixels, batches, to_device
-from bayesncl.training.log import Logger, Meter, raise_if_bad
-from bayesncl.training.monitor import record_knn
-from bayesncl.training.prepare import check_batch, load_split, prepare_run, report_similarity
+from bayesncl.training.log import Logger, Meter, raise_if_bad, record_knn
+from bayesncl.training.prepare import check_images, prepare_run, report_similarity
 from bayesncl.training.run_folder import RunFolder, catch_signals, new_run
+from bayesncl.training.step import Batch, train_step
 from bayesncl.training.weights import model_bytes
 
 AfterEpoch = Callable[[Encoder, int], dict[str, object] | None]
@@ -90,17 +84,14 @@ def train(
     display = display or Display(quiet=isinstance(recipe, Recipe))
     if isinstance(images, str | Path):
         data, images = images, None
-    root = None if data is None else str(data)
     if out is not None and is_codes(out):
         raise InputError(f"{out} is a folder of codes: choose another --out")
-    short: dict[str, Any] = {"epochs": epochs, "batch": batch, "size": size, "backbone": backbone}
-    if isinstance(recipe, str) and images is None:
-        recipe, images = prepare_run(recipe, changes, root, device, display, **short)
-    else:
-        recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
-        recipe = with_root(change(recipe, [*shorthands(recipe, **short), *changes]), root)
-        images = load_split(recipe, "train", display) if images is None else images
-    images = images if isinstance(images, Images) else Images(np.asarray(images))
+    if images is not None and not isinstance(images, Images):
+        images = Images(np.asarray(images))
+    recipe, images = prepare_run(
+        recipe, changes, None if data is None else str(data), device, display, images,
+        epochs=epochs, batch=batch, size=size, backbone=backbone,
+    )  # fmt: skip
     run = RunFolder(out) if out is not None else new_run(Path("runs"), recipe.name)
     model = run_loop(recipe, images, run, device, display, after_epoch, revise)
     if not display.quiet:
@@ -114,27 +105,28 @@ def run_loop(
 ) -> Encoder:
     """Train to the end of the recipe, with checkpoints; the model in eval mode."""
     display.busy("preparing the model")
-    options, batch = recipe.run, recipe.run.batch
-    steps = len(images) // batch  # per epoch
+    options, steps = recipe.run, len(images) // recipe.run.batch  # per epoch
+    total, stop = steps * options.epochs, False
+    records = [after_epoch] if after_epoch is not None else []
+    if options.knn_every:
+        records.append(partial(record_knn, images))
     with (
         run.lock(), catch_signals() as signals, explain_errors(recipe),
-        ThreadPoolExecutor(1) as pool,
+        checkpoint.writer(run, options.keep_checkpoints) as save,
     ):  # fmt: skip
-        check_batch(recipe, len(images))
-        if recipe.run.knn_every and images.labels is None:
-            raise InputError("run.knn_every needs labeled images")
+        check_images(recipe, images)
         pixels = to_device(images.pixels, device)
         model, optimizer, meter, step = assemble(recipe, pixels, device)
         seen = fingerprint(images.pixels)
         done = checkpoint.resume_or_begin(run, model, optimizer, seen, display, steps, revise)
         rates = learning_rates(recipe, steps).to(device)  # [T, groups]
-        if compiles(recipe, device) and done < len(rates):
+        if compiles(recipe, device) and done < total:
             display.note("compiling for this GPU: up to a minute, seconds the next time")
         logger = Logger(run, meter, display, recipe, steps, done)
-        stop, written = False, pool.submit(checkpoint.listed, run)  # the last write, if any
         for epoch in range(done // steps, options.epochs):
-            first = done % steps
-            for part, index in batches(pixels, batch, options.seed, epoch, first, device):
+            for part, index in batches(
+                pixels, options.batch, options.seed, epoch, done % steps, device
+            ):
                 step(part, index, epoch, rates[done])
                 done += 1
                 logger.step(done)
@@ -144,94 +136,24 @@ def run_loop(
                     stop = bool(distributed.gather_arrays(torch.tensor([len(signals)])).any())
                 if stop:
                     break
-            if after_epoch is not None and done == (epoch + 1) * steps:
-                logger.extra(after_epoch(model, epoch + 1), done)
-            if options.knn_every and done == steps * (epoch + 1):
-                logger.extra(record_knn(model, images, epoch + 1), done)
-            if stop or (epoch + 1) % options.checkpoint_every == 0 or done == len(rates):
+            if done == (epoch + 1) * steps:
+                for record in records:
+                    logger.extra(record(model, epoch + 1), done)
+            if stop or (epoch + 1) % options.checkpoint_every == 0 or done == total:
                 logger.finish()
                 raise_if_bad(meter.sums, done, run)
                 if distributed.rank() == 0:
-                    written.result()
+                    # on a GPU the state is a copy: training goes on while it is written
+                    copied = device.type == "cuda" and distributed.world_size() == 1
                     state = checkpoint.snapshot(model, optimizer, done, seen)
-                    written = pool.submit(checkpoint.write, run, state, options.keep_checkpoints)
-                    if device.type != "cuda" or distributed.world_size() > 1 or stop:
-                        written.result()  # on a GPU the state is a copy: training goes on
+                    save(state, stop or done == total or not copied)
                 distributed.barrier()  # waits longer for a slow disk than other collectives
-            if stop and done < len(rates):
-                raise Interrupted(run, done, len(rates))
-        written.result()
+            if stop and done < total:
+                raise Interrupted(run, done, total)
         if distributed.rank() == 0:
             write_atomic(run.weights, model_bytes(model))
         distributed.barrier()
     return model.eval()
-
-
-class Batch(NamedTuple):
-    """Inputs of a step, at fixed addresses: a CUDA graph reads them there."""
-
-    pixels: Tensor  # uint8 [b, 3, H, W]
-    rows: Tensor  # int64 [b], positions in the dataset
-    epoch: Tensor  # int64 []
-    precision: torch.dtype  # of the products in the forward pass
-
-
-def train_step(
-    model: Encoder, optimizer: LARS, meter: Meter, batch: Batch, parts: Parts
-) -> None:
-    """One step: forward pass and loss, backward pass, update."""
-    optimizer.zero_grad(set_to_none=True)
-    loss, averages, active = forward(model, batch, parts)
-    loss.backward()
-    distributed.sum_gradients(model.parameters())
-    optimizer.step()
-    meter.add(averages, active)
-
-
-def forward(model: Encoder, batch: Batch, parts: Parts) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss of a batch; averages [5] (AVERAGES) and active rows per dimension [D], no gradient.
-
-    With several processes these are this process's shares, which add up to the global values.
-    """
-    pixels, index, epoch, precision = batch
-    seed = torch.full_like(epoch, model.recipe.run.seed)  # a number would be compiled in
-    x, uniform = parts.draw(model, pixels, index, epoch, seed)
-    mixed = precision != torch.float32
-    with torch.autocast(pixels.device.type, dtype=precision, enabled=mixed):
-        h = parts.embed(model, x)
-        features = parts.code(model, h, uniform)
-    return parts.score(model, features)
-
-
-def draw(
-    model: Encoder, pixels: Tensor, index: Tensor, epoch: Tensor, seed: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """Normalized views [2b, 3, S, S] of pixels [b, 3, H, W]; numbers [2b, D] for noisy gates."""
-    views = make_views(pixels, index, epoch, seed, model.recipe.views)
-    x = model.normalize_pixels(views).contiguous(memory_format=torch.channels_last)
-    return x, model.head.draw_uniform(index, epoch, seed)
-
-
-def embed(model: Encoder, x: Tensor) -> Tensor:
-    """h [2b, F] of normalized views."""
-    return model.embed(x)
-
-
-def code(model: Encoder, h: Tensor, uniform: Tensor | None) -> Features:
-    """Features of h [2b, F]."""
-    return model.head(h, uniform)
-
-
-def score(model: Encoder, features: Features) -> tuple[Tensor, Tensor, Tensor]:
-    """The head's loss, and the metrics that `forward` returns."""
-    terms = model.head.loss(features)
-    with torch.no_grad():
-        active = features.gated.abs() > ACTIVE
-        l0 = active.float().sum(1).mean() / distributed.world_size()
-        return terms.loss, torch.stack([*terms, l0]), active.float().sum(0)
-
-
-EAGER = Parts(draw, embed, code, score)
 
 
 def assemble(
@@ -251,17 +173,12 @@ def assemble(
         find_precision(recipe, device),
     )
     rates = [group["lr"] for group in optimizer.param_groups]
-    step_with = partial(train_step, model, optimizer, meter, batch)
-    run: Callable[[], None] = partial(step_with, EAGER)
-
-    def backward() -> None:
-        forward(model, batch, EAGER)[0].backward()
-        distributed.sum_gradients(model.parameters())
-
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
     if compiles(recipe, device):
-        run = accelerate(step_with, EAGER, model, optimizer, meter.state, batch.pixels, backward)
+        run = accelerate(model, optimizer, meter, batch)
+    else:
+        run = partial(train_step, model, optimizer, meter, batch)
 
     def step(pixels: Tensor, index: Tensor, epoch: int, rate: Tensor) -> None:
         batch.pixels.copy_(pixels)
@@ -290,9 +207,7 @@ def make_optimizer(model: Encoder, device: torch.device) -> LARS:
         for group in (others, gates) if group
     ]
     o = model.recipe.optimizer
-    optimizer = LARS(groups, 0.0, o.momentum, o.weight_decay, o.eta, o.clip)
-    optimizer.prepare()
-    return optimizer
+    return LARS(groups, 0.0, o.momentum, o.weight_decay, o.eta, o.clip)
 
 
 def learning_rates(recipe: Recipe, steps: int) -> Tensor:

@@ -26,25 +26,30 @@ MAX_COSINE = 0.5  # mean cosine between images above which features hardly diffe
 
 
 def prepare_run(
-    name: str, changes: Iterable[str], root: str | None, device: torch.device, display: Display,
-    **short: Any,
+    recipe: Recipe | str, changes: Iterable[str], root: str | None, device: torch.device,
+    display: Display, images: Images | None = None, **short: Any,
 ) -> tuple[Recipe, Images]:
-    """Resolve a named recipe for the images and the machine; load the training images.
+    """Resolve a recipe for the images and the machine; load the training images unless given.
 
-    On a CPU, recipes for a user's own images get the CPU preset. `short` (see `shorthands`) and
+    A Recipe only gets the changes. A named one is adapted: the batch to the number of images and,
+    on a CPU and for a user's own images, the rest by the CPU preset. `short` (see `shorthands`) and
     `changes` override it. The recipes of published runs are not adapted.
     """
-    base, changes = find_recipe(name, root=root), list(changes)
+    changes, name = list(changes), recipe if isinstance(recipe, str) else ""
+    base = find_recipe(recipe, root=root)
     own = DATASETS[base.data.name].holdout
-    preset = own and device.type == "cpu" and not name.endswith(".json")
+    preset = own and device.type == "cpu" and bool(name) and not name.endswith(".json")
 
     def resolve(count: int) -> Recipe:
         start = cpu_preset(base, count) if preset else base
         return change(start, [*shorthands(start, **short), *changes])
 
-    images = load_split(resolve(CPU_IMAGES), "train", display)
+    if images is None:
+        images = load_split(resolve(CPU_IMAGES), "train", display)
     count = len(images)
     wanted = resolve(count)
+    if not name:
+        return wanted, images
     recipe = clamp_batch(wanted, count)
     notes = [describe(recipe, images, device)]
     if preset and not changes and not any(short.values()):
@@ -85,15 +90,17 @@ def clamp_batch(recipe: Recipe, count: int) -> Recipe:
     return replace_fields(recipe, run={"batch": max(count // 4, min(count, 16)) // 2 * 2})
 
 
-def check_batch(recipe: Recipe, count: int) -> None:
-    """Raise InputError unless `count` images fill a batch that the processes can share."""
-    batch, world = recipe.run.batch, distributed.world_size()
+def check_images(recipe: Recipe, images: Images) -> None:
+    """Raise InputError unless the images fill a batch that the processes can share."""
+    count, batch, world = len(images), recipe.run.batch, distributed.world_size()
     if count < batch:
         fits = max(2, count - count % 2)
         raise InputError(f"{count} images do not fill a batch of {batch}: --set run.batch={fits}")
     if batch % world:
         fits = batch // world * world or world
         raise InputError(f"{world} processes cannot share a batch of {batch}: use run.batch={fits}")
+    if recipe.run.knn_every and images.labels is None:
+        raise InputError("run.knn_every needs labeled images")
 
 
 def short_schedule(recipe: Recipe) -> list[str]:

@@ -20,13 +20,10 @@ from bayesncl.method.backbones import ViewBatchNorm2d, set_views
 from bayesncl.method.encoder import Encoder, build_model
 from bayesncl.recipes import Recipe
 from bayesncl.training import compile, loop
-from bayesncl.training.compile import (
-    Parts,
-    find_lost_gradients,
-    unchanged,
-)  # fmt: skip
+from bayesncl.training.compile import find_lost_gradients, unchanged
 from bayesncl.training.loader import batches
-from bayesncl.training.loop import EAGER, Batch, forward, learning_rates, make_optimizer
+from bayesncl.training.loop import learning_rates, make_optimizer
+from bayesncl.training.step import EAGER, Batch, Parts, forward
 from tests.conftest import Stopped, assert_same_way, stop_after, tiny_images, tiny_recipe
 
 CPU = torch.device("cpu")
@@ -146,13 +143,13 @@ def test_lost_gradients_are_found() -> None:
     weight = model.gate[0].weight
 
     def backward() -> None:
-        forward(model, batch, EAGER)[0].backward()
+        model.zero_grad()
+        forward(model, batch)[0].backward()
 
     backward()
     assert find_lost_gradients(model, backward) == []
     weight.grad *= 0.01  # as if the gates received the gradient of the KL alone
     assert find_lost_gradients(model, backward) == ["head.gate.0.weight"]
-    model.zero_grad()
     backward()
     first, *_, last = (name for name, _ in model.named_parameters())
     model.get_parameter(first).grad = None
@@ -163,7 +160,6 @@ def test_lost_gradients_are_found() -> None:
         raise torch.OutOfMemoryError
 
     assert find_lost_gradients(model, too_large) == []  # the eager step needs more memory
-    model.zero_grad()
     backward()
     weight.grad.zero_()
     hook = weight.register_hook(lambda g: 1e-9 * g)  # rounding errors only
@@ -179,9 +175,7 @@ def test_rehearsal_and_recording_leave_no_trace(
     train(recipe, images, tmp_path / "plain", device=CPU)
     recorded = []
 
-    def capture(
-        body: Callable[[], None], state: Sequence[Tensor], device: torch.device
-    ) -> Callable[[], None]:
+    def capture(body: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], None]:
         with unchanged(state):
             for _ in range(3):
                 body()

@@ -20,7 +20,8 @@ from bayesncl.method.gates import open_gates, rep_relu
 from bayesncl.method.losses import unit_rows
 from bayesncl.recipes import Recipe, change, named
 from bayesncl.training.loader import batches, to_device
-from bayesncl.training.loop import assemble, code, learning_rates
+from bayesncl.training.loop import assemble, learning_rates
+from bayesncl.training.step import code
 from tests.conftest import Stopped, assert_same_way, stop_after, tiny_images, tiny_recipe
 from tests.training.test_loop import lines
 

@@ -20,7 +20,7 @@ from bayesncl.training.compile import (
     embed_with_kernels,
     use_kernels,
 )
-from bayesncl.training.loop import EAGER, Batch, forward
+from bayesncl.training.step import Batch, Parts, forward
 
 pytestmark = pytest.mark.gpu
 
@@ -210,10 +210,10 @@ def test_a_step_with_kernels_is_the_eager_step(monkeypatch: pytest.MonkeyPatch) 
     written = copy.deepcopy(model)
     pixels, index = smooth(16, 32, 32), torch.arange(16, device="cuda")
     epoch = torch.tensor(3, device="cuda")
-    parts = choose_parts(EAGER, model, pixels)
-    assert parts == EAGER._replace(draw=draw_with_kernel, embed=embed_with_kernels)
+    parts = choose_parts(model, pixels)
+    assert parts == Parts(draw=draw_with_kernel, embed=embed_with_kernels)
     batch = Batch(pixels, index, epoch, torch.float32)
-    ours, theirs = forward(model, batch, parts), forward(written, batch, EAGER)
+    ours, theirs = forward(model, batch, parts), forward(written, batch)
     assert torch.allclose(ours[1], theirs[1], rtol=1e-2)  # loss, its terms, open gates, l0
     for (name, a), b in zip(model.named_buffers(), written.buffers()):
         if name.endswith(("running_mean", "running_var")):

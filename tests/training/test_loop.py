@@ -18,8 +18,8 @@ from bayesncl.method.backbones import set_views
 from bayesncl.method.encoder import build_model
 from bayesncl.progress import Display
 from bayesncl.training import checkpoint
-from bayesncl.training.loop import EAGER, Batch, forward
 from bayesncl.training.run_folder import RunFolder
+from bayesncl.training.step import Batch, forward
 from tests.conftest import Stopped, stop_after, tiny_images, tiny_recipe
 
 FILES = {
@@ -107,7 +107,7 @@ def test_the_loss_of_a_batch_is_info_nce_plus_kl() -> None:
     set_views(model, 2)
     pixels, index = torch.from_numpy(images.pixels), torch.arange(16)
     batch = Batch(pixels, index, torch.tensor(3), torch.float32)
-    loss, averages, active = forward(model, batch, EAGER)
+    loss, averages, active = forward(model, batch)
     features = model(model.normalize_pixels(make_views(pixels, index, 3, 0, recipe.views)))
     q = torch.sigmoid(features.logits)
     expected = info_nce(features.gated) + recipe.gate.weight * bernoulli_kl(q, recipe.gate.prior)
@@ -152,7 +152,7 @@ def test_out_of_memory_names_what_to_lower(
     def exhausted(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("bayesncl.training.loop.forward", exhausted)
+    monkeypatch.setattr("bayesncl.training.step.forward", exhausted)
     with pytest.raises(InputError, match="out of GPU memory"):
         train(tiny_recipe(), images, tmp_path, device="cpu")
 

@@ -14,7 +14,7 @@ from bayesncl.method.encoder import build_model
 from bayesncl.progress import Display
 from bayesncl.recipes import change, named, with_root
 from bayesncl.training.prepare import (
-    check_batch,
+    check_images,
     clamp_batch,
     describe,
     load_split,
@@ -79,7 +79,7 @@ def test_broken_files_are_counted(tmp_path: Path, notes: list[str]) -> None:
 
 def test_batches_fit_the_images() -> None:
     with pytest.raises(InputError, match=r"run\.batch=8"):
-        check_batch(tiny_recipe(), 9)
+        check_images(tiny_recipe(), tiny_images(9))
     assert clamp_batch(tiny_recipe(), 9).run.batch == 8
     assert clamp_batch(tiny_recipe(), 16) == tiny_recipe()
     large = tiny_recipe("bayesncl", "run.batch=256")
