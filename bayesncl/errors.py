@@ -12,8 +12,32 @@ from typing import Any
 class InputError(ValueError):
     """The user's input cannot be used.
 
-    The message is one line. Commands print it and exit with status 2.
+    The message is one line: unprintable characters, as file names may have, are escaped. Commands
+    print it and exit with status 2.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(escape_unprintable(message))
+
+
+def escape_unprintable(text: str) -> str:
+    r"""Text in which unprintable characters are Python escapes such as \x1b and \udcff."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def printable(text: str, length: int = 80) -> str:
+    """Text that is safe to print and to store as UTF-8, cut to `length` characters.
+
+    Backslashes are escaped too, so different texts stay different.
+    """
+    if len(text) > length:
+        text = text[: length - 1] + "…"
+    return escape_unprintable(text.replace("\\", r"\\"))[: 2 * length]
+
+
+def first_line(error: BaseException) -> str:
+    """The message of an error on one line of at most 200 characters."""
+    return printable(" ".join(str(error).split()), 200) or type(error).__name__
 
 
 def import_extra(module: str, missing: str) -> Any:
@@ -27,32 +51,8 @@ def import_extra(module: str, missing: str) -> Any:
         raise InputError(f"{module} cannot be imported: {why}") from None
 
 
-def printable(text: str, length: int = 80) -> str:
-    r"""Text that is safe to print and to store as UTF-8, cut to `length` characters.
-
-    Unprintable characters become Python escapes (\x1b, \udcff). Backslashes are escaped too, so
-    different texts stay different.
-    """
-    if len(text) > length:
-        text = text[: length - 1] + "…"
-    if text.isprintable() and "\\" not in text:
-        return text
-    escaped = (c if c.isprintable() and c != "\\" else ascii(c)[1:-1] for c in text)
-    return "".join(escaped)[: 2 * length]
-
-
-def printable_path(path: object) -> str:
-    """A path for use in a message."""
-    return printable(str(path), 300)
-
-
-def first_line(error: BaseException) -> str:
-    """The message of an error on one line of at most 200 characters."""
-    return printable(" ".join(str(error).split()), 200) or type(error).__name__
-
-
 @contextmanager
-def as_input_error(what: str, *kinds: type[BaseException]) -> Iterator[None]:
+def as_input_error(what: object, *kinds: type[BaseException]) -> Iterator[None]:
     """Turn exceptions of these kinds (default OSError) into InputError("what: reason")."""
     caught = kinds or (OSError,)
     try:
@@ -66,8 +66,7 @@ def as_input_error(what: str, *kinds: type[BaseException]) -> Iterator[None]:
 
 def print_message(message: str) -> None:
     """Print a message to stderr, escaped, on one line or wrapped between words on a terminal."""
-    line = " ".join(message.split())
-    text = "bayesncl: " + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    text = "bayesncl: " + escape_unprintable(" ".join(message.split()))
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns
         text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)

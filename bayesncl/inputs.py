@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import safetensors
 
-from bayesncl.errors import InputError, as_input_error, import_extra, printable, printable_path
+from bayesncl.errors import InputError, as_input_error, import_extra, printable
 
 Array = Any  # numpy array, torch tensor, or anything np.asarray takes
 
@@ -50,7 +50,7 @@ def read_arrays(
     with _open_arrays(path, choices[0][0]) as arrays:
         for name in needed:
             if name not in arrays:
-                raise InputError(f"{printable_path(path)}: no array {name}; {_contents(arrays)}")
+                raise InputError(f"{path}: no array {name}; {_contents(arrays)}")
         found = [next((name for name in choice if name in arrays), None) for choice in choices]
         return {name: _plain(arrays, name) for name in found if name is not None}
 
@@ -91,7 +91,7 @@ def read_embeddings(
     for what, column in (("names", names), ("labels", labels)):
         if column is not None and column.shape != z.shape[:1]:
             shapes = f"embeddings {list(z.shape)}, but {what} {list(column.shape)}"
-            raise InputError(f"{printable_path(path)}: {shapes}")
+            raise InputError(f"{path}: {shapes}")
     if labels is not None and labels.dtype.kind in "iu" and classes is not None:
         known = classes.ndim == 1 and np.isin(labels, range(len(classes))).all()
         labels = classes[labels] if known else labels
@@ -248,7 +248,7 @@ def import_pyarrow() -> Any:
 def _open_arrays(path: str | Path, name: str = FEATURES[0]) -> Iterator[Mapping[str, Any]]:
     """Open a file as a mapping of arrays, read on access; the array of a .npy file is `name`."""
     path = Path(path)
-    shown = printable_path(path)
+    shown = path
     if not os.path.isfile(path):
         problem = "a folder, expected a file" if os.path.isdir(path) else "no such file"
         raise InputError(f"{shown}: {problem}")
@@ -301,7 +301,7 @@ def _find_features(path: Path, arrays: Mapping[str, Any]) -> np.ndarray:
         name = others[0]
     if name is None:
         expected = f"expected an array named {', '.join(FEATURES[:4])}; {_contents(arrays)}"
-        raise InputError(f"{printable_path(path)}: no embeddings, {expected}")
+        raise InputError(f"{path}: no embeddings, {expected}")
     z = _plain(arrays, name)
     width = max(z.shape[1:], default=0)
     if z.ndim > 2 and 0 < z.size == len(z) * width:

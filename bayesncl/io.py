@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bayesncl.errors import InputError, as_input_error, printable_path
+from bayesncl.errors import InputError, as_input_error
 
 if TYPE_CHECKING:
     import numpy as np
@@ -116,7 +116,7 @@ def is_codes(path: Path | str) -> bool:
 def check_output_file(path: Path | None) -> Path | None:
     """Return `path` if a file can be written there; raise InputError before long work if not."""
     if path is not None:
-        with as_input_error(f"cannot write {printable_path(path)}", OSError, ValueError):
+        with as_input_error(f"cannot write {path}", OSError, ValueError):
             if path.is_dir():
                 raise InputError(f"{path} is a folder; expected the name of a file")
             _try_to_write(Path(os.path.realpath(path)).parent)
@@ -126,7 +126,7 @@ def check_output_file(path: Path | None) -> Path | None:
 def check_output_folder(path: Path | None) -> Path | None:
     """Return `path` if it is a writable folder or one can be created there."""
     if path is not None:
-        with as_input_error(f"cannot write to {printable_path(path)}", OSError, ValueError):
+        with as_input_error(f"cannot write to {path}", OSError, ValueError):
             _try_to_write(next(p for p in (path, *path.absolute().parents) if p.exists()))
     return path
 

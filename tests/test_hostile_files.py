@@ -1,7 +1,6 @@
-"""Forged and damaged files of every kind we write: read, or refused with an InputError of one line.
+"""Forged and damaged files: read, or refused with an InputError of one line; nothing is executed.
 
-Nothing in them is executed. Hypothesis draws the forgeries; checksums are right, so that every
-check behind them is reached.
+Hypothesis draws wrong tensors, changed bytes and, in files that people edit, wrong JSON.
 """
 
 from __future__ import annotations
@@ -12,9 +11,8 @@ import json
 import os
 import pickle
 import struct
-import tarfile
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,19 +24,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bayesncl import ReadableCodes, data
+from bayesncl import ReadableCodes
 from bayesncl.atlas.quiz import join_quizzes, quiz_json, render_quiz
 from bayesncl.codes import storage
-from bayesncl.codes.folder import About, CodesFolder, Rows
 from bayesncl.codes.names import find_names, read_names, write_names
-from bayesncl.data.archive import list_members
 from bayesncl.errors import InputError
 from bayesncl.io import digest, tensor_bytes
 from bayesncl.method.encoder import Encoder, build_model
 from bayesncl.method.heads import HEADS
-from bayesncl.recipes import PARTS, Data, recipe_from_json
+from bayesncl.recipes import PARTS, recipe_from_json
 from bayesncl.training import checkpoint, weights
-from bayesncl.training.run_folder import RunFolder
 from tests.conftest import tiny_recipe
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -149,52 +144,15 @@ def forge_codes(folder: Path, draw: Draw) -> Callable[[], Any]:
     codes = good_codes(draw(st.sampled_from(sorted(HEADS))))
     raw, config = storage.pack(codes)
     tensors = bend_tensors(safetensors.torch.load(raw), draw)
-    text = json.dumps(bend(json.loads(config), draw))
-    metadata = {"config": text, "sha256": digest(tensors, text)}
+    metadata = {"config": config, "sha256": digest(tensors, config)}
     path = folder / storage.WEIGHTS
     path.write_bytes(damage(tensor_bytes(tensors, metadata), draw))
-    config_file = folder / storage.CONFIG
-    config_file.write_bytes(damage(text.encode(), draw))
 
     def use() -> None:
-        ReadableCodes.from_pretrained(folder)
         loaded = ReadableCodes.load(path)
         z = loaded.transform(np.zeros((2, loaded.n_features_in_)))
         z = z.toarray() if hasattr(z, "toarray") else np.asarray(z)
         assert np.isfinite(z).all() and (z >= 0).all()
-
-    return use
-
-
-SIGNATURE = {"view": "v", "probes": [[1.0, 2.0], [3.0, 4.0]]}
-ABOUT = About("photos", "../photos", "../photos", {"spec": "x", "signature": SIGNATURE})
-LABELS = np.array([0, 1, 0])
-ROWS = Rows(("a.png", "b/c.png", "d.png"), LABELS, ("ant", "bee"), 1, ((1, 2), (3, 4), (5, 6)))
-
-
-def forge_folder(path: Path, draw: Draw) -> Callable[[], Any]:
-    """A folder of codes, in which any change is noticed by the checksums in codes.json."""
-    folder = CodesFolder(path)
-    spec = draw(st.sampled_from(["x", str(path / "model.safetensors")]))
-    (path / "model.safetensors").write_bytes(weights.model_bytes(good_model()))
-    about = replace(ABOUT, encoder={"spec": spec, "signature": SIGNATURE})
-    folder.write_rows(about, ROWS, [np.ones((3, 5), np.float32)], 5)
-    folder.codes_file.write_bytes(storage.pack(good_codes("ncl"))[0])
-    rows = damage(json.dumps(bend(json.loads(ROWS.to_json()), draw)).encode(), draw)
-    folder.rows_file.write_bytes(rows)
-    tree = json.loads(folder.about_file.read_text())
-    folder.about_file.write_bytes(damage(json.dumps(bend(tree, draw)).encode(), draw))
-
-    def use() -> None:
-        errors = []
-        parts = (folder.about, folder.rows, folder.embeddings, folder.codes, folder.open_encoder)
-        for part in (*parts, lambda: folder.photo_paths(folder.rows(), range(3))):
-            try:
-                part()
-            except InputError as error:
-                errors.append(error)
-        for error in errors:
-            raise error
 
     return use
 
@@ -251,73 +209,23 @@ def forge_recipe(folder: Path, draw: Draw) -> Callable[[], Any]:
     return use
 
 
-EVALUATION = {"sound": {"consistency": 12.5, "dead": None}, "paper": {"consistency": 11.0}}
-LINE = {"step": 4, "epoch": 1.0, "loss": 2.0, "images_per_second": 100.0}
-
-
-def forge_run(folder: Path, draw: Draw) -> Callable[[], Any]:
-    lines = b"\n".join(json.dumps(bend(LINE, draw)).encode() for _ in range(3))
-    (folder / "metrics.jsonl").write_bytes(damage(lines, draw))
-    text = json.dumps(bend(EVALUATION, draw)).encode()
-    (folder / "evaluation.json").write_bytes(damage(text, draw))
-
-    def use() -> None:
-        run = RunFolder(folder)
-        assert isinstance(run.evaluation(), dict | None)
-        assert all(isinstance(line, dict) for line in run.metrics())
-
-    return use
-
-
-def forge_tar(folder: Path, draw: Draw) -> Callable[[], Any]:
-    out = io.BytesIO()
-    stems = st.sampled_from(["0", "a", "../a", "/a", "d/e", "", ".", "x" * 300, "\x1b[2J"])
-    types = st.sampled_from(
-        [tarfile.REGTYPE, tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, b"S"]
-    )
-    bodies = st.sampled_from([b"1", b"", b"999999999999", b"-1", b"x" * 700, b"\xff"])
-    with tarfile.open(fileobj=out, mode="w") as tar:
-        for _ in range(draw(st.integers(0, 4))):
-            suffix = draw(st.sampled_from([".jpg", ".png", ".cls", "", ".tar.jpg"]))
-            info, body = tarfile.TarInfo(draw(stems) + suffix), draw(bodies)
-            info.size, info.type, info.linkname = len(body), draw(types), "/etc/passwd"
-            tar.addfile(info, io.BytesIO(body))
-    (folder / "0.tar").write_bytes(damage(out.getvalue(), draw))
-
-    def use() -> None:
-        for name, entry in list_members(folder / "0.tar")[0].items():
-            assert ".." not in name.split("/") and not name.startswith("/")
-            entry.read()
-        data.load(Data(name="shards", root=str(folder), size=8, holdout=0.3), "train")
-
-    return use
-
-
-FORGERIES = [
-    forge_model, forge_checkpoint, forge_codes, forge_folder, forge_names, forge_quiz,
-    forge_recipe, forge_run, forge_tar,
-]  # fmt: skip
+FORGERIES = [forge_model, forge_checkpoint, forge_codes, forge_names, forge_quiz, forge_recipe]
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("forge", FORGERIES)
 @settings(
-    deadline=None,
-    max_examples=60,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
+    deadline=None, max_examples=40, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 @given(drawn=st.data())
 def test_forged_files_are_read_or_refused(
-    forge, drawn, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    forge, drawn, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    folder = tmp_path_factory.mktemp("forged")
-    monkeypatch.setenv("BAYESNCL_CACHE", str(folder / "cache"))
-    use = forge(folder, drawn.draw)
+    use = forge(tmp_path_factory.mktemp("forged"), drawn.draw)
     try:
         use()
     except InputError as error:
-        assert "\n" not in str(error) and len(str(error)) < 6000
+        assert "\n" not in str(error)
 
 
 class Exploit:

@@ -91,7 +91,7 @@ def test_impossible_outputs_get_one_line(tmp_path: Path, name: str) -> None:
             continue
         with pytest.raises(InputError) as caught:
             check(tmp_path / name)
-        assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+        assert "\n" not in str(caught.value)
 
 
 def test_an_input_is_not_overwritten(tmp_path: Path) -> None:

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from bayesncl.data.archive import Entry
-from bayesncl.data.cache import map_in_threads, read_entry
-from bayesncl.data.decode import Square, decode_with
+from bayesncl.data.cache import map_in_threads
+from bayesncl.data.decode import Square, Undecodable, decode_with
 from bayesncl.data.images import Images, check_annotations
 
 LARGE_SIDE = 320  # pixels, of a picture shown by itself
@@ -95,8 +94,10 @@ def fit_into(image: Image.Image, side: int) -> np.ndarray:
 
 def read_photo(path: Path | str, read: Callable[[bytes], np.ndarray], side: int) -> np.ndarray:
     """Decode a file with `read`, uint8 [3, h, w]; a gray square if it cannot be read."""
-    photo = read_entry(Entry("", Path(path)), read)
-    return photo if isinstance(photo, np.ndarray) else np.full((3, side, side), GRAY, np.uint8)
+    try:
+        return read(Path(path).read_bytes())
+    except (OSError, Undecodable):
+        return np.full((3, side, side), GRAY, np.uint8)
 
 
 def thumbnail_side(count: int) -> int:

@@ -18,8 +18,8 @@ from bayesncl.codes.heat import Heatmaps, heatmaps_of_codes, heatmaps_of_run, st
 from bayesncl.codes.names import FINGERPRINT_DIGITS, clean_names
 from bayesncl.data import DATASETS, load
 from bayesncl.data import arrays as array_images
-from bayesncl.data.archive import safe_name
 from bayesncl.data.cache import map_in_threads
+from bayesncl.data.folder import safe_name
 from bayesncl.data.images import Images, spread_evenly
 from bayesncl.errors import InputError, as_input_error, first_line, printable
 from bayesncl.inputs import read_arrays

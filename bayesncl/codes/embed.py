@@ -19,9 +19,9 @@ from bayesncl.codes.folder import PhotoCodes
 from bayesncl.codes.names import FINGERPRINT_DIGITS, find_names, read_names
 from bayesncl.codes.photos import Reason, embed_entries
 from bayesncl.codes.table import check_table, write_table
-from bayesncl.data.archive import Entry
+from bayesncl.data.cache import Entry, read_images
 from bayesncl.data.decode import Square
-from bayesncl.data.folder import existing_folder, folder_classes, no_images, read_images, scan
+from bayesncl.data.folder import existing_folder, folder_classes, no_images, scan
 from bayesncl.data.images import PATH_LENGTH, Progress
 from bayesncl.errors import InputError, printable
 from bayesncl.inputs import (
@@ -136,8 +136,10 @@ def _run_features(
 ) -> Table:
     entries, others = find_entries(source)
     square = Square(model.recipe.data.size, model.recipe.data.size)
-    options = {"what": str(source), "strict": os.path.isfile(source), "others": others}
-    images = read_images(entries, square, None, **options, progress=progress)
+    strict = os.path.isfile(source)
+    images = read_images(
+        entries, square, what=source, strict=strict, others=others, progress=progress
+    )
     found = extract(model, images, "sound", progress=progress)
     z = keep_strongest(torch.from_numpy(found.gated if gated else found.z), n_active).numpy()
     assert images.names is not None

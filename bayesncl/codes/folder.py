@@ -51,7 +51,7 @@ from bayesncl.codes.estimator import ReadableCodes
 from bayesncl.codes.names import FINGERPRINT_DIGITS, Annotations, read_names
 from bayesncl.codes.notebook import Cell, Html, gallery
 from bayesncl.codes.storage import DAMAGE, read_checksum
-from bayesncl.data.archive import safe_name
+from bayesncl.data.folder import safe_name
 from bayesncl.data.images import spread_evenly
 from bayesncl.data.pixels import Pictures, as_batch, read_picture
 from bayesncl.errors import InputError, as_input_error, printable

@@ -17,8 +17,7 @@ import torch
 
 from bayesncl.codes.encoders import PhotoEncoder, same_signature
 from bayesncl.codes.folder import CodesFolder, encoder_dict, file_stat
-from bayesncl.data.archive import Entry
-from bayesncl.data.cache import map_in_threads
+from bayesncl.data.cache import Entry, map_in_threads
 from bayesncl.data.decode import SUFFIXES, Undecodable
 from bayesncl.data.folder import existing_folder, folder_classes, scan, split_folders
 from bayesncl.data.images import Progress

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bayesncl.errors import InputError, printable_path
+from bayesncl.errors import InputError
 
 if TYPE_CHECKING:
     from bayesncl.data.images import Images, Progress
@@ -65,8 +65,8 @@ DATASETS = Registry(
         "textures": ".textures:TEXTURES",
         "cifar10": ".cifar:CIFAR10",
         "cifar100": ".cifar:CIFAR100",
-        "imagenet100": ".imagenet100:IMAGENET100",
-        "tinyimagenet": ".tinyimagenet:TINYIMAGENET",
+        "imagenet100": ".imagenet:IMAGENET100",
+        "tinyimagenet": ".imagenet:TINYIMAGENET",
         "folder": ".folder:FOLDER",
         "waterbirds": ".waterbirds:WATERBIRDS",
         "shards": ".shards:SHARDS",
@@ -95,12 +95,12 @@ def load(data: Data, split: str, progress: Progress | None = None) -> Images:
     try:
         images = dataset.load(data, split, progress)
     except OSError as error:
-        path = printable_path(error.filename or data.root)
+        path = error.filename or data.root
         raise InputError(f"{path}: {error.strerror or error}") from None
     if len(images) < 2 and split == "train":
         count = "only one image" if len(images) else "no images"
         expected = "to train on, expected two or more"
-        raise InputError(f"{printable_path(data.root)}: {count} {expected}")
+        raise InputError(f"{data.root}: {count} {expected}")
     return images
 
 

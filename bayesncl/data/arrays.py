@@ -12,7 +12,7 @@ from bayesncl.data.decode import resize_images
 from bayesncl.data.folder import given_path
 from bayesncl.data.images import Images, Progress, in_split
 from bayesncl.data.pixels import channels_first, check_floats
-from bayesncl.errors import InputError, printable_path
+from bayesncl.errors import InputError
 from bayesncl.inputs import factorize, read_arrays
 
 NAMES = {"labels": "class_names", "backgrounds": "background_names"}
@@ -28,7 +28,6 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     Without `test_images` a share of the images is held out.
     """
     path = given_path(data.root)
-    where = printable_path(path)
     arrays = read_arrays(path, ARRAY_NAMES, needed=("images",))
     if "labels" not in arrays and "y" in arrays:
         arrays["labels"] = arrays["y"]
@@ -43,11 +42,11 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
         labels, backgrounds = (arrays.get(prefix + what) for what in NAMES)
         found = Images(images, labels, backgrounds, class_names, background_names)
         if not has_test and (data.holdout > 0 or split == "test"):
-            found = found.take(in_split([str(i) for i in range(len(images))], data, split, where))
+            found = found.take(in_split([str(i) for i in range(len(images))], data, split, path))
         if not len(found):
             raise ValueError(f"no images for the {split} split")
     except ValueError as error:
-        raise InputError(f"{where}: {error}") from None
+        raise InputError(f"{path}: {error}") from None
     return dataclasses.replace(found, pixels=resize_images(found.pixels, data.size))
 
 

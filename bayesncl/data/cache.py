@@ -1,7 +1,8 @@
-"""The pixel cache: images decoded once, stored as uint8, memory-mapped afterwards.
+"""Files of images, decoded once: the pixel cache.
 
-$BAYESNCL_CACHE (or ~/.cache/bayesncl) holds KEY/pixels.npy and KEY/meta.json; KEY hashes `Square`
-and the names, sizes and times of the files. KEY.partial is being built, under one of 256 locks.
+$BAYESNCL_CACHE (or ~/.cache/bayesncl) holds KEY.npy, the pixels, and KEY.json, the files that could
+not be decoded. KEY hashes `Square` and the names, sizes and times of the files. KEY.partial is
+being built by the process that holds KEY.lock.
 """
 
 from __future__ import annotations
@@ -9,21 +10,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 from filelock import FileLock
 
-from bayesncl.data.archive import Entry, Undecodable
-from bayesncl.data.decode import Square, decode
-from bayesncl.data.images import Progress, track
+from bayesncl.data.decode import Square, Undecodable, decode
+from bayesncl.data.images import Images, Progress, track
 from bayesncl.errors import InputError, as_input_error, printable
 from bayesncl.io import cache_folder, npy_header, write_atomic
 
@@ -35,23 +34,39 @@ B = TypeVar("B")
 Failures = list[tuple[int, str]]  # index of an entry and why it could not be decoded
 
 
-def decode_files(
-    entries: Sequence[Entry], square: Square, *, what: str, strict: bool = False,
-    others: Sequence[str] = (), progress: Progress | None = None,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """Decode image files, or read them from the cache; `what` names the dataset in messages.
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An image file: a whole file, or a section of an archive."""
 
-    Returns pixels, uint8 [M, 3, crop, crop], memory-mapped, and the index of each image among the
-    entries, int64 [M]. A broken file raises InputError if `strict`; otherwise it is skipped, and a
-    warning counts it with the `others`, names of files that are not images.
+    name: str  # relative to the root
+    path: Path
+    offset: int = 0
+    size: int = -1  # -1: to the end of the file
+
+    def read(self) -> bytes:
+        """The bytes."""
+        with open(self.path, "rb") as file:
+            file.seek(self.offset)
+            return file.read(self.size)
+
+
+def read_images(
+    entries: Sequence[Entry], square: Square, *, what: object, strict: bool = False,
+    labels: Sequence[int] | None = None, class_names: Sequence[str] | None = None,
+    others: Sequence[str] = (), progress: Progress | None = None,
+) -> Images:  # fmt: skip
+    """Decode image files with their labels, or map them from the cache.
+
+    `what` names the dataset in messages. A broken file raises InputError if `strict`; otherwise it
+    is skipped, and a warning counts it with the `others`, names of files that are not images.
     """
-    with as_input_error(f"cannot use the cache {cache_folder()} (set BAYESNCL_CACHE)"):
-        folder = cache_folder() / _key(entries, square)
-        found = _open(folder)
+    path = cache_folder() / f"{_key(entries, square)}.npy"
+    with as_input_error(f"cannot use the cache {path.parent} (set BAYESNCL_CACHE)"):
+        found = _open(path)
         if found is None:
-            (folder.parent / "locks").mkdir(parents=True, exist_ok=True)
-            with FileLock(folder.parent / "locks" / folder.name[:2]):
-                found = _open(folder) or _build(folder, entries, square, progress)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with FileLock(path.with_suffix(".lock")):
+                found = _open(path) or _build(path, entries, square, progress)
     pixels, failures = found
     reasons = ", ".join(f"{printable(entries[i].name)} ({why})" for i, why in failures[:3])
     if failures and strict:
@@ -63,7 +78,13 @@ def decode_files(
         warnings.warn(f"{what}: {count}, e.g. {reasons or printable(others[0])}", stacklevel=2)
     if not len(pixels):
         raise InputError(f"{what}: none of the {len(entries)} files could be decoded")
-    return pixels, np.delete(np.arange(len(entries)), [i for i, _ in failures])
+    failed = {i for i, _ in failures}
+    kept = [i for i in range(len(entries)) if i not in failed]
+    return Images(
+        pixels, None if labels is None else np.array(labels, np.int64)[kept],
+        class_names=None if class_names is None else tuple(class_names),
+        names=tuple(entries[i].name for i in kept), broken=len(failures),
+    )  # fmt: skip
 
 
 def count_suffixes(names: Sequence[str]) -> list[str]:
@@ -85,20 +106,33 @@ def _key(entries: Sequence[Entry], square: Square) -> str:
     return digest.hexdigest()
 
 
+def _open(path: Path) -> tuple[np.ndarray, Failures] | None:
+    """Pixels and failures of a finished cache; None if it is absent or damaged."""
+    try:
+        stored = json.loads(path.with_suffix(".json").read_bytes())
+        failures = [(int(i), str(why)) for i, why in stored]
+        return np.load(path, mmap_mode="r", allow_pickle=False), failures
+    except Exception:  # whatever is wrong with it, it can be built again
+        return None
+
+
 def _build(
-    folder: Path, entries: Sequence[Entry], square: Square, progress: Progress | None
+    path: Path, entries: Sequence[Entry], square: Square, progress: Progress | None
 ) -> tuple[np.ndarray, Failures]:
-    """Decode into FOLDER.partial, then rename it, so that FOLDER is complete or absent."""
-    unfinished = folder.with_name(f"{folder.name}.partial")
-    for path in (unfinished, folder):  # left by a killed process; damaged
-        shutil.rmtree(path, ignore_errors=True)
-    unfinished.mkdir(mode=0o700)
+    """Decode into a temporary file, then rename it, so that `path` is complete or absent."""
+    unfinished = path.with_suffix(".partial")
     failures: Failures = []
     read_errors = False
-    read = partial(read_entry, read=partial(decode, square=square))
+
+    def read(entry: Entry) -> np.ndarray | Undecodable | OSError:
+        try:
+            return decode(entry.read(), square)
+        except (Undecodable, OSError) as error:
+            return error
+
     try:
         # Plain writes: a full disk is an OSError here, but a bus error in a writable memory map.
-        with open(unfinished / "pixels.npy", "wb") as file:
+        with open(unfinished, "wb") as file:
             shape = (3, square.crop, square.crop)
             file.write(npy_header((len(entries), *shape), "|u1"))
             images = track(map_in_threads(read, entries), len(entries), "decoding images", progress)
@@ -112,31 +146,13 @@ def _build(
             file.write(npy_header((len(entries) - len(failures), *shape), "|u1"))
             file.flush()
             os.fsync(file.fileno())
-        write_atomic(unfinished / "meta.json", json.dumps({"bad": failures}))
-        pixels = np.load(unfinished / "pixels.npy", mmap_mode="r", allow_pickle=False)
+        pixels = np.load(unfinished, mmap_mode="r", allow_pickle=False)
         if not read_errors:  # they may pass: decode again next time; the map outlives its file
-            os.rename(unfinished, folder)
+            write_atomic(path.with_suffix(".json"), json.dumps(failures))
+            os.replace(unfinished, path)
         return pixels, failures
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _open(folder: Path) -> tuple[np.ndarray, Failures] | None:
-    """A finished cache; None if it is absent or damaged."""
-    try:
-        meta = json.loads((folder / "meta.json").read_bytes())
-        failures = [(int(i), str(why)) for i, why in meta["bad"]]
-        return np.load(folder / "pixels.npy", mmap_mode="r", allow_pickle=False), failures
-    except Exception:  # whatever is wrong with it, it can be built again
-        return None
-
-
-def read_entry(entry: Entry, read: Callable[[bytes], A]) -> A | Undecodable | OSError:
-    """`read(bytes)` of an image file, or why it cannot be read or decoded."""
-    try:
-        return read(entry.read())
-    except (Undecodable, OSError) as error:
-        return error
+        unfinished.unlink(missing_ok=True)
 
 
 def map_in_threads(

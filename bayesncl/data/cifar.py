@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import functools
 import io
 import pickle
 import tarfile
 import warnings
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,11 @@ import numpy as np
 
 from bayesncl import recipes
 from bayesncl.data import DATASETS, Dataset
-from bayesncl.data.archive import TAR_ERRORS, checksum, fetch
 from bayesncl.data.decode import resize_images
+from bayesncl.data.fetch import checksum, fetch
 from bayesncl.data.folder import existing_folder, given_path
-from bayesncl.data.images import Images, Progress, track
-from bayesncl.errors import InputError, as_input_error, printable_path
+from bayesncl.data.images import Images, Progress
+from bayesncl.errors import InputError, as_input_error
 
 HOME = "https://www.cs.toronto.edu/~kriz/"
 PIXELS = 3 * 32 * 32
@@ -35,8 +37,11 @@ class Layout:
     train: tuple[str, ...]
     test: tuple[str, ...]
     names: str  # file with the class names
-    binary: bool
-    kind: str  # of the labels in a python file: "" or "fine_"
+    kind: str = ""  # "fine_" before "labels" in CIFAR-100's python files
+
+    @property
+    def binary(self) -> bool:
+        return "binary" in self.archive
 
 
 BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
@@ -45,21 +50,20 @@ LAYOUTS = {
         Layout(
             "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", "cifar-10-batches-bin",
             tuple(f"{name}.bin" for name in BATCHES), ("test_batch.bin",), "batches.meta.txt",
-            True, "",
         ),
         Layout(
             "cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", "cifar-10-batches-py",
-            BATCHES, ("test_batch",), "batches.meta", False, "",
+            BATCHES, ("test_batch",), "batches.meta",
         ),
     ),
     "cifar100": (
         Layout(
             "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", "cifar-100-binary",
-            ("train.bin",), ("test.bin",), "fine_label_names.txt", True, "fine_",
+            ("train.bin",), ("test.bin",), "fine_label_names.txt", "fine_",
         ),
         Layout(
             "cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", "cifar-100-python",
-            ("train",), ("test",), "meta", False, "fine_",
+            ("train",), ("test",), "meta", "fine_",
         ),
     ),
 }  # fmt: skip
@@ -76,14 +80,14 @@ OFFICIAL = {"train": 50_000, "test": 10_000}
 def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Images:
     """Read one split; data.root is the archive, the unpacked folder, or the folder of either."""
     layout, path = _find(data.name, data.root)
-    where, classes = printable_path(path), DATASETS[data.name].classes
+    classes = DATASETS[data.name].classes
     wanted = layout.train if split == "train" else layout.test
     files = _read(path, layout, (*wanted, layout.names))
+    if missing := [name for name in wanted if name not in files]:
+        raise InputError(f"{path}: {missing[0]} is missing")
     parts = []
-    for name in track(wanted, len(wanted), f"reading {data.name}", progress):
-        if name not in files:
-            raise InputError(f"{where}: {name} is missing")
-        with as_input_error(f"{where}: {name} is not a CIFAR file", Exception):  # pickles raise any
+    for name in wanted:
+        with as_input_error(f"{path}: {name} is not a CIFAR file", Exception):  # pickles raise any
             images, labels = _parse(files.pop(name), layout)
             if labels.max() >= classes:
                 raise ValueError(f"label {labels.max()}, expected 0 to {classes - 1}")
@@ -91,14 +95,14 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     pixels, labels = (np.concatenate(column) for column in zip(*parts))
     if len(pixels) != OFFICIAL[split]:
         count = f"{len(pixels)} {split} images, the official set has {OFFICIAL[split]}"
-        warnings.warn(f"{where}: {count}", stacklevel=2)
+        warnings.warn(f"{path}: {count}", stacklevel=2)
     names = None
     if layout.names in files:
-        with as_input_error(f"{where}: {layout.names} holds no {classes} class names", Exception):
+        with as_input_error(f"{path}: {layout.names} holds no {classes} class names", Exception):
             raw = files[layout.names]
             key = f"{layout.kind}label_names"
             names = tuple(raw.decode().split() if layout.binary else unpickle(raw)[key])
-            if len(names) != classes or not all(isinstance(name, str) for name in names):
+            if len(names) != classes:
                 raise ValueError(f"{len(names)} names")
     return Images(resize_images(pixels, data.size), labels, class_names=names)
 
@@ -110,8 +114,8 @@ def fetch_archive(name: str, folder: Path, progress: Progress | None = None) -> 
 
 
 def _find(name: str, root: str) -> tuple[Layout, Path]:
-    layouts = LAYOUTS[name]
-    here = given_path(root)
+    """The version that is there, and its archive or folder."""
+    layouts, here = LAYOUTS[name], given_path(root)
     if here.is_file():
         found = [(layout, here) for layout in layouts if here.name == layout.archive]
         problem = f"expected a file named {' or '.join(x.archive for x in layouts)}"
@@ -123,24 +127,25 @@ def _find(name: str, root: str) -> tuple[Layout, Path]:
         archive = f"{layouts[0].archive} from {HOME}"
         problem = f"no {name}; put {archive} there (or the python version, or either unpacked)"
     if not found:
-        raise InputError(f"{printable_path(here)}: {problem}")
+        raise InputError(f"{here}: {problem}")
     return found[0]
 
 
 def _read(path: Path, layout: Layout, wanted: tuple[str, ...]) -> dict[str, bytes]:
     """The wanted files of a folder, or of a .tar.gz that stays packed."""
-    with as_input_error(f"cannot read {printable_path(path)}", *TAR_ERRORS):
-        if path.is_dir():
-            return {name: (path / name).read_bytes() for name in wanted if (path / name).is_file()}
-        if checksum(path) != layout.md5:
-            note = "not the official archive (its MD5 differs)"
-            warnings.warn(f"{printable_path(path)}: {note}", stacklevel=3)
-        files: dict[str, bytes] = {}
-        with tarfile.open(path, "r:gz") as tar:
-            for member in tar:
-                name = member.name.removeprefix("./").removeprefix(layout.folder + "/")
-                if name in wanted and member.isreg() and (stream := tar.extractfile(member)):
-                    files[name] = stream.read()
+    if path.is_dir():
+        return {name: (path / name).read_bytes() for name in wanted if (path / name).is_file()}
+    if checksum(path) != layout.md5:
+        warnings.warn(f"{path}: not the official archive (its MD5 differs)", stacklevel=3)
+    files: dict[str, bytes] = {}
+    with (
+        as_input_error(f"cannot read {path}", tarfile.TarError, OSError, EOFError, zlib.error),
+        tarfile.open(path, "r:gz") as tar,
+    ):
+        for member in tar:
+            name = member.name.removeprefix("./").removeprefix(layout.folder + "/")
+            if name in wanted and member.isreg() and (stream := tar.extractfile(member)):
+                files[name] = stream.read()
     return files
 
 
@@ -167,7 +172,7 @@ def unpickle(raw: bytes) -> dict[str, Any]:
     }
 
 
-class _Standin:
+class _Record:
     """Stores the arguments and state of a NumPy array or dtype while unpickling."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -181,20 +186,17 @@ class _Unpickler(pickle.Unpickler):
     """Allows the four names of a pickled array and runs no code of NumPy for them."""
 
     def find_class(self, module: str, name: str) -> Any:
-        # New functions at each call: a pickle can set attributes on what it gets.
         full = f"{module}.{name}".replace("._core.", ".core.")
-        if full in ("numpy.core.multiarray._reconstruct", "numpy.dtype"):
-            return functools.partial(_Standin)
-        if full == "numpy.ndarray":
-            return "ndarray"
+        if full in ("numpy.core.multiarray._reconstruct", "numpy.dtype", "numpy.ndarray"):
+            return _Record
         if full == "_codecs.encode":
-            return lambda text, encoding=None: text.encode("latin1")
+            return codecs.encode
         raise pickle.UnpicklingError(f"{full} is not allowed")
 
 
 def _to_array(value: Any) -> Any:
-    """The array of a stand-in; any other value as it is."""
-    if not isinstance(value, _Standin):
+    """The array of a record; any other value as it is."""
+    if not isinstance(value, _Record):
         return value
     _, shape, dtype, fortran, raw = value.state
     if dtype.arguments[0] != "u1" or fortran:

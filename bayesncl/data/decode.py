@@ -15,7 +15,6 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from bayesncl.data.archive import Undecodable
 from bayesncl.data.images import spread_evenly
 
 # Only these decoders are tried, whatever the suffix: Pillow has others that start programs (EPS).
@@ -23,11 +22,14 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "HEIF")
 SUFFIXES = (
     ".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".heic", ".heif",
 )  # fmt: skip
-MAX_PIXELS = 50_000_000  # in memory; a larger JPEG is reduced while it is decoded
 BICUBIC, BILINEAR = int(Image.Resampling.BICUBIC), int(Image.Resampling.BILINEAR)
 T = TypeVar("T")
 
 warnings.filterwarnings("ignore", module=r"PIL\.")  # remarks on damaged metadata
+
+
+class Undecodable(ValueError):
+    """The bytes are not an image that can be decoded; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,6 @@ def decode_with(data: bytes, min_side: int, use: Callable[[Image.Image], T]) -> 
         with Image.open(io.BytesIO(data), formats=_formats()) as image:
             # A JPEG decodes at 1/2, 1/4 or 1/8; twice the final size leaves detail to filter.
             image.draft("RGB", (min_side, min_side))
-            if image.width * image.height > MAX_PIXELS:
-                size = f"{image.width} x {image.height} pixels"
-                raise Undecodable(f"{size}, more than {MAX_PIXELS:,}")
             return use(to_rgb(image))
     except Undecodable:
         raise

@@ -10,74 +10,60 @@ import warnings
 from collections.abc import Sequence
 from itertools import compress
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from bayesncl import recipes
 from bayesncl.data import Dataset
-from bayesncl.data.archive import Entry
-from bayesncl.data.cache import decode_files
+from bayesncl.data.cache import Entry, read_images
 from bayesncl.data.decode import SUFFIXES, Square
 from bayesncl.data.images import Images, Progress, in_split
-from bayesncl.errors import InputError, as_input_error, printable_path
+from bayesncl.errors import InputError, as_input_error
 from bayesncl.io import is_codes
 
 
 def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Images:
     """Read one split of a folder of images, decoded once and cached."""
     root = existing_folder(data.root)
-    what = printable_path(root)
     train, test = split_folders(root)
     # Both splits are scanned, so that class numbers agree between them.
     scanned = {folder: scan(folder) for folder in {train, test or train}}
     names = [entry.name for entries, _ in scanned.values() for entry in entries]
-    classes = sorted({name.split("/")[0] for name in names if "/" in name})
     folder = train if split == "train" or test is None else test
     entries, others = scanned[folder]
     # Decided before holding out and decoding, so that a broken file does not change it.
     nested = ["/" in entry.name for entry in entries]
+    classes = sorted({name.split("/")[0] for name in names if "/" in name}) if all(nested) else None
     if any(nested) and not all(nested):
         note = "images both in it and in its subfolders; treating them as unlabeled"
-        warnings.warn(f"{what}: {note}", stacklevel=2)
+        warnings.warn(f"{root}: {note}", stacklevel=2)
     if not entries:
         raise no_images(folder)
     if test is None:
-        chosen = in_split([entry.name for entry in entries], data, split, what)
+        chosen = in_split([entry.name for entry in entries], data, split, root)
         entries = list(compress(entries, chosen))
         others = others if split == "train" else []  # report them once
-    labels = classes if all(nested) else None
-    square, strict = Square(data.size, data.size), data.strict
+    labels = None if classes is None else number_classes(entries, classes)
     return read_images(
-        entries, square, labels, what=what, strict=strict, others=others, progress=progress
-    )
+        entries, Square(data.size, data.size), what=root, strict=data.strict, labels=labels,
+        class_names=classes, others=others, progress=progress,
+    )  # fmt: skip
 
 
-def read_images(
-    entries: list[Entry], square: Square, classes: Sequence[str] | None, **options: Any
-) -> Images:
-    """Decode image files; with `classes`, the first folder of a file is its class."""
-    pixels, kept = decode_files(entries, square, **options)
-    names = tuple(entries[i].name for i in kept)
-    broken = len(entries) - len(kept)
-    if classes is None:
-        return Images(pixels, names=names, broken=broken)
+def number_classes(entries: Sequence[Entry], classes: Sequence[str]) -> list[int]:
+    """The class of each file: the index of its first folder among the classes."""
     number = {name: i for i, name in enumerate(classes)}
-    labels = np.array([number[name.split("/")[0]] for name in names], np.int64)
-    return Images(pixels, labels, class_names=tuple(classes), names=names, broken=broken)
+    return [number[entry.name.split("/")[0]] for entry in entries]
 
 
 def no_images(folder: Path) -> InputError:
     """The error for a folder without images."""
-    return InputError(f"{printable_path(folder)}: no image files ({' '.join(SUFFIXES)})")
+    return InputError(f"{folder}: no image files ({' '.join(SUFFIXES)})")
 
 
 def given_path(root: str) -> Path:
     """data.root as a path."""
     if not root:
         raise InputError("this dataset needs a folder or file: --data PATH")
-    with as_input_error(printable_path(root), RuntimeError):  # ~nobody
-        return Path(root).expanduser()
+    return Path(os.path.expanduser(root))
 
 
 def existing_folder(root: str) -> Path:
@@ -85,7 +71,7 @@ def existing_folder(root: str) -> Path:
     path = given_path(root)
     if not os.path.isdir(path):
         problem = "a file, expected a folder" if os.path.exists(path) else "no such folder"
-        raise InputError(f"{printable_path(path)}: {problem}")
+        raise InputError(f"{path}: {problem}")
     return path
 
 
@@ -110,26 +96,38 @@ def folder_classes(names: Sequence[str], root: Path) -> list[str] | None:
     return [part[0] for part in parts] if all(len(part) > 1 for part in parts) else None
 
 
+def safe_name(name: str) -> str | None:
+    """A normalized relative path; None if it is empty, absolute or leaves its folder."""
+    if "\0" in name or "\\" in name or name.startswith("/"):
+        return None
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    return "/".join(parts) if parts and ".." not in parts else None
+
+
 def scan(root: Path) -> tuple[list[Entry], list[str]]:
     """Image files in and below `root`, sorted by relative path, and the names of other files.
 
-    Links are followed, but no folder is entered twice. Folders that `fit` or `atlas` wrote are
-    skipped: their pictures are copies.
+    Links are followed, but no folder is entered twice. Hidden folders are skipped, and those that
+    `fit` or `atlas` wrote: their pictures are copies.
     """
     files: list[Entry] = []
-    entered = set()
-    with as_input_error(printable_path(root)):
+    entered = {os.path.realpath(root)}
+
+    def enter(folder: Path) -> bool:
+        is_atlas = (folder / "atlas.json").is_file() and (folder / "atlas.js").is_file()
+        real = os.path.realpath(folder)
+        if folder.name[0] == "." or is_atlas or is_codes(folder) or real in entered:
+            return False
+        entered.add(real)
+        return True
+
+    with as_input_error(root):
         for folder, below, names in os.walk(root, followlinks=True, onerror=_raise):
-            info = os.stat(folder)
-            if (info.st_dev, info.st_ino) in entered:
-                below.clear()
-                continue
-            entered.add((info.st_dev, info.st_ino))
             prefix = "" if folder == str(root) else f"{os.path.relpath(folder, root)}/"
             paths = [(name, Path(folder, name)) for name in names if name[0] != "."]
             files += [Entry(prefix + name, path) for name, path in paths if os.path.isfile(path)]
-            below[:] = [name for name in below if _is_entered(Path(folder, name))]
             below.sort(key=lambda name: (os.path.islink(os.path.join(folder, name)), name))
+            below[:] = [name for name in below if enter(Path(folder, name))]
     files.sort(key=lambda entry: entry.name)
     images = [entry for entry in files if entry.name.lower().endswith(SUFFIXES)]
     others = [entry.name for entry in files if not entry.name.lower().endswith(SUFFIXES)]
@@ -138,11 +136,6 @@ def scan(root: Path) -> tuple[list[Entry], list[str]]:
 
 def _raise(error: OSError) -> None:
     raise error
-
-
-def _is_entered(folder: Path) -> bool:
-    is_atlas = (folder / "atlas.json").is_file() and (folder / "atlas.js").is_file()
-    return folder.name[0] != "." and not is_atlas and not is_codes(folder)
 
 
 FOLDER = Dataset(name="folder", title="Folder", load=load, holdout=True)

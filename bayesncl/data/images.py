@@ -114,7 +114,7 @@ def held_out(names: Sequence[str], share: float, seed: int) -> np.ndarray:
     return chosen
 
 
-def in_split(names: Sequence[str], data: Data, split: str, what: str) -> np.ndarray:
+def in_split(names: Sequence[str], data: Data, split: str, what: object) -> np.ndarray:
     """Which images belong to a split if the test split is held out, bool [N]."""
     if split == "test" and data.holdout == 0:
         raise InputError(f"{what} has no test split and data.holdout is 0: set data.holdout=0.1")

@@ -12,9 +12,8 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from bayesncl.data.archive import Entry, Undecodable
-from bayesncl.data.decode import Square, decode_with, to_rgb
-from bayesncl.errors import InputError, as_input_error, printable_path
+from bayesncl.data.decode import Square, Undecodable, decode_with, to_rgb
+from bayesncl.errors import InputError, as_input_error
 
 Pictures = Tensor | np.ndarray | Image | str | Path | Sequence[Image | str | Path]
 Pixels = TypeVar("Pixels", Tensor, np.ndarray)
@@ -81,5 +80,5 @@ def read_picture(picture: Image | Path, use: Callable[[Image], Any], min_side: i
     """`use(image)` of a PIL image or a file, as upright RGB."""
     if not isinstance(picture, Path):
         return use(to_rgb(picture))
-    with as_input_error(printable_path(picture), OSError, Undecodable):
-        return decode_with(Entry("", picture).read(), min_side, use)
+    with as_input_error(picture, OSError, Undecodable):
+        return decode_with(picture.read_bytes(), min_side, use)

@@ -11,8 +11,6 @@ too, with digits of training: a probe fitted on it cannot mistake the background
 from __future__ import annotations
 
 import dataclasses
-import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -21,8 +19,8 @@ from PIL import Image
 
 from bayesncl import recipes
 from bayesncl.data import Dataset
-from bayesncl.data.images import Images, Progress
-from bayesncl.inputs import check_memory
+from bayesncl.data.cache import map_in_threads
+from bayesncl.data.images import Images, Progress, track
 
 OBJECTS = tuple(f"digit {k}" for k in range(10))
 PHOTOGRAPHED = ("sky", "roofs", "foliage", "petals", "leaves")
@@ -140,7 +138,6 @@ def _resampling(starts: np.ndarray, sides: np.ndarray, size: int) -> np.ndarray:
 
 def _draw(plan: Plan, data: recipes.Data, split: str, progress: Progress | None) -> Images:
     size, count = data.size, len(plan.labels)
-    check_memory(count * 3 * size * size, f"{count:,} scenes of {size} x {size}")
     masks, _, _ = digits()
     bank = _bank(data.seed, split, size)
     sides = plan.scales * size
@@ -160,11 +157,8 @@ def _draw(plan: Plan, data: recipes.Data, split: str, progress: Progress | None)
 
     step = max(1, PIXELS_PER_BLOCK // (size * size))
     parts = [slice(start, start + step) for start in range(0, count, step)]
-    # NumPy works outside the interpreter lock.
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        for done, _ in enumerate(pool.map(draw, parts), 1):
-            if progress:
-                progress(min(done * step, count), count, "drawing scenes")
+    for _ in track(map_in_threads(draw, parts), len(parts), "drawing scenes", progress):
+        pass  # NumPy works outside the interpreter lock
     return Images(pixels, plan.labels, plan.backgrounds, OBJECTS, BACKGROUNDS)
 
 

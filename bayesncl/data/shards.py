@@ -1,47 +1,45 @@
 """A folder of .tar shards in the WebDataset layout: KEY.jpg (png, webp, ...) with KEY.cls.
 
 ROOT/train/*.tar with ROOT/test/*.tar (or val) are the splits; otherwise a share is held out.
+Nothing is unpacked.
 """
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-from dataclasses import replace
+import posixpath
+import tarfile
 from itertools import compress
 from pathlib import Path
 
-import numpy as np
-
 from bayesncl import recipes
 from bayesncl.data import Dataset
-from bayesncl.data.archive import Entry, list_members
-from bayesncl.data.cache import decode_files
+from bayesncl.data.cache import Entry, read_images
 from bayesncl.data.decode import SUFFIXES, Square
 from bayesncl.data.folder import existing_folder, split_folders
 from bayesncl.data.images import Images, Progress, in_split, track
-from bayesncl.errors import InputError, printable, printable_path
+from bayesncl.errors import InputError, as_input_error
 
-MAX_CLASSES = 1_000_000
+# What tarfile raises on damaged archives; a chain of long-name headers recurses.
+TAR_ERRORS = (tarfile.TarError, OSError, EOFError, ValueError, RecursionError)
+MAX_DIGITS = 6  # of a class number
 
 
 def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Images:
     """Read one split; images are ordered by shard name, then key."""
     root = existing_folder(data.root)
-    where = printable_path(root)
     train, test = split_folders(root)
     images, texts = _read_shards(test if test and split == "test" else train, progress)
     if test is None:
-        images = list(compress(images, in_split([e.name for e in images], data, split, where)))
-    square = Square(data.size, data.size)
-    pixels, kept = decode_files(images, square, what=where, strict=data.strict, progress=progress)
-    images, broken = [images[i] for i in kept], len(images) - len(kept)
-    labels = [_read_label(texts[e.name]) for e in images if e.name in texts]
+        chosen = in_split([entry.name for entry in images], data, split, root)
+        images = list(compress(images, chosen))
+    labels = [_read_label(texts[entry.name]) for entry in images if entry.name in texts]
     if 0 < len(labels) < len(images):
         missing = len(images) - len(labels)
-        raise InputError(f"{where}: {missing} of {len(images)} images have no .cls file")
-    array = np.array(labels, np.int64) if labels else None
-    return Images(pixels, array, names=tuple(e.name for e in images), broken=broken)
+        raise InputError(f"{root}: {missing} of {len(images)} images have no .cls file")
+    return read_images(
+        images, Square(data.size, data.size), what=root, strict=data.strict,
+        labels=labels or None, progress=progress,
+    )  # fmt: skip
 
 
 def _read_shards(
@@ -49,38 +47,41 @@ def _read_shards(
 ) -> tuple[list[Entry], dict[str, Entry]]:
     """Every image of the shards in `folder`, and its .cls file by the name of the image."""
     shards = sorted(path for path in folder.glob("*.tar") if path.is_file())
-    if not shards:
-        raise InputError(f"{printable_path(folder)}: no .tar files")
     images: list[Entry] = []
     texts: dict[str, Entry] = {}
-    refused: list[str] = []
     for shard in track(shards, len(shards), "listing shards", progress):
-        entries, names = list_members(shard)
-        refused += [printable(f"{shard.name}: {name}") for name in names]
+        members = _list_members(shard)
         keys: dict[str, Entry] = {}
-        for name, entry in sorted(entries.items()):
+        for name, entry in sorted(members.items()):
             parent, _, base = name.rpartition("/")
             stem, _, suffix = base.partition(".")  # the key ends at the first dot of the last part
             if f".{suffix.lower()}" in SUFFIXES:
-                keys.setdefault(f"{parent}/{stem}", replace(entry, name=f"{shard.name}/{name}"))
+                keys.setdefault(f"{parent}/{stem}", entry)
         for key, image in sorted(keys.items()):
             images.append(image)
-            if label := entries.get(f"{key}.cls".removeprefix("/")):
+            if label := members.get(f"{key}.cls".removeprefix("/")):
                 texts[image.name] = label
-    if refused:
-        note = f"skipped {len(refused)} members that are links or leave the archive"
-        warnings.warn(f"{printable_path(folder)}: {note}: {', '.join(refused[:5])}", stacklevel=3)
     if not images:
-        raise InputError(f"{printable_path(folder)}: no images in {len(shards)} shards")
+        raise InputError(f"{folder}: no images in {len(shards)} .tar files")
     return images, texts
 
 
+def _list_members(shard: Path) -> dict[str, Entry]:
+    """The regular files of an uncompressed tar by name; of equal names the last."""
+    problem = f"{shard}: not a readable tar file"
+    with as_input_error(problem, *TAR_ERRORS), tarfile.open(shard, "r:") as tar:
+        files = {posixpath.normpath(member.name): member for member in tar if member.isreg()}
+    return {
+        name: Entry(f"{shard.name}/{name}", shard, member.offset_data, member.size)
+        for name, member in files.items()
+    }
+
+
 def _read_label(entry: Entry) -> int:
-    with contextlib.suppress(ValueError):
-        if 0 <= (label := int(entry.read())) < MAX_CLASSES:
-            return label
-    where = f"{printable_path(entry.path)}: {printable(entry.name)}"
-    raise InputError(f"{where} holds no class number")
+    text = entry.read().strip()
+    if not text.isdigit() or len(text) > MAX_DIGITS:
+        raise InputError(f"{entry.path.parent}: {entry.name} holds no class number")
+    return int(text)
 
 
 SHARDS = Dataset(name="shards", title="Shards", load=load, holdout=True)

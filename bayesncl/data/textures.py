@@ -19,7 +19,6 @@ from bayesncl import recipes
 from bayesncl.data import Dataset
 from bayesncl.data.images import Images, Progress, track
 from bayesncl.errors import InputError
-from bayesncl.inputs import check_memory
 
 SIDE = 256  # short side of a photograph before it is cut
 MIN_CROP, MAX_CROP = 40.0, 72.0  # side of a crop, in pixels of the scaled photograph
@@ -51,7 +50,6 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     sides = rng.uniform(MIN_CROP, MAX_CROP, count)
     positions = rng.random((count, 2))  # from top to bottom, from left to right
     photos = _photos()
-    check_memory(count * 3 * data.size**2, f"{count:,} crops of {data.size} x {data.size}")
     pixels = np.empty((count, 3, data.size, data.size), np.uint8)
     plan = zip(pixels, labels, sides, positions)
     for row, label, side, (down, across) in track(plan, count, "cutting crops", progress):

@@ -14,8 +14,7 @@ import pytest
 from PIL import Image
 
 from bayesncl.data import cache as module
-from bayesncl.data.archive import Entry
-from bayesncl.data.cache import decode_files, map_in_threads
+from bayesncl.data.cache import Entry, map_in_threads, read_images
 from bayesncl.data.decode import Square
 from bayesncl.errors import InputError
 
@@ -32,13 +31,13 @@ def draw(folder: Path, count: int = 20) -> list[Entry]:
 
 
 def built(cache: Path) -> list[Path]:
-    return sorted(p for p in cache.iterdir() if p.name != "locks")
+    return sorted(p for p in cache.iterdir() if p.suffix != ".lock")
 
 
 def read(entries: list[Entry]) -> list[int]:
-    pixels, kept = decode_files(entries, SQUARE, what="x")
-    assert list(kept) == list(range(len(entries)))
-    return [int(p[0, 0, 0]) for p in pixels]
+    images = read_images(entries, SQUARE, what="x")
+    assert list(images.names) == [entry.name for entry in entries]
+    return [int(p[0, 0, 0]) for p in images.pixels]
 
 
 def test_images_are_decoded_once(
@@ -48,7 +47,7 @@ def test_images_are_decoded_once(
     assert read(entries) == list(range(20))
     monkeypatch.setattr(module, "decode", None)
     assert read(entries) == list(range(20))
-    assert [stat.S_IMODE(folder.stat().st_mode) for folder in built(cache)] == [0o700]
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
 
 
 def test_a_changed_file_with_its_old_time_and_size_is_noticed(tmp_path: Path) -> None:
@@ -64,9 +63,9 @@ def test_a_changed_file_with_its_old_time_and_size_is_noticed(tmp_path: Path) ->
 def test_a_damaged_cache_is_built_again(tmp_path: Path, cache: Path) -> None:
     entries = draw(tmp_path / "d")
     read(entries)
-    for name in ("pixels.npy", "meta.json"):
+    for ending in (".npy", ".json"):
         for content in (None, b"", b"cut"):
-            (file,) = cache.glob(f"*/{name}")
+            (file,) = cache.glob(f"*{ending}")
             raw = file.read_bytes()[:-5] if content == b"cut" else content
             file.unlink() if raw is None else file.write_bytes(raw)
             assert read(entries) == list(range(20))
@@ -75,15 +74,14 @@ def test_a_damaged_cache_is_built_again(tmp_path: Path, cache: Path) -> None:
 BUILD = """
 import sys, time
 from pathlib import Path
-from bayesncl.data.archive import Entry
-from bayesncl.data.cache import decode_files
+from bayesncl.data.cache import Entry, read_images
 from bayesncl.data.decode import Square
 def progress(done, total, what):
     if what.startswith("decoding"):
         print("decoding", done, flush=True)
         time.sleep(float(sys.argv[2]))
 entries = [Entry(p.name, p) for p in sorted(Path(sys.argv[1]).iterdir())]
-pixels, _ = decode_files(entries, Square(8, 8), what="x", progress=progress)
+pixels = read_images(entries, Square(8, 8), what="x", progress=progress).pixels
 print("sum", int(pixels.astype(int).sum()), flush=True)
 """
 
@@ -99,7 +97,7 @@ def test_two_processes_build_one_cache(tmp_path: Path, cache: Path) -> None:
     outputs = [process.communicate(timeout=60)[0] for process in processes]
     assert all(f"sum {3 * 64 * sum(range(20))}" in out for out in outputs)
     assert sum("decoding" in out for out in outputs) == 1  # the other waited for the result
-    assert len(built(cache)) == 1
+    assert [p.suffix for p in built(cache)] == [".json", ".npy"]
 
 
 def test_a_killed_builder_leaves_nothing_that_stays(tmp_path: Path, cache: Path) -> None:
@@ -110,7 +108,7 @@ def test_a_killed_builder_leaves_nothing_that_stays(tmp_path: Path, cache: Path)
     process.communicate()
     assert [p.suffix for p in built(cache)] == [".partial"]
     assert read(entries) == list(range(20))
-    assert [p.suffix for p in built(cache)] == [""]
+    assert [p.suffix for p in built(cache)] == [".json", ".npy"]
 
 
 def test_a_full_disk_gets_one_line_and_leaves_nothing(
@@ -138,8 +136,9 @@ def test_a_read_error_is_not_remembered(tmp_path: Path, monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         patch.setattr(Entry, "read", fail)
         with pytest.warns(UserWarning, match=r"004.png \(Input"):
-            pixels, kept = decode_files(entries, SQUARE, what="x")
-    assert [int(p[0, 0, 0]) for p in pixels] == list(kept) == [i for i in range(20) if i != 4]
+            images = read_images(entries, SQUARE, what="x", labels=range(20))
+    seen = [int(p[0, 0, 0]) for p in images.pixels]
+    assert seen == images.labels.tolist() == [i for i in range(20) if i != 4]
     assert read(entries) == list(range(20))
 
 

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from bayesncl import data, recipes
-from bayesncl.data import archive, cifar
+from bayesncl.data import cifar
+from bayesncl.data.fetch import fetch
 from bayesncl.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the official:UserWarning")
@@ -193,7 +194,7 @@ def server() -> Iterator[str]:
     Server.content, Server.ranges = RNG.bytes(300_000), []
     Server.resumes, Server.most = True, 1 << 30
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as httpd:
-        thread = threading.Thread(target=httpd.serve_forever)
+        thread = threading.Thread(target=httpd.serve_forever, args=(0.01,))
         thread.start()
         yield f"http://127.0.0.1:{httpd.server_address[1]}/file"
         httpd.shutdown()
@@ -205,16 +206,16 @@ def test_download_goes_on_where_it_broke(tmp_path: Path, server: str, resumes: b
     md5 = hashlib.md5(Server.content).hexdigest()
     Server.most, Server.resumes = 100_000, resumes
     with pytest.raises(InputError, match="cannot download"):
-        archive.fetch(server, tmp_path / "d" / "file", md5)
+        fetch(server, tmp_path / "d" / "file", md5)
     assert (tmp_path / "d" / "file.part").stat().st_size == 100_000
     Server.most = 1 << 30
     steps: list[tuple[int, int, str]] = []
-    path = archive.fetch(server, tmp_path / "d" / "file", md5, lambda *step: steps.append(step))
+    path = fetch(server, tmp_path / "d" / "file", md5, lambda *step: steps.append(step))
     assert path.read_bytes() == Server.content
     assert Server.ranges == [None, "bytes=100000-"]
     assert steps[-1][:2] == (300_000, 300_000)
     assert [p.name for p in path.parent.iterdir()] == ["file"]
-    archive.fetch(server, path, md5)
+    fetch(server, path, md5)
     assert len(Server.ranges) == 2  # it is there: nothing is asked
 
 
@@ -222,7 +223,7 @@ def test_downloads_that_fail(
     tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(InputError, match="expected 0000"):
-        archive.fetch(server, tmp_path / "file", "0000")
+        fetch(server, tmp_path / "file", "0000")
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(cifar, "HOME", "http://127.0.0.1:9/")
     with pytest.raises(InputError, match="cifar-10-binary"):

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, features
 
-from bayesncl.data import decode as module
 from bayesncl.data.decode import Square, Undecodable, decode
 
 RNG = np.random.default_rng(0)
@@ -104,7 +103,7 @@ def test_resize_and_crop_agree_with_resize_then_crop() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_too_many_pixels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_pixels_are_refused() -> None:
     def chunk(kind: bytes, body: bytes) -> bytes:
         crc = zlib.crc32(kind + body).to_bytes(4, "big")
         return len(body).to_bytes(4, "big") + kind + body + crc
@@ -115,16 +114,13 @@ def test_too_many_pixels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         decode(b"\x89PNG\r\n\x1a\n" + data, EIGHT)
     strip = pack(Image.new("L", (60_000, 1)), "PNG")  # 64 x 3,840,000 pixels if resized whole
     assert decode(strip, Square(64, 64)).shape == (3, 64, 64)
-    monkeypatch.setattr(module, "MAX_PIXELS", 63)
-    with pytest.raises(Undecodable, match="8 x 8"):
-        decode(pack(flat(0), "PNG"), EIGHT)
 
 
 SCENE = Image.fromarray(RNG.integers(0, 256, (24, 24, 3), dtype=np.uint8))
 SEEDS = [pack(SCENE, kind) for kind in ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP")]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(
     raw=st.sampled_from(SEEDS),
     changes=st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=8),

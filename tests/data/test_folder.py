@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from bayesncl import data, recipes
-from bayesncl.data import imagenet100
-from bayesncl.data.folder import folder_classes
+from bayesncl.data.folder import folder_classes, safe_name
+from bayesncl.data.imagenet import imagenet100_classes
 from bayesncl.data.images import held_out
 from bayesncl.errors import InputError
 
@@ -143,8 +143,14 @@ def test_folders_that_fit_or_atlas_wrote_are_skipped(tmp_path: Path) -> None:
     assert data.load(of(tmp_path / "d", holdout=0.0), "train").names == ("a.png", "b.png")
 
 
+def test_names_that_leave_their_folder() -> None:
+    assert safe_name("./a/./b.png") == "a/b.png"
+    for name in ("", ".", "/a", "..", "a/../b", "a\\b", "a\0b"):
+        assert safe_name(name) is None
+
+
 def test_imagenet100_from_a_larger_set(tmp_path: Path) -> None:
-    wnids = imagenet100.classes()
+    wnids = imagenet100_classes()
     assert len(set(wnids)) == 100 and all(w[0] == "n" and len(w) == 9 for w in wnids)
     for i, wnid in enumerate([*wnids, "n00000000"]):
         for split in ("train", "val"):
@@ -153,7 +159,7 @@ def test_imagenet100_from_a_larger_set(tmp_path: Path) -> None:
     train, test = data.load(where, "train"), data.load(where, "test")
     assert train.pixels.shape == (100, 3, 32, 32) and test.pixels.shape == (100, 3, 28, 28)
     for part in (train, test):
-        assert part.labels.tolist() == list(range(100)) and part.class_names == wnids
+        assert part.labels.tolist() == list(range(100)) and list(part.class_names) == wnids
         assert np.abs(part.pixels[:, 0, 9, 9] - 2.0 * np.arange(100)).max() <= 2
     shutil.rmtree(tmp_path / "in" / "train" / wnids[3])
     with pytest.raises(InputError, match=wnids[3]):

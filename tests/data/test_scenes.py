@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,6 +12,15 @@ from bayesncl import data, recipes
 from bayesncl.data import scenes
 
 DATA = recipes.Data(name="scenes", train_images=1000, test_images=400)
+
+
+@pytest.fixture(autouse=True)
+def few_patches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Draw few background patches: that takes longest."""
+    monkeypatch.setattr(scenes, "MAX_PATCHES", 16)
+    scenes._bank.cache_clear()
+    yield
+    scenes._bank.cache_clear()
 
 
 def test_same_seed_same_bytes_other_seed_other_bytes() -> None:

@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 
 from bayesncl import data, recipes
-from bayesncl.data.archive import list_members, safe_name
 from bayesncl.errors import InputError
 
 
@@ -94,33 +93,17 @@ def test_unlabeled_and_other_members(tmp_path: Path) -> None:
     assert got.names == ("x.tar/a.jpg", "x.tar/b.webp", "x.tar/dir/a.png")
 
 
-def test_hostile_members_are_left_out(tmp_path: Path) -> None:
+def test_other_members_are_left_out(tmp_path: Path) -> None:
     extra = []
     for name, kind in (
-        ("../up.png", tarfile.REGTYPE),
-        ("/tmp/abs.png", tarfile.REGTYPE),
-        ("a/../../b.png", tarfile.REGTYPE),
-        ("link.png", tarfile.SYMTYPE),
-        ("hard.png", tarfile.LNKTYPE),
-        ("device.png", tarfile.CHRTYPE),
-        ("fifo.png", tarfile.FIFOTYPE),
-    ):
+        ("link.png", tarfile.SYMTYPE), ("hard.png", tarfile.LNKTYPE), ("dev.png", tarfile.CHRTYPE),
+    ):  # fmt: skip
         info = tarfile.TarInfo(name)
         info.type, info.linkname = kind, "/etc/passwd"
         extra.append(info)
-    files = {"0.png": image(0), "1.png": image(1), "\x1b" + "n" * 10_000: b""}
-    path = shard(tmp_path / "s" / "x.tar", files, *extra)
-    assert len(list_members(path)[1]) == 7
-    with pytest.warns(UserWarning, match="7 members") as caught:
-        got = data.load(of(tmp_path / "s"), "train")
-    assert values(got) == [0, 1]
-    assert str(caught[0].message).isprintable()
-
-
-def test_names() -> None:
-    assert safe_name("./a/./b.png") == "a/b.png"
-    for name in ("", ".", "/a", "..", "a/../b", "a\\b", "a\0b"):
-        assert safe_name(name) is None
+    shard(tmp_path / "s" / "x.tar", {"./0.png": image(0), "1.png": image(1)}, *extra)
+    got = data.load(of(tmp_path / "s"), "train")
+    assert values(got) == [0, 1] and got.names == ("x.tar/0.png", "x.tar/1.png")
 
 
 def test_labels_must_be_class_numbers(tmp_path: Path) -> None:
@@ -136,8 +119,6 @@ def test_labels_must_be_class_numbers(tmp_path: Path) -> None:
 
 def test_damaged_shards(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
-    with pytest.raises(InputError, match=r"no \.tar files"):
-        data.load(of(tmp_path / "s"), "train")
     path = shard(tmp_path / "s" / "x.tar", {})
     with pytest.raises(InputError, match="no images"):
         data.load(of(tmp_path / "s"), "train")
