@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import time
 
 from rich.console import Console
@@ -17,10 +18,11 @@ LINE_SECONDS = 5.0, 60.0  # shortest and longest time between plain lines
 class Display:
     """Shows how far work has come. With several processes, only the first reports.
 
-    `quiet` shows nothing.
+    `quiet` shows nothing. `program` is how notes call it, with options that its commands need.
     """
 
-    def __init__(self, quiet: bool = False) -> None:
+    def __init__(self, quiet: bool = False, program: str = "bayesncl") -> None:
+        self.program = program
         follower = os.environ.get("WORLD_SIZE", "1") != "1" and os.environ.get("RANK", "0") != "0"
         self.quiet = quiet or follower
         self.console = Console(stderr=True, highlight=False)
@@ -38,6 +40,7 @@ class Display:
     def note(self, text: str, wrap: bool = True) -> None:
         """Print lines that stay. `wrap` False keeps commands in one piece for copying."""
         if not self.quiet:
+            text = re.sub(r"(?<!\S)bayesncl (?=[a-z])", f"{self.program} ", text)
             wrap = wrap and self.console.is_terminal
             self.console.print(text, markup=False, soft_wrap=not wrap)
 

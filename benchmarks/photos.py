@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from bayesncl.atlas.sources import atlas_of_codes
+from bayesncl.atlas.sources import AtlasOptions, make_atlas
 from bayesncl.codes.encoders import Request
 from bayesncl.codes.fit import Options, fit
 from bayesncl.progress import Display
@@ -54,7 +54,7 @@ def main() -> None:
     began, display = time.perf_counter(), Display()
     options = Options(method=words.method, encoder=Request(words.encoder))
     fit(words.photos, words.out, options, torch.device("cpu"), display)
-    page = atlas_of_codes([words.out], words.out / "atlas", None, 10_000, display)
+    page = make_atlas([words.out], words.out / "atlas", AtlasOptions(), display)
     print(f"open {page}; {time.perf_counter() - began:.0f} s in all")
 
 

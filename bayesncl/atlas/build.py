@@ -1,14 +1,19 @@
-"""Build the atlas folder from arrays. It opens from disk."""
+"""Build the atlas folder from arrays, or pack it into one HTML file. Both open from disk."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
+import io
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
+
+from PIL import Image
 
 from bayesncl.atlas.page_data import (
     AtlasRun,
@@ -27,13 +32,9 @@ from bayesncl.io import check_output_folder, temporary_beside
 
 MARKER = "atlas.json"  # a folder with this file is an atlas and may be replaced
 MAX_RUNS = 8
-GENERATED = (MARKER, "index.html", "atlas.css", "atlas.js", "data", "sprites", "large", "cover",
-             "check", "new")  # fmt: skip
-SCRIPTS = (
-    "data", "dom", "store", "names", "sprites", "heat", "charts", "map", "parts", "overview",
-    "dimension", "list", "image", "pair", "compare", "class", "gallery", "quiz", "explain",
-    "check", "find", "new", "search", "main",
-)  # fmt: skip
+GENERATED = (MARKER, "index.html", "atlas.css", "atlas.js", "data", "sprites", "large", "check",
+             "new")  # fmt: skip
+SMALL_QUALITY = 60  # of JPEG, in a small single file
 
 
 def build_atlas(
@@ -66,14 +67,13 @@ def build_atlas(
     out.parent.mkdir(parents=True, exist_ok=True)
     with temporary_beside(out, folder=True) as new:
         _write_page(new, title)
-        shown: list[int] = []
         for r, run in enumerate(runs):
-            shown += write_run(new, f"run{r}", run, labels, backgrounds)
+            write_run(new, f"run{r}", run, labels, backgrounds)
             if r:
                 write_matches(new, f"compare-{r}", runs[0].z, run.z)
         for key, page in (pages or {}).items():
             write_page(new, key, page, images)
-        write_images(new, images, labels, backgrounds, runs, title, shown, list(pages or ()))
+        write_images(new, images, labels, backgrounds, runs, title, list(pages or ()))
         marker = {"format": 2, "title": title, "runs": [run.name for run in runs]}
         (new / MARKER).write_text(json.dumps(marker))
         _replace(out, new)
@@ -92,14 +92,15 @@ def check_out(out: Path, count: int = 1) -> None:
 
 
 def _write_page(folder: Path, title: str) -> None:
-    page = resources.files(__package__) / "page"
+    page = Path(__file__).parent / "page"
     (folder / "data").mkdir()
     text = (page / "index.html").read_text("utf-8").replace("{{ title }}", html.escape(title))
     (folder / "index.html").write_bytes(text.encode("ascii", "xmlcharrefreplace"))
     (folder / "atlas.css").write_bytes((page / "atlas.css").read_bytes())
     # One script with one scope, because browsers do not load modules from disk.
-    scripts = "\n".join((page / f"{name}.js").read_text("utf-8") for name in SCRIPTS)
-    (folder / "atlas.js").write_text(f'"use strict";\n(() => {{\n{scripts}\n}})();\n', "utf-8")
+    scripts = sorted(page.glob("*.js"), key=lambda path: (path.stem == "main", path.stem))
+    joined = "\n".join(path.read_text("utf-8") for path in scripts)
+    (folder / "atlas.js").write_text(f'"use strict";\n(() => {{\n{joined}\n}})();\n', "utf-8")
 
 
 def _old(out: Path) -> Path:
@@ -118,3 +119,46 @@ def _replace(out: Path, new: Path) -> None:
         out.rename(_old(out))
     new.rename(out)
     shutil.rmtree(_old(out), ignore_errors=True)
+
+
+def pack(folder: Path, small: bool = False) -> bytes:
+    """The atlas in `folder` as one HTML file; `small` without large pictures, for mail.
+
+    Data and pictures become script elements that no browser runs. The policy of the page allows the
+    one script and the one style sheet by their hashes.
+    """
+    script, style = ((folder / f"atlas.{kind}").read_text("utf-8") for kind in ("js", "css"))
+    blocks = [
+        f'<script type="application/json" id="data/{path.stem}">[{_arguments(path)}]</script>'
+        for path in sorted((folder / "data").iterdir())
+        if path.stem != "root"  # the folder of the photos is nobody else's business
+    ]
+    kinds = ("sprites", "check", "new", *(() if small else ("large",)))
+    for path in sorted(path for kind in kinds for path in (folder / kind).glob("*")):
+        body = base64.b64encode(_shrink(path) if small else path.read_bytes()).decode()
+        name = path.relative_to(folder).as_posix()
+        blocks.append(f'<script type="text/plain" id="{name}">{body}</script>')
+    page = (folder / "index.html").read_text("ascii")
+    page = page.replace("script-src 'self' file:", f"script-src {_hash(script)}", 1)
+    page = page.replace("style-src 'self' file:", f"style-src {_hash(style)}", 1)
+    page = re.sub(r'<link rel="stylesheet"[^>]*>', lambda _: f"<style>{style}</style>", page)
+    page = re.sub(r'<script src="atlas.js"[^>]*></script>\n', "", page)
+    page = page.replace("</body>", "\n".join([*blocks, f"<script>{script}</script>", "</body>"]))
+    return page.encode()
+
+
+def _arguments(path: Path) -> str:
+    """The arguments of the call that a data file consists of; see `page_data.write`."""
+    return path.read_text("ascii").strip().removeprefix("atlasData(").removesuffix(");")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _shrink(path: Path) -> bytes:
+    """A picture as a JPEG of lower quality."""
+    buffer = io.BytesIO()
+    with Image.open(path) as image:
+        image.save(buffer, "JPEG", quality=SMALL_QUALITY, optimize=True)
+    return buffer.getvalue()

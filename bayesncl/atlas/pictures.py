@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ class Photos:
     paths : the files; gray if one cannot be read. Thumbnails show the central square.
     labels, backgrounds, class_names, background_names : as in `Images`.
     names : as in `Images`; by default the paths relative to their common folder.
+    root : folder that the names are relative to; None if it is not to be shown.
     """
 
     paths: Sequence[Path | str]
@@ -40,26 +41,18 @@ class Photos:
     class_names: tuple[str, ...] | None = None
     background_names: tuple[str, ...] | None = None
     names: tuple[str, ...] | None = None
+    root: str | None = None
 
     def __post_init__(self) -> None:
         if self.names is None and len(self.paths):  # absolute paths would reveal the user's folders
             paths = [os.path.abspath(path) for path in self.paths]
             root = os.path.commonpath([os.path.dirname(path) for path in paths])
             object.__setattr__(self, "names", tuple(os.path.relpath(p, root) for p in paths))
+            object.__setattr__(self, "root", root)
         check_annotations(self)
 
     def __len__(self) -> int:
         return len(self.paths)
-
-
-def photo_root(images: Images | Photos) -> str | None:
-    """The folder that the names of photos are relative to; None for pixels."""
-    if not isinstance(images, Photos):
-        return None
-    for path, name in zip(images.paths, images.names or ()):
-        if str(path).endswith(name) and os.path.isfile(path):
-            return os.path.abspath(str(path)[: -len(name)] or ".")
-    return None
 
 
 def picture_size(images: Images | Photos) -> tuple[int, int]:
@@ -74,10 +67,8 @@ def read_pictures(
     if isinstance(images, Photos):
         cut = partial(fit_into, side=height) if whole else Square(height, height).cut
         read = partial(decode_with, min_side=2 * height, use=cut)
-        paths = [images.paths[i] for i in rows]
-        photos = map_in_threads(lambda path: read_photo(path, read, height), paths)
-        return [photo.transpose(1, 2, 0) for photo in photos]
-    pixels = np.ascontiguousarray(images.pixels[rows].transpose(0, 2, 3, 1))
+        return [photo.transpose(1, 2, 0) for photo in read_photos(images, rows, read, height)]
+    pixels = images.pixels[rows].transpose(0, 2, 3, 1)
     if pixels.shape[1:3] == (height, width):
         return list(pixels)
     size = (width, height)
@@ -86,18 +77,21 @@ def read_pictures(
 
 def fit_into(image: Image.Image, side: int) -> np.ndarray:
     """The whole image, uint8 [3, h, w], with sides of at most `side` pixels."""
-    scale = min(1.0, side / max(image.size))
-    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
-    small = image.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)
-    return np.asarray(small).transpose(2, 0, 1)
+    image.thumbnail((side, side), Image.Resampling.BICUBIC, reducing_gap=3.0)
+    return np.asarray(image).transpose(2, 0, 1)
 
 
-def read_photo(path: Path | str, read: Callable[[bytes], np.ndarray], side: int) -> np.ndarray:
-    """Decode a file with `read`, uint8 [3, h, w]; a gray square if it cannot be read."""
-    try:
-        return read(Path(path).read_bytes())
-    except (OSError, Undecodable):
-        return np.full((3, side, side), GRAY, np.uint8)
+def read_photos(
+    photos: Photos, rows: Iterable[int], read: Callable[[bytes], np.ndarray], side: int
+) -> Iterator[np.ndarray]:
+    """Decode some files with `read`, uint8 [3, h, w]; a gray square if one cannot be read."""
+    def decode(path: Path | str) -> np.ndarray:
+        try:
+            return read(Path(path).read_bytes())
+        except (OSError, ValueError, Undecodable):  # ValueError: "\0" stands for no file
+            return np.full((3, side, side), GRAY, np.uint8)
+
+    return map_in_threads(decode, [photos.paths[i] for i in rows])
 
 
 def thumbnail_side(count: int) -> int:
@@ -141,15 +135,15 @@ def write_sprites(
         part = read_pictures(images, rows[start : start + columns * lines], h, w, whole)
         sizes += [x.shape[:2] for x in part]
         used = math.ceil(len(part) / columns)
-        tiles = np.zeros((used * columns, tile_h, tile_w, 3), np.uint8)
-        for tile, x in zip(tiles, part):
+        sheet = np.zeros((used * tile_h, columns * tile_w, 3), np.uint8)
+        for i, x in enumerate(part):
+            top, left = i // columns * tile_h, i % columns * tile_w
             margin = ((0, tile_h - x.shape[0]), (0, tile_w - x.shape[1]), (0, 0))
-            tile[:] = np.pad(x, margin, "edge")
-        tiles = tiles.reshape(used, columns, tile_h, tile_w, 3).swapaxes(1, 2)
-        sheet = Image.fromarray(tiles.reshape(used * tile_h, columns * tile_w, 3))
+            sheet[top : top + tile_h, left : left + tile_w] = np.pad(x, margin, "edge")
         name = f"sheet-{len(files)}.{'png' if lossless else 'jpg'}"
-        sheet.save(folder / name, **options)
+        Image.fromarray(sheet).save(folder / name, **options)
         files.append(f"{folder.name}/{name}")
-    grid = {"columns": columns, "rows": lines, "tile": [tile_h, tile_w], "size": [h, w]}
-    layout = {"files": files, "count": n, **grid}
-    return layout | {"sizes": np.array(sizes)} if photos and whole else layout
+    return {
+        "files": files, "count": n, "columns": columns, "rows": lines, "tile": [tile_h, tile_w],
+        "size": [h, w], "sizes": np.array(sizes) if photos and whole else None,
+    }  # fmt: skip

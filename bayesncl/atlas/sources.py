@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from scipy import sparse
 
 from bayesncl.atlas.build import build_atlas, check_out
 from bayesncl.atlas.page_data import AtlasRun, JobPage
-from bayesncl.atlas.pictures import Photos, read_photo
+from bayesncl.atlas.pictures import Photos, read_photos
 from bayesncl.codes.encoders import PhotoEncoder
 from bayesncl.codes.folder import CodesFolder, Rows, file_stat
 from bayesncl.codes.heat import Heatmaps, heatmaps_of_codes, heatmaps_of_run, strongest_heatmaps
 from bayesncl.codes.names import FINGERPRINT_DIGITS, clean_names
 from bayesncl.data import DATASETS, load
 from bayesncl.data import arrays as array_images
-from bayesncl.data.cache import map_in_threads
 from bayesncl.data.folder import safe_name
 from bayesncl.data.images import Images, spread_evenly
 from bayesncl.errors import InputError, as_input_error, first_line, printable
 from bayesncl.inputs import read_arrays
-from bayesncl.io import digest
+from bayesncl.io import digest, is_codes
 from bayesncl.jobs.audit import KINDS, audit_folder, stored_findings
 from bayesncl.jobs.explain import read_saved
 from bayesncl.jobs.saved import load_result, save_result
@@ -43,160 +46,142 @@ TRAINED_ON = "The images shown include training images."
 OTHER_IMAGES = "It was not trained on the images shown."
 NO_HEAT = "run bayesncl atlas with --heat, which encodes all photos again"
 
+Shown = tuple[list[AtlasRun], Images | Photos, dict[str, JobPage]]  # runs, images, pages of jobs
 
-def atlas_of_runs(
-    runs: list[Path], out: Path, root: str | None, max_images: int, device: Any, display: Display
-) -> Path:
-    """Write the atlas of runs on the same test images, or training images if none are held out."""
-    check_out(out, len(runs))
-    models, remarks = zip(*(open_model(run, device or "cpu") for run in runs))
-    for remark in filter(None, remarks):
-        display.note(remark)
-    recipes = [with_root(model.recipe, root) for model in models]
-    pixels = {name: getattr(Data(), name) for name in ("mean", "std", "paper_mean", "paper_std")}
-    sets = [dataclasses.replace(recipe.data, **pixels) for recipe in recipes]  # without the scaling
-    for run, data in zip(runs, sets):
-        if data != sets[0]:
-            raise InputError(f"{runs[0]} and {run} were trained on different images")
-    if other_images(models[0].recipe, root):
-        images, source = load_all(recipes[0], display), OTHER_IMAGES
+
+@dataclasses.dataclass(frozen=True)
+class AtlasOptions:
+    """What an atlas shows."""
+
+    root: str | None = None  # where the images are now; default where they were
+    max_images: int = 10_000  # of more, as many are shown, spread evenly
+    device: str | torch.device = "cpu"  # where runs encode their images
+    heat: bool = False  # compute heat maps of photos
+    encoder: str | None = None  # for `heat`: an encoder that is code must be named
+    audit: bool = False  # audit the first codes; else show the findings of the last audit
+
+
+def make_atlas(sources: Sequence[Path], out: Path, options: AtlasOptions, display: Display) -> Path:
+    """Write the atlas of runs, of codes folders, or of one .npz; return the path of the page.
+
+    Several sources must be of the same images. The images are held-out ones where there are
+    enough of them.
+    """
+    check_out(out, len(sources))
+    codes = [is_codes(path) for path in sources]
+    if any(codes) and not all(codes):
+        other = sources[codes.index(False)]
+        raise InputError(f"an atlas shows runs or codes, not both: {other} is not codes")
+    if sources[0].suffix == ".npz":
+        runs, images, pages = show_arrays(sources[0])
     else:
-        images, trained_on = shown_split(recipes[0], display)
-        source = TRAINED_ON if trained_on else ""
-    images = thin_out(images, max_images)
-    described = [describe_run(model, run, images, display) for model, run in zip(models, runs)]
-    return _build(out, described, runs, [f"{each} {source}" for each in remarks], images, display)
-
-
-def _build(
-    out: Path, runs: list[AtlasRun], paths: list[Path], remarks: list[str],
-    images: Images | Photos, display: Display, pages: dict[str, JobPage] | None = None,
-) -> Path:  # fmt: skip
-    """Build the atlas; runs with the same name are named by the ends of their paths."""
-    names = [run.name for run in runs]
-    if len(set(names)) < len(names):
-        names = ["/".join(path.resolve().parts[-2:]) for path in paths]
-    for r, (name, remark) in enumerate(zip(names, remarks)):
-        sentence = " ".join(f"{runs[r].sentence} {remark}".split())
-        runs[r] = dataclasses.replace(runs[r], name=name, sentence=sentence)
+        runs, images, pages = (show_codes if codes[0] else show_runs)(sources, options, display)
+    if len({run.name for run in runs}) < len(runs):
+        ends = ("/".join(path.resolve().parts[-2:]) for path in sources)
+        runs = [dataclasses.replace(run, name=name) for run, name in zip(runs, ends)]
     display.busy("writing the page")
-    return build_atlas(out, runs, images, " and ".join(names), pages)
+    return build_atlas(out, runs, images, " and ".join(run.name for run in runs), pages)
 
 
-def other_images(recipe: Recipe, root: str | None) -> bool:
-    """Whether `root` is another folder of images than the one a run was trained on."""
-    own = recipe.data.root
-    if root is None or not own or not DATASETS[recipe.data.name].holdout:
-        return False
-    return Path(root).resolve() != Path(own).resolve()
+def show_arrays(path: Path) -> Shown:
+    """An .npz with images, z [N, D] and, optionally, y, gated and open."""
+    arrays = read_arrays(path, ("z", "gated", "open", "images"), needed=("z", "images"))
+    side = sorted(arrays["images"].shape[1:])[1:]  # of [3, H, W] or [H, W, 3]
+    size = min([*side, 1024]) if side else 32
+    images = array_images.load(Data(name="arrays", root=str(path), holdout=0.0, size=size), "train")
+    gates, sentence = (arrays.get("gated"), arrays.get("open")), f"Features from {path.name}."
+    return [AtlasRun(path.stem, arrays["z"], gates[0], gates[1], None, sentence)], images, {}
 
 
-def default_out(source: Path) -> Path:
-    """Where an atlas goes by default: into the folder of the run, or beside the file."""
-    if source.is_file():
-        return source.with_name(source.stem + "-atlas")
-    run = RunFolder(source)
-    return run.atlas
+def show_runs(paths: Sequence[Path], options: AtlasOptions, display: Display) -> Shown:
+    """Trained runs on the test images of their dataset."""
+    opened = [open_model(path, options.device) for path in paths]
+    for _, note in opened:
+        if note:
+            display.note(note)
+    pixels = {name: getattr(Data(), name) for name in ("mean", "std", "paper_mean", "paper_std")}
+    for path, (model, _) in zip(paths, opened):  # `pixels`: each may scale them in its own way
+        recipes = (with_root(each.recipe, options.root) for each in (opened[0][0], model))
+        if len({dataclasses.replace(recipe.data, **pixels) for recipe in recipes}) > 1:
+            raise InputError(f"{paths[0]} and {path} were trained on different images")
+    images, remark = choose_images(opened[0][0].recipe, options.root, display)
+    if len(images) > options.max_images:
+        rows = spread_evenly(len(images), options.max_images)
+        names = images.names and tuple(images.names[i] for i in rows)
+        images = dataclasses.replace(images.take(rows), names=names)
+    runs = [
+        describe_run(model, path, images, display, f"{note} {remark}")
+        for path, (model, note) in zip(paths, opened)
+    ]
+    return runs, images, {}
 
 
-def describe_run(model: Encoder, run: Path, images: Images, display: Display) -> AtlasRun:
+def choose_images(recipe: Recipe, root: str | None, display: Display) -> tuple[Images, str]:
+    """The test images of a run, and a remark if they are others.
+
+    Another folder than that of training is shown whole, as is a small folder of one's own images.
+    """
+    data, own = with_root(recipe, root).data, DATASETS[recipe.data.name].holdout
+    whole = dataclasses.replace(data, holdout=0.0)
+    if own and recipe.data.root and Path(data.root).resolve() != Path(recipe.data.root).resolve():
+        return load(whole, "train", display.count), OTHER_IMAGES
+    try:
+        images = load(data, "test", display.count)
+        if len(images) >= MIN_IMAGES or not own:
+            return images, ""
+        reason = f"only {len(images)} images are held out"
+    except InputError as error:
+        reason = str(error)
+    display.note(f"{reason}: showing the training images too")
+    return load(whole, "train", display.count), TRAINED_ON
+
+
+def describe_run(
+    model: Encoder, run: Path, images: Images, display: Display, remark: str = ""
+) -> AtlasRun:
     """Encode the images; add the figures and the verdict of the evaluation, if there is one."""
     features = extract(model, images, "sound", progress=display.count)
     recipe = model.recipe
     sentence = (
         f"{recipe.name}: {recipe.model.dim} dimensions learned from {recipe.data.name} without "
-        f"labels, {recipe.run.epochs} epochs, seed {recipe.run.seed}."
+        f"labels, {recipe.run.epochs} epochs, seed {recipe.run.seed}. {remark}"
     )
-    gated = features.gated if model.head.kind is not None else None
     display.busy("checking heat maps")
-    codes = features.z if gated is None else gated
-    heat = strongest_heatmaps(heatmaps_of_run(model), images.pixels, codes)
     results = RunFolder(run).evaluation() or {}
-    summary = {name: results.get(name) for name in ("paper", "sound")}
     return AtlasRun(
-        recipe.name, features.z, gated, features.open, summary, sentence,
-        digest(model.state_dict())[:FINGERPRINT_DIGITS], heat,
+        recipe.name, features.z, features.gated, features.open,
+        {name: results.get(name) for name in ("paper", "sound")},
+        " ".join(sentence.split()),
+        digest(model.state_dict())[:FINGERPRINT_DIGITS],
+        strongest_heatmaps(heatmaps_of_run(model), images.pixels, features.gated),
         verdict_lines(results.get("verdict")),
     )  # fmt: skip
 
 
-def verdict_lines(verdict: Any) -> tuple[tuple[str, str], ...]:
-    """The lines of a verdict as read from JSON; none if it is malformed."""
-    try:
-        return tuple((str(x["text"]), str(x["measured_by"])) for x in verdict["lines"])
-    except (TypeError, KeyError):
-        return ()
+def verdict_lines(verdict: dict[str, Any] | None) -> tuple[tuple[str, str], ...]:
+    """The lines of a verdict as read from JSON, and how each was measured."""
+    lines = [] if verdict is None else verdict["lines"]
+    return tuple((line["text"], line["measured_by"]) for line in lines)
 
 
-def shown_split(recipe: Recipe, display: Display) -> tuple[Images, bool]:
-    """The test split; or all images, and True, if there is none or it is too small."""
-    try:
-        images = load(recipe.data, "test", display.count)
-        if len(images) >= MIN_IMAGES or not DATASETS[recipe.data.name].holdout:
-            return images, False
-        reason = f"only {len(images)} images are held out"
-    except InputError as error:
-        reason = str(error)
-    display.note(f"{reason}: showing the training images too")
-    return load_all(recipe, display), True
-
-
-def load_all(recipe: Recipe, display: Display) -> Images:
-    """All images of a dataset without a test split."""
-    return load(dataclasses.replace(recipe.data, holdout=0.0), "train", display.count)
-
-
-def thin_out(images: Images, max_images: int) -> Images:
-    """At most `max_images` images, spread evenly over the split."""
-    if len(images) <= max_images:
-        return images
-    rows = spread_evenly(len(images), max_images)
-    arrays = {name: getattr(images, name) for name in ("pixels", "labels", "backgrounds")}
-    picked: Any = {name: x[rows] for name, x in arrays.items() if x is not None}
-    names = None if images.names is None else tuple(images.names[i] for i in rows)
-    return dataclasses.replace(images, **picked, names=names)
-
-
-def atlas_of_arrays(path: Path, out: Path, display: Display) -> Path:
-    """Write the atlas of an .npz with images, z [N, D] and, optionally, y, gated and open."""
-    check_out(out)
-    display.busy("writing the page")
-    arrays = read_arrays(path, ("z", "gated", "open", "images"), needed=("z", "images"))
-    side = sorted(arrays["images"].shape[1:])[1:]  # of [3, H, W] or [H, W, 3]
-    size = min([*side, 1024]) if side else 32
-    images = array_images.load(Data(name="arrays", root=str(path), holdout=0.0, size=size), "train")
-    sentence = f"Features from {path.name}."
-    run = AtlasRun(path.stem, arrays["z"], arrays.get("gated"), arrays.get("open"), None, sentence)
-    return build_atlas(out, [run], images, path.stem)
-
-
-def atlas_of_codes(
-    folders: list[Path], out: Path, root: str | None, max_images: int, display: Display,
-    heat: bool = False, encoder: str | None = None, audit: bool = False,
-) -> Path:  # fmt: skip
-    """Write the atlas of codes of the same images: the held-out ones, or all if those are few.
-
-    `heat` computes heat maps of photos; an encoder that is code must then be named in `encoder`.
-    Findings of the first codes are those of the last `bayesncl audit`, or new ones with `audit`.
-    """
-    check_out(out, len(folders))
-    opened = [CodesFolder(path) for path in folders]
-    rows = [folder.rows() for folder in opened]
-    first = len(rows[0]) - rows[0].held if rows[0].held >= MIN_IMAGES else 0
-    chosen = first + spread_evenly(len(rows[0]) - first, max_images)
-    here = [_find_rows(path, own, folders[0], rows[0], chosen) for path, own in zip(folders, rows)]
-    images = _load_images(opened[0], rows[0], chosen, root, display)
+def show_codes(paths: Sequence[Path], options: AtlasOptions, display: Display) -> Shown:
+    """Codes of the same images, with the results of jobs on the first of them."""
+    folders = [CodesFolder(path) for path in paths]
+    first, rows = folders[0], folders[0].rows()
+    start = len(rows) - rows.held if rows.held >= MIN_IMAGES else 0
+    chosen = start + spread_evenly(len(rows) - start, options.max_images)
+    index = [_find_rows(folder, rows, chosen) for folder in folders]
+    images = _load_images(first, rows, chosen, options.root, display)
+    remark = "" if start else TRAINED_ON
     runs = [
-        describe_codes(folder, index, images, display, heat, encoder)
-        for folder, index in zip(opened, here)
+        describe_codes(folder, here, images, display, options, remark)
+        for folder, here in zip(folders, index)
     ]
-    remarks = ["" if first else TRAINED_ON] * len(runs)
-    if audit:
+    if options.audit:
         display.busy("looking for things to check")
-        save_result(opened[0], "audit", {"findings": audit_folder(opened[0])})
-    pages = {"check": load_findings(opened[0], rows[0], root), "new": load_new(opened[0])}
-    found = {key: page for key, page in pages.items() if page is not None}
-    return _build(out, runs, folders, remarks, images, display, found)
+        save_result(first, "audit", {"findings": audit_folder(first)})
+    pages = {"check": load_findings(first, rows, options.root), "new": load_new(first)}
+    return runs, images, {key: page for key, page in pages.items() if page is not None}
 
 
 def load_findings(folder: CodesFolder, rows: Rows, root: str | None) -> JobPage | None:
@@ -207,9 +192,9 @@ def load_findings(folder: CodesFolder, rows: Rows, root: str | None) -> JobPage 
     index = {name: i for i, name in enumerate(rows.names)}
     by_kind = {kind: [f for f in found if f.kind == kind and f.image in index] for kind in KINDS}
     shown = [f for some in by_kind.values() for f in some[:FINDINGS_PER_KIND]]
-    classes = rows.class_names or ()
-    clean = dict(zip(classes, clean_names(list(classes))))
-    named = dict.fromkeys(name for f in shown for name in f[1:3] if name in index)
+    classes = list(rows.class_names or ())
+    clean = dict(zip(classes, clean_names(classes)))
+    named = list(dict.fromkeys(name for f in shown for name in f[1:3] if name in index))
     number = {name: i for i, name in enumerate(named)}
     findings = [
         [f.kind, number[f.image], number.get(f.other, -1), clean.get(f.label, f.label),
@@ -219,7 +204,7 @@ def load_findings(folder: CodesFolder, rows: Rows, root: str | None) -> JobPage 
     chosen = np.array([index[name] for name in named], int)
     images = _load_images(folder, rows, chosen, root, Display(quiet=True)) if shown else None
     totals = {kind: len(some) for kind, some in by_kind.items()}
-    return JobPage({"findings": findings, "totals": totals}, images)
+    return {"findings": findings, "totals": totals}, images
 
 
 def load_new(folder: CodesFolder) -> JobPage | None:
@@ -238,24 +223,23 @@ def load_new(folder: CodesFolder) -> JobPage | None:
             images.append((str(name), float(score), len(there) - 1 if name in there else -1))
         changes = [(range(width)[int(k)], float(a), float(b)) for k, a, b in tree["changes"]]
         plain = {"headline": str(tree["headline"]), "images": images, "changes": changes}
-    return JobPage(plain, Photos(list(there.values()), names=tuple(there)))
+    return plain, Photos(list(there.values()), names=tuple(there))
 
 
-def _find_rows(path: Path, rows: Rows, first: Path, wanted: Rows, chosen: np.ndarray) -> np.ndarray:
-    """Rows of the `chosen` images of the first folder in another folder of the same images."""
-    if rows.names == wanted.names:
+def _find_rows(folder: CodesFolder, wanted: Rows, chosen: np.ndarray) -> np.ndarray:
+    """Rows of a folder that hold the `chosen` images of the first folder, by name."""
+    names = folder.rows().names
+    if names == wanted.names:
         return chosen
-    if sorted(rows.names) != sorted(wanted.names):
-        raise InputError(f"{first} and {path} have codes of different images")
-    place = {name: i for i, name in enumerate(rows.names)}
-    if len(place) < len(rows):
-        raise InputError(f"{path} has duplicate image names in another order than {first}")
+    if sorted(names) != sorted(wanted.names):
+        raise InputError(f"{folder} has codes of different images")
+    place = {name: i for i, name in enumerate(names)}
     return np.array([place[wanted.names[i]] for i in chosen])
 
 
 def describe_codes(
     folder: CodesFolder, index: Any, images: Images | Photos, display: Display,
-    heat: bool = False, encoder: str | None = None,
+    options: AtlasOptions, remark: str = "",
 ) -> AtlasRun:  # fmt: skip
     """Codes of the rows `index` of a folder, which are `images`, with the verdict of `fit`."""
     codes, rows, spec = folder.codes(), folder.rows(), folder.about().encoder or {}
@@ -264,28 +248,26 @@ def describe_codes(
     source += " and their mirror images" if spec.get("mirror") else ""
     source += f" (encoder {Path(str(spec.get('spec'))).name})" if spec else ""
     sentence = f"{codes.n_components_} dimensions fitted by {codes.method} to {source}."
-    maps = heat_of_codes(folder, images, z, heat, encoder, display)
-    if heat and isinstance(maps, str):
+    maps = heat_of_codes(folder, images, z, options, display)
+    if options.heat and isinstance(maps, str):
         display.note(f"no heat maps: {maps}")
     groups = codes.groups_ if codes.groups_.any() else None
     if codes.n_active is None and not codes.head_.zeros:  # else all dimensions fire on all images
-        z = keep_in_groups(z, groups)
+        z = keep_in_groups(z, codes.groups_)
         each = "" if groups is None else " in each group"
         sentence += f" The page shows the {KEPT} strongest dimensions of each image{each}."
-    name, verdict = folder.folder.resolve().name, verdict_lines(folder.verdict())
-    names, fingerprint = folder.names(codes), folder.fingerprint()
     return AtlasRun(
-        name, z, None, None, None, sentence, fingerprint, maps, verdict, read_saved(folder),
-        names, seen_share(spec), groups,
+        folder.folder.resolve().name, z, sentence=f"{sentence} {remark}".strip(),
+        fingerprint=folder.fingerprint(), heat=maps, verdict=verdict_lines(folder.verdict()),
+        explain=read_saved(folder), names=folder.names(codes), seen=seen_share(spec),
+        groups=groups,
     )  # fmt: skip
 
 
-def keep_in_groups(z: np.ndarray, groups: np.ndarray | None) -> Any:
-    """The strongest dimensions of each image, of each group where there are groups."""
-    if groups is None:
-        return keep(z, KEPT)
-    kept = sum(keep(np.where(groups == g, z, 0), KEPT).toarray() for g in np.unique(groups))
-    return np.where(kept > 0, z, 0)
+def keep_in_groups(z: np.ndarray, groups: np.ndarray) -> sparse.csr_array:
+    """The strongest dimensions of each image in each group."""
+    kept = sum(keep(np.where(groups == g, z, 0), KEPT) for g in np.unique(groups))
+    return sparse.csr_array((kept != 0).multiply(z))
 
 
 def seen_share(spec: dict[str, Any]) -> float | None:
@@ -298,16 +280,16 @@ def seen_share(spec: dict[str, Any]) -> float | None:
 
 
 def heat_of_codes(
-    folder: CodesFolder, images: Images | Photos, z: np.ndarray, wanted: bool,
-    encoder: str | None, display: Display,
+    folder: CodesFolder, images: Images | Photos, z: np.ndarray, options: AtlasOptions,
+    display: Display,
 ) -> Heatmaps | str:  # fmt: skip
     """Heat maps of the strongest dimensions of each image, or the reason why there are none."""
     if folder.about().encoder is None:
         return "the codes were fitted on an array, without an encoder"
-    if isinstance(images, Photos) and not wanted:
+    if isinstance(images, Photos) and not options.heat:
         return NO_HEAT
     try:
-        model = folder.model("cpu", encoder)
+        model = folder.model("cpu", options.encoder)
         sight = heatmaps_of_codes(model)
         if isinstance(images, Images):
             return strongest_heatmaps(sight, images.pixels, z, progress=display.count)
@@ -330,9 +312,8 @@ class PhotoPixels:
         return len(self.photos)
 
     def __getitem__(self, rows: Any) -> np.ndarray:
-        paths = [self.photos.paths[i] for i in np.arange(len(self))[rows]]
-        read, side = self.encoder.read, self.encoder.view.crop
-        return np.stack(list(map_in_threads(lambda path: read_photo(path, read, side), paths)))
+        index, encoder = np.arange(len(self))[rows], self.encoder
+        return np.stack(list(read_photos(self.photos, index, encoder.read, encoder.view.crop)))
 
 
 def _load_images(
@@ -344,21 +325,21 @@ def _load_images(
     names = tuple(rows.names[i] for i in chosen)
     if about.kind != "run":
         paths = folder.photo_paths(rows, chosen, root)
-        missing = paths.count(None)
+        base, missing = str(root or folder.place(about.images or "")), paths.count(None)
         if missing or root is None:
-            base = printable(str(root or folder.place(about.images or "")), 300)
             note = f"; {missing:,} are missing or changed and shown in gray" if missing else ""
-            display.note(f"images from {base}{note}")
-        known = [path or Path("\0") for path in paths]  # "\0" is never a file
-        return Photos(known, labels, class_names=rows.class_names, names=names)
+            display.note(f"images from {printable(base, 300)}{note}")
+        files = [path or Path("\0") for path in paths]  # "\0" is never a file
+        base = os.path.abspath(base)
+        return Photos(files, labels, class_names=rows.class_names, names=names, root=base)
     recipe = with_root(recipe_from_json(json.dumps(about.recipe), str(folder.about_file)), root)
     keys = [name.split("/") for name in names]  # such as test/17
-    splits = {s: load(recipe.data, s, display.count) for s in dict(keys)}
-    if any(int(i) >= len(splits[s]) for s, i in keys):
-        raise InputError(f"the dataset of {folder} has changed: it has fewer images")
-    pixels = np.stack([splits[s].pixels[int(i)] for s, i in keys])
-    one, backgrounds = splits[keys[0][0]], None
-    if one.backgrounds is not None:
-        both: Any = {s: images.backgrounds for s, images in splits.items()}
-        backgrounds = np.array([both[s][int(i)] for s, i in keys])
+    splits = {split: load(recipe.data, split, display.count) for split in dict(keys)}
+    places = [(splits[split], int(i)) for split, i in keys]
+    one, backgrounds = places[0][0], None
+    with as_input_error(f"the dataset of {folder} has changed", IndexError):
+        pixels = np.stack([images.pixels[i] for images, i in places])
+        if one.backgrounds is not None:
+            both: Any = [images.backgrounds for images, _ in places]
+            backgrounds = np.array([ground[i] for ground, (_, i) in zip(both, places)])
     return Images(pixels, labels, backgrounds, rows.class_names, one.background_names, names)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from bayesncl import __version__
-from bayesncl.cli import atlas, codes, demo, evaluate, jobs, paper, train
+from bayesncl.cli import atlas, codes, common, demo, evaluate, jobs, paper, train
 from bayesncl.errors import InputError, as_input_error, print_message
 
 COMMANDS = (
@@ -24,6 +25,20 @@ COMMANDS = (
 )  # fmt: skip
 FORMER_OPTIONS = {"dim": "components", "keep": "active"}  # accepted, not shown in the help
 
+
+class Command(TyperCommand):
+    """A command whose help calls an argument SOURCE, not {SOURCE} or SOURCE <path>."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        for parameter in self.params:
+            vars(parameter)["display_type_rich"] = lambda ctx: None
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        pieces = super().collect_usage_pieces(ctx)
+        return [piece.replace("{", "").replace("}", "") for piece in pieces]
+
+
 app = typer.Typer(
     help="Sparse, nameable features from any image encoder.\n\nTry `bayesncl demo` first.",
     no_args_is_help=True,
@@ -33,22 +48,21 @@ app = typer.Typer(
     context_settings={"token_normalize_func": lambda name: FORMER_OPTIONS.get(name, name)},
 )
 for command in COMMANDS:
-    app.command()(command)
+    app.command(cls=Command)(command)
 
 
 @app.callback(invoke_without_command=True)
 def start(
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.")
-    ] = False,
+    version: Annotated[bool, common.flag("--version", "Show the version and exit.")] = False,
     modules: Annotated[
         list[str] | None,
-        typer.Option("--import", metavar="MODULE", help="Import your gates, heads or datasets."),
+        common.opt("MODULE", "Import a module with your gates, heads or datasets.", "--import"),
     ] = None,
 ) -> None:  # no docstring: it would replace the help of the app
     if version:
         print(__version__)
         raise typer.Exit
+    common.MODULES[:] = modules or []
     if modules:
         sys.path.insert(0, "")  # modules in the current folder
     for name in modules or []:

@@ -27,7 +27,7 @@ def fit(
     mean: Annotated[str | None, opt("R,G,B", "Channel means (default: the encoder's).")] = None,
     std: Annotated[str | None, opt("R,G,B", "Channel deviations (default: the encoder's).")] = None,
     mirror: Annotated[
-        bool | None, flag("--mirror/--no-mirror", "Average over photo and mirror image.")
+        bool | None, flag("--mirror/--no-mirror", "Average over a photo and its mirror image.")
     ] = None,
     method: Annotated[
         str, opt("NAME", "prototypes, factors, ncl, bayesncl, sae or csr.")
@@ -37,9 +37,9 @@ def fit(
     ] = None,
     active: common.Active = None,
     labels: Annotated[Path | None, opt("FILE", "Labels for the verdict: a table or .npy.")] = None,
-    images: Annotated[Path | None, opt("DIR", "Folder with the rows' images, by name.")] = None,
+    images: Annotated[Path | None, opt("DIR", "Images of an array's rows, by file name.")] = None,
     seed: Annotated[int, opt("N", "Random seed.", min=0, max=2**32 - 1)] = 0,
-    fresh: Annotated[bool, flag("--fresh", "Embed every photo again.")] = False,
+    fresh: Annotated[bool, flag("--fresh", "Embed all photos again.")] = False,
     device: common.Device = "auto",
     quiet: common.Quiet = False,
 ) -> None:
@@ -50,14 +50,11 @@ def fit(
     from bayesncl.codes.fit import fit as fit_codes
     from bayesncl.device import find_device
 
-    request = None
-    given = (encoder, weights, size, mean, std, mirror)
-    if any(value is not None for value in given):
-        request = Request(
-            encoder or "", None if weights is None else str(weights), size=size,
-            mean=parse_triple("--mean", mean), std=parse_triple("--std", std), mirror=mirror,
-        )  # fmt: skip
-    options = Options(method, components, active, seed, request, labels, images, fresh)
+    channels = parse_triple("--mean", mean), parse_triple("--std", std)
+    file = None if weights is None else str(weights)
+    request = Request(encoder or "", file, size, *channels, mirror)
+    named = None if request == Request("") else request
+    options = Options(method, components, active, seed, named, labels, images, fresh)
     with common.stoppable(display, KeyboardInterrupt, "stopped; run the same command to continue"):
         fit_codes(source, out, options, find_device(device), display)
 
@@ -82,12 +79,12 @@ def embed(
         arg("IMAGES", "A folder, an image or an array file. Default for codes: the fitted rows."),
     ] = None,
     out: Annotated[
-        Path, out_file("FILE", "File: .npz .csv .parquet .sparsevec.csv .jsonl", "-o", "--out")
+        Path, out_file("FILE", ".npz, .csv, .parquet, .sparsevec.csv or .jsonl.", "-o", "--out")
     ] = EMBEDDING,
     active: common.Active = None,
-    ungated: Annotated[bool, flag("--ungated", "Features before the gates.")] = False,
-    names: Annotated[Path | None, opt("FILE", "names.json (default: in CODES).")] = None,
-    long: Annotated[bool, flag("--long", "One row per active dimension.")] = False,
+    ungated: Annotated[bool, flag("--ungated", "Runs: write features before the gates.")] = False,
+    names: Annotated[Path | None, opt("FILE", "Column names (default: CODES/names.json).")] = None,
+    long: Annotated[bool, flag("--long", "Write a row per image and active dimension.")] = False,
     encoder: common.EncoderAgain = None,
     device: common.Device = "auto",
     quiet: common.Quiet = False,
@@ -100,8 +97,8 @@ def embed(
     from bayesncl.inputs import ENDINGS
     from bayesncl.progress import plural
 
-    if ungated and is_codes(run):
-        raise InputError("--ungated applies to trained runs, not to codes")
+    if is_codes(run):
+        common.refuse_for_codes(run, ungated=ungated)
     model = load(run, find_device(device), encoder=encoder)
     count, width = embed_images(
         model, images, out, n_active=active, gated=not ungated, names=names, long=long,
@@ -115,7 +112,7 @@ def embed(
 def export(
     run: common.Trained,
     out: Annotated[Path, out_file("FILE.onnx", "File to write.", "-o", "--out")] = ONNX,
-    head: Annotated[bool, flag("--head", "Only from embeddings to codes.")] = False,
+    head: Annotated[bool, flag("--head", "Codes: only the head, from embeddings.")] = False,
     encoder: common.EncoderAgain = None,
     quiet: common.Quiet = False,
 ) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bayesncl.errors import InputError
 from bayesncl.io import check_output_file, check_output_folder
 
 if TYPE_CHECKING:
@@ -78,14 +79,24 @@ PaperProbe = Annotated[
 Background = Annotated[str | None, opt("DIR", "Add background probes on this Waterbirds-like set.")]
 Everything = Annotated[bool, flag("--all", "Print every measure after the verdict.")]
 
+MODULES: list[str] = []  # imported by `--import`; commands that are suggested need them too
+
 
 def open_display(quiet: bool = False) -> Display:
     """Start the display; the import of torch that follows takes seconds."""
     from bayesncl.progress import Display
 
-    display = Display(quiet)
+    display = Display(quiet, " ".join(["bayesncl", *(f"--import {name}" for name in MODULES)]))
     display.busy("starting")
     return display
+
+
+def refuse_for_codes(codes: Path, **given: Any) -> None:
+    """Raise InputError for options that do not apply to codes."""
+    for name, value in given.items():
+        if value:
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"{option} does not apply to codes such as {codes}")
 
 
 @contextmanager

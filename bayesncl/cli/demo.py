@@ -45,7 +45,7 @@ def demo(
 def run_demo(recipe: Recipe, out: Path, display: Display) -> Path:
     """Train an encoder on textures, fit codes to it, and write their atlas; return the page."""
     from bayesncl.atlas import build_atlas
-    from bayesncl.atlas.sources import describe_codes
+    from bayesncl.atlas.sources import AtlasOptions, describe_codes
     from bayesncl.codes.fit import Options, fit
     from bayesncl.codes.folder import CodesFolder
     from bayesncl.data import load
@@ -62,7 +62,7 @@ def run_demo(recipe: Recipe, out: Path, display: Display) -> Path:
     fit(out / "encoder", out / "codes", options, find_device(), display)
     codes = CodesFolder(out / "codes")
     rows = slice(-len(test), None)  # the test crops come last
-    run = describe_codes(codes, rows, test, display, heat=True)
+    run = describe_codes(codes, rows, test, display, AtlasOptions(heat=True))
     assert test.labels is not None
     clear = int(readable(strongest_images(run.z, TOP), [test.labels]).sum())
     learned = (

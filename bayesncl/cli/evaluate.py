@@ -36,29 +36,28 @@ def evaluate(
     Prints a verdict and saves every measure as RUN/evaluation.json.
     """
     display = common.open_display(quiet)
-    from bayesncl.codes.folder import CodesFolder
+    from bayesncl import distributed
+    from bayesncl.evaluate import measure_codes
     from bayesncl.report.tables import show
-    from bayesncl.training.run_folder import RunFolder
+    from bayesncl.training.run_folder import Folder
 
-    result: Result | None
+    options: dict[str, Any] = {"everything": everything, "progress": display.count}
     if is_codes(run):
-        unused = {
-            "--again": again, "--plots": plots, "--paper-probe": paper_probe, "--data": data,
-            "--background": background, "--device": device != "auto",
-        }  # fmt: skip
-        result = measure_codes(run, unused, display, everything, spectrum=True)
+        common.refuse_for_codes(
+            run, again=again, plots=plots, paper_probe=paper_probe, data=data,
+            background=background, device=device != "auto",
+        )  # fmt: skip
+        display.busy("measuring")
+        result = measure_codes(run, spectrum=True, **options)
     else:
         extra = {"published_probe": paper_probe, "background": background}
-        result = evaluate_run(run, again, data, device, display, everything, extra)
+        result = evaluate_run(run, again, data, device, display, extra, options)
     display.close()
-    if result is None:  # another process reports
+    if distributed.rank() != 0:  # another process reports
         return
-    try:
-        if run.is_dir():  # not a model file
-            folder = CodesFolder(run) if is_codes(run) else RunFolder(run)
-            write_atomic(folder.evaluation_file, result.to_json())
-    finally:  # print the results even if the folder cannot be written
-        show(result, {"json": json, "csv": csv, "markdown": markdown}, everything)
+    show(result, {"json": json, "csv": csv, "markdown": markdown}, everything)
+    if run.is_dir():  # not a model file
+        write_atomic(Folder(run).evaluation_file, result.to_json())
     if plots is not None:
         from bayesncl.report.plots import draw_figures  # imports matplotlib
 
@@ -68,9 +67,9 @@ def evaluate(
 
 def evaluate_run(
     run: Path, again: Path | None, data: str | None, device: str, display: Display,
-    everything: bool, extra: dict[str, Any],
-) -> Result | None:  # fmt: skip
-    """Evaluate a trained run, with the paper's measures; None on all but the first process."""
+    extra: dict[str, Any], options: dict[str, Any],
+) -> Result:  # fmt: skip
+    """Evaluate a trained run, with the paper's measures."""
     from bayesncl import distributed
     from bayesncl.device import find_device
     from bayesncl.evaluate import evaluate as evaluate_model
@@ -86,49 +85,23 @@ def evaluate_run(
     train, test = (load_split(recipe, split, display) for split in ("train", "test"))
     if (note := warn_of_few(train, test)) is not None:
         display.note(note)
-    result = evaluate_model(
-        model, train, test, again=twin, everything=everything, progress=display.count,
-        extra=partial(paper_measures, progress=display.count, **extra),
-    )  # fmt: skip
+    paper = partial(paper_measures, progress=display.count, **extra)
+    result = evaluate_model(model, train, test, again=twin, extra=paper, **options)
     result.parameters["recipe"] = recipe.to_dict()
     if trained_on := (RunFolder(run).environment() or {}).get("device"):
         result.parameters["trained_on"] = str(trained_on)
-    return result if distributed.rank() == 0 else None
-
-
-def measure_codes(
-    folder: Path, unused: dict[str, Any], display: Display, everything: bool, spectrum: bool,
-    factors: dict[str, Path] | None = None,
-) -> Result:  # fmt: skip
-    """Measure codes from `fit`; reject options that do not apply to them."""
-    from bayesncl.evaluate import measure_codes as measure_folder
-
-    for option, value in unused.items():
-        if value:
-            raise InputError(f"{option} does not apply to codes such as {folder}")
-    display.busy("measuring")
-    options = {"spectrum": spectrum, "everything": everything}
-    return measure_folder(folder, factors, progress=display.count, **options)
-
-
-def split_pairs(pairs: list[str]) -> dict[str, Path]:
-    """Options of the form NAME=FILE as a dict."""
-    found = {}
-    for pair in pairs:
-        name, equals, path = pair.partition("=")
-        if not (name and equals and path) or name in found:
-            raise InputError(f"--factor takes NAME=FILE, each name once, got {pair!r}")
-        found[name] = Path(path)
-    return found
+    return result
 
 
 def measure(
     features: Annotated[
-        Path, arg("FILE", "An array file with z [N, D] and optionally y [N], or codes from `fit`.")
+        Path, arg("FILE", "An array file with z [N, D] and perhaps y [N], or codes from `fit`.")
     ],
     labels: Annotated[Path | None, opt("FILE", "Labels of the rows: a table or .npy.")] = None,
     embeddings: Annotated[Path | None, opt("FILE", "A second encoder's embeddings.")] = None,
-    factor: Annotated[list[str] | None, opt("NAME=FILE", "Further labels. Repeatable.")] = None,
+    factor: Annotated[
+        list[str] | None, opt("NAME=FILE", "Labels of a further factor. Repeatable.")
+    ] = None,
     everything: common.Everything = False,
     json: common.Json = None,
     csv: common.Csv = None,
@@ -137,20 +110,27 @@ def measure(
 ) -> None:
     """Measure how readable the features in a file are. Labels are optional."""
     display = common.open_display(quiet)
-    from bayesncl.evaluate import measure_file
+    from bayesncl.evaluate import measure_codes, measure_file
     from bayesncl.report.tables import show
 
     files = {"json": json, "csv": csv, "markdown": markdown}
     for out in files.values():
         check_not_input(out, features, labels, embeddings)
-    factors = split_pairs(factor or [])
-    spectrum = everything or json is not None or csv is not None  # slow, and shown only there
+    factors = {}
+    for pair in factor or []:
+        name, _, path = pair.partition("=")
+        if not name or not path or name in factors:
+            raise InputError(f"--factor takes NAME=FILE, each name once, got {pair!r}")
+        factors[name] = Path(path)
+    options = {
+        "spectrum": everything or json is not None or csv is not None,  # slow, shown only there
+        "everything": everything, "progress": display.count,
+    }  # fmt: skip
+    display.busy("measuring")
     if is_codes(features):
-        unused = {"--labels": labels, "--embeddings": embeddings}
-        result = measure_codes(features, unused, display, everything, spectrum, factors)
+        common.refuse_for_codes(features, labels=labels, embeddings=embeddings)
+        result = measure_codes(features, factors, **options)
     else:
-        display.busy("measuring")
-        options = {"spectrum": spectrum, "everything": everything, "progress": display.count}
         result = measure_file(features, labels, embeddings, factors, **options)
     display.close()
     show(result, files, everything)
@@ -158,13 +138,13 @@ def measure(
 
 def cost(
     recipes: Annotated[list[str], arg("RECIPE", "One or more recipes.")],
-    data: Annotated[str | None, opt("DIR", "Images, to time a whole run on them.")] = None,
+    data: Annotated[str | None, opt("DIR", "Time a whole run on these images.")] = None,
     changes: common.Changes = None,
     timed: Annotated[bool, flag("--time", "Measure seconds and peak memory.")] = False,
     device: common.Device = "auto",
     json: common.Json = None,
 ) -> None:
-    """Count parameters and operations of a recipe. Counts as the paper does."""
+    """Count parameters and operations of a recipe, as in the paper."""
     from bayesncl.device import find_device
     from bayesncl.measure.result import to_json
     from bayesncl.paper.cost import count_costs

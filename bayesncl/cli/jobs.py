@@ -9,14 +9,15 @@ from bayesncl.cli import common
 from bayesncl.cli.common import arg, flag, opt, out_table
 from bayesncl.errors import InputError, printable
 
+Names = list[str] | None
 Codes = Annotated[Path, arg("CODES", "A folder from `bayesncl fit`.")]
-Out = Annotated[Path | None, out_table("Write the table (.csv, .parquet).", "-o", "--out")]
+Out = Annotated[Path | None, out_table("Write a table (.csv or .parquet).", "-o", "--out")]
 
 
 def audit(
     codes: Codes,
     out: Out = None,
-    n: Annotated[int, opt("N", "Findings of each kind to print.", "-n", min=0)] = 5,
+    n: Annotated[int, opt("N", "Findings to print per kind.", "-n", min=0)] = 5,
     near: Annotated[float, opt("C", "Minimum cosine of near-duplicates.", min=0, max=1)] = 0.95,
     device: common.Device = "auto",
     quiet: common.Quiet = False,
@@ -41,9 +42,9 @@ def audit(
 def find(
     codes: Codes,
     photo: Annotated[Path | None, arg("PHOTO", "An image to compare with.")] = None,
-    name: Annotated[list[str] | None, opt("NAME", "Named dimension. Repeatable.")] = None,
-    without: Annotated[list[str] | None, opt("NAME", "Dimension to subtract.")] = None,
-    n: Annotated[int, opt("N", "Number of images.", "-n", min=1)] = 50,
+    name: Annotated[Names, opt("NAME", "A dimension, by name or as z17. Repeatable.")] = None,
+    without: Annotated[Names, opt("NAME", "A dimension to subtract. Repeatable.")] = None,
+    n: Annotated[int, opt("N", "Images to print.", "-n", min=1)] = 50,
     out: Out = None,
     encoder: common.EncoderAgain = None,
     device: common.Device = "auto",
@@ -68,7 +69,7 @@ def find(
 
 def compare(
     codes: Codes,
-    images: Annotated[Path, arg("IMAGES", "Folder of new images, or array of embeddings.")],
+    images: Annotated[Path, arg("IMAGES", "A folder of new images, or an array file.")],
     out: Out = None,
     n: Annotated[int, opt("N", "Images and dimensions to print.", "-n", min=0)] = 10,
     encoder: common.EncoderAgain = None,
@@ -96,13 +97,13 @@ def explain(
     codes: Codes,
     labels: Annotated[Path | None, opt("FILE", "Labels (default: those of CODES).")] = None,
     groups: Annotated[Path | None, opt("FILE", "A second label, such as the background.")] = None,
-    without: Annotated[list[str] | None, opt("NAME", "Dimension to switch off.")] = None,
+    without: Annotated[Names, opt("NAME", "A dimension to switch off. Repeatable.")] = None,
     image: Annotated[str | None, opt("NAME", "Explain the decision on this image.")] = None,
-    n: Annotated[int, opt("N", "Dimensions to print for and against.", "-n", min=0)] = 5,
+    n: Annotated[int, opt("N", "Dimensions to print, for and against.", "-n", min=0)] = 5,
     out: Out = None,
     quiet: common.Quiet = False,
 ) -> None:
-    """Show which dimensions a classifier decides by.
+    """Show by which dimensions a classifier decides.
 
     Dimensions marked "irrelevant" in the atlas are switched off.
     """
@@ -124,17 +125,17 @@ def explain(
 
 def names(
     codes: Codes,
-    files: Annotated[list[Path] | None, arg("FILE", "names.json files of the atlas.")] = None,
-    from_labels: Annotated[bool, flag("--from-labels", "Name by the most frequent class.")] = False,
-    old: Annotated[Path | None, opt("CODES", "Move names from other codes.", "--from")] = None,
+    files: Annotated[list[Path] | None, arg("FILE", "names.json files to merge in.")] = None,
+    from_labels: Annotated[bool, flag("--from-labels", "Suggest class names.")] = False,
+    old: Annotated[Path | None, opt("CODES", "Copy names from other codes.", "--from")] = None,
     from_classifier: Annotated[
-        bool, flag("--from-classifier", "Name by the classes of a timm encoder.")
+        bool, flag("--from-classifier", "Suggest classes of the timm encoder.")
     ] = False,
-    words: Annotated[Path | None, opt("FILE", "Words, one per line.")] = None,
-    vectors: Annotated[Path | None, opt("FILE.npy", "Their vectors in embedding space.")] = None,
+    words: Annotated[Path | None, opt("FILE", "Suggest from these words, one per line.")] = None,
+    vectors: Annotated[Path | None, opt("FILE.npy", "Embeddings of the words.")] = None,
     quiet: common.Quiet = False,
 ) -> None:
-    """Show or add names of dimensions."""
+    """Show, merge or suggest names of dimensions."""
     display = common.open_display(quiet)
     from bayesncl.codes.folder import CodesFolder
     from bayesncl.jobs import naming

@@ -8,24 +8,24 @@ from typing import Annotated
 from bayesncl.cli import common
 from bayesncl.cli.common import arg, flag, opt, out_folder
 
-Ledger = Annotated[Path, opt("DIR", "The ledger.", "--results")]
+Ledger = Annotated[Path, opt("DIR", "Folder of recorded runs, the ledger.", "--results")]
 
 
 def reproduce(
-    name: Annotated[str | None, arg("NAME", "A table or figure, or all.")] = None,
+    name: Annotated[str | None, arg("NAME", "A table or figure (see --list), or all.")] = None,
     listing: Annotated[bool, flag("--list", "List experiments, runs and costs.")] = False,
     scale: Annotated[str, opt("NAME", "smoke (a minute on a CPU) or paper.")] = "paper",
     data: common.DataDir = None,
     results: Ledger = Path("results"),
-    pages: Annotated[Path | None, opt("DIR", "Write the results page here.")] = None,
+    pages: Annotated[Path | None, opt("DIR", "Write the results page into this folder.")] = None,
     dry: Annotated[bool, flag("--dry-run", "Show the ledger's results; write nothing.")] = False,
     seeds: Annotated[str, opt("0,1,2", "Seeds, instead of the experiment's own.")] = "",
     changes: common.Changes = None,
-    keep_weights: Annotated[Path | None, out_folder("Keep run folders with weights there.")] = None,
+    keep_weights: Annotated[Path | None, out_folder("Keep trained runs in this folder.")] = None,
     device: common.Device = "auto",
     quiet: common.Quiet = False,
 ) -> None:
-    """Reproduce a table or figure of the paper. Shows published numbers beside ours."""
+    """Reproduce a table or figure of the paper. Prints published numbers beside ours."""
     display = common.open_display(quiet)
     from bayesncl.paper import command
     from bayesncl.training.loop import Interrupted

@@ -79,7 +79,7 @@ def train(
     ] = None,
     changes: common.Changes = None,
     out: Annotated[Path | None, out_folder("Run folder (default: runs/RECIPE, numbered).")] = None,
-    tensorboard: Annotated[bool, flag("--tensorboard", "Also log to TensorBoard.")] = False,
+    tensorboard: Annotated[bool, flag("--tensorboard", "Log to TensorBoard too.")] = False,
     device: common.Device = "auto",
     quiet: common.Quiet = False,
 ) -> None:

@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 
 from bayesncl.atlas import AtlasRun, build_atlas
-from bayesncl.atlas.page_data import JobPage
 from bayesncl.atlas.pictures import Photos
 from bayesncl.atlas.sources import load_findings
 from bayesncl.codes.folder import CodesFolder
@@ -36,7 +35,7 @@ def page(case: Case, tmp_path: Path) -> Path:
         [EXACT, 3, 4, "cat", "", 1.0],
     ]  # fmt: skip
     images = Photos(paths, names=tuple(names))
-    page = JobPage({"findings": findings, "totals": {WRONG: 7, EXACT: 1, NEAR: 0}}, images)
+    page = ({"findings": findings, "totals": {WRONG: 7, EXACT: 1, NEAR: 0}}, images)
     run = AtlasRun("r", case.z, fingerprint="c" * 16)
     return build_atlas(tmp_path / "atlas", [run], case.images, "Check", {"check": page})
 
@@ -88,12 +87,12 @@ def test_audit_leaves_findings_for_the_atlas_and_takes_decisions(run, tmp_path: 
     assert load_findings(folder, folder.rows(), None) is None
     assert run("atlas", "codes", "--audit", "--quiet").status == 0
     check = load_findings(folder, folder.rows(), None)
-    assert check is not None and check.images is not None
-    names, findings = check.images.names, check.plain["findings"]
+    assert check is not None and check[1] is not None
+    names, findings = check[1].names, check[0]["findings"]
     copies = [(names[f[1]], names[f[2]]) for f in findings if f[0] == EXACT]
     assert any(other.endswith("zz.png") for _, other in copies)
     assert {i for f in findings for i in f[1:3]} - {-1} == set(range(len(names)))
-    assert check.plain["totals"][EXACT] == len(copies)
+    assert check[0]["totals"][EXACT] == len(copies)
     own = folder.names()
     own.checks = [Check(EXACT, *copies[0], "accepted", "Ann", "2026")]
     save_names(folder, own)

@@ -272,11 +272,11 @@ def test_the_quiz_is_blind_and_counts(driver, index: Path, case: Case, tmp_path:
     arrive(driver, "#/quiz/results")
     path = download(driver, ".actions button", tmp_path / "quiz.json")
     joined = join_quizzes([path])
-    assert {score.asked for score in joined["methods"].values()} == {10}  # 10 per method
+    assert {score["asked"] for score in joined["methods"].values()} == {10}  # 10 per method
     ours = joined["methods"]["BayesNCL"]
     row = text(driver, "section:first-of-type tbody tr")[0].replace("0.0 %", "0 %")
-    assert f"{ours.right} of 10" in row
-    assert f"{100 * ours.low:.0f} % to {100 * ours.high:.0f} %" in row
+    assert f"{ours['right']} of 10" in row
+    assert f"{100 * ours['low']:.0f} % to {100 * ours['high']:.0f} %" in row
     for answer in json.loads(path.read_text())["answers"]:
         z = case.gated if answer["run"] == "BayesNCL" else case.other
         assert z[answer["images"], answer["dim"]].argmin() == answer["intruder"]

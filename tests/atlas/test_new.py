@@ -9,7 +9,6 @@ import numpy as np
 from PIL import Image
 
 from bayesncl.atlas import AtlasRun, Photos, build_atlas
-from bayesncl.atlas.page_data import JobPage
 from bayesncl.atlas.sources import load_new
 from bayesncl.codes.folder import CodesFolder
 from tests.atlas.browser import click, data, resize, text, visit
@@ -24,7 +23,7 @@ def test_novel_images_and_changed_dimensions(driver, case: Case, tmp_path: Path)
     photos = Photos([tmp_path / "a.png"], names=(f"{HOSTILE}.png",))
     changes = [(3, 0.1, 0.4), (7, 0.2, 0.1)]
     plain = {"headline": f"50 % {HOSTILE}", "images": images, "changes": changes}
-    pages = {"new": JobPage(plain, photos)}
+    pages = {"new": (plain, photos)}
     page = build_atlas(tmp_path / "p", [AtlasRun("r", case.z)], case.images, "New", pages)
     visit(driver, page)
     click(driver, "nav a[href*='new']")
@@ -50,17 +49,15 @@ def test_compare_leaves_its_result_for_the_atlas(run, tmp_path: Path) -> None:
     folder = CodesFolder("codes")
     assert load_new(folder) is None
     assert run("compare", "codes", "others", "--encoder", BLIND, "--quiet").status == 0
-    new = load_new(folder)
-    assert new is not None and len(new.images) == 12
-    names, scores, rows = zip(*new.plain["images"])
-    assert names == new.images.names and rows == tuple(range(12))
+    plain, photos = load_new(folder)
+    names, scores, rows = zip(*plain["images"])
+    assert names == photos.names and rows == tuple(range(12))
     assert scores == tuple(sorted(scores, reverse=True))
-    assert "12 images" in new.plain["headline"]
-    first = Path(new.images.paths[0])
+    assert "12 images" in plain["headline"]
+    first = Path(photos.paths[0])
     first.write_bytes(first.read_bytes() + b" ")  # no other file is shown
-    new = load_new(folder)
-    assert new is not None and len(new.images) == 11
-    assert [row for _, _, row in new.plain["images"]] == [-1, *range(11)]
+    plain, photos = load_new(folder)
+    assert [row for _, _, row in plain["images"]] == [-1, *range(11)] and len(photos) == 11
     assert run("atlas", "codes", "--quiet").status == 0
     assert Path("codes/atlas/data/new.js").exists()
     tree = json.loads(Path("codes/compare.json").read_text())

@@ -57,21 +57,13 @@ def test_two_runs_with_the_same_name_are_distinguished(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("chosen", 5), ("chosen", True), ("intruder", -1), ("dim", 1e9), ("dim", "3"),
-        ("images", [1]), ("images", [[]] * 5), ("images", None), ("run", None),
-    ],
-)  # fmt: skip
+    ("field", "value"), [("chosen", 5), ("dim", 1e9), ("dim", "3"), ("run", None), ("codes", [1])]
+)
 def test_invalid_answers_are_input_errors(field: str, value: object, tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", "Ann", [answer(3, True) | {field: value}])
     with pytest.raises(InputError, match=r"a\.json"):
         join_quizzes([path])
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000])
-def test_other_files_are_input_errors(text: str, tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(text)
-    with pytest.raises(InputError, match=r"a\.json"):
-        join_quizzes([tmp_path / "a.json"])
-    assert call("quiz", tmp_path / "none.json") == 2
+    for text in ("", "[]", "{"):
+        path.write_text(text)
+        with pytest.raises(InputError, match=r"a\.json"):
+            join_quizzes([path])

@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 
 from bayesncl.atlas import AtlasRun, Photos, build_atlas
-from bayesncl.atlas.page_data import JobPage
-from bayesncl.atlas.single import pack
+from bayesncl.atlas.build import pack
 from bayesncl.codes.heat import Heatmaps
 from bayesncl.jobs.audit import NEAR
 from tests.atlas.browser import click, data, text, visit, wait_for
@@ -32,7 +31,7 @@ def page(case: Case, tmp_path: Path) -> Path:
     names = ("red", HOSTILE)
     photos = Photos(paths, case.labels[:60] % 2, class_names=names)
     plain = {"findings": [[NEAR, 0, 1, "red", "", 0.97]], "totals": {NEAR: 1}}
-    pages = {"check": JobPage(plain, Photos(paths[3:5], names=("3.png", "4.png")))}
+    pages = {"check": (plain, Photos(paths[3:5], names=("3.png", "4.png")))}
     run = AtlasRun("r", case.z[:60], seen=0.5)
     return build_atlas(tmp_path / "atlas", [run], photos, f"One {HOSTILE}", pages)
 

@@ -2,7 +2,7 @@
 async function viewCompare({ params }) {
   if (runs.length < 2) throw new Error("This atlas has only one run.");
   const pair = [runs[0], runs[route.run || 1]];
-  const stages = pair.map((run) => (hasStage(run, route.stage) ? route.stage : "before"));
+  const stages = pair.map(stageOf);
   const i = params.has("image") ? imageNumber(params.get("image")) : Math.min(7, atlas.count - 1);
   const [matches, ...described] = await Promise.all([
     load(`compare-${pair[1].number}`), ...pair.map((run, r) => loadImage(run, stages[r], i))]);
@@ -28,7 +28,7 @@ async function viewCompare({ params }) {
   const node = h("div", {},
     heading(`${pair[0].name} and ${pair[1].name}`, lede(`Two runs on the same ${plural(atlas.count, "image")}.`)),
     side((run, stage) => [run.sentence && h("p", {}, run.sentence), headlineFigures(run, stage)]),
-    pair.some((run) => run.summary) && section("Measures", foldedNumbers(pair)),
+    pair.some((run) => Object.keys(run.summary).length) && section("Measures", foldedNumbers(pair)),
     section("All dimensions", side((run, stage) => [dimensionMap(run, stage, true).node, mapLegend(run)])),
     section("One image in both runs",
       h("div", { class: "portrait small" }, picture(i), h("div", {},
@@ -47,10 +47,10 @@ function matchList(matches, pair) {
   const order = byClarity(pair[0]);
   const list = h("ol", { class: "matches" });
   const more = growing(list, order, (k) => {
-    const m = matches.first.match[k];
+    const m = matches.match[k];
     return h("li", { "data-dim": k, "data-match": m },
       dimensionTile(pair[0], "before", k),
-      h("span", { class: "match" }, h("b", {}, fixed(matches.first.cosine[k] / atlas.scale, 2)), h("small", {}, "cosine")),
+      h("span", { class: "match" }, h("b", {}, fixed(matches.cosine[k] / atlas.scale, 2)), h("small", {}, "cosine")),
       dimensionTile(pair[1], "before", m));
   }, 8);
   return { list, more };

@@ -1,20 +1,22 @@
-// Data files are scripts that call atlasData(key, plain, arrays), because a page on disk cannot fetch files. In an atlas
-// of a single file, data and pictures are elements of the page, with the names of the files as ids.
+// Data files are scripts that call atlasData(key, tree), because a page on disk cannot fetch files. In an atlas of a
+// single file, data and pictures are elements of the page, with the names of the files as ids.
+const ARRAYS = { uint8: Uint8Array, uint16: Uint16Array, uint32: Uint32Array, int16: Int16Array, float32: Float32Array };
 const inside = (file) => document.getElementById(file)?.textContent;
 const loaded = new Map(); // key -> Promise of its data
 const arriving = new Map(); // key -> resolve
 
-window.atlasData = (key, plain, arrays) => {
-  const data = { ...plain };
-  for (const [name, [kind, text]] of Object.entries(arrays)) {
-    const [head, tail] = name.split(".");
-    const array = new window[kind](decode(text).buffer);
-    if (tail) (data[head] ??= {})[tail] = array;
-    else data[head] = array;
-  }
-  arriving.get(key)?.(data);
+window.atlasData = (key, tree) => {
+  arriving.get(key)?.(unpack(tree));
   arriving.delete(key);
 };
+
+// Turn {array: type, base64: text} into typed arrays, in place.
+function unpack(tree) {
+  if (typeof tree !== "object" || tree === null) return tree;
+  if (typeof tree.base64 === "string") return new ARRAYS[tree.array](decode(tree.base64).buffer);
+  for (const [key, value] of Object.entries(tree)) tree[key] = unpack(value);
+  return tree;
+}
 
 function decode(text) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
@@ -55,15 +57,12 @@ async function openAtlas() {
   const parts = await Promise.all(atlas.runs.map((_, r) => load(`run${r}`)));
   parts.forEach((part, r) => runs.push({ ...atlas.runs[r], ...part, key: `run${r}`, number: r }));
   for (const run of runs) {
-    for (const stage of Object.keys(run.stages)) {
-      const s = run[stage];
+    for (const s of stagesOf(run).map((stage) => run[stage])) {
       s.total = s.mass.reduce((a, b) => a + b, 0) || 1;
       s.heaviest = s.mass.reduce((a, b) => Math.max(a, b), 0) || 1;
     }
   }
-  if (single) atlas.cover = null; // all pictures are here already
   if (single && !inside(atlas.large?.files[0])) atlas.large = null;
-  if (atlas.cover) atlas.onCover = new Map([...atlas.covered].map((i, at) => [i, at]));
   if (atlas.classes) atlas.sizes = tally(atlas.labels, atlas.classes.length);
   if (atlas.backgrounds) atlas.grounds = tally(atlas.backs, atlas.backgrounds.length);
 }
@@ -76,7 +75,8 @@ function tally(labels, width) {
 }
 
 const bit = (bytes, i) => (bytes[i >> 3] >> (i & 7)) & 1;
-const hasStage = (run, stage) => stage in run.stages;
+const stagesOf = (run) => (run.after ? ["before", "after"] : ["before"]);
+const stageOf = (run) => (run.after ? route.stage : "before");
 
 // Strongest images, distribution and similar dimensions of dimension k.
 async function loadDimension(run, stage, k) {

@@ -3,7 +3,7 @@ async function viewGallery({ run, stage, args }) {
   const suppressed = args[0] === "suppressed";
   const at = suppressed ? "before" : stage;
   const s = run[at];
-  const dims = run.stages[at].gallery[suppressed ? "suppressed" : "entropy"] || [];
+  const dims = [...(suppressed ? run.suppressed || [] : s.mixed)];
   const [title, words, empty] = suppressed
     ? ["Most suppressed dimensions",
       "Dimensions whose gate is closed most often where they fire, with their strongest images.",

@@ -13,7 +13,7 @@ const scrolls = new Map();
 
 const current = () => {
   const run = runs[route.run];
-  return { run, stage: hasStage(run, route.stage) ? route.stage : "before", args: route.args, params: route.params };
+  return { run, stage: stageOf(run), args: route.args, params: route.params };
 };
 
 function read() {

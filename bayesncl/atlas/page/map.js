@@ -30,7 +30,7 @@ function dimensionMap(run, stage, compact = false) {
     return s.support[k] ? s.mass[k] / s.support[k] : 0; // without labels: mean activation where it fires
   };
   // One scale for both stages, from dimensions with 10 or more images; rarer ones may lie on the edge.
-  const firing = (least) => Object.keys(run.stages).map((name) => run[name])
+  const firing = (least) => stagesOf(run).map((name) => run[name])
     .flatMap((s) => [...s.support.keys()].filter((k) => s.support[k] >= least).map((k) => [s, k]));
   const alive = firing(10).length ? firing(10) : firing(1);
   const wide = rootScale(alive.map(([s, k]) => s.support[k] / atlas.count), across, 52);

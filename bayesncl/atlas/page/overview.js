@@ -11,13 +11,13 @@ function measureValue(v) {
 }
 
 function headlineFigures(run, stage) {
-  const s = run.stages[stage];
+  const s = run[stage];
   const when = run.after ? `, ${stage} gates` : "";
   const largest = atlas.sizes && percent(Math.max(...atlas.sizes) / atlas.count, 1);
   return h("div", { class: "figures" },
     figureNumber(whole(run.dims - s.dead), `of ${whole(run.dims)} dimensions are active${when}`, `${whole(s.dead)} dead`),
     figureNumber(s.active.toFixed(1), `active dimensions per image${when}`, "mean"),
-    s.consistency !== null && figureNumber(percent(s.consistency, 1), `consistency${when}`,
+    s.mean_consistency !== null && figureNumber(percent(s.mean_consistency, 1), `consistency${when}`,
       `mean of ${whole(s.supported)} dimensions with ≥ 10 images; largest class ${largest}`),
     run.gated && figureNumber(percent(run.closed, 1), "of active features closed", "by the gates"));
 }
@@ -28,30 +28,22 @@ function summaryIntro(list) {
 }
 
 function foldedNumbers(list) {
-  const rows = Math.max(...list.map((run) => run.summary?.rows.length || 0));
+  const measures = list.flatMap((run) => Object.values(run.summary).flatMap(Object.keys));
+  if (!measures.length) return null;
   return h("details", { ontoggle: () => cutTables() },
-    h("summary", {}, `All measures of the evaluation (${rows})`),
-    list.some((run) => run.summary?.columns.length > 1) && intro(summaryIntro(list)), summaryTable(list));
+    h("summary", {}, `All measures of the evaluation (${new Set(measures).size})`),
+    list.some((run) => Object.keys(run.summary).length > 1) && intro(summaryIntro(list)), summaryTable(list));
 }
 
 // One row per measure, one column per definition and run.
 function summaryTable(list) {
-  const head = [{ text: "Measure" }];
-  const rows = new Map();
-  for (const run of list.filter((r) => r.summary)) {
-    for (const [c, column] of run.summary.columns.entries()) {
-      const name = list.length > 1 ? [run.name, column].filter(Boolean).join(", ") : column;
-      for (const [key, ...values] of run.summary.rows) {
-        if (!rows.has(key)) rows.set(key, []);
-        rows.get(key)[head.length - 1] = values[c];
-      }
-      head.push({ text: name || "Value", class: "number" });
-    }
-  }
-  const body = [...rows].map(([key, values]) => h("tr", {},
+  const columns = list.flatMap((run) => Object.entries(run.summary).map(([definition, values]) =>
+    ({ text: list.length > 1 ? `${run.name}, ${definition}` : definition, class: "number", values })));
+  const measures = [...new Set(columns.flatMap(({ values }) => Object.keys(values)))];
+  const body = measures.map((key) => h("tr", {},
     h("th", { scope: "row" }, measureName(key)),
-    head.slice(1).map((_, j) => h("td", { class: "number" }, measureValue(values[j])))));
-  return table(head, body, { label: "Headline numbers" });
+    columns.map(({ values }) => h("td", { class: "number" }, measureValue(values[key])))));
+  return table([{ text: "Measure" }, ...columns], body, { label: "All measures" });
 }
 
 function galleryLinks(run, first = null) {
@@ -65,7 +57,7 @@ function galleryLinks(run, first = null) {
 }
 
 function deadNote(run, stage) {
-  const { dead } = run.stages[stage];
+  const { dead } = run[stage];
   if (!dead) return [];
   return [`${plural(dead, "dead dimension")} not shown: `, h("a", { href: link("dims", { show: "dead" }) }, "list"), "."];
 }
@@ -101,7 +93,7 @@ async function viewOverview({ run, stage }) {
     ? "Dimensions on the right fire on many images, those at the top on a single class. Those at the bottom right are "
       + "shared by all classes. Both axes have square-root scales."
     : "Dimensions on the right fire on many images, those at the top fire strongly. Both axes have square-root scales.";
-  const { dead: none, active } = run.stages[stage];
+  const { dead: none, active } = run[stage];
   const [verdict] = run.verdict?.[0]
     ?? [`${whole(run.dims - none)} of ${whole(run.dims)} dimensions are active, ${active.toFixed(1)} per image on average.`];
   const node = h("div", {},
@@ -115,7 +107,7 @@ async function viewOverview({ run, stage }) {
     section(run.verdict?.length ? "Verdict" : "Numbers",
       run.verdict?.length > 0 && h("ul", { class: "lines" }, run.verdict.map(([text, by]) => h("li", { title: by }, text.replaceAll(" %", "\u00a0%")))),
       h("details", { class: "numbers" }, h("summary", {}, "Active dimensions and consistency"), figures),
-      run.summary && foldedNumbers([run])),
+      foldedNumbers([run])),
     galleryLinks(run));
   const update = (next) => {
     stage = next.stage;

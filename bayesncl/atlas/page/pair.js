@@ -3,7 +3,7 @@ async function viewPair({ run, stage, args }) {
   if (args.length < 2) throw new Error("The address needs two images, such as #/pair/5/8.");
   const [i, j] = [imageNumber(args[0]), imageNumber(args[1])];
   const [a, b] = await Promise.all([loadImage(run, "before", i), loadImage(run, "before", j)]);
-  const stages = run.after ? ["before", "after"] : ["before"];
+  const stages = stagesOf(run);
   const shared = sharedDimensions(a, b);
   const groups = foldShared(run, shared);
   const largest = Math.max(1e-9, ...groups.map((s) => s.size));

@@ -21,11 +21,10 @@ function sheet(file) {
   return sheets.get(file);
 }
 
-// The position of image i: on the sheet of the overview, or among all images.
+// The sheet of image i and its position on it.
 function placeOf(i, layout = atlas.sprites) {
-  const at = layout === atlas.sprites ? atlas.onCover?.get(i) : undefined;
-  const { columns, rows, tile, size: square, sizes, files, count } = at === undefined ? layout : atlas.cover;
-  const place = at ?? (layout === atlas.sprites && atlas.place ? atlas.place[i] : i);
+  const { columns, rows, tile, size: square, sizes, files, count } = layout;
+  const place = layout === atlas.sprites ? atlas.place[i] : i;
   const number = Math.floor(place / (columns * rows));
   const cell = place % (columns * rows);
   const held = Math.min(columns * rows, count - number * columns * rows);
