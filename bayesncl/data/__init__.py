@@ -42,7 +42,7 @@ class Dataset:
     classes: int = 100  # outputs of the online classifier, for counting its cost
     coarse: tuple[int, ...] = ()  # superclass of each class
     images: int = 50_000  # for training, for estimates
-    seconds: float = 1.5  # per epoch of a published run on one H200, if none was measured
+    seconds: float = 1.5  # per epoch of a published run on one H200
     paper_dims: int = 64  # dimensions kept in the published retrieval tables
     paper_k: int = 5  # k of the published retrieval curves
     probe: str = "cifar"  # the published linear probe, or "imagenet"

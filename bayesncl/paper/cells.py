@@ -1,4 +1,4 @@
-"""Published numbers next to ours: the cells of a table, from the ledger, and the table as text."""
+"""Published numbers next to ours: tables and claims of the paper, filled from the ledger."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from typing import Any
 
 from bayesncl.data import DATASETS
 from bayesncl.paper import ledger
-from bayesncl.paper.cost import cost
+from bayesncl.paper.cost import multiply_adds
 from bayesncl.paper.experiments import (
     ACCURACIES,
     DYNAMICS,
     EXPERIMENTS,
     MAIN,
+    METHODS,
+    PAPER,
+    TABLES,
     Experiment,
     Row,
-    paper,
     rows,
 )
-from bayesncl.recipes import replace_fields
+from bayesncl.recipes import Recipe, replace_fields
 
 AXIS_NAMES = {"dim": "D", "gate_lr": "gate rate", "batch_size": "batch"}
 TIME = "running_time_min"
 NOT_RUN = "not run"
 FAST_PROBE = "†"  # marks accuracies of the logistic regression
 
-counted = cache(cost)
 Entries = dict[str, list[ledger.Entry]]  # by setting
 
 
@@ -45,7 +46,7 @@ class Cell:
     @property
     def decimals(self) -> int | None:
         """Decimals that the paper prints; None for operations."""
-        return paper()["columns"][self.column]["decimals"]
+        return PAPER["columns"][self.column]["decimals"]
 
     def mark(self) -> str:
         """▲ or ▼ where ours differs from the published value by more than twice the spread."""
@@ -54,6 +55,19 @@ class Cell:
         unit = 10.0**-self.decimals if self.decimals is not None else 1e-3 * self.published
         gap = mean(self.ours) - self.published
         return "" if abs(gap) <= 2 * spread(self.ours) + unit / 2 else "▲" if gap > 0 else "▼"
+
+    def text(self, source: str, runs: int) -> str:
+        """The number by `paper`, `ours` or `sound`, in a row with so many runs."""
+        accuracy = self.column in ACCURACIES
+        if source == "paper":
+            return "–" if self.published is None else number(self.published, self.decimals)
+        if source == "sound":
+            return summary(self.sound, self.decimals) + FAST_PROBE * bool(accuracy and self.sound)
+        if not self.ours:
+            return NOT_RUN if self.published is not None else ""
+        partly = accuracy and len(self.ours) < runs
+        some = f" ({len(self.ours)} of {runs} runs)" if partly else ""
+        return f"{summary(self.ours, self.decimals)}{some} {self.mark()}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -65,72 +79,29 @@ class Line:
     cells: dict[str, Cell]
 
 
-@dataclass(frozen=True)
-class Section:
-    """The lines of one dataset."""
-
-    dataset: str
-    columns: list[str]
-    lines: list[Line]
-
-    @property
-    def runs(self) -> int:
-        """Number of runs behind all lines."""
-        return sum(len(line.runs) for line in self.lines)
+Table = dict[str, list[Line]]  # by dataset
 
 
-def spread(values: Sequence[float]) -> float:
-    """Standard deviation over seeds (n - 1); 0 for one run."""
-    return statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-def lines_of(
-    experiment: Experiment | str, entries: Entries, dataset: str = MAIN, scale: str = "paper"
-) -> list[Line]:
-    """The lines of an experiment for one dataset."""
-    found = EXPERIMENTS[experiment] if isinstance(experiment, str) else experiment
-    parts = sections(found, entries, scale)
-    return [line for part in parts if part.dataset == dataset for line in part.lines]
-
-
-def sections(experiment: Experiment, entries: Entries, scale: str = "paper") -> list[Section]:
+def fill(experiment: Experiment, entries: Entries, scale: str = "paper") -> Table:
     """The table by dataset, without the measures that the paper never gives for a dataset."""
-    out = []
+    table: Table = {}
     every = rows(experiment, scale)
     for dataset in dict.fromkeys(row.dataset for row in every):
         mine = [row for row in every if row.dataset == dataset]
         given = [
             c for c in experiment.columns if any(r.published.get(c) is not None for r in mine)
         ]
-        columns = given or experiment.columns
-        out.append(Section(dataset, columns, [fill(row, columns, entries) for row in mine]))
-    return out
+        table[dataset] = [fill_row(row, given or experiment.columns, entries) for row in mine]
+    return table
 
 
-def count_filled(entries: Entries) -> tuple[int, int]:
-    """How many published numbers have a run of ours beside them, and how many there are."""
-    lines = [
-        line
-        for name in paper()["tables"]
-        for part in sections(EXPERIMENTS[name], entries)
-        for line in part.lines
-    ]
-    filled = [
-        bool(line.runs and cell.ours)
-        for line in lines
-        for cell in line.cells.values()
-        if cell.published is not None
-    ]
-    return sum(filled), len(filled)
-
-
-def fill(row: Row, columns: Sequence[str], entries: Entries) -> Line:
+def fill_row(row: Row, columns: Sequence[str], entries: Entries) -> Line:
     """The cells of a row from the runs of its setting."""
     runs = entries.get(ledger.setting(row.recipe), [])
-    if any(c in DYNAMICS for c in columns):
+    if columns[0] in DYNAMICS:
         runs = [entry for entry in runs if entry["dynamics"]]
-    if any(c.startswith("background") for c in columns):
-        runs = [entry for entry in runs if _background(entry, row) is not None]
+    if columns[0].startswith("background"):
+        runs = [entry for entry in runs if value(entry, row, columns[0], "paper") is not None]
     return Line(row, runs, {column: make_cell(row, column, runs) for column in columns})
 
 
@@ -138,8 +109,7 @@ def make_cell(row: Row, column: str, runs: Sequence[ledger.Entry]) -> Cell:
     """One measure of a row over its runs."""
     published = row.published.get(column)
     if column == "flops":  # counted over both views, per image, or per batch where the batch varies
-        recipe = replace_fields(row.recipe, run={"seed": 0, "batch": 2})  # neither matters
-        macs = counted(recipe)["macs_per_image"] * row.axes.get("batch_size", 1)
+        macs = _macs(replace_fields(row.recipe, run={"batch": 2})) * row.axes.get("batch_size", 1)
         return Cell(column, published, (float(macs),))
     ours, sound = (
         tuple(v for e in runs if (v := value(e, row, column, definition)) is not None)
@@ -150,57 +120,83 @@ def make_cell(row: Row, column: str, runs: Sequence[ledger.Entry]) -> Cell:
     return Cell(column, published, ours, sound)
 
 
+@cache
+def _macs(recipe: Recipe) -> int:
+    return sum(multiply_adds(recipe).values())
+
+
 def value(entry: ledger.Entry, row: Row, column: str, definition: str) -> float | None:
     """A measure of one run; None if it was not taken.
 
     Accuracy has one protocol per definition: `paper` is the published 50-epoch probe, `sound` the
-    logistic regression.
+    logistic regression. Times and background probes have one definition, `paper`.
     """
     measures = entry["measures"]
     if column in ACCURACIES:
-        probe = measures.get("probe", {}).get("paper" if definition == "paper" else "fast")
-        return probe[column] if probe else None
+        return dig(measures, "probe", "paper" if definition == "paper" else "fast", column)
     if column.startswith("p@"):
-        kept = str(int(row.axes["K"]))
-        curve = measures["curves"][f"retrieval_{definition}"].get(kept)
-        curve = curve or measures["retrieval"][definition].get(kept)
-        return curve[column.removeprefix("p@")] if curve else None
+        place = str(int(row.axes["K"])), column.removeprefix("p@")
+        found = dig(measures, "curves", f"retrieval_{definition}", *place)
+        return dig(measures, "retrieval", definition, *place) if found is None else found
     if column in DYNAMICS:
-        epoch = int(row.axes["epoch"])
-        found = (record for record in entry["dynamics"] if record["epoch"] == epoch)
-        return next((record[definition][column] for record in found), None)
+        records = {record["epoch"]: record for record in entry["dynamics"]}
+        return dig(records, int(row.axes["epoch"]), definition, column)
     if column == TIME:
-        seconds = entry["seconds"]["train"]
-        return seconds / 60 if seconds is not None and definition == "paper" else None
-    if column.startswith("background"):
-        # one probe serves for both definitions; the paper does not name the feature: ours is h
-        probes = _background(entry, row) if definition == "paper" else None
+        seconds = entry["seconds"]["train"] if definition == "paper" else None
+        return None if seconds is None else seconds / 60
+    if column.startswith("background"):  # the paper does not name the feature: ours is h
+        key = row.dataset if DATASETS[row.dataset].second_label else "waterbirds_like"
         kind = column.removeprefix("background_").replace("acc", "h")
-        return probes[kind]["acc1"] if probes else None
+        return dig(entry["extra"], key, kind, "acc1") if definition == "paper" else None
     return measures[definition].get(column)
 
 
-def text(section: Section) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of text: lines `paper`, `ours` and `sound` for each row that was run."""
-    symbols = [paper()["columns"][c]["symbol"] for c in section.columns]
-    in_paper = any(c.published is not None for line in section.lines for c in line.cells.values())
+def dig(tree: Any, *keys: Any) -> Any:
+    """The value at a path of nested dicts; None where it ends early."""
+    for key in keys:
+        if tree is None:
+            return None
+        tree = tree.get(key)
+    return tree
+
+
+def count_filled(entries: Entries) -> tuple[int, int]:
+    """How many published numbers have a run of ours beside them, and how many there are."""
+    filled = [
+        bool(line.runs and cell.ours)
+        for name in TABLES
+        for lines in fill(EXPERIMENTS[name], entries).values()
+        for line in lines
+        for cell in line.cells.values()
+        if cell.published is not None
+    ]
+    return sum(filled), len(filled)
+
+
+def text(lines: list[Line]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of text: `paper`, `ours` and `sound` for each line of one dataset."""
+    symbols = [PAPER["columns"][c]["symbol"] for c in lines[0].cells]
+    in_paper = any(c.published is not None for line in lines for c in line.cells.values())
     body = []
-    for line in section.lines:
-        cells = [line.cells[c] for c in section.columns]
-        block = [["paper", *map(_published, cells), ""]] if in_paper else []
-        if any(c.ours for c in cells) or line.runs or not in_paper:
-            block.append(["ours", *(_ours(c, len(line.runs)) for c in cells), ""])
+    for line in lines:
+        cells, runs = line.cells.values(), len(line.runs)
+        sources = ["paper"] if in_paper else []
+        if runs or not in_paper or any(c.ours for c in cells):
+            sources.append("ours")
+        count = {sources[-1]: str(runs or NOT_RUN)}
         if any(c.sound for c in cells):
-            block.append(["sound", *map(_sound, cells), ""])
-        block[min(1, len(block) - 1) if in_paper else 0][-1] = str(len(line.runs) or NOT_RUN)
-        body += [[label(line.row) if i == 0 else "", *cells] for i, cells in enumerate(block)]
+            sources.append("sound")
+        for source in sources:
+            head = label(line.row) if source == sources[0] else ""
+            shown = [cell.text(source, runs) for cell in cells]
+            body.append([head, source, *shown, count.get(source, "")])
     return ["method", "", *symbols, "runs"], body
 
 
 def label(row: Row) -> str:
     """Method and values of the table's axes."""
     axes = [f"{AXIS_NAMES.get(a, a)} {value:g}" for a, value in row.axes.items() if a != "layers"]
-    return ", ".join([paper()["methods"][row.method], *axes])
+    return ", ".join([METHODS[row.method], *axes])
 
 
 def number(value: float, decimals: int | None) -> str:
@@ -208,6 +204,11 @@ def number(value: float, decimals: int | None) -> str:
     if decimals is not None:
         return f"{value:.{decimals}f}"
     return f"{value / 1e12:.3f} T" if value >= 1e12 else f"{value / 1e9:.3f} G"
+
+
+def spread(values: Sequence[float]) -> float:
+    """Standard deviation over seeds (n - 1); 0 for one run."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def summary(values: Sequence[float], decimals: int | None) -> str:
@@ -218,24 +219,39 @@ def summary(values: Sequence[float], decimals: int | None) -> str:
     return f"{center} ± {number(spread(values), decimals)}" if len(values) > 1 else center
 
 
-def _published(cell: Cell) -> str:
-    return "–" if cell.published is None else number(cell.published, cell.decimals)
+def claim_row(claim: dict[str, Any], entries: Entries) -> list[str]:
+    """A claim of the paper: sentence, published difference, ours and sound, whether each holds."""
+    lines = fill(EXPERIMENTS[claim["table"]], entries)[MAIN]
+
+    def cell(side: dict[str, Any]) -> Cell:
+        named = [({"method": line.row.method} | line.row.axes, line.cells) for line in lines]
+        return next(cells for key, cells in named if side.items() <= key.items())[claim["column"]]
+
+    a, b = cell(claim["first"]), cell(claim["second"])
+    assert a.published is not None and b.published is not None
+    ours, ours_holds = compare(a.ours, b.ours, claim["sign"])
+    sound, sound_holds = compare(a.sound, b.sound, claim["sign"])
+    if claim["column"] in ACCURACIES and sound != NOT_RUN:
+        sound += FAST_PROBE
+    published = f"{a.published - b.published:+.2f}"
+    return [claim["sentence"], published, ours, sound, ours_holds, sound_holds]
 
 
-def _ours(cell: Cell, runs: int) -> str:
-    if not cell.ours:
-        return NOT_RUN if cell.published is not None else ""
-    some = f" ({len(cell.ours)} of {runs} runs)" if cell.column in ACCURACIES else ""
-    part = some if len(cell.ours) < runs else ""
-    return f"{summary(cell.ours, cell.decimals)}{part} {cell.mark()}".rstrip()
+def compare(a: Sequence[float], b: Sequence[float], sign: int) -> tuple[str, str]:
+    """Difference of the means over runs, and whether it has the sign; 0: is within a point.
 
-
-def _sound(cell: Cell) -> str:
-    probe = FAST_PROBE if cell.sound and cell.column in ACCURACIES else ""
-    return summary(cell.sound, cell.decimals) + probe
-
-
-def _background(entry: ledger.Entry, row: Row) -> dict[str, Any] | None:
-    """Background probes of a run, on the row's dataset if it has backgrounds."""
-    key = row.dataset if DATASETS[row.dataset].second_label else "waterbirds_like"
-    return entry["extra"].get(key)
+    The standard error, where each side has two or more runs, is that of the difference.
+    """
+    if not a or not b:
+        return NOT_RUN, ""
+    gap = mean(a) - mean(b)
+    several = len(a) > 1 and len(b) > 1
+    error = (spread(a) ** 2 / len(a) + spread(b) ** 2 / len(b)) ** 0.5
+    text = f"{gap:+.2f} ± {error:.2f}" if several else f"{gap:+.2f}"
+    if sign == 0:
+        return text, ("yes" if abs(gap) <= 1 else "no") + ("" if several else " (one run)")
+    if not several:
+        return text, "sign only" if gap * sign > 0 else "no (one run)"
+    if abs(gap) <= 2 * error:
+        return text, "no difference seen"
+    return text, "yes" if gap * sign > 0 else "no, the reverse"

@@ -7,15 +7,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from bayesncl import data as datasets
 from bayesncl.device import find_device
 from bayesncl.errors import InputError
 from bayesncl.paper import figures, ledger, page
-from bayesncl.paper.cells import Entries, count_filled, sections, text
+from bayesncl.paper.cells import Table, count_filled, fill, text
 from bayesncl.paper.experiments import SCALES, Experiment, choose, runs
-from bayesncl.paper.runner import Library, estimate, lacking, run_list
+from bayesncl.paper.runner import Workspace, lacking, run_list
 from bayesncl.progress import Display
 from bayesncl.recipes import Recipe
 from bayesncl.report.tables import format_table, open_console
@@ -23,6 +21,7 @@ from bayesncl.report.tables import format_table, open_console
 LEDGER = Path("results")
 SMOKE_LEDGER = Path("runs/smoke/results")  # smoke runs stay out of the repository's ledger
 WORK = {LEDGER: Path("runs/reproduce"), SMOKE_LEDGER: Path("runs/smoke")}
+RESNET50_TIME = 2.3  # times that of ResNet-18, by multiply-adds
 
 
 def reproduce(
@@ -56,22 +55,20 @@ def reproduce(
     if listing or name is None:
         show_list(chosen, ledger.read(results), scale, results)
         return
-    display = display or Display(quiet=True)
-    if not dry:
-        smoke_device = torch.device("cpu") if scale == "smoke" and device is None else None
-        models = keep_weights or work_folder(results) / "models"
-        do_missing(
-            chosen, scale, data, results, models, smoke_device or find_device(device), display
-        )
+    place = find_device(device or ("cpu" if scale == "smoke" else None))
+    work, display = work_folder(results), display or Display(quiet=True)
+    space = Workspace(results, keep_weights or work / "models", data, scale, place, display)
+    for experiment in [] if dry else chosen:
+        do_missing(experiment, space)
     entries = ledger.read(results)
     if not entries:
         display.note(f"no runs in {results}; a clone of the repository has ours in {LEDGER}")
     found = ledger.by_setting(entries)
-    folder = (pages or work_folder(results)) / "figures"
     for experiment in chosen:
-        show(experiment, found, scale)
+        table = fill(experiment, found, scale)
+        show(experiment, table, scale)
         if experiment.is_figure and not dry and (pages is None or scale == "smoke"):
-            draw(experiment, found, scale, folder, data, display)
+            draw(experiment.name, table, (pages or work) / "figures", space)
     if pages is not None and scale == "paper":
         display.note(f"wrote {page.write(pages, entries)}")
 
@@ -98,35 +95,33 @@ def missing(experiment: Experiment, entries: list[ledger.Entry], scale: str) -> 
     return [r for r in needed if lacking(known.get(ledger.identity(r)), experiment, scale)]
 
 
-def do_missing(
-    chosen: list[Experiment], scale: str, data: str | None, results: Path, models: Path,
-    device: torch.device, display: Display,
-) -> None:  # fmt: skip
-    """Do the missing runs whose images exist."""
+def do_missing(experiment: Experiment, space: Workspace) -> None:
+    """Do the missing runs of an experiment, if their images exist."""
+    display, data, background = space.display, space.data, experiment.background
     if data is not None and not Path(data).expanduser().exists():
         raise InputError(f"{data}: no such folder")
-    backgrounds = Library(data, display).backgrounds()
-    for experiment in chosen:
-        entries = ledger.read(results)
-        todo = missing(experiment, entries, scale)
-        if not todo:
-            continue
-        if scale == "paper" and data is None:
-            display.note(f"{experiment.name}: {len(todo)} runs are missing; --data DIR does them")
-            continue
-        if scale == "paper" and experiment.background not in (None, *backgrounds):
-            display.note(f"{experiment.name}: no {experiment.background} under {data}")
-            continue
-        for folder in (results, models):  # check before hours of training, not after
-            folder.mkdir(parents=True, exist_ok=True)
-            if not os.access(folder, os.W_OK):
-                raise InputError(f"{folder} is not writable")
-        minutes = sum(estimate(recipe, entries) for recipe in todo) / 60
-        display.note(f"{experiment.name}: {len(todo)} runs, about {minutes:.0f} min on an H200")
-        run_list(
-            todo, experiment, results, models,
-            scale=scale, data=data, device=device, display=display,
-        )  # fmt: skip
+    todo = missing(experiment, ledger.read(space.results), space.scale)
+    if not todo:
+        return
+    if space.scale == "paper" and data is None:
+        display.note(f"{experiment.name}: {len(todo)} runs are missing; --data DIR does them")
+        return
+    if space.scale == "paper" and background not in (None, *space.backgrounds()):
+        display.note(f"{experiment.name}: no {background} under {data}")
+        return
+    for folder in (space.results, space.models):  # check before hours of training, not after
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise InputError(f"{folder} is not writable")
+    minutes = sum(map(estimate, todo))
+    display.note(f"{experiment.name}: {len(todo)} runs, about {minutes:.0f} min on an H200")
+    run_list(todo, experiment, space)
+
+
+def estimate(recipe: Recipe) -> float:
+    """Minutes of a run on one H200."""
+    factor = RESNET50_TIME if recipe.model.backbone == "resnet50" else 1.0
+    return datasets.DATASETS[recipe.data.name].seconds * recipe.run.epochs * factor / 60
 
 
 def show_list(
@@ -138,13 +133,13 @@ def show_list(
     for experiment in chosen:
         needed, todo = runs(experiment, scale), missing(experiment, entries, scale)
         left.update({ledger.identity(recipe): recipe for recipe in todo})
-        minutes = sum(estimate(recipe, entries) for recipe in todo) / 60
+        minutes = sum(map(estimate, todo))
         counts = [str(n) for n in (len(needed), len(needed) - len(todo))]
         rows.append([experiment.name, experiment.title, *counts, f"{minutes:.0f}"])
     console = open_console()
     header = ("name", "shows", "runs", "complete", "GPU minutes left")
     print(format_table(header, rows, width=console.width), end="")
-    total = sum(estimate(recipe, entries) for recipe in left.values()) / 60
+    total = sum(map(estimate, left.values()))
     console.print(
         f"{len(entries)} runs in the ledger ({results}). Tables share runs: {len(left)} are "
         f"missing or lack a measure, about {total:.0f} minutes on one H200."
@@ -153,39 +148,37 @@ def show_list(
     console.print(f"{filled} of {published} published numbers have a run beside them")
 
 
-def show(experiment: Experiment, found: Entries, scale: str) -> None:
+def show(experiment: Experiment, table: Table, scale: str) -> None:
     """Print a table; without the spreads where they do not fit the terminal."""
     console = open_console()
-    parts = sorted(sections(experiment, found, scale), key=lambda section: not section.runs)
-    for section in parts:
-        header, rows = text(section)
+    for dataset, lines in page.by_runs(table):
+        header, rows = text(lines)
         widths = [2 + max(map(len, column)) for column in zip(header, *rows)]
         if sum(widths) - 2 > console.width:
             rows = [[re.sub(r" ± [0-9.]+", "", cell) for cell in row] for row in rows]
-        dataset = datasets.DATASETS[section.dataset].title
-        console.print(f"{experiment.name}: {experiment.title}, {dataset}", style="bold")
+        title = datasets.DATASETS[dataset].title
+        console.print(f"{experiment.name}: {experiment.title}, {title}", style="bold")
         print(format_table(header, rows, width=console.width))
-    if scale == "paper" and any(section.runs for section in parts):  # notes are about our runs
-        for note in page.notes().get(experiment.name, []):
-            console.print(note)
+    has_runs = any(line.runs for lines in table.values() for line in lines)
+    for note in page.notes().get(experiment.name, []) if scale == "paper" and has_runs else ():
+        console.print(note)
 
 
-def draw(
-    experiment: Experiment, found: Entries, scale: str, folder: Path, data: str | None,
-    display: Display,
-) -> None:  # fmt: skip
+def draw(name: str, table: Table, folder: Path, space: Workspace) -> None:
     """Draw a figure for each dataset with runs; sheets of images only if the images exist."""
-    name, written = experiment.name, []
-    for dataset in ["scenes"] if scale == "smoke" else page.datasets_of(experiment):
-        path, drawn = folder / figures.file_name(name, dataset), None
+    written = []
+    for dataset, lines in page.main_first(table):
+        path = folder / figures.file_name(name, dataset)
         if name in figures.FIGURES:
-            drawn = figures.draw(experiment, found, path, dataset, scale)
-        elif (entry := figures.sheet_entry(experiment, found, dataset, scale)) is not None:
-            print(page.exemplar_table(figures.SHEETS[name], entry))
-            if data is not None or scale == "smoke":
-                recipe = Library(data, display).rooted(ledger.recipe_in(entry))
-                test = datasets.load(recipe.data, "test", display.count)
-                drawn = figures.draw_sheet(figures.SHEETS[name], entry, test, path)
-        written += [f"wrote {drawn}"] if drawn else []
-    for note in written or [f"{name}: nothing to draw yet"]:
-        display.note(note)
+            if any(line.runs for line in lines):
+                written.append(figures.FIGURES[name](lines, path))
+        elif (entry := figures.sheet_entry(name, lines)) is not None:
+            print(page.exemplar_table(name, entry))
+            if space.data is not None or space.scale == "smoke":
+                recipe = space.rooted(ledger.recipe_in(entry))
+                test = datasets.load(recipe.data, "test", space.display.count)
+                written.append(figures.draw_sheet(name, entry, test, path))
+    for path in written:
+        space.display.note(f"wrote {path}")
+    if not written:
+        space.display.note(f"{name}: nothing to draw yet")

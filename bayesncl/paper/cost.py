@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -45,17 +44,12 @@ def cost(recipe: Recipe, classes: int | None = None) -> dict[str, Any]:
     (forward and backward, two per multiply-add, by torch's counter, with similarities); `batch` and
     `classes`.
     """
-    classes = classes or DATASETS[recipe.data.name].classes
-    with torch.device("meta"):
-        model = build_model(recipe)
-        classifier = nn.Linear(int(model.backbone.features), classes)  # type: ignore[arg-type]
-    parts = {"backbone": model.backbone, "projector": model.projector, "gate": model.gate}
-    parts["classifier"] = classifier
+    model, parts = _parts(recipe, classes)
     params = {
         name: sum(p.numel() for p in part.parameters()) if part else 0
         for name, part in parts.items()
     }
-    macs = multiply_adds(model, parts)
+    macs = multiply_adds(recipe, classes)
     return {
         "recipe": recipe.name,
         "params": sum(params.values()) - params["classifier"],
@@ -63,26 +57,36 @@ def cost(recipe: Recipe, classes: int | None = None) -> dict[str, Any]:
         "macs_per_image": sum(macs.values()),
         "macs_by_part": macs,
         "macs_per_batch": sum(macs.values()) * recipe.run.batch,
-        "flops_per_step": step_flops(model, classifier, recipe),
+        "flops_per_step": step_flops(model, parts["classifier"], recipe),
         "batch": recipe.run.batch,
-        "classes": classes,
+        "classes": parts["classifier"].out_features,
     }
 
 
-def multiply_adds(model: Encoder, parts: dict[str, Any]) -> dict[str, int]:
+def _parts(recipe: Recipe, classes: int | None) -> tuple[Encoder, dict[str, Any]]:
+    """The model on the meta device and its parts, with an online classifier on h."""
+    with torch.device("meta"):
+        model = build_model(recipe)
+        classes = classes or DATASETS[recipe.data.name].classes
+        classifier = nn.Linear(int(model.backbone.features), classes)  # type: ignore[arg-type]
+    parts = {"backbone": model.backbone, "projector": model.projector, "gate": model.gate}
+    return model, parts | {"classifier": classifier}
+
+
+def multiply_adds(recipe: Recipe, classes: int | None = None) -> dict[str, int]:
     """Multiply-adds of each part for two views of an image, as published."""
-    macs, size = dict.fromkeys(parts, 0), model.recipe.views.size
+    model, parts = _parts(recipe, classes)
+    macs, size = dict.fromkeys(parts, 0), recipe.views.size
 
     def add(part: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         macs[part] += operations(layer, inputs[0], output)
 
     model.eval()
-    with ExitStack() as hooks, torch.no_grad():
+    with torch.no_grad():
         for name, part in parts.items():
             for layer in part.modules() if part else ():
-                hooks.enter_context(layer.register_forward_hook(partial(add, name)))
-        h = model(torch.zeros(2, 3, size, size, device="meta")).h
-        parts["classifier"](h)
+                layer.register_forward_hook(partial(add, name))
+        parts["classifier"](model(torch.zeros(2, 3, size, size, device="meta")).h)
     return macs
 
 

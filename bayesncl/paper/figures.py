@@ -10,8 +10,8 @@ from bayesncl.data import DATASETS
 from bayesncl.data.images import Images
 from bayesncl.measure.counts import MIN_SUPPORT
 from bayesncl.paper import ledger
-from bayesncl.paper.cells import Cell, Entries, Line, lines_of, mean, spread
-from bayesncl.paper.experiments import MAIN, Experiment, paper
+from bayesncl.paper.cells import Line, mean, spread
+from bayesncl.paper.experiments import MAIN, METHODS
 from bayesncl.progress import plural
 from bayesncl.report import plots
 from bayesncl.report.plots import CORRELATIONS, Curve
@@ -36,34 +36,24 @@ def file_name(name: str, dataset: str = MAIN) -> str:
     return f"{name.removeprefix('figure-')}{f'-{dataset}' * (dataset != MAIN)}.png"
 
 
-def draw(
-    experiment: Experiment, entries: Entries, path: Path, dataset: str = MAIN, scale: str = "paper"
-) -> Path | None:
-    """Draw a figure for one dataset; None if the ledger has nothing to draw."""
-    lines = lines_of(experiment, entries, dataset, scale)
-    return FIGURES[experiment.name](lines, path) if any(line.runs for line in lines) else None
+def sheet_entry(name: str, lines: list[Line]) -> ledger.Entry | None:
+    """The run whose dimensions a sheet shows: the first seed that has exemplars."""
+    runs = (entry for line in lines for entry in line.runs)
+    return next((entry for entry in runs if entry["exemplars"].get(SHEETS[name])), None)
 
 
-def draw_sheet(kind: str, entry: ledger.Entry, test: Images, path: Path) -> Path:
+def draw_sheet(name: str, entry: ledger.Entry, test: Images, path: Path) -> Path:
     """One row of images per dimension: the test images that activate it most."""
-    exemplars = entry["exemplars"][kind]
+    exemplars = entry["exemplars"][SHEETS[name]]
     rows = {str(d["dim"]): [test.pixels[i] for i in d["images"]] for d in exemplars}
     return plots.plot_sheet(rows, path)
-
-
-def sheet_entry(
-    experiment: Experiment, entries: Entries, dataset: str = MAIN, scale: str = "paper"
-) -> ledger.Entry | None:
-    """The run whose dimensions a sheet shows: the first seed that has exemplars."""
-    runs = (e for line in lines_of(experiment, entries, dataset, scale) for e in line.runs)
-    return next((e for e in runs if e["exemplars"].get(SHEETS[experiment.name])), None)
 
 
 def draw_support(lines: list[Line], path: Path) -> Path:
     """Consistency over dimensions that fire on at least s images, one line per seed."""
     curves = []
     for i, line in enumerate(line for line in lines if line.runs):
-        name = f"{paper()['methods'][line.row.method]}, {plural(len(line.runs), 'run')}"
+        name = f"{METHODS[line.row.method]}, {plural(len(line.runs), 'run')}"
         for j, entry in enumerate(line.runs[:MAX_RUNS]):
             by_support = entry["measures"]["curves"]["consistency_by_support"]
             points = [(int(s), share) for s, share in by_support.items() if share is not None]
@@ -75,19 +65,14 @@ def draw_support(lines: list[Line], path: Path) -> Path:
 
 def draw_comparison(lines: list[Line], path: Path) -> Path:
     """Four measures of NCL and BayesNCL: published, ours and sound."""
+    groups = [s for s in SOURCES if any(numbers(line, "consistency", s) for line in lines)]
 
-    def bar(cell: Cell, source: str) -> tuple[float, float] | None:
-        if source == "published":
-            return None if cell.published is None else (cell.published, 0.0)
-        values = getattr(cell, source)
-        return (mean(values), spread(values)) if values else None
+    def bars(line: Line, column: str) -> list[tuple[float, float] | None]:
+        found = [numbers(line, column, source) for source in groups]
+        return [(mean(values), spread(values)) if values else None for values in found]
 
-    groups = [s for s in SOURCES if any(bar(line.cells["consistency"], s) for line in lines)]
     panels = {
-        title: {
-            paper()["methods"][line.row.method]: [bar(line.cells[c], s) for s in groups]
-            for line in lines
-        }
+        title: {METHODS[line.row.method]: bars(line, c) for line in lines}
         for c, title in PANELS.items()
     }
     return plots.plot_bars(panels, groups, path)
@@ -112,13 +97,15 @@ def draw_tradeoff(lines: list[Line], path: Path) -> Path:
     for axis, title in (("rho", "prior"), ("lambda", "KL weight")):
         panels[title] = []
         for i, (source, style) in enumerate((("published", "--"), ("ours", "-"))):
-            points, values = [], []
-            for line in (line for line in lines if axis in line.row.axes):
-                x, y = (number(line, column, source) for column in ("consistency", "acc1"))
-                if x is not None and y is not None:
-                    points.append((x, y))
-                    values.append(line.row.axes[axis])
-            panels[title].append((Curve(i, points, source, style), values))
+            shown = [
+                (line.row.axes[axis], mean(x), mean(y))
+                for line in lines
+                if axis in line.row.axes
+                and (x := numbers(line, "consistency", source))
+                and (y := numbers(line, "acc1", source))
+            ]
+            curve = Curve(i, [(x, y) for _, x, y in shown], source, style)
+            panels[title].append((curve, [value for value, *_ in shown]))
     return plots.plot_tradeoff(panels, path)
 
 
@@ -128,7 +115,7 @@ def draw_gradients(lines: list[Line], path: Path) -> Path:
     for line in (line for line in lines if line.runs):
         runs = [entry["dynamics"] for entry in line.runs[:MAX_RUNS]]
         several = f", {len(runs)} runs" if len(runs) > 1 else ""
-        methods[paper()["methods"][line.row.method] + several] = mean_dynamics(runs)
+        methods[METHODS[line.row.method] + several] = mean_dynamics(runs)
     return plots.plot_dynamics(methods, path)
 
 
@@ -166,16 +153,16 @@ def curves_of(lines: list[Line], axis: str, column: str, sound: bool = False) ->
     for i, method in enumerate(sorted(methods, key=lambda m: m == "cl")):
         for source, style in sources:
             points = [
-                (line.row.axes[axis], y)
+                (line.row.axes[axis], mean(y))
                 for line in lines
-                if line.row.method == method and (y := number(line, column, source)) is not None
+                if line.row.method == method and (y := numbers(line, column, source))
             ]
             if points:
-                curves.append(Curve(i, points, f"{paper()['methods'][method]}, {source}", style))
+                curves.append(Curve(i, points, f"{METHODS[method]}, {source}", style))
     return curves
 
 
-def number(line: Line, column: str, source: str) -> float | None:
-    """A cell as one number: `published`, or the mean of `ours` or of `sound`."""
+def numbers(line: Line, column: str, source: str) -> Sequence[float]:
+    """Values of a cell: the `published` one, or those of our runs, by `ours` or `sound`."""
     found = getattr(line.cells[column], source)
-    return found if source == "published" else mean(found) if found else None
+    return found if source != "published" else () if found is None else (found,)

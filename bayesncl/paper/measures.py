@@ -6,6 +6,7 @@ the paper asks about.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from bayesncl.data import DATASETS
 from bayesncl.data import load as load_split
 from bayesncl.data.images import Images
 from bayesncl.measure import probe
+from bayesncl.measure.dimensions import describe, most_mixed, most_suppressed
 from bayesncl.measure.result import Tree, rounded
 from bayesncl.method.encoder import Encoder
 from bayesncl.method.features import Extracted, Progress, extract
@@ -27,6 +29,8 @@ PROBE_SEEDS = (42, 43, 44)
 MAX_LISTED = 12
 DIGITS = 6  # significant digits of values per dimension
 KINDS = ("h", "z", "gated")
+SHOWN_DIMS, SHOWN_IMAGES, SHOWN_PAIRS = 3, 10, 6  # in the sheets of images
+PAIR_IMAGES = 20  # strongest images of a dimension among which pairs are sought
 
 
 def paper_measures(
@@ -176,6 +180,79 @@ def probe_background(model: Encoder, root: str) -> Tree:
         "size": size,
         "images": [len(train_split), len(test_split)],
     }
+
+
+def exemplars(model: Encoder, test: Images) -> Tree:
+    """Dimensions to look at, each with the test images to look at; empty without labels.
+
+    Returns the lists `high_entropy` (dimensions of the highest class entropy), `pairs` (see
+    `shared_pairs`) and, with gates, `suppressed`. Each item has `dim`, `value` (nats, a product of
+    two features, the share of closed gates), `support`, `images` (indices) and `classes` (names).
+    """
+    if test.labels is None:
+        return {}
+
+    def item(dim: int, value: float, support: np.ndarray, images: list[int]) -> Tree:
+        row = {"dim": int(dim), "value": float(value), "support": int(support[dim])}
+        return row | {"images": images, "classes": [describe_image(test, i) for i in images]}
+
+    def strongest(z: np.ndarray, dim: int) -> list[int]:
+        return np.argsort(-z[:, dim], kind="stable")[:SHOWN_IMAGES].tolist()
+
+    features = extract(model, test)
+    z, table = features.gated, describe(features.gated, test.labels)
+    entropy, support = table.entropy_sum, table.support
+    assert entropy is not None
+    mixed, pairs = most_mixed(table), shared_pairs(z, test.labels, test.backgrounds)
+    out = {
+        "high_entropy": [
+            item(d, entropy[d], support, strongest(z, d)) for d in mixed[:SHOWN_DIMS]
+        ],
+        "pairs": [item(d, value, support, both) for d, value, both in pairs[:SHOWN_PAIRS]],
+    }
+    if features.open is not None:
+        z, table = features.z, describe(features.z, open=features.open)
+        closed, support = table.closed_rate, table.support
+        assert closed is not None
+        dims = most_suppressed(table)[:SHOWN_DIMS]
+        out["suppressed"] = [item(d, closed[d] / 100, support, strongest(z, d)) for d in dims]
+    return out
+
+
+def describe_image(images: Images, i: int) -> str:
+    """Class of an image, with its background if that is known."""
+
+    def name(index: np.ndarray, names: Sequence[str] | None) -> str:
+        return names[int(index[i])] if names else str(int(index[i]))
+
+    assert images.labels is not None
+    text = name(images.labels, images.class_names)
+    if images.backgrounds is None:
+        return text
+    return f"{text} on {name(images.backgrounds, images.background_names)}"
+
+
+def shared_pairs(
+    z: np.ndarray, labels: np.ndarray, backgrounds: np.ndarray | None
+) -> list[tuple[int, float, list[int]]]:
+    """Pairs of images of different classes found by their most similar shared dimension.
+
+    For each dimension k, of its 20 strongest images: the pair of different classes (on the same
+    background, if known) with the greatest z_k z'_k among the pairs that have it in k. Items are
+    (k, product, images), greatest product first; dimensions without such a pair are left out.
+    """
+    found = []
+    for k in range(z.shape[1]):
+        top = np.argsort(-z[:, k], kind="stable")[:PAIR_IMAGES]
+        product = z[top, None] * z[None, top]  # [20, 20, D]
+        allowed = np.triu(labels[top, None] != labels[None, top]) & (product.argmax(2) == k)
+        if backgrounds is not None:
+            allowed &= backgrounds[top, None] == backgrounds[None, top]
+        value = np.where(allowed, product[:, :, k], 0)
+        i, j = np.unravel_index(value.argmax(), value.shape)
+        if value[i, j] > 0:
+            found.append((k, float(value[i, j]), [int(top[i]), int(top[j])]))
+    return sorted(found, key=lambda pair: -pair[1])
 
 
 def scalars(tree: Tree) -> Tree:

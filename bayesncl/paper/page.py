@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -16,21 +16,30 @@ from bayesncl.io import write_atomic
 from bayesncl.measure import registry
 from bayesncl.measure.counts import MIN_SUPPORT
 from bayesncl.measure.interpretability import MATCHED, at_l0
-from bayesncl.paper import cells, figures, ledger
-from bayesncl.paper.cells import NOT_RUN, Entries, Line, label, lines_of, summary
-from bayesncl.paper.claims import CLAIMS, claim_row
-from bayesncl.paper.experiments import EXPERIMENTS, MAIN, PAIR, Experiment, paper, rows
+from bayesncl.paper import figures, ledger
+from bayesncl.paper.cells import (
+    NOT_RUN,
+    Entries,
+    Line,
+    Table,
+    claim_row,
+    count_filled,
+    dig,
+    fill,
+    label,
+    mean,
+    summary,
+    text,
+)
+from bayesncl.paper.experiments import EXPERIMENTS, MAIN, METHODS, PAIR, PAPER, Experiment
 from bayesncl.progress import plural
 from bayesncl.report.tables import format_table
 
-# sound measures beyond the paper's, and their decimals; shares are shown as percent
-SOUND = {
-    registry.named(key): decimals
-    for key, decimals in (
-        ("consistency", 2), ("consistency_mass", 2), *((at_l0(n), 2) for n in MATCHED), ("l0", 1),
-        ("near_dead_share", 1), ("dead_share", 1), ("detector_ap", 3), ("classes_owned", 1),
-    )
-}  # fmt: skip
+# sound measures beyond the paper's, and their decimals
+SOUND = (
+    ("consistency", 2), ("consistency_mass", 2), *((at_l0(n), 2) for n in MATCHED), ("l0", 1),
+    ("near_dead_share", 1), ("dead_share", 1), ("detector_ap", 3), ("classes_owned", 1),
+)  # fmt: skip
 SUPPORTS = ("1", "2", "5", "10", "20", "50", "100")
 KEPT = ("32", "64", "96", "128", "192", "256")
 SHARES = (0.25, 0.5, 0.75)  # of the dimensions in use
@@ -40,7 +49,6 @@ CLOSED = "filtering: closed dimensions, best gamma"
 
 Measures = dict[str, Any]  # of a run, as in the ledger
 Column = tuple[str, Callable[[Measures], float | None], int]  # head, value of a run, decimals
-Drawn = dict[tuple[str, str], str]  # files of pictures by figure and dataset
 markdown = partial(format_table, kind="markdown", left=1)
 
 
@@ -51,38 +59,40 @@ def write(folder: Path, entries: list[ledger.Entry]) -> Path:
     """
     found = ledger.by_setting(entries)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
-    drawn: Drawn = {}
-    for name in figures.FIGURES:
-        for dataset in datasets_of(EXPERIMENTS[name]):
-            path = folder / "figures" / figures.file_name(name, dataset)
-            if figures.draw(EXPERIMENTS[name], found, path, dataset):
-                drawn[name, dataset] = path.name
+    for name, draw in figures.FIGURES.items():
+        for dataset, lines in fill(EXPERIMENTS[name], found).items():
+            if any(line.runs for line in lines):
+                draw(lines, folder / "figures" / figures.file_name(name, dataset))
     path = folder / "results.md"
-    write_atomic(path, render(entries, found, drawn))
+    write_atomic(path, render(entries, found))
     return path
 
 
-def datasets_of(experiment: Experiment) -> list[str]:
-    """Datasets of an experiment, that of the claims first."""
-    names = dict.fromkeys(row.dataset for row in rows(experiment))
-    return sorted(names, key=lambda name: name != MAIN)
-
-
-def render(entries: list[ledger.Entry], found: Entries, drawn: Drawn) -> str:
+def render(entries: list[ledger.Entry], found: Entries) -> str:
     """The page as Markdown."""
-    filled, published = cells.count_filled(found)
-    runs = ledger_summary(entries)
+    filled, published = count_filled(found)
+    tables = {name: fill(experiment, found) for name, experiment in EXPERIMENTS.items()}
+    main = tables["interpretability"][MAIN]
+    head = ["claim, CIFAR-100", "paper", "ours", "sound", "holds in ours", "holds in sound"]
     parts = [
-        "# Results\n", prose("intro", runs=runs, filled=filled, published=published),
+        "# Results\n",
+        prose("intro", runs=ledger_summary(entries), filled=filled, published=published),
         "## Findings\n", "".join(f"- {finding}\n" for finding in notes()["findings"] if entries),
-        claims(found), consistency_gain(found, drawn), retrieval_gain(found), theory(found),
+        "## The paper's claims\n", prose("claims"),
+        markdown(head, [claim_row(claim, found) for claim in PAPER["claims"]]),
+        "## Where the consistency gain comes from\n", prose("consistency"),
+        *pictures("figure-support", "Consistency by minimum support", tables["figure-support"]),
+        *consistency_gain(main), prose("figure-support"),
+        "## Where the retrieval gain comes from\n", *retrieval_gain(main),
+        "## Theory\n", *theory(tables),
         "## How to read the tables\n", prose("reading"),
     ]  # fmt: skip
-    every = EXPERIMENTS.values()
-    parts += [table_part(e, found) for e in every if not e.is_figure]
-    shown = [e for e in every if e.is_figure and e.name != "figure-support"]
-    parts += [figure_part(e, found, drawn) for e in shown]
-    return "\n".join(parts).rstrip() + "\n"
+    for name, experiment in EXPERIMENTS.items():
+        if name != "figure-support":  # shown above
+            part = figure_part if experiment.is_figure else table_part
+            parts += [f"## {name}\n", f"{experiment.title}.\n", prose(name)]
+            parts += part(experiment, tables[name])
+    return "\n".join(part for part in parts if part).rstrip() + "\n"
 
 
 def ledger_summary(entries: list[ledger.Entry]) -> str:
@@ -95,61 +105,14 @@ def ledger_summary(entries: list[ledger.Entry]) -> str:
     return f"{plural(len(entries), 'run')} ({counted}; trained on {', '.join(devices)})"
 
 
-def claims(found: Entries) -> str:
-    """The paper's claims about CIFAR-100, and whether our runs agree."""
-    rows = [claim_row(claim, found) for claim in CLAIMS]
-    head = ["claim, CIFAR-100", "paper", "ours", "sound", "holds in ours", "holds in sound"]
-    return "\n".join(["## The paper's claims\n", prose("claims"), markdown(head, rows)])
+def at(*path: str, times: float = 1.0) -> Callable[[Measures], float | None]:
+    """Function of a run's measures that returns the one at a path, times a factor."""
 
+    def value(run: Measures) -> float | None:
+        found = dig(run, *path)
+        return None if found is None else times * found
 
-def consistency_gain(found: Entries, drawn: Drawn) -> str:
-    """Consistency by minimum support, with shuffled labels, and every sound measure."""
-    lines = lines_of("interpretability", found)
-
-    def by_support(run: Measures, support: str) -> float | None:
-        return run["curves"]["consistency_by_support"].get(support)
-
-    def consistency(run: Measures) -> float | None:
-        return run["paper"]["consistency"]
-
-    def shuffled(run: Measures) -> float | None:
-        return consistency(run["chance"])
-
-    def difference(run: Measures) -> float | None:
-        a, b = consistency(run), shuffled(run)
-        return None if a is None or b is None else a - b
-
-    def sound(run: Measures, measure: registry.Measure) -> float | None:
-        value = run["sound"].get(measure.key)
-        return value if value is None or measure.unit != "share" else 100 * value
-
-    def chance(run: Measures, measure: registry.Measure) -> float | None:
-        return sound(run["chance"], measure)
-
-    by_sound, by_chance = (
-        [(measure.short, partial(value, measure=measure), d) for measure, d in SOUND.items()]
-        for value in (sound, chance)
-    )
-    supports = [(s, partial(by_support, support=s), 2) for s in SUPPORTS]
-    labels = [
-        ("Cons.", consistency, 2),
-        ("labels shuffled", shuffled, 2),
-        ("difference", difference, 2),
-    ]
-    shuffled_sound = method_table(lines, by_chance, PAIR)
-    parts = [
-        "## Where the consistency gain comes from\n", prose("consistency"),
-        *pictures("figure-support", "Consistency by minimum support", drawn),
-        method_table(lines, supports, PAIR, "CIFAR-100, support at least"),
-        prose("shuffled"), method_table(lines, labels),
-        folded(
-            "all sound measures of the main methods",
-            f"{prose('sound')}\n{method_table(lines, by_sound)}\n"
-            f"The same with shuffled labels:\n\n{shuffled_sound}",
-        ),
-        gate_use(lines), prose("figure-support"),
-    ]  # fmt: skip
-    return "\n".join(part for part in parts if part)
+    return value
 
 
 def method_table(
@@ -164,8 +127,40 @@ def method_table(
                 summary([v for run in runs if (v := value(run)) is not None], decimals)
                 for _, value, decimals in columns
             ]
-            rows.append([paper()["methods"][line.row.method], *values, str(len(runs) or NOT_RUN)])
+            rows.append([METHODS[line.row.method], *values, str(len(runs) or NOT_RUN)])
     return markdown([first, *(head for head, *_ in columns), "runs"], rows)
+
+
+def consistency_gain(lines: list[Line]) -> list[str]:
+    """Consistency by minimum support, with shuffled labels, and every sound measure."""
+    consistency, shuffled = at("paper", "consistency"), at("chance", "paper", "consistency")
+
+    def difference(run: Measures) -> float | None:
+        a, b = consistency(run), shuffled(run)
+        return None if a is None or b is None else a - b
+
+    def sound(*above: str) -> list[Column]:
+        measures = [(registry.named(key), decimals) for key, decimals in SOUND]
+        return [
+            (m.short, at(*above, "sound", m.key, times=100 if m.unit == "share" else 1), decimals)
+            for m, decimals in measures
+        ]
+
+    supports = [(s, at("curves", "consistency_by_support", s), 2) for s in SUPPORTS]
+    labels = [
+        ("Cons.", consistency, 2),
+        ("labels shuffled", shuffled, 2),
+        ("difference", difference, 2),
+    ]
+    every = (
+        f"{prose('sound')}\n{method_table(lines, sound())}\n"
+        f"The same with shuffled labels:\n\n{method_table(lines, sound('chance'), PAIR)}"
+    )
+    return [
+        method_table(lines, supports, PAIR, "CIFAR-100, support at least"),
+        prose("shuffled"), method_table(lines, labels),
+        folded("all sound measures of the main methods", every), gate_use(lines),
+    ]  # fmt: skip
 
 
 def gate_use(lines: list[Line]) -> str:
@@ -180,53 +175,45 @@ def gate_use(lines: list[Line]) -> str:
     return prose("gates", closed=closed, opened=opened)
 
 
-def retrieval_gain(found: Entries) -> str:
+def retrieval_gain(lines: list[Line]) -> list[str]:
     """Retrieval by number and by share of kept dimensions."""
-    lines = lines_of("interpretability", found)
-
-    def used(run: Measures) -> float:
-        return float(run["curves"]["dimensions_by_support"][str(MIN_SUPPORT)])
-
-    def with_kept(run: Measures, kept: str) -> float | None:
-        return run["curves"]["retrieval_sound"].get(kept, {}).get("5")
+    used = at("curves", "dimensions_by_support", str(MIN_SUPPORT))
 
     def at_share(run: Measures, share: float) -> float:
         curve = {int(k): p["5"] for k, p in run["curves"]["retrieval_sound"].items()}
-        return float(np.interp(share * used(run), sorted(curve), [curve[k] for k in sorted(curve)]))
+        kept = share * (used(run) or 0)
+        return float(np.interp(kept, sorted(curve), [curve[k] for k in sorted(curve)]))
 
-    numbers: list[Column] = [("in use", used, 0)]
-    numbers += [(f"K {k}", partial(with_kept, kept=k), 2) for k in KEPT]
-    shares = [(f"{100 * share:.0f} %", partial(at_share, share=share), 2) for share in SHARES]
-    return "\n".join([
-        "## Where the retrieval gain comes from\n", prose("retrieval"),
-        method_table(lines, numbers), prose("retrieval-share"), method_table(lines, shares),
-    ])  # fmt: skip
+    by_number = [(f"K {k}", at("curves", "retrieval_sound", k, "5"), 2) for k in KEPT]
+    by_share = [(f"{100 * share:.0f} %", partial(at_share, share=share), 2) for share in SHARES]
+    return [
+        prose("retrieval"), method_table(lines, [("in use", used, 0), *by_number]),
+        prose("retrieval-share"), method_table(lines, by_share),
+    ]  # fmt: skip
 
 
-def theory(found: Entries) -> str:
+def theory(tables: dict[str, Table]) -> list[str]:
     """The paper's theory beside our runs: gates, conflicting features, gradients, suppression."""
-    lines = [line for line in gated_lines(found) if line.runs]
+    gated: dict[str, Line] = {}  # settings with gates that open and close
+    for name, table in tables.items():
+        for line in [] if EXPERIMENTS[name].is_figure else table.get(MAIN, []):
+            if any(run["measures"].get("theory") for run in line.runs):
+                gated.setdefault(ledger.setting(line.row.recipe), line)
+    lines = list(gated.values())
     if not lines:
-        return f"## Theory\n\n{NOT_RUN.capitalize()}.\n"
-    return "\n".join([
-        "## Theory\n",
+        return [f"{NOT_RUN.capitalize()}.\n"]
+    conflicts = [
+        (head, at("conflicting", t, key), 1)
+        for t in CONFLICTS
+        for head, key in ((f"at {t}", "count"), ("by chance", "chance_count"))
+    ]
+    return [
         prose("filtering"), filtering_table(lines),
-        prose("conflicting"), conflict_table(lines_of("interpretability", found)),
-        prose("instability"), instability_table(lines_of("gradients", found)),
+        prose("conflicting"), method_table(tables["interpretability"][MAIN], conflicts),
+        prose("instability"), instability_table(tables["gradients"][MAIN]),
         prose("suppression"), folded("most suppressed dimensions", suppression_table(lines)),
         prose("theory"),
-    ])  # fmt: skip
-
-
-def gated_lines(found: Entries) -> Iterator[Line]:
-    """Lines of all settings with gates that open and close, each setting once."""
-    seen = set()
-    for experiment in EXPERIMENTS.values():
-        for line in [] if experiment.is_figure else lines_of(experiment, found):
-            key = ledger.setting(line.row.recipe)
-            if key not in seen and any(run["measures"].get("theory") for run in line.runs):
-                seen.add(key)
-                yield line
+    ]  # fmt: skip
 
 
 def filtering_table(lines: list[Line]) -> str:
@@ -268,20 +255,6 @@ def holds(rows: Sequence[dict[str, Any]]) -> str:
     return f"{sum(known)} of {len(known)}"
 
 
-def conflict_table(lines: list[Line]) -> str:
-    """Number of conflicting dimensions by threshold."""
-
-    def number(run: Measures, threshold: str, key: str) -> float:
-        return float(run["conflicting"][threshold][key])
-
-    columns = [
-        (head, partial(number, threshold=t, key=key), 1)
-        for t in CONFLICTS
-        for head, key in ((f"at {t}", "count"), ("by chance", "chance_count"))
-    ]
-    return method_table(lines, columns)
-
-
 def instability_table(lines: list[Line]) -> str:
     """Records in which the instability proposition holds, by threshold of the conflict."""
     rows = []
@@ -298,9 +271,9 @@ def instability_table(lines: list[Line]) -> str:
             for key in ("spearman_variance", "spearman_mean_to_deviation")
         ]
         rows.append([
-            paper()["methods"][method],
+            METHODS[method],
             *(f"{sum(each)} of {len(each)}" for each in verdicts),
-            *(f"{cells.mean(each):+.2f}" if each else "–" for each in trends),
+            *(f"{mean(each):+.2f}" if each else "–" for each in trends),
             str(len(runs)),
         ])  # fmt: skip
     head = ["method", *(f"holds at {t}" for t in CONFLICTS), "with variance", "with mean", "runs"]
@@ -322,47 +295,58 @@ def suppression_table(lines: list[Line]) -> str:
     return markdown(["run", "dimension", "closed where it would fire", "fires on", "class"], rows)
 
 
-def table_part(experiment: Experiment, found: Entries) -> str:
-    """A table of the paper with its notes; datasets without a run come last."""
-    parts = [f"## {experiment.name}\n", f"{experiment.title}.\n", prose(experiment.name)]
-    for section in sorted(cells.sections(experiment, found), key=lambda section: not section.runs):
-        header, rows = cells.text(section)
-        done, total = sum(bool(line.runs) for line in section.lines), len(section.lines)
-        some = "all rows run" if done == total else f"{done} of {total} rows run"
-        title = f"{DATASETS[section.dataset].title}: {some if done else NOT_RUN}"
-        parts.append(folded(title, markdown(header, rows, left=2)))
-    return "\n".join(part for part in parts if part)
+def table_part(experiment: Experiment, table: Table) -> list[str]:
+    """A table of the paper by dataset; those without a run come last."""
+    parts = []
+    for dataset, lines in by_runs(table):
+        done = sum(bool(line.runs) for line in lines)
+        some = "all rows run" if done == len(lines) else f"{done} of {len(lines)} rows run"
+        title = f"{DATASETS[dataset].title}: {some if done else NOT_RUN}"
+        parts.append(folded(title, markdown(*text(lines), left=2)))
+    return parts
 
 
-def figure_part(experiment: Experiment, found: Entries, drawn: Drawn) -> str:
+def by_runs(table: Table) -> list[tuple[str, list[Line]]]:
+    """Datasets with runs first."""
+    return sorted(table.items(), key=lambda item: not any(line.runs for line in item[1]))
+
+
+def figure_part(experiment: Experiment, table: Table) -> list[str]:
     """A figure for each dataset with runs; instead of a sheet, the classes of its images."""
-    name, title = experiment.name, experiment.title
-    parts = [f"## {name}\n", f"{title}.\n", prose(name)]
-    shown = pictures(name, title, drawn)
-    for dataset in datasets_of(experiment) if name in figures.SHEETS else ():
-        entry = figures.sheet_entry(experiment, found, dataset)
-        if entry is not None:
-            table = exemplar_table(figures.SHEETS[name], entry)
-            head = f"{DATASETS[dataset].title}: the dimensions and the classes of their images"
-            shown.append(folded(head, table))
-    if shown and name in figures.SHEETS:
-        command = f"`bayesncl reproduce {name} --data DIR`"
-        parts.append(f"{command} draws them; we may not publish the images.\n")
-    parts += shown or [f"{NOT_RUN.capitalize()}.\n"]
-    return "\n".join(part for part in parts if part)
+    name = experiment.name
+    if name not in figures.SHEETS:
+        parts = pictures(name, experiment.title, table)
+    else:
+        found = {d: figures.sheet_entry(name, lines) for d, lines in main_first(table)}
+        head = "{}: the dimensions and the classes of their images"
+        parts = [
+            folded(head.format(DATASETS[dataset].title), exemplar_table(name, entry))
+            for dataset, entry in found.items()
+            if entry is not None
+        ]
+        if parts:
+            command = f"`bayesncl reproduce {name} --data DIR`"
+            parts.insert(0, f"{command} draws them; we may not publish the images.\n")
+    return parts or [f"{NOT_RUN.capitalize()}.\n"]
 
 
-def pictures(name: str, title: str, drawn: Drawn) -> list[str]:
-    """The drawn pictures of a figure, with their datasets."""
+def main_first(table: Table) -> list[tuple[str, list[Line]]]:
+    """The dataset of the claims first."""
+    return sorted(table.items(), key=lambda item: item[0] != MAIN)
+
+
+def pictures(name: str, title: str, table: Table) -> list[str]:
+    """The pictures of a figure, one for each dataset with runs."""
     return [
-        f"{DATASETS[dataset].title}:\n\n![{title}](figures/{path})\n"
-        for (figure, dataset), path in drawn.items()
-        if figure == name
+        f"{DATASETS[dataset].title}:\n\n![{title}](figures/{figures.file_name(name, dataset)})\n"
+        for dataset, lines in main_first(table)
+        if any(line.runs for line in lines)
     ]
 
 
-def exemplar_table(kind: str, entry: ledger.Entry) -> str:
+def exemplar_table(name: str, entry: ledger.Entry) -> str:
     """The dimensions of a sheet and the classes of their images."""
+    kind = figures.SHEETS[name]
     value, images = {
         "high_entropy": ("class entropy of its mass (nats)", "its strongest test images"),
         "suppressed": ("closed where it would fire", "its strongest test images"),

@@ -16,19 +16,20 @@ from bayesncl.cli.app import app
 from bayesncl.data import load
 from bayesncl.measure.result import Result
 from bayesncl.paper import ledger, measures, runner
-from bayesncl.paper.experiments import EXPERIMENTS, runs
+from bayesncl.paper.experiments import EXPERIMENTS
 from bayesncl.progress import Display
 from bayesncl.recipes import Recipe, change, named
 from bayesncl.training.loop import Interrupted
 from bayesncl.training.run_folder import RunFolder
 
-from .conftest import at_full_size, smoke
+from .conftest import smoke
 
 MAIN = EXPERIMENTS["interpretability"]
 
 
 def run_list(recipes: list[Recipe], results: Path, models: Path, **options: Any) -> list[Path]:
-    return runner.run_list(recipes, MAIN, results, models, **{"scale": "smoke"} | options)
+    space = runner.Workspace(results, models, **{"scale": "smoke"} | options)
+    return runner.run_list(recipes, MAIN, space)
 
 
 class Killer(Display):
@@ -132,7 +133,7 @@ def test_a_missing_measure_is_added_and_nothing_replaced(
         monkeypatch.setattr(runner, "train", lambda *a, **k: pytest.fail("trained again"))
     models = tmp_path / ("models" if kept else "elsewhere")
     monkeypatch.setattr(runner, "evaluate", lambda *a, **k: pytest.fail("evaluated again"))
-    runner.run_list([recipe], needs, tmp_path, models, scale="smoke")
+    runner.run_list([recipe], needs, runner.Workspace(tmp_path, models, scale="smoke"))
     after = ledger.read_entry(path)
     assert runner.lacking(after, needs, "smoke") == set()
     source = after.pop("added")["extra.scenes"]
@@ -140,20 +141,6 @@ def test_a_missing_measure_is_added_and_nothing_replaced(
     del before["checksum"], after["checksum"]
     assert after["extra"].pop("scenes")["h"]["acc1"] > 0
     assert after == before
-
-
-def test_time_is_estimated_from_the_ledger_or_as_stated(entry: dict[str, Any]) -> None:
-    ncl = named("cifar100-ncl")
-    assert runner.estimate(ncl) == pytest.approx(300.0)
-    assert runner.estimate(change(ncl, ["run.epochs=100"])) == pytest.approx(150.0)
-    imagenet = named("imagenet100-ncl")
-    assert runner.estimate(imagenet) == pytest.approx(100 * 14.8)
-    assert runner.estimate(runs(EXPERIMENTS["resnet50"])[0]) > runner.estimate(imagenet)
-    known = at_full_size(entry, ncl)
-    known |= {"epochs": 200, "seconds": {"train": 380.0, "per_epoch": 1.9, "evaluate": 20.0}}
-    shared = known | {"seconds": {"train": 900.0, "per_epoch": 4.5, "evaluate": 20.0}}
-    estimate = runner.estimate(named("cifar100-cl"), [shared, known, entry])
-    assert estimate == pytest.approx(400.0)
 
 
 def test_exemplars_are_the_strongest_images(entry: dict[str, Any]) -> None:
@@ -227,6 +214,7 @@ def test_a_finished_run_gets_its_measures_later(
 
 
 def test_background_sets_are_found_under_the_data_folder(waterbirds: Path) -> None:
-    library = runner.Library(str(waterbirds.parent), Display(quiet=True))
-    assert library.backgrounds() == {"waterbirds_like": str(waterbirds)}
-    assert runner.Library(None, Display(quiet=True)).backgrounds() == {}
+    here = Path()
+    found = runner.Workspace(here, here, str(waterbirds.parent)).backgrounds()
+    assert found == {"waterbirds_like": str(waterbirds)}
+    assert runner.Workspace(here, here).backgrounds() == {}
