@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from bayesncl import inputs
-from bayesncl.codes.fit import judged_rows, judging_data
 from bayesncl.codes.folder import CodesFolder, Rows
 from bayesncl.codes.heat import N_CHECKED, find_layer, heatmaps_of_run, masking_drop
+from bayesncl.codes.judge import judged_rows, judging_data
 from bayesncl.data import DATASETS
 from bayesncl.data import load as load_split
 from bayesncl.data.images import Images, Progress, spread_evenly
@@ -143,8 +143,8 @@ def measure_codes(
     """Measure a folder of codes; `measure_features` has the options."""
     here = CodesFolder(folder)
     about = here.about()
-    codes, rows = here.codes(), here.rows(about)
-    z, labels, given = judging_data(codes, here.embeddings(about), rows)
+    codes, rows = here.codes(), here.rows()
+    z, labels, given = judging_data(codes, here.embeddings(), rows)
     chosen = judged_rows(rows)
     every = read_factors(factor_paths or {}, np.array(rows.names), len(rows))
     factors = {name: y[chosen] for name, y in every.items()}

@@ -13,7 +13,6 @@ import json
 import os
 import secrets
 import shutil
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,12 +20,10 @@ from typing import TYPE_CHECKING, Any
 from bayesncl.errors import InputError, as_input_error
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
 # Files of a codes folder that are written together.
 CODES, ROWS, EMBEDDINGS = "codes.json", "rows.json", "embeddings.npy"
-CRC_BLOCK_BYTES = 1 << 20
 
 
 def write_atomic(path: Path | str, data: bytes | str) -> None:
@@ -86,14 +83,6 @@ def npy_header(shape: tuple[int, ...], dtype: str) -> bytes:
     fields = {"descr": dtype, "fortran_order": False, "shape": shape}
     npy.write_array_header_1_0(header, fields)
     return header.getvalue()
-
-
-def crc32(rows: np.ndarray) -> int:
-    """CRC-32 of an array's bytes, in blocks: the array may be memory-mapped."""
-    crc, step = 0, max(1, CRC_BLOCK_BYTES // max(1, rows[:1].nbytes))
-    for start in range(0, len(rows), step):
-        crc = zlib.crc32(rows[start : start + step].tobytes(), crc)
-    return crc
 
 
 def cache_folder() -> Path:

@@ -14,7 +14,6 @@ from bayesncl.atlas.build import MARKER
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.names import merge_names, names_tree, parse_names
 from bayesncl.errors import InputError
-from bayesncl.jobs.naming import save_names
 
 NAMES = "/names.json"  # GET reads the names of the codes, POST merges names into them
 MAX_POST_BYTES = 16_000_000
@@ -90,7 +89,7 @@ def save_posted(codes: Sequence[CodesFolder], body: bytes) -> None:
         own = folder.names()
         same = [e for e in given if (e.fingerprint, e.dims) == (own.fingerprint, own.dims)]
         if any(each.dimensions or each.checks for each in same):
-            save_names(folder, merge_names([own, *same])[0])
+            folder.save_names(merge_names([own, *same])[0])
 
 
 def make_server(

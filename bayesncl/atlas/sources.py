@@ -20,6 +20,7 @@ from bayesncl.codes.encoders import PhotoEncoder
 from bayesncl.codes.folder import CodesFolder, Rows, file_stat
 from bayesncl.codes.heat import Heatmaps, heatmaps_of_codes, heatmaps_of_run, strongest_heatmaps
 from bayesncl.codes.names import FINGERPRINT_DIGITS, clean_names
+from bayesncl.codes.open import PhotoCodes
 from bayesncl.data import DATASETS, load
 from bayesncl.data import arrays as array_images
 from bayesncl.data.folder import safe_name
@@ -28,8 +29,6 @@ from bayesncl.errors import InputError, as_input_error, first_line, printable
 from bayesncl.inputs import read_arrays
 from bayesncl.io import digest, is_codes
 from bayesncl.jobs.audit import KINDS, audit_folder, stored_findings
-from bayesncl.jobs.explain import read_saved
-from bayesncl.jobs.saved import load_result, save_result
 from bayesncl.measure.figures import KEPT
 from bayesncl.measure.topk import keep
 from bayesncl.method.encoder import Encoder
@@ -179,7 +178,7 @@ def show_codes(paths: Sequence[Path], options: AtlasOptions, display: Display) -
     ]
     if options.audit:
         display.busy("looking for things to check")
-        save_result(first, "audit", {"findings": audit_folder(first)})
+        first.save_result("audit", {"findings": audit_folder(first)})
     pages = {"check": load_findings(first, rows, options.root), "new": load_new(first)}
     return runs, images, {key: page for key, page in pages.items() if page is not None}
 
@@ -209,7 +208,7 @@ def load_findings(folder: CodesFolder, rows: Rows, root: str | None) -> JobPage 
 
 def load_new(folder: CodesFolder) -> JobPage | None:
     """What the last comparison found; files of another size than then are not shown."""
-    tree = load_result(folder, "compare")
+    tree = folder.load_result("compare")
     if tree is None:
         return None
     with as_input_error(f"{folder}/compare.json is damaged", TypeError, ValueError, LookupError):
@@ -259,7 +258,7 @@ def describe_codes(
     return AtlasRun(
         folder.folder.resolve().name, z, sentence=f"{sentence} {remark}".strip(),
         fingerprint=folder.fingerprint(), heat=maps, verdict=verdict_lines(folder.verdict()),
-        explain=read_saved(folder), names=folder.names(codes), seen=seen_share(spec),
+        explain=folder.load_result("explain"), names=folder.names(codes), seen=seen_share(spec),
         groups=groups,
     )  # fmt: skip
 
@@ -289,7 +288,7 @@ def heat_of_codes(
     if isinstance(images, Photos) and not options.heat:
         return NO_HEAT
     try:
-        model = folder.model("cpu", options.encoder)
+        model = PhotoCodes(folder, "cpu", options.encoder)
         sight = heatmaps_of_codes(model)
         if isinstance(images, Images):
             return strongest_heatmaps(sight, images.pixels, z, progress=display.count)

@@ -47,7 +47,7 @@ def out_table(help: str, *names: str) -> Any:
             from bayesncl.codes.table import check_table
 
             check_table(path)
-        return check_output_file(path)
+        return path
 
     return opt("FILE", help, *names, callback=check)
 

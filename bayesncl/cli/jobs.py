@@ -25,17 +25,16 @@ def audit(
     """List likely wrong labels, odd images and duplicates."""
     display = common.open_display(quiet)
     from bayesncl.codes.folder import CodesFolder
+    from bayesncl.codes.table import write_tuples
     from bayesncl.jobs.audit import Finding, audit_folder, summarize
-    from bayesncl.jobs.saved import save_result
-    from bayesncl.jobs.table import write_table
 
     display.busy("comparing images")
     folder = CodesFolder(codes)
     found = audit_folder(folder, near=near, device=device)
-    write_table(out, found, Finding._fields)
+    write_tuples(out, Finding, found)
     display.close()
     print(summarize(found, n))
-    save_result(folder, "audit", {"findings": found})
+    folder.save_result("audit", {"findings": found})
     display.note(f"to look at them: bayesncl atlas {codes} --serve, page To check")
 
 
@@ -53,15 +52,15 @@ def find(
     """Find images like a photo, or strong in named dimensions."""
     display = common.open_display(quiet)
     from bayesncl.codes.folder import CodesFolder
+    from bayesncl.codes.table import write_tuples
     from bayesncl.device import find_device
     from bayesncl.jobs.find import Match, find_images
-    from bayesncl.jobs.table import write_table
 
     found = find_images(
         CodesFolder(codes), photo, name or (), without or (), n=n,
         device=str(find_device(device)), encoder=encoder,
     )  # fmt: skip
-    write_table(out, found, Match._fields)
+    write_tuples(out, Match, found)
     display.close()
     for match in found:
         print(f"{match.score:6.3f}  {printable(match.label, 24):24}  {printable(match.image, 200)}")
@@ -79,14 +78,15 @@ def compare(
     """Compare new images with the fitted ones."""
     display = common.open_display(quiet)
     from bayesncl.codes.folder import CodesFolder
+    from bayesncl.codes.open import PhotoCodes
+    from bayesncl.codes.table import write_tuples
     from bayesncl.device import find_device
     from bayesncl.jobs.compare import Novel, save, summarize
     from bayesncl.jobs.compare import compare as compare_images
-    from bayesncl.jobs.table import write_table
 
-    model = CodesFolder(codes).model(find_device(device), encoder)
+    model = PhotoCodes(CodesFolder(codes), find_device(device), encoder)
     found = compare_images(model, images, display.count)
-    write_table(out, found.images, Novel._fields)
+    write_tuples(out, Novel, found.images)
     display.close()
     print(summarize(found, n))
     save(model.folder, images, found)
@@ -109,14 +109,14 @@ def explain(
     """
     display = common.open_display(quiet)
     from bayesncl.codes.folder import CodesFolder
+    from bayesncl.codes.table import write_tuples
     from bayesncl.jobs import explain as job
-    from bayesncl.jobs.table import write_table
 
     display.busy("fitting classifiers")
     folder = CodesFolder(codes)
     found, z, rows = job.explain_folder(folder, labels, groups, without or ())
     row = None if image is None else job.find_image(rows, image)
-    write_table(out, found.weights, job.Weight._fields)
+    write_tuples(out, job.Weight, found.weights)
     job.save(folder, found)
     display.close()
     print(job.summarize(found, n) if row is None else job.explain_image(found, z[row], 2 * n))

@@ -89,6 +89,10 @@ class Request:
     std: tuple[float, ...] | None = None
     mirror: bool | None = None
 
+    def given(self) -> dict[str, Any]:
+        """The options that were given."""
+        return {name: v for name, v in asdict(self).items() if v not in (None, "")}
+
     def view(self, own: View) -> View:
         """The encoder's own view with the requested changes."""
         own = own if self.size is None else own.at_size(self.size)
@@ -127,6 +131,10 @@ class PhotoEncoder:
             "view": json.dumps(asdict(view)) if transform is None else "its own",
             "probes": [[float(f"{v:.6g}") for v in row] for row in rows],
         }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The encoder as codes.json stores it: how to open it, and what it does."""
+        return asdict(self.request) | {"signature": self.signature}
 
     @property
     def name(self) -> str:

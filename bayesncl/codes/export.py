@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from bayesncl.codes.encoders import METADATA_KEY, View, pool, view_of
 from bayesncl.codes.estimator import ReadableCodes
-from bayesncl.codes.folder import PhotoCodes
+from bayesncl.codes.open import PhotoCodes
 from bayesncl.codes.preprocess import prepare
 from bayesncl.errors import InputError, as_input_error, import_extra
 from bayesncl.io import check_output_file, write_atomic

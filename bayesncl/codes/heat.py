@@ -26,7 +26,7 @@ from bayesncl.method.heads import Features, Prototypes
 from bayesncl.method.losses import unit_rows
 
 if TYPE_CHECKING:
-    from bayesncl.codes.folder import PhotoCodes
+    from bayesncl.codes.open import PhotoCodes
 
 N_STRONGEST = 8  # dimensions per image with a map
 N_CONTROLS = 4  # random quarters beside the hottest one

@@ -1,17 +1,33 @@
-"""Open a trained model or fitted codes from a path."""
+"""Open a trained model or fitted codes from a path: `load`, and the PhotoCodes it returns."""
 
 from __future__ import annotations
 
+import copy
 import warnings
+from contextlib import suppress
+from functools import cached_property
+from html import escape
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
+from torch import Tensor
 
-from bayesncl.codes.folder import CodesFolder, PhotoCodes
-from bayesncl.errors import InputError
+from bayesncl.codes.encoders import PhotoEncoder
+from bayesncl.codes.folder import CodesFolder
+from bayesncl.codes.notebook import Cell, Html, gallery
+from bayesncl.data.images import spread_evenly
+from bayesncl.data.pixels import Pictures, as_batch, read_picture
+from bayesncl.errors import InputError, printable
 from bayesncl.io import is_codes
+from bayesncl.measure.verdict import render_html
 from bayesncl.method.encoder import Encoder
+from bayesncl.method.losses import check_n_active
 from bayesncl.training.checkpoint import open_model
+
+MAX_SHOWN_ROWS = 50_000  # fitted rows among which `show` looks for images
 
 
 def load(
@@ -32,10 +48,149 @@ def load(
     InputError.
     """
     if is_codes(path):
-        return CodesFolder(path).model(device, encoder)
+        return PhotoCodes(CodesFolder(path), device, encoder)
     if encoder is not None:
         raise InputError(f"{path} is not a folder of codes, so it takes no encoder")
     model, note = open_model(Path(path), device)
     if note:
         warnings.warn(note, stacklevel=2)
     return model
+
+
+class PhotoCodes:
+    """Codes of images: an encoder trained by others, and the head that `fit` trained on it.
+
+    `bayesncl.load` returns it for a folder that `bayesncl fit` wrote.
+
+    Attributes
+    ----------
+    folder : the CodesFolder it was loaded from.
+    codes : the ReadableCodes, from embeddings to codes.
+    device : where both run.
+    named : the encoder as given to `load`; needed if it is Python code.
+    """
+
+    def __init__(
+        self, folder: CodesFolder, device: torch.device | str = "cpu", named: str | None = None
+    ) -> None:
+        self.folder, self.device, self.named = folder, device, named
+        self.codes = folder.codes(str(device))
+
+    @cached_property
+    def encoder(self) -> PhotoEncoder:
+        """From images to embeddings, opened at first use; InputError for codes of an array."""
+        return self.folder.open_encoder(self.device, self.named)
+
+    def encode(
+        self, images: Pictures, gated: bool = True, n_active: int | None = None, batch: int = 64
+    ) -> Tensor:
+        """Codes of images.
+
+        Parameters
+        ----------
+        images : one or many: uint8, or float in [0, 1], [N, 3, H, W] or [N, H, W, 3], gray with
+            one channel; or PIL images or paths. They are resized and cropped for the encoder.
+        gated : False is refused for codes with gates (``bayesncl``), which have no other form.
+        n_active : keep only the `n_active` strongest dimensions per image.
+        batch : images per forward pass.
+
+        Returns
+        -------
+        [N, D] float32 on the CPU, non-negative, rows of unit length.
+        """
+        if not gated and self.codes.method == "bayesncl":
+            raise InputError("gated=False applies to trained runs; codes by bayesncl are gated")
+        check_n_active(n_active, self.codes.n_components_)
+        return torch.from_numpy(self.transform(self.embed(images, batch), n_active))
+
+    def embed(self, images: Pictures, batch: int = 64) -> np.ndarray:
+        """Embeddings of images (see `encode`), float32 [N, F]."""
+        encoder, given = self.encoder, as_batch(images)
+        parts = [np.empty((0, encoder.features), np.float32)]
+        for start in range(0, len(given), batch):
+            part = as_pictures(given[start : start + batch])
+            ready = [read_picture(p, encoder.prepare, encoder.max_decoded_side) for p in part]
+            parts.append(encoder.embed(np.stack(ready)))
+        return np.concatenate(parts)
+
+    def transform(self, X: Any, n_active: int | None = None) -> np.ndarray:
+        """Codes [N, D] of embeddings [N, F]."""
+        if len(X) == 0:
+            return np.empty((0, self.codes.n_components_), np.float32)
+        options = {"n_active": n_active or self.codes.n_active, "sparse_output": False}
+        z: np.ndarray = copy.copy(self.codes).set_params(**options).transform(X)
+        return z
+
+    def show(self, dimension: int | str, n: int = 12) -> Html:
+        """Show in a notebook the fitted images on which a dimension is strongest.
+
+        Parameters
+        ----------
+        dimension : its number or its name.
+        n : number of images.
+
+        Returns
+        -------
+        Html, which a notebook displays.
+        """
+        names = self.codes.get_feature_names_out().tolist()
+        k = names.index(dimension) if dimension in names else dimension
+        if not isinstance(k, int | np.integer) or not 0 <= k < len(names):
+            known = f"0 to {len(names) - 1}, or a name"
+            raise InputError(f"no dimension {printable(str(dimension))}: expected {known}")
+        return Html(self._gallery(int(k), n))
+
+    def show_image(self, image: Pictures, n_active: int = 5, n: int = 6) -> Html:
+        """Show in a notebook an image and its strongest dimensions.
+
+        Parameters
+        ----------
+        image : one image, as for `encode`; of a list the first.
+        n_active : number of dimensions.
+        n : number of fitted images per dimension.
+
+        Returns
+        -------
+        Html, which a notebook displays.
+        """
+        picture = as_pictures(as_batch(image)[:1])[0]
+        z = self.encode(picture, n_active=min(n_active, self.codes.n_components_))[0]
+        parts = [gallery("", [(picture, picture.name if isinstance(picture, Path) else "")])]
+        for k in z.argsort(descending=True)[: int((z > 0).sum())].tolist():
+            parts.append(self._gallery(k, n, f": {z[k]:.2f}"))
+        return Html("\n".join(parts))
+
+    def _repr_html_(self) -> str:
+        """The verdict, as a notebook shows it."""
+        tree = self.folder.verdict()
+        return f"<pre>{escape(str(self.folder))}</pre>" if tree is None else render_html(tree)
+
+    def _gallery(self, k: int, n: int, note: str = "") -> str:
+        """HTML of the fitted images on which dimension k is strongest, with their labels."""
+        name = str(self.codes.get_feature_names_out()[k])
+        title = f"dimension {k}" + ("" if name == f"z{k}" else f", {name}") + note
+        rows, (chosen, z) = self.folder.rows(), self._fitted
+        order = np.argsort(-z[:, k], kind="stable")[:n]
+        order = order[z[order, k] > 0]
+        index, texts = chosen[order], rows.texts() or rows.names
+        paths: list[Path | None] = [None] * len(index)
+        with suppress(InputError):  # fitted on an array, or the images were moved
+            paths = self.folder.photo_paths(rows, index)
+        values = z[order, k]
+        cells: list[Cell] = [(p, f"{texts[i]} {v:.2f}") for p, i, v in zip(paths, index, values)]
+        return gallery(title, cells)
+
+    @cached_property
+    def _fitted(self) -> tuple[np.ndarray, np.ndarray]:
+        """At most 50,000 fitted rows, spread evenly, and their codes."""
+        x = self.folder.embeddings()
+        chosen = spread_evenly(len(x), MAX_SHOWN_ROWS)
+        return chosen, self.transform(x[chosen])
+
+
+def as_pictures(batch: Tensor | list[Image.Image | Path]) -> list[Image.Image | Path]:
+    """PIL images and paths; pixels [n, 3, H, W] become PIL images."""
+    if not isinstance(batch, Tensor):
+        return batch
+    pixels = batch if batch.dtype == torch.uint8 else (batch * 255).round().to(torch.uint8)
+    return [Image.fromarray(x.permute(1, 2, 0).cpu().numpy()) for x in pixels]

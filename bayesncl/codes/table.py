@@ -1,30 +1,53 @@
-"""Tables as .csv or .parquet files."""
+"""Tables as files: features with names as .npz, .csv, .parquet or sparse vectors."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bayesncl.errors import InputError
-from bayesncl.inputs import guard_cell, import_pyarrow
-from bayesncl.io import write_atomic
+from bayesncl.inputs import COLUMNS, factorize, guard_cell, import_pyarrow
+from bayesncl.io import check_output_file, write_atomic, write_saved
+
+SPARSEVEC, POINTS = ".sparsevec.csv", ".jsonl"  # for pgvector and Qdrant
 
 
-def check_table(path: Path) -> None:
-    """Raise InputError, before the work, if the table could not be written."""
+@dataclass(frozen=True)
+class Table:
+    """Features z [N, D] with a name per row, and classes if there are any."""
+
+    z: np.ndarray
+    names: Sequence[str]
+    labels: Sequence[str] | None = None
+    columns: Sequence[str] | None = None  # names of the dimensions
+    novelty: np.ndarray | None = None  # [N], of codes: entropy of the dense code
+
+    def rows(self) -> dict[str, Sequence[Any]]:
+        """Name, and label and novelty if there are any, of each row."""
+        found = {"name": self.names, "label": self.labels, "novelty": self.novelty}
+        return {heading: list(values) for heading, values in found.items() if values is not None}
+
+
+def check_table(path: Path, *others: str) -> None:
+    """Raise InputError, before the work, if a .csv, .parquet or `others` cannot be written."""
+    endings = (".csv", ".parquet", *others)
+    if path.suffix not in endings:
+        expected = ", ".join(filter(None, endings))
+        raise InputError(f"{path}: expected a name that ends in {expected}")
     if path.suffix == ".parquet":
         import_pyarrow()
-    elif path.suffix != ".csv":
-        raise InputError(f"{path}: expected a name that ends in .csv or .parquet")
+    check_output_file(path)
 
 
 def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Write columns of texts and numbers by heading."""
+    """Write columns of texts and numbers by heading, as .csv or .parquet."""
     columns = {heading: list(map(_encodable, values)) for heading, values in columns.items()}
     if path.suffix == ".parquet":
         pyarrow, buffer = import_pyarrow(), io.BytesIO()
@@ -35,6 +58,58 @@ def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
     for row in (columns, *zip(*columns.values())):
         writer.writerow(map(_cell, row))
     write_atomic(path, text.getvalue())
+
+
+def write_tuples(path: Path | None, kind: Any, rows: Sequence[Any]) -> None:
+    """Write named tuples of one kind as a table; nothing without a path."""
+    if path is not None:
+        write_table(path, {name: [row[i] for row in rows] for i, name in enumerate(kind._fields)})
+
+
+def write_features(path: Path, table: Table, long: bool = False) -> None:
+    """Write features in the format of the path; `long`: one row per active dimension."""
+    z, given = table.z, table.rows()
+    headings = list(table.columns or (f"z{i}" for i in range(z.shape[1])))
+    for i, name in enumerate(headings):  # none may mean something else in a table
+        headings[i] = f"{name} (z{i})" if name.strip().lower() in COLUMNS else name
+    if path.suffix in ("", ".npz"):
+        arrays = {"z": z, "names": np.array(table.names)}
+        if table.labels is not None:
+            arrays["y"], arrays["class_names"] = factorize(np.array(table.labels))
+        more = {"novelty": table.novelty, "dimensions": table.columns}
+        arrays |= {name: np.array(v) for name, v in more.items() if v is not None}
+        write_saved(path, np.savez, **arrays)
+    elif path.suffix == POINTS:
+        write_atomic(path, "".join(_point(i, row, given) for i, row in enumerate(z)))
+    elif path.name.endswith(SPARSEVEC):
+        given.pop("novelty", None)
+        write_table(path, given | {"codes": [_sparsevec(row) for row in z]})
+    elif long:
+        rows, dims = (index.tolist() for index in np.nonzero(z))
+        long_table: dict[str, Any] = {"image": [table.names[i] for i in rows], "dimension": dims}
+        long_table |= {"name": [headings[k] for k in dims], "value": z[rows, dims]}
+        write_table(path, long_table)
+    else:
+        write_table(path, given | dict(zip(headings, z.T.copy())))
+
+
+def _entries(row: np.ndarray) -> tuple[list[int], list[float]]:
+    """Index and value of the entries that are not 0; nine digits restore a float32."""
+    index = np.flatnonzero(row)
+    return index.tolist(), [float(f"{value:.9g}") for value in row[index]]
+
+
+def _sparsevec(row: np.ndarray) -> str:
+    """A row in the text form of pgvector, which counts from 1."""
+    pairs = ",".join(f"{i + 1}:{value}" for i, value in zip(*_entries(row)))
+    return f"{{{pairs}}}/{len(row)}"
+
+
+def _point(i: int, row: np.ndarray, given: Mapping[str, Sequence[Any]]) -> str:
+    """A line of JSON: a point of Qdrant with the sparse vector `codes`."""
+    vector = {"codes": dict(zip(("indices", "values"), _entries(row)))}
+    payload = {key: column[i] for key, column in given.items()}
+    return json.dumps({"id": i, "vector": vector, "payload": payload}, default=float) + "\n"
 
 
 def _encodable(value: Any) -> Any:

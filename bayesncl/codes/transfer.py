@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 
 from bayesncl.codes.dense import dense_codes
@@ -17,46 +15,29 @@ SAME = 0.7  # cosine of the squared activations from which two dimensions are th
 MIN_SHARED, MAX_SHARED = 20, 20_000  # images in both codes
 
 
-@dataclass
-class Transfer:
-    """What happened to the names of other codes."""
-
-    moved: dict[int, int] = field(default_factory=dict)  # old dimension -> new dimension
-    doubtful: list[tuple[int, str, int, float]] = field(default_factory=list)
-    # old dimension, its name, the best new one (-1: none) and their cosine; not moved
-
-    def lines(self) -> list[str]:
-        """What a person should know and check."""
-        if not self.moved and not self.doubtful:
-            return []
-        total = len(self.moved) + len(self.doubtful)
-        lines = [f"names: {len(self.moved)} of {total} moved to the matching dimensions"]
-        for k, name, partner, cosine in self.doubtful:
-            best = f"best match z{partner}, cosine {cosine:.2f}" if partner >= 0 else "no match"
-            lines.append(f"- not moved: z{k} {name!r} ({best})")
-        return lines
+def carry_names(old: CodesFolder, new: CodesFolder) -> tuple[Annotations, list[str]]:
+    """The names of `new` with those that move there from `old`, and lines that say which did."""
+    names, into = old.names(), new.names()
+    if not names.dimensions or names.fingerprint == into.fingerprint:
+        return into, []
+    return transfer_names(names, into, *match_columns(*shared_codes(old, new))[:2])
 
 
 def transfer_names(
     old: Annotations, new: Annotations, partner: np.ndarray, cosine: np.ndarray
-) -> tuple[Annotations, Transfer]:
+) -> tuple[Annotations, list[str]]:
     """Add entries of old dimensions to those of their partners [D], where the cosine [D] allows."""
-    result, added = Transfer(), Annotations(new.fingerprint, new.run, new.dims)
+    added, doubtful = Annotations(new.fingerprint, new.run, new.dims), []
     for k, entries in sorted(old.dimensions.items()):
         if cosine[k] >= SAME:
-            result.moved[k] = int(partner[k])
             added.dimensions[int(partner[k])] = list(entries)
         else:
-            result.doubtful.append((k, old.name(k), int(partner[k]), float(cosine[k])))
-    return merge_names([new, added])[0], result
-
-
-def carry_names(old: CodesFolder, new: CodesFolder) -> tuple[Annotations, Transfer]:
-    """The names of `new`, with those that move there from `old`. Nothing is written."""
-    names, into = old.names(), new.names()
-    if not names.dimensions or names.fingerprint == into.fingerprint:
-        return into, Transfer()
-    return transfer_names(names, into, *match_columns(*shared_codes(old, new))[:2])
+            best = f"best match z{partner[k]}, cosine {cosine[k]:.2f}"
+            best = best if partner[k] >= 0 else "no match"
+            doubtful.append(f"- not moved: z{k} {old.name(k)!r} ({best})")
+    moved, total = len(old.dimensions) - len(doubtful), len(old.dimensions)
+    lines = [f"names: {moved} of {total} moved to the matching dimensions", *doubtful]
+    return merge_names([new, added])[0], lines
 
 
 def shared_codes(old: CodesFolder, new: CodesFolder) -> tuple[np.ndarray, np.ndarray]:

@@ -24,7 +24,6 @@ from bayesncl.data.pixels import read_picture
 from bayesncl.device import find_device
 from bayesncl.errors import InputError, as_input_error, printable
 from bayesncl.inputs import Array, as_features, factorize
-from bayesncl.jobs.saved import load_result
 from bayesncl.measure.neighbors import QUERIES_PER_BLOCK, search
 from bayesncl.method.losses import unit_rows
 
@@ -188,8 +187,7 @@ def audit_folder(folder: CodesFolder, **options: Any) -> list[Finding]:
     Files are compared if they are still there.
     """
     rows = folder.rows()
-    if rows.labels is not None and rows.class_names is not None:
-        options["labels"] = np.array(rows.class_names)[rows.labels]
+    options["labels"] = rows.texts()
     with contextlib.suppress(InputError):  # no images, or they were moved
         paths = folder.photo_paths(rows, range(len(rows)))
         thumbnail = cache(lambda row: read_thumbnail(paths[row]))
@@ -203,17 +201,9 @@ def audit_folder(folder: CodesFolder, **options: Any) -> list[Finding]:
 
 def stored_findings(folder: CodesFolder) -> list[Finding] | None:
     """What the last audit of these codes found; None if there was none."""
-    tree = load_result(folder, "audit")
-    if tree is None:
-        return None
-    found: list[Finding] = []
-    with as_input_error(f"{folder}/audit.json is damaged", TypeError, ValueError, LookupError):
-        for finding in tree["findings"]:
-            kind, image, other, label, suggested, score = finding[:6]
-            found.append(Finding(kind, image, other, label, suggested, float(score)))
-            if kind not in KINDS or not all(isinstance(text, str) for text in finding[:5]):
-                raise ValueError(f"unexpected {kind!r}")
-    return found
+    tree = folder.load_result("audit")
+    with as_input_error(f"{folder}/audit.json is damaged", Exception):
+        return None if tree is None else [Finding(*finding) for finding in tree["findings"]]
 
 
 def hash_files(paths: Sequence[Path | None]) -> list[str | None]:

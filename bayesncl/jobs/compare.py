@@ -10,11 +10,11 @@ import numpy as np
 
 from bayesncl.codes.dense import dense_codes, novelty
 from bayesncl.codes.embed import codes_of
-from bayesncl.codes.folder import CodesFolder, PhotoCodes, file_stat
+from bayesncl.codes.folder import CodesFolder, file_stat
+from bayesncl.codes.open import PhotoCodes
 from bayesncl.data.images import Progress, spread_evenly
 from bayesncl.errors import printable
 from bayesncl.inputs import Array
-from bayesncl.jobs.saved import save_result
 from bayesncl.measure.topk import keep
 
 N_ACTIVE = 5  # strongest dimensions of an image that count as used
@@ -109,7 +109,7 @@ def save(folder: CodesFolder, source: Path, found: Comparison) -> None:
     ]
     changes = [(each.dimension, each.before, each.after) for each in found.changes]
     result = {"source": folder.relative(source), "headline": headline(found)}
-    save_result(folder, "compare", {**result, "images": images, "changes": changes})
+    folder.save_result("compare", {**result, "images": images, "changes": changes})
 
 
 def summarize(found: Comparison, n: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,10 @@ from bayesncl.data.images import held_out
 from bayesncl.errors import InputError, printable
 from bayesncl.evaluate import backgrounds_of, read_factors
 from bayesncl.inputs import Array, as_features, as_labels, as_numpy
-from bayesncl.io import write_atomic
 from bayesncl.jobs.find import match_name
 from bayesncl.measure.factors import MAX_ROWS, average_auc, beyond_luck
 from bayesncl.measure.linear import Linear, fit_linear, group_accuracy, trim
 from bayesncl.measure.probe import expected_chance
-from bayesncl.measure.result import rounded, to_json
 
 IRRELEVANT = "irrelevant"  # the mark that switches a dimension off
 FEW, FEW_OFF = "codes, few dimensions", "few, irrelevant ones off"  # classifiers of the report
@@ -161,8 +158,8 @@ def explain_folder(
     names = np.array(rows.names)
     if labels is not None:
         y = read_factors({"labels": labels}, names, len(rows))["labels"]
-    elif rows.labels is not None and rows.class_names is not None:
-        y = np.array(rows.class_names)[rows.labels]
+    elif (texts := rows.texts()) is not None:
+        y = np.array(texts)
     else:
         raise InputError(f"{folder} has no labels: use --labels FILE")
     if groups is not None:
@@ -195,39 +192,11 @@ def find_image(rows: Rows, name: str) -> int:
 
 def save(folder: CodesFolder, found: Explanation) -> None:
     """Write explain.json, which the atlas shows."""
-    scores = {
-        name: {key: value for key, value in each.items() if key != "groups"}
-        for name, each in found.scores.items()
-    }
-    tree = {
-        "fingerprint": folder.fingerprint(), "scores": scores, "group_share": found.group_share,
-        "weights": [each._asdict() for each in found.weights],
-    }  # fmt: skip
-    write_atomic(folder.explain_file, to_json(rounded(tree)))
-
-
-def read_saved(folder: CodesFolder) -> dict[str, Any] | None:
-    """What `save` wrote for these codes, checked for the page; None if there is none."""
-    try:
-        tree = json.loads(folder.explain_file.read_bytes())
-        if tree["fingerprint"] != folder.fingerprint():
-            return None
-        share, width = tree["group_share"], folder.codes("cpu").n_components_
-        scores = {
-            str(name): {key: float(each[key]) for key in ("average", "worst")}
-            for name, each in tree["scores"].items()
-        }
-        weights = [
-            Weight(
-                str(each["label"]), range(width)[int(each["dimension"])], str(each["name"]),
-                float(each["weight"]), str(each["group"]), str(each["irrelevant"]),
-            )._asdict()
-            for each in tree["weights"]
-        ]
-    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError):
-        return None
-    share = None if share is None else float(share)
-    return {"scores": scores, "weights": weights, "group_share": share}
+    keys = ("average", "worst")
+    scores = {name: {key: each[key] for key in keys} for name, each in found.scores.items()}
+    weights = [each._asdict() for each in found.weights]
+    tree = {"scores": scores, "group_share": found.group_share, "weights": weights}
+    folder.save_result("explain", tree)
 
 
 def summarize(found: Explanation, n: int = 5) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from bayesncl.codes.folder import CodesFolder
+from bayesncl.codes.open import PhotoCodes
 from bayesncl.errors import InputError, printable
 from bayesncl.inputs import Array, as_features
 from bayesncl.measure.neighbors import search
@@ -69,16 +70,14 @@ def find_images(
     if photo is not None:
         if minus:
             raise InputError("--without applies to --name, not to a photo")
-        index, score = find_similar(folder.model(device, encoder).embed(photo)[0], x, n)
+        index, score = find_similar(PhotoCodes(folder, device, encoder).embed(photo)[0], x, n)
     else:
         fitted = folder.codes(str(device))
         codes, names = fitted.transform(x), folder.names(fitted)
         known = [names.name(k) for k in range(codes.shape[1])]
         add, subtract = ([match_name(name, known) for name in group] for group in (plus, minus))
         index, score = find_strongest(codes, add, subtract, n)
-    text = [""] * len(rows)
-    if rows.labels is not None and rows.class_names is not None:
-        text = [rows.class_names[c] for c in rows.labels]
+    text = rows.texts() or [""] * len(rows)
     return [Match(rows.names[i], text[i], float(s)) for i, s in zip(index, score)]
 
 

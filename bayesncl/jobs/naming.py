@@ -20,7 +20,6 @@ from bayesncl.codes.names import (
     merge_names,
     parse_names,
     read_json,
-    write_names,
 )
 from bayesncl.codes.transfer import carry_names
 from bayesncl.data.images import spread_evenly
@@ -120,16 +119,16 @@ def add_file(folder: CodesFolder, file: Path) -> None:
     """Add the names of a names.json that the atlas exported from these codes."""
     own = folder.names()
     found = find_names(parse_names(read_json(file), str(file)), own.fingerprint, own.dims)
-    save_names(folder, merge_names([own, found])[0])
+    folder.save_names(merge_names([own, found])[0])
 
 
 def add_from_codes(folder: CodesFolder, old: CodesFolder) -> list[str]:
     """Move names from other codes of the same images; returns lines that say which."""
     if not old.names().dimensions:
         raise InputError(f"{old} has no names")
-    names, transfer = carry_names(old, folder)
-    save_names(folder, names)
-    return transfer.lines()
+    names, lines = carry_names(old, folder)
+    folder.save_names(names)
+    return lines
 
 
 def describe(names: Annotations) -> list[str]:
@@ -153,13 +152,7 @@ def add_suggestions(folder: CodesFolder, found: list[Suggestion], source: str) -
     for k, name, score in found:
         entry = Entry(name, f"suggested, score {score:.2f}", "", author, time)
         own.dimensions.setdefault(k, []).append(entry)
-    save_names(folder, own)
-
-
-def save_names(folder: CodesFolder, own: Annotations) -> None:
-    """Write names.json with these names of the present codes; those of earlier codes stay."""
-    others = [each for each in folder.all_names() if each.fingerprint != own.fingerprint]
-    write_names(folder.names_file, merge_names([*others, own]))
+    folder.save_names(own)
 
 
 def _codes_and_rows(folder: CodesFolder) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -16,7 +16,6 @@ from bayesncl.atlas.sources import load_findings
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.names import Check, read_names
 from bayesncl.jobs.audit import EXACT, NEAR, WRONG
-from bayesncl.jobs.naming import save_names
 from tests.atlas.browser import click, download, press, resize, text, visit, wait_for
 from tests.atlas.conftest import HOSTILE, Case
 from tests.atlas.test_codes import fit
@@ -95,7 +94,7 @@ def test_audit_leaves_findings_for_the_atlas_and_takes_decisions(run, tmp_path: 
     assert check[0]["totals"][EXACT] == len(copies)
     own = folder.names()
     own.checks = [Check(EXACT, *copies[0], "accepted", "Ann", "2026")]
-    save_names(folder, own)
+    folder.save_names(own)
     assert run("audit", "codes", "-o", "check.csv", "--quiet").status == 0
     rows = list(csv.DictReader(Path("check.csv").read_text().splitlines()))
     decided = [row for row in rows if row["decision"]]

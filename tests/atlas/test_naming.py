@@ -19,7 +19,6 @@ from bayesncl.codes.fit import Options, fit
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.heat import Heatmaps
 from bayesncl.codes.names import Annotations, Entry, read_names, write_names
-from bayesncl.jobs.naming import save_names
 from bayesncl.progress import Display
 from tests.atlas.browser import arrive, click, data, download, press, text, visit, wait_for
 from tests.atlas.conftest import HOSTILE, Case, serving
@@ -206,7 +205,7 @@ def test_the_server_saves_names_into_the_codes(driver, case: Case, codes, tmp_pa
     page = served_atlas(codes, case, tmp_path / "atlas")
     own = codes.names()
     own.dimensions[7] = [Entry("kept", author="Ben", time="2026-01-01")]
-    save_names(codes, own)
+    codes.save_names(own)
     with serving(page, [codes]) as base:
         visit(driver, base, "#/dim/7")
         assert text(driver, "h1") == ["kept"]  # read from the file, not from the page

@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 
 from bayesncl.codes import embed
-from bayesncl.codes.embed import Table, embed_images, write
+from bayesncl.codes.embed import embed_images
+from bayesncl.codes.table import Table, write_features
 from bayesncl.errors import InputError
 from bayesncl.inputs import read_arrays, read_embeddings
 from bayesncl.method.encoder import build_model
@@ -70,7 +71,8 @@ FORMULAS = ["=1+1", "+x", "-x", "@x", "'=x", "''@x", "=cmd|' /C calc'!A0", "-1",
 def test_formulas_in_tables_are_text(tmp_path: Path) -> None:
     """Spreadsheets run cells that begin with = + - @; an apostrophe prevents that."""
     z = np.arange(2 * len(FORMULAS), dtype=np.float32).reshape(-1, 2)
-    write(Table(z, FORMULAS, FORMULAS, ["=HYPERLINK(1)", "class"]), tmp_path / "t.csv")
+    table = Table(z, FORMULAS, FORMULAS, ["=HYPERLINK(1)", "class"])
+    write_features(tmp_path / "t.csv", table)
     with open(tmp_path / "t.csv", newline="") as file:
         cells = [cell for row in csv.reader(file) for cell in row[:3]]
     assert all(cell[:1] not in ("=", "+", "@", "-") or float(cell) <= 0 for cell in cells)

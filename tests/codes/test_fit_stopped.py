@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 import bayesncl
+from bayesncl.codes import cache
 from bayesncl.codes import fit as fit_module
 from bayesncl.codes import folder as folder_module
-from bayesncl.codes import photos
+from bayesncl.codes.cache import EmbeddingCache
 from bayesncl.codes.folder import CodesFolder
-from bayesncl.codes.photos import EmbeddingCache
 from bayesncl.errors import InputError
 from tests.codes.test_fit import COMPONENTS, FIT, NET, check_rows, clusters, embedded, stop
 from tests.commands import draw_folder, refused
@@ -39,12 +39,12 @@ def test_killed_while_embedding(
 ) -> None:
     """What is embedded stays, but for damaged files of the log."""
     pictures = draw_folder(tmp_path / "pictures")
-    monkeypatch.setattr(photos, "BATCH_SIZE", {"cpu": 4})
-    monkeypatch.setattr(photos, "LOG_SECONDS", 0)
+    monkeypatch.setattr(cache, "BATCH_SIZE", {"cpu": 4})
+    monkeypatch.setattr(cache, "LOG_SECONDS", 0)
     real = EmbeddingCache._write_part
 
-    def die(cache, *args):
-        stop() if len(list(cache.log.glob("*"))) == 4 else real(cache, *args)
+    def die(own, *args):
+        stop() if len(list(own.log.glob("*"))) == 4 else real(own, *args)
 
     command = ("fit", "pictures", "-o", "codes", *FIT)
     with monkeypatch.context() as patch:
@@ -68,9 +68,9 @@ def test_full_disk_while_embedding(
     run, tmp_path: Path, embedded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw_folder(tmp_path / "pictures")
-    monkeypatch.setattr(photos, "BATCH_SIZE", {"cpu": 4})
-    monkeypatch.setattr(photos, "LOG_SECONDS", 0)
-    real = photos.write_saved
+    monkeypatch.setattr(cache, "BATCH_SIZE", {"cpu": 4})
+    monkeypatch.setattr(cache, "LOG_SECONDS", 0)
+    real = cache.write_saved
 
     def full(path, *args, **options):
         if path.stem == "000004":
@@ -79,7 +79,7 @@ def test_full_disk_while_embedding(
 
     command = ("fit", "pictures", "-o", "codes", *FIT)
     with monkeypatch.context() as patch:
-        patch.setattr(photos, "write_saved", full)
+        patch.setattr(cache, "write_saved", full)
         refused(run(*command), "No space")
     embedded.clear()
     assert run(*command).status == 0
@@ -215,7 +215,7 @@ def test_verdict_of_other_codes_is_not_shown(run) -> None:
     shutil.copy("other/verdict.json", "codes/verdict.json")
     assert CodesFolder("codes").verdict() is None
     shutil.copy("other/codes.safetensors", "codes/codes.safetensors")
-    with pytest.raises(InputError, match="do not match"):
+    with pytest.raises(InputError, match="does not match"):
         CodesFolder("codes").codes()
 
 
@@ -223,8 +223,8 @@ KILL = """
 import os, random, signal, sys
 from bayesncl import io
 from bayesncl.cli import app as cli
-from bayesncl.codes import folder, photos, storage
-writers = {module.__file__ for module in (io, folder, photos, storage)}
+from bayesncl.codes import cache, folder, storage
+writers = {module.__file__ for module in (io, cache, folder, storage)}
 fatal, count = int(sys.argv.pop(1)), 0
 def trace(frame, event, _):
     global count

@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 
 import bayesncl
-from bayesncl.codes.folder import CodesFolder, PhotoCodes
+from bayesncl.codes.folder import CodesFolder
+from bayesncl.codes.open import PhotoCodes
 from bayesncl.errors import InputError
 from bayesncl.measure.verdict import verdict
 from tests.commands import draw_folder

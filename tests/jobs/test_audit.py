@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 
 from bayesncl.codes.folder import CodesFolder
+from bayesncl.codes.table import write_tuples
 from bayesncl.errors import InputError
 from bayesncl.jobs import audit as module
 from bayesncl.jobs.audit import ACROSS, EXACT, NEAR, ODD, WRONG, Finding, audit, audit_folder
-from bayesncl.jobs.table import write_table
 from tests.commands import draw_folder, refused
 from tests.conftest import unit_length
 
@@ -93,7 +93,7 @@ def test_tables_are_read_back(tmp_path: Path, ending: str) -> None:
     found = [Finding(NEAR, "=a,b.png", 'c"d.png', "", "", 0.5)]
     path = tmp_path / f"t.{ending}"
     parquet = pytest.importorskip("pyarrow.parquet") if ending == "parquet" else None
-    write_table(path, found, Finding._fields)
+    write_tuples(path, Finding, found)
     if parquet:
         assert parquet.read_table(path).to_pylist() == [found[0]._asdict()]
     else:

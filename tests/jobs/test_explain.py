@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,7 @@ import pytest
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.names import Annotations, Entry
 from bayesncl.errors import InputError
-from bayesncl.jobs.explain import explain, explain_folder, explain_image, read_saved, summarize
-from bayesncl.jobs.naming import save_names
+from bayesncl.jobs.explain import explain, explain_folder, explain_image, summarize
 from bayesncl.measure.factors import about, average_auc
 from tests.commands import refused
 from tests.measure.test_linear import shortcut
@@ -95,13 +93,13 @@ def test_marks_and_files(run, planted, tmp_path: Path) -> None:
     found, _, _ = explain_folder(folder, groups=Path("places.csv"))
     table = list(csv.DictReader(Path("w.csv").read_text().splitlines()))
     assert [int(row["dimension"]) for row in table] == [each.dimension for each in found.weights]
-    saved = read_saved(folder)
+    saved = folder.load_result("explain")
     assert len(saved["weights"]) == len(table) and "codes, few dimensions" in saved["scores"]
     entries = {3: [Entry(mark="irrelevant", author="Ann")], 4: [Entry(name="sea", author="Ann")]}
-    save_names(folder, Annotations(folder.fingerprint(), "codes", 8, entries))
+    folder.save_names(Annotations(folder.fingerprint(), "codes", 8, entries))
     assert explain_folder(folder, without=["sea"])[0].irrelevant == [3, 4]
     one = run("explain", "codes", "--image", "7.png", "--quiet")
     assert one.status == 0 and "predicted" in one.out
     refused(run("explain", "codes", "--image", "nowhere.png"), "nowhere.png")
-    folder.explain_file.write_text(json.dumps({"fingerprint": "other"}))
-    assert read_saved(folder) is None
+    Path("codes/explain.json").write_text('{"identity": "other"}')
+    assert folder.load_result("explain") is None

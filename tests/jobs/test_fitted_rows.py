@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from bayesncl.codes.folder import CodesFolder
+from bayesncl.codes.open import PhotoCodes
 from bayesncl.inputs import read_arrays, read_embeddings
 from tests.commands import refused
 
@@ -39,7 +40,7 @@ def test_codes_names_and_labels_of_the_fitted_rows(run, codes: CodesFolder, endi
     assert run("embed", "codes", "-o", f"c.{ending}", "--active", "3", "--quiet").status == 0
     z, names, labels = read_embeddings(Path(f"c.{ending}"))
     rows = codes.rows()
-    expected = codes.model().transform(codes.embeddings(), 3)
+    expected = PhotoCodes(codes).transform(codes.embeddings(), 3)
     np.testing.assert_array_equal(z.astype(np.float32), expected)
     assert names.tolist() == list(rows.names)
     if ending == "npz":
@@ -55,7 +56,7 @@ def test_long_tables_and_sqlite(run, codes: CodesFolder, ending: str) -> None:
     assert run("embed", "codes", "-o", "long.csv", "--long", "--quiet").status == 0
     with open("long.csv", newline="") as file:
         table = [tuple(row.values()) for row in csv.DictReader(file)]
-    z, names = codes.model().transform(codes.embeddings(), 5), codes.rows().names
+    z, names = PhotoCodes(codes).transform(codes.embeddings(), 5), codes.rows().names
     columns = codes.names().columns(8)
     slow = [
         (names[i], str(k), columns[k], f"{z[i, k]:.9g}")
@@ -95,7 +96,7 @@ def test_documented_lines_of_sqlite(run, codes: CodesFolder) -> None:
     lines = documented(r"^    (sqlite3 .+)$")
     out = [subprocess.check_output(shlex.split(line), text=True) for line in lines]
     bees = [k for k, name in enumerate(codes.names().columns(8)) if name == "bee"]
-    z, names = codes.model().transform(codes.embeddings(), 5), codes.rows().names
+    z, names = PhotoCodes(codes).transform(codes.embeddings(), 5), codes.rows().names
     rows = [(z[i, k], names[i]) for i in range(90) for k in bees if z[i, k] > 0]
     best = sorted(rows, key=lambda row: -row[0])[:20]
     assert len(lines) == 2 and out[1].split() == [name for _, name in best]
@@ -115,7 +116,7 @@ def test_documented_lines_of_duckdb(run, codes: CodesFolder) -> None:
 def test_sparse_vectors_restore_the_codes(run, codes: CodesFolder) -> None:
     for name in ("c.sparsevec.csv", "points.jsonl"):
         assert run("embed", "codes", "-o", name, "--quiet").status == 0
-    z, rows = codes.model().transform(codes.embeddings(), 5), codes.rows()
+    z, rows = PhotoCodes(codes).transform(codes.embeddings(), 5), codes.rows()
     with open("c.sparsevec.csv", newline="") as file:
         table = list(csv.DictReader(file))
     points = [json.loads(line) for line in Path("points.jsonl").read_text().splitlines()]

@@ -10,8 +10,8 @@ import pytest
 from scipy.stats import norm
 
 from bayesncl.codes.estimator import ReadableCodes
-from bayesncl.codes.fit import judged_rows
 from bayesncl.codes.folder import CodesFolder
+from bayesncl.codes.judge import judged_rows
 from bayesncl.data import load
 from bayesncl.errors import InputError
 from bayesncl.evaluate import backgrounds_of, measure_codes, measure_features, measure_file

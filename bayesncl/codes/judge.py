@@ -1,0 +1,76 @@
+"""The verdict on fitted codes: rows to judge by, and controls without training and on noise."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+
+from bayesncl.codes.estimator import ReadableCodes
+from bayesncl.codes.folder import Rows
+from bayesncl.data.images import spread_evenly
+from bayesncl.measure.figures import MIN_IMAGES
+from bayesncl.measure.verdict import Verdict, verdict
+
+MAX_JUDGED_ROWS = 5000
+MAX_NOISE_COMPONENTS = 1024  # with more, the control on noise takes minutes on a CPU
+
+
+def judged_rows(rows: Rows) -> np.ndarray:
+    """Indices of the rows to judge by: held-out rows, or all; at most 5,000, spread evenly."""
+    train = len(rows) - rows.held
+    first, count = (train, rows.held) if rows.held else (0, train)
+    return first + spread_evenly(count, MAX_JUDGED_ROWS)
+
+
+def judging_data(
+    codes: ReadableCodes, embeddings: np.ndarray, rows: Rows
+) -> tuple[np.ndarray, np.ndarray | None, dict[str, Any]]:
+    """Codes [N, D] and labels [N] of the rows to judge by, and further arguments of `figures`.
+
+    These are the held-out rows, or all; at most 5,000, spread evenly. The control is an untrained
+    head. Without labels there is also a control on noise: a verdict without labels flatters codes
+    of few rows.
+    """
+    train = len(rows) - rows.held
+    count, chosen = rows.held or train, judged_rows(rows)
+    x = np.asarray(embeddings[chosen])
+    labels = None if rows.labels is None else rows.labels[chosen]
+    if labels is not None and len(np.unique(labels)) < 2:
+        labels = None
+    control = untrained(codes, embeddings[:train]).transform(x)
+    given = {"label_names": rows.class_names, "embeddings": x, "control": control}
+    if labels is None and count >= MIN_IMAGES and codes.n_components_ <= MAX_NOISE_COMPONENTS:
+        fitted = embeddings[spread_evenly(train, MAX_JUDGED_ROWS)] if rows.held else None
+        given["noise"] = fit_noise(codes, x, fitted)
+    return copy.copy(codes).set_params(sparse_output=False).transform(x), labels, given
+
+
+def judge(codes: ReadableCodes, embeddings: np.ndarray, rows: Rows, seed: int) -> Verdict:
+    """The verdict on codes: by labels if there are any, else by the embeddings."""
+    z, labels, given = judging_data(codes, embeddings, rows)
+    return verdict(z, labels, **given, seed=seed)
+
+
+def fit_noise(
+    codes: ReadableCodes, x: np.ndarray, fitted: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Codes and rows of noise: x with each column shuffled; fitted on other such rows if given."""
+    rows = x if fitted is None else np.concatenate([x, fitted])
+    noise = np.random.default_rng(0).permuted(rows, axis=0)
+    judged = noise[: len(x)]
+    head = ReadableCodes(
+        codes.n_components_, method=codes.method, n_active=codes.n_active,
+        random_state=codes.random_state, device=codes.device,
+    )  # fmt: skip
+    if head.fit(judged if fitted is None else noise[len(x) :]).interrupted_:
+        raise KeyboardInterrupt
+    return head.transform(judged), judged
+
+
+def untrained(codes: ReadableCodes, x: np.ndarray) -> ReadableCodes:
+    """The head from which these codes started, if x [N, F] are the rows they were fitted on."""
+    start = {"n_components": codes.n_components_, "max_iter": 0, "positives": "self"}
+    options = codes.get_params() | start | {"sparse_output": False}
+    return ReadableCodes(**options).fit(x)

@@ -1,0 +1,305 @@
+"""What `bayesncl fit` reads: one function each for photos, arrays and runs."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from bayesncl.codes.cache import Batches, EmbeddingCache, embed_entries
+from bayesncl.codes.encoders import (
+    Notify,
+    PhotoEncoder,
+    Request,
+    default_request,
+    open_encoder,
+)
+from bayesncl.codes.folder import About, CodesFolder, Rows, file_stat, hash_tree
+from bayesncl.data import load as load_split
+from bayesncl.data.cache import Entry, count_suffixes
+from bayesncl.data.decode import SUFFIXES, describe_sizes
+from bayesncl.data.folder import existing_folder, folder_classes, scan, split_folders
+from bayesncl.data.images import PATH_LENGTH, Images, fingerprint, held_out
+from bayesncl.errors import InputError, printable
+from bayesncl.inputs import (
+    array_names,
+    as_features,
+    class_labels,
+    factorize,
+    read_arrays,
+    read_embeddings,
+    read_labels,
+)
+from bayesncl.method.features import center_crop
+from bayesncl.progress import Display, plural
+from bayesncl.training.run_folder import load_run
+
+# from MIN_ROWS rows on, a tenth is held out to judge by, at most MAX_HELD_OUT
+MIN_ROWS, HELD_OUT_SHARE, MAX_HELD_OUT = 5000, 0.1, 5000
+ROWS_PER_BLOCK = 4096
+IMAGES_PER_BATCH = 512  # of a run
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of `bayesncl fit`."""
+
+    method: str = "prototypes"
+    n_components: int | None = None
+    n_active: int | None = None
+    seed: int = 0
+    encoder: Request | None = None
+    labels: Path | None = None
+    images: Path | None = None
+    fresh: bool = False  # embed every photo again
+
+
+class Material(NamedTuple):
+    """N rows to fit on, in the order of their source."""
+
+    about: About
+    names: list[str]
+    labels: list[str] | None
+    test: np.ndarray | None  # bool [N], rows of a test split; None without one
+    stats: list[tuple[int, int]] | None  # size and time of each image file
+    read: Callable[[np.ndarray], np.ndarray]  # embeddings [n, F] of some rows
+
+
+def arrange(given: Material) -> tuple[About, Rows, Iterator[np.ndarray]]:
+    """Rows with the held-out ones last, and their embeddings in blocks.
+
+    Held out are the test split, or a tenth of 5,000 rows or more.
+    """
+    n, test, labels = len(given.names), given.test, given.labels
+    if n < 2:
+        raise InputError("only one row; codes need several")
+    if test is None or not test.any() or test.all():
+        share = min(HELD_OUT_SHARE, MAX_HELD_OUT / n) if n >= MIN_ROWS else 0.0
+        test = held_out(given.names, share, 0)
+    order = np.argsort(test, kind="stable")
+    index, classes = None, None
+    if labels is not None and len(set(labels)) > 1:
+        index, names = factorize(np.array([labels[i] for i in order], object).astype(str))
+        classes = tuple(printable(str(name), 200) for name in names)
+    stats = None if given.stats is None else tuple(given.stats[i] for i in order)
+    rows = Rows(tuple(given.names[i] for i in order), index, classes, int(test.sum()), stats)
+    return given.about, rows, read_blocks(given, order)
+
+
+def read_blocks(given: Material, order: np.ndarray) -> Iterator[np.ndarray]:
+    """Embeddings in this order as float32 blocks; refuses values whose squares overflow."""
+    for start in range(0, len(order), ROWS_PER_BLOCK):
+        part = order[start : start + ROWS_PER_BLOCK]
+        with np.errstate(over="ignore"):
+            block = np.asarray(given.read(part), np.float32)
+            bad = np.flatnonzero(~np.isfinite(np.square(block).sum(1)))
+        if len(bad):
+            what = "contains NaN, infinity or values too large to square"
+            raise InputError(f"row {part[bad[0]]} of the embeddings {what}")
+        yield block
+
+
+def embed_photos(
+    source: Path, folder: CodesFolder, options: Options, device: torch.device, display: Display
+) -> Material:
+    """Embed the photos of a folder that have no embedding yet."""
+    entries, others, test = find_photos(source)
+    names = [entry.name for entry in entries]
+    stats = [file_stat(entry.path) for entry in entries]
+    labels = read_classes(options.labels, names) or folder_classes(names, source)
+    encoder = choose_encoder(folder, options, device, display)
+    cache = EmbeddingCache(encoder, folder)
+    if options.fresh:
+        cache.rows.clear()
+    keys = [(name, *stat) for name, stat in zip(names, stats)]
+    missing = [i for i, key in enumerate(keys) if key not in cache.rows]
+    n, known = len(names), len(names) - len(missing)
+    sizes = describe_sizes([entry.path for entry in entries])
+    found = plural(n, "photo") + (f" ({known:,} embedded before)" if known else "")
+    by = "given" if options.labels else "by subfolder"
+    skipped = f"{plural(len(others), 'other file')} skipped ({', '.join(count_suffixes(others))})"
+    parts = [
+        found + (f" of {sizes} pixels" if sizes else ""),
+        f"{plural(len(set(labels)), 'class')} {by}" if labels else "no classes",
+        skipped if others else "",
+        describe(encoder),
+    ]
+    display.note("; ".join(filter(None, parts)))
+    batches = embed_entries([entries[i] for i in missing], encoder)
+    failed = cache.embed([keys[i] for i in missing], batches, display.count)
+    if failed:
+        example = f"{len(failed):,} of {n:,} photos cannot be used, e.g. {failed[0]}"
+        if len(failed) > n - 2:
+            raise InputError(f"{source}: {example}")
+        display.note(example)
+    good = [i for i, key in enumerate(keys) if key in cache.rows]
+    path = folder.relative(source)
+    return Material(
+        About("photos", path, path, encoder.to_dict()), [names[i] for i in good],
+        None if labels is None else [labels[i] for i in good],
+        None if test is None else test[good], [stats[i] for i in good],
+        lambda part: np.stack([cache.rows[keys[good[i]]] for i in part]),
+    )  # fmt: skip
+
+
+def find_photos(root: Path) -> tuple[list[Entry], list[str], np.ndarray | None]:
+    """The N images of a folder, names of other files, and which images are in its test split."""
+    root = existing_folder(str(root))
+    entries, others = scan(root)
+    splits = [path for path in split_folders(root) if path not in (None, root)]
+    test = None
+    if splits:
+        inside = tuple(f"{path.name}/" for path in splits if path)
+        left = {e.name.split("/")[0] for e in entries if not e.name.startswith(inside)}
+        if left:
+            used, unused = (", ".join(map(printable, sorted(x)[:3])) for x in (inside, left))
+            warnings.warn(f"only {used} are used, not {unused}", stacklevel=2)
+        entries = [entry for entry in entries if entry.name.startswith(inside)]
+        test = np.array([entry.name.startswith(inside[1:]) for entry in entries])
+    if not entries:
+        wanted = f"looked for {' '.join(SUFFIXES)}, found {plural(len(others), 'other file')}"
+        raise InputError(f"{printable(str(root), 300)}: no photos ({wanted})")
+    return entries, others, test
+
+
+def read_classes(table: Path | None, names: list[str]) -> list[str] | None:
+    """The class of each name in a file; None without a file or usable labels."""
+    if table is None:
+        return None
+    labels = class_labels(read_labels(table, np.array(names, object), len(names))[1])
+    return None if labels is None else [str(label) for label in labels]
+
+
+def choose_encoder(
+    folder: CodesFolder, options: Options, device: torch.device, display: Display
+) -> PhotoEncoder:
+    """The requested encoder, else the one of an earlier fit, else the default."""
+    request = options.encoder
+    if request is not None and request.spec:
+        return open_encoder(request, device, display.note)
+    given = {} if request is None else request.given()
+    used = None
+    with suppress(InputError):  # nothing is there yet, or it is damaged
+        used = folder.about().encoder
+    if used is not None:
+        return folder.open_encoder(device, check=False, **given)
+    return open_encoder(replace(default_request(display.note), **given), device, display.note)
+
+
+def describe(encoder: PhotoEncoder) -> str:
+    """An encoder in a few words."""
+    mirrored = ", averaged with mirror images" if encoder.view.mirror else ""
+    return f"encoder {encoder.name}, {encoder.features:,} numbers per image{mirrored}"
+
+
+def read_array(
+    source: Path, folder: CodesFolder, options: Options, device: torch.device, display: Display
+) -> Material:
+    """Embeddings from a file, with labels and names if there are any."""
+    z, names, labels = read_embeddings(source)
+    if z.ndim == 4 or (z.ndim == 3 and z.dtype == np.uint8):
+        raise InputError(f"{source} contains images {list(z.shape)}, expected embeddings [N, F]")
+    z = as_features(z)
+    n = len(z)
+    if options.labels is not None:
+        names, labels = read_labels(options.labels, names, n)
+    labels = class_labels(labels)
+    texts = [str(name) for name in (range(n) if names is None else names)]
+    stats = images = None
+    if options.images is not None:
+        texts = match_images(texts, options.images, display.note)
+        stats = [file_stat(options.images / name) for name in texts]
+        images = folder.relative(options.images)
+    test = read_arrays(source, ("test",))["test"] if "test" in array_names(source) else None
+    if test is not None and test.shape != (n,):
+        raise InputError(f"{source}: test must be [{n}], one per row, got {list(test.shape)}")
+    count = 0 if labels is None else len(set(labels.tolist()))
+    classes = plural(count, "class") if count > 1 else "no classes"
+    display.note(f"{n:,} rows of {plural(z.shape[1], 'number')}; {classes}")
+    return Material(
+        About("array", folder.relative(source), images),
+        [printable(text, PATH_LENGTH) for text in texts] if images is None else texts,
+        None if labels is None else [str(label) for label in labels],
+        None if test is None else test.astype(bool), stats, lambda part: z[part],
+    )  # fmt: skip
+
+
+def match_images(names: list[str], root: Path, notify: Notify) -> list[str]:
+    """Row names as paths below `root`; rows without names are its images in sorted order."""
+    if not root.is_dir():
+        raise InputError(f"--images {root}: no such folder")
+    base = os.path.abspath(root) + os.sep
+    names = [name.removeprefix(base) for name in names]
+    missing = [name for name in names if not os.path.isfile(root / name)]
+    if len(missing) == len(names) and all(name.isdigit() for name in names):
+        found = [entry.name for entry in scan(root)[0]]
+        if len(found) != len(names):
+            raise InputError(f"--images {root}: {len(found):,} images for {len(names):,} rows")
+        notify(f"rows have no names: matching them to the sorted images of {root}")
+        return found
+    if missing:
+        text = f"{len(missing):,} of {len(names):,} images missing, e.g. {printable(missing[0])}"
+        if len(missing) == len(names):
+            raise InputError(f"--images {root}: {text}")
+        notify(f"--images {root}: {text}")
+    return names
+
+
+def embed_run(
+    source: Path, folder: CodesFolder, options: Options, device: torch.device, display: Display
+) -> Material:
+    """Embed both splits of the dataset of a run with its backbone; the test split judges."""
+    recipe = load_run(source).recipe
+    mirror = options.encoder.mirror if options.encoder else None
+    encoder = open_encoder(Request(str(source), mirror=mirror), device)
+    splits = {"train": load_split(recipe.data, "train", display.count)}
+    try:
+        splits["test"] = load_split(recipe.data, "test", display.count)
+    except InputError as error:
+        display.note(f"{error}: the training images judge")
+    tree = recipe.to_dict()
+    stamp = hash_tree([tree["data"], [fingerprint(each.pixels) for each in splits.values()]])
+    cache = EmbeddingCache(encoder, folder, stamp)
+    keys = [(f"{name}/{i}", 0, 0) for name, images in splits.items() for i in range(len(images))]
+    missing = [i for i, key in enumerate(keys) if key not in cache.rows]
+    known = f" ({len(keys) - len(missing):,} embedded before)" if len(missing) < len(keys) else ""
+    what = f"{len(splits['train']):,} training images of {recipe.data.name}{known}"
+    display.note(f"{source}: {what}; {describe(encoder)}")
+    batches = embed_splits(encoder, list(splits.values()), np.array(missing, int))
+    cache.embed([keys[i] for i in missing], batches, display.count)
+    labels: list[str] | None = []
+    for images in splits.values():
+        if images.labels is None or labels is None:
+            labels = None
+        else:
+            classes = images.class_names or range(int(images.labels.max()) + 1)
+            labels += [str(classes[label]) for label in images.labels]
+    names = [name for name, _, _ in keys]
+    path = folder.relative(source)
+    return Material(
+        About("run", path, None, encoder.to_dict(), tree, stamp), names, labels,
+        np.array([name.startswith("test/") for name in names]), None,
+        lambda part: np.stack([cache.rows[keys[i]] for i in part]),
+    )  # fmt: skip
+
+
+def embed_splits(encoder: PhotoEncoder, splits: list[Images], missing: np.ndarray) -> Batches:
+    """Embeddings of the images with these indices, counted through all splits, in batches."""
+    first = 0
+    for images in splits:
+        index = missing[(missing >= first) & (missing < first + len(images))] - first
+        for start in range(0, len(index), IMAGES_PER_BATCH):
+            pixels = np.asarray(images.pixels[index[start : start + IMAGES_PER_BATCH]])
+            rows = encoder.embed(center_crop(pixels, encoder.view.crop))
+            yield rows, [None] * len(rows)
+        first += len(images)
+
+
+SOURCES = {"photos": embed_photos, "array": read_array, "run": embed_run}
