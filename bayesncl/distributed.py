@@ -97,11 +97,11 @@ def barrier() -> None:
             dist.barrier(group=_barriers)
 
 
-def sum_gradients(parameters: Iterable[Tensor], *others: Tensor) -> None:
-    """Sum the gradients of parameters, and other tensors, over processes, in one message."""
+def sum_gradients(parameters: Iterable[Tensor]) -> None:
+    """Sum the gradients of parameters over processes, in one message."""
     if world_size() == 1:
         return
-    shares = [*(p.grad for p in parameters if p.grad is not None), *others]
+    shares = [p.grad for p in parameters if p.grad is not None]
     flat = torch.cat([share.flatten() for share in shares])
     dist.all_reduce(flat)
     for share, part in zip(shares, flat.split([share.numel() for share in shares])):
@@ -113,18 +113,28 @@ def gather_arrays(x: Tensor) -> Tensor:
     if world_size() == 1:
         return x
     with lost_process_as_error():
-        counts = [torch.zeros(1, dtype=torch.int64, device=x.device) for _ in range(world_size())]
-        dist.all_gather(counts, torch.tensor([len(x)], device=x.device))
-        rows = [int(count) for count in counts]
-        padded = torch.zeros(max(rows), *x.shape[1:], dtype=x.dtype, device=x.device)
+        counts = torch.zeros(world_size(), dtype=torch.int64, device=x.device)
+        counts[rank()] = len(x)
+        dist.all_reduce(counts)
+        padded = x.new_zeros(int(counts.max()), *x.shape[1:])
         padded[: len(x)] = x
-        parts = [torch.empty_like(padded) for _ in rows]
+        parts = [torch.empty_like(padded) for _ in counts]
         dist.all_gather(parts, padded)
-    return torch.cat([part[:n] for part, n in zip(parts, rows)])
+    return torch.cat([part[:n] for part, n in zip(parts, counts.tolist())])
 
 
-# torch.distributed.nn.functional has differentiable collectives too, but they are deprecated since
-# torch 2.13 and refuse to run in compiled code.
+class _AllReduceSum(torch.autograd.Function):
+    """torch.distributed.nn has this too, deprecated since torch 2.13 and not for compiled code."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x.contiguous().clone()
+        dist.all_reduce(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return _AllReduceSum.forward(ctx, gradients[0])
 
 
 def all_reduce_sum(x: Tensor) -> Tensor:
@@ -134,32 +144,8 @@ def all_reduce_sum(x: Tensor) -> Tensor:
 
 def all_gather_rows(x: Tensor) -> Tensor:
     """[world * N, D]: the rows of all processes in rank order, with gradient."""
-    return _AllGatherRows.apply(x) if world_size() > 1 else x
-
-
-def _summed(x: Tensor) -> Tensor:
-    y = x.contiguous().clone()
-    dist.all_reduce(y)
-    return y
-
-
-class _AllReduceSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return _summed(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return _summed(gradients[0])
-
-
-class _AllGatherRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        parts = [torch.empty_like(x) for _ in range(world_size())]
-        dist.all_gather(parts, x.contiguous())
-        return torch.cat(parts)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return _summed(gradients[0]).chunk(world_size())[rank()]
+    if world_size() == 1:
+        return x
+    empty = torch.zeros_like(x)
+    rows = [x if number == rank() else empty for number in range(world_size())]
+    return all_reduce_sum(torch.cat(rows))

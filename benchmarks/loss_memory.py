@@ -3,8 +3,8 @@
     python benchmarks/loss_memory.py [--device cuda] [--batch 32768] [--dim 2048] [--block 1024]
 
 By count, for N = 2 batch rows of D float32 features. Whole: N x N similarities, several times over (masked, the
-logsumexp's scratch, their gradients). In blocks of R rows: two buffers R x N (similarities, the logsumexp's scratch)
-beside the gradient N x D in the forward pass; in the backward pass the gradient, scaled, and handed to autograd.
+logsumexp's scratch, their gradients). In blocks of R rows: the same with R x N, one block at a time, once in the forward
+and once more in the backward pass.
 """
 
 from __future__ import annotations
@@ -89,9 +89,7 @@ def main() -> None:
         gradients = []
         for kind, block in (("whole", rows), ("blocks", args.block)):
             gradient_bytes = 4 * rows * args.dim
-            count = max(8 * block * rows + gradient_bytes, 3 * gradient_bytes)
-            if kind == "whole":
-                count = 4 * 4 * rows * rows + gradient_bytes
+            count = 4 * 4 * block * rows + gradient_bytes
             if count > 0.8 * limit:
                 print(f"{batch:7} {rows:7} {args.dim:5} {kind:>8} {'':8} {'too much':>8} {count >> 20:9}")
                 continue

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from bayesncl.errors import InputError
 from bayesncl.method.gates import at_least_float32, top_k_mask
@@ -96,7 +97,8 @@ def info_nce_sum(
 
     Anchor i is candidate self_index[i], which is left out of the sum over candidates; its positive
     is candidate positive[i], also left out if `decoupled`. With one process a is c; with several,
-    a has the rows of this process and c those of all.
+    a has the rows of this process and c those of all. Blocks of similarities are computed again in
+    the backward pass instead of being kept.
     """
     left_out = torch.stack([self_index, positive], 1) if decoupled else self_index[:, None]
     with _without_autocast(a.device.type):
@@ -105,65 +107,32 @@ def info_nce_sum(
         c = a if same else at_least_float32(c)
         if block == 0 and len(c) > DENSE_ROWS:
             block = BLOCK_ROWS
-        if block:
-            return _BlockedSum.apply(
-                a, None if same else c, left_out, positive, temperature, block
+        if block == 0:
+            return _sum_rows(a, c, left_out, positive, temperature)
+        parts = zip(a.split(block), left_out.split(block), positive.split(block))
+        sums = [
+            checkpoint(
+                _sum_rows, rows, c, out, partner, temperature, use_reentrant=False,
+                preserve_rng_state=False,
             )
-        s = a @ c.T / temperature  # [M, N]
-        pull = s.gather(1, positive[:, None]).squeeze(1)
-        s = s.scatter(1, left_out, float("-inf"))
-        return (torch.logsumexp(s, 1) - pull).sum()
+            for rows, out, partner in parts
+        ]  # fmt: skip
+        return torch.stack(sums).sum()
+
+
+def _sum_rows(
+    a: Tensor, c: Tensor, left_out: Tensor, positive: Tensor, temperature: float
+) -> Tensor:
+    s = a @ c.T / temperature  # [M, N]
+    pull = s.gather(1, positive[:, None]).squeeze(1)
+    s = s.scatter(1, left_out, float("-inf"))
+    return (torch.logsumexp(s, 1) - pull).sum()
 
 
 def _without_autocast(device: str) -> AbstractContextManager[Any]:
     """Switch autocast off if it is on: torch does not cache compiled functions that enter it."""
     on = torch.is_autocast_enabled(device)
     return torch.autocast(device, enabled=False) if on else nullcontext()
-
-
-class _BlockedSum(torch.autograd.Function):
-    """The sum of `info_nce_sum` with `block` rows of similarities in memory at a time.
-
-    The loss is a scalar, so the forward pass already knows its gradient up to one factor: with
-    P = softmax(s) per row,  da = (P c - c+) / tau  and  dc = (P' a - scatter of a to its
-    positive) / tau. Each block of P is computed once and used for all three. Without `other` the
-    anchors are the candidates, and da + dc is one buffer. The loss is not accumulated in place:
-    torch 2.11 compiles that without a gradient.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, a: Tensor, other: Tensor | None, left_out: Tensor, positive: Tensor,
-        temperature: float, block: int
-    ) -> Tensor:
-        c = a if other is None else other
-        wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        dc = torch.zeros_like(c) if wanted else None
-        da = dc if other is None or dc is None else torch.zeros_like(a)
-        losses = []
-        for start in range(0, len(a), block):
-            rows = slice(start, start + block)
-            s = a[rows] @ c.T  # [block, N]
-            s.div_(temperature)
-            pull = s.gather(1, positive[rows, None])
-            s.scatter_(1, left_out[rows], float("-inf"))
-            total = torch.logsumexp(s, 1, keepdim=True)
-            losses.append((total - pull).sum())
-            if da is not None and dc is not None:
-                p = s.sub_(total).exp_()
-                p.scatter_add_(1, positive[rows, None], torch.full_like(pull, -1.0))
-                da[rows].addmm_(p, c)
-                dc.addmm_(p.T, a[rows])
-        if da is not None and dc is not None:
-            grads = (da,) if da is dc else (da, dc)
-            ctx.save_for_backward(*(g.div_(temperature) for g in grads))
-        return torch.stack(losses).sum()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        da, *dc = ctx.saved_tensors
-        factor = gradients[0]
-        return da * factor, dc[0] * factor if dc else None, None, None, None, None
 
 
 def ipw_similarity(z: Tensor, z2: Tensor, prevalence: Tensor) -> Tensor:

@@ -1,44 +1,39 @@
 """Checkpoints: atomic, checksummed, resumable.
 
-A file is a safetensors file followed by its SHA-256. Order, views and noise are pure functions of
-(seed, epoch, image), so weights, momenta and the step number are the whole state.
+A file is a safetensors file with a checksum in its metadata. Order, views and noise are pure
+functions of (seed, epoch, image), so weights, momenta and the step number are the whole state.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from bayesncl import distributed
 from bayesncl.errors import InputError, as_input_error
-from bayesncl.io import tensor_bytes, write_atomic
+from bayesncl.io import digest, read_tensors, tensor_bytes, write_atomic
 from bayesncl.method.encoder import Encoder
 from bayesncl.method.lars import LARS
 from bayesncl.progress import Display, plural
-from bayesncl.recipes import REVISABLE, Recipe, recipe_from_json, replace_fields
+from bayesncl.recipes import REVISABLE, Recipe, recipe_from_dict, replace_fields
 from bayesncl.training.run_folder import RunFolder, environment, load_run
 from bayesncl.training.weights import fill_model, from_file_names, to_file_names
-
-DIGEST_BYTES = 32  # of SHA-256
 
 
 class Checkpoint(NamedTuple):
     """State after `step` steps."""
 
     step: int
-    recipe: str  # JSON
-    tensors: dict[str, Tensor]
-    images: tuple[str, str]  # fingerprint of the training images; empty in version 0.1.0
+    recipe: Recipe
+    images: tuple[str, str]  # fingerprint of the training images
+    tensors: dict[str, Tensor]  # model.NAME and momentum.NAME
 
     def part(self, name: str) -> dict[str, Tensor]:
         """The tensors of ``model`` or ``momentum``, by parameter name."""
@@ -47,38 +42,30 @@ class Checkpoint(NamedTuple):
         return from_file_names({n.removeprefix(start): t for n, t in tensors.items()})
 
 
-def snapshot(
-    model: Encoder, optimizer: LARS, step: int, images: tuple[str, str] = ("", "")
-) -> Checkpoint:
+def snapshot(model: Encoder, optimizer: LARS, step: int, images: tuple[str, str]) -> Checkpoint:
     """The state after `step` steps; on a GPU a copy, so training can continue meanwhile."""
-    momenta = {
-        name: optimizer.state[p]["momentum_buffer"]
-        for name, p in model.named_parameters()
-        if p in optimizer.state
-    }
+    momenta = {n: optimizer.state[p]["momentum_buffer"] for n, p in model.named_parameters()}
     tensors = {f"model.{n}": t for n, t in to_file_names(model.state_dict()).items()}
     tensors |= {f"momentum.{n}": t for n, t in to_file_names(momenta).items()}
-    return Checkpoint(step, json.dumps(model.recipe.to_dict()), tensors, images)
+    return Checkpoint(step, model.recipe, images, tensors)
 
 
-def write(run: RunFolder, state: Checkpoint, keep: int = 2) -> list[Path]:
-    """Write a checkpoint of a run, remove all but the newest `keep`, and return those."""
-    step, recipe, tensors, (images, images_hash) = state
-    metadata = {"step": str(step), "recipe": recipe, "images": images, "images_hash": images_hash}
-    payload = tensor_bytes(tensors, metadata)
+def write(run: RunFolder, state: Checkpoint, keep: int = 2) -> None:
+    """Write a checkpoint of a run and remove all but the newest `keep`."""
+    step, recipe, images, tensors = state
+    text = json.dumps({"step": step, "recipe": recipe.to_dict(), "images": images})
     run.checkpoints.mkdir(exist_ok=True)
     path = run.checkpoints / f"step-{step:08d}.ckpt"
-    write_atomic(path, payload + hashlib.sha256(payload).digest())
+    write_atomic(path, tensor_bytes(tensors, {"state": text, "sha256": digest(tensors, text)}))
     for path in listed(run)[:-keep]:
         path.unlink(missing_ok=True)
-    return listed(run)
 
 
 @contextmanager
 def writer(run: RunFolder, keep: int) -> Iterator[Callable[[Checkpoint, bool], None]]:
     """A function that writes a checkpoint in another thread and, if told to, waits."""
     with ThreadPoolExecutor(1) as pool:
-        last = pool.submit(listed, run)
+        last: Future[Any] = pool.submit(listed, run)
 
         def save(state: Checkpoint, wait: bool) -> None:
             nonlocal last
@@ -97,19 +84,14 @@ def listed(run: RunFolder) -> list[Path]:
 
 def read(path: Path) -> Checkpoint:
     """Read a checkpoint; InputError if a single bit is wrong."""
-    with as_input_error(f"cannot read {path}"):
-        data = path.read_bytes()
-    payload, checksum = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
-    if hashlib.sha256(payload).digest() != checksum:
+    tensors, metadata = read_tensors(path)
+    text = metadata.get("state", "")
+    if metadata.get("sha256") != digest(tensors, text):
         raise InputError(f"{path} is damaged: its checksum does not match")
-    errors = (ValueError, KeyError, TypeError, safetensors.SafetensorError)
-    with as_input_error(f"{path} is not a checkpoint", *errors):
-        length = int.from_bytes(payload[:8], "little")
-        metadata = json.loads(payload[8 : 8 + length])["__metadata__"]
-        recipe_from_json(metadata["recipe"], str(path))
-        tensors, step = safetensors.torch.load(payload), int(metadata["step"])
-    images = metadata.get("images", ""), metadata.get("images_hash", "")
-    return Checkpoint(step, metadata["recipe"], tensors, images)
+    with as_input_error(f"{path} is not a checkpoint", ValueError, KeyError, TypeError):
+        state = json.loads(text)
+        recipe = recipe_from_dict(state["recipe"], str(path))
+        return Checkpoint(int(state["step"]), recipe, tuple(state["images"]), tensors)
 
 
 def newest(run: RunFolder) -> tuple[Checkpoint | None, dict[Path, str]]:
@@ -142,28 +124,25 @@ def resume_or_begin(
     `steps` is the number per epoch. With `revise`, the recipe may differ from the checkpoint's in
     the `REVISABLE` fields.
     """
-    recipe, done = model.recipe, 0
-    found, damaged = newest(run)
-    step = torch.tensor([found.step if found is not None else 0])
-    if len(distributed.gather_arrays(step).unique()) > 1:
+    recipe, (found, damaged) = model.recipe, newest(run)
+    done = found.step if found is not None else 0
+    if len(distributed.gather_arrays(torch.tensor([done])).unique()) > 1:
         raise InputError(
             f"the processes find different checkpoints in {run}: all machines must share a folder"
         )
     if found is not None:
-        done = found.step
-        saved = recipe_from_json(found.recipe, str(run))
-        _check_same_run(run, found, saved, recipe, images, steps, revise)
-        if found.images[1] and found.images[1] != images[1]:
+        _check_same_run(run, found, recipe, images, steps, revise)
+        if found.images[1] != images[1]:
             display.note(f"{run} was started with other images, or they decode differently here")
         restore(found, model, optimizer)
-        if revise and saved.run.epochs != recipe.run.epochs:
+        before, after = found.recipe.run.epochs, recipe.run.epochs
+        if revise and before != after:
             display.note(
-                f"learning rates follow {plural(saved.run.epochs, 'epoch')} up to epoch "
-                f"{done / steps:.4g} and {recipe.run.epochs} from there: repeatable, but not "
-                f"the same as {recipe.run.epochs} from the start"
+                f"learning rates follow {plural(before, 'epoch')} up to epoch {done / steps:.4g} "
+                f"and {after} from there: repeatable, but not the same as {after} from the start"
             )
             if distributed.rank() == 0:
-                run.set_aside(f"{saved.run.epochs}-epochs")
+                run.set_aside(f"{before}-epochs")
     if distributed.rank() == 0:
         for path, error in damaged.items():
             aside = path.replace(path.with_name(f"{path.name}.damaged"))
@@ -176,14 +155,15 @@ def resume_or_begin(
 
 
 def _check_same_run(
-    run: RunFolder, found: Checkpoint, saved: Recipe, recipe: Recipe, images: tuple[str, str],
-    steps: int, revise: bool,
+    run: RunFolder, found: Checkpoint, recipe: Recipe, images: tuple[str, str], steps: int,
+    revise: bool,
 ) -> None:
     """Raise InputError unless a checkpoint continues with this recipe and these images."""
 
     def same(one: Recipe) -> bool:  # images may have moved since the run was started
         return replace_fields(one, data={"root": recipe.data.root}) == recipe
 
+    saved = found.recipe
     # recipe.json already has the recipe if a revised run was killed before its next checkpoint
     if revise or (run.recipe_file.is_file() and same(run.recipe())):
         revised = {name: getattr(recipe.run, name) for name in REVISABLE}
@@ -196,7 +176,7 @@ def _check_same_run(
             f"{run} has already trained {found.step / steps:.4g} epochs: set run.epochs={least} "
             "or more"
         )
-    if found.images[0] and found.images[0] != images[0]:
+    if found.images[0] != images[0]:
         raise InputError(
             f"{run} was started with {found.images[0]}, not {images[0]}: pass the same --data or "
             "start a new run"
@@ -211,5 +191,5 @@ def open_model(path: Path, device: torch.device | str) -> tuple[Encoder, str]:
     found, _ = newest(run)
     if found is None:
         raise InputError(f"{run} is unfinished and its checkpoints are damaged: bayesncl resume it")
-    model = fill_model(recipe_from_json(found.recipe, str(run)), found.part("model"), path)
+    model = fill_model(found.recipe, found.part("model"), path)
     return model.to(device), f"Unfinished run: using its checkpoint after {found.step:,} steps."

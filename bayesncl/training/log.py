@@ -1,4 +1,4 @@
-"""Training metrics: sums on the device, written to metrics.jsonl without stalling it."""
+"""Training metrics: sums on the device, written to metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NEIGHBORS = 20
 
 
 class Meter:
-    """Sums over steps, on the device; reading them does not wait for it."""
+    """Sums over steps, on the device, so that a step does not wait for the host."""
 
     def __init__(self, dim: int, device: torch.device) -> None:
         self.sums = torch.zeros(len(AVERAGES), dtype=torch.float64, device=device)
@@ -39,24 +39,16 @@ class Meter:
         self.sums.add_(averages)
         self.fired.add_(active)
 
-    def snapshot(self) -> tuple[list[Tensor], torch.cuda.Event | None]:
-        """Start copying sums and fired to the host; reset them."""
-        on_gpu = self.sums.is_cuda
-        copies = []
+    def take(self) -> tuple[Tensor, Tensor]:
+        """Sums and fired over all processes, on the host; starts again from 0."""
+        sums, fired = (distributed.all_reduce_sum(t).to("cpu", copy=True) for t in self.state)
         for tensor in self.state:
-            whole = distributed.all_reduce_sum(tensor)
-            host = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=on_gpu)
-            copies.append(host.copy_(whole, non_blocking=on_gpu))
             tensor.zero_()
-        event = None
-        if on_gpu:
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(self.sums.device))
-        return copies, event
+        return sums, fired
 
 
 class Logger:
-    """Writes snapshots of the meter; on a GPU one interval late, so as not to wait for it.
+    """Writes what the meter has summed to metrics.jsonl.
 
     With a folder for TensorBoard in the run, it writes there too.
     """
@@ -68,7 +60,6 @@ class Logger:
         self.steps, self.total = steps, steps * recipe.run.epochs  # per epoch, in all
         self.last, self.start = done, time.perf_counter()
         self.last_time, self.status = self.start, ""
-        self.pending: tuple[int, int, float, list[Tensor], torch.cuda.Event | None] | None = None
         use_board = run.board.is_dir() and distributed.rank() == 0
         self.board = open_board(run.board) if use_board else None
 
@@ -78,42 +69,28 @@ class Logger:
         self.display.count(done, self.total, self.recipe.name, f"{epoch}  {self.status}".strip())
         if done % self.recipe.run.log_every and done != self.total:
             return
-        snapshot, event = self.meter.snapshot()
-        self.finish()
-        now = time.perf_counter()
-        self.pending = (done, done - self.last, now - self.last_time, snapshot, event)
+        sums, fired = self.meter.take()
+        raise_if_bad(sums, done, self.run)
+        now, count, batch = time.perf_counter(), done - self.last, self.recipe.run.batch
+        rare = (fired > 0) & (fired < 1e-3 * 2 * batch * count)  # two rows per image
+        line: dict[str, Any] = {
+            "step": done,
+            "epoch": round(done / self.steps, 3),
+            **dict(zip(AVERAGES, (sums / count).tolist())),
+            "active": int((fired > 0).sum()),
+            "near_dead": int(rare.sum()),
+            "images_per_second": round(count * batch / (now - self.last_time), 1),
+        }
         self.last, self.last_time = done, now
-        if event is None:
-            self.finish()
+        if distributed.rank() == 0:
+            self.run.append_metrics(line)
+            self._show(line)
 
     def extra(self, fields: dict[str, object] | None, done: int) -> None:
         """Append a separate line."""
         if fields is not None and distributed.rank() == 0:
             self.run.append_metrics({"step": done, **fields})
         self.last_time = time.perf_counter()
-
-    def finish(self) -> None:
-        """Write the pending report."""
-        if self.pending is None:
-            return
-        done, count, seconds, (sums, fired), event = self.pending
-        self.pending = None
-        if event is not None:
-            event.synchronize()
-        raise_if_bad(sums, done, self.run)
-        batch = self.recipe.run.batch
-        rare = (fired > 0) & (fired < 1e-3 * 2 * batch * count)  # two rows per image
-        line: dict[str, Any] = {
-            "step": done,
-            "epoch": round(done / self.steps, 3),
-            **dict(zip(AVERAGES, (sums / max(count, 1)).tolist())),
-            "active": int((fired > 0).sum()),
-            "near_dead": int(rare.sum()),
-            "images_per_second": round(count * batch / max(seconds, 1e-9), 1),
-        }
-        if distributed.rank() == 0:
-            self.run.append_metrics(line)
-            self._show(line)
 
     def _show(self, line: dict[str, Any]) -> None:
         """Pass a line of metrics to the display and to TensorBoard."""

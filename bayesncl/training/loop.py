@@ -140,7 +140,6 @@ def run_loop(
                 for record in records:
                     logger.extra(record(model, epoch + 1), done)
             if stop or (epoch + 1) % options.checkpoint_every == 0 or done == total:
-                logger.finish()
                 raise_if_bad(meter.sums, done, run)
                 if distributed.rank() == 0:
                     # on a GPU the state is a copy: training goes on while it is written

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from bayesncl.errors import InputError
+from bayesncl.errors import InputError, as_input_error
 from bayesncl.io import digest, read_tensors, tensor_bytes
 from bayesncl.method.encoder import Encoder, build_model
 from bayesncl.recipes import Recipe, recipe_from_json
@@ -56,11 +55,8 @@ def load_weights(path: Path) -> Encoder:
 
 
 def fill_model(recipe: Recipe, tensors: dict[str, Tensor], path: Path) -> Encoder:
-    """Build the model of a recipe with these weights, in eval mode, after checking them."""
-    with torch.device("meta"):  # shapes only: do not allocate what the file does not contain
-        expected = {name: t.shape for name, t in build_model(recipe).state_dict().items()}
-    if expected != {name: t.shape for name, t in tensors.items()}:
-        raise InputError(f"{path} does not fit its recipe: names or shapes of tensors differ")
-    model = build_model(recipe)  # backbones from timm have buffers that files do not contain
-    model.load_state_dict(tensors)
+    """Build the model of a recipe with these weights, in eval mode."""
+    with as_input_error(f"{path} does not fit its recipe", RuntimeError):
+        model = build_model(recipe)
+        model.load_state_dict(tensors)
     return model.eval()

@@ -19,6 +19,8 @@ from bayesncl.training.checkpoint import listed, newest, snapshot
 from bayesncl.training.run_folder import RunFolder
 from tests.conftest import Stopped, stop_after, tiny_recipe
 
+IMAGES = ("70 images", "hash")
+
 
 def model_and_optimizer(seed: int = 0, *changes: str) -> tuple[Encoder, LARS]:
     model = build_model(tiny_recipe("bayesncl", f"run.seed={seed}", *changes))
@@ -38,7 +40,7 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_round_trip_restores_every_bit(tmp_path: Path) -> None:
     model, optimizer = model_and_optimizer(1)
-    checkpoint.write(RunFolder(tmp_path), snapshot(model, optimizer, 7))
+    checkpoint.write(RunFolder(tmp_path), snapshot(model, optimizer, 7, IMAGES))
     other, other_optimizer = model_and_optimizer(2)
     found, damaged = newest(RunFolder(tmp_path))
     assert found is not None and found.step == 7 and not damaged
@@ -60,14 +62,15 @@ def steps(run: RunFolder) -> list[int]:
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     for step in (1, 2, 9, 10):
-        checkpoint.write(run, snapshot(*model_and_optimizer(), step), 2)
+        checkpoint.write(run, snapshot(*model_and_optimizer(), step, IMAGES), 2)
     assert steps(run) == [9, 10]
 
 
 def test_any_damage_is_noticed_and_the_checkpoint_before_used(tmp_path: Path) -> None:
     run, rng = RunFolder(tmp_path), random.Random(0)
     for step in (1, 2):
-        *_, path = checkpoint.write(run, snapshot(*model_and_optimizer(), step))
+        checkpoint.write(run, snapshot(*model_and_optimizer(), step, IMAGES))
+    path = listed(run)[-1]
     whole = path.read_bytes()
     for i in range(30):
         spoilt = bytearray(whole)

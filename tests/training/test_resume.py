@@ -18,7 +18,7 @@ from bayesncl import io, train
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
 from bayesncl.progress import Display
-from bayesncl.recipes import recipe_from_json, revise
+from bayesncl.recipes import revise
 from bayesncl.training import checkpoint
 from bayesncl.training.run_folder import RunFolder
 from tests.commands import SETTINGS, draw_folder, refused
@@ -132,12 +132,12 @@ def test_a_revised_length_is_repeatable_also_after_a_kill(
     stopped(tmp_path / "b", images, 2, epochs, revise=True)  # before its own first checkpoint
     run = RunFolder(tmp_path / "b")
     saved, _ = checkpoint.newest(run)
-    assert saved is not None and recipe_from_json(saved.recipe).run.epochs == 5
+    assert saved is not None and saved.recipe.run.epochs == 5
     assert run.recipe() == recipe
     train(run.recipe(), images, run.folder, device="cpu")
     assert weights(tmp_path / "a") == weights(tmp_path / "b")
     last, _ = checkpoint.newest(run)
-    assert last is not None and recipe_from_json(last.recipe) == recipe
+    assert last is not None and last.recipe == recipe
     assert last.step == 4 * epochs
     assert [line["step"] for line in lines(tmp_path / "b")] == list(range(2, 4 * epochs + 1, 2))
 
