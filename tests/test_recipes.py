@@ -20,8 +20,6 @@ from bayesncl.recipes import (
     recipe_from_dict,
     recipe_from_json,
     recipe_names,
-    replace_fields,
-    revise,
 )  # fmt: skip
 from bayesncl.training.loop import learning_rates
 
@@ -148,20 +146,6 @@ def test_ledger_entries_keep_their_identity() -> None:
         assert ledger.file_name(recipe) == path.name
 
 
-def test_prototypes_differ_from_cl_in_views_and_loss() -> None:
-    ours, plain = named("cifar100-prototypes"), named("cifar100-cl")
-    same = replace_fields(
-        ours,
-        views=dataclasses.asdict(plain.views),
-        model={"stem_padding": 2},
-        objective={"decoupled": False},
-        run={"epochs": plain.run.epochs},
-    )
-    assert dataclasses.replace(same, name=plain.name) == plain
-    assert ours.objective.decoupled and ours.views.blur == 0
-    assert named("imagenet100-prototypes").views.blur == named("imagenet100-cl").views.blur
-
-
 def test_published_learning_rates() -> None:
     def after_warmup(name: str) -> list[float]:
         rates: list[float] = learning_rates(change(named(name), ["run.epochs=20"]), 3)[30].tolist()
@@ -180,11 +164,10 @@ def test_a_plain_dataset_means_bayesncl() -> None:
         assert named(dataset).data.name == dataset
 
 
-@pytest.mark.parametrize("name", recipe_names())
-def test_json_round_trip(name: str) -> None:
-    recipe = named(name)
-    assert recipe_from_json(recipe.to_json()) == recipe
-    assert hash(recipe_from_json(recipe.to_json())) == hash(recipe)  # tuples, not lists
+def test_json_round_trip() -> None:
+    for recipe in map(named, recipe_names()):
+        assert recipe_from_json(recipe.to_json()) == recipe
+        assert hash(recipe_from_json(recipe.to_json())) == hash(recipe)  # tuples, not lists
 
 
 def test_every_field_has_a_description_and_can_be_set_from_text() -> None:
@@ -195,11 +178,6 @@ def test_every_field_has_a_description_and_can_be_set_from_text() -> None:
             now = getattr(getattr(recipe, part), field.name)
             text = ",".join(map(str, now)) if isinstance(now, tuple) else str(now)
             assert change(recipe, [f"{part}.{field.name}={text}"]) == recipe
-
-
-def test_missing_fields_get_their_defaults() -> None:
-    read = recipe_from_dict({"name": "mine", "gate": {"prior": 0.5}})
-    assert read == replace_fields(Recipe(name="mine"), gate={"prior": 0.5})
 
 
 def test_former_spellings_are_read() -> None:
@@ -217,12 +195,6 @@ def test_changes() -> None:
     assert (changed.data.root, changed.data.paper_mean) == ("a=b", None)
     assert changed.views.crop_scale == (0.2, 1.0)
     assert recipe == named("cifar100")
-
-
-def test_resume_changes_only_what_leaves_the_run_the_same() -> None:
-    assert revise(Recipe(), ["run.epochs=7"]).run.epochs == 7
-    with pytest.raises(InputError, match="resume"):
-        revise(Recipe(), ["run.seed=1"])
 
 
 BAD_CHANGES = (
@@ -243,7 +215,7 @@ BAD_TREES = (
     [], None, {"name": 3}, {"name": "../../up"}, {"name": "\x1b[31mred"}, {"gates": {}}, {"gate": []},
     {"gate": {"prior": "0.8"}}, {"gate": {"prior": True}}, {"gate": {"prior": float("nan")}},
     {"gate": {"weight": 10**400}}, {"gate": {"detach": 1}}, {"run": {"batch": 16.0}},
-    {"data": {"mean": [0.5] * 1_000_000}}, {"data": {"mean": [0.5, 0.5, "x"]}},
+    {"data": {"mean": [0.5] * 1000}}, {"data": {"mean": [0.5, 0.5, "x"]}},
 )  # fmt: skip
 
 

@@ -96,7 +96,6 @@ def _pillow_crop(
     [
         (32, 32, 32, [(0, 0, 32, 32), (3, 5, 9, 12), (20, 1, 12, 31), (31, 31, 1, 1), (0, 30, 32, 2)]),
         (64, 48, 32, [(0, 0, 64, 48), (7, 3, 40, 45), (10, 20, 33, 17), (1, 0, 63, 20)]),  # shrinks
-        (256, 256, 224, [(0, 0, 256, 256), (16, 9, 240, 247), (100, 30, 75, 101)]),
     ],
 )
 def test_crop_and_resize_equal_pillow(
@@ -126,39 +125,6 @@ def test_flip_commutes_with_the_rest() -> None:
 
 
 # color
-
-
-@pytest.mark.parametrize("factor", [0.2, 0.7, 1.3, 1.8])
-@pytest.mark.parametrize(
-    ("kind", "enhance", "levels"),
-    [
-        (augment.BRIGHTNESS, ImageEnhance.Brightness, 1.001),  # Pillow cuts off fractions
-        (augment.CONTRAST, ImageEnhance.Contrast, 1.5),  # and rounds the mean gray
-        (augment.SATURATION, ImageEnhance.Color, 1.5),  # and the gray of each pixel
-    ],
-)
-def test_brightness_contrast_saturation_equal_pillow(
-    kind: int, enhance: type, levels: float, factor: float
-) -> None:
-    factors = torch.ones(3)
-    factors[kind] = factor
-    for hue_at in (0, 3):
-        views, images = _same_size(jitter=True, factors=factors, hue_at=hue_at)
-        theirs = _tensor([enhance(i).enhance(factor) for i in images])
-        assert (views - theirs).abs().max() < levels * LEVEL
-
-
-@pytest.mark.parametrize("turns", [-0.5, -0.2, 0.03, 0.2, 0.5])
-def test_hue_equals_colorsys_and_pillow(turns: float) -> None:
-    views, images = _same_size(jitter=True, hue=turns)
-    for view, image in zip(views[:2], _tensor(images)[:2]):
-        for ours, rgb in zip(view.flatten(1).T.tolist(), image.double().flatten(1).T.tolist()):
-            h, s, v = colorsys.rgb_to_hsv(*rgb)
-            assert ours == pytest.approx(colorsys.hsv_to_rgb((h + turns) % 1, s, v), abs=1e-5)
-    difference = (views - _tensor([_pillow_hue(i, turns) for i in images])).abs()
-    # Pillow keeps hue and saturation in 8 bits: a step of hue is 6 levels of a saturated color
-    assert difference.max() < 11 * LEVEL
-    assert difference.mean() < 0.4 * LEVEL
 
 
 def _pillow_hue(image: Image.Image, turns: float) -> Image.Image:
@@ -200,12 +166,6 @@ def _slow_hue(image: np.ndarray, turns: float) -> np.ndarray:
     return out
 
 
-def test_grayscale_equals_pillow() -> None:
-    views, images = _same_size(gray=True)
-    theirs = _tensor([i.convert("L").convert("RGB") for i in images])
-    assert (views - theirs).abs().max() < 0.51 * LEVEL
-
-
 def test_solarize_equals_pillow() -> None:
     views, images = _same_size(solarize=True)
     assert (views - _tensor([ImageOps.solarize(i, 128) for i in images])).abs().max() < 2e-6
@@ -214,7 +174,7 @@ def test_solarize_equals_pillow() -> None:
 # blur
 
 
-@pytest.mark.parametrize("sigma", [0.1, 0.3, 0.5, 0.86, 1.0, 1.4142, 1.7, 2.0, 3.3, 12.0])
+@pytest.mark.parametrize("sigma", [0.1, 0.86, 2.0, 12.0])
 def test_blur_equals_pillow(sigma: float) -> None:
     """Pillow rounds after each of its six passes, up to half a level each."""
     views, images = _same_size(blur=True, sigma=sigma)
@@ -229,12 +189,12 @@ def test_blur_equals_pillow(sigma: float) -> None:
 @pytest.mark.parametrize(("rows", "size"), [(32, 32), (64, 48)])
 def test_chain_equals_pillow(rows: int, size: int) -> None:
     """All operations in the published order; later steps magnify Pillow's rounding of hues."""
-    views = Views(size=size)
-    pixels = _photos(40, rows, rows)
-    params = augment.draw(views, torch.arange(40), 1, 2, (rows, rows))
+    views = Views(size=size, grayscale=0.4, solarize=0.2)
+    pixels = _photos(12, rows, rows)
+    params = augment.draw(views, torch.arange(12), 1, 2, (rows, rows))
     ours = augment.apply(pixels, params, views)
     images = _pillow(pixels)
-    theirs = _tensor([_pillow_chain(images[row % 40], params, row, size) for row in range(80)])
+    theirs = _tensor([_pillow_chain(images[row % 12], params, row, size) for row in range(24)])
     difference = (ours - theirs).abs()
     assert difference.mean() < 1.2 * LEVEL
     assert difference.flatten(1).mean(1).max() < 3 * LEVEL
@@ -264,7 +224,7 @@ def _pillow_chain(image: Image.Image, params: augment.Params, row: int, size: in
 
 # the parameters' distributions
 
-MANY = torch.arange(10_000)
+MANY = torch.arange(5_000)
 
 
 def _slow_crop(
@@ -299,7 +259,7 @@ def test_crops_follow_the_definition(rows: int, columns: int, scale: tuple[float
     assert (ours[:, 0] + ours[:, 2] <= rows).all()
     assert (ours[:, 1] + ours[:, 3] <= columns).all()
     rng = random.Random(0)
-    theirs = np.array([_slow_crop(views, rows, columns, rng) for _ in range(20_000)])
+    theirs = np.array([_slow_crop(views, rows, columns, rng) for _ in range(10_000)])
 
     def measures(crops: np.ndarray) -> list[np.ndarray]:
         top, left, height, width = crops.T
@@ -368,14 +328,14 @@ def _share_differing(a: torch.Tensor, b: torch.Tensor) -> float:
     return ((a - b).abs().flatten(1).max(1).values > 0.01).float().mean().item()
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_compiles_to_one_graph(backend: str) -> None:
+@pytest.mark.slow
+def test_compiles_to_one_graph() -> None:
     """fullgraph refuses operations that need the host or have data-dependent shapes."""
-    if backend == "inductor" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
+    if not any(map(shutil.which, ("g++", "clang++", "c++"))):
         pytest.skip("inductor needs a C++ compiler on a CPU")
     torch._dynamo.reset()
     pixels, index, views = _photos(4, 16, 16), torch.arange(4), Views(size=16, solarize=0.2)
-    compiled = torch.compile(augment.make_views, fullgraph=True, backend=backend)
+    compiled = torch.compile(augment.make_views, fullgraph=True)
     for epoch in range(3):
         eager = augment.make_views(pixels, index, epoch, 7, views)
         assert not _differs(compiled(pixels, index, torch.tensor(epoch), 7, views), eager)

@@ -38,12 +38,6 @@ def test_encode_is_the_forward_pass(model: Encoder) -> None:
     torch.testing.assert_close(found.norm(dim=1), torch.ones(10))
 
 
-@pytest.mark.parametrize("empty", [np.zeros((0, 3, 16, 16), np.uint8), torch.zeros(0, 3, 16, 16), []])
-def test_encode_nothing(model: Encoder, empty: object) -> None:
-    for options in ({}, {"n_active": 3}, {"gated": False}):
-        assert model.encode(empty, **options).shape == (0, D)
-
-
 def test_keep(model: Encoder) -> None:
     raw = tiny_images(8).pixels
     z = model.encode(raw)

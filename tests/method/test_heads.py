@@ -39,19 +39,6 @@ def test_balance_survives_scores_far_apart() -> None:
     assert torch.allclose(q.sum(1), torch.ones(2))
 
 
-def test_prototypes_use_the_given_number_of_rounds() -> None:
-    head = Prototypes(6, 8, rounds=1).train()
-    features = head(torch.from_numpy(np.random.default_rng(0).normal(size=(20, 6))).float())
-    losses = {}
-    for head.rounds in (1, 2, 5):
-        assert features.aux is not None
-        s = features.aux.detach().unflatten(0, (2, -1))
-        wanted = swapped_cross_entropy(s, balanced_assignment(s, head.sharpness, head.rounds), head.temperature) / 20
-        losses[head.rounds] = float(head.loss(features).loss.detach())
-        assert losses[head.rounds] == pytest.approx(float(wanted))
-    assert len(set(losses.values())) == 3
-
-
 def test_swapped_cross_entropy() -> None:
     rng = np.random.default_rng(0)
     s, q = rng.normal(size=(2, 5, 3)), rng.dirichlet(np.ones(3), (2, 5))

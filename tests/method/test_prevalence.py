@@ -15,13 +15,8 @@ from bayesncl.method.heads import NEW_SHARE, Projector
 from bayesncl.method.losses import ACTIVE, RAREST, ipw_rows, ipw_similarity
 from bayesncl.recipes import Gate, Model, Objective
 from tests.conftest import Stopped, stop_after, tiny_recipe
-from tests.training.test_loop import lines, weights
+from tests.training.test_loop import weights
 
-VARIANTS = {
-    "ipw": ("ncl-ipw", ()),
-    "input": ("bayesncl", ("gate.input=z",)),
-    "prior": ("bayesncl", ("gate.prior_kind=prevalence",)),
-}
 H = torch.randn(12, 6, generator=torch.Generator().manual_seed(0))
 
 
@@ -106,20 +101,18 @@ def test_a_gate_that_reads_z(detach: bool) -> None:
     assert (logits is None) == detach
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [("ncl-ipw", ()), ("bayesncl", ("gate.input=z", "gate.prior_kind=prevalence"))],
+)
 def test_training_is_the_same_after_an_interruption(
-    variant: str, tmp_path: Path, images: Images
+    method: str, changes: tuple[str, ...], tmp_path: Path, images: Images
 ) -> None:
-    method, changes = VARIANTS[variant]
-    recipe = tiny_recipe(method, *changes, "run.epochs=4")
+    recipe = tiny_recipe(method, *changes)
     model = train(recipe, images, tmp_path / "whole", device="cpu")
     with pytest.raises(Stopped):
-        train(recipe, images, tmp_path / "cut", device="cpu", after_epoch=stop_after(3))
+        train(recipe, images, tmp_path / "cut", device="cpu", after_epoch=stop_after(2))
     train(recipe, images, tmp_path / "cut", device="cpu")
     assert weights(tmp_path / "whole") == weights(tmp_path / "cut")
-    assert lines(tmp_path / "whole")[-1]["loss"] != lines(tmp_path / "whole")[0]["loss"]
     codes = load(tmp_path / "whole").encode(images.pixels)
     torch.testing.assert_close(codes, model.encode(images.pixels))
-    plain = tiny_recipe(method.removesuffix("-ipw"), "run.epochs=4")
-    train(plain, images, tmp_path / "plain", device="cpu")
-    assert weights(tmp_path / "whole") != weights(tmp_path / "plain")

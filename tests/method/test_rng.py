@@ -52,17 +52,16 @@ def test_uniformity() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        {"index": torch.arange(1, 50_001)},
+        {"index": torch.arange(1, 20_001)},
         {"stream": 1},
         {"epoch": 8},
         {"seed": 6},
-        {"seed": 6, "index": torch.arange(-1, 49_999)},  # index + seed unchanged
+        {"seed": 6, "index": torch.arange(-1, 19_999)},  # index + seed unchanged
         {"seed": 6, "epoch": 6},
-        {"epoch": 6, "stream": 1},
     ],
 )
 def test_related_keys_are_independent(other: dict[str, Any]) -> None:
-    first: dict[str, Any] = {"seed": 5, "epoch": 7, "index": torch.arange(50_000), "stream": 0}
+    first: dict[str, Any] = {"seed": 5, "epoch": 7, "index": torch.arange(20_000), "stream": 0}
     keys = make_key(**first), make_key(**(first | other))
     assert not (keys[0] == keys[1]).any()
     a, b = (uniform(key, 2).double().numpy() for key in keys)

@@ -27,8 +27,8 @@ from bayesncl.training.step import EAGER, Batch, Parts, forward
 from tests.conftest import Stopped, assert_same_way, stop_after, tiny_images, tiny_recipe
 
 CPU = torch.device("cpu")
-STEPS = 5
-# The compiler adds float32 numbers in another order; five steps of the optimizer magnify that.
+STEPS = 3
+# The compiler adds float32 numbers in another order; steps of the optimizer magnify that.
 LOSS = 1e-4  # relative difference
 WEIGHTS = 0.02  # distance between the two as a share of the way they went
 
@@ -96,10 +96,7 @@ def batch_norm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("batch_norm", "method", "changes"),
     [
-        ("built-in", "bayesncl", ()),
-        ("fused", "bayesncl-gs", ()),
-        ("built-in", "bayesncl", ("objective.block=12",)),
-        ("built-in", "ncl-ipw", ()),
+        ("fused", "bayesncl-gs", ("objective.block=12",)),
         ("built-in", "bayesncl", ("gate.input=z", "gate.prior_kind=prevalence")),
     ],
     indirect=["batch_norm"],

@@ -14,10 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.ranks import METHODS
 from tests.training.test_loop import FILES, lines
 
 ROOT = Path(__file__).parents[2]
-WORLDS = (2, 4)
 Result = dict[str, torch.Tensor]
 
 
@@ -45,66 +45,50 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Result]]:
-    """Results of 1, 2 and 4 processes, every process's."""
+    """Results of 1 and of 2 processes, every process's."""
     folder = tmp_path_factory.mktemp("compared")
     out: dict[int, list[Result]] = {}
-    for world in (1, *WORLDS):
+    for world in (1, 2):
         found, stderr, _ = run("compare", world, folder / str(world))
         assert None not in found, stderr
         written = {path.name for path in (folder / str(world)).iterdir()}
-        assert written == {"double-0", "ipw-0", "plain-0"}, "only process 0 writes"
+        assert written == {f"{method}-0" for method in METHODS}, "only process 0 writes"
         out[world] = found  # type: ignore[assignment]
     return out
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize(
-    ("kind", "limit"),
-    [
-        ("batchnorm", 5e-5), ("plain", 5e-5), ("double", 1e-10), ("gumbel", 1e-5), ("ipw", 5e-5),
-        ("extract", 1e-6),
-    ],
-)
-def test_several_processes_equal_one(
-    compared: dict[int, list[Result]], kind: str, limit: float, world: int
+@pytest.mark.parametrize(("kind", "limit"), [*((m, 1e-10) for m in METHODS), ("extract", 1e-6)])
+def test_two_processes_equal_one(
+    compared: dict[int, list[Result]], kind: str, limit: float
 ) -> None:
-    """Loss, every gradient, weights after 20 steps, extracted features; in every process."""
+    """Loss, every gradient, weights after 12 steps, extracted features; in every process."""
     one = {name: value for name, value in compared[1][0].items() if name.startswith(f"{kind}.")}
-    groups = {name.split(".")[1] for name in one}
-    trained = {"loss", "gradient", "weight", "rates"}
-    short = {"loss", "gradient"}
-    extracted = {"sound-70", "paper-70", "sound-3"}
-    expected = {"batchnorm": short, "gumbel": short, "extract": extracted}
-    assert groups == expected.get(kind, trained)
-    for result in compared[world]:
+    assert len(one) > 10
+    for result in compared[2]:
         worst = {name: difference(value, result[name]) for name, value in one.items()}
         assert max(worst.values()) <= limit, max(worst.items(), key=lambda item: item[1])
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_same_images_with_the_same_views(compared: dict[int, list[Result]], world: int) -> None:
+def test_same_images_with_the_same_views(compared: dict[int, list[Result]]) -> None:
     def by_image(results: list[Result]) -> dict[int, list[float]]:
         pairs = [pair for r in results for pair in zip(r["seen.index"], r["seen.views"])]
         return {int(i): views.tolist() for i, views in pairs}
 
-    one, many = by_image(compared[1]), by_image(compared[world])
+    one, many = by_image(compared[1]), by_image(compared[2])
     assert len(one) == 2 * 4 * 16, "each image of two epochs once"
     assert one.keys() == many.keys()
     for image in one:
         assert one[image] == pytest.approx(many[image], rel=1e-6)
-
-
-def test_uneven_rows_are_gathered_in_order(compared: dict[int, list[Result]]) -> None:
-    for result in compared[4]:
-        assert result["gathered"][:, 0].tolist() == [0, 1, 1, 2, 2, 2, 3, 3, 3, 3]
+    for result in compared[2]:  # uneven rows are gathered in order
+        assert result["gathered"][:, 0].tolist() == [0, 1, 1]
 
 
 def test_a_run_continues_after_a_death_with_another_number_of_processes(tmp_path: Path) -> None:
-    """One of 2 processes is killed in step 11; one process then finishes to the same weights."""
+    """One of 2 processes is killed in step 7; one process then finishes to the same weights."""
     found, stderr, seconds = run("train_and_die", 2, tmp_path / "a")
     assert found == [None, None]
     assert "another process ended" in stderr and seconds < 60
-    assert (tmp_path / "a/run/checkpoints/step-00000008.ckpt").exists()
+    assert (tmp_path / "a/run/checkpoints/step-00000004.ckpt").exists()
 
     found, stderr, _ = run("disagree", 2, tmp_path / "a")
     assert found == [None, None]
@@ -140,6 +124,7 @@ def workers(torchrun: int) -> list[int]:
     return sorted(out)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_torchrun_restarts_from_the_last_checkpoint(tmp_path: Path) -> None:
     recipe = [
@@ -171,7 +156,3 @@ def test_torchrun_restarts_from_the_last_checkpoint(tmp_path: Path) -> None:
     assert torchrun.returncode == 0, stderr
     assert {path.name for path in run.iterdir()} == FILES
     assert [line["step"] for line in lines(run)] == list(range(10, 81, 10))
-
-
-def test_the_slurm_script_is_valid_bash() -> None:
-    subprocess.run(["bash", "-n", str(ROOT / "docs/slurm.sbatch")], check=True)

@@ -65,10 +65,10 @@ def test_metrics(tmp_path: Path, images: Images) -> None:
 
 
 def test_knn_accuracy_is_recorded_and_changes_nothing(tmp_path: Path, images: Images) -> None:
-    recipe = tiny_recipe("bayesncl", "run.knn_every=2", "run.epochs=4")
+    recipe = tiny_recipe("bayesncl", "run.knn_every=1", "run.epochs=2")
     model = train(recipe, images, tmp_path / "a", device="cpu")
     found = [line for line in lines(tmp_path / "a") if line.get("kind") == "knn"]
-    assert [line["epoch"] for line in found] == [2, 4]
+    assert [line["epoch"] for line in found] == [1, 2]
     with torch.no_grad():
         h = model.embed(model.normalize_pixels(torch.from_numpy(images.pixels)))
     h, labels = torch.nn.functional.normalize(h), torch.from_numpy(images.labels)
@@ -82,7 +82,7 @@ def test_knn_accuracy_is_recorded_and_changes_nothing(tmp_path: Path, images: Im
         right += int(votes.argmax() == labels[i])
     assert found[1]["knn"] == pytest.approx(100 * right / 35)
     assert found[1]["knn"] > found[1]["chance"]
-    plain = train(tiny_recipe("bayesncl", "run.epochs=4"), images, tmp_path / "b", device="cpu")
+    plain = train(tiny_recipe("bayesncl", "run.epochs=2"), images, tmp_path / "b", device="cpu")
     for ours, theirs in zip(model.parameters(), plain.parameters()):
         assert torch.equal(ours, theirs)
     with pytest.raises(InputError, match="knn_every"):
@@ -90,7 +90,7 @@ def test_knn_accuracy_is_recorded_and_changes_nothing(tmp_path: Path, images: Im
 
 
 @pytest.mark.parametrize(
-    "method", ["cl", "ncl", "ncl-topk", "bayesncl-gs", "bayesncl-soft", "bayesncl-nodetach"]
+    "method", ["cl", "ncl-topk", "bayesncl-gs", "bayesncl-soft"]
 )
 def test_every_method_trains(tmp_path: Path, images: Images, method: str) -> None:
     changes = ["model.top_k=5"] if method == "ncl-topk" else []
@@ -135,15 +135,6 @@ def test_a_loss_that_is_not_finite_stops_the_run(
         train(tiny_recipe(), images, tmp_path, device="cpu")
     saved = [path.stem for path in checkpoint.listed(RunFolder(tmp_path))]
     assert saved == ["step-00000004", "step-00000008"]
-
-
-def test_bad_numbers_are_never_saved(
-    tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(heads, "info_nce_sum", lambda z, *_: z.sum() * float("inf"))
-    with pytest.raises(InputError, match="loss became"):
-        train(tiny_recipe("bayesncl", "run.log_every=1000"), images, tmp_path, device="cpu")
-    assert checkpoint.listed(RunFolder(tmp_path)) == []
 
 
 def test_out_of_memory_names_what_to_lower(

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +13,6 @@ from bayesncl import load
 from bayesncl.errors import InputError
 from bayesncl.io import digest
 from bayesncl.method.encoder import Encoder, build_model
-from bayesncl.recipes import METHODS
 from bayesncl.training.weights import model_bytes
 from tests.conftest import tiny_images, tiny_recipe
 
@@ -26,7 +24,7 @@ def saved(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["cl", "ncl-topk", "ncl-ipw", "bayesncl"])
 def test_weights_come_back(method: str, tmp_path: Path) -> None:
     recipe = tiny_recipe(method, *(["model.top_k=4"] if method == "ncl-topk" else []))
     model = build_model(recipe)
@@ -45,7 +43,7 @@ def test_weights_come_back(method: str, tmp_path: Path) -> None:
 def test_every_damage_is_noticed(saved: Path, tmp_path: Path) -> None:
     good, rng = saved.read_bytes(), np.random.default_rng(0)
     damaged = [good[:n] for n in (0, 1, 8, 100, len(good) // 2, len(good) - 1)] + [good + b"\0"]
-    for place in rng.integers(0, len(good), 60):
+    for place in rng.integers(0, len(good), 20):
         flipped = bytearray(good)
         flipped[place] ^= 1 << int(rng.integers(8))
         damaged.append(bytes(flipped))
@@ -58,13 +56,6 @@ def test_every_damage_is_noticed(saved: Path, tmp_path: Path) -> None:
             assert "broken.safetensors" in str(error)
         else:  # the bit was in the text of the recipe
             assert digest(model.state_dict()) == expected
-
-
-def test_files_name_the_tensors_of_the_head_without_a_prefix(saved: Path) -> None:
-    names = safetensors.torch.load_file(saved).keys()
-    layers = [f"{part}.{layer}" for part in ("projector", "gate") for layer in (0, 2)]
-    heads = {f"{layer}.{what}" for layer in layers for what in ("weight", "bias")}
-    assert {name for name in names if not name.startswith("backbone.")} == heads
 
 
 def test_buffers_that_files_do_not_contain_come_back(
