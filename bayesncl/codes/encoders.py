@@ -14,6 +14,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -190,25 +191,6 @@ def torch_encoder(
     return PhotoEncoder(request, view, compute, network, device, transform)
 
 
-def onnx_encoder(
-    request: Request, view: View, session: Any, output: str, batch: int | None
-) -> PhotoEncoder:
-    """An encoder from a session of onnxruntime; `batch` is its batch size, if that is fixed."""
-    source = session.get_inputs()[0]
-    dtype = np.float16 if "float16" in source.type else np.float32
-
-    def compute(x: Tensor) -> Tensor:
-        parts = []
-        for part in x.split(batch or len(x)):
-            padding = part[-1:].expand((batch or len(part)) - len(part), -1, -1, -1)
-            rows = torch.cat([part, padding]).numpy().astype(dtype)
-            h = pool(torch.from_numpy(np.asarray(session.run([output], {source.name: rows})[0])))
-            parts.append(h[: len(part)] if len(h) == len(rows) else h)
-        return torch.cat(parts)
-
-    return PhotoEncoder(request, view, compute)
-
-
 def probe_images() -> list[Image.Image]:
     """Two fixed images: colored waves of several scales with noise, and its flipped negative."""
     y, x = np.mgrid[: PROBE_SIZE[0], : PROBE_SIZE[1]] / 16.0
@@ -344,25 +326,12 @@ def find_weights(timm: Any, name: str, notify: Notify) -> dict[str, Any]:
         if isinstance(cached, str):
             return {"pretrained": True, "pretrained_cfg_overlay": {"file": cached}}
         url = f"{hub.constants.ENDPOINT}/{repository}"
-        if hub.constants.HF_HUB_OFFLINE:
-            raise InputError(f"weights of {name} are not in the cache; {WAYS_OUT}")
     notify(f"downloading the weights of {name} from {url} (once; later from its cache)")
-    if url and not is_reachable(url):
-        raise InputError(f"cannot reach {url} to download the weights of {name}; {WAYS_OUT}")
+    if url:
+        what = f"cannot reach {url} to download the weights of {name}; {WAYS_OUT}"
+        with as_input_error(what, OSError, ValueError), suppress(urllib.error.HTTPError):
+            urllib.request.urlopen(url, timeout=NETWORK_SECONDS).close()
     return {"pretrained": True}
-
-
-def is_reachable(url: str) -> bool:
-    """Whether a server answers within seconds; timm would try for a minute."""
-    try:
-        urllib.request.urlopen(
-            urllib.request.Request(url, method="HEAD"), timeout=NETWORK_SECONDS
-        ).close()
-    except urllib.error.HTTPError:  # an answer, too
-        return True
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def open_onnx(request: Request, device: torch.device | str, notify: Notify) -> PhotoEncoder:
@@ -372,36 +341,42 @@ def open_onnx(request: Request, device: torch.device | str, notify: Notify) -> P
         raise InputError(f"--encoder {request.spec}: no such file")
     missing = f"--encoder {request.spec} needs onnxruntime: pip install onnxruntime"
     onnxruntime = import_extra("onnxruntime", missing)
-    providers = ["CPUExecutionProvider"]
-    gpu = "CUDAExecutionProvider"
+    providers, gpu = ["CPUExecutionProvider"], "CUDAExecutionProvider"
     if torch.device(device).type == "cuda" and gpu in onnxruntime.get_available_providers():
         providers.insert(0, gpu)
     with as_input_error(f"{path}: onnxruntime cannot read it", Exception):
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         session = onnxruntime.InferenceSession(str(path), options, providers=providers)
-        metadata = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY, "{}")
-        saved = json.loads(metadata)
+        saved = json.loads(session.get_modelmeta().custom_metadata_map.get(METADATA_KEY, "{}"))
         own = View(**saved) if saved else None
-    inputs = [(each.type, list(each.shape)) for each in session.get_inputs()]
-    kind, shape = inputs[0] if len(inputs) == 1 else ("", [])
-    sides = [side if isinstance(side, int) else None for side in shape]
-    floats = kind in ("tensor(float)", "tensor(float16)")
-    if not floats or len(sides) != 4 or sides[1] not in (None, 3) or sides[2] != sides[3]:
-        found = printable(str(inputs), 300)
-        raise InputError(f"{path}: expected one float input [N, 3, S, S], got {found}")
-    batch, height = sides[0], sides[2]
-    if height is not None and request.size not in (None, height):
-        raise InputError(f"{path} takes images of {height} x {height}, not {request.size}")
+    source, *more = session.get_inputs()
+    shape = [side if isinstance(side, int) else None for side in source.shape]
+    if more or len(shape) != 4 or shape[1] not in (None, 3) or shape[2] != shape[3]:
+        raise InputError(f"{path}: expected one float input [N, 3, S, S], got {source.shape}")
+    batch, side = shape[0], shape[2]
+    if side is not None and request.size not in (None, side):
+        raise InputError(f"{path} takes images of {side} x {side}, not {request.size}")
     if own is None:
-        own = View() if height is None else View().at_size(height)
+        own = View() if side is None else View().at_size(side)
         if request.mean is None:
             notify(f"{path.name}: assuming ImageNet's mean and std (change with --mean, --std)")
-    outputs = {each.name: each for each in session.get_outputs()}
-    flat = [name for name, each in outputs.items() if len(each.shape) == 2]
-    output = next((name for name in OUTPUTS if name in outputs), (flat or list(outputs))[0])
+    # the output with a known name, else one that is [N, F] already, else the first
+    outputs = sorted(session.get_outputs(), key=lambda each: len(each.shape) != 2)
+    output = next((o.name for o in outputs if o.name in OUTPUTS), outputs[0].name)
+    dtype = np.float16 if "float16" in source.type else np.float32
+
+    def compute(x: Tensor) -> Tensor:
+        parts = []
+        for part in x.split(batch or len(x)):  # a file may fix the batch size: pad to it
+            padding = part[-1:].expand((batch or len(part)) - len(part), -1, -1, -1)
+            rows = torch.cat([part, padding]).numpy().astype(dtype)
+            h = torch.from_numpy(np.asarray(session.run([output], {source.name: rows})[0]))
+            parts.append(pool(h)[: len(part)])
+        return torch.cat(parts)
+
     request = replace(request, spec=str(path.resolve()))
-    return onnx_encoder(request, request.view(own), session, output, batch)
+    return PhotoEncoder(request, request.view(own), compute)
 
 
 def open_module(request: Request, device: torch.device | str, notify: Notify) -> PhotoEncoder:
@@ -484,19 +459,12 @@ def load_weights(network: nn.Module, request: Request) -> Request:
     except Exception as error:  # torch's own message recommends unpickling
         kind = type(error).__name__
         raise InputError(f"{path}: not a .safetensors file or plain state_dict ({kind})") from None
-    for key in ("state_dict", "model"):
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            found = found[key]
-    if not isinstance(found, Mapping) or not all(isinstance(t, Tensor) for t in found.values()):
-        raise InputError(f"{path}: expected a state_dict, tensors by name")
-    tensors = {str(name).removeprefix("module."): t for name, t in found.items()}
-    own = network.state_dict()
-    for name, tensor in own.items():
-        shape = list(tensors[name].shape) if name in tensors else None
-        if shape != list(tensor.shape):
-            difference = f"{name} is {shape or 'missing'}, expected {list(tensor.shape)}"
-            raise InputError(f"{path} belongs to another model: {difference}")
-    network.load_state_dict({name: tensors[name] for name in own})
+    with as_input_error(f"{path} is not a state_dict of this model", Exception):
+        for key in ("state_dict", "model"):
+            found = found[key] if isinstance(found.get(key), Mapping) else found
+        tensors = {name.removeprefix("module."): t for name, t in found.items()}
+        own = network.state_dict().keys()
+        network.load_state_dict({name: tensors[name] for name in own if name in tensors})
     return replace(request, weights=str(path.resolve()))
 
 

@@ -33,7 +33,8 @@ from bayesncl.codes.preprocess import (
 from bayesncl.data.images import Progress, spread_evenly
 from bayesncl.device import find_device
 from bayesncl.errors import InputError, as_input_error
-from bayesncl.io import digest
+from bayesncl.inputs import as_numpy
+from bayesncl.io import check_output_file, digest, write_atomic
 from bayesncl.measure.neighbors import nearest
 from bayesncl.method.gates import top_k_mask
 from bayesncl.method.heads import HEADS, Factors, Features, Head
@@ -177,24 +178,18 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
         Returns
         -------
-        self. Ctrl-C ends training early and keeps what was learned (`interrupted_`). A fit that
-        raises leaves the estimator unchanged.
+        self. Ctrl-C ends training early and keeps what was learned (`interrupted_`).
         """
-        before, display = vars(self).copy(), Display(quiet=not self.verbose)
-        kind = find_device(self.device).type
-        saved = None if neighbors_file is None else Path(neighbors_file)
-        off = torch.inference_mode(False), torch.autocast(kind, enabled=False)
+        display = Display(quiet=not self.verbose)
+        off = torch.autocast(find_device(self.device).type, enabled=False)
         try:  # callers often have gradients or full precision switched off, as one does to embed
-            with off[0], off[1], torch.enable_grad():
-                return self._fit(X, pairs, saved, progress or display.count)
-        except BaseException:
-            self.__dict__ = before
-            raise
+            with torch.inference_mode(False), off, torch.enable_grad():
+                return self._fit(X, pairs, neighbors_file, progress or display.count)
         finally:
             display.close()
 
     def _fit(
-        self, X: Any, pairs: Any, neighbors_file: Path | None, progress: Progress
+        self, X: Any, pairs: Any, neighbors_file: Path | str | None, progress: Progress
     ) -> ReadableCodes:
         self.check_options()
         source = self._as_rows(X, reset=True)
@@ -376,8 +371,9 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     def save(self, path: Path | str) -> None:
         """Write a safetensors file with the options and a checksum in its metadata."""
-        self._check_method_unchanged()
-        storage.save(self, Path(path))
+        check_is_fitted(self, "head_")
+        check_output_file(Path(path))
+        write_atomic(path, storage.pack(self)[0])
 
     @classmethod
     def load(cls, path: Path | str, device: str = "auto") -> ReadableCodes:
@@ -386,7 +382,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     def save_pretrained(self, folder: Path | str) -> None:
         """Write config.json and model.safetensors, the layout of the Hugging Face hub."""
-        self._check_method_unchanged()
+        check_is_fitted(self, "head_")
         storage.save_folder(self, Path(folder))
 
     @classmethod
@@ -408,12 +404,6 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = ["float32"]
         return tags
-
-    def _check_method_unchanged(self) -> None:
-        """The file records the method, so that `load` can rebuild the head."""
-        check_is_fitted(self, "head_")
-        if self.method_ != self.method:
-            raise InputError(f"fitted by {self.method_}, but method is now {self.method!r}: refit")
 
     def check_options(self) -> None:
         """Raise InputError for options that no data would make valid."""
@@ -465,7 +455,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return torch.randperm(n, generator=generator)[: self.max_samples].sort().values
 
     def _find_partners(
-        self, rows: Tensor, moments: Moments, path: Path | None, progress: Progress
+        self, rows: Tensor, moments: Moments, path: Path | str | None, progress: Progress
     ) -> tuple[Tensor, float]:
         """Rows [N, K] that partners are drawn from, and the recall of their search."""
         n = len(rows)
@@ -517,15 +507,12 @@ def _batches(n: int, batch: int, seed: int, steps: int, device: torch.device) ->
 
 def _as_pairs(pairs: Any, n: int) -> Tensor:
     """Pairs as int64 [N, K]."""
-    found = pairs.detach().cpu() if isinstance(pairs, Tensor) else torch.from_numpy(np.array(pairs))
-    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
-        raise InputError(f"pairs must be row numbers, got {found.dtype}")
-    found = found.long()
-    if found.ndim == 1:
-        found = found[:, None]
-    if found.ndim != 2 or len(found) != n or not found.shape[1]:
-        raise InputError(f"pairs must be [{n}] or [{n}, K], got {list(found.shape)}")
-    if bool(((found < 0) | (found >= n)).any()):
-        ends = f"{int(found.min())} to {int(found.max())}"
+    found = as_numpy(pairs)
+    found = found[:, None] if found.ndim == 1 else found
+    if found.ndim != 2 or len(found) != n or not found.size or found.dtype.kind not in "iu":
+        got = f"{found.dtype} {list(found.shape)}"
+        raise InputError(f"pairs must be integers [{n}] or [{n}, K], got {got}")
+    if found.min() < 0 or found.max() >= n:
+        ends = f"{found.min()} to {found.max()}"
         raise InputError(f"pairs must be row numbers from 0 to {n - 1}, got {ends}")
-    return found
+    return torch.from_numpy(found.astype(np.int64))

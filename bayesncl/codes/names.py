@@ -16,20 +16,19 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from bayesncl.errors import InputError, as_input_error, printable
+from bayesncl.errors import InputError, as_input_error
 from bayesncl.io import write_atomic
 
 FORMAT = "bayesncl-names-1"
 FINGERPRINT_DIGITS = 16  # hex digits that identify the codes
-MARKS = ("readable", "mixed", "noise", "irrelevant")
-DECISIONS = ("accepted", "dismissed")
-MAX_LENGTHS = {"name": 120, "note": 2000, "author": 60, "time": 40}
-MAX_CHECK_LENGTHS = {"kind": 40, "image": 1000, "other": 1000, "author": 60, "time": 40}
-MAX_DIMS = 1_000_000
+LENGTHS = {"name": 120, "note": 2000, "image": 1000, "other": 1000, "author": 60}  # others: 40
+CHOICES = {
+    "mark": ("readable", "mixed", "noise", "irrelevant"), "decision": ("accepted", "dismissed")
+}  # fmt: skip
 SUGGESTED = "bayesncl:"  # authors that begin so are programs, e.g. bayesncl:words
 
 
@@ -39,7 +38,7 @@ class Entry:
 
     name: str = ""
     note: str = ""
-    mark: str = ""  # one of MARKS, or empty
+    mark: str = ""  # one of CHOICES, or empty
     author: str = ""
     time: str = ""  # ISO 8601
 
@@ -56,7 +55,7 @@ class Check:
     kind: str = ""
     image: str = ""
     other: str = ""
-    decision: str = ""  # one of DECISIONS; empty if it was taken back
+    decision: str = ""  # one of CHOICES; empty if it was taken back
     author: str = ""
     time: str = ""
 
@@ -106,11 +105,8 @@ def parse_names(tree: Any, source: str) -> list[Annotations]:
     """The content of a names.json, with empty entries: they delete an older one in a merge."""
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
         raise InputError(f"{source} is not a names.json exported by the atlas (format {FORMAT!r})")
-    try:
+    with as_input_error(f"{source} is not a valid names.json", Exception):
         return merge_names([_parse(codes) for codes in tree["codes"]])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        reason = printable(str(error), 120)
-        raise InputError(f"{source} is not a valid names.json: {reason}") from None
 
 
 def read_json(path: Path) -> Any:
@@ -120,40 +116,27 @@ def read_json(path: Path) -> Any:
 
 
 def _parse(tree: dict[str, Any]) -> Annotations:
-    dims = tree["dims"]
-    if type(dims) is not int or not 0 < dims <= MAX_DIMS:
-        raise ValueError(f"dims must be an integer from 1 to {MAX_DIMS}, got {dims!r}")
-    texts = (_text(tree.get("fingerprint"), 64), _text(tree.get("run"), 200))
-    annotations = Annotations(*texts, dims)
+    identity, run = _text(tree.get("fingerprint"), 64), _text(tree.get("run"), 200)
+    found = Annotations(identity, run, int(tree["dims"]))
     for key, entries in tree["dimensions"].items():
-        if not (key.isascii() and key.isdigit() and int(key) < dims):
-            raise ValueError(f"there is no dimension {key!r} among {dims}")
-        if not isinstance(entries, list):
-            raise ValueError(f"dimension {key} must have a list of entries")
-        annotations.dimensions[int(key)] = [
-            Entry(**_texts(entry, MAX_LENGTHS), mark=_choice(entry.get("mark"), MARKS))
-            for entry in entries
-        ]
-    annotations.checks = [
-        Check(**_texts(each, MAX_CHECK_LENGTHS), decision=_choice(each.get("decision"), DECISIONS))
-        for each in tree.get("checks", [])
-    ]
-    return annotations
+        if not 0 <= int(key) < found.dims:
+            raise ValueError(f"there is no dimension {key} among {found.dims}")
+        found.dimensions[int(key)] = [_read(Entry, entry) for entry in entries]
+    found.checks = [_read(Check, each) for each in tree.get("checks", [])]
+    return found
 
 
-def _texts(tree: dict[str, Any], lengths: dict[str, int]) -> dict[str, str]:
-    return {what: _text(tree.get(what), most) for what, most in lengths.items()}
-
-
-def _choice(value: object, choices: tuple[str, ...]) -> str:
-    return str(value) if value in choices else ""
+def _read(kind: Any, tree: dict[str, Any]) -> Any:
+    """An Entry or a Check; unknown choices become empty."""
+    names = [field.name for field in fields(kind)]
+    texts = {name: _text(tree.get(name), LENGTHS.get(name, 40)) for name in names}
+    known = {name: text for name, text in texts.items() if text in CHOICES.get(name, (text,))}
+    return kind(**known)
 
 
 def _text(value: object, length: int) -> str:
-    if value is not None and not isinstance(value, str):
-        raise ValueError(f"expected text, got {type(value).__name__}")
     # not escaped: reading and writing again must not change a text
-    cut = (value or "")[:length]
+    cut = str(value or "")[:length]
     return "".join(c if c.isprintable() or c == "\n" else " " for c in cut).strip()
 
 
@@ -168,10 +151,8 @@ def merge_entries(entries: Sequence[Entry]) -> list[Entry]:
 
 def merge_checks(checks: Sequence[Check]) -> list[Check]:
     """Return the newest decision of each author on each finding."""
-    newest: dict[tuple[str, ...], Check] = {}
-    for each in sorted(checks, key=lambda c: (c.time, c.decision)):
-        newest[each.kind, each.image, each.other, each.author] = each
-    return list(newest.values())
+    ordered = sorted(checks, key=lambda c: (c.time, c.decision))
+    return list({(c.kind, c.image, c.other, c.author): c for c in ordered}.values())
 
 
 def merge_names(annotations: Sequence[Annotations]) -> list[Annotations]:

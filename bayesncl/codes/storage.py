@@ -8,20 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import safetensors
 import torch
 from torch import Tensor
 
 from bayesncl.codes.preprocess import Moments
-from bayesncl.errors import InputError, as_input_error, first_line, import_extra
-from bayesncl.io import (
-    check_output_file,
-    digest,
-    read_tensors,
-    tensor_bytes,
-    write_atomic,
-    write_saved,
-)
+from bayesncl.errors import InputError, as_input_error, import_extra
+from bayesncl.io import digest, read_tensors, tensor_bytes, write_atomic, write_saved
 from bayesncl.method.heads import HEADS
 
 if TYPE_CHECKING:
@@ -33,11 +25,6 @@ FITTED = {
     "n_components_": int, "n_features_in_": int, "n_iter_": int,
     "loss_": float, "recall_": float, "interrupted_": bool,
 }  # fmt: skip
-# what JSON, safetensors and torch raise over wrong contents
-DAMAGE = (
-    OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError,
-    RecursionError,
-)  # fmt: skip
 Codes = TypeVar("Codes", bound="ReadableCodes")
 
 
@@ -45,6 +32,7 @@ def pack(codes: ReadableCodes) -> tuple[bytes, str]:
     """The bytes of a file, and the configuration in it as JSON."""
     params = codes.get_params(deep=False)
     del params["device"]
+    params["method"] = codes.method_  # it may have been set since
     seed = params["random_state"]
     params["random_state"] = int(seed) if isinstance(seed, int | np.integer) else None
     params = {name: int(v) if isinstance(v, np.integer) else v for name, v in params.items()}
@@ -56,12 +44,6 @@ def pack(codes: ReadableCodes) -> tuple[bytes, str]:
     tensors = {f"head.{name}": t for name, t in codes.head_.state_dict().items()}
     tensors |= codes.moments_._asdict()
     return tensor_bytes(tensors, {"config": text, "sha256": digest(tensors, text)}), text
-
-
-def save(codes: ReadableCodes, path: Path) -> None:
-    """Write one file."""
-    check_output_file(path)
-    write_atomic(path, pack(codes)[0])
 
 
 def save_folder(codes: ReadableCodes, folder: Path) -> None:
@@ -78,13 +60,10 @@ def load_folder(cls: type[Codes], name: Path | str) -> Codes:
     if Path(name).is_dir():
         return load(cls, Path(name) / WEIGHTS)
     hint = "to load from the Hugging Face hub: pip install huggingface_hub"
-    missing = f"{name}: no such folder; {hint}"
-    hub = import_extra("huggingface_hub", missing)
-    try:
+    hub = import_extra("huggingface_hub", f"{name}: no such folder; {hint}")
+    # network, permission, name: the library raises many types
+    with as_input_error(f"{name}: no such folder, and not on the hub", Exception):
         folder = hub.snapshot_download(str(name), allow_patterns=[WEIGHTS, CONFIG])
-    except Exception as error:  # network, permission, name: the library raises many types
-        kind = type(error).__name__
-        raise InputError(f"{name}: no such folder, and not on the hub ({kind})") from None
     return load(cls, Path(folder) / WEIGHTS)
 
 
@@ -98,12 +77,8 @@ def load(cls: type[Codes], path: Path) -> Codes:
         raise InputError(f"{path} is damaged: its checksum does not match")
     if bad := [name for name, t in tensors.items() if not bool(t.isfinite().all())]:
         raise InputError(f"{path} cannot be used: {bad[0]} contains NaN or infinity")
-    try:
+    with as_input_error(f"{path} is not a file of readable codes", Exception):
         return _build(cls, json.loads(text), tensors)
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"{path} is not a file of readable codes: {first_line(error)}") from None
 
 
 def _build(cls: type[Codes], config: dict[str, Any], tensors: dict[str, Tensor]) -> Codes:
@@ -113,33 +88,23 @@ def _build(cls: type[Codes], config: dict[str, Any], tensors: dict[str, Tensor])
         setattr(codes, name, kind(config["fitted"][name]))
     if "feature_names" in config:
         codes.feature_names_in_ = np.array(config["feature_names"], dtype=object)
-    moments = codes.moments_ = Moments(tensors["mean"].double(), tensors["scale"].double())
+    moments = codes.moments_ = Moments(tensors.pop("mean").double(), tensors.pop("scale").double())
     if any(t.shape != (codes.n_features_in_,) for t in moments):
         raise ValueError("mean or scale has the wrong length")
     with torch.device("meta"):  # load_state_dict compares shapes before anything is allocated
         head = HEADS[codes.method](moments.width, codes.n_components_)
-    weights = {name: t for name, t in tensors.items() if name not in Moments._fields}
-    weights = {name.removeprefix("head."): t for name, t in weights.items()}
+    weights = {name.removeprefix("head."): t for name, t in tensors.items()}
     head.load_state_dict(weights, assign=True)
     codes.head_, codes.method_ = head.float().eval().requires_grad_(True), codes.method
     return codes
 
 
-def read_checksum(path: Path) -> str:
-    """The checksum in a file of codes, without reading the rest."""
-    with (
-        as_input_error(f"{path} cannot be read", Exception),
-        safetensors.safe_open(path, framework="pt") as file,
-    ):
-        return str((file.metadata() or {}).get("sha256"))
-
-
-def write_neighbors(path: Path, key: str, partners: Tensor, recall: float) -> None:
+def write_neighbors(path: Path | str, key: str, partners: Tensor, recall: float) -> None:
     """Save the neighbors [N, K] of the rows that `key` identifies."""
     write_saved(path, np.savez, key=key, partners=partners.cpu().numpy(), recall=recall)
 
 
-def read_neighbors(path: Path, key: str) -> tuple[Tensor, float] | None:
+def read_neighbors(path: Path | str, key: str) -> tuple[Tensor, float] | None:
     """Neighbors that were saved for the same key; None otherwise."""
     # no file, or a damaged one, which NumPy notices by its checksum
     with suppress(Exception), np.load(path, allow_pickle=False) as saved:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,6 @@ import torch
 from PIL import Image
 from torch import nn
 
-from bayesncl.codes import encoders
 from bayesncl.codes.encoders import (
     DEFAULT,
     Request,
@@ -213,7 +213,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     stand_in = types.ModuleType("huggingface_hub")
     stand_in.try_to_load_from_cache = lambda repository, file: None
     stand_in.constants = types.SimpleNamespace(ENDPOINT="https://hub", HF_HUB_OFFLINE=False)
-    monkeypatch.setattr(encoders, "is_reachable", lambda url: True)
+    answer = types.SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr(urllib.request, "urlopen", lambda url, timeout: answer)
     monkeypatch.setitem(sys.modules, "huggingface_hub", stand_in)
     return stand_in
 
@@ -252,13 +253,13 @@ def test_no_network_fails_at_once(
 ) -> None:
     hub.constants.HF_HUB_OFFLINE = offline
     hub.constants.ENDPOINT = "http://127.0.0.1:9"  # nobody listens
-    monkeypatch.setattr(encoders, "is_reachable", REACHABLE)
+    monkeypatch.setattr(urllib.request, "urlopen", URLOPEN)
     with pytest.raises(InputError, match="--weights"):
         open_encoder(Request("tiny"))
     assert not hasattr(timm, "options")  # timm, which waits for a minute, was not asked
 
 
-REACHABLE = encoders.is_reachable
+URLOPEN = urllib.request.urlopen
 
 
 def test_without_timm(monkeypatch: pytest.MonkeyPatch) -> None:
