@@ -22,10 +22,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
+from bayesncl.inputs import factorize
 from bayesncl.measure.counts import MIN_SUPPORT
 from bayesncl.method.augment import make_views
 from bayesncl.method.encoder import Encoder, in_eval_mode
@@ -51,60 +52,45 @@ def gradients(codes: Tensor, readings: Sequence[Tensor], temperature: float) -> 
     return [g * len(codes) for g in found]
 
 
-class Statistics:
-    """Per-dimension statistics of features and their gradients, batch by batch.
+def statistics(
+    z: np.ndarray, g: np.ndarray, labels: np.ndarray | None, temperature: float = 1.0
+) -> Columns:
+    """Statistics of each dimension over rows of features z and gradients g, [R, D] each.
 
-    `columns` gives arrays [D], NaN where a dimension never fires: `frequency` (share of rows where
-    |z_k| > 1e-5) and `support` (their number); `mean` and `variance` of the gradient over all rows,
+    `labels` [2, R] are class indices, true and shuffled, or None.
+
+    Returns
+    -------
+    Arrays [D], NaN where a dimension never fires: `frequency` (share of rows where |z_k| > 1e-5)
+    and `support` (their number); `mean` and `variance` of the gradient over all rows,
     `variance_active` over firing rows; `align` and `repulsion`, means of the two forces;
     `consistency` (share of the commonest class among firing rows, percent), `chance_consistency`
     (with shuffled labels); `conflict` (the greatest product of two classes' firing probabilities).
     """
-
-    def __init__(self, classes: int = 0) -> None:
-        self.classes, self.rows = classes, 0
-        self.sums = self.fired = self.class_rows = torch.zeros(())
-        self.generator = torch.Generator().manual_seed(0)  # of the shuffled labels
-
-    def add(self, z: Tensor, g: Tensor, labels: Tensor | None, temperature: float = 1.0) -> None:
-        """Add a batch: features and gradients [2B, D], labels [B]."""
-        g, active = g.double(), (z.abs() > ACTIVE).double()
-        align = 2 * z.double() / temperature  # its mean is that of the partners' rows too
-        parts = g, g.square(), g * active, g.square() * active, active, align
-        self.sums = torch.stack([part.sum(0) for part in parts]).cpu() + self.sums  # [6, D]
-        self.rows += len(z)
-        if labels is not None and self.classes:
-            order = torch.randperm(len(labels), generator=self.generator)
-            both = torch.stack([labels, labels[order.to(labels.device)]]).long().repeat(1, 2)
-            onehot = nn.functional.one_hot(both, self.classes).double()
-            # [2, C, D], firing rows by class and by shuffled class
-            self.fired = (onehot.mT @ active).cpu() + self.fired
-            self.class_rows = onehot[0].sum(0).cpu() + self.class_rows
-
-    def columns(self) -> Columns:
-        """The statistics."""
-        total, square, total_active, square_active, support, align = self.sums.numpy()
-        consistency = np.full((2, len(support)), np.nan)
-        conflict = consistency[0]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            if self.fired.ndim:
-                consistency = 100 * self.fired.amax(1).numpy() / support
-            if self.fired.ndim and self.classes > 1:
-                probability = self.fired[0] / self.class_rows[:, None].clamp_min(1)
-                conflict = probability.topk(2, dim=0).values.prod(0).numpy()
-            mean, mean_active = total / self.rows, total_active / support
-            return {
-                "frequency": support / self.rows,
-                "support": support,
-                "mean": mean,
-                "variance": np.maximum(square / self.rows - mean**2, 0),
-                "variance_active": np.maximum(square_active / support - mean_active**2, 0),
-                "align": align / self.rows,
-                "repulsion": mean + align / self.rows,
-                "consistency": consistency[0],
-                "chance_consistency": consistency[1],
-                "conflict": conflict,
-            }
+    active, g = np.abs(z) > ACTIVE, g.astype(np.float64)
+    support, mean = active.sum(0).astype(float), g.mean(0)
+    align = 2 * z.mean(0, dtype=np.float64) / temperature  # its mean is that of the partners' rows
+    consistency = np.full((2, len(support)), np.nan)
+    conflict = consistency[0]
+    if labels is not None and labels.max() > 0:  # of two classes or more
+        onehot = np.eye(labels.max() + 1)[labels]  # [2, R, C]
+        fired = onehot.swapaxes(1, 2) @ active  # [2, C, D], firing rows by class
+        with np.errstate(invalid="ignore"):
+            consistency = 100 * fired.max(1) / support
+        probability = fired[0] / np.maximum(onehot[0].sum(0), 1)[:, None]
+        conflict = np.sort(probability, axis=0)[-2:].prod(0)
+    return {
+        "frequency": support / len(z),
+        "support": support,
+        "mean": mean,
+        "variance": g.var(0),
+        "variance_active": np.ma.masked_array(g, ~active).var(0).filled(np.nan),
+        "align": align,
+        "repulsion": mean + align,
+        "consistency": consistency[0],
+        "chance_consistency": consistency[1],
+        "conflict": conflict,
+    }
 
 
 def correlations(columns: Columns, support: int = 1) -> dict[str, float | None]:
@@ -210,34 +196,41 @@ def record(
     size = min(recipe.run.batch, len(pixels))
     order = np.random.default_rng((recipe.run.seed, epoch, 1)).permutation(len(pixels))
     chosen = [order[s : s + size] for s in range(0, len(order) - size + 1, size)][:batches]
-    device = model.mean.device
-    index = None if labels is None else np.unique(labels, return_inverse=True)[1]
-    classes = 0 if index is None else int(index.max()) + 1
-    temperature = recipe.objective.temperature
-    statistics = {name: Statistics(classes) for name in ("gated", "z", "raw")}
+    device, temperature = model.mean.device, recipe.objective.temperature
+    found = []  # by batch: gated features, features before the gates, the three gradients
     with in_eval_mode(model):
         for rows in chosen:
             images, numbers = (torch.from_numpy(each).to(device) for each in (pixels[rows], rows))
             views = make_views(images, numbers, epoch, recipe.run.seed + 1, recipe.views)
-            known = None if index is None else torch.from_numpy(index[rows]).to(device)
             with torch.no_grad():
                 h = model.embed(model.normalize_pixels(views))
             features = model.head(h)
             readings = features.gated, features.z, features.aux
-            found = gradients(features.gated, readings, temperature)
-            for (name, each), g in zip(statistics.items(), found):
-                z = features.gated if name == "gated" else features.z
-                each.add(z.detach(), g, known, temperature)
-    columns = {name: each.columns() for name, each in statistics.items()}
-    levels = {"paper": 1, "sound": MIN_SUPPORT}
-    rows_seen = statistics["gated"].rows
-    row = {"epoch": epoch, "batches": len(chosen), "mode": "eval", "rows": rows_seen}
+            grads = gradients(features.gated, readings, temperature)
+            each = features.gated.detach(), features.z.detach(), *grads
+            found.append([tensor.float().cpu().numpy() for tensor in each])
+    gated, z, *by_reading = (np.concatenate(parts) for parts in zip(*found))
+    known = None if labels is None else _both_labels(labels, chosen)
+    columns = {
+        name: statistics(gated if name == "gated" else z, g, known, temperature)
+        for name, g in zip(("gated", "z", "raw"), by_reading)
+    }
+    row = {"epoch": epoch, "batches": len(chosen), "mode": "eval", "rows": len(z)}
     row |= summarize(columns["gated"])
+    levels = {"paper": 1, "sound": MIN_SUPPORT}
     row["readings"] = {
         name: {key: correlations(columns[name], support) for key, support in levels.items()}
         for name in ("z", "raw")
     }
     return row
+
+
+def _both_labels(labels: np.ndarray, chosen: Sequence[np.ndarray]) -> np.ndarray:
+    """Class indices of both views of the chosen batches, true and shuffled within each batch."""
+    index, generator = factorize(labels)[0], torch.Generator().manual_seed(0)
+    true = [index[rows] for rows in chosen]
+    shuffled = [each[torch.randperm(len(each), generator=generator).numpy()] for each in true]
+    return np.stack([np.concatenate([np.tile(each, 2) for each in x]) for x in (true, shuffled)])
 
 
 def recorder(images: Images, recipe: Recipe) -> Callable[[Encoder, int], dict[str, Any] | None]:

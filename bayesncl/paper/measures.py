@@ -26,7 +26,6 @@ from bayesncl.paper.probe import paper_probe
 
 CONFLICT_THRESHOLDS = (0.9, 0.5)
 PROBE_SEEDS = (42, 43, 44)
-MAX_LISTED = 12
 DIGITS = 6  # significant digits of values per dimension
 KINDS = ("h", "z", "gated")
 SHOWN_DIMS, SHOWN_IMAGES, SHOWN_PAIRS = 3, 10, 6  # in the sheets of images
@@ -53,6 +52,7 @@ def paper_measures(
     dict with `conflicting`; `theory` for gates that open and close; `probe` with the key `paper`;
     `background`; and for images with backgrounds the branches of `background_measures`.
     """
+    assert test.labels is not None
     out: Tree = {
         "conflicting": {str(t): conflicting(found.gated, test, t) for t in CONFLICT_THRESHOLDS}
     }
@@ -84,19 +84,13 @@ def run_published_probe(
 
 
 def conflicting(z: np.ndarray, test: Images, threshold: float) -> Tree:
-    """Number of conflicting dimensions, and the worst of them with the classes they join."""
+    """Number of conflicting dimensions, and the worst of them with the names of their classes."""
     assert test.labels is not None
-    result = conflict.conflicting_features(z, test.labels, threshold)
+    found = conflict.conflicting_features(z, test.labels, threshold)
     name = test.class_names.__getitem__ if test.class_names else str
-    worst = [
-        {
-            "dim": row["dim"],
-            "product": row["product"],
-            "classes": [name(int(c)) for c in row["classes"][:MAX_LISTED]],
-        }
-        for row in result["dims"][:MAX_LISTED]
-    ]
-    return {"count": result["count"], "chance_count": result["chance_count"], "worst": worst}
+    for row in found["worst"]:
+        row["classes"] = [name(c) for c in row["classes"]]
+    return found
 
 
 def background_measures(
@@ -107,12 +101,13 @@ def background_measures(
     Returns the branches `conflict` and `ipw`, and where the data allow it `background`,
     `worst_group`, `balanced`, `gate_effect` and `stability`.
     """
+    assert test.labels is not None and test.backgrounds is not None
     out: Tree = {}
     data, dataset = model.recipe.data, DATASETS[model.recipe.data.name]
     both = test.labels, test.backgrounds
     if train.backgrounds is not None and train.labels is not None:
         out["background"], group = background_probes(seen, train, found, test)
-        out["worst_group"] = scalars(group) | {"groups": group["groups"][:MAX_LISTED]}
+        out["worst_group"] = scalars(group) | {"groups": group["groups"][: conflict.MAX_LISTED]}
     if dataset.balanced:  # object and background are independent there: neither predicts the other
         fit = load_split(data, dataset.balanced)
         h = extract(model, fit, "sound").h

@@ -2,38 +2,35 @@
 
 Notation: z are the features before the gates, m the gates, z m the gated features before they are
 renormalized; pi_k is the prevalence of dimension k, the share of images on which z_k fires; rho is
-the prior and lambda the weight of the KL term.
+the prior and lambda the weight of the KL term. Features and gates (`opened`, bool) are [N, D].
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from bayesncl.errors import InputError
-from bayesncl.inputs import Array, as_features
-from bayesncl.measure.counts import count
 from bayesncl.measure.dimensions import describe, entropy, mean
-from bayesncl.measure.retrieval import KS, retrieval
+from bayesncl.measure.retrieval import retrieval
 from bayesncl.method.gates import bernoulli_kl
-from bayesncl.paper.conflict import conflict, pair_similarity, prepare, rows
+from bayesncl.method.losses import ACTIVE
+from bayesncl.paper.conflict import conflict, pair_similarity
 
 COMMON = 0.5  # prevalence from which a dimension is common (the theory's background noise set)
 CLOSED = 0.5  # a dimension is closed if its gate is open on a smaller share of its firing images
 TOLERANCE = 0.25  # "approximately": observed within a quarter of predicted
 SHUFFLES = 200
+LEVELS = 16  # to which features are rounded for the information bound
 
 Row = dict[str, Any]
 
 
-def prevalence(features: Array) -> np.ndarray:
+def prevalence(features: np.ndarray) -> np.ndarray:
     """Share of images on which each dimension fires, [D]."""
-    z = as_features(features)
-    return count(z, [np.zeros(len(z), np.int64)])[0].fires[0, 0] / len(z)
+    return np.asarray((np.abs(features) > ACTIVE).mean(0))
 
 
 def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
@@ -54,54 +51,75 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 
 
 def ipw_effect(
-    features: Array, labels: Array, backgrounds: Array, pi: np.ndarray | None = None,
-    ks: Sequence[int] = KS,
-) -> dict[str, Any]:  # fmt: skip
+    features: np.ndarray, labels: np.ndarray, backgrounds: np.ndarray, pi: np.ndarray
+) -> dict[str, Any]:
     """`retrieval` and `conflict` by dot product (`dot`) and inverse-prevalence weighting (`ipw`).
 
     The weights change the scale of the similarity, so only `error_relative` compares conflicts.
-    `pi` [D] is the prevalence, by default that of the features; pass the training split's to be
-    strict. A dimension that never fires has weight 0.
+    A dimension of prevalence `pi` [D] 0 has weight 0.
     """
-    pi = prevalence(features) if pi is None else pi
     kinds = {"dot": None, "ipw": np.divide(1.0, pi, out=np.zeros_like(pi), where=pi > 0)}
     errors = {name: conflict(features, labels, backgrounds, w) for name, w in kinds.items()}
     keys = ("error", "error_relative", "chance_error", "similarity_same_class")
     return {
-        "retrieval": {
-            name: retrieval(features, labels, ks=tuple(ks), weights=w) for name, w in kinds.items()
-        },
+        "retrieval": {name: retrieval(features, labels, weights=w) for name, w in kinds.items()},
         "conflict": {name: {k: error[k] for k in keys} for name, error in errors.items()},
     }
 
 
-def gate_costs(prior: float) -> dict[str, float]:
-    """KL of a gate to the prior in nats: `open`, `closed`, `net` and, as trained, `net_clamped`.
+def compare(
+    z: np.ndarray, gated: np.ndarray, opened: np.ndarray, labels: np.ndarray,
+    backgrounds: np.ndarray | None, prior: float,
+) -> list[Row]:  # fmt: skip
+    """Predicted against observed, one row per statement of the theory section.
+
+    Parameters
+    ----------
+    z, gated : unit-norm features before and after the gates.
+    labels, backgrounds : [N]; without backgrounds there are no rows on the error.
+    prior : rho of the run.
+
+    Returns
+    -------
+    dicts of `statement`, `predicted` and `observed` (numbers), `holds` (None if the data cannot
+    tell) and `note` (a sentence).
+    """
+    found = filtering(z, opened)
+    table = [gate_cost(prior), *_filtering_rows(found, prior)]
+    if backgrounds is not None:
+        table += _error_rows(z, gated, opened, labels, backgrounds, found)
+    return [*table, information(gated, opened)]
+
+
+def _row(*values: Any) -> Row:
+    return dict(zip(("statement", "predicted", "observed", "holds", "note"), values, strict=True))
+
+
+def gate_cost(prior: float) -> Row:
+    """KL cost of an open gate: the paper's, and the observed one beyond that of a closed gate.
 
     The paper charges an open gate KL(Bern(1) || Bern(rho)) = log(1/rho) and a closed gate nothing.
-    But a closed gate costs log(1/(1 - rho)), so opening costs log((1 - rho)/rho) more than closing
-    (`net`), which is negative for rho > 0.5.
+    But a closed gate costs log(1/(1 - rho)), so opening costs log((1 - rho)/rho) more than closing,
+    which is negative for rho > 0.5.
     """
-    if not 0 < prior < 1:
-        raise InputError(f"the prior must lie between 0 and 1, got {prior}")
     opened, closed = -math.log(prior), -math.log(1 - prior)
     gates = torch.tensor([[[1.0]], [[0.0]]], dtype=torch.float64)
     trained = [float(bernoulli_kl(gate, prior)) for gate in gates]
-    net, clamped = opened - closed, trained[0] - trained[1]
-    return {"open": opened, "closed": closed, "net": net, "net_clamped": clamped}
+    net = opened - closed
+    effect = "rewards open gates, against the theorem" if net < 0 else "presses gates shut"
+    note = (
+        f"at rho = {prior:g} an open gate costs {opened:.3f} nats and a closed one "
+        f"{closed:.3f}, so the KL {effect} (as clamped {trained[0] - trained[1]:+.3f})"
+    )
+    return _row("filtering: KL cost of opening a gate (nats)", opened, net, net > 0, note)
 
 
-def filtering(z: Array, opened: np.ndarray) -> dict[str, Any]:
+def filtering(z: np.ndarray, opened: np.ndarray) -> dict[str, Any]:
     """The filtering theorem: dimension k is closed if gamma pi_k (1 - pi_k) < lambda log(1/rho).
 
     The theory does not give gamma, so the one whose predicted closed set agrees best with the
     observed one is used. Agreement is balanced: the mean of the shares of closed and of open
     dimensions predicted right, 50 % for calling everything open.
-
-    Parameters
-    ----------
-    z : features before the gates, [N, D].
-    opened : bool [N, D].
 
     Returns
     -------
@@ -110,16 +128,13 @@ def filtering(z: Array, opened: np.ndarray) -> dict[str, Any]:
     `counted` : dimensions that fire at all.
     `agreement` : percent, None unless some dimensions are closed and some open;
         `agreement_chance` : 95th percentile over shuffled dimensions, gamma fitted to each.
-    `spearman` : of prevalence and open rate; `open_rate_common`, `open_rate_rare` : mean open rate
-        at prevalence >= 0.5 and < 0.5.
     """
     table = describe(z, open=opened)
     assert table.closed_rate is not None
     pi, open_rate = table.support / table.images, 1 - table.closed_rate / 100
     alive, closed = pi > 0, open_rate < CLOSED  # False for NaN
-    utility = pi * (1 - pi)
+    utility, rng = pi * (1 - pi), np.random.default_rng(0)
     agreement, threshold = _best_threshold(utility[alive], closed[alive][None])
-    rng = np.random.default_rng(0)
     shuffled = np.stack([rng.permutation(closed[alive]) for _ in range(SHUFFLES)])
     chance = _best_threshold(utility[alive], shuffled)[0]
     mixed = bool(closed.any() and not closed[alive].all())
@@ -131,9 +146,6 @@ def filtering(z: Array, opened: np.ndarray) -> dict[str, Any]:
         "counted": int(alive.sum()),
         "agreement": 100 * float(agreement[0]) if mixed else None,
         "agreement_chance": 100 * float(np.quantile(chance, 0.95)) if mixed else None,
-        "spearman": spearman(pi, open_rate),
-        "open_rate_common": mean(open_rate[pi >= COMMON]),
-        "open_rate_rare": mean(open_rate[pi < COMMON]),
     }
 
 
@@ -152,84 +164,7 @@ def _best_threshold(utility: np.ndarray, closed: np.ndarray) -> tuple[np.ndarray
     return balanced[np.arange(len(c)), best], np.append(u, np.inf)[best]
 
 
-def information(features: Array, opened: np.ndarray, bins: int = 16) -> dict[str, float]:
-    """Both sides of the information bound in nats, with features rounded to `bins` levels.
-
-    The encoder is deterministic, so with exact features I(z m; X) is log N on N images. The bound
-    mixes discrete entropies of gates with differential ones of values (at most log 1 = 0 for values
-    in [0, 1]). Rounding makes both sides meaningful: C_cont, the entropy of a value, is then at
-    most log(bins).
-
-    Returns
-    -------
-    `bound` : sum_k E[m_k] log(bins) + H_b(E[m_k]); `bound_ungated` : with all gates open;
-        `bound_zero` : with C_cont = 0.
-    `information` : entropy of the rounded gated rows, which is I over these images.
-    `cap` : log N, the most that N images can show.
-    """
-    z = as_features(features)
-    n, d = z.shape
-    p, signed = np.asarray(opened).mean(0), False
-    weights = np.random.default_rng(0).integers(1, 2**63, size=d, dtype=np.uint64)
-    hashes = np.empty(n, dtype=np.uint64)  # of rows
-    for part, block in rows(z):
-        code = np.clip(np.floor(block * bins), -bins, bins - 1).astype(np.int64)
-        hashes[part] = code.astype(np.uint64) @ weights
-        signed |= bool((block < 0).any())
-    levels = math.log(2 * bins if signed else bins)
-    repeats = np.unique(hashes, return_counts=True)[1]
-    gate_entropy = float(entropy(np.stack([p, 1 - p])).sum())
-    return {
-        "bound": float(p.sum() * levels) + gate_entropy,
-        "bound_ungated": d * levels,
-        "bound_zero": gate_entropy,
-        "information": float(entropy(repeats[:, None].astype(float))[0]),
-        "cap": math.log(n),
-    }
-
-
-def compare(
-    z: Array, gated: Array, opened: np.ndarray, labels: Array, backgrounds: Array | None,
-    prior: float,
-) -> list[Row]:  # fmt: skip
-    """Predicted against observed, one row per statement of the theory section.
-
-    Parameters
-    ----------
-    z, gated : unit-norm features before and after the gates, [N, D].
-    opened : bool [N, D].
-    labels, backgrounds : [N]; without backgrounds there are no rows on the error.
-    prior : rho of the run.
-
-    Returns
-    -------
-    dicts of `statement`, `predicted` and `observed` (numbers), `holds` (None if the data cannot
-    tell) and `note` (a sentence).
-    """
-    z, gated = as_features(z), as_features(gated)
-    found = filtering(z, opened)
-    table = [_cost_row(prior), *_filtering_rows(found, prior)]
-    if backgrounds is not None:
-        table += _error_rows(z, gated, opened, *prepare(z, labels, backgrounds)[1:], found)
-    return [*table, _information_row(information(gated, opened))]
-
-
-def _row(*values: Any) -> Row:
-    return dict(zip(("statement", "predicted", "observed", "holds", "note"), values, strict=True))
-
-
-def _cost_row(prior: float) -> Row:
-    cost = gate_costs(prior)
-    net = cost["net"]
-    effect = "rewards open gates, against the theorem" if net < 0 else "presses gates shut"
-    note = (
-        f"at rho = {prior:g} an open gate costs {cost['open']:.3f} nats and a closed one "
-        f"{cost['closed']:.3f}, so the KL {effect} (as clamped {cost['net_clamped']:+.3f})"
-    )
-    return _row("filtering: KL cost of opening a gate (nats)", cost["open"], net, net > 0, note)
-
-
-def _filtering_rows(found: Row, prior: float) -> list[Row]:
+def _filtering_rows(found: dict[str, Any], prior: float) -> list[Row]:
     closed, counted, agreement = int(found["closed"].sum()), found["counted"], found["agreement"]
     predicted: int | None = None
     beats: bool | None = None
@@ -240,27 +175,30 @@ def _filtering_rows(found: Row, prior: float) -> list[Row]:
         note = f"balanced agreement {agreement:.1f} %, up to {chance:.1f} % by chance"
     first = _row("filtering: closed dimensions, best gamma", predicted, closed, beats, note)
     note = "at rho < 0.5 the corrected condition differs only in scale"
-    corrected: tuple[int | None, int, bool | None] = predicted, closed, beats
     if prior >= 0.5:
         note = f"gamma pi (1-pi) < lambda log((1-rho)/rho) closes nothing at rho = {prior:g}"
-        corrected = 0, closed, closed == 0
-    second = _row("filtering, cost corrected: closed dimensions", *corrected, note)
-    rank = found["spearman"]
+        predicted, beats = 0, closed == 0
+    second = _row("filtering, cost corrected: closed dimensions", predicted, closed, beats, note)
+    pi, rate = found["prevalence"], found["open_rate"]
+    rank = spearman(pi, rate)
     # two standard errors of a rank correlation of independent values
     clear = rank is not None and counted > 2 and abs(rank) > 2 / math.sqrt(counted - 1)
     common, rare = (
-        "no such dimension" if found[key] is None else f"{found[key]:.2f}"
-        for key in ("open_rate_common", "open_rate_rare")
+        "no such dimension" if (each := mean(rate[kept])) is None else f"{each:.2f}"
+        for kept in (pi >= COMMON, pi < COMMON)
     )
     note = f"mean open rate where active {common} at prevalence >= {COMMON:g}, {rare} below"
     holds = None if rank is None else bool(clear and rank < 0)
-    third = _row("filtering: Spearman of prevalence and open rate", -1.0, rank, holds, note)
-    return [first, second, third]
+    return [
+        first,
+        second,
+        _row("filtering: Spearman of prevalence and open rate", -1.0, rank, holds, note),
+    ]
 
 
 def _error_rows(
     z: np.ndarray, gated: np.ndarray, opened: np.ndarray, labels: np.ndarray,
-    backgrounds: np.ndarray, found: Row,
+    backgrounds: np.ndarray, found: dict[str, Any],
 ) -> list[Row]:  # fmt: skip
     """E is the mean similarity over pairs of different classes on one background."""
     before, masked, after = (
@@ -289,12 +227,24 @@ def _error_rows(
     return [*table, _row(name, None, final, final > 0, note)]
 
 
-def _information_row(found: dict[str, float]) -> Row:
-    bound, cap = found["bound"], found["cap"]
+def information(features: np.ndarray, opened: np.ndarray) -> Row:
+    """The information bound in nats beside the information, with features rounded to LEVELS.
+
+    The bound is sum_k E[m_k] C_cont + H_b(E[m_k]), the information the entropy of the gated rows.
+    The encoder is deterministic, so with exact features I(z m; X) is log N on N images. The bound
+    mixes discrete entropies of gates with differential ones of values (at most log 1 = 0 for values
+    in [0, 1]). Rounding makes both sides meaningful: C_cont, the entropy of a value, is then at
+    most log(LEVELS).
+    """
+    codes = np.clip(np.floor(features * float(LEVELS)), -LEVELS, LEVELS - 1).astype(np.int8)
+    repeats = np.unique(codes, axis=0, return_counts=True)[1]
+    value = math.log(2 * LEVELS if (features < 0).any() else LEVELS)
+    p, cap = opened.mean(0), math.log(len(features))
+    gates = float(entropy(np.stack([p, 1 - p])).sum())
+    bound, found = float(p.sum() * value) + gates, float(entropy(repeats[:, None].astype(float))[0])
     word = "empty" if bound >= cap else "informative"
     note = (
-        f"16 levels per feature; {word} beside log N = {cap:.2f}; all gates open "
-        f"{found['bound_ungated']:.1f}, C_cont = 0 {found['bound_zero']:.1f}"
+        f"{LEVELS} levels per feature; {word} beside log N = {cap:.2f}; all gates open "
+        f"{len(p) * value:.1f}, C_cont = 0 {gates:.1f}"
     )
-    holds = found["information"] <= bound + 1e-9
-    return _row("information bound (nats)", bound, found["information"], holds, note)
+    return _row("information bound (nats)", bound, found, found <= bound + 1e-9, note)
