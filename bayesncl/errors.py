@@ -17,7 +17,7 @@ class InputError(ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(escape_unprintable(message))
+        super().__init__(escape_unprintable(message.replace("\n", " ")))
 
 
 def escape_unprintable(text: str) -> str:

@@ -39,20 +39,17 @@ FORMULA = re.compile(r"'*[=+@\t\r-]")  # a spreadsheet would run a cell that beg
 
 
 def read_arrays(
-    path: str | Path, names: Sequence[str | tuple[str, ...]], needed: Sequence[str] = ()
+    path: str | Path, names: Sequence[str], needed: Sequence[str] = ()
 ) -> dict[str, np.ndarray]:
-    """The arrays of a file with these names; of a tuple of names only the first that is there.
+    """The arrays of a file with these names; a missing `needed` array raises InputError.
 
     The array of a .npy file gets the first of `names` and is memory-mapped. A table has the arrays
-    z [N, D], y [N] and names [N], see `NAME_COLUMNS`. A missing `needed` array raises InputError.
+    z [N, D], y [N] and names [N], see `NAME_COLUMNS`.
     """
-    choices = [(name,) if isinstance(name, str) else name for name in names]
-    with _open_arrays(path, choices[0][0]) as arrays:
-        for name in needed:
-            if name not in arrays:
-                raise InputError(f"{path}: no array {name}; {_contents(arrays)}")
-        found = [next((name for name in choice if name in arrays), None) for choice in choices]
-        return {name: _plain(arrays, name) for name in found if name is not None}
+    with _open_arrays(path, names[0]) as arrays:
+        if missing := [name for name in needed if name not in arrays]:
+            raise InputError(f"{path}: no array {missing[0]}; {_contents(arrays)}")
+        return {name: _plain(arrays, name) for name in names if name in arrays}
 
 
 def array_names(path: str | Path) -> set[str]:
@@ -72,37 +69,34 @@ def read_embeddings(
     The labels of a .npy file are y.npy beside it. Labels become words where the file has
     `class_names`. Names are skipped unless `named`: some files hold one per class.
     """
-    path, classes = Path(path), None
-    columns: dict[str, np.ndarray] = {}
+    path = Path(path)
     with _open_arrays(path) as arrays:
         z = _find_features(path, arrays)
-        for choice in (LABELS, NAMES if named else ()):
-            first = [name for name in choice if name in arrays][:1]
-            columns |= {name: _plain(arrays, name) for name in first}
-        if "class_names" in arrays:
-            with contextlib.suppress(Exception):  # often pickled; numbers will do
+        names = find_column(arrays, NAMES) if named else None
+        labels = find_column(arrays, LABELS)
+        if labels is not None and "class_names" in arrays:
+            # Numbers will do if the names are pickled or too few.
+            with contextlib.suppress(ValueError, IndexError):
                 classes = _plain(arrays, "class_names")
+                labels = classes[labels] if labels.min() >= 0 else labels
     beside = path.with_name("y.npy")
     if path.suffix.lower() == ".npy" and beside.is_file() and beside != path:
-        values = read_arrays(beside, ("y",))["y"]
-        if values.shape[:1] == z.shape[:1]:  # otherwise it belongs to another array
-            columns["y"] = values
-    names, labels = find_column(columns, NAMES), find_column(columns, LABELS)
+        column = find_column(read_arrays(beside, ("y",)), "y")
+        if column is not None and column.shape[:1] == z.shape[:1]:  # else it is another array's
+            labels = column
     for what, column in (("names", names), ("labels", labels)):
         if column is not None and column.shape != z.shape[:1]:
             shapes = f"embeddings {list(z.shape)}, but {what} {list(column.shape)}"
             raise InputError(f"{path}: {shapes}")
-    if labels is not None and labels.dtype.kind in "iu" and classes is not None:
-        known = classes.ndim == 1 and np.isin(labels, range(len(classes))).all()
-        labels = classes[labels] if known else labels
     return z, names, labels
 
 
-def find_column(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> np.ndarray | None:
+def find_column(arrays: Mapping[str, Any], names: Sequence[str]) -> np.ndarray | None:
     """The first of these arrays that is there, [N]; whole floats as integers and NaN as ""."""
-    column = next((arrays[name] for name in names if name in arrays), None)
-    if column is None:
+    name = next((name for name in names if name in arrays), None)
+    if name is None:
         return None
+    column = _plain(arrays, name)
     column = column[:, 0] if column.ndim == 2 and column.shape[1] == 1 else column
     if column.dtype.kind != "f":
         return column
@@ -132,24 +126,23 @@ def as_features(features: Array) -> np.ndarray:
         return features.astype(np.float64)
     if features.dtype.kind != "f" or features.dtype.itemsize > 8:
         raise InputError(f"features must be float16, float32 or float64, got {features.dtype}")
-    native = features.dtype.newbyteorder("=")
-    return features if features.dtype.isnative else features.astype(native)
+    return features.astype(features.dtype.newbyteorder("="), copy=False)
 
 
 def as_labels(labels: Array, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Validate labels of `count` rows (whole numbers, booleans or strings) and factorize them."""
-    labels = as_numpy(labels)
+    labels = _decode_text(as_numpy(labels))
     if labels.ndim != 1:
         raise InputError(f"labels must be [N], got shape {list(labels.shape)}")
     if len(labels) != count:
         raise InputError(f"{len(labels)} labels for {count} rows of features")
-    if labels.dtype.kind not in "fiubUS" or labels.dtype.itemsize == 0:
+    if labels.dtype.kind not in "fiubU" or labels.dtype.itemsize == 0:
         raise InputError(f"labels must be whole numbers or strings, got {labels.dtype}")
     if labels.dtype.kind == "f" and not (np.isfinite(labels) & (labels == np.trunc(labels))).all():
         raise InputError("labels must be whole numbers or strings, got fractions or NaN")
     if count < 2:
         raise InputError("only one row of features; the measures need at least two")
-    index, classes = factorize(_decode_text(labels))
+    index, classes = factorize(labels)
     if len(classes) < 2:
         raise InputError(f"only one class ({classes[0]}); the measures need at least two")
     return index, classes
@@ -167,17 +160,16 @@ def read_labels(
     """Names and labels of `n` rows from a file: matched by name if both have names, else by row."""
     arrays = read_arrays(path, (*LABELS, *NAMES))
     labels, own_names = find_column(arrays, LABELS), find_column(arrays, NAMES)
-    column = labels if labels is not None else own_names
-    if column is None:
+    columns = [column for column in (labels, own_names) if column is not None]
+    if not columns:
         raise InputError(f"{path}: no labels; expected y [N] or a table with the column label")
-    for each in (labels, own_names):
-        if each is not None and each.ndim != 1:
-            raise InputError(f"{path}: labels and names must be [N], got {list(each.shape)}")
+    if wide := [column for column in columns if column.ndim != 1]:
+        raise InputError(f"{path}: labels and names must be [N], got {list(wide[0].shape)}")
     if names is not None and own_names is not None and labels is not None:
         wanted = [str(name) for name in names]
         return names, np.array(find_labels(path, wanted, own_names, labels, "rows"))
-    if len(column) != n:
-        raise InputError(f"{path}: {len(column):,} rows, but the embeddings have {n:,}")
+    if len(columns[0]) != n:
+        raise InputError(f"{path}: {len(columns[0]):,} rows, but the embeddings have {n:,}")
     if own_names is not None and names is None:
         note = f"the embeddings have no names: assuming that the rows of {path} are in their order"
         warnings.warn(note, stacklevel=2)
@@ -192,13 +184,13 @@ def find_labels(
     for name, label in zip(map(str, names), labels.tolist()):
         first = by_name.setdefault(name, label)
         if first is not label and first != label:  # NaN differs from itself
-            raise InputError(f"{path}: {printable(name)} has the labels {first} and {label}")
+            raise InputError(f"{path}: {name} has the labels {first} and {label}")
     ends = [name.rpartition("/")[2] for name in wanted]
     count = Counter(ends)
     by_end = [by_name.get(end) if count[end] == 1 else None for end in ends]
     found = [by_name.get(name, label) for name, label in zip(wanted, by_end)]
     if missing := [name for name, label in zip(wanted, found) if label is None]:
-        some = f"{len(missing):,} of {len(wanted):,} {what}, e.g. {printable(missing[0])}"
+        some = f"{len(missing):,} of {len(wanted):,} {what}, e.g. {missing[0]}"
         raise InputError(f"{path}: no label for {some}")
     return found
 
@@ -233,11 +225,6 @@ def guard_cell(text: str) -> str:
     return f"'{text}" if FORMULA.match(text) and not _is_number(text) else text
 
 
-def unguard_cell(text: str) -> str:
-    """The cell that `guard_cell` was given."""
-    return text[1:] if text[:1] == "'" and FORMULA.match(text) else text
-
-
 def import_pyarrow() -> Any:
     """pyarrow with its parquet module, from the extra `tables`."""
     import_extra("pyarrow.parquet", NEEDS_TABLES)
@@ -248,12 +235,11 @@ def import_pyarrow() -> Any:
 def _open_arrays(path: str | Path, name: str = FEATURES[0]) -> Iterator[Mapping[str, Any]]:
     """Open a file as a mapping of arrays, read on access; the array of a .npy file is `name`."""
     path = Path(path)
-    shown = path
     if not os.path.isfile(path):
         problem = "a folder, expected a file" if os.path.isdir(path) else "no such file"
-        raise InputError(f"{shown}: {problem}")
+        raise InputError(f"{path}: {problem}")
     # Damaged files make the libraries raise almost anything.
-    with as_input_error(f"cannot read {shown}", Exception):
+    with as_input_error(f"cannot read {path}", Exception):
         with open(path, "rb") as file:
             magic = file.read(6)
         if magic == b"\x93NUMPY":
@@ -270,7 +256,7 @@ def _open_arrays(path: str | Path, name: str = FEATURES[0]) -> Iterator[Mapping[
             with safetensors.safe_open(path, framework="pt") as file:
                 yield {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         else:
-            raise InputError(f"{shown}: not a {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]} file")
+            raise InputError(f"{path}: not a {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]} file")
 
 
 def _plain(arrays: Mapping[str, Any], name: str) -> np.ndarray:
@@ -296,13 +282,11 @@ def _contents(arrays: Mapping[str, Any]) -> str:
 def _find_features(path: Path, arrays: Mapping[str, Any]) -> np.ndarray:
     """The embeddings: by name, or else the only array that can be meant."""
     others = [name for name in arrays if name not in (*LABELS, *NAMES, "class_names")]
-    name = next((name for name in FEATURES if name in arrays), None)
-    if name is None and len(others) == 1:
-        name = others[0]
-    if name is None:
+    known = [name for name in FEATURES if name in arrays]
+    if not known and len(others) != 1:
         expected = f"expected an array named {', '.join(FEATURES[:4])}; {_contents(arrays)}"
         raise InputError(f"{path}: no embeddings, {expected}")
-    z = _plain(arrays, name)
+    z = _plain(arrays, (known or others)[0])
     width = max(z.shape[1:], default=0)
     if z.ndim > 2 and 0 < z.size == len(z) * width:
         return z.reshape(len(z), width)  # [N, F, 1, 1] is [N, F]
@@ -326,13 +310,12 @@ def _read_csv(path: Path) -> dict[str, np.ndarray]:
 
 
 def _read_parquet(path: Path) -> dict[str, np.ndarray]:
-    """Features, labels and names of a table."""
+    """Features, labels and names of a table; an index that is not a range names the rows."""
     import_pyarrow()
     pandas = import_extra("pandas", NEEDS_TABLES)
     frame = pandas.read_parquet(path)
     if not isinstance(frame.index, pandas.RangeIndex):
-        own = str(frame.index.name)
-        frame.insert(0, own if own.lower() in NAME_COLUMNS else "index", frame.index)
+        frame = frame.rename_axis("index").reset_index()
     return _table_arrays(list(map(str, frame)), [frame[c].to_numpy() for c in frame])
 
 
@@ -345,7 +328,7 @@ def _table_arrays(headings: Sequence[str], columns: Sequence[Any]) -> dict[str, 
     found: dict[str, np.ndarray] = {}
     for array_name, known in (("y", LABEL_COLUMNS), ("names", NAME_COLUMNS)):
         for word in [word for word in known if word in table][:1]:
-            found[array_name] = np.array([unguard_cell(_to_text(cell)) for cell in table[word]])
+            found[array_name] = np.array([_to_text(cell) for cell in table[word]])
     names = found.get("names", np.array([])).tolist()
     if not any(names) or names in [[str(i + k) for i in range(len(names))] for k in (0, 1)]:
         found.pop("names", None)
@@ -360,14 +343,15 @@ def _table_arrays(headings: Sequence[str], columns: Sequence[Any]) -> dict[str, 
     if lists:
         found["z"] = np.stack(columns[lists[0]])
     elif features:
-        found["z"] = np.empty((len(columns[0]), len(features)))
-        for column, i in zip(found["z"].T, features):
-            try:
-                column[:] = columns[i]
-            except (ValueError, TypeError) as error:
-                hint = "name text columns label or name"
-                raise ValueError(f"column {headings[i]}: {error}; {hint}") from None
+        found["z"] = np.stack([_to_floats(headings[i], columns[i]) for i in features], axis=1)
     return found
+
+
+def _to_floats(heading: str, column: Any) -> np.ndarray:
+    try:
+        return np.array(column, np.float64)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"column {heading}: {error}; name text columns label or name") from None
 
 
 def _parse_numbers(texts: np.ndarray) -> np.ndarray:
@@ -383,10 +367,11 @@ def _parse_numbers(texts: np.ndarray) -> np.ndarray:
 
 
 def _to_text(cell: Any) -> str:
-    """A cell as text, "" if it is missing."""
+    """A cell as text, without the apostrophe of `guard_cell`; "" if it is missing."""
     if cell is None or cell != cell:  # NaN
         return ""
-    return cell.decode("utf-8", "replace") if isinstance(cell, bytes) else str(cell)
+    text = cell.decode("utf-8", "replace") if isinstance(cell, bytes) else str(cell)
+    return text[1:] if text[:1] == "'" and FORMULA.match(text) else text
 
 
 def _is_number(cell: str) -> bool:

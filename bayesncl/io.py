@@ -87,9 +87,8 @@ def npy_header(shape: tuple[int, ...], dtype: str) -> bytes:
 
 def cache_folder() -> Path:
     """Folder for decoded images and compiled kernels: $BAYESNCL_CACHE or ~/.cache/bayesncl."""
-    with as_input_error("no cache folder (set BAYESNCL_CACHE)", RuntimeError):
-        folder = os.environ.get("BAYESNCL_CACHE") or Path.home() / ".cache" / "bayesncl"
-        return Path(folder).expanduser()
+    folder = os.environ.get("BAYESNCL_CACHE") or Path.home() / ".cache" / "bayesncl"
+    return Path(folder).expanduser()
 
 
 def is_codes(path: Path | str) -> bool:
@@ -108,7 +107,8 @@ def check_output_file(path: Path | None) -> Path | None:
         with as_input_error(f"cannot write {path}", OSError, ValueError):
             if path.is_dir():
                 raise InputError(f"{path} is a folder; expected the name of a file")
-            _try_to_write(Path(os.path.realpath(path)).parent)
+            with temporary_beside(Path(os.path.realpath(path))):
+                pass
     return path
 
 
@@ -116,13 +116,10 @@ def check_output_folder(path: Path | None) -> Path | None:
     """Return `path` if it is a writable folder or one can be created there."""
     if path is not None:
         with as_input_error(f"cannot write to {path}", OSError, ValueError):
-            _try_to_write(next(p for p in (path, *path.absolute().parents) if p.exists()))
+            folder = next(p for p in (path, *path.absolute().parents) if p.exists())
+            with temporary_beside(folder / "file"):
+                pass
     return path
-
-
-def _try_to_write(folder: Path) -> None:
-    with temporary_beside(folder / "file"):
-        pass
 
 
 def check_not_input(out: Path | None, *inputs: Path | None) -> None:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.table import Column
 from rich.text import Text
 
-LINE_SECONDS = 5.0, 60.0  # shortest and longest time between plain lines
+LINE_SECONDS = 15.0  # between plain lines
 
 
 class Display:
@@ -47,7 +47,7 @@ class Display:
     def busy(self, title: str) -> None:
         """Show that work of unknown length has started."""
         self._start(title, None)
-        self._print_line(title, LINE_SECONDS[0])
+        self._print_line(title)
 
     def count(self, done: int, total: int, title: str, status: str = "") -> None:
         """Show counted work, such as decoding or steps of training, and its status."""
@@ -55,9 +55,7 @@ class Display:
             self._start(title, total, done)
         assert self.task is not None
         self.bar.update(self.task.id, completed=done, status=status)
-        low, high = LINE_SECONDS
-        wait = min(max(low, (self.task.elapsed or 0) / 20), high)
-        self._print_line(f"{title}:  {describe(self.task)}", wait)
+        self._print_line(f"{title}:  {describe(self.task)}")
         if done >= total:
             self.close()
 
@@ -75,9 +73,9 @@ class Display:
         self.task = self.bar.tasks[-1]
         self.bar.start()
 
-    def _print_line(self, text: str, wait: float) -> None:
-        """Print a plain line where there is no bar, `wait` seconds after the last."""
-        if not self.live and time.perf_counter() - self.last_line > wait:
+    def _print_line(self, text: str) -> None:
+        """Print a plain line where there is no bar, some time after the last."""
+        if not self.live and time.perf_counter() - self.last_line > LINE_SECONDS:
             self.last_line = time.perf_counter()
             self.note(text)
 

@@ -8,7 +8,8 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-with contextlib.suppress(ValueError):  # a shell starts what it puts in the background deaf to Ctrl-C, which is tested
+with contextlib.suppress(ValueError):
+    # A shell starts background jobs deaf to Ctrl-C, which is tested.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
@@ -22,22 +23,16 @@ from bayesncl.data.images import Images
 from bayesncl.method.encoder import build_model
 from bayesncl.recipes import Recipe, change, named
 
-# Tests run on the CPU, children included, wherever they are run; those marked `gpu` see the GPU, if there is one.
+# Tests run on the CPU, children included; those marked `gpu` see the GPU, if there is one.
 see_gpu, GPU = torch.cuda.is_available, torch.cuda.is_available()
 VISIBLE = os.environ.get("CUDA_VISIBLE_DEVICES")
 torch.cuda.is_available = lambda: False
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 TINY = [
-    "data.size=16",
-    "views.size=16",
-    "model.hidden=24",
-    "model.dim=12",
-    "run.batch=16",
-    "run.epochs=3",
-    "run.log_every=2",
-    "run.checkpoint_every=1",
-]
+    "data.size=16", "views.size=16", "model.hidden=24", "model.dim=12", "run.batch=16",
+    "run.epochs=3", "run.log_every=2", "run.checkpoint_every=1",
+]  # fmt: skip
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -60,7 +55,8 @@ def tiny_images(n: int = 70, size: int = 16, classes: int = 3, seed: int = 0) ->
     labels = rng.integers(0, classes, n)
     tint = rng.uniform(40, 215, (classes, 3, 1, 1))
     pixels = tint[labels] + rng.normal(0, 25, (n, 3, size, size))
-    return Images(pixels.clip(0, 255).astype(np.uint8), labels, class_names=tuple(f"class {c}" for c in range(classes)))
+    names = tuple(f"class {c}" for c in range(classes))
+    return Images(pixels.clip(0, 255).astype(np.uint8), labels, class_names=names)
 
 
 def assert_same_way(

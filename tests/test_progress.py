@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -48,7 +46,7 @@ def test_plain_lines_are_few(clock: list[float], monkeypatch: pytest.MonkeyPatch
     for done in range(200, 1001):  # resumed at 200; 10 steps per second
         clock[0] += 0.1
         display.count(done, 1000, "scenes", "epoch 3/10")
-    assert 10 < len(notes) < 17
+    assert len(notes) == 5
     assert "epoch 3/10" in notes[0] and "s left" in notes[0]
 
 
@@ -66,6 +64,9 @@ def test_notes_break_between_words_on_a_terminal_only(
 def test_the_bar_fits_its_terminal(clock: list[float], terminal: Any) -> None:
     for width in (30, 80):
         display, shown = terminal(width)
+        display.busy("starting")
+        clock[0] += 3
+        assert "starting" in shown() and "3 s" in shown()
         for done in (600, 650, 700):
             display.count(done, 2000, "scenes", "epoch 7/20")
             clock[0] += 5
@@ -73,18 +74,6 @@ def test_the_bar_fits_its_terminal(clock: list[float], terminal: Any) -> None:
         display.close()
         assert "\n" not in line and len(line) <= width and "700/2,000" in line
         assert width == 30 or "2 min left  epoch 7/20" in line
-
-
-def test_counted_work_and_work_of_unknown_length(clock: list[float], terminal: Any) -> None:
-    display, shown = terminal(80)
-    display.busy("starting")
-    clock[0] += 3
-    assert "starting" in shown() and "3 s" in shown()
-    display.count(250, 1000, "decoding")
-    assert "decoding" in shown() and "250/1,000" in shown()
-    display.count(1000, 1000, "decoding")
-    assert "decoding" not in shown()
-    display.close()
 
 
 def test_durations() -> None:
@@ -101,8 +90,3 @@ def test_one_process_of_several_reports(
     monkeypatch.setenv("WORLD_SIZE", world)
     monkeypatch.setenv("RANK", rank)
     assert Display().quiet == silent
-
-
-def test_progress_does_not_import_torch() -> None:
-    code = "import sys, bayesncl.progress; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)

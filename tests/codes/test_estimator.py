@@ -374,7 +374,7 @@ def test_bad_pairs(pairs: np.ndarray) -> None:
 def test_verbose_shows_progress(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("bayesncl.progress.LINE_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("bayesncl.progress.LINE_SECONDS", 0.0)
     make_codes(max_iter=2).fit(make_rows())
     assert capsys.readouterr().err == ""
     make_codes(max_iter=2, verbose=1).fit(make_rows())

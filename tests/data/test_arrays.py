@@ -78,12 +78,6 @@ def test_bad_arrays_get_one_line(tmp_path: Path, arrays: dict[str, np.ndarray]) 
     assert "\n" not in str(caught.value)
 
 
-def test_no_holdout_no_test_split(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", images=PIXELS)
-    with pytest.raises(InputError, match=r"data\.holdout"):
-        data.load(of(tmp_path / "a.npz"), "test")
-
-
 def test_words_and_numbers_with_gaps_are_labels(tmp_path: Path) -> None:
     test = {"test_images": PIXELS[:3], "test_labels": np.array(["fig", "kiwi", "fig"])}
     words, gaps = np.array(["plum", "fig"] * 10), np.array([64_000_000, 5] * 10)

@@ -1,10 +1,9 @@
-"""Folders of images, ImageNet-100, and holding out a test split."""
+"""Folders of images, and holding out a test split."""
 
 from __future__ import annotations
 
 import os
 import random
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ from PIL import Image
 
 from bayesncl import data, recipes
 from bayesncl.data.folder import folder_classes, safe_name
-from bayesncl.data.imagenet import imagenet100_classes
 from bayesncl.data.images import held_out
 from bayesncl.errors import InputError
 
@@ -147,23 +145,3 @@ def test_names_that_leave_their_folder() -> None:
     assert safe_name("./a/./b.png") == "a/b.png"
     for name in ("", ".", "/a", "..", "a/../b", "a\\b", "a\0b"):
         assert safe_name(name) is None
-
-
-def test_imagenet100_from_a_larger_set(tmp_path: Path) -> None:
-    wnids = imagenet100_classes()
-    assert len(set(wnids)) == 100 and all(w[0] == "n" and len(w) == 9 for w in wnids)
-    for i, wnid in enumerate([*wnids, "n00000000"]):
-        for split in ("train", "val"):
-            save(tmp_path / "in" / split / wnid / "x.JPEG", 2 * i, (20, 16))
-    where = recipes.Data(name="imagenet100", root=str(tmp_path / "in"), size=32)
-    train, test = data.load(where, "train"), data.load(where, "test")
-    assert train.pixels.shape == (100, 3, 32, 32) and test.pixels.shape == (100, 3, 28, 28)
-    for part in (train, test):
-        assert part.labels.tolist() == list(range(100)) and list(part.class_names) == wnids
-        assert np.abs(part.pixels[:, 0, 9, 9] - 2.0 * np.arange(100)).max() <= 2
-    shutil.rmtree(tmp_path / "in" / "train" / wnids[3])
-    with pytest.raises(InputError, match=wnids[3]):
-        data.load(where, "train")
-    shutil.rmtree(tmp_path / "in" / "val")
-    with pytest.raises(InputError, match="no folder val"):
-        data.load(where, "test")

@@ -1,15 +1,18 @@
-"""Tiny-ImageNet in its official layout, from a made-up tree."""
+"""ImageNet-100 and Tiny-ImageNet in their official layouts, from made-up trees."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bayesncl import data
+from bayesncl.data.imagenet import imagenet100_classes
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
-from bayesncl.recipes import Data, named
+from bayesncl.recipes import Data
 from tests.data.test_folder import save
 
 WNIDS = ("n01443537", "n01629819", "n02058221")
@@ -66,9 +69,21 @@ def test_missing_and_damaged_files(root: Path) -> None:
         load(root, "train")
 
 
-def test_recipes_are_those_of_imagenet100_at_64_pixels() -> None:
-    ours, theirs = named("tinyimagenet-ncl-topk"), named("imagenet100-ncl-topk")
-    assert (ours.data.size, ours.views.size) == (64, 64)
-    for part in ("model", "gate", "objective", "optimizer", "run"):
-        assert getattr(ours, part) == getattr(theirs, part)
-    assert data.DATASETS["tinyimagenet"].classes == 200
+def test_imagenet100_from_a_larger_set(tmp_path: Path) -> None:
+    wnids = imagenet100_classes()
+    assert len(set(wnids)) == 100 and all(w[0] == "n" and len(w) == 9 for w in wnids)
+    for i, wnid in enumerate([*wnids, "n00000000"]):
+        for split in ("train", "val"):
+            save(tmp_path / "in" / split / wnid / "x.JPEG", 2 * i, (20, 16))
+    where = Data(name="imagenet100", root=str(tmp_path / "in"), size=32)
+    train, test = data.load(where, "train"), data.load(where, "test")
+    assert train.pixels.shape == (100, 3, 32, 32) and test.pixels.shape == (100, 3, 28, 28)
+    for part in (train, test):
+        assert part.labels.tolist() == list(range(100)) and list(part.class_names) == wnids
+        assert np.abs(part.pixels[:, 0, 9, 9] - 2.0 * np.arange(100)).max() <= 2
+    shutil.rmtree(tmp_path / "in" / "train" / wnids[3])
+    with pytest.raises(InputError, match=wnids[3]):
+        data.load(where, "train")
+    shutil.rmtree(tmp_path / "in" / "val")
+    with pytest.raises(InputError, match="no folder val"):
+        data.load(where, "test")

@@ -40,11 +40,6 @@ def test_share_of_tied_objects_is_exact(tied: float) -> None:
     assert (np.bincount(plan.labels, minlength=10) == 100).all()
 
 
-def test_test_split_is_balanced_over_object_and_background() -> None:
-    plan = scenes.plan(DATA, "test")
-    assert (np.bincount(plan.labels * 10 + plan.backgrounds, minlength=100) == 4).all()
-
-
 def test_training_never_sees_a_test_digit() -> None:
     big = dataclasses.replace(DATA, train_images=5000, test_images=5000)
     for seed in (0, 1):
@@ -56,10 +51,11 @@ def test_training_never_sees_a_test_digit() -> None:
     assert 0.15 < for_test.mean() < 0.25
 
 
-def test_val_is_balanced_and_shows_digits_of_training() -> None:
-    plan = scenes.plan(dataclasses.replace(DATA, tied=0.95), "val")
-    assert (np.bincount(plan.labels * 10 + plan.backgrounds, minlength=100) == 10).all()
-    assert not scenes.digits()[2][plan.digits].any()
+@pytest.mark.parametrize(("split", "each"), [("test", 4), ("val", 10)])
+def test_objects_and_backgrounds_are_balanced(split: str, each: int) -> None:
+    plan = scenes.plan(dataclasses.replace(DATA, tied=0.95), split)
+    assert (np.bincount(plan.labels * 10 + plan.backgrounds, minlength=100) == each).all()
+    assert (scenes.digits()[2][plan.digits] == (split == "test")).all()
 
 
 def test_redraw_changes_the_background_and_keeps_the_object() -> None:

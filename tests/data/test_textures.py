@@ -22,13 +22,6 @@ def skimage() -> Path:
     return Path(pytest.importorskip("skimage").__file__).parent
 
 
-def test_every_photograph_lies_in_the_package(skimage: Path) -> None:
-    for file, owner, license in textures.PHOTOGRAPHS.values():
-        assert (skimage / "data" / file).is_file()
-        assert owner
-        assert license in ("CC0", "public domain", "no known copyright restrictions")
-
-
 def test_splits_are_balanced_and_fixed_by_the_seed(skimage: Path) -> None:
     train, again = data.load(DATA, "train"), data.load(DATA, "train")
     assert train.pixels.shape == (240, 3, 32, 32)

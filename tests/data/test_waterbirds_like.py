@@ -88,16 +88,3 @@ def test_no_scene_is_in_two_splits(built: Path) -> None:
             for s in "012"
         ]
         assert sum(map(len, used)) == len(set.union(*used)) > 3
-
-
-def test_crops(script: ModuleType) -> None:
-    def box(rows: slice, columns: slice) -> tuple[int, int, int]:
-        mask = np.zeros((40, 60), bool)
-        mask[rows, columns] = True
-        return script.crop_box(mask)
-
-    assert box(slice(10, 30), slice(20, 40)) == (16, 6, 28)
-    assert box(slice(0, 10), slice(0, 20)) == (0, 0, 28)  # moved into the photo
-    assert box(slice(5, 35), slice(10, 50)) == (2, -8, 56)  # higher than the photo: centered
-    assert box(slice(0, 30), slice(10, 50)) == (2, 0, 56)  # the photo cuts the bird above
-    assert box(slice(10, 40), slice(10, 50)) == (2, -16, 56)  # and below
