@@ -27,7 +27,7 @@ _MODULES = {
     "retrieval": "measure.retrieval",
     "top_k_mask": "method.gates",
     "train": "training.loop",
-    "warmup_cosine": "method.schedule",
+    "warmup_cosine": "method.lars",
 }
 __all__ = list(_MODULES)
 

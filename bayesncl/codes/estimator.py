@@ -38,10 +38,9 @@ from bayesncl.io import check_output_file, digest, write_atomic
 from bayesncl.measure.neighbors import nearest
 from bayesncl.method.gates import top_k_mask
 from bayesncl.method.heads import HEADS, Factors, Features, Head
-from bayesncl.method.lars import Light
+from bayesncl.method.lars import Light, warmup_cosine
 from bayesncl.method.losses import check_n_active, keep_strongest
 from bayesncl.method.rng import epoch_order, make_key, uniform
-from bayesncl.method.schedule import warmup_cosine
 from bayesncl.progress import Display
 
 LEARNING_RATE, WEIGHT_DECAY, WARMUP_STEPS, EPOCHS = 2e-3, 1e-4, 50, 12

@@ -21,8 +21,7 @@ from bayesncl.measure.probe import summarize
 from bayesncl.method.augment import make_views
 from bayesncl.method.encoder import in_eval_mode
 from bayesncl.method.features import center_crop
-from bayesncl.method.lars import LARS
-from bayesncl.method.schedule import warmup_cosine
+from bayesncl.method.lars import LARS, warmup_cosine
 from bayesncl.recipes import Views
 from bayesncl.training.compile import record_at_first_call
 from bayesncl.training.loader import Pixels, to_device

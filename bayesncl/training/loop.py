@@ -22,8 +22,7 @@ from bayesncl.io import is_codes, write_atomic
 from bayesncl.method.backbones import set_views
 from bayesncl.method.encoder import Encoder, build_model
 from bayesncl.method.gates import GATES
-from bayesncl.method.lars import LARS
-from bayesncl.method.schedule import warmup_cosine
+from bayesncl.method.lars import LARS, warmup_cosine
 from bayesncl.progress import Display
 from bayesncl.recipes import Recipe
 from bayesncl.training import checkpoint
