@@ -87,6 +87,7 @@ def test_sparse_and_dense_codes_give_the_same_atlas(tmp_path: Path) -> None:
 
 
 def test_sprites_keep_small_images_exactly_and_shrink_large_ones(tmp_path: Path) -> None:
+    assert (large_side(1000), large_side(1_000_000)) == (320, 0)
     images = make_images(130)
     layout = write_sprites(images, tmp_path / "small", 96)
     for i in (0, 63, 64, 129):
@@ -98,15 +99,6 @@ def test_sprites_keep_small_images_exactly_and_shrink_large_ones(tmp_path: Path)
     assert len(layout["files"]) == 1 + 129 // (layout["columns"] * layout["rows"])
     assert tile(tmp_path, layout, 129).min() == 255
     assert tile(tmp_path, layout, 128).max() == 0
-
-
-def test_large_images_are_stored_in_two_sizes(tmp_path: Path) -> None:
-    assert (large_side(1000), large_side(1_000_000)) == (320, 0)
-    images = Images(np.zeros((10, 3, 400, 200), np.uint8))
-    run = AtlasRun("r", np.ones((10, 3)))
-    core = read(build_atlas(tmp_path / "a", [run], images).parent, "atlas")
-    assert (core["sprites"]["size"], core["large"]["size"]) == ([96, 48], [320, 160])
-    assert "large" not in read(build_atlas(tmp_path / "b", [run], make_images(10)).parent, "atlas")
 
 
 def test_large_photos_are_whole(tmp_path: Path) -> None:
@@ -144,8 +136,11 @@ def test_the_folder_contains_the_numbers_of_both_runs(tmp_path: Path) -> None:
     sound = {"consistency": np.float32(11.5), "l0": np.nan}
     summary = {"paper": {"consistency": 12.5, "curve": [1, 2]}, "sound": sound}
     runs = [AtlasRun("gated", 3 * z, None, gates, summary), AtlasRun(HOSTILE, other)]
-    folder = build_atlas(tmp_path / "atlas", runs, images, HOSTILE).parent
+    index = build_atlas(tmp_path / "atlas", runs, images, HOSTILE)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["atlas"]
+    folder, page = index.parent, index.read_text(encoding="ascii")
+    assert "<img" not in page and "default-src 'none'" in page
+    assert not any("<" in path.read_text("ascii") for path in (folder / "data").iterdir())
 
     core = read(folder, "atlas")
     assert core["classes"] == list(images.class_names)
@@ -179,15 +174,6 @@ def test_the_folder_contains_the_numbers_of_both_runs(tmp_path: Path) -> None:
     match = read(folder, "compare-1")
     assert match["match"][0] == cosine[0].argmax()
     assert match["cosine"][2] == quantize(cosine[2].max())
-
-
-def test_hostile_names_are_escaped(tmp_path: Path) -> None:
-    run = AtlasRun(HOSTILE, make_features())
-    index = build_atlas(tmp_path / "a", [run], make_images(), HOSTILE)
-    for path in (index.parent / "data").iterdir():
-        assert "<" not in path.read_text(encoding="ascii")
-    page = index.read_text(encoding="ascii")
-    assert "<img" not in page and "default-src 'none'" in page
 
 
 def test_works_without_labels_names_or_gates(tmp_path: Path) -> None:

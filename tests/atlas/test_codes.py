@@ -79,37 +79,22 @@ def transform(folder: str) -> np.ndarray:
     return CodesFolder(folder).codes().transform(CodesFolder(folder).embeddings())
 
 
-def test_an_atlas_inside_the_photos_adds_no_photos(run, tmp_path: Path) -> None:
-    draw_folder(tmp_path / "pictures", each=8)
-    fit(run, "pictures")
-    before = scan(tmp_path / "pictures")
-    assert run("atlas", "codes", "-o", "pictures/page", "--quiet").status == 0
-    assert scan(tmp_path / "pictures") == before
-
-
 def test_the_page_has_the_verdict_of_fit(run, tmp_path: Path, built: list[AtlasRun]) -> None:
     draw_folder(tmp_path / "pictures", each=20)
-    fit(run, "pictures", "--mirror", dims=8)
-    assert run("atlas", "codes", "--quiet").status == 0
-    lines = json.loads(Path("codes/verdict.json").read_text())["lines"]
-    assert built[0].verdict == tuple((line["text"], line["measured_by"]) for line in lines)
-    text = json.dumps(lines[0]["text"])[1:-1].replace("<", "\\u003c")
-    assert text in Path("codes/atlas/data/atlas.js").read_text()
-    assert "60 images and their mirror images" in built[0].sentence
-    Path("codes/verdict.json").write_text("[3]")
-    assert run("atlas", "codes", "--quiet").status == 0
-    assert built[0].verdict == ()
-
-
-def test_dense_codes_are_shown_with_their_strongest_dimensions(run, tmp_path: Path, built) -> None:
-    draw_folder(tmp_path / "pictures", each=20)
-    for active, options in ((sources.KEPT, ()), (3, ("--active", "3"))):
+    before = scan(tmp_path / "pictures")
+    for active, options in ((sources.KEPT, ("--mirror",)), (3, ("--active", "3"))):
         fit(run, "pictures", *options, dims=8)
-        assert run("atlas", "codes", "--quiet").status == 0
-        shown = built[0].z if options else built[0].z.toarray()
+        assert run("atlas", "codes", "-o", "pictures/page", "--quiet").status == 0
+        lines = json.loads(Path("codes/verdict.json").read_text())["lines"]
+        assert built[0].verdict == tuple((line["text"], line["measured_by"]) for line in lines)
+        text = json.dumps(lines[0]["text"])[1:-1].replace("<", "\\u003c")
+        assert text in Path("pictures/page/data/atlas.js").read_text()
+        shown = built[0].z if active == 3 else built[0].z.toarray()  # dense codes are cut
         assert ((shown > 0).sum(1) == active).all()
         assert (shown.argmax(1) == transform("codes").argmax(1)).all()
-        assert ("5 strongest" in built[0].sentence) == (not options)
+        assert ("5 strongest" in built[0].sentence) == (active == sources.KEPT)
+        assert ("60 images and their mirror images" in built[0].sentence) == (active != 3)
+    assert scan(tmp_path / "pictures") == before  # the atlas adds no photos
 
 
 def test_rows_are_matched_by_image_name(run, tmp_path: Path, built: list[AtlasRun]) -> None:

@@ -2,10 +2,10 @@
 const FINDINGS = { // kind: [title, what it says about a finding, what the second image is]
   "wrong label": ["Wrong labels", (f) => `Labeled ${f.label}. Looks like ${f.suggested}: margin ${fixed(f.score, 2)}.`,
     (f) => `nearest ${f.suggested}`],
-  "odd image": ["Odd images", (f) => `Far from all other images: mean cosine ${fixed(1 - f.score, 2)} to its nearest ones.`, () => "nearest image"],
+  "odd image": ["Odd images", (f) => `Unlike all other images: mean cosine ${fixed(1 - f.score, 2)} to its nearest neighbors.`, () => "nearest image"],
   "exact duplicate": ["Exact duplicates", () => "The same image twice.", () => "copy"],
   "near-duplicate": ["Near-duplicates", (f) => `Almost the same image: cosine ${fixed(f.score, 2)}.`, () => "near-duplicate"],
-  "train-test duplicate": ["Across train and test",
+  "train-test duplicate": ["Train-test duplicates",
     (f) => `One was fitted, the other held out: cosine ${fixed(f.score, 2)}.`, () => "other split"],
 };
 const TO_SHOW = { all: "all", open: "undecided", accepted: "accepted", dismissed: "dismissed" };
@@ -96,8 +96,8 @@ async function viewCheck({ params }) {
   progressLine();
   const node = h("div", {},
     heading("To check", count),
-    intro("Accept a finding that is right, dismiss one that is not. Your files stay as they are. Keys: ",
-      ["a", " accept, ", "x", " dismiss, again to take it back, ", "n", " and ", "p", " next and previous."]
+    intro("Accept correct findings, dismiss wrong ones. Your files are not changed. Keys: ",
+      ["a", " accept, ", "x", " dismiss (again to undo), ", "n", " next, ", "p", " previous."]
         .map((part, j) => (j % 2 ? part : h("kbd", {}, part)))),
     kinds.length > 1 && actions(tab(null, "All", all.length), kinds.map((k) => tab(k, FINDINGS[k][0], all.filter((f) => f.kind === k).length))),
     h("div", { class: "controls" }, h("label", { for: "check-show" }, "Show", select),

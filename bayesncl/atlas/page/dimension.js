@@ -37,7 +37,7 @@ async function viewDimension({ run, stage, args }) {
       steps(k, run.dims, "dim")),
     h("div", { class: top.length < 24 ? "split few" : "split" },
       section("Strongest images", top.length
-        ? [heatSwitch(run, stage, k, wall), wall, more, note(`${fewer}Below each image: its activation.${closed}`)]
+        ? [heatSwitch(run, stage, k, wall), wall, more, note(`${fewer}The number below an image is its activation.${closed}`)]
         : note(alive ? "All activations are negative." : "None: it fires on no image."),
       narrow() && namingForm(run, k)), // else beside the images
       aside),

@@ -1,4 +1,4 @@
-// The dimensions that a classifier decides by, as `bayesncl explain` found them.
+// The dimensions that a classifier uses, as `bayesncl explain` found them.
 async function viewExplain({ run, stage }) {
   if (!run.explain) throw new Error("Run bayesncl explain on these codes, then bayesncl atlas again.");
   const { scores, weights, group_share: share } = run.explain;
@@ -22,10 +22,10 @@ async function viewExplain({ run, stage }) {
   const body = h("div", {});
   const more = growing(body, classes, part, 10);
   const node = h("div", {},
-    heading("Classifier", lede("A sparse linear classifier on these codes, and the dimensions it decides by.")),
+    heading("Classifier", lede("A sparse linear classifier on these codes, and the dimensions it uses.")),
     section("Accuracy on held-out images", accuracy,
       share !== null && note(`Dimensions about a group carry ${fixed(share, 0)} % of the weight.`),
-      note("Mark a dimension as irrelevant on its page, then run bayesncl explain again to switch it off.")),
+      note("To switch a dimension off, mark it as irrelevant on its page and run bayesncl explain again.")),
     body, more);
   return { title: "Classifier", node };
 }

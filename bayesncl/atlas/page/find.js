@@ -104,7 +104,7 @@ async function viewFind({ run, stage, params }) {
       found.length > 0 && [wall, more],
       note("Score: ", query.image !== null && "cosine of the codes", query.image !== null && used.size > 0 && " and ",
         used.size > 0 && "the activation of each dimension, relative to its largest, added or subtracted",
-        ". Only positive scores are shown."), coverage(run)),
+        ". Images with a score of 0 or less are left out."), coverage(run)),
     near.length > 0 && section(found.length ? "Dimensions of these images" : "Clearest dimensions",
       intro("Add one to the search, or exclude it."), h("ol", { class: "features picks" }, near.map(pick))),
     actions(button("Choose an image", link("images", { find: "1" })), asked && button("Clear", link("find"))));

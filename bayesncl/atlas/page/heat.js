@@ -51,7 +51,7 @@ function heatNote(run) {
     return note(`No heat maps: ${run.no_heat || "the features have no positions"}.`);
   }
   const [hottest, chance] = run.check.map((share) => percent(share));
-  return note(`“where?” shows how strongly each part of the image, taken alone, activates one of its ${run.heat[0]} strongest dimensions. `,
-    `Check: graying out the hottest quarter of an image lowers its strongest dimension by ${hottest}, a random quarter `,
-    `by ${chance}.`);
+  return note(`“where?” shows how strongly each part of the image, taken alone, activates a dimension; it is there for the `,
+    `${run.heat[0]} strongest. Check: graying out the hottest quarter of an image lowers its strongest dimension by ${hottest}, `,
+    `a random quarter by ${chance}.`);
 }

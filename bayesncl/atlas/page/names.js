@@ -124,10 +124,10 @@ async function viewNames({ run }) {
       h("p", { class: "lede" }, `${progress(run)}. `,
         next !== undefined && h("a", { href: dimensionLink(run, next) }, "Name the next dimension →")),
       conflicts.length > 0 && section(plural(conflicts.length, "conflict"),
-        intro("Dimensions with different names or marks. Open one to enter your own."),
+        intro("Dimensions that people named or marked differently. Open one to enter your own name."),
         names(conflicts, true)),
       done.length > 0 && section("Names", names(done, false)),
-      guesses.length > 0 && section("Suggestions", intro("By a program. Open one and press a to use its name."), names(guesses, false)),
+      guesses.length > 0 && section("Suggestions", intro("Suggested by a program. Open one and press a to accept its name."), names(guesses, false)),
     ].filter(Boolean));
   }
   fill();

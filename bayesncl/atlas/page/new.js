@@ -13,7 +13,7 @@ async function viewNew({ run, stage }) {
     h("span", { class: "bar-text" }, h("span", { class: "unseen" }, `${word} `), percent(value, 1)));
   const row = ([k, before, after]) => h("li", { "data-dim": k },
     h("div", {}, dimensionName(run, stage, k)), linkedStrip(run, stage, k, 6),
-    h("span", { class: "feature-bars" }, bar("before", before, ""), bar("now", after, "open")));
+    h("span", { class: "feature-bars" }, bar("fitted", before, ""), bar("new", after, "open")));
   const part = (title, list) => {
     const rows = h("ol", { class: "features" });
     return list.length > 0 && [h("h3", {}, title), rows, growing(rows, list, row, 12, false)];
@@ -22,10 +22,10 @@ async function viewNew({ run, stage }) {
     heading("New here", lede(`${headline}.`)),
     section("Most novel images", images.length
       ? [intro("Novelty: 0 if one dimension describes an image, 1 if all fit equally well."), wall, more] : note("None.")),
-    section("Dimensions that changed in use", changes.length
-      ? [intro("Share of images that have the dimension among their five strongest. Upper bar: before. Lower bar: now."),
-        part("Grew", changes.filter(([, before, after]) => after > before)),
-        part("Shrank", changes.filter(([, before, after]) => after <= before))]
-      : note("None changed by more than four standard errors.")));
+    section("Dimensions used more or less", changes.length
+      ? [intro("Share of images with the dimension among their five strongest. Upper bar: fitted images. Lower bar: new images."),
+        part("More", changes.filter(([, before, after]) => after > before)),
+        part("Less", changes.filter(([, before, after]) => after <= before))]
+      : note("No share changed by more than four standard errors.")));
   return { title: "New here", node };
 }

@@ -24,7 +24,7 @@ function headlineFigures(run, stage) {
 
 function summaryIntro(list) {
   const gated = list.some((run) => run.gated) ? " Measured after the gates." : "";
-  return `By the definitions of the paper and by the sound ones.${gated}`;
+  return `“paper”: as the paper defines a measure. “sound”: as we define it.${gated}`;
 }
 
 function foldedNumbers(list) {
@@ -99,8 +99,8 @@ async function viewOverview({ run, stage }) {
   const node = h("div", {},
     heading(atlas.title, lede(run.sentence && `${run.sentence} `, verdict)),
     section("What the dimensions mean",
-      intro("The clearest dimensions first, different ones before similar ones. A dimension is clear if its strongest images ",
-        "are similar, and if it fires on few images and strongly. Labels are not used. ",
+      intro("Clearest dimensions first, dissimilar ones before similar ones. A dimension is clear if its strongest images ",
+        "resemble each other and it fires strongly on few images. Labels are not used. ",
         h("a", { href: link("names") }, progress(run)), "."),
       wall),
     section("All dimensions", intro(reading), map.node, mapLegend(run), dead),

@@ -59,8 +59,8 @@ async function viewQuiz({ args }) {
   const stage = h("div", { class: "quiz" });
   const node = h("div", {},
     heading("Which one does not belong?"),
-    note("Four of these images activate one dimension strongly, the fifth does not. The results show which dimension it was. ",
-      "Click an image or press 1 to 5; guess if unsure."),
+    note("Four of these images strongly activate the same dimension, one does not. Click that one or press 1 to 5; guess if ",
+      "unsure. The results name the dimensions."),
     storageHint(), stage);
 
   function ask() {
@@ -124,6 +124,6 @@ function quizResults() {
       all.length > 0 && h("button", { type: "button", onclick: () => download("quiz.json",
         { format: "bayesncl-quiz-1", atlas: atlas.title, author: me, answers: all }) }, "Export quiz.json"),
       all.length > 0 && h("button", { type: "button", onclick: forget }, "Delete the answers")),
-    all.length > 0 && note("To join the results of several people: bayesncl quiz FILE…"),
+    all.length > 0 && note("To merge the results of several people: bayesncl quiz FILE…"),
     dims.length > 0 && section("By dimension", byDim, more));
 }

@@ -28,10 +28,9 @@ function storageHint() {
   return text ? h("p", { class: "warning", role: "alert" }, text) : null;
 }
 
-const annotations = new Map(); // fingerprint -> Map of dimension -> entries {name, note, mark, author, time} of this browser
-const filed = new Map(); // the same, from names.json
-const saves = "saves" in document.documentElement.dataset; // the server writes names.json
+const annotations = new Map(); // fingerprint -> Map of dimension -> entries {name, note, mark, author, time, filed}
 const decided = new Map(); // finding of the audit -> decisions {kind, image, other, decision, author, time}
+const saves = "saves" in document.documentElement.dataset; // the server writes names.json
 let me = "";
 
 async function openNames() {
@@ -41,23 +40,33 @@ async function openNames() {
   let inFile = runs.map((run) => run.names);
   if (saves) inFile = await fetch("names.json").then((reply) => reply.json()).then((found) => found.codes, () => inFile);
   for (const run of runs) {
-    annotations.set(run.fingerprint, stored(run));
     const found = inFile.find((codes) => codes?.fingerprint === run.fingerprint);
-    filed.set(run.fingerprint, checkDimensions(found?.dimensions || {}, run.dims));
+    annotations.set(run.fingerprint, new Map());
+    addEntries(run, checkDimensions(found?.dimensions || {}, run.dims, true));
+    addEntries(run, storedEntries(run));
     if (run === runs[0]) addDecisions([...(found?.checks || []), ...storedDecisions()]);
+  }
+}
+
+// The newest of each author, oldest first.
+function newest(list) {
+  const held = new Map();
+  for (const e of list) if (e.time >= (held.get(e.author)?.time ?? "")) held.set(e.author, e);
+  return [...held.values()].sort((a, b) => (a.time < b.time ? -1 : 1));
+}
+
+// What was stored in this browser; nothing if it is damaged.
+function recall(key, check) {
+  try {
+    return check(JSON.parse(remember(key)) ?? undefined);
+  } catch {
+    return check();
   }
 }
 
 const findingKey = (f) => JSON.stringify([f.kind, f.image, f.other]);
 const decisionsKey = () => `checks-${runs[0].fingerprint}`;
-
-function storedDecisions() {
-  try {
-    return JSON.parse(remember(decisionsKey()) || "[]").map(checkDecision);
-  } catch {
-    return [];
-  }
-}
+const storedDecisions = () => recall(decisionsKey(), (found = []) => found.map(checkDecision));
 
 function checkDecision(found) {
   if (typeof found !== "object" || found === null) throw new Error("a decision is not an object");
@@ -68,15 +77,14 @@ function checkDecision(found) {
 function addDecisions(list) {
   for (const found of list) {
     const key = findingKey(found);
-    const others = (decided.get(key) || []).filter((d) => d.author !== found.author || d.time > found.time);
-    decided.set(key, others.some((d) => d.author === found.author) ? others : [...others, found]);
+    decided.set(key, newest([...(decided.get(key) || []), found]));
   }
 }
 
 // Your own decision on a finding, or else the newest.
 function decisionOf(finding) {
   const all = decided.get(findingKey(finding)) || [];
-  return all.find((d) => d.author === me) || all.toSorted((a, b) => (a.time < b.time ? -1 : 1)).at(-1);
+  return all.find((d) => d.author === me) || all.at(-1);
 }
 
 function decide(finding, decision) {
@@ -91,15 +99,6 @@ function saveDecisions() {
   saveSoon();
 }
 
-// Stored entries of a run; none if they are damaged.
-function stored(run) {
-  try {
-    return checkDimensions(JSON.parse(remember(`names-${run.fingerprint}`) || "{}"), run.dims);
-  } catch {
-    return new Map();
-  }
-}
-
 let saving = 0;
 
 // Post what this browser holds, after a pause in typing.
@@ -112,7 +111,7 @@ function saveSoon() {
 function saveNow() {
   clearTimeout(saving);
   saving = 0;
-  return fetch("names.json", { method: "POST", body: JSON.stringify(namesTree(annotations)), keepalive: true })
+  return fetch("names.json", { method: "POST", body: JSON.stringify(namesTree(ownEntries)), keepalive: true })
     .then((reply) => { unsaved = reply.ok ? "" : "The server could not save names.json. Export your names."; },
       () => { unsaved = "The server has stopped: names.json is not saved. Export your names."; })
     .then(() => document.querySelectorAll(".saved").forEach((box) => box.replaceChildren(...[storageHint()].filter(Boolean))));
@@ -131,54 +130,48 @@ function checkEntry(entry) {
   return { ...clean, mark: MARKS.includes(entry.mark) ? entry.mark : "" };
 }
 
-function checkDimensions(found, dims) {
+// `filed` entries are those of names.json, which this browser does not store.
+function checkDimensions(found, dims, filed = false) {
   if (typeof found !== "object" || found === null || Array.isArray(found)) throw new Error("dimensions are missing");
-  const dimensions = new Map();
-  for (const [key, entries] of Object.entries(found)) {
+  return new Map(Object.entries(found).map(([key, entries]) => {
     if (!/^\d{1,7}$/.test(key) || Number(key) >= dims) throw new Error(`there is no dimension ${clip(key)}`);
     if (!Array.isArray(entries)) throw new Error("entries must be a list");
-    dimensions.set(Number(key), joinEntries(entries.map(checkEntry)));
-  }
-  return dimensions;
+    return [Number(key), entries.map((entry) => ({ ...checkEntry(entry), filed }))];
+  }));
 }
 
-// The newest entry of each author.
-function joinEntries(entries) {
-  const newest = new Map();
-  for (const e of entries) if (e.time >= (newest.get(e.author) ?? "")) newest.set(e.author, e.time);
-  const held = new Map();
-  for (const e of entries) if (e.time === newest.get(e.author)) held.set(JSON.stringify(Object.values(e)), e);
-  return [...held.values()].sort((a, b) => (a.time < b.time ? -1 : a.time > b.time ? 1 : a.author < b.author ? -1 : 1));
+const storedEntries = (run) => recall(`names-${run.fingerprint}`, (found = {}) => checkDimensions(found, run.dims));
+
+function addEntries(run, dimensions) {
+  const all = annotations.get(run.fingerprint);
+  for (const [k, entries] of dimensions) all.set(k, newest([...(all.get(k) || []), ...entries]));
 }
 
-function mergeInto(dimensions, other) {
-  for (const [k, entries] of other) dimensions.set(k, joinEntries([...(dimensions.get(k) || []), ...entries]));
+// The entries of all dimensions that `wanted` keeps, as JSON has them.
+function entriesTree(run, wanted) {
+  const lists = [...annotations.get(run.fingerprint)].map(([k, entries]) =>
+    [k, entries.filter(wanted).map(({ filed, ...entry }) => entry)]);
+  return Object.fromEntries(lists.filter(([, entries]) => entries.length));
 }
+const ownEntries = (e) => !e.filed; // an empty one too: it replaces an older one
+const filled = (e) => e.name || e.note || e.mark;
 
-// Merge with what another tab may have stored.
 function saveNames(run) {
-  const dimensions = annotations.get(run.fingerprint);
-  mergeInto(dimensions, stored(run));
-  remember(`names-${run.fingerprint}`, JSON.stringify(Object.fromEntries(dimensions)));
+  addEntries(run, storedEntries(run)); // of another tab
+  remember(`names-${run.fingerprint}`, JSON.stringify(entriesTree(run, ownEntries)));
   saveSoon();
 }
 
 const isProgram = (e) => e.author.startsWith("bayesncl:");
 
-// What people and programs wrote about dimension k. An empty entry is stored too: it replaces an older one.
-function entriesOf(run, k) {
-  const lists = [filed, annotations].map((all) => all.get(run.fingerprint).get(k)).filter(Boolean);
-  return (lists.length > 1 ? joinEntries(lists.flat()) : lists[0] || []).filter((e) => e.name || e.note || e.mark);
-}
-const annotated = (run) => [...new Set([filed, annotations].flatMap((all) => [...all.get(run.fingerprint).keys()]))];
+// What people and programs wrote about dimension k.
+const entriesOf = (run, k) => (annotations.get(run.fingerprint).get(k) || []).filter(filled);
+const annotated = (run) => [...annotations.get(run.fingerprint).keys()];
 const ownEntry = (run, k) => entriesOf(run, k).find((e) => e.author === me);
 
 function setEntry(run, k, changes) {
-  const dimensions = annotations.get(run.fingerprint);
-  const old = dimensions.get(k) || [];
-  const own = ownEntry(run, k) || { name: "", note: "", mark: "" };
-  const entry = checkEntry({ ...own, ...changes, author: me, time: new Date().toISOString() });
-  dimensions.set(k, [...old.filter((e) => e.author !== me), entry]);
+  const entry = checkEntry({ ...ownEntry(run, k), ...changes, author: me, time: new Date().toISOString() });
+  addEntries(run, [[k, [entry]]]);
   saveNames(run);
 }
 
@@ -212,16 +205,12 @@ function renameMe(name) {
   if (!wanted || wanted === me) return;
   const [former, time] = [me, new Date().toISOString()];
   for (const run of runs) {
-    const dimensions = annotations.get(run.fingerprint);
-    mergeInto(dimensions, stored(run));
+    addEntries(run, storedEntries(run));
     for (const k of annotated(run)) {
-      const own = ownEntry(run, k);
-      if (!own) continue;
-      const others = (dimensions.get(k) || []).filter((e) => e.author !== former);
-      const gone = saves || filed.get(run.fingerprint).has(k) ? [checkEntry({ author: former, time })] : []; // for the file
-      dimensions.set(k, joinEntries([...others, { ...own, author: wanted }, ...gone]));
+      const own = ownEntry(run, k); // an empty entry deletes the old one in the file
+      if (own) addEntries(run, [[k, [{ ...own, author: wanted, filed: false }, checkEntry({ author: former, time })]]]);
     }
-    remember(`names-${run.fingerprint}`, JSON.stringify(Object.fromEntries(dimensions)));
+    saveNames(run);
   }
   for (const list of [...decided.values()]) {
     const own = list.find((d) => d.author === former);
@@ -232,17 +221,15 @@ function renameMe(name) {
   saveDecisions();
 }
 
-const namesTree = (all) => ({
+const namesTree = (wanted) => ({
   format: FORMAT,
   codes: runs.map((run) => ({
-    fingerprint: run.fingerprint, run: run.name, dims: run.dims, dimensions: Object.fromEntries(all.get(run.fingerprint)),
+    fingerprint: run.fingerprint, run: run.name, dims: run.dims, dimensions: entriesTree(run, wanted),
     checks: run === runs[0] ? [...decided.values()].flat() : [],
   })),
 });
 
-// Names of the file and of this browser.
-const exportNames = () => namesTree(new Map(runs.map((run) => [run.fingerprint,
-  new Map(annotated(run).map((k) => [k, entriesOf(run, k)]).filter(([, entries]) => entries.length))])));
+const exportNames = () => namesTree(filled);
 
 // Returns the numbers of imported dimensions and of skipped sets, which are for other codes.
 function importNames(content) {
@@ -259,7 +246,7 @@ function importNames(content) {
     imported += dimensions.size;
     if (run === runs[0]) addDecisions(decisions);
     saveDecisions();
-    mergeInto(annotations.get(run.fingerprint), dimensions);
+    addEntries(run, dimensions);
     saveNames(run);
   }
   return { imported, skipped };

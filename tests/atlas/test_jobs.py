@@ -1,4 +1,4 @@
-"""The page of things to check: findings, decisions by keyboard, and where they are stored."""
+"""The pages of jobs: things to check, new images, and a classifier."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bayesncl.atlas import AtlasRun, build_atlas
-from bayesncl.atlas.pictures import Photos
-from bayesncl.atlas.sources import load_findings
+from bayesncl.atlas import AtlasRun, Photos, build_atlas
+from bayesncl.atlas.sources import load_findings, load_new
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.names import Check, read_names
 from bayesncl.jobs.audit import EXACT, NEAR, WRONG
-from tests.atlas.browser import click, download, press, resize, text, visit, wait_for
+from tests.atlas.browser import click, data, download, press, resize, text, visit, wait_for
 from tests.atlas.conftest import HOSTILE, Case
-from tests.atlas.test_codes import fit
+from tests.atlas.test_codes import BLIND, fit
 from tests.commands import draw_folder, refused
 
 
@@ -101,14 +100,71 @@ def test_audit_leaves_findings_for_the_atlas_and_takes_decisions(run, tmp_path: 
     assert [(r["image"], r["decision"]) for r in decided] == [(copies[0][0], "accepted")]
     fit(run, "pictures", dims=5)
     assert load_findings(folder, folder.rows(), None) is None  # of other codes
-
-
-def test_damaged_findings_are_refused(run, tmp_path: Path) -> None:
-    draw_folder(tmp_path / "pictures", each=8)
-    fit(run, "pictures")
-    identity = CodesFolder("codes").about().identity
+    identity = folder.about().identity
     tree = {"identity": identity, "findings": [["wrong label", 3]]}
     Path("codes/audit.json").write_text(json.dumps(tree))
     refused(run("atlas", "codes", "--quiet"), "audit.json")
-    Path("codes/audit.json").write_text("[")
+
+
+def test_novel_images_and_changed_dimensions(driver, case: Case, tmp_path: Path) -> None:
+    Image.fromarray(np.full((40, 80, 3), 90, np.uint8)).save(tmp_path / "a.png")
+    images = [(f"{HOSTILE}.png", 0.9, 0), ("gone.png", 0.8, -1)]
+    photos = Photos([tmp_path / "a.png"], names=(f"{HOSTILE}.png",))
+    changes = [(3, 0.1, 0.4), (7, 0.2, 0.1)]
+    plain = {"headline": f"50 % {HOSTILE}", "images": images, "changes": changes}
+    pages = {"new": (plain, photos)}
+    page = build_atlas(tmp_path / "p", [AtlasRun("r", case.z)], case.images, "New", pages)
+    visit(driver, page)
+    click(driver, "nav a[href*='new']")
+    visit(driver, page, "#/new")
+    assert text(driver, ".lede") == [f"50 % {HOSTILE}."]
+    assert text(driver, ".novel small") == [f"{HOSTILE}.png", "gone.png"]
+    size = "return [...document.querySelectorAll('.novel canvas')].map(c => [c.width, c.height])"
+    assert driver.execute_script(size) == [[80, 40]]
+    assert text(driver, "h3") == ["More", "Less"]
+    assert data(driver, ".features li", "dim") == [3, 7]
+    shares = text(driver, ".features .bar-text")
+    assert shares == ["fitted 10.0 %", "new 40.0 %", "fitted 20.0 %", "new 10.0 %"]
+    resize(driver, 390, 800)
+    visit(driver, page, "#/dim/2")
+    visit(driver, page, "#/new")
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= 390
+
+
+def test_compare_leaves_its_result_for_the_atlas(run, tmp_path: Path) -> None:
+    draw_folder(tmp_path / "pictures", each=20)
+    draw_folder(tmp_path / "others", each=4)
+    fit(run, "pictures")
+    folder = CodesFolder("codes")
+    assert load_new(folder) is None
+    assert run("compare", "codes", "others", "--encoder", BLIND, "--quiet").status == 0
+    plain, photos = load_new(folder)
+    names, scores, rows = zip(*plain["images"])
+    assert names == photos.names and rows == tuple(range(12))
+    assert scores == tuple(sorted(scores, reverse=True))
+    assert "12 images" in plain["headline"]
+    first = Path(photos.paths[0])
+    first.write_bytes(first.read_bytes() + b" ")  # no other file is shown
+    plain, photos = load_new(folder)
+    assert [row for _, _, row in plain["images"]] == [-1, *range(11)] and len(photos) == 11
     assert run("atlas", "codes", "--quiet").status == 0
+    assert Path("codes/atlas/data/new.js").exists()
+    tree = json.loads(Path("codes/compare.json").read_text())
+    Path("codes/compare.json").write_text(json.dumps(tree | {"changes": [[99, 0, 1]]}))
+    refused(run("atlas", "codes", "--quiet"), "compare.json")
+
+
+def test_dimensions_for_and_against_a_class(driver, case: Case, tmp_path: Path) -> None:
+    common = {"label": HOSTILE, "name": "", "group": "sea", "irrelevant": "no"}
+    weights = [
+        {"dimension": 4, "weight": 1.25, **common}, {"dimension": 2, "weight": -0.5, **common}
+    ]  # fmt: skip
+    scores = {"codes, few dimensions": {"average": 63.2, "worst": 20.1}}
+    found = {"scores": scores, "weights": weights, "group_share": 87.0}
+    page = build_atlas(tmp_path / "atlas", [AtlasRun("a", case.z, explain=found)], case.images)
+    visit(driver, page, "#/explain")
+    (main,) = text(driver, "main")
+    assert all(word in main for word in (HOSTILE, "63.2 %", "20.1 %", "87 %", "sea"))
+    tiles = driver.find_elements("css selector", "a.tile")
+    assert [tile.get_attribute("href").split("#")[1] for tile in tiles] == ["/dim/4", "/dim/2"]
+    assert main.index("+1.25") < main.index("Against") < main.index("0.50")
