@@ -14,6 +14,7 @@ from bayesncl.paper import ledger
 from bayesncl.paper.cost import multiply_adds
 from bayesncl.paper.experiments import (
     ACCURACIES,
+    DATASET_ORDER,
     DYNAMICS,
     EXPERIMENTS,
     MAIN,
@@ -83,16 +84,24 @@ Table = dict[str, list[Line]]  # by dataset
 
 
 def fill(experiment: Experiment, entries: Entries, scale: str = "paper") -> Table:
-    """The table by dataset, without the measures that the paper never gives for a dataset."""
+    """The table by dataset: those with runs first, then that of the claims.
+
+    Measures that the paper never gives for a dataset are left out.
+    """
     table: Table = {}
     every = rows(experiment, scale)
-    for dataset in dict.fromkeys(row.dataset for row in every):
+    for dataset in sorted({row.dataset for row in every}, key=DATASET_ORDER.index):
         mine = [row for row in every if row.dataset == dataset]
         given = [
             c for c in experiment.columns if any(r.published.get(c) is not None for r in mine)
         ]
         table[dataset] = [fill_row(row, given or experiment.columns, entries) for row in mine]
-    return table
+    return dict(sorted(table.items(), key=lambda item: not has_runs(item[1])))
+
+
+def has_runs(lines: list[Line]) -> bool:
+    """Whether a line has a run."""
+    return any(line.runs for line in lines)
 
 
 def fill_row(row: Row, columns: Sequence[str], entries: Entries) -> Line:

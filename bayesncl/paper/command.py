@@ -11,7 +11,7 @@ from bayesncl import data as datasets
 from bayesncl.device import find_device
 from bayesncl.errors import InputError
 from bayesncl.paper import figures, ledger, page
-from bayesncl.paper.cells import Table, count_filled, fill, text
+from bayesncl.paper.cells import Table, count_filled, fill, has_runs, text
 from bayesncl.paper.experiments import SCALES, Experiment, choose, runs
 from bayesncl.paper.runner import Workspace, lacking, run_list
 from bayesncl.progress import Display
@@ -151,7 +151,7 @@ def show_list(
 def show(experiment: Experiment, table: Table, scale: str) -> None:
     """Print a table; without the spreads where they do not fit the terminal."""
     console = open_console()
-    for dataset, lines in page.by_runs(table):
+    for dataset, lines in table.items():
         header, rows = text(lines)
         widths = [2 + max(map(len, column)) for column in zip(header, *rows)]
         if sum(widths) - 2 > console.width:
@@ -159,18 +159,18 @@ def show(experiment: Experiment, table: Table, scale: str) -> None:
         title = datasets.DATASETS[dataset].title
         console.print(f"{experiment.name}: {experiment.title}, {title}", style="bold")
         print(format_table(header, rows, width=console.width))
-    has_runs = any(line.runs for lines in table.values() for line in lines)
-    for note in page.notes().get(experiment.name, []) if scale == "paper" and has_runs else ():
-        console.print(note)
+    if scale == "paper" and any(map(has_runs, table.values())):  # notes are about our runs
+        for note in page.notes().get(experiment.name, []):
+            console.print(note)
 
 
 def draw(name: str, table: Table, folder: Path, space: Workspace) -> None:
     """Draw a figure for each dataset with runs; sheets of images only if the images exist."""
     written = []
-    for dataset, lines in page.main_first(table):
+    for dataset, lines in table.items():
         path = folder / figures.file_name(name, dataset)
         if name in figures.FIGURES:
-            if any(line.runs for line in lines):
+            if has_runs(lines):
                 written.append(figures.FIGURES[name](lines, path))
         elif (entry := figures.sheet_entry(name, lines)) is not None:
             print(page.exemplar_table(name, entry))

@@ -12,6 +12,7 @@ size N x N is computed. Features are [N, D], labels and backgrounds [N].
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from bayesncl.errors import InputError
 from bayesncl.inputs import factorize
 from bayesncl.method.losses import ACTIVE, unit_rows
 
+THRESHOLDS = (0.9, 0.5)  # of the product of two classes' firing probabilities
 MAX_LISTED = 12  # conflicting dimensions, and classes of each
 
 
@@ -153,7 +155,7 @@ def stability(features: np.ndarray, counterfactual: np.ndarray) -> dict[str, flo
 
 
 def conflicting_features(
-    features: np.ndarray, labels: np.ndarray, threshold: float
+    features: np.ndarray, labels: np.ndarray, name: Callable[[int], str], threshold: float
 ) -> dict[str, Any]:
     """Dimensions that fire with high probability in two or more classes (the paper's definition).
 
@@ -164,7 +166,7 @@ def conflicting_features(
     -------
     `count`; `chance_count` (dimensions that would conflict if firing were independent of the class:
     prevalence squared reaches the threshold); and `worst`, the dimensions of the greatest products:
-    `dim`, `product`, `classes` (likeliest first).
+    `dim`, `product`, `classes` (names, likeliest first).
     """
     fired, (index, classes) = np.abs(features) > ACTIVE, factorize(labels)
     probability = np.stack([fired[index == c].mean(0) for c in range(len(classes))])  # [C, D]
@@ -175,8 +177,8 @@ def conflicting_features(
     worst = []
     for k in np.argsort(-product, kind="stable")[: min(count, MAX_LISTED)].tolist():
         joined = ranked[:, k] * ranked[0, k] >= threshold  # the likeliest class is the best partner
-        joins = classes[order[joined, k]][:MAX_LISTED].tolist()
-        worst.append({"dim": k, "product": float(product[k]), "classes": joins})
+        names = [name(c) for c in classes[order[joined, k]][:MAX_LISTED].tolist()]
+        worst.append({"dim": k, "product": float(product[k]), "classes": names})
     by_chance = int((fired.mean(0) ** 2 >= threshold).sum())
     return {"count": count, "chance_count": by_chance, "worst": worst}
 

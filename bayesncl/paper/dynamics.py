@@ -31,10 +31,10 @@ from bayesncl.measure.counts import MIN_SUPPORT
 from bayesncl.method.augment import make_views
 from bayesncl.method.encoder import Encoder, in_eval_mode
 from bayesncl.method.losses import ACTIVE, info_nce
+from bayesncl.paper.conflict import THRESHOLDS
 from bayesncl.paper.theory import spearman
 from bayesncl.recipes import Recipe
 
-CONFLICTS = (0.9, 0.5)  # products of two classes' firing probabilities
 CORRELATED = {
     "af_gv": ("frequency", "variance"),
     "af_sc": ("frequency", "consistency"),
@@ -63,34 +63,35 @@ def statistics(
     -------
     Arrays [D], NaN where a dimension never fires: `frequency` (share of rows where |z_k| > 1e-5)
     and `support` (their number); `mean` and `variance` of the gradient over all rows,
-    `variance_active` over firing rows; `align` and `repulsion`, means of the two forces;
+    `variance_active` over firing rows, `mean_to_deviation`, |mean| / standard deviation; `align`
+    and `repulsion`, means of the two forces, `net_share`, |repulsion - align| / their sum;
     `consistency` (share of the commonest class among firing rows, percent), `chance_consistency`
     (with shuffled labels); `conflict` (the greatest product of two classes' firing probabilities).
     """
     active, g = np.abs(z) > ACTIVE, g.astype(np.float64)
-    support, mean = active.sum(0).astype(float), g.mean(0)
+    support, mean, variance = active.sum(0).astype(float), g.mean(0), g.var(0)
     align = 2 * z.mean(0, dtype=np.float64) / temperature  # its mean is that of the partners' rows
-    consistency = np.full((2, len(support)), np.nan)
-    conflict = consistency[0]
-    if labels is not None and labels.max() > 0:  # of two classes or more
-        onehot = np.eye(labels.max() + 1)[labels]  # [2, R, C]
-        fired = onehot.swapaxes(1, 2) @ active  # [2, C, D], firing rows by class
-        with np.errstate(invalid="ignore"):
-            consistency = 100 * fired.max(1) / support
-        probability = fired[0] / np.maximum(onehot[0].sum(0), 1)[:, None]
-        conflict = np.sort(probability, axis=0)[-2:].prod(0)
-    return {
-        "frequency": support / len(z),
-        "support": support,
-        "mean": mean,
-        "variance": g.var(0),
-        "variance_active": np.ma.masked_array(g, ~active).var(0).filled(np.nan),
-        "align": align,
-        "repulsion": mean + align,
-        "consistency": consistency[0],
-        "chance_consistency": consistency[1],
-        "conflict": conflict,
-    }
+    repulsion = mean + align
+    unknown = np.full(len(support), np.nan)
+    found = dict.fromkeys(("consistency", "chance_consistency", "conflict"), unknown)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        if labels is not None and labels.max() > 0:  # of two classes or more
+            onehot = np.eye(labels.max() + 1)[labels]  # [2, R, C]
+            fired = onehot.swapaxes(1, 2) @ active  # [2, C, D], firing rows by class
+            found["consistency"], found["chance_consistency"] = 100 * fired.max(1) / support
+            probability = fired[0] / np.maximum(onehot[0].sum(0), 1)[:, None]
+            found["conflict"] = np.sort(probability, axis=0)[-2:].prod(0)
+        return found | {
+            "frequency": support / len(z),
+            "support": support,
+            "mean": mean,
+            "variance": variance,
+            "variance_active": np.ma.masked_array(g, ~active).var(0).filled(np.nan),
+            "mean_to_deviation": np.abs(mean) / np.sqrt(variance),
+            "align": align,
+            "repulsion": repulsion,
+            "net_share": np.abs(repulsion - align) / (repulsion + align),
+        }
 
 
 def correlations(columns: Columns, support: int = 1) -> dict[str, float | None]:
@@ -111,20 +112,14 @@ def summarize(columns: Columns) -> dict[str, Any]:
     `paper`, `sound`, `chance` : correlations over every dimension that fires, over those with
         support 10, and the latter with shuffled labels.
     `dims`, `dims_sound` : numbers of dimensions.
-    `variance`, `mean_to_deviation` : medians over sound dimensions; the latter is |mean| /
-        standard deviation of the gradient.
-    `forces` : medians of `align`, `repulsion` and `net_share`, |repulsion - align| / their sum, and
-        Spearman correlations of the frequency with both forces and of the conflict with net_share.
-    `instability` : the paper's proposition at the conflict thresholds 0.9 and 0.5, and Spearman
+    `variance`, `mean_to_deviation` : medians over sound dimensions.
+    `forces` : medians, and Spearman correlations with the frequency and the conflict.
+    `instability` : the paper's proposition at each threshold of the conflict, and Spearman
         correlations of the conflict with the variance (predicted positive) and with
         mean_to_deviation (predicted negative).
     """
     sound = columns["support"] >= MIN_SUPPORT
     kept = {name: values[sound] for name, values in columns.items()}
-    ratio = _ratio(kept["mean"], kept["variance"])
-    align, repulsion = kept["align"], kept["repulsion"]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        net = np.abs(repulsion - align) / (repulsion + align)
     shuffled = columns | {"consistency": columns["chance_consistency"]}
     return {
         "paper": correlations(columns),
@@ -133,19 +128,17 @@ def summarize(columns: Columns) -> dict[str, Any]:
         "dims": int((columns["support"] >= 1).sum()),
         "dims_sound": int(sound.sum()),
         "variance": _median(kept["variance"]),
-        "mean_to_deviation": _median(ratio),
+        "mean_to_deviation": _median(kept["mean_to_deviation"]),
         "forces": {
-            "align": _median(align),
-            "repulsion": _median(repulsion),
-            "net_share": _median(net),
-            "spearman_frequency_align": spearman(kept["frequency"], align),
-            "spearman_frequency_repulsion": spearman(kept["frequency"], repulsion),
-            "spearman_conflict_net_share": spearman(kept["conflict"], net),
+            **{name: _median(kept[name]) for name in ("align", "repulsion", "net_share")},
+            "spearman_frequency_align": spearman(kept["frequency"], kept["align"]),
+            "spearman_frequency_repulsion": spearman(kept["frequency"], kept["repulsion"]),
+            "spearman_conflict_net_share": spearman(kept["conflict"], kept["net_share"]),
         },
         "instability": {
-            **{str(t): instability(columns, columns["conflict"] >= t) for t in CONFLICTS},
+            **{str(t): instability(columns, columns["conflict"] >= t) for t in THRESHOLDS},
             "spearman_variance": spearman(kept["conflict"], kept["variance"]),
-            "spearman_mean_to_deviation": spearman(kept["conflict"], ratio),
+            "spearman_mean_to_deviation": spearman(kept["conflict"], kept["mean_to_deviation"]),
         },
     }
 
@@ -157,25 +150,17 @@ def instability(columns: Columns, conflicting: np.ndarray) -> dict[str, Any]:
     medians of `variance` and `mean_to_deviation`; `holds`, whether the conflicting dimensions have
     the smaller |mean| / deviation and the larger variance (None if a side is empty).
     """
-
-    def side(dims: np.ndarray) -> dict[str, Any]:
-        mean, variance = (columns[name][dims] for name in ("mean", "variance"))
-        medians = {"variance": variance, "mean_to_deviation": _ratio(mean, variance)}
-        return {"dims": int(dims.sum())} | {k: _median(v) for k, v in medians.items()}
-
-    sound = columns["support"] >= MIN_SUPPORT
-    a, b = side(sound & conflicting), side(sound & ~conflicting)
+    measured, sound = ("variance", "mean_to_deviation"), columns["support"] >= MIN_SUPPORT
+    sides: list[dict[str, Any]] = [
+        {"dims": int(dims.sum())} | {name: _median(columns[name][dims]) for name in measured}
+        for dims in (sound & conflicting, sound & ~conflicting)
+    ]
+    a, b = sides
     holds = None
     if a["dims"] and b["dims"]:
         smaller = a["mean_to_deviation"] < b["mean_to_deviation"]
         holds = bool(smaller and a["variance"] > b["variance"])
     return {"conflicting": a, "others": b, "holds": holds}
-
-
-def _ratio(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
-    """|mean| / standard deviation."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.abs(mean) / np.sqrt(variance)
 
 
 def _median(values: np.ndarray) -> float | None:

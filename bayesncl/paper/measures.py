@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from bayesncl.data import DATASETS
 from bayesncl.data import load as load_split
 from bayesncl.data.images import Images
 from bayesncl.measure import probe
-from bayesncl.measure.dimensions import describe, most_mixed, most_suppressed
+from bayesncl.measure.dimensions import Dimensions, describe, most_mixed, most_suppressed
 from bayesncl.measure.result import Tree, rounded
 from bayesncl.method.encoder import Encoder
 from bayesncl.method.features import Extracted, Progress, extract
@@ -24,7 +25,6 @@ from bayesncl.method.heads import Projector
 from bayesncl.paper import conflict, theory
 from bayesncl.paper.probe import paper_probe
 
-CONFLICT_THRESHOLDS = (0.9, 0.5)
 PROBE_SEEDS = (42, 43, 44)
 DIGITS = 6  # significant digits of values per dimension
 KINDS = ("h", "z", "gated")
@@ -53,9 +53,9 @@ def paper_measures(
     `background`; and for images with backgrounds the branches of `background_measures`.
     """
     assert test.labels is not None
-    out: Tree = {
-        "conflicting": {str(t): conflicting(found.gated, test, t) for t in CONFLICT_THRESHOLDS}
-    }
+    name = test.class_names.__getitem__ if test.class_names else str
+    found_at = partial(conflict.conflicting_features, found.gated, test.labels, name)
+    out: Tree = {"conflicting": {str(t): found_at(t) for t in conflict.THRESHOLDS}}
     if found.open is not None:
         gates = found.z, found.gated, found.open
         prior = model.recipe.gate.prior
@@ -83,16 +83,6 @@ def run_published_probe(
     )  # fmt: skip
 
 
-def conflicting(z: np.ndarray, test: Images, threshold: float) -> Tree:
-    """Number of conflicting dimensions, and the worst of them with the names of their classes."""
-    assert test.labels is not None
-    found = conflict.conflicting_features(z, test.labels, threshold)
-    name = test.class_names.__getitem__ if test.class_names else str
-    for row in found["worst"]:
-        row["classes"] = [name(c) for c in row["classes"]]
-    return found
-
-
 def background_measures(
     model: Encoder, train: Images, test: Images, seen: Extracted, found: Extracted
 ) -> Tree:
@@ -107,7 +97,8 @@ def background_measures(
     both = test.labels, test.backgrounds
     if train.backgrounds is not None and train.labels is not None:
         out["background"], group = background_probes(seen, train, found, test)
-        out["worst_group"] = scalars(group) | {"groups": group["groups"][: conflict.MAX_LISTED]}
+        out["worst_group"] = {k: v for k, v in group.items() if not isinstance(v, list)}
+        out["worst_group"]["groups"] = group["groups"][: conflict.MAX_LISTED]
     if dataset.balanced:  # object and background are independent there: neither predicts the other
         fit = load_split(data, dataset.balanced)
         h = extract(model, fit, "sound").h
@@ -116,12 +107,10 @@ def background_measures(
             "background": probe.fast_probe(h, fit.backgrounds, found.h, test.backgrounds),
         }
     errors = {name: conflict.conflict(getattr(found, name), *both) for name in ("z", "gated")}
-    out["conflict"] = {
-        name: scalars(error) | {"by_dimension": rounded(error["by_dimension"], DIGITS)}
-        for name, error in errors.items()
-    }
-    out["ipw"] = theory.ipw_effect(found.gated, *both, pi=theory.prevalence(seen.z))
-    out["ipw"]["retrieval"] = rounded(out["ipw"]["retrieval"])
+    for error in errors.values():
+        error["by_dimension"] = rounded(error["by_dimension"], DIGITS)
+    out["conflict"] = errors
+    out["ipw"] = rounded(theory.ipw_effect(found.gated, *both, pi=theory.prevalence(seen.z)))
     if found.open is not None:
         out["gate_effect"] = conflict.gate_effect(found.z, found.gated, *both)
     moved_images = dataset.counterfactual(data) if dataset.counterfactual else None
@@ -153,27 +142,20 @@ def background_probes(
 def probe_background(model: Encoder, root: str) -> Tree:
     """Background probes of a frozen encoder on images scaled to its view size.
 
-    Parameters
-    ----------
-    model : trained encoder.
-    root : path of a dataset in the layout of waterbirds; empty: the model's own images.
-
-    Returns
-    -------
-    `acc1` (percent), `acc1_spread` over probe seeds and `acc1_chance` for each of `h`, `z` and
-    `gated`; `worst_group` of the object probe on h; `size` and `images` (training, test).
+    `root` is the path of a dataset in the layout of waterbirds; empty: the model's own images.
+    Returns `acc1` (percent), `acc1_spread` over probe seeds and `acc1_chance` for each of `h`, `z`
+    and `gated`; `worst_group` of the object probe on h; `size` and `images` (training, test).
     """
     data, size = model.recipe.data, model.recipe.views.size
     if root:
         data = replace(data, name="waterbirds", root=root, size=size)
-    train_split, test_split = (load_split(data, split) for split in ("train", "test"))
-    seen, found = extract(model, train_split), extract(model, test_split)
-    probes, group = background_probes(seen, train_split, found, test_split)
+    train, test = (load_split(data, split) for split in ("train", "test"))
+    probes, group = background_probes(extract(model, train), train, extract(model, test), test)
     return {
         **{k: {m: probes[k][m] for m in ("acc1", "acc1_spread", "acc1_chance")} for k in KINDS},
         "worst_group": {k: group[k] for k in ("worst", "average", "balanced")},
         "size": size,
-        "images": [len(train_split), len(test_split)],
+        "images": [len(train), len(test)],
     }
 
 
@@ -187,44 +169,44 @@ def exemplars(model: Encoder, test: Images) -> Tree:
     if test.labels is None:
         return {}
 
-    def item(dim: int, value: float, support: np.ndarray, images: list[int]) -> Tree:
-        row = {"dim": int(dim), "value": float(value), "support": int(support[dim])}
-        return row | {"images": images, "classes": [describe_image(test, i) for i in images]}
+    names = image_names(test)
+
+    def item(dim: int, value: float, images: list[int], table: Dimensions) -> Tree:
+        row = {"dim": int(dim), "value": float(value), "support": int(table.support[dim])}
+        return row | {"images": images, "classes": [names[i] for i in images]}
 
     def strongest(z: np.ndarray, dim: int) -> list[int]:
         return np.argsort(-z[:, dim], kind="stable")[:SHOWN_IMAGES].tolist()
 
     features = extract(model, test)
     z, table = features.gated, describe(features.gated, test.labels)
-    entropy, support = table.entropy_sum, table.support
+    entropy, pairs = table.entropy_sum, shared_pairs(z, test.labels, test.backgrounds)
     assert entropy is not None
-    mixed, pairs = most_mixed(table), shared_pairs(z, test.labels, test.backgrounds)
+    dims = most_mixed(table)[:SHOWN_DIMS]
     out = {
-        "high_entropy": [
-            item(d, entropy[d], support, strongest(z, d)) for d in mixed[:SHOWN_DIMS]
-        ],
-        "pairs": [item(d, value, support, both) for d, value, both in pairs[:SHOWN_PAIRS]],
+        "high_entropy": [item(d, entropy[d], strongest(z, d), table) for d in dims],
+        "pairs": [item(*pair, table) for pair in pairs[:SHOWN_PAIRS]],
     }
     if features.open is not None:
-        z, table = features.z, describe(features.z, open=features.open)
-        closed, support = table.closed_rate, table.support
-        assert closed is not None
-        dims = most_suppressed(table)[:SHOWN_DIMS]
-        out["suppressed"] = [item(d, closed[d] / 100, support, strongest(z, d)) for d in dims]
+        z, gates = features.z, describe(features.z, open=features.open)
+        assert gates.closed_rate is not None
+        closed, dims = gates.closed_rate / 100, most_suppressed(gates)[:SHOWN_DIMS]
+        out["suppressed"] = [item(d, closed[d], strongest(z, d), gates) for d in dims]
     return out
 
 
-def describe_image(images: Images, i: int) -> str:
-    """Class of an image, with its background if that is known."""
+def image_names(images: Images) -> list[str]:
+    """Class of each image, with its background if that is known."""
 
-    def name(index: np.ndarray, names: Sequence[str] | None) -> str:
-        return names[int(index[i])] if names else str(int(index[i]))
+    def words(index: np.ndarray, names: Sequence[str] | None) -> list[str]:
+        return [names[i] if names else str(i) for i in index.tolist()]
 
     assert images.labels is not None
-    text = name(images.labels, images.class_names)
+    classes = words(images.labels, images.class_names)
     if images.backgrounds is None:
-        return text
-    return f"{text} on {name(images.backgrounds, images.background_names)}"
+        return classes
+    places = words(images.backgrounds, images.background_names)
+    return [f"{name} on {place}" for name, place in zip(classes, places)]
 
 
 def shared_pairs(
@@ -248,8 +230,3 @@ def shared_pairs(
         if value[i, j] > 0:
             found.append((k, float(value[i, j]), [int(top[i]), int(top[j])]))
     return sorted(found, key=lambda pair: -pair[1])
-
-
-def scalars(tree: Tree) -> Tree:
-    """The numbers of a result, without its arrays."""
-    return {k: v for k, v in tree.items() if v is None or isinstance(v, bool | int | float)}

@@ -16,21 +16,8 @@ from bayesncl.io import write_atomic
 from bayesncl.measure import registry
 from bayesncl.measure.counts import MIN_SUPPORT
 from bayesncl.measure.interpretability import MATCHED, at_l0
-from bayesncl.paper import figures, ledger
-from bayesncl.paper.cells import (
-    NOT_RUN,
-    Entries,
-    Line,
-    Table,
-    claim_row,
-    count_filled,
-    dig,
-    fill,
-    label,
-    mean,
-    summary,
-    text,
-)
+from bayesncl.paper import cells, figures, ledger
+from bayesncl.paper.cells import NOT_RUN, Entries, Line, Table, fill, has_runs, label, mean, summary
 from bayesncl.paper.experiments import EXPERIMENTS, MAIN, METHODS, PAIR, PAPER, Experiment
 from bayesncl.progress import plural
 from bayesncl.report.tables import format_table
@@ -61,7 +48,7 @@ def write(folder: Path, entries: list[ledger.Entry]) -> Path:
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     for name, draw in figures.FIGURES.items():
         for dataset, lines in fill(EXPERIMENTS[name], found).items():
-            if any(line.runs for line in lines):
+            if has_runs(lines):
                 draw(lines, folder / "figures" / figures.file_name(name, dataset))
     path = folder / "results.md"
     write_atomic(path, render(entries, found))
@@ -70,7 +57,7 @@ def write(folder: Path, entries: list[ledger.Entry]) -> Path:
 
 def render(entries: list[ledger.Entry], found: Entries) -> str:
     """The page as Markdown."""
-    filled, published = count_filled(found)
+    filled, published = cells.count_filled(found)
     tables = {name: fill(experiment, found) for name, experiment in EXPERIMENTS.items()}
     main = tables["interpretability"][MAIN]
     head = ["claim, CIFAR-100", "paper", "ours", "sound", "holds in ours", "holds in sound"]
@@ -79,7 +66,7 @@ def render(entries: list[ledger.Entry], found: Entries) -> str:
         prose("intro", runs=ledger_summary(entries), filled=filled, published=published),
         "## Findings\n", "".join(f"- {finding}\n" for finding in notes()["findings"] if entries),
         "## The paper's claims\n", prose("claims"),
-        markdown(head, [claim_row(claim, found) for claim in PAPER["claims"]]),
+        markdown(head, [cells.claim_row(claim, found) for claim in PAPER["claims"]]),
         "## Where the consistency gain comes from\n", prose("consistency"),
         *pictures("figure-support", "Consistency by minimum support", tables["figure-support"]),
         *consistency_gain(main), prose("figure-support"),
@@ -109,7 +96,7 @@ def at(*path: str, times: float = 1.0) -> Callable[[Measures], float | None]:
     """Function of a run's measures that returns the one at a path, times a factor."""
 
     def value(run: Measures) -> float | None:
-        found = dig(run, *path)
+        found = cells.dig(run, *path)
         return None if found is None else times * found
 
     return value
@@ -248,11 +235,9 @@ def listed(values: Sequence[float | None], form: str) -> str:
 def holds(rows: Sequence[dict[str, Any]]) -> str:
     """In how many of the runs that can tell a statement holds."""
     known = [row["holds"] for row in rows if row["holds"] is not None]
-    if not known:
-        return "cannot tell"
-    if len(known) == 1:
-        return "yes" if known[0] else "no"
-    return f"{sum(known)} of {len(known)}"
+    if len(known) > 1:
+        return f"{sum(known)} of {len(known)}"
+    return ("yes" if known[0] else "no") if known else "cannot tell"
 
 
 def instability_table(lines: list[Line]) -> str:
@@ -296,19 +281,14 @@ def suppression_table(lines: list[Line]) -> str:
 
 
 def table_part(experiment: Experiment, table: Table) -> list[str]:
-    """A table of the paper by dataset; those without a run come last."""
+    """A table of the paper by dataset."""
     parts = []
-    for dataset, lines in by_runs(table):
+    for dataset, lines in table.items():
         done = sum(bool(line.runs) for line in lines)
         some = "all rows run" if done == len(lines) else f"{done} of {len(lines)} rows run"
         title = f"{DATASETS[dataset].title}: {some if done else NOT_RUN}"
-        parts.append(folded(title, markdown(*text(lines), left=2)))
+        parts.append(folded(title, markdown(*cells.text(lines), left=2)))
     return parts
-
-
-def by_runs(table: Table) -> list[tuple[str, list[Line]]]:
-    """Datasets with runs first."""
-    return sorted(table.items(), key=lambda item: not any(line.runs for line in item[1]))
 
 
 def figure_part(experiment: Experiment, table: Table) -> list[str]:
@@ -317,7 +297,7 @@ def figure_part(experiment: Experiment, table: Table) -> list[str]:
     if name not in figures.SHEETS:
         parts = pictures(name, experiment.title, table)
     else:
-        found = {d: figures.sheet_entry(name, lines) for d, lines in main_first(table)}
+        found = {d: figures.sheet_entry(name, lines) for d, lines in table.items()}
         head = "{}: the dimensions and the classes of their images"
         parts = [
             folded(head.format(DATASETS[dataset].title), exemplar_table(name, entry))
@@ -330,17 +310,12 @@ def figure_part(experiment: Experiment, table: Table) -> list[str]:
     return parts or [f"{NOT_RUN.capitalize()}.\n"]
 
 
-def main_first(table: Table) -> list[tuple[str, list[Line]]]:
-    """The dataset of the claims first."""
-    return sorted(table.items(), key=lambda item: item[0] != MAIN)
-
-
 def pictures(name: str, title: str, table: Table) -> list[str]:
     """The pictures of a figure, one for each dataset with runs."""
     return [
         f"{DATASETS[dataset].title}:\n\n![{title}](figures/{figures.file_name(name, dataset)})\n"
-        for dataset, lines in main_first(table)
-        if any(line.runs for line in lines)
+        for dataset, lines in table.items()
+        if has_runs(lines)
     ]
 
 

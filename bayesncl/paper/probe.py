@@ -80,8 +80,8 @@ def paper_probe(
             return backbone((images - shift) / scale).float()
 
     with in_eval_mode(backbone):
-        parts = (part for _, part in _batches(test.pixels, batch, place))
-        h_test = torch.cat([encode(center_crop(part, side).float() / 255) for part in parts])
+        parts = _batches(test.pixels, batch, place, np.arange(len(test)))
+        h_test = torch.cat([encode(center_crop(part, side).float() / 255) for _, part in parts])
         heads = [_head(h_test.shape[1], len(classes), seed).to(place) for seed in seeds]
         params = [p for head in heads for p in head.parameters()]
         rate = RATES[variant] * batch / 256
@@ -161,15 +161,11 @@ def _view_encoder(
 
 
 def _batches(
-    pixels: Pixels, batch: int, device: torch.device, order: np.ndarray | None = None
+    pixels: Pixels, batch: int, device: torch.device, order: np.ndarray
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Row numbers and uint8 pixels on the device, batch by batch; pixels may be memory-mapped."""
-    order = np.arange(len(pixels)) if order is None else order
-    on_device = torch.from_numpy(order).to(device)
-    for start in range(0, len(order), batch):
-        rows = on_device[start : start + batch]
+    for index in torch.from_numpy(order).to(device).split(batch):
         if isinstance(pixels, Tensor):
-            yield rows, pixels.index_select(0, rows)
+            yield index, pixels.index_select(0, index)
         else:
-            part = np.ascontiguousarray(pixels[order[start : start + batch]])
-            yield rows, torch.from_numpy(part).to(device)
+            yield index, torch.from_numpy(pixels[index.cpu().numpy()]).to(device)

@@ -111,14 +111,14 @@ def test_conflicting_features_are_those_of_the_definition(threshold: float) -> N
         joined = {c for c, d in pairs if c != d and p[c, k] * p[d, k] >= threshold}
         if joined:
             expected[k] = joined
-    found = conflicting_features(z, y, threshold)
-    assert {row["dim"]: set(row["classes"]) for row in found["worst"]} == expected
+    found = conflicting_features(z, y, str, threshold)
+    assert {row["dim"]: set(map(int, row["classes"])) for row in found["worst"]} == expected
     assert found["count"] == len(expected)
     assert found["chance_count"] == int((fires.mean(0) ** 2 >= threshold).sum())
     products = [row["product"] for row in found["worst"]]
     assert products == sorted(products, reverse=True)
     for row in found["worst"]:
-        shares = [p[c, row["dim"]] for c in row["classes"]]
+        shares = [p[int(c), row["dim"]] for c in row["classes"]]
         assert shares == sorted(shares, reverse=True)
         assert row["product"] == pytest.approx(np.prod(np.sort(p[:, row["dim"]])[-2:]))
 

@@ -166,13 +166,12 @@ def test_the_summary() -> None:
 def test_instability_means_small_mean_and_large_variance(
     mean: list[float], variance: list[float], holds: bool
 ) -> None:
-    m, v = np.array(mean), np.array(variance)
-    columns = {"support": np.full(4, 50.0), "mean": m, "variance": v}
+    ratios, v = np.abs(mean) / np.sqrt(variance), np.array(variance)
+    columns = {"support": np.full(4, 50.0), "variance": v, "mean_to_deviation": ratios}
     found = dynamics.instability(columns, np.array([True, True, False, False]))
     assert found["holds"] is holds
     assert found["conflicting"]["dims"] == found["others"]["dims"] == 2
     assert found["conflicting"]["variance"] == np.median(variance[:2])
-    ratios = np.abs(mean) / np.sqrt(variance)
     assert found["others"]["mean_to_deviation"] == pytest.approx(np.median(ratios[2:]))
     assert dynamics.instability(columns, np.zeros(4, bool))["holds"] is None
 
