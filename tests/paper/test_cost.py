@@ -43,18 +43,12 @@ def test_parameters_and_parts() -> None:
     assert params["classifier"] == 7 * (256 + 1)
     assert params["gate"] == params["projector"]
     assert cost(named("scenes-ncl"))["params_by_part"]["gate"] == 0
+    on_z = cost(change(recipe, ["gate.input=z"]))
+    assert on_z["params_by_part"]["gate"] == (64 + 1) * 256 + (256 + 1) * 64
     assert sum(macs.values()) == result["macs_per_image"]
     assert macs["projector"] == 2 * (256 * 256 + 256 * 64)
     assert macs["classifier"] == 2 * 256 * 7
     assert result["macs_per_batch"] == result["macs_per_image"] * result["batch"]
-
-
-def test_a_gate_on_z_has_an_input_of_its_width() -> None:
-    result = cost(change(named("scenes-bayesncl"), ["gate.input=z"]))
-    assert result["macs_by_part"]["gate"] == 2 * (64 * 256 + 256 * 64)
-    assert result["params_by_part"]["gate"] == (64 + 1) * 256 + (256 + 1) * 64
-    ipw = cost(named("scenes-ncl-ipw"))
-    assert ipw["params"] == cost(named("scenes-ncl"))["params"]
 
 
 def test_layers_by_hand() -> None:
@@ -74,7 +68,7 @@ def test_layers_by_hand() -> None:
 
 def test_flops_of_a_step() -> None:
     """Forward twice the multiply-adds, backward about twice the forward."""
-    for method in ("cl", "ncl-topk", "bayesncl", "bayesncl-gs", "bayesncl-soft"):
+    for method in ("cl", "bayesncl"):
         result = cost(named(f"scenes-{method}"))
         assert 5 < result["flops_per_step"] / result["macs_per_batch"] < 6.5
     # beyond its images a batch adds the similarity matrix: one product forward, two backward

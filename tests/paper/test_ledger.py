@@ -159,13 +159,6 @@ def test_seconds_come_from_the_logged_throughput() -> None:
     assert ledger.train_seconds([], recipe) == (None, None)
 
 
-def test_lists_of_numbers_stay_on_one_line() -> None:
-    tree = {"a": list(range(50)), "b": [{"c": [0.5, None, "x [ y\n"]}], "d": []}
-    text = ledger.layout(tree)
-    assert json.loads(text) == tree
-    assert text.count("\n") < 20
-
-
 def test_every_entry_of_the_repository_is_as_the_program_wrote_it() -> None:
     for path in sorted((ROOT / "results").glob("*.json")):
         entry = ledger.read_entry(path)

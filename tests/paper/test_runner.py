@@ -93,23 +93,6 @@ def test_an_entry_that_another_process_wrote_meanwhile_stays(
     assert len(ledger.read(tmp_path)) == 1
 
 
-def test_a_list_is_recorded_run_by_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entries_at_start: list[int] = []
-
-    def pretend(recipe: Recipe, *args: Any, **kwargs: Any) -> Path:
-        entries_at_start.append(len(ledger.read(tmp_path / "results")))
-        return ledger.record(
-            tmp_path / "results", RunFolder(tmp_path / "run"), Result(paper={}), recipe
-        )
-
-    monkeypatch.setattr(runner, "do_run", pretend)
-    todo = [smoke("ncl", f"run.seed={seed}") for seed in range(3)]
-    first = run_list(todo[:2], tmp_path / "results", tmp_path / "models")
-    second = run_list(todo, tmp_path / "results", tmp_path / "models")
-    assert [path.name for path in first + second] == [ledger.file_name(r) for r in todo]
-    assert entries_at_start == [0, 1, 2]
-
-
 def test_a_run_without_images_is_reported_and_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
