@@ -15,17 +15,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from bayesncl.atlas.page_data import (
-    AtlasRun,
-    JobPage,
-    prepare,
-    write_images,
-    write_matches,
-    write_page,
-    write_run,
-)
+from bayesncl.atlas.page_data import AtlasRun, JobPage, prepare, write_data
 from bayesncl.atlas.pictures import Photos
-from bayesncl.atlas.ranking import number_labels
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
 from bayesncl.io import check_output_folder, temporary_beside
@@ -61,19 +52,11 @@ def build_atlas(
     if Path(out).is_symlink():  # the link stays, its target is replaced
         out = Path(os.path.realpath(out))
     check_out(out, len(runs))
-    labels = number_labels(images.labels, images.class_names)
-    backgrounds = number_labels(images.backgrounds, images.background_names)
     runs = [prepare(run, images) for run in runs]
     out.parent.mkdir(parents=True, exist_ok=True)
     with temporary_beside(out, folder=True) as new:
         _write_page(new, title)
-        for r, run in enumerate(runs):
-            write_run(new, f"run{r}", run, labels, backgrounds)
-            if r:
-                write_matches(new, f"compare-{r}", runs[0].z, run.z)
-        for key, page in (pages or {}).items():
-            write_page(new, key, page, images)
-        write_images(new, images, labels, backgrounds, runs, title, list(pages or ()))
+        write_data(new, runs, images, title, pages or {})
         marker = {"format": 2, "title": title, "runs": [run.name for run in runs]}
         (new / MARKER).write_text(json.dumps(marker))
         _replace(out, new)

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from scipy import sparse
 from bayesncl.atlas.pictures import Photos, large_side, picture_size, thumbnail_side, write_sprites
 from bayesncl.atlas.ranking import (
     Labels,
+    Top,
     clarity,
     fold_twins,
     mixed_dimensions,
+    number_labels,
     pick_diverse,
     prominent_class,
 )
@@ -26,7 +29,7 @@ from bayesncl.codes.heat import Heatmaps
 from bayesncl.codes.names import Annotations, names_tree
 from bayesncl.data.images import Images, spread_evenly
 from bayesncl.errors import InputError
-from bayesncl.measure.dimensions import describe, mean, most_suppressed
+from bayesncl.measure.dimensions import Dimensions, describe, mean, most_suppressed
 from bayesncl.measure.labelfree import draw_trials
 from bayesncl.measure.rows import fired
 from bayesncl.measure.topk import strongest
@@ -97,11 +100,12 @@ def prepare(run: AtlasRun, images: Images | Photos) -> AtlasRun:
 
     `gated` is None without gates, `open` is None without hard gates.
     """
-    shape = (len(images), *np.shape(run.z)[1:2])
-    for name, x in (("z", run.z), ("gated", run.gated), ("open", run.open)):
-        if x is not None and (len(shape) != 2 or np.shape(x) != shape):
-            wanted = f"[{len(images)}, D] for {len(images)} images, all alike"
-            raise InputError(f"run {run.name!r}: {name} must be {wanted}; got {list(np.shape(x))}")
+    arrays = {"z": run.z, "gated": run.gated, "open": run.open}
+    shapes = {name: np.shape(x) for name, x in arrays.items() if x is not None}
+    shape = (len(images), *shapes["z"][1:2])
+    if len(shape) < 2 or set(shapes.values()) != {shape}:
+        seen = ", ".join(f"{name} {list(each)}" for name, each in shapes.items())
+        raise InputError(f"run {run.name!r}: wanted [{len(images)}, D] for each array; got {seen}")
     try:
         z, gated = (None if x is None else fired(x) for x in (run.z, run.gated))
     except InputError as error:
@@ -121,24 +125,32 @@ def _hash(z: sparse.csr_array) -> str:
     return hashlib.blake2b(parts, digest_size=8).hexdigest()
 
 
-def write_images(
-    folder: Path, images: Images | Photos, labels: Labels | None, backgrounds: Labels | None,
-    runs: list[AtlasRun], title: str, pages: list[str],
+def write_data(
+    folder: Path, runs: list[AtlasRun], images: Images | Photos, title: str,
+    pages: Mapping[str, JobPage],
 ) -> None:  # fmt: skip
-    """Write pictures, labels and names of the images, and the list of runs and pages of jobs."""
+    """Write the data files and pictures of prepared runs and of the pages of jobs."""
+    labels = number_labels(images.labels, images.class_names)
+    backgrounds = number_labels(images.backgrounds, images.background_names)
+    for r, run in enumerate(runs):
+        write_run(folder, f"run{r}", run, labels, backgrounds)
+        if r:  # the most similar dimension of this run for each dimension of the first
+            match, cosine = nearest_rows(columns_of(runs[0].z), 1, columns_of(run.z))
+            write(folder, f"compare-{r}", {"match": match, "cosine": quantize(cosine)})
+    number = {name: i for i, name in enumerate(images.names or ())}
+    for key, (tree, shown) in pages.items():
+        names = () if shown is None else shown.names or ()
+        tree = tree | {"names": names, "shown": [number.get(name, -1) for name in names]}
+        if shown is not None:
+            tree["sprites"] = write_sprites(shown, folder / key, PAGE_SIDE, whole=True)
+        write(folder, key, tree)
     n, root = len(images), images.root if isinstance(images, Photos) else None
     side, large = thumbnail_side(n), large_side(n)
     order = _by_dimension(runs[0].z) if n > 1000 else np.arange(n)  # images shown together
-    tree: Tree = {
-        "title": title,
-        "count": n,
-        "classes": labels and labels.names,
-        "backgrounds": backgrounds and backgrounds.names,
-        "labels": None if labels is None else labels.index + 1,  # 0 for an unlabeled image
-        "backs": None if backgrounds is None else backgrounds.index + 1,
-        "named": images.names is not None,
-        "pages": pages,
-        "rooted": root is not None,
+    tree = {
+        "title": title, "count": n, "classes": labels.names, "backgrounds": backgrounds.names,
+        "labels": labels.numbers, "backs": backgrounds.numbers, "named": images.names is not None,
+        "pages": list(pages), "rooted": root is not None,
         "runs": [
             {
                 "name": run.name, "sentence": run.sentence, "summary": _numbers(run.summary),
@@ -147,8 +159,7 @@ def write_images(
             }
             for run in runs
         ],
-        "files": {"dims": DIMS_PER_FILE, "images": IMAGES_PER_FILE},
-        "scale": SCALE,
+        "files": {"dims": DIMS_PER_FILE, "images": IMAGES_PER_FILE}, "scale": SCALE,
         "place": np.argsort(order),
         "sprites": write_sprites(images, folder / "sprites", side, order),
     }  # fmt: skip
@@ -178,61 +189,28 @@ def _numbers(summary: dict | None) -> dict[str, dict[str, float]]:
     return {name: group for name, group in plain.items() if group}
 
 
-def write_page(folder: Path, key: str, page: JobPage, images: Images | Photos) -> None:
-    """Write the page of a job, with the names of its images and their numbers in the atlas."""
-    tree, shown = page
-    names = () if shown is None else shown.names or ()
-    number = {name: i for i, name in enumerate(images.names or ())}
-    tree = tree | {"names": names, "shown": [number.get(name, -1) for name in names]}
-    if shown is not None:
-        tree["sprites"] = write_sprites(shown, folder / key, PAGE_SIDE, whole=True)
-    write(folder, key, tree)
-
-
-def write_run(
-    folder: Path, key: str, run: AtlasRun, labels: Labels | None, backgrounds: Labels | None
-) -> None:
+def write_run(folder: Path, key: str, run: AtlasRun, labels: Labels, backgrounds: Labels) -> None:
     """Write the numbers of a run, before and after gating."""
     n, d = run.z.shape
-    core: Tree = {"dims": d, "gated": run.open is not None, "groups": run.groups}
-    counts: Tree = {}
-    by_dim: Tree = {}
-    by_image: Tree = {}
+    last = run.z if run.gated is None else run.gated
+    keep = min(d, max(64, FEATURES_PER_RUN // n))
+    rows = sparsify(run.z, last, run.open, keep)
+    core: Tree = {
+        "dims": d, "gated": run.open is not None, "groups": run.groups,
+        "keep": keep, "covered": rows.covered.mean(1).tolist(),
+        "whole": bool((rows.covered > 1 - 1e-6).all()),
+    }  # fmt: skip
+    counts, by_dim, by_image = Tree(), Tree(), Tree()
     for stage, x in (("before", run.z), ("after", run.gated)):
         if x is None:
             continue
-        y, where = (None if each is None else each.index for each in (labels, backgrounds))
-        dims = describe(x, y, backgrounds=where, open=run.open if stage == "before" else None)
-        index, value = top = top_images(x, TOP_IMAGES)
-        score = clarity(x, top)
+        gates = run.open if stage == "before" else None
+        dims = describe(x, labels.index, backgrounds=backgrounds.index, open=gates)
+        top = index, value = top_images(x, TOP_IMAGES)
         near, cosine = nearest_rows(columns_of(x), NEIGHBORS)
-        mean_consistency = None
-        if dims.consistency is not None:
-            mean_consistency = _share(mean(dims.consistency[dims.counted]))
-        # kind 1: a class stands out, 2: a background, 0: neither
-        one, share, log_p = prominent_class(top, labels)
-        two, share_two, log_p_two = prominent_class(top, backgrounds)
-        second = log_p_two < log_p
-        core[stage] = {
-            "dead": int(dims.dead.sum()), "supported": int(dims.counted.sum()), "active": dims.l0,
-            "mean_consistency": mean_consistency, "support": dims.support, "mass": dims.mass,
-            "clarity": score, "wall": pick_diverse(x, top, score, OVERVIEW_STRIPS),
-            "mixed": mixed_dimensions(dims, top, labels)[:GALLERY_DIMS],
-            "top": index[:, :STRIP_IMAGES], "shown": (value[:, :STRIP_IMAGES] > 0).sum(1),
-            "consistency": _share(dims.consistency), "entropy_freq": dims.entropy_freq,
-            "entropy_sum": dims.entropy_sum, "entropy_mean": dims.entropy_mean,
-            "kind": np.where(second, 2, one >= 0), "share": np.where(second, share_two, share),
-            "word": np.maximum(np.where(second, two, one), 0),
-            "twin": fold_twins(near, cosine, score),
-        }  # fmt: skip
-        if dims.closed_rate is not None:
-            closed = np.nansum(dims.closed_rate * dims.support) / max(dims.support.sum(), 1)
-            core["closed"] = _share(closed)  # of the firing features
-            core["suppressed"] = most_suppressed(dims)[:GALLERY_DIMS]
-            core["open_rate"], core["closed_rate"] = map(_share, (dims.open_rate, dims.closed_rate))
-            counts["open"] = dims.open_counts
-        counts[stage] = {"classes": dims.class_counts, "backgrounds": dims.background_counts}
         shapes, edges = histograms(x, HISTOGRAM_BINS)
+        core[stage] = _statistics(x, dims, top, near, cosine, labels, backgrounds)
+        counts[stage] = {"classes": dims.class_counts, "backgrounds": dims.background_counts}
         by_dim[stage] = {
             "index": index, "value": quantize(value), "histogram": shapes, "edges": edges,
             "near": near, "cosine": quantize(cosine),
@@ -240,22 +218,27 @@ def write_run(
         }  # fmt: skip
         near, cosine = nearest_rows(x, NEIGHBORS)
         by_image[stage] = {"near": near, "similarity": quantize(cosine)}
+        if dims.closed_rate is not None:
+            closed = np.nansum(dims.closed_rate * dims.support) / max(dims.support.sum(), 1)
+            core["closed"] = _share(closed)  # of the firing features
+            core["suppressed"] = most_suppressed(dims)[:GALLERY_DIMS]
+            core["open_rate"], core["closed_rate"] = map(_share, (dims.open_rate, dims.closed_rate))
+            counts["open"] = dims.open_counts
     if isinstance(run.heat, Heatmaps):
         core["heat"] = [*run.heat.maps.shape[1:], run.heat.share]
         core["check"] = [run.heat.check["hottest"], run.heat.check["random"]]
         by_image["hot"] = {"dims": run.heat.dims, "maps": run.heat.maps}
     else:
         core["no_heat"] = run.heat
+    write(folder, key, core)
     some = np.random.default_rng(0).permutation(d)[:QUIZ_DIMS]
-    quiz = draw_trials(run.z if run.gated is None else run.gated, trials=QUIZ_TRIALS, dims=some)
+    quiz = draw_trials(last, trials=QUIZ_TRIALS, dims=some)
     asked = {"dims": quiz.dimension, "images": quiz.images, "odd": quiz.odd}
     write(folder, f"{key}-quiz", asked)
-    if labels or backgrounds:
+    if labels.names or backgrounds.names:
         write(folder, f"{key}-classes", counts)
     for i, a in enumerate(range(0, d, DIMS_PER_FILE)):
         write(folder, f"{key}-dims-{i}", _cut(by_dim, slice(a, a + DIMS_PER_FILE)))
-    keep = min(d, max(64, FEATURES_PER_RUN // n))
-    rows = sparsify(run.z, run.z if run.gated is None else run.gated, run.open, keep)
     for i, a in enumerate(range(0, n, IMAGES_PER_FILE)):
         b = min(n, a + IMAGES_PER_FILE)
         e = slice(rows.start[a], rows.start[b])
@@ -265,15 +248,30 @@ def write_run(
             "open": None if run.open is None else rows.open[e], "covered": rows.covered[:, a:b],
         }  # fmt: skip
         write(folder, f"{key}-images-{i}", _cut(by_image, slice(a, b)) | stored)
-    whole = bool((rows.covered > 1 - 1e-6).all())
-    core |= {"keep": keep, "covered": rows.covered.mean(1).tolist(), "whole": whole}
-    write(folder, key, core)
 
 
-def write_matches(folder: Path, key: str, a: sparse.csr_array, b: sparse.csr_array) -> None:
-    """Write the most similar dimension of the second run for each dimension of the first."""
-    match, cosine = nearest_rows(columns_of(a), 1, columns_of(b))
-    write(folder, key, {"match": match, "cosine": quantize(cosine)})
+def _statistics(
+    x: sparse.csr_array, dims: Dimensions, top: Top, near: np.ndarray, cosine: np.ndarray,
+    labels: Labels, backgrounds: Labels,
+) -> Tree:  # fmt: skip
+    """What the page shows of all dimensions at once."""
+    score = clarity(x, top)
+    consistent = None if dims.consistency is None else mean(dims.consistency[dims.counted])
+    # kind 1: a class stands out, 2: a background, 0: neither
+    one, share, log_p = prominent_class(top, labels)
+    two, share_two, log_p_two = prominent_class(top, backgrounds)
+    second = log_p_two < log_p
+    return {
+        "dead": int(dims.dead.sum()), "supported": int(dims.counted.sum()), "active": dims.l0,
+        "mean_consistency": _share(consistent), "support": dims.support, "mass": dims.mass,
+        "clarity": score, "wall": pick_diverse(x, top, score, OVERVIEW_STRIPS),
+        "mixed": mixed_dimensions(dims, top, labels)[:GALLERY_DIMS],
+        "top": top[0][:, :STRIP_IMAGES], "shown": (top[1][:, :STRIP_IMAGES] > 0).sum(1),
+        "consistency": _share(dims.consistency), "entropy_freq": dims.entropy_freq,
+        "entropy_sum": dims.entropy_sum, "entropy_mean": dims.entropy_mean,
+        "kind": np.where(second, 2, one >= 0), "share": np.where(second, share_two, share),
+        "word": np.maximum(np.where(second, two, one), 0), "twin": fold_twins(near, cosine, score),
+    }  # fmt: skip
 
 
 def _share(percent: Any) -> Any:

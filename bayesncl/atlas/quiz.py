@@ -9,8 +9,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,28 +59,28 @@ def join_quizzes(files: Sequence[Path | str]) -> dict[str, Any]:
     answers = list(dict.fromkeys(answer for path in files for answer in read_quiz(path)))
     names: dict[str, str] = {}  # by fingerprint, which distinguishes two runs of the same name
     for a in answers:
-        clash = any(name == a.run and codes != a.codes for codes, name in names.items())
-        names.setdefault(a.codes, f"{a.run} ({a.codes[:8]})" if clash else a.run)
-    methods: dict[str, list[bool]] = defaultdict(list)
-    dimensions: dict[tuple[str, int], list[bool]] = defaultdict(list)
-    for a in answers:
-        methods[names[a.codes]].append(a.right)
-        dimensions[names[a.codes], a.dim].append(a.right)
-    by_dim = sorted(dimensions.items())
+        name = f"{a.run} ({a.codes[:8]})" if a.run in names.values() else a.run
+        names.setdefault(a.codes, name)
+    by_dim = _scores([((names[a.codes], a.dim), a.right) for a in answers])
     return {
         "people": len({answer.author for answer in answers}),
         "questions": len(answers),
         "chance": 1 / CHOICES,
-        "methods": {name: _score(right) for name, right in sorted(methods.items())},
-        "dimensions": [{"run": run, "dim": k, **_score(right)} for (run, k), right in by_dim],
+        "methods": _scores([(names[a.codes], a.right) for a in answers]),
+        "dimensions": [{"run": run, "dim": k, **each} for (run, k), each in by_dim.items()],
     }
 
 
-def _score(right: list[bool]) -> dict[str, float]:
-    """How often the intruder was found, with the 95 % Wilson interval of the share."""
-    hits, asked = sum(right), len(right)
-    low, high = wilson(hits, asked)
-    return {"right": hits, "asked": asked, "share": hits / asked, "low": low, "high": high}
+def _scores(answers: list[tuple[Any, bool]]) -> dict[Any, dict[str, float]]:
+    """How often the intruder was found, by key, with the 95 % Wilson interval of the share."""
+    scores = {}
+    for key, group in groupby(sorted(answers), itemgetter(0)):
+        right = [hit for _, hit in group]
+        hits, asked = sum(right), len(right)
+        low, high = wilson(hits, asked)
+        share = hits / asked
+        scores[key] = {"right": hits, "asked": asked, "share": share, "low": low, "high": high}
+    return scores
 
 
 def render_quiz(joined: dict[str, Any]) -> str:

@@ -27,16 +27,21 @@ Top = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Labels:
-    """Classes of N images."""
+    """Classes of N images; None without labels."""
 
-    index: np.ndarray  # int64 [N], -1 for an unlabeled image
-    names: list[str]  # [C]
+    index: np.ndarray | None = None  # int64 [N], -1 for an unlabeled image
+    names: list[str] | None = None  # [C]
+
+    @property
+    def numbers(self) -> np.ndarray | None:
+        """Classes of the images from 1 on, 0 for an unlabeled image."""
+        return None if self.index is None else self.index + 1
 
 
-def number_labels(values: np.ndarray | None, names: tuple[str, ...] | None) -> Labels | None:
+def number_labels(values: np.ndarray | None, names: tuple[str, ...] | None) -> Labels:
     """Number the classes that occur 0, 1, ...; negative values are no labels."""
     if values is None:
-        return None
+        return Labels()
     if np.asarray(values).dtype.kind not in "iu":
         raise InputError(f"labels must be integers, got {np.asarray(values).dtype}")
     index, classes = factorize(values)
@@ -122,7 +127,7 @@ def fold_twins(near: np.ndarray, cosine: np.ndarray, score: np.ndarray) -> np.nd
     return leader
 
 
-def prominent_class(top: Top, labels: Labels | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def prominent_class(top: Top, labels: Labels) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Find the class most overrepresented among the strongest images of each dimension.
 
     It must be significant in a binomial test with its frequency among all images, with Bonferroni
@@ -131,7 +136,7 @@ def prominent_class(top: Top, labels: Labels | None) -> tuple[np.ndarray, np.nda
     """
     index, value = (x[:, :STRONGEST_IMAGES] for x in top)
     d = len(index)
-    if labels is None or not labels.names:
+    if labels.index is None or not labels.names:
         return np.full(d, -1), np.zeros(d), np.zeros(d)
     c, k = len(labels.names), np.arange(d)
     y = np.where(value > 0, labels.index[index], -1)
@@ -146,7 +151,7 @@ def prominent_class(top: Top, labels: Labels | None) -> tuple[np.ndarray, np.nda
     return np.where(sure, best, -1), np.where(sure, share, 0), np.where(sure, log_p[k, best], 0)
 
 
-def mixed_dimensions(dims: Dimensions, top: Top, labels: Labels | None) -> np.ndarray:
+def mixed_dimensions(dims: Dimensions, top: Top, labels: Labels) -> np.ndarray:
     """Dimensions that classes share, highest class entropy first; without labels, by support.
 
     A dimension is left out if one class stands out with half or more of its strongest images.

@@ -86,24 +86,26 @@ def show_arrays(path: Path) -> Shown:
     """An .npz with images, z [N, D] and, optionally, y, gated and open."""
     arrays = read_arrays(path, ("z", "gated", "open", "images"), needed=("z", "images"))
     side = sorted(arrays["images"].shape[1:])[1:]  # of [3, H, W] or [H, W, 3]
-    size = min([*side, 1024]) if side else 32
-    images = array_images.load(Data(name="arrays", root=str(path), holdout=0.0, size=size), "train")
+    data = Data(name="arrays", root=str(path), holdout=0.0, size=min([*side, 1024], default=32))
     gates, sentence = (arrays.get("gated"), arrays.get("open")), f"Features from {path.name}."
-    return [AtlasRun(path.stem, arrays["z"], gates[0], gates[1], None, sentence)], images, {}
+    run = AtlasRun(path.stem, arrays["z"], *gates, sentence=sentence)
+    return [run], array_images.load(data, "train"), {}
 
 
 def show_runs(paths: Sequence[Path], options: AtlasOptions, display: Display) -> Shown:
     """Trained runs on the test images of their dataset."""
     opened = [open_model(path, options.device) for path in paths]
-    for _, note in opened:
+    recipe = opened[0][0].recipe
+    pixels = {name: getattr(Data(), name) for name in ("mean", "std", "paper_mean", "paper_std")}
+    datasets = set()
+    for model, note in opened:
         if note:
             display.note(note)
-    pixels = {name: getattr(Data(), name) for name in ("mean", "std", "paper_mean", "paper_std")}
-    for path, (model, _) in zip(paths, opened):  # `pixels`: each may scale them in its own way
-        recipes = (with_root(each.recipe, options.root) for each in (opened[0][0], model))
-        if len({dataclasses.replace(recipe.data, **pixels) for recipe in recipes}) > 1:
-            raise InputError(f"{paths[0]} and {path} were trained on different images")
-    images, remark = choose_images(opened[0][0].recipe, options.root, display)
+        data = with_root(model.recipe, options.root).data
+        datasets.add(dataclasses.replace(data, **pixels))  # each may scale pixels in its own way
+    if len(datasets) > 1:
+        raise InputError(f"{' and '.join(map(str, paths))} were trained on different images")
+    images, remark = choose_images(recipe, options.root, display)
     if len(images) > options.max_images:
         rows = spread_evenly(len(images), options.max_images)
         names = images.names and tuple(images.names[i] for i in rows)
@@ -149,11 +151,11 @@ def describe_run(
     results = RunFolder(run).evaluation() or {}
     return AtlasRun(
         recipe.name, features.z, features.gated, features.open,
-        {name: results.get(name) for name in ("paper", "sound")},
-        " ".join(sentence.split()),
-        digest(model.state_dict())[:FINGERPRINT_DIGITS],
-        strongest_heatmaps(heatmaps_of_run(model), images.pixels, features.gated),
-        verdict_lines(results.get("verdict")),
+        summary={name: results.get(name) for name in ("paper", "sound")},
+        sentence=" ".join(sentence.split()),
+        fingerprint=digest(model.state_dict())[:FINGERPRINT_DIGITS],
+        heat=strongest_heatmaps(heatmaps_of_run(model), images.pixels, features.gated),
+        verdict=verdict_lines(results.get("verdict")),
     )  # fmt: skip
 
 
@@ -169,7 +171,12 @@ def show_codes(paths: Sequence[Path], options: AtlasOptions, display: Display) -
     first, rows = folders[0], folders[0].rows()
     start = len(rows) - rows.held if rows.held >= MIN_IMAGES else 0
     chosen = start + spread_evenly(len(rows) - start, options.max_images)
-    index = [_find_rows(folder, rows, chosen) for folder in folders]
+    index = [chosen]
+    for folder in folders[1:]:  # rows of the same images, by name
+        place = {name: i for i, name in enumerate(folder.rows().names)}
+        if sorted(folder.rows().names) != sorted(rows.names):
+            raise InputError(f"{folder} has codes of different images")
+        index.append(np.array([place[rows.names[i]] for i in chosen]))
     images = _load_images(first, rows, chosen, options.root, display)
     remark = "" if start else TRAINED_ON
     runs = [
@@ -189,17 +196,17 @@ def load_findings(folder: CodesFolder, rows: Rows, root: str | None) -> JobPage 
     if found is None:
         return None
     index = {name: i for i, name in enumerate(rows.names)}
-    by_kind = {kind: [f for f in found if f.kind == kind and f.image in index] for kind in KINDS}
+    found = [f for f in found if f.image in index]
+    by_kind = {kind: [f for f in found if f.kind == kind] for kind in KINDS}
     shown = [f for some in by_kind.values() for f in some[:FINDINGS_PER_KIND]]
     classes = list(rows.class_names or ())
     clean = dict(zip(classes, clean_names(classes)))
-    named = list(dict.fromkeys(name for f in shown for name in f[1:3] if name in index))
-    number = {name: i for i, name in enumerate(named)}
     findings = [
-        [f.kind, number[f.image], number.get(f.other, -1), clean.get(f.label, f.label),
+        [f.kind, f.image, f.other, clean.get(f.label, f.label),
          clean.get(f.suggested, f.suggested), f.score]
         for f in shown
     ]  # fmt: skip
+    named = dict.fromkeys(name for f in shown for name in (f.image, f.other) if name in index)
     chosen = np.array([index[name] for name in named], int)
     images = _load_images(folder, rows, chosen, root, Display(quiet=True)) if shown else None
     totals = {kind: len(some) for kind, some in by_kind.items()}
@@ -213,27 +220,12 @@ def load_new(folder: CodesFolder) -> JobPage | None:
         return None
     with as_input_error(f"{folder}/compare.json is damaged", TypeError, ValueError, LookupError):
         base, width = folder.place(tree["source"]), folder.codes("cpu").n_components_
-        there: dict[str, Path] = {}
-        images = []
-        for name, score, size in tree["images"]:
-            path = base / (safe_name(name) or "\0")
-            if file_stat(path)[0] == size:
-                there[name] = path
-            images.append((str(name), float(score), len(there) - 1 if name in there else -1))
+        paths = {name: base / (safe_name(name) or "\0") for name, _, _ in tree["images"]}
+        there = [name for name, _, size in tree["images"] if file_stat(paths[name])[0] == size]
+        images = [(str(name), float(score)) for name, score, _ in tree["images"]]
         changes = [(range(width)[int(k)], float(a), float(b)) for k, a, b in tree["changes"]]
         plain = {"headline": str(tree["headline"]), "images": images, "changes": changes}
-    return plain, Photos(list(there.values()), names=tuple(there))
-
-
-def _find_rows(folder: CodesFolder, wanted: Rows, chosen: np.ndarray) -> np.ndarray:
-    """Rows of a folder that hold the `chosen` images of the first folder, by name."""
-    names = folder.rows().names
-    if names == wanted.names:
-        return chosen
-    if sorted(names) != sorted(wanted.names):
-        raise InputError(f"{folder} has codes of different images")
-    place = {name: i for i, name in enumerate(names)}
-    return np.array([place[wanted.names[i]] for i in chosen])
+    return plain, Photos([paths[name] for name in there], names=tuple(there))
 
 
 def describe_codes(
@@ -319,26 +311,24 @@ def _load_images(
     folder: CodesFolder, rows: Rows, chosen: np.ndarray, root: str | None, display: Display
 ) -> Images | Photos:
     """The images of some rows: photos by path, or those of a run's dataset."""
-    about = folder.about()
+    about, names = folder.about(), tuple(rows.names[i] for i in chosen)
     labels = None if rows.labels is None else rows.labels[chosen]
-    names = tuple(rows.names[i] for i in chosen)
     if about.kind != "run":
         paths = folder.photo_paths(rows, chosen, root)
-        base, missing = str(root or folder.place(about.images or "")), paths.count(None)
+        base, missing = os.path.abspath(root or folder.place(about.images or "")), paths.count(None)
         if missing or root is None:
             note = f"; {missing:,} are missing or changed and shown in gray" if missing else ""
             display.note(f"images from {printable(base, 300)}{note}")
         files = [path or Path("\0") for path in paths]  # "\0" is never a file
-        base = os.path.abspath(base)
         return Photos(files, labels, class_names=rows.class_names, names=names, root=base)
     recipe = with_root(recipe_from_json(json.dumps(about.recipe), str(folder.about_file)), root)
     keys = [name.split("/") for name in names]  # such as test/17
     splits = {split: load(recipe.data, split, display.count) for split in dict(keys)}
-    places = [(splits[split], int(i)) for split, i in keys]
-    one, backgrounds = places[0][0], None
     with as_input_error(f"the dataset of {folder} has changed", IndexError):
-        pixels = np.stack([images.pixels[i] for images, i in places])
-        if one.backgrounds is not None:
-            both: Any = [images.backgrounds for images, _ in places]
-            backgrounds = np.array([ground[i] for ground, (_, i) in zip(both, places)])
-    return Images(pixels, labels, backgrounds, rows.class_names, one.background_names, names)
+        each = [splits[split].take(np.array([int(i)])) for split, i in keys]
+    grounds: Any = [one.backgrounds for one in each]
+    return Images(
+        np.concatenate([one.pixels for one in each]), labels,
+        None if grounds[0] is None else np.concatenate(grounds),
+        rows.class_names, each[0].background_names, names,
+    )  # fmt: skip

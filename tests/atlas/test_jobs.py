@@ -29,8 +29,8 @@ def page(case: Case, tmp_path: Path) -> Path:
     for i, path in enumerate(paths):
         Image.fromarray(np.full((80, 40 + 20 * i, 3), 50 * i, np.uint8)).save(path)
     findings = [
-        [WRONG, 0, 1, "cat", HOSTILE, 0.5], [WRONG, 2, -1, "cat", "dog", 0.25],
-        [EXACT, 3, 4, "cat", "", 1.0],
+        [WRONG, *names[:2], "cat", HOSTILE, 0.5], [WRONG, names[2], "", "cat", "dog", 0.25],
+        [EXACT, *names[3:], "cat", "", 1.0],
     ]  # fmt: skip
     images = Photos(paths, names=tuple(names))
     page = ({"findings": findings, "totals": {WRONG: 7, EXACT: 1, NEAR: 0}}, images)
@@ -87,9 +87,9 @@ def test_audit_leaves_findings_for_the_atlas_and_takes_decisions(run, tmp_path: 
     check = load_findings(folder, folder.rows(), None)
     assert check is not None and check[1] is not None
     names, findings = check[1].names, check[0]["findings"]
-    copies = [(names[f[1]], names[f[2]]) for f in findings if f[0] == EXACT]
+    copies = [tuple(f[1:3]) for f in findings if f[0] == EXACT]
     assert any(other.endswith("zz.png") for _, other in copies)
-    assert {i for f in findings for i in f[1:3]} - {-1} == set(range(len(names)))
+    assert {name for f in findings for name in f[1:3]} - {""} == set(names)
     assert check[0]["totals"][EXACT] == len(copies)
     own = folder.names()
     own.checks = [Check(EXACT, *copies[0], "accepted", "Ann", "2026")]
@@ -108,7 +108,7 @@ def test_audit_leaves_findings_for_the_atlas_and_takes_decisions(run, tmp_path: 
 
 def test_novel_images_and_changed_dimensions(driver, case: Case, tmp_path: Path) -> None:
     Image.fromarray(np.full((40, 80, 3), 90, np.uint8)).save(tmp_path / "a.png")
-    images = [(f"{HOSTILE}.png", 0.9, 0), ("gone.png", 0.8, -1)]
+    images = [(f"{HOSTILE}.png", 0.9), ("gone.png", 0.8)]
     photos = Photos([tmp_path / "a.png"], names=(f"{HOSTILE}.png",))
     changes = [(3, 0.1, 0.4), (7, 0.2, 0.1)]
     plain = {"headline": f"50 % {HOSTILE}", "images": images, "changes": changes}
@@ -139,14 +139,14 @@ def test_compare_leaves_its_result_for_the_atlas(run, tmp_path: Path) -> None:
     assert load_new(folder) is None
     assert run("compare", "codes", "others", "--encoder", BLIND, "--quiet").status == 0
     plain, photos = load_new(folder)
-    names, scores, rows = zip(*plain["images"])
-    assert names == photos.names and rows == tuple(range(12))
+    names, scores = zip(*plain["images"])
+    assert names == photos.names and len(names) == 12
     assert scores == tuple(sorted(scores, reverse=True))
     assert "12 images" in plain["headline"]
     first = Path(photos.paths[0])
     first.write_bytes(first.read_bytes() + b" ")  # no other file is shown
     plain, photos = load_new(folder)
-    assert [row for _, _, row in plain["images"]] == [-1, *range(11)] and len(photos) == 11
+    assert [name for name, _ in plain["images"]] == [names[0], *photos.names]
     assert run("atlas", "codes", "--quiet").status == 0
     assert Path("codes/atlas/data/new.js").exists()
     tree = json.loads(Path("codes/compare.json").read_text())

@@ -46,7 +46,7 @@ def test_a_name_is_stored_at_once_and_shown_everywhere(driver, index: Path, case
     driver.get("about:blank")
     for address, selector in (
         ("#/", ".tile-name"), ("#/", ".dot-name"), ("#/image/5", ".feature-name b"),
-        ("#/pair/5/8", ".lede"), ("#/names", ".said b"), ("#/dims", "td.name b"),
+        ("#/pair/5/8", ".lede"), ("#/names", ".said b"), ("#/dims", ".name b"),
     ):  # fmt: skip
         visit(driver, index, address)
         assert any("loops" in t for t in text(driver, selector)), address

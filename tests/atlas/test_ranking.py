@@ -81,7 +81,7 @@ def test_a_class_stands_out_only_beyond_chance() -> None:
     assert label.tolist() == [-1, 3, 3]
     assert share.tolist() == pytest.approx([0, 1, 0.6])
     assert log_p[1] < log_p[2] < log_p[0] == 0
-    assert prominent_class((index, value), None)[0].tolist() == [-1, -1, -1]
+    assert prominent_class((index, value), Labels())[0].tolist() == [-1, -1, -1]
 
 
 def test_mixed_dimensions_have_no_dominant_class() -> None:
@@ -96,7 +96,7 @@ def test_mixed_dimensions_have_no_dominant_class() -> None:
     order = mixed_dimensions(describe(z, y), top, labels).tolist()
     assert sorted(order[:3]) == [0, 4, 5]
     assert 1 not in order and 2 not in order
-    assert set(mixed_dimensions(describe(z), top, None)) == set(range(6))
+    assert set(mixed_dimensions(describe(z), top, Labels())) == set(range(6))
 
 
 def test_labels_are_numbered_by_the_classes_that_occur() -> None:

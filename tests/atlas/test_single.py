@@ -30,7 +30,7 @@ def page(case: Case, tmp_path: Path) -> Path:
     paths = [root / f"{i}.png" for i in range(60)]
     names = ("red", HOSTILE)
     photos = Photos(paths, case.labels[:60] % 2, class_names=names)
-    plain = {"findings": [[NEAR, 0, 1, "red", "", 0.97]], "totals": {NEAR: 1}}
+    plain = {"findings": [[NEAR, "3.png", "4.png", "red", "", 0.97]], "totals": {NEAR: 1}}
     pages = {"check": (plain, Photos(paths[3:5], names=("3.png", "4.png")))}
     run = AtlasRun("r", case.z[:60], seen=0.5)
     return build_atlas(tmp_path / "atlas", [run], photos, f"One {HOSTILE}", pages)

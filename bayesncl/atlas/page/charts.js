@@ -33,15 +33,24 @@ function histogram(counts, low, high, label) {
       svg("text", { x: width, y: height + 14, "text-anchor": "end" }, fixed(high, 2))));
 }
 
-function table(head, rows, attributes = {}) {
-  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": attributes.label || "Table" }, sideways(),
-    h("table", { class: attributes.class },
-      h("thead", {}, h("tr", {}, head.map((cell) => h("th", { scope: "col", class: cell.class }, cell.text)))),
-      h("tbody", {}, rows)));
+// body: a tbody. head: texts or cells; a text that begins with "#" is the head of a column of numbers.
+function table(label, head, body, kind = null) {
+  const cell = (text, n) => (typeof text !== "string" ? text
+    : h("th", { scope: "col", class: text.startsWith("#") ? "number" : n === 0 && "first" }, text.replace("#", "")));
+  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label },
+    h("p", { class: "sideways", "aria-hidden": "true" }, "More to the right →"), // visible if the table is cut
+    h("table", { class: kind }, h("thead", {}, h("tr", {}, head.map(cell))), body));
 }
 
-// Visible if the table is cut; see cutTables.
-const sideways = () => h("p", { class: "sideways", "aria-hidden": "true" }, "More to the right →");
+// A table that grows.
+function longTable(label, head, items, row, step) {
+  const [body, more] = growing(h("tbody", {}), items, row, step);
+  return [table(label, head, body, "wide"), more];
+}
+
+// A row: its head, cells, and numbers as texts.
+const tableRow = (k, head, cells, numbers = []) => h("tr", { "data-dim": k }, h("th", { scope: "row", class: "first" }, head),
+  cells.map((cell) => h("td", {}, cell)), numbers.filter(given).map((text) => h("td", { class: "number" }, text)));
 
 function figureNumber(value, label, remark) {
   return h("div", { class: "figure-number" },

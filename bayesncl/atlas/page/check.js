@@ -13,8 +13,8 @@ const TO_SHOW = { all: "all", open: "undecided", accepted: "accepted", dismissed
 async function viewCheck({ params }) {
   if (!atlas.pages.includes("check")) throw new Error("There is no audit of these codes. Run “bayesncl atlas CODES --audit”.");
   const data = await load("check");
-  const all = data.findings.map(([kind, a, b, label, suggested, score]) =>
-    ({ kind, a, b, label, suggested, score, image: data.names[a], other: data.names[b] ?? "" }));
+  const number = new Map(data.names.map((name, n) => [name, n]));
+  const all = data.findings.map(([kind, image, other, label, suggested, score]) => ({ kind, image, other, label, suggested, score }));
   const kinds = Object.keys(FINDINGS).filter((kind) => data.totals[kind]);
   const kind = kinds.includes(params.get("kind")) ? params.get("kind") : null;
   const wanted = params.get("show") in TO_SHOW ? params.get("show") : "all";
@@ -24,19 +24,17 @@ async function viewCheck({ params }) {
   const cards = new Map();
   let at = Math.max(0, listed.findIndex((f) => !state(f)));
 
-  const side = (n, caption) => {
-    const shown = data.shown[n];
-    const image = picture(n, true, data.sprites);
-    return h("figure", {},
-      shown >= 0 ? h("a", { href: link(`image/${shown}`), "aria-label": `Image ${shown}` }, image) : image,
-      h("figcaption", {}, h("b", {}, caption), h("small", {}, data.names[n])));
+  const side = (name, caption) => {
+    const shown = data.shown[number.get(name)];
+    const image = picture(number.get(name), true, data.sprites);
+    return captioned(shown >= 0 ? h("a", { href: link(`image/${shown}`), "aria-label": `Image ${shown}` }, image) : image, caption, name);
   };
   const choice = (f, decision, word, key) => h("button", { type: "button", "data-decision": decision,
     onclick: () => { at = listed.indexOf(f); choose(decision); } }, word, h("kbd", { "aria-hidden": "true" }, key));
   const card = (f) => {
     const [, reason, second] = FINDINGS[f.kind];
     const node = h("article", { class: "finding", "data-finding": listed.indexOf(f) },
-      h("div", { class: "sides" }, side(f.a, f.label || "image"), f.b >= 0 && side(f.b, second(f))),
+      h("div", { class: "sides" }, side(f.image, f.label || "image"), number.has(f.other) && side(f.other, second(f))),
       h("div", {},
         h("p", { class: "finding-kind" }, f.kind), h("p", {}, reason(f)),
         h("p", { class: "decision", role: "status" }),
@@ -86,25 +84,22 @@ async function viewCheck({ params }) {
     return Boolean(todo);
   };
 
-  const list = h("div", { class: "findings" });
-  const more = growing(list, listed, card, 12);
-  const select = h("select", { id: "check-show" }, Object.entries(TO_SHOW).map(([key, word]) =>
-    h("option", { value: key, selected: key === wanted }, word)));
-  select.addEventListener("change", () => { location.hash = link("check", { kind, show: select.value === "all" ? null : select.value }); });
-  const tab = (key, text, n) => button(`${text} (${whole(n)})`, link("check", { kind: key, show: wanted === "all" ? null : wanted }), key === kind);
-  const cut = kinds.filter((k) => data.totals[k] > all.filter((f) => f.kind === k).length);
+  const [list, more] = growing(h("div", { class: "findings" }), listed, card, 12);
+  const show = choices("check-show", "Show", Object.entries(TO_SHOW), wanted,
+    (value) => { location.hash = link("check", { kind, show: value === "all" ? null : value }); });
+  const countOf = (k) => all.filter((f) => !k || f.kind === k).length;
+  const tab = (k, text) => button(`${text} (${whole(countOf(k))})`, link("check", { kind: k, show: wanted === "all" ? null : wanted }), k === kind);
+  const cut = kinds.filter((k) => data.totals[k] > countOf(k));
   progressLine();
   const node = h("div", {},
     heading("To check", count),
     intro("Accept correct findings, dismiss wrong ones. Your files are not changed. Keys: ",
       ["a", " accept, ", "x", " dismiss (again to undo), ", "n", " next, ", "p", " previous."]
         .map((part, j) => (j % 2 ? part : h("kbd", {}, part)))),
-    kinds.length > 1 && actions(tab(null, "All", all.length), kinds.map((k) => tab(k, FINDINGS[k][0], all.filter((f) => f.kind === k).length))),
-    h("div", { class: "controls" }, h("label", { for: "check-show" }, "Show", select),
-      h("button", { type: "button", onclick: () => download("names.json", exportNames()) }, "Export names.json")),
-    h("div", { class: "saved" }, storageHint()),
+    kinds.length > 1 && actions(tab(null, "All"), kinds.map((k) => tab(k, FINDINGS[k][0]))),
+    h("div", { class: "controls" }, show, exportButton()), storageHint(),
     listed.length ? [list, more] : note(all.length ? "Nothing here." : "The audit found nothing."),
-    cut.map((k) => note(`${FINDINGS[k][0]}: the worst ${whole(all.filter((f) => f.kind === k).length)} of ${whole(data.totals[k])}.`)),
+    cut.map((k) => note(`${FINDINGS[k][0]}: the worst ${whole(countOf(k))} of ${whole(data.totals[k])}.`)),
     note(saves ? "Decisions are saved in names.json in the folder of codes. " : "Decisions are stored in this browser and exported with the names. ",
       h("code", {}, "bayesncl audit CODES -o check.csv"), " writes them into the column decision."));
   return { title: "To check", node, press };

@@ -24,7 +24,13 @@ async function viewCompare({ params }) {
       h("div", { class: "wall" }, near.slice(0, 5).map((n) => thumb(n.image, { caption: fixed(n.similarity, 2) })))];
   };
 
-  const { list, more } = matchList(matches, pair);
+  const match = (k) => {
+    const m = matches.match[k];
+    return h("li", { "data-dim": k, "data-match": m },
+      dimensionTile(pair[0], "before", k),
+      h("span", { class: "match" }, h("b", {}, fixed(matches.cosine[k] / atlas.scale, 2)), h("small", {}, "cosine")),
+      dimensionTile(pair[1], "before", m));
+  };
   const node = h("div", {},
     heading(`${pair[0].name} and ${pair[1].name}`, lede(`Two runs on the same ${plural(atlas.count, "image")}.`)),
     side((run, stage) => [run.sentence && h("p", {}, run.sentence), headlineFigures(run, stage)]),
@@ -38,20 +44,6 @@ async function viewCompare({ params }) {
     section("Matching dimensions",
       intro(`Dimensions of ${pair[0].name}, clearest first, each with the most similar dimension of ${pair[1].name} `,
         "by the cosine of their activations before gates."),
-      list, more));
+      growing(h("ol", { class: "matches" }), byClarity(pair[0]), match, 8)));
   return { title: "Compare", node };
-}
-
-// The clearest dimensions of the first run with their matches in the second.
-function matchList(matches, pair) {
-  const order = byClarity(pair[0]);
-  const list = h("ol", { class: "matches" });
-  const more = growing(list, order, (k) => {
-    const m = matches.match[k];
-    return h("li", { "data-dim": k, "data-match": m },
-      dimensionTile(pair[0], "before", k),
-      h("span", { class: "match" }, h("b", {}, fixed(matches.cosine[k] / atlas.scale, 2)), h("small", {}, "cosine")),
-      dimensionTile(pair[1], "before", m));
-  }, 8);
-  return { list, more };
 }

@@ -77,63 +77,53 @@ function tally(labels, width) {
 const bit = (bytes, i) => (bytes[i >> 3] >> (i & 7)) & 1;
 const stagesOf = (run) => (run.after ? ["before", "after"] : ["before"]);
 const stageOf = (run) => (run.after ? route.stage : "before");
+const rowOf = (a, row, height) => a.subarray((row * a.length) / height, ((row + 1) * a.length) / height);
+
+// The file of item i, and its row there.
+async function loadFile(key, i, size) {
+  const part = await load(`${key}-${Math.floor(i / size)}`);
+  return [part, i % size];
+}
 
 // Strongest images, distribution and similar dimensions of dimension k.
 async function loadDimension(run, stage, k) {
-  const part = (await load(`${run.key}-dims-${Math.floor(k / atlas.files.dims)}`))[stage];
-  const row = k % atlas.files.dims;
-  const height = part.edges.length / 2;
-  const slice = (a) => a.subarray((row * a.length) / height, ((row + 1) * a.length) / height);
-  const index = slice(part.index);
-  const value = slice(part.value);
-  const top = [];
-  for (let j = 0; j < index.length && value[j] > 0; j++) {
-    const open = part.open ? bit(part.open, row * index.length + j) : 1;
-    top.push({ image: index[j], value: value[j] / atlas.scale, open });
-  }
-  const near = [...slice(part.near)].map((dim, j) => ({ dim, cosine: slice(part.cosine)[j] / atlas.scale }));
-  const [low, high] = slice(part.edges);
-  return { top, near, low, high, histogram: slice(part.histogram) };
+  const [file, row] = await loadFile(`${run.key}-dims`, k, atlas.files.dims);
+  const part = file[stage];
+  const of = (key) => rowOf(part[key], row, part.edges.length / 2);
+  const [index, value, cosine, [low, high]] = ["index", "value", "cosine", "edges"].map(of);
+  const top = [...index].map((image, j) => ({
+    image, value: value[j] / atlas.scale, open: part.open ? bit(part.open, row * index.length + j) : 1,
+  })).filter((t) => t.value > 0);
+  const near = [...of("near")].map((dim, j) => ({ dim, cosine: cosine[j] / atlas.scale }));
+  return { top, near, low, high, histogram: of("histogram") };
 }
 
 // The stored features of image i, strongest first, and its nearest images.
 async function loadImage(run, stage, i) {
-  const part = await load(`${run.key}-images-${Math.floor(i / atlas.files.images)}`);
-  const row = i % atlas.files.images;
+  const [part, row] = await loadFile(`${run.key}-images`, i, atlas.files.images);
   const count = part.start.length - 1;
+  const of = (tree, key) => rowOf(tree[key], row, count);
   const features = [];
   for (let e = part.start[row]; e < part.start[row + 1]; e++) {
     const before = part.z[e] / atlas.scale;
-    features.push({
-      dim: part.dims[e], before,
-      after: part.gated ? part.gated[e] / atlas.scale : before,
-      open: part.open ? bit(part.open, e) : 1,
-    });
+    const after = part.gated ? part.gated[e] / atlas.scale : before;
+    features.push({ dim: part.dims[e], before, after, open: part.open ? bit(part.open, e) : 1 });
   }
-  const width = part[stage].near.length / count;
-  const near = [];
-  for (let j = row * width; j < (row + 1) * width; j++) {
-    near.push({ image: part[stage].near[j], similarity: part[stage].similarity[j] / atlas.scale });
-  }
-  const heat = new Map(); // dimension -> map of where it fires, 0 to 255, row by row
-  if (run.heat) {
-    const [most, high, wide] = run.heat;
-    for (let j = row * most; j < (row + 1) * most; j++) {
-      heat.set(part.hot.dims[j], part.hot.maps.subarray(j * high * wide, (j + 1) * high * wide));
-    }
-  }
+  const similarity = of(part[stage], "similarity");
+  const near = [...of(part[stage], "near")].map((image, j) => ({ image, similarity: similarity[j] / atlas.scale }));
+  const hot = run.heat ? [...of(part.hot, "dims")] : [];
+  // dimension -> map of where it fires, 0 to 255, row by row
+  const heat = new Map(hot.map((k, j) => [k, rowOf(of(part.hot, "maps"), j, hot.length)]));
   return { features, near, heat, covered: { before: part.covered[row], after: part.covered[count + row] } };
 }
 
 async function imageName(i) {
   if (!atlas.named) return null;
-  return (await load(`names-${Math.floor(i / atlas.files.images)}`)).names[i % atlas.files.images];
+  const [part, row] = await loadFile("names", i, atlas.files.images);
+  return part.names[row];
 }
 
 // Images per class ("classes") or background ("backgrounds") that dimension k fires on; null without labels.
 async function loadCounts(run, stage, what, k) {
-  const names = atlas[what];
-  if (!names) return null;
-  const all = (await load(`${run.key}-classes`))[stage][what];
-  return all.subarray(k * names.length, (k + 1) * names.length);
+  return atlas[what] && rowOf((await load(`${run.key}-classes`))[stage][what], k, run.dims);
 }

@@ -7,11 +7,11 @@ async function viewDimension({ run, stage, args }) {
   const alive = s.support[k] > 0;
   const [{ top, near, low, high, histogram: counts }, classes, grounds, gates] = await Promise.all([
     loadDimension(run, stage, k), loadCounts(run, stage, "classes", k), loadCounts(run, stage, "backgrounds", k),
-    run.gated && gateBars(run, k)]);
+    run.gated && gateRates(run, k)]);
 
-  const wall = h("div", { class: "wall" });
   const picked = (t) => thumb(t.image, { caption: fixed(t.value, 2), closed: run.gated && !t.open });
-  const more = growing(wall, top, picked, narrow() ? 12 : 48, !narrow());
+  const [wall, more] = growing(h("div", { class: "wall" }), top, picked, narrow() ? 12 : 48, !narrow());
+  const { steps, ...keys } = neighbors(k, run.dims, "dim");
   const fewer = top.length < s.support[k] ? `The ${whole(top.length)} strongest of ${whole(s.support[k])} images. ` : "";
   const closed = run.gated ? " A struck circle marks a closed gate." : "";
   const same = (n) => !run.groups || run.groups[n.dim] === run.groups[k];
@@ -34,7 +34,7 @@ async function viewDimension({ run, stage, args }) {
       h("div", { class: "heading" },
         h("h1", { tabindex: -1, class: suggestionOf(run, k) ? "dimension-title suggested" : "dimension-title" }, dimensionLabel(run, k)),
         lede(h("span", { class: "dimension-number" }, dimensionNumber(run, k)), dimensionSentence(run, stage, k))),
-      steps(k, run.dims, "dim")),
+      steps),
     h("div", { class: top.length < 24 ? "split few" : "split" },
       section("Strongest images", top.length
         ? [heatSwitch(run, stage, k, wall), wall, more, note(`${fewer}The number below an image is its activation.${closed}`)]
@@ -49,10 +49,7 @@ async function viewDimension({ run, stage, args }) {
     if (key === "e") node.querySelector("#name").focus();
     return key === "e";
   };
-  return {
-    title: dimensionLabel(run, k), node, press, unnamed: next !== undefined && dimensionLink(run, next),
-    ...neighbors(k, run.dims, "dim"),
-  };
+  return { title: dimensionLabel(run, k), node, press, unnamed: next !== undefined && dimensionLink(run, next), ...keys };
 }
 
 const STRONGEST = 50; // images among which a class may stand out
@@ -81,7 +78,7 @@ function shares(counts, names, href, most = 10) {
     order.length > most && h("details", {}, h("summary", {}, `${order.length - most} more`), draw(order.slice(most)))];
 }
 
-async function gateBars(run, k) {
+async function gateRates(run, k) {
   const row = (label, rate, href) => ({ label, href, value: rate, text: percent(rate), tone: "open" });
   const overall = [note("Share of images with an open gate."),
     bars([row("All images", run.open_rate[k]), row("Images it fires on", 1 - run.closed_rate[k])], "Gate open")];

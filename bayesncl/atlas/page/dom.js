@@ -34,9 +34,15 @@ function link(path, changes = {}) {
 }
 
 const narrow = () => matchMedia("(max-width: 640px)").matches;
+// A select with a label; options: [value, text].
+function choices(id, label, options, chosen, onchoose) {
+  const select = h("select", { id, onchange: () => onchoose(select.value) },
+    options.map(([value, text]) => h("option", { value, selected: String(value) === String(chosen) }, text)));
+  return h("label", { for: id }, label, select);
+}
 const announce = (text) => { document.getElementById("status").textContent = text; };
 
-// A list that grows while its end is visible, or by a button.
+// A list and the button below it: it grows by the button, or while its end is visible.
 function growing(list, items, draw, step = 48, auto = true) {
   let shown = 0;
   const button = h("button", { type: "button", class: "more", onclick: () => more() });
@@ -56,5 +62,5 @@ function growing(list, items, draw, step = 48, auto = true) {
   }, { rootMargin: "200px" });
   more();
   if (auto) watch.observe(button);
-  return button;
+  return [list, button];
 }

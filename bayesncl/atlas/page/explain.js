@@ -3,12 +3,8 @@ async function viewExplain({ run, stage }) {
   if (!run.explain) throw new Error("Run bayesncl explain on these codes, then bayesncl atlas again.");
   const { scores, weights, group_share: share } = run.explain;
   const one = (value) => (value === null ? "–" : `${fixed(value, 1)} %`);
-  const number = (text) => ({ text, class: "number" });
-  const accuracy = table([{ text: "Classifier", class: "first" }, number("All images"), number("Worst group")],
-    Object.entries(scores).map(([name, score]) => h("tr", {},
-      h("th", { scope: "row", class: "first" }, name),
-      h("td", { class: "number" }, one(score.average)), h("td", { class: "number" }, one(score.worst)))),
-    { label: "Accuracy on held-out images" });
+  const accuracy = table("Accuracy on held-out images", ["Classifier", "#All images", "#Worst group"],
+    h("tbody", {}, Object.entries(scores).map(([name, score]) => tableRow(null, name, [], [one(score.average), one(score.worst)]))));
   const line = (w) => [`weight ${w.weight > 0 ? "+" : "−"}${fixed(Math.abs(w.weight), 2)}`,
     w.group && `about ${w.group}`, markOf(run, w.dimension) === "irrelevant" && "irrelevant"]
     .filter(Boolean).join(" · ");
@@ -19,13 +15,11 @@ async function viewExplain({ run, stage }) {
     const own = weights.filter((w) => w.label === label);
     return section(label, tiles("For", own.filter((w) => w.weight > 0)), tiles("Against", own.filter((w) => w.weight < 0)));
   };
-  const body = h("div", {});
-  const more = growing(body, classes, part, 10);
   const node = h("div", {},
     heading("Classifier", lede("A sparse linear classifier on these codes, and the dimensions it uses.")),
     section("Accuracy on held-out images", accuracy,
       share !== null && note(`Dimensions about a group carry ${fixed(share, 0)} % of the weight.`),
       note("To switch a dimension off, mark it as irrelevant on its page and run bayesncl explain again.")),
-    body, more);
+    growing(h("div", {}), classes, part, 10));
   return { title: "Classifier", node };
 }

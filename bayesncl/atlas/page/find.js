@@ -88,20 +88,17 @@ async function viewFind({ run, stage, params }) {
   h("datalist", { id: "dimension-names" }, [...new Set(names.map((k) => nameOf(run, k)))].map((name) => h("option", { value: name }))),
   h("button", { value: "plus" }, "+ with"), h("button", { value: "minus" }, "− without"), report);
 
-  const wall = h("div", { class: "wall large" });
   const caption = (f) => [clip(labelOf(f.image) || "", 16), fixed(f.score, 2)].filter(Boolean).join(" · ");
-  const more = growing(wall, found, (f) => thumb(f.image, { caption: caption(f) }), 24, false);
-  const pick = (k) => h("li", { "data-dim": k },
-    dimensionName(run, stage, k), linkedStrip(run, stage, k, 6),
-    h("span", { class: "signs" },
-      h("a", { class: "button", href: add("plus", k), "aria-label": `With ${dimensionLabel(run, k)}` }, "+"),
-      h("a", { class: "button", href: add("minus", k), "aria-label": `Without ${dimensionLabel(run, k)}` }, "−")));
+  const sign = (key, k, text, word) =>
+    h("a", { class: "button", href: add(key, k), "aria-label": `${word} ${dimensionLabel(run, k)}` }, text);
+  const pick = (k) => dimensionRow(run, stage, k, true,
+    h("span", { class: "signs" }, sign("plus", k, "+", "With"), sign("minus", k, "−", "Without")));
   const node = h("div", {},
     heading("Find images"),
     h("p", { class: "chips" }, imageChip, query.plus.map((k) => chip("plus", k)), query.minus.map((k) => chip("minus", k))),
     form,
     asked && section(found.length ? `The best ${whole(found.length)}` : "Nothing found",
-      found.length > 0 && [wall, more],
+      found.length > 0 && growing(h("div", { class: "wall large" }), found, (f) => thumb(f.image, { caption: caption(f) }), 24, false),
       note("Score: ", query.image !== null && "cosine of the codes", query.image !== null && used.size > 0 && " and ",
         used.size > 0 && "the activation of each dimension, relative to its largest, added or subtracted",
         ". Images with a score of 0 or less are left out."), coverage(run)),

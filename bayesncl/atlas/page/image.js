@@ -8,16 +8,10 @@ async function viewImage({ run, stage, args }) {
   const portrait = picture(i, true);
   const where = heatButtons(() => [[portrait, image]]);
   const row = (f) => featureRow(run, stage, f, largest, where(run, f.dim, [image]));
-  const rows = (some) => {
-    const list = h("ol", { class: "features" });
-    return [list, growing(list, foldTwins(run, some, (f) => f.dim), ({ first, rest }) => {
-      const line = row(first);
-      return withTwins(line, line.firstChild, rest, row);
-    }, 16)];
-  };
   const groups = run.groups ? [...new Set(run.groups)].sort() : [0]; // codes may come in groups, each with its own list
   const lists = groups.map((g) => [groups.length > 1 && h("h3", {}, `Group ${g + 1}`),
-    rows(features.filter((f) => !run.groups || run.groups[f.dim] === g))]);
+    growingTwins(run, h("ol", { class: "features" }), features.filter((f) => !run.groups || run.groups[f.dim] === g), row, 16,
+      { dimOf: (f) => f.dim })]);
   const active = whole(features.filter((f) => f.before).length);
   const y = atlas.labels && atlas.labels[i];
 
@@ -37,14 +31,15 @@ async function viewImage({ run, stage, args }) {
   const further = h("button", { type: "button", class: "more", onclick: async () => {
     const known = new Set(near.map((n) => n.image));
     const found = (await findImages(run, stage, { image: i })).filter((f) => !known.has(f.image)).slice(0, FOUND - near.length);
-    further.replaceWith(growing(wall, found, (f) => neighbor({ image: f.image, similarity: f.score }), 24, false));
+    further.replaceWith(growing(wall, found, (f) => neighbor({ image: f.image, similarity: f.score }), 24, false)[1]);
   } }, "Show more");
 
+  const { steps, ...keys } = neighbors(i, atlas.count, "image");
   const node = h("div", {},
     h("div", { class: "portrait" },
       framed(run, portrait),
       h("div", {},
-        h("div", { class: "with-steps" }, heading(`Image ${i}`), steps(i, atlas.count, "image")),
+        h("div", { class: "with-steps" }, heading(`Image ${i}`), steps),
         about,
         actions(
           button("Find images like this", link("find", { image: String(i) })),
@@ -56,7 +51,7 @@ async function viewImage({ run, stage, args }) {
       heatNote(run), coverage(run)),
     section(run.after ? `Nearest images, ${stage} gates` : "Nearest images",
       wall, atlas.count > near.length + 1 && further));
-  return { title: `Image ${i}`, node, ...neighbors(i, atlas.count, "image") };
+  return { title: `Image ${i}`, node, ...keys };
 }
 
 // The folder of the photos, unless the page was made to be shared.
@@ -89,10 +84,7 @@ function imageNumber(text) {
 }
 
 function featureRow(run, stage, f, largest, where = null) {
-  return h("li", { class: f.open ? null : "shut", "data-dim": f.dim },
-    h("div", {}, dimensionName(run, stage, f.dim)),
-    linkedStrip(run, "before", f.dim, 6),
-    twoBars(run, f.before, f.after, largest, 3),
+  return dimensionRow(run, stage, f.dim, f.open, gateBars(run, f, largest, 3),
     (run.gated || where) && h("span", { class: "last" }, run.gated && gate(f.open), where));
 }
 
@@ -110,22 +102,15 @@ async function viewImages({ params }) {
     if (search) return link("find", { image: String(i) });
     return pick ? link("images", { with: String(i) }) : link(`image/${i}`);
   };
-  const wall = h("div", { class: "wall" });
-  const more = growing(wall, images, (i) => thumb(i, { href: href(i) }), 120);
-
   const tail = Object.fromEntries(["with", "pick", "find"].map((key) => [key, params.get(key)]));
-  const select = atlas.classes && h("select", { id: "images-class" },
-    h("option", { value: "" }, "all"),
-    atlas.classes.map((name, c) => h("option", { value: c, selected: c === wanted }, name)));
-  select?.addEventListener("change", () => { location.hash = link("images", { ...tail, class: select.value }); });
-
+  const select = atlas.classes && choices("images-class", "Class", [["", "all"], ...atlas.classes.entries()], wanted ?? "",
+    (value) => { location.hash = link("images", { ...tail, class: value }); });
   const title = first !== null ? `Image ${first} and …` : pick ? "Why are two images similar?" : search ? "Find images" : "Images";
   const top = first === null ? heading(title, pick && lede("Pick the first image."), search && lede("Pick an image to find more like it.")) : h("div", { class: "portrait small" },
     picture(first), heading(title, lede("Pick the second image to see which dimensions they share.")));
   const node = h("div", {},
     top,
-    h("div", { class: "controls" },
-      select && h("label", { for: "images-class" }, "Class", select), note(plural(images.length, "image"))),
-    wall, more);
+    h("div", { class: "controls" }, select, note(plural(images.length, "image"))),
+    growing(h("div", { class: "wall" }), images, (i) => thumb(i, { href: href(i) }), 120));
   return { title, node };
 }

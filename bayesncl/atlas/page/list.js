@@ -26,11 +26,9 @@ async function viewList({ run, stage, params }) {
   };
   const hint = atlas.classes ? "name, class or number" : "name or number";
   const field = h("input", { type: "search", id: "list-search", value: state.q, placeholder: hint, autocomplete: "off" });
-  const select = h("select", { id: "list-show" }, Object.entries(filters).map(([key, [name]]) =>
-    h("option", { value: key, selected: key === state.show }, name)));
-  const head = h("tr", {});
-  const body = h("tbody", {});
-  const tail = h("div", {});
+  const show = choices("list-show", "Show", Object.entries(filters).map(([key, [name]]) => [key, name]), state.show,
+    (value) => { state.show = value; keep(); });
+  const box = h("div", {});
   const count = h("p", { class: "note", role: "status" });
 
   // "tiger" matches dimensions with that name or prominent class; a number matches one dimension.
@@ -47,13 +45,11 @@ async function viewList({ run, stage, params }) {
     if (nameOf(run, k).toLowerCase() === o.word.toLowerCase()) return "";
     return o.kind === 1 ? h("a", { href: link(`class/${s.word[k]}`) }, o.word) : `on ${o.word}`;
   };
-  const row = (k) => h("tr", {},
-    h("th", { scope: "row", class: "first" },
-      h("a", { href: link(`dim/${k}`) }, k), !s.support[k] && h("small", {}, "dead")),
-    h("td", {}, linkedStrip(run, stage, k, 5)),
-    h("td", { class: "name" }, nameOf(run, k) && h("b", { class: suggestionOf(run, k) && "suggested", title: suggestionOf(run, k) || null }, nameOf(run, k), " "),
-      stands(k)),
-    columns.map((c) => h("td", { class: "number" }, c.show(c.of(k)))));
+  const row = (k) => tableRow(k, [h("a", { href: link(`dim/${k}`) }, k), !s.support[k] && h("small", {}, "dead")], [
+    linkedStrip(run, stage, k, 5),
+    h("div", { class: "name" }, nameOf(run, k)
+      && h("b", { class: suggestionOf(run, k) && "suggested", title: suggestionOf(run, k) || null }, nameOf(run, k), " "), stands(k))],
+  columns.map((c) => c.show(c.of(k))));
 
   function fill() {
     const q = state.q.trim().toLowerCase();
@@ -62,19 +58,15 @@ async function viewList({ run, stage, params }) {
     const found = [...Array(run.dims).keys()]
       .filter((k) => filters[state.show][1](run, s, k) && matches(k, q))
       .sort((a, b) => way * (value(a) - value(b)) || a - b);
-    head.replaceChildren(
-      sorter("number", "Dimension", "by number", "first"),
-      h("th", { scope: "col" }, "Strongest images"),
-      h("th", { scope: "col" }, atlas.classes || atlas.backgrounds ? "Name or prominent class" : "Name"),
-      ...columns.map((c) => sorter(c.key, c.name, c.help, "number")));
-    body.replaceChildren();
-    const groups = foldTwins(run, found);
-    tail.replaceChildren(growing(body, groups, ({ first, rest }) => {
-      const line = row(first);
-      return withTwins(line, line.firstChild, rest, row);
-    }, 40));
+    const [body, more] = growingTwins(run, h("tbody", {}), found, row, 40);
+    const groups = foldTwins(run, found).length;
+    box.replaceChildren(table("Table of dimensions", [
+      sorter("number", "Dimension", "by number", "first"), "Strongest images",
+      atlas.classes || atlas.backgrounds ? "Name or prominent class" : "Name",
+      ...columns.map((c) => sorter(c.key, c.name, c.help, "number"))], body, "list"), more);
+    cutTables();
     count.textContent = plural(found.length, "dimension") + (found.length < run.dims ? ` of ${whole(run.dims)}` : "")
-      + (groups.length < found.length ? `, ${whole(groups.length)} with twins folded` : "");
+      + (groups < found.length ? `, ${whole(groups)} with twins folded` : "");
   }
 
   // The address follows the state, so that it can be shared.
@@ -91,18 +83,15 @@ async function viewList({ run, stage, params }) {
     state.up = state.sort === key ? !state.up : key === "number";
     state.sort = key;
     keep();
-    head.querySelector(`[data-sort=${key}]`).focus();
+    box.querySelector(`[data-sort=${key}]`).focus();
   }
   field.addEventListener("input", () => { state.q = field.value; keep(); });
-  select.addEventListener("change", () => { state.show = select.value; keep(); });
   fill();
   const node = h("div", {},
     heading("Dimensions"),
     h("div", { class: "controls" },
       h("label", { for: "list-search" }, "Find", field),
-      h("label", { for: "list-show" }, "Show", select), count),
-    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of dimensions" }, sideways(),
-      h("table", { class: "list" }, h("thead", {}, head), body)),
-    tail);
+      show, count),
+    box);
   return { title: "Dimensions", node };
 }

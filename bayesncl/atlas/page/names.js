@@ -24,11 +24,9 @@ function namingForm(run, k) {
   const own = ownEntry(run, k) || { name: "", note: "", mark: "" };
   const count = h("span", { class: "progress", role: "status" }, progress(run));
   const others = entriesOf(run, k).filter((e) => e.author !== me);
-  const hint = h("div", { class: "saved" }, storageHint());
   const keep = (changes) => {
     setEntry(run, k, changes);
     count.textContent = progress(run);
-    hint.replaceChildren(...[storageHint()].filter(Boolean));
     const title = document.querySelector(".dimension-title");
     if (!title) return;
     title.textContent = dimensionLabel(run, k);
@@ -70,7 +68,7 @@ function namingForm(run, k) {
         isProgram(e) ? h("small", {}, suggestionText(e))
           : [[e.name && e.mark, e.note].filter(Boolean).join(", "), h("small", {}, ` by ${e.author || "someone"}`)],
         " ", e.name && use(e)))),
-    hint,
+    storageHint(),
     h("p", { class: "after" }, count,
       next !== undefined && h("a", { href: dimensionLink(run, next) }, "Next unnamed →"),
       h("a", { href: link("names") }, "All names")));
@@ -103,18 +101,13 @@ async function viewNames({ run }) {
     file.value = "";
   });
   const list = h("div", {});
-  const row = (k, all) => h("tr", { "data-dim": k },
-    h("th", { scope: "row", class: "first" }, h("a", { href: dimensionLink(run, k) }, k)),
-    h("td", {}, linkedStrip(run, "before", k, 5)),
-    h("td", { class: "said" }, (all ? entriesOf(run, k) : [ownEntry(run, k) || namingEntry(run, k) || entriesOf(run, k).at(-1)]).map((e) =>
-      h("div", {}, h("b", { class: isProgram(e) && "suggested" }, e.name || "–"), e.mark && ` ${e.mark}`,
-        isProgram(e) ? h("small", {}, ` ${suggestionText(e)}`)
-          : [e.note && h("small", {}, ` ${e.note}`), (all || e.author !== me) && h("small", {}, ` ${e.author}`)]))));
-  const names = (dims, all) => {
-    const body = table([{ text: "Dimension", class: "first" }, { text: "Strongest images" }, { text: "Name" }], [],
-      { label: all ? "Conflicts" : "Names", class: "wide" });
-    return [body, growing(body.querySelector("tbody"), dims, (k) => row(k, all), 40)];
-  };
+  const saying = (e, all) => h("div", {}, h("b", { class: isProgram(e) && "suggested" }, e.name || "–"), e.mark && ` ${e.mark}`,
+    isProgram(e) ? h("small", {}, ` ${suggestionText(e)}`)
+      : [e.note && h("small", {}, ` ${e.note}`), (all || e.author !== me) && h("small", {}, ` ${e.author}`)]);
+  const chief = (k) => ownEntry(run, k) || namingEntry(run, k) || entriesOf(run, k).at(-1);
+  const names = (dims, all) => longTable(all ? "Conflicts" : "Names", ["Dimension", "Strongest images", "Name"], dims, (k) =>
+    tableRow(k, h("a", { href: dimensionLink(run, k) }, k), [linkedStrip(run, "before", k, 5),
+      h("div", { class: "said" }, (all ? entriesOf(run, k) : [chief(k)]).map((e) => saying(e, all)))]), 40);
   function fill() {
     const conflicts = conflictsOf(run);
     const done = byClarity(run).filter((k) => isNamed(run, k));
@@ -135,9 +128,9 @@ async function viewNames({ run }) {
     heading("Names"),
     h("div", { class: "controls" },
       h("label", { for: "author" }, "Your name", author),
-      h("button", { type: "button", onclick: () => download("names.json", exportNames()) }, "Export names.json"),
+      exportButton(),
       h("button", { type: "button", onclick: () => file.click() }, "Import names.json"), file),
-    h("div", { class: "saved" }, storageHint()), report,
+    storageHint(), report,
     saves
       ? note("Names are saved in names.json in the folder of codes, and in this browser.")
       : note("Names are stored in this browser only. To keep them, export names.json and add it to the codes: ",

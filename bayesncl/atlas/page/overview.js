@@ -38,12 +38,10 @@ function foldedNumbers(list) {
 // One row per measure, one column per definition and run.
 function summaryTable(list) {
   const columns = list.flatMap((run) => Object.entries(run.summary).map(([definition, values]) =>
-    ({ text: list.length > 1 ? `${run.name}, ${definition}` : definition, class: "number", values })));
-  const measures = [...new Set(columns.flatMap(({ values }) => Object.keys(values)))];
-  const body = measures.map((key) => h("tr", {},
-    h("th", { scope: "row" }, measureName(key)),
-    columns.map(({ values }) => h("td", { class: "number" }, measureValue(values[key])))));
-  return table([{ text: "Measure" }, ...columns], body, { label: "All measures" });
+    [list.length > 1 ? `${run.name}, ${definition}` : definition, values]));
+  const measures = [...new Set(columns.flatMap(([, values]) => Object.keys(values)))];
+  return table("All measures", ["Measure", ...columns.map(([name]) => `#${name}`)], h("tbody", {}, measures.map((key) =>
+    tableRow(null, measureName(key), [], columns.map(([, values]) => measureValue(values[key]))))));
 }
 
 function galleryLinks(run, first = null) {
@@ -69,13 +67,8 @@ function clearestTiles(run, stage) {
   const order = [...s.wall, ...[...Array(run.dims).keys()].filter((k) => s.shown[k] && s.clarity[k] > 0 && !first.has(k))
     .sort((a, b) => s.clarity[b] - s.clarity[a] || s.mass[b] - s.mass[a])];
   if (!order.length) return [note("No dimension fires on 10 or more images.")];
-  const wall = h("div", { class: "tiles clearest" });
   const tile = (k) => h("div", {}, dimensionTile(run, stage, k));
-  const group = ({ first, rest }) => {
-    const box = tile(first);
-    return withTwins(box, box, rest, tile);
-  };
-  return [wall, growing(wall, foldTwins(run, order), group, narrow() ? 6 : 12, false)];
+  return growingTwins(run, h("div", { class: "tiles clearest" }), order, tile, narrow() ? 6 : 12, { auto: false });
 }
 
 async function viewOverview({ run, stage }) {

@@ -10,14 +10,11 @@ async function viewPair({ run, stage, args }) {
   const sum = (stage, of) => shared.reduce((total, s) => total + of(s[stage]), 0);
   const longest = Math.max(1e-9, ...stages.map((stage) => sum(stage, (v) => Math.max(0, v))));
 
-  const list = h("ol", { class: "features pair-list" });
   const shown = [picture(i, true), picture(j, true)];
   const where = heatButtons(() => [[shown[0], a], [shown[1], b]]);
   const row = (s) => pairRow(run, s, largest, where(run, s.dim, [a, b]));
-  const more = growing(list, groups, (s) => {
-    const line = row(s);
-    return withTwins(line, line.firstChild, s.twins.slice(1), row, s.twins);
-  }, 20);
+  const list = growing(h("ol", { class: "features pair-list" }), groups,
+    (s) => withTwins(row(s), s.twins.slice(1), row, s.twins), 20);
   const side = (n, m) => h("figure", {},
     h("a", { href: link(`image/${n}`), "aria-label": imageTitle(n) }, shown[m]),
     h("figcaption", {}, h("a", { href: link(`image/${n}`) }, `Image ${n}`),
@@ -31,7 +28,7 @@ async function viewPair({ run, stage, args }) {
     h("div", { class: "pair" }, side(i, 0), h("div", { class: "verdict" }, verdict), side(j, 1)),
     lede(bothSentence(run, stage, groups), verdictSentence(run, shared, groups)),
     stages.map((stage) => stack(run, groups, stage, longest, run.after)),
-    shared.length > 0 && section("Shared dimensions", intro(`Each with its strongest images.${bars}`), list, more),
+    shared.length > 0 && section("Shared dimensions", intro(`Each with its strongest images.${bars}`), list),
     remainder(run, a, b),
     actions(
       button("Pick another image", link("images", { with: String(i) })),
@@ -81,11 +78,7 @@ function verdictSentence(run, shared, groups) {
 }
 
 function pairRow(run, s, largest, where) {
-  const open = s.f.open && s.g.open;
-  return h("li", { class: open ? null : "shut", "data-dim": s.dim },
-    h("div", {}, dimensionName(run, "before", s.dim)),
-    linkedStrip(run, "before", s.dim, 6),
-    twoBars(run, s.before, s.after, largest, 4),
+  return dimensionRow(run, "before", s.dim, s.f.open && s.g.open, gateBars(run, s, largest, 4),
     h("span", { class: "terms" }, s.twins?.length > 1 ? `sum of ${s.twins.length}` : `${fixed(s.f.before, 2)} × ${fixed(s.g.before, 2)}`,
       run.gated && h("span", {}, gate(s.f.open), gate(s.g.open)), where));
 }

@@ -1,8 +1,7 @@
 // Parts shared by several views.
 function topOf(run, stage, k) {
-  const s = run[stage];
-  const width = s.top.length / run.dims;
-  return [...s.top.subarray(k * width, k * width + s.shown[k])];
+  const { top, shown } = run[stage];
+  return [...rowOf(top, k, run.dims).subarray(0, shown[k])];
 }
 
 // The class or background that stands out among the strongest images, its share, and its lift over chance.
@@ -75,8 +74,14 @@ function foldTwins(run, items, dimOf = (item) => item) {
   return [...groups.values()];
 }
 
-// A row with a button at `place` that shows the `rows` of its twins below it.
-function withTwins(row, place, rest, draw, rows = rest) {
+// A growing list of rows; a row has a button that shows its twins below it.
+function growingTwins(run, list, items, draw, step, { auto = true, dimOf } = {}) {
+  const group = ({ first, rest }) => withTwins(draw(first), rest, draw);
+  return growing(list, foldTwins(run, items, dimOf), group, step, auto);
+}
+
+// A row with a button in its first cell that shows the `rows` of its twins below it.
+function withTwins(row, rest, draw, rows = rest, place = row.tagName === "DIV" ? row : row.firstChild) {
   if (!rest.length) return row;
   let shown = [];
   const button = h("button", { type: "button", class: "quiet twins", "aria-expanded": "false",
@@ -91,13 +96,23 @@ function withTwins(row, place, rest, draw, rows = rest) {
   return row;
 }
 
-// A number before and, with gates, after the gates, as two bars.
-function twoBars(run, before, after, largest, digits) {
-  const bar = (word, value, tone) => h("span", { class: "feature-bar" },
-    h("span", { class: "track", "aria-hidden": "true" }, meter(Math.abs(value) / largest, tone)),
-    h("span", { class: "bar-text" }, run.after && h("span", { class: "unseen" }, `${word} `), fixed(value, digits)));
-  return h("span", { class: "feature-bars" }, bar("before", before, ""), run.after && bar("after", after, "open"));
+// A row of a list: a dimension, its strongest images, and what else is known.
+function dimensionRow(run, stage, k, open, ...rest) {
+  return h("li", { class: open ? null : "shut", "data-dim": k },
+    h("div", {}, dimensionName(run, stage, k)), linkedStrip(run, "before", k, 6), rest);
 }
+
+// One or two bars, for [word, value] each; the word is spoken.
+function twoBars(pairs, largest, show) {
+  const bar = ([word, value], n) => h("span", { class: "feature-bar" },
+    h("span", { class: "track", "aria-hidden": "true" }, meter(Math.abs(value) / largest, n ? "open" : "")),
+    h("span", { class: "bar-text" }, pairs.length > 1 && h("span", { class: "unseen" }, `${word} `), show(value)));
+  return h("span", { class: "feature-bars" }, pairs.map(bar));
+}
+
+// The same numbers before and, with gates, after the gates.
+const gateBars = (run, { before, after }, largest, digits) => twoBars(
+  run.after ? [["before", before], ["after", after]] : [["", before]], largest, (value) => fixed(value, digits));
 
 function gate(open) {
   return h("span", { class: open ? "gate" : "gate shut" }, open ? "open" : "closed");
@@ -120,41 +135,35 @@ function facts(rows, kind = "facts") {
     h("div", { title: help }, h("dt", {}, name), h("dd", {}, value))));
 }
 
-function steps(i, count, path) {
-  return h("p", { class: "steps" },
-    i > 0 && h("a", { href: link(`${path}/${i - 1}`), rel: "prev" }, "← Previous"),
-    i < count - 1 && h("a", { href: link(`${path}/${i + 1}`), rel: "next" }, "Next →"));
-}
-
-// Targets of the keys p and n.
+// The items of a class before and after i: targets of the keys p and n, and links to them.
 function neighbors(i, count, path) {
-  return { previous: i > 0 && link(`${path}/${i - 1}`), next: i < count - 1 && link(`${path}/${i + 1}`) };
+  const previous = i > 0 && link(`${path}/${i - 1}`);
+  const next = i < count - 1 && link(`${path}/${i + 1}`);
+  const steps = h("p", { class: "steps" }, previous && h("a", { href: previous, rel: "prev" }, "← Previous"),
+    next && h("a", { href: next, rel: "next" }, "Next →"));
+  return { previous, next, steps };
 }
 
 // Statistics of a dimension; some need labels or gates.
 function columnsOf(run, stage) {
   const s = run[stage];
-  const column = (key, name, help, of, show) => ({ key, name, help, of, show });
   const share = (v) => percent(v);
   const nats = (v) => fixed(v, 2);
+  const entropy = (key, name, what) => s[key] && [key, name, `entropy over classes of the ${what} (nats)`, (k) => s[key][k], nats];
   return [
-    column("clarity", "Clarity", "similarity of its strongest images × concentration on few images × strength; without labels",
-      (k) => s.clarity[k], nats),
-    s.consistency && column("consistency", "Consistency",
-      "share of the most frequent class among the images it fires on", (k) => s.consistency[k], share),
-    column("support", "Support", "images it fires on", (k) => s.support[k], whole),
-    column("prevalence", "Prevalence", "share of images it fires on", (k) => s.support[k] / atlas.count, share),
-    s.entropy_freq && column("entropy_freq", "Entropy, firing",
-      "entropy over classes of the images it fires on (nats)", (k) => s.entropy_freq[k], nats),
-    s.entropy_sum && column("entropy_sum", "Entropy, sum",
-      "entropy over classes of the summed activation (nats)", (k) => s.entropy_sum[k], nats),
-    s.entropy_mean && column("entropy_mean", "Entropy, mean",
-      "entropy over classes of the mean activation (nats)", (k) => s.entropy_mean[k], nats),
-    column("mass", "Mass", "share of all activation", (k) => s.mass[k] / s.total, (v) => percent(v, 2)),
-    run.gated && column("closed", "Gate closed",
-      "share of the images it fires on where the gate is closed", (k) => run.closed_rate[k], share),
-    run.gated && column("open", "Gate open", "share of all images where the gate is open", (k) => run.open_rate[k], share),
-  ].filter(Boolean);
+    ["clarity", "Clarity", "similarity of its strongest images × concentration on few images × strength; without labels",
+      (k) => s.clarity[k], nats],
+    s.consistency && ["consistency", "Consistency", "share of the most frequent class among the images it fires on",
+      (k) => s.consistency[k], share],
+    ["support", "Support", "images it fires on", (k) => s.support[k], whole],
+    ["prevalence", "Prevalence", "share of images it fires on", (k) => s.support[k] / atlas.count, share],
+    entropy("entropy_freq", "Entropy, firing", "images it fires on"),
+    entropy("entropy_sum", "Entropy, sum", "summed activation"),
+    entropy("entropy_mean", "Entropy, mean", "mean activation"),
+    ["mass", "Mass", "share of all activation", (k) => s.mass[k] / s.total, (v) => percent(v, 2)],
+    run.gated && ["closed", "Gate closed", "share of the images it fires on where the gate is closed", (k) => run.closed_rate[k], share],
+    run.gated && ["open", "Gate open", "share of all images where the gate is open", (k) => run.open_rate[k], share],
+  ].filter(Boolean).map(([key, name, help, of, show]) => ({ key, name, help, of, show }));
 }
 
 // Which share of the features the page stores; nothing if it is all of them.

@@ -4,15 +4,9 @@ const quizKey = () => `quiz-${runs.map((run) => run.fingerprint).join("-").slice
 let answers = null;
 
 function openAnswers() {
-  if (answers) return answers;
-  try {
-    const found = JSON.parse(remember(quizKey()) || "[]");
-    const number = (x, most) => Number.isInteger(x) && x >= 0 && x < most;
-    answers = found.filter((a) => number(a?.chosen, 5) && number(a.intruder, 5) && number(a.dim, 1e7)
-      && runs.some((run) => run.fingerprint === a.codes));
-  } catch {
-    answers = [];
-  }
+  const number = (x, most) => Number.isInteger(x) && x >= 0 && x < most;
+  answers ??= recall(quizKey(), (found) => found.filter((a) => number(a?.chosen, 5) && number(a.intruder, 5) && number(a.dim, 1e7)
+    && runs.some((run) => run.fingerprint === a.codes)));
   return answers;
 }
 
@@ -97,17 +91,14 @@ function quizResults() {
     const [low, high] = wilson(right, list.length);
     return [`${whole(right)} of ${whole(list.length)}`, percent(right / list.length), `${percent(low)} to ${percent(high)}`];
   };
-  const cells = (list) => share(list).map((value) => h("td", { class: "number" }, value));
-  const head = (first) => [{ text: first }, ...["Found", "Share", "95 % interval"].map((t) => ({ text: t, class: "number" }))];
+  const head = ["#Found", "#Share", "#95 % interval"];
   const methods = runs.map((run) => [run, all.filter((a) => a.codes === run.fingerprint)]).filter(([, list]) => list.length);
   const dims = methods.flatMap(([run, list]) => [...new Set(list.map((a) => a.dim))].map((k) =>
     ({ run, k, list: list.filter((a) => a.dim === k) })))
     .sort((a, b) => b.list.length - a.list.length || a.k - b.k);
-  const byDim = table([{ text: "Dimension" }, { text: "Strongest images" }, ...head("").slice(1)], [], { label: "By dimension", class: "wide" });
-  const more = growing(byDim.querySelector("tbody"), dims, ({ run, k, list }) => h("tr", { "data-dim": k },
-    h("th", { scope: "row" }, h("a", { href: dimensionLink(run, k) }, dimensionLabel(run, k)),
-      runs.length > 1 && h("small", {}, ` ${run.name}`)),
-    h("td", {}, linkedStrip(run, "before", k, 5)), cells(list)), 20);
+  const byDim = longTable("By dimension", ["Dimension", "Strongest images", ...head], dims, ({ run, k, list }) => tableRow(k,
+    [h("a", { href: dimensionLink(run, k) }, dimensionLabel(run, k)), runs.length > 1 && h("small", {}, ` ${run.name}`)],
+    [linkedStrip(run, "before", k, 5)], share(list)), 20);
   const forget = () => {
     if (!confirm("Delete all answers stored in this browser?")) return;
     answers = [];
@@ -118,12 +109,11 @@ function quizResults() {
     heading("Quiz results", lede(all.length ? `${plural(all.length, "answer")}. Chance is 20 %.` : "No answers yet.")),
     storageHint(),
     methods.length > 0 && section("By method",
-      table(head("Method"), methods.map(([run, list]) => h("tr", {}, h("th", { scope: "row" }, run.name), cells(list))),
-        { label: "By method" })),
+      table("By method", ["Method", ...head], h("tbody", {}, methods.map(([run, list]) => tableRow(null, run.name, [], share(list)))))),
     actions(button("Another round", link("quiz")),
       all.length > 0 && h("button", { type: "button", onclick: () => download("quiz.json",
         { format: "bayesncl-quiz-1", atlas: atlas.title, author: me, answers: all }) }, "Export quiz.json"),
       all.length > 0 && h("button", { type: "button", onclick: forget }, "Delete the answers")),
     all.length > 0 && note("To merge the results of several people: bayesncl quiz FILE…"),
-    dims.length > 0 && section("By dimension", byDim, more));
+    dims.length > 0 && section("By dimension", byDim));
 }

@@ -76,6 +76,9 @@ function cutout(i, side) {
   }, svg("image", { href: addressOf(file), width, height }));
 }
 
+// A picture with a title and a line of text below it.
+const captioned = (content, title, line) => h("figure", {}, content, h("figcaption", {}, h("b", {}, title), h("small", {}, line)));
+
 function labelOf(i) {
   const y = atlas.classes && atlas.labels[i];
   return y ? atlas.classes[y - 1] : null;
