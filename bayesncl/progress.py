@@ -67,6 +67,11 @@ class Display:
         if self.live:
             self.bar.stop()
 
+    def show(self, text: str) -> None:
+        """Print a result to stdout, after the bar is gone."""
+        self.close()
+        print(text)
+
     def _start(self, title: str, total: int | None, done: int = 0) -> None:
         self.close()
         self.bar.add_task(title, total=total, completed=done, status="")

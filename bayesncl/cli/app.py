@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer.core import TyperCommand
@@ -32,7 +32,8 @@ class Command(TyperCommand):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         for parameter in self.params:
-            vars(parameter)["display_type_rich"] = lambda ctx: None
+            if parameter.param_type_name == "argument":
+                vars(parameter)["display_type_rich"] = lambda ctx: None
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         pieces = super().collect_usage_pieces(ctx)
@@ -53,11 +54,10 @@ for command in COMMANDS:
 
 @app.callback(invoke_without_command=True)
 def start(
-    version: Annotated[bool, common.flag("--version", "Show the version and exit.")] = False,
-    modules: Annotated[
-        list[str] | None,
-        common.opt("MODULE", "Import a module with your gates, heads or datasets.", "--import"),
-    ] = None,
+    version: bool = common.flag("--version", "Show the version and exit."),
+    modules: list[str] | None = common.opt(
+        "MODULE", "Import a module with your gates, heads or datasets.", "--import"
+    ),
 ) -> None:  # no docstring: it would replace the help of the app
     if version:
         print(__version__)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 from bayesncl.cli import common
 from bayesncl.cli.common import arg, flag, opt, out_file, out_folder
@@ -12,28 +11,20 @@ from bayesncl.io import is_codes, write_atomic
 
 
 def atlas(
-    runs: Annotated[
-        list[Path] | None, arg("RUN", "Run folders, model files or codes from `fit`.")
-    ] = None,
-    features: Annotated[
-        Path | None, opt("FILE.npz", "Instead of runs: arrays z, images and perhaps y.")
-    ] = None,
-    data: common.DataDir = None,
-    out: Annotated[
-        Path | None, out_folder("Folder to write (default: RUN/atlas).", "-o", "--out")
-    ] = None,
-    max_images: Annotated[int, opt("N", "Show at most N images.", min=1)] = 10_000,
-    heat: Annotated[bool, flag("--heat", "Codes: add heat maps (encodes all photos).")] = False,
-    encoder: common.EncoderAgain = None,
-    audit: Annotated[bool, flag("--audit", "Codes: run `audit` and show its findings.")] = False,
-    single_file: Annotated[
-        Path | None, out_file("OUT.html", "Also write the page as one HTML file.")
-    ] = None,
-    small: Annotated[bool, flag("--small", "One HTML file without large pictures.")] = False,
-    serve: Annotated[bool, flag("--serve", "Serve the page; save names into the codes.")] = False,
-    port: Annotated[int, opt("N", "Port for --serve; 0 picks a free one.")] = 8000,
-    device: common.Device = "auto",
-    quiet: common.Quiet = False,
+    runs: list[Path] | None = arg("RUN", "Run folders, model files or codes from `fit`.", None),
+    features: Path | None = opt("FILE.npz", "Instead of runs: arrays z, images and perhaps y."),
+    data: str | None = common.DATA,
+    out: Path | None = out_folder("Folder to write (default: RUN/atlas).", "-o", "--out"),
+    max_images: int = opt("N", "Show at most N images.", default=10_000, min=1),
+    heat: bool = flag("--heat", "Codes: add heat maps (encodes all photos)."),
+    encoder: str | None = common.ENCODER_AGAIN,
+    audit: bool = flag("--audit", "Codes: run `audit` and show its findings."),
+    single_file: Path | None = out_file("OUT.html", "Also write the page as one HTML file."),
+    small: bool = flag("--small", "One HTML file without large pictures."),
+    serve: bool = flag("--serve", "Serve the page; save names into the codes."),
+    port: int = opt("N", "Port for --serve; 0 picks a free one.", default=8000),
+    device: str = common.DEVICE,
+    quiet: bool = common.QUIET,
 ) -> None:
     """Build a page that shows what each dimension means. Opens in any browser."""
     display = common.open_display(quiet)
@@ -61,8 +52,8 @@ def atlas(
 
 
 def quiz(
-    files: Annotated[list[Path], arg("FILE", "quiz.json files exported from the atlas.")],
-    json: common.Json = None,
+    files: list[Path] = arg("FILE", "quiz.json files exported from the atlas."),
+    json: Path | None = common.JSON,
 ) -> None:
     """Merge the intruder-quiz results of several people.
 

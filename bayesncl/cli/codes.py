@@ -3,45 +3,39 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 from bayesncl.cli import common
 from bayesncl.cli.common import arg, flag, opt, out_file
 from bayesncl.errors import InputError
 from bayesncl.io import is_codes
 
-EMBEDDING, ONNX = Path("embedding.npz"), Path("model.onnx")
+ENCODER = "A timm model (default: DINO ViT-S/16), FILE.onnx, MODULE:FUNCTION or a run."
+IMAGES = "A folder, an image or an array file. Default for codes: the fitted rows."
+FORMATS = ".npz, .csv, .parquet, .sparsevec.csv or .jsonl."
 
 
 def fit(
-    source: Annotated[Path, arg("SOURCE", "A folder of photos, an array file, or a run.")],
-    out: Annotated[Path, opt("DIR", "Folder to write.", "-o", "--out")],
-    encoder: Annotated[
-        str | None,
-        opt("E", "A timm model (default: DINO ViT-S/16), FILE.onnx, MODULE:FUNCTION or a run."),
-    ] = None,
-    weights: Annotated[Path | None, opt("FILE", "Encoder weights (.safetensors, .pt).")] = None,
-    size: Annotated[
-        int | None, opt("N", "Input side in pixels (default: the encoder's).", min=1, max=4096)
-    ] = None,
-    mean: Annotated[str | None, opt("R,G,B", "Channel means (default: the encoder's).")] = None,
-    std: Annotated[str | None, opt("R,G,B", "Channel deviations (default: the encoder's).")] = None,
-    mirror: Annotated[
-        bool | None, flag("--mirror/--no-mirror", "Average over a photo and its mirror image.")
-    ] = None,
-    method: Annotated[
-        str, opt("NAME", "prototypes, factors, ncl, bayesncl, sae or csr.")
-    ] = "prototypes",
-    components: Annotated[
-        int | None, opt("N", "Number of dimensions (default: by number of images).", min=1)
-    ] = None,
-    active: common.Active = None,
-    labels: Annotated[Path | None, opt("FILE", "Labels for the verdict: a table or .npy.")] = None,
-    images: Annotated[Path | None, opt("DIR", "Images of an array's rows, by file name.")] = None,
-    seed: Annotated[int, opt("N", "Random seed.", min=0, max=2**32 - 1)] = 0,
-    fresh: Annotated[bool, flag("--fresh", "Embed all photos again.")] = False,
-    device: common.Device = "auto",
-    quiet: common.Quiet = False,
+    source: Path = arg("SOURCE", "A folder of photos, an array file, or a run."),
+    out: Path = opt("DIR", "Folder to write.", "-o", "--out", default=...),
+    encoder: str | None = opt("NAME", ENCODER),
+    weights: Path | None = opt("FILE", "Encoder weights (.safetensors, .pt)."),
+    size: int | None = opt("N", "Input side in pixels (default: the encoder's).", min=1, max=4096),
+    mean: str | None = opt("R,G,B", "Channel means (default: the encoder's)."),
+    std: str | None = opt("R,G,B", "Channel deviations (default: the encoder's)."),
+    mirror: bool | None = flag(
+        "--mirror/--no-mirror", "Average over a photo and its mirror image.", None
+    ),
+    method: str = opt(
+        "NAME", "prototypes, factors, ncl, bayesncl, sae or csr.", default="prototypes"
+    ),
+    components: int | None = opt("N", "Number of dimensions (default: by image count).", min=1),
+    active: int | None = common.ACTIVE,
+    labels: Path | None = opt("FILE", "Labels for the verdict: a table or .npy."),
+    images: Path | None = opt("DIR", "Images of an array's rows, by file name."),
+    seed: int = opt("N", "Random seed.", default=0, min=0, max=2**32 - 1),
+    fresh: bool = flag("--fresh", "Embed all photos again."),
+    device: str = common.DEVICE,
+    quiet: bool = common.QUIET,
 ) -> None:
     """Fit sparse, readable codes to photos or embeddings."""
     display = common.open_display(quiet)
@@ -51,8 +45,7 @@ def fit(
     from bayesncl.device import find_device
 
     channels = parse_triple("--mean", mean), parse_triple("--std", std)
-    file = None if weights is None else str(weights)
-    request = Request(encoder or "", file, size, *channels, mirror)
+    request = Request(encoder or "", str(weights) if weights else None, size, *channels, mirror)
     named = None if request == Request("") else request
     options = Options(method, components, active, seed, named, labels, images, fresh)
     with common.stoppable(display, KeyboardInterrupt, "stopped; run the same command to continue"):
@@ -64,7 +57,7 @@ def parse_triple(name: str, text: str | None) -> tuple[float, ...] | None:
     if text is None:
         return None
     try:
-        numbers = tuple(float(part) for part in text.split(","))
+        numbers = tuple(map(float, text.split(",")))
     except ValueError:
         numbers = ()
     if len(numbers) not in (1, 3):
@@ -73,21 +66,16 @@ def parse_triple(name: str, text: str | None) -> tuple[float, ...] | None:
 
 
 def embed(
-    run: common.Trained,
-    images: Annotated[
-        Path | None,
-        arg("IMAGES", "A folder, an image or an array file. Default for codes: the fitted rows."),
-    ] = None,
-    out: Annotated[
-        Path, out_file("FILE", ".npz, .csv, .parquet, .sparsevec.csv or .jsonl.", "-o", "--out")
-    ] = EMBEDDING,
-    active: common.Active = None,
-    ungated: Annotated[bool, flag("--ungated", "Runs: write features before the gates.")] = False,
-    names: Annotated[Path | None, opt("FILE", "Column names (default: CODES/names.json).")] = None,
-    long: Annotated[bool, flag("--long", "Write a row per image and active dimension.")] = False,
-    encoder: common.EncoderAgain = None,
-    device: common.Device = "auto",
-    quiet: common.Quiet = False,
+    run: Path = common.TRAINED,
+    images: Path | None = arg("IMAGES", IMAGES, None),
+    out: Path = out_file("FILE", FORMATS, "-o", "--out", default=Path("embedding.npz")),
+    active: int | None = common.ACTIVE,
+    ungated: bool = flag("--ungated", "Runs: write features before the gates."),
+    names: Path | None = opt("FILE", "Column names (default: CODES/names.json)."),
+    long: bool = flag("--long", "Write a row per image and active dimension."),
+    encoder: str | None = common.ENCODER_AGAIN,
+    device: str = common.DEVICE,
+    quiet: bool = common.QUIET,
 ) -> None:
     """Write features or codes of images to a file."""
     display = common.open_display(quiet)
@@ -110,11 +98,11 @@ def embed(
 
 
 def export(
-    run: common.Trained,
-    out: Annotated[Path, out_file("FILE.onnx", "File to write.", "-o", "--out")] = ONNX,
-    head: Annotated[bool, flag("--head", "Codes: only the head, from embeddings.")] = False,
-    encoder: common.EncoderAgain = None,
-    quiet: common.Quiet = False,
+    run: Path = common.TRAINED,
+    out: Path = out_file("FILE.onnx", "File to write.", "-o", "--out", default=Path("model.onnx")),
+    head: bool = flag("--head", "Codes: only the head, from embeddings."),
+    encoder: str | None = common.ENCODER_AGAIN,
+    quiet: bool = common.QUIET,
 ) -> None:
     """Export a run or codes to ONNX. Compares the output with torch."""
     display = common.open_display(quiet)

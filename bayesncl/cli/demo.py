@@ -8,7 +8,7 @@ import sys
 import textwrap
 import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from bayesncl.cli import common
 from bayesncl.cli.common import flag, out_folder
@@ -22,10 +22,10 @@ CROP_PIXELS = 64  # side of a crop on the page, twice the side in training
 
 
 def demo(
-    out: Annotated[Path, out_folder("Folder to write.")] = Path("runs/demo"),
-    changes: common.Changes = None,
-    open_browser: Annotated[bool, flag("--open/--no-open", "Open the page in a browser.")] = True,
-    quiet: common.Quiet = False,
+    out: Path = out_folder("Folder to write.", default=Path("runs/demo")),
+    changes: list[str] | None = common.CHANGES,
+    open_browser: bool = flag("--open/--no-open", "Open the page in a browser.", True),
+    quiet: bool = common.QUIET,
 ) -> None:
     """See it work on built-in photographs.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from bayesncl.cli import common
 from bayesncl.cli.common import arg, flag, opt, out_folder
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    run: common.Trained,
-    data: common.DataDir = None,
-    paper_probe: common.PaperProbe = False,
-    background: common.Background = None,
-    again: Annotated[Path | None, opt("RUN", "Compare with a run of another seed.")] = None,
-    plots: Annotated[Path | None, out_folder("Draw figures into this folder.")] = None,
-    everything: common.Everything = False,
-    json: common.Json = None,
-    csv: common.Csv = None,
-    markdown: common.Markdown = None,
-    device: common.Device = "auto",
-    quiet: common.Quiet = False,
+    run: Path = common.TRAINED,
+    data: str | None = common.DATA,
+    paper_probe: bool = common.PAPER_PROBE,
+    background: str | None = common.BACKGROUND,
+    again: Path | None = opt("RUN", "Compare with a run of another seed."),
+    plots: Path | None = out_folder("Draw figures into this folder."),
+    everything: bool = common.EVERYTHING,
+    json: Path | None = common.JSON,
+    csv: Path | None = common.CSV,
+    markdown: Path | None = common.MARKDOWN,
+    device: str = common.DEVICE,
+    quiet: bool = common.QUIET,
 ) -> None:
     """Measure how readable the dimensions of a run or of codes are.
 
@@ -94,19 +94,15 @@ def evaluate_run(
 
 
 def measure(
-    features: Annotated[
-        Path, arg("FILE", "An array file with z [N, D] and perhaps y [N], or codes from `fit`.")
-    ],
-    labels: Annotated[Path | None, opt("FILE", "Labels of the rows: a table or .npy.")] = None,
-    embeddings: Annotated[Path | None, opt("FILE", "A second encoder's embeddings.")] = None,
-    factor: Annotated[
-        list[str] | None, opt("NAME=FILE", "Labels of a further factor. Repeatable.")
-    ] = None,
-    everything: common.Everything = False,
-    json: common.Json = None,
-    csv: common.Csv = None,
-    markdown: common.Markdown = None,
-    quiet: common.Quiet = False,
+    features: Path = arg("FILE", "An array file with z [N, D], maybe y [N]; or codes from `fit`."),
+    labels: Path | None = opt("FILE", "Labels of the rows: a table or .npy."),
+    embeddings: Path | None = opt("FILE", "A second encoder's embeddings."),
+    factor: list[str] | None = opt("NAME=FILE", "Labels of a further factor. Repeatable."),
+    everything: bool = common.EVERYTHING,
+    json: Path | None = common.JSON,
+    csv: Path | None = common.CSV,
+    markdown: Path | None = common.MARKDOWN,
+    quiet: bool = common.QUIET,
 ) -> None:
     """Measure how readable the features in a file are. Labels are optional."""
     display = common.open_display(quiet)
@@ -122,10 +118,8 @@ def measure(
         if not name or not path or name in factors:
             raise InputError(f"--factor takes NAME=FILE, each name once, got {pair!r}")
         factors[name] = Path(path)
-    options = {
-        "spectrum": everything or json is not None or csv is not None,  # slow, shown only there
-        "everything": everything, "progress": display.count,
-    }  # fmt: skip
+    spectrum = everything or json is not None or csv is not None  # slow, shown only there
+    options = {"spectrum": spectrum, "everything": everything, "progress": display.count}
     display.busy("measuring")
     if is_codes(features):
         common.refuse_for_codes(features, labels=labels, embeddings=embeddings)
@@ -137,12 +131,12 @@ def measure(
 
 
 def cost(
-    recipes: Annotated[list[str], arg("RECIPE", "One or more recipes.")],
-    data: Annotated[str | None, opt("DIR", "Time a whole run on these images.")] = None,
-    changes: common.Changes = None,
-    timed: Annotated[bool, flag("--time", "Measure seconds and peak memory.")] = False,
-    device: common.Device = "auto",
-    json: common.Json = None,
+    recipes: list[str] = arg("RECIPE", "One or more recipes."),
+    data: str | None = opt("DIR", "Time a whole run on these images."),
+    changes: list[str] | None = common.CHANGES,
+    timed: bool = flag("--time", "Measure seconds and peak memory."),
+    device: str = common.DEVICE,
+    json: Path | None = common.JSON,
 ) -> None:
     """Count parameters and operations of a recipe, as in the paper."""
     from bayesncl.device import find_device

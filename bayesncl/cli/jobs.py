@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 from bayesncl.cli import common
-from bayesncl.cli.common import arg, flag, opt, out_table
+from bayesncl.cli.common import arg, flag, opt
 from bayesncl.errors import InputError, printable
 
-Names = list[str] | None
-Codes = Annotated[Path, arg("CODES", "A folder from `bayesncl fit`.")]
-Out = Annotated[Path | None, out_table("Write a table (.csv or .parquet).", "-o", "--out")]
+
+def check_table_path(path: Path | None) -> Path | None:
+    """Check that a .csv or .parquet can be written, before the work starts."""
+    if path is not None:
+        from bayesncl.codes.table import check_table
+
+        check_table(path)
+    return path
+
+
+CODES = arg("CODES", "A folder from `bayesncl fit`.")
+OUT = opt("FILE", "Write a table (.csv or .parquet).", "-o", "--out", callback=check_table_path)
 
 
 def audit(
-    codes: Codes,
-    out: Out = None,
-    n: Annotated[int, opt("N", "Findings to print per kind.", "-n", min=0)] = 5,
-    near: Annotated[float, opt("C", "Minimum cosine of near-duplicates.", min=0, max=1)] = 0.95,
-    device: common.Device = "auto",
-    quiet: common.Quiet = False,
+    codes: Path = CODES,
+    out: Path | None = OUT,
+    n: int = opt("N", "Findings to print per kind.", "-n", default=5, min=0),
+    near: float = opt("C", "Minimum cosine of near-duplicates.", default=0.95, min=0, max=1),
+    device: str = common.DEVICE,
+    quiet: bool = common.QUIET,
 ) -> None:
     """List likely wrong labels, odd images and duplicates."""
     display = common.open_display(quiet)
@@ -32,22 +40,21 @@ def audit(
     folder = CodesFolder(codes)
     found = audit_folder(folder, near=near, device=device)
     write_tuples(out, Finding, found)
-    display.close()
-    print(summarize(found, n))
+    display.show(summarize(found, n))
     folder.save_result("audit", {"findings": found})
     display.note(f"to look at them: bayesncl atlas {codes} --serve, page To check")
 
 
 def find(
-    codes: Codes,
-    photo: Annotated[Path | None, arg("PHOTO", "An image to compare with.")] = None,
-    name: Annotated[Names, opt("NAME", "A dimension, by name or as z17. Repeatable.")] = None,
-    without: Annotated[Names, opt("NAME", "A dimension to subtract. Repeatable.")] = None,
-    n: Annotated[int, opt("N", "Images to print.", "-n", min=1)] = 50,
-    out: Out = None,
-    encoder: common.EncoderAgain = None,
-    device: common.Device = "auto",
-    quiet: common.Quiet = False,
+    codes: Path = CODES,
+    photo: Path | None = arg("PHOTO", "An image to compare with.", None),
+    name: list[str] | None = opt("NAME", "A dimension, by name or as z17. Repeatable."),
+    without: list[str] | None = opt("NAME", "A dimension to subtract. Repeatable."),
+    n: int = opt("N", "Images to print.", "-n", default=50, min=1),
+    out: Path | None = OUT,
+    encoder: str | None = common.ENCODER_AGAIN,
+    device: str = common.DEVICE,
+    quiet: bool = common.QUIET,
 ) -> None:
     """Find images like a photo, or strong in named dimensions."""
     display = common.open_display(quiet)
@@ -56,10 +63,10 @@ def find(
     from bayesncl.device import find_device
     from bayesncl.jobs.find import Match, find_images
 
+    where = str(find_device(device))
     found = find_images(
-        CodesFolder(codes), photo, name or (), without or (), n=n,
-        device=str(find_device(device)), encoder=encoder,
-    )  # fmt: skip
+        CodesFolder(codes), photo, name or (), without or (), n=n, device=where, encoder=encoder
+    )
     write_tuples(out, Match, found)
     display.close()
     for match in found:
@@ -67,13 +74,13 @@ def find(
 
 
 def compare(
-    codes: Codes,
-    images: Annotated[Path, arg("IMAGES", "A folder of new images, or an array file.")],
-    out: Out = None,
-    n: Annotated[int, opt("N", "Images and dimensions to print.", "-n", min=0)] = 10,
-    encoder: common.EncoderAgain = None,
-    device: common.Device = "auto",
-    quiet: common.Quiet = False,
+    codes: Path = CODES,
+    images: Path = arg("IMAGES", "A folder of new images, or an array file."),
+    out: Path | None = OUT,
+    n: int = opt("N", "Images and dimensions to print.", "-n", default=10, min=0),
+    encoder: str | None = common.ENCODER_AGAIN,
+    device: str = common.DEVICE,
+    quiet: bool = common.QUIET,
 ) -> None:
     """Compare new images with the fitted ones."""
     display = common.open_display(quiet)
@@ -87,21 +94,20 @@ def compare(
     model = PhotoCodes(CodesFolder(codes), find_device(device), encoder)
     found = compare_images(model, images, display.count)
     write_tuples(out, Novel, found.images)
-    display.close()
-    print(summarize(found, n))
+    display.show(summarize(found, n))
     save(model.folder, images, found)
     display.note(f"to look at them: bayesncl atlas {codes} --serve, page New here")
 
 
 def explain(
-    codes: Codes,
-    labels: Annotated[Path | None, opt("FILE", "Labels (default: those of CODES).")] = None,
-    groups: Annotated[Path | None, opt("FILE", "A second label, such as the background.")] = None,
-    without: Annotated[Names, opt("NAME", "A dimension to switch off. Repeatable.")] = None,
-    image: Annotated[str | None, opt("NAME", "Explain the decision on this image.")] = None,
-    n: Annotated[int, opt("N", "Dimensions to print, for and against.", "-n", min=0)] = 5,
-    out: Out = None,
-    quiet: common.Quiet = False,
+    codes: Path = CODES,
+    labels: Path | None = opt("FILE", "Labels (default: those of CODES)."),
+    groups: Path | None = opt("FILE", "A second label, such as the background."),
+    without: list[str] | None = opt("NAME", "A dimension to switch off. Repeatable."),
+    image: str | None = opt("NAME", "Explain the decision on this image."),
+    n: int = opt("N", "Dimensions to print, for and against.", "-n", default=5, min=0),
+    out: Path | None = OUT,
+    quiet: bool = common.QUIET,
 ) -> None:
     """Show by which dimensions a classifier decides.
 
@@ -118,22 +124,21 @@ def explain(
     row = None if image is None else job.find_image(rows, image)
     write_tuples(out, job.Weight, found.weights)
     job.save(folder, found)
-    display.close()
-    print(job.summarize(found, n) if row is None else job.explain_image(found, z[row], 2 * n))
+    display.show(
+        job.summarize(found, n) if row is None else job.explain_image(found, z[row], 2 * n)
+    )
     display.note(f"images of these dimensions: bayesncl atlas {codes} --serve, then #/explain")
 
 
 def names(
-    codes: Codes,
-    files: Annotated[list[Path] | None, arg("FILE", "names.json files to merge in.")] = None,
-    from_labels: Annotated[bool, flag("--from-labels", "Suggest class names.")] = False,
-    old: Annotated[Path | None, opt("CODES", "Copy names from other codes.", "--from")] = None,
-    from_classifier: Annotated[
-        bool, flag("--from-classifier", "Suggest classes of the timm encoder.")
-    ] = False,
-    words: Annotated[Path | None, opt("FILE", "Suggest from these words, one per line.")] = None,
-    vectors: Annotated[Path | None, opt("FILE.npy", "Embeddings of the words.")] = None,
-    quiet: common.Quiet = False,
+    codes: Path = CODES,
+    files: list[Path] | None = arg("FILE", "names.json files to merge in.", None),
+    from_labels: bool = flag("--from-labels", "Suggest class names."),
+    old: Path | None = opt("CODES", "Copy names from other codes.", "--from"),
+    from_classifier: bool = flag("--from-classifier", "Suggest classes of the timm encoder."),
+    words: Path | None = opt("FILE", "Suggest from these words, one per line."),
+    vectors: Path | None = opt("FILE.npy", "Embeddings of the words."),
+    quiet: bool = common.QUIET,
 ) -> None:
     """Show, merge or suggest names of dimensions."""
     display = common.open_display(quiet)
@@ -159,6 +164,4 @@ def names(
         found, least = naming.suggest_from_words(folder, *given)
         naming.add_suggestions(folder, found, source)
         display.note(f"{len(found)} dimensions have a word with a cosine of {least:.2f} or more")
-    display.close()
-    for line in naming.describe(folder.names()):
-        print(printable(line, 200))
+    display.show("\n".join(printable(line, 200) for line in naming.describe(folder.names())))

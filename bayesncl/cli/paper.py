@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 from bayesncl.cli import common
 from bayesncl.cli.common import arg, flag, opt, out_folder
 
-Ledger = Annotated[Path, opt("DIR", "Folder of recorded runs, the ledger.", "--results")]
+LEDGER = opt("DIR", "Folder of recorded runs, the ledger.", "--results", default=Path("results"))
 
 
 def reproduce(
-    name: Annotated[str | None, arg("NAME", "A table or figure (see --list), or all.")] = None,
-    listing: Annotated[bool, flag("--list", "List experiments, runs and costs.")] = False,
-    scale: Annotated[str, opt("NAME", "smoke (a minute on a CPU) or paper.")] = "paper",
-    data: common.DataDir = None,
-    results: Ledger = Path("results"),
-    pages: Annotated[Path | None, opt("DIR", "Write the results page into this folder.")] = None,
-    dry: Annotated[bool, flag("--dry-run", "Show the ledger's results; write nothing.")] = False,
-    seeds: Annotated[str, opt("0,1,2", "Seeds, instead of the experiment's own.")] = "",
-    changes: common.Changes = None,
-    keep_weights: Annotated[Path | None, out_folder("Keep trained runs in this folder.")] = None,
-    device: common.Device = "auto",
-    quiet: common.Quiet = False,
+    name: str | None = arg("NAME", "A table or figure (see --list), or all.", None),
+    listing: bool = flag("--list", "List experiments, runs and costs."),
+    scale: str = opt("NAME", "smoke (a minute on a CPU) or paper.", default="paper"),
+    data: str | None = common.DATA,
+    results: Path = LEDGER,
+    pages: Path | None = opt("DIR", "Write the results page into this folder."),
+    dry: bool = flag("--dry-run", "Show the ledger's results; write nothing."),
+    seeds: str = opt("0,1,2", "Seeds, instead of the experiment's own.", default=""),
+    changes: list[str] | None = common.CHANGES,
+    keep_weights: Path | None = out_folder("Keep trained runs in this folder."),
+    device: str = common.DEVICE,
+    quiet: bool = common.QUIET,
 ) -> None:
     """Reproduce a table or figure of the paper. Prints published numbers beside ours."""
     display = common.open_display(quiet)
@@ -40,13 +39,13 @@ def reproduce(
 
 
 def record(
-    run: common.RunDir,
-    results: Ledger = Path("results"),
-    data: common.DataDir = None,
-    paper_probe: common.PaperProbe = False,
-    background: common.Background = None,
-    device: common.Device = "auto",
-    quiet: common.Quiet = False,
+    run: Path = common.RUN,
+    results: Path = LEDGER,
+    data: str | None = common.DATA,
+    paper_probe: bool = common.PAPER_PROBE,
+    background: str | None = common.BACKGROUND,
+    device: str = common.DEVICE,
+    quiet: bool = common.QUIET,
 ) -> None:
     """Add a finished run to the ledger, or complete its entry."""
     display = common.open_display(quiet)
@@ -58,5 +57,4 @@ def record(
         RunFolder(run), results, root=data, background=background, paper_probe=paper_probe,
         device=find_device(device), display=display,
     )  # fmt: skip
-    display.close()
-    print(f"recorded {path}")
+    display.show(f"recorded {path}")

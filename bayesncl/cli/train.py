@@ -6,7 +6,7 @@ import dataclasses
 import shutil
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from bayesncl.cli import common
 from bayesncl.cli.common import arg, flag, opt, out_file, out_folder
@@ -46,9 +46,7 @@ and METHOD one of
 A plain DATASET means DATASET-bayesncl. `bayesncl recipes NAME` explains one."""
 
 
-def recipes(
-    name: Annotated[str | None, arg("RECIPE", "Explain this recipe.")] = None,
-) -> None:
+def recipes(name: str | None = arg("RECIPE", "Explain this recipe.", None)) -> None:
     """List the recipes, or explain one."""
     print(LISTING if name is None else explain_recipe(find_recipe(name)))
 
@@ -62,26 +60,23 @@ def explain_recipe(recipe: Recipe) -> str:
         for field in dataclasses.fields(cls):
             value = str(getattr(getattr(recipe, part), field.name)) or "''"
             head = f"  {part + '.' + field.name:26} = {value:13} "
-            doc = field.metadata["doc"]
-            indents: Any = {"initial_indent": head, "subsequent_indent": " " * 45}
-            lines.append(textwrap.fill(doc, width, break_on_hyphens=False, **indents))
+            doc = textwrap.TextWrapper(width, head, " " * 45, break_on_hyphens=False)
+            lines.append(doc.fill(field.metadata["doc"]))
     return "\n".join(lines)
 
 
 def train(
-    recipe: common.RecipeName,
-    data: common.DataDir = None,
-    epochs: Annotated[int | None, opt("N", "Number of epochs.")] = None,
-    batch: Annotated[int | None, opt("N", "Images per step.")] = None,
-    size: Annotated[int | None, opt("N", "Side of a view in pixels.")] = None,
-    backbone: Annotated[
-        str | None, opt("NAME", "resnet18, resnet50, small, medium, or timm:NAME.")
-    ] = None,
-    changes: common.Changes = None,
-    out: Annotated[Path | None, out_folder("Run folder (default: runs/RECIPE, numbered).")] = None,
-    tensorboard: Annotated[bool, flag("--tensorboard", "Log to TensorBoard too.")] = False,
-    device: common.Device = "auto",
-    quiet: common.Quiet = False,
+    recipe: str = common.RECIPE,
+    data: str | None = common.DATA,
+    epochs: int | None = opt("N", "Number of epochs."),
+    batch: int | None = opt("N", "Images per step."),
+    size: int | None = opt("N", "Side of a view in pixels."),
+    backbone: str | None = opt("NAME", "resnet18, resnet50, small, medium, or timm:NAME."),
+    changes: list[str] | None = common.CHANGES,
+    out: Path | None = out_folder("Run folder (default: runs/RECIPE, numbered)."),
+    tensorboard: bool = flag("--tensorboard", "Log to TensorBoard too."),
+    device: str = common.DEVICE,
+    quiet: bool = common.QUIET,
 ) -> None:
     """Train an encoder with a recipe. `bayesncl resume` continues a stopped run."""
     chosen = find_recipe(recipe, root=data)
@@ -108,11 +103,11 @@ def train(
 
 
 def resume(
-    run: common.RunDir,
-    data: common.DataDir = None,
-    changes: common.Changes = None,
-    device: common.Device = "auto",
-    quiet: common.Quiet = False,
+    run: Path = common.RUN,
+    data: str | None = common.DATA,
+    changes: list[str] | None = common.CHANGES,
+    device: str = common.DEVICE,
+    quiet: bool = common.QUIET,
 ) -> None:
     """Continue a run that was stopped or killed.
 
@@ -158,11 +153,11 @@ def run_training(
 
 
 def views(
-    recipe: common.RecipeName,
-    data: common.DataDir = None,
-    changes: common.Changes = None,
-    out: Annotated[Path, out_file("FILE.png", "File to write.", "-o", "--out")] = Path("views.png"),
-    count: Annotated[int, opt("N", "Number of images.", min=1, max=64)] = 12,
+    recipe: str = common.RECIPE,
+    data: str | None = common.DATA,
+    changes: list[str] | None = common.CHANGES,
+    out: Path = out_file("FILE.png", "File to write.", "-o", "--out", default=Path("views.png")),
+    count: int = opt("N", "Number of images.", default=12, min=1, max=64),
 ) -> None:
     """Draw augmented views of some images. Look at them before training."""
     display = common.open_display()
@@ -178,18 +173,16 @@ def views(
     pixels = torch.from_numpy(images.pixels[:count].copy())
     sheet = contact_sheet(pixels, chosen.run.seed, chosen.views)
     write_saved(out, Image.fromarray(sheet).save, format="PNG")
-    display.close()
-    print(f"wrote {out}")
+    display.show(f"wrote {out}")
 
 
 def download(
-    name: Annotated[str, arg("NAME", "cifar10 or cifar100.")],
-    root: Annotated[Path, opt("DIR", "Target folder.", "--data")] = Path("data"),
+    name: str = arg("NAME", "cifar10 or cifar100."),
+    root: Path = opt("DIR", "Target folder.", "--data", default=Path("data")),
 ) -> None:
     """Download a dataset. Resumes partial downloads and verifies the checksum."""
     display = common.open_display()
     from bayesncl.data import download as download_dataset
 
     path = download_dataset(name, root, display.count)
-    display.close()
-    print(f"{path}: use it with --data {root}")
+    display.show(f"{path}: use it with --data {root}")
