@@ -18,7 +18,6 @@ from bayesncl.codes.names import FINGERPRINT_DIGITS, find_names, read_names
 from bayesncl.codes.open import PhotoCodes
 from bayesncl.codes.table import POINTS, SPARSEVEC, Table, check_table, write_features
 from bayesncl.data.cache import Entry, read_images
-from bayesncl.data.decode import Square
 from bayesncl.data.folder import existing_folder, folder_classes, no_images, scan
 from bayesncl.data.images import PATH_LENGTH, Progress
 from bayesncl.errors import InputError, printable
@@ -129,11 +128,8 @@ def _run_features(
     model: Encoder, source: Path, n_active: int | None, gated: bool, progress: Progress | None
 ) -> Table:
     entries, others = find_entries(source)
-    square = Square(model.recipe.data.size, model.recipe.data.size)
-    strict = os.path.isfile(source)
-    images = read_images(
-        entries, square, what=source, strict=strict, others=others, progress=progress
-    )
+    data = replace(model.recipe.data, root=str(source), strict=os.path.isfile(source))
+    images = read_images(entries, data, progress, others=others)
     found = extract(model, images, "sound", progress=progress)
     z = keep_strongest(torch.from_numpy(found.gated if gated else found.z), n_active).numpy()
     assert images.names is not None

@@ -42,7 +42,7 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
         labels, backgrounds = (arrays.get(prefix + what) for what in NAMES)
         found = Images(images, labels, backgrounds, class_names, background_names)
         if not has_test and (data.holdout > 0 or split == "test"):
-            found = found.take(in_split([str(i) for i in range(len(images))], data, split, path))
+            found = found.take(in_split([str(i) for i in range(len(images))], data, split))
         if not len(found):
             raise ValueError(f"no images for the {split} split")
     except ValueError as error:

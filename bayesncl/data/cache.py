@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from filelock import FileLock
@@ -25,6 +25,9 @@ from bayesncl.data.decode import Square, Undecodable, decode
 from bayesncl.data.images import Images, Progress, track
 from bayesncl.errors import InputError, as_input_error, printable
 from bayesncl.io import cache_folder, npy_header, write_atomic
+
+if TYPE_CHECKING:
+    from bayesncl.recipes import Data
 
 VERSION = 2  # increase it when decode() gives other pixels
 THREADS = min(8, os.cpu_count() or 1)  # Pillow decodes outside the interpreter lock
@@ -51,15 +54,16 @@ class Entry:
 
 
 def read_images(
-    entries: Sequence[Entry], square: Square, *, what: object, strict: bool = False,
+    entries: Sequence[Entry], data: Data, progress: Progress | None = None, *,
     labels: Sequence[int] | None = None, class_names: Sequence[str] | None = None,
-    others: Sequence[str] = (), progress: Progress | None = None,
+    others: Sequence[str] = (), square: Square | None = None,
 ) -> Images:  # fmt: skip
     """Decode image files with their labels, or map them from the cache.
 
-    `what` names the dataset in messages. A broken file raises InputError if `strict`; otherwise it
-    is skipped, and a warning counts it with the `others`, names of files that are not images.
+    A broken file raises InputError if `data.strict`; otherwise it is skipped, and a warning counts
+    it with the `others`, names of files that are not images. `square` is of side `data.size`.
     """
+    square = square or Square(data.size, data.size)
     path = cache_folder() / f"{_key(entries, square)}.npy"
     with as_input_error(f"cannot use the cache {path.parent} (set BAYESNCL_CACHE)"):
         found = _open(path)
@@ -69,21 +73,19 @@ def read_images(
                 found = _open(path) or _build(path, entries, square, progress)
     pixels, failures = found
     reasons = ", ".join(f"{printable(entries[i].name)} ({why})" for i, why in failures[:3])
-    if failures and strict:
-        count = f"{len(failures)} of {len(entries)} files"
-        raise InputError(f"{what}: {count} cannot be decoded: {reasons}")
+    count = f"{len(failures)} of {len(entries)} files cannot be decoded"
+    if failures and (data.strict or not len(pixels)):
+        raise InputError(f"{data.root}: {count}: {reasons}")
     if failures or others:
         kinds = count_suffixes(others) + [f"{len(failures)} broken"] * bool(failures)
         count = f"skipped files: {len(failures) + len(others)} ({', '.join(kinds)})"
-        warnings.warn(f"{what}: {count}, e.g. {reasons or printable(others[0])}", stacklevel=2)
-    if not len(pixels):
-        raise InputError(f"{what}: none of the {len(entries)} files could be decoded")
-    failed = {i for i, _ in failures}
-    kept = [i for i in range(len(entries)) if i not in failed]
+        warnings.warn(f"{data.root}: {count}, e.g. {reasons or printable(others[0])}", stacklevel=2)
+    kept = np.ones(len(entries), bool)
+    kept[[i for i, _ in failures]] = False
     return Images(
         pixels, None if labels is None else np.array(labels, np.int64)[kept],
         class_names=None if class_names is None else tuple(class_names),
-        names=tuple(entries[i].name for i in kept), broken=len(failures),
+        names=tuple(entries[i].name for i in np.flatnonzero(kept)), broken=len(failures),
     )  # fmt: skip
 
 
@@ -120,9 +122,6 @@ def _build(
     path: Path, entries: Sequence[Entry], square: Square, progress: Progress | None
 ) -> tuple[np.ndarray, Failures]:
     """Decode into a temporary file, then rename it, so that `path` is complete or absent."""
-    unfinished = path.with_suffix(".partial")
-    failures: Failures = []
-    read_errors = False
 
     def read(entry: Entry) -> np.ndarray | Undecodable | OSError:
         try:
@@ -130,24 +129,29 @@ def _build(
         except (Undecodable, OSError) as error:
             return error
 
+    unfinished, shape = path.with_suffix(".partial"), (3, square.crop, square.crop)
+    errors: dict[int, Undecodable | OSError] = {}
     try:
         # Plain writes: a full disk is an OSError here, but a bus error in a writable memory map.
         with open(unfinished, "wb") as file:
-            shape = (3, square.crop, square.crop)
             file.write(npy_header((len(entries), *shape), "|u1"))
             images = track(map_in_threads(read, entries), len(entries), "decoding images", progress)
             for i, image in enumerate(images):
                 if isinstance(image, Exception):
-                    failures.append((i, printable(str(getattr(image, "strerror", None) or image))))
-                    read_errors |= isinstance(image, OSError)
+                    errors[i] = image
                 else:
                     file.write(image.tobytes())
             file.seek(0)
-            file.write(npy_header((len(entries) - len(failures), *shape), "|u1"))
+            file.write(npy_header((len(entries) - len(errors), *shape), "|u1"))
             file.flush()
             os.fsync(file.fileno())
         pixels = np.load(unfinished, mmap_mode="r", allow_pickle=False)
-        if not read_errors:  # they may pass: decode again next time; the map outlives its file
+        failures = [
+            (i, printable(getattr(error, "strerror", None) or str(error)))
+            for i, error in errors.items()
+        ]
+        # Errors of reading may pass: decode again next time. The map outlives its file.
+        if not any(isinstance(error, OSError) for error in errors.values()):
             write_atomic(path.with_suffix(".json"), json.dumps(failures))
             os.replace(unfinished, path)
         return pixels, failures

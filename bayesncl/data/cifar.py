@@ -18,8 +18,8 @@ import numpy as np
 from bayesncl import recipes
 from bayesncl.data import DATASETS, Dataset
 from bayesncl.data.decode import resize_images
-from bayesncl.data.fetch import checksum, fetch
-from bayesncl.data.folder import existing_folder, given_path
+from bayesncl.data.fetch import fetch
+from bayesncl.data.folder import given_path
 from bayesncl.data.images import Images, Progress
 from bayesncl.errors import InputError, as_input_error
 
@@ -85,25 +85,17 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     files = _read(path, layout, (*wanted, layout.names))
     if missing := [name for name in wanted if name not in files]:
         raise InputError(f"{path}: {missing[0]} is missing")
-    parts = []
-    for name in wanted:
+    parts, names = [], None
+    for name, raw in sorted(files.items()):  # an archive has the batches in any order
         with as_input_error(f"{path}: {name} is not a CIFAR file", Exception):  # pickles raise any
-            images, labels = _parse(files.pop(name), layout)
-            if labels.max() >= classes:
-                raise ValueError(f"label {labels.max()}, expected 0 to {classes - 1}")
-            parts.append((images, labels))
+            if name in wanted:
+                parts.append(_parse(raw, layout, classes))
+            else:
+                names = _parse_names(raw, layout, classes)
     pixels, labels = (np.concatenate(column) for column in zip(*parts))
     if len(pixels) != OFFICIAL[split]:
         count = f"{len(pixels)} {split} images, the official set has {OFFICIAL[split]}"
         warnings.warn(f"{path}: {count}", stacklevel=2)
-    names = None
-    if layout.names in files:
-        with as_input_error(f"{path}: {layout.names} holds no {classes} class names", Exception):
-            raw = files[layout.names]
-            key = f"{layout.kind}label_names"
-            names = tuple(raw.decode().split() if layout.binary else unpickle(raw)[key])
-            if len(names) != classes:
-                raise ValueError(f"{len(names)} names")
     return Images(resize_images(pixels, data.size), labels, class_names=names)
 
 
@@ -115,28 +107,22 @@ def fetch_archive(name: str, folder: Path, progress: Progress | None = None) -> 
 
 def _find(name: str, root: str) -> tuple[Layout, Path]:
     """The version that is there, and its archive or folder."""
-    layouts, here = LAYOUTS[name], given_path(root)
-    if here.is_file():
-        found = [(layout, here) for layout in layouts if here.name == layout.archive]
-        problem = f"expected a file named {' or '.join(x.archive for x in layouts)}"
-    else:
-        here = existing_folder(root)
-        folders = [(x, folder) for x in layouts for folder in (here, here / x.folder)]
-        found = [(x, f) for x, f in folders if any((f / n).is_file() for n in x.train + x.test)]
-        found += [(x, here / x.archive) for x in layouts if (here / x.archive).is_file()]
-        archive = f"{layouts[0].archive} from {HOME}"
-        problem = f"no {name}; put {archive} there (or the python version, or either unpacked)"
-    if not found:
-        raise InputError(f"{here}: {problem}")
-    return found[0]
+    here = given_path(root)
+    for layout in LAYOUTS[name]:
+        for path in (here, here / layout.folder, here / layout.archive):
+            if any((path / file).is_file() for file in layout.train + layout.test) or (
+                path.is_file() and path.name == layout.archive
+            ):
+                return layout, path
+    archive = f"{LAYOUTS[name][0].archive} from {HOME}"
+    problem = f"no {name}; put {archive} there (or the python version, or either unpacked)"
+    raise InputError(f"{here}: {problem}")
 
 
 def _read(path: Path, layout: Layout, wanted: tuple[str, ...]) -> dict[str, bytes]:
     """The wanted files of a folder, or of a .tar.gz that stays packed."""
     if path.is_dir():
         return {name: (path / name).read_bytes() for name in wanted if (path / name).is_file()}
-    if checksum(path) != layout.md5:
-        warnings.warn(f"{path}: not the official archive (its MD5 differs)", stacklevel=3)
     files: dict[str, bytes] = {}
     with (
         as_input_error(f"cannot read {path}", tarfile.TarError, OSError, EOFError, zlib.error),
@@ -149,7 +135,7 @@ def _read(path: Path, layout: Layout, wanted: tuple[str, ...]) -> dict[str, byte
     return files
 
 
-def _parse(raw: bytes, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
+def _parse(raw: bytes, layout: Layout, classes: int) -> tuple[np.ndarray, np.ndarray]:
     """Images uint8 [N, 3, 32, 32] and labels int64 [N] of a file."""
     if layout.binary:  # records of label byte(s), the last of which is the class, and pixels
         records = np.frombuffer(raw, np.uint8).reshape(-1, PIXELS + (2 if layout.kind else 1))
@@ -157,9 +143,19 @@ def _parse(raw: bytes, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
     else:
         content = unpickle(raw)
         pixels, labels = content["data"], np.array(content[f"{layout.kind}labels"], np.int64)
-        if pixels.shape != (len(labels), PIXELS) or labels.min() < 0:
-            raise ValueError(f"{len(labels)} labels for data of shape {list(pixels.shape)}")
+    if pixels.shape != (len(labels), PIXELS):
+        raise ValueError(f"{len(labels)} labels for data of shape {list(pixels.shape)}")
+    if labels.min() < 0 or labels.max() >= classes:
+        raise ValueError(f"labels {labels.min()} to {labels.max()}, expected 0 to {classes - 1}")
     return np.ascontiguousarray(pixels).reshape(-1, 3, 32, 32), labels
+
+
+def _parse_names(raw: bytes, layout: Layout, classes: int) -> tuple[str, ...]:
+    key = f"{layout.kind}label_names"
+    names = tuple(raw.decode().split() if layout.binary else unpickle(raw)[key])
+    if len(names) != classes:
+        raise ValueError(f"{len(names)} names for {classes} classes")
+    return names
 
 
 def unpickle(raw: bytes) -> dict[str, Any]:

@@ -49,10 +49,9 @@ def _receive(url: str, part: Path, progress: Progress | None) -> None:
         if error.code == 416 and done:  # nothing follows; the checksum decides
             return
         raise
-    with response, open(part, "ab") as file:
-        if response.status != 206:  # the server cannot resume
-            file.truncate(0)
-            done = 0
+    resumed = response.status == 206
+    done *= resumed  # 0 if the server cannot resume
+    with response, open(part, "ab" if resumed else "wb") as file:
         total = done + int(response.headers.get("Content-Length", 0))
         while block := response.read(1 << 20):
             file.write(block)

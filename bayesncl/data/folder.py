@@ -14,7 +14,7 @@ from pathlib import Path
 from bayesncl import recipes
 from bayesncl.data import Dataset
 from bayesncl.data.cache import Entry, read_images
-from bayesncl.data.decode import SUFFIXES, Square
+from bayesncl.data.decode import SUFFIXES
 from bayesncl.data.images import Images, Progress, in_split
 from bayesncl.errors import InputError, as_input_error
 from bayesncl.io import is_codes
@@ -29,23 +29,20 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     names = [entry.name for entries, _ in scanned.values() for entry in entries]
     folder = train if split == "train" or test is None else test
     entries, others = scanned[folder]
-    # Decided before holding out and decoding, so that a broken file does not change it.
-    nested = ["/" in entry.name for entry in entries]
-    classes = sorted({name.split("/")[0] for name in names if "/" in name}) if all(nested) else None
-    if any(nested) and not all(nested):
-        note = "images both in it and in its subfolders; treating them as unlabeled"
-        warnings.warn(f"{root}: {note}", stacklevel=2)
     if not entries:
         raise no_images(folder)
+    # Decided before holding out and decoding, so that a broken file does not change it.
+    nested, classes = {"/" in entry.name for entry in entries}, None
+    if nested == {True}:
+        classes = sorted({name.split("/")[0] for name in names if "/" in name})
+    elif True in nested:
+        note = "images both in it and in its subfolders; treating them as unlabeled"
+        warnings.warn(f"{root}: {note}", stacklevel=2)
     if test is None:
-        chosen = in_split([entry.name for entry in entries], data, split, root)
-        entries = list(compress(entries, chosen))
+        entries = list(compress(entries, in_split([e.name for e in entries], data, split)))
         others = others if split == "train" else []  # report them once
     labels = None if classes is None else number_classes(entries, classes)
-    return read_images(
-        entries, Square(data.size, data.size), what=root, strict=data.strict, labels=labels,
-        class_names=classes, others=others, progress=progress,
-    )  # fmt: skip
+    return read_images(entries, data, progress, labels=labels, class_names=classes, others=others)
 
 
 def number_classes(entries: Sequence[Entry], classes: Sequence[str]) -> list[int]:

@@ -22,9 +22,7 @@ def imagenet100_classes() -> list[str]:
     return sorted((resources.files(__package__) / "imagenet100.txt").read_text("ascii").split())
 
 
-def load_imagenet100(
-    data: recipes.Data, split: str, progress: Progress | None = None
-) -> Images:
+def load_imagenet100(data: recipes.Data, split: str, progress: Progress | None = None) -> Images:
     """Read one split from train/WNID and val/WNID of ImageNet or of just these classes.
 
     Training images are stored with a short side of data.size (256), cropped to the center square.
@@ -37,28 +35,25 @@ def load_imagenet100(
     if folder is None:
         expected = "expected train/WNID/*.JPEG and val/WNID/*.JPEG"
         raise InputError(f"{root}: no folder {' or '.join(names)}; {expected}")
-    wnids = imagenet100_classes()
+    wnids, square = imagenet100_classes(), None
     entries = _scan_classes(folder, wnids)
     if missing := sorted(set(wnids) - {entry.name.split("/")[0] for entry in entries}):
         problem = f"{len(missing)} of the 100 classes have no images, e.g. {missing[0]}"
         raise InputError(f"{folder}: {problem}; expected a folder per class")
-    square = Square(data.size, data.size)
     if split == "test":
         square = Square(data.size, round(data.size * 224 / 256), BILINEAR)
-    return _read(data, root, entries, square, wnids, progress)
+    labels = number_classes(entries, wnids)
+    return read_images(entries, data, progress, labels=labels, class_names=wnids, square=square)
 
 
-def load_tinyimagenet(
-    data: recipes.Data, split: str, progress: Progress | None = None
-) -> Images:
+def load_tinyimagenet(data: recipes.Data, split: str, progress: Progress | None = None) -> Images:
     """Read train/WNID/images/*.JPEG, or val/images/*.JPEG as the test split.
 
     val/val_annotations.txt names the classes of val; the official test images have no labels.
     """
     root = existing_folder(data.root)
-    if not (root / "train").is_dir():
-        raise InputError(f"{root}: no folder train; expected train/WNID/images/*.JPEG")
-    wnids = sorted(path.name for path in (root / "train").iterdir() if path.is_dir())
+    with as_input_error(f"cannot read {root}/train, expected train/WNID/images/*.JPEG"):
+        wnids = sorted(path.name for path in (root / "train").iterdir() if path.is_dir())
     if split == "train":
         entries = _scan_classes(root / "train", wnids)
     else:
@@ -70,23 +65,13 @@ def load_tinyimagenet(
             raise InputError(f"{path} has the class {unknown[0]}, which train lacks")
     if not entries:
         raise InputError(f"{root}: no images of the {split} split")
-    return _read(data, root, entries, Square(data.size, data.size), wnids, progress)
+    labels = number_classes(entries, wnids)
+    return read_images(entries, data, progress, labels=labels, class_names=wnids)
 
 
 def _scan_classes(folder: Path, wnids: Sequence[str]) -> list[Entry]:
     found = {wnid: scan(folder / wnid)[0] for wnid in wnids if (folder / wnid).is_dir()}
     return [Entry(f"{wnid}/{e.name}", e.path) for wnid in found for e in found[wnid]]
-
-
-def _read(
-    data: recipes.Data, root: Path, entries: Sequence[Entry], square: Square,
-    wnids: Sequence[str], progress: Progress | None,
-) -> Images:  # fmt: skip
-    labels = number_classes(entries, wnids)
-    return read_images(
-        entries, square, what=root, strict=data.strict, labels=labels, class_names=wnids,
-        progress=progress,
-    )  # fmt: skip
 
 
 IMAGENET100 = Dataset(

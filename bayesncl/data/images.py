@@ -45,10 +45,9 @@ class Images:
     broken: int = 0
 
     def __post_init__(self) -> None:
-        shape = list(self.pixels.shape)
-        if self.pixels.dtype != np.uint8 or len(shape) != 4 or shape[1] != 3:
-            seen = f"{self.pixels.dtype} {shape}"
-            raise InputError(f"images must be uint8 [N, 3, H, W], got {seen}")
+        dtype, shape = self.pixels.dtype, self.pixels.shape
+        if dtype != np.uint8 or len(shape) != 4 or shape[1] != 3:
+            raise InputError(f"images must be uint8 [N, 3, H, W], got {dtype} {list(shape)}")
         check_annotations(self)
 
     def __len__(self) -> int:
@@ -56,11 +55,9 @@ class Images:
 
     def take(self, chosen: np.ndarray) -> Images:
         """The chosen images, by a mask [N] or by their rows; they have no names."""
-        labels, backgrounds = (
-            None if values is None else values[chosen] for values in (self.labels, self.backgrounds)
-        )
-        new = {"pixels": self.pixels[chosen], "labels": labels, "backgrounds": backgrounds}
-        return replace(self, names=None, **new)
+        rows = {name: getattr(self, name) for name in ("pixels", "labels", "backgrounds")}
+        taken = {name: rows[name][chosen] for name in rows if rows[name] is not None}
+        return replace(self, names=None, **taken)
 
 
 def check_annotations(images: Any) -> None:
@@ -71,8 +68,7 @@ def check_annotations(images: Any) -> None:
             raise InputError(f"{len(values)} {what} for {len(images)} images")
     lengths = {"class_names": NAME_LENGTH, "background_names": NAME_LENGTH, "names": PATH_LENGTH}
     for what, length in lengths.items():
-        values = getattr(images, what)
-        if values is not None:
+        if (values := getattr(images, what)) is not None:
             names = tuple(printable(str(name), length) for name in values)
             object.__setattr__(images, what, names)
 
@@ -105,17 +101,17 @@ def held_out(names: Sequence[str], share: float, seed: int) -> np.ndarray:
     few of the others. If `share` > 0, at least one image is held out and one is left.
     """
     chosen = np.zeros(len(names), dtype=bool)
-    if share <= 0 or not names:
-        return chosen
-    encoded = (f"{seed}:{name}".encode("utf-8", "surrogateescape") for name in names)
-    rank = [hashlib.blake2b(name, digest_size=8).digest() for name in encoded]
-    count = min(max(1, round(share * len(names))), len(names) - 1)
-    chosen[sorted(range(len(names)), key=rank.__getitem__)[:count]] = True
+    if share > 0 and names:
+        encoded = (f"{seed}:{name}".encode("utf-8", "surrogateescape") for name in names)
+        rank = [hashlib.blake2b(name, digest_size=8).digest() for name in encoded]
+        count = min(max(1, round(share * len(names))), len(names) - 1)
+        chosen[sorted(range(len(names)), key=rank.__getitem__)[:count]] = True
     return chosen
 
 
-def in_split(names: Sequence[str], data: Data, split: str, what: object) -> np.ndarray:
+def in_split(names: Sequence[str], data: Data, split: str) -> np.ndarray:
     """Which images belong to a split if the test split is held out, bool [N]."""
     if split == "test" and data.holdout == 0:
-        raise InputError(f"{what} has no test split and data.holdout is 0: set data.holdout=0.1")
+        problem = "has no test split and data.holdout is 0: set data.holdout=0.1"
+        raise InputError(f"{data.root} {problem}")
     return held_out(names, data.holdout, data.seed) == (split == "test")

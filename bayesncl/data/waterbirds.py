@@ -16,7 +16,6 @@ import numpy as np
 from bayesncl import recipes
 from bayesncl.data import Dataset
 from bayesncl.data.cache import Entry, read_images
-from bayesncl.data.decode import Square
 from bayesncl.data.folder import existing_folder
 from bayesncl.data.images import Images, Progress
 from bayesncl.errors import InputError, as_input_error
@@ -31,8 +30,7 @@ Rows = list[dict[str, str]]
 
 def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Images:
     """Read one split; labels are the birds, backgrounds the places."""
-    root = existing_folder(data.root)
-    return _read(data, root, _read_split(root, split), "img_filename", "place", progress)
+    return _read(data, _read_split(data, split), "img_filename", "place", progress)
 
 
 def swapped(data: recipes.Data) -> Images | None:
@@ -40,37 +38,34 @@ def swapped(data: recipes.Data) -> Images | None:
 
     None if the release has no swapped.csv.
     """
-    root = existing_folder(data.root)
-    path = root / "swapped.csv"
+    path = existing_folder(data.root) / "swapped.csv"
     if not path.is_file():
         return None
     with as_input_error(f"{path} lacks", KeyError):
         twins = {row["img_filename"]: row for row in _read_table(path)}
-        rows = [twins[row["img_filename"]] | row for row in _read_split(root, "test")]
-    return _read(data, root, rows, "swapped_filename", "swapped_place")
+        rows = [twins[row["img_filename"]] | row for row in _read_split(data, "test")]
+    return _read(data, rows, "swapped_filename", "swapped_place")
 
 
 def _read(
-    data: recipes.Data, root: Path, rows: Rows, name_column: str, place_column: str,
-    progress: Progress | None = None,
-) -> Images:  # fmt: skip
+    data: recipes.Data, rows: Rows, name: str, place: str, progress: Progress | None = None
+) -> Images:
+    root = existing_folder(data.root)
     with as_input_error(f"{root}: a column is missing or holds", KeyError):
-        entries = [Entry(row[name_column], root / row[name_column]) for row in rows]
+        entries = [Entry(row[name], root / row[name]) for row in rows]
         birds = [NUMBERS[row["y"]] for row in rows]
-        places = [NUMBERS[row[place_column]] for row in rows]
-    square = Square(data.size, data.size)
+        places = [NUMBERS[row[place]] for row in rows]
     # A missing image would shift the test split against its swapped twin: every file must decode.
-    images = read_images(
-        entries, square, what=root, strict=True, labels=birds, class_names=BIRDS, progress=progress
-    )
+    strict = replace(data, strict=True)
+    images = read_images(entries, strict, progress, labels=birds, class_names=BIRDS)
     return replace(images, backgrounds=np.array(places, np.int64), background_names=PLACES)
 
 
-def _read_split(root: Path, split: str) -> Rows:
-    rows = _read_table(root / "metadata.csv")
-    rows = [row for row in rows if row.get("split") == SPLITS[split]]
+def _read_split(data: recipes.Data, split: str) -> Rows:
+    path = existing_folder(data.root) / "metadata.csv"
+    rows = [row for row in _read_table(path) if row.get("split") == SPLITS[split]]
     if not rows:
-        raise InputError(f"{root}: metadata.csv has no image of the {split} split")
+        raise InputError(f"{path.parent}: metadata.csv has no image of the {split} split")
     return rows
 
 

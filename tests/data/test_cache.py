@@ -15,10 +15,10 @@ from PIL import Image
 
 from bayesncl.data import cache as module
 from bayesncl.data.cache import Entry, map_in_threads, read_images
-from bayesncl.data.decode import Square
 from bayesncl.errors import InputError
+from bayesncl.recipes import Data
 
-SQUARE = Square(8, 8)
+EIGHT = Data(root="x", size=8)
 ROOT = Path(__file__).parents[2]
 
 
@@ -35,7 +35,7 @@ def built(cache: Path) -> list[Path]:
 
 
 def read(entries: list[Entry]) -> list[int]:
-    images = read_images(entries, SQUARE, what="x")
+    images = read_images(entries, EIGHT)
     assert list(images.names) == [entry.name for entry in entries]
     return [int(p[0, 0, 0]) for p in images.pixels]
 
@@ -75,13 +75,13 @@ BUILD = """
 import sys, time
 from pathlib import Path
 from bayesncl.data.cache import Entry, read_images
-from bayesncl.data.decode import Square
+from bayesncl.recipes import Data
 def progress(done, total, what):
     if what.startswith("decoding"):
         print("decoding", done, flush=True)
         time.sleep(float(sys.argv[2]))
 entries = [Entry(p.name, p) for p in sorted(Path(sys.argv[1]).iterdir())]
-pixels = read_images(entries, Square(8, 8), what="x", progress=progress).pixels
+pixels = read_images(entries, Data(size=8), progress).pixels
 print("sum", int(pixels.astype(int).sum()), flush=True)
 """
 
@@ -136,7 +136,7 @@ def test_a_read_error_is_not_remembered(tmp_path: Path, monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         patch.setattr(Entry, "read", fail)
         with pytest.warns(UserWarning, match=r"004.png \(Input"):
-            images = read_images(entries, SQUARE, what="x", labels=range(20))
+            images = read_images(entries, EIGHT, labels=range(20))
     seen = [int(p[0, 0, 0]) for p in images.pixels]
     assert seen == images.labels.tolist() == [i for i in range(20) if i != 4]
     assert read(entries) == list(range(20))
