@@ -20,122 +20,57 @@ from bayesncl.recipes import (
     recipe_from_dict,
     recipe_from_json,
     recipe_names,
-)  # fmt: skip
+)
 from bayesncl.training.loop import learning_rates
 
 ENTRIES = sorted((Path(__file__).parents[1] / "results").glob("*.json"))
 
-# Per dataset, as published: field by field, nothing computed.
+# As published: field by field, nothing computed.
+CIFAR = """
+data.size=32 views.size=32 model.stem=cifar model.stem_padding=2 model.hidden=2048 model.dim=256
+model.rectifier=rep_relu gate.prior=0.8 gate.lr=0.1 optimizer.lr=0.4 run.epochs=200 run.batch=256
+data.paper_mean=0.4914,0.4822,0.4465 data.paper_std=0.247,0.243,0.261
+"""  # CIFAR-100 too was evaluated with these statistics of CIFAR-10
 PUBLISHED = {
-    "cifar10": {
-        "data.mean": (0.4914, 0.4822, 0.4465),
-        "data.std": (0.2470, 0.2435, 0.2616),
-        "data.paper_mean": (0.4914, 0.4822, 0.4465),
-        "data.paper_std": (0.247, 0.243, 0.261),
-    },
-    "cifar100": {
-        "data.mean": (0.5071, 0.4865, 0.4409),
-        "data.std": (0.2673, 0.2564, 0.2762),
-        # evaluated with CIFAR-10's statistics
-        "data.paper_mean": (0.4914, 0.4822, 0.4465),
-        "data.paper_std": (0.247, 0.243, 0.261),
-    },
-    "imagenet100": {
-        "data.size": 256,
-        "data.mean": (0.485, 0.456, 0.406),
-        "data.std": (0.229, 0.224, 0.225),
-        "data.paper_mean": None,
-        "views.size": 224,
-        "model.stem": "imagenet",
-        "model.hidden": 16384,
-        "model.dim": 2048,
-        "model.rectifier": "relu",
-        "gate.prior": 0.6,
-        "gate.lr": 0.0375,
-        "optimizer.lr": 0.3,
-        "run.epochs": 100,
-        "run.batch": 128,
-    },
+    "cifar10": f"{CIFAR} data.mean=0.4914,0.4822,0.4465 data.std=0.2470,0.2435,0.2616",
+    "cifar100": f"{CIFAR} data.mean=0.5071,0.4865,0.4409 data.std=0.2673,0.2564,0.2762",
+    "imagenet100": """
+        data.size=256 data.mean=0.485,0.456,0.406 data.std=0.229,0.224,0.225 data.paper_mean=none
+        views.size=224 model.stem=imagenet model.hidden=16384 model.dim=2048 model.rectifier=relu
+        gate.prior=0.6 gate.lr=0.0375 optimizer.lr=0.3 run.epochs=100 run.batch=128
+    """,
 }
-CIFAR = {
-    "data.size": 32,
-    "views.size": 32,
-    "model.stem": "cifar",
-    "model.stem_padding": 2,
-    "model.hidden": 2048,
-    "model.dim": 256,
-    "model.rectifier": "rep_relu",
-    "gate.prior": 0.8,
-    "gate.lr": 0.1,
-    "optimizer.lr": 0.4,
-    "run.epochs": 200,
-    "run.batch": 256,
-}
-EVERYWHERE = {
-    "views.crop_scale": (0.08, 1.0),
-    "views.crop_ratio": (3 / 4, 4 / 3),
-    "views.interpolation": "bicubic",
-    "views.jitter": 0.8,
-    "views.brightness": 0.8,
-    "views.contrast": 0.8,
-    "views.saturation": 0.8,
-    "views.hue": 0.2,
-    "views.grayscale": 0.2,
-    "views.blur": 0.5,
-    "views.blur_sigma": (0.1, 2.0),
-    "views.solarize": 0.0,
-    "views.flip": 0.5,
-    "model.backbone": "resnet18",
-    "model.layer_norm": False,
-    "model.top_k": 0,
-    "gate.kind": "ste",
-    "gate.depth": 2,
-    "gate.hidden": 0,
-    "gate.weight": 3e-5,
-    "gate.threshold": 0.5,
-    "gate.temperature": 1.0,
-    "gate.detach": True,
-    "gate.input": "h",
-    "gate.prior_kind": "fixed",
-    "objective.temperature": 0.2,
-    "objective.similarity": "dot",
-    "optimizer.momentum": 0.9,
-    "optimizer.weight_decay": 1e-4,
-    "optimizer.eta": 0.02,
-    "optimizer.clip": True,
-    "optimizer.warmup_epochs": 10,
-    "optimizer.start_lr": 3e-5,
-}
+EVERYWHERE = """
+views.crop_scale=0.08,1 views.crop_ratio=0.75,1.3333333333333333 views.interpolation=bicubic
+views.jitter=0.8 views.brightness=0.8 views.contrast=0.8 views.saturation=0.8 views.hue=0.2
+views.grayscale=0.2 views.blur=0.5 views.blur_sigma=0.1,2 views.solarize=0 views.flip=0.5
+model.backbone=resnet18 model.layer_norm=false model.top_k=0 gate.kind=ste gate.depth=2
+gate.hidden=0 gate.weight=3e-5 gate.threshold=0.5 gate.temperature=1 gate.detach=true gate.input=h
+gate.prior_kind=fixed objective.temperature=0.2 objective.similarity=dot optimizer.momentum=0.9
+optimizer.weight_decay=1e-4 optimizer.eta=0.02 optimizer.clip=true optimizer.warmup_epochs=10
+optimizer.start_lr=3e-5
+"""
 # What each method changes of the dataset's `bayesncl` recipe.
 METHOD = {
-    "cl": {"model.rectifier": "none", "gate.kind": "none"},
-    "ncl": {"gate.kind": "none"},
-    "ncl-topk": {
-        "gate.kind": "none",
-        "model.top_k": {"cifar10": 205, "cifar100": 205, "imagenet100": 1229},
-    },
-    "ncl-ipw": {"gate.kind": "none", "objective.similarity": "ipw"},
-    "bayesncl": {},
-    "bayesncl-gs": {"gate.kind": "gumbel-paper"},
-    "bayesncl-soft": {"gate.kind": "soft"},
-    "bayesncl-nodetach": {"gate.detach": False},
+    "cl": "model.rectifier=none gate.kind=none",
+    "ncl": "gate.kind=none",
+    "ncl-ipw": "gate.kind=none objective.similarity=ipw",
+    "bayesncl": "",
+    "bayesncl-gs": "gate.kind=gumbel-paper",
+    "bayesncl-soft": "gate.kind=soft",
+    "bayesncl-nodetach": "gate.detach=false",
 }
+TOP_K = {"cifar10": 205, "cifar100": 205, "imagenet100": 1229}
 
 
-def value(recipe: Recipe, path: str) -> object:
-    part, _, field = path.partition(".")
-    return getattr(getattr(recipe, part), field)
-
-
-@pytest.mark.parametrize("method", METHOD)
+@pytest.mark.parametrize("method", [*METHOD, "ncl-topk"])
 @pytest.mark.parametrize("dataset", PUBLISHED)
 def test_published_values(dataset: str, method: str) -> None:
-    wanted = EVERYWHERE | (CIFAR if dataset.startswith("cifar") else {}) | PUBLISHED[dataset]
-    for path, new in METHOD[method].items():
-        wanted[path] = new[dataset] if isinstance(new, dict) else new
+    """Setting the published values changes nothing."""
+    changes = METHOD.get(method, f"gate.kind=none model.top_k={TOP_K[dataset]}")
     recipe = named(f"{dataset}-{method}")
     assert (recipe.name, recipe.data.name) == (f"{dataset}-{method}", dataset)
-    assert {path: value(recipe, path) for path in wanted} == wanted
+    assert change(recipe, f"{EVERYWHERE} {PUBLISHED[dataset]} {changes}".split()) == recipe
 
 
 def test_ledger_entries_keep_their_identity() -> None:
@@ -170,11 +105,10 @@ def test_json_round_trip() -> None:
         assert hash(recipe_from_json(recipe.to_json())) == hash(recipe)  # tuples, not lists
 
 
-def test_every_field_has_a_description_and_can_be_set_from_text() -> None:
+def test_every_field_can_be_set_from_text() -> None:
     recipe = named("cifar100")
     for part in PARTS:
         for field in dataclasses.fields(PARTS[part]):
-            assert len(field.metadata["doc"]) > 8
             now = getattr(getattr(recipe, part), field.name)
             text = ",".join(map(str, now)) if isinstance(now, tuple) else str(now)
             assert change(recipe, [f"{part}.{field.name}={text}"]) == recipe
