@@ -15,7 +15,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from bayesncl.errors import InputError, as_input_error
 
@@ -75,14 +75,11 @@ def write_saved(path: Path | str, save: Callable[..., object], **options: Any) -
     write_atomic(path, buffer.getvalue())
 
 
-def npy_header(shape: tuple[int, ...], dtype: str) -> bytes:
+def write_npy_header(file: BinaryIO, shape: tuple[int, ...], dtype: str) -> None:
     """The header of a .npy file. NumPy pads it, so its length does not depend on the row count."""
-    from numpy.lib import format as npy
+    from numpy.lib.format import write_array_header_1_0
 
-    header = io.BytesIO()
-    fields = {"descr": dtype, "fortran_order": False, "shape": shape}
-    npy.write_array_header_1_0(header, fields)
-    return header.getvalue()
+    write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
 
 
 def cache_folder() -> Path:
@@ -108,8 +105,8 @@ def check_output_file(path: Path | None) -> Path | None:
             if path.is_dir():
                 raise InputError(f"{path} is a folder; expected the name of a file")
             with temporary_beside(Path(os.path.realpath(path))):
-                pass
-    return path
+                return path
+    return None
 
 
 def check_output_folder(path: Path | None) -> Path | None:
@@ -118,8 +115,8 @@ def check_output_folder(path: Path | None) -> Path | None:
         with as_input_error(f"cannot write to {path}", OSError, ValueError):
             folder = next(p for p in (path, *path.absolute().parents) if p.exists())
             with temporary_beside(folder / "file"):
-                pass
-    return path
+                return path
+    return None
 
 
 def check_not_input(out: Path | None, *inputs: Path | None) -> None:

@@ -51,7 +51,7 @@ from bayesncl.codes.names import (
 )
 from bayesncl.data.folder import safe_name
 from bayesncl.errors import InputError, as_input_error, printable
-from bayesncl.io import CODES, EMBEDDINGS, ROWS, digest, npy_header, write_atomic
+from bayesncl.io import CODES, EMBEDDINGS, ROWS, digest, write_atomic, write_npy_header
 from bayesncl.measure.result import rounded, to_json
 from bayesncl.training.run_folder import Folder
 
@@ -245,7 +245,7 @@ class CodesFolder(Folder):
             with open(self.embeddings_file, "wb") as file:
                 for i, block in enumerate(blocks):
                     if i == 0:
-                        file.write(npy_header((len(rows), block.shape[1]), "<f4"))
+                        write_npy_header(file, (len(rows), block.shape[1]), "<f4")
                     file.write(np.ascontiguousarray(block, "<f4").tobytes())
                 file.flush()
                 os.fsync(file.fileno())

@@ -11,7 +11,7 @@ from bayesncl.data import Dataset
 from bayesncl.data.decode import resize_images
 from bayesncl.data.folder import given_path
 from bayesncl.data.images import Images, Progress, in_split
-from bayesncl.data.pixels import channels_first, check_floats
+from bayesncl.data.pixels import channels_first
 from bayesncl.errors import InputError
 from bayesncl.inputs import factorize, read_arrays
 
@@ -31,21 +31,19 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     arrays = read_arrays(path, ARRAY_NAMES, needed=("images",))
     if "labels" not in arrays and "y" in arrays:
         arrays["labels"] = arrays["y"]
+    has_test = "test_images" in arrays
+    prefix = "test_" if has_test and split == "test" else ""
     try:
-        class_names, background_names = (_number_labels(arrays, what) for what in NAMES)
-        has_test = "test_images" in arrays
-        prefix = "test_" if has_test and split == "test" else ""
+        names = [_number_labels(arrays, what) for what in NAMES]
         images = channels_first(arrays[prefix + "images"])
         if images.dtype.kind == "f":
-            check_floats(images)
             images = np.rint(images * np.float32(255)).astype(np.uint8)
-        labels, backgrounds = (arrays.get(prefix + what) for what in NAMES)
-        found = Images(images, labels, backgrounds, class_names, background_names)
+        found = Images(images, *(arrays.get(prefix + what) for what in NAMES), *names)
         if not has_test and (data.holdout > 0 or split == "test"):
             found = found.take(in_split([str(i) for i in range(len(images))], data, split))
         if not len(found):
             raise ValueError(f"no images for the {split} split")
-    except ValueError as error:
+    except ValueError as error:  # InputErrors too get the path
         raise InputError(f"{path}: {error}") from None
     return dataclasses.replace(found, pixels=resize_images(found.pixels, data.size))
 

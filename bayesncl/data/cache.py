@@ -24,7 +24,7 @@ from filelock import FileLock
 from bayesncl.data.decode import Square, Undecodable, decode
 from bayesncl.data.images import Images, Progress, track
 from bayesncl.errors import InputError, as_input_error, printable
-from bayesncl.io import cache_folder, npy_header, write_atomic
+from bayesncl.io import cache_folder, write_atomic, write_npy_header
 
 if TYPE_CHECKING:
     from bayesncl.recipes import Data
@@ -134,7 +134,7 @@ def _build(
     try:
         # Plain writes: a full disk is an OSError here, but a bus error in a writable memory map.
         with open(unfinished, "wb") as file:
-            file.write(npy_header((len(entries), *shape), "|u1"))
+            write_npy_header(file, (len(entries), *shape), "|u1")
             images = track(map_in_threads(read, entries), len(entries), "decoding images", progress)
             for i, image in enumerate(images):
                 if isinstance(image, Exception):
@@ -142,7 +142,7 @@ def _build(
                 else:
                     file.write(image.tobytes())
             file.seek(0)
-            file.write(npy_header((len(entries) - len(errors), *shape), "|u1"))
+            write_npy_header(file, (len(entries) - len(errors), *shape), "|u1")
             file.flush()
             os.fsync(file.fileno())
         pixels = np.load(unfinished, mmap_mode="r", allow_pickle=False)

@@ -44,16 +44,11 @@ def as_batch(images: Pictures) -> Tensor | list[Image | Path]:
     except TypeError:
         raise InputError(f"{EXPECTED}; got {type(images).__name__}") from None
     pixels = channels_first(pixels)
-    if pixels.dtype == torch.uint8:
-        return pixels
-    if not pixels.is_floating_point():
-        raise InputError(f"{EXPECTED}; got {pixels.dtype}")
-    check_floats(pixels)
-    return pixels.float()
+    return pixels if pixels.dtype == torch.uint8 else pixels.float()
 
 
 def channels_first(pixels: Pixels) -> Pixels:
-    """[N, 3, H, W] of color or gray images with the channel first or last, one or many.
+    """uint8 or float [N, 3, H, W] of color or gray images, one or many, with the channel anywhere.
 
     Several gray images need their channel, [N, 1, H, W]: [3, H, W] is one color image.
     """
@@ -66,14 +61,13 @@ def channels_first(pixels: Pixels) -> Pixels:
         x = x.swapaxes(1, 3).swapaxes(2, 3)
     if x.ndim != 4 or x.shape[1] not in (1, 3) or 0 in x.shape[2:]:
         raise InputError(f"{EXPECTED}; gray is [N, 1, H, W]; got shape {list(pixels.shape)}")
-    return x if x.shape[1] == 3 else x[:, [0, 0, 0]]
-
-
-def check_floats(pixels: Pixels) -> None:
-    """Raise InputError unless float images lie in [0, 1]."""
-    if len(pixels) and not (pixels.min() >= 0 and pixels.max() <= 1):  # NaN too
-        seen = f"[{pixels.min():.3g}, {pixels.max():.3g}]"
+    dtype = str(x.dtype).removeprefix("torch.")
+    if "float" in dtype and len(x) and not (x.min() >= 0 and x.max() <= 1):  # NaN too
+        seen = f"[{x.min():.3g}, {x.max():.3g}]"
         raise InputError(f"float images must lie in [0, 1], got {seen}")
+    if "float" not in dtype and dtype != "uint8":
+        raise InputError(f"{EXPECTED}; got {dtype}")
+    return x if x.shape[1] == 3 else x[:, [0, 0, 0]]
 
 
 def read_picture(picture: Image | Path, use: Callable[[Image], Any], min_side: int) -> Any:
