@@ -34,11 +34,12 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     has_test = "test_images" in arrays
     prefix = "test_" if has_test and split == "test" else ""
     try:
-        names = [_number_labels(arrays, what) for what in NAMES]
+        class_names, background_names = (_number_labels(arrays, what) for what in NAMES)
         images = channels_first(arrays[prefix + "images"])
         if images.dtype.kind == "f":
             images = np.rint(images * np.float32(255)).astype(np.uint8)
-        found = Images(images, *(arrays.get(prefix + what) for what in NAMES), *names)
+        labels, backgrounds = (arrays.get(prefix + what) for what in NAMES)
+        found = Images(images, labels, backgrounds, class_names, background_names)
         if not has_test and (data.holdout > 0 or split == "test"):
             found = found.take(in_split([str(i) for i in range(len(images))], data, split))
         if not len(found):

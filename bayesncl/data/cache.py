@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -85,7 +86,7 @@ def read_images(
     return Images(
         pixels, None if labels is None else np.array(labels, np.int64)[kept],
         class_names=None if class_names is None else tuple(class_names),
-        names=tuple(entries[i].name for i in np.flatnonzero(kept)), broken=len(failures),
+        names=tuple(entry.name for entry in compress(entries, kept)), broken=len(failures),
     )  # fmt: skip
 
 

@@ -23,8 +23,9 @@ def start(*words: object, cwd: Path = ROOT, **environment: str) -> subprocess.Co
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
 
 
-def test_help_does_not_import_torch(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
+    for name in ("torch", "numpy", "PIL"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} was imported')")
     for words in (["--help"], ["fit", "--help"], ["recipes"], ["recipes", "cifar100-ncl"]):
         answer = start(*words, PYTHONPATH=f"{tmp_path}:{ROOT}")
         assert answer.returncode == 0, answer.stderr

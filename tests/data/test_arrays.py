@@ -7,21 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bayesncl import data, recipes
+from bayesncl import data
 from bayesncl.errors import InputError
+from tests.data.conftest import of
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (20, 16, 16, 3), dtype=np.uint8)
 
 
-def of(path: Path, holdout: float = 0.0, size: int = 16) -> recipes.Data:
-    return recipes.Data(name="arrays", root=str(path), size=size, holdout=holdout)
+def load(path: Path, split: str = "train", holdout: float = 0.0) -> data.Images:
+    return data.load(of("arrays", path, 16, holdout=holdout), split)
 
 
 def test_splits_are_disjoint_and_complete(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez(path, images=PIXELS, labels=np.arange(20), backgrounds=np.arange(20) % 2)
-    train, test = (data.load(of(path, 0.25), split) for split in ("train", "test"))
+    train, test = (load(path, split, 0.25) for split in ("train", "test"))
     assert len(test) == 5 and sorted([*train.labels, *test.labels]) == list(range(20))
     for images in (train, test):
         assert (images.pixels == PIXELS[images.labels].transpose(0, 3, 1, 2)).all()
@@ -32,7 +33,7 @@ def test_a_test_split_and_names_of_its_own(tmp_path: Path) -> None:
     path, names = tmp_path / "a.npz", np.array(["<b>a</b>", "x" * 10_000 + "\x1b"])
     test = {"test_images": PIXELS[:3], "test_labels": np.array([0, 1, 0])}
     np.savez_compressed(path, images=PIXELS, y=np.arange(20) % 2, class_names=names, **test)
-    train, test = data.load(of(path), "train"), data.load(of(path), "test")
+    train, test = load(path), load(path, "test")
     assert (len(train), len(test)) == (20, 3) and test.labels.tolist() == [0, 1, 0]
     assert train.class_names[0] == "<b>a</b>"
     assert len(train.class_names[1]) <= 400 and train.class_names[1].isprintable()
@@ -42,14 +43,10 @@ def test_layouts_and_floats_agree(tmp_path: Path) -> None:
     first = PIXELS.transpose(0, 3, 1, 2)
     for images in (first, (PIXELS / 255).astype(np.float32), first / 255):
         np.savez(tmp_path / "a.npz", images=images)
-        assert (data.load(of(tmp_path / "a.npz"), "train").pixels == first).all()
-
-
-def test_npy_is_memory_mapped(tmp_path: Path) -> None:
+        assert (load(tmp_path / "a.npz").pixels == first).all()
     np.save(tmp_path / "a.npy", PIXELS)
-    images = data.load(of(tmp_path / "a.npy"), "train")
-    assert isinstance(images.pixels, np.memmap)
-    assert (images.pixels == PIXELS.transpose(0, 3, 1, 2)).all()
+    mapped = load(tmp_path / "a.npy").pixels
+    assert isinstance(mapped, np.memmap) and (mapped == first).all()
 
 
 NAN = PIXELS / np.float32(255)
@@ -74,7 +71,7 @@ WORDS = np.array(["sea", "sky"] * 10)
 def test_bad_arrays_get_one_line(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(InputError, match=r"a\.npz") as caught:
-        data.load(of(tmp_path / "a.npz"), "train")
+        load(tmp_path / "a.npz")
     assert "\n" not in str(caught.value)
 
 
@@ -82,7 +79,7 @@ def test_words_and_numbers_with_gaps_are_labels(tmp_path: Path) -> None:
     test = {"test_images": PIXELS[:3], "test_labels": np.array(["fig", "kiwi", "fig"])}
     words, gaps = np.array(["plum", "fig"] * 10), np.array([64_000_000, 5] * 10)
     np.savez(tmp_path / "a.npz", images=PIXELS, y=words, backgrounds=gaps, **test)
-    train, test = (data.load(of(tmp_path / "a.npz"), split) for split in ("train", "test"))
+    train, test = (load(tmp_path / "a.npz", split) for split in ("train", "test"))
     assert train.class_names == test.class_names == ("fig", "kiwi", "plum")
     assert train.labels.tolist() == [2, 0] * 10 and test.labels.tolist() == [0, 1, 0]
     assert train.backgrounds.tolist() == [1, 0] * 10

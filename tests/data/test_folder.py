@@ -8,22 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from bayesncl import data, recipes
+from bayesncl import data
 from bayesncl.data.folder import folder_classes, safe_name
 from bayesncl.data.images import held_out
 from bayesncl.errors import InputError
+from tests.data.conftest import of, save
 
 
-def of(root: Path, **more: object) -> recipes.Data:
-    fields = {"name": "folder", "root": str(root), "size": 8, **more}
-    return recipes.Data(**fields)  # type: ignore[arg-type]
-
-
-def save(path: Path, value: int, size: tuple[int, int] = (8, 8)) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, (value, value, value)).save(path)
+def load(root: Path, split: str = "train", **more: float | bool) -> data.Images:
+    return data.load(of("folder", root, **more), split)
 
 
 def test_class_folders_nested_and_held_out(tmp_path: Path) -> None:
@@ -31,7 +25,7 @@ def test_class_folders_nested_and_held_out(tmp_path: Path) -> None:
     for i in range(20):
         save(root / ("cat" if i % 2 else "dog") / f"deep{i % 3}" / f"{i}.png", i)
     save(root / ".hidden" / "x.png", 99)
-    train, test = (data.load(of(root, holdout=0.25), split) for split in ("train", "test"))
+    train, test = (load(root, split, holdout=0.25) for split in ("train", "test"))
     assert (len(train), len(test)) == (15, 5) and train.class_names == ("cat", "dog")
     values = []
     for part in (train, test):
@@ -45,14 +39,14 @@ def test_class_folders_nested_and_held_out(tmp_path: Path) -> None:
 def test_a_flat_folder_is_unlabeled(tmp_path: Path) -> None:
     for i in range(5):
         save(tmp_path / "d" / f"{i}.PNG", i)
-    images = data.load(of(tmp_path / "d", holdout=0.0), "train")
+    images = load(tmp_path / "d")
     assert images.labels is None and images.class_names is None
     assert images.names == ("0.PNG", "1.PNG", "2.PNG", "3.PNG", "4.PNG")
     with pytest.raises(InputError, match=r"data\.holdout"):
-        data.load(of(tmp_path / "d", holdout=0.0), "test")
+        load(tmp_path / "d", "test")
     save(tmp_path / "d" / "sub" / "5.png", 5)
     with pytest.warns(UserWarning, match="unlabeled"):
-        assert data.load(of(tmp_path / "d", holdout=0.0), "train").labels is None
+        assert load(tmp_path / "d").labels is None
 
 
 @pytest.mark.parametrize("other", ["test", "val"])
@@ -61,18 +55,18 @@ def test_splits_share_class_numbers(tmp_path: Path, other: str) -> None:
         save(tmp_path / "d" / "train" / name / "a.png", i)
         save(tmp_path / "d" / other / name / "b.png", i)
     (tmp_path / "d" / other / "ant" / "b.png").unlink()
-    test = data.load(of(tmp_path / "d"), "test")
+    test = load(tmp_path / "d", "test")
     assert test.class_names == ("ant", "bee", "cow") and test.labels.tolist() == [1, 2]
-    assert len(data.load(of(tmp_path / "d"), "train")) == 3
+    assert len(load(tmp_path / "d")) == 3
     assert folder_classes(["train/ant/a.png"], tmp_path / "d") == ["ant"]
 
 
 def test_train_is_a_split_alone_and_a_class_among_others(tmp_path: Path) -> None:
     for i in range(3):
         save(tmp_path / "d" / "train" / "x" / f"{i}.png", i)
-    assert data.load(of(tmp_path / "d"), "train").class_names == ("x",)
+    assert load(tmp_path / "d").class_names == ("x",)
     save(tmp_path / "d" / "bus" / "3.png", 3)
-    assert data.load(of(tmp_path / "d"), "train").class_names == ("bus", "train")
+    assert load(tmp_path / "d").class_names == ("bus", "train")
 
 
 def test_the_held_out_choice_is_stable() -> None:
@@ -95,11 +89,11 @@ def test_broken_images_are_named_and_skipped(tmp_path: Path) -> None:
     (tmp_path / "d" / "a" / "notes.txt").write_text("not an image")
     for _ in range(2):  # decoded, then from the cache
         with pytest.warns(UserWarning, match=r"1 .txt, 7 broken\), e.g. a/bad0.jpg \("):
-            images = data.load(of(tmp_path / "d", holdout=0.0), "train")
+            images = load(tmp_path / "d")
         assert [int(p[0, 0, 0]) for p in images.pixels] == list(range(6)) and images.broken == 7
         assert images.names == tuple(f"a/{i}.png" for i in range(6))
     with pytest.raises(InputError, match=r"7 of 13 .* a/bad0.jpg"):
-        data.load(of(tmp_path / "d", holdout=0.0, strict=True), "train")
+        load(tmp_path / "d", strict=True)
 
 
 def test_hostile_names(tmp_path: Path) -> None:
@@ -107,7 +101,7 @@ def test_hostile_names(tmp_path: Path) -> None:
     for i, name in enumerate(names):
         save(tmp_path / "d" / name / f"{name}.png"[-250:], i)
     save(Path(os.fsdecode(os.fsencode(tmp_path / "d") + b"/\xff\xfe")) / "x.png", 9)
-    images = data.load(of(tmp_path / "d", holdout=0.0), "train")
+    images = load(tmp_path / "d")
     assert len(images) == 7 and images.class_names and images.names
     for name in images.class_names + images.names:
         assert name.isprintable()
@@ -128,7 +122,7 @@ def test_links_are_followed_without_loops(tmp_path: Path) -> None:
     (root / "a" / "none.png").symlink_to("nowhere.png")
     (root / "a" / "knot.png").symlink_to("knot.png")
     os.mkfifo(root / "a" / "pipe.png")
-    images = data.load(of(root, holdout=0.0), "train")
+    images = load(root)
     assert images.names == ("a/1.png", "a/3.png", "b/0.png", "b/2.png")
 
 
@@ -138,7 +132,7 @@ def test_folders_that_fit_or_atlas_wrote_are_skipped(tmp_path: Path) -> None:
     for file in ("codes/codes.json", "codes/rows.json", "page/atlas.json", "page/atlas.js"):
         save((tmp_path / "d" / file).with_name("x.png"), 3)
         (tmp_path / "d" / file).touch()
-    assert data.load(of(tmp_path / "d", holdout=0.0), "train").names == ("a.png", "b.png")
+    assert load(tmp_path / "d").names == ("a.png", "b.png")
 
 
 def test_names_that_leave_their_folder() -> None:

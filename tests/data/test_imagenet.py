@@ -12,8 +12,7 @@ from bayesncl import data
 from bayesncl.data.imagenet import imagenet100_classes
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
-from bayesncl.recipes import Data
-from tests.data.test_folder import save
+from tests.data.conftest import of, save
 
 WNIDS = ("n01443537", "n01629819", "n02058221")
 
@@ -36,7 +35,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def load(root: Path, split: str) -> Images:
-    return data.load(Data(name="tinyimagenet", root=str(root), size=64), split)
+    return data.load(of("tinyimagenet", root, 64), split)
 
 
 def test_both_splits(root: Path) -> None:
@@ -75,7 +74,7 @@ def test_imagenet100_from_a_larger_set(tmp_path: Path) -> None:
     for i, wnid in enumerate([*wnids, "n00000000"]):
         for split in ("train", "val"):
             save(tmp_path / "in" / split / wnid / "x.JPEG", 2 * i, (20, 16))
-    where = Data(name="imagenet100", root=str(tmp_path / "in"), size=32)
+    where = of("imagenet100", tmp_path / "in", 32)
     train, test = data.load(where, "train"), data.load(where, "test")
     assert train.pixels.shape == (100, 3, 32, 32) and test.pixels.shape == (100, 3, 28, 28)
     for part in (train, test):

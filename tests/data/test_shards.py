@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bayesncl import data, recipes
+from bayesncl import data
 from bayesncl.errors import InputError
+from tests.data.conftest import of
 
 
-def of(root: Path, holdout: float = 0.0) -> recipes.Data:
-    return recipes.Data(name="shards", root=str(root), size=8, holdout=holdout)
+def load(root: Path, split: str = "train", holdout: float = 0.0) -> data.Images:
+    return data.load(of("shards", root, holdout=holdout), split)
 
 
 def image(value: int, kind: str = "PNG") -> bytes:
@@ -52,44 +53,36 @@ def values(got: data.Images) -> list[int]:
 
 def test_order_labels_and_nothing_unpacked(tmp_path: Path) -> None:
     make(tmp_path / "s")
-    before = sorted(p.name for p in (tmp_path / "s").iterdir())
-    got = data.load(of(tmp_path / "s"), "train")
+    got = load(tmp_path / "s")
     assert values(got) == list(range(12))
     assert (got.labels == np.arange(12) % 3).all()
     assert got.names[4] == "part-001.tar/0004.png"
     assert isinstance(got.pixels, np.memmap)
-    assert sorted(p.name for p in (tmp_path / "s").iterdir()) == before
+    assert {p.suffix for p in (tmp_path / "s").iterdir()} == {".tar"}
 
 
 def test_held_out_and_own_splits(tmp_path: Path) -> None:
     make(tmp_path / "s")
-    train, test = (data.load(of(tmp_path / "s", 0.25), split) for split in ("train", "test"))
+    train, test = (load(tmp_path / "s", split, 0.25) for split in ("train", "test"))
     assert (len(train), len(test)) == (9, 3)
     assert sorted(values(train) + values(test)) == list(range(12))
     for part in (train, test):
         assert (part.labels == np.array(values(part)) % 3).all()
     with pytest.raises(InputError, match=r"data\.holdout is 0"):
-        data.load(of(tmp_path / "s"), "test")
+        load(tmp_path / "s", "test")
     make(tmp_path / "t" / "train")
     make(tmp_path / "t" / "val", shards=1)
-    assert len(data.load(of(tmp_path / "t", 0.25), "train")) == 12
-    assert len(data.load(of(tmp_path / "t", 0.25), "test")) == 4
+    assert len(load(tmp_path / "t", "train", 0.25)) == 12
+    assert len(load(tmp_path / "t", "test", 0.25)) == 4
 
 
-def test_broken_images_are_counted(tmp_path: Path) -> None:
-    files = {"a.jpg": image(50, "JPEG"), "b.jpg": b"no image", "c.png": image(60)}
-    shard(tmp_path / "s" / "x.tar", files)
-    with pytest.warns(UserWarning, match="1 broken"):
-        got = data.load(of(tmp_path / "s"), "train")
-    assert (len(got), got.broken) == (2, 1)
-
-
-def test_unlabeled_and_other_members(tmp_path: Path) -> None:
-    files = {"a.jpg": image(50, "JPEG"), "b.webp": image(60, "WEBP")}
+def test_unlabeled_broken_and_other_members(tmp_path: Path) -> None:
+    files = {"a.jpg": image(50, "JPEG"), "b.webp": image(60, "WEBP"), "c.jpg": b"no image"}
     files |= {"b.seg.png": image(1), "dir/a.png": image(70)}
     shard(tmp_path / "s" / "x.tar", files)
-    got = data.load(of(tmp_path / "s"), "train")
-    assert got.labels is None
+    with pytest.warns(UserWarning, match="1 broken"):
+        got = load(tmp_path / "s")
+    assert got.labels is None and got.broken == 1
     assert got.names == ("x.tar/a.jpg", "x.tar/b.webp", "x.tar/dir/a.png")
 
 
@@ -102,7 +95,7 @@ def test_other_members_are_left_out(tmp_path: Path) -> None:
         info.type, info.linkname = kind, "/etc/passwd"
         extra.append(info)
     shard(tmp_path / "s" / "x.tar", {"./0.png": image(0), "1.png": image(1)}, *extra)
-    got = data.load(of(tmp_path / "s"), "train")
+    got = load(tmp_path / "s")
     assert values(got) == [0, 1] and got.names == ("x.tar/0.png", "x.tar/1.png")
 
 
@@ -111,23 +104,23 @@ def test_labels_must_be_class_numbers(tmp_path: Path) -> None:
         files = {"0.png": image(0), "0.cls": raw, "1.png": image(1), "1.cls": b"1"}
         shard(tmp_path / "s" / "x.tar", files)
         with pytest.raises(InputError, match=r"0\.cls"):
-            data.load(of(tmp_path / "s"), "train")
+            load(tmp_path / "s")
     shard(tmp_path / "s" / "x.tar", {"0.png": image(0), "1.png": image(1), "1.cls": b"1"})
     with pytest.raises(InputError, match=r"1 of 2 images"):
-        data.load(of(tmp_path / "s"), "train")
+        load(tmp_path / "s")
 
 
 def test_damaged_shards(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     path = shard(tmp_path / "s" / "x.tar", {})
     with pytest.raises(InputError, match="no images"):
-        data.load(of(tmp_path / "s"), "train")
+        load(tmp_path / "s")
     path.write_bytes(b"garbage" * 1000)
     with pytest.raises(InputError, match="not a readable tar file"):
-        data.load(of(tmp_path / "s"), "train")
+        load(tmp_path / "s")
     make(tmp_path / "t", shards=1)
     whole = (tmp_path / "t" / "part-000.tar").read_bytes()
     for cut in range(600, 5000, 277):  # cut anywhere: read what is whole, or one line
         (tmp_path / "t" / "part-000.tar").write_bytes(whole[:cut])
         with pytest.raises(InputError):
-            data.load(of(tmp_path / "t"), "train")
+            load(tmp_path / "t")
