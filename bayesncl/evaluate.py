@@ -20,10 +20,11 @@ from bayesncl.data import load as load_split
 from bayesncl.data.images import Images, Progress, spread_evenly
 from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_features, as_labels
-from bayesncl.measure import counts, interpretability, probe, registry, retrieval, stability
-from bayesncl.measure.dimensions import OWNED_PRECISION, OWNED_RECALL, describe
+from bayesncl.measure import interpretability, registry, retrieval, stability
+from bayesncl.measure.dimensions import MIN_SUPPORT, OWNED_PRECISION, OWNED_RECALL, describe
 from bayesncl.measure.figures import figures
 from bayesncl.measure.interpretability import shuffle_labels
+from bayesncl.measure.linear import fast_probe
 from bayesncl.measure.result import Result, Tree, rounded
 from bayesncl.measure.rows import column_sums
 from bayesncl.measure.verdict import to_dict, to_verdict
@@ -286,7 +287,7 @@ def _measure_labeled(
         "classes": len(names),
         "images_per_class": [min(sizes), max(sizes)],
         "epsilon": ACTIVE,
-        "min_support": counts.MIN_SUPPORT,
+        "min_support": MIN_SUPPORT,
         "thresholds": list(interpretability.THRESHOLDS),
         "matched_l0": list(interpretability.MATCHED),
         "matched_slack": interpretability.MATCHED_TOLERANCE,
@@ -353,7 +354,7 @@ def evaluate(
     result.dimensions = {k: rounded(getattr(table, k).astype(float), DIGITS) for k in columns}
     result.curves = curves(sound.gated, paper.gated, test.labels, ranking, result.retrieval)
     if train.labels is not None:
-        result.probe = {"fast": probe.fast_probe(seen.h, train.labels, sound.h, test.labels)}
+        result.probe = {"fast": fast_probe(seen.h, train.labels, sound.h, test.labels)}
         k = result.parameters["knn_k"] = min(NEIGHBORS, len(train))
         labelings = [train.labels, shuffle_labels(train.labels)]
         result.knn, result.chance["knn"] = {}, {}

@@ -26,7 +26,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bayesncl.evaluate import measure_file
-from bayesncl.measure.counts import count
+from bayesncl.measure.dimensions import count
 from bayesncl.measure.interpretability import _paper_means
 from bayesncl.measure.rows import unit_codes
 from bayesncl.method.losses import ACTIVE

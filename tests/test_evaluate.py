@@ -11,7 +11,7 @@ from bayesncl.data import DATASETS, load, scenes
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
 from bayesncl.evaluate import curves, evaluate, measure_features, untrained_codes, warn_of_few
-from bayesncl.measure import probe
+from bayesncl.measure import linear as probe
 from bayesncl.measure import topk as kept
 from bayesncl.measure.interpretability import interpretability, shuffle_labels
 from bayesncl.measure.result import Result

@@ -10,8 +10,7 @@ from scipy import sparse, stats
 from bayesncl.codes.names import clean_names
 from bayesncl.errors import InputError
 from bayesncl.inputs import factorize
-from bayesncl.measure.counts import MIN_SUPPORT
-from bayesncl.measure.dimensions import Dimensions, most_mixed
+from bayesncl.measure.dimensions import MIN_SUPPORT, Dimensions, most_mixed
 
 MAX_CLASSES = 2000  # the most frequent ones; images of the others count as unlabeled
 STRONGEST_IMAGES = 50  # per dimension, among which a class may stand out

@@ -17,8 +17,7 @@ from bayesncl.evaluate import backgrounds_of, read_factors
 from bayesncl.inputs import Array, as_features, as_labels, as_numpy
 from bayesncl.jobs.find import match_name
 from bayesncl.measure.factors import MAX_ROWS, average_auc, beyond_luck
-from bayesncl.measure.linear import Linear, fit_linear, group_accuracy, trim
-from bayesncl.measure.probe import expected_chance
+from bayesncl.measure.linear import Linear, expected_chance, fit_linear, group_accuracy, trim
 
 IRRELEVANT = "irrelevant"  # the mark that switches a dimension off
 FEW, FEW_OFF = "codes, few dimensions", "few, irrelevant ones off"  # classifiers of the report

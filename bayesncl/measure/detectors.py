@@ -7,116 +7,37 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-import torch
 
-from bayesncl.inputs import Array, as_labels, as_numpy
-from bayesncl.measure.counts import MIN_SUPPORT, Labelings
-from bayesncl.measure.dimensions import largest_share, mean
-from bayesncl.measure.rows import blocks, fired, ranked_entries, unit_codes
+from bayesncl.inputs import Array, as_labels
+from bayesncl.measure.dimensions import MIN_SUPPORT, Labelings, largest_share, mean
+from bayesncl.measure.linear import sparse_probe
+from bayesncl.measure.rows import fired, ranked_columns, unit_codes
 from bayesncl.measure.topk import class_counts, keep
 
-PROBE_DIMS = (1, 2, 4)  # numbers of dimensions a class is read from
 KEPT = 5  # dimensions per image that enter the hierarchy
-RIDGE = 1e-3  # share of the mean variance added to the covariance of a sparse probe
 
 
-def best_f1(z: Array, labelings: Labelings, classes: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Best F1 of each dimension over thresholds on its unit-length |z|, per labeling.
+def best_f1(z: Array, labelings: Labelings, classes: int) -> np.ndarray:
+    """Best F1 of each dimension over thresholds on its unit-length |z|, [labelings, 2, D].
 
-    Returns that for the class of its highest mean activation [D] and that for the class it fits
-    best [D]; NaN where it never fires. A threshold splits no tie. Sorted by activation, the prefix
-    of n images that ends with the r-th image of class c has F1 = 2 r / (n + |c|), and the best
-    prefix of a class ends with one of its images: one pass over the sorted entries serves all
-    classes.
+    The first row is that for the class of its highest mean activation, the second that for the
+    class it fits best; NaN where it never fires. A threshold splits no tie. Sorted by activation,
+    the prefix of n images that ends with the r-th image of class c has F1 = 2 r / (n + |c|), and
+    the best prefix of a class ends with one of its images.
     """
-    results = [(np.full(z.shape[1], np.nan), np.full(z.shape[1], np.nan)) for _ in labelings]
-    for part, column, row, value, depth in ranked_entries(z):
-        if not len(column):
+    result = np.full((len(labelings), 2, z.shape[1]), np.nan)
+    sizes = [np.bincount(labels, minlength=classes) for labels in labelings]
+    for j, rows, value, depth in ranked_columns(z):
+        if not len(rows):
             continue
-        for labels, (own, best) in zip(labelings, results):
-            label, sizes = labels[row], np.bincount(labels, minlength=classes)
-            key = column * classes + label
-            order = np.argsort(key, kind="stable")
-            first = np.flatnonzero(np.diff(key[order], prepend=-1))  # of a dimension and class
-            length = np.diff(first, append=len(key))
-            group = key[order][first]
-            size = sizes[group % classes]
-            rank = np.arange(1, len(key) + 1) - np.repeat(first, length)  # within the class
-            scores = 2 * rank / (depth[order] + np.repeat(size, length))
-            f1 = np.maximum.reduceat(scores, first)
-            mean_value = np.add.reduceat(value[order], first, dtype=np.float64) / size
-            dimension = group // classes
-            start = np.flatnonzero(np.diff(dimension, prepend=-1))
-            here = part.start + dimension[start]
-            best[here] = np.maximum.reduceat(f1, start)
-            own[here] = f1[np.lexsort((-mean_value, dimension))[start]]
-    return results
-
-
-def sparse_probe(train: tuple[Array, Array], test: tuple[Array, Array]) -> dict[int, float | None]:
-    """Balanced accuracy of reading each class from its few best dimensions; chance is 50.
-
-    On the training codes and labels: choose the dimensions with the largest |mean on the class -
-    mean on the rest|, fit their linear discriminant with pooled covariance, and put the threshold
-    where balanced accuracy is best, halfway between two scores. Then measure on the test rows, in
-    percent by number of dimensions, mean over the classes with rows in both sets.
-    """
-    z, z_test = unit_codes(train[0]), unit_codes(test[0])
-    y, names = as_labels(train[1], z.shape[0])
-    truth = as_numpy(test[1])
-    sizes = np.bincount(y)
-    sums = np.zeros((len(names), z.shape[1]))
-    for part, block in blocks(z):
-        partial = torch.zeros(sums.shape).index_add_(0, torch.from_numpy(y[part]), block.float())
-        sums += partial.numpy()
-    rest = (sums.sum(0) - sums) / (len(y) - sizes)[:, None]
-    gap = np.abs(sums / sizes[:, None] - rest)
-    chosen = np.argsort(-gap, axis=1, kind="stable")[:, : max(PROBE_DIMS)]  # [C, 4]
-    columns, where = np.unique(chosen, return_inverse=True)
-    where = where.reshape(chosen.shape)
-    both = (np.ascontiguousarray(codes[:, columns].T, np.float32) for codes in (z, z_test))
-    x, x_test = both  # [used, N]
-    scores: dict[int, list[float]] = {k: [] for k in PROBE_DIMS}
-    for c, name in enumerate(names.tolist()):
-        own, own_test = y == c, truth == name
-        if not own_test.any() or own_test.all():
-            continue
-        mine, mine_test = x[where[c]], x_test[where[c]]  # best dimension first
-        shift, within = _moments(mine, own)
-        for k in PROBE_DIMS:
-            ridge = RIDGE * np.trace(within[:k, :k]) / len(shift[:k]) + 1e-12
-            covariance = within[:k, :k] + ridge * np.eye(len(shift[:k]))
-            weight = np.linalg.solve(covariance, shift[:k]).astype(np.float32)
-            predicted = weight @ mine_test[:k] > _best_threshold(weight @ mine[:k], own)
-            recall, false = predicted[own_test].mean(), predicted[~own_test].mean()
-            scores[k].append(50 * float(recall + 1 - false))
-    return {k: mean(np.array(accuracies)) for k, accuracies in scores.items()}
-
-
-def _moments(x: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean of a class minus that of the rest [k], and the pooled covariance [k, k], of x [k, N]."""
-    x = x.astype(np.float64)
-    n, inside = len(own), int(own.sum())
-    total = x[:, own].sum(1)
-    center, rest = total / inside, (x.sum(1) - total) / (n - inside)
-    spread = x @ x.T - inside * np.outer(center, center) - (n - inside) * np.outer(rest, rest)
-    return center - rest, spread / n
-
-
-def _best_threshold(score: np.ndarray, own: np.ndarray) -> float:
-    """The highest threshold on scores [N] with the best balanced accuracy.
-
-    It lies halfway between a score of the class and the next lower score: lowering it further only
-    adds others, until the next score of the class.
-    """
-    ranked, hits = np.sort(score), np.sort(score[own])
-    below = np.searchsorted(ranked, hits)
-    caught = len(hits) - np.searchsorted(hits, hits)
-    others = len(ranked) - below - caught
-    gain = caught / len(hits) - others / (len(ranked) - len(hits))
-    best = len(hits) - 1 - int(gain[::-1].argmax())
-    following = ranked[below[best] - 1] if below[best] else -np.inf
-    return float((hits[best] + following) / 2)
+        for i, (labels, size) in enumerate(zip(labelings, sizes)):
+            order = np.argsort(labels[rows], kind="stable")
+            label = labels[rows][order]
+            rank = np.arange(1, len(rows) + 1) - np.searchsorted(label, label)  # within the class
+            f1 = 2 * rank / (depth[order] + size[label])
+            detected = (np.bincount(label, value[order], classes) / np.maximum(size, 1)).argmax()
+            result[i, :, j] = f1[label == detected].max(), f1.max()
+    return result
 
 
 def fit_levels(z: Array, levels: Mapping[str, Array], *, seed: int = 0) -> dict[str, Any]:

@@ -10,14 +10,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy.sparse as sp
 
 from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_numpy, factorize
-from bayesncl.measure.counts import MIN_SUPPORT, Counts, Labelings, average_precision, count
-from bayesncl.measure.rows import unit_codes
+from bayesncl.measure.rows import blocks, ranked_columns, unit_codes
 from bayesncl.method.losses import ACTIVE
 
+MIN_SUPPORT = 10  # a dimension that fires on fewer images is not counted
 OWNED_PRECISION, OWNED_RECALL = 0.5, 0.1  # a dimension with both for a class belongs to that class
+
+Labelings = Sequence[np.ndarray]  # one or several labelings of the same rows, int64 [N] each
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Statistics by class and dimension for one labeling of the rows, float64."""
+
+    sizes: np.ndarray  # [C] images by class
+    fires: np.ndarray  # [T, C, D] images of class c on which |z_j| exceeds threshold t
+    mass: np.ndarray  # [C, D] sum of |z_j| over the images where it exceeds `floor`
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,33 @@ class Dimensions:
         return float(self.support.sum() / self.images)
 
 
+def count(
+    z: np.ndarray, labelings: Labelings, thresholds: Sequence[float] = (ACTIVE,),
+    floor: float = ACTIVE,
+) -> list[Counts]:  # fmt: skip
+    """Count the entries of z [N, D] as given, above each threshold, for each labeling.
+
+    A count is the product of the one-hot labels with a matrix made from z: Y^T |z| [C, D] for the
+    mass, Y^T 1[|z| > t] for firing images.
+    """
+    n, many = z.shape[0], len(labelings)
+    classes = 1 + max(int(labels.max()) for labels in labelings)
+    column = np.concatenate([y + i * classes for i, y in enumerate(labelings)])
+    row = np.tile(np.arange(n), many)
+    ones = np.ones(len(row), np.float32)
+    onehot = sp.csc_array((ones, (column, row)), shape=(many * classes, n))
+    total = np.zeros((1 + len(thresholds), many * classes, z.shape[1]))
+    for part, block in blocks(z):
+        size, own = block.abs().numpy(), onehot[:, part].tocsr()
+        total[0] += own @ np.where(size > floor, size, 0)
+        for fires, threshold in zip(total[1:], thresholds):
+            fires += own @ (size > threshold).astype(np.float32)
+    return [
+        Counts(np.bincount(labels, minlength=classes).astype(float), s[1:], s[0])
+        for labels, s in zip(labelings, np.split(total, many, axis=1))
+    ]
+
+
 def describe(
     z: Array, labels: Array | None = None, *, backgrounds: Array | None = None,
     open: np.ndarray | None = None, detectors: bool = False,
@@ -89,11 +128,6 @@ def describe(
     if open is not None:
         table |= _gate_columns(z, open, table["support"], index, classes)
     return Dimensions(images=z.shape[0], **table)
-
-
-def from_counts(counts: Counts) -> Dimensions:
-    """The table of unit-length features whose rows are all labeled, from their counts."""
-    return Dimensions(counts.rows, **_class_columns(counts, np.arange(len(counts.sizes))))
 
 
 def most_mixed(table: Dimensions) -> np.ndarray:
@@ -152,9 +186,20 @@ def entropy(weights: np.ndarray, floor: float = 0.0) -> np.ndarray:
 def detector_precision(
     z: np.ndarray, labelings: Labelings, counts: Sequence[Counts], classes: int | None = None
 ) -> list[np.ndarray]:
-    """Average precision of each dimension for the class on which its mean is highest."""
+    """Average precision [D] of unit-length |z| as a detector of the class with its highest mean.
+
+    Equal values count as one step (as in scikit-learn); all images on which a dimension does not
+    fire are equal. Only the first `classes` are detected.
+    """
     detected = [(c.mass[:classes] / c.sizes[:classes, None]).argmax(0) for c in counts]
-    return average_precision(z, labelings, detected)
+    result = np.zeros((len(labelings), z.shape[1]))
+    for j, rows, _, depth in ranked_columns(z):
+        for i, labels in enumerate(labelings):
+            hit, positives = labels[rows] == detected[i][j], counts[i].sizes[detected[i][j]]
+            precision = np.cumsum(hit)[depth - 1] / depth
+            rest = (positives - hit.sum()) * positives / len(labels)
+            result[i, j] = (precision[hit].sum() + rest) / positives
+    return list(result)
 
 
 def _index(labels: Array | None, rows: int) -> tuple[np.ndarray, np.ndarray | None]:

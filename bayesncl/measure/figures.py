@@ -10,8 +10,7 @@ import numpy as np
 from bayesncl.errors import InputError, printable
 from bayesncl.inputs import Array, as_features, as_labels, as_numpy
 from bayesncl.measure import coverage, detectors, independence, labelfree, topk
-from bayesncl.measure.counts import MIN_SUPPORT
-from bayesncl.measure.dimensions import largest_share
+from bayesncl.measure.dimensions import MIN_SUPPORT, largest_share
 from bayesncl.measure.factors import summary as summarize_factors
 from bayesncl.measure.retrieval import retrieval
 from bayesncl.measure.rows import as_codes

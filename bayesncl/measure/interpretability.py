@@ -16,9 +16,8 @@ import torch
 from bayesncl.device import find_device
 from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_features, as_labels
-from bayesncl.measure import dimensions
-from bayesncl.measure.counts import MIN_SUPPORT, Counts, Labelings, count
-from bayesncl.measure.dimensions import entropy, mean, owned_classes
+from bayesncl.measure import dimensions as dims
+from bayesncl.measure.dimensions import MIN_SUPPORT, Counts, Labelings, count, entropy, mean
 from bayesncl.measure.rows import as_tensor, blocks, unit_codes
 from bayesncl.method.losses import ACTIVE
 
@@ -95,7 +94,7 @@ def score(
         for result, *both in zip(results, counts, count(features, labelings, floor=0.0)):
             result["paper"] = _paper_means(*both)
     if sound:
-        precision = dimensions.detector_precision(unit, labelings, counts)
+        precision = dims.detector_precision(unit, labelings, counts)
         for result, each, ap in zip(results, counts, precision):
             result["sound"] = _sound_means(each, ap, list(cuts), min_support)
     for definition in definitions:
@@ -114,7 +113,7 @@ def consistency_by_support(
 
     Returns `support` s, `consistency` (NaN without dimensions), `dimensions` (how many are left).
     """
-    table = dimensions.describe(features, as_labels(labels, len(features))[0])
+    table = dims.describe(features, as_labels(labels, len(features))[0])
     assert table.consistency is not None
     kept = [table.consistency[table.support >= max(s, 1)] for s in supports]
     return {
@@ -171,16 +170,16 @@ def _spectrum(features: np.ndarray, definition: str) -> Values:
 
 def _paper_means(unit: Counts, raw: Counts) -> Values:
     """Consistency is counted on unit-length rows, all else on the features as given."""
-    total = raw.mass.sum(0)
+    fires, total = raw.fires[0], raw.mass.sum(0)
     means = raw.mass / (raw.sizes[:, None] + ACTIVE)
     kept = total > ACTIVE
     return {
-        "consistency": mean(dimensions.largest_share(unit.fires[0])[1]),
+        "consistency": mean(dims.largest_share(unit.fires[0])[1]),
         "entropy_sum": mean(entropy(raw.mass, ACTIVE)[kept]),
         "entropy_mean": mean(entropy(means, ACTIVE)[kept & (means.sum(0) >= ACTIVE)]),
-        "entropy_freq": mean(entropy(raw.fires[0], ACTIVE)[kept]),
+        "entropy_freq": mean(entropy(fires, ACTIVE)[kept]),
         "activation_ratio": float((total > 0).mean()),
-        "sparsity": float(1 - raw.fires[0].sum() / (raw.rows * len(total))),
+        "sparsity": float(1 - fires.sum() / (raw.sizes.sum() * len(total))),
     }
 
 
@@ -188,31 +187,32 @@ def _sound_means(
     counts: Counts, ap: np.ndarray, matched: Sequence[int], min_support: int
 ) -> Values:
     """`counts` at THRESHOLDS, then at those that leave each number of `matched` dimensions."""
-    table = dimensions.from_counts(counts)
-    support, dead = table.support, table.dead
-    kept = support >= min_support
-    names = ("consistency", "entropy_sum", "entropy_mean", "entropy_freq")
-    result = {name: mean(getattr(table, name)[kept]) for name in names}
-    assert table.consistency is not None
-    share, mass = table.consistency[~dead], table.mass[~dead]
-    result |= {
-        "activation_ratio": float(1 - dead.mean()),
-        "sparsity": 1 - table.l0 / len(support),
-        "consistency_mass": float((share * mass).sum() / mass.sum()) if len(mass) else None,
-        "dead_share": float(dead.mean()),
-        "near_dead_share": float(((support > 0) & (support < min_support)).mean()),
-        "l0": table.l0,
-        "detector_ap": mean(ap[~dead]),
-        "classes_owned": owned_classes(counts.fires[0], counts.sizes, min_support),
+    fires, sizes, mass = counts.fires[0], counts.sizes, counts.mass.sum(0)
+    support, share = dims.largest_share(fires)
+    live, kept = support > 0, support >= min_support
+    l0 = float(support.sum() / sizes.sum())
+    result = {
+        "consistency": mean(share[kept]),
+        "entropy_sum": mean(entropy(counts.mass)[kept]),
+        "entropy_mean": mean(entropy(counts.mass / sizes[:, None])[kept]),
+        "entropy_freq": mean(entropy(fires)[kept]),
+        "activation_ratio": float(live.mean()),
+        "sparsity": 1 - l0 / len(support),
+        "consistency_mass": float((share * mass)[live].sum() / mass.sum()) if live.any() else None,
+        "dead_share": float((~live).mean()),
+        "near_dead_share": float((live & ~kept).mean()),
+        "l0": l0,
+        "detector_ap": mean(ap[live]),
+        "classes_owned": dims.owned_classes(fires, sizes, min_support),
     }
     for t, fires in zip(THRESHOLDS[1:], counts.fires[1:]):
-        result[at_threshold("consistency", t)] = dimensions.consistency(fires, min_support)
-        result[at_threshold("l0", t)] = float(fires.sum() / counts.rows)
-        result[at_threshold("classes_owned", t)] = owned_classes(fires, counts.sizes, min_support)
-    result |= {at_l0(l0): None for l0 in MATCHED}
-    for l0, fires in zip(matched, counts.fires[len(THRESHOLDS) :]):
-        if abs(fires.sum() / counts.rows - l0) <= MATCHED_TOLERANCE * l0:
-            result[at_l0(l0)] = dimensions.consistency(fires, min_support)
+        result[at_threshold("consistency", t)] = dims.consistency(fires, min_support)
+        result[at_threshold("l0", t)] = float(fires.sum() / sizes.sum())
+        result[at_threshold("classes_owned", t)] = dims.owned_classes(fires, sizes, min_support)
+    result |= {at_l0(wanted): None for wanted in MATCHED}
+    for wanted, fires in zip(matched, counts.fires[len(THRESHOLDS) :]):
+        if abs(fires.sum() / sizes.sum() - wanted) <= MATCHED_TOLERANCE * wanted:
+            result[at_l0(wanted)] = dims.consistency(fires, min_support)
     return result
 
 

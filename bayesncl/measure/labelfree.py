@@ -7,7 +7,6 @@ alike, and normalized, because a few long rows would decide that mean.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_features
 from bayesncl.measure import wilson
 from bayesncl.measure.dimensions import mean
-from bayesncl.measure.rows import blocks, column_blocks, lengths, unit_codes
+from bayesncl.measure.rows import as_tensor, blocks, drop_silent, lengths, unit_codes
 from bayesncl.measure.topk import strongest_images
 from bayesncl.method.losses import unit_rows
 
@@ -125,8 +124,10 @@ def draw_trials(
     if embeddings is None:
         embeddings = np.zeros((z.shape[0], 1), np.float32)  # no two are near duplicates
     drawn: list[tuple[int, np.ndarray, int]] = []
-    for j, weak in _weak_images(z, wanted):
+    size = drop_silent(as_tensor(unit_codes(z))).abs().numpy()
+    for j in np.flatnonzero(wanted).tolist():
         rng = np.random.default_rng((seed, j))
+        weak = size[:, j] <= np.quantile(size[:, j], 0.5, method="lower")
         strong = top[j][top[j] >= 0]
         alike = embeddings[strong] @ embeddings[strong].T >= DUPLICATE
         for _ in range(trials):
@@ -135,19 +136,6 @@ def draw_trials(
     columns = zip(*drawn) if drawn else ((), (), ())
     dimension, images, odd = (np.array(column, np.int64) for column in columns)
     return Trials(dimension, images.reshape(-1, 5), odd)
-
-
-def _weak_images(z: Array, wanted: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Wanted dimensions, and the images [N] where each does not exceed its median."""
-    n = z.shape[0]
-    middle = n - 1 - n // 2
-    for part, block in column_blocks(z):
-        here = np.flatnonzero(wanted[part])
-        values = block.numpy()[here]
-        medians, often = np.zeros(len(here)), (values > 0).sum(1) > n // 2  # else the median is 0
-        medians[often] = np.partition(values[often], middle, axis=1)[:, middle]
-        for j, own, median in zip(here.tolist(), values, medians):
-            yield part.start + j, own <= median
 
 
 def _draw(

@@ -16,7 +16,7 @@ from torch import Tensor
 from bayesncl.device import find_device
 from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_features, as_labels, as_numpy
-from bayesncl.measure.counts import Labelings
+from bayesncl.measure.dimensions import Labelings
 from bayesncl.measure.neighbors import QUERIES_PER_BLOCK, Rows, search, similarities
 from bayesncl.measure.rows import as_tensor, column_sums, lengths
 from bayesncl.method.losses import unit_rows

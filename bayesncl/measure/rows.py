@@ -1,4 +1,4 @@
-"""Codes [N, D]: at unit length, in blocks of rows or columns, sorted.
+"""Codes [N, D]: at unit length, in blocks of rows, by column.
 
 A dimension fires on an image where its |z|, in a row of unit length, exceeds ACTIVE.
 """
@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import numpy as np
 import scipy.sparse as sp
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bayesncl.errors import InputError
@@ -73,32 +72,15 @@ def fired(z: Array) -> sp.csr_array:
     return sp.csr_array(drop_silent(as_tensor(unit_codes(z))).numpy())
 
 
-def column_blocks(z: Array) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of columns [columns, N]: |z| of rows at unit length, 0 where it does not fire."""
-    z = unit_codes(z)
-    step = max(1, ENTRIES_PER_BLOCK // z.shape[0])
-    for start in range(0, z.shape[1], step):
-        part = slice(start, min(start + step, z.shape[1]))
-        size = as_tensor(z[:, part]).abs().float()
-        yield part, F.threshold(size, ACTIVE, 0.0).T.contiguous()
+def ranked_columns(z: Array) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
+    """Each column, the rows where it fires by |z| descending, |z| there, and the depth of each.
 
-
-def ranked_entries(
-    z: Array
-) -> Iterator[tuple[slice, np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """Firing entries by blocks of columns, sorted by column, then |z| descending, then row.
-
-    Yields the columns of the block, and for each entry its column (counted within the block), row,
-    float32 value, and the number of images down to the end of the tie it is in.
+    Rows are at unit length. The depth is the number of rows down to the end of the tie it is in.
     """
-    for part, block in column_blocks(z):
-        column, row = (index.numpy() for index in block.nonzero(as_tuple=True))
-        value = block.numpy()[column, row]
-        # positive floats sort like their bits, so one stable sort of integers does it all
-        key = torch.from_numpy((column << 32) - value.view(np.int32))
-        order = key.sort(stable=True).indices.numpy()
-        column, row, value = column[order], row[order], value[order]
-        first = np.searchsorted(column, np.arange(part.stop - part.start))
-        last = np.flatnonzero(np.diff(column, append=-1) | (np.diff(value, append=-1) != 0))
-        depth = np.repeat(last, np.diff(last, prepend=-1)) + 1 - first[column]
-        yield part, column, row, value, depth
+    z = unit_codes(z)
+    for j in range(z.shape[1]):
+        size = np.abs(z[:, j]).astype(np.float32)
+        rows = np.flatnonzero(size > ACTIVE)
+        rows = rows[np.argsort(-size[rows], kind="stable")]
+        size = size[rows]
+        yield j, rows, size, np.searchsorted(-size, -size, side="right")

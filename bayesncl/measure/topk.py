@@ -15,20 +15,22 @@ from torch import Tensor
 
 from bayesncl.device import find_device
 from bayesncl.errors import InputError
-from bayesncl.inputs import Array, as_labels, as_numpy
-from bayesncl.measure.counts import MIN_SUPPORT
-from bayesncl.measure.dimensions import OWNED_RECALL, largest_share, mean, owned_classes
+from bayesncl.inputs import Array, as_labels
+from bayesncl.measure.dimensions import (
+    MIN_SUPPORT,
+    OWNED_RECALL,
+    largest_share,
+    mean,
+    owned_classes,
+)
+from bayesncl.measure.linear import probe_kept
 from bayesncl.measure.neighbors import as_rows
-from bayesncl.measure.probe import choose_penalty, expected_chance, fit, logits
 from bayesncl.measure.retrieval import precision, relevance
-from bayesncl.measure.rows import as_codes, blocks, column_blocks, unit_codes
+from bayesncl.measure.rows import as_codes, as_tensor, blocks, drop_silent, unit_codes
 from bayesncl.method.losses import ACTIVE
 
 KS = (1, 2, 5, 10)
 ABOUT_ONE_CLASS = 50  # percent of the largest class from which a dimension is about it
-PENALTIES = (1e-2, 1e-3, 1e-4, 1e-5)  # of ||W||^2 / 2 beside the mean cross-entropy
-PROBE_ROWS = 20_000  # training rows of the probe at most
-PROBE_STEPS = 40  # of L-BFGS
 
 
 def strongest(z: Array, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -66,11 +68,10 @@ def strongest_images(z: Array, count: int = 10) -> np.ndarray:
 
     Of equal rows the first; -1 where the dimension does not fire on as many.
     """
-    table = np.full((z.shape[1], count), -1, np.int64)
-    for part, block in column_blocks(z):
-        rows, values = _strongest(block.to(find_device()), count)
-        table[part, : rows.shape[1]] = rows.where(values > 0, -1).cpu().numpy()
-    return table
+    size = drop_silent(as_tensor(unit_codes(z))).abs().numpy()
+    rows, values = strongest(size.T, count)
+    missing = np.full((len(rows), count - rows.shape[1]), -1)
+    return np.concatenate([np.where(values > 0, rows, -1), missing], axis=1)
 
 
 def keep(z: Array, k: int) -> sp.csr_array:
@@ -116,34 +117,6 @@ def kept_precision(
     return [precision(each, (k,))[k] for each in found]
 
 
-def probe(
-    train: sp.csr_array, train_labels: Array, test: sp.csr_array, test_labels: Array, *,
-    seed: int = 0,
-) -> dict[str, float]:  # fmt: skip
-    """Accuracy and chance of logistic regression on kept codes: `fast_probe` for sparse rows.
-
-    Columns are scaled to unit deviation over the training rows but not centered, as the intercept
-    is free. The penalty is chosen on a fifth of at most PROBE_ROWS training rows.
-    """
-    index, names = as_labels(train_labels, train.shape[0])
-    order = np.random.default_rng(seed).permutation(train.shape[0])[:PROBE_ROWS]
-    x, y = train[order].astype(np.float32), torch.from_numpy(index[order]).to(find_device())
-    center = np.asarray(x.mean(0)).ravel()
-    deviation = np.sqrt(np.maximum(np.asarray(x.power(2).mean(0)).ravel() - center**2, 0))
-    scale = np.divide(1, deviation, out=np.zeros_like(deviation), where=deviation > 0)
-    scaled = ((rows @ sp.diags_array(scale)).tocsr() for rows in (x, test.astype(np.float32)))
-    x, x_test = scaled if y.device.type == "cpu" else map(as_rows, scaled)
-    held_out = max(1, len(order) // 5)
-    start = torch.zeros(x.shape[1] + 1, len(names), device=find_device())
-    rest, out = ((x[rows], y[rows]) for rows in (slice(held_out, None), slice(held_out)))
-    penalty, _ = choose_penalty(rest, out, start, PENALTIES, patience=1, steps=PROBE_STEPS)
-    weight = fit(x, y, start, penalty, PROBE_STEPS)
-    predicted = names[logits(x_test, weight).argmax(1).cpu().numpy()]
-    truth = as_numpy(test_labels)
-    acc1 = float(100 * (predicted == truth).mean())
-    return {"acc1": acc1, "chance": expected_chance(predicted, truth), "penalty": penalty}
-
-
 def summary(
     z: Array, labels: Array, *, train: tuple[Array, Array] | None = None, ks: Sequence[int] = KS,
     queries: int | None = None, seed: int = 0,
@@ -184,7 +157,7 @@ def summary(
             row["classes_owned_evenly" + end] = owned_classes(fires, sizes, recall=recall)
         row["p5"], row["p5_chance"] = kept_precision(kept, [index, shuffled], 5, asked)
         if train is not None:
-            probed = probe(_cut(*top_train, k, width), train[1], kept, labels, seed=seed)
+            probed = probe_kept(_cut(*top_train, k, width), train[1], kept, labels, seed=seed)
             row |= {"probe": probed["acc1"], "probe_chance": probed["chance"]}
         result[k] = row
     return result

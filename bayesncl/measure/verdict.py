@@ -10,8 +10,7 @@ from html import escape
 from typing import Any
 
 from bayesncl.inputs import Array
-from bayesncl.measure.counts import MIN_SUPPORT
-from bayesncl.measure.dimensions import OWNED_PRECISION, OWNED_RECALL
+from bayesncl.measure.dimensions import MIN_SUPPORT, OWNED_PRECISION, OWNED_RECALL
 from bayesncl.measure.figures import ALIKE, KEPT, MIN_IMAGES, NOISE_QUANTILE, TOP, figures
 from bayesncl.measure.registry import value
 from bayesncl.measure.stability import SAME

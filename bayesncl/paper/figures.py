@@ -8,7 +8,7 @@ from typing import Any
 
 from bayesncl.data import DATASETS
 from bayesncl.data.images import Images
-from bayesncl.measure.counts import MIN_SUPPORT
+from bayesncl.measure.dimensions import MIN_SUPPORT
 from bayesncl.paper import ledger
 from bayesncl.paper.cells import Line, mean, spread
 from bayesncl.paper.experiments import MAIN, METHODS

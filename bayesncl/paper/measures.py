@@ -16,8 +16,8 @@ import torch
 from bayesncl.data import DATASETS
 from bayesncl.data import load as load_split
 from bayesncl.data.images import Images
-from bayesncl.measure import probe
 from bayesncl.measure.dimensions import Dimensions, describe, most_mixed, most_suppressed
+from bayesncl.measure.linear import fast_probe, group_probe
 from bayesncl.measure.result import Tree, rounded
 from bayesncl.method.encoder import Encoder
 from bayesncl.method.features import Extracted, Progress, extract
@@ -103,8 +103,8 @@ def background_measures(
         fit = load_split(data, dataset.balanced)
         h = extract(model, fit, "sound").h
         out["balanced"] = {
-            "object": probe.fast_probe(h, fit.labels, found.h, test.labels),
-            "background": probe.fast_probe(h, fit.backgrounds, found.h, test.backgrounds),
+            "object": fast_probe(h, fit.labels, found.h, test.labels),
+            "background": fast_probe(h, fit.backgrounds, found.h, test.backgrounds),
         }
     errors = {name: conflict.conflict(getattr(found, name), *both) for name in ("z", "gated")}
     for error in errors.values():
@@ -130,13 +130,13 @@ def background_probes(
     Where object and background are tied in training, the object gives part of the background away.
     """
     probes = {
-        kind: probe.fast_probe(
+        kind: fast_probe(
             getattr(seen, kind), train.backgrounds, getattr(found, kind), test.backgrounds
         )
         for kind in KINDS
     }
     seen_labels, found_labels = (train.labels, train.backgrounds), (test.labels, test.backgrounds)
-    return probes, probe.group_probe(seen.h, *seen_labels, found.h, *found_labels)
+    return probes, group_probe(seen.h, *seen_labels, found.h, *found_labels)
 
 
 def probe_background(model: Encoder, root: str) -> Tree:

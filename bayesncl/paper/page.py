@@ -14,7 +14,7 @@ import numpy as np
 from bayesncl.data import DATASETS
 from bayesncl.io import write_atomic
 from bayesncl.measure import registry
-from bayesncl.measure.counts import MIN_SUPPORT
+from bayesncl.measure.dimensions import MIN_SUPPORT
 from bayesncl.measure.interpretability import MATCHED, at_l0
 from bayesncl.paper import cells, figures, ledger
 from bayesncl.paper.cells import NOT_RUN, Entries, Line, Table, fill, has_runs, label, mean, summary

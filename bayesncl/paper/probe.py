@@ -1,6 +1,6 @@
 """The published linear probe: fresh random crops every epoch, LARS or SGD, 50 epochs.
 
-`measure.probe.fast_probe` answers the same question from features that exist already.
+`measure.linear.fast_probe` answers the same question from features that exist already.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bayesncl.data.images import Images, Progress
 from bayesncl.device import find_device
 from bayesncl.errors import InputError
 from bayesncl.inputs import as_labels
-from bayesncl.measure.probe import summarize
+from bayesncl.measure.linear import summarize
 from bayesncl.method.augment import make_views
 from bayesncl.method.encoder import in_eval_mode
 from bayesncl.method.features import center_crop

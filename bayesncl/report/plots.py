@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from bayesncl.io import write_saved
-from bayesncl.measure.counts import MIN_SUPPORT
+from bayesncl.measure.dimensions import MIN_SUPPORT
 from bayesncl.measure.result import Result, as_array
 from bayesncl.training.run_folder import RunFolder
 

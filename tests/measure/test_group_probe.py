@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bayesncl.measure.probe import fast_probe, group_probe, rank_classes
+from bayesncl.measure.linear import fast_probe, group_probe, rank_classes
 
 
 def split(n: int, tied: float, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from bayesncl.errors import InputError
-from bayesncl.measure import probe
+from bayesncl.measure import linear as probe
 
 
 def blobs(

@@ -11,7 +11,7 @@ import torch
 
 from bayesncl.errors import InputError
 from bayesncl.measure import topk as kept
-from bayesncl.measure.probe import fast_probe
+from bayesncl.measure.linear import fast_probe, probe_kept
 from bayesncl.measure.retrieval import retrieval
 from bayesncl.measure.topk import strongest_images
 from tests.conftest import unit_length
@@ -97,7 +97,7 @@ def test_probe_solves_the_problem_of_fast_probe() -> None:
     z, y = codes(n=900)
     names = np.array(list("abcdef"))[y]
     train, test = kept.keep(z[:600], 3), kept.keep(z[600:], 3)
-    found = kept.probe(train, names[:600], test, names[600:])
+    found = probe_kept(train, names[:600], test, names[600:])
     dense = fast_probe(train.toarray(), y[:600], test.toarray(), y[600:], seeds=(0,), device="cpu")
     assert found["acc1"] == pytest.approx(dense["acc1"], abs=2.5)
     assert 10 < found["chance"] < 25 < found["acc1"]
