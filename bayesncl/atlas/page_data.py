@@ -31,6 +31,7 @@ from bayesncl.data.images import Images, spread_evenly
 from bayesncl.errors import InputError
 from bayesncl.measure.dimensions import Dimensions, describe, mean, most_suppressed
 from bayesncl.measure.labelfree import draw_trials
+from bayesncl.measure.neighbors import nearest_rows
 from bayesncl.measure.rows import fired
 from bayesncl.measure.topk import strongest
 from bayesncl.measure.vectors import (
@@ -38,7 +39,6 @@ from bayesncl.measure.vectors import (
     columns_of,
     histograms,
     mask_rows,
-    nearest_rows,
     quantize,
     sparsify,
     top_images,

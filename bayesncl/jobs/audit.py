@@ -24,7 +24,7 @@ from bayesncl.data.pixels import read_picture
 from bayesncl.device import find_device
 from bayesncl.errors import InputError, as_input_error, printable
 from bayesncl.inputs import Array, as_features, factorize
-from bayesncl.measure.neighbors import QUERIES_PER_BLOCK, search
+from bayesncl.measure.neighbors import search
 from bayesncl.method.losses import unit_rows
 
 WRONG, ODD, EXACT, NEAR, ACROSS = KINDS = (
@@ -117,10 +117,8 @@ def audit(
 
 def find_neighbors(rows: Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Cosine and number [N, k] of the nearest other rows of each row, nearest first."""
-    step = QUERIES_PER_BLOCK.get(rows.device.type, QUERIES_PER_BLOCK["cpu"])
-    own = torch.arange(len(rows), device=rows.device).split(step)
-    parts = [search(rows[part], rows, k, part) for part in own]
-    cosine, index = (torch.cat(each).cpu().numpy() for each in zip(*parts))
+    found = search(rows, rows, k, torch.arange(len(rows), device=rows.device))
+    cosine, index = (each.cpu().numpy() for each in found)
     return cosine, index
 
 

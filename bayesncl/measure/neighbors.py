@@ -1,7 +1,7 @@
 """Nearest rows by inner product: one exact search in blocks, and faiss for sets too large for it.
 
-`search` serves retrieval, the kNN classifier, the atlas and `nearest`, which finds the partners a
-head is fitted with.
+`search` serves retrieval, the kNN classifier, jobs, the atlas and `nearest`, which finds the
+partners a head is fitted with.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import scipy.sparse as sp
 import torch
 import torch.nn.functional as F
@@ -58,13 +59,28 @@ def similarities(q: Rows, rows: Rows, own: Tensor | None = None) -> Iterator[tup
 
 
 def search(
-    q: Rows, rows: Rows, k: int, own: Tensor | None = None, most: float = math.inf
-) -> tuple[Tensor, Tensor]:
+    q: Rows, rows: Rows, k: int, own: Tensor | None = None, most: float = math.inf,
+    progress: Progress | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The k largest inner products [Q, k] of each query, descending, and their row numbers.
 
     Products above `most` are left out; missing entries are -infinity. Which of several equal rows
     is found is not defined.
     """
+    step = QUERIES_PER_BLOCK["cpu" if sp.issparse(rows) else rows.device.type]
+    found = []
+    for start in range(0, q.shape[0], step):
+        part = slice(start, min(start + step, q.shape[0]))
+        found.append(_search(q[part], rows, k, None if own is None else own[part], most))
+        if progress is not None:
+            progress(part.stop, q.shape[0], "neighbors")
+    value, index = (torch.cat(each) for each in zip(*found))
+    return value, index
+
+
+def _search(
+    q: Rows, rows: Rows, k: int, own: Tensor | None, most: float
+) -> tuple[Tensor, Tensor]:
     value = index = torch.empty(0)
     for part, s in similarities(q, rows, own):
         if most < math.inf:
@@ -76,6 +92,21 @@ def search(
         value, order = torch.cat([value, v], 1).topk(k, 1)
         index = torch.cat([index, i + part.start], 1).gather(1, order)
     return value, index
+
+
+def nearest_rows(
+    x: sp.csr_array, count: int, other: sp.csr_array | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers [N, count] of the largest inner products of each row of x, and these products.
+
+    They are those with the other rows of x, or with the rows of `other`.
+    """
+    rows = as_rows(x if other is None else other)
+    q = x if sp.issparse(rows) else torch.from_numpy(x.toarray()).to(rows.device)
+    own = None if other is not None else torch.arange(x.shape[0]).to(find_device())
+    found = search(q, rows, min(count, rows.shape[0] - (other is None)), own)
+    value, index = (each.cpu().numpy() for each in found)
+    return index, value
 
 
 def nearest(rows: Tensor, k: int, progress: Progress | None = None) -> tuple[Tensor, float]:
@@ -104,22 +135,13 @@ def _nearest_exactly(
     rows: Tensor, queries: Tensor, k: int, progress: Progress | None = None
 ) -> tuple[Tensor, Tensor]:
     """Index and cosine [Q, k] of the neighbors of the rows numbered `queries`."""
-    indices = torch.empty(len(queries), k, dtype=torch.int64, device=queries.device)
-    cosines = torch.empty(len(queries), k, device=queries.device)
-    step = QUERIES_PER_BLOCK[queries.device.type]
-    for start in range(0, len(queries), step):
-        part = slice(start, start + step)
-        own = queries[part]
-        q = rows[own]
-        value, index = search(q, rows, k, own)
-        # only rows that have a duplicate pay for a second search
-        again = (value[:, 0] > DUPLICATE).nonzero().squeeze(1)
-        if len(again):
-            value[again], index[again] = search(q[again], rows, k, own[again], most=DUPLICATE)
-        indices[part], cosines[part] = _fill(value, index, own)
-        if progress is not None:
-            progress(min(start + step, len(queries)), len(queries), "neighbors")
-    return indices, cosines
+    q = rows if len(queries) == len(rows) else rows[queries]
+    value, index = search(q, rows, k, queries, progress=progress)
+    # only rows that have a duplicate pay for a second search
+    again = (value[:, 0] > DUPLICATE).nonzero().squeeze(1)
+    if len(again):
+        value[again], index[again] = search(q[again], rows, k, queries[again], DUPLICATE)
+    return _fill(value, index, queries)
 
 
 def _fill(value: Tensor, index: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:

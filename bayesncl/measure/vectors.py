@@ -1,15 +1,13 @@
-"""Sparse vectors of single images and dimensions: strongest entries, nearest rows, histograms."""
+"""Sparse vectors of single images and dimensions: strongest entries and images, histograms."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from scipy import sparse
 from sklearn.preprocessing import normalize
 
-from bayesncl.measure.neighbors import QUERIES_PER_BLOCK, as_rows, search
 from bayesncl.measure.topk import strongest
 
 SCALE = 32767  # unit-length features are stored as int16
@@ -32,11 +30,6 @@ def quantize(x: np.ndarray) -> np.ndarray:
     return np.clip(np.rint(x * SCALE), -SCALE, SCALE).astype(np.int16)
 
 
-def row_numbers(x: sparse.csr_array) -> np.ndarray:
-    """Row number of each stored entry."""
-    return np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
-
-
 def columns_of(x: sparse.csr_array) -> sparse.csr_array:
     """The columns of x as rows [D, N] of unit length."""
     return sparse.csr_array(normalize(x.T.tocsr()))
@@ -44,10 +37,7 @@ def columns_of(x: sparse.csr_array) -> sparse.csr_array:
 
 def mask_rows(x: sparse.csr_array, keep: np.ndarray) -> sparse.csr_array:
     """x without the entries where the boolean array `keep` [N, D] is false, rows normalized."""
-    data = x.data * keep[row_numbers(x), x.indices]
-    kept = sparse.csr_array((data, x.indices.copy(), x.indptr.copy()), shape=x.shape)
-    kept.eliminate_zeros()
-    return sparse.csr_array(normalize(kept))
+    return sparse.csr_array(normalize(x.multiply(sparse.csr_array(keep)).tocsr()))
 
 
 def sparsify(
@@ -55,42 +45,20 @@ def sparsify(
 ) -> SparseRows:
     """Keep the `keep` entries of each row that are largest before or after gating."""
     n = z.shape[0]
-    size = abs(z) if gated is z else abs(z).maximum(abs(gated))
-    columns, values = strongest(sparse.csr_array(size), keep)
+    columns, values = strongest(abs(z).maximum(abs(gated)), keep)
     rows, place = np.nonzero(values)
     dims = columns[rows, place]
     start = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=n))])
     stored, covered = [], []
     for x in (z, gated):
         entries = np.asarray(x[rows, dims]) if len(rows) else np.zeros(0, np.float32)
-        total, kept = (
-            np.bincount(index, each.astype(np.float64) ** 2, minlength=n)
-            for index, each in ((row_numbers(x), x.data), (rows, entries))
-        )
+        kept = np.bincount(rows, np.square(entries, dtype=np.float64), minlength=n)
+        total = np.asarray(x.astype(np.float64).power(2).sum(1)).ravel()
         share = np.divide(kept, total, out=np.ones(n), where=total > 0)
         covered.append(np.minimum(share, 1))
         stored.append(quantize(entries))
     gates = np.ones(len(dims), bool) if open is None else open[rows, dims]
     return SparseRows(start, dims, stored[0], stored[1], gates, np.stack(covered))
-
-
-def nearest_rows(
-    x: sparse.csr_array, count: int, other: sparse.csr_array | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Row numbers [N, count] of the largest inner products of each row of x, and these products.
-
-    They are those with the other rows of x, or with the rows of `other`.
-    """
-    y = as_rows(x if other is None else other)
-    q = x if sparse.issparse(y) else torch.from_numpy(x.toarray()).to(y.device)
-    count = min(count, y.shape[0] - (other is None))
-    parts = torch.arange(x.shape[0]).split(QUERIES_PER_BLOCK["cpu"])
-    found = []
-    for part in parts:
-        own = None if other is not None else part if q is x else part.to(q.device)
-        found.append(search(q[part.numpy()], y, count, own))
-    value, index = (torch.cat(each).cpu().numpy() for each in zip(*found))
-    return index, value
 
 
 def top_images(z: sparse.csr_array, count: int) -> tuple[np.ndarray, np.ndarray]:

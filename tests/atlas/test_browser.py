@@ -13,7 +13,8 @@ from bayesncl.atlas import AtlasRun, build_atlas
 from bayesncl.atlas.ranking import Labels, mixed_dimensions, pick_diverse, prominent_class
 from bayesncl.data.images import Images
 from bayesncl.measure.dimensions import most_suppressed
-from bayesncl.measure.vectors import nearest_rows, top_images
+from bayesncl.measure.neighbors import nearest_rows
+from bayesncl.measure.vectors import top_images
 from benchmarks.atlas import make_images, make_run
 from tests.atlas.browser import (
     arrive,

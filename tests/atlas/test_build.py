@@ -21,7 +21,8 @@ from bayesncl.atlas.server import make_server
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
 from bayesncl.measure.dimensions import describe
-from bayesncl.measure.vectors import SCALE, nearest_rows, quantize
+from bayesncl.measure.neighbors import nearest_rows
+from bayesncl.measure.vectors import SCALE, quantize
 from tests.atlas.conftest import HOSTILE, serving
 from tests.conftest import unit_length
 

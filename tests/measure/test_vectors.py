@@ -7,7 +7,8 @@ import pytest
 from scipy.sparse import csr_array
 
 from bayesncl.measure import neighbors
-from bayesncl.measure.vectors import SCALE, histograms, nearest_rows, sparsify, top_images
+from bayesncl.measure.neighbors import nearest_rows
+from bayesncl.measure.vectors import SCALE, histograms, sparsify, top_images
 from tests.conftest import unit_length
 
 
