@@ -95,7 +95,7 @@ def explain(
     Returns
     -------
     Explanation; `weights` is the table. A dimension is about a group by the rule of
-    `measure.factors.about`, comparing images of the same class only.
+    `measure.factors.beyond_luck`, comparing images of the same class only.
     """
     z, test = as_features(z), as_numpy(test).astype(bool)
     n, width = z.shape

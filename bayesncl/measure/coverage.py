@@ -52,7 +52,7 @@ def distinct_dimensions(
         codes, weights = codes[chosen], None if weights is None else weights[chosen]
     x = fired(codes)
     if weights is not None:
-        x = sp.csr_array(sp.diags_array(weights.astype(np.float32)) @ x)
+        x = sp.csr_array(x * weights[:, None].astype(np.float32))
     mass, total = (np.asarray(each.sum(0)).ravel().astype(np.float64) for each in (abs(x), x))
     if thin:
         product = (x.T @ x).toarray() - np.outer(total, total / n).astype(np.float32)

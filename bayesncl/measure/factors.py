@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,11 +20,9 @@ from sklearn.linear_model import Lasso
 from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_labels
 from bayesncl.measure import topk
-from bayesncl.measure.dimensions import mean
+from bayesncl.measure.dimensions import entropy, mean
 from bayesncl.measure.registry import FACTOR_KS
-from bayesncl.measure.rows import as_codes, as_tensor, unit_codes
-
-Factors = Mapping[str, Array]
+from bayesncl.measure.rows import as_tensor, unit_codes
 
 MIN_DISTANCE = 0.1  # |AUC - 0.5| from which a dimension is about a class
 CHANCE = 0.05  # share of the dimensions without any relation to a factor that may seem about it
@@ -69,22 +68,18 @@ def class_auc(z: np.ndarray, labels: np.ndarray) -> Auc:
     return Auc(0.5 + excess / counted, np.sqrt(np.maximum(variance, 0)) / counted, n / 2 / counted)
 
 
-def about(z: np.ndarray, labels: np.ndarray, within: np.ndarray | None = None) -> np.ndarray:
-    """Whether each dimension is about a factor, bool [D]; otherwise it is neutral to it.
-
-    It is if |AUC - 0.5| of some class exceeds 0.1, and also what chance reaches in 5 % of the
-    dimensions: small classes are far from 0.5 by luck, and there may be many. `within` [N] are
-    labels of another factor that is tied to this one: only images that share it are compared, and
-    AUCs are averaged over its classes, weighted by 1 / error^2.
-    """
-    return beyond_luck(class_auc(z, labels) if within is None else average_auc(z, labels, within))
+def about(z: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Whether each dimension is about a factor, bool [D]; otherwise it is neutral to it."""
+    return beyond_luck(class_auc(z, labels))
 
 
 def beyond_luck(found: Auc) -> np.ndarray:
-    """Which dimensions are about a factor, bool [D]; see `about`.
+    """Which dimensions are about a factor, bool [D].
 
-    The normal quantile alone is too low where a dimension fires on few images: one image of a rare
-    class is many standard errors. So what a single image can add does not count.
+    They are if |AUC - 0.5| of some class exceeds 0.1, and also what chance reaches in 5 % of the
+    dimensions: small classes are far from 0.5 by luck, and there may be many. The normal quantile
+    alone is too low where a dimension fires on few images: one image of a rare class is many
+    standard errors. So what a single image can add does not count.
     """
     classes = len(found.auc) if len(found.auc) > 2 else 1  # of two classes, one says it all
     luck = norm.isf(CHANCE / (2 * classes)) * found.error + found.single
@@ -92,7 +87,10 @@ def beyond_luck(found: Auc) -> np.ndarray:
 
 
 def average_auc(z: np.ndarray, labels: np.ndarray, within: np.ndarray) -> Auc:
-    """`class_auc` over the images of each class of `within`, averaged by precision."""
+    """`class_auc` of a factor that is tied to another one, whose labels [N] are `within`.
+
+    Only images that share a class of it are compared; AUCs are averaged, weighted by 1 / error^2.
+    """
     classes = int(labels.max()) + 1
     total, weights, single = np.zeros((3, classes, z.shape[1]))
     for c in np.unique(within):
@@ -137,9 +135,9 @@ def importances(
         penalty = PENALTIES[int(np.argmin(errors))]
     weight = lasso(x[fitted], targets[fitted], penalty)
     predicted = (x[half:] @ weight).argmax(1)
-    recalls = [(predicted[y[half:] == c] == c).mean() for c in np.unique(y[half:])]
+    accuracy = 100 * float(np.mean([(predicted[y[half:] == c] == c).mean() for c in set(y[half:])]))
     size = np.abs(weight).sum(1)
-    return size / max(size.sum(), 1e-12), 100 * float(np.mean(recalls)), penalty
+    return size / max(size.sum(), 1e-12), accuracy, penalty
 
 
 def lasso(x: np.ndarray, targets: np.ndarray, penalty: float) -> np.ndarray:
@@ -157,43 +155,34 @@ def disentanglement(importance: np.ndarray) -> float:
     Mean of 1 - H_F(P_d), P_d the importances of dimension d over their sum and H_F the entropy to
     the base F, weighted by the sum of d's importances.
     """
-    return float(importance.sum(1) @ (1 - _entropy(importance.T)) / max(importance.sum(), 1e-12))
+    return float(importance.sum(1) @ completeness(importance.T) / max(importance.sum(), 1e-12))
 
 
 def completeness(importance: np.ndarray) -> np.ndarray:
     """DCI completeness by factor [F]: 1 - entropy to the base D; 1 if one dimension serves it."""
-    return 1 - _entropy(importance)
-
-
-def _entropy(weights: np.ndarray) -> np.ndarray:
-    """Entropy of each column of weights [K, M], to the base K; 1 for a column of zeros."""
-    total = weights.sum(0)
-    p = weights / np.where(total > 0, total, 1)
-    entropy = -(p * np.log(np.where(p > 0, p, 1))).sum(0) / np.log(max(len(weights), 2))
-    return np.asarray(np.where(total > 0, entropy, 1.0))
+    to_base = np.log(max(len(importance), 2))
+    return 1 - np.nan_to_num(entropy(importance) / to_base, nan=1.0)  # 0 for a column of zeros
 
 
 def mutual_information(z: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Mutual information of a factor and each dimension in 20 equally wide bins, nats [D]."""
+    """Mutual information of a factor and each dimension in 20 equally wide bins, nats [D].
+
+    I = H(bin) + H(class) - H(bin, class).
+    """
     low, span = z.min(0), np.ptp(z, axis=0)
     bins = ((z - low) / np.where(span > 0, span, 1) * BINS).astype(np.int64).clip(0, BINS - 1)
     classes = int(labels.max()) + 1
-    result = np.empty(z.shape[1])
-    for j in range(z.shape[1]):
-        joint = np.bincount(bins[:, j] * classes + labels, minlength=BINS * classes) / len(z)
-        joint = joint.reshape(BINS, classes)
-        apart = joint.sum(1, keepdims=True) * joint.sum(0)
-        met = joint > 0
-        result[j] = (joint[met] * np.log(joint[met] / apart[met])).sum()
-    return result
+    keys = (bins * classes + labels[:, None]).T
+    counts = np.stack([np.bincount(key, minlength=BINS * classes) for key in keys], 1).astype(float)
+    table = counts.reshape(BINS, classes, -1)
+    return entropy(table.sum(1)) + entropy(table.sum(0)) - entropy(counts)
 
 
 def information_gap(z: np.ndarray, labels: np.ndarray) -> float:
     """Mutual information gap of a factor: (I of its best dimension - I of the next) / H."""
-    p = np.bincount(labels) / len(labels)
-    entropy = -(p[p > 0] * np.log(p[p > 0])).sum()
-    best = np.sort(mutual_information(z, labels))[::-1]
-    return float((best[0] - (best[1] if len(best) > 1 else 0)) / entropy)
+    size = np.bincount(labels).astype(float)
+    best = np.sort([0.0, *mutual_information(z, labels)])[::-1]
+    return float((best[0] - best[1]) / entropy(size[:, None])[0])
 
 
 def change(z: np.ndarray, swapped: np.ndarray) -> np.ndarray:
@@ -210,38 +199,25 @@ def change(z: np.ndarray, swapped: np.ndarray) -> np.ndarray:
 
 
 def summary(
-    z: Array, factors: Factors, *, swapped: Array | None = None, queries: int | None = None,
-    seed: int = 0,
+    z: Array, factors: Mapping[str, Array], *, swapped: Array | None = None,
+    queries: int | None = None, seed: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
-    """Every measure of codes [N, D] with known factors; `_chance` with labels and twins shuffled.
+    """Every measure of codes [N, D] with two or more factors, labels [N] by name.
 
-    Parameters
-    ----------
-    z : codes.
-    factors : labels [N] by the name of the factor, two or more.
-    swapped : codes [N, D] of the same objects on another background.
-    queries : of retrieval; default all rows.
-    seed : of shuffled labels and of the rows of the lasso.
-
-    Returns
-    -------
-    dict with `each` by factor and values over all: `mixed` and `nothing` (share of dimensions about
-    several factors, about none), `disentanglement`, `completeness`, `informativeness`, `mig`, and
-    `swap`. A factor has `alone` (share of dimensions about it and neutral to the others),
-    `neutral`, `completeness`, `informativeness`, `mig`, `swap` (change of its own dimensions), and
-    for 5 and 16 active dimensions `owned_K` and `p5_K`.
+    `swapped` are codes [N, D] of the same objects on another background. `_chance` is with labels
+    and these shuffled. docs/measures.md defines every key.
     """
     if len(factors) < 2:
         raise InputError(f"two or more factors are needed, got {len(factors)}")
-    codes = unit_codes(as_codes(z))
-    n = codes.shape[0]
+    codes = unit_codes(z)
+    n = len(codes)
     indexed = {name: as_labels(y, n)[0] for name, y in factors.items()}
     rng = np.random.default_rng(seed)
     some = np.sort(rng.permutation(n)[:MAX_ROWS])
     dense = as_tensor(codes[some]).numpy()
     moved: list[np.ndarray | None] = [None, None]  # the same object, any other
     if swapped is not None:
-        other = unit_codes(as_codes(swapped))
+        other = unit_codes(swapped)
         if other.shape != codes.shape:
             raise InputError(f"swapped codes are {list(other.shape)}, not {list(codes.shape)}")
         twins = as_tensor(other[some]).numpy()
@@ -256,11 +232,9 @@ def summary(
             result["each"][name] |= {key + end: value for key, value in own.items()}
         result |= {key + end: value for key, value in values.items()}
     for name, y in indexed.items():
-        rows = topk.summary(codes, y, ks=FACTOR_KS, queries=queries, seed=seed)
-        for k, row in rows.items():
-            for end in ("", "_chance"):
-                result["each"][name][f"owned_{k}{end}"] = row[f"classes_owned{end}"]
-                result["each"][name][f"p5_{k}{end}"] = row[f"p5{end}"]
+        for k, row in topk.summary(codes, y, ks=FACTOR_KS, queries=queries, seed=seed).items():
+            for key, end in product(("classes_owned", "p5"), ("", "_chance")):
+                result["each"][name][f"{key.removeprefix('classes_')}_{k}{end}"] = row[key + end]
     return result
 
 

@@ -30,6 +30,7 @@ ROWS_PER_BLOCK = {"cpu": 16_384, "mps": 16_384, "cuda": 131_072}
 THIN = 0.03  # share of non-zero entries up to which a sparse product is faster than a dense one
 RECALL = 0.95  # share of the exact neighbors that faiss must find
 PROBED_ROWS = 256  # rows on which recall is measured
+ASKED = 16  # times the wanted neighbors that faiss is asked for
 
 Rows = Any  # [N, F]: a tensor, or a scipy CSR array
 
@@ -176,15 +177,9 @@ def _search_by_faiss(rows: Tensor, k: int) -> tuple[Tensor, float]:
 
 
 def _ask_faiss(index: Any, rows: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`_nearest_exactly` by a faiss index, asking for more while duplicates crowd out neighbors."""
-    q = rows[queries].cpu().numpy()
-    ask = min(2 * k + 2, index.ntotal)
-    while True:
-        value, row = (torch.from_numpy(a).to(queries.device) for a in index.search(q, ask))
-        skip = (value > DUPLICATE) | (row == queries[:, None]) | (row < 0)
-        value = value.masked_fill(skip, -torch.inf)
-        if ask >= min(16 * k, index.ntotal) or bool(((~skip).sum(1) >= k).all()):
-            break
-        ask = min(2 * ask, index.ntotal)
-    value, order = value.topk(k, 1)
+    """`_nearest_exactly` by a faiss index, which is asked for more: duplicates crowd out others."""
+    asked = index.search(rows[queries].cpu().numpy(), min(ASKED * k, index.ntotal))
+    value, row = (torch.from_numpy(each).to(queries.device) for each in asked)
+    skip = (value > DUPLICATE) | (row == queries[:, None]) | (row < 0)
+    value, order = value.masked_fill(skip, -torch.inf).topk(k, 1)
     return _fill(value, row.gather(1, order), queries)
