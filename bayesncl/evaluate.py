@@ -52,7 +52,7 @@ def warn_of_few(train: Images, test: Images) -> str | None:
     """A warning where test images are few, or lack classes of the training images."""
     if train.labels is None or test.labels is None:
         return None
-    known, met = len(np.unique(train.labels)), len(np.unique(test.labels))
+    known, met = (len(np.unique(each.labels)) for each in (train, test))
     if len(test) < MIN_IMAGES_PER_CLASS * met:
         return f"only {len(test)} test images of {met} of {known} classes: treat results as rough"
     return None if met == known else f"the test images are of {met} of {known} classes"
@@ -80,22 +80,18 @@ def measure_file(
         arrays.pop("h", None)
     if labels_path is not None:
         as_features(np.atleast_1d(features)[:1])  # refuses what has no rows
-        labels = inputs.read_labels(Path(labels_path), names, len(features))[1]
+        labels = read_factors({"labels": Path(labels_path)}, names, len(features))["labels"]
     labels = inputs.class_labels(labels)
-    if labels_path is not None and labels is None:
-        raise InputError(f"{labels_path}: no class labels; expected an integer or string per row")
-    factors = read_factors(factor_paths or {}, names, len(features))
+    factors = {name[2:]: arrays[name] for name in further}
+    factors |= read_factors(factor_paths or {}, names, len(features))
     if embeddings_path is not None:
         arrays["e"] = inputs.read_embeddings(Path(embeddings_path), named=False)[0]
     given: Tree = {
         "embeddings": arrays.get("e", arrays.get("h")),
         "second": "e" in arrays,
-        "control": arrays.get("control"),
         "levels": {"superclass": arrays["y_coarse"]} if "y_coarse" in arrays else None,
-        "again": arrays.get("again"),
-        "factors": join_factors(labels, {name[2:]: arrays[name] for name in further} | factors),
-        "swapped": arrays.get("swapped"),
-        "groups": arrays.get("groups"),
+        "factors": join_factors(labels, factors),
+        **{name: arrays.get(name) for name in ("control", "again", "swapped", "groups")},
     }
     result = measure_features(features, labels, **given, **options)
     result.parameters = {"file": str(path), "stored_as": str(features.dtype)} | result.parameters
@@ -192,45 +188,46 @@ def measure_features(
     `parameters["rows_measured"]` states that.
     """
     both = interpretability.DEFINITIONS
-    by_definition = features if isinstance(features, Mapping) else dict.fromkeys(both, features)
-    unique = {id(array): as_features(array) for array in by_definition.values()}
-    arrays = {name: unique[id(array)] for name, array in by_definition.items()}
-    if len({len(array) for array in arrays.values()}) != 1:
+    named = features if isinstance(features, Mapping) else dict.fromkeys(both, features)
+    unique = {id(array): as_features(array) for array in named.values()}
+    n = len(next(iter(unique.values())))
+    if any(len(array) != n for array in unique.values()):
         raise InputError("features by definition must have the same rows")
-    n = len(next(iter(arrays.values())))
-    parameters: Tree = {"images": n}
+    result = Result(parameters={"images": n})
+    queries = None
     if n > MAX_ROWS:
         rows = spread_evenly(n, MAX_ROWS)
-
-        def take(values: Array | None) -> Any:
-            return None if values is None else np.asarray(values)[rows]
-
-        chosen = {key: take(array) for key, array in unique.items()}
-        arrays = {name: chosen[id(array)] for name, array in by_definition.items()}
-        labels, again = take(labels), take(again)
-        given |= {name: take(given.get(name)) for name in ("embeddings", "control", "swapped")}
-        for each in ("levels", "factors"):
-            given[each] = {k: take(v) for k, v in (given.get(each) or {}).items()}
-        parameters |= {"rows_measured": len(rows), "rows_chosen": "spread evenly"}
-        given["queries"] = SAMPLED_QUERIES
+        unique, labels, again = (_take(each, rows) for each in (unique, labels, again))
+        per_row = ("embeddings", "control", "swapped", "levels", "factors")
+        given |= {name: _take(given.get(name), rows) for name in per_row}
+        given["queries"] = queries = SAMPLED_QUERIES
+        result.parameters |= {"rows_measured": len(rows), "rows_chosen": "spread evenly"}
+    result.parameters["seed"] = SEED
+    arrays = {name: unique[id(array)] for name, array in named.items()}
     sound = arrays.get("sound", next(iter(arrays.values())))
-    result = Result(parameters=parameters | {"seed": SEED})
     if again is not None:
         given["stability"] = stability.summary(sound, again)
     if labels is None:
         result.parameters["dimensions"] = {"sound": sound.shape[1]}
     else:
-        queries = given.setdefault("queries", None)
+        given.setdefault("queries", None)
         _measure_labeled(result, arrays, labels, dims, ks, ranking, spectrum, queries, progress)
     tree = figures(sound, labels, seed=SEED, **given)
     result.verdict = to_dict(to_verdict(tree, labels is not None))
-    if "rows_measured" in parameters:
+    if n > MAX_ROWS:
         result.verdict["sampled_from"] = n
     result.chance |= rounded(tree["chance"])
     for name in FIGURES:
         if tree.get(name):
             setattr(result, name, rounded(tree[name]))
     return result
+
+
+def _take(values: Any, rows: np.ndarray) -> Any:
+    """These rows of an array, or of each array in a dict; None stays None."""
+    if isinstance(values, Mapping):
+        return {key: _take(each, rows) for key, each in values.items()}
+    return None if values is None else np.asarray(values)[rows]
 
 
 def _measure_labeled(
@@ -240,7 +237,7 @@ def _measure_labeled(
 ) -> None:  # fmt: skip
     """Fill in `paper`, `sound`, `retrieval`, their chance levels and parameters."""
     n = len(next(iter(arrays.values())))
-    index, names = as_labels(labels, n)
+    index, classes = as_labels(labels, n)
     labelings = [index, shuffle_labels(index, SEED)]
     ks = [k for k in ks if k < n]
     if not ks:
@@ -248,16 +245,16 @@ def _measure_labeled(
     asked = None
     if queries is not None:
         asked = np.sort(np.random.default_rng(SEED).choice(n, queries, replace=False))
-    result.retrieval = {name: {} for name in arrays}
-    result.chance = {name: {} for name in arrays} | {"retrieval": {name: {} for name in arrays}}
+    result.chance = {name: {} for name in arrays} | {"retrieval": {}}
     branches = result.retrieval, result.chance["retrieval"]
-    groups: dict[int, list[str]] = {}  # definitions that share an array share its computations
+    groups: dict[tuple[int, bool], list[str]] = {}  # definitions that share all computations
     for name, array in arrays.items():
-        groups.setdefault(id(array), []).append(name)
-    for members in groups.values():
-        array = arrays[members[0]]
-        measured = interpretability.score(array, labelings, members, spectrum=spectrum)
-        for name in members:
+        strict = ranking is not None and name == "sound"
+        groups.setdefault((id(array), strict), []).append(name)
+    for (_, strict), names in groups.items():
+        array = arrays[names[0]]
+        measured = interpretability.score(array, labelings, names, spectrum=spectrum)
+        for name in names:
             values, chance = (each[name] for each in measured)
             chance = {k: v for k, v in chance.items() if registry.named(k).needs_labels}
             for extra in registry.MEASURES:
@@ -267,24 +264,21 @@ def _measure_labeled(
                         chance[extra.key] = extra.function(array, labelings[1])
             setattr(result, name, values)
             result.chance[name] = chance
-        own = column_sums(array)
+        order = ranking if strict else column_sums(array)
         widths: list[int | None] = [*(k for k in dims if k < array.shape[1]), None]
         for done, kept in enumerate(widths, 1):
-            found: dict[bool, Tree] = {}  # by whether the given ranking chooses the dimensions
-            for name in members:
-                strict = ranking is not None and kept is not None and name == "sound"
-                if strict not in found:
-                    columns = retrieval.choose_columns(array, kept, ranking if strict else own)
-                    rows = retrieval.prepare(array, columns)
-                    found[strict] = retrieval.relevance(rows, labelings, max(ks), queries=asked)
-                for branch, share in zip(branches, found[strict][name]):
-                    branch[name][str(kept or "all")] = rounded(retrieval.precision(share, ks))
+            rows = retrieval.prepare(array, retrieval.choose_columns(array, kept, order))
+            found = retrieval.relevance(rows, labelings, max(ks), queries=asked)
+            for name in names:
+                for branch, share in zip(branches, found[name]):
+                    by_k = rounded(retrieval.precision(share, ks))
+                    branch.setdefault(name, {})[str(kept or "all")] = by_k
             if progress:
                 progress(done, len(widths), "retrieval")
     sizes = np.bincount(index).tolist()
     result.parameters |= {
         "dimensions": {name: array.shape[1] for name, array in arrays.items()},
-        "classes": len(names),
+        "classes": len(classes),
         "images_per_class": [min(sizes), max(sizes)],
         "epsilon": ACTIVE,
         "min_support": MIN_SUPPORT,
@@ -396,11 +390,13 @@ def curves(
     ks = tuple(k for k in retrieval.KS if k < len(labels))
 
     def curve(definition: str, features: np.ndarray, ranking: np.ndarray) -> Tree:
-        width = features.shape[1]
+        width, points = features.shape[1], {}
         known = measured[definition] if len(labels) <= MAX_ROWS else {}
-        points = {d: known.get("all" if d == width else str(d)) for d in CURVE_DIMS if d <= width}
-        for dims in [dims for dims, point in points.items() if point is None]:
-            points[dims] = retrieval.retrieval(features, labels, dims, ks, definition, ranking)
+        for dims in (d for d in CURVE_DIMS if d <= width):
+            point = known.get("all" if dims == width else str(dims))
+            points[dims] = point or retrieval.retrieval(
+                features, labels, dims, ks, definition, ranking
+            )
         return rounded(points)
 
     by_support = interpretability.consistency_by_support(sound, labels, SUPPORTS)
