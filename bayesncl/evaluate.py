@@ -52,7 +52,7 @@ def warn_of_few(train: Images, test: Images) -> str | None:
     """A warning where test images are few, or lack classes of the training images."""
     if train.labels is None or test.labels is None:
         return None
-    known, met = (len(np.unique(each.labels)) for each in (train, test))
+    known, met = (len(np.unique(labels)) for labels in (train.labels, test.labels))
     if len(test) < MIN_IMAGES_PER_CLASS * met:
         return f"only {len(test)} test images of {met} of {known} classes: treat results as rough"
     return None if met == known else f"the test images are of {met} of {known} classes"
@@ -245,8 +245,8 @@ def _measure_labeled(
     asked = None
     if queries is not None:
         asked = np.sort(np.random.default_rng(SEED).choice(n, queries, replace=False))
-    result.chance = {name: {} for name in arrays} | {"retrieval": {}}
-    branches = result.retrieval, result.chance["retrieval"]
+    result.chance = dict.fromkeys(arrays) | {"retrieval": {}}  # in this order
+    branches: tuple[Tree, Tree] = result.retrieval, result.chance["retrieval"]
     groups: dict[tuple[int, bool], list[str]] = {}  # definitions that share all computations
     for name, array in arrays.items():
         strict = ranking is not None and name == "sound"

@@ -88,11 +88,12 @@ def summary(
     index, names = as_labels(labels, z.shape[0])
     result: dict[str, Any] = {}
     shuffled = np.random.default_rng(seed).permutation(index)
-    scores = best_f1(z, [index, shuffled], len(names)) if f1 else []
-    for both, end in zip(scores, ("", "_chance")):
-        for begin, best in zip(("", "best_"), both):
-            result[f"{begin}f1{end}"] = mean(best)
-            result[f"{begin}iou{end}"] = mean(best / (2 - best))  # IoU grows with F1
+    if f1:
+        scores = best_f1(z, [index, shuffled], len(names))
+        for both, end in zip(scores, ("", "_chance")):
+            for begin, best in zip(("", "best_"), both):
+                result[f"{begin}f1{end}"] = mean(best)
+                result[f"{begin}iou{end}"] = mean(best / (2 - best))  # IoU grows with F1
     if train is not None:
         probed = sparse_probe(train, (z, labels))
         result["sparse_probe"] = {str(k): accuracy for k, accuracy in probed.items()}

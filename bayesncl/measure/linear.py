@@ -126,8 +126,7 @@ def probe_kept(
     scaled = ((rows @ sp.diags_array(scale)).tocsr() for rows in (x, test.astype(np.float32)))
     x, x_test = scaled if y.device.type == "cpu" else map(as_rows, scaled)
     start = torch.zeros(x.shape[1] + 1, len(names), device=y.device)
-    options = {"penalties": PENALTIES[1:], "patience": 1, "steps": KEPT_STEPS}
-    penalty, _ = choose_penalty(*_split(x, y), start, **options)
+    penalty, _ = choose_penalty(*_split(x, y), start, PENALTIES[1:], 1, KEPT_STEPS)
     weight = fit(x, y, start, penalty, KEPT_STEPS)
     predicted = names[_top_classes(x_test, weight, 1).cpu().numpy()]
     truth = as_numpy(test_labels)

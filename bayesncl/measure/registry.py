@@ -8,14 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from bayesncl.errors import InputError
-from bayesncl.measure import interpretability
-from bayesncl.measure.interpretability import DEFINITIONS, Value, at_threshold
+from bayesncl.measure.interpretability import (
+    DEFINITIONS,
+    MATCHED,
+    THRESHOLDS,
+    Value,
+    at_l0,
+    at_threshold,
+)
 
 Path = tuple[str, ...]
 
@@ -67,7 +72,10 @@ class Measure:
 BOTH, SOUND = DEFINITIONS, ("sound",)
 KS = (1, 2, 5, 10)  # dimensions kept per image
 FACTOR_KS = (5, 16)  # ... where images have several known factors
-OWNED = "classes that own a dimension"
+OWNED, EVENLY = "classes that own a dimension", "classes that own an even share"
+ABOUT, ACTIVE_DIMS = "dimensions about ", "active dimensions per image"
+BY_FACTOR = "retrieval precision at 5 by this factor"
+CHANGED = "change when the background is exchanged"
 percent = partial(Measure, unit="%", decimals=2)
 share = partial(Measure, unit="share", needs_labels=False)
 number = partial(Measure, decimals=0)
@@ -82,77 +90,37 @@ def precision_at(dims: str, k: str) -> Measure:
 
 
 def at_kept(k: int) -> list[Measure]:
-    """The measures with k dimensions kept per image."""
+    """The measures with k dimensions kept per image; those with a short name are in its table."""
     path, end = f"kept/{k}", f", {k} kept" if k > 1 else ", one kept"
-    about = "dimensions about one class"
     return [
         percent(f"{path}/consistency", "consistency" + end, short="consistency"),
-        percent(f"{path}/about_one_class", about + end, short="about one class"),
+        percent(f"{path}/about_one_class", ABOUT + "one class" + end, short="about one class"),
         number(f"{path}/classes_owned", OWNED + end, short="classes owned"),
         percent(f"{path}/p5", "retrieval precision at 5" + end, short="precision@5"),
         percent(f"{path}/probe", "linear probe" + end, short="linear probe"),
+        hidden(f"{path}/l0", f"{ACTIVE_DIMS}, {k} kept", decimals=1),
+        number(f"{path}/classes_owned_evenly", f"{EVENLY}, {k} kept", headline=False),
     ]
 
 
-def _at_threshold(t: float) -> list[Measure]:
+def at_each_threshold(t: float) -> list[Measure]:
+    """The measures at an activation threshold."""
     sound = partial(Measure, decimals=1, definitions=SOUND, headline=False)
-    active = "active dimensions per image"
     return [
         sound(at_threshold("consistency", t), f"consistency, threshold {t:g}", "%"),
-        sound(at_threshold("l0", t), f"{active}, threshold {t:g}", needs_labels=False),
+        sound(at_threshold("l0", t), f"{ACTIVE_DIMS}, threshold {t:g}", needs_labels=False),
         sound(at_threshold("classes_owned", t), f"{OWNED}, threshold {t:g}"),
-    ]
-
-
-def _hidden_at_kept(k: int) -> list[Measure]:
-    owned = f"classes that own an even share, {k} kept"
-    return [
-        hidden(f"kept/{k}/l0", f"active dimensions per image, {k} kept", decimals=1),
-        number(f"kept/{k}/classes_owned_evenly", owned, headline=False),
-    ]
-
-
-def _at_l0(n: int) -> Measure:
-    key, label = interpretability.at_l0(n), f"consistency at {n} active dimensions"
-    return percent(key, label, definitions=SOUND, headline=False, short=f"at L0 {n}")
-
-
-def _of_factor(key: str) -> str:
-    return f"factors/each/*/{key}"
-
-
-def _of_factors() -> list[Measure]:
-    """Measures of images with several known factors; those of one factor have `*` for its name."""
-    p5 = "retrieval precision at 5 by this factor"
-    changed = "change when the background is exchanged"
-    return [
-        percent(_of_factor("alone"), "dimensions about this factor alone"),
-        percent(_of_factor("neutral"), "dimensions neutral to this factor"),
-        *(number(_of_factor(f"owned_{k}"), f"{OWNED}, this factor, {k} kept") for k in FACTOR_KS),
-        *(percent(_of_factor(f"p5_{k}"), f"{p5}, {k} kept") for k in FACTOR_KS),
-        Measure(_of_factor("completeness"), "completeness of the factor (DCI)"),
-        percent(_of_factor("informativeness"), "informativeness of the factor (DCI)"),
-        Measure(_of_factor("mig"), "mutual information gap of the factor"),
-        Measure(_of_factor("swap"), f"{changed}, dimensions of this factor"),
-        percent("factors/mixed", "dimensions about several factors"),
-        percent("factors/nothing", "dimensions about no factor"),
-        Measure("factors/disentanglement", "disentanglement (DCI)"),
-        Measure("factors/completeness", "completeness (DCI)"),
-        percent("factors/informativeness", "informativeness (DCI)"),
-        Measure("factors/mig", "mutual information gap"),
-        Measure("factors/swap", f"{changed}, all dimensions"),
     ]
 
 
 MEASURES = [
     number("readable/count", "readable dimensions"),
     Measure("readable/share", "readable dimensions", "share", headline=False),
-    *chain.from_iterable(at_kept(k) for k in KS),
-    *chain.from_iterable(_hidden_at_kept(k) for k in KS),
+    *(measure for k in KS for measure in at_kept(k)),
     percent("whole/p5", "retrieval precision at 5 of the full embedding, or all dimensions"),
     share("coverage/images_without", "images without an active dimension"),
     unlabeled("coverage/distinct", "effective number of dimensions", decimals=0),
-    hidden("coverage/l0", "active dimensions per image", decimals=1),
+    hidden("coverage/l0", ACTIVE_DIMS, decimals=1),
     hidden("coverage/dead_share", "dead dimensions", "share"),
     hidden("coverage/live", "dimensions in use", decimals=0),
     hidden("coverage/twins", "dimensions that nearly repeat another", "share"),
@@ -160,7 +128,22 @@ MEASURES = [
     hidden("coverage/spread", "images among the ten strongest of any dimension", "share"),
     share("independence/predictability", "variance of a dimension that the others explain"),
     unlabeled("independence/groups", "similarity of two groups of dimensions", "CKA"),
-    *_of_factors(),
+    # with `*` for the name of a factor
+    percent("factors/each/*/alone", ABOUT + "this factor alone"),
+    percent("factors/each/*/neutral", "dimensions neutral to this factor"),
+    *(number(f"factors/each/*/owned_{k}", f"{OWNED}, this factor, {k} kept") for k in FACTOR_KS),
+    *(percent(f"factors/each/*/p5_{k}", f"{BY_FACTOR}, {k} kept") for k in FACTOR_KS),
+    Measure("factors/each/*/completeness", "completeness of the factor (DCI)"),
+    percent("factors/each/*/informativeness", "informativeness of the factor (DCI)"),
+    Measure("factors/each/*/mig", "mutual information gap of the factor"),
+    Measure("factors/each/*/swap", f"{CHANGED}, dimensions of this factor"),
+    percent("factors/mixed", ABOUT + "several factors"),
+    percent("factors/nothing", ABOUT + "no factor"),
+    Measure("factors/disentanglement", "disentanglement (DCI)"),
+    Measure("factors/completeness", "completeness (DCI)"),
+    percent("factors/informativeness", "informativeness (DCI)"),
+    Measure("factors/mig", "mutual information gap"),
+    Measure("factors/swap", f"{CHANGED}, all dimensions"),
     Measure("detectors/f1", "best F1 of a dimension"),
     Measure("detectors/iou", "best IoU of a dimension"),
     Measure("detectors/best_f1", "best F1 of a dimension, best class", headline=False),
@@ -180,20 +163,24 @@ MEASURES = [
     share("seeds/share_same", "dimensions that another seed finds again"),
     percent("consistency", "consistency", definitions=BOTH, short="Cons."),
     percent("consistency_mass", "consistency weighted by mass", definitions=SOUND, short="by mass"),
-    *(_at_l0(n) for n in interpretability.MATCHED),
+    *(
+        percent(at_l0(n), f"consistency at {n} active dimensions", definitions=SOUND,
+                headline=False, short=f"at L0 {n}")
+        for n in MATCHED
+    ),
     Measure("entropy_freq", "class entropy of a dimension", "nats", 2, definitions=BOTH),
     Measure("entropy_sum", "class entropy of its mass", "nats", 2, definitions=BOTH),
     Measure("entropy_mean", "class entropy of its mean activation", "nats", 2, definitions=BOTH),
     Measure("detector_ap", "detector average precision", definitions=SOUND, short="AP"),
     number("classes_owned", OWNED, definitions=SOUND, short="classes owned"),
-    unlabeled("l0", "active dimensions per image", "", 1, definitions=SOUND, short="L0"),
+    unlabeled("l0", ACTIVE_DIMS, "", 1, definitions=SOUND, short="L0"),
     share("dead_share", "dead dimensions", definitions=SOUND, short="dead %"),
     share("near_dead_share", "nearly dead dimensions", definitions=SOUND, short="nearly dead %"),
     share("activation_ratio", "dimensions in use", definitions=BOTH),
     share("sparsity", "entries that do not fire", definitions=BOTH),
     hidden("effective_rank", "effective rank", decimals=2, definitions=BOTH),
     hidden("orthogonality", "cosine between dimensions", definitions=BOTH),
-    *chain.from_iterable(_at_threshold(t) for t in interpretability.THRESHOLDS[1:]),
+    *(measure for t in THRESHOLDS[1:] for measure in at_each_threshold(t)),
     percent("probe/fast/acc1", "linear probe, object"),
     percent("probe/fast/acc5", "linear probe, object, top 5"),
     percent("probe/paper/acc1", "linear probe of the paper"),
@@ -244,10 +231,9 @@ def find(path: Path) -> tuple[Measure, str] | None:
 
 def named(key: str) -> Measure:
     """The measure with this key."""
-    for measure in MEASURES:
-        if measure.key == key:
-            return measure
-    raise InputError(f"there is no measure {key!r}")
+    if (measure := next((m for m in MEASURES if m.key == key), None)) is None:
+        raise InputError(f"there is no measure {key!r}")
+    return measure
 
 
 def value(tree: Any, path: Path) -> Any:

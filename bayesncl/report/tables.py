@@ -77,7 +77,7 @@ def render_verdict(result: Result) -> str:
 def _kept_rows(result: Result) -> list[Row]:
     rows: list[Row] = []
     tree = result.to_dict()
-    for measure in at_kept(1):
+    for measure in (each for each in at_kept(1) if each.short):
         cells = []
         for k in result.kept or {}:
             path = ("kept", k, measure.key.rsplit("/", 1)[1])
