@@ -96,16 +96,16 @@ def seen_views(recipe: Recipe, pixels: Tensor) -> dict[str, Tensor]:
 
 def fail_in_step(step: int, fail: Callable[[], None]) -> None:
     """Let the last process call `fail` in a step."""
-    info_nce_sum, calls = heads.info_nce_sum, 0
+    info_nce_share, calls = heads.info_nce_share, 0
 
     def fatal(*arguments: object) -> Tensor:
         nonlocal calls
         calls += 1
         if calls == step and distributed.rank() == distributed.world_size() - 1:
             fail()
-        return info_nce_sum(*arguments)
+        return info_nce_share(*arguments)
 
-    heads.info_nce_sum = fatal
+    heads.info_nce_share = fatal
 
 
 def train_and_die(folder: Path) -> dict[str, Tensor]:

@@ -32,7 +32,7 @@ from bayesncl.io import digest, tensor_bytes
 from bayesncl.method.encoder import Encoder, build_model
 from bayesncl.method.heads import HEADS
 from bayesncl.recipes import PARTS, recipe_from_json
-from bayesncl.training import checkpoint, weights
+from bayesncl.training import checkpoint, run_folder
 from tests.conftest import tiny_recipe
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -104,13 +104,13 @@ def good_model() -> Encoder:
 
 
 def forge_model(folder: Path, draw: Draw) -> Callable[[], Any]:
-    tensors = bend_tensors(weights.to_file_names(good_model().state_dict()), draw)
+    tensors = bend_tensors(run_folder.to_file_names(good_model().state_dict()), draw)
     recipe = json.dumps(bend(good_model().recipe.to_dict(), draw))
     metadata = {"format": "bayesncl-1", "recipe": recipe, "sha256": digest(tensors)}
     (folder / "model.safetensors").write_bytes(damage(tensor_bytes(tensors, metadata), draw))
 
     def use() -> None:
-        model = weights.load_weights(folder / "model.safetensors")
+        model = run_folder.load_weights(folder / "model.safetensors")
         if model.recipe.views.size <= 64:
             model.encode(np.zeros((1, 3, 16, 16), np.uint8))
 
@@ -118,7 +118,7 @@ def forge_model(folder: Path, draw: Draw) -> Callable[[], Any]:
 
 
 def forge_checkpoint(folder: Path, draw: Draw) -> Callable[[], Any]:
-    tensors = {f"model.{n}": t for n, t in weights.to_file_names(good_model().state_dict()).items()}
+    tensors = {f"model.{n}": t for n, t in run_folder.to_file_names(good_model().state_dict()).items()}
     tensors = bend_tensors(tensors, draw)
     step = draw(st.sampled_from(["4", "-1", "x", "9" * 30, "9" * 5000, ""]))
     recipe = bend(good_model().recipe.to_dict(), draw)
@@ -131,7 +131,7 @@ def forge_checkpoint(folder: Path, draw: Draw) -> Callable[[], Any]:
 
 def use_checkpoint(path: Path) -> None:
     found = checkpoint.read(path)
-    weights.fill_model(found.recipe, found.part("model"), path)
+    run_folder.fill_model(found.recipe, found.part("model"), path)
 
 
 @cache
@@ -251,7 +251,7 @@ def test_pickles_in_place_of_weights_run_nothing(
         for name in ("model.safetensors", "codes.safetensors", "step-00000004.ckpt"):
             (tmp_path / name).write_bytes(raw)
         with pytest.raises(InputError):
-            weights.load_weights(tmp_path / "model.safetensors")
+            run_folder.load_weights(tmp_path / "model.safetensors")
         with pytest.raises(InputError):
             ReadableCodes.load(tmp_path / "codes.safetensors")
         with pytest.raises(InputError):

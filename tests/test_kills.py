@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bayesncl.method.encoder import build_model
-from bayesncl.training.weights import model_bytes
+from bayesncl.training.run_folder import model_bytes
 from tests.commands import draw_folder
 from tests.conftest import tiny_recipe
 

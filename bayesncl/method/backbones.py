@@ -5,7 +5,7 @@ Both views pass through the convolutions together, but BatchNorm takes its stati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,14 +15,12 @@ from torch import Tensor, nn
 
 from bayesncl import distributed
 from bayesncl.errors import InputError, as_input_error, import_extra
+from bayesncl.method.gates import at_least_float32
 from bayesncl.recipes import Model
 
 
 class Kernels:
-    """GPU kernels that replace BatchNorm and max-pooling in training; None: torch's operations.
-
-    `training.compile.use_kernels` sets them.
-    """
+    """GPU kernels for BatchNorm and max-pooling in training, set by `training.compile`."""
 
     norm: Callable[..., Any] | None = None
     pool: Callable[[Tensor], Tensor] | None = None
@@ -48,7 +46,9 @@ class ViewBatchNorm2d(nn.BatchNorm2d):
             )
             self.seen = tuple(seen)
             return y
-        y = self.normalize(x) if shortcut is None else self.normalize(x) + shortcut
+        y = self.normalize(x)
+        if shortcut is not None:
+            y = y + shortcut
         return F.relu(y) if self.relu else y
 
     def normalize(self, x: Tensor) -> Tensor:
@@ -65,25 +65,20 @@ class ViewBatchNorm2d(nn.BatchNorm2d):
             return self._normalize_parts(x)
         if distributed.world_size() > 1:
             assert self.num_batches_tracked is not None
-            self.num_batches_tracked.add_(self.views)  # as the built-in kernel below counts them
+            self.num_batches_tracked.add_(self.views)  # as torch does below
             return self._normalize_parts(x)
         # on a CPU, the built-in kernel applied to each part is fastest
         return torch.cat([super(ViewBatchNorm2d, self).forward(p) for p in x.chunk(self.views)])
 
     def _normalize_parts(self, x: Tensor) -> Tensor:
         """All parts at once: the compiler fuses this, and it covers several processes."""
-        mean, var = part_statistics(x.detach(), self.views)
-        n = part_size(x, self.views)
+        f, n = at_least_float32(x.detach()), part_size(x, self.views)
+        mean, square = (
+            distributed.all_reduce_sum(sum_parts(t, self.views)) / n for t in (f, f.square())
+        )
+        var = (square - mean.square()).clamp_min(0)  # [V, C]
         self.seen = mean, var * (n / (n - 1))
         return _PartNorm.apply(x, self.weight, self.bias, mean, torch.rsqrt(var + self.eps))
-
-
-def part_statistics(x: Tensor, views: int) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance [V, C] of each part of x [V * B, C, H, W] over all processes."""
-    f = x.float() if x.dtype != torch.float64 else x
-    n = part_size(x, views)
-    mean, square = (distributed.all_reduce_sum(sum_parts(t, views)) / n for t in (f, f.square()))
-    return mean, (square - mean.square()).clamp_min(0)
 
 
 class _PartNorm(torch.autograd.Function):
@@ -139,7 +134,7 @@ def expand(channels: Tensor, x: Tensor) -> Tensor:
 @torch.no_grad()
 def update_running_statistics(model: nn.Module) -> None:
     """Update the running statistics of all layers, part by part, in a few fused operations."""
-    layers = [m for m in model.modules() if isinstance(m, ViewBatchNorm2d) and m.seen is not None]
+    layers = [layer for layer in norms(model) if layer.seen is not None]
     if not layers:
         return
     for part in range(layers[0].views):
@@ -151,23 +146,26 @@ def update_running_statistics(model: nn.Module) -> None:
         layer.seen = None
 
 
+def norms(model: nn.Module) -> list[ViewBatchNorm2d]:
+    """All BatchNorm layers."""
+    return [module for module in model.modules() if isinstance(module, ViewBatchNorm2d)]
+
+
 def set_views(model: nn.Module, views: int) -> None:
     """Set the number of views in the coming batches."""
-    for module in model.modules():
-        if isinstance(module, ViewBatchNorm2d):
-            module.views = views
+    for layer in norms(model):
+        layer.views = views
 
 
 @contextmanager
 def batch_statistics(model: nn.Module) -> Iterator[None]:
     """Make every BatchNorm use the statistics of its batch, as the published evaluation does."""
-    layers = [module for module in model.modules() if isinstance(module, ViewBatchNorm2d)]
+    for layer in norms(model):
+        layer.batch_only = True
     try:
-        for layer in layers:
-            layer.batch_only = True
         yield
     finally:
-        for layer in layers:
+        for layer in norms(model):
             layer.batch_only = False
 
 
@@ -187,62 +185,43 @@ def norm_relu(width: int) -> ViewBatchNorm2d:
 
 
 class MaxPool(nn.MaxPool2d):
-    """3 x 3 max-pooling with stride 2."""
-
-    def __init__(self) -> None:
-        super().__init__(3, 2, 1)
+    """Max-pooling, on a GPU by a kernel."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) if Kernels.pool is None else Kernels.pool(x)
 
 
-class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut."""
+class Block(nn.Module):
+    """Convolutions with BatchNorm and ReLU; the shortcut is added before the last ReLU.
 
-    expansion = 1
+    Two 3x3 convolutions, or 1x1, 3x3, 1x1 with 4 times the width at the end (a bottleneck). The
+    shortcut is the identity if the shapes agree, else a 1x1 convolution with BatchNorm.
+    """
 
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, bottleneck: bool) -> None:
         super().__init__()
-        self.conv1, self.bn1 = conv(inputs, width, 3, stride), norm_relu(width)
-        self.conv2, self.bn2 = conv(width, width, 3), norm_relu(width)
-        self.shortcut = shortcut(inputs, width, stride)
+        first, middle = (1, stride) if bottleneck else (stride, 1)
+        outputs = 4 * width if bottleneck else width
+        self.conv1 = conv(inputs, width, 1 if bottleneck else 3, first)
+        self.bn1 = norm_relu(width)
+        self.conv2, self.bn2 = conv(width, width, 3, middle), norm_relu(width)
+        if bottleneck:
+            self.conv3, self.bn3 = conv(width, outputs, 1), norm_relu(outputs)
+        self.bottleneck, self.shortcut = bottleneck, nn.Sequential()
+        if inputs != outputs or stride != 1:
+            self.shortcut.extend([conv(inputs, outputs, 1, stride), ViewBatchNorm2d(outputs)])
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.bn1(self.conv1(x))
-        return self.bn2(self.conv2(y), self.shortcut(x))
-
-
-class Bottleneck(nn.Module):
-    """1x1, 3x3 (with the stride), 1x1 convolutions and a shortcut."""
-
-    expansion = 4
-
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = conv(inputs, width, 1), norm_relu(width)
-        self.conv2, self.bn2 = conv(width, width, 3, stride), norm_relu(width)
-        self.conv3, self.bn3 = conv(width, 4 * width, 1), norm_relu(4 * width)
-        self.shortcut = shortcut(inputs, 4 * width, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.bn1(self.conv1(x))
-        y = self.bn2(self.conv2(y))
-        return self.bn3(self.conv3(y), self.shortcut(x))
-
-
-def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
-    """Identity if the shapes agree, else a 1x1 convolution with BatchNorm."""
-    if inputs == outputs and stride == 1:
-        return nn.Identity()
-    return nn.Sequential(conv(inputs, outputs, 1, stride), ViewBatchNorm2d(outputs))
+        y = self.conv2(self.bn1(self.conv1(x)))
+        if self.bottleneck:
+            return self.bn3(self.conv3(self.bn2(y)), self.shortcut(x))
+        return self.bn2(y, self.shortcut(x))
 
 
 class ResNet(nn.Module):
     """A stem and four stages of blocks, averaged over space; h [N, features] is non-negative."""
 
-    def __init__(
-        self, block: type[BasicBlock] | type[Bottleneck], depths: tuple[int, ...], model: Model
-    ) -> None:
+    def __init__(self, depths: Sequence[int], bottleneck: bool, model: Model) -> None:
         super().__init__()
         if model.stem == "cifar":
             # 3x3 at full resolution with PyTorch's default initialization; with padding 2,
@@ -250,17 +229,15 @@ class ResNet(nn.Module):
             first = nn.Conv2d(3, 64, 3, 1, model.stem_padding, bias=False)
             self.stem = nn.Sequential(first, norm_relu(64))
         else:
-            self.stem = nn.Sequential(conv(3, 64, 7, 2), norm_relu(64), MaxPool())
-        blocks: list[nn.Module] = []
-        inputs = 64
+            self.stem = nn.Sequential(conv(3, 64, 7, 2), norm_relu(64), MaxPool(3, 2, 1))
+        self.blocks, self.features = nn.Sequential(), 64
         for stage, depth in enumerate(depths):
             width = 64 * 2**stage
             for i in range(depth):
-                blocks.append(block(inputs, width, 2 if stage and i == 0 else 1))
-                inputs = block.expansion * width
-        self.blocks = nn.Sequential(*blocks)
+                stride = 2 if stage and i == 0 else 1
+                self.blocks.append(Block(self.features, width, stride, bottleneck))
+                self.features = 4 * width if bottleneck else width
         self.pool = nn.AdaptiveAvgPool2d(1)
-        self.features = inputs
 
     def forward(self, x: Tensor) -> Tensor:
         return self.pool(self.blocks(self.stem(x))).flatten(1)
@@ -273,11 +250,10 @@ class Small(nn.Module):
 
     def __init__(self, strides: tuple[int, ...] = (2, 2, 2, 2)) -> None:
         super().__init__()
-        widths = (3, 32, 64, 128, 256)
-        layers: list[nn.Module] = []
+        widths, self.layers = (3, 32, 64, 128, 256), nn.Sequential()
         for inputs, outputs, stride in zip(widths, widths[1:], strides):
-            layers += [conv(inputs, outputs, 3, stride), ViewBatchNorm2d(outputs), nn.ReLU()]
-        self.layers = nn.Sequential(*layers)
+            layer = conv(inputs, outputs, 3, stride)
+            self.layers.extend([layer, ViewBatchNorm2d(outputs), nn.ReLU()])
         self.pool = nn.AdaptiveAvgPool2d(1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -306,8 +282,8 @@ class Timm(nn.Module):
 
 # names for `model.backbone`, besides timm:NAME
 BACKBONES: dict[str, Callable[[Model], nn.Module]] = {
-    "resnet18": lambda model: ResNet(BasicBlock, (2, 2, 2, 2), model),
-    "resnet50": lambda model: ResNet(Bottleneck, (3, 4, 6, 3), model),
+    "resnet18": lambda model: ResNet((2, 2, 2, 2), False, model),
+    "resnet50": lambda model: ResNet((3, 4, 6, 3), True, model),
     "small": lambda _: Small(),
     "medium": lambda _: Small((1, 2, 2, 2)),
 }

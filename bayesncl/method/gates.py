@@ -17,7 +17,7 @@ KL_CLAMP = 0.01  # q and rho are clamped to [0.01, 0.99]; outside, the KL has no
 
 
 def rep_relu(z: Tensor) -> Tensor:
-    """Apply ReLU with the gradient of the exact (erf) GELU; the values are exactly ``relu(z)``."""
+    """Values of ReLU with the gradient of the exact (erf) GELU."""
     return straight_through(F.relu(z.detach()), F.gelu(z))
 
 
@@ -53,12 +53,6 @@ RECTIFIERS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def gate_probability(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """q = sigmoid(logits / T), the paper's alpha, without noise, in float32 or better."""
-    logits = at_least_float32(logits)
-    return torch.sigmoid(logits if temperature == 1 else logits / temperature)
-
-
 def logistic_noise(u: Tensor) -> Tensor:
     """Logistic(0, 1) noise, log u - log(1 - u): the difference of two Gumbel samples."""
     u = u.clamp(1e-7, 1 - 1e-7)
@@ -86,8 +80,9 @@ class GateKind:
     hard: bool = True
 
     def probability(self, logits: Tensor, temperature: float = 1.0) -> Tensor:
-        """q [N, D], the probability that each gate is open; its KL to the prior is in the loss."""
-        return gate_probability(logits, temperature)
+        """q = sigmoid(logits / T) [N, D], the paper's alpha; its KL to the prior is in the loss."""
+        logits = at_least_float32(logits)
+        return torch.sigmoid(logits if temperature == 1 else logits / temperature)
 
     def mask(
         self, logits: Tensor, threshold: float = 0.5, temperature: float = 1.0,
@@ -102,13 +97,10 @@ class GateKind:
 
 
 GATES = {
-    gate.name: gate
-    for gate in (
-        GateKind("ste"),
-        GateKind("soft", hard=False),
-        GateKind("gumbel", logistic_noise),
-        GateKind("gumbel-paper", published_noise),
-    )
+    "ste": GateKind("ste"),
+    "soft": GateKind("soft", hard=False),
+    "gumbel": GateKind("gumbel", logistic_noise),
+    "gumbel-paper": GateKind("gumbel-paper", published_noise),
 }
 
 
@@ -135,12 +127,9 @@ def open_gates(
     """
     if kind not in GATES:
         raise InputError(f"unknown gate kind {kind!r}; choose {', '.join(GATES)}")
-    gate = GATES[kind]
+    gate, logits = GATES[kind], at_least_float32(logits)
     if gate.noise is not None and uniform is None:
-        like = at_least_float32(logits)
-        uniform = torch.rand(
-            like.shape, generator=generator, device=like.device, dtype=like.dtype
-        )
+        uniform = torch.empty_like(logits).uniform_(generator=generator)
     return gate.mask(logits, threshold, temperature, uniform)
 
 
@@ -151,22 +140,17 @@ def bernoulli_kl(q: Tensor, prior: float | Tensor) -> Tensor:
     ----------
     q : [N, D] probabilities; clamped to [0.01, 0.99], beyond which the gradient is 0.
     prior : rho, or one per dimension [D]; clamped likewise.
-
-    Returns
-    -------
-    Scalar.
     """
     q = at_least_float32(q).clamp(KL_CLAMP, 1 - KL_CLAMP)
-    log_open: float | Tensor
-    log_closed: float | Tensor
+    logs: tuple[Any, Any]
     if isinstance(prior, Tensor):
         rho = prior.to(q.dtype).clamp(KL_CLAMP, 1 - KL_CLAMP)
-        log_open, log_closed = rho.log(), (1 - rho).log()
+        logs = rho.log(), (1 - rho).log()
     else:
         number = min(max(prior, KL_CLAMP), 1 - KL_CLAMP)
-        log_open, log_closed = math.log(number), math.log(1 - number)
+        logs = math.log(number), math.log(1 - number)
     closed = 1 - q
-    kl = q * (q.log() - log_open) + closed * (closed.log() - log_closed)  # [N, D]
+    kl = q * (q.log() - logs[0]) + closed * (closed.log() - logs[1])  # [N, D]
     return kl.sum(1).mean()
 
 

@@ -28,7 +28,7 @@ from bayesncl.method.gates import (
 from bayesncl.method.losses import (
     ACTIVE,
     balanced_assignment,
-    info_nce_sum,
+    info_nce_share,
     ipw_rows,
     swapped_cross_entropy,
     unit_rows,
@@ -176,14 +176,11 @@ class Projector(Head):
             self.prevalence.lerp_(share, NEW_SHARE)
 
     def loss(self, features: Features) -> Terms:
-        gate, world = self.gate_options, distributed.world_size()
+        gate, o, world = self.gate_options, self.objective, distributed.world_size()
         if self.training:
             self.update_prevalence(features.z)
         z = self.compared(features.gated)
-        everyone, own, partner = gather_partners(z)
-        o = self.objective
-        nce = info_nce_sum(z, everyone, own, partner, o.temperature, o.block, o.decoupled)
-        nce = nce / len(everyone)
+        nce = info_nce_share(z, o.temperature, o.block, o.decoupled)
         kl, opened = torch.zeros_like(nce), torch.ones_like(nce)
         if self.kind is not None and features.logits is not None and features.mask is not None:
             q = self.kind.probability(features.logits, gate.temperature)
@@ -371,10 +368,7 @@ class SparseAutoencoder(Head):
         dead = self.revival * self._dead_loss(raw, rest.detach(), fired.detach())
         loss = squares + dead / numbers
         if self.contrast:
-            z = features.gated
-            everyone, own, partner = gather_partners(z)
-            nce = info_nce_sum(z, everyone, own, partner, self.temperature) / len(everyone)
-            loss = loss + self.contrast * nce
+            loss = loss + self.contrast * info_nce_share(features.gated, self.temperature)
         opened = (fired.detach() > 0).float().mean() / distributed.world_size()
         return Terms(loss, squares.detach(), torch.zeros_like(loss), opened)
 
@@ -393,14 +387,6 @@ def without_axes(rows: Tensor, axes: Tensor) -> Tensor:
     """Rows [N, F] without their components along orthonormal axes [A, F]."""
     return torch.addmm(rows, rows @ axes.T, axes, alpha=-1)
 
-
-def gather_partners(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of all processes [world * 2B, D]; indices there of our rows z and of their partners."""
-    n = len(z)
-    rows = torch.arange(n, device=z.device)
-    everyone = distributed.all_gather_rows(z)
-    offset = distributed.rank() * n
-    return everyone, rows + offset, (rows + n // 2) % n + offset
 
 
 def random_unit_rows(rows: int, width: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from numbers import Integral
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from bayesncl import distributed
 from bayesncl.errors import InputError
 from bayesncl.method.gates import at_least_float32, top_k_mask
 
@@ -83,24 +85,28 @@ def info_nce(
     """
     if z.ndim != 2 or len(z) % 2 or len(z) < (4 if decoupled else 2):
         raise InputError(f"info_nce takes [2B, D], two views per image, got {list(z.shape)}")
-    n = len(z)
-    anchors = torch.arange(n, device=z.device)
-    positive = (anchors + n // 2) % n
-    return info_nce_sum(z, z, anchors, positive, temperature, block, decoupled) / n
+    return _info_nce(z, z, 0, temperature, block, decoupled)
 
 
-def info_nce_sum(
-    a: Tensor, c: Tensor, self_index: Tensor, positive: Tensor, temperature: float, block: int = 0,
-    decoupled: bool = False
+def info_nce_share(
+    z: Tensor, temperature: float, block: int = 0, decoupled: bool = False
 ) -> Tensor:
-    """Sum of the losses of anchors `a` [M, D] against candidates `c` [N, D].
+    """This process's share of `info_nce` of the rows of all processes; the shares add up to it."""
+    everyone, first = distributed.all_gather_rows(z), distributed.rank() * len(z)
+    return _info_nce(z, everyone, first, temperature, block, decoupled)
 
-    Anchor i is candidate self_index[i], which is left out of the sum over candidates; its positive
-    is candidate positive[i], also left out if `decoupled`. With one process a is c; with several,
-    a has the rows of this process and c those of all. Blocks of similarities are computed again in
-    the backward pass instead of being kept.
+
+def _info_nce(
+    a: Tensor, c: Tensor, first: int, temperature: float, block: int, decoupled: bool
+) -> Tensor:
+    """Losses of anchors `a` [M, D] against candidates `c` [N, D], summed and divided by N.
+
+    The anchors are the candidates from `first` on. Blocks of similarities are computed again in the
+    backward pass instead of being kept.
     """
-    left_out = torch.stack([self_index, positive], 1) if decoupled else self_index[:, None]
+    rows = torch.arange(len(a), device=a.device)
+    anchor, positive = rows + first, (rows + len(a) // 2) % len(a) + first
+    left_out = torch.stack([anchor, positive], 1) if decoupled else anchor[:, None]
     with _without_autocast(a.device.type):
         same = a is c
         a = at_least_float32(a)
@@ -108,16 +114,11 @@ def info_nce_sum(
         if block == 0 and len(c) > DENSE_ROWS:
             block = BLOCK_ROWS
         if block == 0:
-            return _sum_rows(a, c, left_out, positive, temperature)
+            return _sum_rows(a, c, left_out, positive, temperature) / len(c)
+        recompute = partial(checkpoint, _sum_rows, use_reentrant=False, preserve_rng_state=False)
         parts = zip(a.split(block), left_out.split(block), positive.split(block))
-        sums = [
-            checkpoint(
-                _sum_rows, rows, c, out, partner, temperature, use_reentrant=False,
-                preserve_rng_state=False,
-            )
-            for rows, out, partner in parts
-        ]  # fmt: skip
-        return torch.stack(sums).sum()
+        sums = [recompute(part, c, out, partner, temperature) for part, out, partner in parts]
+        return torch.stack(sums).sum() / len(c)
 
 
 def _sum_rows(

@@ -23,8 +23,8 @@ from bayesncl.method.encoder import Encoder
 from bayesncl.method.lars import LARS
 from bayesncl.progress import Display, plural
 from bayesncl.recipes import REVISABLE, Recipe, recipe_from_dict, replace_fields
-from bayesncl.training.run_folder import RunFolder, environment, load_run
-from bayesncl.training.weights import fill_model, from_file_names, to_file_names
+from bayesncl.training import run_folder
+from bayesncl.training.run_folder import RunFolder
 
 
 class Checkpoint(NamedTuple):
@@ -39,14 +39,14 @@ class Checkpoint(NamedTuple):
         """The tensors of ``model`` or ``momentum``, by parameter name."""
         start = f"{name}."
         tensors = {n: t for n, t in self.tensors.items() if n.startswith(start)}
-        return from_file_names({n.removeprefix(start): t for n, t in tensors.items()})
+        return run_folder.from_file_names({n.removeprefix(start): t for n, t in tensors.items()})
 
 
 def snapshot(model: Encoder, optimizer: LARS, step: int, images: tuple[str, str]) -> Checkpoint:
     """The state after `step` steps; on a GPU a copy, so training can continue meanwhile."""
     momenta = {n: optimizer.state[p]["momentum_buffer"] for n, p in model.named_parameters()}
-    tensors = {f"model.{n}": t for n, t in to_file_names(model.state_dict()).items()}
-    tensors |= {f"momentum.{n}": t for n, t in to_file_names(momenta).items()}
+    tensors = {f"model.{n}": t for n, t in run_folder.to_file_names(model.state_dict()).items()}
+    tensors |= {f"momentum.{n}": t for n, t in run_folder.to_file_names(momenta).items()}
     return Checkpoint(step, model.recipe, images, tensors)
 
 
@@ -148,7 +148,7 @@ def resume_or_begin(
             aside = path.replace(path.with_name(f"{path.name}.damaged"))
             display.note(f"{error}; renamed to {aside.name}")
         write_atomic(run.recipe_file, recipe.to_json())
-        write_atomic(run.environment_file, json.dumps(environment(), indent=2) + "\n")
+        write_atomic(run.environment_file, json.dumps(run_folder.environment(), indent=2) + "\n")
         run.cut_metrics(done)
     distributed.barrier()
     return done
@@ -187,9 +187,9 @@ def open_model(path: Path, device: torch.device | str) -> tuple[Encoder, str]:
     """A trained model; of an unfinished run, its newest checkpoint and a sentence saying so."""
     run = RunFolder(path)
     if not path.is_dir() or run.weights.exists() or not listed(run):
-        return load_run(path, device), ""
+        return run_folder.load_run(path, device), ""
     found, _ = newest(run)
     if found is None:
         raise InputError(f"{run} is unfinished and its checkpoints are damaged: bayesncl resume it")
-    model = fill_model(found.recipe, found.part("model"), path)
+    model = run_folder.fill_model(found.recipe, found.part("model"), path)
     return model.to(device), f"Unfinished run: using its checkpoint after {found.step:,} steps."

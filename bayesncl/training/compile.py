@@ -45,9 +45,9 @@ def compiles(recipe: Recipe, device: torch.device) -> bool:
 def accelerate(model: Encoder, optimizer: LARS, meter: Meter, batch: Batch) -> Callable[[], None]:
     """A function that does what `train_step` does, with faster parts, as a recorded graph."""
     keep_compiled()  # before triton is imported
-    from bayesncl.training.kernels import update
+    from bayesncl.training.kernels import layers
 
-    optimizer.move = update.move
+    optimizer.move = layers.move
     parts = choose_parts(model, batch.pixels)
     # the remaining float32 products are those of InfoNCE, which need the precision
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
@@ -101,10 +101,10 @@ def embed_with_kernels(model: Encoder, x: Tensor) -> Tensor:
 @contextlib.contextmanager
 def use_kernels() -> Iterator[None]:
     """Use the kernels for BatchNorm and max-pooling in training on a GPU, in one process."""
-    from bayesncl.training.kernels import norms, pool
+    from bayesncl.training.kernels import layers
 
     before = Kernels.norm, Kernels.pool
-    Kernels.norm, Kernels.pool = norms.NormReLU.apply, pool.MaxPool.apply
+    Kernels.norm, Kernels.pool = layers.NormReLU.apply, layers.MaxPool.apply
     try:
         yield
     finally:

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from bayesncl import distributed
 from bayesncl.data.images import Images, fingerprint
 from bayesncl.device import find_device
-from bayesncl.errors import InputError
+from bayesncl.errors import InputError, as_input_error
 from bayesncl.io import is_codes, write_atomic
 from bayesncl.method.backbones import set_views
 from bayesncl.method.encoder import Encoder, build_model
@@ -30,9 +29,8 @@ from bayesncl.training.compile import accelerate, compiles
 from bayesncl.training.loader import Pixels, batches, to_device
 from bayesncl.training.log import Logger, Meter, raise_if_bad, record_knn
 from bayesncl.training.prepare import check_images, prepare_run, report_similarity
-from bayesncl.training.run_folder import RunFolder, catch_signals, new_run
+from bayesncl.training.run_folder import RunFolder, catch_signals, model_bytes, new_run
 from bayesncl.training.step import Batch, train_step
-from bayesncl.training.weights import model_bytes
 
 AfterEpoch = Callable[[Encoder, int], dict[str, object] | None]
 Step = Callable[[Tensor, Tensor, int, Tensor], None]  # of (pixels, index, epoch, learning rates)
@@ -109,8 +107,13 @@ def run_loop(
     records = [after_epoch] if after_epoch is not None else []
     if options.knn_every:
         records.append(partial(record_knn, images))
+    memory = (
+        f"out of GPU memory at batch {options.batch}, {recipe.views.size} px, {recipe.model.dim} "
+        "dimensions: lower run.batch, model.hidden or model.dim"
+    )
     with (
-        run.lock(), catch_signals() as signals, explain_errors(recipe),
+        run.lock(), catch_signals() as signals, as_input_error(memory, torch.OutOfMemoryError),
+        distributed.lost_process_as_error(),
         checkpoint.writer(run, options.keep_checkpoints) as save,
     ):  # fmt: skip
         check_images(recipe, images)
@@ -171,8 +174,7 @@ def assemble(
         find_precision(recipe, device),
     )
     rates = [group["lr"] for group in optimizer.param_groups]
-    if device.type == "cuda":
-        torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark |= device.type == "cuda"
     if compiles(recipe, device):
         run = accelerate(model, optimizer, meter, batch)
     else:
@@ -221,15 +223,3 @@ def learning_rates(recipe: Recipe, steps: int) -> Tensor:
 
     return torch.tensor([rates(t) for t in range(total)])
 
-
-@contextmanager
-def explain_errors(recipe: Recipe) -> Iterator[None]:
-    """Report a GPU out of memory, or a lost process, in one line."""
-    try:
-        with distributed.lost_process_as_error():
-            yield
-    except torch.OutOfMemoryError:
-        raise InputError(
-            f"out of GPU memory at batch {recipe.run.batch}, {recipe.views.size} px, "
-            f"{recipe.model.dim} dimensions: lower run.batch, model.hidden or model.dim"
-        ) from None

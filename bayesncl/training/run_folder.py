@@ -1,4 +1,4 @@
-"""Run folders: the files of a training run, its lock, and how a run is stopped."""
+"""Run folders: the files of a training run, its lock, its model, and how a run is stopped."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
+from torch import Tensor
 
 from bayesncl import __version__, distributed
 from bayesncl.errors import InputError, as_input_error
-from bayesncl.io import remove_leftovers, write_atomic
-from bayesncl.method.encoder import Encoder
+from bayesncl.io import digest, read_tensors, remove_leftovers, tensor_bytes, write_atomic
+from bayesncl.method.encoder import Encoder, build_model
 from bayesncl.progress import plural
-from bayesncl.recipes import Recipe, read_recipe, replace_fields
-from bayesncl.training.weights import load_weights
+from bayesncl.recipes import Recipe, read_recipe, recipe_from_json, replace_fields
+
+ARRAY_SUFFIXES = (".npy", ".npz", ".csv", ".parquet")
+HEAD = "head."  # files name the tensors of the head without this prefix
 
 
 class Folder:
@@ -85,12 +88,12 @@ class RunFolder(Folder):
             raise InputError(f"{self} is not a run: it has no {self.recipe_file.name}")
         return read_recipe(self.recipe_file)
 
-    def environment(self) -> dict[str, Any] | None:
-        """Versions, device and command of the run; None if unreadable."""
+    def environment(self) -> dict[str, Any]:
+        """Versions, device and command of the run; empty if unreadable."""
         return _read_object(self.environment_file)
 
-    def evaluation(self) -> dict[str, Any] | None:
-        """The saved results of `bayesncl evaluate`; None if there are none or unreadable."""
+    def evaluation(self) -> dict[str, Any]:
+        """The saved results of `bayesncl evaluate`; empty if there are none or unreadable."""
         return _read_object(self.evaluation_file)
 
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
@@ -159,12 +162,55 @@ def load_run(path: str | Path, device: str | torch.device = "cpu") -> Encoder:
     return RunFolder(path).model(device) if path.is_dir() else load_weights(path).to(device)
 
 
-def _read_object(path: Path) -> dict[str, Any] | None:
-    try:
+def model_bytes(model: Encoder) -> bytes:
+    """The weights as a safetensors file, with the recipe and a checksum in the metadata."""
+    tensors = to_file_names(model.state_dict())
+    recipe = model.recipe.to_dict()
+    recipe["data"]["root"] = ""  # the path of the images is private
+    metadata = {"format": "bayesncl-1", "recipe": json.dumps(recipe), "sha256": digest(tensors)}
+    return tensor_bytes(tensors, metadata)
+
+
+def load_weights(path: Path) -> Encoder:
+    """Load an encoder in eval mode from a weights file; nothing is unpickled."""
+    if not path.is_file():
+        raise InputError(f"no trained model at {path}")
+    if path.suffix.lower() in ARRAY_SUFFIXES:
+        raise InputError(
+            f"{path} is an array, expected a run or codes; measure, fit and atlas read arrays"
+        )
+    tensors, metadata = read_tensors(path)
+    if "recipe" not in metadata:
+        raise InputError(f"{path} is not a trained model: it has no recipe")
+    if metadata.get("sha256") != digest(tensors):
+        raise InputError(f"{path} is damaged: its checksum does not match")
+    recipe = recipe_from_json(metadata["recipe"], str(path))
+    return fill_model(recipe, from_file_names(tensors), path)
+
+
+def fill_model(recipe: Recipe, tensors: dict[str, Tensor], path: Path) -> Encoder:
+    """Build the model of a recipe with these weights, in eval mode."""
+    with as_input_error(f"{path} does not fit its recipe", RuntimeError):
+        model = build_model(recipe)
+        model.load_state_dict(tensors)
+    return model.eval()
+
+
+def to_file_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of an encoder on the CPU, under their names in files."""
+    return {name.removeprefix(HEAD): t.detach().cpu().contiguous() for name, t in tensors.items()}
+
+
+def from_file_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors from a file under their names in an encoder."""
+    return {name if name.startswith("backbone.") else HEAD + name: t for name, t in tensors.items()}
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError, RecursionError):
         tree = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return tree if isinstance(tree, dict) else None
+        return tree if isinstance(tree, dict) else {}
+    return {}
 
 
 @contextmanager
@@ -178,8 +224,8 @@ def catch_signals() -> Iterator[list[int]]:
         seen.append(number)
 
     in_main = threading.current_thread() is threading.main_thread()  # no other handles signals
-    signals = (signal.SIGINT, signal.SIGTERM) if in_main else ()
-    before = {number: signal.signal(number, handle) for number in signals}
+    caught = (signal.SIGINT, signal.SIGTERM) if in_main else ()
+    before = {number: signal.signal(number, handle) for number in caught}
     try:
         yield seen
     finally:

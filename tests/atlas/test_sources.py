@@ -15,8 +15,7 @@ from bayesncl.data.images import Images
 from bayesncl.method.encoder import build_model
 from bayesncl.progress import Display
 from bayesncl.recipes import change, named
-from bayesncl.training.run_folder import RunFolder
-from bayesncl.training.weights import model_bytes
+from bayesncl.training.run_folder import RunFolder, model_bytes
 from tests.conftest import tiny_images, tiny_recipe
 
 QUIET = Display(quiet=True)

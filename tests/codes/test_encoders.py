@@ -25,7 +25,7 @@ from bayesncl.codes.encoders import (
 )
 from bayesncl.errors import InputError
 from bayesncl.method.encoder import build_model
-from bayesncl.training.weights import model_bytes
+from bayesncl.training.run_folder import model_bytes
 from tests.conftest import tiny_recipe
 
 RNG = np.random.default_rng(0)

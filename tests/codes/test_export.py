@@ -14,7 +14,7 @@ from bayesncl.codes.encoders import Request, open_encoder
 from bayesncl.codes.export import export
 from bayesncl.errors import InputError
 from bayesncl.method.encoder import build_model
-from bayesncl.training.weights import model_bytes
+from bayesncl.training.run_folder import model_bytes
 from tests.codes.test_encoders import Net
 from tests.codes.test_fit import COMPONENTS, FIT, NET
 from tests.commands import draw_folder, refused

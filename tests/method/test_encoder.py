@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bayesncl import bernoulli_kl, info_nce
 from bayesncl.method.encoder import Encoder, build_model
-from bayesncl.method.gates import RECTIFIERS, gate_probability
+from bayesncl.method.gates import GATES, RECTIFIERS
 from bayesncl.recipes import METHODS, Recipe
 from tests.conftest import tiny_recipe
 
@@ -155,7 +155,7 @@ def test_gradients(method: str) -> None:
     model = flat_model(tiny_recipe(method, "model.hidden=7"))
     names, weights = zip(*model.named_parameters())
     features = model(X)
-    loss = info_nce(features.gated) + 0.3 * bernoulli_kl(gate_probability(features.logits), 0.8)
+    loss = info_nce(features.gated) + 0.3 * bernoulli_kl(GATES["ste"].probability(features.logits), 0.8)
     found = torch.autograd.grad(loss, weights)
     expected = torch.autograd.grad(slow_loss(model, 0.3), weights)
     for name, a, b in zip(names, found, expected):

@@ -7,7 +7,7 @@ import torch
 
 import bayesncl
 from bayesncl.errors import InputError
-from bayesncl.method.losses import info_nce_sum, unit_rows
+from bayesncl.method.losses import unit_rows
 
 
 def slow_info_nce(z, tau, decoupled=False):
@@ -41,15 +41,6 @@ def test_blocks_equal_dense_gradient():
     (dense,) = torch.autograd.grad(bayesncl.info_nce(z), z)
     (blocked,) = torch.autograd.grad(3 * bayesncl.info_nce(z, block=5), z)
     torch.testing.assert_close(blocked, 3 * dense, rtol=1e-12, atol=1e-14)
-
-
-def test_rows_of_two_processes_add_up():
-    """Anchors split in two against all candidates: the sums make the whole loss."""
-    z = features(12)
-    index = torch.arange(12)
-    positive = (index + 6) % 12
-    parts = sum(info_nce_sum(z[rows], z, index[rows], positive[rows], 0.2) for rows in (slice(0, 5), slice(5, 12)))
-    torch.testing.assert_close(parts / 12, bayesncl.info_nce(z))
 
 
 def test_stable_where_exp_overflows():

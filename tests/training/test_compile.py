@@ -183,7 +183,7 @@ def test_rehearsal_and_recording_leave_no_trace(
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr(loop, "compiles", lambda *_: True)
     kernel = SimpleNamespace(move=lars.move)
-    monkeypatch.setitem(sys.modules, "bayesncl.training.kernels.update", kernel)
+    monkeypatch.setitem(sys.modules, "bayesncl.training.kernels.layers", kernel)
     with pytest.raises(Stopped):
         train(recipe, images, tmp_path / "fast", device=CPU, after_epoch=stop_after(2))
     train(recipe, images, tmp_path / "fast", device=CPU)

@@ -176,7 +176,7 @@ def test_views_are_those_of_torch(views: Views, size: tuple[int, int]) -> None:
 
 
 def test_the_update_of_lars() -> None:
-    from bayesncl.training.kernels import update
+    from bayesncl.training.kernels import layers
 
     torch.manual_seed(0)
 
@@ -192,7 +192,7 @@ def test_the_update_of_lars() -> None:
         params = parameters()
         optimizer = LARS(params, lr=torch.tensor(0.3, device="cuda"))
         if kernel:
-            optimizer.move = update.move
+            optimizer.move = layers.move
         for _ in range(3):
             optimizer.zero_grad()
             sum((p.square() * (1 + p)).sum() for p in params).backward()  # type: ignore[union-attr]

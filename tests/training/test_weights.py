@@ -13,7 +13,7 @@ from bayesncl import load
 from bayesncl.errors import InputError
 from bayesncl.io import digest
 from bayesncl.method.encoder import Encoder, build_model
-from bayesncl.training.weights import model_bytes
+from bayesncl.training.run_folder import model_bytes
 from tests.conftest import tiny_images, tiny_recipe
 
 

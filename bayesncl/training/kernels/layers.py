@@ -1,12 +1,15 @@
-"""BatchNorm, shortcut and ReLU as six Triton kernels.
-
-Forward and backward each sum slices of the rows, add up the slices, and pass over memory once.
+"""Kernels of a ResNet: BatchNorm with shortcut and ReLU, max-pooling, the update of LARS.
 
 torch's compiler generates similar code from `backbones._PartNorm`, but compiles every layer anew:
 most of a minute for a ResNet. These kernels accept any number of rows and are compiled once.
 
-An image tensor [V * B, C, H, W] stored channels last is a matrix [V * P, C]: a part of P = B H W
-rows for each of V views. Slices are added in a fixed order: the same input gives the same bits.
+BatchNorm: an image tensor [V * B, C, H, W] stored channels last is a matrix [V * P, C]: a part of
+P = B H W rows for each of V views. Forward and backward each sum slices of the rows, add up the
+slices in a fixed order (the same input gives the same bits), and pass over memory once.
+
+Max-pooling is 3 x 3 with stride 2 and padding 1. Forward stores which of the nine taps won; torch
+stores eight bytes per index and adds gradients one by one. A program processes a tile of rows
+(image, height, width) by channels.
 """
 
 from __future__ import annotations
@@ -22,9 +25,10 @@ ROWS, COLUMNS = 64, 64  # of a tile, which a program processes at once
 PROGRAMS = 512  # that share a sum: enough to saturate the memory of a large GPU
 STAGES = {2: 4, 4: 2}  # tiles read at a time, by bytes per number: shared memory is limited
 SLICE_ROWS, SLICE_COLUMNS = 128, 16  # tile of slices to be added
+BLOCK = 1024  # entries of a parameter per program
 
-# one compiled form for all layers
-jit_any_size = triton.jit(do_not_specialize=["rows", "slices", "tiles", "length", "relu"])
+SIZES = ["rows", "slices", "tiles", "length", "relu", "height", "width", "to_height", "to_width"]
+jit_any_size = triton.jit(do_not_specialize=SIZES)  # one compiled form for all layers
 
 
 @triton.jit
@@ -271,3 +275,116 @@ class Layout:
 def as_rows(x: Tensor) -> Tensor:
     """Store x channels last."""
     return x.contiguous(memory_format=torch.channels_last)
+
+
+@triton.jit
+def locate_pixels(rows, height, width, columns, R: tl.constexpr, C: tl.constexpr):
+    """Image, row and column [R, 1] of the pixels of a tile, channels [1, C], mask [R, C]."""
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    channel = tl.program_id(1) * C + tl.arange(0, C)
+    image, rest = row // (height * width), row % (height * width)
+    exists = (row < rows)[:, None] & (channel < columns)[None, :]
+    image, y, x = image[:, None].to(tl.int64), (rest // width)[:, None], (rest % width)[:, None]
+    return image, y, x, channel[None, :], exists
+
+
+@jit_any_size
+def pool_forward(
+    x, y, which, rows, height, width, to_height, to_width, columns,
+    R: tl.constexpr, C: tl.constexpr,
+):
+    """y, and the tap 0 to 8 that it was taken from."""
+    image, row, column, channel, exists = locate_pixels(rows, to_height, to_width, columns, R, C)
+    best = tl.full([R, C], float("-inf"), tl.float32)
+    winner = tl.zeros([R, C], tl.int32)
+    for tap in tl.static_range(9):
+        from_row, from_column = 2 * row - 1 + tap // 3, 2 * column - 1 + tap % 3
+        inside = exists & (from_row >= 0) & (from_row < height)
+        inside = inside & (from_column >= 0) & (from_column < width)
+        at = ((image * height + from_row) * width + from_column) * columns + channel
+        value = tl.load(x + at, mask=inside, other=float("-inf")).to(tl.float32)
+        better = (value > best) | (value != value)  # NaN wins, as in torch
+        winner, best = tl.where(better, tap, winner), tl.where(better, value, best)
+    at = ((image * to_height + row) * to_width + column) * columns + channel
+    tl.store(y + at, best.to(y.dtype.element_ty), mask=exists)
+    tl.store(which + at, winner.to(tl.int8), mask=exists)
+
+
+@jit_any_size
+def pool_backward(
+    g, which, d_x, rows, height, width, to_height, to_width, columns,
+    R: tl.constexpr, C: tl.constexpr,
+):
+    """Sum of the gradients of the outputs, at most four, that took a pixel."""
+    image, row, column, channel, exists = locate_pixels(rows, height, width, columns, R, C)
+    total = tl.zeros([R, C], tl.float32)
+    for corner in tl.static_range(4):
+        to_row, to_column = (row + 1) // 2 - corner // 2, (column + 1) // 2 - corner % 2
+        tap_row, tap_column = row + 1 - 2 * to_row, column + 1 - 2 * to_column
+        inside = exists & (tap_row < 3) & (tap_column < 3)
+        inside = inside & (to_row >= 0) & (to_row < to_height)
+        inside = inside & (to_column >= 0) & (to_column < to_width)
+        at = ((image * to_height + to_row) * to_width + to_column) * columns + channel
+        winner = tl.load(which + at, mask=inside, other=-1).to(tl.int32)
+        value = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
+        total += tl.where(winner == 3 * tap_row + tap_column, value, 0.0)
+    at = ((image * height + row) * width + column) * columns + channel
+    tl.store(d_x + at, total.to(d_x.dtype.element_ty), mask=exists)
+
+
+class MaxPool(torch.autograd.Function):
+    """`F.max_pool2d(x, 3, 2, 1)` of x [N, C, H, W] on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = as_rows(x)
+        count, columns, *size = x.shape
+        to = [(side + 1) // 2 for side in size]
+        shape, layout = (count, columns, *to), torch.channels_last
+        y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=layout)
+        which = torch.empty_like(y, dtype=torch.int8)
+        rows = count * to[0] * to[1]
+        pool_forward[pool_grid(y)](x, y, which, rows, *size, *to, columns, ROWS, COLUMNS)
+        ctx.save_for_backward(which)
+        ctx.size = size
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (which,) = ctx.saved_tensors
+        g = as_rows(gradients[0])
+        count, columns, *to = g.shape
+        shape = count, columns, *ctx.size
+        d_x = torch.empty(shape, dtype=g.dtype, device=g.device, memory_format=torch.channels_last)
+        rows = d_x.numel() // columns
+        pool_backward[pool_grid(d_x)](g, which, d_x, rows, *ctx.size, *to, columns, ROWS, COLUMNS)
+        return d_x
+
+
+def pool_grid(x: Tensor) -> tuple[int, int]:
+    """Tiles of rows and of channels."""
+    return triton.cdiv(x.numel() // x.shape[1], ROWS), triton.cdiv(x.shape[1], COLUMNS)
+
+
+@triton.jit(do_not_specialize=["size", "momentum"])
+def move_one(p, g, v, s, w, lr, momentum, size, BLOCK: tl.constexpr):
+    """v <- momentum v + s (g + w p);  p <- p - lr v."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    exists = at < size
+    value = tl.load(p + at, mask=exists)
+    d = tl.load(s) * (tl.load(g + at, mask=exists) + tl.load(w) * value)
+    velocity = momentum * tl.load(v + at, mask=exists) + d
+    tl.store(v + at, velocity, mask=exists)
+    tl.store(p + at, value - tl.load(lr) * velocity, mask=exists)
+
+
+def move(
+    params: list[Tensor], grads: list[Tensor], v: list[Tensor], s: list[Tensor], w: list[Tensor],
+    lr: Tensor, momentum: float,
+) -> None:
+    """`lars.move` in one pass over memory per parameter."""
+    for p, g, velocity, scale, decay in zip(params, grads, v, s, w):
+        if g.stride() != p.stride():  # rare: torch gives gradients the strides of parameters
+            g = torch.empty_like(p).copy_(g)
+        grid = (triton.cdiv(p.numel(), BLOCK),)
+        move_one[grid](p, g, velocity, scale, decay, lr, momentum, p.numel(), BLOCK)
