@@ -21,6 +21,7 @@ from torch.utils._triton import has_triton
 
 from bayesncl.data.images import Images
 from bayesncl.method.encoder import build_model
+from bayesncl.progress import Display
 from bayesncl.recipes import Recipe, change, named
 
 # Tests run on the CPU, children included; those marked `gpu` see the GPU, if there is one.
@@ -103,6 +104,14 @@ def gpu_where_asked_for(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
 @pytest.fixture
 def images() -> Images:
     return tiny_images()
+
+
+@pytest.fixture
+def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What displays say that stays."""
+    found: list[str] = []
+    monkeypatch.setattr(Display, "note", lambda self, text, wrap=True: found.append(text))
+    return found
 
 
 @pytest.fixture

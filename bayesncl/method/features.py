@@ -46,19 +46,11 @@ def extract(
     model: Encoder, images: Images, mode: str = "sound", batch: int | None = None,
     progress: Progress | None = None,
 ) -> Extracted:
-    """Compute the features of a split; several processes share the work and all get the result.
+    """Compute the features of a split in a mode, ``sound`` or ``paper``; the model is unchanged.
 
-    Parameters
-    ----------
-    model : on any device; left unchanged.
-    images : the split, in the order in which `paper` batches it.
-    mode : ``sound`` or ``paper``.
-    batch : images per forward pass; affects only `paper`. Default: the training batch for
-        `paper`, else 512.
-    progress : called with (batches done, batches, what).
+    Several processes share the work and all get the result. `batch` images are forwarded at a time,
+    which affects only `paper`, whose default is the training batch.
     """
-    if mode not in ("sound", "paper"):
-        raise InputError(f"mode must be sound or paper, got {mode!r}")
     if len(images) == 0:
         raise InputError("there are no images to extract features from")
     recipe, device = model.recipe, model.mean.device

@@ -66,18 +66,11 @@ def published_noise(u: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class GateKind:
-    """A kind of gate: how logits become the mask that multiplies z.
+    """A kind of gate: how logits become the mask that multiplies z."""
 
-    Parameters
-    ----------
-    name : its name in recipes.
-    noise : maps numbers in [0, 1) to noise that is added to the logits in training.
-    hard : the mask is 0 or 1 with the gradient of the sigmoid; otherwise it is the sigmoid itself.
-    """
-
-    name: str
-    noise: Callable[[Tensor], Tensor] | None = None
-    hard: bool = True
+    name: str  # in recipes
+    noise: Callable[[Tensor], Tensor] | None = None  # of numbers in [0, 1), added in training
+    hard: bool = True  # 0 or 1 with the gradient of the sigmoid; otherwise the sigmoid itself
 
     def probability(self, logits: Tensor, temperature: float = 1.0) -> Tensor:
         """q = sigmoid(logits / T) [N, D], the paper's alpha; its KL to the prior is in the loss."""

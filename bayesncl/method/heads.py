@@ -100,13 +100,7 @@ class Projector(Head):
 
     The loss is InfoNCE + lambda KL. Plain and non-negative contrastive learning, with or without
     top-k, are this head without a gate. `prevalence` [D], a running mean of the share of rows on
-    which z_k fires, exists only where the loss needs it.
-
-    Parameters
-    ----------
-    features : F, the width of h.
-    model, gate, objective : parts of a recipe.
-    depth : layers of p.
+    which z_k fires, exists only where the loss needs it. `depth` is the number of layers of p.
     """
 
     prevalence: Tensor | None
@@ -117,12 +111,8 @@ class Projector(Head):
         super().__init__()
         if model.top_k > model.dim:
             raise InputError(f"model.top_k = {model.top_k} exceeds model.dim = {model.dim}")
-        for field, name, known in (
-            ("gate.kind", gate.kind, ["none", *GATES]),
-            ("model.rectifier", model.rectifier, [*RECTIFIERS]),
-        ):
-            if name not in known:
-                raise InputError(f"{field}: unknown value {name!r}{did_you_mean(name, known)}")
+        check_known("gate.kind", gate.kind, "none", *GATES)
+        check_known("model.rectifier", model.rectifier, *RECTIFIERS)
         self.dim = model.dim
         self.options, self.gate_options, self.objective = model, gate, objective
         self.kind = GATES.get(gate.kind)
@@ -195,14 +185,9 @@ class Prototypes(Head):
     p = unit_rows(W h + b), scores s = p c with unit prototypes c, codes
     unit_rows(softmax(s / softness)). The loss is the cross-entropy between the balanced assignment
     of a row and the prediction softmax(s / temperature) of its partner, both ways. It needs no
-    negatives: the balance keeps every prototype in use.
-
-    Parameters
-    ----------
-    width : width of p; at most F.
-    temperature : of the prediction.
-    rounds : rounds of balancing. With fewer, prototypes gather where rows are dense: each is
-        easier to read, and together they carry less about a row.
+    negatives: the balance keeps every prototype in use. With fewer rounds of balancing, prototypes
+    gather where rows are dense: each is easier to read, and together they carry less about a row.
+    `width` is that of p, at most F.
     """
 
     zeros = False
@@ -373,7 +358,7 @@ class SparseAutoencoder(Head):
         return Terms(loss, squares.detach(), torch.zeros_like(loss), opened)
 
     def _dead_loss(self, raw: Tensor, rest: Tensor, fired: Tensor) -> Tensor:
-        """Squared error of the residual explained by the k strongest dead dimensions."""
+        """Squared error of the k strongest dead dimensions, as an explanation of the residual."""
         counts = distributed.all_reduce_sum((fired > 0).float().sum(0))
         with torch.no_grad():
             self.idle.copy_(torch.where(counts > 0, 0.0, self.idle + 1))
@@ -406,13 +391,16 @@ def mlp(inputs: int, hidden: int, outputs: int, *, depth: int) -> nn.Sequential:
 
 def build_head(features: int, model: Model, gate: Gate, objective: Objective) -> Head:
     """The head of a recipe: the paper's projector with gates, or one of `HEADS`."""
+    check_known("model.head", model.head, "projector", *HEADS)
     if model.head == "projector":
         return Projector(features, model, gate, objective)
-    if model.head not in HEADS:
-        known = ["projector", *HEADS]
-        hint = did_you_mean(model.head, known)
-        raise InputError(f"model.head: unknown value {model.head!r}{hint}")
     return HEADS[model.head](features, model.dim)
+
+
+def check_known(field: str, name: str, *known: str) -> None:
+    """Raise InputError unless the value of a recipe's field is known."""
+    if name not in known:
+        raise InputError(f"{field}: unknown value {name!r}{did_you_mean(name, known)}")
 
 
 # the methods of `ReadableCodes` and values of `model.head`: functions of (F, D) that build a head

@@ -144,10 +144,6 @@ def ipw_similarity(z: Tensor, z2: Tensor, prevalence: Tensor) -> Tensor:
     z, z2 : [N, D] and [M, D].
     prevalence : [D], the share of images on which each dimension is active; dimensions with
         prevalence 0 get weight 0.
-
-    Returns
-    -------
-    [N, M].
     """
     if prevalence.shape != z.shape[1:]:
         raise InputError(f"prevalence must be [{z.shape[1]}], got {list(prevalence.shape)}")
@@ -172,16 +168,9 @@ def balanced_assignment(
 ) -> Tensor:
     """Assign rows to prototypes in equal shares: Sinkhorn-Knopp, without gradient.
 
-    Parameters
-    ----------
-    scores : [..., B, D], cosines of rows and prototypes; leading dimensions are separate batches.
-    temperature : eps; the assignment starts from exp(scores / eps).
-    rounds : how often columns are scaled to equal sums, then rows to sum 1.
-    total : adds up column sums [..., D] over the processes that share a batch.
-
-    Returns
-    -------
-    [..., B, D], rows that sum to 1.
+    Scores [..., B, D] are cosines of rows and prototypes; leading dimensions are separate batches.
+    From exp(scores / temperature), each round scales columns to equal sums, then rows to sum 1.
+    `total` adds up column sums [..., D] over the processes that share a batch.
     """
     # Only the factors of rows and columns change, so a round is two matrix-vector products. Rows
     # start with their own sums: in a few rounds, rows near a prototype count more than rows near

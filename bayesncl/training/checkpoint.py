@@ -127,9 +127,8 @@ def resume_or_begin(
     recipe, (found, damaged) = model.recipe, newest(run)
     done = found.step if found is not None else 0
     if len(distributed.gather_arrays(torch.tensor([done])).unique()) > 1:
-        raise InputError(
-            f"the processes find different checkpoints in {run}: all machines must share a folder"
-        )
+        every = "all machines must share a folder"
+        raise InputError(f"the processes find different checkpoints in {run}: {every}")
     if found is not None:
         _check_same_run(run, found, recipe, images, steps, revise)
         if found.images[1] != images[1]:

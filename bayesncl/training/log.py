@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,8 +59,11 @@ class Logger:
         self.steps, self.total = steps, steps * recipe.run.epochs  # per epoch, in all
         self.last, self.start = done, time.perf_counter()
         self.last_time, self.status = self.start, ""
-        use_board = run.board.is_dir() and distributed.rank() == 0
-        self.board = open_board(run.board) if use_board else None
+        self.board: Any = None
+        if run.board.is_dir() and distributed.rank() == 0:
+            missing = "--tensorboard needs tensorboard: pip install tensorboard"
+            board = import_extra("torch.utils.tensorboard", missing)
+            self.board = board.SummaryWriter(str(run.board))
 
     def step(self, done: int) -> None:
         """Note that `done` steps are done; report every `run.log_every` steps."""
@@ -82,36 +84,26 @@ class Logger:
             "images_per_second": round(count * batch / (now - self.last_time), 1),
         }
         self.last, self.last_time = done, now
-        if distributed.rank() == 0:
-            self.run.append_metrics(line)
-            self._show(line)
+        if distributed.rank() != 0:
+            return
+        self.run.append_metrics(line)
+        if self.board is not None:
+            for name, value in line.items():
+                self.board.add_scalar(name, value, done)
+            self.board.flush()
+        gates = f"kl {line['kl']:.2f}  open {100 * line['open']:.0f} %  " if line["kl"] else ""
+        active = f"active {line['active']} ({line['near_dead']} nearly dead)"
+        metrics = f"loss {line['loss']:.3f}  {gates}{active}"
+        self.status = f"{line['images_per_second']:,.0f} images/s  {metrics}"
+        if done == self.total:
+            epochs, took = plural(self.recipe.run.epochs, "epoch"), duration(now - self.start)
+            self.display.note(f"{self.recipe.name}:  {epochs} in {took}  {metrics}")
 
     def extra(self, fields: dict[str, object] | None, done: int) -> None:
         """Append a separate line."""
         if fields is not None and distributed.rank() == 0:
             self.run.append_metrics({"step": done, **fields})
         self.last_time = time.perf_counter()
-
-    def _show(self, line: dict[str, Any]) -> None:
-        """Pass a line of metrics to the display and to TensorBoard."""
-        gates = f"kl {line['kl']:.2f}  open {100 * line['open']:.0f} %  " if line["kl"] else ""
-        active = f"active {line['active']} ({line['near_dead']} nearly dead)"
-        metrics = f"loss {line['loss']:.3f}  {gates}{active}"
-        self.status = f"{line['images_per_second']:,.0f} images/s  {metrics}"
-        if self.board is not None:
-            for name, value in line.items():
-                self.board.add_scalar(name, value, line["step"])
-            self.board.flush()
-        if line["step"] == self.total:
-            took = f"{plural(self.recipe.run.epochs, 'epoch')} in "
-            took += duration(time.perf_counter() - self.start)
-            self.display.note(f"{self.recipe.name}:  {took}  {metrics}")
-
-
-def open_board(folder: Path) -> Any:
-    """A writer for TensorBoard, which needs the extra."""
-    missing = "--tensorboard needs tensorboard: pip install tensorboard"
-    return import_extra("torch.utils.tensorboard", missing).SummaryWriter(str(folder))
 
 
 def raise_if_bad(sums: Tensor, done: int, run: RunFolder) -> None:

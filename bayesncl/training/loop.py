@@ -1,7 +1,4 @@
-"""Training: the same loop on a CPU, one GPU and several.
-
-`train` is the public function, `run_loop` the loop; `step.train_step` is one step.
-"""
+"""Training: the same loop on a CPU, one GPU and several; `step.train_step` is one step."""
 
 from __future__ import annotations
 
@@ -166,15 +163,18 @@ def assemble(
     set_views(model, 2)
     optimizer = make_optimizer(model, device)
     meter = Meter(model.head.dim, device)
-    share = recipe.run.batch // distributed.world_size()
+    share, gpu = recipe.run.batch // distributed.world_size(), device.type == "cuda"
+    if recipe.run.precision == "bf16" and not gpu:
+        raise InputError("run.precision=bf16 needs a GPU")
     batch = Batch(
         torch.zeros(share, *pixels.shape[1:], dtype=torch.uint8, device=device),
         torch.arange(share, device=device),
         torch.zeros((), dtype=torch.int64, device=device),
-        find_precision(recipe, device),
+        torch.bfloat16 if gpu and recipe.run.precision != "float32" else torch.float32,
     )
     rates = [group["lr"] for group in optimizer.param_groups]
-    torch.backends.cudnn.benchmark |= device.type == "cuda"
+    if gpu:
+        torch.backends.cudnn.benchmark = True
     if compiles(recipe, device):
         run = accelerate(model, optimizer, meter, batch)
     else:
@@ -188,14 +188,6 @@ def assemble(
         run()
 
     return model, optimizer, meter, step
-
-
-def find_precision(recipe: Recipe, device: torch.device) -> torch.dtype:
-    """The type of the products in the forward pass."""
-    gpu = device.type == "cuda"
-    if recipe.run.precision == "bf16" and not gpu:
-        raise InputError("run.precision=bf16 needs a GPU")
-    return torch.bfloat16 if gpu and recipe.run.precision != "float32" else torch.float32
 
 
 def make_optimizer(model: Encoder, device: torch.device) -> LARS:
@@ -217,9 +209,6 @@ def learning_rates(recipe: Recipe, steps: int) -> Tensor:
     if recipe.gate.kind in GATES and recipe.model.head == "projector":
         bases.append(recipe.gate.lr)
     total, warmup = steps * recipe.run.epochs, steps * o.warmup_epochs
-
-    def rates(t: int) -> list[float]:
-        return [warmup_cosine(t, base, warmup, total, o.start_lr) for base in bases]
-
-    return torch.tensor([rates(t) for t in range(total)])
+    rates = [[warmup_cosine(t, b, warmup, total, o.start_lr) for b in bases] for t in range(total)]
+    return torch.tensor(rates)
 

@@ -13,7 +13,6 @@ from bayesncl.data.images import Images
 from bayesncl.errors import InputError
 from bayesncl.method.encoder import Encoder, build_model
 from bayesncl.method.lars import LARS
-from bayesncl.progress import Display
 from bayesncl.training import checkpoint
 from bayesncl.training.checkpoint import listed, newest, snapshot
 from bayesncl.training.run_folder import RunFolder
@@ -29,13 +28,6 @@ def model_and_optimizer(seed: int = 0, *changes: str) -> tuple[Encoder, LARS]:
         p.grad = torch.ones_like(p)
     optimizer.step()
     return model, optimizer
-
-
-@pytest.fixture
-def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    found: list[str] = []
-    monkeypatch.setattr(Display, "note", lambda self, text: found.append(text))
-    return found
 
 
 def test_a_round_trip_restores_every_bit(tmp_path: Path) -> None:
@@ -57,13 +49,6 @@ def test_a_round_trip_restores_every_bit(tmp_path: Path) -> None:
 
 def steps(run: RunFolder) -> list[int]:
     return [int(path.stem[5:]) for path in listed(run)]
-
-
-def test_only_the_newest_are_kept(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
-    for step in (1, 2, 9, 10):
-        checkpoint.write(run, snapshot(*model_and_optimizer(), step, IMAGES), 2)
-    assert steps(run) == [9, 10]
 
 
 def test_any_damage_is_noticed_and_the_checkpoint_before_used(tmp_path: Path) -> None:

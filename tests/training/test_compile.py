@@ -16,14 +16,14 @@ from torch import Tensor
 
 from bayesncl import train
 from bayesncl.method import lars
-from bayesncl.method.backbones import ViewBatchNorm2d, set_views
-from bayesncl.method.encoder import Encoder, build_model
+from bayesncl.method.backbones import ViewBatchNorm2d
+from bayesncl.method.encoder import Encoder
 from bayesncl.recipes import Recipe
 from bayesncl.training import compile, loop
 from bayesncl.training.compile import find_lost_gradients, unchanged
 from bayesncl.training.loader import batches
-from bayesncl.training.loop import learning_rates, make_optimizer
-from bayesncl.training.step import EAGER, Batch, Parts, forward
+from bayesncl.training.loop import assemble, learning_rates
+from bayesncl.training.step import EAGER, Batch, Parts, forward, train_step
 from tests.conftest import Stopped, assert_same_way, stop_after, tiny_images, tiny_recipe
 
 CPU = torch.device("cpu")
@@ -34,9 +34,7 @@ WEIGHTS = 0.02  # distance between the two as a share of the way they went
 
 
 def training_model(recipe: Recipe) -> Encoder:
-    model = build_model(recipe).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-    set_views(model, 2)
-    return model
+    return assemble(recipe, tiny_images(16).pixels, CPU)[0]
 
 
 def first_batch() -> Batch:
@@ -46,19 +44,15 @@ def first_batch() -> Batch:
 
 def curve(recipe: Recipe, parts: Parts) -> tuple[Tensor, dict[str, Tensor]]:
     """Losses of the first steps, and the weights after them."""
-    model = training_model(recipe)
-    optimizer = make_optimizer(model, CPU)
+    pixels, seen = tiny_images(16 * STEPS).pixels, []
+    model, optimizer, meter, _ = assemble(recipe, pixels, CPU)
     rates = learning_rates(recipe, STEPS)
-    seen = []
-    pixels = tiny_images(16 * STEPS).pixels
     for step, (part, index) in enumerate(batches(pixels, 16, recipe.run.seed, 0, 0, CPU)):
         for group, rate in zip(optimizer.param_groups, rates[step]):
             group["lr"].copy_(rate)
-        optimizer.zero_grad()
-        loss, _, _ = forward(model, Batch(part, index, torch.tensor(0), torch.float32), parts)
-        loss.backward()
-        optimizer.step()
-        seen.append(loss.detach())
+        batch = Batch(part, index, torch.tensor(0), torch.float32)
+        train_step(model, optimizer, meter, batch, parts)
+        seen.append(meter.take()[0][0])
     return torch.stack(seen), {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 

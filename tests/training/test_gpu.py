@@ -18,7 +18,7 @@ from bayesncl.errors import InputError
 from bayesncl.method.encoder import Encoder, build_model
 from bayesncl.method.gates import open_gates, rep_relu
 from bayesncl.method.losses import unit_rows
-from bayesncl.recipes import Recipe, change, named
+from bayesncl.recipes import Recipe, change
 from bayesncl.training.loader import batches, to_device
 from bayesncl.training.loop import assemble, learning_rates
 from bayesncl.training.step import code
@@ -178,15 +178,3 @@ def test_a_compiled_run_is_stopped_and_resumed(tmp_path: Path) -> None:
         assert [line["step"] for line in log] == list(range(3, 3 * STEPS + 1, 3))
     assert logs[1][-1]["loss"] == pytest.approx(logs[0][-1]["loss"], rel=0.05)
     assert load(tmp_path / "parts", "cuda").encode(images.pixels[:5]).shape == (5, 32)
-
-
-def test_out_of_memory_is_one_line(tmp_path: Path) -> None:
-    free = torch.cuda.mem_get_info()[0]
-    hog = torch.empty(max(free - 300 * 2**20, 1), dtype=torch.uint8, device="cuda")
-    changes = ["run.batch=2048", "run.epochs=1", "run.compile=false"]
-    images = Images(np.zeros((2048, 3, 32, 32), np.uint8))
-    try:
-        with pytest.raises(InputError, match="out of GPU memory"):
-            train(change(named("cifar100"), changes), images, tmp_path)
-    finally:
-        del hog

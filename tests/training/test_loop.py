@@ -1,4 +1,4 @@
-"""The training loop: deterministic, logged, stopped by bad numbers, careful about its images."""
+"""The training loop: deterministic, logged, finite or stopped, careful about its images."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,6 @@ from bayesncl.method import heads
 from bayesncl.method.augment import make_views
 from bayesncl.method.backbones import set_views
 from bayesncl.method.encoder import build_model
-from bayesncl.progress import Display
 from bayesncl.training import checkpoint
 from bayesncl.training.run_folder import RunFolder
 from bayesncl.training.step import Batch, forward
@@ -157,13 +157,46 @@ def test_a_locked_folder_and_another_recipe_are_refused(tmp_path: Path, images: 
 
 
 def test_a_run_continues_with_its_own_images(
-    tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, images: Images, notes: list[str]
 ) -> None:
     with pytest.raises(Stopped):
         train(tiny_recipe(), images, tmp_path, device="cpu", after_epoch=stop_after(2))
     with pytest.raises(InputError, match=r"70 images .* not 67"):
         train(tiny_recipe(), Images(images.pixels[:-3]), tmp_path, device="cpu")
-    notes: list[str] = []
-    monkeypatch.setattr(Display, "note", lambda self, text: notes.append(text))
     train(tiny_recipe(), Images(255 - images.pixels), tmp_path, device="cpu")
     assert any("other images" in note for note in notes)
+
+
+MAX_WEIGHT = 1e3  # far above any weight of a tiny model after three epochs
+FLAT = Images(np.full((40, 3, 16, 16), 128, np.uint8))
+TWICE = Images(np.repeat(tiny_images(20).pixels, 2, 0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "images"),
+    [
+        (["objective.temperature=0.001", "gate.temperature=0.001"], tiny_images()),
+        (["run.batch=2", "model.dim=1"], tiny_images(9)),
+        ([], FLAT),
+        ([], TWICE),
+        (["gate.threshold=1.0"], tiny_images()),  # all gates closed
+        (["gate.threshold=0.53"], tiny_images()),  # nearly all
+        (["gate.lr=100"], tiny_images()),
+    ],
+)
+def test_training_stays_finite(changes: list[str], images: Images, tmp_path: Path) -> None:
+    model = train(tiny_recipe("bayesncl", *changes), images, tmp_path, device="cpu")
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert weights.isfinite().all()
+    assert weights.abs().max() < MAX_WEIGHT or "gate.lr=100" in changes
+    lines = (tmp_path / "metrics.jsonl").read_text()
+    assert "NaN" not in lines and "Infinity" not in lines
+
+
+@pytest.mark.parametrize(
+    "changes", [["model.rectifier=exp", "optimizer.lr=1e6"], ["optimizer.lr=1e20"]]
+)
+def test_overflow_stops_the_run(changes: list[str], tmp_path: Path) -> None:
+    recipe = tiny_recipe("bayesncl", "optimizer.clip=false", *changes)
+    with pytest.raises(InputError, match="by step"):
+        train(recipe, tiny_images(), tmp_path, device="cpu")

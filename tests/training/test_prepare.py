@@ -28,12 +28,9 @@ from tests.conftest import TINY, tiny_images, tiny_recipe
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def notes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("BAYESNCL_CACHE", str(tmp_path / "cache"))
-    found: list[str] = []
-    monkeypatch.setattr(Display, "note", lambda self, text: found.append(text))
-    return found
 
 
 def test_own_images_get_the_preset_on_a_cpu(tmp_path: Path, notes: list[str]) -> None:

@@ -17,7 +17,6 @@ import pytest
 from bayesncl import io, train
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
-from bayesncl.progress import Display
 from bayesncl.recipes import revise
 from bayesncl.training import checkpoint
 from bayesncl.training.run_folder import RunFolder
@@ -120,11 +119,9 @@ def stopped(folder: Path, images: Images, after: int = 2, epochs: int = 5, **mor
 
 @pytest.mark.parametrize("epochs", [3, 8])
 def test_a_revised_length_is_repeatable_also_after_a_kill(
-    tmp_path: Path, images: Images, epochs: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, images: Images, epochs: int, notes: list[str]
 ) -> None:
     """Cut off in epoch 2 of 5 and resumed with another number: once through, once cut off again."""
-    notes: list[str] = []
-    monkeypatch.setattr(Display, "note", lambda self, text: notes.append(text))
     recipe = tiny_recipe("bayesncl", f"run.epochs={epochs}")
     for name in "ab":
         stopped(tmp_path / name, images)  # leaves the checkpoint of the first epoch: 4 steps
