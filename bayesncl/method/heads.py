@@ -144,32 +144,24 @@ class Projector(Head):
         mask = self.kind.mask(logits, gate.threshold, gate.temperature, uniform)
         return Features(h, z, logits, mask, unit_rows(z * mask), raw)
 
-    def compared(self, codes: Tensor) -> Tensor:
-        """The unit rows [N, D] whose dot products InfoNCE compares."""
-        if self.objective.similarity == "dot":
-            return codes
-        assert self.prevalence is not None
-        return ipw_rows(codes, self.prevalence)
-
     def prior(self) -> float | Tensor:
         """The prior of an open gate; [D] if it follows the prevalence."""
-        if self.gate_options.prior_kind == "fixed" or self.prevalence is None:
-            return self.gate_options.prior
-        return self.gate_options.prior * (1 - self.prevalence)
-
-    @torch.no_grad()
-    def update_prevalence(self, z: Tensor) -> None:
-        """Add the rows z [N, D] of all processes to the running mean."""
-        if self.prevalence is not None:
-            fires = (z.abs() > ACTIVE).to(self.prevalence.dtype).mean(0)
-            share = distributed.all_reduce_sum(fires) / distributed.world_size()
-            self.prevalence.lerp_(share, NEW_SHARE)
+        gate = self.gate_options
+        if gate.prior_kind == "fixed" or self.prevalence is None:
+            return gate.prior
+        return gate.prior * (1 - self.prevalence)
 
     def loss(self, features: Features) -> Terms:
         gate, o, world = self.gate_options, self.objective, distributed.world_size()
-        if self.training:
-            self.update_prevalence(features.z)
-        z = self.compared(features.gated)
+        z = features.gated
+        if self.prevalence is not None:
+            if self.training:
+                with torch.no_grad():
+                    fires = (features.z.abs() > ACTIVE).to(self.prevalence.dtype).mean(0)
+                    share = distributed.all_reduce_sum(fires) / world
+                    self.prevalence.lerp_(share, NEW_SHARE)
+            if o.similarity == "ipw":
+                z = ipw_rows(z, self.prevalence)
         nce = info_nce_share(z, o.temperature, o.block, o.decoupled)
         kl, opened = torch.zeros_like(nce), torch.ones_like(nce)
         if self.kind is not None and features.logits is not None and features.mask is not None:
