@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bayesncl import distributed
-from bayesncl.data.images import Images, Progress
+from bayesncl.data.images import Images, Progress, track
 from bayesncl.errors import InputError
 from bayesncl.method.backbones import batch_statistics
 from bayesncl.method.encoder import Encoder, in_eval_mode
@@ -69,7 +69,7 @@ def extract(
     starts = np.arange(0, len(images), size)
     mine = np.array_split(starts, distributed.world_size())[distributed.rank()].tolist()
     with in_eval_mode(model), batch_statistics(model) if mode == "paper" else nullcontext():
-        for i, start in enumerate(mine):
+        for start in track(mine, len(mine), "features", progress):
             pixels = torch.from_numpy(np.array(images.pixels[start : start + size])).to(device)
             x = (center_crop(pixels, recipe.views.size).float() / 255 - mean) / std
             features = model(x.contiguous(memory_format=layout))
@@ -77,8 +77,6 @@ def extract(
             if hard and features.mask is not None:
                 opened = features.mask > recipe.gate.threshold
             parts.append([features.h.float(), features.z, features.gated, opened])
-            if progress:
-                progress(i + 1, len(mine), "features")
     h, z, gated, gates = (
         distributed.gather_arrays(torch.cat(part)).cpu().numpy() for part in zip(*parts)
     )
