@@ -11,7 +11,7 @@ import os
 import platform
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -140,18 +140,18 @@ def record_at_first_call(
     the recording. With several processes nothing is recorded: graphs would not contain the
     collectives.
     """
-    run: Callable[[], object] | None = None
+
+    @cache
+    def recorded() -> Callable[[], object]:
+        # kernels and graphs belong to the current device
+        with torch.cuda.device(device if device.type == "cuda" else -1):
+            if check is not None:
+                with unchanged(state):
+                    check()
+            return capture(body, state) if distributed.world_size() == 1 else body
 
     def step() -> None:
-        nonlocal run
-        if run is None:
-            # kernels and graphs belong to the current device
-            with torch.cuda.device(device if device.type == "cuda" else -1):
-                if check is not None:
-                    with unchanged(state):
-                        check()
-                run = capture(body, state) if distributed.world_size() == 1 else body
-        run()
+        recorded()()
 
     return step
 
