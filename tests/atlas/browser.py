@@ -18,6 +18,13 @@ ARGUMENTS = (
 )  # fmt: skip
 
 
+class Keys:
+    """Keys without a character, as the WebDriver protocol numbers them."""
+
+    NULL, TAB, ENTER, CONTROL, ESCAPE = "\ue000", "\ue004", "\ue007", "\ue009", "\ue00c"
+    ARROW_LEFT, DELETE = "\ue012", "\ue017"
+
+
 def find_chromium() -> tuple[str, str] | None:
     """Paths of browser and driver, or None."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -92,6 +99,12 @@ def text(driver, selector: str) -> list[str]:
 def data(driver, selector: str, name: str) -> list[int]:
     numbers = "[...document.querySelectorAll(arguments[0])].map(e => Number(e.dataset[arguments[1]]))"
     return driver.execute_script(f"return {numbers}", selector, name)
+
+
+def fill(driver, name: str, *keys: str) -> None:
+    """Replace the content of the field with the id `name`."""
+    field = driver.find_element("id", name)
+    field.send_keys(Keys.CONTROL, "a", Keys.NULL, *keys)
 
 
 def press(driver, *keys: str) -> None:

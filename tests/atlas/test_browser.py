@@ -17,6 +17,7 @@ from bayesncl.measure.neighbors import nearest_rows
 from bayesncl.measure.vectors import top_images
 from benchmarks.atlas import make_images, make_run
 from tests.atlas.browser import (
+    Keys,
     arrive,
     click,
     data,
@@ -82,8 +83,6 @@ def test_map_shows_a_card_on_hover_and_opens_on_click(driver, index: Path, case:
 
 
 def test_everything_is_reached_by_keyboard(driver, index: Path, case: Case) -> None:
-    from selenium.webdriver.common.keys import Keys
-
     visit(driver, index)
     driver.execute_script("document.querySelector('.dots a[tabindex=\"0\"]').focus()")
     assert len(data(driver, ".dots a[tabindex='0']", "dim")) == 1
@@ -107,8 +106,6 @@ def test_everything_is_reached_by_keyboard(driver, index: Path, case: Case) -> N
 
 
 def test_search_finds_names_backgrounds_and_numbered_classes(driver, index: Path) -> None:
-    from selenium.webdriver.common.keys import Keys
-
     for words, address in (
         ("petals", "#/dims?q=petals"), ("class 3", "#/class/3"), ("tiger", "#/class/3"),
     ):  # fmt: skip

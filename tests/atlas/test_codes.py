@@ -117,13 +117,6 @@ def test_rows_are_matched_by_image_name(run, tmp_path: Path, built: list[AtlasRu
     refused(run("atlas", "a", "b", "-o", "both", "--quiet"), "different images")
 
 
-def test_another_folder_is_refused_before_the_work(run, tmp_path: Path, monkeypatch) -> None:
-    draw_folder(tmp_path / "pictures")
-    fit(run, "pictures")
-    monkeypatch.setattr(sources, "_load_images", lambda *_: pytest.fail("images were read"))
-    refused(run("atlas", "codes", "-o", "pictures", "--quiet"), "pictures")
-
-
 def test_heat_maps_of_photos_are_hottest_at_the_spot(run, tmp_path: Path, built) -> None:
     draw_spots(tmp_path / "pictures")
     fit(run, "pictures", encoder=NET, dims=6)

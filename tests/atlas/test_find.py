@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bayesncl.jobs.find import find_strongest
-from tests.atlas.browser import arrive, click, data, press, text, visit, wait_for
+from tests.atlas.browser import Keys, arrive, click, data, press, text, visit, wait_for
 from tests.atlas.conftest import Case
 
 
@@ -17,8 +17,6 @@ def scores(driver) -> list[float]:
 
 
 def test_several_dimensions_are_added_and_subtracted(driver, index: Path, case: Case) -> None:
-    from selenium.webdriver.common.keys import Keys
-
     visit(driver, index, "#/dim/2")
     click(driver, ".actions a[href*='find']")
     arrive(driver, "#/find?plus=2")

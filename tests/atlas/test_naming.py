@@ -20,7 +20,18 @@ from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.heat import Heatmaps
 from bayesncl.codes.names import Annotations, Entry, read_names, write_names
 from bayesncl.progress import Display
-from tests.atlas.browser import arrive, click, data, download, press, text, visit, wait_for
+from tests.atlas.browser import (
+    Keys,
+    arrive,
+    click,
+    data,
+    download,
+    fill,
+    press,
+    text,
+    visit,
+    wait_for,
+)
 from tests.atlas.conftest import HOSTILE, Case, serving
 
 STATUS = "document.querySelector('main .note[role=status]').textContent"
@@ -32,8 +43,6 @@ def fingerprint(index: Path) -> str:
 
 
 def test_a_name_is_stored_at_once_and_shown_everywhere(driver, index: Path, case: Case) -> None:
-    from selenium.webdriver.common.keys import Keys
-
     name = f"loops {HOSTILE}"
     largest = np.argsort(-case.z[5] * case.z[8])[:4]
     k = int(largest[case.clarity[largest].argmax()])  # also in the overview
@@ -61,8 +70,6 @@ def test_a_name_is_stored_at_once_and_shown_everywhere(driver, index: Path, case
 
 
 def test_unnamed_dimensions_are_visited_by_keyboard(driver, index: Path, case: Case) -> None:
-    from selenium.webdriver.common.keys import Keys
-
     order = np.lexsort((-case.dims.mass, -case.clarity)).tolist()
     order = [k for k in order if case.dims.support[k]]
     visit(driver, index)
@@ -90,11 +97,8 @@ def import_file(driver, path: Path) -> str:
 
 
 def test_names_are_exported_and_merged_and_conflicts_shown(driver, index, tmp_path: Path) -> None:
-    from selenium.webdriver.common.keys import Keys
-
     visit(driver, index, "#/names")
-    author = driver.find_element("id", "author")
-    author.send_keys(Keys.CONTROL, "a", Keys.NULL, "Ann", Keys.TAB)
+    fill(driver, "author", "Ann", Keys.TAB)
     visit(driver, index, "#/dim/2")
     driver.find_element("id", "name").send_keys("hook")
     visit(driver, index, "#/names")
@@ -196,8 +200,6 @@ def wait_for_file(path: Path, content: str) -> None:
 
 
 def test_the_server_saves_names_into_the_codes(driver, case: Case, codes, tmp_path: Path) -> None:
-    from selenium.webdriver.common.keys import Keys
-
     page = served_atlas(codes, case, tmp_path / "atlas")
     own = codes.names()
     own.dimensions[7] = [Entry("kept", author="Ben", time="2026-01-01")]
@@ -210,14 +212,13 @@ def test_the_server_saves_names_into_the_codes(driver, case: Case, codes, tmp_pa
         wait_for_file(codes.names_file, "hook")
         assert codes.names().name(2) == "hook" and codes.names().name(7) == "kept"
         visit(driver, base, "#/names")
-        driver.find_element("id", "author").send_keys(Keys.CONTROL, "a", Keys.NULL, "Ann", Keys.TAB)
+        fill(driver, "author", "Ann", Keys.TAB)
         wait_for_file(codes.names_file, "Ann")
         assert [e.author for e in codes.names().dimensions[2]] == ["Ann"]
         driver.execute_script("localStorage.clear(); localStorage.setItem('atlas-author', 'Ann')")
         driver.get("about:blank")
         visit(driver, base, "#/dim/2")  # another browser
-        name = driver.find_element("id", "name")
-        name.send_keys(Keys.CONTROL, "a", Keys.NULL, Keys.DELETE)
+        fill(driver, "name", Keys.DELETE)
         driver.get("about:blank")  # sent when the page is left
         for _ in range(100):
             if not codes.names().name(2):

@@ -5,17 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from bayesncl.atlas import AtlasRun, sources
-from bayesncl.atlas.page_data import prepare
 from bayesncl.atlas.sources import KEPT, OTHER_IMAGES, TRAINED_ON, choose_images, keep_in_groups
 from bayesncl.data.images import Images
 from bayesncl.method.encoder import build_model
 from bayesncl.progress import Display
 from bayesncl.recipes import change, named
-from bayesncl.training.run_folder import RunFolder, model_bytes
+from bayesncl.training.run_folder import model_bytes
 from tests.conftest import tiny_images, tiny_recipe
 
 QUIET = Display(quiet=True)
@@ -40,23 +38,6 @@ def test_the_images_shown(tmp_path: Path, capsys, monkeypatch) -> None:
     scenes = change(named("scenes"), ["data.train_images=40", "data.test_images=20"])
     images, remark = choose_images(scenes, None, QUIET)
     assert (len(images), remark) == (20, "")
-
-
-def test_a_run_is_shown_with_the_verdict_of_its_evaluation(tmp_path: Path) -> None:
-    model, images = build_model(tiny_recipe()), tiny_images(10)
-    line = '{"verdict": {"lines": [{"text": "Good.", "measured_by": "eye"}]}}'
-    for text, expected in ((line, (("Good.", "eye"),)), ("[3]", ())):
-        RunFolder(tmp_path).evaluation_file.write_text(text)
-        assert sources.describe_run(model, tmp_path, images, QUIET).verdict == expected
-
-
-@pytest.mark.parametrize(
-    ("method", "gated", "hard"), [("ncl", 0, 0), ("bayesncl-soft", 1, 0), ("bayesncl", 1, 1)]
-)
-def test_soft_gates_close_nothing(method: str, gated: int, hard: int, tmp_path: Path) -> None:
-    model, images = build_model(tiny_recipe(method)), tiny_images(10)
-    run = prepare(sources.describe_run(model, tmp_path, images, QUIET), images)
-    assert (run.gated is not None, run.open is not None) == (bool(gated), bool(hard))
 
 
 def test_the_page_says_if_it_shows_training_images(tmp_path: Path, monkeypatch) -> None:

@@ -67,7 +67,6 @@ async function viewCheck({ params }) {
     if (scroll) cards.get(listed[at])?.scrollIntoView({ block: "center", behavior: "instant" });
   }
   function choose(decision) {
-    if (!listed.length) return;
     const f = listed[at];
     const again = state(f) === decision; // a second time takes it back
     decide(f, again ? "" : decision);
@@ -80,7 +79,7 @@ async function viewCheck({ params }) {
   }
   const press = (key) => {
     const todo = { a: () => choose("accepted"), x: () => choose("dismissed"), n: () => go(at + 1), p: () => go(at - 1) }[key];
-    todo?.();
+    if (listed.length) todo?.();
     return Boolean(todo);
   };
 

@@ -85,6 +85,9 @@ async function loadFile(key, i, size) {
   return [part, i % size];
 }
 
+// All files of images.
+const loadParts = (key) => Promise.all([...Array(Math.ceil(atlas.count / atlas.files.images)).keys()].map((f) => load(`${key}-${f}`)));
+
 // Strongest images, distribution and similar dimensions of dimension k.
 async function loadDimension(run, stage, k) {
   const [file, row] = await loadFile(`${run.key}-dims`, k, atlas.files.dims);

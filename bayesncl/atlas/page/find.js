@@ -3,9 +3,7 @@ const FOUND = 60;
 
 // use(image, dims, values) for the stored features of every image.
 async function eachImage(run, stage, use) {
-  const files = Math.ceil(atlas.count / atlas.files.images);
-  const parts = await Promise.all([...Array(files).keys()].map((f) => load(`${run.key}-images-${f}`)));
-  parts.forEach((part, f) => {
+  (await loadParts(`${run.key}-images`)).forEach((part, f) => {
     const values = stage === "after" && part.gated ? part.gated : part.z;
     for (let row = 0; row + 1 < part.start.length; row++) {
       const [a, b] = [part.start[row], part.start[row + 1]];

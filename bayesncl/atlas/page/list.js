@@ -43,7 +43,7 @@ async function viewList({ run, stage, params }) {
     const o = prominent(run, stage, k);
     if (!o) return nameOf(run, k) ? "" : "–";
     if (nameOf(run, k).toLowerCase() === o.word.toLowerCase()) return "";
-    return o.kind === 1 ? h("a", { href: link(`class/${s.word[k]}`) }, o.word) : `on ${o.word}`;
+    return o.kind === 1 ? h("a", { href: link(`class/${s.word[k]}`) }, clip(o.word, 28)) : `on ${clip(o.word, 28)}`;
   };
   const row = (k) => tableRow(k, [h("a", { href: link(`dim/${k}`) }, k), !s.support[k] && h("small", {}, "dead")], [
     linkedStrip(run, stage, k, 5),

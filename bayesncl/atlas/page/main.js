@@ -1,9 +1,12 @@
-// Every view has an address, such as #/dim/17?run=1&stage=after.
+// Every view has an address, such as #/dim/17?run=1&stage=after: its function, its entry in the navigation, and whether
+// it shows features before or after the gates.
 const VIEWS = {
-  "": viewOverview, dims: viewList, dim: viewDimension, image: viewImage, images: viewImages, pair: viewPair,
-  compare: viewCompare, class: viewClass, classes: viewClasses, gallery: viewGallery, names: viewNames, quiz: viewQuiz,
-  explain: viewExplain,
-  check: viewCheck, find: viewFind, new: viewNew,
+  "": [viewOverview, "", true], dims: [viewList, "dims", true], dim: [viewDimension, "dims", true],
+  classes: [viewClasses, "classes", true], class: [viewClass, "classes", true],
+  image: [viewImage, "images", true], images: [viewImages, "images"], pair: [viewPair, "pair", true],
+  find: [viewFind, "find", true], gallery: [viewGallery, "gallery/entropy", true], names: [viewNames, "names"],
+  check: [viewCheck, "check"], new: [viewNew, "new"], explain: [viewExplain, "explain", true],
+  quiz: [viewQuiz, "quiz"], compare: [viewCompare, "compare", true],
 };
 const route = { run: 0, stage: "before", name: "", args: [], params: new URLSearchParams(), tail: {} };
 let view = null; // the current view
@@ -28,19 +31,20 @@ function read() {
 }
 
 async function show() {
-  const before = `${route.run} ${route.name}/${route.args.join("/")}`;
+  const where = () => `${route.run} ${route.name}/${route.args.join("/")}`;
+  const before = where();
   const drawn = view !== null;
   read();
   const mine = ++visit;
   hideCard();
   switches();
-  if (drawn && view.update && before === `${route.run} ${route.name}/${route.args.join("/")}`) {
+  if (drawn && view.update && before === where()) {
     view.update(current());
     return;
   }
   const main = document.getElementById("main");
   try {
-    const make = VIEWS[route.name];
+    const [make] = VIEWS[route.name] || [];
     if (!make) throw new Error(`There is no page “${clip(route.name)}”.`);
     const slow = setTimeout(() => main.setAttribute("aria-busy", "true"), 150);
     const next = await make(current()).finally(() => clearTimeout(slow));
@@ -73,47 +77,34 @@ function cutTables() {
   }
 }
 
-// Links to the same view of another run, or before or after the gates.
+// Links to the same view of another run, or before or after the gates, and to the other views.
 function switches() {
   const path = [route.name, ...route.args].join("/");
   const { run, stage } = current();
-  const alone = route.name === "compare"; // shows two runs
-  const blind = route.name === "quiz";
-  const gated = alone ? runs.some((r) => r.after) : run.after;
-  const choice = (label, options) => h("div", { class: "switch", role: "group", "aria-label": label },
+  const two = route.name === "compare"; // shows two runs
+  const [, home, staged] = VIEWS[route.name] || [];
+  const choice = (label, options) => options.length > 1 && h("div", { class: "switch", role: "group", "aria-label": label },
     options.map(([text, on, changes]) =>
       h("a", { href: link(path, { ...route.tail, ...changes }), "aria-current": on ? "true" : null }, text)));
-  const shown = alone ? route.stage : stage;
+  const shown = two ? runs.slice(1) : runs;
+  const chosen = two ? runs[route.run || 1] : run;
+  const after = (two ? route.stage : stage) === "after";
   document.getElementById("switches").replaceChildren(...[
-    runs.length > 1 && !alone && !blind && choice("Run", runs.map((r) => [r.name, r === run, { run: r.number || null }])),
-    runs.length > 2 && alone && choice("Second run", runs.slice(1).map((r) =>
-      [r.name, r.number === (route.run || 1), { run: r.number }])),
-    gated && !["images", "names", "quiz", "check", "new"].includes(route.name) && choice("Features", [
-      ["Before gates", shown === "before", { stage: null }],
-      ["After gates", shown === "after", { stage: "after" }]]),
+    route.name !== "quiz" && choice(two ? "Second run" : "Run", shown.map((r) => [r.name, r === chosen, { run: r.number || null }])),
+    staged && (two ? runs.some((r) => r.after) : run.after) && choice("Features", [
+      ["Before gates", !after, { stage: null }], ["After gates", after, { stage: "after" }]]),
   ].filter(Boolean));
 
-  const picking = route.name === "images" && (route.params.has("with") || route.params.has("pick"));
-  const home = { dim: "dims", class: "classes", image: "images", gallery: "gallery/entropy" };
-  const here = picking ? "pair" : route.name === "images" && route.params.has("find") ? "find" : home[route.name] ?? route.name;
-  const entry = (to, text, href = link(to)) => h("a", { href, "aria-current": here === to ? "page" : null }, text);
+  const asked = route.name === "images" && [...route.params.keys()].find((key) => ["with", "pick", "find"].includes(key));
+  const here = asked ? { find: "find" }[asked] ?? "pair" : home;
   document.getElementById("nav").replaceChildren(...[
-    entry("", "Overview"),
-    entry("dims", "Dimensions"),
-    atlas.classes && entry("classes", "Classes"),
-    entry("images", "Images"),
-    entry("find", "Find"),
-    entry("gallery/entropy", "Galleries"),
-    entry("names", "Names"),
-    atlas.pages.includes("check") && entry("check", "To check"),
-    atlas.pages.includes("new") && entry("new", "New here"),
-    run.explain && entry("explain", "Classifier"),
-    entry("quiz", "Quiz"),
-    entry("pair", "Why similar?", link("images", { pick: "1" })),
-    runs.length > 1 && entry("compare", "Compare"),
-  ].filter(Boolean));
-  const active = document.querySelector("#nav [aria-current]");
-  active?.scrollIntoView({ inline: "center", block: "nearest", behavior: "instant" });
+    ["", "Overview"], ["dims", "Dimensions"], atlas.classes && ["classes", "Classes"], ["images", "Images"], ["find", "Find"],
+    ["gallery/entropy", "Galleries"], ["names", "Names"], atlas.pages.includes("check") && ["check", "To check"],
+    atlas.pages.includes("new") && ["new", "New here"], run.explain && ["explain", "Classifier"], ["quiz", "Quiz"],
+    ["pair", "Why similar?"], runs.length > 1 && ["compare", "Compare"],
+  ].filter(Boolean).map(([to, text]) =>
+    h("a", { href: to === "pair" ? link("images", { pick: "1" }) : link(to), "aria-current": here === to ? "page" : null }, text)));
+  document.querySelector("#nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest", behavior: "instant" });
 }
 
 function themeButton() {

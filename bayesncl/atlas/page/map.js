@@ -65,7 +65,7 @@ function dimensionMap(run, stage, compact = false) {
   const order = [...mass.keys()].sort((a, b) => mass[b] - mass[a]); // small ones on top
   const anchors = new Map();
   for (const k of order) {
-    const dot = svg("g", {}, svg("circle", { r: 3 }));
+    const dot = svg("g", {}, svg("circle", { r: 3 }), svg("circle", { r: 11, class: "near" })); // small dots are easy to hit
     const anchor = svg("a", { href: dimensionLink(run, k), tabindex: -1, "data-dim": k }, dot);
     if (run.gated) dot.style.setProperty("--closed", run.closed_rate[k]);
     anchors.set(k, { anchor, dot });
@@ -84,7 +84,7 @@ function dimensionMap(run, stage, compact = false) {
       if (!p.dead) dots.push(p);
     }
     hang();
-    if (dots.length) roam(dots.reduce((a, b) => (b.x > a.x ? b : a)).k, false);
+    if (dots.length) roam(least((p) => -p.x).k, false);
   }
 
   // The dimensions with most mass show their strongest image, where there is room.
@@ -107,15 +107,15 @@ function dimensionMap(run, stage, compact = false) {
   // Names beside the dots, clearest first, where there is room.
   function label(hung) {
     points.querySelectorAll(".dot-name").forEach((old) => old.remove());
-    const placed = [];
+    const placed = hung.map(({ k, x, y, side }) => ({ k, x: x - side / 2, y: y - side / 2, w: side, h: side }));
     for (const k of byClarity(run).filter((n) => nameOf(run, n))) {
       const p = dots.find((dot) => dot.k === k);
-      if (!p || placed.length >= 40) continue;
+      if (!p || placed.length - hung.length >= 40) continue;
       const words = clip(nameOf(run, k), 22);
       const reach = Math.max(p.r, (p.side || 0) / 2) + 5;
       const back = p.x + reach + 7 * words.length > width;
-      const box = { x: back ? p.x - reach - 7 * words.length : p.x + reach, y: p.y - 8, w: 7 * words.length, h: 16 };
-      const meets = (o) => o.x < box.x + box.w && box.x < o.x + o.w && o.y < box.y + box.h && box.y < o.y + o.h;
+      const box = { k, x: back ? p.x - reach - 7 * words.length : p.x + reach, y: p.y - 8, w: 7 * words.length, h: 16 };
+      const meets = (o) => o.k !== k && o.x < box.x + box.w && box.x < o.x + o.w && o.y < box.y + box.h && box.y < o.y + o.h;
       if (placed.some(meets)) continue;
       placed.push(box);
       anchors.get(k).dot.append(
@@ -134,67 +134,38 @@ function dimensionMap(run, stage, compact = false) {
     anchor.setAttribute("aria-label", dimensionTitle(run, now, k));
     if (focus) anchor.focus({ preventScroll: true });
   }
+  const least = (cost) => dots.reduce((best, p) => (cost(p) < (best ? cost(best) : Infinity) ? p : best), null);
   const WAYS = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
   node.addEventListener("keydown", (event) => {
-    if (event.key === "Home" || event.key === "End") {
-      const end = event.key === "End" ? 1 : -1;
-      if (dots.length) roam(dots.reduce((a, b) => (end * b.x > end * a.x ? b : a)).k);
-      event.preventDefault();
-      return;
-    }
     const way = WAYS[event.key];
-    if (!way || here < 0) return;
+    const end = { Home: 1, End: -1 }[event.key];
+    if ((!way && !end) || here < 0) return;
     event.preventDefault();
     const from = place(here);
-    let best = null;
-    for (const p of dots) {
+    const cost = (p) => {
       const along = (p.x - from.x) * way[0] + (p.y - from.y) * way[1];
       const aside = Math.abs((p.x - from.x) * way[1]) + Math.abs((p.y - from.y) * way[0]);
-      const cost = along + 2.5 * aside;
-      if (p.k !== here && along > 0.01 && (!best || cost < best.cost)) best = { k: p.k, cost };
-    }
-    if (best) roam(best.k);
+      return p.k !== here && along > 0.01 ? along + 2.5 * aside : Infinity;
+    };
+    const next = least(end ? (p) => end * p.x : cost);
+    if (next) roam(next.k);
   });
 
-  // The pointer selects the nearest dot, so that small dots are easy to hit.
-  function nearest(event) {
-    const box = node.getBoundingClientRect();
-    const scale = width / box.width;
-    const px = (event.clientX - box.left) * scale;
-    const py = (event.clientY - box.top) * scale;
-    let best = null;
-    for (const p of dots) {
-      const on = p.side && Math.max(Math.abs(p.x - px), Math.abs(p.y - py)) <= p.side / 2; // on its image
-      const gap = on ? -1e3 : Math.hypot(p.x - px, p.y - py) - Math.min(p.r, 4);
-      if (gap < 22 * scale && (!best || gap < best.gap)) best = { k: p.k, gap };
-    }
-    return best;
-  }
   let lit = -1;
-  const light = (k) => {
+  const light = (event) => {
+    const k = Number(event.target.closest("a")?.dataset.dim ?? -1);
+    if (k === lit && !document.getElementById("card").hidden) return;
     anchors.get(lit)?.anchor.classList.remove("lit");
     lit = k;
     anchors.get(k)?.anchor.classList.add("lit");
     if (k < 0) hideCard();
     else showCard(run, now, k, anchors.get(k).dot.firstChild.getBoundingClientRect());
   };
-  node.addEventListener("pointermove", (event) => {
-    if (event.pointerType === "touch") return;
-    const found = nearest(event)?.k ?? -1;
-    if (found !== lit || document.getElementById("card").hidden) light(found);
-  });
-  node.addEventListener("pointerleave", () => light(-1));
-  node.addEventListener("focusin", (event) => {
-    const k = Number(event.target.closest("a")?.dataset.dim ?? -1);
-    if (k >= 0) light(k);
-  });
-  node.addEventListener("focusout", () => light(-1));
-  node.addEventListener("click", (event) => {
-    const found = nearest(event);
-    if (!found || event.ctrlKey || event.metaKey || event.shiftKey || event.detail === 0) return;
-    event.preventDefault();
-    location.hash = anchors.get(found.k).anchor.getAttribute("href");
-  });
+  const dark = () => light({ target: node });
+  node.addEventListener("pointermove", (event) => { if (event.pointerType !== "touch") light(event); });
+  node.addEventListener("pointerleave", dark);
+  node.addEventListener("focusin", light);
+  node.addEventListener("focusout", dark);
 
   update(stage);
   requestAnimationFrame(() => node.classList.add("moving")); // animate from the second position on

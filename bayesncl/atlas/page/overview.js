@@ -18,21 +18,19 @@ function headlineFigures(run, stage) {
     figureNumber(whole(run.dims - s.dead), `of ${whole(run.dims)} dimensions are active${when}`, `${whole(s.dead)} dead`),
     figureNumber(s.active.toFixed(1), `active dimensions per image${when}`, "mean"),
     s.mean_consistency !== null && figureNumber(percent(s.mean_consistency, 1), `consistency${when}`,
-      `mean of ${whole(s.supported)} dimensions with ≥ 10 images; largest class ${largest}`),
+      `mean of ${whole(s.supported)} dimensions with ≥ 10 images; largest class ${largest}`),
     run.gated && figureNumber(percent(run.closed, 1), "of active features closed", "by the gates"));
-}
-
-function summaryIntro(list) {
-  const gated = list.some((run) => run.gated) ? " Measured after the gates." : "";
-  return `“paper”: as the paper defines a measure. “sound”: as we define it.${gated}`;
 }
 
 function foldedNumbers(list) {
   const measures = list.flatMap((run) => Object.values(run.summary).flatMap(Object.keys));
   if (!measures.length) return null;
+  const gated = list.some((run) => run.gated) ? " Measured after the gates." : "";
   return h("details", { ontoggle: () => cutTables() },
     h("summary", {}, `All measures of the evaluation (${new Set(measures).size})`),
-    list.some((run) => Object.keys(run.summary).length > 1) && intro(summaryIntro(list)), summaryTable(list));
+    list.some((run) => Object.keys(run.summary).length > 1)
+      && intro(`“paper”: as the paper defines a measure. “sound”: as we define it.${gated}`),
+    summaryTable(list));
 }
 
 // One row per measure, one column per definition and run.
@@ -73,9 +71,7 @@ function clearestTiles(run, stage) {
 
 async function viewOverview({ run, stage }) {
   const map = dimensionMap(run, stage);
-  const figures = h("div", {});
-  const dead = note();
-  const wall = h("div", {});
+  const [figures, dead, wall] = [h("div", {}), note(), h("div", {})];
   const fill = () => {
     figures.replaceChildren(headlineFigures(run, stage));
     dead.replaceChildren(...deadNote(run, stage));

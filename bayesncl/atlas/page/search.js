@@ -2,43 +2,28 @@
 async function find(text) {
   const q = text.trim().toLowerCase();
   if (!q) return [];
-  const found = [];
   const { run, stage } = current();
-  const number = q.match(/^(dim(?:ension)?|image|img)?\s*(\d+)$/);
-  if (number) {
-    const n = Number(number[2]);
-    const wanted = number[1] || "";
-    if (!wanted.startsWith("im") && n < run.dims) {
-      found.push({ text: dimensionLabel(run, n), hint: shortNumbers(run, stage, n), href: link(`dim/${n}`) });
-    }
-    if (!wanted.startsWith("d") && n < atlas.count) {
-      found.push({ text: `Image ${n}`, hint: labelOf(n) || "", href: link(`image/${n}`) });
-    }
-  }
-  for (const k of annotated(run)) {
-    const name = nameOf(run, k);
-    if (name.toLowerCase().includes(q)) found.push({ text: name, hint: `dimension ${k}${suggestionOf(run, k) && ", suggested"}`, href: link(`dim/${k}`) });
-  }
-  const numbered = q.match(/^class\s+(\d+)$/);
-  (atlas.classes || []).forEach((name, c) => {
-    if (name.toLowerCase().includes(q) || Number(numbered?.[1] ?? -1) === c) {
-      found.push({ text: name, hint: "class", href: link(`class/${c}`) });
-    }
-  });
-  (atlas.backgrounds || []).forEach((name) => {
-    if (name.toLowerCase().includes(q)) found.push({ text: name, hint: "background", href: link("dims", { q: name }) });
-  });
+  const has = (name) => name.toLowerCase().includes(q);
+  const [, what = "", digits] = q.match(/^(dim(?:ension)?|image|img|class)?\s*(\d+)$/) || [];
+  const n = Number(digits ?? -1);
+  const found = [
+    n >= 0 && n < run.dims && ["", "d"].includes(what.slice(0, 1))
+      && { text: dimensionLabel(run, n), hint: shortNumbers(run, stage, n), href: link(`dim/${n}`) },
+    n >= 0 && n < atlas.count && ["", "i"].includes(what.slice(0, 1))
+      && { text: `Image ${n}`, hint: labelOf(n) || "", href: link(`image/${n}`) },
+    ...annotated(run).filter((k) => has(nameOf(run, k))).map((k) =>
+      ({ text: nameOf(run, k), hint: `dimension ${k}${suggestionOf(run, k) && ", suggested"}`, href: link(`dim/${k}`) })),
+    ...(atlas.classes || []).map((name, c) => (has(name) || (what === "class" && n === c))
+      && { text: name, hint: "class", href: link(`class/${c}`) }),
+    ...(atlas.backgrounds || []).map((name) => has(name) && { text: name, hint: "background", href: link("dims", { q: name }) }),
+  ].filter(Boolean);
   if (found.some((f) => f.hint === "class")) {
     found.splice(10);
     found.push({ text: `Dimensions for “${text.trim()}”`, hint: "list", href: link("dims", { q: text.trim() }) });
   }
-  if (atlas.named && q.length > 1) {
-    const files = Math.ceil(atlas.count / atlas.files.images);
-    const parts = await Promise.all([...Array(files).keys()].map((f) => load(`names-${f}`)));
-    parts.flatMap((part) => part.names).some((name, i) => {
-      if (name.toLowerCase().includes(q)) found.push({ text: name, hint: `image ${i}`, href: link(`image/${i}`) });
-      return found.length > 12;
-    });
+  if (atlas.named && q.length > 1 && found.length < 12) {
+    const names = (await loadParts("names")).flatMap((part) => part.names);
+    found.push(...names.map((name, i) => has(name) && { text: name, hint: `image ${i}`, href: link(`image/${i}`) }).filter(Boolean));
   }
   return found.slice(0, 12);
 }
