@@ -15,7 +15,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from bayesncl.atlas.page_data import AtlasRun, JobPage, prepare, write_data
+from bayesncl.atlas.page_data import AtlasRun, JobPage, arguments, prepare, write_data
 from bayesncl.atlas.pictures import Photos
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
@@ -112,7 +112,7 @@ def pack(folder: Path, small: bool = False) -> bytes:
     """
     script, style = ((folder / f"atlas.{kind}").read_text("utf-8") for kind in ("js", "css"))
     blocks = [
-        f'<script type="application/json" id="data/{path.stem}">[{_arguments(path)}]</script>'
+        f'<script type="application/json" id="data/{path.stem}">{arguments(path)}</script>'
         for path in sorted((folder / "data").iterdir())
         if path.stem != "root"  # the folder of the photos is nobody else's business
     ]
@@ -128,11 +128,6 @@ def pack(folder: Path, small: bool = False) -> bytes:
     page = re.sub(r'<script src="atlas.js"[^>]*></script>\n', "", page)
     page = page.replace("</body>", "\n".join([*blocks, f"<script>{script}</script>", "</body>"]))
     return page.encode()
-
-
-def _arguments(path: Path) -> str:
-    """The arguments of the call that a data file consists of; see `page_data.write`."""
-    return path.read_text("ascii").strip().removeprefix("atlasData(").removesuffix(");")
 
 
 def _hash(text: str) -> str:

@@ -14,35 +14,20 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
+from bayesncl.atlas import ranking
 from bayesncl.atlas.pictures import Photos, large_side, picture_size, thumbnail_side, write_sprites
-from bayesncl.atlas.ranking import (
-    Labels,
-    Top,
-    clarity,
-    fold_twins,
-    mixed_dimensions,
-    number_labels,
-    pick_diverse,
-    prominent_class,
-)
+from bayesncl.atlas.ranking import Labels, Top
 from bayesncl.codes.heat import Heatmaps
 from bayesncl.codes.names import Annotations, names_tree
 from bayesncl.data.images import Images, spread_evenly
 from bayesncl.errors import InputError
+from bayesncl.measure import vectors
 from bayesncl.measure.dimensions import Dimensions, describe, mean, most_suppressed
 from bayesncl.measure.labelfree import draw_trials
 from bayesncl.measure.neighbors import nearest_rows
 from bayesncl.measure.rows import fired
 from bayesncl.measure.topk import strongest
-from bayesncl.measure.vectors import (
-    SCALE,
-    columns_of,
-    histograms,
-    mask_rows,
-    quantize,
-    sparsify,
-    top_images,
-)
+from bayesncl.measure.vectors import SCALE, columns_of, quantize
 
 TOP_IMAGES = 200  # on the page of a dimension
 STRIP_IMAGES = 12  # of a dimension elsewhere
@@ -112,7 +97,7 @@ def prepare(run: AtlasRun, images: Images | Photos) -> AtlasRun:
         raise InputError(f"run {run.name!r}: {error}") from None
     open = None if run.open is None else np.asarray(run.open, dtype=bool)
     if gated is None and open is not None:
-        gated = mask_rows(z, open)
+        gated = vectors.mask_rows(z, open)
     elif gated is not None and open is None and abs(gated - z).max() <= 1e-6:
         gated = None
     return replace(run, z=z, gated=gated, open=open, fingerprint=run.fingerprint or _hash(z))
@@ -130,8 +115,8 @@ def write_data(
     pages: Mapping[str, JobPage],
 ) -> None:  # fmt: skip
     """Write the data files and pictures of prepared runs and of the pages of jobs."""
-    labels = number_labels(images.labels, images.class_names)
-    backgrounds = number_labels(images.backgrounds, images.background_names)
+    labels = ranking.number_labels(images.labels, images.class_names)
+    backgrounds = ranking.number_labels(images.backgrounds, images.background_names)
     for r, run in enumerate(runs):
         write_run(folder, f"run{r}", run, labels, backgrounds)
         if r:  # the most similar dimension of this run for each dimension of the first
@@ -194,7 +179,7 @@ def write_run(folder: Path, key: str, run: AtlasRun, labels: Labels, backgrounds
     n, d = run.z.shape
     last = run.z if run.gated is None else run.gated
     keep = min(d, max(64, FEATURES_PER_RUN // n))
-    rows = sparsify(run.z, last, run.open, keep)
+    rows = vectors.sparsify(run.z, last, run.open, keep)
     core: Tree = {
         "dims": d, "gated": run.open is not None, "groups": run.groups,
         "keep": keep, "covered": rows.covered.mean(1).tolist(),
@@ -206,10 +191,11 @@ def write_run(folder: Path, key: str, run: AtlasRun, labels: Labels, backgrounds
             continue
         gates = run.open if stage == "before" else None
         dims = describe(x, labels.index, backgrounds=backgrounds.index, open=gates)
-        top = index, value = top_images(x, TOP_IMAGES)
+        top = index, value = vectors.top_images(x, TOP_IMAGES)
         near, cosine = nearest_rows(columns_of(x), NEIGHBORS)
-        shapes, edges = histograms(x, HISTOGRAM_BINS)
-        core[stage] = _statistics(x, dims, top, near, cosine, labels, backgrounds)
+        shapes, edges = vectors.histograms(x, HISTOGRAM_BINS)
+        core[stage] = _statistics(x, dims, top, labels, backgrounds)
+        core[stage]["twin"] = ranking.fold_twins(near, cosine, core[stage]["clarity"])
         counts[stage] = {"classes": dims.class_counts, "backgrounds": dims.background_counts}
         by_dim[stage] = {
             "index": index, "value": quantize(value), "histogram": shapes, "edges": edges,
@@ -251,26 +237,25 @@ def write_run(folder: Path, key: str, run: AtlasRun, labels: Labels, backgrounds
 
 
 def _statistics(
-    x: sparse.csr_array, dims: Dimensions, top: Top, near: np.ndarray, cosine: np.ndarray,
-    labels: Labels, backgrounds: Labels,
-) -> Tree:  # fmt: skip
+    x: sparse.csr_array, dims: Dimensions, top: Top, labels: Labels, backgrounds: Labels
+) -> Tree:
     """What the page shows of all dimensions at once."""
-    score = clarity(x, top)
+    score = ranking.clarity(x, top)
     consistent = None if dims.consistency is None else mean(dims.consistency[dims.counted])
     # kind 1: a class stands out, 2: a background, 0: neither
-    one, share, log_p = prominent_class(top, labels)
-    two, share_two, log_p_two = prominent_class(top, backgrounds)
+    one, share, log_p = ranking.prominent_class(top, labels)
+    two, share_two, log_p_two = ranking.prominent_class(top, backgrounds)
     second = log_p_two < log_p
     return {
         "dead": int(dims.dead.sum()), "supported": int(dims.counted.sum()), "active": dims.l0,
         "mean_consistency": _share(consistent), "support": dims.support, "mass": dims.mass,
-        "clarity": score, "wall": pick_diverse(x, top, score, OVERVIEW_STRIPS),
-        "mixed": mixed_dimensions(dims, top, labels)[:GALLERY_DIMS],
+        "clarity": score, "wall": ranking.pick_diverse(x, top, score, OVERVIEW_STRIPS),
+        "mixed": ranking.mixed_dimensions(dims, top, labels)[:GALLERY_DIMS],
         "top": top[0][:, :STRIP_IMAGES], "shown": (top[1][:, :STRIP_IMAGES] > 0).sum(1),
         "consistency": _share(dims.consistency), "entropy_freq": dims.entropy_freq,
         "entropy_sum": dims.entropy_sum, "entropy_mean": dims.entropy_mean,
         "kind": np.where(second, 2, one >= 0), "share": np.where(second, share_two, share),
-        "word": np.maximum(np.where(second, two, one), 0), "twin": fold_twins(near, cosine, score),
+        "word": np.maximum(np.where(second, two, one), 0),
     }  # fmt: skip
 
 
@@ -291,6 +276,11 @@ def write(folder: Path, key: str, tree: Tree) -> None:
     text = json.dumps([key, _pack(tree)], allow_nan=False, separators=(",", ":"))
     text = text.replace("<", "\\u003c")  # so that no text can end a script element
     (folder / "data" / f"{key}.js").write_text(f"atlasData({text[1:-1]});\n", "ascii")
+
+
+def arguments(path: Path) -> str:
+    """The arguments of the call in a data file, as a JSON list."""
+    return f"[{path.read_text('ascii').strip().removeprefix('atlasData(').removesuffix(');')}]"
 
 
 def _pack(x: Any) -> Any:

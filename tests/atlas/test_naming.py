@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from bayesncl.atlas import AtlasRun, build_atlas
+from bayesncl.atlas.page_data import arguments
 from bayesncl.atlas.quiz import join_quizzes
 from bayesncl.codes.fit import Options, fit
 from bayesncl.codes.folder import CodesFolder
@@ -38,8 +39,8 @@ STATUS = "document.querySelector('main .note[role=status]').textContent"
 
 
 def fingerprint(index: Path) -> str:
-    core = (index.parent / "data" / "atlas.js").read_text()
-    return json.loads(core[10:-3].join("[]"))[1]["runs"][0]["fingerprint"]
+    core = json.loads(arguments(index.parent / "data" / "atlas.js"))[1]
+    return core["runs"][0]["fingerprint"]
 
 
 def test_a_name_is_stored_at_once_and_shown_everywhere(driver, index: Path, case: Case) -> None:

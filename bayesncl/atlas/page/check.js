@@ -85,9 +85,9 @@ async function viewCheck({ params }) {
 
   const [list, more] = growing(h("div", { class: "findings" }), listed, card, 12);
   const show = choices("check-show", "Show", Object.entries(TO_SHOW), wanted,
-    (value) => { location.hash = link("check", { kind, show: value === "all" ? null : value }); });
+    (value) => goTo(here({ show: value === "all" ? null : value })));
   const countOf = (k) => all.filter((f) => !k || f.kind === k).length;
-  const tab = (k, text) => button(`${text} (${whole(countOf(k))})`, link("check", { kind: k, show: wanted === "all" ? null : wanted }), k === kind);
+  const tab = (k, text) => button(`${text} (${whole(countOf(k))})`, here({ kind: k }), k === kind);
   const cut = kinds.filter((k) => data.totals[k] > countOf(k));
   progressLine();
   const node = h("div", {},

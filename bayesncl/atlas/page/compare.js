@@ -9,7 +9,7 @@ async function viewCompare({ params }) {
   const side = (draw) => h("div", { class: "columns two" }, pair.map((run, r) =>
     h("section", { class: "side" }, h("h3", {}, run.name), draw(run, stages[r], r))));
 
-  const go = (n) => { location.hash = link("compare", { image: String(Math.max(0, Math.min(atlas.count - 1, n))) }); };
+  const go = (n) => goTo(here({ image: String(Math.max(0, Math.min(atlas.count - 1, n))) }));
   const field = h("input", { type: "number", id: "compare-image", min: 0, max: atlas.count - 1, value: i,
     onchange: () => go(Math.round(Number(field.value)) || 0) });
   const any = h("button", { type: "button", onclick: () => go(Math.floor(Math.random() * atlas.count)) }, "Random image");

@@ -33,6 +33,10 @@ function link(path, changes = {}) {
   return `#/${path}${tail ? `?${tail}` : ""}`;
 }
 
+// The address of this view with changes.
+const here = (changes) => link([route.name, ...route.args].join("/"), { ...route.tail, ...changes });
+const goTo = (address) => { location.hash = address; };
+
 const narrow = () => matchMedia("(max-width: 640px)").matches;
 // A select with a label; options: [value, text].
 function choices(id, label, options, chosen, onchoose) {

@@ -16,15 +16,12 @@ async function eachImage(run, stage, use) {
 // largest of its dimension. Only positive scores.
 async function findImages(run, stage, { image = null, plus = [], minus = [] }) {
   const weight = new Float64Array(run.dims);
-  const largest = new Map([...plus, ...minus].map((k) => [k, 0]));
-  if (largest.size) {
-    await eachImage(run, stage, (i, dims, values) => dims.forEach((k, e) => {
-      if (largest.has(k)) largest.set(k, Math.max(largest.get(k), values[e]));
-    }));
-  }
   if (image !== null) for (const f of (await loadImage(run, stage, image)).features) weight[f.dim] += f[stage] / atlas.scale;
-  for (const k of plus) weight[k] += 1 / (largest.get(k) || 1);
-  for (const k of minus) weight[k] -= 1 / (largest.get(k) || 1);
+  const signs = [...plus.map((k) => [k, 1]), ...minus.map((k) => [k, -1])];
+  await Promise.all(signs.map(async ([k, sign]) => {
+    const [strongest] = (await loadDimension(run, stage, k)).top;
+    weight[k] += sign / (atlas.scale * (strongest?.value || 1));
+  }));
   const found = [];
   await eachImage(run, stage, (i, dims, values) => {
     let score = 0;
@@ -79,7 +76,7 @@ async function viewFind({ run, stage, params }) {
     const text = field.value.trim().toLowerCase().replace(/^(dimension|z)\s*(?=\d)/, "");
     const k = /^\d{1,7}$/.test(text) && Number(text) < run.dims ? Number(text)
       : byClarity(run).find((n) => nameOf(run, n).toLowerCase() === text);
-    if (text && k !== undefined) location.hash = add(event.submitter?.value === "minus" ? "minus" : "plus", k);
+    if (text && k !== undefined) goTo(add(event.submitter?.value === "minus" ? "minus" : "plus", k));
     else report.textContent = text ? `No dimension is called “${clip(field.value)}”.` : "Enter a name or a number.";
   } },
   h("label", { for: "add" }, "Dimension", field),

@@ -88,29 +88,26 @@ function featureRow(run, stage, f, largest, where = null) {
     (run.gated || where) && h("span", { class: "last" }, run.gated && gate(f.open), where));
 }
 
+const picking = () => (route.name === "images" ? ["with", "pick", "find"].find((key) => route.params.has(key)) : null);
+
 // All images, or those of a class; a click picks the second image of a pair (?with=I), the first (?pick) or one to
 // search for (?find).
 async function viewImages({ params }) {
   const first = params.has("with") ? imageNumber(params.get("with")) : null;
-  const pick = params.has("pick");
-  const search = params.has("find");
+  const [title, words, address] = {
+    with: [`Image ${first} and …`, "Pick the second image to see which dimensions they share.", (i) => link(`pair/${first}/${i}`)],
+    pick: ["Why are two images similar?", "Pick the first image.", (i) => link("images", { with: String(i) })],
+    find: ["Find images", "Pick an image to find more like it.", (i) => link("find", { image: String(i) })],
+  }[picking()] || ["Images", "", (i) => link(`image/${i}`)];
   const wanted = params.has("class") && atlas.classes ? Number(params.get("class")) : null;
   const images = [...Array(atlas.count).keys()]
     .filter((i) => i !== first && (wanted === null || atlas.labels[i] === wanted + 1));
-  const href = (i) => {
-    if (first !== null) return link(`pair/${first}/${i}`);
-    if (search) return link("find", { image: String(i) });
-    return pick ? link("images", { with: String(i) }) : link(`image/${i}`);
-  };
-  const tail = Object.fromEntries(["with", "pick", "find"].map((key) => [key, params.get(key)]));
   const select = atlas.classes && choices("images-class", "Class", [["", "all"], ...atlas.classes.entries()], wanted ?? "",
-    (value) => { location.hash = link("images", { ...tail, class: value }); });
-  const title = first !== null ? `Image ${first} and …` : pick ? "Why are two images similar?" : search ? "Find images" : "Images";
-  const top = first === null ? heading(title, pick && lede("Pick the first image."), search && lede("Pick an image to find more like it.")) : h("div", { class: "portrait small" },
-    picture(first), heading(title, lede("Pick the second image to see which dimensions they share.")));
+    (value) => goTo(here({ class: value })));
+  const top = heading(title, words && lede(words));
   const node = h("div", {},
-    top,
+    first === null ? top : h("div", { class: "portrait small" }, picture(first), top),
     h("div", { class: "controls" }, select, note(plural(images.length, "image"))),
-    growing(h("div", { class: "wall" }), images, (i) => thumb(i, { href: href(i) }), 120));
+    growing(h("div", { class: "wall" }), images, (i) => thumb(i, { href: address(i) }), 120));
   return { title, node };
 }

@@ -76,7 +76,7 @@ async function viewList({ run, stage, params }) {
       sort: state.sort === "clarity" ? null : state.sort, order: state.up ? "up" : null,
       show: state.show === "all" ? null : state.show, q: state.q,
     };
-    history.replaceState(null, "", link("dims", route.tail));
+    history.replaceState(null, "", here());
     switches();
   }
   function sortBy(key) {

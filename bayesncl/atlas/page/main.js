@@ -79,13 +79,12 @@ function cutTables() {
 
 // Links to the same view of another run, or before or after the gates, and to the other views.
 function switches() {
-  const path = [route.name, ...route.args].join("/");
   const { run, stage } = current();
   const two = route.name === "compare"; // shows two runs
   const [, home, staged] = VIEWS[route.name] || [];
   const choice = (label, options) => options.length > 1 && h("div", { class: "switch", role: "group", "aria-label": label },
     options.map(([text, on, changes]) =>
-      h("a", { href: link(path, { ...route.tail, ...changes }), "aria-current": on ? "true" : null }, text)));
+      h("a", { href: here(changes), "aria-current": on ? "true" : null }, text)));
   const shown = two ? runs.slice(1) : runs;
   const chosen = two ? runs[route.run || 1] : run;
   const after = (two ? route.stage : stage) === "after";
@@ -95,15 +94,14 @@ function switches() {
       ["Before gates", !after, { stage: null }], ["After gates", after, { stage: "after" }]]),
   ].filter(Boolean));
 
-  const asked = route.name === "images" && [...route.params.keys()].find((key) => ["with", "pick", "find"].includes(key));
-  const here = asked ? { find: "find" }[asked] ?? "pair" : home;
+  const entry = { with: "pair", pick: "pair", find: "find" }[picking()] ?? home;
   document.getElementById("nav").replaceChildren(...[
     ["", "Overview"], ["dims", "Dimensions"], atlas.classes && ["classes", "Classes"], ["images", "Images"], ["find", "Find"],
     ["gallery/entropy", "Galleries"], ["names", "Names"], atlas.pages.includes("check") && ["check", "To check"],
     atlas.pages.includes("new") && ["new", "New here"], run.explain && ["explain", "Classifier"], ["quiz", "Quiz"],
     ["pair", "Why similar?"], runs.length > 1 && ["compare", "Compare"],
   ].filter(Boolean).map(([to, text]) =>
-    h("a", { href: to === "pair" ? link("images", { pick: "1" }) : link(to), "aria-current": here === to ? "page" : null }, text)));
+    h("a", { href: to === "pair" ? link("images", { pick: "1" }) : link(to), "aria-current": entry === to ? "page" : null }, text)));
   document.querySelector("#nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest", behavior: "instant" });
 }
 
@@ -162,7 +160,7 @@ function keyboard() {
       dialog.showModal();
     } else if (targets[event.key]) {
       travelled = true;
-      location.hash = targets[event.key];
+      goTo(targets[event.key]);
     } else if (view?.press?.(event.key)) {
       event.preventDefault(); // the key must not be typed into the field that gets the focus
     }

@@ -104,22 +104,23 @@ function dimensionMap(run, stage, compact = false) {
     hung.reverse().forEach((p) => points.append(anchors.get(p.k).anchor)); // images above the dots
   }
 
-  // Names beside the dots, clearest first, where there is room.
+  // Names to the right or left of the dots, clearest first, where there is room.
   function label(hung) {
     points.querySelectorAll(".dot-name").forEach((old) => old.remove());
-    const placed = hung.map(({ k, x, y, side }) => ({ k, x: x - side / 2, y: y - side / 2, w: side, h: side }));
+    const taken = hung.map(({ k, x, y, side }) => ({ k, x: x - side / 2, y, w: side, h: side })); // y: of the center
     for (const k of byClarity(run).filter((n) => nameOf(run, n))) {
       const p = dots.find((dot) => dot.k === k);
-      if (!p || placed.length - hung.length >= 40) continue;
+      if (!p || taken.length - hung.length >= 40) continue;
       const words = clip(nameOf(run, k), 22);
+      const w = 7 * words.length;
       const reach = Math.max(p.r, (p.side || 0) / 2) + 5;
-      const back = p.x + reach + 7 * words.length > width;
-      const box = { k, x: back ? p.x - reach - 7 * words.length : p.x + reach, y: p.y - 8, w: 7 * words.length, h: 16 };
-      const meets = (o) => o.k !== k && o.x < box.x + box.w && box.x < o.x + o.w && o.y < box.y + box.h && box.y < o.y + o.h;
-      if (placed.some(meets)) continue;
-      placed.push(box);
-      anchors.get(k).dot.append(
-        svg("text", { class: "dot-name", x: back ? -reach : reach, y: 4, "text-anchor": back ? "end" : "start" }, words));
+      const free = (x) => x >= 0 && x + w <= width
+        && taken.every((o) => o.k === k || o.x >= x + w || x >= o.x + o.w || Math.abs(o.y - p.y) >= (o.h + 16) / 2);
+      const x = [p.x + reach, p.x - reach - w].find(free);
+      if (x === undefined) continue;
+      taken.push({ k, x, y: p.y, w, h: 16 });
+      anchors.get(k).dot.append(svg("text",
+        { class: "dot-name", x: x > p.x ? reach : -reach, y: 4, "text-anchor": x > p.x ? "start" : "end" }, words));
       if (!hung.includes(p)) points.append(anchors.get(k).anchor);
     }
   }

@@ -46,7 +46,7 @@ function namingForm(run, k) {
       const next = nextUnnamed(run, k);
       if (next === undefined) return;
       naming = true;
-      location.hash = dimensionLink(run, next);
+      goTo(dimensionLink(run, next));
     },
   });
   const noted = h("textarea", { id: "note", rows: 2, maxlength: LENGTHS.note, oninput: () => keep({ note: noted.value }) });

@@ -52,12 +52,6 @@ function galleryLinks(run, first = null) {
     runs.length > 1 && button("Compare the runs", link("compare")));
 }
 
-function deadNote(run, stage) {
-  const { dead } = run[stage];
-  if (!dead) return [];
-  return [`${plural(dead, "dead dimension")} not shown: `, h("a", { href: link("dims", { show: "dead" }) }, "list"), "."];
-}
-
 // The clearest dimensions as strips of images, each with its name or prominent class.
 function clearestTiles(run, stage) {
   const s = run[stage];
@@ -74,7 +68,9 @@ async function viewOverview({ run, stage }) {
   const [figures, dead, wall] = [h("div", {}), note(), h("div", {})];
   const fill = () => {
     figures.replaceChildren(headlineFigures(run, stage));
-    dead.replaceChildren(...deadNote(run, stage));
+    const gone = run[stage].dead;
+    dead.replaceChildren(...(gone
+      ? [`${plural(gone, "dead dimension")} not shown: `, h("a", { href: link("dims", { show: "dead" }) }, "list"), "."] : []));
     wall.replaceChildren(...clearestTiles(run, stage));
   };
   fill();

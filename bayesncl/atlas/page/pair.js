@@ -26,7 +26,7 @@ async function viewPair({ run, stage, args }) {
   const node = h("div", {},
     heading(`Cosine ${fixed(sum(stage, (v) => v), 2)}${run.after ? ` ${stage} gates` : ""}`),
     h("div", { class: "pair" }, side(i, 0), h("div", { class: "verdict" }, verdict), side(j, 1)),
-    lede(bothSentence(run, stage, groups), verdictSentence(run, shared, groups)),
+    lede(pairSentence(run, stage, shared, groups)),
     stages.map((stage) => stack(run, groups, stage, longest, run.after)),
     shared.length > 0 && section("Shared dimensions", intro(`Each with its strongest images.${bars}`), list),
     remainder(run, a, b),
@@ -61,20 +61,14 @@ function foldShared(run, shared) {
   return groups;
 }
 
-// The dimensions with the largest contributions.
-function bothSentence(run, stage, shared) {
-  const parts = shared.filter((s) => s[stage] >= 0.005).sort((s, t) => t[stage] - s[stage]).slice(0, 4)
-    .map((s) => `${nameOf(run, s.dim) || `dimension ${s.dim}`} (${fixed(s[stage], 2)})`);
-  return parts.length ? `Largest contributions: ${parts.join(", ")}. ` : "";
-}
-
-function verdictSentence(run, shared, groups) {
+function pairSentence(run, stage, shared, groups) {
   if (!shared.length) return "They share no dimension.";
+  const largest = groups.filter((s) => s[stage] >= 0.005).sort((s, t) => t[stage] - s[stage]).slice(0, 4)
+    .map((s) => `${nameOf(run, s.dim) || `dimension ${s.dim}`} (${fixed(s[stage], 2)})`).join(", ");
   const folded = groups.length < shared.length ? `, ${whole(groups.length)} with twins folded` : "";
-  const first = `They share ${plural(shared.length, "dimension")}${folded}.`;
-  if (!run.gated) return first;
   const closed = shared.filter((s) => s.after === 0).length;
-  return closed ? `${first} The gates close ${whole(closed)} of them.` : `${first} The gates close none of them.`;
+  return [largest && `Largest contributions: ${largest}.`, `They share ${plural(shared.length, "dimension")}${folded}.`,
+    run.gated && `The gates close ${closed ? whole(closed) : "none"} of them.`].filter(Boolean).join(" ");
 }
 
 function pairRow(run, s, largest, where) {

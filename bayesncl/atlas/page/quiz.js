@@ -77,7 +77,7 @@ async function viewQuiz({ args }) {
     remember(quizKey(), JSON.stringify(answers));
     at++;
     if (at < round.length) ask();
-    else location.hash = link("quiz/results");
+    else goTo(link("quiz/results"));
   }
   ask();
   const press = (key) => /^[1-5]$/.test(key) && stage.querySelectorAll(".choice")[Number(key) - 1]?.click();

@@ -56,7 +56,7 @@ function searchField() {
     show(false);
     field.value = "";
     field.blur();
-    location.hash = item.dataset.href;
+    goTo(item.dataset.href);
   };
   const option = (f, n) => h("li", {
     role: "option", id: `found-${n}`, "aria-selected": "false", "data-href": f.href,
