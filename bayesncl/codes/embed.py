@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from bayesncl import distributed
-from bayesncl.codes.cache import embed_entries
 from bayesncl.codes.dense import dense_codes, novelty
 from bayesncl.codes.names import FINGERPRINT_DIGITS, find_names, read_names
 from bayesncl.codes.open import PhotoCodes
@@ -110,7 +109,7 @@ def _embed_photos(
     entries, others = find_entries(source)
     parts: list[np.ndarray] = []
     reasons: list[str | None] = []
-    for rows, why in embed_entries(entries, model.encoder):
+    for rows, why in model.encoder.embed_files(entries):
         parts.append(rows)
         reasons += why
         if progress:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import itertools
 import json
 import math
 import os
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,7 +26,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from bayesncl.data.decode import BICUBIC, BILINEAR, Square, decode_with
+from bayesncl.data.cache import Entry, map_in_threads
+from bayesncl.data.decode import BICUBIC, BILINEAR, Square, Undecodable, decode_with
 from bayesncl.errors import InputError, as_input_error, first_line, import_extra, printable
 from bayesncl.method.encoder import Encoder
 from bayesncl.recipes import IMAGENET_MEAN, IMAGENET_STD
@@ -41,11 +43,17 @@ MAX_SIDE = 4096  # pixels
 METADATA_KEY = "bayesncl"  # of an exported ONNX file: how images are prepared for it
 PROBE_SIZE, SIGNATURE_DIMS = (256, 320), 32
 SIGNATURE_TOLERANCE = 1e-2  # relative; devices and versions of torch differ by less than this
-
 NETWORK_SECONDS = 5
+BATCH_SIZE = {"cpu": 16, "cuda": 256}
+WAYS_OUT = (
+    "without a network use --weights FILE, --encoder FILE.onnx, or a Hugging Face cache that has "
+    "the weights (HF_HOME, with HF_HUB_OFFLINE=1)"
+)
 
 Notify = Callable[[str], None]
 Signature = dict[str, Any]
+# embeddings [m, F] of n images, and for each image None, or why it has no embedding
+Batches = Iterable[tuple[np.ndarray, list[str | None]]]
 
 
 @dataclass(frozen=True)
@@ -108,20 +116,22 @@ class PhotoEncoder:
     ----------
     request : opens the same encoder again; its paths are absolute.
     view : how images are prepared, unless `transform` (PIL image to float [3, H, W]) does that.
-    compute : from normalized pixels float32 [n, 3, S, S] to embeddings [n, F].
-    network : the torch module inside, if there is one.
+    compute : from normalized pixels float32 [n, 3, S, S] to an output that `pool` takes.
+    network : `compute`, if it is a torch module.
     features : length F of an embedding.
     signature : the view, and what the encoder does to two fixed images; see `same_signature`.
     """
 
     def __init__(
-        self, request: Request, view: View, compute: Callable[[Tensor], Tensor],
-        network: nn.Module | None = None, device: torch.device | str = "cpu",
-        transform: Callable[[Image.Image], Any] | None = None,
+        self, request: Request, view: View, compute: Callable[[Tensor], Any],
+        device: torch.device | str = "cpu", transform: Callable[[Image.Image], Any] | None = None,
     ) -> None:  # fmt: skip
         self.request = replace(request, mirror=view.mirror)
-        self.view, self.compute, self.network, self.device = view, compute, network, device
-        self.transform, self.features = transform, 0
+        self.view, self.compute, self.device, self.transform = view, compute, device, transform
+        self.network = compute if isinstance(compute, nn.Module) else None
+        if self.network is not None:
+            self.network.eval().requires_grad_(False).to(device)
+        self.features = 0
         with as_input_error(f"encoder {self.name} cannot prepare an image", Exception):
             probes = np.stack([self.prepare(image) for image in probe_images()])
         embeddings = self.embed(probes)  # an encoder that does not work fails here, at once
@@ -160,6 +170,7 @@ class PhotoEncoder:
         """The bytes of an image file, prepared; raises Undecodable."""
         return decode_with(data, self.max_decoded_side, self.prepare)
 
+    @torch.inference_mode()
     def embed(self, batch: np.ndarray) -> np.ndarray:
         """Embeddings float32 [n, F] of prepared images [n, 3, S, S]."""
         x = torch.from_numpy(np.ascontiguousarray(batch))
@@ -168,27 +179,36 @@ class PhotoEncoder:
             x = x.to(self.device)
             if x.dtype == torch.uint8:
                 x = self.view.normalize(x.float() / 255)
-            h = self.compute(x).float().cpu().numpy()
-            if self.view.mirror:
-                h = (h + self.compute(x.flip(-1)).float().cpu().numpy()) / 2
+            views = [x, x.flip(-1)] if self.view.mirror else [x]
+            rows = [pool(self.compute(view)).float() for view in views]
+            h: np.ndarray = torch.stack(rows).mean(0).cpu().numpy()
         if h.shape != (len(x), self.features or h.shape[-1]) or not h.size:
             expected = f"[{len(x)}, {self.features or 'F'}]"
             raise InputError(f"encoder {self.name} returned {list(h.shape)}, expected {expected}")
         return h
 
+    def embed_files(self, entries: Sequence[Entry]) -> Batches:
+        """Embeddings of image files, batch by batch, and the reasons where there are none."""
+        size = BATCH_SIZE.get(torch.device(self.device).type, BATCH_SIZE["cpu"])
 
-def torch_encoder(
-    request: Request, view: View, network: nn.Module, device: torch.device | str = "cpu",
-    transform: Callable[[Image.Image], Any] | None = None,
-) -> PhotoEncoder:  # fmt: skip
-    """An encoder from a torch module."""
-    network.eval().requires_grad_(False).to(device)
+        def read(entry: Entry) -> np.ndarray | str:
+            try:
+                return self.read(entry.read())
+            except (Undecodable, OSError) as error:
+                return first_line(error)
 
-    @torch.inference_mode()
-    def compute(x: Tensor) -> Tensor:
-        return pool(network(x))
-
-    return PhotoEncoder(request, view, compute, network, device, transform)
+        images = map_in_threads(read, entries, ahead=2 * size)
+        while batch := list(itertools.islice(images, size)):
+            reasons = [x if isinstance(x, str) else None for x in batch]
+            good = [i for i, why in enumerate(reasons) if why is None]
+            rows = np.empty((0, self.features), np.float32)
+            if good:
+                with as_input_error(f"encoder {self.name} prepares images unequally", ValueError):
+                    rows = self.embed(np.stack([batch[i] for i in good]))
+            finite = np.isfinite(rows).all(1)
+            for i in np.array(good, int)[~finite]:
+                reasons[i] = "its embedding is not finite"
+            yield rows[finite], reasons
 
 
 def probe_images() -> list[Image.Image]:
@@ -267,7 +287,7 @@ def open_timm(request: Request, device: torch.device | str, notify: Notify) -> P
         mean=config.get("mean", IMAGENET_MEAN),
         std=config.get("std", IMAGENET_STD),
     )
-    return torch_encoder(request, request.view(own), network, device)
+    return PhotoEncoder(request, request.view(own), network, device)
 
 
 def create_timm(request: Request, notify: Notify, **options: Any) -> tuple[nn.Module, Request]:
@@ -304,12 +324,6 @@ def read_classifier(
     names = data.ImageNetInfo(subset).label_descriptions()
     words = [text.split(",")[0] for text in names]  # the first of several synonyms
     return words, rows.detach().flatten(1).float().numpy()
-
-
-WAYS_OUT = (
-    "without a network use --weights FILE, --encoder FILE.onnx, or a Hugging Face cache that has "
-    "the weights (HF_HOME, with HF_HUB_OFFLINE=1)"
-)
 
 
 def find_weights(timm: Any, name: str, notify: Notify) -> dict[str, Any]:
@@ -371,9 +385,8 @@ def open_onnx(request: Request, device: torch.device | str, notify: Notify) -> P
         for part in x.split(batch or len(x)):  # a file may fix the batch size: pad to it
             padding = part[-1:].expand((batch or len(part)) - len(part), -1, -1, -1)
             rows = torch.cat([part, padding]).numpy().astype(dtype)
-            h = torch.from_numpy(np.asarray(session.run([output], {source.name: rows})[0]))
-            parts.append(pool(h)[: len(part)])
-        return torch.cat(parts)
+            parts.append(session.run([output], {source.name: rows})[0][: len(part)])
+        return torch.from_numpy(np.concatenate(parts))
 
     request = replace(request, spec=str(path.resolve()))
     return PhotoEncoder(request, request.view(own), compute)
@@ -404,10 +417,10 @@ def open_module(request: Request, device: torch.device | str, notify: Notify) ->
     preprocess = getattr(network, "preprocess", None)
     if callable(preprocess) and not isinstance(preprocess, Mapping):
         view = View(mirror=bool(request.mirror))
-        return torch_encoder(request, view, network, device, transform=preprocess)
+        return PhotoEncoder(request, view, network, device, preprocess)
     with as_input_error(f"--encoder {request.spec}: invalid preprocess", Exception):
         own = read_view(preprocess or {})
-    return torch_encoder(request, request.view(own), network, device)
+    return PhotoEncoder(request, request.view(own), network, device)
 
 
 def open_run(request: Request, device: torch.device | str, notify: Notify) -> PhotoEncoder:
@@ -415,7 +428,7 @@ def open_run(request: Request, device: torch.device | str, notify: Notify) -> Ph
     path = Path(request.spec).expanduser()
     model = load_run(path)
     request = replace(request, spec=str(path.resolve()))
-    return torch_encoder(request, request.view(view_of(model)), model.backbone, device)
+    return PhotoEncoder(request, request.view(view_of(model)), model.backbone, device)
 
 
 OPENERS: dict[str, Callable[[Request, torch.device | str, Notify], PhotoEncoder]] = {

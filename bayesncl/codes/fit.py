@@ -58,8 +58,9 @@ def fit(
         publish(folder, display)  # what a killed fit has left
         folder.all_names()  # a damaged names.json is refused before the work
         material = SOURCES[kind](source, folder, options, device, display)
-        staged.write_rows(*arrange(material))
-        rows, embeddings = staged.rows(), staged.embeddings()
+        rows, blocks = arrange(material)
+        staged.write_rows(material.about, rows, blocks)
+        embeddings = staged.embeddings()
         x = embeddings[: len(rows) - rows.held]
         if codes.fit(x, neighbors_file=folder.neighbors_file, progress=display.count).interrupted_:
             raise KeyboardInterrupt

@@ -1,10 +1,15 @@
-"""What `bayesncl fit` reads: one function each for photos, arrays and runs."""
+"""What `bayesncl fit` reads: photos, an array or a run.
+
+Each image is embedded once: a killed fit continues, and a refit embeds only what is new.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,21 +18,22 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from bayesncl.codes.cache import Batches, EmbeddingCache, embed_entries
 from bayesncl.codes.encoders import (
+    Batches,
     Notify,
     PhotoEncoder,
     Request,
     default_request,
     open_encoder,
+    same_signature,
 )
 from bayesncl.codes.folder import About, CodesFolder, Rows, file_stat, hash_tree
 from bayesncl.data import load as load_split
 from bayesncl.data.cache import Entry, count_suffixes
 from bayesncl.data.decode import SUFFIXES, describe_sizes
 from bayesncl.data.folder import existing_folder, folder_classes, scan, split_folders
-from bayesncl.data.images import PATH_LENGTH, Images, fingerprint, held_out
-from bayesncl.errors import InputError, printable
+from bayesncl.data.images import PATH_LENGTH, Images, Progress, fingerprint, held_out
+from bayesncl.errors import InputError, as_input_error, printable
 from bayesncl.inputs import (
     array_names,
     as_features,
@@ -37,6 +43,7 @@ from bayesncl.inputs import (
     read_embeddings,
     read_labels,
 )
+from bayesncl.io import write_saved
 from bayesncl.method.features import center_crop
 from bayesncl.progress import Display, plural
 from bayesncl.training.run_folder import load_run
@@ -45,6 +52,9 @@ from bayesncl.training.run_folder import load_run
 MIN_ROWS, HELD_OUT_SHARE, MAX_HELD_OUT = 5000, 0.1, 5000
 ROWS_PER_BLOCK = 4096
 IMAGES_PER_BATCH = 512  # of a run
+LOG_SECONDS = 5.0  # of work that a kill may lose
+
+Key = tuple[str, int, int]  # name, size and time of an image; size and time are 0 for a dataset
 
 
 @dataclass(frozen=True)
@@ -67,20 +77,94 @@ class Material(NamedTuple):
     about: About
     names: list[str]
     labels: list[str] | None
-    test: np.ndarray | None  # bool [N], rows of a test split; None without one
+    test: Sequence[bool] | None  # [N], rows of a test split; None without one
     stats: list[tuple[int, int]] | None  # size and time of each image file
     read: Callable[[np.ndarray], np.ndarray]  # embeddings [n, F] of some rows
 
 
-def arrange(given: Material) -> tuple[About, Rows, Iterator[np.ndarray]]:
+class EmbeddingCache:
+    """Embeddings of images: from an earlier fit, from the log of a killed fit, or new.
+
+    `rows` has the embedding [F] of each image. Only embeddings by an encoder with the same
+    signature count, of images with the same name, size and time, and of a dataset with the same
+    `stamp`. The log is a folder with one file for every few seconds of work.
+    """
+
+    def __init__(self, encoder: PhotoEncoder, folder: CodesFolder, stamp: str = "") -> None:
+        self.encoder, self.log, self.stamp = encoder, folder.log, stamp
+        self.rows: dict[Key, np.ndarray] = {}
+        if folder.about_file.exists():
+            try:
+                self._add_fit(folder)
+            except InputError as error:
+                warnings.warn(f"embedding again, since {error}", stacklevel=2)
+        for path in sorted(self.log.glob("*.npz")):
+            # NumPy raises many types over damaged files
+            with suppress(Exception), np.load(path, allow_pickle=False) as part:
+                signature, stamp, keys = json.loads(str(part["about"]))
+                if self._same(signature, stamp):
+                    self.rows |= zip(map(tuple, keys), part["rows"])
+
+    def _same(self, signature: dict[str, object], stamp: str) -> bool:
+        return stamp == self.stamp and same_signature(signature, self.encoder.signature)
+
+    def _add_fit(self, folder: CodesFolder) -> None:
+        about = folder.about()
+        if about.encoder is not None and self._same(about.encoder["signature"], about.stamp):
+            rows, x = folder.rows(), np.asarray(folder.embeddings())
+            stats = rows.stats or ((0, 0),) * len(rows)
+            self.rows |= zip(((name, *stat) for name, stat in zip(rows.names, stats)), x)
+
+    def embed(self, keys: Sequence[Key], batches: Batches, progress: Progress) -> list[str]:
+        """Add and log the embeddings of images, batch by batch; returns those that failed."""
+        done, failed = 0, []
+        new: dict[Key, np.ndarray] = {}
+        began = time.monotonic()
+        for rows, reasons in batches:
+            given = list(zip(keys[done : done + len(reasons)], reasons))
+            done += len(given)
+            new |= zip((key for key, why in given if why is None), rows)
+            failed += [f"{printable(key[0])} ({why})" for key, why in given if why]
+            if new and (time.monotonic() - began > LOG_SECONDS or done == len(keys)):
+                self._write_part(new)
+                self.rows |= new
+                new, began = {}, time.monotonic()
+            progress(done, len(keys), "embedding images")
+        self.rows |= new
+        return failed
+
+    def _write_part(self, rows: dict[Key, np.ndarray]) -> None:
+        about = json.dumps([self.encoder.signature, self.stamp, list(rows)])
+        with as_input_error(f"cannot write to {self.log}"):
+            self.log.mkdir(exist_ok=True)
+            path = self.log / f"{len(list(self.log.iterdir())):06}.npz"
+            write_saved(path, np.savez, about=about, rows=np.stack(list(rows.values())))
+
+    def material(
+        self, about: About, keys: list[Key], labels: list[str] | None, test: Sequence[bool] | None
+    ) -> Material:
+        """The images that have an embedding."""
+        good = [i for i, key in enumerate(keys) if key in self.rows]
+        kept = [keys[i] for i in good]
+        return Material(
+            about, [key[0] for key in kept],
+            None if labels is None else [labels[i] for i in good],
+            None if test is None else [test[i] for i in good],
+            [key[1:] for key in kept] if about.kind == "photos" else None,
+            lambda part: np.stack([self.rows[kept[i]] for i in part]),
+        )  # fmt: skip
+
+
+def arrange(given: Material) -> tuple[Rows, Iterator[np.ndarray]]:
     """Rows with the held-out ones last, and their embeddings in blocks.
 
     Held out are the test split, or a tenth of 5,000 rows or more.
     """
-    n, test, labels = len(given.names), given.test, given.labels
+    n, labels = len(given.names), given.labels
     if n < 2:
         raise InputError("only one row; codes need several")
-    if test is None or not test.any() or test.all():
+    test = np.zeros(n, bool) if given.test is None else np.array(given.test, bool)
+    if not test.any() or test.all():
         share = min(HELD_OUT_SHARE, MAX_HELD_OUT / n) if n >= MIN_ROWS else 0.0
         test = held_out(given.names, share, 0)
     order = np.argsort(test, kind="stable")
@@ -90,7 +174,7 @@ def arrange(given: Material) -> tuple[About, Rows, Iterator[np.ndarray]]:
         classes = tuple(printable(str(name), 200) for name in names)
     stats = None if given.stats is None else tuple(given.stats[i] for i in order)
     rows = Rows(tuple(given.names[i] for i in order), index, classes, int(test.sum()), stats)
-    return given.about, rows, read_blocks(given, order)
+    return rows, read_blocks(given, order)
 
 
 def read_blocks(given: Material, order: np.ndarray) -> Iterator[np.ndarray]:
@@ -111,45 +195,36 @@ def embed_photos(
 ) -> Material:
     """Embed the photos of a folder that have no embedding yet."""
     entries, others, test = find_photos(source)
-    names = [entry.name for entry in entries]
-    stats = [file_stat(entry.path) for entry in entries]
+    names, n = [entry.name for entry in entries], len(entries)
     labels = read_classes(options.labels, names) or folder_classes(names, source)
     encoder = choose_encoder(folder, options, device, display)
     cache = EmbeddingCache(encoder, folder)
     if options.fresh:
         cache.rows.clear()
-    keys = [(name, *stat) for name, stat in zip(names, stats)]
+    keys: list[Key] = [(entry.name, *file_stat(entry.path)) for entry in entries]
     missing = [i for i, key in enumerate(keys) if key not in cache.rows]
-    n, known = len(names), len(names) - len(missing)
     sizes = describe_sizes([entry.path for entry in entries])
-    found = plural(n, "photo") + (f" ({known:,} embedded before)" if known else "")
     by = "given" if options.labels else "by subfolder"
     skipped = f"{plural(len(others), 'other file')} skipped ({', '.join(count_suffixes(others))})"
     parts = [
-        found + (f" of {sizes} pixels" if sizes else ""),
+        plural(n, "photo") + note_known(n, missing) + (f" of {sizes} pixels" if sizes else ""),
         f"{plural(len(set(labels)), 'class')} {by}" if labels else "no classes",
         skipped if others else "",
         describe(encoder),
     ]
     display.note("; ".join(filter(None, parts)))
-    batches = embed_entries([entries[i] for i in missing], encoder)
+    batches = encoder.embed_files([entries[i] for i in missing])
     failed = cache.embed([keys[i] for i in missing], batches, display.count)
     if failed:
         example = f"{len(failed):,} of {n:,} photos cannot be used, e.g. {failed[0]}"
         if len(failed) > n - 2:
             raise InputError(f"{source}: {example}")
         display.note(example)
-    good = [i for i, key in enumerate(keys) if key in cache.rows]
     path = folder.relative(source)
-    return Material(
-        About("photos", path, path, encoder.to_dict()), [names[i] for i in good],
-        None if labels is None else [labels[i] for i in good],
-        None if test is None else test[good], [stats[i] for i in good],
-        lambda part: np.stack([cache.rows[keys[good[i]]] for i in part]),
-    )  # fmt: skip
+    return cache.material(About("photos", path, path, encoder.to_dict()), keys, labels, test)
 
 
-def find_photos(root: Path) -> tuple[list[Entry], list[str], np.ndarray | None]:
+def find_photos(root: Path) -> tuple[list[Entry], list[str], list[bool] | None]:
     """The N images of a folder, names of other files, and which images are in its test split."""
     root = existing_folder(str(root))
     entries, others = scan(root)
@@ -162,7 +237,7 @@ def find_photos(root: Path) -> tuple[list[Entry], list[str], np.ndarray | None]:
             used, unused = (", ".join(map(printable, sorted(x)[:3])) for x in (inside, left))
             warnings.warn(f"only {used} are used, not {unused}", stacklevel=2)
         entries = [entry for entry in entries if entry.name.startswith(inside)]
-        test = np.array([entry.name.startswith(inside[1:]) for entry in entries])
+        test = [entry.name.startswith(inside[1:]) for entry in entries]
     if not entries:
         wanted = f"looked for {' '.join(SUFFIXES)}, found {plural(len(others), 'other file')}"
         raise InputError(f"{printable(str(root), 300)}: no photos ({wanted})")
@@ -181,11 +256,10 @@ def choose_encoder(
     folder: CodesFolder, options: Options, device: torch.device, display: Display
 ) -> PhotoEncoder:
     """The requested encoder, else the one of an earlier fit, else the default."""
-    request = options.encoder
-    if request is not None and request.spec:
+    request = options.encoder or Request("")
+    if request.spec:
         return open_encoder(request, device, display.note)
-    given = {} if request is None else request.given()
-    used = None
+    given, used = request.given(), None
     with suppress(InputError):  # nothing is there yet, or it is damaged
         used = folder.about().encoder
     if used is not None:
@@ -197,6 +271,11 @@ def describe(encoder: PhotoEncoder) -> str:
     """An encoder in a few words."""
     mirrored = ", averaged with mirror images" if encoder.view.mirror else ""
     return f"encoder {encoder.name}, {encoder.features:,} numbers per image{mirrored}"
+
+
+def note_known(n: int, missing: Sequence[int]) -> str:
+    """How many of n images have an embedding."""
+    return f" ({n - len(missing):,} embedded before)" if len(missing) < n else ""
 
 
 def read_array(
@@ -213,22 +292,22 @@ def read_array(
     labels = class_labels(labels)
     texts = [str(name) for name in (range(n) if names is None else names)]
     stats = images = None
-    if options.images is not None:
+    if options.images is None:
+        texts = [printable(text, PATH_LENGTH) for text in texts]
+    else:
         texts = match_images(texts, options.images, display.note)
         stats = [file_stat(options.images / name) for name in texts]
         images = folder.relative(options.images)
     test = read_arrays(source, ("test",))["test"] if "test" in array_names(source) else None
     if test is not None and test.shape != (n,):
         raise InputError(f"{source}: test must be [{n}], one per row, got {list(test.shape)}")
-    count = 0 if labels is None else len(set(labels.tolist()))
+    words = None if labels is None else [str(label) for label in labels]
+    count = len(set(words or ()))
     classes = plural(count, "class") if count > 1 else "no classes"
     display.note(f"{n:,} rows of {plural(z.shape[1], 'number')}; {classes}")
-    return Material(
-        About("array", folder.relative(source), images),
-        [printable(text, PATH_LENGTH) for text in texts] if images is None else texts,
-        None if labels is None else [str(label) for label in labels],
-        None if test is None else test.astype(bool), stats, lambda part: z[part],
-    )  # fmt: skip
+    about = About("array", folder.relative(source), images)
+    marks = None if test is None else test.tolist()
+    return Material(about, texts, words, marks, stats, lambda part: z[part])
 
 
 def match_images(names: list[str], root: Path, notify: Notify) -> list[str]:
@@ -269,9 +348,8 @@ def embed_run(
     cache = EmbeddingCache(encoder, folder, stamp)
     keys = [(f"{name}/{i}", 0, 0) for name, images in splits.items() for i in range(len(images))]
     missing = [i for i, key in enumerate(keys) if key not in cache.rows]
-    known = f" ({len(keys) - len(missing):,} embedded before)" if len(missing) < len(keys) else ""
-    what = f"{len(splits['train']):,} training images of {recipe.data.name}{known}"
-    display.note(f"{source}: {what}; {describe(encoder)}")
+    what = f"{len(splits['train']):,} training images of {recipe.data.name}"
+    display.note(f"{source}: {what}{note_known(len(keys), missing)}; {describe(encoder)}")
     batches = embed_splits(encoder, list(splits.values()), np.array(missing, int))
     cache.embed([keys[i] for i in missing], batches, display.count)
     labels: list[str] | None = []
@@ -281,13 +359,8 @@ def embed_run(
         else:
             classes = images.class_names or range(int(images.labels.max()) + 1)
             labels += [str(classes[label]) for label in images.labels]
-    names = [name for name, _, _ in keys]
-    path = folder.relative(source)
-    return Material(
-        About("run", path, None, encoder.to_dict(), tree, stamp), names, labels,
-        np.array([name.startswith("test/") for name in names]), None,
-        lambda part: np.stack([cache.rows[keys[i]] for i in part]),
-    )  # fmt: skip
+    about = About("run", folder.relative(source), None, encoder.to_dict(), tree, stamp)
+    return cache.material(about, keys, labels, [key[0].startswith("test/") for key in keys])
 
 
 def embed_splits(encoder: PhotoEncoder, splits: list[Images], missing: np.ndarray) -> Batches:

@@ -16,12 +16,12 @@ from torch import nn
 
 from bayesncl.codes.encoders import (
     DEFAULT,
+    PhotoEncoder,
     Request,
     View,
     default_request,
     open_encoder,
     same_signature,
-    torch_encoder,
 )
 from bayesncl.errors import InputError
 from bayesncl.method.encoder import build_model
@@ -281,7 +281,7 @@ def test_encoder_that_fails_later(mood: str) -> None:
                 raise IndexError("too many\nimages")
             return torch.ones({"rows": (1, 3), "columns": (len(x), 4), "none": (0, 3)}[mood])
 
-    found = torch_encoder(Request("a:b"), View(32, 32), Moody())
+    found = PhotoEncoder(Request("a:b"), View(32, 32), Moody())
     with pytest.raises(InputError, match="encoder a:b"):
         found.embed(np.zeros((5, 3, 32, 32), np.uint8))
 

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 import bayesncl
-from bayesncl.codes import cache, sources
-from bayesncl.codes.encoders import Request, open_encoder
+from bayesncl.codes import sources
+from bayesncl.codes.encoders import PhotoEncoder, Request, open_encoder
 from bayesncl.codes.folder import CodesFolder, Rows
 from bayesncl.codes.judge import judge, judging_data
 from bayesncl.codes.names import Annotations, Entry, write_names
@@ -38,15 +38,13 @@ def clusters(n: int = 60, features: int = 20, classes: int = 3) -> tuple[np.ndar
 def embedded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the photos that an encoder embedded."""
     seen: list[str] = []
-    real = cache.embed_entries
+    real = PhotoEncoder.embed_files
 
-    def watch(entries, encoder):
-        for rows, why in real(entries, encoder):
-            seen.extend(entry.name for entry in entries[: len(why)])
-            entries = entries[len(why) :]
-            yield rows, why
+    def watch(encoder, entries):
+        seen.extend(entry.name for entry in entries)
+        return real(encoder, entries)
 
-    monkeypatch.setattr(sources, "embed_entries", watch)
+    monkeypatch.setattr(PhotoEncoder, "embed_files", watch)
     return seen
 
 
@@ -221,15 +219,15 @@ def test_unreadable_files_are_tried_again(
 ) -> None:
     """A permission or a network drive may come back; an undecodable file does not."""
     draw_folder(tmp_path / "p", classes=())
-    real = cache.Entry.read
+    real = sources.Entry.read
 
-    def fail(entry: cache.Entry) -> bytes:
+    def fail(entry: sources.Entry) -> bytes:
         if entry.name == "05.png":
             raise PermissionError(13, "Permission denied")
         return real(entry)
 
     with monkeypatch.context() as patch:
-        patch.setattr(cache.Entry, "read", fail)
+        patch.setattr(sources.Entry, "read", fail)
         answer = run("fit", "p", "-o", "codes", *FIT[:-1])
     assert "1 of 24 photos cannot be used" in answer.err and len(CodesFolder("codes").rows()) == 23
     assert run("fit", "p", "-o", "codes", *FIT).status == 0
@@ -282,7 +280,7 @@ def test_arrays_of_every_kind(run, tmp_path: Path) -> None:
     Path("t.csv").write_text("\n".join([heading, *lines]))
     images = ["--images", "pictures"]
     for source, more in (("x.npy", []), ("named.npz", images), ("t.csv", images)):
-        out = f"codes-{source}"
+        out = f"codes-{source[0]}"
         answer = run("fit", source, "-o", out, COMPONENTS, "4", *more)
         assert (f"bayesncl atlas {out} --serve" if more else "--images DIR") in answer.err
         folder = CodesFolder(out)
@@ -293,11 +291,11 @@ def test_arrays_of_every_kind(run, tmp_path: Path) -> None:
         assert z.shape == (60, 4) and labels is not None
         answer = run("atlas", out, "--quiet")
         assert answer.status == 0 if more else "no images" in refused(answer)
-    refused(run("embed", "codes-x.npy", "pictures", "--quiet"), "array")
+    refused(run("embed", "codes-x", "pictures", "--quiet"), "array")
     with pytest.raises(InputError, match="array"):
-        bayesncl.load("codes-x.npy").encode(np.zeros((1, 3, 8, 8), np.uint8))
+        bayesncl.load("codes-x").encode(np.zeros((1, 3, 8, 8), np.uint8))
     np.save("w.npy", x[:, :3])
-    refused(run("embed", "codes-x.npy", "w.npy", "--quiet"), "3 columns")
+    refused(run("embed", "codes-x", "w.npy", "--quiet"), "3 columns")
     assert "sorted images" in run("fit", "x.npy", "-o", "plain", COMPONENTS, "4", *images).err
     pairs = reversed(list(zip(names, words)))
     Path("l.csv").write_text("name,label\n" + "".join(f"{n},{w}\n" for n, w in pairs))
@@ -325,14 +323,14 @@ def test_run_as_source(run, trained: Path, monkeypatch: pytest.MonkeyPatch) -> N
     x, count = folder.embeddings().copy(), []
     folder.embeddings_file.write_bytes(folder.embeddings_file.read_bytes()[:-8])
     monkeypatch.setattr(sources, "IMAGES_PER_BATCH", 20)
-    monkeypatch.setattr(cache, "LOG_SECONDS", 0)
-    real = cache.EmbeddingCache._write_part
+    monkeypatch.setattr(sources, "LOG_SECONDS", 0)
+    real = sources.EmbeddingCache._write_part
 
     def write(*args):
         stop() if len(count) == 3 else real(*args)
         count.append(1)
 
-    monkeypatch.setattr(cache.EmbeddingCache, "_write_part", write)
+    monkeypatch.setattr(sources.EmbeddingCache, "_write_part", write)
     assert run(*command).status == 130
     count += [1]
     assert run(*command).status == 0

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 import bayesncl
-from bayesncl.codes import cache
+from bayesncl.codes import encoders, sources
 from bayesncl.codes import fit as fit_module
 from bayesncl.codes import folder as folder_module
-from bayesncl.codes.cache import EmbeddingCache
 from bayesncl.codes.folder import CodesFolder
+from bayesncl.codes.sources import EmbeddingCache
 from bayesncl.errors import InputError
 from tests.codes.test_fit import COMPONENTS, FIT, NET, check_rows, clusters, embedded, stop
 from tests.commands import draw_folder, refused
@@ -39,8 +39,8 @@ def test_killed_while_embedding(
 ) -> None:
     """What is embedded stays, but for damaged files of the log."""
     pictures = draw_folder(tmp_path / "pictures")
-    monkeypatch.setattr(cache, "BATCH_SIZE", {"cpu": 4})
-    monkeypatch.setattr(cache, "LOG_SECONDS", 0)
+    monkeypatch.setattr(encoders, "BATCH_SIZE", {"cpu": 4})
+    monkeypatch.setattr(sources, "LOG_SECONDS", 0)
     real = EmbeddingCache._write_part
 
     def die(own, *args):
@@ -68,9 +68,9 @@ def test_full_disk_while_embedding(
     run, tmp_path: Path, embedded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw_folder(tmp_path / "pictures")
-    monkeypatch.setattr(cache, "BATCH_SIZE", {"cpu": 4})
-    monkeypatch.setattr(cache, "LOG_SECONDS", 0)
-    real = cache.write_saved
+    monkeypatch.setattr(encoders, "BATCH_SIZE", {"cpu": 4})
+    monkeypatch.setattr(sources, "LOG_SECONDS", 0)
+    real = sources.write_saved
 
     def full(path, *args, **options):
         if path.stem == "000004":
@@ -79,7 +79,7 @@ def test_full_disk_while_embedding(
 
     command = ("fit", "pictures", "-o", "codes", *FIT)
     with monkeypatch.context() as patch:
-        patch.setattr(cache, "write_saved", full)
+        patch.setattr(sources, "write_saved", full)
         refused(run(*command), "No space")
     embedded.clear()
     assert run(*command).status == 0
@@ -223,8 +223,8 @@ KILL = """
 import os, random, signal, sys
 from bayesncl import io
 from bayesncl.cli import app as cli
-from bayesncl.codes import cache, folder, storage
-writers = {module.__file__ for module in (io, cache, folder, storage)}
+from bayesncl.codes import folder, sources, storage
+writers = {module.__file__ for module in (io, folder, sources, storage)}
 fatal, count = int(sys.argv.pop(1)), 0
 def trace(frame, event, _):
     global count
