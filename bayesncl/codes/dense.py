@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 
 from bayesncl.codes.estimator import ReadableCodes
@@ -11,8 +9,7 @@ from bayesncl.codes.estimator import ReadableCodes
 
 def dense_codes(codes: ReadableCodes, x: np.ndarray) -> np.ndarray:
     """Codes [N, D] of embeddings x with all dimensions, whatever `n_active` is."""
-    options = {"n_active": None, "sparse_output": False, "unit_norm": True}
-    z: np.ndarray = copy.copy(codes).set_params(**options).transform(x)
+    z: np.ndarray = codes.with_options(n_active=None, unit_norm=True).transform(x)
     return z
 
 

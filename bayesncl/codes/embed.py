@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -53,14 +52,14 @@ def embed_images(
     dim = model.codes.n_components_ if isinstance(model, PhotoCodes) else model.head.dim
     check_n_active(n_active, dim)
     columns = column_names(model, names, dim)
-    if isinstance(model, Encoder):
-        if source is None:
-            raise InputError("a trained run needs images to embed")
-        table = _run_features(model, source, n_active, gated, progress)
-    else:
+    if isinstance(model, PhotoCodes):
         if (long or sparse) and n_active is None and model.codes.n_active is None:
             n_active = min(LONG_ACTIVE, dim)
         table = codes_of(model, source, n_active, progress)
+    elif source is None:
+        raise InputError("a trained run needs images to embed")
+    else:
+        table = _run_features(model, source, n_active, gated, progress)
     if distributed.rank() == 0:
         write_features(out, replace(table, columns=columns), long)
     return len(table.z), dim
@@ -83,28 +82,27 @@ def codes_of(
 ) -> Table:  # fmt: skip
     """Codes of images, of an array of embeddings, or (None) of the rows they were fitted on."""
     labels: Sequence[str] | None
-    if source is not None and not (source.suffix.lower() in ENDINGS and source.is_file()):
-        x, names = _embed_photos(model, source, progress)
-        labels = folder_classes(names, source)
-    elif source is None:
+    if source is None:
         rows, x = model.folder.rows(), model.folder.embeddings()
-        names, labels = [printable(name, PATH_LENGTH) for name in rows.names], rows.texts()
-    else:
+        names, labels = rows.names, rows.texts()
+    elif source.suffix.lower() in ENDINGS and source.is_file():
         x, own, given = read_embeddings(source)
         x = as_features(x)
         if x.shape[1] != (width := model.codes.n_features_in_):
             raise InputError(f"{source}: {x.shape[1]} columns, but {model.folder} needs {width}")
-        own = np.arange(len(x)) if own is None else own
-        names = [printable(str(name), PATH_LENGTH) for name in own]
+        names = tuple(map(str, range(len(x)) if own is None else own))
         labels = None if given is None else [str(label) for label in given]
-    z = model.transform(x, n_active)
+    else:
+        x, names = _embed_photos(model, source, progress)
+        labels = folder_classes(names, source)
     score = novelty(dense_codes(model.codes, x)).astype(np.float32)
-    return Table(z, names, labels, novelty=score)
+    shown = [printable(name, PATH_LENGTH) for name in names]
+    return Table(model.transform(x, n_active), shown, labels, novelty=score)
 
 
 def _embed_photos(
     model: PhotoCodes, source: Path, progress: Progress | None
-) -> tuple[np.ndarray, list[str]]:
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """Embeddings and names of the images at a path that can be used."""
     entries, others = find_entries(source)
     parts: list[np.ndarray] = []
@@ -119,15 +117,14 @@ def _embed_photos(
         raise InputError(f"{source}: none of {len(entries)} images can be used: {bad[0]}")
     if skipped := [*bad, *map(printable, others)]:
         warnings.warn(f"{len(skipped):,} files skipped, e.g. {skipped[0]}", stacklevel=2)
-    good = [e.name for e, why in zip(entries, reasons) if why is None]
-    return np.concatenate(parts), [printable(name, PATH_LENGTH) for name in good]
+    return np.concatenate(parts), tuple(e.name for e, why in zip(entries, reasons) if why is None)
 
 
 def _run_features(
     model: Encoder, source: Path, n_active: int | None, gated: bool, progress: Progress | None
 ) -> Table:
     entries, others = find_entries(source)
-    data = replace(model.recipe.data, root=str(source), strict=os.path.isfile(source))
+    data = replace(model.recipe.data, root=str(source), strict=source.is_file())
     images = read_images(entries, data, progress, others=others)
     found = extract(model, images, "sound", progress=progress)
     z = keep_strongest(torch.from_numpy(found.gated if gated else found.z), n_active).numpy()
@@ -137,7 +134,7 @@ def _run_features(
 
 def find_entries(source: Path) -> tuple[list[Entry], list[str]]:
     """One image file, or all at and below a folder; and the names of other files."""
-    if os.path.isfile(source):
+    if source.is_file():
         return [Entry(source.name, source)], []
     entries, others = scan(existing_folder(str(source)))
     if not entries:

@@ -10,6 +10,7 @@ import importlib
 import itertools
 import json
 import math
+import operator
 import os
 import sys
 import urllib.error
@@ -72,7 +73,7 @@ class View(Square):
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
             object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
-        sides_fit = all(1 <= side <= MAX_SIDE for side in (self.crop, self.resize))
+        sides_fit = 1 <= min(self.crop, self.resize) <= max(self.crop, self.resize) <= MAX_SIDE
         if not (sides_fit and len(self.mean) == len(self.std) == 3 and min(self.std) > 0):
             expected = f"sides of 1 to {MAX_SIDE} pixels, three means, three positive std"
             raise InputError(f"invalid image preparation, expected {expected}: {self}")
@@ -105,21 +106,17 @@ class Request:
     def view(self, own: View) -> View:
         """The encoder's own view with the requested changes."""
         own = own if self.size is None else own.at_size(self.size)
-        options = {name: getattr(self, name) for name in ("mean", "std", "mirror")}
-        return replace(own, **{name: v for name, v in options.items() if v is not None})
+        given = self.given()
+        return replace(own, **{k: given[k] for k in ("mean", "std", "mirror") if k in given})
 
 
 class PhotoEncoder:
     """Embeddings of images.
 
-    Attributes
-    ----------
-    request : opens the same encoder again; its paths are absolute.
-    view : how images are prepared, unless `transform` (PIL image to float [3, H, W]) does that.
-    compute : from normalized pixels float32 [n, 3, S, S] to an output that `pool` takes.
-    network : `compute`, if it is a torch module.
-    features : length F of an embedding.
-    signature : the view, and what the encoder does to two fixed images; see `same_signature`.
+    `request` opens the same encoder again; its paths are absolute. `view` prepares images, unless
+    `transform` (PIL image to float [3, H, W]) does. `compute` takes pixels [n, 3, S, S] to what
+    `pool` takes; it is the `network` if it is a torch module. `features` is the length F of an
+    embedding, `signature` the view and what becomes of two fixed images; see `same_signature`.
     """
 
     def __init__(
@@ -274,19 +271,15 @@ def open_timm(request: Request, device: torch.device | str, notify: Notify) -> P
     """A timm model without its classifier."""
     network, request = create_timm(request, notify, num_classes=0)
     name = request.spec.removeprefix("timm:")
-    config = dict(getattr(network, "pretrained_cfg", {}))
-    config = {key: value for key, value in config.items() if value is not None}
+    config = {k: v for k, v in getattr(network, "pretrained_cfg", {}).items() if v is not None}
     channels, height, width = config.get("input_size", (3, 224, 224))
     if channels != 3 or height != width:
         size = f"{channels} x {height} x {width}"
         raise InputError(f"timm model {name} takes {size}, expected 3 colors and a square")
-    own = View(
-        resize=max(height, math.floor(height / config.get("crop_pct", 0.875))),
-        crop=height,
-        resample=RESAMPLE.get(config.get("interpolation", "bicubic"), BICUBIC),
-        mean=config.get("mean", IMAGENET_MEAN),
-        std=config.get("std", IMAGENET_STD),
-    )
+    resize = max(height, math.floor(height / config.get("crop_pct", 0.875)))
+    resample = RESAMPLE.get(config.get("interpolation", "bicubic"), BICUBIC)
+    mean, std = config.get("mean", IMAGENET_MEAN), config.get("std", IMAGENET_STD)
+    own = View(resize, height, resample, mean, std)
     return PhotoEncoder(request, request.view(own), network, device)
 
 
@@ -321,9 +314,8 @@ def read_classifier(
     subset = data.infer_imagenet_subset(network)
     if rows is None or subset is None:
         raise InputError(f"{request.spec} has no ImageNet classifier: use --words and --vectors")
-    names = data.ImageNetInfo(subset).label_descriptions()
-    words = [text.split(",")[0] for text in names]  # the first of several synonyms
-    return words, rows.detach().flatten(1).float().numpy()
+    names = data.ImageNetInfo(subset).label_descriptions()  # the first of several synonyms
+    return [text.split(",")[0] for text in names], rows.detach().flatten(1).float().numpy()
 
 
 def find_weights(timm: Any, name: str, notify: Notify) -> dict[str, Any]:
@@ -355,9 +347,10 @@ def open_onnx(request: Request, device: torch.device | str, notify: Notify) -> P
         raise InputError(f"--encoder {request.spec}: no such file")
     missing = f"--encoder {request.spec} needs onnxruntime: pip install onnxruntime"
     onnxruntime = import_extra("onnxruntime", missing)
-    providers, gpu = ["CPUExecutionProvider"], "CUDAExecutionProvider"
-    if torch.device(device).type == "cuda" and gpu in onnxruntime.get_available_providers():
-        providers.insert(0, gpu)
+    wanted = {"CPUExecutionProvider"}
+    if torch.device(device).type == "cuda":
+        wanted.add("CUDAExecutionProvider")
+    providers = [name for name in onnxruntime.get_available_providers() if name in wanted]
     with as_input_error(f"{path}: onnxruntime cannot read it", Exception):
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
@@ -376,8 +369,8 @@ def open_onnx(request: Request, device: torch.device | str, notify: Notify) -> P
         if request.mean is None:
             notify(f"{path.name}: assuming ImageNet's mean and std (change with --mean, --std)")
     # the output with a known name, else one that is [N, F] already, else the first
-    outputs = sorted(session.get_outputs(), key=lambda each: len(each.shape) != 2)
-    output = next((o.name for o in outputs if o.name in OUTPUTS), outputs[0].name)
+    outputs = session.get_outputs()
+    output = min(outputs, key=lambda each: (each.name not in OUTPUTS, len(each.shape) != 2)).name
     dtype = np.float16 if "float16" in source.type else np.float32
 
     def compute(x: Tensor) -> Tensor:
@@ -402,9 +395,7 @@ def open_module(request: Request, device: torch.device | str, notify: Notify) ->
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found: Any = importlib.import_module(module_name)
-        for part in function_name.split("."):
-            found = getattr(found, part)
+        found = operator.attrgetter(function_name)(importlib.import_module(module_name))
         network = found if isinstance(found, nn.Module) else found()
     except Exception as error:  # the user's own code
         kind = type(error).__name__
@@ -414,12 +405,12 @@ def open_module(request: Request, device: torch.device | str, notify: Notify) ->
         raise InputError(f"--encoder {request.spec} returned {kind}, expected a torch.nn.Module")
     if request.weights is not None:
         request = load_weights(network, request)
-    preprocess = getattr(network, "preprocess", None)
-    if callable(preprocess) and not isinstance(preprocess, Mapping):
+    preprocess = getattr(network, "preprocess", None) or {}
+    if callable(preprocess):
         view = View(mirror=bool(request.mirror))
         return PhotoEncoder(request, view, network, device, preprocess)
     with as_input_error(f"--encoder {request.spec}: invalid preprocess", Exception):
-        own = read_view(preprocess or {})
+        own = read_view(preprocess)
     return PhotoEncoder(request, request.view(own), network, device)
 
 
@@ -431,12 +422,7 @@ def open_run(request: Request, device: torch.device | str, notify: Notify) -> Ph
     return PhotoEncoder(request, request.view(view_of(model)), model.backbone, device)
 
 
-OPENERS: dict[str, Callable[[Request, torch.device | str, Notify], PhotoEncoder]] = {
-    "timm": open_timm,
-    "onnx": open_onnx,
-    "module": open_module,
-    "run": open_run,
-}
+OPENERS = {"timm": open_timm, "onnx": open_onnx, "module": open_module, "run": open_run}
 RUNS_CODE = ("module",)  # kinds that import code: only when a person names them, never from a file
 
 
@@ -448,14 +434,12 @@ def view_of(model: Encoder) -> View:
 
 def read_view(options: Mapping[str, Any]) -> View:
     """A view from a dict with any of size, resize, mean, std and interpolation."""
-    known = ("size", "resize", "mean", "std", "interpolation")
-    if unknown := set(options) - set(known):
-        raise InputError(f"unknown keys {sorted(unknown)}, expected {', '.join(known)}")
-    name = options.get("interpolation", "bicubic")
+    given = {"size": 224, "interpolation": "bicubic", **options}
+    name, view = given.pop("interpolation"), View().at_size(int(given.pop("size")))
     if name not in RESAMPLE:
         raise InputError(f"unknown interpolation {name!r}, expected {', '.join(RESAMPLE)}")
-    view = View().at_size(int(options.get("size", 224)))
-    given = {key: options[key] for key in ("resize", "mean", "std") if key in options}
+    if unknown := given.keys() - {"resize", "mean", "std"}:
+        raise InputError(f"unknown keys {sorted(unknown)}")
     return replace(view, resample=RESAMPLE[name], **given)
 
 
@@ -484,8 +468,8 @@ def load_weights(network: nn.Module, request: Request) -> Request:
 def pool(output: Any) -> Tensor:
     """Output of a network as [N, F]: mean of a map [N, F, H, W], first of tokens [N, T, F]."""
     if isinstance(output, Mapping):
-        first = next(iter(output.values()), None)
-        output = next((output[name] for name in OUTPUTS if name in output), first)
+        known = [output[name] for name in OUTPUTS if name in output]
+        output = [*known, *output.values()]
     if isinstance(output, list | tuple) and output:
         output = output[0]
     if not isinstance(output, Tensor):

@@ -9,6 +9,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import scipy.sparse
 import torch
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.metrics import r2_score
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
@@ -32,9 +34,9 @@ from bayesncl.codes.preprocess import (
 )
 from bayesncl.data.images import Progress, spread_evenly
 from bayesncl.device import find_device
-from bayesncl.errors import InputError, as_input_error
+from bayesncl.errors import InputError
 from bayesncl.inputs import as_numpy
-from bayesncl.io import check_output_file, digest, write_atomic
+from bayesncl.io import check_output_file, digest, write_atomic, write_saved
 from bayesncl.measure.neighbors import nearest
 from bayesncl.method.gates import top_k_mask
 from bayesncl.method.heads import HEADS, Factors, Features, Head
@@ -180,52 +182,47 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         self. Ctrl-C ends training early and keeps what was learned (`interrupted_`).
         """
         display = Display(quiet=not self.verbose)
-        off = torch.autocast(find_device(self.device).type, enabled=False)
-        try:  # callers often have gradients or full precision switched off, as one does to embed
-            with torch.inference_mode(False), off, torch.enable_grad():
-                return self._fit(X, pairs, neighbors_file, progress or display.count)
-        finally:
-            display.close()
+        device = find_device(self.device)
+        # callers often have gradients or full precision switched off, as one does to embed
+        full = torch.autocast(device.type, enabled=False)
+        with closing(display), torch.inference_mode(False), full, torch.enable_grad():
+            return self._fit(X, device, pairs, neighbors_file, progress or display.count)
 
     def _fit(
-        self, X: Any, pairs: Any, neighbors_file: Path | str | None, progress: Progress
-    ) -> ReadableCodes:
+        self, X: Any, device: torch.device, pairs: Any, neighbors_file: Path | str | None,
+        progress: Progress,
+    ) -> ReadableCodes:  # fmt: skip
         self.check_options()
         source = self._as_rows(X, reset=True)
-        device = find_device(self.device)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        partners = None if pairs is None else _as_pairs(pairs, len(source))
-        chosen = self._draw_rows(len(source), seed, partners is not None)
+        given = None if pairs is None else _as_pairs(pairs, len(source))
+        chosen = self._draw_rows(len(source), seed, given is not None)
         n = len(source) if chosen is None else len(chosen)
-        auto = self.n_components == "auto"
-        self.n_components_ = choose_components(n) if auto else int(self.n_components)
-        check_n_active(self.n_active, self.n_components_)
+        self.n_components_ = dim = int(_auto(self.n_components, choose_components(n)))
+        check_n_active(self.n_active, dim)
+        batch = min(int(_auto(self.batch_size, choose_batch(n, dim))), n)
+        steps = int(_auto(self.max_iter, choose_steps(n, batch)))
         moments = measure_moments(source, chosen)
         rows = load_rows(source, chosen, moments, device)
-        batch = choose_batch(n, self.n_components_)
-        if self.batch_size != "auto":
-            batch = min(int(self.batch_size), n)
-        steps = choose_steps(n, batch) if self.max_iter == "auto" else int(self.max_iter)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # of the CPU alone
-            head = HEADS[self.method](moments.width, self.n_components_)
+            head = HEADS[self.method](moments.width, dim)
             if isinstance(head, Factors):
                 head.divide(find_axes(rows[spread_evenly(n, MAX_ROWS)]))
         head = head.to(device, torch.float32).train()
         self._check_output(head)
         first = torch.linspace(0, n - 1, min(n, INIT_ROWS), device=device).long()
-        recall = 1.0
         for number, (part, seen) in enumerate(head.parts(rows)):  # one, or a few groups
             part.start(seen[first])
-            if pairs is None:
+            partners, self.recall_ = given, 1.0
+            if partners is None:
                 saved = neighbors_file if number == 0 else None
-                partners, recall = self._find_partners(seen, moments, saved, progress)
-            assert partners is not None
+                partners, self.recall_ = self._find_partners(seen, moments, saved, progress)
             self._train(part, seen, partners.to(device), seed, batch, steps, progress)
             if self.interrupted_:
                 break
         head.finish()
-        self.moments_, self.head_, self.recall_ = moments, head.eval().cpu(), recall
+        self.moments_, self.head_ = moments, head.eval().cpu()
         self.method_, self.names_ = self.method, None
         return self
 
@@ -238,14 +235,14 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         optimizer = _AdamW(head.parameters(), lr=rate, weight_decay=WEIGHT_DECAY, fused=True)
         losses = torch.zeros(max(1, min(50, steps)), device=partners.device, dtype=torch.float32)
         warmup = min(WARMUP_STEPS, steps // 4)
+        (group,) = optimizer.param_groups
         self.interrupted_, done = False, 0
         try:
             for step, index in enumerate(_batches(len(rows), batch, seed, steps, partners.device)):
                 draw = uniform(make_key(seed, step, index), 1).squeeze(1)
                 other = partners[index, (draw * partners.shape[1]).long()]
-                for group in optimizer.param_groups:
-                    start = rate / (warmup + 1)
-                    group["lr"] = warmup_cosine(step + 1, rate, warmup, steps + 1, start=start)
+                start = rate / (warmup + 1)
+                group["lr"] = warmup_cosine(step + 1, rate, warmup, steps + 1, start=start)
                 optimizer.zero_grad()
                 terms = head.loss(head(rows[torch.cat([index, other])]))
                 terms.loss.backward()
@@ -276,23 +273,20 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         check_n_active(self.n_active, self.n_components_)
         self._check_output(self.head_)
         source = self._as_rows(X, reset=False)
-        device = find_device(self.device)
-        head = self.head_ if device.type == "cpu" else copy.deepcopy(self.head_).to(device)
-        blocks = self._encode(source, head, device)
         if self.sparse_output:
             parts = [scipy.sparse.csr_matrix((0, self.n_components_), dtype=np.float32)]
-            parts += [scipy.sparse.csr_matrix(z.cpu().numpy()) for _, z in blocks]
+            parts += [scipy.sparse.csr_matrix(z.cpu().numpy()) for _, z in self._encode(source)]
             return scipy.sparse.vstack(parts, format="csr")
         out = np.empty((len(source), self.n_components_), np.float32)
-        for rows, z in blocks:
+        for rows, z in self._encode(source):
             torch.from_numpy(out)[rows].copy_(z)
         return out
 
     @torch.inference_mode()
-    def _encode(
-        self, source: Any, head: Head, device: torch.device
-    ) -> Iterator[tuple[slice, Tensor]]:
+    def _encode(self, source: Any) -> Iterator[tuple[slice, Tensor]]:
         """Codes, block by block. All blocks have one shape, so sums do not depend on the batch."""
+        device = find_device(self.device)
+        head = self.head_ if device.type == "cpu" else copy.deepcopy(self.head_).to(device)
         size = ROWS_PER_BLOCK.get(device.type, ROWS_PER_BLOCK["cpu"])
         block = torch.zeros(size, self.moments_.width, dtype=torch.float32, device=device)
         for start in range(0, len(source), size):
@@ -361,12 +355,15 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         check_is_fitted(self, "head_")
         if not hasattr(self.head_, "decode"):
             return None
-        some = X[spread_evenly(len(X), MAX_VARIANCE_ROWS)]
-        codes = copy.copy(self).set_params(unit_norm=False, sparse_output=False)
-        x = unit_length(torch.as_tensor(np.asarray(some, np.float32))).numpy()
-        rest = x - codes.inverse_transform(codes.transform(some))
-        total = float(((x - x.mean(0)) ** 2).sum())
-        return 1 - float((rest**2).sum()) / total if total else None
+        some = np.asarray(X[spread_evenly(len(X), MAX_VARIANCE_ROWS)], np.float32)
+        codes, x = self.with_options(unit_norm=False), unit_length(torch.from_numpy(some)).numpy()
+        found = codes.inverse_transform(codes.transform(some))
+        return float(r2_score(x, found, multioutput="variance_weighted"))
+
+    def with_options(self, **options: Any) -> ReadableCodes:
+        """The same fitted codes with other options and dense output."""
+        codes: ReadableCodes = copy.copy(self).set_params(sparse_output=False, **options)
+        return codes
 
     def save(self, path: Path | str) -> None:
         """Write a safetensors file with the options and a checksum in its metadata."""
@@ -429,17 +426,16 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     def _as_rows(self, X: Any, *, reset: bool) -> Any:
         """X as a numeric matrix without a copy; its columns are recorded (`reset`) or compared."""
-        if not isinstance(X, Tensor):
+        if isinstance(X, Tensor):
+            if X.ndim != 2 or X.is_complex() or X.layout != torch.strided:
+                kind = f"{X.layout} {X.dtype} {list(X.shape)}"
+                raise InputError(f"X must be a dense matrix [N, F] of real numbers, got {kind}")
+            X = validate_data(self, X.detach(), reset=reset, skip_check_array=True)
+        else:
             # finiteness is checked block by block: scikit-learn's check may copy the whole array
             X = validate_data(self, X, reset=reset, dtype="numeric", ensure_all_finite=False)
             if X.dtype.kind not in "fiub":
                 raise InputError(f"X must contain real numbers, got {X.dtype}")
-        else:
-            if X.ndim != 2 or X.is_complex() or X.layout != torch.strided:
-                kind = f"{X.layout} {X.dtype} {list(X.shape)}"
-                raise InputError(f"X must be a dense matrix [N, F] of real numbers, got {kind}")
-            with as_input_error("X does not fit", ValueError):
-                X = validate_data(self, X.detach(), reset=reset, skip_check_array=True)
         if reset and len(X) < 2:
             raise InputError(f"n_samples={len(X)}: at least 2 rows are needed")
         return X
@@ -460,16 +456,22 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         n = len(rows)
         if self.positives == "self" or self.method == "sae":  # reconstruction has no partners
             return torch.arange(n)[:, None], 1.0
-        auto = self.n_neighbors == "auto"
-        k = choose_neighbors(n, self.n_components_) if auto else min(int(self.n_neighbors), n - 1)
+        k = min(int(_auto(self.n_neighbors, choose_neighbors(n, self.n_components_))), n - 1)
         key = f"{n} {k} {digest(moments._asdict())}"
-        if path is not None and (found := storage.read_neighbors(path, key)) is not None:
-            return found
+        if path is not None and Path(path).is_file():
+            # NumPy notices damage by a checksum, and raises many types
+            with suppress(Exception), np.load(path, allow_pickle=False) as saved:
+                if str(saved["key"]) == key:
+                    return torch.from_numpy(saved["partners"]), float(saved["recall"])
         began = time.monotonic()
         partners, recall = nearest(rows, k, progress)
         if path is not None and time.monotonic() - began > NEIGHBOR_SECONDS:
-            storage.write_neighbors(path, key, partners, recall)
+            write_saved(path, np.savez, key=key, partners=partners.cpu().numpy(), recall=recall)
         return partners, recall
+
+
+def _auto(option: Any, choice: int) -> Any:
+    return choice if option == "auto" else option
 
 
 def choose_components(rows: int) -> int:
@@ -511,7 +513,7 @@ def _as_pairs(pairs: Any, n: int) -> Tensor:
     if found.ndim != 2 or len(found) != n or not found.size or found.dtype.kind not in "iu":
         got = f"{found.dtype} {list(found.shape)}"
         raise InputError(f"pairs must be integers [{n}] or [{n}, K], got {got}")
-    if found.min() < 0 or found.max() >= n:
-        ends = f"{found.min()} to {found.max()}"
-        raise InputError(f"pairs must be row numbers from 0 to {n - 1}, got {ends}")
+    low, high = found.min(), found.max()
+    if low < 0 or high >= n:
+        raise InputError(f"pairs must be row numbers from 0 to {n - 1}, got {low} to {high}")
     return torch.from_numpy(found.astype(np.int64))

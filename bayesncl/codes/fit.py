@@ -38,7 +38,7 @@ FACTOR_NOTE = (
 )
 KINDS = {"photos": "photos", "array": "an array of embeddings", "run": "a run"}
 # options that apply to other kinds of sources than photos
-APPLIES = {"images": ("array",), "labels": ("photos", "array"), "mirror": ("photos", "run")}
+APPLIES = {"images": ["array"], "labels": ["photos", "array"], "mirror": ["photos", "run"]}
 
 
 def fit(
@@ -133,8 +133,7 @@ def check_options(source: Path, kind: str, options: Options) -> None:
     if options.encoder is not None:
         given += [name.replace("spec", "encoder") for name in options.encoder.given() or ["spec"]]
     for name in given:
-        kinds = APPLIES.get(name, ("photos",))
-        if kind not in kinds:
+        if kind not in (kinds := APPLIES.get(name, ["photos"])):
             wanted = " or ".join(KINDS[each] for each in kinds)
             raise InputError(f"--{name} applies to {wanted}, and {source} is {KINDS[kind]}")
 

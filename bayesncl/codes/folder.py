@@ -33,27 +33,15 @@ import numpy as np
 import torch
 
 from bayesncl import __version__
-from bayesncl.codes.encoders import (
-    RUNS_CODE,
-    PhotoEncoder,
-    Request,
-    find_kind,
-    open_encoder,
-    same_signature,
-)
+from bayesncl.codes import encoders, names
+from bayesncl.codes.encoders import PhotoEncoder, Request
 from bayesncl.codes.estimator import ReadableCodes
-from bayesncl.codes.names import (
-    FINGERPRINT_DIGITS,
-    Annotations,
-    merge_names,
-    read_names,
-    write_names,
-)
+from bayesncl.codes.names import Annotations
 from bayesncl.data.folder import safe_name
 from bayesncl.errors import InputError, as_input_error, printable
 from bayesncl.io import CODES, EMBEDDINGS, ROWS, digest, write_atomic, write_npy_header
 from bayesncl.measure.result import rounded, to_json
-from bayesncl.training.run_folder import Folder
+from bayesncl.training.run_folder import Folder, read_object
 
 FORMAT = "bayesncl-codes-folder-4"
 HEAD, VERDICT = "codes.safetensors", "verdict.json"
@@ -82,16 +70,14 @@ class Rows:
 
     def to_json(self) -> str:
         """The text of rows.json."""
-        labels = None if self.labels is None else self.labels.tolist()
-        return json.dumps(vars(self) | {"labels": labels})
+        return json.dumps(vars(self), default=np.ndarray.tolist)
 
     @classmethod
     def from_dict(cls, tree: dict[str, Any]) -> Rows:
         """Inverse of `to_json`."""
+        labels = tree.pop("labels")
         tree = {name: tuple(v) if isinstance(v, list) else v for name, v in tree.items()}
-        if tree["labels"] is not None:
-            tree["labels"] = np.array(tree["labels"], np.int64)
-        return cls(**tree)
+        return cls(**tree, labels=None if labels is None else np.array(labels, np.int64))
 
 
 @dataclass(frozen=True)
@@ -165,16 +151,12 @@ class CodesFolder(Folder):
 
     def verdict(self) -> dict[str, Any] | None:
         """The verdict on these codes; None if there is none."""
-        return self.load_result(self.verdict_file.stem)
+        return self.load_result("verdict")
 
     def load_result(self, job: str) -> dict[str, Any] | None:
         """The content of JOB.json; None if there is none or it is of other codes."""
-        try:
-            tree = json.loads((self.folder / f"{job}.json").read_bytes())
-        except (OSError, ValueError, RecursionError):
-            return None
-        same = isinstance(tree, dict) and tree.pop("identity", None) == self.about().identity
-        return tree if same else None
+        tree = read_object(self.folder / f"{job}.json")
+        return tree if tree.pop("identity", None) == self.about().identity else None
 
     def save_result(self, job: str, result: dict[str, Any]) -> None:
         """Write JOB.json, a result for the present codes."""
@@ -187,19 +169,20 @@ class CodesFolder(Folder):
 
     def all_names(self) -> list[Annotations]:
         """Contents of names.json: names of these codes and of those they replaced."""
-        return read_names(self.names_file) if self.names_file.is_file() else []
+        return names.read_names(self.names_file) if self.names_file.is_file() else []
 
     def names(self, codes: ReadableCodes | None = None) -> Annotations:
         """Names of the dimensions of these codes; empty if nobody named any."""
         codes = codes or self.codes("cpu")
         own = Annotations(fingerprint(codes), self.folder.name, codes.n_components_)
-        same = [each for each in self.all_names() if each.fingerprint == own.fingerprint]
-        return same[0] if same and same[0].dims == own.dims else own
+        key = own.fingerprint, own.dims
+        same = (each for each in self.all_names() if (each.fingerprint, each.dims) == key)
+        return next(same, own)
 
     def save_names(self, own: Annotations) -> None:
         """Replace the names of one set of codes in names.json; those of others stay."""
         others = [each for each in self.all_names() if each.fingerprint != own.fingerprint]
-        write_names(self.names_file, merge_names([*others, own]))
+        names.write_names(self.names_file, names.merge_names([*others, own]))
 
     def encoder_request(self) -> Request:
         """How the encoder of the embeddings was opened."""
@@ -220,14 +203,14 @@ class CodesFolder(Folder):
         """
         request = replace(self.encoder_request(), **changes)
         spec = printable(request.spec)
-        if find_kind(request.spec) in RUNS_CODE and named != request.spec:
+        if encoders.find_kind(request.spec) in encoders.RUNS_CODE and named != request.spec:
             how = f"to run it, name it with --encoder {spec}"
             raise InputError(f"{self} needs the encoder {spec}, which is code: {how}")
         if named not in (None, request.spec):
             raise InputError(f"{self} was fitted with the encoder {spec}, not {named}")
-        encoder = open_encoder(request, device)
+        encoder = encoders.open_encoder(request, device)
         before = (self.about().encoder or {})["signature"]
-        if check and not same_signature(before, encoder.signature):
+        if check and not encoders.same_signature(before, encoder.signature):
             changed = f"encoder {encoder.name} has changed since {self} was fitted"
             raise InputError(f"{changed}: rerun `bayesncl fit`")
         return encoder
@@ -243,8 +226,8 @@ class CodesFolder(Folder):
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.mkdir()
             with open(self.embeddings_file, "wb") as file:
-                for i, block in enumerate(blocks):
-                    if i == 0:
+                for block in blocks:
+                    if file.tell() == 0:
                         write_npy_header(file, (len(rows), block.shape[1]), "<f4")
                     file.write(np.ascontiguousarray(block, "<f4").tobytes())
                 file.flush()
@@ -324,7 +307,7 @@ class CodesFolder(Folder):
 def fingerprint(codes: ReadableCodes) -> str:
     """Identifies the dimensions of fitted codes."""
     tensors = {**codes.head_.state_dict(), **codes.moments_._asdict()}
-    return digest(tensors)[:FINGERPRINT_DIGITS]
+    return digest(tensors)[: names.FINGERPRINT_DIGITS]
 
 
 def file_stat(path: Path) -> tuple[int, int]:

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from bayesncl.codes.encoders import pool
-from bayesncl.codes.preprocess import prepare
+from bayesncl.codes.preprocess import Moments, prepare
 from bayesncl.data.images import Progress, spread_evenly
 from bayesncl.errors import InputError
 from bayesncl.method.encoder import Encoder, in_eval_mode
 from bayesncl.method.features import center_crop
-from bayesncl.method.heads import Features, Prototypes
+from bayesncl.method.heads import Features, Head, Prototypes
 from bayesncl.method.losses import unit_rows
 
 if TYPE_CHECKING:
@@ -52,12 +52,11 @@ class HeatmapModel:
     """A network and the head on its features h [N, F], of a trained model or of codes."""
 
     network: nn.Module  # from normalized pixels [n, 3, S, S] to h
+    head: Head
     normalize: Callable[[Tensor], Tensor]  # from uint8 pixels to the network's input
-    head: Callable[[Tensor], Features]
-    # from features at positions [n, F] and h of their images [n, F] to scores [n, D]
-    score: Callable[[Tensor, Tensor], Tensor]
     gray: np.ndarray  # uint8 [3]: masked pixels
     side: int  # S; larger images are center-cropped
+    moments: Moments | None = None  # of codes, to prepare h for their head
 
     def prepare(self, pixels: np.ndarray) -> Tensor:
         """Network input from uint8 pixels [n, 3, H, W]."""
@@ -66,61 +65,52 @@ class HeatmapModel:
     @torch.inference_mode()
     def encode(self, pixels: np.ndarray) -> np.ndarray:
         """Codes before any gate, float32 [N, D]."""
-        starts = range(0, len(pixels), BATCH_SIZE)
-        batches = (self.prepare(pixels[a : a + BATCH_SIZE]) for a in starts)
-        with in_eval_mode(self.network):
-            codes = [self.head(pool(self.network(x))).z.float().cpu() for x in batches]
+        codes = []
+        with in_eval_mode(self.network), in_eval_mode(self.head):
+            for a in range(0, len(pixels), BATCH_SIZE):
+                h = pool(self.network(self.prepare(pixels[a : a + BATCH_SIZE])))
+                h = h if self.moments is None else prepare(h, self.moments)
+                codes.append(self.head(h).z.float().cpu())
         return torch.cat(codes).numpy()
+
+    def score(self, f: Tensor, h: Tensor) -> Tensor:
+        """Scores [n, D] of features at positions f [n, F], in images with the features h [n, F].
+
+        At fixed length of h, codes are linear in h. So where h is the mean over positions, the
+        score of a dimension is the mean of the scores of the positions. With mirror images, this
+        is the half of the image itself.
+        """
+        x = f if self.moments is None else prepare(f, self.moments, h)
+        if self.moments is not None and isinstance(self.head, Prototypes):
+            return self.head.projection(x) @ unit_rows(self.head.prototypes).T
+        features: Features = self.head(x)
+        return features.z if features.aux is None else features.aux  # before rectifier and gates
 
 
 def heatmaps_of_run(model: Encoder) -> HeatmapModel:
-    """Heatmaps of a trained model: its head before rectifier and gates scores each position."""
-
-    def head(h: Tensor) -> Features:
-        with in_eval_mode(model.head):
-            return model.head(h)
-
-    def score(f: Tensor, h: Tensor) -> Tensor:
-        features = head(f)
-        return features.z if features.aux is None else features.aux
-
+    """Heatmaps of a trained model."""
     gray = np.rint(255 * model.mean.flatten().cpu().numpy()).astype(np.uint8)
     side, device = model.recipe.views.size, model.mean.device
 
     def normalize(x: Tensor) -> Tensor:
         return model.normalize_pixels(x.to(device))
 
-    return HeatmapModel(model.backbone, normalize, head, score, gray, side)
+    return HeatmapModel(model.backbone, model.head, normalize, gray, side)
 
 
 def heatmaps_of_codes(codes: PhotoCodes) -> HeatmapModel:
-    """Heatmaps of codes through their encoder; InputError if that is not a torch module.
-
-    At fixed length of h, codes are linear in h. So where h is the mean over positions, the score
-    of a dimension is the mean of the scores of the positions. With mirror images, this is the
-    half of the image itself.
-    """
-    encoder = codes.encoder
+    """Heatmaps of codes through their encoder; InputError if that is not a torch module."""
+    encoder, view = codes.encoder, codes.encoder.view
     if encoder.network is None or encoder.transform is not None:
         raise InputError("the encoder is not a torch module with a plain image preparation")
-    device, view = encoder.device, encoder.view
-    own, moments = copy.deepcopy(codes.codes.head_).to(device).eval(), codes.codes.moments_
-
-    def score(f: Tensor, h: Tensor) -> Tensor:
-        x = prepare(f, moments, h)
-        if isinstance(own, Prototypes):
-            return own.projection(x) @ unit_rows(own.prototypes).T
-        features: Features = own(x)
-        return features.z if features.aux is None else features.aux
+    head = copy.deepcopy(codes.codes.head_).to(encoder.device)
+    gray = np.rint(255 * np.clip(view.mean, 0, 1)).astype(np.uint8)
 
     def normalize(x: Tensor) -> Tensor:
-        return view.normalize(x.to(device).float() / 255)
+        return view.normalize(x.to(encoder.device).float() / 255)
 
-    def head(h: Tensor) -> Features:
-        return own(prepare(h, moments))
-
-    gray = np.rint(255 * np.clip(view.mean, 0, 1)).astype(np.uint8)
-    return HeatmapModel(encoder.network, normalize, head, score, gray, view.crop)
+    moments = codes.codes.moments_
+    return HeatmapModel(encoder.network, head, normalize, gray, view.crop, moments)
 
 
 def as_map(f: Any, width: int) -> Tensor | None:
@@ -164,7 +154,7 @@ def find_layer(model: HeatmapModel, pixels: np.ndarray) -> Layer | None:
 
 @torch.inference_mode()
 def compute_maps(
-    model: HeatmapModel, layer: Layer, pixels: np.ndarray, dims: np.ndarray,
+    model: HeatmapModel, layer: Layer, pixels: Any, dims: np.ndarray,
     progress: Progress | None = None,
 ) -> np.ndarray:  # fmt: skip
     """Score of each position for some dimensions, float32 [N, K, h, w].
@@ -180,18 +170,18 @@ def compute_maps(
         seen.append((output if is_output else inputs[0]).clone())
 
     parts = []
-    with module.register_forward_hook(record), in_eval_mode(model.network):
+    hook = module.register_forward_hook(record)
+    with hook, in_eval_mode(model.network), in_eval_mode(model.head):
         for a in range(0, len(pixels), BATCH_SIZE):
             h = pool(model.network(model.prepare(pixels[a : a + BATCH_SIZE])))
             f = as_map(seen[-1], h.shape[1])
             seen.clear()
             assert f is not None
             n, high, wide, _ = f.shape
-            cells = high * wide
-            z = model.score(f.flatten(0, 2), h.repeat_interleave(cells, 0)).unflatten(0, (n, cells))
-            index = torch.from_numpy(wanted[a : a + n, None]).expand(n, cells, -1).to(z.device)
-            picked = z.gather(2, index).transpose(1, 2)  # [n, K, h w]
-            parts.append(picked.reshape(n, -1, high, wide).float().cpu())
+            z = model.score(f.flatten(0, 2), h.repeat_interleave(high * wide, 0))
+            index = torch.from_numpy(wanted[a : a + n, None]).expand(n, high * wide, -1)
+            picked = z.unflatten(0, (n, high * wide)).gather(2, index.to(z.device))
+            parts.append(picked.transpose(1, 2).unflatten(2, (high, wide)).float().cpu())
             if progress is not None:
                 progress(a + n, len(pixels), "heatmaps")
     return torch.cat(parts).numpy()
@@ -221,9 +211,7 @@ def strongest_heatmaps(
     maps = np.maximum(compute_maps(model, layer, pixels, dims, progress), 0)
     most = maps.max((2, 3), keepdims=True)
     maps = np.rint(255 * maps / np.where(most > 0, most, 1)).astype(np.uint8)
-    if share is None:
-        share = min(1.0, model.side / some.shape[-1])
-    return Heatmaps(dims, maps, check, share)
+    return Heatmaps(dims, maps, check, share or min(1.0, model.side / some.shape[-1]))
 
 
 def masking_drop(model: HeatmapModel, pixels: np.ndarray, layer: Layer) -> dict[str, float]:
@@ -232,25 +220,23 @@ def masking_drop(model: HeatmapModel, pixels: np.ndarray, layer: Layer) -> dict[
     Returns `hottest` and `random`: the mean relative drop when the hottest quarter, or random
     quarters, are gray; `error`: the standard error of their difference; `images`: their number.
     """
-    pixels = center_crop(torch.from_numpy(np.array(pixels)), model.side).numpy()
+    pixels = center_crop(np.array(pixels), model.side)
     z = model.encode(pixels)
     dims = z.argmax(1)
-    maps = compute_maps(model, layer, pixels, dims[:, None])[:, 0]  # [N, h, w]
-    n, h, w = maps.shape
-    quarter = max(1, h * w // 4)
-    rng = np.random.default_rng(0)
-    masks = [np.argsort(-maps.reshape(n, -1), axis=1, kind="stable")[:, :quarter]]
-    masks += [np.argsort(rng.random((n, h * w)), axis=1)[:, :quarter] for _ in range(N_CONTROLS)]
-    sides = zip(pixels.shape[2:], (h, w))
-    rows, columns = (np.arange(side) * cells // side for side, cells in sides)
     alive = np.flatnonzero(z.max(1) > 0)
     if not len(alive):
         return {"hottest": 0.0, "random": 0.0, "error": 0.0, "images": 0}
     before = z[alive, dims[alive]]
+    maps = compute_maps(model, layer, pixels, dims[:, None])[:, 0]  # [N, h, w]
+    n, h, w = maps.shape
+    rng = np.random.default_rng(0)
+    orders = [np.argsort(-maps.reshape(n, -1), axis=1, kind="stable")]
+    orders += [np.argsort(rng.random((n, h * w)), axis=1) for _ in range(N_CONTROLS)]
+    rows, columns = (np.arange(s) * cells // s for s, cells in zip(pixels.shape[2:], (h, w)))
     drops = []
-    for cells in masks:
+    for order in orders:
         hidden = np.zeros((n, h * w), bool)
-        np.put_along_axis(hidden, cells, True, axis=1)
+        np.put_along_axis(hidden, order[:, : max(1, h * w // 4)], True, axis=1)
         hidden = hidden.reshape(n, 1, h, w)[:, :, rows][:, :, :, columns]
         masked = np.where(hidden, model.gray[None, :, None, None], pixels)
         drops.append((before - model.encode(masked)[alive, dims[alive]]) / before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -44,7 +43,7 @@ def judging_data(
     if labels is None and count >= MIN_IMAGES and codes.n_components_ <= MAX_NOISE_COMPONENTS:
         fitted = embeddings[spread_evenly(train, MAX_JUDGED_ROWS)] if rows.held else None
         given["noise"] = fit_noise(codes, x, fitted)
-    return copy.copy(codes).set_params(sparse_output=False).transform(x), labels, given
+    return codes.with_options().transform(x), labels, given
 
 
 def judge(codes: ReadableCodes, embeddings: np.ndarray, rows: Rows, seed: int) -> Verdict:

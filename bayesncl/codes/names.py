@@ -16,7 +16,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,7 @@ class Annotations:
 
 def read_names(path: Path | str) -> list[Annotations]:
     """Read names.json, one item per run. Texts that are too long are cut."""
-    return [prune(each) for each in parse_names(read_json(Path(path)), str(path))]
+    return list(map(prune, parse_names(read_json(Path(path)), str(path))))
 
 
 def parse_names(tree: Any, source: str) -> list[Annotations]:
@@ -128,8 +128,7 @@ def _parse(tree: dict[str, Any]) -> Annotations:
 
 def _read(kind: Any, tree: dict[str, Any]) -> Any:
     """An Entry or a Check; unknown choices become empty."""
-    names = [field.name for field in fields(kind)]
-    texts = {name: _text(tree.get(name), LENGTHS.get(name, 40)) for name in names}
+    texts = {f.name: _text(tree.get(f.name), LENGTHS.get(f.name, 40)) for f in fields(kind)}
     known = {name: text for name, text in texts.items() if text in CHOICES.get(name, (text,))}
     return kind(**known)
 
@@ -142,11 +141,9 @@ def _text(value: object, length: int) -> str:
 
 def merge_entries(entries: Sequence[Entry]) -> list[Entry]:
     """Return the newest entries of each author; several if they have the same time."""
-    newest: dict[str, str] = {}
-    for entry in entries:
-        newest[entry.author] = max(newest.get(entry.author, ""), entry.time)
-    latest = {entry for entry in entries if entry.time == newest[entry.author]}
-    return sorted(latest, key=lambda e: (e.time, e.author, e.name, e.mark, e.note))
+    ordered = sorted(set(entries), key=lambda e: (e.time, e.author, e.name, e.mark, e.note))
+    newest = {entry.author: entry.time for entry in ordered}
+    return [entry for entry in ordered if entry.time == newest[entry.author]]
 
 
 def merge_checks(checks: Sequence[Check]) -> list[Check]:
@@ -171,37 +168,29 @@ def merge_names(annotations: Sequence[Annotations]) -> list[Annotations]:
 
 def prune(each: Annotations) -> Annotations:
     """The same without empty entries."""
-    dimensions = {
-        k: kept for k, entries in each.dimensions.items()
-        if (kept := [entry for entry in entries if entry.name or entry.note or entry.mark])
-    }  # fmt: skip
+    kept = {k: [e for e in es if e.name or e.note or e.mark] for k, es in each.dimensions.items()}
     checks = [check for check in each.checks if check.decision]
-    return replace(each, dimensions=dimensions, checks=checks)
+    return replace(each, dimensions={k: es for k, es in kept.items() if es}, checks=checks)
 
 
 def find_names(annotations: Sequence[Annotations], fingerprint: str, dims: int) -> Annotations:
     """Return the annotations of these codes; InputError if there are none."""
     for each in annotations:
         if each.fingerprint == fingerprint:
-            if each.dims != dims:
-                raise InputError(f"the names are for {each.dims} dimensions, the codes have {dims}")
-            return each
+            if each.dims == dims:
+                return each
+            raise InputError(f"the names are for {each.dims} dimensions, the codes have {dims}")
     other = ", ".join(f"{each.run or 'a run'} ({each.fingerprint})" for each in annotations)
     raise InputError(f"the names are for {other or 'no codes'}, these codes are {fingerprint}")
 
 
 def names_tree(annotations: Sequence[Annotations]) -> dict[str, Any]:
     """The content of names.json."""
-    codes = []
-    for each in map(prune, annotations):
-        tree: dict[str, Any] = {"fingerprint": each.fingerprint, "run": each.run, "dims": each.dims}
-        tree["dimensions"] = {
-            str(k): [vars(entry) for entry in entries]
-            for k, entries in sorted(each.dimensions.items())
-        }
-        if each.checks:
-            tree["checks"] = [vars(check) for check in each.checks]
-        codes.append(tree)
+    codes = [asdict(prune(each)) for each in annotations]
+    for tree in codes:
+        tree["dimensions"] = {str(k): each for k, each in sorted(tree["dimensions"].items())}
+        if not tree["checks"]:
+            del tree["checks"]
     return {"format": FORMAT, "codes": codes}
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import copy
+import base64
+import io
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -17,7 +20,6 @@ from torch import Tensor
 
 from bayesncl.codes.encoders import PhotoEncoder
 from bayesncl.codes.folder import CodesFolder
-from bayesncl.codes.notebook import Cell, Html, gallery
 from bayesncl.data.images import spread_evenly
 from bayesncl.data.pixels import Pictures, as_batch, read_picture
 from bayesncl.errors import InputError, printable
@@ -28,6 +30,11 @@ from bayesncl.method.losses import check_n_active
 from bayesncl.training.checkpoint import open_model
 
 MAX_SHOWN_ROWS = 50_000  # fitted rows among which `show` looks for images
+SIDE = 96  # pixels of the longer side of a picture in a notebook
+CELL = "display:inline-block;width:100px;margin:2px;vertical-align:top;overflow-wrap:anywhere"
+TEXT = "font-size:11px;line-height:1.2"
+
+Cell = tuple[Image.Image | Path | None, str]  # a picture, if there is one, and its caption
 
 
 def load(
@@ -55,6 +62,16 @@ def load(
     if note:
         warnings.warn(note, stacklevel=2)
     return model
+
+
+@dataclass(frozen=True)
+class Html:
+    """A piece of HTML that a notebook shows; `html` is its source."""
+
+    html: str
+
+    def _repr_html_(self) -> str:
+        return self.html
 
 
 class PhotoCodes:
@@ -117,21 +134,12 @@ class PhotoCodes:
         """Codes [N, D] of embeddings [N, F]."""
         if len(X) == 0:
             return np.empty((0, self.codes.n_components_), np.float32)
-        options = {"n_active": n_active or self.codes.n_active, "sparse_output": False}
-        z: np.ndarray = copy.copy(self.codes).set_params(**options).transform(X)
-        return z
+        return self.codes.with_options(n_active=n_active or self.codes.n_active).transform(X)
 
     def show(self, dimension: int | str, n: int = 12) -> Html:
-        """Show in a notebook the fitted images on which a dimension is strongest.
+        """Show in a notebook the `n` fitted images on which a dimension is strongest.
 
-        Parameters
-        ----------
-        dimension : its number or its name.
-        n : number of images.
-
-        Returns
-        -------
-        Html, which a notebook displays.
+        `dimension` is its number or its name.
         """
         names = self.codes.get_feature_names_out().tolist()
         k = names.index(dimension) if dimension in names else dimension
@@ -141,17 +149,9 @@ class PhotoCodes:
         return Html(self._gallery(int(k), n))
 
     def show_image(self, image: Pictures, n_active: int = 5, n: int = 6) -> Html:
-        """Show in a notebook an image and its strongest dimensions.
+        """Show in a notebook an image and `n` fitted images for each of its strongest dimensions.
 
-        Parameters
-        ----------
-        image : one image, as for `encode`; of a list the first.
-        n_active : number of dimensions.
-        n : number of fitted images per dimension.
-
-        Returns
-        -------
-        Html, which a notebook displays.
+        `image` is one as for `encode`; of several the first is shown.
         """
         picture = as_pictures(as_batch(image)[:1])[0]
         z = self.encode(picture, n_active=min(n_active, self.codes.n_components_))[0]
@@ -194,3 +194,31 @@ def as_pictures(batch: Tensor | list[Image.Image | Path]) -> list[Image.Image | 
         return batch
     pixels = batch if batch.dtype == torch.uint8 else (batch * 255).round().to(torch.uint8)
     return [Image.fromarray(x.permute(1, 2, 0).cpu().numpy()) for x in pixels]
+
+
+def data_uri(picture: Image.Image | Path) -> str | None:
+    """A picture as a small JPEG inside a URI; None if it cannot be read."""
+
+    def shrink(image: Image.Image) -> bytes:
+        small = image.copy()
+        small.thumbnail((SIDE, SIDE))
+        buffer = io.BytesIO()
+        small.save(buffer, "JPEG", quality=85)
+        return buffer.getvalue()
+
+    try:
+        data = base64.b64encode(read_picture(picture, shrink, SIDE)).decode()
+    except InputError:
+        return None
+    return f"data:image/jpeg;base64,{data}"
+
+
+def gallery(title: str, cells: Sequence[Cell]) -> str:
+    """HTML of a title over pictures with captions."""
+    parts = [f"<div><b>{escape(printable(title, 200))}</b></div>"]
+    for picture, caption in cells:
+        uri = None if picture is None else data_uri(picture)
+        image = "" if uri is None else f'<img src="{uri}" alt=""><br>'
+        text = escape(printable(caption, 200))
+        parts.append(f'<div style="{CELL}">{image}<span style="{TEXT}">{text}</span></div>')
+    return "\n".join(parts)

@@ -18,15 +18,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from bayesncl.codes.encoders import (
-    Batches,
-    Notify,
-    PhotoEncoder,
-    Request,
-    default_request,
-    open_encoder,
-    same_signature,
-)
+from bayesncl import inputs
+from bayesncl.codes import encoders
+from bayesncl.codes.encoders import Batches, Notify, PhotoEncoder, Request, open_encoder
 from bayesncl.codes.folder import About, CodesFolder, Rows, file_stat, hash_tree
 from bayesncl.data import load as load_split
 from bayesncl.data.cache import Entry, count_suffixes
@@ -34,15 +28,7 @@ from bayesncl.data.decode import SUFFIXES, describe_sizes
 from bayesncl.data.folder import existing_folder, folder_classes, scan, split_folders
 from bayesncl.data.images import PATH_LENGTH, Images, Progress, fingerprint, held_out
 from bayesncl.errors import InputError, as_input_error, printable
-from bayesncl.inputs import (
-    array_names,
-    as_features,
-    class_labels,
-    factorize,
-    read_arrays,
-    read_embeddings,
-    read_labels,
-)
+from bayesncl.inputs import as_features, class_labels, factorize
 from bayesncl.io import write_saved
 from bayesncl.method.features import center_crop
 from bayesncl.progress import Display, plural
@@ -106,7 +92,7 @@ class EmbeddingCache:
                     self.rows |= zip(map(tuple, keys), part["rows"])
 
     def _same(self, signature: dict[str, object], stamp: str) -> bool:
-        return stamp == self.stamp and same_signature(signature, self.encoder.signature)
+        return stamp == self.stamp and encoders.same_signature(signature, self.encoder.signature)
 
     def _add_fit(self, folder: CodesFolder) -> None:
         about = folder.about()
@@ -248,7 +234,7 @@ def read_classes(table: Path | None, names: list[str]) -> list[str] | None:
     """The class of each name in a file; None without a file or usable labels."""
     if table is None:
         return None
-    labels = class_labels(read_labels(table, np.array(names, object), len(names))[1])
+    labels = class_labels(inputs.read_labels(table, np.array(names, object), len(names))[1])
     return None if labels is None else [str(label) for label in labels]
 
 
@@ -264,7 +250,8 @@ def choose_encoder(
         used = folder.about().encoder
     if used is not None:
         return folder.open_encoder(device, check=False, **given)
-    return open_encoder(replace(default_request(display.note), **given), device, display.note)
+    request = replace(encoders.default_request(display.note), **given)
+    return open_encoder(request, device, display.note)
 
 
 def describe(encoder: PhotoEncoder) -> str:
@@ -282,13 +269,13 @@ def read_array(
     source: Path, folder: CodesFolder, options: Options, device: torch.device, display: Display
 ) -> Material:
     """Embeddings from a file, with labels and names if there are any."""
-    z, names, labels = read_embeddings(source)
+    z, names, labels = inputs.read_embeddings(source)
     if z.ndim == 4 or (z.ndim == 3 and z.dtype == np.uint8):
         raise InputError(f"{source} contains images {list(z.shape)}, expected embeddings [N, F]")
     z = as_features(z)
     n = len(z)
     if options.labels is not None:
-        names, labels = read_labels(options.labels, names, n)
+        names, labels = inputs.read_labels(options.labels, names, n)
     labels = class_labels(labels)
     texts = [str(name) for name in (range(n) if names is None else names)]
     stats = images = None
@@ -298,16 +285,18 @@ def read_array(
         texts = match_images(texts, options.images, display.note)
         stats = [file_stat(options.images / name) for name in texts]
         images = folder.relative(options.images)
-    test = read_arrays(source, ("test",))["test"] if "test" in array_names(source) else None
-    if test is not None and test.shape != (n,):
-        raise InputError(f"{source}: test must be [{n}], one per row, got {list(test.shape)}")
+    test = None
+    if "test" in inputs.array_names(source):
+        marks = inputs.read_arrays(source, ("test",))["test"]
+        if marks.shape != (n,):
+            raise InputError(f"{source}: test must be [{n}], one per row, got {list(marks.shape)}")
+        test = marks.tolist()
     words = None if labels is None else [str(label) for label in labels]
     count = len(set(words or ()))
     classes = plural(count, "class") if count > 1 else "no classes"
     display.note(f"{n:,} rows of {plural(z.shape[1], 'number')}; {classes}")
     about = About("array", folder.relative(source), images)
-    marks = None if test is None else test.tolist()
-    return Material(about, texts, words, marks, stats, lambda part: z[part])
+    return Material(about, texts, words, test, stats, lambda part: z[part])
 
 
 def match_images(names: list[str], root: Path, notify: Notify) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from bayesncl.codes.preprocess import Moments
 from bayesncl.errors import InputError, as_input_error, import_extra
-from bayesncl.io import digest, read_tensors, tensor_bytes, write_atomic, write_saved
+from bayesncl.io import digest, read_tensors, tensor_bytes, write_atomic
 from bayesncl.method.heads import HEADS
 
 if TYPE_CHECKING:
@@ -21,21 +20,17 @@ if TYPE_CHECKING:
 
 FORMAT = "bayesncl-codes-2"
 WEIGHTS, CONFIG = "model.safetensors", "config.json"  # on the Hugging Face hub
-FITTED = {
-    "n_components_": int, "n_features_in_": int, "n_iter_": int,
-    "loss_": float, "recall_": float, "interrupted_": bool,
-}  # fmt: skip
+FITTED = ("n_components_", "n_features_in_", "n_iter_", "loss_", "recall_", "interrupted_")
 Codes = TypeVar("Codes", bound="ReadableCodes")
 
 
 def pack(codes: ReadableCodes) -> tuple[bytes, str]:
     """The bytes of a file, and the configuration in it as JSON."""
-    params = codes.get_params(deep=False)
+    params = codes.get_params(deep=False) | {"method": codes.method_}  # it may have been set since
     del params["device"]
-    params["method"] = codes.method_  # it may have been set since
-    seed = params["random_state"]
-    params["random_state"] = int(seed) if isinstance(seed, int | np.integer) else None
     params = {name: int(v) if isinstance(v, np.integer) else v for name, v in params.items()}
+    if not isinstance(params["random_state"], int):
+        params["random_state"] = None
     fitted = {name: getattr(codes, name) for name in FITTED}
     config: dict[str, Any] = {"format": FORMAT, "params": params, "fitted": fitted}
     if hasattr(codes, "feature_names_in_"):
@@ -84,8 +79,8 @@ def load(cls: type[Codes], path: Path) -> Codes:
 def _build(cls: type[Codes], config: dict[str, Any], tensors: dict[str, Tensor]) -> Codes:
     codes = cls(**config["params"])
     codes.check_options()
-    for name, kind in FITTED.items():
-        setattr(codes, name, kind(config["fitted"][name]))
+    for name in FITTED:
+        setattr(codes, name, config["fitted"][name])
     if "feature_names" in config:
         codes.feature_names_in_ = np.array(config["feature_names"], dtype=object)
     moments = codes.moments_ = Moments(tensors.pop("mean").double(), tensors.pop("scale").double())
@@ -97,17 +92,3 @@ def _build(cls: type[Codes], config: dict[str, Any], tensors: dict[str, Tensor])
     head.load_state_dict(weights, assign=True)
     codes.head_, codes.method_ = head.float().eval().requires_grad_(True), codes.method
     return codes
-
-
-def write_neighbors(path: Path | str, key: str, partners: Tensor, recall: float) -> None:
-    """Save the neighbors [N, K] of the rows that `key` identifies."""
-    write_saved(path, np.savez, key=key, partners=partners.cpu().numpy(), recall=recall)
-
-
-def read_neighbors(path: Path | str, key: str) -> tuple[Tensor, float] | None:
-    """Neighbors that were saved for the same key; None otherwise."""
-    # no file, or a damaged one, which NumPy notices by its checksum
-    with suppress(Exception), np.load(path, allow_pickle=False) as saved:
-        if str(saved["key"]) == key:
-            return torch.from_numpy(saved["partners"]), float(saved["recall"])
-    return None

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from PIL import Image
+from scipy import stats
 from torch import Tensor
 
 from bayesncl.codes.folder import CodesFolder
@@ -93,21 +94,27 @@ def audit(
         found.append(Finding(kind, names[i], other, text[y[i]], suggested, float(score)))
 
     if len(classes) > 1:
-        suggested, margin = contradict(predict_left_out(rows, y), y)
+        votes, row = predict_left_out(rows, y), np.arange(n)
+        own = votes[row, y]
+        votes[row, y] = -np.inf
+        best, margin = votes.argmax(1), votes.max(1) - own  # of the best other class
         for i in np.flatnonzero(margin > 0).tolist():
-            alike = index[i][y[index[i]] == suggested[i]]
-            add(WRONG, i, alike[0] if len(alike) else None, margin[i], text[suggested[i]])
-    for i in np.flatnonzero(odd_rows(mean := cosine.mean(1))).tolist():
+            alike = index[i][y[index[i]] == best[i]]
+            add(WRONG, i, alike[0] if len(alike) else None, margin[i], text[best[i]])
+    mean = cosine.mean(1)
+    spread = stats.median_abs_deviation(mean, scale="normal")
+    for i in np.flatnonzero(mean < np.median(mean) - ODD_DEVIATIONS * spread - 1e-6).tolist():
         add(ODD, i, index[i, 0], 1 - mean[i])
     keys = [hashlib.sha256(row.tobytes()).digest() for row in x] if contents is None else contents
     pairs = dict(near_pairs(cosine, index, near))
     if thumbnail is not None:
         some = near_pairs(cosine[:, :CANDIDATES], index[:, :CANDIDATES], CANDIDATE_COSINE)
         pairs |= {p: c for p, c in some if p not in pairs and same_pixels(*map(thumbnail, p))}
-    copies = [(EXACT, pair, 1.0) for pair in exact_pairs(keys)]
-    for (i, j), c in pairs.items():
-        if keys[i] is None or keys[i] != keys[j]:
-            copies.append((NEAR, (i, j), c))
+    first: dict[Hashable, int] = {}
+    same = [(first.setdefault(key, i), i) for i, key in enumerate(keys) if key is not None]
+    copies = [(EXACT, (i, j), 1.0) for i, j in same if i != j]
+    different = [(i, j) for i, j in pairs if keys[i] is None or keys[i] != keys[j]]
+    copies += [(NEAR, pair, pairs[pair]) for pair in different]
     for kind, (i, j), c in copies:
         add(kind, i, j, c)
         if held_out is not None and bool(held_out[i]) != bool(held_out[j]):
@@ -136,30 +143,7 @@ def predict_left_out(rows: Tensor, y: np.ndarray) -> np.ndarray:
     solved = x @ inverse.to(x)  # [N, F]
     leverage = (solved * x).sum(1, keepdim=True) + 1 / len(x)
     scores = solved @ (x.T @ (onehot - prior)) + prior
-    return np.asarray(((scores - leverage * onehot) / (1 - leverage)).cpu())
-
-
-def contradict(votes: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The best class other than the label [N], and by how much it beats the label [N]."""
-    row = np.arange(len(y))
-    others = votes.copy()
-    others[row, y] = -np.inf
-    best = others.argmax(1)
-    return best, votes[row, best] - votes[row, y]
-
-
-def odd_rows(mean: np.ndarray) -> np.ndarray:
-    """Rows [N] with an unusually low mean cosine to their neighbors, by median and MAD."""
-    center = np.median(mean)
-    spread = 1.4826 * np.median(np.abs(mean - center))
-    return np.asarray(mean < center - ODD_DEVIATIONS * spread - 1e-6)
-
-
-def exact_pairs(keys: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Each row whose key appeared before, with the first row of that key; None has no copies."""
-    first: dict[Hashable, int] = {}
-    seen = [(first.setdefault(key, i), i) for i, key in enumerate(keys) if key is not None]
-    return [(i, j) for i, j in seen if i != j]
+    return np.array(((scores - leverage * onehot) / (1 - leverage)).cpu())
 
 
 def near_pairs(

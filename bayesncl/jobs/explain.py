@@ -52,18 +52,17 @@ class Explanation:
     @property
     def weights(self) -> list[Weight]:
         """Every weight that is not 0, by class, the strongest first."""
-        found = []
-        for c, label in enumerate(self.model.classes):
-            column = self.model.weight[:, c]
-            for k in np.argsort(-np.abs(column), kind="stable"):
-                if column[k]:
-                    found.append(self._line(str(label), int(k), float(column[k])))
-        return found
+        columns = zip(self.model.classes, self.model.weight.T)
+        return [line for label, column in columns for line in self.lines(label, column)]
 
-    def _line(self, label: str, k: int, weight: float) -> Weight:
-        group = "" if self.groups is None else self.groups[k]
-        off = "yes" if k in self.irrelevant else "no"
-        return Weight(label, k, self.names[k], weight, group, off)
+    def lines(self, label: Any, weights: np.ndarray) -> list[Weight]:
+        """The weights [D] for a class that are not 0, the strongest first."""
+        found = []
+        for k in np.argsort(-np.abs(weights), kind="stable")[: np.count_nonzero(weights)].tolist():
+            group = "" if self.groups is None else self.groups[k]
+            off = "yes" if k in self.irrelevant else "no"
+            found.append(Weight(str(label), k, self.names[k], float(weights[k]), group, off))
+        return found
 
     @property
     def group_share(self) -> float | None:
@@ -111,25 +110,21 @@ def explain(
     dropped = sorted(set(irrelevant))
     found = trim(z[~test], y[~test], z[test], y[test], at_test, dropped, seed=seed)
 
-    def fit_sparse(kept: np.ndarray) -> tuple[Linear, np.ndarray]:
-        used = np.where(kept, z, 0)
-        model = fit_linear(used[~test], y[~test], sparse=True, seed=seed)
-        return model, model.predict(used[test])
+    scores: dict[str, Scores] = {}
 
-    every = np.ones(width, bool)
-    model, predicted = fit_sparse(every)
-    scores = {FEW: group_accuracy(predicted, y[test], at_test)}
+    def fit(name: str, x: np.ndarray, sparse: bool = True) -> Linear:
+        model = fit_linear(x[~test], y[~test], sparse=sparse, seed=seed)
+        scores[name] = group_accuracy(model.predict(x[test]), y[test], at_test)
+        return model
+
+    model = fit(FEW, z)
     scores["codes, all dimensions"] = found["all"]
     if dropped:
-        every[dropped] = False
-        model, predicted = fit_sparse(every)
-        scores[FEW_OFF] = group_accuracy(predicted, y[test], at_test)
+        model = fit(FEW_OFF, np.where(np.isin(np.arange(width), dropped), 0, z))
         scores["all, irrelevant ones off"] = found["trimmed"]
         scores["all, as many others off"] = found["random"]
     if embeddings is not None:
-        x = as_features(embeddings)
-        whole = fit_linear(x[~test], y[~test], seed=seed).predict(x[test])
-        scores["full embedding"] = group_accuracy(whole, y[test], at_test)
+        fit("full embedding", as_features(embeddings), sparse=False)
     related = None
     if second is not None:
         some = np.random.default_rng(seed).permutation(n)[:MAX_ROWS]
@@ -139,7 +134,7 @@ def explain(
         related = [str(g) if on else "" for g, on in zip(strongest, beyond_luck(found_auc))]
     titles = [f"z{k}" for k in range(width)] if names is None else list(names)
     sizes = int((~test).sum()), int(test.sum())
-    chance = expected_chance(predicted[:, None], y[test])
+    chance = expected_chance(model.predict(z[test])[:, None], y[test])
     return Explanation(titles, model, sizes, scores, chance, dropped, related)
 
 
@@ -154,29 +149,20 @@ def explain_folder(
     are switched off. The held-out rows are those of `fit`, or a fifth.
     """
     rows, codes, x = folder.rows(), folder.codes(), np.asarray(folder.embeddings())
-    names = np.array(rows.names)
-    if labels is not None:
-        y = read_factors({"labels": labels}, names, len(rows))["labels"]
-    elif (texts := rows.texts()) is not None:
-        y = np.array(texts)
-    else:
+    n, texts = len(rows), rows.texts()
+    if labels is None and texts is None:
         raise InputError(f"{folder} has no labels: use --labels FILE")
-    if groups is not None:
-        second = read_factors({"groups": groups}, names, len(rows)).get("groups")
-    else:
-        second = backgrounds_of(folder, rows, np.arange(len(rows)))
-    test = np.arange(len(rows)) >= len(rows) - rows.held
-    if not rows.held:
-        test = held_out(rows.names, TEST_SHARE, 0)
+    files = {name: file for name, file in (("y", labels), ("groups", groups)) if file is not None}
+    given = read_factors(files, np.array(rows.names), n)
+    second = given["groups"] if groups else backgrounds_of(folder, rows, np.arange(n))
+    test = np.arange(n) >= n - rows.held if rows.held else held_out(rows.names, TEST_SHARE, 0)
     annotations = folder.names(codes)
     known = [annotations.name(k) for k in range(codes.n_components_)]
     off = {k for name in without for k in match_name(name, known)}
     off |= set(annotations.marked(IRRELEVANT))
-    z = dense_codes(codes, x)
-    columns = annotations.columns(codes.n_components_)
-    found = explain(
-        z, y, test, embeddings=x, groups=second, names=columns, irrelevant=sorted(off)
-    )  # fmt: skip
+    z, columns = dense_codes(codes, x), annotations.columns(codes.n_components_)
+    y = given["y"] if labels is not None else np.array(texts)
+    found = explain(z, y, test, embeddings=x, groups=second, names=columns, irrelevant=sorted(off))
     return found, z, rows
 
 
@@ -209,9 +195,10 @@ def summarize(found: Explanation, n: int = 5) -> str:
         f"{'accuracy on held-out images, %':30}{'all':>8}{'worst group':>14}",
     ]
     for name, score in found.scores.items():
-        groups = score.get("groups")
-        worst = f"   {describe_group(groups[0])}" if groups else ""
-        line = f"{name:30}{score['average']:8.1f}{score['worst']:14.1f}{worst}"
+        first = score.get("groups", [])[:1]
+        worst = [str(row[key]) for row in first for key in ("class", "group")]
+        text = printable(", ".join(filter(None, worst)), 24)
+        line = f"{name:30}{score['average']:8.1f}{score['worst']:14.1f}   {text}".rstrip()
         lines.append(line[:WIDTH])
     lines.append(f"{'chance':30}{found.chance:8.1f}")
     if (share := found.group_share) is not None:
@@ -221,20 +208,15 @@ def summarize(found: Explanation, n: int = 5) -> str:
     for label in worst_first[:MAX_CLASSES]:
         lines += ["", printable(label, WIDTH)]
         own = [each for each in found.weights if each.label == label]
-        for word, sign in (("for", 1), ("against", -1)):
-            lines += [_show(word, each) for each in own if sign * each.weight > 0][:n]
+        for sign in (1, -1):
+            lines += [_show(each) for each in own if sign * each.weight > 0][:n]
     if len(worst_first) > MAX_CLASSES:
         lines += ["", f"{len(worst_first) - MAX_CLASSES} more classes: see -o FILE"]
     return "\n".join(lines)
 
 
-def describe_group(row: dict[str, Any]) -> str:
-    """A group in words: its class, and its group where there are any."""
-    text = str(row["class"]) if row["group"] == "" else f"{row['class']}, {row['group']}"
-    return printable(text, 24)
-
-
-def _show(word: str, line: Weight) -> str:
+def _show(line: Weight) -> str:
+    word = "for" if line.weight > 0 else "against"
     named = "" if line.name == f"z{line.dimension}" else printable(line.name, 30)
     group = f"about {printable(line.group, 20)}" if line.group else ""
     return f"  {word:8}{line.weight:+7.2f}  z{line.dimension:<6}{named:30}  {group}".rstrip()
@@ -246,7 +228,5 @@ def explain_image(found: Explanation, z: np.ndarray, n: int = 8) -> str:
     code = np.where(np.isin(np.arange(len(z)), found.irrelevant), 0, z)[None]
     label = model.predict(code)[0]
     added = model.contributions(code)[0, :, list(model.classes).index(label)]
-    order = np.argsort(-np.abs(added), kind="stable")[:n]
-    lines = [f"predicted: {printable(str(label), 60)}"]
-    shown = [found._line(str(label), int(k), float(added[k])) for k in order if added[k]]
-    return "\n".join([*lines, *(_show("for" if s.weight > 0 else "against", s) for s in shown)])
+    lines = map(_show, found.lines(label, added)[:n])
+    return "\n".join([f"predicted: {printable(str(label), 60)}", *lines])

@@ -48,9 +48,8 @@ def find_strongest(
     largest = codes.max(0)
     relative = codes / np.where(largest > 0, largest, 1)
     score = np.zeros(len(codes), np.float32)
-    for sign, groups in ((1, plus), (-1, minus)):
-        for dims in groups:
-            score += sign * relative[:, list(dims)].max(1)
+    for sign, dims in [*((1, dims) for dims in plus), *((-1, dims) for dims in minus)]:
+        score += sign * relative[:, list(dims)].max(1)
     order = np.argsort(-score, kind="stable")[:n]
     order = order[score[order] > 0]
     return order, score[order]

@@ -90,11 +90,11 @@ class RunFolder(Folder):
 
     def environment(self) -> dict[str, Any]:
         """Versions, device and command of the run; empty if unreadable."""
-        return _read_object(self.environment_file)
+        return read_object(self.environment_file)
 
     def evaluation(self) -> dict[str, Any]:
         """The saved results of `bayesncl evaluate`; empty if there are none or unreadable."""
-        return _read_object(self.evaluation_file)
+        return read_object(self.evaluation_file)
 
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
         """Lines of metrics.jsonl: of training, or of another `kind` such as ``dynamics``."""
@@ -206,7 +206,8 @@ def from_file_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name if name.startswith("backbone.") else HEAD + name: t for name, t in tensors.items()}
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is none."""
     with suppress(OSError, ValueError, RecursionError):
         tree = json.loads(path.read_text())
         return tree if isinstance(tree, dict) else {}
