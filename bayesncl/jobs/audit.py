@@ -143,7 +143,7 @@ def predict_left_out(rows: Tensor, y: np.ndarray) -> np.ndarray:
     solved = x @ inverse.to(x)  # [N, F]
     leverage = (solved * x).sum(1, keepdim=True) + 1 / len(x)
     scores = solved @ (x.T @ (onehot - prior)) + prior
-    return np.array(((scores - leverage * onehot) / (1 - leverage)).cpu())
+    return ((scores - leverage * onehot) / (1 - leverage)).cpu().numpy()
 
 
 def near_pairs(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from bayesncl.codes import embed
@@ -26,14 +25,6 @@ RNG = np.random.default_rng(0)
 def write_photo(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(RNG.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(path)
-
-
-def test_names_do_not_collide(tmp_path: Path) -> None:
-    for name in ("a\nb.png", "a\\nb.png", "a\\\\nb.png"):
-        write_photo(tmp_path / "photos" / name)
-    embed_images(build_model(tiny_recipe("ncl")), tmp_path / "photos", tmp_path / "e.npz")
-    names = read_arrays(tmp_path / "e.npz", ("names",))["names"].tolist()
-    assert len(set(names)) == 3 and all(name.isprintable() for name in names)
 
 
 def test_input_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,20 +79,3 @@ def test_refusals_come_before_the_work(tmp_path: Path, monkeypatch: pytest.Monke
     for name in ("x" * 252 + ".npz", "e.xlsx", "e.parquet"):
         with pytest.raises(InputError):
             embed_images(model, tmp_path, tmp_path / name)
-
-
-def test_encode_applies_the_exif_orientation(tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    pixels = np.zeros((32, 32, 3), np.uint8)
-    pixels[:8] = 255
-    (tmp_path / "photos").mkdir()
-    Image.fromarray(pixels).save(tmp_path / "photos" / "turned.png", exif=exif)
-    model = build_model(tiny_recipe("ncl"))
-    embed_images(model, tmp_path / "photos", tmp_path / "e.npz")
-    z = model.encode([Image.open(tmp_path / "photos" / "turned.png")])
-    written = torch.from_numpy(np.array(read_arrays(tmp_path / "e.npz", ("z",))["z"]))
-    assert torch.allclose(z, written, atol=1e-5)
-    upright = model.encode([Image.fromarray(np.rot90(pixels, -1).copy())])
-    assert torch.allclose(z, upright, atol=1e-5)
-    assert not torch.allclose(z, model.encode([Image.fromarray(pixels)]), atol=1e-3)

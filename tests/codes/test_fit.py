@@ -17,7 +17,6 @@ from bayesncl.codes import sources
 from bayesncl.codes.encoders import PhotoEncoder, Request, open_encoder
 from bayesncl.codes.folder import CodesFolder, Rows
 from bayesncl.codes.judge import judge, judging_data
-from bayesncl.codes.names import Annotations, Entry, write_names
 from bayesncl.data import load as load_split
 from bayesncl.errors import InputError
 from bayesncl.inputs import read_embeddings
@@ -184,21 +183,16 @@ def test_odd_names_of_photos_are_written_alike(run, tmp_path: Path) -> None:
     assert "\\udcff.png" in Path("f.csv").read_text()
 
 
-def test_quiet_prints_the_verdict_alone(run, tmp_path: Path) -> None:
-    draw_folder(tmp_path / "p")
-    answer = run("fit", "p", "-o", "codes", "--encoder", NET, COMPONENTS, "4", "--quiet")
-    assert "- Effective number" in answer.out and answer.err == ""
-
-
 def test_broken_and_other_files(run, tmp_path: Path) -> None:
     pictures = draw_folder(tmp_path / "pictures", classes=())
     (pictures / "broken.jpg").write_bytes(b"\xff\xd8 no")
+    (pictures / "codes.json").write_text('{"colors": []}')  # of another program
     for name in ("a.xyz", "notes.txt"):
         (pictures / name).write_text("x")
     command = ("fit", "pictures", "-o", "pictures/codes", *FIT[:-1])
     answer = run(*command)
     assert answer.status == 0, answer
-    for part in ("no classes", "2 other files", "1 of 25 photos cannot be used", "broken.jpg"):
+    for part in ("no classes", "3 other files", "1 of 25 photos cannot be used", "broken.jpg"):
         assert part in answer.err
     assert len(CodesFolder("pictures/codes").rows()) == 24
     assert run("atlas", "pictures/codes", "--quiet").status == 0  # its pictures are not photos
@@ -212,26 +206,6 @@ def test_broken_and_other_files(run, tmp_path: Path) -> None:
     for path in pictures.glob("*.png"):
         path.write_bytes(b"no")
     refused(run("fit", "pictures", "-o", "none", *FIT), "25 of 25 photos")
-
-
-def test_unreadable_files_are_tried_again(
-    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A permission or a network drive may come back; an undecodable file does not."""
-    draw_folder(tmp_path / "p", classes=())
-    real = sources.Entry.read
-
-    def fail(entry: sources.Entry) -> bytes:
-        if entry.name == "05.png":
-            raise PermissionError(13, "Permission denied")
-        return real(entry)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(sources.Entry, "read", fail)
-        answer = run("fit", "p", "-o", "codes", *FIT[:-1])
-    assert "1 of 24 photos cannot be used" in answer.err and len(CodesFolder("codes").rows()) == 23
-    assert run("fit", "p", "-o", "codes", *FIT).status == 0
-    check_rows("codes", tmp_path / "p")
 
 
 def test_splits_labels_and_held_out_rows(
@@ -372,19 +346,6 @@ def test_only_photos_of_the_recorded_size_are_shown(run, tmp_path: Path) -> None
     assert folder.photo_paths(folder.rows(), range(24), pictures).count(None) == 3
 
 
-def test_named_columns(run) -> None:
-    np.save("x.npy", clusters()[0])
-    assert run("fit", "x.npy", "-o", "codes", COMPONENTS, "4", "--quiet").status == 0
-    fingerprint = CodesFolder("codes").fingerprint()
-    names = {1: [Entry("label")], 2: [Entry("old trees")]}
-    write_names("n.json", [Annotations(fingerprint, "codes", 4, names)])
-    command = ("embed", "codes", "x.npy", "-o", "e.csv", "--names", "n.json", "--quiet")
-    assert run(*command).status == 0
-    assert Path("e.csv").read_text().split("\n")[0] == "name,novelty,z0,label (z1),old trees,z3"
-    write_names("n.json", [Annotations("0" * 16, "codes", 4, {})])
-    refused(run(*command))
-
-
 @pytest.mark.parametrize(
     ("words", "keyword"),
     [
@@ -430,9 +391,7 @@ def test_refusals(
 
 def test_partial_labels_are_not_used(run, tmp_path: Path) -> None:
     x, y = clusters()
-    for labels, keyword in (
-        (np.where(y, y, np.nan), "no label"), (y + 0.5, "whole numbers"), (0 * y, "no classes"),
-    ):  # fmt: skip
+    for labels, keyword in ((np.where(y, y, np.nan), "no label"), (0 * y, "no classes")):
         np.savez("x.npz", z=x, y=labels)
         assert keyword in run("fit", "x.npz", "-o", "codes", COMPONENTS, "4").err
         assert CodesFolder("codes").rows().labels is None
@@ -456,10 +415,15 @@ def test_noise_is_not_readable(held: int) -> None:
     assert "noise" not in judging_data(codes, x, labeled)[2]  # labels need no such control
 
 
-def test_codes_json_of_another_program_is_ignored(run, tmp_path: Path) -> None:
-    draw_folder(tmp_path / "pictures")
-    for folder in (tmp_path / "pictures", tmp_path / "pictures/ant"):
-        (folder / "codes.json").write_text('{"colors": []}')
-    assert run("fit", "pictures", "-o", "codes", *FIT).status == 0
-    assert len(CodesFolder("codes").rows()) == 24
-    refused(run("fit", "codes/embeddings.npy", "-o", "codes", "--quiet"), "lies in")
+def test_options_apply_to_the_encoder_used_before(run, trained: Path, tmp_path: Path) -> None:
+    draw_folder(tmp_path / "p")
+    command = ("fit", "p", "-o", "codes", COMPONENTS, "4")
+    assert run(*command, "--encoder", trained, "--quiet").status == 0
+    answer = run(*command, "--mirror")
+    assert answer.status == 0 and "mirror images" in answer.err
+    encoder = CodesFolder("codes").about().encoder
+    assert encoder["mirror"] is True and encoder["spec"] == str(trained.resolve())
+    refused(run("fit", trained, "-o", "other", "--encoder", "", "--quiet"), "--encoder")
+    refused(run("fit", trained, "-o", "other", "--mirror", "--size", "8", "--quiet"), "--size")
+    assert run("fit", "p", "-o", "code", *FIT).status == 0
+    refused(run("fit", "p", "-o", "code", "--mirror", "--quiet"), "which is code")

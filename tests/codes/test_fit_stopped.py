@@ -21,7 +21,6 @@ from bayesncl.codes import fit as fit_module
 from bayesncl.codes import folder as folder_module
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.sources import EmbeddingCache
-from bayesncl.errors import InputError
 from tests.codes.test_fit import COMPONENTS, FIT, NET, check_rows, clusters, embedded, stop
 from tests.commands import draw_folder, refused
 
@@ -145,18 +144,6 @@ def test_old_codes_stay_valid_until_the_new_ones_are_safe(
     assert folder.verdict()["dimensions"] == 8 and not folder.evaluation_file.exists()
 
 
-def test_identical_fit_keeps_the_evaluation(run) -> None:
-    np.save("x.npy", clusters()[0])
-    command = ("fit", "x.npy", "-o", "codes", COMPONENTS, "4", "--quiet")
-    assert run(*command).status == 0
-    assert run("evaluate", "codes", "--quiet").status == 0
-    before = contents("codes")
-    assert run(*command).status == 0
-    assert contents("codes") == before
-    assert run(*command, "--seed", "1").status == 0
-    assert not Path("codes/evaluation.json").exists()
-
-
 def test_killed_while_publishing(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After every number of moved files, nothing that does not match is used, and fit recovers."""
     draw_folder(tmp_path / "p", each=20)
@@ -205,18 +192,6 @@ def test_damage_is_noticed_and_repaired(name: str, run, tmp_path: Path) -> None:
             assert run(*command).status == 0
             assert run("measure", "codes", "--quiet").status == 0
         path.write_bytes(good)
-
-
-def test_verdict_of_other_codes_is_not_shown(run) -> None:
-    np.save("x.npy", clusters()[0])
-    for out, dim in (("codes", "4"), ("other", "8")):
-        assert run("fit", "x.npy", "-o", out, COMPONENTS, dim, "--quiet").status == 0
-    assert CodesFolder("codes").verdict() is not None
-    shutil.copy("other/verdict.json", "codes/verdict.json")
-    assert CodesFolder("codes").verdict() is None
-    shutil.copy("other/codes.safetensors", "codes/codes.safetensors")
-    with pytest.raises(InputError, match="does not match"):
-        CodesFolder("codes").codes()
 
 
 KILL = """
@@ -268,14 +243,6 @@ def test_second_fit_into_a_folder_is_refused(run, tmp_path: Path) -> None:
     with CodesFolder("codes").lock():
         refused(run("fit", "x.npy", "-o", "codes", "--quiet"), "in use")
     assert run("fit", "x.npy", "-o", "codes", "--quiet").status == 0
-
-
-def test_train_into_a_folder_of_codes_is_refused(run) -> None:
-    np.save("x.npy", clusters()[0])
-    assert run("fit", "x.npy", "-o", "codes", COMPONENTS, "4", "--quiet").status == 0
-    before = contents("codes")
-    refused(run("train", "scenes", "--out", "codes", "--quiet"), "codes")
-    assert contents("codes") == before
 
 
 def test_folder_of_others_is_not_overwritten(run) -> None:

@@ -90,8 +90,6 @@ def test_wrong_types_are_input_errors(codes: object, tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"[" * 100_000, b'{"format": 1}', b"\xff"])
 def test_other_files_are_input_errors(text: bytes, tmp_path: Path) -> None:
     path = tmp_path / "names.json"
-    with pytest.raises(InputError, match=r"names\.json"):
-        read_names(path)
     path.write_bytes(text)
     with pytest.raises(InputError, match=r"names\.json"):
         read_names(path)

@@ -1,19 +1,8 @@
-"""Real timm models, wherever timm is installed; nothing is downloaded.
-
-timm needs torchvision only for its own data loading, and torchvision's wheels need a matching
-build of torch. So a stub stands in for a torchvision that is missing or cannot be imported:
-
-    pip install --no-deps timm && python -m pytest tests/codes/test_timm.py
-"""
+"""Real timm models, wherever timm is installed; nothing is downloaded."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
-import sys
-import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,54 +17,11 @@ from bayesncl.codes.encoders import Request, open_encoder
 from bayesncl.codes.heat import compute_maps, find_layer, heatmaps_of_codes
 from tests.commands import SETTINGS, draw_folder
 
-if importlib.util.find_spec("timm") is None:
-    pytest.skip("timm is not installed (it needs torchvision)", allow_module_level=True)
+timm = pytest.importorskip("timm", exc_type=ImportError)  # it needs torchvision
 
-STUBS = (
-    "torchvision", "torchvision.datasets", "torchvision.models",
-    "torchvision.models.feature_extraction", "torchvision.ops", "torchvision.ops.misc",
-    "torchvision.transforms", "torchvision.transforms.functional",
-)  # fmt: skip
 MODELS = ("resnet18", "vit_tiny_patch16_224", "convnext_atto", "mobilenetv3_small_050")
 # h is the mean of these maps or comes with these tokens; the others change h after pooling
 WITH_POSITIONS = {"resnet18": (7, 7), "vit_tiny_patch16_224": (14, 14)}
-
-
-class Anything(type):
-    """A class that has every attribute."""
-
-    def __getattr__(cls, name: str) -> type:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Anything(name, (), {})
-
-
-class Stub(types.ModuleType):
-    """A module in which every name is such a class."""
-
-    __path__ = ()
-    __getattr__ = Anything.__getattr__
-
-
-@pytest.fixture(scope="module", autouse=True)
-def timm() -> Iterator[Any]:
-    before = set(sys.modules)
-    try:
-        importlib.import_module("torchvision")
-        stubs = {}
-    except (ImportError, RuntimeError):  # RuntimeError: built for another torch
-        stubs = {name: Stub(name) for name in STUBS}
-    for name in STUBS[1:] if stubs else ():
-        parent, _, child = name.rpartition(".")
-        setattr(stubs[parent], child, stubs[name])
-    with pytest.MonkeyPatch.context() as patch:  # torch.onnx must not see the stubs
-        for name, stub in stubs.items():
-            patch.setitem(sys.modules, name, stub)
-        module = importlib.import_module("timm")
-    yield module
-    for name in set(sys.modules) - before:
-        if name.split(".")[0] == "timm":
-            del sys.modules[name]
 
 
 @pytest.fixture
@@ -83,7 +29,7 @@ def photos(tmp_path: Path) -> Path:
     return draw_folder(tmp_path / "photos")
 
 
-def save_weights(timm: Any, name: str, path: Path) -> Any:
+def save_weights(name: str, path: Path) -> Any:
     """Save random weights, classifier included, as a checkpoint has it; the model without it."""
     torch.manual_seed(0)
     network = timm.create_model(name, pretrained=False)
@@ -93,8 +39,8 @@ def save_weights(timm: Any, name: str, path: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_photos_to_codes(name: str, timm: Any, run: Any, photos: Path, tmp_path: Path) -> None:
-    network = save_weights(timm, name, tmp_path / "w.safetensors")
+def test_photos_to_codes(name: str, run: Any, photos: Path, tmp_path: Path) -> None:
+    network = save_weights(name, tmp_path / "w.safetensors")
     encoder = ("--encoder", name, "--weights", "w.safetensors")
     answer = run("fit", photos, "-o", "codes", *encoder, "--components", 4, "--device", "cpu")
     assert answer.status == 0, answer.err
@@ -124,7 +70,7 @@ def test_photos_to_codes(name: str, timm: Any, run: Any, photos: Path, tmp_path:
     assert answer.status == 0 and Path("codes/atlas/index.html").is_file(), answer.err
 
 
-def test_backbone_of_a_run(timm: Any, run: Any, photos: Path) -> None:
+def test_backbone_of_a_run(run: Any, photos: Path) -> None:
     settings = (*SETTINGS, "--set", "data.size=32", "--set", "views.size=32")
     answer = run("train", "scenes", *settings, "--backbone", "timm:resnet18", "--out", "run")
     assert answer.status == 0, answer.err

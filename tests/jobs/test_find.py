@@ -73,10 +73,3 @@ def test_find_a_photo_from_the_command_line(run, tmp_path: Path) -> None:
     lines = run("find", "codes", photos / "ant" / "03.png", "-n", "9", *encoder).out.splitlines()
     assert lines[0].split() == ["1.000", "ant", "ant/03.png"]
     assert [line.split()[1] for line in lines] == ["ant"] * 9
-
-
-def test_names_of_earlier_codes_do_not_stand_in_the_way(run, tmp_path: Path) -> None:
-    np.savez("x.npz", z=RNG.random((60, 8)))
-    assert run("fit", "x.npz", "-o", "codes", "--components", "4", "--quiet").status == 0
-    write_names(tmp_path / "codes" / "names.json", [Annotations("0" * 16, "", 9, {1: [Entry("a")]})])
-    assert run("find", "codes", "--name", "z1", "--quiet").status == 0
