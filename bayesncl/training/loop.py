@@ -39,7 +39,6 @@ class Interrupted(Exception):
     def __init__(self, run: RunFolder, done: int, total: int) -> None:
         how = f"to continue: bayesncl resume {run}"
         super().__init__(f"stopped after {done} of {total} steps; {how}")
-        self.run, self.done, self.total = run, done, total
 
 
 def train(

@@ -101,8 +101,8 @@ def test_weights_come_back(method: str, tmp_path: Path) -> None:
 
 def test_every_damage_is_noticed(saved: Path, tmp_path: Path) -> None:
     good, rng = saved.read_bytes(), np.random.default_rng(0)
-    damaged = [good[:n] for n in (0, 1, 8, 100, len(good) // 2, len(good) - 1)] + [good + b"\0"]
-    for place in rng.integers(0, len(good), 20):
+    damaged = [good[:n] for n in (0, 8, len(good) // 2, len(good) - 1)] + [good + b"\0"]
+    for place in rng.integers(0, len(good), 12):
         flipped = bytearray(good)
         flipped[place] ^= 1 << int(rng.integers(8))
         damaged.append(bytes(flipped))
