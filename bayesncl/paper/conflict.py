@@ -50,33 +50,27 @@ def pair_similarity(
 ) -> PairMeans:  # fmt: skip
     """Mean products over pairs of images, with weights w [D]; InputError without such pairs.
 
-    With S the sum over all images, S_c over a class, S_b over a background and S_g over a class on
-    a background, 2 x the sum over pairs of different classes is S^2 - sum_c S_c^2; over those on
-    one background it is sum_b S_b^2 - sum_g S_g^2.
+    The sum over the pairs within groups is sum_g (S_g^2 - Q_g) / 2, with S_g the sum of the
+    features over a group and Q_g that of their squares. A column of ones counts the pairs.
     """
-    groups = factorize(labels)[0], factorize(backgrounds)[0]
-    shape = groups[0].max() + 1, groups[1].max() + 1
-    z = features.astype(np.float64)
-    sums, sizes = np.zeros((*shape, z.shape[1])), np.zeros(shape)
-    np.add.at(sums, groups, z)
-    np.add.at(sizes, groups, 1)
+    (y, classes), (b, places) = factorize(labels), factorize(backgrounds)
+    z = np.column_stack([features, np.ones(len(features))]).astype(np.float64)
+    squares = (z**2).sum(0)
 
-    def over_pairs(s: np.ndarray, own: Any) -> tuple[Any, Any, Any]:
-        """Sums over pairs: shared, apart, same; `s` [C, B, ...] are sums over groups."""
-        total, by_group = s.sum((0, 1)) ** 2, (s**2).sum((0, 1))
-        by_class, by_background = (s.sum(1) ** 2).sum(0), (s.sum(0) ** 2).sum(0)
-        shared = by_background - by_group
-        return shared / 2, (total - by_class - shared) / 2, (by_class - own) / 2
+    def within(group: np.ndarray) -> np.ndarray:
+        sums = np.zeros((group.max() + 1, z.shape[1]))
+        np.add.at(sums, group, z)
+        return np.asarray(((sums**2).sum(0) - squares) / 2)
 
-    counts = over_pairs(sizes, len(z))
-    if not counts[0] or not counts[1]:
+    same, shared = within(y), within(b) - within(y * len(places) + b)
+    apart = within(np.zeros_like(y)) - same - shared
+    if not shared[-1] or not apart[-1]:
         raise InputError(
             "conflict needs pairs of different classes both on one background and on two; got "
-            f"{shape[0]} classes on {shape[1]} backgrounds"
+            f"{len(classes)} classes on {len(places)} backgrounds"
         )
     w = 1.0 if weights is None else weights
-    products = zip(over_pairs(sums, (z**2).sum(0)), counts)
-    return PairMeans(*(w * total / max(pairs, 1) for total, pairs in products))
+    return PairMeans(*(w * sums[:-1] / max(sums[-1], 1) for sums in (shared, apart, same)))
 
 
 def conflict(
@@ -107,18 +101,12 @@ def conflict(
     }
 
 
-def gate_effect(
-    z: np.ndarray, gated: np.ndarray, labels: np.ndarray, backgrounds: np.ndarray
-) -> dict[str, float]:
+def gate_effect(before: PairMeans, closed: PairMeans, after: PairMeans) -> dict[str, float]:
     """How much of the background-induced error the hard gates of a model remove.
 
-    z and gated are unit-norm features before and after the gates. Closing gates can only take
-    similarity away (z >= 0); renormalizing gives some back. The errors are those of z, of z * m
-    (`closed`) and of the gated features; `relative` ones are over the similarity within classes.
+    The pairs are those of z, of z * m and of the renormalized features. Closing gates can only take
+    similarity away (z >= 0); renormalizing gives some back.
     """
-    before, closed, after = (
-        pair_similarity(x, labels, backgrounds) for x in (z, z * (gated != 0), gated)
-    )
     return {
         "error_ungated": before.error,
         "error_closed": closed.error,
@@ -140,8 +128,8 @@ def stability(features: np.ndarray, counterfactual: np.ndarray) -> dict[str, flo
     of pairs with a zero row), `chance` (mean cosine to the counterfactuals of all other images) and
     `gain`, cosine - chance: a collapsed representation is stable and gains nothing.
     """
-    both = (torch.from_numpy(x.astype(np.float64)) for x in (features, counterfactual))
-    a, b = (unit_rows(x).numpy() for x in both)
+    both = features, counterfactual
+    a, b = (unit_rows(torch.from_numpy(x).double()).numpy() for x in both)
     n, cosines = len(a), (a * b).sum(1)
     mean = float(cosines.mean())
     chance = float((a.sum(0) @ b.sum(0) - cosines.sum()) / (n * (n - 1)))

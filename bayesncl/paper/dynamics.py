@@ -22,17 +22,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import rankdata
 from torch import Tensor
 
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
 from bayesncl.inputs import factorize
-from bayesncl.measure.dimensions import MIN_SUPPORT
+from bayesncl.measure.counts import MIN_SUPPORT
+from bayesncl.measure.dimensions import largest_share
 from bayesncl.method.augment import make_views
 from bayesncl.method.encoder import Encoder, in_eval_mode
 from bayesncl.method.losses import ACTIVE, info_nce
 from bayesncl.paper.conflict import THRESHOLDS
-from bayesncl.paper.theory import spearman
 from bayesncl.recipes import Recipe
 
 CORRELATED = {
@@ -50,6 +51,14 @@ def gradients(codes: Tensor, readings: Sequence[Tensor], temperature: float) -> 
     with torch.enable_grad():
         found = torch.autograd.grad(info_nce(codes, temperature), list(readings))
     return [g * len(codes) for g in found]
+
+
+def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
+    """Rank correlation over entries finite in both; None if a side is constant."""
+    a, b = (side[np.isfinite(a) & np.isfinite(b)] for side in (a, b))
+    if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
+        return None
+    return float(np.corrcoef(rankdata(a), rankdata(b))[0, 1])
 
 
 def statistics(
@@ -74,13 +83,15 @@ def statistics(
     repulsion = mean + align
     unknown = np.full(len(support), np.nan)
     found = dict.fromkeys(("consistency", "chance_consistency", "conflict"), unknown)
+    if labels is not None and labels.max() > 0:  # of two classes or more
+        onehot = np.eye(labels.max() + 1)[labels].swapaxes(1, 2)  # [2, C, R]
+        true, shuffled = onehot @ active  # [C, D], firing rows by class
+        found["consistency"], found["chance_consistency"] = (
+            largest_share(fires)[1] for fires in (true, shuffled)
+        )
+        probability = true / np.maximum(onehot[0].sum(1), 1)[:, None]
+        found["conflict"] = np.sort(probability, axis=0)[-2:].prod(0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        if labels is not None and labels.max() > 0:  # of two classes or more
-            onehot = np.eye(labels.max() + 1)[labels]  # [2, R, C]
-            fired = onehot.swapaxes(1, 2) @ active  # [2, C, D], firing rows by class
-            found["consistency"], found["chance_consistency"] = 100 * fired.max(1) / support
-            probability = fired[0] / np.maximum(onehot[0].sum(0), 1)[:, None]
-            found["conflict"] = np.sort(probability, axis=0)[-2:].prod(0)
         return found | {
             "frequency": support / len(z),
             "support": support,
@@ -120,25 +131,30 @@ def summarize(columns: Columns) -> dict[str, Any]:
     """
     sound = columns["support"] >= MIN_SUPPORT
     kept = {name: values[sound] for name, values in columns.items()}
+    medians = {name: _median(values) for name, values in kept.items()}
     shuffled = columns | {"consistency": columns["chance_consistency"]}
+
+    def rank(a: str, b: str) -> float | None:
+        return spearman(kept[a], kept[b])
+
     return {
         "paper": correlations(columns),
         "sound": correlations(columns, MIN_SUPPORT),
         "chance": correlations(shuffled, MIN_SUPPORT),
         "dims": int((columns["support"] >= 1).sum()),
         "dims_sound": int(sound.sum()),
-        "variance": _median(kept["variance"]),
-        "mean_to_deviation": _median(kept["mean_to_deviation"]),
+        "variance": medians["variance"],
+        "mean_to_deviation": medians["mean_to_deviation"],
         "forces": {
-            **{name: _median(kept[name]) for name in ("align", "repulsion", "net_share")},
-            "spearman_frequency_align": spearman(kept["frequency"], kept["align"]),
-            "spearman_frequency_repulsion": spearman(kept["frequency"], kept["repulsion"]),
-            "spearman_conflict_net_share": spearman(kept["conflict"], kept["net_share"]),
+            **{name: medians[name] for name in ("align", "repulsion", "net_share")},
+            "spearman_frequency_align": rank("frequency", "align"),
+            "spearman_frequency_repulsion": rank("frequency", "repulsion"),
+            "spearman_conflict_net_share": rank("conflict", "net_share"),
         },
         "instability": {
             **{str(t): instability(columns, columns["conflict"] >= t) for t in THRESHOLDS},
-            "spearman_variance": spearman(kept["conflict"], kept["variance"]),
-            "spearman_mean_to_deviation": spearman(kept["conflict"], kept["mean_to_deviation"]),
+            "spearman_variance": rank("conflict", "variance"),
+            "spearman_mean_to_deviation": rank("conflict", "mean_to_deviation"),
         },
     }
 
@@ -150,13 +166,13 @@ def instability(columns: Columns, conflicting: np.ndarray) -> dict[str, Any]:
     medians of `variance` and `mean_to_deviation`; `holds`, whether the conflicting dimensions have
     the smaller |mean| / deviation and the larger variance (None if a side is empty).
     """
-    measured, sound = ("variance", "mean_to_deviation"), columns["support"] >= MIN_SUPPORT
-    sides: list[dict[str, Any]] = [
-        {"dims": int(dims.sum())} | {name: _median(columns[name][dims]) for name in measured}
-        for dims in (sound & conflicting, sound & ~conflicting)
-    ]
-    a, b = sides
-    holds = None
+    sound = columns["support"] >= MIN_SUPPORT
+
+    def side(dims: np.ndarray) -> dict[str, Any]:
+        medians = {name: _median(columns[name][dims]) for name in ("variance", "mean_to_deviation")}
+        return {"dims": int(dims.sum())} | medians
+
+    a, b, holds = side(sound & conflicting), side(sound & ~conflicting), None
     if a["dims"] and b["dims"]:
         smaller = a["mean_to_deviation"] < b["mean_to_deviation"]
         holds = bool(smaller and a["variance"] > b["variance"])
@@ -169,53 +185,48 @@ def _median(values: np.ndarray) -> float | None:
 
 
 def record(
-    model: Encoder, pixels: np.ndarray, labels: np.ndarray | None, recipe: Recipe, epoch: int,
-    batches: int = 10,
-) -> dict[str, Any]:  # fmt: skip
+    model: Encoder, pixels: np.ndarray, labels: np.ndarray | None, epoch: int, batches: int = 10
+) -> dict[str, Any]:
     """Gradient dynamics of a model in training, ready for JSON; the model is left as it was.
 
     The model runs in eval mode on `batches` batches of training views, drawn from the run's seed
     and the epoch, but not those of training. The summary is that of the gated features; `readings`
     has the correlations for `z` and `raw`. Without labels [N] those with the consistency are None.
     """
+    recipe, device = model.recipe, model.mean.device
+    seed, temperature = recipe.run.seed, recipe.objective.temperature
     size = min(recipe.run.batch, len(pixels))
-    order = np.random.default_rng((recipe.run.seed, epoch, 1)).permutation(len(pixels))
-    chosen = [order[s : s + size] for s in range(0, len(order) - size + 1, size)][:batches]
-    device, temperature = model.mean.device, recipe.objective.temperature
-    found = []  # by batch: gated features, features before the gates, the three gradients
+    order = np.random.default_rng((seed, epoch, 1)).permutation(len(pixels))
+    index = np.zeros(len(pixels), int) if labels is None else factorize(labels)[0]
+    generator = torch.Generator().manual_seed(0)
+    found = []  # by batch: features gated and before the gates, the three gradients, labels
     with in_eval_mode(model):
-        for rows in chosen:
+        for start in range(0, len(order) - size + 1, size)[:batches]:
+            rows = order[start : start + size]
             images, numbers = (torch.from_numpy(each).to(device) for each in (pixels[rows], rows))
-            views = make_views(images, numbers, epoch, recipe.run.seed + 1, recipe.views)
+            views = make_views(images, numbers, epoch, seed + 1, recipe.views)
             with torch.no_grad():
                 h = model.embed(model.normalize_pixels(views))
             features = model.head(h)
             readings = features.gated, features.z, features.aux
             grads = gradients(features.gated, readings, temperature)
             each = features.gated.detach(), features.z.detach(), *grads
-            found.append([tensor.float().cpu().numpy() for tensor in each])
-    gated, z, *by_reading = (np.concatenate(parts) for parts in zip(*found))
-    known = None if labels is None else _both_labels(labels, chosen)
+            shuffled = rows[torch.randperm(size, generator=generator).numpy()]
+            both = np.tile(index[np.stack([rows, shuffled])], 2).T  # [2B, 2], true and shuffled
+            found.append([*(tensor.float().cpu().numpy() for tensor in each), both])
+    gated, z, *by_reading, both = (np.concatenate(parts) for parts in zip(*found))
+    known = None if labels is None else both.T
     columns = {
         name: statistics(gated if name == "gated" else z, g, known, temperature)
         for name, g in zip(("gated", "z", "raw"), by_reading)
     }
-    row = {"epoch": epoch, "batches": len(chosen), "mode": "eval", "rows": len(z)}
-    row |= summarize(columns["gated"])
     levels = {"paper": 1, "sound": MIN_SUPPORT}
-    row["readings"] = {
+    readings = {
         name: {key: correlations(columns[name], support) for key, support in levels.items()}
         for name in ("z", "raw")
     }
-    return row
-
-
-def _both_labels(labels: np.ndarray, chosen: Sequence[np.ndarray]) -> np.ndarray:
-    """Class indices of both views of the chosen batches, true and shuffled within each batch."""
-    index, generator = factorize(labels)[0], torch.Generator().manual_seed(0)
-    true = [index[rows] for rows in chosen]
-    shuffled = [each[torch.randperm(len(each), generator=generator).numpy()] for each in true]
-    return np.stack([np.concatenate([np.tile(each, 2) for each in x]) for x in (true, shuffled)])
+    about = {"epoch": epoch, "batches": len(found), "mode": "eval", "rows": len(z)}
+    return about | summarize(columns["gated"]) | {"readings": readings}
 
 
 def recorder(images: Images, recipe: Recipe) -> Callable[[Encoder, int], dict[str, Any] | None]:
@@ -229,6 +240,6 @@ def recorder(images: Images, recipe: Recipe) -> Callable[[Encoder, int], dict[st
     def after_epoch(model: Encoder, epoch: int) -> dict[str, Any] | None:
         if epoch % recipe.run.dynamics_every:
             return None
-        return {"kind": "dynamics", **record(model, images.pixels, images.labels, recipe, epoch)}
+        return {"kind": "dynamics", **record(model, images.pixels, images.labels, epoch)}
 
     return after_epoch

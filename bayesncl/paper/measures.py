@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,20 +53,25 @@ def paper_measures(
     dict with `conflicting`; `theory` for gates that open and close; `probe` with the key `paper`;
     `background`; and for images with backgrounds the branches of `background_measures`.
     """
-    assert test.labels is not None
+    labels, backgrounds = test.labels, test.backgrounds
+    assert labels is not None
     name = test.class_names.__getitem__ if test.class_names else str
-    found_at = partial(conflict.conflicting_features, found.gated, test.labels, name)
+    found_at = partial(conflict.conflicting_features, found.gated, labels, name)
     out: Tree = {"conflicting": {str(t): found_at(t) for t in conflict.THRESHOLDS}}
+    if backgrounds is not None:
+        out |= background_measures(model, train, test, seen, found)
     if found.open is not None:
-        gates = found.z, found.gated, found.open
         prior = model.recipe.gate.prior
         if isinstance(model.head, Projector) and model.head.prevalence is not None:
             prior = float(torch.as_tensor(model.head.prior()).mean())  # over dimensions
-        out["theory"] = theory.compare(*gates, test.labels, test.backgrounds, prior)
+        pairs = []
+        if backgrounds is not None:
+            steps = found.z, found.z * found.open, found.gated
+            pairs = [conflict.pair_similarity(x, labels, backgrounds) for x in steps]
+            out["gate_effect"] = conflict.gate_effect(*pairs)
+        out["theory"] = theory.compare(found.z, found.gated, found.open, prior, pairs)
     if published_probe and train.labels is not None:
         out["probe"] = {"paper": run_published_probe(model, train, test, progress)}
-    if test.backgrounds is not None:
-        out |= background_measures(model, train, test, seen, found)
     if background is not None:
         out["background"] = probe_background(model, background)
     return out
@@ -86,10 +92,10 @@ def run_published_probe(
 def background_measures(
     model: Encoder, train: Images, test: Images, seen: Extracted, found: Extracted
 ) -> Tree:
-    """Probes for both labels, worst group, conflict before and after the gates, stability.
+    """Probes for both labels, worst group, conflict, stability on other backgrounds.
 
     Returns the branches `conflict` and `ipw`, and where the data allow it `background`,
-    `worst_group`, `balanced`, `gate_effect` and `stability`.
+    `worst_group`, `balanced` and `stability`.
     """
     assert test.labels is not None and test.backgrounds is not None
     out: Tree = {}
@@ -106,13 +112,10 @@ def background_measures(
             "object": fast_probe(h, fit.labels, found.h, test.labels),
             "background": fast_probe(h, fit.backgrounds, found.h, test.backgrounds),
         }
-    errors = {name: conflict.conflict(getattr(found, name), *both) for name in ("z", "gated")}
-    for error in errors.values():
+    out["conflict"] = {name: conflict.conflict(getattr(found, name), *both) for name in KINDS[1:]}
+    for error in out["conflict"].values():
         error["by_dimension"] = rounded(error["by_dimension"], DIGITS)
-    out["conflict"] = errors
     out["ipw"] = rounded(theory.ipw_effect(found.gated, *both, pi=theory.prevalence(seen.z)))
-    if found.open is not None:
-        out["gate_effect"] = conflict.gate_effect(found.z, found.gated, *both)
     moved_images = dataset.counterfactual(data) if dataset.counterfactual else None
     if moved_images is not None:
         moved = extract(model, moved_images, "sound")
@@ -135,8 +138,8 @@ def background_probes(
         )
         for kind in KINDS
     }
-    seen_labels, found_labels = (train.labels, train.backgrounds), (test.labels, test.backgrounds)
-    return probes, group_probe(seen.h, *seen_labels, found.h, *found_labels)
+    training, testing = ((each.labels, each.backgrounds) for each in (train, test))
+    return probes, probe.group_probe(seen.h, *training, found.h, *testing)
 
 
 def probe_background(model: Encoder, root: str) -> Tree:
@@ -168,40 +171,35 @@ def exemplars(model: Encoder, test: Images) -> Tree:
     """
     if test.labels is None:
         return {}
+    names, features = image_names(test), extract(model, test)
 
-    names = image_names(test)
-
-    def item(dim: int, value: float, images: list[int], table: Dimensions) -> Tree:
+    def item(table: Dimensions, dim: int, value: float, images: list[int]) -> Tree:
         row = {"dim": int(dim), "value": float(value), "support": int(table.support[dim])}
         return row | {"images": images, "classes": [names[i] for i in images]}
 
-    def strongest(z: np.ndarray, dim: int) -> list[int]:
-        return np.argsort(-z[:, dim], kind="stable")[:SHOWN_IMAGES].tolist()
+    def strongest(table: Dimensions, z: np.ndarray, dims: np.ndarray, values: Any) -> list[Tree]:
+        order = {dim: np.argsort(-z[:, dim], kind="stable") for dim in dims[:SHOWN_DIMS]}
+        return [item(table, d, values[d], i[:SHOWN_IMAGES].tolist()) for d, i in order.items()]
 
-    features = extract(model, test)
     z, table = features.gated, describe(features.gated, test.labels)
-    entropy, pairs = table.entropy_sum, shared_pairs(z, test.labels, test.backgrounds)
-    assert entropy is not None
-    dims = most_mixed(table)[:SHOWN_DIMS]
+    pairs = shared_pairs(z, test.labels, test.backgrounds)[:SHOWN_PAIRS]
     out = {
-        "high_entropy": [item(d, entropy[d], strongest(z, d), table) for d in dims],
-        "pairs": [item(*pair, table) for pair in pairs[:SHOWN_PAIRS]],
+        "high_entropy": strongest(table, z, most_mixed(table), table.entropy_sum),
+        "pairs": [item(table, *pair) for pair in pairs],
     }
     if features.open is not None:
-        z, gates = features.z, describe(features.z, open=features.open)
-        assert gates.closed_rate is not None
-        closed, dims = gates.closed_rate / 100, most_suppressed(gates)[:SHOWN_DIMS]
-        out["suppressed"] = [item(d, closed[d], strongest(z, d), gates) for d in dims]
+        gates = describe(features.z, open=features.open)
+        closed = np.asarray(gates.closed_rate) / 100
+        out["suppressed"] = strongest(gates, features.z, most_suppressed(gates), closed)
     return out
 
 
 def image_names(images: Images) -> list[str]:
     """Class of each image, with its background if that is known."""
 
-    def words(index: np.ndarray, names: Sequence[str] | None) -> list[str]:
+    def words(index: Any, names: Sequence[str] | None) -> list[str]:
         return [names[i] if names else str(i) for i in index.tolist()]
 
-    assert images.labels is not None
     classes = words(images.labels, images.class_names)
     if images.backgrounds is None:
         return classes

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,54 +65,52 @@ def paper_probe(
         raise InputError("the published probe needs labels of training and test images")
     if len(train) < batch:
         raise InputError(f"the published probe needs {batch} training images, got {len(train)}")
-    place = find_device(device)
+    device, side = find_device(device), size or train.pixels.shape[-1]
     index, classes = as_labels(train.labels, len(train))
-    side = size or train.pixels.shape[-1]
     views = Views(
         size=side, interpolation=INTERPOLATION[variant], jitter=0.0, grayscale=0.0, blur=0.0
     )
-    half = place.type == "cuda" and precision in ("auto", "bf16")
-    shift, scale = (torch.tensor(v, device=place).view(3, 1, 1) for v in (mean, std))
+    half = device.type == "cuda" and precision in ("auto", "bf16")
+    shift, scale = (torch.tensor(v, device=device).view(3, 1, 1) for v in (mean, std))
 
     @torch.no_grad()
     def encode(images: Tensor) -> Tensor:
-        with torch.autocast(place.type, torch.bfloat16, enabled=half):
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
             return backbone((images - shift) / scale).float()
 
     with in_eval_mode(backbone):
-        parts = _batches(test.pixels, batch, place, np.arange(len(test)))
-        h_test = torch.cat([encode(center_crop(part, side).float() / 255) for _, part in parts])
-        heads = [_head(h_test.shape[1], len(classes), seed).to(place) for seed in seeds]
-        params = [p for head in heads for p in head.parameters()]
-        rate = RATES[variant] * batch / 256
-        optimizer: torch.optim.Optimizer
+        h_test = torch.cat([
+            encode(center_crop(take(test.pixels, rows), side).float() / 255)
+            for rows in torch.arange(len(test), device=device).split(batch)
+        ])  # fmt: skip
+        heads = [make_head(h_test.shape[1], len(classes), seed).to(device) for seed in seeds]
+        params, rate = [p for head in heads for p in head.parameters()], RATES[variant] * batch / 256
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(params, lr=rate, momentum=0.9)
         if variant == "cifar":
             optimizer = LARS(params, lr=rate, momentum=0.9, weight_decay=1e-4, eta=0.02, clip=True)
-        else:
-            optimizer = torch.optim.SGD(params, lr=rate, momentum=0.9)
         steps = len(train) // batch  # per epoch, without the last, smaller batch
         warmup = min(WARMUP_EPOCHS, epochs - 1) * steps
-        encode_view = _view_encoder(encode, train.pixels.shape[1:], batch, seeds[0], views, place)
-        pixels, targets = to_device(train.pixels, place), torch.from_numpy(index).to(place)
+        pixels, targets = to_device(train.pixels, device), torch.from_numpy(index).to(device)
+        encode_view = view_encoder(encode, (batch, *pixels.shape[1:]), seeds[0], views, device)
         best = 0.0
         summary: dict[str, Any] = {}
         for epoch in range(epochs):
+            now = torch.tensor(epoch, device=device)
             order = np.random.default_rng((seeds[0], epoch)).permutation(len(train))
-            chosen = _batches(pixels, batch, place, order[: steps * batch])
-            for step, (rows, part) in enumerate(chosen, epoch * steps):
+            batches = torch.from_numpy(order[: steps * batch]).to(device).split(batch)
+            for step, rows in enumerate(batches, epoch * steps):
                 if variant == "cifar":
-                    lr = warmup_cosine(step, rate, warmup, epochs * steps, 3e-5)
                     for group in optimizer.param_groups:
-                        group["lr"] = lr
-                h, target = encode_view(part, rows, epoch), targets[rows]
+                        group["lr"] = warmup_cosine(step, rate, warmup, epochs * steps, 3e-5)
+                h, target = encode_view(take(pixels, rows), rows, now), targets[rows]
                 optimizer.zero_grad()
                 # the gradient of the sum is each head's own: they share no weights
                 torch.stack([F.cross_entropy(head(h), target) for head in heads]).sum().backward()
                 optimizer.step()
             with torch.no_grad():
                 k = min(5, len(classes))
-                tops = [head(h_test).topk(k, dim=1).indices.cpu().numpy() for head in heads]
-            predictions = [(classes[top[:, :1]], classes[top]) for top in tops]
+                best_k = [head(h_test).topk(k, dim=1).indices.cpu().numpy() for head in heads]
+            predictions = [(classes[top[:, :1]], classes[top]) for top in best_k]
             summary = summarize(predictions, np.asarray(test.labels))
             best = max(best, summary["acc1"])
             if progress is not None:
@@ -121,51 +119,44 @@ def paper_probe(
     return summary | {"acc1_best": best} | settings | {"seeds": list(seeds)}
 
 
-def _head(width: int, classes: int, seed: int) -> nn.Linear:
-    """A linear layer with torch's default initialization, from its own generator."""
-    head = nn.Linear(width, classes)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in (head.weight, head.bias):
-            p.uniform_(-(width**-0.5), width**-0.5, generator=generator)
-    return head
+def make_head(width: int, classes: int, seed: int) -> nn.Linear:
+    """A linear layer whose initial weights depend on the seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return nn.Linear(width, classes)
 
 
-def _view_encoder(
-    encode: Callable[[Tensor], Tensor], shape: Sequence[int], batch: int, seed: int, views: Views,
+def view_encoder(
+    encode: Callable[[Tensor], Tensor], shape: Sequence[int], seed: int, views: Views,
     device: torch.device,
-) -> Callable[[Tensor, Tensor, int], Tensor]:  # fmt: skip
-    """Function of (pixels, row numbers, epoch) that returns h of a random view of each image.
+) -> Callable[..., Tensor]:  # fmt: skip
+    """Function of (pixels, rows, epoch) that returns h of a random view of each image.
 
     On a GPU it replays a graph, and every call overwrites the previous result.
     """
-    pixels = torch.zeros(batch, *shape, dtype=torch.uint8, device=device)
-    rows = torch.zeros(batch, dtype=torch.int64, device=device)
-    epoch = torch.zeros((), dtype=torch.int64, device=device)
-    h = torch.empty(0)
+    inputs = (
+        torch.zeros(*shape, dtype=torch.uint8, device=device),
+        torch.zeros(shape[0], dtype=torch.int64, device=device),
+        torch.zeros((), dtype=torch.int64, device=device),
+    )
+    h: list[Tensor] = []
 
     def body() -> None:
-        nonlocal h
-        h = encode(make_views(pixels, rows, epoch, seed, views)[:batch])  # the first of two views
+        h[:] = [encode(make_views(*inputs, seed, views)[: shape[0]])]  # the first of two views
 
     run = record_at_first_call(body, [], device) if device.type == "cuda" else body
 
-    def encode_view(new_pixels: Tensor, new_rows: Tensor, new_epoch: int) -> Tensor:
-        pixels.copy_(new_pixels)
-        rows.copy_(new_rows)
-        epoch.fill_(new_epoch)
+    def encode_view(*values: Tensor) -> Tensor:
+        for tensor, value in zip(inputs, values):
+            tensor.copy_(value)
         run()
-        return h
+        return h[0]
 
     return encode_view
 
 
-def _batches(
-    pixels: Pixels, batch: int, device: torch.device, order: np.ndarray
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Row numbers and uint8 pixels on the device, batch by batch; pixels may be memory-mapped."""
-    for index in torch.from_numpy(order).to(device).split(batch):
-        if isinstance(pixels, Tensor):
-            yield index, pixels.index_select(0, index)
-        else:
-            yield index, torch.from_numpy(pixels[index.cpu().numpy()]).to(device)
+def take(pixels: Pixels, rows: Tensor) -> Tensor:
+    """Pixels of the rows, on their device; the images may be memory-mapped."""
+    if isinstance(pixels, Tensor):
+        return pixels.index_select(0, rows)
+    return torch.from_numpy(pixels[rows.cpu().numpy()]).to(rows.device)

@@ -8,16 +8,19 @@ the prior and lambda the weight of the KL term. Features and gates (`opened`, bo
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from sklearn.metrics import roc_curve
 
 from bayesncl.measure.dimensions import describe, entropy, mean
 from bayesncl.measure.retrieval import retrieval
 from bayesncl.method.gates import bernoulli_kl
 from bayesncl.method.losses import ACTIVE
-from bayesncl.paper.conflict import conflict, pair_similarity
+from bayesncl.paper.conflict import PairMeans, conflict
+from bayesncl.paper.dynamics import spearman
 
 COMMON = 0.5  # prevalence from which a dimension is common (the theory's background noise set)
 CLOSED = 0.5  # a dimension is closed if its gate is open on a smaller share of its firing images
@@ -31,23 +34,6 @@ Row = dict[str, Any]
 def prevalence(features: np.ndarray) -> np.ndarray:
     """Share of images on which each dimension fires, [D]."""
     return np.asarray((np.abs(features) > ACTIVE).mean(0))
-
-
-def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
-    """Rank correlation over entries finite in both; None if a side is constant.
-
-    scipy.stats has it too, but takes a second to import.
-    """
-    a, b = (side[np.isfinite(a) & np.isfinite(b)] for side in (a, b))
-    if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
-        return None
-    return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Rank of each value, ties at their mean rank."""
-    _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[index]
 
 
 def ipw_effect(
@@ -68,16 +54,17 @@ def ipw_effect(
 
 
 def compare(
-    z: np.ndarray, gated: np.ndarray, opened: np.ndarray, labels: np.ndarray,
-    backgrounds: np.ndarray | None, prior: float,
+    z: np.ndarray, gated: np.ndarray, opened: np.ndarray, prior: float,
+    pairs: Sequence[PairMeans] = (),
 ) -> list[Row]:  # fmt: skip
     """Predicted against observed, one row per statement of the theory section.
 
     Parameters
     ----------
     z, gated : unit-norm features before and after the gates.
-    labels, backgrounds : [N]; without backgrounds there are no rows on the error.
     prior : rho of the run.
+    pairs : similarities of z, of z m and of the gated features over pairs of images; without them
+        there are no rows on the error.
 
     Returns
     -------
@@ -85,10 +72,8 @@ def compare(
     tell) and `note` (a sentence).
     """
     found = filtering(z, opened)
-    table = [gate_cost(prior), *_filtering_rows(found, prior)]
-    if backgrounds is not None:
-        table += _error_rows(z, gated, opened, labels, backgrounds, found)
-    return [*table, information(gated, opened)]
+    errors = error_rows(*pairs, found) if pairs else []
+    return [gate_cost(prior), *filtering_rows(found, prior), *errors, information(gated, opened)]
 
 
 def _row(*values: Any) -> Row:
@@ -123,54 +108,45 @@ def filtering(z: np.ndarray, opened: np.ndarray) -> dict[str, Any]:
 
     Returns
     -------
-    `prevalence`, `open_rate` (over images where z_k fires; NaN if none), `closed` (observed),
-    `predicted` : [D].
+    `prevalence`, `open_rate` (over images where z_k fires; NaN if none), `closed` (observed) : [D].
     `counted` : dimensions that fire at all.
-    `agreement` : percent, None unless some dimensions are closed and some open;
-        `agreement_chance` : 95th percentile over shuffled dimensions, gamma fitted to each.
+    `agreement`, `predicted` (bool [D]) : of the best gamma, `agreement_chance` : 95th percentile
+        over shuffled dimensions, gamma fitted to each; only if some are closed and some open.
     """
     table = describe(z, open=opened)
     assert table.closed_rate is not None
     pi, open_rate = table.support / table.images, 1 - table.closed_rate / 100
     alive, closed = pi > 0, open_rate < CLOSED  # False for NaN
+    found = {"prevalence": pi, "open_rate": open_rate, "closed": closed, "counted": alive.sum()}
+    if not closed.any() or closed[alive].all():
+        return found
     utility, rng = pi * (1 - pi), np.random.default_rng(0)
-    agreement, threshold = _best_threshold(utility[alive], closed[alive][None])
-    shuffled = np.stack([rng.permutation(closed[alive]) for _ in range(SHUFFLES)])
-    chance = _best_threshold(utility[alive], shuffled)[0]
-    mixed = bool(closed.any() and not closed[alive].all())
-    return {
-        "prevalence": pi,
-        "open_rate": open_rate,
-        "closed": closed,
-        "predicted": alive & (utility < threshold[0]) & mixed,
-        "counted": int(alive.sum()),
-        "agreement": 100 * float(agreement[0]) if mixed else None,
-        "agreement_chance": 100 * float(np.quantile(chance, 0.95)) if mixed else None,
+    agreement, cut = best_cut(utility[alive], closed[alive])
+    shuffled = (rng.permutation(closed[alive]) for _ in range(SHUFFLES))
+    chance = [best_cut(utility[alive], each)[0] for each in shuffled]
+    return found | {
+        "predicted": alive & (utility <= cut),
+        "agreement": 100 * agreement,
+        "agreement_chance": 100 * float(np.quantile(chance, 0.95)),
     }
 
 
-def _best_threshold(utility: np.ndarray, closed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Best balanced agreement of {utility < t} with each row of closed [R, K], and its t."""
-    order = np.argsort(utility, kind="stable")
-    u, c = utility[order], closed[:, order]
-    # cut i predicts the first i as closed; no threshold cuts between equal utilities
-    hits, wrong = (
-        np.pad(np.cumsum(side, 1), ((0, 0), (1, 0))) / np.maximum(side.sum(1, keepdims=True), 1)
-        for side in (c, ~c)
-    )
-    allowed = np.concatenate([[True], u[1:] > u[:-1], [True]])
-    balanced = np.where(allowed, (hits + 1 - wrong) / 2, -1)  # [R, K + 1]
-    best = balanced.argmax(1)
-    return balanced[np.arange(len(c)), best], np.append(u, np.inf)[best]
+def best_cut(utility: np.ndarray, closed: np.ndarray) -> tuple[float, float]:
+    """Best balanced agreement of {utility <= cut} with the closed dimensions, and that cut."""
+    wrong, hits, scores = roc_curve(closed, -utility)
+    balanced = (hits + 1 - wrong) / 2
+    return float(balanced.max()), -float(scores[balanced.argmax()])
 
 
-def _filtering_rows(found: dict[str, Any], prior: float) -> list[Row]:
-    closed, counted, agreement = int(found["closed"].sum()), found["counted"], found["agreement"]
+def filtering_rows(found: dict[str, Any], prior: float) -> list[Row]:
+    """Closed dimensions as predicted, with the cost as corrected, and their order by prevalence."""
+    closed, counted = int(found["closed"].sum()), int(found["counted"])
     predicted: int | None = None
     beats: bool | None = None
     note = f"{closed} of the {counted} firing dimensions are closed, so any gamma fits"
-    if agreement is not None:
-        predicted, chance = int(found["predicted"].sum()), found["agreement_chance"]
+    if "predicted" in found:
+        predicted = int(found["predicted"].sum())
+        agreement, chance = found["agreement"], found["agreement_chance"]
         beats = agreement > chance
         note = f"balanced agreement {agreement:.1f} %, up to {chance:.1f} % by chance"
     first = _row("filtering: closed dimensions, best gamma", predicted, closed, beats, note)
@@ -189,33 +165,25 @@ def _filtering_rows(found: dict[str, Any], prior: float) -> list[Row]:
     )
     note = f"mean open rate where active {common} at prevalence >= {COMMON:g}, {rare} below"
     holds = None if rank is None else bool(clear and rank < 0)
-    return [
-        first,
-        second,
-        _row("filtering: Spearman of prevalence and open rate", -1.0, rank, holds, note),
-    ]
+    third = _row("filtering: Spearman of prevalence and open rate", -1.0, rank, holds, note)
+    return [first, second, third]
 
 
-def _error_rows(
-    z: np.ndarray, gated: np.ndarray, opened: np.ndarray, labels: np.ndarray,
-    backgrounds: np.ndarray, found: dict[str, Any],
-) -> list[Row]:  # fmt: skip
+def error_rows(
+    before: PairMeans, closed: PairMeans, after: PairMeans, found: dict[str, Any]
+) -> list[Row]:
     """E is the mean similarity over pairs of different classes on one background."""
-    before, masked, after = (
-        pair_similarity(x, labels, backgrounds) for x in (z, z * opened, gated)
-    )
-    totals = [float(x.shared.sum()) for x in (before, masked, after)]
+    totals = [float(each.shared.sum()) for each in (before, closed, after)]
     drop, final = totals[0] - totals[1], totals[0] - totals[2]
+    sets = {"prevalence >= 0.5": found["prevalence"] >= COMMON, "observed closed": found["closed"]}
     table = []
-    for name, noise in (
-        ("prevalence >= 0.5", found["prevalence"] >= COMMON), ("observed closed", found["closed"])
-    ):  # fmt: skip
+    for name, noise in sets.items():
         predicted = float(before.shared[noise].sum())
         near = drop > 0 and abs(drop - predicted) <= TOLERANCE * predicted
         note = (
             f"{int(noise.sum())} dimensions in the noise set; E {totals[0]:.4f} before the gates, "
             f"{totals[1]:.4f} after; on pairs with another background the gates take "
-            f"{float((before.apart - masked.apart).sum()):.4f}"
+            f"{float((before.apart - closed.apart).sum()):.4f}"
         )
         holds = near if predicted > 0 else None
         table.append(_row(f"error reduction: noise set of {name}", predicted, drop, holds, note))

@@ -50,7 +50,7 @@ def slow_paper_probe(
     size, classes = 12, np.unique(train.labels)
     interpolation = "bilinear" if variant == "cifar" else "bicubic"
     views = Views(size=size, interpolation=interpolation, jitter=0, grayscale=0, blur=0)
-    head = published._head(10, len(classes), seed)
+    head = published.make_head(10, len(classes), seed)
     params = [head.weight.detach().numpy().astype(float), head.bias.detach().numpy().astype(float)]
     v = [np.zeros_like(p) for p in params]
     steps, t = len(train) // batch, 0
