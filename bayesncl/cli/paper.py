@@ -26,12 +26,12 @@ def reproduce(
 ) -> None:
     """Reproduce a table or figure of the paper. Prints published numbers beside ours."""
     display = common.open_display(quiet)
-    from bayesncl.paper import command
+    from bayesncl.paper.reproduce import reproduce as run_experiments
     from bayesncl.training.loop import Interrupted
 
     display.close()  # tables are printed between runs
     with common.stoppable(display, Interrupted, "stopped; run the same command to continue"):
-        command.reproduce(
+        run_experiments(
             name, listing=listing, scale=scale, data=data, results=results, pages=pages, dry=dry,
             seeds=seeds, changes=changes or (), keep_weights=keep_weights,
             device=None if device == "auto" else device, display=display,
@@ -50,7 +50,7 @@ def record(
     """Add a finished run to the ledger, or complete its entry."""
     display = common.open_display(quiet)
     from bayesncl.device import find_device
-    from bayesncl.paper.runner import record_run
+    from bayesncl.paper.reproduce import record_run
     from bayesncl.training.run_folder import RunFolder
 
     path = record_run(

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from statistics import fmean as mean
 from typing import Any
 
@@ -33,16 +34,17 @@ NOT_RUN = "not run"
 FAST_PROBE = "†"  # marks accuracies of the logistic regression
 
 Entries = dict[str, list[ledger.Entry]]  # by setting
+Values = tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table: as published, and ours per run, by both definitions."""
+    """One number of a table: as published (none or one), and ours per run, by both definitions."""
 
     column: str
-    published: float | None
-    ours: tuple[float, ...] = ()
-    sound: tuple[float, ...] = ()
+    published: Values
+    ours: Values = ()
+    sound: Values = ()
 
     @property
     def decimals(self) -> int | None:
@@ -51,24 +53,25 @@ class Cell:
 
     def mark(self) -> str:
         """▲ or ▼ where ours differs from the published value by more than twice the spread."""
-        if self.published is None or len(self.ours) < 2 or self.column == TIME:
+        if not self.published or len(self.ours) < 2 or self.column == TIME:
             return ""
-        unit = 10.0**-self.decimals if self.decimals is not None else 1e-3 * self.published
-        gap = mean(self.ours) - self.published
+        unit = 10.0**-self.decimals if self.decimals is not None else 1e-3 * self.published[0]
+        gap = mean(self.ours) - self.published[0]
         return "" if abs(gap) <= 2 * spread(self.ours) + unit / 2 else "▲" if gap > 0 else "▼"
 
     def text(self, source: str, runs: int) -> str:
-        """The number by `paper`, `ours` or `sound`, in a row with so many runs."""
+        """The number by `published`, `ours` or `sound`, in a row with so many runs."""
+        shown = summary(getattr(self, source), self.decimals)
         accuracy = self.column in ACCURACIES
-        if source == "paper":
-            return "–" if self.published is None else number(self.published, self.decimals)
+        if source == "published":
+            return shown or "–"
         if source == "sound":
-            return summary(self.sound, self.decimals) + FAST_PROBE * bool(accuracy and self.sound)
-        if not self.ours:
-            return NOT_RUN if self.published is not None else ""
+            return shown + FAST_PROBE * bool(accuracy and shown)
+        if not shown:
+            return NOT_RUN if self.published else ""
         partly = accuracy and len(self.ours) < runs
         some = f" ({len(self.ours)} of {runs} runs)" if partly else ""
-        return f"{summary(self.ours, self.decimals)}{some} {self.mark()}".rstrip()
+        return f"{shown}{some} {self.mark()}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,11 @@ class Line:
     row: Row
     runs: list[ledger.Entry]
     cells: dict[str, Cell]
+
+    def values(self, column: str, source: str) -> Values:
+        """Values of a cell by `published`, `ours` or `sound`."""
+        found: Values = getattr(self.cells[column], source)
+        return found
 
 
 Table = dict[str, list[Line]]  # by dataset
@@ -92,9 +100,7 @@ def fill(experiment: Experiment, entries: Entries, scale: str = "paper") -> Tabl
     every = rows(experiment, scale)
     for dataset in sorted({row.dataset for row in every}, key=DATASET_ORDER.index):
         mine = [row for row in every if row.dataset == dataset]
-        given = [
-            c for c in experiment.columns if any(r.published.get(c) is not None for r in mine)
-        ]
+        given = [c for c in experiment.columns if any(r.published[c] is not None for r in mine)]
         table[dataset] = [fill_row(row, given or experiment.columns, entries) for row in mine]
     return dict(sorted(table.items(), key=lambda item: not has_runs(item[1])))
 
@@ -117,16 +123,16 @@ def fill_row(row: Row, columns: Sequence[str], entries: Entries) -> Line:
 def make_cell(row: Row, column: str, runs: Sequence[ledger.Entry]) -> Cell:
     """One measure of a row over its runs."""
     published = row.published.get(column)
-    if column == "flops":  # counted over both views, per image, or per batch where the batch varies
-        macs = _macs(replace_fields(row.recipe, run={"batch": 2})) * row.axes.get("batch_size", 1)
-        return Cell(column, published, (float(macs),))
     ours, sound = (
         tuple(v for e in runs if (v := value(e, row, column, definition)) is not None)
         for definition in ("paper", "sound")
     )
+    if column == "flops":  # counted over both views, per image, or per batch where the batch varies
+        macs = _macs(replace_fields(row.recipe, run={"batch": 2})) * row.axes.get("batch_size", 1)
+        ours = (float(macs),)
     if column == TIME:
         ours = ours and (min(ours),)  # the others may have shared their GPU
-    return Cell(column, published, ours, sound)
+    return Cell(column, () if published is None else (published,), ours, sound)
 
 
 @cache
@@ -171,13 +177,12 @@ def dig(tree: Any, *keys: Any) -> Any:
 
 def count_filled(entries: Entries) -> tuple[int, int]:
     """How many published numbers have a run of ours beside them, and how many there are."""
+    tables = [lines for name in TABLES for lines in fill(EXPERIMENTS[name], entries).values()]
     filled = [
         bool(line.runs and cell.ours)
-        for name in TABLES
-        for lines in fill(EXPERIMENTS[name], entries).values()
-        for line in lines
+        for line in chain.from_iterable(tables)
         for cell in line.cells.values()
-        if cell.published is not None
+        if cell.published
     ]
     return sum(filled), len(filled)
 
@@ -185,11 +190,11 @@ def count_filled(entries: Entries) -> tuple[int, int]:
 def text(lines: list[Line]) -> tuple[list[str], list[list[str]]]:
     """Header and rows of text: `paper`, `ours` and `sound` for each line of one dataset."""
     symbols = [PAPER["columns"][c]["symbol"] for c in lines[0].cells]
-    in_paper = any(c.published is not None for line in lines for c in line.cells.values())
+    in_paper = any(c.published for line in lines for c in line.cells.values())
     body = []
     for line in lines:
         cells, runs = line.cells.values(), len(line.runs)
-        sources = ["paper"] if in_paper else []
+        sources = ["published"] if in_paper else []
         if runs or not in_paper or any(c.ours for c in cells):
             sources.append("ours")
         count = {sources[-1]: str(runs or NOT_RUN)}
@@ -198,7 +203,7 @@ def text(lines: list[Line]) -> tuple[list[str], list[list[str]]]:
         for source in sources:
             head = label(line.row) if source == sources[0] else ""
             shown = [cell.text(source, runs) for cell in cells]
-            body.append([head, source, *shown, count.get(source, "")])
+            body.append([head, source.replace("published", "paper"), *shown, count.get(source, "")])
     return ["method", "", *symbols, "runs"], body
 
 
@@ -231,18 +236,18 @@ def summary(values: Sequence[float], decimals: int | None) -> str:
 def claim_row(claim: dict[str, Any], entries: Entries) -> list[str]:
     """A claim of the paper: sentence, published difference, ours and sound, whether each holds."""
     lines = fill(EXPERIMENTS[claim["table"]], entries)[MAIN]
-
-    def cell(side: dict[str, Any]) -> Cell:
-        named = [({"method": line.row.method} | line.row.axes, line.cells) for line in lines]
-        return next(cells for key, cells in named if side.items() <= key.items())[claim["column"]]
-
-    a, b = cell(claim["first"]), cell(claim["second"])
-    assert a.published is not None and b.published is not None
+    a, b = (
+        next(
+            line.cells[claim["column"]] for line in lines
+            if claim[side].items() <= ({"method": line.row.method} | line.row.axes).items()
+        )
+        for side in ("first", "second")
+    )  # fmt: skip
     ours, ours_holds = compare(a.ours, b.ours, claim["sign"])
     sound, sound_holds = compare(a.sound, b.sound, claim["sign"])
     if claim["column"] in ACCURACIES and sound != NOT_RUN:
         sound += FAST_PROBE
-    published = f"{a.published - b.published:+.2f}"
+    published = f"{a.published[0] - b.published[0]:+.2f}"
     return [claim["sentence"], published, ours, sound, ours_holds, sound_holds]
 
 

@@ -221,12 +221,12 @@ def record(
         for name, g in zip(("gated", "z", "raw"), by_reading)
     }
     levels = {"paper": 1, "sound": MIN_SUPPORT}
-    readings = {
+    others = {
         name: {key: correlations(columns[name], support) for key, support in levels.items()}
         for name in ("z", "raw")
     }
     about = {"epoch": epoch, "batches": len(found), "mode": "eval", "rows": len(z)}
-    return about | summarize(columns["gated"]) | {"readings": readings}
+    return about | summarize(columns["gated"]) | {"readings": others}
 
 
 def recorder(images: Images, recipe: Recipe) -> Callable[[Encoder, int], dict[str, Any] | None]:

@@ -53,28 +53,16 @@ SMOKE_VALUES = {"dim": (16, 32), "batch_size": (32, 64), "K": (16, 32), "epoch":
 
 @dataclass(frozen=True)
 class Experiment:
-    """One table or figure.
+    """One table or figure."""
 
-    Attributes
-    ----------
-    name : as on the command line.
-    title : what it shows.
-    tables : tables of paper.json whose rows it shows.
-    columns : measures it shows.
-    seeds : seeds of every row.
-    methods : rows to keep; empty: all.
-    changes : changes to every recipe at paper scale, as on the command line.
-    overrides : the user's changes, at any scale.
-    """
-
-    name: str
+    name: str  # as on the command line
     title: str
-    tables: Sequence[str]
-    columns: Sequence[str]
-    seeds: Sequence[int] = (0,)
-    methods: Sequence[str] = ()
-    changes: Sequence[str] = ()
-    overrides: Sequence[str] = ()
+    tables: Sequence[str]  # tables of paper.json whose rows it shows
+    columns: Sequence[str]  # measures it shows
+    seeds: Sequence[int] = (0,)  # of every row
+    methods: Sequence[str] = ()  # rows to keep; empty: all
+    changes: Sequence[str] = ()  # of every recipe at paper scale, as on the command line
+    overrides: Sequence[str] = ()  # the user's changes, at any scale
 
     @property
     def is_figure(self) -> bool:
@@ -100,21 +88,25 @@ EXPERIMENTS = {name: _experiment(name, a) for name, a in (TABLES | PAPER["figure
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table: method, dataset, axes, recipe with seed 0, published numbers."""
+    """A row of a table."""
 
     method: str
     dataset: str
     axes: dict[str, float]
-    recipe: Recipe
+    recipe: Recipe  # with seed 0
     published: dict[str, float | None]
 
 
-def choose(name: str | None, seeds: Sequence[int], changes: Sequence[str]) -> list[Experiment]:
-    """The experiments of a name (None or `all`: every one), with other seeds and recipe changes."""
+def choose(name: str | None, seeds: str = "", changes: Sequence[str] = ()) -> list[Experiment]:
+    """The experiments of a name (None or `all`: every one), with seeds such as 0,1 and changes."""
     if name not in (None, "all", *EXPERIMENTS):
         raise InputError(f"no table or figure {name!r}{did_you_mean(str(name), EXPERIMENTS)}")
+    try:
+        numbers = tuple(int(seed) for seed in seeds.split(",") if seed)
+    except ValueError:
+        raise InputError(f"seeds must be whole numbers such as 0,1,2, got {seeds!r}") from None
     return [
-        dataclasses.replace(e, seeds=tuple(seeds) or e.seeds, overrides=tuple(changes))
+        dataclasses.replace(e, seeds=numbers or e.seeds, overrides=tuple(changes))
         for e in EXPERIMENTS.values()
         if name in (None, "all", e.name)
     ]
@@ -131,55 +123,47 @@ def runs(experiment: Experiment, scale: str = "paper") -> list[Recipe]:
 
 def rows(experiment: Experiment, scale: str = "paper") -> list[Row]:
     """Every row of an experiment, in the paper's order; at smoke scale on scenes, see `SMOKE`."""
-    out = []
+    found = []
     for table in (TABLES[name] for name in experiment.tables):
-        for row in table["rows"]:
-            if experiment.methods and row["method"] not in experiment.methods:
-                continue
-            axes = {axis: row[axis] for axis in table["axes"]}
-            if scale == "paper":
-                out.append(_paper_row(experiment, table, row, axes))
-            elif (small := _smoke_axes(table["rows"], row, axes)) is not None:
-                out.append(_smoke_row(experiment, row["method"], small))
-    return out
+        for row in table["rows"] if scale == "paper" else _smoke_rows(table):
+            if not experiment.methods or row["method"] in experiment.methods:
+                axes = {axis: row[axis] for axis in table["axes"]}
+                published = {column: row.get(column) for column in table["columns"]}
+                dataset = row["dataset"] if scale == "smoke" else table.get("pretrained_on")
+                recipe = _recipe(experiment, dataset or row["dataset"], row["method"], axes)
+                found.append(Row(row["method"], row["dataset"], axes, recipe, published))
+    return found
 
 
-def _paper_row(
-    experiment: Experiment, table: dict[str, Any], row: dict[str, Any], axes: dict[str, float]
-) -> Row:
-    dataset, method = table.get("pretrained_on", row["dataset"]), row["method"]
-    default = PAPER["settings"][dataset]
-    changed = {a: v for a, v in axes.items() if a in AXIS_FIELDS and v != default[a]}
+def _smoke_rows(table: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of the first dataset at the ends of the axes, as rows of scenes."""
+    first = [row for row in table["rows"] if row["dataset"] == table["rows"][0]["dataset"]]
+    values = {}  # of smoke runs by axis and published value
+    for axis in table["axes"]:
+        low, high = (end(row[axis] for row in first) for end in (min, max))
+        small, large = SMOKE_VALUES.get(axis, (low, high))
+        values[axis] = {high: large} | {low: small}
+    return [
+        {"method": row["method"], "dataset": "scenes"} | {a: values[a][row[a]] for a in values}
+        for row in first
+        if all(row[axis] in known for axis, known in values.items())
+    ]
+
+
+def _recipe(experiment: Experiment, dataset: str, method: str, axes: dict[str, float]) -> Recipe:
+    """The recipe of a row, with the values of its axes; on scenes that of a smoke run."""
+    smoke, settings = dataset == "scenes", PAPER["settings"].get(dataset, {})
+    base, *changes = VARIANTS.get(method, (method,))
+    fields = [
+        f"{AXIS_FIELDS[axis]}={value}"
+        for axis, value in axes.items()
+        if axis in AXIS_FIELDS and value != settings.get(axis)
+    ]
+    if smoke:
+        changes = [*SMOKE, *changes, *fields, *["model.top_k=26"] * (method == "ncl-topk")]
+    else:
+        changes += [*fields, *experiment.changes]
     # the main runs also record the gradient dynamics, which changes no weight
-    main = dataset == MAIN and method in PAIR and not changed
-    more = [*experiment.changes, *["run.dynamics_every=10"] * main, *experiment.overrides]
-    published = {column: row.get(column) for column in table["columns"]}
-    return Row(method, row["dataset"], axes, _recipe(dataset, method, changed, more), published)
-
-
-def _smoke_row(experiment: Experiment, method: str, axes: dict[str, float]) -> Row:
-    more = ["model.top_k=26"] * (method == "ncl-topk") + ["run.dynamics_every=1"] * (method in PAIR)
-    recipe = _recipe("scenes", method, axes, [*more, *experiment.overrides], SMOKE)
-    return Row(method, "scenes", axes, recipe, {})
-
-
-def _smoke_axes(
-    every: list[dict[str, Any]], row: dict[str, Any], axes: dict[str, float]
-) -> dict[str, float] | None:
-    """Values of the axes for a row of the first dataset at the ends of its axes, else None."""
-    dataset = every[0]["dataset"]
-    grids = {a: [r[a] for r in every if r["dataset"] == dataset] for a in axes}
-    ends = {a: (min(grid), max(grid)) for a, grid in grids.items()}
-    if row["dataset"] != dataset or any(value not in ends[a] for a, value in axes.items()):
-        return None
-    return {a: SMOKE_VALUES.get(a, ends[a])[ends[a].index(v)] for a, v in axes.items()}
-
-
-def _recipe(
-    dataset: str, method: str, axes: dict[str, float], changes: Sequence[str],
-    base: Sequence[str] = (),
-) -> Recipe:  # fmt: skip
-    """The recipe of a table's method with the values of its axes."""
-    method, *own = VARIANTS.get(method, (method,))
-    fields = [f"{AXIS_FIELDS[a]}={value}" for a, value in axes.items() if a in AXIS_FIELDS]
-    return change(named(f"{dataset}-{method}"), [*base, *own, *fields, *changes])
+    if method in PAIR and (smoke or (dataset == MAIN and not fields)):
+        changes.append(f"run.dynamics_every={1 if smoke else 10}")
+    return change(named(f"{dataset}-{base}"), [*changes, *experiment.overrides])

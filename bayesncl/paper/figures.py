@@ -6,11 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bayesncl.data import DATASETS
 from bayesncl.data.images import Images
-from bayesncl.measure.dimensions import MIN_SUPPORT
+from bayesncl.measure.counts import MIN_SUPPORT
+from bayesncl.measure.result import as_array
 from bayesncl.paper import ledger
-from bayesncl.paper.cells import Line, mean, spread
+from bayesncl.paper.cells import Line, Table, has_runs, mean, spread
 from bayesncl.paper.experiments import MAIN, METHODS
 from bayesncl.progress import plural
 from bayesncl.report import plots
@@ -28,7 +31,7 @@ PANELS = {
     "entropy_mean": "H_m (nats)",
     "entropy_freq": "H_f (nats)",
 }
-SOURCES = ("published", "ours", "sound")
+SOURCES = {"published": "--", "ours": "-", "sound": ":"}  # styles
 
 
 def file_name(name: str, dataset: str = MAIN) -> str:
@@ -36,10 +39,24 @@ def file_name(name: str, dataset: str = MAIN) -> str:
     return f"{name.removeprefix('figure-')}{f'-{dataset}' * (dataset != MAIN)}.png"
 
 
-def sheet_entry(name: str, lines: list[Line]) -> ledger.Entry | None:
-    """The run whose dimensions a sheet shows: the first seed that has exemplars."""
-    runs = (entry for line in lines for entry in line.runs)
-    return next((entry for entry in runs if entry["exemplars"].get(SHEETS[name])), None)
+def draw(name: str, table: Table, folder: Path) -> list[Path]:
+    """Draw a figure for each dataset with runs; nothing for a sheet of images."""
+    return [
+        FIGURES[name](lines, folder / file_name(name, dataset))
+        for dataset, lines in table.items()
+        if name in FIGURES and has_runs(lines)
+    ]
+
+
+def sheet_entries(name: str, table: Table) -> dict[str, ledger.Entry]:
+    """By dataset the run whose dimensions a sheet shows: the first seed that has exemplars."""
+    kind = SHEETS.get(name)
+    runs = {dataset: [e for line in lines for e in line.runs] for dataset, lines in table.items()}
+    return {
+        dataset: next(entry for entry in entries if entry["exemplars"].get(kind))
+        for dataset, entries in runs.items()
+        if any(entry["exemplars"].get(kind) for entry in entries)
+    }
 
 
 def draw_sheet(name: str, entry: ledger.Entry, test: Images, path: Path) -> Path:
@@ -59,16 +76,17 @@ def draw_support(lines: list[Line], path: Path) -> Path:
             points = [(int(s), share) for s, share in by_support.items() if share is not None]
             curves.append(Curve(i, points, name if j == 0 else None))
     x, mark = "minimum support of a dimension (test images)", f"sound: {MIN_SUPPORT}"
-    options: Any = {"log": True, "mark": (MIN_SUPPORT, mark)}
-    return plots.plot_curves(curves, path, x, "consistency (%)", **options)
+    return plots.plot_curves(
+        curves, path, x, "consistency (%)", log=True, mark=(MIN_SUPPORT, mark)
+    )
 
 
 def draw_comparison(lines: list[Line], path: Path) -> Path:
     """Four measures of NCL and BayesNCL: published, ours and sound."""
-    groups = [s for s in SOURCES if any(numbers(line, "consistency", s) for line in lines)]
+    groups = [s for s in SOURCES if any(line.values("consistency", s) for line in lines)]
 
     def bars(line: Line, column: str) -> list[tuple[float, float] | None]:
-        found = [numbers(line, column, source) for source in groups]
+        found = [line.values(column, source) for source in groups]
         return [(mean(values), spread(values)) if values else None for values in found]
 
     panels = {
@@ -81,31 +99,44 @@ def draw_comparison(lines: list[Line], path: Path) -> Path:
 def draw_retrieval(lines: list[Line], path: Path) -> Path:
     """Precision over the number of kept dimensions."""
     k = DATASETS[lines[0].row.dataset].paper_k
-    curves = curves_of(lines, "K", f"p@{k}")
+    curves = curves_of(lines, "K", f"p@{k}", ("published", "ours"))
     return plots.plot_curves(curves, path, "dimensions kept, K", f"retrieval precision at {k} (%)")
 
 
 def draw_dimensions(lines: list[Line], path: Path) -> Path:
     """Consistency over the feature dimension, by both definitions."""
-    curves = curves_of(lines, "dim", "consistency", sound=True)
+    curves = curves_of(lines, "dim", "consistency", tuple(SOURCES))
     return plots.plot_curves(curves, path, "feature dimensions, D", "consistency (%)", log=True)
+
+
+def curves_of(lines: list[Line], axis: str, column: str, sources: Sequence[str]) -> list[Curve]:
+    """A measure over a table's axis by method and source."""
+    curves = []
+    methods = dict.fromkeys(line.row.method for line in lines)
+    # CL comes last, so that NCL and BayesNCL have the same colors in all figures
+    for i, method in enumerate(sorted(methods, key=lambda m: m == "cl")):
+        mine = [line for line in lines if line.row.method == method]
+        for source in sources:
+            values = [(line.row.axes[axis], line.values(column, source)) for line in mine]
+            points = [(x, mean(y)) for x, y in values if y]
+            if points:
+                curves.append(Curve(i, points, f"{METHODS[method]}, {source}", SOURCES[source]))
+    return curves
 
 
 def draw_tradeoff(lines: list[Line], path: Path) -> Path:
     """Accuracy against consistency, one point per value of the prior or the KL weight."""
-    panels: dict[str, list[tuple[Curve, list[float]]]] = {}
-    for axis, title in (("rho", "prior"), ("lambda", "KL weight")):
-        panels[title] = []
-        for i, (source, style) in enumerate((("published", "--"), ("ours", "-"))):
+    panels: dict[str, list[tuple[Curve, list[float]]]] = {"prior": [], "KL weight": []}
+    for panel, axis in zip(panels.values(), ("rho", "lambda")):
+        mine = [line for line in lines if axis in line.row.axes]
+        for i, source in enumerate(("published", "ours")):
             shown = [
                 (line.row.axes[axis], mean(x), mean(y))
-                for line in lines
-                if axis in line.row.axes
-                and (x := numbers(line, "consistency", source))
-                and (y := numbers(line, "acc1", source))
+                for line in mine
+                if (x := line.values("consistency", source)) and (y := line.values("acc1", source))
             ]
-            curve = Curve(i, [(x, y) for _, x, y in shown], source, style)
-            panels[title].append((curve, [value for value, *_ in shown]))
+            curve = Curve(i, [(x, y) for _, x, y in shown], source, SOURCES[source])
+            panel.append((curve, [value for value, *_ in shown]))
     return plots.plot_tradeoff(panels, path)
 
 
@@ -119,6 +150,20 @@ def draw_gradients(lines: list[Line], path: Path) -> Path:
     return plots.plot_dynamics(methods, path)
 
 
+def mean_dynamics(runs: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Correlations averaged over runs, for the epochs that every run recorded."""
+    by_epoch = [{row["epoch"]: row for row in rows} for rows in runs]
+
+    def average(epoch: int, definition: str) -> dict[str, float]:
+        rows = [each[epoch][definition] for each in by_epoch]
+        return {key: float(np.mean(as_array(row[key] for row in rows))) for key in CORRELATIONS}
+
+    return [
+        {"epoch": epoch} | {each: average(epoch, each) for each in ("sound", "chance")}
+        for epoch in sorted(set.intersection(*map(set, by_epoch)))
+    ]
+
+
 FIGURES: dict[str, Callable[[list[Line], Path], Path]] = {
     "figure-support": draw_support,
     "figure-comparison": draw_comparison,
@@ -127,42 +172,3 @@ FIGURES: dict[str, Callable[[list[Line], Path], Path]] = {
     "figure-tradeoff": draw_tradeoff,
     "figure-gradients": draw_gradients,
 }
-
-
-def mean_dynamics(runs: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Correlations averaged over runs, for the epochs that every run recorded."""
-    by_epoch = [{row["epoch"]: row for row in rows} for rows in runs]
-    means = []
-    for epoch in sorted(set.intersection(*(set(rows) for rows in by_epoch))):
-        row: dict[str, Any] = {"epoch": epoch}
-        for definition in ("sound", "chance"):
-            row[definition] = {}
-            for key in CORRELATIONS:
-                values = [rows[epoch][definition][key] for rows in by_epoch]
-                row[definition][key] = None if None in values else mean(values)
-        means.append(row)
-    return means
-
-
-def curves_of(lines: list[Line], axis: str, column: str, sound: bool = False) -> list[Curve]:
-    """A measure over a table's axis: published, ours and, if asked for, sound, by method."""
-    curves = []
-    methods = dict.fromkeys(line.row.method for line in lines)
-    sources = [("published", "--"), ("ours", "-"), *[("sound", ":")] * sound]
-    # CL comes last, so that NCL and BayesNCL have the same colors in all figures
-    for i, method in enumerate(sorted(methods, key=lambda m: m == "cl")):
-        for source, style in sources:
-            points = [
-                (line.row.axes[axis], mean(y))
-                for line in lines
-                if line.row.method == method and (y := numbers(line, column, source))
-            ]
-            if points:
-                curves.append(Curve(i, points, f"{METHODS[method]}, {source}", style))
-    return curves
-
-
-def numbers(line: Line, column: str, source: str) -> Sequence[float]:
-    """Values of a cell: the `published` one, or those of our runs, by `ours` or `sound`."""
-    found = getattr(line.cells[column], source)
-    return found if source != "published" else () if found is None else (found,)

@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 from bayesncl.errors import InputError
@@ -62,10 +63,9 @@ def record(
     if find(results, recipe) is not None:
         raise InputError(f"{file_name(recipe)} is in the ledger already, and is never replaced")
     seconds, per_epoch = train_seconds(run.metrics(), recipe)
-    measures = evaluation.to_dict()
-    if "recipe" in evaluation.parameters:  # it names the path of the images; see `recipe` below
-        measures["parameters"] = without(evaluation.parameters, "recipe")
-    tree = recipe.to_dict()
+    measures, tree = evaluation.to_dict(), recipe.to_dict()
+    # neither names the path of the images
+    measures["parameters"] = without(evaluation.parameters, "recipe")
     tree["data"]["root"] = ""
     entry: Entry = {
         "format": FORMAT,
@@ -96,21 +96,19 @@ def add(
     entry = find(results, recipe)
     if entry is None:
         raise InputError(f"{file_name(recipe)} is not in the ledger: record the run first")
-    new: dict[str, Any] = {}
-    probes = entry["measures"].setdefault("probe", {})
-    if probe is not None and "paper" not in probes:
-        probes["paper"] = new["probe.paper"] = rounded(probe, DIGITS)
-    if not entry["dynamics"] and (rows := dynamics_of(run)):
-        entry["dynamics"] = new["dynamics"] = rows
-    for key, value in (extra or {}).items():
-        if key not in entry["extra"]:
-            entry["extra"][key] = new[f"extra.{key}"] = rounded(value, DIGITS)
+    around, added = trained_in(run), {}
+    for name, tree, key, value in (
+        ("probe.paper", entry["measures"].setdefault("probe", {}), "paper", probe),
+        ("dynamics", entry, "dynamics", dynamics_of(run)),
+        *((f"extra.{key}", entry["extra"], key, value) for key, value in (extra or {}).items()),
+    ):
+        if value and not tree.get(key):
+            tree[key] = rounded(value, DIGITS)
+            added[name] = "same run" if around == entry["environment"] else around
     path = results / file_name(recipe_in(entry))
-    if not new:
+    if not added:
         return path
-    around = trained_in(run)
-    source = "same run" if around == entry["environment"] else around
-    entry["added"] = entry.get("added", {}) | dict.fromkeys(new, source)
+    entry["added"] = entry.get("added", {}) | added
     return _write(path, without(entry, "checksum"))
 
 
@@ -121,10 +119,7 @@ def trained_in(run: RunFolder) -> dict[str, Any]:
 
 def dynamics_of(run: RunFolder) -> list[dict[str, Any]]:
     """Gradient dynamics that a run logged, one row per recorded epoch."""
-    rows: list[dict[str, Any]] = rounded(
-        [without(line, "kind") for line in run.metrics("dynamics")], DIGITS
-    )
-    return rows
+    return [rounded(without(line, "kind"), DIGITS) for line in run.metrics("dynamics")]
 
 
 def layout(entry: Entry) -> str:
@@ -185,18 +180,15 @@ def train_seconds(
 
     Throughput, unlike the wall clock, is right for resumed runs too.
     """
-    total, rates, before, steps_per_epoch = 0.0, [], 0, 0.0
+    total, rates, before, epoch_images = 0.0, [], 0, 0.0
     for line in lines:
-        rate = line.get("images_per_second")
-        if not isinstance(rate, int | float) or rate <= 0 or line["step"] <= before:
-            continue
-        total += (line["step"] - before) * recipe.run.batch / rate
-        rates.append(rate)
-        before, steps_per_epoch = line["step"], line["step"] / line["epoch"]
+        if (rate := line.get("images_per_second")) and line["step"] > before:
+            total += (line["step"] - before) * recipe.run.batch / rate
+            rates.append(rate)
+            before, epoch_images = line["step"], line["step"] / line["epoch"] * recipe.run.batch
     if not rates:
         return None, None
-    median = sorted(rates)[len(rates) // 2]
-    return round(total, 2), round(steps_per_epoch * recipe.run.batch / median, 4)
+    return round(total, 2), round(epoch_images / median_high(rates), 4)
 
 
 def without(tree: dict[str, Any], key: str) -> dict[str, Any]:

@@ -31,8 +31,14 @@ SUPPORTS = ("1", "2", "5", "10", "20", "50", "100")
 KEPT = ("32", "64", "96", "128", "192", "256")
 SHARES = (0.25, 0.5, 0.75)  # of the dimensions in use
 CONFLICTS = ("0.5", "0.9")  # products of two classes' firing probabilities
+TRENDS = ("spearman_variance", "spearman_mean_to_deviation")  # with the conflict
 SPEARMAN = "filtering: Spearman of prevalence and open rate"
 CLOSED = "filtering: closed dimensions, best gamma"
+EXEMPLARS = {  # heads of their value and of their images
+    "high_entropy": ("class entropy of its mass (nats)", "its strongest test images"),
+    "suppressed": ("closed where it would fire", "its strongest test images"),
+    "pairs": ("product of its two values", "the pair"),
+}
 
 Measures = dict[str, Any]  # of a run, as in the ledger
 Column = tuple[str, Callable[[Measures], float | None], int]  # head, value of a run, decimals
@@ -45,20 +51,18 @@ def write(folder: Path, entries: list[ledger.Entry]) -> Path:
     Sheets of test images are left out: we may not publish the images.
     """
     found = ledger.by_setting(entries)
+    tables = {name: fill(experiment, found) for name, experiment in EXPERIMENTS.items()}
     (folder / "figures").mkdir(parents=True, exist_ok=True)
-    for name, draw in figures.FIGURES.items():
-        for dataset, lines in fill(EXPERIMENTS[name], found).items():
-            if has_runs(lines):
-                draw(lines, folder / "figures" / figures.file_name(name, dataset))
+    for name, table in tables.items():
+        figures.draw(name, table, folder / "figures")
     path = folder / "results.md"
-    write_atomic(path, render(entries, found))
+    write_atomic(path, render(entries, found, tables))
     return path
 
 
-def render(entries: list[ledger.Entry], found: Entries) -> str:
+def render(entries: list[ledger.Entry], found: Entries, tables: dict[str, Table]) -> str:
     """The page as Markdown."""
     filled, published = cells.count_filled(found)
-    tables = {name: fill(experiment, found) for name, experiment in EXPERIMENTS.items()}
     main = tables["interpretability"][MAIN]
     head = ["claim, CIFAR-100", "paper", "ours", "sound", "holds in ours", "holds in sound"]
     parts = [
@@ -133,33 +137,26 @@ def consistency_gain(lines: list[Line]) -> list[str]:
             for m, decimals in measures
         ]
 
+    labels = {"Cons.": consistency, "labels shuffled": shuffled, "difference": difference}
     supports = [(s, at("curves", "consistency_by_support", s), 2) for s in SUPPORTS]
-    labels = [
-        ("Cons.", consistency, 2),
-        ("labels shuffled", shuffled, 2),
-        ("difference", difference, 2),
-    ]
     every = (
         f"{prose('sound')}\n{method_table(lines, sound())}\n"
         f"The same with shuffled labels:\n\n{method_table(lines, sound('chance'), PAIR)}"
     )
     return [
         method_table(lines, supports, PAIR, "CIFAR-100, support at least"),
-        prose("shuffled"), method_table(lines, labels),
+        prose("shuffled"), method_table(lines, [(*each, 2) for each in labels.items()]),
         folded("all sound measures of the main methods", every), gate_use(lines),
     ]  # fmt: skip
 
 
 def gate_use(lines: list[Line]) -> str:
     """Share of the gates of the trained BayesNCL that are closed."""
-    (line,) = (line for line in lines if line.row.method == "bayesncl")
-    gates = [entry["measures"]["gates"] for entry in line.runs]
+    gates = [e["measures"]["gates"] for x in lines if x.row.method == "bayesncl" for e in x.runs]
     gates = [g for g in gates if g["open_where_active"] is not None]
-    if not gates:
-        return ""
     closed = summary([100 * (1 - g["open_where_active"]) for g in gates], 1)
     opened = summary([100 * g["open"] for g in gates], 1)
-    return prose("gates", closed=closed, opened=opened)
+    return prose("gates", closed=closed, opened=opened) if gates else ""
 
 
 def retrieval_gain(lines: list[Line]) -> list[str]:
@@ -208,14 +205,14 @@ def filtering_table(lines: list[Line]) -> str:
     rows = []
     for line in lines:
         measures = [run["measures"] for run in line.runs]
-        statements = [{row["statement"]: row for row in m["theory"]} for m in measures]
-        ranks, closed = ([s[key] for s in statements] for key in (SPEARMAN, CLOSED))
-        shares = [
-            listed([100 * m["gates"][key] for m in measures], "{:.1f}")
-            for key in ("open", "open_where_active")
-        ]
+        ranks, closed = (
+            [row for m in measures for row in m["theory"] if row["statement"] == statement]
+            for statement in (SPEARMAN, CLOSED)
+        )
         rows.append([
-            label(line.row), *shares,
+            label(line.row),
+            listed([100 * m["gates"]["open"] for m in measures], "{:.1f}"),
+            listed([100 * m["gates"]["open_where_active"] for m in measures], "{:.1f}"),
             listed([r["observed"] for r in ranks], "{:+.2f}"), holds(ranks),
             listed([c["predicted"] for c in closed], "{:.0f}"),
             listed([c["observed"] for c in closed], "{:.0f}"), holds(closed),
@@ -243,26 +240,24 @@ def holds(rows: Sequence[dict[str, Any]]) -> str:
 def instability_table(lines: list[Line]) -> str:
     """Records in which the instability proposition holds, by threshold of the conflict."""
     rows = []
-    for method in PAIR:
-        runs = next((line.runs for line in lines if line.row.method == method), [])
-        records = [record["instability"] for run in runs for record in run["dynamics"]]
-        if not records:
-            continue
-        verdicts = [
-            [r[t]["holds"] for r in records if r[t]["holds"] is not None] for t in CONFLICTS
-        ]
-        trends = [
-            [r[key] for r in records if r.get(key) is not None]
-            for key in ("spearman_variance", "spearman_mean_to_deviation")
-        ]
+    runs = {line.row.method: line.runs for line in lines if line.runs}
+    for method in (method for method in PAIR if method in runs):
+        records = [record["instability"] for run in runs[method] for record in run["dynamics"]]
+        verdicts = [taken(records, t, "holds") for t in CONFLICTS]
+        trends = [taken(records, key) for key in TRENDS]
         rows.append([
             METHODS[method],
             *(f"{sum(each)} of {len(each)}" for each in verdicts),
             *(f"{mean(each):+.2f}" if each else "–" for each in trends),
-            str(len(runs)),
+            str(len(runs[method])),
         ])  # fmt: skip
     head = ["method", *(f"holds at {t}" for t in CONFLICTS), "with variance", "with mean", "runs"]
     return markdown(head, rows)
+
+
+def taken(trees: Sequence[Measures], *path: str) -> list[float]:
+    """Values at a path of those trees that have it."""
+    return [value for tree in trees if (value := cells.dig(tree, *path)) is not None]
 
 
 def suppression_table(lines: list[Line]) -> str:
@@ -273,10 +268,8 @@ def suppression_table(lines: list[Line]) -> str:
             for d in (d for d in run["exemplars"].get("suppressed", []) if d["value"]):
                 name, count = Counter(d["classes"]).most_common(1)[0]
                 common = f"{name} ({count} of {len(d['classes'])})" if count > 1 else "none twice"
-                rows.append([
-                    f"{label(line.row)}, seed {run['seed']}", str(d["dim"]), f"{d['value']:.2f}",
-                    str(d["support"]), common,
-                ])  # fmt: skip
+                numbers = [str(d["dim"]), f"{d['value']:.2f}", str(d["support"])]
+                rows.append([f"{label(line.row)}, seed {run['seed']}", *numbers, common])
     return markdown(["run", "dimension", "closed where it would fire", "fires on", "class"], rows)
 
 
@@ -293,20 +286,17 @@ def table_part(experiment: Experiment, table: Table) -> list[str]:
 
 def figure_part(experiment: Experiment, table: Table) -> list[str]:
     """A figure for each dataset with runs; instead of a sheet, the classes of its images."""
-    name = experiment.name
-    if name not in figures.SHEETS:
+    name, found = experiment.name, figures.sheet_entries(experiment.name, table)
+    head = "{}: the dimensions and the classes of their images"
+    parts = [
+        folded(head.format(DATASETS[dataset].title), exemplar_table(name, entry))
+        for dataset, entry in found.items()
+    ]
+    if parts:
+        command = f"`bayesncl reproduce {name} --data DIR`"
+        parts.insert(0, f"{command} draws them; we may not publish the images.\n")
+    if name in figures.FIGURES:
         parts = pictures(name, experiment.title, table)
-    else:
-        found = {d: figures.sheet_entry(name, lines) for d, lines in table.items()}
-        head = "{}: the dimensions and the classes of their images"
-        parts = [
-            folded(head.format(DATASETS[dataset].title), exemplar_table(name, entry))
-            for dataset, entry in found.items()
-            if entry is not None
-        ]
-        if parts:
-            command = f"`bayesncl reproduce {name} --data DIR`"
-            parts.insert(0, f"{command} draws them; we may not publish the images.\n")
     return parts or [f"{NOT_RUN.capitalize()}.\n"]
 
 
@@ -322,11 +312,7 @@ def pictures(name: str, title: str, table: Table) -> list[str]:
 def exemplar_table(name: str, entry: ledger.Entry) -> str:
     """The dimensions of a sheet and the classes of their images."""
     kind = figures.SHEETS[name]
-    value, images = {
-        "high_entropy": ("class entropy of its mass (nats)", "its strongest test images"),
-        "suppressed": ("closed where it would fire", "its strongest test images"),
-        "pairs": ("product of its two values", "the pair"),
-    }[kind]
+    value, images = EXEMPLARS[kind]
     rows = [
         [str(d["dim"]), f"{d['value']:.2f}", str(d["support"]), ", ".join(d["classes"])]
         for d in entry["exemplars"][kind]

@@ -84,7 +84,8 @@ def paper_probe(
             for rows in torch.arange(len(test), device=device).split(batch)
         ])  # fmt: skip
         heads = [make_head(h_test.shape[1], len(classes), seed).to(device) for seed in seeds]
-        params, rate = [p for head in heads for p in head.parameters()], RATES[variant] * batch / 256
+        params = [p for head in heads for p in head.parameters()]
+        rate = RATES[variant] * batch / 256
         optimizer: torch.optim.Optimizer = torch.optim.SGD(params, lr=rate, momentum=0.9)
         if variant == "cifar":
             optimizer = LARS(params, lr=rate, momentum=0.9, weight_decay=1e-4, eta=0.02, clip=True)

@@ -72,7 +72,7 @@ def compare(
     tell) and `note` (a sentence).
     """
     found = filtering(z, opened)
-    errors = error_rows(*pairs, found) if pairs else []
+    errors = error_rows(found, *pairs) if pairs else []
     return [gate_cost(prior), *filtering_rows(found, prior), *errors, information(gated, opened)]
 
 
@@ -170,7 +170,7 @@ def filtering_rows(found: dict[str, Any], prior: float) -> list[Row]:
 
 
 def error_rows(
-    before: PairMeans, closed: PairMeans, after: PairMeans, found: dict[str, Any]
+    found: dict[str, Any], before: PairMeans, closed: PairMeans, after: PairMeans
 ) -> list[Row]:
     """E is the mean similarity over pairs of different classes on one background."""
     totals = [float(each.shared.sum()) for each in (before, closed, after)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bayesncl.paper import command, ledger
+from bayesncl.paper import ledger, reproduce
 from bayesncl.paper.experiments import SMOKE
 from bayesncl.recipes import Recipe, change, named
 
@@ -38,7 +38,7 @@ def smoked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def entry(smoked: Path) -> dict[str, Any]:
     """A real entry, with gradient dynamics."""
-    command.reproduce("gradients", scale="smoke", results=smoked)
+    reproduce.reproduce("gradients", scale="smoke", results=smoked)
     entry = ledger.find(smoked, smoke("bayesncl"))
     assert entry is not None
     return copy.deepcopy(entry)

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from bayesncl.errors import InputError
-from bayesncl.paper.conflict import conflict, conflicting_features, gate_effect, stability
+from bayesncl.paper.conflict import (
+    conflict,
+    conflicting_features,
+    gate_effect,
+    pair_similarity,
+    stability,
+)
 from tests.conftest import unit_length
 
 Scene = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -70,7 +76,8 @@ def test_gate_effect_is_three_loops(scene: Scene) -> None:
         return kinds["shared"] - kinds["apart"], float(kinds["same"].sum())
 
     (before, scale), (closed, _), (after, scale_after) = error(z), error(z * mask), error(gated)
-    found = gate_effect(z, gated, y, b)
+    pairs = [pair_similarity(x, y, b) for x in (z, z * mask, gated)]
+    found = gate_effect(*pairs)
     assert found["error_ungated"] == pytest.approx(before.sum())
     assert found["error_closed"] == pytest.approx(closed.sum())
     assert found["error_gated"] == pytest.approx(after.sum())
@@ -78,7 +85,7 @@ def test_gate_effect_is_three_loops(scene: Scene) -> None:
     assert both == pytest.approx(before.sum() - after.sum())
     relative, relative_after = before.sum() / scale, after.sum() / scale_after
     assert found["removed_relative_share"] == pytest.approx(1 - relative_after / relative)
-    assert gate_effect(z, z, y, b)["removed_relative_share"] == 0
+    assert gate_effect(*pairs[:1] * 3)["removed_relative_share"] == 0
 
 
 def test_stability_is_the_loop() -> None:

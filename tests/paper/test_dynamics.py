@@ -14,8 +14,7 @@ from bayesncl.data.images import Images
 from bayesncl.method.augment import make_views
 from bayesncl.method.encoder import build_model
 from bayesncl.paper import dynamics
-from bayesncl.paper.dynamics import Columns, record, recorder, statistics
-from bayesncl.paper.theory import spearman
+from bayesncl.paper.dynamics import Columns, record, recorder, spearman, statistics
 from tests.conftest import tiny_images, tiny_recipe
 
 Batch = tuple[Tensor, Tensor | None]
@@ -171,7 +170,7 @@ def test_instability_means_small_mean_and_large_variance(
 def test_record_is_the_statistics_of_training_views(method: str) -> None:
     recipe, images = tiny_recipe(method, "run.batch=16", "run.seed=4"), tiny_images(50)
     model = build_model(recipe).train()
-    row = record(model, images.pixels, images.labels, recipe, epoch=7, batches=2)
+    row = record(model, images.pixels, images.labels, epoch=7, batches=2)
     order = np.random.default_rng((4, 7, 1)).permutation(50)
     model.eval()
     found: dict[str, list[np.ndarray]] = {"gated": [], "z": [], "dz": [], "raw": []}
@@ -205,20 +204,20 @@ def test_record_leaves_the_model_alone() -> None:
     recipe, images = tiny_recipe("bayesncl", "run.batch=16"), tiny_images(20)
     model = build_model(recipe).train()
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    row = record(model, images.pixels, None, recipe, epoch=1)
+    row = record(model, images.pixels, None, epoch=1)
     assert row["batches"] == 1, "20 images fill one batch of 16"
     assert all(module.training for module in model.modules())
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
-    assert row == record(model, images.pixels, None, recipe, epoch=1)
-    assert record(model, images.pixels[:9], None, recipe, epoch=0)["rows"] == 18
+    assert row == record(model, images.pixels, None, epoch=1)
+    assert record(model, images.pixels[:9], None, epoch=0)["rows"] == 18
 
 
 @pytest.mark.gpu
 def test_gpu_and_cpu_agree() -> None:
     recipe, images = tiny_recipe("bayesncl", "run.batch=16"), tiny_images(50)
     cpu, gpu = (
-        record(build_model(recipe).to(d), images.pixels, images.labels, recipe, epoch=7)
+        record(build_model(recipe).to(d), images.pixels, images.labels, epoch=7)
         for d in ("cpu", "cuda")
     )
     assert gpu["variance"] == pytest.approx(cpu["variance"], rel=0.02)

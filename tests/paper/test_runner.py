@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from bayesncl.cli.app import app
 from bayesncl.data import load
 from bayesncl.measure.result import Result
-from bayesncl.paper import ledger, measures, runner
+from bayesncl.paper import ledger, measures, reproduce
 from bayesncl.paper.experiments import EXPERIMENTS
 from bayesncl.progress import Display
 from bayesncl.recipes import Recipe, change, named
@@ -28,8 +28,8 @@ MAIN = EXPERIMENTS["interpretability"]
 
 
 def run_list(recipes: list[Recipe], results: Path, models: Path, **options: Any) -> list[Path]:
-    space = runner.Workspace(results, models, **{"scale": "smoke"} | options)
-    return runner.run_list(recipes, MAIN, space)
+    space = reproduce.Workspace(results, models, **{"scale": "smoke"} | options)
+    return reproduce.run_list(recipes, MAIN, space)
 
 
 class Killer(Display):
@@ -64,11 +64,11 @@ def test_a_killed_run_resumes_to_the_same_entry(tmp_path: Path) -> None:
 def test_a_trained_run_is_only_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, models = smoke("ncl"), tmp_path / "models"
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "evaluate", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(reproduce, "evaluate", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             run_list([recipe], tmp_path, models)
     assert ledger.read(tmp_path) == []
-    monkeypatch.setattr(runner, "train", lambda *a, **k: pytest.fail("trained again"))
+    monkeypatch.setattr(reproduce, "train", lambda *a, **k: pytest.fail("trained again"))
     with RunFolder(models / Path(ledger.file_name(recipe)).stem).lock():  # another process has it
         assert run_list([recipe], tmp_path, models) == []
     (path,) = run_list([recipe], tmp_path, models)
@@ -78,16 +78,16 @@ def test_a_trained_run_is_only_measured(tmp_path: Path, monkeypatch: pytest.Monk
 def test_an_entry_that_another_process_wrote_meanwhile_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe, train = smoke("ncl"), runner.train
+    recipe, train = smoke("ncl"), reproduce.train
 
     def overtaken(*arguments: Any, **options: Any) -> Any:
         model = train(*arguments, **options)
         with monkeypatch.context() as patch:
-            patch.setattr(runner, "train", train)
+            patch.setattr(reproduce, "train", train)
             run_list([recipe], tmp_path, tmp_path / "models")
         return model
 
-    monkeypatch.setattr(runner, "train", overtaken)
+    monkeypatch.setattr(reproduce, "train", overtaken)
     assert run_list([recipe], tmp_path, tmp_path / "models", display=Display()) == []
     assert "another process" in capsys.readouterr().err
     assert len(ledger.read(tmp_path)) == 1
@@ -111,14 +111,14 @@ def test_a_missing_measure_is_added_and_nothing_replaced(
     recipe, needs = smoke("bayesncl"), EXPERIMENTS["background-like"]
     (path,) = run_list([recipe], tmp_path, tmp_path / "models")
     before = ledger.read_entry(path)
-    assert runner.lacking(before, needs, "smoke") == {"scenes"}
+    assert reproduce.lacking(before, needs, "smoke") == {"scenes"}
     if kept:
-        monkeypatch.setattr(runner, "train", lambda *a, **k: pytest.fail("trained again"))
+        monkeypatch.setattr(reproduce, "train", lambda *a, **k: pytest.fail("trained again"))
     models = tmp_path / ("models" if kept else "elsewhere")
-    monkeypatch.setattr(runner, "evaluate", lambda *a, **k: pytest.fail("evaluated again"))
-    runner.run_list([recipe], needs, runner.Workspace(tmp_path, models, scale="smoke"))
+    monkeypatch.setattr(reproduce, "evaluate", lambda *a, **k: pytest.fail("evaluated again"))
+    reproduce.run_list([recipe], needs, reproduce.Workspace(tmp_path, models, scale="smoke"))
     after = ledger.read_entry(path)
-    assert runner.lacking(after, needs, "smoke") == set()
+    assert reproduce.lacking(after, needs, "smoke") == set()
     source = after.pop("added")["extra.scenes"]
     assert (source == "same run") == kept
     del before["checksum"], after["checksum"]
@@ -166,7 +166,7 @@ def test_a_finished_run_gets_its_measures_later(
 ) -> None:
     """`record` and `evaluate` add the published probe and the background probe."""
     probe = {"acc1": 61.0, "acc5": 88.0}
-    for module in (runner, measures):
+    for module in (reproduce, measures):
         monkeypatch.setattr(module, "run_published_probe", lambda *_, **__: probe)
     recipe = smoke("bayesncl")
     (path,) = run_list([recipe], tmp_path / "book", tmp_path / "models")
@@ -198,6 +198,6 @@ def test_a_finished_run_gets_its_measures_later(
 
 def test_background_sets_are_found_under_the_data_folder(waterbirds: Path) -> None:
     here = Path()
-    found = runner.Workspace(here, here, str(waterbirds.parent)).backgrounds()
+    found = reproduce.Workspace(here, here, str(waterbirds.parent)).backgrounds()
     assert found == {"waterbirds_like": str(waterbirds)}
-    assert runner.Workspace(here, here).backgrounds() == {}
+    assert reproduce.Workspace(here, here).backgrounds() == {}

@@ -14,7 +14,7 @@ import torch
 from bayesncl.measure.retrieval import retrieval
 from bayesncl.method.losses import ipw_similarity
 from bayesncl.paper import theory
-from bayesncl.paper.conflict import conflict
+from bayesncl.paper.conflict import conflict, pair_similarity
 from tests.conftest import unit_length
 
 PI = (0.02, 0.1, 0.3, 0.6, 0.9, 1.0)
@@ -37,7 +37,8 @@ def gates(z: np.ndarray, closed: np.ndarray) -> np.ndarray:
 
 def compare(z: np.ndarray, opened: np.ndarray, prior: float) -> dict[str, dict[str, Any]]:
     gated, (y, b) = unit_length(z * opened), labeled(len(z))
-    table = theory.compare(z, gated, opened, y, b, prior)
+    pairs = [pair_similarity(x, y, b) for x in (z, z * opened, gated)]
+    table = theory.compare(z, gated, opened, prior, pairs)
     for row in table:
         assert set(row) == {"statement", "predicted", "observed", "holds", "note"}
         assert row["note"]
@@ -151,7 +152,7 @@ def test_all_gates_open() -> None:
     assert found["error reduction: noise set of observed closed"]["holds"] is None
     strictly = found["error reduction: strictly less, renormalized"]
     assert strictly["observed"] == pytest.approx(0)
-    table = theory.compare(z, z, np.ones(z.shape, bool), labeled(200)[0], None, 0.8)
+    table = theory.compare(z, z, np.ones(z.shape, bool), 0.8)
     assert [r["statement"] for r in table] == [s for s in found if not s.startswith("error")]
 
 
