@@ -41,7 +41,8 @@ class PairMeans(NamedTuple):
     @property
     def relative(self) -> float:
         """The error over the similarity within classes, which no scale of w or z changes."""
-        return _ratio(self.error, float(self.same.sum()))
+        within = float(self.same.sum())
+        return self.error / within if within else 0.0
 
 
 def pair_similarity(
@@ -77,14 +78,9 @@ def conflict(
     features: np.ndarray, labels: np.ndarray, backgrounds: np.ndarray,
     weights: np.ndarray | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Background-induced error, in total and by dimension.
+    """Background-induced error, in total and by dimension [D].
 
-    Returns
-    -------
-    `similarity_shared`, `similarity_apart` : means over pairs of different classes;
-        `similarity_same_class` : without self.
-    `error`, `error_relative` : see `PairMeans`; `chance_error` : with backgrounds shuffled within
-        each class; `by_dimension` : the error's parts [D].
+    `chance_error` is that with backgrounds shuffled within each class; see `PairMeans`.
     """
     found = pair_similarity(features, labels, backgrounds, weights)
     shuffled = np.empty_like(backgrounds)
@@ -107,6 +103,7 @@ def gate_effect(before: PairMeans, closed: PairMeans, after: PairMeans) -> dict[
     The pairs are those of z, of z * m and of the renormalized features. Closing gates can only take
     similarity away (z >= 0); renormalizing gives some back.
     """
+    relative_drop = before.relative - after.relative
     return {
         "error_ungated": before.error,
         "error_closed": closed.error,
@@ -115,18 +112,15 @@ def gate_effect(before: PairMeans, closed: PairMeans, after: PairMeans) -> dict[
         "returned_by_renormalizing": after.error - closed.error,
         "relative_ungated": before.relative,
         "relative_gated": after.relative,
-        "removed_relative_share": _ratio(before.relative - after.relative, before.relative),
+        "removed_relative_share": relative_drop / before.relative if before.relative else 0.0,
     }
 
 
 def stability(features: np.ndarray, counterfactual: np.ndarray) -> dict[str, float]:
     """Cosine between each image's feature and that of its object on another background.
 
-    Returns
-    -------
-    `cosine` (mean; 0 for a zero row), `spread` (standard deviation over images), `zero_rows` (share
-    of pairs with a zero row), `chance` (mean cosine to the counterfactuals of all other images) and
-    `gain`, cosine - chance: a collapsed representation is stable and gains nothing.
+    Zero rows have cosine 0. `chance` is the mean cosine to the counterfactuals of all other images:
+    a collapsed representation is stable and gains nothing.
     """
     both = features, counterfactual
     a, b = (unit_rows(torch.from_numpy(x).double()).numpy() for x in both)
@@ -148,13 +142,9 @@ def conflicting_features(
     """Dimensions that fire with high probability in two or more classes (the paper's definition).
 
     Dimension k conflicts if P(z_k fires | c) P(z_k fires | c') >= threshold for two classes. It
-    joins all classes whose product with some other class reaches the threshold.
-
-    Returns
-    -------
-    `count`; `chance_count` (dimensions that would conflict if firing were independent of the class:
-    prevalence squared reaches the threshold); and `worst`, the dimensions of the greatest products:
-    `dim`, `product`, `classes` (names, likeliest first).
+    joins all classes whose product with some other class reaches the threshold. `chance_count` are
+    dimensions that would conflict if firing were independent of the class; `worst` are those of the
+    greatest products, with their classes, likeliest first.
     """
     fired, (index, classes) = np.abs(features) > ACTIVE, factorize(labels)
     probability = np.stack([fired[index == c].mean(0) for c in range(len(classes))])  # [C, D]
@@ -169,7 +159,3 @@ def conflicting_features(
         worst.append({"dim": k, "product": float(product[k]), "classes": names})
     by_chance = int((fired.mean(0) ** 2 >= threshold).sum())
     return {"count": count, "chance_count": by_chance, "worst": worst}
-
-
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0

@@ -32,23 +32,12 @@ from bayesncl.training.prepare import prepare_run
 def cost(recipe: Recipe, classes: int | None = None) -> dict[str, Any]:
     """Count parameters and operations of a recipe.
 
-    Parameters
-    ----------
-    recipe : what to count.
-    classes : outputs of the online classifier, a linear layer on h; default the dataset's.
-
-    Returns
-    -------
-    `recipe` (its name); `params` (without the online classifier), `params_by_part`;
-    `macs_per_image` (as published, both views), `macs_by_part`, `macs_per_batch`; `flops_per_step`
-    (forward and backward, two per multiply-add, by torch's counter, with similarities); `batch` and
-    `classes`.
+    `classes` are the outputs of the online classifier, a linear layer on h; default the dataset's.
+    `params` are without it; `macs_per_image` are as published, for both views; `flops_per_step` are
+    forward and backward, two per multiply-add, by torch's counter, with similarities.
     """
-    model, parts = _parts(recipe, classes)
-    params = {
-        name: sum(p.numel() for p in part.parameters()) if part else 0
-        for name, part in parts.items()
-    }
+    model, parts = build_parts(recipe, classes)
+    params = {k: sum(p.numel() for p in part.parameters()) for k, part in parts.items()}
     macs = multiply_adds(recipe, classes)
     return {
         "recipe": recipe.name,
@@ -63,30 +52,31 @@ def cost(recipe: Recipe, classes: int | None = None) -> dict[str, Any]:
     }
 
 
-def _parts(recipe: Recipe, classes: int | None) -> tuple[Encoder, dict[str, Any]]:
+def build_parts(recipe: Recipe, classes: int | None) -> tuple[Encoder, dict[str, Any]]:
     """The model on the meta device and its parts, with an online classifier on h."""
     with torch.device("meta"):
         model = build_model(recipe)
         classes = classes or DATASETS[recipe.data.name].classes
         classifier = nn.Linear(int(model.backbone.features), classes)  # type: ignore[arg-type]
-    parts = {"backbone": model.backbone, "projector": model.projector, "gate": model.gate}
+    gate = model.gate or nn.Identity()
+    parts = {"backbone": model.backbone, "projector": model.projector, "gate": gate}
     return model, parts | {"classifier": classifier}
 
 
 def multiply_adds(recipe: Recipe, classes: int | None = None) -> dict[str, int]:
     """Multiply-adds of each part for two views of an image, as published."""
-    model, parts = _parts(recipe, classes)
+    model, parts = build_parts(recipe, classes)
     macs, size = dict.fromkeys(parts, 0), recipe.views.size
 
     def add(part: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         macs[part] += operations(layer, inputs[0], output)
 
-    model.eval()
+    for name, part in parts.items():
+        for layer in part.modules():
+            layer.register_forward_hook(partial(add, name))
     with torch.no_grad():
-        for name, part in parts.items():
-            for layer in part.modules() if part else ():
-                layer.register_forward_hook(partial(add, name))
-        parts["classifier"](model(torch.zeros(2, 3, size, size, device="meta")).h)
+        features = model.eval()(torch.zeros(2, 3, size, size, device="meta"))
+        parts["classifier"](features.h)
     return macs
 
 
@@ -132,23 +122,21 @@ def time_steps(
     Returns `seconds_per_step`, `seconds_per_epoch` (of `images` images), `seconds_in_all`,
     `images_per_second` and, on a GPU, `peak_memory_gib`.
     """
-    side, batch = recipe.data.size, recipe.run.batch
+    side, batch, on_gpu = recipe.data.size, recipe.run.batch, device.type == "cuda"
     pixels = torch.randint(0, 256, (2 * batch, 3, side, side), dtype=torch.uint8, device=device)
     _, optimizer, _, step = assemble(recipe, pixels, device)
     rates = torch.full((len(optimizer.param_groups),), 0.01, device=device)
     index = torch.arange(batch, device=device)
-    on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
-    for i in range(steps + warm):
-        if i == warm:
+    times = {}
+    for i in range(steps + warm + 1):
+        if i in (warm, steps + warm):
             if on_gpu:
                 torch.cuda.synchronize(device)
-            began = time.perf_counter()
+            times[i] = time.perf_counter()
         step(pixels[i % 2 :: 2], index, i, rates)
-    if on_gpu:
-        torch.cuda.synchronize(device)
-    seconds = (time.perf_counter() - began) / steps
+    seconds = (times[steps + warm] - times[warm]) / steps
     out = {
         "seconds_per_step": seconds,
         "seconds_per_epoch": seconds * (images // batch),
@@ -165,12 +153,14 @@ def count_costs(
     device: torch.device | None,
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
     """`cost` of each recipe; with a device also `time_steps`, with `root` for the images there."""
-    chosen, images, results = [find_recipe(name, changes) for name in names], 50_000, {}
+    display = Display()
+    chosen = [find_recipe(name, changes) for name in names]
     titles = [recipe.name for recipe in chosen]
     if len(set(titles)) < len(titles):  # files of one recipe with different values
         titles = list(names)
+    results: dict[str, dict[str, Any]] = {}
     for title, name, recipe in zip(titles, names, chosen):
-        more, classes, display = {}, None, Display()
+        more, classes, images = {}, None, 50_000
         if root is not None and device is not None:
             recipe, split = prepare_run(name, changes or [], root, device, display)
             images, classes = len(split), len(split.class_names or ()) or None

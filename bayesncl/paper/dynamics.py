@@ -70,12 +70,10 @@ def statistics(
 
     Returns
     -------
-    Arrays [D], NaN where a dimension never fires: `frequency` (share of rows where |z_k| > 1e-5)
-    and `support` (their number); `mean` and `variance` of the gradient over all rows,
-    `variance_active` over firing rows, `mean_to_deviation`, |mean| / standard deviation; `align`
-    and `repulsion`, means of the two forces, `net_share`, |repulsion - align| / their sum;
-    `consistency` (share of the commonest class among firing rows, percent), `chance_consistency`
-    (with shuffled labels); `conflict` (the greatest product of two classes' firing probabilities).
+    Arrays [D], NaN where a dimension never fires. `frequency` and `support` are share and number of
+    rows where |z_k| > 1e-5, `variance_active` is over these rows, the other gradient statistics and
+    the forces over all. `chance_consistency` is with shuffled labels, `conflict` the greatest
+    product of two classes' firing probabilities.
     """
     active, g = np.abs(z) > ACTIVE, g.astype(np.float64)
     support, mean, variance = active.sum(0).astype(float), g.mean(0), g.var(0)
@@ -118,20 +116,12 @@ def correlations(columns: Columns, support: int = 1) -> dict[str, float | None]:
 def summarize(columns: Columns) -> dict[str, Any]:
     """Summary of the statistics, ready for JSON.
 
-    Returns
-    -------
-    `paper`, `sound`, `chance` : correlations over every dimension that fires, over those with
-        support 10, and the latter with shuffled labels.
-    `dims`, `dims_sound` : numbers of dimensions.
-    `variance`, `mean_to_deviation` : medians over sound dimensions.
-    `forces` : medians, and Spearman correlations with the frequency and the conflict.
-    `instability` : the paper's proposition at each threshold of the conflict, and Spearman
-        correlations of the conflict with the variance (predicted positive) and with
-        mean_to_deviation (predicted negative).
+    `paper` has the correlations over every dimension that fires, `sound` those over dimensions with
+    support 10, as have the medians, `chance` the same with shuffled labels. By the proposition
+    `spearman_variance` is positive and `spearman_mean_to_deviation` negative.
     """
     sound = columns["support"] >= MIN_SUPPORT
     kept = {name: values[sound] for name, values in columns.items()}
-    medians = {name: _median(values) for name, values in kept.items()}
     shuffled = columns | {"consistency": columns["chance_consistency"]}
 
     def rank(a: str, b: str) -> float | None:
@@ -143,10 +133,9 @@ def summarize(columns: Columns) -> dict[str, Any]:
         "chance": correlations(shuffled, MIN_SUPPORT),
         "dims": int((columns["support"] >= 1).sum()),
         "dims_sound": int(sound.sum()),
-        "variance": medians["variance"],
-        "mean_to_deviation": medians["mean_to_deviation"],
+        **{name: _median(kept[name]) for name in ("variance", "mean_to_deviation")},
         "forces": {
-            **{name: medians[name] for name in ("align", "repulsion", "net_share")},
+            **{name: _median(kept[name]) for name in ("align", "repulsion", "net_share")},
             "spearman_frequency_align": rank("frequency", "align"),
             "spearman_frequency_repulsion": rank("frequency", "repulsion"),
             "spearman_conflict_net_share": rank("conflict", "net_share"),
@@ -162,9 +151,8 @@ def summarize(columns: Columns) -> dict[str, Any]:
 def instability(columns: Columns, conflicting: np.ndarray) -> dict[str, Any]:
     """Test the proposition: conflicting dimensions have gradients of small mean, large variance.
 
-    `conflicting` is bool [D]. Returns `conflicting` and `others`, each with the number `dims` and
-    medians of `variance` and `mean_to_deviation`; `holds`, whether the conflicting dimensions have
-    the smaller |mean| / deviation and the larger variance (None if a side is empty).
+    `conflicting` is bool [D]. `holds` is whether their median |mean| / deviation is smaller and
+    their median variance larger than those of the others, None if a side is empty.
     """
     sound = columns["support"] >= MIN_SUPPORT
 
@@ -189,9 +177,9 @@ def record(
 ) -> dict[str, Any]:
     """Gradient dynamics of a model in training, ready for JSON; the model is left as it was.
 
-    The model runs in eval mode on `batches` batches of training views, drawn from the run's seed
-    and the epoch, but not those of training. The summary is that of the gated features; `readings`
-    has the correlations for `z` and `raw`. Without labels [N] those with the consistency are None.
+    The model runs in eval mode on batches of training views, drawn from the run's seed and the
+    epoch, but not those of training. The summary is that of the gated features; `readings` has the
+    correlations for `z` and `raw`. Without labels [N] those with the consistency are None.
     """
     recipe, device = model.recipe, model.mean.device
     seed, temperature = recipe.run.seed, recipe.objective.temperature
@@ -216,17 +204,15 @@ def record(
             found.append([*(tensor.float().cpu().numpy() for tensor in each), both])
     gated, z, *by_reading, both = (np.concatenate(parts) for parts in zip(*found))
     known = None if labels is None else both.T
-    columns = {
-        name: statistics(gated if name == "gated" else z, g, known, temperature)
-        for name, g in zip(("gated", "z", "raw"), by_reading)
-    }
-    levels = {"paper": 1, "sound": MIN_SUPPORT}
-    others = {
-        name: {key: correlations(columns[name], support) for key, support in levels.items()}
-        for name in ("z", "raw")
+    main, *others = (
+        statistics(x, g, known, temperature) for x, g in zip((gated, z, z), by_reading)
+    )
+    by_name = {
+        name: {"paper": correlations(each), "sound": correlations(each, MIN_SUPPORT)}
+        for name, each in zip(("z", "raw"), others)
     }
     about = {"epoch": epoch, "batches": len(found), "mode": "eval", "rows": len(z)}
-    return about | summarize(columns["gated"]) | {"readings": others}
+    return about | summarize(main) | {"readings": by_name}
 
 
 def recorder(images: Images, recipe: Recipe) -> Callable[[Encoder, int], dict[str, Any] | None]:

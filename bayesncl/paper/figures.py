@@ -13,8 +13,7 @@ from bayesncl.data.images import Images
 from bayesncl.measure.counts import MIN_SUPPORT
 from bayesncl.measure.result import as_array
 from bayesncl.paper import ledger
-from bayesncl.paper.cells import Line, Table, has_runs, mean, spread
-from bayesncl.paper.experiments import MAIN, METHODS
+from bayesncl.paper.tables import MAIN, METHODS, Line, Table, has_runs, mean, spread
 from bayesncl.progress import plural
 from bayesncl.report import plots
 from bayesncl.report.plots import CORRELATIONS, Curve

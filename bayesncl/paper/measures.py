@@ -39,19 +39,9 @@ def paper_measures(
 ) -> Tree:  # fmt: skip
     """Branches of a Result that only the paper asks about.
 
-    Parameters
-    ----------
-    model : trained encoder.
-    train, test : both splits; the test split is labeled.
-    seen, found : sound features of the training and the test split.
-    published_probe : also run the 50-epoch linear probe, which takes minutes.
-    background : path of a dataset in the layout of waterbirds, to probe for its backgrounds.
-    progress : called with (done, total, what).
-
-    Returns
-    -------
-    dict with `conflicting`; `theory` for gates that open and close; `probe` with the key `paper`;
-    `background`; and for images with backgrounds the branches of `background_measures`.
+    `seen` and `found` are the sound features of the training and of the labeled test split.
+    `published_probe` adds the 50-epoch linear probe, which takes minutes; `background` is the path
+    of a dataset in the layout of waterbirds, to probe for its backgrounds.
     """
     labels, backgrounds = test.labels, test.backgrounds
     assert labels is not None
@@ -92,11 +82,7 @@ def run_published_probe(
 def background_measures(
     model: Encoder, train: Images, test: Images, seen: Extracted, found: Extracted
 ) -> Tree:
-    """Probes for both labels, worst group, conflict, stability on other backgrounds.
-
-    Returns the branches `conflict` and `ipw`, and where the data allow it `background`,
-    `worst_group`, `balanced` and `stability`.
-    """
+    """Conflict, and where the data allow it probes for both labels and stability."""
     assert test.labels is not None and test.backgrounds is not None
     out: Tree = {}
     data, dataset = model.recipe.data, DATASETS[model.recipe.data.name]
@@ -132,22 +118,21 @@ def background_probes(
 
     Where object and background are tied in training, the object gives part of the background away.
     """
+    fit, seen_labels, found_labels = probe.fast_probe, train.backgrounds, test.backgrounds
     probes = {
-        kind: fast_probe(
-            getattr(seen, kind), train.backgrounds, getattr(found, kind), test.backgrounds
-        )
+        kind: fit(getattr(seen, kind), seen_labels, getattr(found, kind), found_labels)
         for kind in KINDS
     }
-    training, testing = ((each.labels, each.backgrounds) for each in (train, test))
-    return probes, probe.group_probe(seen.h, *training, found.h, *testing)
+    return probes, probe.group_probe(
+        seen.h, train.labels, seen_labels, found.h, test.labels, found_labels
+    )
 
 
 def probe_background(model: Encoder, root: str) -> Tree:
     """Background probes of a frozen encoder on images scaled to its view size.
 
     `root` is the path of a dataset in the layout of waterbirds; empty: the model's own images.
-    Returns `acc1` (percent), `acc1_spread` over probe seeds and `acc1_chance` for each of `h`, `z`
-    and `gated`; `worst_group` of the object probe on h; `size` and `images` (training, test).
+    `worst_group` is that of the object probe on h.
     """
     data, size = model.recipe.data, model.recipe.views.size
     if root:

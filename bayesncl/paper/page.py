@@ -16,9 +16,8 @@ from bayesncl.io import write_atomic
 from bayesncl.measure import registry
 from bayesncl.measure.dimensions import MIN_SUPPORT
 from bayesncl.measure.interpretability import MATCHED, at_l0
-from bayesncl.paper import cells, figures, ledger
-from bayesncl.paper.cells import NOT_RUN, Entries, Line, Table, fill, has_runs, label, mean, summary
-from bayesncl.paper.experiments import EXPERIMENTS, MAIN, METHODS, PAIR, PAPER, Experiment
+from bayesncl.paper import figures, ledger, tables
+from bayesncl.paper.tables import MAIN, METHODS, NOT_RUN, Line, Table, label, mean, summary
 from bayesncl.progress import plural
 from bayesncl.report.tables import format_table
 
@@ -51,38 +50,39 @@ def write(folder: Path, entries: list[ledger.Entry]) -> Path:
     Sheets of test images are left out: we may not publish the images.
     """
     found = ledger.by_setting(entries)
-    tables = {name: fill(experiment, found) for name, experiment in EXPERIMENTS.items()}
+    experiments = tables.EXPERIMENTS.items()
+    every = {name: tables.fill(experiment, found) for name, experiment in experiments}
     (folder / "figures").mkdir(parents=True, exist_ok=True)
-    for name, table in tables.items():
+    for name, table in every.items():
         figures.draw(name, table, folder / "figures")
     path = folder / "results.md"
-    write_atomic(path, render(entries, found, tables))
+    write_atomic(path, render(entries, found, every))
     return path
 
 
-def render(entries: list[ledger.Entry], found: Entries, tables: dict[str, Table]) -> str:
+def render(entries: list[ledger.Entry], found: tables.Entries, every: dict[str, Table]) -> str:
     """The page as Markdown."""
-    filled, published = cells.count_filled(found)
-    main = tables["interpretability"][MAIN]
+    filled, published = tables.count_filled(found)
+    main = every["interpretability"][MAIN]
     head = ["claim, CIFAR-100", "paper", "ours", "sound", "holds in ours", "holds in sound"]
     parts = [
         "# Results\n",
         prose("intro", runs=ledger_summary(entries), filled=filled, published=published),
         "## Findings\n", "".join(f"- {finding}\n" for finding in notes()["findings"] if entries),
         "## The paper's claims\n", prose("claims"),
-        markdown(head, [cells.claim_row(claim, found) for claim in PAPER["claims"]]),
+        markdown(head, [tables.claim_row(claim, found) for claim in tables.PAPER["claims"]]),
         "## Where the consistency gain comes from\n", prose("consistency"),
-        *pictures("figure-support", "Consistency by minimum support", tables["figure-support"]),
+        *pictures("figure-support", "Consistency by minimum support", every["figure-support"]),
         *consistency_gain(main), prose("figure-support"),
         "## Where the retrieval gain comes from\n", *retrieval_gain(main),
-        "## Theory\n", *theory(tables),
+        "## Theory\n", *theory(every),
         "## How to read the tables\n", prose("reading"),
     ]  # fmt: skip
-    for name, experiment in EXPERIMENTS.items():
+    for name, experiment in tables.EXPERIMENTS.items():
         if name != "figure-support":  # shown above
             part = figure_part if experiment.is_figure else table_part
             parts += [f"## {name}\n", f"{experiment.title}.\n", prose(name)]
-            parts += part(experiment, tables[name])
+            parts += part(experiment, every[name])
     return "\n".join(part for part in parts if part).rstrip() + "\n"
 
 
@@ -100,7 +100,7 @@ def at(*path: str, times: float = 1.0) -> Callable[[Measures], float | None]:
     """Function of a run's measures that returns the one at a path, times a factor."""
 
     def value(run: Measures) -> float | None:
-        found = cells.dig(run, *path)
+        found = tables.dig(run, *path)
         return None if found is None else times * found
 
     return value
@@ -141,10 +141,10 @@ def consistency_gain(lines: list[Line]) -> list[str]:
     supports = [(s, at("curves", "consistency_by_support", s), 2) for s in SUPPORTS]
     every = (
         f"{prose('sound')}\n{method_table(lines, sound())}\n"
-        f"The same with shuffled labels:\n\n{method_table(lines, sound('chance'), PAIR)}"
+        f"The same with shuffled labels:\n\n{method_table(lines, sound('chance'), tables.PAIR)}"
     )
     return [
-        method_table(lines, supports, PAIR, "CIFAR-100, support at least"),
+        method_table(lines, supports, tables.PAIR, "CIFAR-100, support at least"),
         prose("shuffled"), method_table(lines, [(*each, 2) for each in labels.items()]),
         folded("all sound measures of the main methods", every), gate_use(lines),
     ]  # fmt: skip
@@ -176,11 +176,11 @@ def retrieval_gain(lines: list[Line]) -> list[str]:
     ]  # fmt: skip
 
 
-def theory(tables: dict[str, Table]) -> list[str]:
+def theory(every: dict[str, Table]) -> list[str]:
     """The paper's theory beside our runs: gates, conflicting features, gradients, suppression."""
     gated: dict[str, Line] = {}  # settings with gates that open and close
-    for name, table in tables.items():
-        for line in [] if EXPERIMENTS[name].is_figure else table.get(MAIN, []):
+    for name, table in every.items():
+        for line in [] if tables.EXPERIMENTS[name].is_figure else table.get(MAIN, []):
             if any(run["measures"].get("theory") for run in line.runs):
                 gated.setdefault(ledger.setting(line.row.recipe), line)
     lines = list(gated.values())
@@ -193,8 +193,8 @@ def theory(tables: dict[str, Table]) -> list[str]:
     ]
     return [
         prose("filtering"), filtering_table(lines),
-        prose("conflicting"), method_table(tables["interpretability"][MAIN], conflicts),
-        prose("instability"), instability_table(tables["gradients"][MAIN]),
+        prose("conflicting"), method_table(every["interpretability"][MAIN], conflicts),
+        prose("instability"), instability_table(every["gradients"][MAIN]),
         prose("suppression"), folded("most suppressed dimensions", suppression_table(lines)),
         prose("theory"),
     ]  # fmt: skip
@@ -241,7 +241,7 @@ def instability_table(lines: list[Line]) -> str:
     """Records in which the instability proposition holds, by threshold of the conflict."""
     rows = []
     runs = {line.row.method: line.runs for line in lines if line.runs}
-    for method in (method for method in PAIR if method in runs):
+    for method in (method for method in tables.PAIR if method in runs):
         records = [record["instability"] for run in runs[method] for record in run["dynamics"]]
         verdicts = [taken(records, t, "holds") for t in CONFLICTS]
         trends = [taken(records, key) for key in TRENDS]
@@ -257,7 +257,7 @@ def instability_table(lines: list[Line]) -> str:
 
 def taken(trees: Sequence[Measures], *path: str) -> list[float]:
     """Values at a path of those trees that have it."""
-    return [value for tree in trees if (value := cells.dig(tree, *path)) is not None]
+    return [value for tree in trees if (value := tables.dig(tree, *path)) is not None]
 
 
 def suppression_table(lines: list[Line]) -> str:
@@ -273,18 +273,18 @@ def suppression_table(lines: list[Line]) -> str:
     return markdown(["run", "dimension", "closed where it would fire", "fires on", "class"], rows)
 
 
-def table_part(experiment: Experiment, table: Table) -> list[str]:
+def table_part(experiment: tables.Experiment, table: Table) -> list[str]:
     """A table of the paper by dataset."""
     parts = []
     for dataset, lines in table.items():
         done = sum(bool(line.runs) for line in lines)
         some = "all rows run" if done == len(lines) else f"{done} of {len(lines)} rows run"
         title = f"{DATASETS[dataset].title}: {some if done else NOT_RUN}"
-        parts.append(folded(title, markdown(*cells.text(lines), left=2)))
+        parts.append(folded(title, markdown(*tables.text(lines), left=2)))
     return parts
 
 
-def figure_part(experiment: Experiment, table: Table) -> list[str]:
+def figure_part(experiment: tables.Experiment, table: Table) -> list[str]:
     """A figure for each dataset with runs; instead of a sheet, the classes of its images."""
     name, found = experiment.name, figures.sheet_entries(experiment.name, table)
     head = "{}: the dimensions and the classes of their images"
@@ -305,7 +305,7 @@ def pictures(name: str, title: str, table: Table) -> list[str]:
     return [
         f"{DATASETS[dataset].title}:\n\n![{title}](figures/{figures.file_name(name, dataset)})\n"
         for dataset, lines in table.items()
-        if has_runs(lines)
+        if tables.has_runs(lines)
     ]
 
 

@@ -24,16 +24,9 @@ from bayesncl.evaluate import evaluate
 from bayesncl.io import check_output_folder, write_atomic
 from bayesncl.measure.result import Result
 from bayesncl.method.encoder import Encoder
-from bayesncl.paper import figures, ledger, page
-from bayesncl.paper.cells import Table, count_filled, fill, has_runs, text
+from bayesncl.paper import figures, ledger, measures, page, tables
 from bayesncl.paper.dynamics import recorder
-from bayesncl.paper.experiments import ACCURACIES, DYNAMICS, SCALES, Experiment, choose, runs
-from bayesncl.paper.measures import (
-    exemplars,
-    paper_measures,
-    probe_background,
-    run_published_probe,
-)
+from bayesncl.paper.tables import Experiment, Table
 from bayesncl.progress import Display
 from bayesncl.recipes import Recipe, replace_fields, with_root
 from bayesncl.report.tables import format_table, open_console
@@ -88,13 +81,13 @@ def reproduce(
     `listing`; without `data` nothing is trained at paper scale; without `pages` figures go to
     runs/reproduce/figures.
     """
-    if scale not in SCALES:
+    if scale not in tables.SCALES:
         raise InputError(f"scale must be paper or smoke, got {scale!r}")
     if dry and pages is not None:
         raise InputError("a dry run writes nothing: leave out --dry-run or --pages")
     if scale == "smoke" and results == LEDGER:
         results = SMOKE_LEDGER
-    chosen = choose(name, seeds, changes)
+    chosen = tables.choose(name, seeds, changes)
     if listing or name is None:
         show_list(chosen, ledger.read(results), scale, results)
         return
@@ -109,7 +102,7 @@ def reproduce(
         display.note(f"no runs in {results}; a clone of the repository has ours in {LEDGER}")
     found = ledger.by_setting(entries)
     for experiment in chosen:
-        table = fill(experiment, found, scale)
+        table = tables.fill(experiment, found, scale)
         show(experiment, table, scale)
         if experiment.is_figure and not dry and (pages is None or scale == "smoke"):
             draw(experiment.name, table, (pages or work) / "figures", space)
@@ -229,17 +222,17 @@ def enter(
     if result is None:
         result = Result()
         if not known:
-            more = partial(paper_measures, progress=display.count)
+            more = partial(measures.paper_measures, progress=display.count)
             result = evaluate(model, *splits, extra=more, progress=display.count)
             write_atomic(run.evaluation_file, result.to_json())
     probes = dict(result.probe or {})
     if probe and "paper" not in probes:
-        probes["paper"] = run_published_probe(model, *splits, progress=display.count)
-    extra = {key: probe_background(model, path) for key, path in backgrounds.items()}
+        probes["paper"] = measures.run_published_probe(model, *splits, progress=display.count)
+    extra = {key: measures.probe_background(model, path) for key, path in backgrounds.items()}
     if known:
         return ledger.add(results, run, recipe, probe=probes.get("paper"), extra=extra)
     result.probe = probes or None
-    shown_dims = exemplars(model, shown)
+    shown_dims = measures.exemplars(model, shown)
     return ledger.record(results, run, result, recipe, exemplars=shown_dims, extra=extra)
 
 
@@ -249,9 +242,9 @@ def lacking(entry: ledger.Entry | None, experiment: Experiment, scale: str = "pa
         return {"run"}
     columns, out = set(experiment.columns), set()
     probed = scale == "smoke" or "paper" in entry["measures"].get("probe", {})
-    if columns & set(ACCURACIES) and not probed:
+    if columns & set(tables.ACCURACIES) and not probed:
         out.add("probe")
-    if columns & set(DYNAMICS) and not entry["dynamics"]:
+    if columns & set(tables.DYNAMICS) and not entry["dynamics"]:
         out.add("dynamics")
     if experiment.background:
         name = entry["recipe"]["data"]["name"]
@@ -262,7 +255,7 @@ def lacking(entry: ledger.Entry | None, experiment: Experiment, scale: str = "pa
 
 def missing(experiment: Experiment, entries: list[ledger.Entry], scale: str) -> list[Recipe]:
     """The runs that the ledger lacks, or has without a measure that the experiment shows."""
-    known, needed = ledger.by_identity(entries), runs(experiment, scale)
+    known, needed = ledger.by_identity(entries), tables.runs(experiment, scale)
     return [r for r in needed if lacking(known.get(ledger.identity(r)), experiment, scale)]
 
 
@@ -279,7 +272,7 @@ def show_list(
     left: dict[str, Recipe] = {}
     rows = []
     for experiment in chosen:
-        needed, todo = len(runs(experiment, scale)), missing(experiment, entries, scale)
+        needed, todo = len(tables.runs(experiment, scale)), missing(experiment, entries, scale)
         left.update({ledger.identity(recipe): recipe for recipe in todo})
         counts = needed, needed - len(todo), round(sum(map(estimate, todo)))
         rows.append([experiment.name, experiment.title, *map(str, counts)])
@@ -291,7 +284,7 @@ def show_list(
         f"{len(entries)} runs in the ledger ({results}). Tables share runs: {len(left)} are "
         f"missing or lack a measure, about {total:.0f} minutes on one H200."
     )
-    filled, published = count_filled(ledger.by_setting(entries))
+    filled, published = tables.count_filled(ledger.by_setting(entries))
     console.print(f"{filled} of {published} published numbers have a run beside them")
 
 
@@ -299,14 +292,14 @@ def show(experiment: Experiment, table: Table, scale: str) -> None:
     """Print a table; without the spreads where they do not fit the terminal."""
     console = open_console()
     for dataset, lines in table.items():
-        header, rows = text(lines)
+        header, rows = tables.text(lines)
         widths = [2 + max(map(len, column)) for column in zip(header, *rows)]
         if sum(widths) - 2 > console.width:
             rows = [[re.sub(r" ± [0-9.]+", "", cell) for cell in row] for row in rows]
         title = datasets.DATASETS[dataset].title
         console.print(f"{experiment.name}: {experiment.title}, {title}", style="bold")
         print(format_table(header, rows, width=console.width))
-    if scale == "paper" and any(map(has_runs, table.values())):  # notes are about our runs
+    if scale == "paper" and any(map(tables.has_runs, table.values())):  # notes are about our runs
         for note in page.notes().get(experiment.name, []):
             console.print(note)
 

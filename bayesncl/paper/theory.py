@@ -59,17 +59,9 @@ def compare(
 ) -> list[Row]:  # fmt: skip
     """Predicted against observed, one row per statement of the theory section.
 
-    Parameters
-    ----------
-    z, gated : unit-norm features before and after the gates.
-    prior : rho of the run.
-    pairs : similarities of z, of z m and of the gated features over pairs of images; without them
-        there are no rows on the error.
-
-    Returns
-    -------
-    dicts of `statement`, `predicted` and `observed` (numbers), `holds` (None if the data cannot
-    tell) and `note` (a sentence).
+    z and gated are unit-norm features before and after the gates; `pairs` are the similarities of
+    z, of z m and of gated over pairs of images, without which there are no rows on the error.
+    `holds` is None if the data cannot tell.
     """
     found = filtering(z, opened)
     errors = error_rows(found, *pairs) if pairs else []
@@ -104,14 +96,8 @@ def filtering(z: np.ndarray, opened: np.ndarray) -> dict[str, Any]:
 
     The theory does not give gamma, so the one whose predicted closed set agrees best with the
     observed one is used. Agreement is balanced: the mean of the shares of closed and of open
-    dimensions predicted right, 50 % for calling everything open.
-
-    Returns
-    -------
-    `prevalence`, `open_rate` (over images where z_k fires; NaN if none), `closed` (observed) : [D].
-    `counted` : dimensions that fire at all.
-    `agreement`, `predicted` (bool [D]) : of the best gamma, `agreement_chance` : 95th percentile
-        over shuffled dimensions, gamma fitted to each; only if some are closed and some open.
+    dimensions predicted right, 50 % for calling everything open. By chance: the 95th percentile
+    over shuffled dimensions, gamma fitted to each. Both only if some are closed and some open.
     """
     table = describe(z, open=opened)
     assert table.closed_rate is not None

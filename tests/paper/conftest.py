@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bayesncl.paper import ledger, reproduce
-from bayesncl.paper.experiments import SMOKE
+from bayesncl.paper.tables import SMOKE
 from bayesncl.recipes import Recipe, change, named
 
 ROOT = Path(__file__).parents[2]

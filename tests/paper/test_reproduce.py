@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from bayesncl.cli.app import app
 from bayesncl.data import load
 from bayesncl.errors import InputError
-from bayesncl.paper import cells, figures, ledger, measures, page, reproduce
-from bayesncl.paper.experiments import EXPERIMENTS, METHODS, PAPER, choose, rows, runs
+from bayesncl.paper import figures, ledger, measures, page, reproduce, tables
+from bayesncl.paper.tables import EXPERIMENTS, METHODS, PAPER, choose, rows, runs
 from bayesncl.recipes import change, named
 from bayesncl.report import plots
 from bayesncl.report.plots import CORRELATIONS
@@ -133,10 +133,10 @@ def test_every_experiment_runs_at_smoke_scale(
     reproduce.reproduce(name, scale="smoke", results=smoked)
     entries = ledger.read(smoked)
     assert reproduce.missing(experiment, entries, "smoke") == []
-    (lines,) = cells.fill(experiment, ledger.by_setting(entries), "smoke").values()
+    (lines,) = tables.fill(experiment, ledger.by_setting(entries), "smoke").values()
     for line in lines:
         assert line.runs
-        values = [v for c in line.cells.values() for v in c.ours]
+        values = [v for c in line.tables.values() for v in c.ours]
         assert np.isfinite(values).all()
         # no published probe at smoke scale, and a correlation may not exist
         wanted = [c for c in line.cells if c not in ("acc1", "acc5")]
@@ -154,10 +154,10 @@ def test_every_experiment_runs_at_smoke_scale(
 
 
 def test_a_summary_is_mean_and_spread() -> None:
-    assert cells.summary([3.0, 4.5, 9.25], 2) == "5.58 ± 3.26"
-    assert cells.summary([3.0], 2) == "3.00"
-    assert cells.number(5.8007e12, None) == "5.801 T"
-    assert cells.number(1416176128, None) == "1.416 G"
+    assert tables.summary([3.0, 4.5, 9.25], 2) == "5.58 ± 3.26"
+    assert tables.summary([3.0], 2) == "3.00"
+    assert tables.number(5.8007e12, None) == "5.801 T"
+    assert tables.number(1416176128, None) == "1.416 G"
 
 
 @pytest.mark.parametrize(
@@ -173,10 +173,10 @@ def test_a_summary_is_mean_and_spread() -> None:
 def test_a_difference_is_marked_only_beyond_the_spread(
     published: tuple[float, ...], ours: tuple[float, ...], mark: str
 ) -> None:
-    assert cells.Cell("consistency", published, ours).mark() == mark
+    assert tables.Cell("consistency", published, ours).mark() == mark
 
 
-def find_row(name: str) -> cells.Row:
+def find_row(name: str) -> tables.Row:
     every = rows(EXPERIMENTS[name])
     return next(r for r in every if (r.dataset, r.method) == ("cifar100", "bayesncl"))
 
@@ -184,16 +184,16 @@ def find_row(name: str) -> cells.Row:
 def test_where_cells_come_from(entry: dict[str, Any]) -> None:
     measures, row = entry["measures"], find_row("downstream")
     measures["retrieval"]["paper"]["128"] = {"1": 1.0, "3": 2.0, "5": 3.5, "10": 4.0}
-    assert cells.value(entry, row, "p@5", "paper") == 3.5
-    assert cells.value(entry, row, "p@5", "sound") is None
+    assert tables.value(entry, row, "p@5", "paper") == 3.5
+    assert tables.value(entry, row, "p@5", "sound") is None
     wanted = measures["sound"]["entropy_freq"]
-    assert cells.value(entry, row, "entropy_freq", "sound") == wanted
+    assert tables.value(entry, row, "entropy_freq", "sound") == wanted
     entry["seconds"]["train"] = 90.0
     slower = entry | {"seconds": {"train": 200.0}}  # shared its GPU
-    assert cells.make_cell(row, "running_time_min", [slower, entry, slower]).ours == (1.5,)
+    assert tables.make_cell(row, "running_time_min", [slower, entry, slower]).ours == (1.5,)
     late = rows(EXPERIMENTS["gradients"], "smoke")[-1]
     assert (late.method, late.axes) == ("bayesncl", {"epoch": 2})
-    assert cells.value(entry, late, "af_sc", "sound") == entry["dynamics"][1]["sound"]["af_sc"]
+    assert tables.value(entry, late, "af_sc", "sound") == entry["dynamics"][1]["sound"]["af_sc"]
 
 
 def test_an_accuracy_has_one_probe_protocol(entry: dict[str, Any]) -> None:
@@ -203,24 +203,24 @@ def test_an_accuracy_has_one_probe_protocol(entry: dict[str, Any]) -> None:
     for i, each in enumerate(entries):
         each["measures"]["probe"] = {"fast": {"acc1": 62.0 + i, "acc5": 87.0}}
     row, experiment = find_row("downstream"), EXPERIMENTS["downstream"]
-    assert cells.make_cell(row, "acc1", entries).ours == ()
+    assert tables.make_cell(row, "acc1", entries).ours == ()
     assert all(reproduce.lacking(e, experiment) == {"probe"} for e in entries)
     assert not any(reproduce.lacking(e, experiment, "smoke") for e in entries)
     entries[1]["measures"]["probe"]["paper"] = {"acc1": 40.0, "acc5": 80.0}
-    cell = cells.make_cell(row, "acc1", entries)
+    cell = tables.make_cell(row, "acc1", entries)
     assert cell.ours == (40.0,)
     assert cell.sound == (62.0, 63.0, 64.0)
     assert reproduce.lacking(entries[1], experiment) == set()
-    body = cells.text(cells.fill(experiment, ledger.by_setting(entries))["cifar100"])[1]
+    body = tables.text(tables.fill(experiment, ledger.by_setting(entries))["cifar100"])[1]
     at = next(i for i, line in enumerate(body) if line[0].startswith("BayesNCL, K"))
     assert body[at + 1][2] == "40.00 (1 of 3 runs)"
     assert body[at + 2][2] == "63.00 ± 1.00†"
 
 
 def test_filled_cells_are_counted(entry: dict[str, Any]) -> None:
-    assert cells.count_filled({}) == (0, 749)
+    assert tables.count_filled({}) == (0, 749)
     one = at_full_size(entry, change(named("cifar100-bayesncl"), ["gate.prior=0.1"]))
-    assert cells.count_filled(ledger.by_setting([one])) == (4, 749)  # acc1, acc5 were not probed
+    assert tables.count_filled(ledger.by_setting([one])) == (4, 749)  # acc1, acc5 were not probed
 
 
 # the page
@@ -268,8 +268,8 @@ def three(entry: dict[str, Any]) -> list[dict[str, Any]]:
     return [ncl, again, bayesncl]
 
 
-def main_lines(entries: list[dict[str, Any]]) -> list[cells.Line]:
-    return cells.fill(EXPERIMENTS["interpretability"], ledger.by_setting(entries))["cifar100"]
+def main_lines(entries: list[dict[str, Any]]) -> list[tables.Line]:
+    return tables.fill(EXPERIMENTS["interpretability"], ledger.by_setting(entries))["cifar100"]
 
 
 def test_retrieval_by_number_and_by_share_of_dimensions(three: list[dict[str, Any]]) -> None:
@@ -311,8 +311,8 @@ def test_the_theory_section_counts_what_holds(three: list[dict[str, Any]]) -> No
         {"statement": page.CLOSED, "predicted": None, "observed": 0, "holds": None},
     ]
     found = ledger.by_setting(three)
-    tables = {name: cells.fill(EXPERIMENTS[name], found) for name in EXPERIMENTS}
-    text = "".join(page.theory(tables))
+    every = {name: tables.fill(EXPERIMENTS[name], found) for name in EXPERIMENTS}
+    text = "".join(page.theory(every))
     assert "| -0.47 | yes | – | 0 | cannot tell |\n" in text
     assert "| NCL | 2 of 4 | 0 of 0 |" in text
     assert "| BayesNCL | 1 of 2 | 0 of 0 |" in text
@@ -326,7 +326,7 @@ def test_the_readme_has_the_numbers_of_the_ledger() -> None:
             continue
         chance = [e["measures"]["chance"]["paper"]["consistency"] for e in line.runs]
         numbers = [
-            *(cells.summary(v, 2) for v in (cell.published, cell.ours, chance, cell.sound))
+            *(tables.summary(v, 2) for v in (cell.published, cell.ours, chance, cell.sound))
         ]  # fmt: skip
         assert f"| {name} | {' | '.join(numbers)} |\n" in text
 
@@ -347,17 +347,17 @@ def test_the_readme_has_the_numbers_of_the_ledger() -> None:
 def test_verdicts_on_a_claim(
     a: tuple[float, ...], b: tuple[float, ...], sign: int, text: str, verdict: str
 ) -> None:
-    assert cells.compare(a, b, sign) == (text, verdict)
+    assert tables.compare(a, b, sign) == (text, verdict)
 
 
 def test_a_claim_compares_two_rows(three: list[dict[str, Any]]) -> None:
-    empty = [cells.claim_row(claim, {}) for claim in PAPER["claims"]]
+    empty = [tables.claim_row(claim, {}) for claim in PAPER["claims"]]
     assert empty[0][1:3] == ["+12.11", "not run"]
     for one, fast, published in zip(three[1:], (62.5, 62.0), (60.0, 61.5)):
         one["measures"]["probe"] = {"fast": {"acc1": fast}, "paper": {"acc1": published}}
     (claim,) = [c for c in PAPER["claims"] if c["column"] == "acc1"]
     wanted = ["+1.50", "-0.50†", "no (one run)", "yes (one run)"]
-    assert cells.claim_row(claim, ledger.by_setting(three[1:]))[2:] == wanted
+    assert tables.claim_row(claim, ledger.by_setting(three[1:]))[2:] == wanted
 
 
 def test_a_sheet_has_a_row_of_images_per_dimension(tmp_path: Path, entry: dict[str, Any]) -> None:
@@ -423,7 +423,7 @@ def test_the_list_counts_runs_minutes_and_filled_cells(
     assert lines["batch-size"][-3:] == ["10", "1", "45"]
     assert lines["figure-suppressed"][-3:] == ["3", "1", "30"]  # 5 and 25 minutes
     assert lines["resnet50"][-3:] == ["3", "0", "170"]
-    filled = cells.count_filled(ledger.by_setting([known]))[0]
+    filled = tables.count_filled(ledger.by_setting([known]))[0]
     last = f"{filled} of 749 published numbers have a run beside them"
     assert result.output.splitlines()[-1] == last
 

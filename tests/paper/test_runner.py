@@ -16,7 +16,7 @@ from bayesncl.cli.app import app
 from bayesncl.data import load
 from bayesncl.measure.result import Result
 from bayesncl.paper import ledger, measures, reproduce
-from bayesncl.paper.experiments import EXPERIMENTS
+from bayesncl.paper.tables import EXPERIMENTS
 from bayesncl.progress import Display
 from bayesncl.recipes import Recipe, change, named
 from bayesncl.training.loop import Interrupted
@@ -166,8 +166,7 @@ def test_a_finished_run_gets_its_measures_later(
 ) -> None:
     """`record` and `evaluate` add the published probe and the background probe."""
     probe = {"acc1": 61.0, "acc5": 88.0}
-    for module in (reproduce, measures):
-        monkeypatch.setattr(module, "run_published_probe", lambda *_, **__: probe)
+    monkeypatch.setattr(measures, "run_published_probe", lambda *_, **__: probe)
     recipe = smoke("bayesncl")
     (path,) = run_list([recipe], tmp_path / "book", tmp_path / "models")
     before, folder = path.read_bytes(), str(tmp_path / "models" / path.stem)
