@@ -28,8 +28,7 @@ from torch import Tensor
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
 from bayesncl.inputs import factorize
-from bayesncl.measure.counts import MIN_SUPPORT
-from bayesncl.measure.dimensions import largest_share
+from bayesncl.measure.dimensions import MIN_SUPPORT, largest_share
 from bayesncl.method.augment import make_views
 from bayesncl.method.encoder import Encoder, in_eval_mode
 from bayesncl.method.losses import ACTIVE, info_nce

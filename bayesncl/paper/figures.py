@@ -10,7 +10,7 @@ import numpy as np
 
 from bayesncl.data import DATASETS
 from bayesncl.data.images import Images
-from bayesncl.measure.counts import MIN_SUPPORT
+from bayesncl.measure.dimensions import MIN_SUPPORT
 from bayesncl.measure.result import as_array
 from bayesncl.paper import ledger
 from bayesncl.paper.tables import MAIN, METHODS, Line, Table, has_runs, mean, spread

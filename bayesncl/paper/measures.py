@@ -118,14 +118,9 @@ def background_probes(
 
     Where object and background are tied in training, the object gives part of the background away.
     """
-    fit, seen_labels, found_labels = probe.fast_probe, train.backgrounds, test.backgrounds
-    probes = {
-        kind: fit(getattr(seen, kind), seen_labels, getattr(found, kind), found_labels)
-        for kind in KINDS
-    }
-    return probes, probe.group_probe(
-        seen.h, train.labels, seen_labels, found.h, test.labels, found_labels
-    )
+    here, there = train.backgrounds, test.backgrounds
+    probes = {k: fast_probe(getattr(seen, k), here, getattr(found, k), there) for k in KINDS}
+    return probes, group_probe(seen.h, train.labels, here, found.h, test.labels, there)
 
 
 def probe_background(model: Encoder, root: str) -> Tree:
