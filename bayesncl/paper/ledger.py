@@ -57,8 +57,7 @@ def record(
 ) -> Path:  # fmt: skip
     """Enter an evaluated run into the ledger; InputError if it has an entry already.
 
-    Training time and gradient dynamics come from the run's metrics.jsonl. See `runner` for
-    `exemplars` and `extra`.
+    Training time and gradient dynamics come from the run's metrics.jsonl.
     """
     if find(results, recipe) is not None:
         raise InputError(f"{file_name(recipe)} is in the ledger already, and is never replaced")

@@ -41,9 +41,8 @@ def paper_probe(
 
     Parameters
     ----------
-    backbone : normalized images [B, 3, S, S] to h [B, F]; a module runs in eval mode and is left as
-        it was. On a GPU it is recorded as a CUDA graph, so it must not wait for the host.
-    train, test : labeled images; the test images are not augmented.
+    backbone : normalized images [B, 3, S, S] to h [B, F]; on a GPU it is recorded as a CUDA graph,
+        so it must not wait for the host.
     mean, std : channel statistics of pixels in [0, 1].
     variant : `cifar` is LARS (lr 0.4, weight decay 1e-4, 10 epochs of warm-up, cosine) with
         bilinear crops; `imagenet` is SGD (lr 1.0, momentum 0.9, constant: the published milestones
@@ -52,7 +51,6 @@ def paper_probe(
         their initial weights.
     size : side of the crops; default that of the images.
     precision : `auto` is bf16 on a GPU and float32 on a CPU.
-    progress : called with (epochs done, epochs, what).
 
     Returns
     -------
