@@ -50,8 +50,7 @@ def figures(
         without labels a readable dimension exceeds 95 % of these.
     train : codes and labels of training rows, for the linear and sparse probes.
     stability : result of `stability.summary` for this code and that of another seed.
-    factors : labels [N] by the name of a factor, two or more, see `factors.summary`.
-    swapped : codes [N, D] of the same objects on another background, for the factors.
+    factors, swapped : labels [N] by name and codes [N, D], see `factors.summary`.
     groups : [D], the group of each dimension, if they come in groups.
     ks, queries : dimensions kept per image, 5 among them; queries of retrieval (None: all).
     everything : also F1 and IoU of codes in which very many entries fire.
@@ -203,8 +202,7 @@ def _full_precision(
     asked = None
     if n > QUERIES:
         asked = np.sort(np.random.default_rng(seed).choice(n, QUERIES, replace=False))
-    if embeddings is not None and centered is not None:
+    ways, what = [codes], "all dimensions"
+    if embeddings is not None:
         ways, what = [as_features(embeddings), centered], "the whole embedding"
-    else:
-        ways, what = [codes], "all dimensions"
     return {"p5": max(retrieval(way, index, ks=(5,), queries=asked)[5] for way in ways), "of": what}

@@ -8,7 +8,7 @@ import numpy as np
 
 from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_numpy
-from bayesncl.measure.rows import as_codes, as_tensor, unit_codes
+from bayesncl.measure.rows import as_tensor, unit_codes
 
 MAX_DIMS = 2048  # above, the inverse of the correlations takes too long
 MAX_ROWS = 10_000  # drawn at random
@@ -17,7 +17,7 @@ RIDGE = 1e-6  # added to the correlations, which are singular where columns are 
 
 def _centered(z: Array) -> np.ndarray:
     """Codes at unit length, dense, float64, each column less its mean."""
-    rows = as_tensor(unit_codes(as_codes(z))).double().numpy()
+    rows = unit_codes(z).astype(np.float64)
     return np.asarray(rows - rows.mean(0))
 
 
@@ -62,7 +62,7 @@ def group_similarity(z: Array, groups: Array) -> float:
 
 def summary(z: Array, groups: Array | None = None, *, seed: int = 0) -> dict[str, float | None]:
     """Both measures; `_chance` is with each column shuffled on its own."""
-    codes, rng = unit_codes(as_codes(z)), np.random.default_rng(seed)
+    codes, rng = unit_codes(z), np.random.default_rng(seed)
     dense = as_tensor(codes[np.sort(rng.permutation(codes.shape[0])[:MAX_ROWS])]).numpy()
     shuffled = rng.permuted(dense, axis=0)
     result: dict[str, float | None] = {}

@@ -49,24 +49,17 @@ def monosemanticity(z: Array, embeddings: np.ndarray) -> np.ndarray:
     NaN where a dimension is constant or weighs one image only.
     """
     codes, device = unit_codes(z), find_device()
-    width = codes.shape[1]
-    low, high = (torch.full((width,), limit, device=device) for limit in (torch.inf, -torch.inf))
-    for _, block in blocks(codes):
-        block = block.to(device).float()
-        low, high = torch.minimum(low, block.amin(0)), torch.maximum(high, block.amax(0))
-    span = high - low
+    low, span = (torch.from_numpy(f(codes, axis=0)).float().to(device) for f in (np.min, np.ptp))
     scale = span.where(span > 0, 1.0)
     e = torch.from_numpy(embeddings).to(device)
-    e_square = e.square().sum(1)
-    along = torch.zeros(width, e.shape[1], dtype=torch.float64, device=device)  # sum a_n e_n
-    total, squares, self_pairs = along.new_zeros(3, width)  # sums of a_n, a_n^2, a_n^2 |e_n|^2
+    along = torch.zeros(len(span), e.shape[1], dtype=torch.float64, device=device)  # sum a_n e_n
+    total, squares, self_pairs = along.new_zeros(3, len(span))  # sums of a_n, a_n^2, a_n^2 |e_n|^2
     for part, block in blocks(codes):
         a = (block.to(device).float() - low) / scale
         along += a.T @ e[part]
         total += a.sum(0)
-        squared = a.square_()
-        squares += squared.sum(0)
-        self_pairs += squared.T @ e_square[part]
+        squares += a.square().sum(0)
+        self_pairs += a.square().T @ e[part].square().sum(1)
     pairs = total**2 - squares
     defined = (span > 0) & (pairs > 1e-6 * squares)
     similar = along.square().sum(1) - self_pairs
@@ -116,16 +109,15 @@ def draw_trials(
     most its median, and is no near duplicate of the four. Dimensions without four such images or an
     intruder have no trial. The draw of a dimension depends on the seed and that dimension alone.
     """
-    width = z.shape[1]
-    wanted = np.zeros(width, bool)
-    wanted[np.arange(width) if dims is None else np.asarray(dims)] = True
     top = strongest_images(z, POOL) if top is None else top
-    wanted &= (top >= 0).sum(1) >= 4
+    wanted = np.flatnonzero((top >= 0).sum(1) >= 4)
+    if dims is not None:
+        wanted = np.intersect1d(wanted, dims)
     if embeddings is None:
         embeddings = np.zeros((z.shape[0], 1), np.float32)  # no two are near duplicates
     drawn: list[tuple[int, np.ndarray, int]] = []
     size = drop_silent(as_tensor(unit_codes(z))).abs().numpy()
-    for j in np.flatnonzero(wanted).tolist():
+    for j in wanted.tolist():
         rng = np.random.default_rng((seed, j))
         weak = size[:, j] <= np.quantile(size[:, j], 0.5, method="lower")
         strong = top[j][top[j] >= 0]

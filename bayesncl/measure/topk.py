@@ -133,7 +133,7 @@ def summary(
     asked = None
     if queries is not None and queries < n:
         asked = np.random.default_rng(seed).choice(n, queries, replace=False)
-    top = strongest(z, max(ks))
+    top, sizes = strongest(z, max(ks)), np.bincount(index)
     if train is not None:
         known = as_codes(train[0])
         if known.shape[1] != width:
@@ -149,7 +149,6 @@ def summary(
             share = share[support >= MIN_SUPPORT]
             row["consistency" + end] = mean(share)
             row["about_one_class" + end] = mean(100.0 * (share >= ABOUT_ONE_CLASS))
-            sizes = np.bincount(index)
             row["classes_owned" + end] = owned_classes(fires, sizes)
             # a class spread over many dimensions cannot reach a tenth in one: half of an even share
             even_share = len(sizes) * row["l0"] / max((support > 0).sum(), 1)

@@ -105,8 +105,7 @@ def look_up(tree: Tree, path: str) -> list[Any]:
 
 def render(tree: Tree, rules: bool = False) -> str:
     """The verdict of `to_dict` as text with aligned figures; `rules` adds how each is measured."""
-    of = f" of {tree['sampled_from']:,}" if "sampled_from" in tree else ""
-    parts = [f"{tree['images']:,}{of} images, {tree['dimensions']:,} dimensions"]
+    parts = [_header(tree)]
     indent = " " * (LABEL_WIDTH + FIGURE_WIDTH + 3)
     for line in tree["lines"]:
         if line["key"] == "collapsed":
@@ -123,16 +122,19 @@ def render(tree: Tree, rules: bool = False) -> str:
 
 def render_html(tree: Tree) -> str:
     """The verdict of `to_dict` as an HTML table."""
-    of = f" of {tree['sampled_from']:,}" if "sampled_from" in tree else ""
-    parts = [f"<b>{tree['images']:,}{of} images, {tree['dimensions']:,} dimensions</b>", "<table>"]
+    parts = [f"<b>{_header(tree)}</b>", "<table>"]
     for line in tree["lines"]:
         beside = "<br>".join(escape(line[key]) for key in ("beside", "advice") if line[key])
         figure = f'<b style="white-space:nowrap">{escape(line["figure"])}</b>'
         cells = [escape(line["label"]), figure, beside]
-        title = escape(line["measured_by"])
         row = "".join(f'<td style="text-align:left">{cell}</td>' for cell in cells)
-        parts.append(f'<tr title="{title}">{row}</tr>')
+        parts.append(f'<tr title="{escape(line["measured_by"])}">{row}</tr>')
     return "\n".join([*parts, "</table>"])
+
+
+def _header(tree: Tree) -> str:
+    of = f" of {tree['sampled_from']:,}" if "sampled_from" in tree else ""
+    return f"{tree['images']:,}{of} images, {tree['dimensions']:,} dimensions"
 
 
 def to_dict(verdict: Verdict) -> dict[str, Any]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import pytest
 
 from bayesncl.measure import detectors
+from bayesncl.measure.linear import sparse_probe
 from bayesncl.measure.topk import keep
 from tests.conftest import unit_length
 from tests.measure.test_topk import codes
@@ -41,11 +40,9 @@ def test_best_f1_and_iou_over_every_threshold(signed: bool) -> None:
 
 
 def test_summary_beats_shuffled_labels_and_has_no_nan() -> None:
-    z, y = codes()
-    found = detectors.summary(z, y)
-    assert all(
-        found[name] > found[name + "_chance"] for name in ("f1", "iou", "best_f1", "best_iou")
-    )
+    found = detectors.summary(*codes())
+    for name in ("f1", "iou", "best_f1", "best_iou"):
+        assert found[name] > found[name + "_chance"]
     assert detectors.summary(np.zeros((20, 3)), np.arange(20) % 2)["f1"] is None
 
 
@@ -81,51 +78,36 @@ def test_classes_read_from_their_best_dimensions() -> None:
     # no ties but zeros
     z = np.maximum(rng.standard_normal((500, 12)) + 1.5 * (np.arange(12) % 4 == y[:, None]), 0)
     train, test = (z[:300], y[:300]), (z[300:], y[300:])
-    found = detectors.sparse_probe(train, test)
+    found = sparse_probe(train, test)
     for k in (1, 2, 4):
         assert found[k] == pytest.approx(slow_sparse_probe(train, test, k), abs=0.5)
     assert found[4] > found[1] > 60
-    shuffled = detectors.sparse_probe((z[:300], rng.permutation(y[:300])), test)
+    shuffled = sparse_probe((z[:300], rng.permutation(y[:300])), test)
     assert shuffled[1] == pytest.approx(50, abs=8)
     some = test[0][test[1] > 0], test[1][test[1] > 0]  # a class without test rows is left out
-    assert 50 < detectors.sparse_probe(train, some)[1] <= 100
+    assert 50 < sparse_probe(train, some)[1] <= 100
 
 
 def test_the_level_a_dimension_fits_best() -> None:
     rng = np.random.default_rng(0)
     fine = rng.integers(8, size=400)
-    coarse = fine // 4
     z = np.zeros((400, 3))
     z[:, 0] = fine == 3  # one fine class
-    z[:, 1] = coarse == 1  # a whole superclass
+    z[:, 1] = fine >= 4  # a whole superclass
     z[:5, 2] = 1  # too few images
-    found = detectors.fit_levels(z, {"fine": fine, "coarse": np.array(["x", "y"])[coarse]})
-    assert found["dimensions"] == {"fine": 1, "coarse": 1}
-    assert found["consistency"] == 100
-    shares = [
-        max(Counter(fine[z[:, j] > 0].tolist()).values()) / (z[:, j] > 0).sum() for j in (0, 1)
-    ]
-    assert found["by_level"]["fine"] == pytest.approx(100 * np.mean(shares))
+    found = detectors.fit_levels(z, {"fine": fine, "coarse": np.array(["x", "y"])[fine // 4]})
+    assert found["dimensions"] == {"fine": 1, "coarse": 1} and found["consistency"] == 100
     assert found["consistency_chance"] < 70
-
-
-def test_levels_against_a_loop() -> None:
     z, y = codes()
-    levels = {"fine": y, "coarse": y // 2}
-    dense = keep(z, 2).toarray()
-    shares = []
-    for j in range(dense.shape[1]):
-        own = dense[:, j] != 0
-        if own.sum() >= 10:
-            fits = []
-            for labels in levels.values():
-                label, many = max(
-                    Counter(labels[own].tolist()).items(), key=lambda pair: (pair[1], -pair[0])
-                )
-                share, prior = many / own.sum(), (labels == label).mean()
-                fits.append(((share - prior) / (1 - prior), share))
-            shares.append(max(fits)[1])
-    assert detectors.fit_levels(keep(z, 2), levels)["consistency"] == pytest.approx(
-        100 * np.mean(shares)
-    )
+    levels, kept, shares = {"fine": y, "coarse": y // 2}, keep(z, 2), []
+    for on in kept.toarray().T != 0:
+        if on.sum() < 10:
+            continue
+        fits = []
+        for labels in levels.values():
+            many = np.bincount(labels[on])
+            share, prior = many.max() / on.sum(), (labels == many.argmax()).mean()
+            fits.append(((share - prior) / (1 - prior), share))
+        shares.append(max(fits)[1])
+    assert detectors.fit_levels(kept, levels)["consistency"] == pytest.approx(100 * np.mean(shares))
     assert detectors.fit_levels(np.eye(20), {"fine": np.arange(20) % 2})["consistency"] is None

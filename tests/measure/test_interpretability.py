@@ -244,19 +244,6 @@ def test_matched_sparsity_has_the_wanted_l0() -> None:
     assert [result[f"consistency_at_l0_{l0}"] for l0 in (10, 5, 2)] == [None, 50, None]
 
 
-def test_the_spectrum_only_if_asked_for() -> None:
-    z, labels = sparse(scale=True)
-    for definition in ("paper", "sound"):
-        whole, rest = (
-            interpretability(z, labels, definition, spectrum=asked) for asked in (True, False)
-        )
-        spectrum = {"effective_rank", "orthogonality"}
-        assert all(whole[key] is not None and rest[key] is None for key in spectrum)
-        assert {k: v for k, v in rest.items() if k not in spectrum} == {
-            k: v for k, v in whole.items() if k not in spectrum
-        }
-
-
 def test_consistency_by_support() -> None:
     z, labels = sparse()
     curve = consistency_by_support(z, labels, (1, 10, 1000))
