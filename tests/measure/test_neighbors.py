@@ -46,21 +46,19 @@ def test_duplicates_are_no_neighbors() -> None:
     assert {tuple(sorted(set(row % 30))) for row in found} == {tuple(sorted(row)) for row in near}
 
 
-def test_a_row_without_others_is_its_own() -> None:
-    x = torch.ones(5, 3)
-    assert nearest(x, 2)[0].tolist() == [[i, i] for i in range(5)]
+CLUSTERS = torch.eye(10)[torch.arange(40) % 10]
 
 
-def test_fewer_than_k_are_repeated() -> None:
-    x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.1, 1.0], [0.6, 0.8]])
-    assert nearest(x, 3)[0][0].tolist() == [3, 2, 3]
-
-
-def test_strangers_are_no_neighbors() -> None:
-    """Of rows that are copies of a few, the nearest others have nothing in common with them."""
-    x = torch.eye(10)[torch.arange(40) % 10]
-    x -= x.mean(0)
-    assert nearest(x, 5)[0].tolist() == [[i] * 5 for i in range(40)]
+@pytest.mark.parametrize(
+    ("x", "k", "wanted"),
+    [
+        (torch.ones(5, 3), 2, [[i, i] for i in range(5)]),  # copies only
+        (torch.tensor([[1.0, 0], [1, 0], [0.1, 1], [0.6, 0.8]]), 3, [[3, 2, 3]]),  # two are repeated
+        (CLUSTERS - CLUSTERS.mean(0), 5, [[i] * 5 for i in range(40)]),  # nothing in common
+    ],
+)
+def test_rows_with_few_neighbors(x: Tensor, k: int, wanted: list) -> None:
+    assert nearest(x, k)[0].tolist()[: len(wanted)] == wanted
 
 
 def test_many_rows_without_faiss_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -62,23 +60,22 @@ def test_keep_refuses_what_it_cannot_read() -> None:
             kept.keep(given, 3)
 
 
-@pytest.mark.parametrize("k", [1, 2, 5])
+@pytest.mark.parametrize("k", [1, 5])
 def test_consistency_and_owned_classes_against_counting(k: int) -> None:
     z, y = codes()
-    dense = slow_keep(z, k)
+    on = slow_keep(z, k) != 0
     shares, owned = [], set()
-    for j in range(dense.shape[1]):
-        labels = Counter(y[dense[:, j] != 0].tolist())
-        support = sum(labels.values())
-        if support < 10:
-            continue
-        shares.append(100 * max(labels.values()) / support)
-        owned |= {c for c, m in labels.items() if m / support >= 0.5 and m / (y == c).sum() >= 0.1}
+    for column in on.T[on.sum(0) >= 10]:
+        by_class = np.bincount(y[column])
+        shares.append(100 * by_class.max() / column.sum())
+        owned |= {
+            c for c, m in enumerate(by_class) if m / column.sum() >= 0.5 and m / (y == c).sum() >= 0.1
+        }
     found = kept.summary(z, y, ks=(k,))[k]
     assert found["consistency"] == pytest.approx(np.mean(shares))
     assert found["about_one_class"] == pytest.approx(100 * np.mean(np.array(shares) >= 50))
     assert found["classes_owned"] == len(owned) > 0
-    assert found["l0"] == pytest.approx((dense != 0).sum(1).mean())
+    assert found["l0"] == pytest.approx(on.sum(1).mean())
 
 
 @pytest.mark.parametrize(("k", "d"), [(1, 30), (2, 600), (10, 30)])
