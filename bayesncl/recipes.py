@@ -227,7 +227,7 @@ class Recipe:
 
 
 PARTS: dict[str, Any] = {f.name: f.default_factory for f in dataclasses.fields(Recipe)[1:]}
-TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+TYPE_NAMES = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}
 _types = functools.cache(typing.get_type_hints)
 
 
@@ -236,18 +236,13 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
     members = typing.get_args(kind)
     if type(None) in members:
         return None if value is None else _convert(value, members[0], where)
-    if members:  # a tuple of floats
-        if isinstance(value, list | tuple) and len(value) == len(members):
-            return tuple(_convert(item, float, where) for item in value)
-        expected = f"{len(members)} numbers"
-    elif kind is float and type(value) in (int, float):
-        if -1e30 < value < 1e30:
-            return float(value)
-        expected = "a finite number"
-    elif type(value) is kind:
+    if members and isinstance(value, list | tuple) and len(value) == len(members):
+        return tuple(_convert(item, float, where) for item in value)
+    if kind is float and type(value) in (int, float) and -1e30 < value < 1e30:
+        return float(value)
+    if kind is not float and type(value) is kind:
         return value
-    else:
-        expected = TYPE_NAMES[kind]
+    expected = f"{len(members)} numbers" if members else TYPE_NAMES[kind]
     raise InputError(f"{where}: expected {expected}, got {repr(value)[:80]}")
 
 
@@ -293,23 +288,23 @@ def _respell(tree: Any, spelling: dict[str, str]) -> Any:
 def recipe_from_dict(tree: Any, source: str = "recipe") -> Recipe:
     """Build a recipe from plain data; missing fields get their defaults."""
     try:
-        if not isinstance(tree, dict):
-            raise InputError(f"expected an object with parts, got {type(tree).__name__}")
-        parts = _respell(tree, CURRENT).items()
-        return Recipe(**{key: val if key == "name" else _build(key, val) for key, val in parts})
+        _check_keys(tree, ["name", *PARTS])
+        built = _respell(tree, CURRENT)
+        for part in built.keys() - {"name"}:
+            _check_keys(built[part], _types(PARTS[part]), part)
+            built[part] = PARTS[part](**built[part])
+        return Recipe(**built)
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
 
 
-def _build(part: str, values: Any) -> Any:
-    if part not in PARTS:
-        raise InputError(f"unknown part {part!r}{did_you_mean(part, PARTS)}")
-    if not isinstance(values, dict):
-        raise InputError(f"{part}: expected an object with fields, got {type(values).__name__}")
-    for key in values:
-        if key not in _types(PARTS[part]):
-            raise InputError(f"unknown field {part}.{key}{did_you_mean(key, _types(PARTS[part]))}")
-    return PARTS[part](**values)
+def _check_keys(tree: Any, known: Collection[str], part: str = "") -> None:
+    if not isinstance(tree, dict):
+        raise InputError(f"{part or 'parts'}: expected an object, got {type(tree).__name__}")
+    for key in tree:
+        if CURRENT.get(key, key) not in known:
+            what = f"field {part}.{key}" if part else f"part {key}"
+            raise InputError(f"unknown {what}{did_you_mean(key, known)}")
 
 
 def recipe_from_json(text: str, source: str = "recipe") -> Recipe:

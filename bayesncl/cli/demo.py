@@ -50,33 +50,30 @@ def run_demo(recipe: Recipe, out: Path, display: Display) -> Path:
     from bayesncl.codes.folder import CodesFolder
     from bayesncl.data import load
     from bayesncl.device import find_device
-    from bayesncl.measure.figures import ALIKE, TOP, readable
-    from bayesncl.measure.topk import strongest_images
     from bayesncl.training.loop import train
 
     crops, test = (load(recipe.data, split, display.count) for split in ("train", "test"))
     names = test.class_names or ()
-    display.note(f"{len(crops):,} crops of {len(names)} photographs: {', '.join(names)}")
+    crops_of = f"{len(crops):,} crops of {len(names)} photographs"
+    display.note(f"{crops_of}: {', '.join(names)}")
     train(recipe, crops, out / "encoder", display=display)  # nothing is left to do the next time
     options = Options(n_components=COMPONENTS, n_active=ACTIVE, seed=recipe.run.seed)
     fit(out / "encoder", out / "codes", options, find_device(), display)
     codes = CodesFolder(out / "codes")
+    readable = (codes.verdict() or {})["lines"][0]
     rows = slice(-len(test), None)  # the test crops come last
     run = describe_codes(codes, rows, test, display, AtlasOptions(heat=True))
-    assert test.labels is not None
-    clear = int(readable(strongest_images(run.z, TOP), [test.labels]).sum())
     learned = (
-        f"Learned without labels from {len(crops):,} crops of {len(names)} photographs. The "
-        f"{len(test):,} crops shown come from parts of the photographs that training never saw."
+        f"Learned without labels from {crops_of}. The {len(test):,} crops shown come from parts of "
+        "the photographs that training never saw."
     )
     shown = load(dataclasses.replace(recipe.data, size=max(CROP_PIXELS, recipe.data.size)), "test")
     run = dataclasses.replace(run, name="textures", sentence=learned)
     display.busy("writing the page")
     page = build_atlas(out / "atlas", [run], shown, title=f"{len(names)} photographs")
-    display.close()
     found = (
-        f"{clear} of {COMPONENTS} dimensions show one photograph each: at least {ALIKE} of their "
-        f"{TOP} strongest crops come from it. They were learned without labels."
+        f"{readable['figure']} dimensions show one photograph each "
+        f"({readable['measured_by']}). They were learned without labels."
     )
-    print(textwrap.fill(found, 80), f"open {page}", sep="\n")
+    display.show(f"{textwrap.fill(found, 80)}\nopen {page}")
     return page

@@ -29,13 +29,6 @@ def npz(tmp_path: Path) -> Path:
     return tmp_path / "features.npz"
 
 
-def plain(result: Result) -> dict:
-    """The numbers, less what the file and its classes are called."""
-    result.readable.pop("clearest", None)
-    tree = result.to_dict()
-    return {key: tree[key] for key in tree if key not in ("parameters", "verdict")}
-
-
 def test_result_is_the_functions_by_name(npz: Path) -> None:
     result = measure_file(npz)
     old = {"paper", "sound", "retrieval", "chance", "parameters"}
