@@ -68,8 +68,3 @@ def test_the_training_loop_with_a_gate_learns() -> None:
     assert losses[-1] < losses[0] - 0.5
     mask = names["logits"] > 0
     assert codes.min() == 0 and not codes[~mask].any() and 0 < mask.float().mean() < 1
-
-
-def test_the_readme_has_one_table_of_at_most_five_columns() -> None:
-    heads = re.findall(r"^(\|.*\|)\n\|[-:| ]+\|$", (ROOT / "README.md").read_text(), re.M)
-    assert len(heads) == 1 and heads[0].count("|") - 1 <= 5

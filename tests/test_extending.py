@@ -26,6 +26,13 @@ from bayesncl.training.run_folder import load_run
 from tests.commands import call
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
+SNIPPETS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+SMALL = ["run.epochs=1", "run.batch=32", "data.train_images=32", "data.test_images=20"]
+
+
+def train_words(*changes: str) -> list[str]:
+    options = [word for change in [*SMALL, *changes] for word in ("--set", change)]
+    return ["train", "scenes", "--quiet", "--out", "run", *options]
 
 
 def restore(registry: Any, before: Any) -> None:
@@ -39,9 +46,8 @@ def page() -> Iterator[dict[str, Any]]:
     before = {name: dict(registry) for name, registry in (("g", GATES), ("h", HEADS))}
     sets, measures = set(DATASETS), list(MEASURES)
     names: dict[str, Any] = {}
-    snippets = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
-    assert len(snippets) == 4
-    for snippet in snippets:
+    assert len(SNIPPETS) == 4
+    for snippet in SNIPPETS:
         exec(compile(snippet, str(PAGE), "exec"), names)
     yield names
     restore(GATES, before["g"])
@@ -93,16 +99,10 @@ def test_an_encoder_trains_with_the_head_and_is_evaluated_later(
     page: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The page's class in a module of its own, imported by each command."""
-    snippet = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)[1]
     monkeypatch.delitem(HEADS, "softplus")
-    (tmp_path / "my_heads.py").write_text(f"import torch\n{snippet}")
+    (tmp_path / "my_heads.py").write_text(f"import torch\n{SNIPPETS[1]}")
     monkeypatch.chdir(tmp_path)
-    sizes = [
-        "run.epochs=1", "run.batch=32", "data.train_images=32", "data.test_images=20",
-        "model.head=softplus", "run.knn_every=1",
-    ]  # fmt: skip
-    options = [word for size in sizes for word in ("--set", size)]
-    words = ["train", "scenes", "--quiet", "--out", "run", *options]
+    words = train_words("model.head=softplus", "run.knn_every=1")
     assert call(*words) == 2  # unknown without the import
     assert call("--import", "my_heads", *words) == 0
     found = load_run(tmp_path / "run")
@@ -137,10 +137,7 @@ def test_a_gate_from_a_module_works_on_the_command_line(
     lines += "        return super().probability(logits, temperature) * 0\n"
     (tmp_path / "my_gates.py").write_text(lines + "GATES['shut'] = Shut('shut')\n")
     monkeypatch.chdir(tmp_path)
-    sizes = ["run.epochs=1", "run.batch=32", "data.train_images=32", "data.test_images=20"]
-    options = [word for size in [*sizes, "gate.kind=shut"] for word in ("--set", size)]
-    words = ["--import", "my_gates", "train", "scenes", "--quiet", "--out", "run", *options]
-    assert call(*words) == 0
+    assert call("--import", "my_gates", *train_words("gate.kind=shut")) == 0
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert line["open"] == 0
     assert line["kl"] == pytest.approx(64 * bernoulli_kl(torch.zeros(1, 1), 0.8).item(), rel=1e-4)

@@ -9,18 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from bayesncl import io
 from bayesncl.errors import InputError
-from bayesncl.io import (
-    check_not_input,
-    check_output_file,
-    check_output_folder,
-    digest,
-    read_tensors,
-    remove_leftovers,
-    temporary_beside,
-    tensor_bytes,
-    write_atomic,
-)
+from bayesncl.io import check_not_input, check_output_file, check_output_folder, write_atomic
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -67,11 +58,11 @@ def test_a_full_disk_leaves_the_old_file(
 
 def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
-    folder = temporary_beside(tmp_path / "y", folder=True)
-    with temporary_beside(tmp_path / "below/x") as one, folder as other:
+    folder = io.temporary_beside(tmp_path / "y", folder=True)
+    with io.temporary_beside(tmp_path / "below/x") as one, folder as other:
         assert one.is_file() and other.is_dir()
         (tmp_path / ".other.partial").touch()
-        remove_leftovers(tmp_path)
+        io.remove_leftovers(tmp_path)
         assert sorted(p.name for p in tmp_path.rglob("*")) == [".other.partial", "below"]
 
 
@@ -105,15 +96,15 @@ def test_an_input_is_not_overwritten(tmp_path: Path) -> None:
 def test_equal_tensors_give_equal_files(tmp_path: Path) -> None:
     tensors = {"b": torch.arange(3), "a": torch.eye(2).bfloat16().T}
     metadata = {f"key{i}": str(i) for i in range(20)}
-    data = tensor_bytes(tensors, metadata)
+    data = io.tensor_bytes(tensors, metadata)
     turned = dict(reversed(list(metadata.items())))
-    assert data == tensor_bytes(dict(reversed(list(tensors.items()))), turned)
+    assert data == io.tensor_bytes(dict(reversed(list(tensors.items()))), turned)
     write_atomic(tmp_path / "x", data)
-    found, about = read_tensors(tmp_path / "x")
+    found, about = io.read_tensors(tmp_path / "x")
     assert about == metadata and all(torch.equal(found[name], tensors[name]) for name in tensors)
-    assert digest(found, "t") == digest(tensors, "t") != digest(tensors, "u")
-    assert digest({**tensors, "b": torch.arange(3) + 1}, "t") != digest(tensors, "t")
+    assert io.digest(found, "t") == io.digest(tensors, "t") != io.digest(tensors, "u")
+    assert io.digest({**tensors, "b": torch.arange(3) + 1}, "t") != io.digest(tensors, "t")
     (tmp_path / "x").write_bytes(data[:40])
     for name in ("x", "none"):
         with pytest.raises(InputError):
-            read_tensors(tmp_path / name)
+            io.read_tensors(tmp_path / name)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from bayesncl import progress
-from bayesncl.progress import Display, duration
+from bayesncl.progress import Display
 
 
 @pytest.fixture
@@ -74,11 +74,6 @@ def test_the_bar_fits_its_terminal(clock: list[float], terminal: Any) -> None:
         display.close()
         assert "\n" not in line and len(line) <= width and "700/2,000" in line
         assert width == 30 or "2 min left  epoch 7/20" in line
-
-
-def test_durations() -> None:
-    found = [duration(seconds) for seconds in (0.4, 99, 100, 3600, 5969, 9000)]
-    assert found == ["0 s", "99 s", "2 min", "60 min", "99 min", "2.5 h"]
 
 
 @pytest.mark.parametrize(

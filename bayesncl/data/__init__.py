@@ -1,16 +1,12 @@
-"""Datasets: one module each, and their registry.
+"""Datasets: their registry, and one module for each reader.
 
-To add one, write a module with a `Dataset` and enter it in DATASETS, as an object or as
-"module:NAME" to import it on first use; its recipe goes into `recipes.SETTINGS`. Readers raise
-InputError with the path in the message.
-
-`bayesncl --help` imports this module, so it imports nothing heavy.
+To add one, enter a `Dataset` in DATASETS and its recipe in `recipes.SETTINGS`. Readers raise
+InputError with the path in the message. They are imported when called: this module stays light.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,31 +44,59 @@ class Dataset:
     probe: str = "cifar"  # the published linear probe, or "imagenet"
 
 
-class Registry(UserDict[str, Any]):
-    """Datasets by name; an entry "module:NAME" is imported on first use."""
+def _lazy(function: str, *first: str) -> Callable[..., Any]:
+    """The function MODULE:NAME of this package, imported when called, with its first arguments."""
 
-    def __getitem__(self, name: str) -> Dataset:
-        if isinstance(self.data[name], str):
-            module, _, attribute = self.data[name].partition(":")
-            self.data[name] = getattr(importlib.import_module(module, __package__), attribute)
-        dataset: Dataset = self.data[name]
-        return dataset
+    def call(*arguments: Any) -> Any:
+        module, _, name = function.partition(":")
+        return getattr(importlib.import_module(f"{__name__}.{module}"), name)(*first, *arguments)
+
+    return call
 
 
-DATASETS = Registry(
-    {
-        "scenes": ".scenes:SCENES",
-        "textures": ".textures:TEXTURES",
-        "cifar10": ".cifar:CIFAR10",
-        "cifar100": ".cifar:CIFAR100",
-        "imagenet100": ".imagenet:IMAGENET100",
-        "tinyimagenet": ".imagenet:TINYIMAGENET",
-        "folder": ".folder:FOLDER",
-        "waterbirds": ".waterbirds:WATERBIRDS",
-        "shards": ".shards:SHARDS",
-        "arrays": ".arrays:ARRAYS",
-    }
-)
+# Superclass of each class of CIFAR-100, as numbered in its files.
+COARSE = (
+    4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11, 6, 11, 5, 10, 7,
+    6, 13, 15, 3, 15, 0, 11, 1, 10, 12, 14, 16, 9, 11, 5, 5, 19, 8, 8, 15, 13, 14, 17, 18, 10,
+    16, 4, 17, 4, 2, 0, 17, 4, 18, 17, 10, 3, 2, 12, 12, 16, 12, 1, 9, 19, 2, 10, 0, 1, 16,
+    12, 9, 13, 15, 13, 16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13,
+)  # fmt: skip
+THREE = ("train", "test", "val")
+_ENTRIES = (
+    Dataset(
+        name="scenes", title="Scenes", load=_lazy("scenes:load"), splits=THREE, balanced="val",
+        counterfactual=_lazy("scenes:redraw"), second_label=True, classes=10, images=4000,
+        seconds=3.0, paper_k=1,
+    ),
+    Dataset(
+        name="textures", title="Textures", load=_lazy("textures:load"), classes=12, images=4000,
+        seconds=3.0,
+    ),
+    Dataset(
+        name="cifar10", title="CIFAR-10", load=_lazy("cifar:load"), classes=10, paper_k=1,
+        download=_lazy("cifar:fetch_archive", "cifar10"),
+    ),
+    Dataset(
+        name="cifar100", title="CIFAR-100", load=_lazy("cifar:load"), coarse=COARSE, paper_dims=128,
+        download=_lazy("cifar:fetch_archive", "cifar100"),
+    ),
+    Dataset(
+        name="imagenet100", title="ImageNet-100", load=_lazy("imagenet:load_imagenet100"),
+        images=126_689, seconds=14.8, paper_dims=256, probe="imagenet",
+    ),
+    Dataset(
+        name="tinyimagenet", title="Tiny-ImageNet", load=_lazy("imagenet:load_tinyimagenet"),
+        classes=200, images=100_000, paper_dims=256, probe="imagenet",
+    ),
+    Dataset(name="folder", title="Folder", load=_lazy("folder:load"), holdout=True),
+    Dataset(
+        name="waterbirds", title="Waterbirds", load=_lazy("waterbirds:load"), splits=THREE,
+        counterfactual=_lazy("waterbirds:swapped"), second_label=True, classes=2,
+    ),
+    Dataset(name="shards", title="Shards", load=_lazy("shards:load"), holdout=True),
+    Dataset(name="arrays", title="Arrays", load=_lazy("arrays:load"), holdout=True),
+)  # fmt: skip
+DATASETS = {dataset.name: dataset for dataset in _ENTRIES}
 
 
 def load(data: Data, split: str, progress: Progress | None = None) -> Images:
@@ -99,8 +123,7 @@ def load(data: Data, split: str, progress: Progress | None = None) -> Images:
         raise InputError(f"{path}: {error.strerror or error}") from None
     if len(images) < 2 and split == "train":
         count = "only one image" if len(images) else "no images"
-        expected = "to train on, expected two or more"
-        raise InputError(f"{data.root}: {count} {expected}")
+        raise InputError(f"{data.root}: {count} to train on, expected two or more")
     return images
 
 

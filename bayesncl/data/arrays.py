@@ -7,7 +7,6 @@ import dataclasses
 import numpy as np
 
 from bayesncl import recipes
-from bayesncl.data import Dataset
 from bayesncl.data.decode import resize_images
 from bayesncl.data.folder import given_path
 from bayesncl.data.images import Images, Progress, in_split
@@ -64,6 +63,3 @@ def _number_labels(arrays: dict[str, np.ndarray], what: str) -> tuple[str, ...] 
     parts = np.split(index.astype(np.int64), np.cumsum([len(arrays[key]) for key in keys])[:-1])
     arrays |= dict(zip(keys, parts))
     return tuple(map(str, np.atleast_1d(names)))
-
-
-ARRAYS = Dataset(name="arrays", title="Arrays", load=load, holdout=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import functools
 import io
 import pickle
 import tarfile
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from bayesncl import recipes
-from bayesncl.data import DATASETS, Dataset
+from bayesncl.data import DATASETS
 from bayesncl.data.decode import resize_images
 from bayesncl.data.fetch import fetch
 from bayesncl.data.folder import given_path
@@ -67,13 +66,6 @@ LAYOUTS = {
         ),
     ),
 }  # fmt: skip
-# Superclass of each class of CIFAR-100, as numbered in its files.
-COARSE = (
-    4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11, 6, 11, 5, 10, 7,
-    6, 13, 15, 3, 15, 0, 11, 1, 10, 12, 14, 16, 9, 11, 5, 5, 19, 8, 8, 15, 13, 14, 17, 18, 10,
-    16, 4, 17, 4, 2, 0, 17, 4, 18, 17, 10, 3, 2, 12, 12, 16, 12, 1, 9, 19, 2, 10, 0, 1, 16,
-    12, 9, 13, 15, 13, 16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13,
-)  # fmt: skip
 OFFICIAL = {"train": 50_000, "test": 10_000}
 
 
@@ -199,14 +191,3 @@ def _to_array(value: Any) -> Any:
         raise pickle.UnpicklingError("an array that is not uint8 by rows")
     raw = raw.encode("latin1") if isinstance(raw, str) else raw
     return np.frombuffer(raw, np.uint8).reshape(shape)
-
-
-def _dataset(name: str, **about: Any) -> Dataset:
-    download = functools.partial(fetch_archive, name)
-    return Dataset(name=name, load=load, download=download, images=OFFICIAL["train"], **about)
-
-
-CIFAR10 = _dataset("cifar10", title="CIFAR-10", classes=10, paper_dims=64, paper_k=1)
-CIFAR100 = _dataset(
-    "cifar100", title="CIFAR-100", classes=100, coarse=COARSE, paper_dims=128, paper_k=5
-)

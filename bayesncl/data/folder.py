@@ -12,7 +12,6 @@ from itertools import compress
 from pathlib import Path
 
 from bayesncl import recipes
-from bayesncl.data import Dataset
 from bayesncl.data.cache import Entry, read_images
 from bayesncl.data.decode import SUFFIXES
 from bayesncl.data.images import Images, Progress, in_split
@@ -133,6 +132,3 @@ def scan(root: Path) -> tuple[list[Entry], list[str]]:
 
 def _raise(error: OSError) -> None:
     raise error
-
-
-FOLDER = Dataset(name="folder", title="Folder", load=load, holdout=True)

@@ -7,7 +7,6 @@ from importlib import resources
 from pathlib import Path
 
 from bayesncl import recipes
-from bayesncl.data import Dataset
 from bayesncl.data.cache import Entry, read_images
 from bayesncl.data.decode import BILINEAR, Square
 from bayesncl.data.folder import existing_folder, number_classes, scan
@@ -72,13 +71,3 @@ def load_tinyimagenet(data: recipes.Data, split: str, progress: Progress | None 
 def _scan_classes(folder: Path, wnids: Sequence[str]) -> list[Entry]:
     found = {wnid: scan(folder / wnid)[0] for wnid in wnids if (folder / wnid).is_dir()}
     return [Entry(f"{wnid}/{e.name}", e.path) for wnid in found for e in found[wnid]]
-
-
-IMAGENET100 = Dataset(
-    name="imagenet100", title="ImageNet-100", load=load_imagenet100, images=126_689, seconds=14.8,
-    paper_dims=256, probe="imagenet",
-)  # fmt: skip
-TINYIMAGENET = Dataset(
-    name="tinyimagenet", title="Tiny-ImageNet", load=load_tinyimagenet, classes=200,
-    images=100_000, paper_dims=256, probe="imagenet",
-)  # fmt: skip

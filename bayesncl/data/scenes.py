@@ -18,7 +18,6 @@ import numpy as np
 from PIL import Image
 
 from bayesncl import recipes
-from bayesncl.data import Dataset
 from bayesncl.data.cache import map_in_threads
 from bayesncl.data.images import Images, Progress, track
 
@@ -61,7 +60,7 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     return _draw(plan(data, split), data, split, progress)
 
 
-def redraw(data: recipes.Data, split: str) -> Images:
+def redraw(data: recipes.Data, split: str = "test") -> Images:
     """Draw a split with every object on another background, chosen evenly; all else equal."""
     old = plan(data, split)
     step = _rng(data.seed, f"{split} redraw").integers(1, len(BACKGROUNDS), len(old.labels))
@@ -215,10 +214,3 @@ def _texture(kind: str, count: int, size: int, rng: np.random.Generator) -> np.n
     other = (one + rng.uniform(60, 110, one.shape)) % 170
     mix = pattern.astype(np.float32)[:, None]
     return (30 + one * (1 - mix) + other * mix).astype(np.uint8)
-
-
-SCENES = Dataset(
-    name="scenes", title="Scenes", load=load, splits=("train", "test", "val"), balanced="val",
-    counterfactual=lambda data: redraw(data, "test"), second_label=True, classes=len(OBJECTS),
-    images=4000, seconds=3.0, paper_k=1,
-)  # fmt: skip

@@ -12,7 +12,6 @@ from itertools import compress
 from pathlib import Path
 
 from bayesncl import recipes
-from bayesncl.data import Dataset
 from bayesncl.data.cache import Entry, read_images
 from bayesncl.data.decode import SUFFIXES
 from bayesncl.data.folder import existing_folder, split_folders
@@ -69,6 +68,3 @@ def _read_label(entry: Entry) -> int:
     if not text.isdigit() or len(text) > MAX_DIGITS:
         raise InputError(f"{entry.path.parent}: {entry.name} holds no class number")
     return int(text)
-
-
-SHARDS = Dataset(name="shards", title="Shards", load=load, holdout=True)

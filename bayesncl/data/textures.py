@@ -16,7 +16,6 @@ import numpy as np
 from PIL import Image
 
 from bayesncl import recipes
-from bayesncl.data import Dataset
 from bayesncl.data.images import Images, Progress, track
 from bayesncl.errors import InputError
 
@@ -76,8 +75,3 @@ def _photos() -> list[Image.Image]:
             size = (round(photo.width * scale), round(photo.height * scale))
             photos.append(photo.convert("RGB").resize(size, Image.Resampling.LANCZOS))
     return photos
-
-
-TEXTURES = Dataset(
-    name="textures", title="Textures", load=load, classes=len(NAMES), images=4000, seconds=3.0
-)

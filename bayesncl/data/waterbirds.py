@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from bayesncl import recipes
-from bayesncl.data import Dataset
 from bayesncl.data.cache import Entry, read_images
 from bayesncl.data.folder import existing_folder
 from bayesncl.data.images import Images, Progress
@@ -75,9 +74,3 @@ def _read_table(path: Path) -> Rows:
         open(path, newline="", encoding="utf-8-sig") as file,
     ):
         return list(csv.DictReader(file))
-
-
-WATERBIRDS = Dataset(
-    name="waterbirds", title="Waterbirds", load=load, splits=tuple(SPLITS),
-    counterfactual=swapped, second_label=True, classes=len(BIRDS),
-)  # fmt: skip

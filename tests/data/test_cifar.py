@@ -16,10 +16,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from bayesncl import data, recipes
+from bayesncl import data
 from bayesncl.data import cifar
 from bayesncl.data.fetch import fetch
 from bayesncl.errors import InputError
+from tests.data.conftest import of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the official:UserWarning")
 RNG = np.random.default_rng(0)
@@ -27,44 +28,37 @@ TRAIN, TEST = 10, 4  # images per batch file
 NAMES = {"cifar10": [f"thing{i}" for i in range(10)], "cifar100": [f"fine{i}" for i in range(100)]}
 
 
-def of(name: str, root: Path) -> recipes.Data:
-    return recipes.Data(name=name, root=str(root), size=32)
-
-
-def sample(count: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    return RNG.integers(0, 256, (count, 3072), dtype=np.uint8), RNG.integers(0, classes, count)
+def load(name: str, root: Path, split: str = "test") -> data.Images:
+    return data.load(of(name, root, 32), split)
 
 
 class Made:
     """A small set in one official layout, and what should be read back."""
 
     def __init__(self, name: str, binary: bool) -> None:
-        self.name = name
         self.layout = next(x for x in cifar.LAYOUTS[name] if x.binary == binary)
-        self.files: dict[str, bytes] = {}
         self.want: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-        classes = len(NAMES[name])
-        for split, files in (("train", self.layout.train), ("test", self.layout.test)):
-            parts = [sample(TRAIN if split == "train" else TEST, classes) for _ in files]
-            for file, (pixels, labels) in zip(files, parts):
-                self.files[file] = self.pack(pixels, labels)
-            pixels, labels = (np.concatenate(column) for column in zip(*parts))
+        names = ("\n".join(NAMES[name]) + "\n").encode()
+        if not binary:
+            names = pickle.dumps({f"{self.layout.kind}label_names": NAMES[name]}, protocol=2)
+        self.files = {self.layout.names: names}
+        splits = ("train", self.layout.train, TRAIN), ("test", self.layout.test, TEST)
+        for split, files, count in splits:
+            n = count * len(files)
+            pixels = RNG.integers(0, 256, (n, 3072), dtype=np.uint8)
+            labels = RNG.integers(0, len(NAMES[name]), n)
             self.want[split] = pixels, labels
-        if binary:
-            self.files[self.layout.names] = ("\n".join(NAMES[name]) + "\n").encode()
-        else:
-            key = "label_names" if name == "cifar10" else "fine_label_names"
-            self.files[self.layout.names] = pickle.dumps({key: NAMES[name]}, protocol=2)
+            for i, file in enumerate(files):
+                part = slice(count * i, count * (i + 1))
+                self.files[file] = self.pack(pixels[part], labels[part])
 
     def pack(self, pixels: np.ndarray, labels: np.ndarray) -> bytes:
         if not self.layout.binary:
-            key = "labels" if self.name == "cifar10" else "fine_labels"
-            content = {"data": pixels, key: labels.tolist(), "batch_label": "x"}
+            content = {"data": pixels, f"{self.layout.kind}labels": labels.tolist(), "x": "y"}
             return pickle.dumps(content, protocol=2)
-        out = b""
-        for image, label in zip(pixels, labels):
-            out += (b"\x07" if self.name == "cifar100" else b"") + bytes([label]) + image.tobytes()
-        return out
+        coarse = b"\x07" if self.layout.kind else b""
+        pairs = zip(pixels, labels)
+        return b"".join(coarse + bytes([label]) + image.tobytes() for image, label in pairs)
 
     def unpack_to(self, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +68,7 @@ class Made:
 
     def tar_to(self, path: Path, extra: tarfile.TarInfo | None = None) -> Path:
         with tarfile.open(path, "w:gz") as tar:
-            for name, raw in self.files.items():
+            for name, raw in reversed(self.files.items()):
                 info = tarfile.TarInfo(f"{self.layout.folder}/{name}")
                 info.size = len(raw)
                 tar.addfile(info, io.BytesIO(raw))
@@ -92,19 +86,19 @@ def test_every_form_is_read(tmp_path: Path, name: str, binary: bool) -> None:
     archive = made.tar_to(tmp_path / "b" / made.layout.archive)
     for root in (inside, inside.parent, archive, archive.parent):
         for split, (pixels, labels) in made.want.items():
-            images = data.load(of(name, root), split)
+            images = load(name, root, split)
             assert (images.pixels.reshape(len(images), -1) == pixels).all()
             assert images.labels.dtype == np.int64 and (images.labels == labels).all()
             assert images.class_names == tuple(NAMES[name])
 
 
-def test_other_archives_warn_and_labels_are_checked(tmp_path: Path) -> None:
+def test_other_sizes_warn_and_labels_are_checked(tmp_path: Path) -> None:
     made = Made("cifar10", True)
     with pytest.warns(UserWarning, match="the official set has 10000"):
-        data.load(of("cifar10", made.tar_to(tmp_path / made.layout.archive)), "test")
-    made.files["test_batch.bin"] = made.pack(*sample(3, 1)).replace(b"\0", b"\x0b", 1)
+        load("cifar10", made.tar_to(tmp_path / made.layout.archive))
+    made.files["test_batch.bin"] = made.pack(np.zeros((3, 3072), np.uint8), np.array([0, 11, 2]))
     with pytest.raises(InputError, match="labels 0 to 11"):
-        data.load(of("cifar10", made.unpack_to(tmp_path / "d")), "test")
+        load("cifar10", made.unpack_to(tmp_path / "d"))
 
 
 def test_links_in_an_archive_are_not_followed(tmp_path: Path) -> None:
@@ -114,7 +108,7 @@ def test_links_in_an_archive_are_not_followed(tmp_path: Path) -> None:
     link = tarfile.TarInfo("cifar-10-batches-bin/test_batch.bin")
     link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path / "secret")
     with pytest.raises(InputError, match="missing"):
-        data.load(of("cifar10", made.tar_to(tmp_path / made.layout.archive, link)), "test")
+        load("cifar10", made.tar_to(tmp_path / made.layout.archive, link))
 
 
 class Evil:
@@ -154,7 +148,7 @@ def test_hostile_pickles_run_nothing(tmp_path: Path) -> None:
     for raw in hostile_pickles(mark):
         (folder / "test_batch").write_bytes(raw)
         with pytest.raises(InputError, match="test_batch") as caught:
-            data.load(of("cifar10", folder), "test")
+            load("cifar10", folder)
         assert "\n" not in str(caught.value)
     assert not mark.exists()
 
