@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import sparse, stats
+from sklearn.preprocessing import normalize
 
 from bayesncl.codes.names import clean_names
 from bayesncl.errors import InputError
@@ -97,8 +98,8 @@ def pick_diverse(z: sparse.csr_array, top: Top, score: np.ndarray, count: int) -
     candidates = candidates[score[candidates] > 0]
     if not len(candidates):
         return candidates
-    means = np.stack([np.asarray(z[top[0][k, :12]].sum(0)).ravel() for k in candidates])
-    means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
+    sums = np.stack([np.asarray(z[top[0][k, :12]].sum(0)).ravel() for k in candidates])
+    means = normalize(sums)
     nearest = np.zeros(len(candidates))
     picked: list[int] = []
     for _ in range(min(count, len(candidates))):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from sklearn.preprocessing import normalize
 
 from bayesncl.codes.dense import dense_codes
 from bayesncl.codes.encoders import Notify, read_classifier
@@ -54,7 +55,7 @@ def name_by_labels(z: np.ndarray, labels: np.ndarray) -> list[tuple[int, int, fl
 def directions(z: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Unit directions [D, F]: mean of the centered embeddings x, weighted by z squared."""
     total = (z.T**2) @ prepare(x, len(z))
-    return _unit(total)
+    return normalize(total)
 
 
 def name_by_words(
@@ -66,15 +67,10 @@ def name_by_words(
     whose columns are shuffled over the words: 3 is a choice, see docs/naming.md.
     """
     vectors = vectors - vectors.mean(0)
-    cosine = direction @ _unit(vectors).T
+    cosine = direction @ normalize(vectors).T
     shuffled = np.random.default_rng(seed).permuted(vectors, axis=0)
-    control = float((direction @ _unit(shuffled).T).max())
+    control = float((direction @ normalize(shuffled).T).max())
     return cosine.argmax(1), cosine.max(1), CONTROL_FACTOR * control
-
-
-def _unit(rows: np.ndarray) -> np.ndarray:
-    scaled: np.ndarray = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
-    return scaled
 
 
 def suggest_from_labels(folder: CodesFolder) -> list[Suggestion]:

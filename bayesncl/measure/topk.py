@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 import torch
+from sklearn.preprocessing import normalize
 from torch import Tensor
 
 from bayesncl.device import find_device
@@ -85,8 +86,7 @@ def _cut(columns: np.ndarray, values: np.ndarray, k: int, width: int) -> sp.csr_
     columns = columns[:, :k]
     values = values[:, :k].astype(np.float32)
     values[np.abs(values) <= np.float32(ACTIVE)] = 0
-    length = np.linalg.norm(values, axis=1, keepdims=True)
-    values = values / np.where(length > 0, length, 1)
+    values = normalize(values)
     indptr = np.arange(0, columns.size + 1, columns.shape[1])
     result = sp.csr_array((values.ravel(), columns.ravel(), indptr), shape=(len(columns), width))
     result.eliminate_zeros()
