@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import json
 import math
 import time
 import warnings
@@ -34,7 +35,7 @@ from bayesncl.codes.preprocess import (
 )
 from bayesncl.data.images import Progress, spread_evenly
 from bayesncl.device import find_device
-from bayesncl.errors import InputError
+from bayesncl.errors import InputError, as_input_error
 from bayesncl.inputs import as_numpy
 from bayesncl.io import check_output_file, digest, write_atomic, write_saved
 from bayesncl.measure.neighbors import nearest
@@ -379,12 +380,16 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     def save_pretrained(self, folder: Path | str) -> None:
         """Write config.json and model.safetensors, the layout of the Hugging Face hub."""
         check_is_fitted(self, "head_")
-        storage.save_folder(self, Path(folder))
+        weights, config = storage.pack(self)
+        with as_input_error(f"cannot write to {folder}"):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        write_atomic(Path(folder, storage.WEIGHTS), weights)
+        write_atomic(Path(folder, storage.CONFIG), json.dumps(json.loads(config), indent=2) + "\n")
 
     @classmethod
     def from_pretrained(cls, name: Path | str, device: str = "auto") -> ReadableCodes:
         """Read a folder that `save_pretrained` wrote, or a repository of the Hugging Face hub."""
-        return storage.load_folder(cls, name).set_params(device=device)
+        return cls.load(storage.find_folder(name) / storage.WEIGHTS, device)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Names of the dimensions: the given ones, else z0, z1, ... as in the tables of `embed`."""

@@ -82,7 +82,10 @@ def export(
     if out.suffix.lower() != ".onnx":
         raise InputError(f"{out}: expected a name that ends in .onnx")
     check_output_file(out)
-    onnx, onnxruntime = import_onnx()
+    missing = "export needs ONNX: pip install onnx onnxruntime onnxscript"
+    _, onnx, onnxruntime = (  # torch's exporter needs onnxscript
+        import_extra(name, missing) for name in ("onnxscript", "onnx", "onnxruntime")
+    )
     graph, example, view = build_graph(model, head)
     source, outputs = ("embeddings", ["codes"]) if view is None else ("images", ["h", "codes"])
     with tempfile.TemporaryDirectory() as folder:
@@ -148,7 +151,7 @@ def compare(
     """The largest difference between torch and onnxruntime over several batch sizes."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    worst = 0.0
+    differences = []
     with as_input_error("onnxruntime cannot run the exported file", Exception):
         session = onnxruntime.InferenceSession(
             str(path), options, providers=["CPUExecutionProvider"]
@@ -157,15 +160,8 @@ def compare(
             expected = graph(example[:n])
             expected = expected if isinstance(expected, tuple) else (expected,)
             found = session.run(outputs, {session.get_inputs()[0].name: example[:n].numpy()})
-            for a, b in zip(expected, found):
-                scale = max(1.0, float(a.abs().max()))
-                difference = np.abs(a.numpy() - b).max() if tuple(a.shape) == b.shape else np.inf
-                worst = float(np.max([worst, difference / scale]))  # NaN stays NaN
-    return worst
+            for a, b in zip((each.numpy() for each in expected), found):
+                far = np.abs(a - b).max() if a.shape == b.shape else np.inf
+                differences.append(far / max(1.0, np.abs(a).max()))
+    return float(np.max(differences))  # NaN stays NaN
 
-
-def import_onnx() -> tuple[Any, Any]:
-    """onnx and onnxruntime, from the extra."""
-    missing = "export needs ONNX: pip install onnx onnxruntime onnxscript"
-    import_extra("onnxscript", missing)  # torch's exporter needs it
-    return import_extra("onnx", missing), import_extra("onnxruntime", missing)

@@ -48,6 +48,8 @@ HEAD, VERDICT = "codes.safetensors", "verdict.json"
 PUBLISHED = (EMBEDDINGS, ROWS, HEAD, VERDICT, CODES)  # in this order
 MAX_CHECKED_BYTES = 1 << 30  # the checksum of a larger file is not computed at each use
 
+Key = tuple[str, int, int]  # name, size and time of an image; size and time are 0 for a dataset
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -61,6 +63,11 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def keys(self) -> list[Key]:
+        """Name, size and time of each image."""
+        stats = self.stats or ((0, 0),) * len(self)
+        return [(name, *stat) for name, stat in zip(self.names, stats)]
 
     def texts(self) -> list[str] | None:
         """The class name of each row; None without labels."""
@@ -186,11 +193,10 @@ class CodesFolder(Folder):
 
     def encoder_request(self) -> Request:
         """How the encoder of the embeddings was opened."""
-        about = self.about()
-        if about.encoder is None:
+        if (encoder := self.about().encoder) is None:
             raise InputError(f"{self} was fitted on an array: it takes embeddings, not photos")
         with self._reading(self.about_file):
-            return Request(**{k: v for k, v in about.encoder.items() if k != "signature"})
+            return Request(**{k: v for k, v in encoder.items() if k != "signature"})
 
     def open_encoder(
         self, device: torch.device | str = "cpu", named: str | None = None, check: bool = True,
@@ -296,8 +302,7 @@ class CodesFolder(Folder):
 
     def _verify(self, path: Path) -> Path:
         """The path of a file whose checksum is that in codes.json."""
-        known = self.about().files.get(path.name)
-        if known is None:
+        if (known := self.about().files.get(path.name)) is None:
             raise InputError(f"{self} is not finished: rerun `bayesncl fit` to continue")
         if path.stat().st_size <= MAX_CHECKED_BYTES and checksum(path) != known:
             raise ValueError("damaged, or it does not match codes.json")

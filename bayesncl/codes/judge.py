@@ -18,9 +18,8 @@ MAX_NOISE_COMPONENTS = 1024  # with more, the control on noise takes minutes on 
 
 def judged_rows(rows: Rows) -> np.ndarray:
     """Indices of the rows to judge by: held-out rows, or all; at most 5,000, spread evenly."""
-    train = len(rows) - rows.held
-    first, count = (train, rows.held) if rows.held else (0, train)
-    return first + spread_evenly(count, MAX_JUDGED_ROWS)
+    first = len(rows) - rows.held if rows.held else 0
+    return first + spread_evenly(len(rows) - first, MAX_JUDGED_ROWS)
 
 
 def judging_data(
@@ -28,20 +27,18 @@ def judging_data(
 ) -> tuple[np.ndarray, np.ndarray | None, dict[str, Any]]:
     """Codes [N, D] and labels [N] of the rows to judge by, and further arguments of `figures`.
 
-    These are the held-out rows, or all; at most 5,000, spread evenly. The control is an untrained
-    head. Without labels there is also a control on noise: a verdict without labels flatters codes
-    of few rows.
+    The control is an untrained head. Without labels there is also a control on noise: a verdict
+    without labels flatters codes of few rows.
     """
-    train = len(rows) - rows.held
-    count, chosen = rows.held or train, judged_rows(rows)
+    train, chosen = len(rows) - rows.held, judged_rows(rows)
     x = np.asarray(embeddings[chosen])
     labels = None if rows.labels is None else rows.labels[chosen]
     if labels is not None and len(np.unique(labels)) < 2:
         labels = None
     control = untrained(codes, embeddings[:train]).transform(x)
     given = {"label_names": rows.class_names, "embeddings": x, "control": control}
-    if labels is None and count >= MIN_IMAGES and codes.n_components_ <= MAX_NOISE_COMPONENTS:
-        fitted = embeddings[spread_evenly(train, MAX_JUDGED_ROWS)] if rows.held else None
+    if labels is None and len(x) >= MIN_IMAGES and codes.n_components_ <= MAX_NOISE_COMPONENTS:
+        fitted = embeddings[spread_evenly(train, MAX_JUDGED_ROWS)] if rows.held else x[:0]
         given["noise"] = fit_noise(codes, x, fitted)
     return codes.with_options().transform(x), labels, given
 
@@ -53,17 +50,14 @@ def judge(codes: ReadableCodes, embeddings: np.ndarray, rows: Rows, seed: int) -
 
 
 def fit_noise(
-    codes: ReadableCodes, x: np.ndarray, fitted: np.ndarray | None
+    codes: ReadableCodes, x: np.ndarray, fitted: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Codes and rows of noise: x with each column shuffled; fitted on other such rows if given."""
-    rows = x if fitted is None else np.concatenate([x, fitted])
-    noise = np.random.default_rng(0).permuted(rows, axis=0)
+    """Codes and rows of noise: x with each column shuffled; fitted on other such rows, if any."""
+    noise = np.random.default_rng(0).permuted(np.concatenate([x, fitted]), axis=0)
     judged = noise[: len(x)]
-    head = ReadableCodes(
-        codes.n_components_, method=codes.method, n_active=codes.n_active,
-        random_state=codes.random_state, device=codes.device,
-    )  # fmt: skip
-    if head.fit(judged if fitted is None else noise[len(x) :]).interrupted_:
+    names = ("method", "n_active", "random_state", "device")
+    head = ReadableCodes(codes.n_components_, **{name: getattr(codes, name) for name in names})
+    if head.fit(noise[len(x) :] if len(fitted) else judged).interrupted_:
         raise KeyboardInterrupt
     return head.transform(judged), judged
 

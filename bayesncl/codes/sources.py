@@ -21,7 +21,7 @@ import torch
 from bayesncl import inputs
 from bayesncl.codes import encoders
 from bayesncl.codes.encoders import Batches, Notify, PhotoEncoder, Request, open_encoder
-from bayesncl.codes.folder import About, CodesFolder, Rows, file_stat, hash_tree
+from bayesncl.codes.folder import About, CodesFolder, Key, Rows, file_stat, hash_tree
 from bayesncl.data import load as load_split
 from bayesncl.data.cache import Entry, count_suffixes
 from bayesncl.data.decode import SUFFIXES, describe_sizes
@@ -39,8 +39,6 @@ MIN_ROWS, HELD_OUT_SHARE, MAX_HELD_OUT = 5000, 0.1, 5000
 ROWS_PER_BLOCK = 4096
 IMAGES_PER_BATCH = 512  # of a run
 LOG_SECONDS = 5.0  # of work that a kill may lose
-
-Key = tuple[str, int, int]  # name, size and time of an image; size and time are 0 for a dataset
 
 
 @dataclass(frozen=True)
@@ -79,11 +77,12 @@ class EmbeddingCache:
     def __init__(self, encoder: PhotoEncoder, folder: CodesFolder, stamp: str = "") -> None:
         self.encoder, self.log, self.stamp = encoder, folder.log, stamp
         self.rows: dict[Key, np.ndarray] = {}
-        if folder.about_file.exists():
-            try:
-                self._add_fit(folder)
-            except InputError as error:
-                warnings.warn(f"embedding again, since {error}", stacklevel=2)
+        try:
+            about = folder.about() if folder.about_file.exists() else None
+            if about and about.encoder and self._same(about.encoder["signature"], about.stamp):
+                self.rows |= zip(folder.rows().keys(), np.asarray(folder.embeddings()))
+        except InputError as error:
+            warnings.warn(f"embedding again, since {error}", stacklevel=2)
         for path in sorted(self.log.glob("*.npz")):
             # NumPy raises many types over damaged files
             with suppress(Exception), np.load(path, allow_pickle=False) as part:
@@ -93,13 +92,6 @@ class EmbeddingCache:
 
     def _same(self, signature: dict[str, object], stamp: str) -> bool:
         return stamp == self.stamp and encoders.same_signature(signature, self.encoder.signature)
-
-    def _add_fit(self, folder: CodesFolder) -> None:
-        about = folder.about()
-        if about.encoder is not None and self._same(about.encoder["signature"], about.stamp):
-            rows, x = folder.rows(), np.asarray(folder.embeddings())
-            stats = rows.stats or ((0, 0),) * len(rows)
-            self.rows |= zip(((name, *stat) for name, stat in zip(rows.names, stats)), x)
 
     def embed(self, keys: Sequence[Key], batches: Batches, progress: Progress) -> list[str]:
         """Add and log the embeddings of images, batch by batch; returns those that failed."""

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from bayesncl.codes.preprocess import Moments
 from bayesncl.errors import InputError, as_input_error, import_extra
-from bayesncl.io import digest, read_tensors, tensor_bytes, write_atomic
+from bayesncl.io import digest, read_tensors, tensor_bytes
 from bayesncl.method.heads import HEADS
 
 if TYPE_CHECKING:
@@ -41,25 +40,15 @@ def pack(codes: ReadableCodes) -> tuple[bytes, str]:
     return tensor_bytes(tensors, {"config": text, "sha256": digest(tensors, text)}), text
 
 
-def save_folder(codes: ReadableCodes, folder: Path) -> None:
-    """Write model.safetensors, and config.json for people and the hub to read."""
-    weights, config = pack(codes)
-    with as_input_error(f"cannot write to {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / WEIGHTS, weights)
-    write_atomic(folder / CONFIG, json.dumps(json.loads(config), indent=2, sort_keys=True) + "\n")
-
-
-def load_folder(cls: type[Codes], name: Path | str) -> Codes:
-    """Read a local folder, or one from the Hugging Face hub."""
+def find_folder(name: Path | str) -> Path:
+    """A local folder, or one from the Hugging Face hub."""
     if Path(name).is_dir():
-        return load(cls, Path(name) / WEIGHTS)
+        return Path(name)
     hint = "to load from the Hugging Face hub: pip install huggingface_hub"
     hub = import_extra("huggingface_hub", f"{name}: no such folder; {hint}")
     # network, permission, name: the library raises many types
     with as_input_error(f"{name}: no such folder, and not on the hub", Exception):
-        folder = hub.snapshot_download(str(name), allow_patterns=[WEIGHTS, CONFIG])
-    return load(cls, Path(folder) / WEIGHTS)
+        return Path(hub.snapshot_download(str(name), allow_patterns=[WEIGHTS, CONFIG]))
 
 
 def load(cls: type[Codes], path: Path) -> Codes:
@@ -73,22 +62,19 @@ def load(cls: type[Codes], path: Path) -> Codes:
     if bad := [name for name, t in tensors.items() if not bool(t.isfinite().all())]:
         raise InputError(f"{path} cannot be used: {bad[0]} contains NaN or infinity")
     with as_input_error(f"{path} is not a file of readable codes", Exception):
-        return _build(cls, json.loads(text), tensors)
-
-
-def _build(cls: type[Codes], config: dict[str, Any], tensors: dict[str, Tensor]) -> Codes:
-    codes = cls(**config["params"])
-    codes.check_options()
-    for name in FITTED:
-        setattr(codes, name, config["fitted"][name])
-    if "feature_names" in config:
-        codes.feature_names_in_ = np.array(config["feature_names"], dtype=object)
-    moments = codes.moments_ = Moments(tensors.pop("mean").double(), tensors.pop("scale").double())
-    if any(t.shape != (codes.n_features_in_,) for t in moments):
-        raise ValueError("mean or scale has the wrong length")
-    with torch.device("meta"):  # load_state_dict compares shapes before anything is allocated
-        head = HEADS[codes.method](moments.width, codes.n_components_)
-    weights = {name.removeprefix("head."): t for name, t in tensors.items()}
-    head.load_state_dict(weights, assign=True)
-    codes.head_, codes.method_ = head.float().eval().requires_grad_(True), codes.method
+        config = json.loads(text)
+        codes = cls(**config["params"])
+        codes.check_options()
+        vars(codes).update({name: config["fitted"][name] for name in FITTED})
+        if "feature_names" in config:
+            codes.feature_names_in_ = np.array(config["feature_names"], dtype=object)
+        mean, scale = (tensors.pop(name).double() for name in Moments._fields)
+        if not mean.shape == scale.shape == (codes.n_features_in_,):
+            raise ValueError("mean or scale has the wrong length")
+        codes.moments_ = Moments(mean, scale)
+        with torch.device("meta"):  # load_state_dict compares shapes before anything is allocated
+            head = HEADS[codes.method](codes.moments_.width, codes.n_components_)
+        weights = {name.removeprefix("head."): t for name, t in tensors.items()}
+        head.load_state_dict(weights, assign=True)
+        codes.head_, codes.method_ = head.float().eval().requires_grad_(True), codes.method
     return codes

@@ -93,23 +93,19 @@ def write_features(path: Path, table: Table, long: bool = False) -> None:
         write_table(path, given | dict(zip(headings, z.T.copy())))
 
 
-def _entries(row: np.ndarray) -> tuple[list[int], list[float]]:
-    """Index and value of the entries that are not 0; nine digits restore a float32."""
-    index = np.flatnonzero(row)
-    return index.tolist(), [float(f"{value:.9g}") for value in row[index]]
-
-
 def _sparsevec(row: np.ndarray) -> str:
     """A row in the text form of pgvector, which counts from 1."""
-    pairs = ",".join(f"{i + 1}:{value}" for i, value in zip(*_entries(row)))
+    pairs = ",".join(f"{k + 1}:{_cell(row[k])}" for k in np.flatnonzero(row))
     return f"{{{pairs}}}/{len(row)}"
 
 
 def _point(i: int, row: np.ndarray, given: Mapping[str, Sequence[Any]]) -> str:
     """A line of JSON: a point of Qdrant with the sparse vector `codes`."""
-    vector = {"codes": dict(zip(("indices", "values"), _entries(row)))}
+    index = np.flatnonzero(row)
+    codes = {"indices": index.tolist(), "values": [float(_cell(value)) for value in row[index]]}
     payload = {key: column[i] for key, column in given.items()}
-    return json.dumps({"id": i, "vector": vector, "payload": payload}, default=float) + "\n"
+    point = {"id": i, "vector": {"codes": codes}, "payload": payload}
+    return json.dumps(point, default=float) + "\n"
 
 
 def _encodable(value: Any) -> Any:

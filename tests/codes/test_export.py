@@ -123,7 +123,7 @@ def test_full_disk_while_exporting(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bayesncl.codes.export.import_onnx", lambda: (None, None))
+    monkeypatch.setattr("bayesncl.codes.export.import_extra", lambda name, missing: None)
     monkeypatch.setattr(torch.onnx, "export", full)
     with pytest.raises(InputError, match="TMPDIR"):
         export(build_model(tiny_recipe("ncl")), tmp_path / "m.onnx")

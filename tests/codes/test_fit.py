@@ -121,9 +121,10 @@ def test_only_changed_photos_are_embedded(run, tmp_path: Path, embedded: list[st
     assert run(*command).status == 0
     assert embedded == ["ant/00.png", "cat/new.png"]
     check_rows("codes", pictures)
-    embedded.clear()
-    assert run(*command, "--size", "64").status == 0
-    assert len(embedded) == 24
+    for words, count in (((), 0), (("--fresh",), 24), (("--size", "64"), 24)):
+        embedded.clear()
+        assert run(*command, *words).status == 0
+        assert len(embedded) == count
 
 
 def test_changed_encoder_embeds_again(
@@ -144,27 +145,6 @@ def test_changed_encoder_embeds_again(
             refused(run("embed", "codes", "pictures", *options), "has changed")
         assert run("fit", "pictures", "-o", "codes", COMPONENTS, "4", *options).status == 0
         assert len(embedded) == count
-
-
-def test_fresh_embeds_again(run, tmp_path: Path, embedded: list[str]) -> None:
-    """Also a photo that was replaced by one of the same name, size and time."""
-    pictures = draw_folder(tmp_path / "p")
-    first, second = sorted(pictures.glob("ant/*"))[:2]
-    long = max(first.stat().st_size, second.stat().st_size)
-    for path in (first, second):
-        path.write_bytes(path.read_bytes().ljust(long, b"\0"))
-        os.utime(path, (1e9, 1e9))
-    command = ("fit", "p", "-o", "codes", *FIT)
-    assert run(*command).status == 0
-    first.write_bytes(second.read_bytes())
-    os.utime(first, (1e9, 1e9))
-    for words, count in (((), 0), (("--fresh",), 24)):
-        embedded.clear()
-        assert run(*command, *words).status == 0
-        assert len(embedded) == count
-    check_rows("codes", pictures)
-    embedded.clear()
-    assert run(*command).status == 0 and not embedded
 
 
 def test_odd_names_of_photos_are_written_alike(run, tmp_path: Path) -> None:
@@ -315,7 +295,7 @@ def test_run_as_source(run, trained: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_code_runs_only_when_named(run, tmp_path: Path) -> None:
     draw_folder(tmp_path / "pictures")
     assert run("fit", "pictures", "-o", "codes", *FIT).status == 0
-    for words in (["embed", "codes", "pictures"], ["fit", "pictures", "-o", "codes"]):
+    for words in (["embed", "codes", "pictures"], ["fit", "pictures", "-o", "codes", "--mirror"]):
         refused(run(*words, "--quiet"), "which is code")
     refused(run("embed", "codes", "pictures", "--encoder", "json:loads", "--quiet"), "code")
     (tmp_path / "evil.py").write_text("open('ran', 'w')")
@@ -425,5 +405,3 @@ def test_options_apply_to_the_encoder_used_before(run, trained: Path, tmp_path: 
     assert encoder["mirror"] is True and encoder["spec"] == str(trained.resolve())
     refused(run("fit", trained, "-o", "other", "--encoder", "", "--quiet"), "--encoder")
     refused(run("fit", trained, "-o", "other", "--mirror", "--size", "8", "--quiet"), "--size")
-    assert run("fit", "p", "-o", "code", *FIT).status == 0
-    refused(run("fit", "p", "-o", "code", "--mirror", "--quiet"), "which is code")

@@ -86,12 +86,10 @@ def test_full_disk_while_embedding(
     check_rows("codes", tmp_path / "pictures")
 
 
-@pytest.mark.parametrize("moment", ["training", "judge"])
-def test_stopped_fit_ends_in_the_same_codes(
-    moment: str, run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_fit_ends_in_the_same_codes(run, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save("x.npy", clusters()[0])
-    assert run("fit", "x.npy", "-o", "whole", "--quiet").status == 0
+    command = ("fit", "x.npy", COMPONENTS, "4", "--quiet", "-o")
+    assert run(*command, "whole").status == 0
     real = bayesncl.ReadableCodes.fit
 
     def stopped(self, x, **options):
@@ -101,16 +99,16 @@ def test_stopped_fit_ends_in_the_same_codes(
 
         return real(self, x, **options | {"progress": progress})
 
-    with monkeypatch.context() as patch:
-        if moment == "judge":
-            patch.setattr(fit_module, "judge", stop)
-        else:
-            patch.setattr(bayesncl.ReadableCodes, "fit", stopped)
-        assert run("fit", "x.npy", "-o", "codes", "--quiet").status == 130
-    refused(run("measure", "codes", "--quiet"))
-    assert run("fit", "x.npy", "-o", "codes", "--quiet").status == 0
+    for target, name, stand_in in (
+        (bayesncl.ReadableCodes, "fit", stopped), (fit_module, "judge", stop)
+    ):  # fmt: skip
+        with monkeypatch.context() as patch:
+            patch.setattr(target, name, stand_in)
+            assert run(*command, "codes").status == 130
+        refused(run("measure", "codes", "--quiet"))
+    assert run(*command, "codes").status == 0
     assert contents("codes") == contents("whole")
-    assert run("fit", "x.npy", "-o", "codes", "--seed", "1", "--quiet").status == 0
+    assert run(*command, "codes", "--seed", "1").status == 0
     assert contents("codes") != contents("whole")
 
 

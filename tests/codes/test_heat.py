@@ -65,6 +65,7 @@ def spots(n: int = 40, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_maps_are_hottest_at_the_spot(model: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And masking the hottest quarter lowers the dimension more than chance."""
     monkeypatch.setattr("bayesncl.codes.heat.BATCH_SIZE", 16)
     pixels, place = spots()
     sight = see(model)
@@ -74,12 +75,7 @@ def test_maps_are_hottest_at_the_spot(model: Encoder, monkeypatch: pytest.Monkey
     assert maps.reshape(40, 16).argmax(1).tolist() == place.tolist()
     swapped = compute_maps(sight, layer, pixels[:, [1, 0, 2]], np.tile([1, 0], (40, 1)))
     assert np.allclose(swapped[:, 0] - swapped[:, 0].min(), maps[:, 0] - maps[:, 0].min(), atol=0.3)
-
-
-def test_masking_the_hottest_quarter_lowers_the_dimension_more_than_chance(model: Encoder) -> None:
-    pixels, _ = spots()
-    sight = see(model)
-    drop = masking_drop(sight, pixels, find_layer(sight, pixels))
+    drop = masking_drop(sight, pixels, layer)
     assert drop["images"] == 40
     assert drop["hottest"] > drop["random"] + 0.05 > 0.05 + drop["error"]
 
@@ -101,27 +97,20 @@ def test_evaluation_reports_the_check_with_its_control() -> None:
 def test_maps_of_the_strongest_dimensions(
     model: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of larger images they cover the center; maps that fail the check are not shown."""
     monkeypatch.setattr("bayesncl.codes.heat.N_STRONGEST", 2)
     pixels, place = spots()
+    framed = np.pad(pixels, ((0, 0), (0, 0), (4, 4), (4, 4)), constant_values=140)
     z = model.encode(pixels, gated=False).numpy()
-    heat = strongest_heatmaps(see(model), pixels, z)
-    assert isinstance(heat, Heatmaps)
-    assert (heat.dims == np.argsort(-z, axis=1, kind="stable")[:, :2]).all()
-    assert heat.maps[:, 0].reshape(40, 16).argmax(1).tolist() == place.tolist()
-    assert (heat.maps.max((2, 3)) == 255).all()
-
-
-def test_maps_that_fail_the_check_are_not_shown(
-    model: Encoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def coldest(*args: object, **given: object) -> np.ndarray:
-        return -compute_maps(*args, **given)
-
-    monkeypatch.setattr("bayesncl.codes.heat.compute_maps", coldest)
-    pixels, _ = spots()
-    answer = strongest_heatmaps(see(model), pixels, model.encode(pixels, gated=False).numpy())
-    assert isinstance(answer, str)
-    assert "not meaningful" in answer
+    for images, share in ((pixels, 1), (framed, 32 / 40)):
+        heat = strongest_heatmaps(see(model), images, z)
+        assert isinstance(heat, Heatmaps) and heat.share == share
+        assert (heat.dims == np.argsort(-z, axis=1, kind="stable")[:, :2]).all()
+        assert heat.maps[:, 0].reshape(40, 16).argmax(1).tolist() == place.tolist()
+        assert (heat.maps.max((2, 3)) == 255).all()
+    monkeypatch.setattr("bayesncl.codes.heat.compute_maps", lambda *given: -compute_maps(*given))
+    answer = strongest_heatmaps(see(model), pixels, z)
+    assert isinstance(answer, str) and "not meaningful" in answer
 
 
 def test_maps_leave_the_encoder_unchanged() -> None:
@@ -133,14 +122,6 @@ def test_maps_leave_the_encoder_unchanged() -> None:
     assert all((was[name] == tensor).all() for name, tensor in encoder.state_dict().items())
     assert encoder.training
     assert not any(module._forward_hooks for module in encoder.modules())
-
-
-def test_maps_of_larger_images_cover_the_center(model: Encoder) -> None:
-    pixels, place = spots()
-    framed = np.pad(pixels, ((0, 0), (0, 0), (4, 4), (4, 4)), constant_values=140)
-    heat = strongest_heatmaps(see(model), framed, model.encode(pixels, gated=False).numpy())
-    assert heat.share == 32 / 40
-    assert heat.maps[:, 0].reshape(40, 16).argmax(1).tolist() == place.tolist()
 
 
 class Tokens(nn.Module):
