@@ -248,8 +248,6 @@ def open_encoder(
 
 def find_kind(spec: str) -> str:
     """The key of OPENERS that a name means."""
-    if not spec:
-        raise InputError("--encoder is empty: name a timm model, FILE.onnx, MODULE:FUNCTION or RUN")
     if spec.startswith("timm:"):
         return "timm"
     if spec.lower().endswith(".onnx"):

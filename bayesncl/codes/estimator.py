@@ -197,8 +197,12 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         source = self._as_rows(X, reset=True)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         given = None if pairs is None else _as_pairs(pairs, len(source))
-        chosen = self._draw_rows(len(source), seed, given is not None)
-        n = len(source) if chosen is None else len(chosen)
+        n, chosen = min(len(source), self.max_samples or len(source)), None
+        if n < len(source):
+            if given is not None:
+                raise InputError(f"pairs for {len(source)} rows exceed max_samples={n}")
+            generator = torch.Generator().manual_seed(seed)
+            chosen = torch.randperm(len(source), generator=generator)[:n].sort().values
         self.n_components_ = dim = int(_auto(self.n_components, choose_components(n)))
         check_n_active(self.n_active, dim)
         batch = min(int(_auto(self.batch_size, choose_batch(n, dim))), n)
@@ -444,15 +448,6 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         if reset and len(X) < 2:
             raise InputError(f"n_samples={len(X)}: at least 2 rows are needed")
         return X
-
-    def _draw_rows(self, n: int, seed: int, paired: bool) -> Tensor | None:
-        """Index of the rows to fit on; None for all."""
-        if self.max_samples is None or n <= self.max_samples:
-            return None
-        if paired:
-            raise InputError(f"pairs for {n} rows exceed max_samples={self.max_samples}")
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randperm(n, generator=generator)[: self.max_samples].sort().values
 
     def _find_partners(
         self, rows: Tensor, moments: Moments, path: Path | str | None, progress: Progress

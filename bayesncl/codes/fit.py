@@ -24,7 +24,6 @@ from bayesncl.codes.judge import judge
 from bayesncl.codes.names import merge_names, write_names
 from bayesncl.codes.sources import SOURCES, Options, arrange
 from bayesncl.codes.transfer import carry_names
-from bayesncl.data.decode import SUFFIXES
 from bayesncl.errors import InputError, printable
 from bayesncl.inputs import ENDINGS
 from bayesncl.io import is_codes
@@ -109,18 +108,15 @@ def find_source(source: Path, out: Path) -> str:
         raise InputError(f"{shown} lies in the output folder {out}: choose another -o")
     if is_codes(source):
         raise InputError(f"{shown} was written by fit: use the photos or array it was fitted on")
-    ours = is_codes(out) or (out / ".new").exists()
-    if out.is_dir() and not ours:
-        names = [path.name for path in out.iterdir()]
-        strange = [n for n in names if not n.startswith((".", "embeddings.part", "neighbors."))]
-        if strange:
-            what = f"it contains {printable(strange[0])}"
-            raise InputError(f"{out} was not written by fit ({what}): choose another folder")
+    if out.is_dir() and not is_codes(out) and not (out / ".new").exists():
+        own = (".", "embeddings.part", "neighbors.")
+        for path in out.iterdir():
+            if not path.name.startswith(own):
+                what = f"it contains {printable(path.name)}"
+                raise InputError(f"{out} was not written by fit ({what}): choose another folder")
     if source.is_dir():
         run = RunFolder(source)
         return "run" if run.recipe_file.is_file() or run.weights.is_file() else "photos"
-    if source.suffix.lower() in SUFFIXES:
-        raise InputError(f"{shown} is one image: give a folder of images")
     if source.suffix.lower() not in ENDINGS:
         expected = f"a folder of photos, a run, or an array file ({' '.join(ENDINGS)})"
         raise InputError(f"{shown}: expected {expected}")
@@ -131,7 +127,7 @@ def check_options(source: Path, kind: str, options: Options) -> None:
     """Refuse options that do not apply to this kind of source."""
     given = [name for name in ("images", "labels", "fresh") if getattr(options, name)]
     if options.encoder is not None:
-        given += [name.replace("spec", "encoder") for name in options.encoder.given() or ["spec"]]
+        given += [name.replace("spec", "encoder") for name in options.encoder.given()]
     for name in given:
         if kind not in (kinds := APPLIES.get(name, ["photos"])):
             wanted = " or ".join(KINDS[each] for each in kinds)

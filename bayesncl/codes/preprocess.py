@@ -128,10 +128,9 @@ def _read(source: Any, index: slice | Tensor, device: torch.device) -> Tensor:
         block = source[index.cpu().numpy() if isinstance(index, Tensor) else index]
         exact = block.dtype.itemsize > 2 and block.dtype != np.float32
         x = torch.from_numpy(np.array(block, np.float64 if exact else np.float32)).to(device)
-    if not bool(torch.isfinite(torch.linalg.vector_norm(x))):
-        bad = ~torch.isfinite(x.norm(dim=1))
-        if bool(bad.any()):
-            first = int(bad.nonzero()[0])
-            row = int(index[first]) if isinstance(index, Tensor) else first + (index.start or 0)
-            raise InputError(f"X contains NaN, infinity or values above 1e19, first in row {row}")
+    bad = (~torch.isfinite(x.norm(dim=1))).nonzero()
+    if len(bad):
+        first = int(bad[0])
+        row = int(index[first]) if isinstance(index, Tensor) else first + (index.start or 0)
+        raise InputError(f"X contains NaN, infinity or values above 1e19, first in row {row}")
     return x

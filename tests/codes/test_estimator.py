@@ -93,27 +93,18 @@ def test_n_active_and_sparse_output(fitted: dict[str, ReadableCodes], method: st
     assert model.transform(torch.zeros(0, 20)).shape == (0, 16)
 
 
-@pytest.mark.parametrize(
-    "kind", ["float16", "float32", "int32", "torch", "torch16", "fortran", "strided", "readonly"]
-)
-def test_input_types(kind: str) -> None:
-    x = np.round(8 * make_rows()) / (1 if kind == "int32" else 8)  # exact in every type
+def test_input_types() -> None:
+    x = np.round(8 * make_rows())  # exact in every type
     wide = np.zeros((240, 40))
     wide[::2, ::2] = x
     frozen = x.copy()
     frozen.flags.writeable = False
-    given = {
-        "float16": lambda: x.astype(np.float16),
-        "float32": lambda: x.astype(np.float32),
-        "int32": lambda: x.astype(np.int32),
-        "torch": lambda: torch.from_numpy(x).requires_grad_(),
-        "torch16": lambda: torch.from_numpy(x).half(),
-        "fortran": lambda: np.asfortranarray(x),
-        "strided": lambda: wide[::2, ::2],
-        "readonly": lambda: frozen,
-    }[kind]()
     expected = make_codes().fit_transform(x)
-    np.testing.assert_allclose(make_codes().fit(given).transform(given), expected, atol=2e-4)
+    for given in (
+        x.astype(np.float16), x.astype(np.float32), x.astype(np.int32), np.asfortranarray(x),
+        torch.from_numpy(x).requires_grad_(), torch.from_numpy(x).half(), wide[::2, ::2], frozen,
+    ):  # fmt: skip
+        np.testing.assert_allclose(make_codes().fit(given).transform(given), expected, atol=2e-4)
 
 
 def test_more_rows_than_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -403,5 +403,5 @@ def test_options_apply_to_the_encoder_used_before(run, trained: Path, tmp_path: 
     assert answer.status == 0 and "mirror images" in answer.err
     encoder = CodesFolder("codes").about().encoder
     assert encoder["mirror"] is True and encoder["spec"] == str(trained.resolve())
-    refused(run("fit", trained, "-o", "other", "--encoder", "", "--quiet"), "--encoder")
+    refused(run("fit", trained, "-o", "other", "--encoder", NET, "--quiet"), "--encoder")
     refused(run("fit", trained, "-o", "other", "--mirror", "--size", "8", "--quiet"), "--size")
