@@ -71,7 +71,7 @@ def make_atlas(sources: Sequence[Path], out: Path, options: AtlasOptions, displa
     if any(codes) and not all(codes):
         other = sources[codes.index(False)]
         raise InputError(f"an atlas shows runs or codes, not both: {other} is not codes")
-    if sources[0].suffix == ".npz":
+    if sources[0].suffix == ".npz" and not codes[0]:
         runs, images, pages = show_arrays(sources[0])
     else:
         runs, images, pages = (show_codes if codes[0] else show_runs)(sources, options, display)
