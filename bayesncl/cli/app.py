@@ -41,7 +41,7 @@ class Command(TyperCommand):
 
 
 app = typer.Typer(
-    help="Sparse, nameable features from any image encoder.\n\nTry `bayesncl demo` first.",
+    help="Sparse, nameable features from any image encoder.\n\nStart with `bayesncl demo`.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

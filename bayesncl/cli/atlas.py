@@ -12,21 +12,21 @@ from bayesncl.io import is_codes, write_atomic
 
 def atlas(
     runs: list[Path] | None = arg("RUN", "Run folders, model files or codes from `fit`.", None),
-    features: Path | None = opt("FILE.npz", "Instead of runs: arrays z, images and perhaps y."),
+    features: Path | None = opt("FILE.npz", "Instead of runs: arrays z, images, optionally y."),
     data: str | None = common.DATA,
     out: Path | None = out_folder("Folder to write (default: RUN/atlas).", "-o", "--out"),
     max_images: int = opt("N", "Show at most N images.", default=10_000, min=1),
-    heat: bool = flag("--heat", "Codes: add heat maps (encodes all photos)."),
+    heat: bool = flag("--heat", "For codes: add heat maps (encodes all photos again)."),
     encoder: str | None = common.ENCODER_AGAIN,
-    audit: bool = flag("--audit", "Codes: run `audit` and show its findings."),
+    audit: bool = flag("--audit", "For codes: run `audit` and show its findings."),
     single_file: Path | None = out_file("OUT.html", "Also write the page as one HTML file."),
-    small: bool = flag("--small", "One HTML file without large pictures."),
-    serve: bool = flag("--serve", "Serve the page; save names into the codes."),
+    small: bool = flag("--small", "With --single-file: leave out the large pictures."),
+    serve: bool = flag("--serve", "Serve the page locally and save names in RUN."),
     port: int = opt("N", "Port for --serve; 0 picks a free one.", default=8000),
     device: str = common.DEVICE,
     quiet: bool = common.QUIET,
 ) -> None:
-    """Build a page that shows what each dimension means. Opens in any browser."""
+    """Build a web page that shows what each dimension means."""
     display = common.open_display(quiet)
     from bayesncl.atlas.build import pack
     from bayesncl.atlas.server import serve as serve_folder

@@ -23,21 +23,25 @@ def fit(
     mean: str | None = opt("R,G,B", "Channel means (default: the encoder's)."),
     std: str | None = opt("R,G,B", "Channel deviations (default: the encoder's)."),
     mirror: bool | None = flag(
-        "--mirror/--no-mirror", "Average over a photo and its mirror image.", None
+        "--mirror/--no-mirror", "Average each photo with its mirror image.", None
     ),
     method: str = opt(
         "NAME", "prototypes, factors, ncl, bayesncl, sae or csr.", default="prototypes"
     ),
     components: int | None = opt("N", "Number of dimensions (default: by image count).", min=1),
     active: int | None = common.ACTIVE,
-    labels: Path | None = opt("FILE", "Labels for the verdict: a table or .npy."),
-    images: Path | None = opt("DIR", "Images of an array's rows, by file name."),
+    labels: Path | None = opt("FILE", "Class labels for the verdict: a table or .npy."),
+    images: Path | None = opt("DIR", "For an array: folder of the images its rows name."),
     seed: int = opt("N", "Random seed.", default=0, min=0, max=2**32 - 1),
     fresh: bool = flag("--fresh", "Embed all photos again."),
     device: str = common.DEVICE,
     quiet: bool = common.QUIET,
 ) -> None:
-    """Fit sparse, readable codes to photos or embeddings."""
+    """Fit sparse, readable codes to photos or embeddings.
+
+    A code describes an image by a few strong dimensions, which you can look at and name in the
+    atlas. Prints a verdict: how readable the dimensions are.
+    """
     display = common.open_display(quiet)
     from bayesncl.codes.encoders import Request
     from bayesncl.codes.fit import Options
@@ -70,9 +74,9 @@ def embed(
     images: Path | None = arg("IMAGES", IMAGES, None),
     out: Path = out_file("FILE", FORMATS, "-o", "--out", default=Path("embedding.npz")),
     active: int | None = common.ACTIVE,
-    ungated: bool = flag("--ungated", "Runs: write features before the gates."),
-    names: Path | None = opt("FILE", "Column names (default: CODES/names.json)."),
-    long: bool = flag("--long", "Write a row per image and active dimension."),
+    ungated: bool = flag("--ungated", "For a run: write the features before the gates."),
+    names: Path | None = opt("FILE", "Names of the columns (default: RUN/names.json)."),
+    long: bool = flag("--long", "Write one row per image and active dimension."),
     encoder: str | None = common.ENCODER_AGAIN,
     device: str = common.DEVICE,
     quiet: bool = common.QUIET,
@@ -100,11 +104,14 @@ def embed(
 def export(
     run: Path = common.TRAINED,
     out: Path = out_file("FILE.onnx", "File to write.", "-o", "--out", default=Path("model.onnx")),
-    head: bool = flag("--head", "Codes: only the head, from embeddings."),
+    head: bool = flag("--head", "For codes: export only the head, which takes embeddings."),
     encoder: str | None = common.ENCODER_AGAIN,
     quiet: bool = common.QUIET,
 ) -> None:
-    """Export a run or codes to ONNX. Compares the output with torch."""
+    """Export a run or codes to ONNX.
+
+    Compares the output of the file with torch's.
+    """
     display = common.open_display(quiet)
     from bayesncl.codes.export import export as export_model
     from bayesncl.codes.open import load

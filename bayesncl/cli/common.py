@@ -59,7 +59,7 @@ JSON = out_file("FILE", "Write the results as JSON.")
 CSV = out_file("FILE", "Write the results as CSV.")
 MARKDOWN = out_file("FILE", "Write a Markdown table.")
 PAPER_PROBE = flag("--paper-probe", "Add the paper's 50-epoch linear probe (minutes).")
-BACKGROUND = opt("DIR", "Add background probes on this Waterbirds-like set.")
+BACKGROUND = opt("DIR", "Add background probes on this set, built like Waterbirds.")
 EVERYTHING = flag("--all", "Print every measure after the verdict.")
 
 

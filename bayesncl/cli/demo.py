@@ -27,9 +27,10 @@ def demo(
     open_browser: bool = flag("--open/--no-open", "Open the page in a browser.", True),
     quiet: bool = common.QUIET,
 ) -> None:
-    """See it work on built-in photographs.
+    """Run everything once on built-in photographs.
 
-    Trains a small encoder, fits codes to it and opens their atlas, in a minute on two cores.
+    Trains a small encoder, fits codes to its embeddings and opens their atlas. Takes a minute on
+    two cores.
     """
     recipe = find_recipe("textures-cl", changes)
     display = common.open_display(quiet)

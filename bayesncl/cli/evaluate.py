@@ -22,7 +22,7 @@ def evaluate(
     data: str | None = common.DATA,
     paper_probe: bool = common.PAPER_PROBE,
     background: str | None = common.BACKGROUND,
-    again: Path | None = opt("RUN", "Compare with a run of another seed."),
+    again: Path | None = opt("RUN", "Another seed of this run: how many dimensions come back?"),
     plots: Path | None = out_folder("Draw figures into this folder."),
     everything: bool = common.EVERYTHING,
     json: Path | None = common.JSON,
@@ -31,7 +31,7 @@ def evaluate(
     device: str = common.DEVICE,
     quiet: bool = common.QUIET,
 ) -> None:
-    """Measure how readable the dimensions of a run or of codes are.
+    """Measure how readable the dimensions of a run or codes are.
 
     Prints a verdict and saves every measure as RUN/evaluation.json.
     """
@@ -94,7 +94,7 @@ def evaluate_run(
 
 
 def measure(
-    features: Path = arg("FILE", "An array file with z [N, D], maybe y [N]; or codes from `fit`."),
+    features: Path = arg("FILE", "An array file (z [N, D], optionally y [N]) or codes from `fit`."),
     labels: Path | None = opt("FILE", "Labels of the rows: a table or .npy."),
     embeddings: Path | None = opt("FILE", "A second encoder's embeddings."),
     factor: list[str] | None = opt("NAME=FILE", "Labels of a further factor. Repeatable."),
@@ -104,7 +104,10 @@ def measure(
     markdown: Path | None = common.MARKDOWN,
     quiet: bool = common.QUIET,
 ) -> None:
-    """Measure how readable the features in a file are. Labels are optional."""
+    """Measure how readable the features in a file are.
+
+    Labels are optional.
+    """
     display = common.open_display(quiet)
     from bayesncl.evaluate import measure_codes, measure_file
     from bayesncl.report.tables import show
@@ -132,13 +135,16 @@ def measure(
 
 def cost(
     recipes: list[str] = arg("RECIPE", "One or more recipes."),
-    data: str | None = opt("DIR", "Time a whole run on these images."),
+    data: str | None = opt("DIR", "Also time a whole run on these images."),
     changes: list[str] | None = common.CHANGES,
-    timed: bool = flag("--time", "Measure seconds and peak memory."),
+    timed: bool = flag("--time", "Also measure seconds and peak memory of a step."),
     device: str = common.DEVICE,
     json: Path | None = common.JSON,
 ) -> None:
-    """Count parameters and operations of a recipe, as in the paper."""
+    """Count parameters and operations of a recipe.
+
+    Multiply-adds per image are counted the way the paper does.
+    """
     from bayesncl.device import find_device
     from bayesncl.measure.result import to_json
     from bayesncl.paper.cost import count_costs

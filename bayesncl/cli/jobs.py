@@ -47,16 +47,16 @@ def audit(
 
 def find(
     codes: Path = CODES,
-    photo: Path | None = arg("PHOTO", "An image to compare with.", None),
-    name: list[str] | None = opt("NAME", "A dimension, by name or as z17. Repeatable."),
-    without: list[str] | None = opt("NAME", "A dimension to subtract. Repeatable."),
+    photo: Path | None = arg("PHOTO", "Find images similar to this one.", None),
+    name: list[str] | None = opt("NAME", "Strong in this dimension: a name or z17. Repeatable."),
+    without: list[str] | None = opt("NAME", "Weak in this dimension. Repeatable."),
     n: int = opt("N", "Images to print.", "-n", default=50, min=1),
     out: Path | None = OUT,
     encoder: str | None = common.ENCODER_AGAIN,
     device: str = common.DEVICE,
     quiet: bool = common.QUIET,
 ) -> None:
-    """Find images like a photo, or strong in named dimensions."""
+    """Find fitted images by a similar photo or by named dimensions."""
     display = common.open_display(quiet)
     from bayesncl.codes.folder import CodesFolder
     from bayesncl.codes.table import write_tuples
@@ -82,7 +82,7 @@ def compare(
     device: str = common.DEVICE,
     quiet: bool = common.QUIET,
 ) -> None:
-    """Compare new images with the fitted ones."""
+    """Show what is new in other images."""
     display = common.open_display(quiet)
     from bayesncl.codes.folder import CodesFolder
     from bayesncl.codes.open import PhotoCodes
@@ -102,14 +102,14 @@ def compare(
 def explain(
     codes: Path = CODES,
     labels: Path | None = opt("FILE", "Labels (default: those of CODES)."),
-    groups: Path | None = opt("FILE", "A second label, such as the background."),
+    groups: Path | None = opt("FILE", "A second label per image, such as its background."),
     without: list[str] | None = opt("NAME", "A dimension to switch off. Repeatable."),
-    image: str | None = opt("NAME", "Explain the decision on this image."),
+    image: str | None = opt("NAME", "Explain the classifier's decision on this image."),
     n: int = opt("N", "Dimensions to print, for and against.", "-n", default=5, min=0),
     out: Path | None = OUT,
     quiet: bool = common.QUIET,
 ) -> None:
-    """Show by which dimensions a classifier decides.
+    """Show which dimensions a linear classifier relies on.
 
     Dimensions marked "irrelevant" in the atlas are switched off.
     """
@@ -133,9 +133,9 @@ def explain(
 def names(
     codes: Path = CODES,
     files: list[Path] | None = arg("FILE", "names.json files to merge in.", None),
-    from_labels: bool = flag("--from-labels", "Suggest class names."),
+    from_labels: bool = flag("--from-labels", "Suggest names of the labels' classes."),
     old: Path | None = opt("CODES", "Copy names from other codes.", "--from"),
-    from_classifier: bool = flag("--from-classifier", "Suggest classes of the timm encoder."),
+    from_classifier: bool = flag("--from-classifier", "Suggest classes known to the timm encoder."),
     words: Path | None = opt("FILE", "Suggest from these words, one per line."),
     vectors: Path | None = opt("FILE.npy", "Embeddings of the words."),
     quiet: bool = common.QUIET,

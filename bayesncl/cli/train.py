@@ -47,7 +47,7 @@ A plain DATASET means DATASET-bayesncl. `bayesncl recipes NAME` explains one."""
 
 
 def recipes(name: str | None = arg("RECIPE", "Explain this recipe.", None)) -> None:
-    """List the recipes, or explain one."""
+    """List all recipes, or every field of one."""
     print(LISTING if name is None else explain_recipe(find_recipe(name)))
 
 
@@ -78,7 +78,10 @@ def train(
     device: str = common.DEVICE,
     quiet: bool = common.QUIET,
 ) -> None:
-    """Train an encoder with a recipe. `bayesncl resume` continues a stopped run."""
+    """Train an encoder with a recipe.
+
+    `bayesncl resume` continues a stopped run.
+    """
     chosen = find_recipe(recipe, root=data)
     short: dict[str, Any] = {"epochs": epochs, "batch": batch, "size": size, "backbone": backbone}
     change(chosen, [*shorthands(chosen, **short), *(changes or [])])  # report mistakes at once
@@ -111,8 +114,9 @@ def resume(
 ) -> None:
     """Continue a run that was stopped or killed.
 
-    The result is the same as without the interruption (on a GPU up to rounding). With
-    `--set run.epochs=N` the remaining learning rates are those of a run of N epochs.
+    The result is the same as without the interruption (on a GPU up to rounding).
+    `--set run.epochs=N` trains longer: from here on, the learning rates are those of a run of N
+    epochs.
     """
     display = common.open_display(quiet)
     from bayesncl import distributed
@@ -159,7 +163,7 @@ def views(
     out: Path = out_file("FILE.png", "File to write.", "-o", "--out", default=Path("views.png")),
     count: int = opt("N", "Number of images.", default=12, min=1, max=64),
 ) -> None:
-    """Draw augmented views of some images. Look at them before training."""
+    """Draw augmented views of some images as a PNG file."""
     display = common.open_display()
     import torch
     from PIL import Image

@@ -70,10 +70,11 @@ def fit(
         shutil.rmtree(folder.log, ignore_errors=True)
         folder.neighbors_file.unlink(missing_ok=True)
     display.close()
-    judged = f"{rows.held:,} held-out rows" if rows.held else f"the same {len(rows):,} rows"
+    same = f"the {len(rows):,} rows it was fitted on"
+    judged = f"{rows.held:,} held-out rows" if rows.held else same
     what = f"{plural(codes.n_components_, 'dimension')} by {codes.method}"
     took = duration(time.perf_counter() - began)
-    lines = [f"{out}: {what} in {took}; judged by {judged}:", *headlines(found)]
+    lines = [f"{out}: {what} in {took}, judged on {judged}:", *headlines(found)]
     print("\n".join(lines), flush=True)
     if codes.method == "prototypes" and splits_in_two(codes, x):
         display.note(FACTOR_NOTE)
