@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,8 +32,10 @@ WRONG, ODD, EXACT, NEAR, ACROSS = KINDS = (
 )  # fmt: skip
 PENALTY = 1.0  # of the linear classifier, on rows of unit length
 ODD_DEVIATIONS = 3.0  # below the median, in robust standard deviations
-CANDIDATES, CANDIDATE_COSINE = 3, 0.4  # nearest neighbors whose pixels are compared
-THUMBNAIL, SAME_PIXELS = 16, 0.99  # side in pixels, least correlation of two copies
+THUMBNAIL = 16  # side in gray pixels
+# least correlation of two copies; and where they differ by few gray levels (root mean square)
+SAME_PIXELS, ALMOST_SAME, LEVELS = 0.99, 0.95, 5.0
+CANDIDATES = 3  # nearest thumbnails of each, among which copies are found
 
 
 class Finding(NamedTuple):
@@ -64,7 +65,8 @@ def audit(
     names : of the images; default their row numbers.
     held_out : bool [N], test rows; pairs of a test and a training row are listed again.
     contents : [N], equal for exact duplicates (None: never); default the embeddings themselves.
-    thumbnail : gray pixels [S, S] of a row or None; finds copies of lower cosine than `near`.
+    thumbnail : gray pixels [S, S] of a row, 0 to 255, or None; finds copies of lower cosine than
+        `near`.
     near : least cosine of near-duplicates, centered.
     n_neighbors : neighbors of each image; copies beyond them are not listed.
     device : auto, cpu, cuda, cuda:N or mps.
@@ -108,8 +110,8 @@ def audit(
     keys = [hashlib.sha256(row.tobytes()).digest() for row in x] if contents is None else contents
     pairs = dict(near_pairs(cosine, index, near))
     if thumbnail is not None:
-        some = near_pairs(cosine[:, :CANDIDATES], index[:, :CANDIDATES], CANDIDATE_COSINE)
-        pairs |= {p: c for p, c in some if p not in pairs and same_pixels(*map(thumbnail, p))}
+        more = pixel_pairs([thumbnail(i) for i in range(n)], rows.device)
+        pairs = {(i, j): float(rows[i] @ rows[j]) for i, j in more} | pairs
     first: dict[Hashable, int] = {}
     same = [(first.setdefault(key, i), i) for i, key in enumerate(keys) if key is not None]
     copies = [(EXACT, (i, j), 1.0) for i, j in same if i != j]
@@ -156,11 +158,24 @@ def near_pairs(
     return [((int(a), int(b)), float(c)) for (a, b), c in zip(pairs, cosine[i, slot][at])]
 
 
-def same_pixels(a: np.ndarray | None, b: np.ndarray | None) -> bool:
-    """Whether two thumbnails show the same picture; flat or missing ones never do."""
-    if a is None or b is None or min(a.std(), b.std()) < 1:
-        return False
-    return bool(np.corrcoef(a.ravel(), b.ravel())[0, 1] >= SAME_PIXELS)
+def pixel_pairs(
+    thumbnails: Sequence[np.ndarray | None], device: torch.device
+) -> list[tuple[int, int]]:
+    """Pairs i < j of thumbnails that show the same picture; flat or missing ones never do.
+
+    Copies correlate, whatever their brightness and contrast. Saving a picture of low contrast again
+    changes the correlation more, but only by a few gray levels.
+    """
+    seen = [i for i, each in enumerate(thumbnails) if each is not None and each.std() >= 1]
+    if len(seen) < 2:
+        return []
+    pixels = torch.from_numpy(np.stack([np.ravel(thumbnails[i]) for i in seen])).float().to(device)
+    rows = unit_rows(pixels - pixels.mean(1, keepdim=True))
+    found = []
+    for (a, b), c in near_pairs(*find_neighbors(rows, min(CANDIDATES, len(rows) - 1)), ALMOST_SAME):
+        if c >= SAME_PIXELS or (pixels[a] - pixels[b]).square().mean() <= LEVELS**2:
+            found.append((seen[a], seen[b]))
+    return found
 
 
 def audit_folder(folder: CodesFolder, **options: Any) -> list[Finding]:
@@ -172,8 +187,8 @@ def audit_folder(folder: CodesFolder, **options: Any) -> list[Finding]:
     options["labels"] = rows.texts()
     with contextlib.suppress(InputError):  # no images, or they were moved
         paths = folder.photo_paths(rows, range(len(rows)))
-        thumbnail = cache(lambda row: read_thumbnail(paths[row]))
-        options |= {"contents": hash_files(paths), "thumbnail": thumbnail}
+        options |= {"contents": hash_files(paths)}
+        options |= {"thumbnail": lambda row: read_thumbnail(paths[row])}
     held_out = np.arange(len(rows)) >= len(rows) - rows.held
     found = audit(folder.embeddings(), names=rows.names, held_out=held_out, **options)
     checks = [check for each in folder.all_names() for check in each.checks]

@@ -79,6 +79,21 @@ def test_planted_cases_are_found() -> None:
     assert max(map(len, module.summarize(found).splitlines())) <= 80
 
 
+def test_copies_are_found_by_their_pixels() -> None:
+    rng, cpu = np.random.default_rng(0), torch.device("cpu")
+    pictures = [rng.uniform(0, 255, (16, 16)).astype(np.float32) for _ in range(6)]
+    faint = 100 + 0.12 * pictures[0]
+    noise = 2 * rng.normal(size=(16, 16)).astype(np.float32)
+    copies = [0.5 * pictures[1] + 60, faint, faint + noise, pictures[2] + 6 * noise]
+    flat = [np.full((16, 16), 7, np.float32)] * 2
+    found = module.pixel_pairs([*pictures, *copies, None, *flat, None], cpu)
+    doubtful = copies[1:3], (pictures[2], copies[3])
+    correlation = [np.corrcoef(a.ravel(), b.ravel())[0, 1] for a, b in doubtful]
+    assert 0.95 < min(correlation) < max(correlation) < 0.99
+    assert found == [(0, 7), (1, 6), (7, 8)]  # 7 and 8 differ by two gray levels, 2 and 9 by twelve
+    assert module.pixel_pairs([pictures[3], None], cpu) == []
+
+
 def test_labels_and_names_are_optional_but_must_fit() -> None:
     x, y = clusters()
     assert not of_kind(audit(x) + audit(x, np.zeros(len(x))), WRONG)
