@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from bayesncl import distributed
-from bayesncl.codes.dense import dense_codes, novelty
 from bayesncl.codes.names import FINGERPRINT_DIGITS, find_names, read_names
 from bayesncl.codes.open import PhotoCodes
 from bayesncl.codes.table import POINTS, SPARSEVEC, Table, check_table, write_features
@@ -82,8 +81,10 @@ def codes_of(
 ) -> Table:  # fmt: skip
     """Codes of images, of an array of embeddings, or (None) of the rows they were fitted on."""
     labels: Sequence[str] | None
+    index = None
     if source is None:
         rows, x = model.folder.rows(), model.folder.embeddings()
+        index = np.arange(len(x))
         names, labels = rows.names, rows.texts()
     elif source.suffix.lower() in ENDINGS and source.is_file():
         x, own, given = read_embeddings(source)
@@ -95,7 +96,7 @@ def codes_of(
     else:
         x, names = _embed_photos(model, source, progress)
         labels = folder_classes(names, source)
-    score = novelty(dense_codes(model.codes, x)).astype(np.float32)
+    score = model.novelty(x, index).astype(np.float32)
     shown = [printable(name, PATH_LENGTH) for name in names]
     return Table(model.transform(x, n_active), shown, labels, novelty=score)
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bayesncl.codes.encoders import PhotoEncoder
 from bayesncl.codes.folder import CodesFolder
+from bayesncl.codes.novelty import Novelty
 from bayesncl.data.images import spread_evenly
 from bayesncl.data.pixels import Pictures, as_batch, read_picture
 from bayesncl.errors import InputError, printable
@@ -97,6 +98,11 @@ class PhotoCodes:
     def encoder(self) -> PhotoEncoder:
         """From images to embeddings, opened at first use; InputError for codes of an array."""
         return self.folder.open_encoder(self.device, self.named)
+
+    @cached_property
+    def novelty(self) -> Novelty:
+        """How novel embeddings are, a function of them; computed from the fitted rows at first use."""
+        return Novelty(self.codes, self.folder.embeddings(), self.folder.rows().held)
 
     def encode(
         self, images: Pictures, gated: bool = True, n_active: int | None = None, batch: int = 64

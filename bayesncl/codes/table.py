@@ -27,7 +27,7 @@ class Table:
     names: Sequence[str]
     labels: Sequence[str] | None = None
     columns: Sequence[str] | None = None  # names of the dimensions
-    novelty: np.ndarray | None = None  # [N], of codes: entropy of the dense code
+    novelty: np.ndarray | None = None  # [N], of codes
 
     def rows(self) -> dict[str, Sequence[Any]]:
         """Name, and label and novelty if there are any, of each row."""

@@ -8,17 +8,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bayesncl.codes.dense import dense_codes, novelty
+from bayesncl.codes.dense import dense_codes
 from bayesncl.codes.embed import codes_of
 from bayesncl.codes.folder import CodesFolder, file_stat
 from bayesncl.codes.open import PhotoCodes
-from bayesncl.data.images import Progress, spread_evenly
+from bayesncl.data.images import Progress
 from bayesncl.errors import printable
 from bayesncl.inputs import Array
 from bayesncl.measure.topk import keep
 
 N_ACTIVE = 5  # strongest dimensions of an image that count as used
-MAX_ROWS = 50_000  # fitted rows to compare with, spread evenly
 KEPT_IMAGES = 120  # the most novel ones, for the atlas
 MIN_DEVIATIONS = 4.0  # standard errors beyond which a change in use is listed
 
@@ -72,13 +71,10 @@ def compare(model: PhotoCodes, source: Path, progress: Progress | None = None) -
 
     The reference is the held-out rows where there are any, since fitted rows look too familiar.
     """
-    rows, x = model.folder.rows(), model.folder.embeddings()
-    first = len(rows) - rows.held if rows.held else 0
-    chosen = first + spread_evenly(len(rows) - first, MAX_ROWS)
-    old = dense_codes(model.codes, np.asarray(x[chosen]))
     new = codes_of(model, source, None, progress)
     assert new.novelty is not None
-    rank = rank_in(novelty(old), new.novelty)
+    rank = rank_in(model.novelty.reference, new.novelty)
+    old = dense_codes(model.codes, model.folder.embeddings()[model.novelty.index])
     images = [Novel(*row) for row in zip(new.names, rank.tolist(), new.novelty.tolist())]
     before, after = usage(old), usage(new.z)
     sigma = deviations(before, after, len(old), len(new.z))
@@ -89,8 +85,8 @@ def compare(model: PhotoCodes, source: Path, progress: Progress | None = None) -
         for k in order if abs(sigma[k]) >= MIN_DEVIATIONS
     ]  # fmt: skip
     images.sort(key=lambda each: -each.novelty)
-    what = "held-out" if rows.held else "fitted"
-    return Comparison(images, changes, f"{len(chosen):,} {what} images")
+    what = "held-out" if model.folder.rows().held else "fitted"
+    return Comparison(images, changes, f"{len(old):,} {what} images")
 
 
 def headline(found: Comparison) -> str:

@@ -7,9 +7,14 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pytest
+import torch
 
-from bayesncl.codes.dense import novelty
+from bayesncl.codes.dense import dense_codes
+from bayesncl.codes.estimator import ReadableCodes
 from bayesncl.codes.folder import CodesFolder
+from bayesncl.codes.novelty import SHRINKAGE, Novelty, entropy
+from bayesncl.codes.preprocess import load_rows
 from bayesncl.jobs.compare import deviations, rank_in, usage
 from tests.commands import refused
 from tests.conftest import unit_length
@@ -23,16 +28,43 @@ def rows(classes: range, n: int = 240) -> np.ndarray:
     return (CENTERS[y] + 0.3 * RNG.normal(0, 1, (n, 24))).astype(np.float32)
 
 
-def test_novelty_is_the_entropy_of_the_dense_code() -> None:
+def test_entropy_of_dense_codes_against_a_loop() -> None:
     z = RNG.random((6, 9)) * (RNG.random((6, 9)) < 0.6)
     z[0], z[1], z[2] = 0, np.eye(9)[3], 1
     slow = []
     for row in z.tolist():
         p = [v / sum(row) for v in row if v > 0]
         slow.append(-sum(v * math.log(v) for v in p) / math.log(9))
-    np.testing.assert_allclose(novelty(z), slow, atol=1e-12)
-    assert novelty(z)[1] == 0 and math.isclose(novelty(z)[2], 1)
-    np.testing.assert_allclose(novelty(z), novelty(7 * z), atol=1e-12)  # the scale does not count
+    np.testing.assert_allclose(entropy(z), slow, atol=1e-12)
+    assert entropy(z)[1] == 0 and math.isclose(entropy(z)[2], 1)
+    np.testing.assert_allclose(entropy(z), entropy(7 * z), atol=1e-12)  # the scale does not count
+
+
+def slow_parts(codes: ReadableCodes, fitted: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Entropy and Mahalanobis distance of each row of x."""
+    cpu = torch.device("cpu")
+    a, b = (load_rows(r, None, codes.moments_, cpu).double().numpy() for r in (fitted, x))
+    covariance = np.cov(a.T, bias=True)
+    covariance += SHRINKAGE * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
+    away = [math.sqrt(r @ np.linalg.solve(covariance, r)) for r in b - a.mean(0)]
+    return np.array([entropy(dense_codes(codes, x)), away])
+
+
+@pytest.mark.parametrize("held", [0, 40])
+def test_novelty_against_a_loop(held: int) -> None:
+    x, new = rows(range(4)), rows(range(5), 30)
+    fitted = x[: len(x) - held]
+    codes = ReadableCodes(8, max_iter=20, random_state=0, device="cpu").fit(fitted)
+    found = Novelty(codes, x, held)
+    parts = slow_parts(codes, fitted, x[len(x) - held :] if held else x)
+    if not held:  # without the row itself, but with its share of the mean and of the shrinkage
+        parts[1] = np.sqrt(parts[1] ** 2 / (1 - parts[1] ** 2 / len(x)))
+    mean, spread = parts.mean(1), parts.std(1)
+    for values, of in ((found.reference, parts), (found(new), slow_parts(codes, fitted, new))):
+        each = (of.T - mean) / spread
+        slow = [math.log((math.exp(h) + math.exp(m)) / 2) for h, m in each.tolist()]
+        np.testing.assert_allclose(values, slow, atol=2e-3)
+    np.testing.assert_allclose(found(x, np.arange(len(x)))[found.index], found.reference, atol=1e-5)
 
 
 def test_usage_counts_images_by_their_strongest_dimensions() -> None:
