@@ -101,7 +101,7 @@ class PhotoCodes:
 
     @cached_property
     def novelty(self) -> Novelty:
-        """How novel embeddings are, a function of them; computed from the fitted rows at first use."""
+        """A function that returns how novel embeddings are; made from the fitted rows."""
         return Novelty(self.codes, self.folder.embeddings(), self.folder.rows().held)
 
     def encode(

@@ -166,15 +166,16 @@ def pixel_pairs(
     Copies correlate, whatever their brightness and contrast. Saving a picture of low contrast again
     changes the correlation more, but only by a few gray levels.
     """
-    seen = [i for i, each in enumerate(thumbnails) if each is not None and each.std() >= 1]
+    seen = {i: t.ravel() for i, t in enumerate(thumbnails) if t is not None and t.std() >= 1}
     if len(seen) < 2:
         return []
-    pixels = torch.from_numpy(np.stack([np.ravel(thumbnails[i]) for i in seen])).float().to(device)
+    number = list(seen)
+    pixels = torch.from_numpy(np.stack([*seen.values()])).float().to(device)
     rows = unit_rows(pixels - pixels.mean(1, keepdim=True))
     found = []
     for (a, b), c in near_pairs(*find_neighbors(rows, min(CANDIDATES, len(rows) - 1)), ALMOST_SAME):
         if c >= SAME_PIXELS or (pixels[a] - pixels[b]).square().mean() <= LEVELS**2:
-            found.append((seen[a], seen[b]))
+            found.append((number[a], number[b]))
     return found
 
 
