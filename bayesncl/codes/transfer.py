@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+from torch.nn.functional import normalize
 
 from bayesncl.codes.dense import dense_codes
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.names import Annotations, merge_names
 from bayesncl.data.images import spread_evenly
 from bayesncl.errors import InputError
-from bayesncl.measure.stability import match_columns
+from bayesncl.measure.rows import as_tensor, drop_silent, unit_codes
+from bayesncl.measure.topk import strongest_images
 
-SAME = 0.7  # cosine of the squared activations from which two dimensions are the same
+SAME = 0.7  # cosine of the squared activations from which two dimensions may be the same
+TOP, STILL_STRONG = 10, 0.8  # strongest images of a dimension, and what must be left of that
 MIN_SHARED, MAX_SHARED = 20, 20_000  # images in both codes
+
+
+class Match(NamedTuple):
+    """The dimension of new codes that is most like an old one."""
+
+    dimension: int
+    cosine: float
+    strength: float  # on the ten strongest images of the old one, relative to its own ten
+
+    @property
+    def certain(self) -> bool:
+        """Whether a name may move."""
+        return self.cosine >= SAME and self.strength >= STILL_STRONG
 
 
 def carry_names(old: CodesFolder, new: CodesFolder) -> tuple[Annotations, list[str]]:
@@ -20,31 +38,59 @@ def carry_names(old: CodesFolder, new: CodesFolder) -> tuple[Annotations, list[s
     names, into = old.names(), new.names()
     if not names.dimensions or names.fingerprint == into.fingerprint:
         return into, []
-    return transfer_names(names, into, *match_columns(*shared_codes(old, new))[:2])
+    return transfer_names(names, into, match_dimensions(*shared_codes(old, new)))
+
+
+def match_dimensions(a: np.ndarray, b: np.ndarray) -> list[Match]:
+    """The best match of each column of codes a [N, D] among those of codes b [N, E].
+
+    Several may have the same one. Cosines are of squares, which weigh the strongest images: people
+    name a dimension by these.
+    """
+    columns = [normalize(drop_silent(as_tensor(unit_codes(z**2))), dim=0) for z in (a, b)]
+    cosine = (columns[0].T @ columns[1]).numpy()  # [D, E]
+    best, top, top_b = cosine.argmax(1), strongest_images(a, TOP), strongest_images(b, TOP)
+    found = []
+    for k, partner in enumerate(best.tolist()):
+        z = b[:, partner]
+        own = z[top_b[partner][top_b[partner] >= 0]].sum()
+        strength = float(z[top[k][top[k] >= 0]].sum() / own) if own > 0 else 0.0
+        found.append(Match(partner, float(cosine[k, partner]), strength))
+    return found
 
 
 def transfer_names(
-    old: Annotations, new: Annotations, partner: np.ndarray, cosine: np.ndarray
+    old: Annotations, new: Annotations, matches: list[Match]
 ) -> tuple[Annotations, list[str]]:
-    """Add entries of old dimensions to those of their partners [D], where the cosine [D] allows."""
+    """Add entries of old dimensions to those of their matches, where these are certain.
+
+    Of different names for one dimension, that of the best match moves.
+    """
     added, doubtful = Annotations(new.fingerprint, new.run, new.dims), []
-    for k, entries in sorted(old.dimensions.items()):
-        if cosine[k] >= SAME:
-            added.dimensions[int(partner[k])] = list(entries)
+    taken: dict[int, str] = {}
+    for k in sorted(old.dimensions, key=lambda k: -matches[k].cosine):
+        match, name = matches[k], old.name(k)
+        if match.certain and taken.setdefault(match.dimension, name) == name:
+            added.dimensions.setdefault(match.dimension, list(old.dimensions[k]))
         else:
-            best = f"best match z{partner[k]}, cosine {cosine[k]:.2f}"
-            best = best if partner[k] >= 0 else "no match"
-            doubtful.append(f"- not moved: z{k} {old.name(k)!r} ({best})")
+            doubtful.append(k)
+    lines = [_describe(k, old.name(k), matches[k]) for k in sorted(doubtful)]
     moved, total = len(old.dimensions) - len(doubtful), len(old.dimensions)
-    lines = [f"names: {moved} of {total} moved to the matching dimensions", *doubtful]
+    lines.insert(0, f"names: {moved} of {total} moved to the matching dimensions")
     return merge_names([new, added])[0], lines
 
 
-def shared_codes(old: CodesFolder, new: CodesFolder) -> tuple[np.ndarray, np.ndarray]:
-    """Squared codes [N, D] and [N, E] of the images, found by name, that are in both folders.
+def _describe(k: int, name: str, match: Match) -> str:
+    best = f"best match z{match.dimension}, cosine {match.cosine:.2f}"
+    if match.certain:
+        best += ", which fits another name better"
+    elif match.cosine >= SAME:
+        best += f", but its strongest images keep {100 * match.strength:.0f} % of their strength"
+    return f"- not moved: z{k} {name!r} ({best if match.cosine > 0 else 'no match'})"
 
-    Squares weigh the strongest images, by which people name a dimension.
-    """
+
+def shared_codes(old: CodesFolder, new: CodesFolder) -> tuple[np.ndarray, np.ndarray]:
+    """Codes [N, D] and [N, E] of the images, found by name, that are in both folders."""
     index = {name: i for i, name in enumerate(new.rows().names)}
     pairs = [(i, index[name]) for i, name in enumerate(old.rows().names) if name in index]
     if len(pairs) < MIN_SHARED:
@@ -52,5 +98,5 @@ def shared_codes(old: CodesFolder, new: CodesFolder) -> tuple[np.ndarray, np.nda
         raise InputError(f"{old} and {new} have {len(pairs)} images in common: {need}")
     chosen = np.array(pairs)[spread_evenly(len(pairs), MAX_SHARED)]
     both = zip((old, new), chosen.T)
-    a, b = (dense_codes(f.codes(), f.embeddings()[rows]) ** 2 for f, rows in both)
+    a, b = (dense_codes(f.codes(), f.embeddings()[rows]) for f, rows in both)
     return a, b

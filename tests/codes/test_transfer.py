@@ -11,7 +11,8 @@ import bayesncl
 from bayesncl.codes.estimator import ReadableCodes
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.names import Annotations, Entry, write_names
-from bayesncl.codes.transfer import transfer_names
+from bayesncl.codes.transfer import Match, match_dimensions, transfer_names
+from tests.conftest import unit_length
 
 RNG = np.random.default_rng(0)
 ANN = Entry("red", author="Ann", time="2026-01-01")
@@ -25,13 +26,36 @@ def blobs(n: int, classes: int = 4) -> np.ndarray:
 
 
 def test_doubtful_names_are_listed_and_not_moved() -> None:
-    old = Annotations("old", "", 3, {0: [ANN], 2: [Entry("blue")]})
+    named = {0: [ANN], 1: [Entry("red")], 2: [Entry("blue")], 3: [Entry("low")], 4: [Entry("pale")]}
+    old = Annotations("old", "", 5, named)
     new = Annotations("new", "", 4, {3: [Entry("rot", author="Ben")]})
-    names, result = transfer_names(old, new, np.array([3, 0, 1]), np.array([0.9, 0.9, 0.2]))
+    matches = [Match(3, 0.9, 1), Match(3, 0.8, 1), Match(3, 0.85, 1), Match(1, 0.6, 1)]
+    names, result = transfer_names(old, new, [*matches, Match(2, 0.9, 0.5)])
     assert [entry.name for entry in names.dimensions[3]] == ["rot", "red"]
-    assert "1 of 2 moved" in result[0] and "blue" in result[1] and "z1" in result[1]
-    assert 1 not in names.dimensions
+    assert set(names.dimensions) == {3} and "2 of 5 moved" in result[0]
+    reasons = {"'blue' (best match z3": "another name", "'low'": "0.60", "'pale'": "50 %"}
+    for line, (name, reason) in zip(result[1:], reasons.items(), strict=True):
+        assert name in line and reason in line
     assert new.dimensions == {3: [Entry("rot", author="Ben")]}  # unchanged
+
+
+def test_matches_against_a_loop() -> None:
+    a, b = RNG.random((40, 5)), RNG.random((40, 6))
+    b[:, 4], b[:, 0] = a[:, 2], 0
+    a, b = unit_length(a), unit_length(b)
+    found = match_dimensions(a, b)
+    squares = [unit_length(z**2) for z in (a, b)]
+    for k, match in enumerate(found):
+        cosines = [
+            squares[0][:, k] @ q / max(np.linalg.norm(squares[0][:, k]) * np.linalg.norm(q), 1e-9)
+            for q in squares[1].T
+        ]
+        assert match.dimension == np.argmax(cosines)
+        assert match.cosine == pytest.approx(max(cosines), abs=1e-5)
+        top = sorted(range(40), key=lambda i: -a[i, k])[:10]
+        z = b[:, match.dimension]
+        assert match.strength == pytest.approx(z[top].mean() / np.sort(z)[-10:].mean(), abs=1e-5)
+    assert found[2].dimension == 4 and found[2].certain
 
 
 def strongest_class(codes: ReadableCodes, x: np.ndarray) -> np.ndarray:
