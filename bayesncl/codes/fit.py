@@ -1,7 +1,8 @@
 """`bayesncl fit`: from photos, an array or a run to a folder of readable codes with a verdict.
 
 `codes.sources` reads the rows and their embeddings, `codes.estimator` trains the head and
-`codes.judge` judges it. A killed fit keeps its embeddings; the same command continues.
+`codes.judge` judges it. All is written to `.new` and published at the end. A killed fit keeps its
+embeddings; the same command fits the head again from the start.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def fit(
     began, folder = time.perf_counter(), CodesFolder(out)
     staged = folder.staged
     with folder.lock():
-        publish(folder, display)  # what a killed fit has left
+        publish(folder, display)  # complete codes that an earlier fit was killed before publishing
         folder.all_names()  # a damaged names.json is refused before the work
         material = SOURCES[kind](source, folder, options, device, display)
         rows, blocks = arrange(material)
@@ -62,7 +63,7 @@ def fit(
         embeddings = staged.embeddings()
         x = embeddings[: len(rows) - rows.held]
         if codes.fit(x, neighbors_file=folder.neighbors_file, progress=display.count).interrupted_:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt  # half-trained codes are not kept
         display.busy("judging")
         found = judge(codes, embeddings, rows, options.seed)
         staged.write_codes(codes, to_dict(found))

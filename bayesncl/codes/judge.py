@@ -25,10 +25,10 @@ def judged_rows(rows: Rows) -> np.ndarray:
 def judging_data(
     codes: ReadableCodes, embeddings: np.ndarray, rows: Rows
 ) -> tuple[np.ndarray, np.ndarray | None, dict[str, Any]]:
-    """Codes [N, D] and labels [N] of the rows to judge by, and further arguments of `figures`.
+    """Codes [N, D] and labels [N] of the rows to judge by, and further arguments of `verdict`.
 
-    The control is an untrained head. Without labels there is also a control on noise: a verdict
-    without labels flatters codes of few rows.
+    The control is an untrained head. Without labels there is also a control on noise, because
+    codes of few rows look readable by their embeddings even on noise.
     """
     train, chosen = len(rows) - rows.held, judged_rows(rows)
     x = np.asarray(embeddings[chosen])

@@ -74,7 +74,7 @@ class Head(nn.Module):
         raise NotImplementedError
 
     def loss(self, features: Features) -> Terms:
-        """The loss of 2B rows of features."""
+        """The loss of 2B rows of features; for the paper's methods, see `Projector.loss`."""
         raise NotImplementedError
 
     def start(self, h: Tensor) -> None:

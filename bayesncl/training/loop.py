@@ -51,7 +51,8 @@ def train(
     """Train a recipe on images, or continue a run of it that was stopped or killed.
 
     ``bayesncl.train("folder", data="photos/", epochs=5, out="runs/x")`` does the same as the
-    command: a named recipe is adapted to the images and the machine. A Recipe is trained as it is.
+    command: a named recipe is adapted to the images and the machine. A Recipe is trained as it is;
+    the command resolves its recipe itself and passes a Recipe.
 
     Parameters
     ----------

@@ -44,7 +44,7 @@ def code(model: Encoder, h: Tensor, uniform: Tensor | None) -> Features:
 
 
 def score(model: Encoder, features: Features) -> tuple[Tensor, Tensor, Tensor]:
-    """The head's loss, and the metrics that `forward` returns."""
+    """The loss, which the head computes (`Head.loss`), and the metrics that `forward` returns."""
     terms = model.head.loss(features)
     with torch.no_grad():
         active = features.gated.abs() > ACTIVE
