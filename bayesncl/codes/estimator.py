@@ -47,6 +47,7 @@ from bayesncl.method.rng import epoch_order, make_key, uniform
 from bayesncl.progress import Display
 
 LEARNING_RATE, WEIGHT_DECAY, WARMUP_STEPS, EPOCHS = 2e-3, 1e-4, 50, 12
+GROUP_RATE = 5e-4  # of later groups, whose neighbors are fainter: steadier from seed to seed
 INIT_ROWS = 8192  # rows from which a head is initialized
 ROWS_PER_BLOCK = {"cpu": 256, "cuda": 8192}  # rows transformed at a time
 MAX_COMPONENTS = 1 << 20
@@ -206,7 +207,6 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         self.n_components_ = dim = int(_auto(self.n_components, choose_components(n)))
         check_n_active(self.n_active, dim)
         batch = min(int(_auto(self.batch_size, choose_batch(n, dim))), n)
-        steps = int(_auto(self.max_iter, choose_steps(n, batch)))
         moments = measure_moments(source, chosen)
         rows = load_rows(source, chosen, moments, device)
         with torch.random.fork_rng(devices=[]):
@@ -216,14 +216,20 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
                 head.divide(find_axes(rows[spread_evenly(n, MAX_ROWS)]))
         head = head.to(device, torch.float32).train()
         self._check_output(head)
-        first = torch.linspace(0, n - 1, min(n, INIT_ROWS), device=device).long()
-        for number, (part, seen) in enumerate(head.parts(rows)):  # one, or a few groups
-            part.start(seen[first])
+        parts = head.parts(rows)  # one, or a few groups
+        for number, (part, seen) in enumerate(parts):
+            rate = GROUP_RATE if number else LEARNING_RATE
+            if given is None and number < len(parts) - 1:  # few prototypes need few rows
+                seen = seen[spread_evenly(n, MAX_ROWS)]
+            first = torch.linspace(0, len(seen) - 1, min(len(seen), INIT_ROWS), device=device)
+            part.start(seen[first.long()])
             partners, self.recall_ = given, 1.0
             if partners is None:
-                saved = neighbors_file if number == 0 else None
+                saved = neighbors_file if len(parts) == 1 else None
                 partners, self.recall_ = self._find_partners(seen, moments, saved, progress)
-            self._train(part, seen, partners.to(device), seed, batch, steps, progress)
+            size = min(batch, len(seen))
+            steps = int(_auto(self.max_iter, choose_steps(len(seen), size)))
+            self._train(part, seen, partners.to(device), seed, size, steps, rate, progress)
             if self.interrupted_:
                 break
         head.finish()
@@ -233,10 +239,9 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     def _train(
         self, head: Head, rows: Tensor, partners: Tensor, seed: int, batch: int, steps: int,
-        progress: Progress,
+        rate: float, progress: Progress,
     ) -> None:  # fmt: skip
         """Each step: a batch and its partners, forward, loss, backward, update."""
-        rate = LEARNING_RATE
         optimizer = _AdamW(head.parameters(), lr=rate, weight_decay=WEIGHT_DECAY, fused=True)
         losses = torch.zeros(max(1, min(50, steps)), device=partners.device, dtype=torch.float32)
         warmup = min(WARMUP_STEPS, steps // 4)

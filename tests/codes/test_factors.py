@@ -8,7 +8,9 @@ import torch
 from sklearn.cluster import KMeans
 
 from bayesncl import ReadableCodes
+from bayesncl.codes import estimator
 from bayesncl.codes.factors import N_NEIGHBORS, find_axes, measure_split, splits_in_two, two_means
+from bayesncl.measure.stability import summary
 from bayesncl.method.heads import without_axes
 
 
@@ -89,6 +91,27 @@ def test_groups_take_the_picture_apart() -> None:
     assert purity(fine, place) < 0.65  # chance is 0.5
     plain = ReadableCodes(64, random_state=0).fit(x).transform(x)
     assert purity(plain, place) > 0.9  # one meaning per image: a thing on a background
+
+
+def test_the_first_group_is_fitted_to_a_few_rows(monkeypatch) -> None:
+    x, thing, place = composed()
+    monkeypatch.setattr(estimator, "MAX_ROWS", 150)
+    codes = ReadableCodes(64, method="factors", batch_size=400, random_state=0).fit(x)
+    z = codes.transform(x)
+    assert purity(z[:, codes.groups_ == 0], place) > 0.95
+    assert purity(z[:, codes.groups_ == 1], thing) > 0.95
+    pairs = np.arange(len(x))  # rows as their own partners: all groups need all rows
+    codes = ReadableCodes(64, method="factors", max_iter=5, random_state=0).fit(x, pairs=pairs)
+    assert set(codes.groups_) == {0, 1}
+
+
+def test_dimensions_come_back_from_another_seed() -> None:
+    x = composed()[0]
+    one, two = (
+        ReadableCodes(64, method="factors", n_active=5, random_state=s).fit_transform(x)
+        for s in (0, 1)
+    )
+    assert summary(one, two)["mean_cosine"] > 0.8
 
 
 def test_the_fine_group_does_not_see_the_axis() -> None:
