@@ -1,6 +1,8 @@
-"""CL, NCL and BayesNCL on the built-in scenes over several seeds: one table, mean and spread, as Markdown and JSON.
+"""CL, NCL and BayesNCL on the built-in scenes over several seeds: mean and spread of the measures.
 
-    python benchmarks/scenes.py --out runs/scenes --seeds 0 1 2   # goes on where it stopped
+    python benchmarks/scenes.py --out runs/scenes --seeds 0 1 2   # continues where it stopped
+
+Writes table.md and table.json. docs/log/scenes.md has both of one such run.
 """
 
 from __future__ import annotations
@@ -14,14 +16,25 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bayesncl.cli.demo import METHODS, ROWS, evaluated, trained
 from bayesncl.data import load
+from bayesncl.evaluate import evaluate
+from bayesncl.io import write_atomic
 from bayesncl.measure.registry import value
+from bayesncl.paper.measures import paper_measures
 from bayesncl.progress import Display
-from bayesncl.recipes import change, named
+from bayesncl.recipes import Recipe, change, named
 from bayesncl.report.tables import format_table
+from bayesncl.training.loop import train
+from bayesncl.training.run_folder import RunFolder
 
-MORE: tuple[tuple[str, tuple[str, ...], int], ...] = (
+METHODS = ("cl", "ncl", "bayesncl")
+TABLE: tuple[tuple[str, tuple[str, ...], int], ...] = (  # label, path in the results, decimals
+    ("object read from h (%)", ("balanced", "object", "acc1"), 1),
+    ("background read from h (%)", ("balanced", "background", "acc1"), 1),
+    ("images of a dimension that share a class (%)", ("sound", "consistency"), 1),
+    ("active dimensions per image", ("sound", "l0"), 1),
+    ("nearest 5 images of the same class (%)", ("retrieval", "sound", "all", "5"), 1),
+    ("error from a shared background", ("conflict", "gated", "error_relative"), 2),
     ("object, probe fitted on the tied images (%)", ("probe", "fast", "acc1"), 1),
     ("background, probe fitted on the tied images (%)", ("background", "h", "acc1"), 1),
     ("worst group, object probe on the tied images (%)", ("worst_group", "worst"), 1),
@@ -38,11 +51,11 @@ MORE: tuple[tuple[str, tuple[str, ...], int], ...] = (
     ("share of open gates", ("gates", "open"), 2),
     ("Spearman of prevalence and open rate", ("spearman",), 2),
 )
-TABLE = (*(row[:3] for row in ROWS), *MORE)
-
+SPEARMAN = "filtering: Spearman"  # the statement in the results' branch `theory`
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
     parser.add_argument("--out", type=Path, default=Path("runs/scenes"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--set", nargs="*", default=[], dest="changes", metavar="PART.FIELD=VALUE")
@@ -51,14 +64,22 @@ def main() -> None:
     for seed in options.seeds:
         for method in METHODS:
             recipe = change(named(f"scenes-{method}"), [f"run.seed={seed}", *options.changes])
-            folder = options.out / f"{method}-s{seed}"
-            splits = [load(recipe.data, split) for split in ("train", "test")]
-            model = trained(recipe, folder, splits[0], Display())
-            result = evaluated(model, folder, *splits, Display()).to_dict()
-            rows = [row for row in result.get("theory", []) if row["statement"].startswith("filtering: Spearman")]
-            result["spearman"] = rows[0]["observed"] if rows else None
-            found[method].append(result)
+            found[method].append(measured_run(recipe, options.out / f"{method}-s{seed}"))
     write_tables(options.out, found, options.seeds)
+
+
+def measured_run(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    """Measures of the recipe's run in `folder`; what is already there is not computed again."""
+    run, display = RunFolder(folder), Display()
+    seen, test = (load(recipe.data, split) for split in ("train", "test"))
+    model = train(recipe, seen, folder, display=display)
+    if not run.evaluation_file.is_file():
+        result = evaluate(model, seen, test, extra=paper_measures, progress=display.count)
+        write_atomic(run.evaluation_file, result.to_json())
+    display.close()
+    result = run.evaluation()
+    rows = [row for row in result.get("theory", []) if row["statement"].startswith(SPEARMAN)]
+    return result | {"spearman": rows[0]["observed"] if rows else None}
 
 
 def write_tables(out: Path, found: dict[str, list[dict[str, Any]]], seeds: list[int]) -> None:
@@ -66,7 +87,7 @@ def write_tables(out: Path, found: dict[str, list[dict[str, Any]]], seeds: list[
     table = make_table(found)
     (out / "table.md").write_text(table)
     values = {
-        label: {method: [value(result, path) for result in results] for method, results in found.items()}
+        label: {method: [value(r, path) for r in results] for method, results in found.items()}
         for label, path, _ in TABLE
     }
     (out / "table.json").write_text(json.dumps({"seeds": seeds, "values": values}, indent=1) + "\n")
