@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 from pathlib import Path
 
@@ -109,4 +110,5 @@ def draw(out: Path) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     draw(ROOT / "docs" / "images" / "imports.svg")

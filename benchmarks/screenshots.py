@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from io import BytesIO
 from pathlib import Path
@@ -41,5 +42,11 @@ def take_screenshots(index: Path, out: Path, name: str, k: int = 0, i: int = 0, 
 
 
 if __name__ == "__main__":
-    index, out = Path(sys.argv[1]) / "index.html", Path(sys.argv[2])
-    take_screenshots(index, out, sys.argv[3], *map(int, sys.argv[4:]))
+    parser = argparse.ArgumentParser(description="Screenshots of an atlas for the docs.")
+    parser.add_argument("atlas", type=Path, help="its folder")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("name", help="for the dimension")
+    parser.add_argument("numbers", type=int, nargs="*", help="dimension, and a pair of images")
+    options = parser.parse_args()
+    index = options.atlas / "index.html"
+    take_screenshots(index, options.out, options.name, *options.numbers)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import json
@@ -24,6 +25,7 @@ PROGRESS = re.compile(r"^[\w ]+: +[\d,]+/[\d,]+.*\n|^(?:looking at|writing) .*\n
 
 def main() -> None:
     """Run the cells in a temporary folder; progress and its path are left out of the outputs."""
+    argparse.ArgumentParser(description="Run the notebook and store its outputs.").parse_args()
     notebook = json.loads(NOTEBOOK.read_text())
     names: dict[str, Any] = {"run_shell": run_shell}
     with tempfile.TemporaryDirectory() as folder:

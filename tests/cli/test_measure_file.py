@@ -18,9 +18,7 @@ from bayesncl.measure.retrieval import retrieval
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, 4, 120)
-FEATURES = np.maximum(
-    RNG.standard_normal((120, 80)) + 2 * np.eye(80)[LABELS] - 1, 0
-).astype(np.float32)
+FEATURES = (RNG.standard_normal((120, 80)) + 2 * np.eye(80)[LABELS] - 1).clip(0).astype("f4")
 
 
 @pytest.fixture
@@ -31,32 +29,25 @@ def npz(tmp_path: Path) -> Path:
 
 def test_result_is_the_functions_by_name(npz: Path) -> None:
     result = measure_file(npz)
-    old = {"paper", "sound", "retrieval", "chance", "parameters"}
-    assert set(result.to_dict()) == old | {
-        "verdict", "readable", "kept", "detectors", "coverage", "independence", "whole"
-    }
+    branches = "paper sound retrieval chance parameters verdict readable kept detectors coverage"
+    assert set(result.to_dict()) == {*branches.split(), "independence", "whole"}
     for definition in ("paper", "sound"):
         expected = interpretability(FEATURES, LABELS, definition)
-        for key, value in getattr(result, definition).items():
-            assert value == (
-                value if value is None else pytest.approx(expected[key], rel=1e-6)
-            ), key
+        found = {k: v for k, v in getattr(result, definition).items() if v is not None}
+        assert found == pytest.approx({key: expected[key] for key in found}, rel=1e-6)
+        by_dims = result.retrieval[definition]
+        assert set(by_dims) == {"64", "all"}
         for kept, dims in (("64", 64), ("all", None)):
             by_k = retrieval(FEATURES, LABELS, dims, definition=definition)
-            assert result.retrieval[definition][kept] == pytest.approx(
-                {str(k): v for k, v in by_k.items()}
-            )
-    assert set(result.retrieval["sound"]) == {"64", "all"}
+            assert by_dims[kept] == pytest.approx({str(k): v for k, v in by_k.items()})
     shuffled = np.random.default_rng(0).permutation(LABELS)
     by_chance = interpretability(FEATURES, shuffled)
     assert result.chance["sound"]["consistency"] == pytest.approx(by_chance["consistency"])
     assert "l0" not in result.chance["sound"]
     assert set(result.chance["retrieval"]) == {"paper", "sound"}
-    parameters = result.parameters
+    parameters, counts = result.parameters, np.bincount(LABELS)
     assert (parameters["images"], parameters["classes"], parameters["queries"]) == (120, 4, 120)
-    assert parameters["images_per_class"] == [
-        int(np.bincount(LABELS).min()), int(np.bincount(LABELS).max())
-    ]
+    assert parameters["images_per_class"] == [counts.min(), counts.max()]
     # nothing JSON cannot hold; a second run gives the same
     assert Result.from_json(result.to_json()) == result
     assert measure_file(npz) == result
@@ -66,9 +57,6 @@ def test_without_labels(npz: Path, tmp_path: Path) -> None:
     """What can be said without them; a second encoder tells what is alike."""
     np.savez(tmp_path / "z.npz", z=FEATURES)
     result = measure_file(tmp_path / "z.npz")
-    always = {"retrieval", "chance", "parameters", "verdict", "coverage", "independence"}
-    assert set(result.to_dict()) == always
-    assert Result.from_json(result.to_json()) == result
     assert result.coverage == measure_file(npz).coverage
     np.save(tmp_path / "e.npy", np.eye(4)[LABELS] + 0.1 * RNG.standard_normal((120, 4)))
     judged = measure_file(tmp_path / "z.npz", None, tmp_path / "e.npy")
@@ -77,11 +65,8 @@ def test_without_labels(npz: Path, tmp_path: Path) -> None:
 
 
 def test_what_else_a_file_may_hold(tmp_path: Path) -> None:
-    more = {
-        "h": FEATURES, "y_coarse": LABELS // 2, "control": RNG.random((120, 80)),
-        "again": FEATURES[:, ::-1],
-    }
-    np.savez(tmp_path / "all.npz", z=FEATURES, y=LABELS, **more)
+    more = {"h": FEATURES, "y_coarse": LABELS // 2, "again": FEATURES[:, ::-1]}
+    np.savez(tmp_path / "all.npz", z=FEATURES, y=LABELS, control=RNG.random((120, 80)), **more)
     result = measure_file(tmp_path / "all.npz")
     assert result.labelfree["by"] == "the embeddings given"
     assert result.seeds["mean_cosine"] == pytest.approx(1, abs=1e-4)
@@ -110,18 +95,14 @@ def test_many_rows_are_sampled(npz: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_features_by_definition_and_strict_ranking() -> None:
     other = FEATURES[:, ::-1] ** 2
     ranking = np.arange(80.0)
-    result = measure_features(
-        {"paper": FEATURES, "sound": other}, LABELS, dims=(8,), ks=(5, 500), ranking=ranking
-    )
-    assert result.paper["consistency"] == pytest.approx(
-        interpretability(FEATURES, LABELS, "paper")["consistency"]
-    )
-    assert result.sound["consistency"] == pytest.approx(
-        interpretability(other, LABELS)["consistency"]
-    )
-    assert result.retrieval["sound"]["8"]["5"] == pytest.approx(
-        retrieval(other, LABELS, 8, ranking=ranking)[5]
-    )
+    both, options = {"paper": FEATURES, "sound": other}, {"dims": (8,), "ks": (5, 500)}
+    result = measure_features(both, LABELS, ranking=ranking, **options)
+    by_paper = interpretability(FEATURES, LABELS, "paper")["consistency"]
+    assert result.paper["consistency"] == pytest.approx(by_paper)
+    by_sound = interpretability(other, LABELS)["consistency"]
+    assert result.sound["consistency"] == pytest.approx(by_sound)
+    ranked = retrieval(other, LABELS, 8, ranking=ranking)[5]
+    assert result.retrieval["sound"]["8"]["5"] == pytest.approx(ranked)
     by_paper = retrieval(FEATURES, LABELS, 8, definition="paper")[5]
     assert result.retrieval["paper"]["8"] == {"5": pytest.approx(by_paper)}
     assert measure_features({"paper": FEATURES}, LABELS).sound is None
@@ -132,13 +113,9 @@ def test_what_is_not_needed_is_not_read(tmp_path: Path) -> None:
     y = np.arange(60) % 3
     z = np.eye(3)[y] + 0.01
     pickled = np.array(["a", None, "c"], object)
-    extras = (
-        {"names": np.array(["a", "b", "c"])}, {"names": pickled}, {"class_names": pickled},
-        {"labels": pickled},
-    )
-    for extra in extras:
-        np.savez(tmp_path / "f.npz", z=z, y=y, **extra)
-        assert measure_file(tmp_path / "f.npz").sound["classes_owned"] is not None
+    extra = {"names": pickled, "class_names": pickled, "labels": pickled}
+    np.savez(tmp_path / "f.npz", z=z, y=y, **extra)
+    assert measure_file(tmp_path / "f.npz").sound["classes_owned"] is not None
     np.savez(tmp_path / "h.npz", h=z)  # which is what is measured, and no embedding to judge it by
     assert measure_file(tmp_path / "h.npz").readable is None
 

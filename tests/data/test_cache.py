@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from PIL import Image
@@ -114,11 +115,8 @@ def test_a_killed_builder_leaves_nothing_that_stays(tmp_path: Path, cache: Path)
 def test_a_full_disk_gets_one_line_and_leaves_nothing(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
     entries = draw(tmp_path / "d")
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(InputError, match="No space left"):
         read(entries)
     assert built(cache) == []
@@ -126,15 +124,10 @@ def test_a_full_disk_gets_one_line_and_leaves_nothing(
 
 def test_a_read_error_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = draw(tmp_path / "d")
-    real = Entry.read
-
-    def fail(entry: Entry) -> bytes:
-        if entry.name == "004.png":
-            raise OSError(5, "Input/output error")
-        return real(entry)
-
+    fails = Mock(side_effect=OSError(5, "Input/output error"))
+    read_file = Entry.read
     with monkeypatch.context() as patch:
-        patch.setattr(Entry, "read", fail)
+        patch.setattr(Entry, "read", lambda e: (fails if e.name == "004.png" else read_file)(e))
         with pytest.warns(UserWarning, match=r"004.png \(Input"):
             images = read_images(entries, EIGHT, labels=range(20))
     seen = [int(p[0, 0, 0]) for p in images.pixels]

@@ -122,23 +122,20 @@ class Evil:
 def hostile_pickles(mark: Path) -> list[bytes]:
     pixels = np.zeros((3, 3072), np.uint8)
     short = pickle.dumps({"data": pixels}, protocol=2)
+    contents = [
+        {"data": Evil(mark), "labels": [1]},
+        {"data": np.array([os.system], dtype=object), "labels": [1]},
+        {"data": np.zeros((3, 3072), np.int64), "labels": [0, 1, 2]},
+        *({"data": pixels, "labels": labels} for labels in ([0, 1], [0, 1, 10**400], "abc")),
+        [1, 2],
+    ]
     return [
-        pickle.dumps(Evil(mark)),
-        pickle.dumps({"data": Evil(mark), "labels": [1]}),
         b"cos\nsystem\n(S'touch " + str(mark).encode() + b"'\ntR.",
-        b"cbuiltins\neval\n(S'1'\ntR.",
         b"cnumpy\nload\n(S'x'\ntR.",
         b"cnumpy.core.multiarray\nscalar\n.",
-        pickle.dumps({"data": np.array([os.system], dtype=object), "labels": [1]}),
-        pickle.dumps([1, 2]),
-        pickle.dumps({"data": np.zeros((3, 3072), np.int64), "labels": [0, 1, 2]}),
-        pickle.dumps({"data": pixels, "labels": [0, 1]}),
-        pickle.dumps({"data": pixels, "labels": [0, 1, -5]}),
-        pickle.dumps({"data": pixels, "labels": [0, 1, 10**400]}),
-        pickle.dumps({"data": pixels, "labels": "abc"}),
         short.replace(b"\x4d\x00\x0c", b"\x4d\xff\xff"),
-        b"not a pickle",
         b"",
+        *map(pickle.dumps, contents),
     ]
 
 
@@ -151,13 +148,6 @@ def test_hostile_pickles_run_nothing(tmp_path: Path) -> None:
             load("cifar10", folder)
         assert "\n" not in str(caught.value)
     assert not mark.exists()
-
-
-@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4])
-def test_unpickle_agrees_with_pickle(protocol: int) -> None:
-    want = RNG.integers(0, 256, (5, 7), dtype=np.uint8)
-    seen = cifar.unpickle(pickle.dumps({"data": want, "y": [1]}, protocol=protocol))
-    assert seen["y"] == [1] and seen["data"].dtype == np.uint8 and (seen["data"] == want).all()
 
 
 class Server(http.server.BaseHTTPRequestHandler):
@@ -213,7 +203,7 @@ def test_download_goes_on_where_it_broke(tmp_path: Path, server: str, resumes: b
     assert len(Server.ranges) == 2  # it is there: nothing is asked
 
 
-def test_downloads_that_fail(
+def test_a_wrong_file_is_not_kept(
     tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(InputError, match="expected 0000"):
@@ -222,5 +212,3 @@ def test_downloads_that_fail(
     monkeypatch.setattr(cifar, "HOME", "http://127.0.0.1:9/")
     with pytest.raises(InputError, match="cifar-10-binary"):
         data.download("cifar10", tmp_path)
-    with pytest.raises(InputError, match="cannot be downloaded"):
-        data.download("imagenet", tmp_path)

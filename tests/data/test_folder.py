@@ -23,17 +23,16 @@ def load(root: Path, split: str = "train", **more: float | bool) -> data.Images:
 def test_class_folders_nested_and_held_out(tmp_path: Path) -> None:
     root = tmp_path / "photos with spaces and ünïcode"
     for i in range(20):
-        save(root / ("cat" if i % 2 else "dog") / f"deep{i % 3}" / f"{i}.png", i)
+        save(root / ("dog", "cat")[i % 2] / f"deep{i % 3}" / f"{i}.png", i)
     save(root / ".hidden" / "x.png", 99)
     train, test = (load(root, split, holdout=0.25) for split in ("train", "test"))
     assert (len(train), len(test)) == (15, 5) and train.class_names == ("cat", "dog")
-    values = []
     for part in (train, test):
+        values = np.array([int(Path(name).stem) for name in part.names])
         assert isinstance(part.pixels, np.memmap)
-        for pixels, label, name in zip(part.pixels, part.labels, part.names):
-            values.append(int(Path(name).stem))
-            assert (pixels == values[-1]).all() and label == (0 if values[-1] % 2 else 1)
-    assert sorted(values) == list(range(20))
+        assert (part.pixels == values[:, None, None, None]).all()
+        assert (part.labels == 1 - values % 2).all()
+    assert len({*train.names, *test.names}) == 20
 
 
 def test_a_flat_folder_is_unlabeled(tmp_path: Path) -> None:
@@ -82,27 +81,25 @@ def test_the_held_out_choice_is_stable() -> None:
 
 
 def test_broken_images_are_named_and_skipped(tmp_path: Path) -> None:
-    for i in range(6):
-        save(tmp_path / "d" / "a" / f"{i}.png", i)
     for i in range(7):
+        save(tmp_path / "d" / "a" / f"{i}.png", i)
         (tmp_path / "d" / "a" / f"bad{i}.jpg").write_bytes(b"garbage")
     (tmp_path / "d" / "a" / "notes.txt").write_text("not an image")
     for _ in range(2):  # decoded, then from the cache
         with pytest.warns(UserWarning, match=r"1 .txt, 7 broken\), e.g. a/bad0.jpg \("):
             images = load(tmp_path / "d")
-        assert [int(p[0, 0, 0]) for p in images.pixels] == list(range(6)) and images.broken == 7
-        assert images.names == tuple(f"a/{i}.png" for i in range(6))
-    with pytest.raises(InputError, match=r"7 of 13 .* a/bad0.jpg"):
+        assert [int(p[0, 0, 0]) for p in images.pixels] == list(range(7)) and images.broken == 7
+        assert images.names == tuple(f"a/{i}.png" for i in range(7))
+    with pytest.raises(InputError, match=r"7 of 14 .* a/bad0.jpg"):
         load(tmp_path / "d", strict=True)
 
 
 def test_hostile_names(tmp_path: Path) -> None:
-    names = ["<script>alert(1)<", "\x1b[31mred\n", "日本語", "x" * 200, "-rf", "a b"]
+    names = ["<script>alert(1)<", "\x1b[31mred\n", "日本語", "-rf", os.fsdecode(b"\xff\xfe")]
     for i, name in enumerate(names):
-        save(tmp_path / "d" / name / f"{name}.png"[-250:], i)
-    save(Path(os.fsdecode(os.fsencode(tmp_path / "d") + b"/\xff\xfe")) / "x.png", 9)
+        save(tmp_path / "d" / name / f"{name}.png", i)
     images = load(tmp_path / "d")
-    assert len(images) == 7 and images.class_names and images.names
+    assert len(images) == 5 and images.class_names and images.names
     for name in images.class_names + images.names:
         assert name.isprintable()
         name.encode("utf-8")
@@ -110,20 +107,16 @@ def test_hostile_names(tmp_path: Path) -> None:
 
 
 def test_links_are_followed_without_loops(tmp_path: Path) -> None:
-    root = tmp_path / "d"
-    for folder in ("a", "b"):
-        (root / folder).mkdir(parents=True)
-    for i in range(4):
+    for i in range(3):
         save(tmp_path / "store" / f"{i}.png", i)
-        link = root / ("a" if i % 2 else "b") / f"{i}.png"
-        link.symlink_to(tmp_path / "store" / f"{i}.png")
-    (root / "a" / "up").symlink_to(root)
-    (root / "a" / "self").symlink_to(".")
-    (root / "a" / "none.png").symlink_to("nowhere.png")
-    (root / "a" / "knot.png").symlink_to("knot.png")
-    os.mkfifo(root / "a" / "pipe.png")
-    images = load(root)
-    assert images.names == ("a/1.png", "a/3.png", "b/0.png", "b/2.png")
+    inside = tmp_path / "d" / "a"
+    inside.mkdir(parents=True)
+    links = {"0.png": tmp_path / "store/0.png", "1.png": "../../store/1.png", "up": tmp_path / "d"}
+    links |= {"self": ".", "none.png": "nowhere.png", "knot.png": "knot.png"}
+    for name, target in links.items():
+        (inside / name).symlink_to(target)
+    os.mkfifo(inside / "pipe.png")
+    assert load(tmp_path / "d").names == ("a/0.png", "a/1.png")
 
 
 def test_folders_that_fit_or_atlas_wrote_are_skipped(tmp_path: Path) -> None:

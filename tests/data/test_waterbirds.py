@@ -60,17 +60,15 @@ def test_splits_labels_and_backgrounds(birds: Path) -> None:
 
 def test_bad_tables_get_one_line(birds: Path, tmp_path: Path) -> None:
     head = ["img_filename", "y", "split", "place"]
-    _table(birds / "metadata.csv", head, [["000.Bird/0.png", 2, 0, 0]])
-    with pytest.raises(InputError, match="holds: '2'"):
-        load(birds)
-    _table(birds / "metadata.csv", head, [["gone.png", 0, 0, 0]])
-    with pytest.raises(InputError, match=r"gone\.png: No such file"):
-        load(birds)
-    with pytest.raises(InputError, match="no image of the test split"):
-        load(birds, "test")
-    _table(birds / "metadata.csv", head, [["000.Bird/0.png"]])
-    with pytest.raises(InputError, match="no image of the train split"):
-        load(birds)
+    for row, problem in (
+        (["000.Bird/0.png", 2, 0, 0], "holds: '2'"),
+        (["gone.png", 0, 0, 0], r"gone\.png: No such file"),
+        (["000.Bird/0.png", 0, 2, 0], "no image of the train split"),
+        (["000.Bird/0.png"], "no image of the train split"),
+    ):
+        _table(birds / "metadata.csv", head, [row])
+        with pytest.raises(InputError, match=problem):
+            load(birds)
     (birds / "metadata.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="cannot read"):
         load(birds)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
+import runpy
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -15,45 +14,33 @@ from bayesncl.data import load, waterbirds
 from bayesncl.recipes import Data
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "waterbirds_like.py"
-SPECIES = ("001.Black_footed_Albatross", "017.Cardinal", "021.Eastern_Towhee", "070.Green_Violetear")
+SPECIES = ("001.Black_footed_Albatross", "017.Cardinal", "021.Eastern_Towhee", "070.Violetear")
 LAND, WATER, BIRD = (10, 200, 10), (10, 10, 200), (250, 0, 0)
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("waterbirds_like", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def built(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """20 birds per species on plain scenes; one bird has no mask, one an empty mask."""
     root = tmp_path_factory.mktemp("sources")
-    names, train = [], []
-    for i in range(80):
-        name = f"{SPECIES[i % 4]}/bird_{i}.jpg"
-        photo, mask = (np.zeros((40, 60, n), np.uint8) for n in (3, 1))
+    of_species = [f"{kind}/{s}" for kind in ("cub/images", "masks") for s in SPECIES]
+    for folder in (*of_species, "land", "water"):
+        (root / folder).mkdir(parents=True)
+    names = [f"{SPECIES[i % 4]}/bird_{i}" for i in range(80)]
+    for i, name in enumerate(names):
+        photo, mask = np.zeros((40, 60, 3), np.uint8), np.zeros((40, 60), np.uint8)
         photo[10:30, 20:40], mask[10:30, 20:40] = BIRD, 153 if i != 79 else 102
-        for path, pixels in ((root / "cub/images" / name, photo), (root / "masks" / name, mask)):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            image = Image.fromarray(pixels.squeeze())
-            if pixels is photo:
-                image.save(path, quality=100)
-            elif i != 78:
-                image.save(path.with_suffix(".png"))
-        names.append(f"{i + 1} {name}\n")
-        train.append(f"{i + 1} {int(i % 8 < 4)}\n")
-    (root / "cub/images.txt").write_text("".join(names))
+        Image.fromarray(photo).save(root / "cub/images" / f"{name}.jpg", quality=100)
+        if i != 78:
+            Image.fromarray(mask).save(root / "masks" / f"{name}.png")
+    train = [f"{i + 1} {int(i % 8 < 4)}\n" for i in range(80)]
     (root / "cub/train_test_split.txt").write_text("".join(train))
+    lines = [f"{i} {name}.jpg\n" for i, name in enumerate(names, 1)]
+    (root / "cub/images.txt").write_text("".join(lines))
     for place, color in (("land", LAND), ("water", WATER)):
-        (root / place).mkdir()
         for i in range(12):
             Image.new("RGB", (50, 30), color).save(root / place / f"{place}{i}.jpg", quality=100)
     options = [f"--{n}={root / n}" for n in ("cub", "masks", "land", "water", "out")]
-    script.main([*options, "--size=32"])
+    runpy.run_path(str(SCRIPT))["main"]([*options, "--size=32"])
     return root / "out"
 
 
@@ -83,8 +70,6 @@ def test_no_scene_is_in_two_splits(built: Path) -> None:
     with open(built / "metadata.csv") as file:
         rows = list(csv.DictReader(file))
     for place in "01":
-        used = [
-            {row["place_filename"] for row in rows if (row["split"], row["place"]) == (s, place)}
-            for s in "012"
-        ]
+        here = [row for row in rows if row["place"] == place]
+        used = [{row["place_filename"] for row in here if row["split"] == s} for s in "012"]
         assert sum(map(len, used)) == len(set.union(*used)) > 3
