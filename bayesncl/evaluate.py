@@ -20,7 +20,7 @@ from bayesncl.data import load as load_split
 from bayesncl.data.images import Images, Progress, spread_evenly
 from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_features, as_labels
-from bayesncl.measure import interpretability, registry, retrieval, stability
+from bayesncl.measure import interpretability, registry, retrieval
 from bayesncl.measure.dimensions import MIN_SUPPORT, OWNED_PRECISION, OWNED_RECALL, describe
 from bayesncl.measure.figures import figures
 from bayesncl.measure.interpretability import shuffle_labels
@@ -42,9 +42,8 @@ NEIGHBORS = 20  # of the kNN classifier
 DIGITS = 6  # significant digits of values per dimension
 MIN_IMAGES_PER_CLASS = 20  # test images; with fewer, numbers are mostly chance
 SEED = 0  # of shuffled labels and drawn rows
-FIGURES = (
-    "readable", "kept", "detectors", "coverage", "independence", "factors", "labelfree", "whole",
-    "seeds", "control",
+PER_ROW = (
+    "embeddings", "control", "again", "control_again", "swapped", "levels", "factors"
 )  # fmt: skip
 
 
@@ -162,8 +161,8 @@ def measure_codes(
 def measure_features(
     features: Array | Mapping[str, Array], labels: Array | None = None, *,
     dims: Sequence[int] = KEPT_DIMS, ks: Sequence[int] = retrieval.KS,
-    ranking: Array | None = None, spectrum: bool = False, again: Array | None = None,
-    progress: Progress | None = None, **given: Any,
+    ranking: Array | None = None, spectrum: bool = False, progress: Progress | None = None,
+    **given: Any,
 ) -> Result:  # fmt: skip
     """Interpretability and retrieval in both definitions, with chance levels, and the verdict.
 
@@ -176,10 +175,9 @@ def measure_features(
     ranking : [D] for retrieval by `sound`, such as the column sums of the training split; default
         the column sums of the features.
     spectrum : also compute `effective_rank` and `orthogonality`.
-    again : [N, D], codes of the same images by another seed.
     progress : called with (done, total, what).
     given : for the verdict: `label_names`, `levels`, `embeddings`, `second`, `control`, `noise`,
-        `train`, `stability`, `factors`, `swapped`, `groups`, `everything`; see `figures.figures`.
+        `train`, `again`, `factors`, `swapped`, `groups`, `everything`; see `figures.figures`.
 
     Returns
     -------
@@ -197,29 +195,25 @@ def measure_features(
     queries = None
     if n > MAX_ROWS:
         rows = spread_evenly(n, MAX_ROWS)
-        unique, labels, again = (_take(each, rows) for each in (unique, labels, again))
-        per_row = ("embeddings", "control", "swapped", "levels", "factors")
-        given |= {name: _take(given.get(name), rows) for name in per_row}
+        unique, labels = _take(unique, rows), _take(labels, rows)
+        given |= {name: _take(given.get(name), rows) for name in PER_ROW}
         given["queries"] = queries = SAMPLED_QUERIES
         result.parameters |= {"rows_measured": len(rows), "rows_chosen": "spread evenly"}
     result.parameters["seed"] = SEED
     arrays = {name: unique[id(array)] for name, array in named.items()}
     sound = arrays.get("sound", next(iter(arrays.values())))
-    if again is not None:
-        given["stability"] = stability.summary(sound, again)
     if labels is None:
         result.parameters["dimensions"] = {"sound": sound.shape[1]}
     else:
         given.setdefault("queries", None)
         _measure_labeled(result, arrays, labels, dims, ks, ranking, spectrum, queries, progress)
-    tree = figures(sound, labels, seed=SEED, **given)
-    result.verdict = to_dict(to_verdict(tree, labels is not None))
+    found = figures(sound, labels, seed=SEED, **given)
+    result.verdict = to_dict(to_verdict(found))
     if n > MAX_ROWS:
         result.verdict["sampled_from"] = n
-    result.chance |= rounded(tree["chance"])
-    for name in FIGURES:
-        if tree.get(name):
-            setattr(result, name, rounded(tree[name]))
+    result.chance |= rounded(found.chance)
+    for name, branch in (found.values | {"control": found.control}).items():
+        setattr(result, name, rounded(branch) or None)
     return result
 
 
@@ -320,12 +314,11 @@ def evaluate(
     paper = extract(model, test, "paper", progress=progress)
     dataset = DATASETS[model.recipe.data.name]
     ranking = column_sums(seen.gated)
-    control = untrained_codes(model, sound.h)
-    same = None
+    twin: Tree = {}
     if again is not None:
         other = extract(again, test, "sound", progress=progress)
-        pair = control, untrained_codes(again, other.h, seed=1)
-        same = stability.summary(sound.gated, other.gated, control=pair)
+        twin["again"] = other.gated
+        twin["control_again"] = untrained_codes(again, other.h, seed=1)
     second = {} if test.backgrounds is None else {"background": test.backgrounds}
     result = measure_features(
         {"paper": paper.gated, "sound": sound.gated},
@@ -338,10 +331,10 @@ def evaluate(
         label_names=test.class_names,
         levels={"superclass": np.array(dataset.coarse)[test.labels]} if dataset.coarse else None,
         embeddings=sound.h,
-        control=control,
+        control=untrained_codes(model, sound.h),
         train=None if train.labels is None else (seen.gated, train.labels),
-        stability=same,
         factors=join_factors(test.labels, second),
+        **twin,
     )
     table = describe(sound.gated, as_labels(test.labels, len(test))[0])
     columns = ("support", "consistency", "entropy_freq", "mass")

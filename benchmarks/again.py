@@ -62,8 +62,8 @@ def main() -> None:
         second = codes(*arguments)
         for label, cut in (("all", lambda z: z), (f"{K} kept", lambda z: kept.keep(z, K).toarray())):
             (z, untrained), (other, beside) = (map(cut, each) for each in (first, second))
-            found = stability.summary(z, other, control=(untrained, beside))
-            texts = [f"{found[f'mean_cosine{of}']:.2f} ({found[f'share_same{of}']:.0%})" for of in ("", "_control")]
+            both = stability.summary(z, other), stability.summary(untrained, beside)
+            texts = [f"{found['mean_cosine']:.2f} ({found['share_same']:.0%})" for found in both]
             print(f"{name:30} {label:7} {texts[0]:12} untrained {texts[1]}", flush=True)
 
 

@@ -105,7 +105,7 @@ SETS: dict[str, Callable[[], Split]] = {
 
 
 def judge(z: np.ndarray, y: np.ndarray) -> dict[str, float]:
-    at = kept.summary(z, y, ks=(K,))[K]
+    at = kept.summary(z, y, ks=(K,))[0][K]
     ap = describe(z, y, detectors=True).ap
     assert ap is not None
     dead = 1 - len(np.unique(kept.keep(z, K).indices)) / z.shape[1]

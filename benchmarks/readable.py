@@ -160,7 +160,9 @@ def study(options: argparse.Namespace) -> dict[str, Any]:
         row = {"question": question, "label": label, "changes": changes, "seeds": seeds}
         if len(codes) > 1:
             control = [fit(changes | {"max_iter": 0}, options.dim, s, train, near)[0].transform(test) for s in range(2)]
-            row["stability"] = stability.summary(codes[0], codes[1], control=(control[0], control[1]))
+            untrained = stability.summary(control[0], control[1])
+            beside = {f"{name}_control": untrained[name] for name in ("mean_cosine", "share_same")}
+            row["stability"] = stability.summary(codes[0], codes[1]) | beside
         variants[label] = row
         print(line(row), flush=True)
         entry["variants"] = [variants[label] for q in STUDY for label in STUDY[q] if label in variants]
@@ -232,7 +234,7 @@ def whole(train: np.ndarray, test: np.ndarray, y: np.ndarray) -> float | None:
 
 def judge(z_train: np.ndarray, y_train: np.ndarray, z: np.ndarray, y: np.ndarray) -> dict[str, Any]:
     """What is measured of codes [N, D]; those of training rows serve the probe."""
-    at = kept.summary(z, y, train=(z_train, y_train), ks=(K,))[K]
+    at, chance = (by_k[K] for by_k in kept.summary(z, y, train=(z_train, y_train), ks=(K,)))
     ap = describe(z, y, detectors=True).ap
     assert ap is not None
     strongest = np.argsort(-z, axis=0)[:TOP]  # [10, D]
@@ -244,7 +246,7 @@ def judge(z_train: np.ndarray, y_train: np.ndarray, z: np.ndarray, y: np.ndarray
         "dead": 1 - len(np.unique(kept.keep(z, K).indices)) / z.shape[1],  # no row keeps it
         "collapsed": coverage.summary(z)["collapsed"],
         **{key: at[key] for key in ("consistency", "classes_owned", "p5", "probe")},
-        "chance": {key: at[f"{key}_chance"] for key in ("consistency", "classes_owned", "p5", "probe")},
+        "chance": {key: chance[key] for key in ("consistency", "classes_owned", "p5", "probe")},
     }
 
 

@@ -40,23 +40,26 @@ def best_f1(z: Array, labelings: Labelings, classes: int) -> np.ndarray:
     return result
 
 
-def fit_levels(z: Array, levels: Mapping[str, Array], *, seed: int = 0) -> dict[str, Any]:
+def fit_levels(
+    z: Array, levels: Mapping[str, Array], *, seed: int = 0
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Consistency at the level of a hierarchy of labels [N] where each dimension fits best.
 
     A level fits by how far the share of the largest class among the images a dimension fires on
     exceeds that class's share p of all images: (share - p) / (1 - p). Of equally good ones the
     first counts. `dimensions` is how many fit each level, `by_level` the consistency of all there.
+    The second dict is by chance, with labels shuffled.
     """
     active = fired(z)
     indexed = [as_labels(labels, active.shape[0])[0] for labels in levels.values()]
     order = np.random.default_rng(seed).permutation(active.shape[0])
     consistency, shares, best = _best_levels(active, indexed)
-    return {
+    values = {
         "consistency": consistency,
         "dimensions": {name: int((best == i).sum()) for i, name in enumerate(levels)},
         "by_level": {name: mean(share) for name, share in zip(levels, shares)},
-        "consistency_chance": _best_levels(active, [y[order] for y in indexed])[0],
     }
+    return values, {"consistency": _best_levels(active, [y[order] for y in indexed])[0]}
 
 
 def _best_levels(
@@ -78,26 +81,28 @@ def _best_levels(
 def summary(
     z: Array, labels: Array, *, train: tuple[Array, Array] | None = None,
     levels: Mapping[str, Array] | None = None, f1: bool = True, seed: int = 0,
-) -> dict[str, Any]:  # fmt: skip
+) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
     """Best F1 and IoU, sparse probing with `train`, and the hierarchy with `levels`.
 
-    `f1` and `iou` are for the class of the highest mean activation, `best_` for the best class, and
-    `_chance` with labels shuffled. The hierarchy is that of each image's five strongest dimensions.
+    `f1` and `iou` are for the class of the highest mean activation, `best_` for the best class. The
+    hierarchy is that of each image's five strongest dimensions. The second dict is by chance, with
+    labels shuffled.
     """
     z = unit_codes(z)
     index, names = as_labels(labels, z.shape[0])
-    result: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    chance: dict[str, Any] = {}
     shuffled = np.random.default_rng(seed).permutation(index)
     if f1:
         scores = best_f1(z, [index, shuffled], len(names))
-        for both, end in zip(scores, ("", "_chance")):
+        for tree, both in zip((values, chance), scores):
             for begin, best in zip(("", "best_"), both):
-                result[f"{begin}f1{end}"] = mean(best)
-                result[f"{begin}iou{end}"] = mean(best / (2 - best))  # IoU grows with F1
+                tree[f"{begin}f1"] = mean(best)
+                tree[f"{begin}iou"] = mean(best / (2 - best))  # IoU grows with F1
     if train is not None:
         probed = sparse_probe(train, (z, labels))
-        result["sparse_probe"] = {str(k): accuracy for k, accuracy in probed.items()}
-        result["sparse_probe_chance"] = dict.fromkeys(result["sparse_probe"], 50.0)
+        values["sparse_probe"] = {str(k): accuracy for k, accuracy in probed.items()}
+        chance["sparse_probe"] = dict.fromkeys(values["sparse_probe"], 50.0)
     if levels is not None:
-        result["hierarchy"] = fit_levels(keep(z, KEPT), levels, seed=seed)
-    return result
+        values["hierarchy"], chance["hierarchy"] = fit_levels(keep(z, KEPT), levels, seed=seed)
+    return values, chance

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -201,11 +200,11 @@ def change(z: np.ndarray, swapped: np.ndarray) -> np.ndarray:
 def summary(
     z: Array, factors: Mapping[str, Array], *, swapped: Array | None = None,
     queries: int | None = None, seed: int = 0,
-) -> dict[str, Any]:  # fmt: skip
+) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
     """Every measure of codes [N, D] with two or more factors, labels [N] by name.
 
-    `swapped` are codes [N, D] of the same objects on another background. `_chance` is with labels
-    and these shuffled. docs/measures.md defines every key.
+    `swapped` are codes [N, D] of the same objects on another background. The second dict is by
+    chance, with labels and these shuffled. docs/measures.md defines every key.
     """
     if len(factors) < 2:
         raise InputError(f"two or more factors are needed, got {len(factors)}")
@@ -222,20 +221,20 @@ def summary(
             raise InputError(f"swapped codes are {list(other.shape)}, not {list(codes.shape)}")
         twins = as_tensor(other[some]).numpy()
         moved = [change(dense, twins), change(dense, rng.permutation(twins))]
-    result: dict[str, Any] = {"each": {name: {} for name in factors}}
     true = {name: y[some] for name, y in indexed.items()}
     penalties = {name: importances(dense, y, seed=seed)[2] for name, y in true.items()}
     shuffled = {name: rng.permutation(y) for name, y in true.items()}
-    for labels, changed, end in zip((true, shuffled), moved, ("", "_chance")):
-        values = _measure(dense, labels, penalties, changed, seed)
-        for name, own in values.pop("each").items():
-            result["each"][name] |= {key + end: value for key, value in own.items()}
-        result |= {key + end: value for key, value in values.items()}
+    both = [
+        _measure(dense, labels, penalties, changed, seed)
+        for labels, changed in zip((true, shuffled), moved)
+    ]
     for name, y in indexed.items():
-        for k, row in topk.summary(codes, y, ks=FACTOR_KS, queries=queries, seed=seed).items():
-            for key, end in product(("classes_owned", "p5"), ("", "_chance")):
-                result["each"][name][f"{key.removeprefix('classes_')}_{k}{end}"] = row[key + end]
-    return result
+        kept = topk.summary(codes, y, ks=FACTOR_KS, queries=queries, seed=seed)
+        for tree, by_k in zip(both, kept):
+            for k, row in by_k.items():
+                tree["each"][name][f"owned_{k}"] = row["classes_owned"]
+                tree["each"][name][f"p5_{k}"] = row["p5"]
+    return both[0], both[1]
 
 
 def _measure(
@@ -260,12 +259,11 @@ def _measure(
         }
         if moved is not None:
             each[name]["swap"] = mean(moved[own])
-    values: dict[str, Any] = {
+    values: dict[str, Any] = {"each": each} | {
         key: mean(np.array([row[key] for row in each.values()], float))
         for key in ("completeness", "informativeness", "mig")
     }
     values |= {
-        "each": each,
         "mixed": 100 * float((count > 1).mean()),
         "nothing": 100 * float((count == 0).mean()),
         "disentanglement": disentanglement(matrix),

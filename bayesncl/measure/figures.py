@@ -1,17 +1,23 @@
-"""Every measure of how readable a code is, as one tree of numbers for the verdict."""
+"""Every measure of how readable a code is, each beside its chance level and an untrained head.
+
+Measures of one kind come as two dicts, the values and those by chance. `figures` collects them by
+kind, for the trained and for an untrained head alike; the verdict reads them as `Figure`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bayesncl.errors import InputError, printable
 from bayesncl.inputs import Array, as_features, as_labels, as_numpy
-from bayesncl.measure import coverage, detectors, independence, labelfree, topk
+from bayesncl.measure import coverage, detectors, independence, labelfree, stability, topk
 from bayesncl.measure.dimensions import MIN_SUPPORT, largest_share
 from bayesncl.measure.factors import summary as summarize_factors
+from bayesncl.measure.registry import value
 from bayesncl.measure.retrieval import retrieval
 from bayesncl.measure.rows import as_codes
 from bayesncl.measure.topk import strongest_images
@@ -29,16 +35,43 @@ MAX_SORTED = 2**21  # firing entries above which F1 and IoU, which sort all, are
 Tree = dict[str, Any]
 
 
+class Figure(NamedTuple):
+    """A float, the same by chance (with shuffled labels) and of an untrained head, or None each."""
+
+    value: Any
+    chance: Any
+    control: Any
+
+
+@dataclass
+class Figures:
+    """Every measure of a code of `images` rows; three trees of numbers with the same paths."""
+
+    images: int
+    dimensions: int
+    labeled: bool  # whether there were labels of any kind
+    classes: int | None  # None without labels of two classes
+    values: Tree
+    chance: Tree
+    control: Tree
+
+    def __getitem__(self, path: str) -> Figure:
+        """The figure at a path such as `kept/5/p5`."""
+        keys = tuple(path.split("/"))
+        found = (value(tree, keys) for tree in (self.values, self.chance, self.control))
+        return Figure(*(None if each is None else float(each) for each in found))
+
+
 def figures(
     z: Array, labels: Array | None = None, *,
     label_names: Sequence[str] | Mapping[Any, str] | None = None,
     levels: Mapping[str, Array] | None = None, embeddings: Array | None = None,
     second: bool = False, control: Array | None = None, noise: tuple[Array, Array] | None = None,
-    train: tuple[Array, Array] | None = None, stability: Mapping[str, float | None] | None = None,
-    factors: Mapping[str, Array] | None = None, swapped: Array | None = None,
-    groups: Array | None = None, ks: Sequence[int] = topk.KS, queries: int | None = QUERIES,
-    everything: bool = False, seed: int = 0,
-) -> Tree:  # fmt: skip
+    train: tuple[Array, Array] | None = None, again: Array | None = None,
+    control_again: Array | None = None, factors: Mapping[str, Array] | None = None,
+    swapped: Array | None = None, groups: Array | None = None, ks: Sequence[int] = topk.KS,
+    queries: int | None = QUERIES, everything: bool = False, seed: int = 0,
+) -> Figures:  # fmt: skip
     """All measures of the codes z [N, D] of held-out images.
 
     label_names : names by label, or in the order of integer labels.
@@ -49,7 +82,7 @@ def figures(
     noise : codes and embeddings of rows with shuffled columns, by a head fitted to such rows;
         without labels a readable dimension exceeds 95 % of these.
     train : codes and labels of training rows, for the linear and sparse probes.
-    stability : result of `stability.summary` for this code and that of another seed.
+    again, control_again : codes [N, D] of another seed, trained and untrained.
     factors, swapped : labels [N] by name and codes [N, D], see `factors.summary`.
     groups : [D], the group of each dimension, if they come in groups.
     ks, queries : dimensions kept per image, 5 among them; queries of retrieval (None: all).
@@ -68,80 +101,70 @@ def figures(
         noisy = labelfree.mean_cosine(strongest_images(as_codes(noise[0]), TOP), judge_of_noise)
     index, names = _index_labels(labels, n)
     levelled = {name: as_labels(y, n)[0] for name, y in (levels or {}).items()}
-    by_label = [] if index is None else [index, *levelled.values()]
     judgeable = n >= MIN_IMAGES and (index is not None or judge is not None)
-    least = least_alike(judge, noisy, seed) if judgeable and index is None else None
-
-    def measure(
-        codes: np.ndarray, train: Any, queries: int | None, swapped: Array | None = None
-    ) -> tuple[Tree, Tree]:
-        """The branches of trained and untrained codes alike, and their chance levels."""
-        top = strongest_images(codes, labelfree.POOL)
-        covered = coverage.summary(codes, seed=seed, top=top)
-        tree: Tree = {"coverage": covered}
-        tree["independence"] = independence.summary(codes, groups, seed=seed)
-        if factors:
-            options: Tree = {"swapped": swapped, "queries": min(queries or n, QUERIES)}
-            tree["factors"] = summarize_factors(codes, factors, **options, seed=seed)
-        if index is not None:
-            rows = topk.summary(codes, labels, train=train, ks=ks, queries=queries, seed=seed)
-            tree["kept"] = {str(k): row for k, row in rows.items()}
-            all_levels = {"class": index, **levelled} if levelled else None
-            f1 = everything or covered["l0"] * n <= MAX_SORTED
-            options = {"train": train, "levels": all_levels, "f1": f1, "seed": seed}
-            tree["detectors"] = detectors.summary(codes, labels, **options)
-        if judge is not None:
-            tree["labelfree"] = labelfree.summary(codes, judge, seed=seed, top=top)
-        if judgeable:
-            order = np.random.default_rng(seed).permutation(n)
-            by_order = [count_readable(top[:, :TOP], rows) for rows in (slice(None), order)]
-            tree["readable"] = dict(zip(("count", "count_chance"), by_order))
-        return split_suffix(tree, "_chance")
+    least = None
+    if judgeable and index is None:
+        least = least_alike(judge, noisy, seed)
 
     def count_readable(top: np.ndarray, order: Any) -> int:
         """Number of readable dimensions, with labels and embeddings taken in some order."""
-        if judge is None or least is None:
-            return int(readable(top, [y[order] for y in by_label]).sum())
+        if index is not None:
+            return int(readable(top, [y[order] for y in (index, *levelled.values())]).sum())
+        assert judge is not None
         return int((labelfree.mean_cosine(top, judge[order]) >= least).sum())
 
-    classes = None if index is None else int(index.max()) + 1
-    result: Tree = {"images": n, "dimensions": width, "classes": classes}
-    measured, chance = measure(codes, train, queries, swapped)
-    result |= measured
+    def measure(
+        codes: np.ndarray, queries: int | None, again: Array | None, train: Any = None,
+        swapped: Array | None = None,
+    ) -> tuple[Tree, Tree]:  # fmt: skip
+        """Values and those by chance, by kind of measure."""
+        top = strongest_images(codes, labelfree.POOL)
+        covered = coverage.summary(codes, seed=seed, top=top)
+        both: dict[str, tuple[Any, Any]] = {"coverage": (covered, {})}
+        both["independence"] = independence.summary(codes, groups, seed=seed)
+        if factors:
+            some = min(queries or n, QUERIES)
+            both["factors"] = summarize_factors(
+                codes, factors, swapped=swapped, queries=some, seed=seed
+            )
+        if index is not None:
+            kept = topk.summary(codes, labels, train=train, ks=ks, queries=queries, seed=seed)
+            values, chance = ({str(k): row for k, row in by_k.items()} for by_k in kept)
+            both["kept"] = values, chance
+            both["detectors"] = detectors.summary(
+                codes, labels, train=train, seed=seed,
+                levels={"class": index, **levelled} if levelled else None,
+                f1=everything or covered["l0"] * n <= MAX_SORTED,
+            )  # fmt: skip
+        if judge is not None:
+            both["labelfree"] = labelfree.summary(codes, judge, seed=seed, top=top)
+        if judgeable:
+            orders = slice(None), np.random.default_rng(seed).permutation(n)
+            count, by_luck = (count_readable(top[:, :TOP], order) for order in orders)
+            both["readable"] = {"count": count}, {"count": by_luck}
+        if again is not None:
+            both["seeds"] = stability.summary(codes, again), {}
+        values = {name: found for name, (found, _) in both.items()}
+        return values, {name: found for name, (_, found) in both.items() if found}
+
+    values, chance = measure(codes, queries, again, train, swapped)
+    beside: Tree = {}
+    if untrained is not None:
+        asked = min(queries or QUERIES, QUERIES)
+        beside = measure(untrained, asked, control_again)[0]
     if judgeable:
         by = "embeddings" if index is None else " or ".join(["class", *levelled])
-        result["readable"] |= {"share": result["readable"]["count"] / width, "by": by}
+        values["readable"] |= {"share": values["readable"]["count"] / width, "by": by}
         if least is not None and noisy is not None:
-            result["readable"]["noise"] = int((noisy >= least).sum())
+            values["readable"]["noise"] = int((noisy >= least).sum())
         if index is not None:
-            result["readable"] |= _clearest(codes, index, names, label_names)
+            values["readable"] |= _clearest(codes, index, names, label_names)
     if judge is not None:
-        result["labelfree"]["by"] = "a second encoder" if second else "the embeddings given"
+        values["labelfree"]["by"] = "a second encoder" if second else "the embeddings given"
     if index is not None and n > KEPT + 1:
-        result["whole"] = _full_precision(codes, embeddings, judge, index, seed)
-    result["chance"], result["control"] = chance, {}
-    if untrained is not None:
-        asked = QUERIES if queries is None else min(queries, QUERIES)
-        result["control"] = measure(untrained, None, asked)[0]
-    if stability is not None:
-        result["seeds"], result["control"]["seeds"] = split_suffix(dict(stability), "_control")
-    return result
-
-
-def split_suffix(tree: Tree, suffix: str) -> tuple[Tree, Tree]:
-    """The tree without the keys that end in `suffix`, and those alone, without the suffix."""
-    rest: Tree = {}
-    taken: Tree = {}
-    for key, value in tree.items():
-        if key.endswith(suffix):
-            taken[key.removesuffix(suffix)] = value
-        elif isinstance(value, dict):
-            rest[key], inner = split_suffix(value, suffix)
-            if inner:
-                taken[key] = inner
-        else:
-            rest[key] = value
-    return rest, taken
+        values["whole"] = _full_precision(codes, embeddings, judge, index, seed)
+    classes = None if index is None else int(index.max()) + 1
+    return Figures(n, width, labels is not None, classes, values, chance, beside)
 
 
 def readable(top: np.ndarray, labelings: Sequence[np.ndarray]) -> np.ndarray:

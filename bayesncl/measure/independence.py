@@ -14,6 +14,8 @@ MAX_DIMS = 2048  # above, the inverse of the correlations takes too long
 MAX_ROWS = 10_000  # drawn at random
 RIDGE = 1e-6  # added to the correlations, which are singular where columns are copies
 
+Values = dict[str, float | None]
+
 
 def _centered(z: Array) -> np.ndarray:
     """Codes at unit length, dense, float64, each column less its mean."""
@@ -60,14 +62,13 @@ def group_similarity(z: Array, groups: Array) -> float:
     ]))  # fmt: skip
 
 
-def summary(z: Array, groups: Array | None = None, *, seed: int = 0) -> dict[str, float | None]:
-    """Both measures; `_chance` is with each column shuffled on its own."""
+def summary(z: Array, groups: Array | None = None, *, seed: int = 0) -> tuple[Values, Values]:
+    """Both measures, and by chance: with each column shuffled on its own."""
     codes, rng = unit_codes(z), np.random.default_rng(seed)
     dense = as_tensor(codes[np.sort(rng.permutation(codes.shape[0])[:MAX_ROWS])]).numpy()
-    shuffled = rng.permuted(dense, axis=0)
-    result: dict[str, float | None] = {}
-    for codes, end in ((dense, ""), (shuffled, "_chance")):
-        result["predictability" + end] = predictability(codes)
-        if groups is not None:
-            result["groups" + end] = group_similarity(codes, groups)
-    return result
+
+    def measure(codes: np.ndarray) -> Values:
+        values: Values = {"predictability": predictability(codes)}
+        return values if groups is None else values | {"groups": group_similarity(codes, groups)}
+
+    return measure(dense), measure(rng.permuted(dense, axis=0))

@@ -170,25 +170,24 @@ def find_intruders(trials: Trials, embeddings: np.ndarray) -> np.ndarray:
 
 def summary(
     z: Array, embeddings: np.ndarray, *, top: np.ndarray, seed: int = 0
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Every measure without labels, of codes [N, D] by embeddings [N, F] from `prepare`.
 
     `top` are the POOL strongest images of each dimension. The interval of `intruder` is Wilson's,
-    as if trials were independent; `_chance` is with images shuffled.
+    as if trials were independent. The second dict is by chance, with images shuffled.
     """
     codes = unit_codes(z)
-    shuffled = embeddings[np.random.default_rng(seed).permutation(len(embeddings))]
-    result: dict[str, Any] = {}
-    for e, end in ((embeddings, ""), (shuffled, "_chance")):
-        result["monosemanticity" + end] = mean(monosemanticity(codes, e))
-        result["top10_similarity" + end] = mean(mean_cosine(top[:, :TOP], e))
-        result["duplicates" + end] = mean(duplicate_share(top[:, :TOP], e))
+
+    def measure(e: np.ndarray) -> dict[str, Any]:
+        return {
+            "monosemanticity": mean(monosemanticity(codes, e)),
+            "top10_similarity": mean(mean_cosine(top[:, :TOP], e)),
+            "duplicates": mean(duplicate_share(top[:, :TOP], e)),
+        }
+
     hits = find_intruders(draw_trials(codes, embeddings, seed=seed, top=top), embeddings)
     low, high = wilson(float(hits.sum()), len(hits)) if len(hits) else (None, None)
-    return result | {
-        "intruder": mean(hits),
-        "intruder_low": low,
-        "intruder_high": high,
-        "intruder_chance": INTRUDER_CHANCE,
-        "intruder_trials": len(hits),
-    }
+    found = {"intruder": mean(hits), "intruder_low": low, "intruder_high": high}
+    shuffled = embeddings[np.random.default_rng(seed).permutation(len(embeddings))]
+    chance = measure(shuffled) | {"intruder": INTRUDER_CHANCE}
+    return measure(embeddings) | found | {"intruder_trials": len(hits)}, chance

@@ -37,22 +37,15 @@ def match_columns(a: Array, b: Array) -> tuple[np.ndarray, np.ndarray, list[int]
     return partner, similarity, [len(each) for each in live]
 
 
-def summary(
-    a: Array, b: Array, *, control: tuple[Array, Array] | None = None
-) -> dict[str, float | None]:
+def summary(a: Array, b: Array) -> dict[str, float | None]:
     """How much of one code another repeats: codes [N, D] of the same images by two seeds.
 
-    `share_same` and `unmatched` are of the live columns of the richer code. `control`, the codes of
-    two untrained heads, adds the same figures as `_control`.
+    `share_same` and `unmatched` are of the live columns of the richer code.
     """
     partner, cosine, live = match_columns(a, b)
     cosine = cosine[partner >= 0]
-    result = {
+    return {
         "mean_cosine": mean(cosine),
         "share_same": float((cosine > SAME).sum() / max(live)) if max(live) else None,
         "unmatched": float(max(live) - len(cosine)),
     }
-    if control is not None:
-        untrained = summary(*control)
-        result |= {f"{name}_control": untrained[name] for name in ("mean_cosine", "share_same")}
-    return result

@@ -6,7 +6,6 @@ Consistency, owned classes, retrieval and a linear probe of the kept codes for k
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -32,6 +31,8 @@ from bayesncl.method.losses import ACTIVE
 
 KS = (1, 2, 5, 10)
 ABOUT_ONE_CLASS = 50  # percent of the largest class from which a dimension is about it
+
+Values = dict[str, float | None]
 
 
 def strongest(z: Array, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -120,11 +121,11 @@ def kept_precision(
 def summary(
     z: Array, labels: Array, *, train: tuple[Array, Array] | None = None, ks: Sequence[int] = KS,
     queries: int | None = None, seed: int = 0,
-) -> dict[int, dict[str, Any]]:  # fmt: skip
+) -> tuple[dict[int, Values], dict[int, Values]]:  # fmt: skip
     """Every measure of codes [N, D] by k, with k dimensions kept per image.
 
-    `_chance` is with labels shuffled. `train`, codes and labels, adds the probe. Retrieval asks
-    with `queries` random images, or with all.
+    The second dict is by chance, with labels shuffled. `train`, codes and labels, adds the probe.
+    Retrieval asks with `queries` random images, or with all.
     """
     z = unit_codes(z)
     n, width = z.shape
@@ -139,24 +140,31 @@ def summary(
         if known.shape[1] != width:
             raise InputError(f"train codes have {known.shape[1]} dimensions, test codes {width}")
         top_train = strongest(unit_codes(known), max(ks))
-    result: dict[int, dict[str, Any]] = {}
+    values: dict[int, Values] = {}
+    chance: dict[int, Values] = {}
     for k in ks:
         kept = _cut(*top, k, width)
-        row: dict[str, Any] = {"l0": kept.nnz / n}
-        for y, end in ((index, ""), (shuffled, "_chance")):
-            fires = class_counts(kept, y)
-            support, share = largest_share(fires)
-            share = share[support >= MIN_SUPPORT]
-            row["consistency" + end] = mean(share)
-            row["about_one_class" + end] = mean(100.0 * (share >= ABOUT_ONE_CLASS))
-            row["classes_owned" + end] = owned_classes(fires, sizes)
-            # a class spread over many dimensions cannot reach a tenth in one: half of an even share
-            even_share = len(sizes) * row["l0"] / max((support > 0).sum(), 1)
-            recall = min(OWNED_RECALL, even_share / 2)
-            row["classes_owned_evenly" + end] = owned_classes(fires, sizes, recall=recall)
-        row["p5"], row["p5_chance"] = kept_precision(kept, [index, shuffled], 5, asked)
+        precisions = kept_precision(kept, [index, shuffled], 5, asked)
+        for tree, y, p5 in zip((values, chance), (index, shuffled), precisions):
+            tree[k] = _about_classes(class_counts(kept, y), sizes) | {"p5": p5}
+        values[k] = {"l0": kept.nnz / n} | values[k]
         if train is not None:
             probed = probe_kept(_cut(*top_train, k, width), train[1], kept, labels, seed=seed)
-            row |= {"probe": probed["acc1"], "probe_chance": probed["chance"]}
-        result[k] = row
-    return result
+            values[k]["probe"], chance[k]["probe"] = probed["acc1"], probed["chance"]
+    return values, chance
+
+
+def _about_classes(fires: np.ndarray, sizes: np.ndarray) -> Values:
+    """How well dimensions fit classes, from counts [C, D] of firing images and class sizes [C]."""
+    support, share = largest_share(fires)
+    share = share[support >= MIN_SUPPORT]
+    # a class spread over many dimensions cannot reach a tenth in one: half of an even share will do
+    even_share = len(sizes) * support.sum() / sizes.sum() / max((support > 0).sum(), 1)
+    return {
+        "consistency": mean(share),
+        "about_one_class": mean(100.0 * (share >= ABOUT_ONE_CLASS)),
+        "classes_owned": owned_classes(fires, sizes),
+        "classes_owned_evenly": owned_classes(
+            fires, sizes, recall=min(OWNED_RECALL, even_share / 2)
+        ),
+    }

@@ -11,8 +11,16 @@ from typing import Any
 
 from bayesncl.inputs import Array
 from bayesncl.measure.dimensions import MIN_SUPPORT, OWNED_PRECISION, OWNED_RECALL
-from bayesncl.measure.figures import ALIKE, KEPT, MIN_IMAGES, NOISE_QUANTILE, TOP, figures
-from bayesncl.measure.registry import value
+from bayesncl.measure.figures import (
+    ALIKE,
+    KEPT,
+    MIN_IMAGES,
+    NOISE_QUANTILE,
+    TOP,
+    Figure,
+    Figures,
+    figures,
+)
 from bayesncl.measure.stability import SAME
 
 DENSE_SHARE = 0.5  # share of dimensions active per image from which codes are dense
@@ -63,44 +71,38 @@ class Verdict:
 
 def verdict(z: Array, labels: Array | None = None, **options: Any) -> Verdict:
     """Judge the codes of held-out images; `figures.figures` has the options."""
-    return to_verdict(figures(z, labels, **{"ks": (KEPT,)} | options), labels is not None)
+    return to_verdict(figures(z, labels, **{"ks": (KEPT,)} | options))
 
 
-def to_verdict(tree: Tree, labeled: bool = True) -> Verdict:
-    """The verdict on the tree of `figures.figures`; `labeled` if there were labels of any kind."""
-    n, has_classes = tree["images"], tree["classes"] is not None
-    collapsed, judgeable = tree["coverage"]["collapsed"], n >= MIN_IMAGES
+def to_verdict(found: Figures) -> Verdict:
+    """The verdict on all figures of a code."""
+    n, values, judgeable = found.images, found.values, found.images >= MIN_IMAGES
+    collapsed = values["coverage"]["collapsed"]
     lines = []
     if collapsed:
         advice = "Ignore the figures below. "
         advice += "Train longer, or with fewer dimensions or another method."
-        rule, reason = "coverage of the images", tree["coverage"]["reason"]
+        rule, reason = "coverage of the images", values["coverage"]["reason"]
         lines.append(Line("collapsed", "Collapsed", reason, "", advice, rule))
     if judgeable:
-        lines.append(_readable(tree))
+        lines.append(_readable(found))
     else:
         advice = f"Too few to judge single dimensions: use {MIN_IMAGES} or more."
         lines.append(Line("images", "images", f"{n:,}", "", advice, "number of images", float(n)))
-    if not has_classes:
-        why = "all images have one label" if labeled else "no labels were given"
+    if found.classes is None:
+        why = "all images have one label" if found.labeled else "no labels were given"
         advice = "Give labels of two or more classes to measure this."
         lines.append(Line("classes", ABOUT_ONE_CLASS, "unknown", why, advice, "labels"))
     elif judgeable:
-        lines += [_one_class(tree), _own_dimension(tree)]
-    if has_classes and look_up(tree, f"kept/{KEPT}/p5")[0] is not None:
-        lines.append(_precision(tree))
-    lines += [_activity(tree), _effective_number(tree)]
-    if "labelfree" in tree and judgeable:
-        lines.append(_intruders(tree))
-    if look_up(tree, "seeds/mean_cosine")[0] is not None:
-        lines.append(_stability(tree))
-    return Verdict(n, tree["dimensions"], collapsed, tuple(lines))
-
-
-def look_up(tree: Tree, path: str) -> list[Any]:
-    """The figure at a path such as `kept/5/p5`, its chance level and that of the untrained head."""
-    values = (value(tree, tuple(p.split("/"))) for p in (path, f"chance/{path}", f"control/{path}"))
-    return [None if each is None else float(each) for each in values]
+        lines += [_one_class(found), _own_dimension(found)]
+    if found[f"kept/{KEPT}/p5"].value is not None:
+        lines.append(_precision(found))
+    lines += [_activity(found), _effective_number(found)]
+    if "labelfree" in values and judgeable:
+        lines.append(_intruders(found))
+    if found["seeds/mean_cosine"].value is not None:
+        lines.append(_stability(found))
+    return Verdict(n, found.dimensions, collapsed, tuple(lines))
 
 
 def render(tree: Tree, rules: bool = False) -> str:
@@ -143,17 +145,17 @@ def to_dict(verdict: Verdict) -> dict[str, Any]:
     return asdict(verdict) | {"lines": lines}
 
 
-def _readable(tree: Tree) -> Line:
+def _readable(found: Figures) -> Line:
     label = "readable dimensions"
-    if "readable" not in tree:
+    if "readable" not in found.values:
         advice = "Give labels, or embeddings of the images, to count them."
         return Line("readable", label, "unknown", "", advice, "labels or embeddings of the images")
-    count, chance, control = found = look_up(tree, "readable/count")
-    by, noise = tree["readable"]["by"], tree["readable"].get("noise")
+    count, chance, control = figure = found["readable/count"]
+    by, noise = (found.values["readable"].get(key) for key in ("by", "noise"))
     beside, advice = _compare(chance, control), ""
     rule = f"at least {ALIKE} of the {TOP} strongest images share a {by}"
     if by == "embeddings":
-        judge = tree["labelfree"]["by"]
+        judge = found.values["labelfree"]["by"]
         judge += "" if judge == "a second encoder" else ", which favor codes made from them"
         rule = f"mean cosine of the {TOP} strongest images by {judge}: at least halfway from {TOP} "
         rule += "random images to an image and its neighbors"
@@ -166,42 +168,43 @@ def _readable(tree: Tree) -> Line:
         # two standard deviations of a rare count
         if count and other is not None and other + 2 * other**0.5 >= count:
             advice = f"Within {name}: they say nothing about these images. Use more images."
-    figure = f"{count:,.0f} of {tree['dimensions']:,}"
-    return Line("readable", label, figure, beside, advice, rule, *found)
+    text = f"{count:,.0f} of {found.dimensions:,}"
+    return Line("readable", label, text, beside, advice, rule, *figure)
 
 
-def _one_class(tree: Tree) -> Line:
+def _one_class(found: Figures) -> Line:
     rule = f"at least half of the images that keep a dimension are of one class; {KEPT} dimensions "
     rule += f"kept per image, dimensions kept by {MIN_SUPPORT} or more images"
-    share, chance, control = found = look_up(tree, f"kept/{KEPT}/about_one_class")
+    share, chance, control = figure = found[f"kept/{KEPT}/about_one_class"]
     if share is None:
         advice = "No dimension is kept by enough images: use more images or fewer dimensions."
         return Line("one_class", ABOUT_ONE_CLASS, "none", "", advice, rule)
     beside = _compare(chance, control, _percent)
-    if clearest := value(tree, ("readable", "clearest")):
+    if clearest := found.values["readable"].get("clearest"):
         prefix = "class " if clearest["class"].removeprefix("-").isdigit() else ""
         beside += f"; clearest: {clearest['dimension']} ({prefix}{clearest['class']})"
-    return Line("one_class", ABOUT_ONE_CLASS, _percent(share), beside, "", rule, *found)
+    return Line("one_class", ABOUT_ONE_CLASS, _percent(share), beside, "", rule, *figure)
 
 
-def _own_dimension(tree: Tree) -> Line:
-    count, chance, control = found = look_up(tree, f"kept/{KEPT}/classes_owned_evenly")
-    classes = tree["classes"]
+def _own_dimension(found: Figures) -> Line:
+    count, chance, control = figure = found[f"kept/{KEPT}/classes_owned_evenly"]
+    classes = found.classes or 0
     rule = f"a dimension with precision {OWNED_PRECISION} and recall {OWNED_RECALL} for the class, "
     rule += "or half of an even share where dimensions far outnumber classes"
     advice = "Most classes share their dimensions: try more dimensions, or more images per class."
     advice = advice if (count or 0) < classes / 2 else ""
-    label, figure = "classes with a dimension of their own", f"{count or 0:,.0f} of {classes:,}"
-    return Line("own_dimension", label, figure, _compare(chance, control), advice, rule, *found)
+    label, text = "classes with a dimension of their own", f"{count or 0:,.0f} of {classes:,}"
+    return Line("own_dimension", label, text, _compare(chance, control), advice, rule, *figure)
 
 
-def _precision(tree: Tree) -> Line:
-    p5, chance, control = found = look_up(tree, f"kept/{KEPT}/p5")
+def _precision(found: Figures) -> Line:
+    p5, chance, control = figure = found[f"kept/{KEPT}/p5"]
     paths = f"kept/{KEPT}/l0", f"kept/{KEPT}/probe", "whole/p5"
-    l0, probe, full = (look_up(tree, path)[0] for path in paths)
+    l0, probe, full = (found[path].value for path in paths)
     beside, advice = _compare(chance, control, _percent), ""
     if full is not None:
-        of = "full embedding" if tree["whole"]["of"] == "the whole embedding" else "all dimensions"
+        of = found.values["whole"]["of"]
+        of = "full embedding" if of == "the whole embedding" else "all dimensions"
         beside = f"{of} {_percent(full)}, {beside}"
     if probe is not None:
         beside += f"; linear probe {_percent(probe)}"
@@ -209,21 +212,21 @@ def _precision(tree: Tree) -> Line:
         advice = "No better than an untrained head: train longer, or on more images."
     elif full is not None and full - p5 > FAR_BELOW:
         advice = "Far below the full embedding: keep more dimensions per image."
-    active = 1 if (l0 or 0) < 1.5 else min(KEPT, tree["dimensions"])
+    active = 1 if (l0 or 0) < 1.5 else min(KEPT, found.dimensions)
     label = f"precision@5 with {active} active dimension{'s' * (active > 1)}"
     rule = "share of the 5 nearest images by cosine that have the class of the query"
-    return Line("precision", label, _percent(p5), beside, advice, rule, *found)
+    return Line("precision", label, _percent(p5), beside, advice, rule, *figure)
 
 
-def _activity(tree: Tree) -> Line:
-    n, width = tree["images"], tree["dimensions"]
-    without = round(tree["coverage"]["images_without"] * n)
-    l0, _, control = look_up(tree, "coverage/l0")
+def _activity(found: Figures) -> Line:
+    n, width = found.images, found.dimensions
+    without = round(found.values["coverage"]["images_without"] * n)
+    l0, _, control = found["coverage/l0"]
     key, beside, advice = "activity", f"{without:,} of {n:,} images have none", ""
     if l0 > DENSE_SHARE * width and width > 2 * KEPT:
         key, beside = "dense", f"of {width:,}"
         advice = "Most dimensions are active on every image: keep the strongest per image"
-        if tree["classes"] is not None:
+        if found.classes is not None:
             advice += f", and read consistency at {KEPT} kept, as it is near chance otherwise"
         advice += "."
     elif without > n / 10:
@@ -232,42 +235,43 @@ def _activity(tree: Tree) -> Line:
     return Line(key, label, f"{l0:,.1f}", beside, advice, rule, l0, None, control)
 
 
-def _effective_number(tree: Tree) -> Line:
-    live, label = tree["coverage"]["live"], "effective number of dimensions"
+def _effective_number(found: Figures) -> Line:
+    live, label = found.values["coverage"]["live"], "effective number of dimensions"
     if not live:
         advice = "All dimensions are dead: train longer, or sparsify less."
         return Line("effective", label, "0", "", advice, "activity on any image", 0.0)
-    count, _, control = look_up(tree, "coverage/distinct")
-    beside = f"{live:,} in use, {tree['dimensions'] - live:,} dead"
+    count, _, control = found["coverage/distinct"]
+    beside = f"{live:,} in use, {found.dimensions - live:,} dead"
     beside += "" if control is None else f"; untrained {control:,.0f}"
     advice = ""
     fewer = max(2, 2 ** math.ceil(math.log2(max(count, 1))))
-    many = live > MANY_COPIES * count or tree["coverage"]["twins"] > MANY_TWINS
+    many = live > MANY_COPIES * count or found.values["coverage"]["twins"] > MANY_TWINS
     if many and count >= 1 and fewer < live:
         advice = f"Many dimensions repeat each other: try {fewer:,} dimensions."
     rule = "exp of the entropy of their usage, correlated columns counted together"
     return Line("effective", label, f"{count:,.0f}", beside, advice, rule, count, None, control)
 
 
-def _intruders(tree: Tree) -> Line:
-    measured, label = tree["labelfree"], "intruders found"
+def _intruders(found: Figures) -> Line:
+    measured, label = found.values["labelfree"], "intruders found"
     rule = "of 4 images a dimension fires on strongly and one it does not, the least alike by "
     rule += measured["by"]
     if measured["intruder"] is None:
         advice = "No dimension fires on four different images: use more images."
         return Line("intruder", label, "none", "", advice, rule)
-    shares = look_up(tree, "labelfree/intruder")
-    share, chance, control = found = [None if each is None else 100 * each for each in shares]
+    shares = found["labelfree/intruder"]
+    figure = Figure(*(None if each is None else 100 * each for each in shares))
+    share, chance, control = figure
     low, high = (100 * measured[f"intruder_{end}"] for end in ("low", "high"))
     beside = f"{low:.0f} to {high:.0f} %; {_compare(chance, control, _percent)}"
     advice = "Not above chance: the images of a dimension have nothing visible in common."
     advice = advice if chance is not None and low <= chance else ""
-    return Line("intruder", label, _percent(share), beside, advice, rule, *found)
+    return Line("intruder", label, _percent(share), beside, advice, rule, *figure)
 
 
-def _stability(tree: Tree) -> Line:
-    cosine, _, control = look_up(tree, "seeds/mean_cosine")
-    share = look_up(tree, "seeds/share_same")[0]
+def _stability(found: Figures) -> Line:
+    cosine, _, control = found["seeds/mean_cosine"]
+    share = found["seeds/share_same"].value
     parts = [] if share is None else [f"{_percent(100 * share)} of the dimensions come back"]
     parts += [] if control is None else [f"untrained {control:.2f}"]
     advice = "Single dimensions depend on the seed: use more images or fewer dimensions."

@@ -34,9 +34,9 @@ def test_retrieval_and_knn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_codes_with_few_active_dimensions(monkeypatch: pytest.MonkeyPatch) -> None:
     z, y = codes()
-    gpu = topk.summary(z[:300], y[:300], train=(z[300:], y[300:]))
+    gpu, _ = topk.summary(z[:300], y[:300], train=(z[300:], y[300:]))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    cpu = topk.summary(z[:300], y[:300], train=(z[300:], y[300:]))
+    cpu, _ = topk.summary(z[:300], y[:300], train=(z[300:], y[300:]))
     for k, row in cpu.items():
         for name, value in row.items():
             tolerance = 1.5 if "probe" in name else 1e-6
@@ -51,8 +51,8 @@ def test_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     for visible in (True, False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda visible=visible: visible)
         tree = figures.figures(z, y, embeddings=e, control=z[::-1])
-        trees = [tree["labelfree"], tree["control"]["labelfree"], tree["coverage"]]
-        trees += [tree["detectors"], interpretability.interpretability(z, y)]
+        trees = [tree.values[name] for name in ("labelfree", "coverage", "detectors")]
+        trees += [tree.control["labelfree"], interpretability.interpretability(z, y)]
         found.append([{k: v for k, v in t.items() if isinstance(v, float)} for t in trees])
     for gpu, cpu in zip(*found):
         assert gpu and gpu == pytest.approx(cpu, rel=1e-5)

@@ -52,8 +52,8 @@ def test_control_and_empty_codes() -> None:
     rng = np.random.default_rng(3)
     z = np.maximum(rng.standard_normal((100, 8)), 0)
     noise = np.maximum(rng.standard_normal((2, 100, 8)), 0)
-    found = stability.summary(z, z[:, ::-1] * 2, control=(noise[0], noise[1]))
-    assert found["mean_cosine"] > found["mean_cosine_control"] and found["share_same_control"] < 1
+    found, control = stability.summary(z, z[:, ::-1] * 2), stability.summary(*noise)
+    assert found["mean_cosine"] > control["mean_cosine"] and control["share_same"] < 1
     assert stability.summary(np.zeros((9, 3)), np.zeros((9, 2)))["mean_cosine"] is None
     with pytest.raises(InputError, match="images"):
         stability.match_columns(z, z[:50])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bayesncl.errors import InputError
-from bayesncl.measure import labelfree, stability
+from bayesncl.measure import labelfree
 from bayesncl.measure.figures import figures, least_alike, readable
 from bayesncl.measure.retrieval import retrieval
 from bayesncl.measure.topk import strongest_images
@@ -63,16 +63,16 @@ def test_readable_dimensions_without_labels_by_a_loop() -> None:
     for rows in strongest_images(z, 10):
         pairs = [e[a] @ e[b] for a in rows for b in rows if a < b]
         wanted += (rows >= 0).all() and np.mean(pairs) >= least
-    assert 0 < figures(z, embeddings=embed(y))["readable"]["count"] == wanted
+    assert 0 < figures(z, embeddings=embed(y))["readable/count"].value == wanted
 
 
 def test_everything_given() -> None:
     z, y = clean()
     rng = np.random.default_rng(1)
     untrained = rng.random(z.shape)
-    again = stability.summary(z, z[:, ::-1], control=(untrained, rng.random(z.shape)))
+    again = {"again": z[:, ::-1], "control_again": rng.random(z.shape)}
     names, levels = [f"kind {c}" for c in range(8)], {"superclass": y // 4}
-    given = {"embeddings": embed(y), "control": untrained, "train": (z, y), "stability": again}
+    given = {"embeddings": embed(y), "control": untrained, "train": (z, y), **again}
     found = verdict(z, y, label_names=names, levels=levels, **given)
     lines = checked(found)
     assert not found.collapsed
@@ -111,9 +111,9 @@ def test_many_dimensions_share_a_class_evenly() -> None:
     z = np.zeros((4000, 200))
     z[np.arange(4000), y * 40 + rng.integers(40, size=4000)] = 1
     tree = figures(z, y, ks=(5,))
-    assert tree["kept"]["5"]["classes_owned"] == 0
+    assert tree["kept/5/classes_owned"].value == 0
     assert checked(to_verdict(tree))["own_dimension"].value == 5
-    assert tree["chance"]["kept"]["5"]["classes_owned_evenly"] < 5
+    assert tree["kept/5/classes_owned_evenly"].chance < 5
 
 
 def test_without_labels() -> None:
@@ -130,15 +130,16 @@ def test_lengths_of_embeddings_do_not_judge() -> None:
     x = embed(y, 0.2) - 3
     long = x * np.random.default_rng(0).lognormal(0, 3, (400, 1))
     even, uneven = (figures(z, embeddings=e) for e in (x, long))
-    assert even["readable"]["count"] == uneven["readable"]["count"] > 5
-    assert even["labelfree"]["intruder"] == pytest.approx(uneven["labelfree"]["intruder"], abs=0.02)
+    assert even["readable/count"] == uneven["readable/count"] and even["readable/count"].value > 5
+    shares = [each["labelfree/intruder"].value for each in (even, uneven)]
+    assert shares[0] == pytest.approx(shares[1], abs=0.02)
     narrow = np.stack(
         [y % 3 + 1, y % 2 + 1, y + 1], 1
     ) + 0.01 * np.random.default_rng(0).random((400, 3))
     # no less than a cosine finds in them as they are, or centered
     for e in (x, long, narrow, x + 30):
         ways = (e, e - e.mean(0))
-        assert figures(z, y, embeddings=e)["whole"]["p5"] >= max(
+        assert figures(z, y, embeddings=e)["whole/p5"].value >= max(
             retrieval(w, y, ks=(5,))[5] for w in ways
         ) - 1
 
@@ -157,9 +158,9 @@ def test_noise_is_not_praised() -> None:
     assert "noise" in verdict(some, embeddings=x, noise=(some, x)).lines[0].advice
     z, y = clean()
     tree = figures(z, embeddings=embed(y, 0.2), noise=(others, x))
-    assert (tree["readable"]["count"], tree["readable"]["noise"]) == (8, 0)
+    assert (tree["readable/count"].value, tree["readable/noise"].value) == (8, 0)
     for noise, within in ((3, True), (2, False)):  # 3 may well be 6 another time
-        tree["readable"] |= {"noise": noise, "count": 6}
+        tree.values["readable"] |= {"noise": noise, "count": 6}
         assert ("noise" in to_verdict(tree).lines[0].advice) == within
     rows = np.random.default_rng(0).standard_normal((8, 16))[y]  # identical images, as is noise
     assert verdict(z, embeddings=rows, noise=(z, rows)).lines[0].value == 8
