@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from bayesncl.inputs import Array, as_features, as_labels
 from bayesncl.measure import interpretability, registry, retrieval
 from bayesncl.measure.dimensions import MIN_SUPPORT, OWNED_PRECISION, OWNED_RECALL, describe
 from bayesncl.measure.figures import figures
-from bayesncl.measure.interpretability import shuffle_labels
+from bayesncl.measure.interpretability import DEFINITIONS, shuffle_labels
 from bayesncl.measure.linear import fast_probe
 from bayesncl.measure.result import Result, Tree, rounded
 from bayesncl.measure.rows import column_sums
@@ -185,28 +185,31 @@ def measure_features(
     more than 50,000 rows, as many are measured, spread evenly, with 2,000 of them as queries;
     `parameters["rows_measured"]` states that.
     """
-    both = interpretability.DEFINITIONS
-    named = features if isinstance(features, Mapping) else dict.fromkeys(both, features)
-    unique = {id(array): as_features(array) for array in named.values()}
-    n = len(next(iter(unique.values())))
-    if any(len(array) != n for array in unique.values()):
+    groups: dict[tuple[str, ...], np.ndarray]  # by definitions that share all computations
+    if isinstance(features, Mapping):
+        groups = {(name,): as_features(array) for name, array in features.items()}
+    else:
+        together = [DEFINITIONS] if ranking is None else [(name,) for name in DEFINITIONS]
+        groups = dict.fromkeys(together, as_features(features))
+    n = len(next(iter(groups.values())))
+    if any(len(array) != n for array in groups.values()):
         raise InputError("features by definition must have the same rows")
     result = Result(parameters={"images": n})
     queries = None
     if n > MAX_ROWS:
         rows = spread_evenly(n, MAX_ROWS)
-        unique, labels = _take(unique, rows), _take(labels, rows)
+        groups, labels = _take(groups, rows), _take(labels, rows)
         given |= {name: _take(given.get(name), rows) for name in PER_ROW}
         given["queries"] = queries = SAMPLED_QUERIES
         result.parameters |= {"rows_measured": len(rows), "rows_chosen": "spread evenly"}
     result.parameters["seed"] = SEED
-    arrays = {name: unique[id(array)] for name, array in named.items()}
+    arrays = {name: array for names, array in groups.items() for name in names}
     sound = arrays.get("sound", next(iter(arrays.values())))
     if labels is None:
         result.parameters["dimensions"] = {"sound": sound.shape[1]}
     else:
         given.setdefault("queries", None)
-        _measure_labeled(result, arrays, labels, dims, ks, ranking, spectrum, queries, progress)
+        _measure_labeled(result, groups, labels, dims, ks, ranking, spectrum, queries, progress)
     found = figures(sound, labels, seed=SEED, **given)
     result.verdict = to_dict(to_verdict(found))
     if n > MAX_ROWS:
@@ -225,12 +228,12 @@ def _take(values: Any, rows: np.ndarray) -> Any:
 
 
 def _measure_labeled(
-    result: Result, arrays: Mapping[str, np.ndarray], labels: Array, dims: Sequence[int],
-    ks: Sequence[int], ranking: Array | None, spectrum: bool, queries: int | None,
-    progress: Progress | None,
+    result: Result, groups: Mapping[tuple[str, ...], np.ndarray], labels: Array,
+    dims: Sequence[int], ks: Sequence[int], ranking: Array | None, spectrum: bool,
+    queries: int | None, progress: Progress | None,
 ) -> None:  # fmt: skip
     """Fill in `paper`, `sound`, `retrieval`, their chance levels and parameters."""
-    n = len(next(iter(arrays.values())))
+    n = len(next(iter(groups.values())))
     index, classes = as_labels(labels, n)
     labelings = [index, shuffle_labels(index, SEED)]
     ks = [k for k in ks if k < n]
@@ -239,39 +242,33 @@ def _measure_labeled(
     asked = None
     if queries is not None:
         asked = np.sort(np.random.default_rng(SEED).choice(n, queries, replace=False))
-    result.chance = dict.fromkeys(arrays) | {"retrieval": {}}  # in this order
-    branches: tuple[Tree, Tree] = result.retrieval, result.chance["retrieval"]
-    groups: dict[tuple[int, bool], list[str]] = {}  # definitions that share all computations
-    for name, array in arrays.items():
-        strict = ranking is not None and name == "sound"
-        groups.setdefault((id(array), strict), []).append(name)
-    for (_, strict), names in groups.items():
-        array = arrays[names[0]]
-        measured = interpretability.score(array, labelings, names, spectrum=spectrum)
+    result.chance["retrieval"] = {}
+    for names, array in groups.items():
+        values, chance = interpretability.score(array, labelings, names, spectrum=spectrum)
         for name in names:
-            values, chance = (each[name] for each in measured)
-            chance = {k: v for k, v in chance.items() if registry.named(k).needs_labels}
             for extra in registry.MEASURES:
                 if extra.function is not None and name in extra.definitions:
-                    values[extra.key] = extra.function(array, index)
-                    if extra.needs_labels:
-                        chance[extra.key] = extra.function(array, labelings[1])
-            setattr(result, name, values)
-            result.chance[name] = chance
+                    for tree, y in zip((values, chance), labelings):
+                        tree[name][extra.key] = extra.function(array, y)
+            by_chance = {k: v for k, v in chance[name].items() if registry.named(k).needs_labels}
+            setattr(result, name, values[name])
+            result.chance[name] = by_chance
+        strict = ranking is not None and "sound" in names
         order = ranking if strict else column_sums(array)
         widths: list[int | None] = [*(k for k in dims if k < array.shape[1]), None]
         for done, kept in enumerate(widths, 1):
             rows = retrieval.prepare(array, retrieval.choose_columns(array, kept, order))
             found = retrieval.relevance(rows, labelings, max(ks), queries=asked)
             for name in names:
-                for branch, share in zip(branches, found[name]):
+                trees = result.retrieval, result.chance["retrieval"]
+                for tree, share in zip(trees, found[name]):
                     by_k = rounded(retrieval.precision(share, ks))
-                    branch.setdefault(name, {})[str(kept or "all")] = by_k
+                    tree.setdefault(name, {})[str(kept or "all")] = by_k
             if progress:
                 progress(done, len(widths), "retrieval")
     sizes = np.bincount(index).tolist()
     result.parameters |= {
-        "dimensions": {name: array.shape[1] for name, array in arrays.items()},
+        "dimensions": {name: a.shape[1] for names, a in groups.items() for name in names},
         "classes": len(classes),
         "images_per_class": [min(sizes), max(sizes)],
         "epsilon": ACTIVE,
@@ -283,7 +280,7 @@ def _measure_labeled(
         "owned_recall": OWNED_RECALL,
         "spectrum_dims_limit": interpretability.MAX_SPECTRUM_DIMS,
         "retrieval_ks": ks,
-        "retrieval_dims": [k for k in dims if k < max(a.shape[1] for a in arrays.values())],
+        "retrieval_dims": [k for k in dims if k < max(a.shape[1] for a in groups.values())],
         "retrieval_ranking": "column sums" if ranking is None else "given",
         "retrieval_ties": "expected over all orders",
         "queries": n if asked is None else len(asked),
@@ -319,11 +316,12 @@ def evaluate(
         other = extract(again, test, "sound", progress=progress)
         twin["again"] = other.gated
         twin["control_again"] = untrained_codes(again, other.h, seed=1)
+    shown = {*KEPT_DIMS, dataset.paper_dims}
     second = {} if test.backgrounds is None else {"background": test.backgrounds}
     result = measure_features(
         {"paper": paper.gated, "sound": sound.gated},
         test.labels,
-        dims=sorted({*KEPT_DIMS, dataset.paper_dims}),
+        dims=sorted({*shown, *CURVE_DIMS}),
         ranking=ranking,
         spectrum=True,
         progress=progress,
@@ -339,7 +337,12 @@ def evaluate(
     table = describe(sound.gated, as_labels(test.labels, len(test))[0])
     columns = ("support", "consistency", "entropy_freq", "mass")
     result.dimensions = {k: rounded(getattr(table, k).astype(float), DIGITS) for k in columns}
-    result.curves = curves(sound.gated, paper.gated, test.labels, ranking, result.retrieval)
+    by_support = interpretability.consistency_by_support(sound.gated, test.labels, SUPPORTS)
+    by_support = {
+        f"{name}_by_support": rounded(dict(zip(SUPPORTS, by_support[name].tolist())))
+        for name in ("consistency", "dimensions")
+    }
+    result.curves = by_support | split_curves(result, shown)
     if train.labels is not None:
         result.probe = {"fast": fast_probe(seen.h, train.labels, sound.h, test.labels)}
         k = result.parameters["knn_k"] = min(NEIGHBORS, len(train))
@@ -373,29 +376,14 @@ def untrained_codes(model: Encoder, h: np.ndarray, seed: int = 0) -> np.ndarray:
     return torch.cat([head(part.to(device)).gated.cpu() for part in parts]).numpy()
 
 
-def curves(
-    sound: np.ndarray, paper: np.ndarray, labels: np.ndarray, ranking: np.ndarray, measured: Tree
-) -> Tree:
-    """Consistency by minimum support, and retrieval over the number of kept dimensions.
-
-    `measured` is the retrieval branch of a result, whose values are not computed again.
-    """
-    ks = tuple(k for k in retrieval.KS if k < len(labels))
-
-    def curve(definition: str, features: np.ndarray, ranking: np.ndarray) -> Tree:
-        width, points = features.shape[1], {}
-        known = measured[definition] if len(labels) <= MAX_ROWS else {}
-        for dims in (d for d in CURVE_DIMS if d <= width):
-            point = known.get("all" if dims == width else str(dims))
-            points[dims] = point or retrieval.retrieval(
-                features, labels, dims, ks, definition, ranking
-            )
-        return rounded(points)
-
-    by_support = interpretability.consistency_by_support(sound, labels, SUPPORTS)
-    return {
-        "consistency_by_support": rounded(dict(zip(SUPPORTS, by_support["consistency"].tolist()))),
-        "dimensions_by_support": rounded(dict(zip(SUPPORTS, by_support["dimensions"].tolist()))),
-        "retrieval_paper": curve("paper", paper, column_sums(paper)),
-        "retrieval_sound": curve("sound", sound, ranking),
-    }
+def split_curves(result: Result, shown: Collection[int]) -> Tree:
+    """The curves of retrieval by definition; `retrieval` keeps the numbers of dimensions shown."""
+    curves = {}
+    for name, width in result.parameters["dimensions"].items():
+        by_dims = result.retrieval[name] | {str(width): result.retrieval[name]["all"]}
+        curves[f"retrieval_{name}"] = {str(d): by_dims[str(d)] for d in CURVE_DIMS if d <= width}
+        for tree in (result.retrieval, result.chance["retrieval"]):
+            tree[name] = {d: p for d, p in tree[name].items() if d == "all" or int(d) in shown}
+    dims = result.parameters["retrieval_dims"]
+    result.parameters["retrieval_dims"] = [d for d in dims if d in shown]
+    return curves

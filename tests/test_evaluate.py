@@ -10,7 +10,7 @@ import pytest
 from bayesncl.data import DATASETS, load, scenes
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
-from bayesncl.evaluate import curves, evaluate, measure_features, untrained_codes, warn_of_few
+from bayesncl.evaluate import evaluate, untrained_codes, warn_of_few
 from bayesncl.measure import linear as probe
 from bayesncl.measure import topk as kept
 from bayesncl.measure.interpretability import interpretability, shuffle_labels
@@ -100,35 +100,20 @@ def test_values_are_those_of_the_measures(scenes_result: tuple[Encoder, Result])
         )
 
 
-def test_dimensions_are_chosen_on_the_training_images() -> None:
+def test_curves_are_single_searches_over_dimensions_chosen_on_the_training_images() -> None:
     """By `sound`; `paper` chooses on the images that are retrieved, as published."""
-    model = fresh("bayesncl", "data.name=arrays", "model.dim=24")
+    model = fresh("bayesncl", "data.name=arrays", "model.dim=48")
     train, test = tiny_images(60), tiny_images(50, seed=1)
     results = evaluate(model, train, test)
     ranking = extract(model, train).gated.sum(0, dtype=np.float64)
-    sound, paper = extract(model, test).gated, extract(model, test, "paper").gated
-    wanted = retrieval(sound, test.labels, 16, ranking=ranking)
-    assert results.curves["retrieval_sound"]["16"]["5"] == pytest.approx(wanted[5])
-    wanted = retrieval(paper, test.labels, 16, definition="paper")
-    assert results.curves["retrieval_paper"]["16"]["5"] == pytest.approx(wanted[5])
-
-
-def test_curves_agree_with_single_searches() -> None:
-    """Points that the table of retrieval has are taken from there."""
-    rng = np.random.default_rng(0)
-    labels, ranking = np.arange(90) % 3, rng.random(64)
-    paper, sound = (
-        (rng.random((90, 64)) * (rng.random((90, 64)) < 0.2)).astype(np.float32) for _ in range(2)
-    )
-    arrays = {"paper": paper, "sound": sound}
-    known = measure_features(arrays, labels, dims=(32,), ranking=ranking).retrieval
-    found = curves(sound, paper, labels, ranking, known)
-    for definition, features, order in (("paper", paper, None), ("sound", sound, ranking)):
-        own = found[f"retrieval_{definition}"]
-        assert list(own) == ["16", "32", "48", "64"]
-        for dims, by_k in own.items():
-            wanted = retrieval(features, labels, int(dims), definition=definition, ranking=order)
+    for definition, order in (("paper", None), ("sound", ranking)):
+        z, found = extract(model, test, definition).gated, results.curves[f"retrieval_{definition}"]
+        assert list(found) == ["16", "32", "48"]
+        for dims, by_k in found.items():
+            wanted = retrieval(z, test.labels, int(dims), definition=definition, ranking=order)
             assert by_k == pytest.approx({str(k): value for k, value in wanted.items()})
+        assert list(results.retrieval[definition]) == ["all"]
+        assert list(results.chance["retrieval"][definition]) == ["all"]
 
 
 def test_controls_and_another_seed(scenes_result: tuple[Encoder, Result]) -> None:
