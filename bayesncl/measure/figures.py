@@ -6,7 +6,7 @@ kind, for the trained and for an untrained head alike; the verdict reads them as
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -41,6 +41,11 @@ class Figure(NamedTuple):
     value: Any
     chance: Any
     control: Any
+
+    def beside(self, form: Callable[[float], str] = "{:,.0f}".format) -> str:
+        """The other two as text."""
+        both = (("untrained", self.control), ("chance", self.chance))
+        return ", ".join(f"{name} {form(each)}" for name, each in both if each is not None)
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
@@ -152,7 +152,7 @@ def _readable(found: Figures) -> Line:
         return Line("readable", label, "unknown", "", advice, "labels or embeddings of the images")
     count, chance, control = figure = found["readable/count"]
     by, noise = (found.values["readable"].get(key) for key in ("by", "noise"))
-    beside, advice = _compare(chance, control), ""
+    beside, advice = figure.beside(), ""
     rule = f"at least {ALIKE} of the {TOP} strongest images share a {by}"
     if by == "embeddings":
         judge = found.values["labelfree"]["by"]
@@ -175,33 +175,33 @@ def _readable(found: Figures) -> Line:
 def _one_class(found: Figures) -> Line:
     rule = f"at least half of the images that keep a dimension are of one class; {KEPT} dimensions "
     rule += f"kept per image, dimensions kept by {MIN_SUPPORT} or more images"
-    share, chance, control = figure = found[f"kept/{KEPT}/about_one_class"]
-    if share is None:
+    figure = found[f"kept/{KEPT}/about_one_class"]
+    if figure.value is None:
         advice = "No dimension is kept by enough images: use more images or fewer dimensions."
         return Line("one_class", ABOUT_ONE_CLASS, "none", "", advice, rule)
-    beside = _compare(chance, control, _percent)
+    beside = figure.beside(_percent)
     if clearest := found.values["readable"].get("clearest"):
         prefix = "class " if clearest["class"].removeprefix("-").isdigit() else ""
         beside += f"; clearest: {clearest['dimension']} ({prefix}{clearest['class']})"
-    return Line("one_class", ABOUT_ONE_CLASS, _percent(share), beside, "", rule, *figure)
+    return Line("one_class", ABOUT_ONE_CLASS, _percent(figure.value), beside, "", rule, *figure)
 
 
 def _own_dimension(found: Figures) -> Line:
-    count, chance, control = figure = found[f"kept/{KEPT}/classes_owned_evenly"]
-    classes = found.classes or 0
+    figure, classes = found[f"kept/{KEPT}/classes_owned_evenly"], found.classes or 0
+    count = figure.value or 0
     rule = f"a dimension with precision {OWNED_PRECISION} and recall {OWNED_RECALL} for the class, "
     rule += "or half of an even share where dimensions far outnumber classes"
     advice = "Most classes share their dimensions: try more dimensions, or more images per class."
-    advice = advice if (count or 0) < classes / 2 else ""
-    label, text = "classes with a dimension of their own", f"{count or 0:,.0f} of {classes:,}"
-    return Line("own_dimension", label, text, _compare(chance, control), advice, rule, *figure)
+    advice = advice if count < classes / 2 else ""
+    label, text = "classes with a dimension of their own", f"{count:,.0f} of {classes:,}"
+    return Line("own_dimension", label, text, figure.beside(), advice, rule, *figure)
 
 
 def _precision(found: Figures) -> Line:
-    p5, chance, control = figure = found[f"kept/{KEPT}/p5"]
+    p5, _, control = figure = found[f"kept/{KEPT}/p5"]
     paths = f"kept/{KEPT}/l0", f"kept/{KEPT}/probe", "whole/p5"
     l0, probe, full = (found[path].value for path in paths)
-    beside, advice = _compare(chance, control, _percent), ""
+    beside, advice = figure.beside(_percent), ""
     if full is not None:
         of = found.values["whole"]["of"]
         of = "full embedding" if of == "the whole embedding" else "all dimensions"
@@ -221,7 +221,7 @@ def _precision(found: Figures) -> Line:
 def _activity(found: Figures) -> Line:
     n, width = found.images, found.dimensions
     without = round(found.values["coverage"]["images_without"] * n)
-    l0, _, control = found["coverage/l0"]
+    l0 = found["coverage/l0"].value
     key, beside, advice = "activity", f"{without:,} of {n:,} images have none", ""
     if l0 > DENSE_SHARE * width and width > 2 * KEPT:
         key, beside = "dense", f"of {width:,}"
@@ -232,7 +232,7 @@ def _activity(found: Figures) -> Line:
     elif without > n / 10:
         advice = "Many images have no active dimension: use more dimensions, or sparsify less."
     label, rule = "active dimensions per image", "|z| above 1e-5 in rows of unit length"
-    return Line(key, label, f"{l0:,.1f}", beside, advice, rule, l0, None, control)
+    return Line(key, label, f"{l0:,.1f}", beside, advice, rule, *found["coverage/l0"])
 
 
 def _effective_number(found: Figures) -> Line:
@@ -240,7 +240,7 @@ def _effective_number(found: Figures) -> Line:
     if not live:
         advice = "All dimensions are dead: train longer, or sparsify less."
         return Line("effective", label, "0", "", advice, "activity on any image", 0.0)
-    count, _, control = found["coverage/distinct"]
+    count, _, control = figure = found["coverage/distinct"]
     beside = f"{live:,} in use, {found.dimensions - live:,} dead"
     beside += "" if control is None else f"; untrained {control:,.0f}"
     advice = ""
@@ -249,7 +249,7 @@ def _effective_number(found: Figures) -> Line:
     if many and count >= 1 and fewer < live:
         advice = f"Many dimensions repeat each other: try {fewer:,} dimensions."
     rule = "exp of the entropy of their usage, correlated columns counted together"
-    return Line("effective", label, f"{count:,.0f}", beside, advice, rule, count, None, control)
+    return Line("effective", label, f"{count:,.0f}", beside, advice, rule, *figure)
 
 
 def _intruders(found: Figures) -> Line:
@@ -261,16 +261,15 @@ def _intruders(found: Figures) -> Line:
         return Line("intruder", label, "none", "", advice, rule)
     shares = found["labelfree/intruder"]
     figure = Figure(*(None if each is None else 100 * each for each in shares))
-    share, chance, control = figure
     low, high = (100 * measured[f"intruder_{end}"] for end in ("low", "high"))
-    beside = f"{low:.0f} to {high:.0f} %; {_compare(chance, control, _percent)}"
+    beside = f"{low:.0f} to {high:.0f} %; {figure.beside(_percent)}"
     advice = "Not above chance: the images of a dimension have nothing visible in common."
-    advice = advice if chance is not None and low <= chance else ""
-    return Line("intruder", label, _percent(share), beside, advice, rule, *figure)
+    advice = advice if low <= figure.chance else ""
+    return Line("intruder", label, _percent(figure.value), beside, advice, rule, *figure)
 
 
 def _stability(found: Figures) -> Line:
-    cosine, _, control = found["seeds/mean_cosine"]
+    cosine, _, control = figure = found["seeds/mean_cosine"]
     share = found["seeds/share_same"].value
     parts = [] if share is None else [f"{_percent(100 * share)} of the dimensions come back"]
     parts += [] if control is None else [f"untrained {control:.2f}"]
@@ -278,13 +277,8 @@ def _stability(found: Figures) -> Line:
     advice = advice if cosine < UNSTABLE else ""
     rule = f"mean cosine of columns matched one to one; back: cosine above {SAME}"
     label, beside = "same dimensions from another seed", "; ".join(parts)
-    return Line("seeds", label, f"{cosine:.2f}", beside, advice, rule, cosine, None, control)
+    return Line("seeds", label, f"{cosine:.2f}", beside, advice, rule, *figure)
 
 
 def _percent(share: Any) -> str:
     return f"{share:.0f} %" if share >= 1 or share == 0 else "under 1 %"
-
-
-def _compare(chance: Any, control: Any, form: Callable[[float], str] = "{:,.0f}".format) -> str:
-    both = (("untrained", control), ("chance", chance))
-    return ", ".join(f"{name} {form(each)}" for name, each in both if each is not None)
