@@ -24,7 +24,6 @@ from torch import Tensor
 from bayesncl import distributed, train
 from bayesncl.errors import InputError
 from bayesncl.method import heads
-from bayesncl.method.augment import make_views
 from bayesncl.method.backbones import set_views
 from bayesncl.method.encoder import Encoder, build_model
 from bayesncl.method.features import extract
@@ -76,22 +75,7 @@ def compare(folder: Path) -> dict[str, Tensor]:
         found = extract(fresh, tiny_images(n), mode, batch=8)
         for what, array in found._asdict().items():
             out[f"extract.{mode}-{n}.{what}"] = torch.from_numpy(array).float()
-    rank = distributed.rank()
-    out["gathered"] = distributed.gather_arrays(torch.full((rank + 1, 2), float(rank)))
-    out |= seen_views(recipe_of(), torch.from_numpy(images.pixels))
     return out
-
-
-def seen_views(recipe: Recipe, pixels: Tensor) -> dict[str, Tensor]:
-    """The images that this process sees in two epochs, and a fingerprint of their views."""
-    index, prints = [], []
-    for epoch in range(2):
-        for step in range(N // 16):
-            rows = batch_rows(epoch_order(recipe.run.seed, epoch, N), step, 16)
-            views = make_views(pixels[rows], rows, epoch, recipe.run.seed, recipe.views)
-            index.append(rows + 1000 * step + 100_000 * epoch)
-            prints.append(views.double().flatten(1).sum(1).view(2, -1).T)
-    return {"seen.index": torch.cat(index), "seen.views": torch.cat(prints).contiguous()}
 
 
 def fail_in_step(step: int, fail: Callable[[], None]) -> None:

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesncl.errors import InputError
 from bayesncl.method.backbones import (
     Block,
     ViewBatchNorm2d,
@@ -80,16 +79,6 @@ def test_initial_weights():
     inner = net.blocks[-1].conv2.weight
     assert inner.std().item() == pytest.approx((2 / (512 * 9)) ** 0.5, rel=0.02)
     assert all((m.weight == 1).all() and (m.bias == 0).all() for m in net.modules() if isinstance(m, nn.BatchNorm2d))
-
-
-def test_timm_is_asked_for_by_name():
-    try:
-        import timm  # noqa: F401
-    except ImportError:
-        with pytest.raises(InputError, match="pip install timm"):
-            build_backbone(Model(backbone="timm:resnet10t"))
-    else:
-        assert build_backbone(Model(backbone="timm:resnet10t")).features > 0
 
 
 @pytest.mark.parametrize(("stride", "bottleneck"), [(1, False), (2, False), (1, True), (2, True)])

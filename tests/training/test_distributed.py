@@ -69,20 +69,6 @@ def test_two_processes_equal_one(
         assert max(worst.values()) <= limit, max(worst.items(), key=lambda item: item[1])
 
 
-def test_same_images_with_the_same_views(compared: dict[int, list[Result]]) -> None:
-    def by_image(results: list[Result]) -> dict[int, list[float]]:
-        pairs = [pair for r in results for pair in zip(r["seen.index"], r["seen.views"])]
-        return {int(i): views.tolist() for i, views in pairs}
-
-    one, many = by_image(compared[1]), by_image(compared[2])
-    assert len(one) == 2 * 4 * 16, "each image of two epochs once"
-    assert one.keys() == many.keys()
-    for image in one:
-        assert one[image] == pytest.approx(many[image], rel=1e-6)
-    for result in compared[2]:  # uneven rows are gathered in order
-        assert result["gathered"][:, 0].tolist() == [0, 1, 1]
-
-
 def test_a_run_continues_after_a_death_with_another_number_of_processes(tmp_path: Path) -> None:
     """One of 2 processes is killed in step 7; one process then finishes to the same weights."""
     found, stderr, seconds = run("train_and_die", 2, tmp_path / "a")

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from bayesncl import distributed
 from bayesncl.method.rng import epoch_order
-from bayesncl.training.loader import batch_rows, batches, to_device
+from bayesncl.training.loader import batches, to_device
 
 CPU = torch.device("cpu")
 N = 21
@@ -49,15 +48,3 @@ def test_arrays_mapped_files_and_tensors_agree(pixels: np.ndarray, tmp_path: Pat
             assert torch.equal(part, steps[0][0]) and torch.equal(index, steps[0][1])
     forms[1][0][0].zero_()  # a batch is a copy
     assert np.array_equal(np.load(tmp_path / "pixels.npy"), pixels)
-
-
-def test_processes_share_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    order = epoch_order(0, 0, N)
-    whole = [batch_rows(order, step, 6).tolist() for step in range(3)]
-    monkeypatch.setattr(distributed, "world_size", lambda: 3)
-    for step in range(3):
-        shares = []
-        for rank in range(3):
-            monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
-            shares += batch_rows(order, step, 6).tolist()
-        assert shares == whole[step]

@@ -36,16 +36,6 @@ def weights(run: Path) -> str:
     return hashlib.sha256((run / "model.safetensors").read_bytes()).hexdigest()
 
 
-def test_the_same_recipe_gives_the_same_bytes(tmp_path: Path, images: Images) -> None:
-    for name in "ab":
-        train(tiny_recipe(), images, tmp_path / name, device="cpu")
-    train(tiny_recipe("bayesncl", "run.seed=1"), images, tmp_path / "c", device="cpu")
-    assert weights(tmp_path / "a") == weights(tmp_path / "b") != weights(tmp_path / "c")
-    assert {path.name for path in (tmp_path / "a").iterdir()} == FILES
-    environment = json.loads((tmp_path / "a/environment.json").read_text())
-    assert environment.keys() >= {"torch", "python", "device", "processes", "command", "date"}
-
-
 def test_metrics(tmp_path: Path, images: Images) -> None:
     """70 images in batches of 16 make 4 steps per epoch, 12 in all; one report per 2 steps."""
     model = train(
@@ -62,6 +52,9 @@ def test_metrics(tmp_path: Path, images: Images) -> None:
         assert line["images_per_second"] > 0
     assert not model.training
     assert [line["step"] for line in lines(tmp_path) if "kind" in line] == [8]
+    assert {path.name for path in tmp_path.iterdir()} == FILES
+    environment = json.loads((tmp_path / "environment.json").read_text())
+    assert environment.keys() >= {"torch", "python", "device", "processes", "command", "date"}
 
 
 def test_knn_accuracy_is_recorded_and_changes_nothing(tmp_path: Path, images: Images) -> None:
@@ -89,9 +82,7 @@ def test_knn_accuracy_is_recorded_and_changes_nothing(tmp_path: Path, images: Im
         train(recipe, Images(images.pixels), tmp_path / "c", device="cpu")
 
 
-@pytest.mark.parametrize(
-    "method", ["cl", "ncl-topk", "bayesncl-gs", "bayesncl-soft"]
-)
+@pytest.mark.parametrize("method", ["cl", "ncl-topk", "bayesncl-gs", "bayesncl-soft"])
 def test_every_method_trains(tmp_path: Path, images: Images, method: str) -> None:
     changes = ["model.top_k=5"] if method == "ncl-topk" else []
     recipe = tiny_recipe(method, "run.epochs=1", *changes)
@@ -148,14 +139,6 @@ def test_out_of_memory_names_what_to_lower(
         train(tiny_recipe(), images, tmp_path, device="cpu")
 
 
-def test_a_locked_folder_and_another_recipe_are_refused(tmp_path: Path, images: Images) -> None:
-    with RunFolder(tmp_path).lock(), pytest.raises(InputError, match="in use"):
-        train(tiny_recipe(), images, tmp_path, device="cpu")
-    train(tiny_recipe(), images, tmp_path, device="cpu")
-    with pytest.raises(InputError, match="another recipe"):
-        train(tiny_recipe("bayesncl", "gate.prior=0.5"), images, tmp_path, device="cpu")
-
-
 def test_a_run_continues_with_its_own_images(
     tmp_path: Path, images: Images, notes: list[str]
 ) -> None:
@@ -180,7 +163,6 @@ TWICE = Images(np.repeat(tiny_images(20).pixels, 2, 0))
         ([], FLAT),
         ([], TWICE),
         (["gate.threshold=1.0"], tiny_images()),  # all gates closed
-        (["gate.threshold=0.53"], tiny_images()),  # nearly all
         (["gate.lr=100"], tiny_images()),
     ],
 )
@@ -193,10 +175,7 @@ def test_training_stays_finite(changes: list[str], images: Images, tmp_path: Pat
     assert "NaN" not in lines and "Infinity" not in lines
 
 
-@pytest.mark.parametrize(
-    "changes", [["model.rectifier=exp", "optimizer.lr=1e6"], ["optimizer.lr=1e20"]]
-)
-def test_overflow_stops_the_run(changes: list[str], tmp_path: Path) -> None:
-    recipe = tiny_recipe("bayesncl", "optimizer.clip=false", *changes)
+def test_overflow_stops_the_run(tmp_path: Path) -> None:
+    changes = ("optimizer.clip=false", "model.rectifier=exp", "optimizer.lr=1e6")
     with pytest.raises(InputError, match="by step"):
-        train(recipe, tiny_images(), tmp_path, device="cpu")
+        train(tiny_recipe("bayesncl", *changes), tiny_images(), tmp_path, device="cpu")

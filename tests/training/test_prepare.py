@@ -16,7 +16,6 @@ from bayesncl.recipes import change, named, with_root
 from bayesncl.training.prepare import (
     check_images,
     clamp_batch,
-    describe,
     load_split,
     prepare_run,
     report_similarity,
@@ -63,15 +62,6 @@ def test_published_recipes_and_recipe_files_are_not_adapted(
     own = with_root(change(named("folder"), changes), photos)
     (tmp_path / "own.json").write_text(own.to_json())
     assert prepare_run(str(tmp_path / "own.json"), [], None, CPU, Display())[0] == own
-
-
-def test_broken_files_are_counted(tmp_path: Path, notes: list[str]) -> None:
-    photos = draw_folder(tmp_path / "photos", (), 4)
-    (photos / "99.png").write_bytes(b"not a picture")
-    recipe = with_root(change(named("folder"), ["data.holdout=0", "data.size=8"]), str(photos))
-    with pytest.warns(UserWarning, match="1 broken"):
-        images = load_split(recipe, "train", Display(quiet=True))
-    assert "12 images, 24 x 20, no classes, 1 broken file" in describe(recipe, images, CPU)
 
 
 def test_batches_fit_the_images() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -65,12 +66,12 @@ def test_new_runs_are_numbered(tmp_path: Path) -> None:
             RunFolder(folder).recipe()
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut"])
-def test_a_damaged_model_is_rebuilt_from_the_last_checkpoint(damage: str, run) -> None:
-    assert run("train", "scenes", *SETTINGS, "--out", "r", "--quiet").status == 0
-    folder = RunFolder("r")
+def test_a_damaged_model_is_rebuilt_from_the_last_checkpoint(
+    run, trained: Path, tmp_path: Path
+) -> None:
+    folder = RunFolder(shutil.copytree(trained, tmp_path / "r"))
     good = folder.weights.read_bytes()
-    folder.weights.write_bytes(b"" if damage == "empty" else good[:-1])
+    folder.weights.write_bytes(good[:-1])
     assert not folder.finished()
     assert run("resume", "r", "--quiet").status == 0
     assert folder.weights.read_bytes() == good
@@ -83,9 +84,8 @@ def saved(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("method", ["cl", "ncl-topk", "ncl-ipw", "bayesncl"])
-def test_weights_come_back(method: str, tmp_path: Path) -> None:
-    recipe = tiny_recipe(method, *(["model.top_k=4"] if method == "ncl-topk" else []))
+def test_weights_come_back(tmp_path: Path) -> None:
+    recipe = tiny_recipe("ncl-ipw")
     model = build_model(recipe)
     with torch.no_grad():
         for tensor in model.state_dict().values():
