@@ -58,7 +58,6 @@ def test_per_view_statistics(fused):
         ("resnet18", "imagenet", 64, 512, 11_176_512),
         ("resnet50", "imagenet", 64, 2048, 23_508_032),
         ("small", "cifar", 32, 256, 388_896),
-        ("medium", "cifar", 32, 256, 388_896),
     ],
 )
 def test_shapes(backbone, stem, size, features, parameters):

@@ -189,19 +189,6 @@ def model() -> Encoder:
     return model.eval()
 
 
-def test_encode_is_the_forward_pass(model: Encoder) -> None:
-    raw = tiny_images(10).pixels
-    with torch.inference_mode():
-        mean, std = (torch.tensor(v).view(3, 1, 1) for v in (model.recipe.data.mean, model.recipe.data.std))
-        wanted = model((torch.from_numpy(raw).float() / 255 - mean) / std)
-    found = model.encode(raw)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, wanted.gated, atol=1e-6, rtol=0)
-    torch.testing.assert_close(model.encode(raw, gated=False), wanted.z, atol=1e-6, rtol=0)
-    assert not torch.allclose(found, wanted.z, atol=1e-3)
-    torch.testing.assert_close(found.norm(dim=1), torch.ones(10))
-
-
 def test_keep(model: Encoder) -> None:
     raw = tiny_images(8).pixels
     z = model.encode(raw)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -20,11 +18,9 @@ from bayesncl.recipes import Recipe
 from tests.conftest import tiny_images, tiny_recipe
 
 PAPER = [
-    "data.mean=0.4,0.5,0.6",
-    "data.std=0.2,0.25,0.3",
-    "data.paper_mean=0.45,0.5,0.55",
-    "data.paper_std=0.3,0.3,0.2",
-]
+    "data.mean=0.4,0.5,0.6", "data.paper_mean=0.45,0.5,0.55",
+    "data.std=0.2,0.25,0.3", "data.paper_std=0.3,0.3,0.2",
+]  # fmt: skip
 
 
 def warm(recipe: Recipe) -> Encoder:
@@ -94,7 +90,7 @@ def test_paper_mode_is_the_published_loop() -> None:
     assert np.abs(extract(model, by_class, "paper").z - found.z[order]).max() > 1e-2
 
 
-def test_sound_mode_is_eval_mode() -> None:
+def test_sound_mode_and_encode_are_the_forward_pass_in_eval_mode() -> None:
     images = tiny_images(45)
     model = warm(tiny_recipe("bayesncl", *PAPER))
     found = extract(model, images, "sound")
@@ -107,39 +103,31 @@ def test_sound_mode_is_eval_mode() -> None:
     with torch.no_grad():
         mean, std = (torch.tensor(v).view(3, 1, 1) for v in (model.recipe.data.mean, model.recipe.data.std))
         wanted = model((torch.from_numpy(images.pixels).float() / 255 - mean) / std)
-    np.testing.assert_allclose(found.gated, wanted.gated, atol=1e-5)
-    np.testing.assert_allclose(found.z, wanted.z, atol=1e-5)
+    for gated, tensor in ((found.gated, wanted.gated), (found.z, wanted.z)):
+        np.testing.assert_allclose(gated, tensor, atol=1e-5)
+        np.testing.assert_allclose(model.encode(images.pixels, gated is found.gated), tensor, atol=1e-6)
+    assert not np.allclose(found.gated, found.z, atol=1e-3)
     assert np.array_equal(found.open, wanted.logits.numpy() > 0)
 
 
 def state(model: Encoder) -> dict[str, Tensor]:
-    return {
-        **{n: t.clone() for n, t in model.state_dict().items()},
-        "mean": model.mean.clone(),
-        "std": model.std.clone(),
-    }
+    tensors = {**model.state_dict(), "mean": model.mean, "std": model.std}
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-MEASURES: dict[str, Callable[[Encoder, Images], object]] = {
-    "sound": lambda model, images: extract(model, images, "sound"),
-    "paper": lambda model, images: extract(model, images, "paper"),
-    "encode": lambda model, images: model.encode(images.pixels),
-    "evaluate": lambda model, images: evaluate(model, images, images),
-}
-
-
-@pytest.mark.parametrize("measure", MEASURES)
-def test_evaluation_changes_nothing(measure: str) -> None:
-    model = warm(tiny_recipe("bayesncl", "data.name=arrays"))
-    before, grads = state(model), [p.requires_grad for p in model.parameters()]
-    rng = torch.get_rng_state()
-    MEASURES[measure](model, tiny_images(40))
+def test_evaluation_changes_nothing() -> None:
+    model, images = warm(tiny_recipe("bayesncl", "data.name=arrays")), tiny_images(40)
+    before, rng = state(model), torch.get_rng_state()
+    extract(model, images, "sound")
+    extract(model, images, "paper")
+    model.encode(images.pixels)
+    evaluate(model, images, images)
     for name, tensor in state(model).items():
         assert torch.equal(tensor, before[name]), name
-    assert [p.requires_grad for p in model.parameters()] == grads
-    assert all(p.grad is None for p in model.parameters())
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
     assert {module.training for module in model.modules()} == {True}
-    assert not any(m.batch_only or m.seen is not None for m in model.modules() if isinstance(m, ViewBatchNorm2d))
+    norms = [m for m in model.modules() if isinstance(m, ViewBatchNorm2d)]
+    assert not any(m.batch_only or m.seen is not None for m in norms)
     assert torch.equal(torch.get_rng_state(), rng)
 
 

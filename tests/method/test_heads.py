@@ -178,20 +178,13 @@ def test_a_gate_that_reads_z(detach: bool) -> None:
     features = model(H)
     assert model.gate is not None and features.logits is not None
     torch.testing.assert_close(features.logits, model.gate(features.z))
-    logits = torch.autograd.grad(
-        features.logits.sum(), model.projector[-1].weight, allow_unused=True
-    )[0]
-    assert (logits is None) == detach
+    weight = model.projector[-1].weight
+    (slope,) = torch.autograd.grad(features.logits.sum(), weight, allow_unused=True)
+    assert (slope is None) == detach
 
 
-@pytest.mark.parametrize(
-    ("method", "changes"),
-    [("ncl-ipw", ()), ("bayesncl", ("gate.input=z", "gate.prior_kind=prevalence"))],
-)
-def test_training_is_the_same_after_an_interruption(
-    method: str, changes: tuple[str, ...], tmp_path: Path, images: Images
-) -> None:
-    recipe = tiny_recipe(method, *changes)
+def test_the_running_prevalence_survives_an_interruption(tmp_path: Path, images: Images) -> None:
+    recipe = tiny_recipe("ncl-ipw")
     model = train(recipe, images, tmp_path / "whole", device="cpu")
     with pytest.raises(Stopped):
         train(recipe, images, tmp_path / "cut", device="cpu", after_epoch=stop_after(2))

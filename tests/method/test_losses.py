@@ -26,9 +26,8 @@ def features(n=10, d=6, dtype=torch.float64):
     return unit_rows(torch.randn(n, d, dtype=dtype, generator=torch.Generator().manual_seed(n))).requires_grad_()
 
 
-@pytest.mark.parametrize("block", [0, 1, 3, 10, 64])
-@pytest.mark.parametrize("tau", [0.2, 1.0])
-@pytest.mark.parametrize("decoupled", [False, True])
+@pytest.mark.parametrize("block", [0, 1, 3, 64])
+@pytest.mark.parametrize(("tau", "decoupled"), [(0.2, False), (1.0, True)])
 def test_value_and_gradient(block, tau, decoupled):
     z = features()
     loss = bayesncl.info_nce(z, tau, block, decoupled)
