@@ -3,8 +3,6 @@
 The process that forks all others imports what they need once, and computes nothing itself.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

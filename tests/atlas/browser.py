@@ -1,7 +1,5 @@
 """Headless Chromium for the browser tests, the benchmark and the screenshots of the docs."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 import time

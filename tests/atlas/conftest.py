@@ -1,7 +1,5 @@
 """Images with known features, their atlas, and a browser."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Chromium clicks through every view and finds what the arrays say."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import pytest
 from scipy.sparse import csr_array
 
 from bayesncl.atlas import AtlasRun, build_atlas
-from bayesncl.atlas.ranking import Labels, mixed_dimensions, pick_diverse, prominent_class
+from bayesncl.atlas.ranking import Labels, mixed_dimensions, pick_diverse
 from bayesncl.data.images import Images
 from bayesncl.measure.dimensions import most_suppressed
 from bayesncl.measure.neighbors import nearest_rows
@@ -28,7 +26,7 @@ from tests.atlas.browser import (
     visit,
     wait_for,
 )
-from tests.atlas.conftest import GROUNDS, HOSTILE, NAMES, Case, serving
+from tests.atlas.conftest import HOSTILE, NAMES, Case
 from tests.conftest import unit_length
 
 VIEWS = (
@@ -39,9 +37,9 @@ VIEWS = (
 
 
 def test_overview_shows_figures_and_all_active_dimensions(driver, index: Path, case: Case) -> None:
-    visit(driver, index)
     fires, alive = case.z > 1e-5, case.dims.support > 0
     consistency = np.nan_to_num(case.dims.consistency)
+    visit(driver, index)
     assert text(driver, ".lede")[0].startswith(f"A run with gates. {alive.sum()} of 24 dimensions")
     assert not driver.find_element("css selector", "details table").is_displayed()
     figures = text(driver, ".figure-number strong")
@@ -50,6 +48,8 @@ def test_overview_shows_figures_and_all_active_dimensions(driver, index: Path, c
     assert figures[2] == f"{consistency[case.dims.support >= 10].mean():.1f} %"
     assert figures[3] == f"{100 * (fires & ~case.open).sum() / fires.sum():.1f} %"
     assert {"18.5", "11.3", "4.500"} <= set(text(driver, "td.number"))
+    clearest = pick_diverse(csr_array(case.z), case.top, case.clarity, 24)[:12]
+    assert text(driver, ".clearest .tile-name") == [f"Dimension {k}" for k in clearest]
     shown = data(driver, ".dots a:not(.gone)", "dim")
     assert sorted(shown) == np.flatnonzero(alive).tolist()
     places = driver.execute_script(
@@ -72,8 +72,7 @@ def test_map_shows_a_card_on_hover_and_opens_on_click(driver, index: Path, case:
     k = data(driver, ".dots a:has(.hung)", "dim")[-1]
     dot = driver.find_element("css selector", f".dots a[data-dim='{k}'] .hung rect")
     driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", dot)
-    driver.execute_async_script("setTimeout(arguments[0], 100)")
-    hover = ActionChains(driver).move_to_element(dot).pause(0.2)  # scrolling hides the card
+    hover = ActionChains(driver).pause(0.1).move_to_element(dot).pause(0.2)  # scrolling hides it
     hover.move_by_offset(1, 1).perform()
     wait_for(driver, "!document.getElementById('card').hidden")
     assert text(driver, "#card .card-title") == [f"Dimension {k}"]
@@ -106,9 +105,8 @@ def test_everything_is_reached_by_keyboard(driver, index: Path, case: Case) -> N
 
 
 def test_search_finds_names_backgrounds_and_numbered_classes(driver, index: Path) -> None:
-    for words, address in (
-        ("petals", "#/dims?q=petals"), ("class 3", "#/class/3"), ("tiger", "#/class/3"),
-    ):  # fmt: skip
+    found = (("petals", "#/dims?q=petals"), ("class 3", "#/class/3"), ("tiger", "#/class/3"))
+    for words, address in found:
         visit(driver, index)
         press(driver, "/")
         press(driver, words)
@@ -224,47 +222,22 @@ def test_galleries(driver, index: Path, case: Case) -> None:
     assert data(driver, "article", "dim") == mixed[:24].tolist()
 
 
-def test_overview_begins_with_the_clearest_dimensions(driver, index: Path, case: Case) -> None:
-    visit(driver, index)
-    order = pick_diverse(csr_array(case.z), case.top, case.clarity, 24)
-    names = text(driver, ".clearest .tile-name")
-    assert names == [f"Dimension {k}" for k in order[:12]]
-    k = int(order[0])
-    labels, grounds = Labels(case.labels, list(NAMES)), Labels(case.grounds, list(GROUNDS))
-    label, share, log_p = (x[k] for x in prominent_class(case.top, labels))
-    ground, ground_share, ground_log_p = (x[k] for x in prominent_class(case.top, grounds))
-    word, chance = NAMES[label], (case.labels == label).mean()
-    if ground_log_p < log_p:
-        share, word = ground_share, f"on {GROUNDS[ground]}"
-        chance = (case.grounds == ground).mean()
-    line = text(driver, ".clearest .tile-line")[0]
-    assert line.startswith(f"{100 * share:.0f} % {word}, {share / chance:.1f}×")
-
-
 def test_twins_are_one_entry(driver, case: Case, tmp_path: Path) -> None:
     z = unit_length(np.c_[case.z, 0.9 * case.z[:, 2], 0.8 * case.z[:, 2]])  # 24 and 25 are twins
     page = build_atlas(tmp_path / "atlas", [AtlasRun("r", z)], case.images, "Twins")
-    visit(driver, page, "#/dims?q=2&sort=number&order=up")
-    assert text(driver, "tbody tr th a") == ["2"]
     visit(driver, page, "#/dims?sort=number&order=up")
     shown = text(driver, "tbody tr th a")
     assert "2" in shown and not {"24", "25"} & set(shown)
     click(driver, "th .twins")
     assert text(driver, "tbody tr.twin th a") == ["24", "25"]
-    click(driver, "th .twins")
-    assert text(driver, "tbody tr.twin") == []
     i, j = np.argsort(-z[:, 2])[:2].tolist()
     visit(driver, page, f"#/pair/{i}/{j}")
     (row,) = (n for n, k in enumerate(data(driver, ".pair-list li", "dim")) if k in (2, 24, 25))
     part = (z[i] * z[j])[[2, 24, 25]]
     bars = [float(t) for t in text(driver, ".pair-list .bar-text")]
     assert bars[row] == pytest.approx(part.sum(), abs=2e-4)
-    click(driver, ".pair-list .twins")
-    bars = [float(t) for t in text(driver, ".pair-list li.twin .bar-text")]
-    assert sorted(bars) == pytest.approx(sorted(part), abs=2e-4)
     visit(driver, page, f"#/image/{i}")
-    dims = data(driver, ".features li", "dim")
-    assert len({2, 24, 25} & set(dims)) == 1
+    assert len({2, 24, 25} & set(data(driver, ".features li", "dim"))) == 1
 
 
 def test_codes_in_groups(driver, case: Case, tmp_path: Path) -> None:
@@ -276,20 +249,12 @@ def test_codes_in_groups(driver, case: Case, tmp_path: Path) -> None:
     fires = [k for k in np.argsort(-case.z[5], kind="stable").tolist() if case.z[5, k] > 1e-5]
     shown = [data(driver, f".features:nth-of-type({n}) li", "dim") for n in (1, 2)]
     assert shown == [[k for k in fires if groups[k] == g] for g in (0, 1)]
-    visit(driver, page, "#/dim/2")
-    near, _ = nearest_rows(csr_array(unit_length(case.z.T)), 12)
-    want = [k for k in near[2].tolist() if groups[k] == 0][:6]
-    tiles = text(driver, "aside .tile-name")
-    assert tiles and tiles == [f"Dimension {k}" for k in want][: len(tiles)]
-    assert text(driver, ".facts dd")[0] == "1"
 
 
 def test_three_runs_and_signed_features(driver, case: Case, tmp_path: Path) -> None:
     z = unit_length(np.random.default_rng(0).normal(size=(600, 20)))
     runs = [AtlasRun("A", case.z), AtlasRun("B", case.other), AtlasRun("C", z)]
     page = build_atlas(tmp_path / "atlas", runs, case.images, "Three")
-    visit(driver, page, "#/dim/2?run=2")
-    assert data(driver, ".wall .picture", "image")[0] == z[:, 2].argmax()
     visit(driver, page, "#/pair/5/8?run=2")
     assert text(driver, ".verdict strong") == [f"{z[5] @ z[8]:.3f}".replace("-", "−")]
     visit(driver, page, "#/compare?run=2")
@@ -345,11 +310,15 @@ def test_every_view_is_readable_and_fits(driver, index: Path, width: int, dark: 
         assert driver.execute_script(UNNAMED) == [], address
         count = "document.querySelectorAll('img, main script, main iframe').length"
         assert driver.execute_script(f"return {count}") == 0, address
-    ground = driver.execute_script("return getComputedStyle(document.body).backgroundColor")
-    assert (int(ground.split("(")[1].split(",")[0]) < 60) == dark
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    shown = driver.execute_script(ground)
+    assert (int(shown.split("(")[1].split(",")[0]) < 60) == dark
     visit(driver, index, "#/class/9")
     assert text(driver, "h1") == [HOSTILE]
     assert text(driver, ".brand") == [f"Digits {HOSTILE}"]
+    click(driver, "#theme")
+    assert driver.execute_script(ground) != shown
+    click(driver, "#theme")
     if width == 390:
         visit(driver, index, "#/dims")
         top = "document.querySelector('main').getBoundingClientRect().top + scrollY"
@@ -357,43 +326,14 @@ def test_every_view_is_readable_and_fits(driver, index: Path, width: int, dark: 
         assert driver.find_element("css selector", ".sideways").is_displayed()
 
 
-def test_the_theme_button_and_print(driver, index: Path) -> None:
-    visit(driver, index, "#/dim/2")
-    ground = "return getComputedStyle(document.body).backgroundColor"
-    light = driver.execute_script(ground)
-    click(driver, "#theme")
-    assert driver.execute_script(ground) != light
-    click(driver, "#theme")
-    assert driver.execute_script(ground) == light
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
-    script = "return arguments[0].map(s => document.querySelector(s).checkVisibility())"
-    visible = driver.execute_script(script, [".top", "#switches", "h1", ".wall"])
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
-    assert visible == [False, False, True, True]
-
-
-def test_served_pictures_are_the_images(driver, index: Path, case: Case) -> None:
-    with serving(index) as base:  # a canvas cannot be read from disk
-        visit(driver, base, "#/image/599")
-        canvas = "document.querySelector('.portrait canvas').getContext('2d')"
-        pixels = driver.execute_script(f"return [...{canvas}.getImageData(0, 0, 32, 32).data]")
-        driver.get("about:blank")
-    drawn = np.array(pixels).reshape(32, 32, 4)
-    assert (drawn[..., :3] == case.images.pixels[599].transpose(1, 2, 0)).all()
-
-
 def test_all_views_work_without_labels_or_gates(driver, case: Case, tmp_path: Path) -> None:
     run, bare = AtlasRun("plain", case.other), Images(case.images.pixels)
     page = build_atlas(tmp_path / "atlas", [run], bare, "Bare")
-    for address in (
-        "#/", "#/dims", "#/dim/2", "#/image/5", "#/images", "#/quiz", "#/gallery/entropy",
-        "#/pair/5/8",
-    ):  # fmt: skip
+    for address in VIEWS[:7] + ("#/quiz", "#/gallery/entropy"):
         visit(driver, page, address)
         assert text(driver, "h1") != ["Not found"], address
         assert not any("NaN" in t or "undefined" in t for t in text(driver, "main")), address
     assert "Classes" not in text(driver, "nav a")
-    assert text(driver, ".verdict strong") == [f"{case.other[5] @ case.other[8]:.3f}"]
 
 
 def test_data_in_many_files(driver, tmp_path: Path) -> None:
@@ -401,8 +341,6 @@ def test_data_in_many_files(driver, tmp_path: Path) -> None:
     run = make_run("large", images.labels, 300, 0, False)
     page = build_atlas(tmp_path / "atlas", [run], images, "Large")
     z = unit_length(run.z)
-    visit(driver, page)
-    assert len(data(driver, ".dots a:not(.gone)", "dim")) == (z > 1e-5).any(0).sum()
     visit(driver, page, "#/dim/299")
     assert data(driver, ".wall .picture", "image") == []  # dead
     visit(driver, page, "#/dim/200")
@@ -411,6 +349,3 @@ def test_data_in_many_files(driver, tmp_path: Path) -> None:
     visit(driver, page, "#/pair/17/1199")
     cosine = float(text(driver, ".verdict strong")[0])
     assert cosine == pytest.approx(float(z[17] @ z[1199]), abs=0.02)
-    for address in ("#/dims", "#/class/5", "#/classes", "#/images", "#/image/1199"):
-        visit(driver, page, address)
-        assert text(driver, "h1") != ["Not found"], address

@@ -1,7 +1,5 @@
 """The atlas of codes folders: verdict, rows, heat maps, and names in a table."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path
@@ -122,8 +120,9 @@ def test_heat_maps_of_photos_are_hottest_at_the_spot(run, tmp_path: Path, built)
     fit(run, "pictures", encoder=NET, dims=6)
     assert run("atlas", "codes", "--quiet").status == 0
     assert built[0].heat == sources.NO_HEAT
-    assert run("atlas", "codes", "--heat", "--quiet").status == 0
+    answer = run("atlas", "codes", "--heat")
     assert "--encoder" in built[0].heat  # a folder runs no code unless asked
+    assert built[0].heat in answer.err
     assert run("atlas", "codes", "--heat", "--encoder", NET, "--quiet").status == 0
     heat = built[0].heat
     assert isinstance(heat, Heatmaps), heat
@@ -133,19 +132,6 @@ def test_heat_maps_of_photos_are_hottest_at_the_spot(run, tmp_path: Path, built)
     hottest = heat.maps[:, 0].reshape(len(names), -1).argmax(1)
     assert np.mean([spot == (p // 8, p % 4 // 2) for spot, p in zip(spots, hottest)]) > 0.9
     assert heat.check["hottest"] > heat.check["random"]
-
-
-def test_the_page_says_why_there_are_no_heat_maps(run, tmp_path: Path, built) -> None:
-    draw_folder(tmp_path / "pictures")
-    fit(run, "pictures")
-    answer = run("atlas", "codes", "--heat", "--encoder", BLIND)
-    assert answer.status == 0
-    assert isinstance(built[0].heat, str) and built[0].heat in answer.err
-    assert "heat maps" not in run("atlas", "codes").err
-    np.save("x.npy", np.random.default_rng(0).normal(size=(24, 5)))
-    fit(run, "x.npy", "--images", "pictures", out="array", encoder="")
-    assert run("atlas", "array", "--heat", "--quiet").status == 0
-    assert "array" in built[0].heat
 
 
 def test_codes_of_a_run_are_shown_with_its_backgrounds(run, trained: Path, built) -> None:

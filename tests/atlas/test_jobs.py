@@ -1,7 +1,5 @@
 """The pages of jobs: things to check, new images, and a classifier."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path
@@ -44,8 +42,6 @@ def test_findings_are_decided_by_keys_and_exported(driver, page: Path, tmp_path:
     wait_for(driver, "document.querySelectorAll('.finding').length === 3")
     assert "Labeled cat" in text(driver, ".finding")[0]
     assert HOSTILE in text(driver, ".finding")[0]
-    sizes = "return [...document.querySelectorAll('.sides canvas')].map(c => [c.width, c.height])"
-    assert driver.execute_script(sizes) == [[40, 80], [60, 80], [80, 80], [100, 80], [120, 80]]
     assert any("7" in t for t in text(driver, ".note"))  # the list was cut
     current = "return Number(document.querySelector('.finding.current').dataset.finding)"
     press(driver, "a")
@@ -60,8 +56,6 @@ def test_findings_are_decided_by_keys_and_exported(driver, page: Path, tmp_path:
     driver.get("about:blank")
     visit(driver, page, "#/check?kind=wrong+label")
     assert text(driver, ".decision") == ["dismissed", ""]
-    visit(driver, page, "#/check?show=open")
-    assert len(text(driver, ".finding")) == 1
     visit(driver, page, "#/names")
     (own,) = read_names(download(driver, ".controls button", tmp_path / "names.json"))
     kept = {(c.kind, c.image, c.other, c.decision) for c in own.checks}
@@ -72,8 +66,6 @@ def test_findings_are_decided_by_keys_and_exported(driver, page: Path, tmp_path:
     resize(driver, 390, 800)
     visit(driver, page, "#/check")
     assert driver.execute_script("return document.documentElement.scrollWidth") <= 390
-    click(driver, ".finding:nth-child(2) [data-decision=accepted]")
-    assert text(driver, ".decision")[1] == "accepted"
 
 
 def test_audit_leaves_findings_for_the_atlas_and_takes_decisions(run, tmp_path: Path) -> None:
@@ -114,9 +106,9 @@ def test_novel_images_and_changed_dimensions(driver, case: Case, tmp_path: Path)
     plain = {"headline": f"50 % {HOSTILE}", "images": images, "changes": changes}
     pages = {"new": (plain, photos)}
     page = build_atlas(tmp_path / "p", [AtlasRun("r", case.z)], case.images, "New", pages)
-    visit(driver, page)
-    click(driver, "nav a[href*='new']")
+    resize(driver, 390, 800)
     visit(driver, page, "#/new")
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= 390
     assert text(driver, ".lede") == [f"50 % {HOSTILE}."]
     assert text(driver, ".novel small") == [f"{HOSTILE}.png", "gone.png"]
     size = "return [...document.querySelectorAll('.novel canvas')].map(c => [c.width, c.height])"
@@ -125,10 +117,6 @@ def test_novel_images_and_changed_dimensions(driver, case: Case, tmp_path: Path)
     assert data(driver, ".features li", "dim") == [3, 7]
     shares = text(driver, ".features .bar-text")
     assert shares == ["fitted 10.0 %", "new 40.0 %", "fitted 20.0 %", "new 10.0 %"]
-    resize(driver, 390, 800)
-    visit(driver, page, "#/dim/2")
-    visit(driver, page, "#/new")
-    assert driver.execute_script("return document.documentElement.scrollWidth") <= 390
 
 
 def test_compare_leaves_its_result_for_the_atlas(run, tmp_path: Path) -> None:
@@ -156,9 +144,7 @@ def test_compare_leaves_its_result_for_the_atlas(run, tmp_path: Path) -> None:
 
 def test_dimensions_for_and_against_a_class(driver, case: Case, tmp_path: Path) -> None:
     common = {"label": HOSTILE, "name": "", "group": "sea", "irrelevant": "no"}
-    weights = [
-        {"dimension": 4, "weight": 1.25, **common}, {"dimension": 2, "weight": -0.5, **common}
-    ]  # fmt: skip
+    weights = [{"dimension": k, "weight": w, **common} for k, w in ((4, 1.25), (2, -0.5))]
     scores = {"codes, few dimensions": {"average": 63.2, "worst": 20.1}}
     found = {"scores": scores, "weights": weights, "group_share": 87.0}
     page = build_atlas(tmp_path / "atlas", [AtlasRun("a", case.z, explain=found)], case.images)

@@ -1,7 +1,5 @@
 """The joined results of the intruder quiz."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -63,7 +61,6 @@ def test_invalid_answers_are_input_errors(field: str, value: object, tmp_path: P
     path = write(tmp_path / "a.json", "Ann", [answer(3, True) | {field: value}])
     with pytest.raises(InputError, match=r"a\.json"):
         join_quizzes([path])
-    for text in ("", "[]", "{"):
-        path.write_text(text)
-        with pytest.raises(InputError, match=r"a\.json"):
-            join_quizzes([path])
+    path.write_text("[]")
+    with pytest.raises(InputError, match=r"a\.json"):
+        join_quizzes([path])

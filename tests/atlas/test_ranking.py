@@ -1,7 +1,5 @@
 """The order of dimensions and the classes that stand out, against plain loops."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.sparse import csr_array

@@ -1,7 +1,5 @@
 """An atlas in a single file, and whole photographs with their frame and path."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -13,10 +11,10 @@ from bayesncl.atlas import AtlasRun, Photos, build_atlas
 from bayesncl.atlas.build import pack
 from bayesncl.codes.heat import Heatmaps
 from bayesncl.jobs.audit import NEAR
-from tests.atlas.browser import click, data, text, visit, wait_for
+from tests.atlas.browser import click, text, visit, wait_for
 from tests.atlas.conftest import HOSTILE, Case, serving
 from tests.atlas.test_codes import fit
-from tests.commands import draw_folder, refused
+from tests.commands import draw_folder
 
 
 @pytest.fixture
@@ -86,10 +84,6 @@ def test_whole_photos_have_a_frame_and_their_path(driver, page: Path) -> None:
     assert frame[:2] + frame[2:] / 2 == pytest.approx(photo[:2] + photo[2:] / 2, abs=1)
     path = page.parent.parent / "my #photos?" / "7.png"
     assert str(path) in text(driver, ".facts dd")
-    assert driver.find_element("css selector", ".facts a[href^=file]").get_attribute("href") == (
-        path.as_uri()
-    )
-    assert data(driver, ".portrait canvas", "image") == [7]
     click(driver, ".facts a[href^=file]")
     wait_for(driver, "location.href.endsWith('7.png')")
 
@@ -119,9 +113,6 @@ def test_heat_lies_on_the_part_that_the_encoder_saw(driver, case: Case, tmp_path
 def test_single_file_from_the_command_line(run, tmp_path: Path) -> None:
     draw_folder(tmp_path / "pictures", each=8)
     fit(run, "pictures")
-    sizes = []
-    for options in ((), ("--small",)):
-        assert run("atlas", "codes", "--single-file", "one.html", *options, "--quiet").status == 0
-        sizes.append(Path("one.html").stat().st_size)
-    assert 0 < sizes[1] < sizes[0]
-    refused(run("atlas", "codes", "--small", "--quiet"), "--single-file")
+    for name, options in (("one", ()), ("small", ("--small",))):
+        assert run("atlas", "codes", "--single-file", f"{name}.html", *options).status == 0
+    assert 0 < Path("small.html").stat().st_size < Path("one.html").stat().st_size

@@ -1,7 +1,5 @@
 """Which images an atlas shows, and what it says about a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Views: operations against Pillow, parameters against their definitions, independence."""
 
-from __future__ import annotations
-
 import colorsys
 import dataclasses
 import itertools

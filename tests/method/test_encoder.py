@@ -1,7 +1,5 @@
 """The encoder against a slow twin: forward pass, gradients, initial weights; `encode`."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Feature extraction: `sound` and `paper` against slow loops; evaluation changes nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

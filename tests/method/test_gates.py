@@ -1,7 +1,5 @@
 """Gates, rectifiers and masks against slow twins, in float64."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

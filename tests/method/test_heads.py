@@ -1,8 +1,5 @@
 """Heads and their losses against slow, obvious twins."""
 
-from __future__ import annotations
-
-import math
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +13,6 @@ from bayesncl.method.losses import (
     ACTIVE,
     RAREST,
     balanced_assignment,
-    ipw_rows,
     swapped_cross_entropy,
 )
 from bayesncl.recipes import Gate, Model, Objective
@@ -119,20 +115,6 @@ def head(gate: Gate | None = None, similarity: str = "dot") -> Projector:
     options = Model(dim=5, hidden=7, rectifier="relu")
     objective = Objective(similarity=similarity)
     return Projector(6, options, gate or Gate(kind="none"), objective).train()
-
-
-def test_ipw_rows_against_the_definition() -> None:
-    rng = np.random.default_rng(0)
-    z, pi = rng.random((6, 4)), np.array([0.5, 0.05, 1.0, 0.0])
-    found = ipw_rows(torch.from_numpy(z), torch.from_numpy(pi))
-    for i in range(6):
-        for j in range(6):
-            similarity = [
-                sum(a * b / max(p, RAREST) for a, b, p in zip(z[x], z[y], pi))
-                for x, y in ((i, j), (i, i), (j, j))
-            ]
-            cosine = similarity[0] / math.sqrt(similarity[1] * similarity[2])
-            assert float(found[i] @ found[j]) == pytest.approx(cosine, rel=1e-9)
 
 
 def test_the_ipw_loss_and_its_running_prevalence() -> None:

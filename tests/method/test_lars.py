@@ -1,7 +1,5 @@
 """LARS and its schedule against a loop that follows the definition."""
 
-from __future__ import annotations
-
 import copy
 import math
 

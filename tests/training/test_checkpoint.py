@@ -1,15 +1,14 @@
 """Checkpoints: every bit restored, damage noticed, old ones removed, failed writes reported."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 
 import pytest
 import torch
 
-from bayesncl import train
+from bayesncl import distributed, train
 from bayesncl.data.images import Images
+from bayesncl.errors import InputError
 from bayesncl.method.encoder import Encoder, build_model
 from bayesncl.method.lars import LARS
 from bayesncl.training import checkpoint
@@ -65,3 +64,11 @@ def test_damaged_checkpoints_never_push_out_good_ones(tmp_path: Path, images: Im
     assert names == ["step-00000008.ckpt.damaged", "step-00000012.ckpt.damaged"]
     train(tiny_recipe(), images, tmp_path, device="cpu")
     assert run.weights.read_bytes() == expected
+
+
+def test_processes_that_find_different_checkpoints_stop(
+    tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distributed, "gather_arrays", lambda _: torch.tensor([4, 0]))
+    with pytest.raises(InputError, match="different checkpoints"):
+        train(tiny_recipe(), images, tmp_path, device="cpu")

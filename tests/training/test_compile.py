@@ -1,7 +1,5 @@
 """The compiled step against the eager one, on a CPU: same losses, same weights."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Order and batches: what each step gets, from memory or from a memory-mapped file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The training loop: deterministic, logged, finite or stopped, careful about its images."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

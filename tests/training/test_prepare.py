@@ -1,7 +1,5 @@
 """Named recipes adapted to images and machine; the lines that say so; `bayesncl.train` by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Interrupted runs: signals, full disks and revised recipes end in the same bytes."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Run folders: reading their files, the lock, numbering; weights files and damage to them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
