@@ -38,6 +38,16 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @every_page
+def test_files_of_the_repository_exist(page: Path) -> None:
+    if page.name == "CHANGELOG.md" or page.parent.name == "log":  # also name what is gone
+        return
+    folders = [path.name for path in (ROOT / "bayesncl").iterdir() if path.is_dir()]
+    named = rf"`((?:tests|benchmarks|examples|{'|'.join(folders)})/[a-z_/]+\.(?:py|md))[`: ]"
+    for path in re.findall(named, page.read_text()):
+        assert any((root / path).exists() for root in (ROOT, ROOT / "bayesncl")), path
+
+
+@every_page
 def test_python_snippets_import_what_exists(page: Path) -> None:
     for snippet in re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.M | re.S):
         for node in ast.parse(snippet).body:
