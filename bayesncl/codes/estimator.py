@@ -47,7 +47,6 @@ from bayesncl.method.rng import epoch_order, make_key, uniform
 from bayesncl.progress import Display
 
 LEARNING_RATE, WEIGHT_DECAY, WARMUP_STEPS, EPOCHS = 2e-3, 1e-4, 50, 12
-GROUP_RATE = 5e-4  # of later groups, whose neighbors are fainter: steadier from seed to seed
 INIT_ROWS = 8192  # rows from which a head is initialized
 ROWS_PER_BLOCK = {"cpu": 256, "cuda": 8192}  # rows transformed at a time
 MAX_COMPONENTS = 1 << 20
@@ -218,7 +217,6 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         self._check_output(head)
         parts = head.parts(rows)  # one, or a few groups
         for number, (part, seen) in enumerate(parts):
-            rate = GROUP_RATE if number else LEARNING_RATE
             if given is None and number < len(parts) - 1:  # few prototypes need few rows
                 seen = seen[spread_evenly(n, MAX_ROWS)]
             first = torch.linspace(0, len(seen) - 1, min(len(seen), INIT_ROWS), device=device)
@@ -229,6 +227,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
                 partners, self.recall_ = self._find_partners(seen, moments, saved, progress)
             size = min(batch, len(seen))
             steps = int(_auto(self.max_iter, choose_steps(len(seen), size)))
+            rate = group_rate(steps) if number else LEARNING_RATE
             self._train(part, seen, partners.to(device), seed, size, steps, rate, progress)
             if self.interrupted_:
                 break
@@ -494,6 +493,14 @@ def choose_batch(rows: int, dim: int) -> int:
 def choose_neighbors(rows: int, dim: int) -> int:
     """Half the rows per dimension, within 10 to 50, at most a tenth of all rows."""
     return min(max(rows // (2 * dim), 10), 50, max(1, rows // 10))
+
+
+def group_rate(steps: int) -> float:
+    """Learning rate of later groups: dimensions then depend less on the seed.
+
+    A quarter of the usual rate from 600 steps on; fits of up to 150 steps need all of it.
+    """
+    return LEARNING_RATE / min(max(steps / 150, 1), 4)
 
 
 def choose_steps(rows: int, batch: int) -> int:
