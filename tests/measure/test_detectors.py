@@ -22,9 +22,8 @@ def slow_f1(values: np.ndarray, own: np.ndarray) -> tuple[float, float]:
     return best_f1, best_iou
 
 
-@pytest.mark.parametrize("signed", [False, True])
-def test_best_f1_and_iou_over_every_threshold(signed: bool) -> None:
-    z, y = codes(n=120, d=9, classes=4, signed=signed)
+def test_best_f1_and_iou_over_every_threshold() -> None:
+    z, y = codes(n=120, d=9, classes=4, signed=True)
     unit = np.abs(unit_length(z)).astype(np.float32)
     unit[unit <= 1e-5] = 0
     own, best = detectors.best_f1(z, [y], 4)[0]
@@ -51,9 +50,7 @@ def slow_sparse_probe(train: tuple, test: tuple, k: int) -> float:
     scores = []
     for c in np.unique(train[1]):
         own, own_test = train[1] == c, test[1] == c
-        gaps = [
-            abs(unit[0][own, j].mean() - unit[0][~own, j].mean()) for j in range(unit[0].shape[1])
-        ]
+        gaps = np.abs(unit[0][own].mean(0) - unit[0][~own].mean(0))
         dims = sorted(range(len(gaps)), key=lambda j: -gaps[j])[:k]
         x = unit[0][:, dims]
         within = sum(np.cov(x[part].T, bias=True) * part.mean() for part in (own, ~own))

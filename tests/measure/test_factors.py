@@ -61,7 +61,7 @@ def test_auc_equals_counting_untied_pairs(sparse: bool) -> None:
 def test_error_is_the_spread_over_shuffled_labels(firing: float) -> None:
     y = np.repeat([0, 1, 1, 1], 50)
     z = RNG.random((200, 1)) * (RNG.random((200, 1)) < firing)
-    found = [class_auc(z, RNG.permutation(y)).auc[0, 0] for _ in range(2000)]
+    found = [class_auc(z, RNG.permutation(y)).auc[0, 0] for _ in range(800)]
     assert class_auc(z, y).error[0, 0] == pytest.approx(np.std(found), rel=0.1)
 
 
@@ -180,10 +180,9 @@ def test_a_swap_changes_the_dimensions_of_the_background() -> None:
     assert found["each"]["kind"]["swap"] < 0.1 < 1 < found["each"]["place"]["swap"]
     assert found["each"]["kind"]["swap"] < found["swap"] < found["each"]["place"]["swap"]
     assert chance["swap"] == pytest.approx(1, abs=0.1)
-    with pytest.raises(InputError):
-        summary(z, factors, swapped=swapped[:-1])
-    with pytest.raises(InputError):
-        summary(z, {"kind": factors["kind"]})
+    for bad in ((factors, swapped[:-1]), ({"kind": factors["kind"]}, None)):
+        with pytest.raises(InputError):
+            summary(z, bad[0], swapped=bad[1])
 
 
 def test_a_file_names_its_factors(run, tmp_path: Path) -> None:
@@ -194,23 +193,22 @@ def test_a_file_names_its_factors(run, tmp_path: Path) -> None:
     options = {"factors": {"class": factors["kind"], "place": factors["place"]}}
     same = measure_features(z, factors["kind"], control=control, **options)
     assert result.factors == same.factors and set(result.factors["each"]) == {"class", "place"}
-    assert result.chance["factors"]["each"]["class"]["alone"] == 0
-    assert result.control["factors"]["each"]["class"]["alone"] == 0
+    for tree in (result.chance, result.control):
+        assert tree["factors"]["each"]["class"]["alone"] == 0
     measure, name = find(("factors", "each", "place", "alone"))
     assert name == "place" and measure.title() in render(result)
     np.savez(tmp_path / "b.npz", z=z, y=factors["kind"])
     np.save(tmp_path / "place.npy", factors["place"])
     answer = run("measure", "b.npz", "--factor", "place=place.npy", "--all", "--quiet")
     assert answer.status == 0 and measure.label in answer.out
-    assert run("measure", "b.npz", "--factor", "place").status == 2
-    assert run("measure", "b.npz", "--factor", "place=b.npz", "--factor", "place=b.npz").status == 2
+    for bad in (["place"], ["place=place.npy", "--factor", "place=place.npy"]):
+        assert run("measure", "b.npz", "--factor", *bad).status == 2
 
 
 def test_codes_of_a_run_bring_the_background(
     run, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fit = ("fit", trained, "-o", "codes", "--components", "8", "--quiet")
-    assert run(*fit).status == 0
+    assert run("fit", trained, "-o", "codes", "--components", "8", "--quiet").status == 0
     folder = CodesFolder("codes")
     rows = folder.rows()
     test = load(RunFolder(trained).recipe().data, "test")
@@ -218,8 +216,8 @@ def test_codes_of_a_run_bring_the_background(
     names = np.array(test.background_names)[test.backgrounds]
     np.testing.assert_array_equal(backgrounds_of(folder, rows, chosen), names)
     result = measure_codes(Path("codes"))
-    assert set(result.factors["each"]) == {"class", "background"}
-    assert set(result.control["factors"]["each"]) == {"class", "background"}
+    for tree in (result.factors, result.control["factors"]):
+        assert set(tree["each"]) == {"class", "background"}
     assert "groups" not in result.independence
     odd = np.array([f"{name},{i % 2}" for i, name in enumerate(rows.names)])
     Path("odd.csv").write_text("\n".join(["name,label", *odd]))

@@ -18,9 +18,8 @@ def embed(y: np.ndarray, noise: float = 0.5, seed: int = 0) -> np.ndarray:
     return rng.standard_normal((y.max() + 1, 16))[y] + noise * rng.standard_normal((len(y), 16)) + 3
 
 
-@pytest.mark.parametrize("signed", [False, True])
-def test_monosemanticity_over_all_pairs(signed: bool) -> None:
-    z, y = codes(n=60, d=8, signed=signed)
+def test_monosemanticity_over_all_pairs() -> None:
+    z, y = codes(n=60, d=8, signed=True)
     z[:, 6], z[3] = 0, np.eye(8)[6]  # fires once: no pairs
     e = labelfree.prepare(embed(y), len(z))
     e[4] = 0
@@ -42,9 +41,8 @@ def test_likeness_and_duplicates_of_the_strongest() -> None:
     e[9] = e[2]
     images = np.array([[2, 9, 5], [1, 4, 7], [3, 8, -1], [-1, -1, -1]])
     alike = labelfree.mean_cosine(images, e)
-    assert alike[1] == pytest.approx(
-        np.mean([e[a] @ e[b] for a, b in ((1, 4), (1, 7), (4, 7))]), abs=1e-6
-    )
+    pairs = [e[a] @ e[b] for a, b in ((1, 4), (1, 7), (4, 7))]
+    assert alike[1] == pytest.approx(np.mean(pairs), abs=1e-6)
     assert np.isnan(alike[2:]).all()
     shares = labelfree.duplicate_share(images, e)
     for row, share in zip(images[:3], shares):
@@ -63,9 +61,7 @@ def test_trials_keep_their_rules() -> None:
     e[::7] = e[0]  # near duplicates
     unit = np.abs(unit_length(z)).astype(np.float32)
     found = labelfree.draw_trials(z, e, trials=5, seed=3)
-    assert set(
-        np.bincount(found.dimension, minlength=30).tolist()
-    ) <= set(range(6)) and len(found.odd) > 100
+    assert np.bincount(found.dimension).max() <= 5 and len(found.odd) > 100
     assert not {3, 5} & set(found.dimension.tolist())
     for j, images, odd in zip(found.dimension, found.images, found.odd):
         four = np.delete(images, odd)
@@ -77,9 +73,8 @@ def test_trials_keep_their_rules() -> None:
     assert len(set(found.odd.tolist())) == 5  # any place
     again = labelfree.draw_trials(sp.csr_array(z), e, trials=5, seed=3, dims=[2, 8])
     for j in (2, 8):  # neither the form of z nor the other dimensions matter
-        np.testing.assert_array_equal(
-            again.images[again.dimension == j], found.images[found.dimension == j]
-        )
+        own = found.images[found.dimension == j]
+        np.testing.assert_array_equal(again.images[again.dimension == j], own)
     other = labelfree.draw_trials(z, e, trials=5, seed=4)
     assert other.images.shape != found.images.shape or (other.images != found.images).any()
 
@@ -107,8 +102,6 @@ def test_summary_beats_chance_and_has_no_nan() -> None:
     nothing = np.full((3, 20), -1)
     judge = labelfree.prepare(embed(np.arange(20) % 2), 20)
     empty, _ = labelfree.summary(np.zeros((20, 3)), judge, top=nothing)
-    assert empty[
-        "monosemanticity"
-    ] is None and empty["intruder"] is None and empty["duplicates"] is None
+    assert empty["monosemanticity"] is empty["intruder"] is empty["duplicates"] is None
     with pytest.raises(InputError, match="embeddings"):
         labelfree.prepare(embed(y), 20)

@@ -41,7 +41,7 @@ def slow_keep(z: np.ndarray, k: int) -> np.ndarray:
     return result
 
 
-@pytest.mark.parametrize("k", [1, 2, 5, 30, 99])
+@pytest.mark.parametrize("k", [1, 5, 99])
 @pytest.mark.parametrize("signed", [False, True])
 def test_keep_takes_the_strongest_and_of_equals_the_lower_column(k: int, signed: bool) -> None:
     z, _ = codes(signed=signed)
@@ -68,9 +68,8 @@ def test_consistency_and_owned_classes_against_counting(k: int) -> None:
     for column in on.T[on.sum(0) >= 10]:
         by_class = np.bincount(y[column])
         shares.append(100 * by_class.max() / column.sum())
-        owned |= {
-            c for c, m in enumerate(by_class) if m / column.sum() >= 0.5 and m / (y == c).sum() >= 0.1
-        }
+        own = by_class >= 0.5 * column.sum()
+        owned |= {c for c in np.flatnonzero(own) if by_class[c] >= 0.1 * (y == c).sum()}
     found = kept.summary(z, y, ks=(k,))[0][k]
     assert found["consistency"] == pytest.approx(np.mean(shares))
     assert found["about_one_class"] == pytest.approx(100 * np.mean(np.array(shares) >= 50))
@@ -83,11 +82,9 @@ def test_precision_is_that_of_the_dense_codes(k: int, d: int) -> None:
     """Products are dense where few columns are kept, sparse where there are many."""
     z, y = codes(d=d, signed=True)
     cut = kept.keep(z, k)
-    wanted = retrieval(cut.toarray(), y, ks=(5,))[5]
-    assert kept.kept_precision(cut, [y])[0] == pytest.approx(wanted, abs=1e-6)
-    asked = np.array([3, 7, 100, 41])
-    wanted = retrieval(cut.toarray(), y, ks=(5,), queries=asked)[5]
-    assert kept.kept_precision(cut, [y], 5, asked)[0] == pytest.approx(wanted, abs=1e-6)
+    for asked in (None, np.array([3, 7, 100, 41])):
+        wanted = retrieval(cut.toarray(), y, ks=(5,), queries=asked)[5]
+        assert kept.kept_precision(cut, [y], 5, asked)[0] == pytest.approx(wanted, abs=1e-6)
 
 
 def test_probe_solves_the_problem_of_fast_probe() -> None:
@@ -100,13 +97,12 @@ def test_probe_solves_the_problem_of_fast_probe() -> None:
     assert 10 < found["chance"] < 25 < found["acc1"]
 
 
-def test_shuffled_labels_and_a_probe_in_the_summary() -> None:
+def test_labels_beat_shuffled_ones() -> None:
     z, y = codes(n=600)
     train = z[300:], y[300:]
-    found, chance = kept.summary(z[:300], y[:300], train=train, ks=(1, 5), queries=100)
-    for k in (1, 5):
-        for name in ("consistency", "p5", "probe"):
-            assert found[k][name] > chance[k][name]
+    found, chance = kept.summary(z[:300], y[:300], train=train, ks=(5,), queries=100)
+    for name in ("consistency", "p5", "probe"):
+        assert found[5][name] > chance[5][name]
     with pytest.raises(InputError, match="dimensions"):
         kept.summary(z, y, train=(z[:, :4], y))
 

@@ -20,7 +20,7 @@ def features(signed: bool = False) -> np.ndarray:
     return unit_length(z if signed else np.maximum(z, 0)).astype(np.float32)
 
 
-@pytest.mark.parametrize("keep", [1, 5, 23])
+@pytest.mark.parametrize("keep", [5, 23])
 def test_sparse_rows_hold_the_strongest_entries(keep: int) -> None:
     z = features(signed=True)
     open = np.random.default_rng(1).random(z.shape) < 0.6

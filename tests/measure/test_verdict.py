@@ -34,11 +34,9 @@ def checked(found: Verdict) -> dict[str, Line]:
 
 
 def clean(n: int = 400, classes: int = 8) -> tuple[np.ndarray, np.ndarray]:
-    y = np.arange(n) % classes
-    rng = np.random.default_rng(0)
-    return np.eye(classes)[y] + 0.05 * rng.random((n, classes)) * (
-        rng.random((n, classes)) < 0.05
-    ), y
+    rng, y = np.random.default_rng(0), np.arange(n) % classes
+    noise = rng.random((n, classes)) * (rng.random((n, classes)) < 0.05)
+    return np.eye(classes)[y] + 0.05 * noise, y
 
 
 def test_readable_dimensions_by_a_loop() -> None:
@@ -105,11 +103,10 @@ def test_dense_signed_features_are_called_dense() -> None:
 
 
 def test_many_dimensions_share_a_class_evenly() -> None:
-    """40 dimensions per class: none has a tenth of it, yet each is of one class."""
-    rng = np.random.default_rng(0)
-    y = np.arange(4000) % 5
-    z = np.zeros((4000, 200))
-    z[np.arange(4000), y * 40 + rng.integers(40, size=4000)] = 1
+    """20 dimensions per class: none has a tenth of it, yet each is of one class."""
+    rng, y = np.random.default_rng(0), np.arange(1500) % 5
+    z = np.zeros((1500, 100))
+    z[np.arange(1500), y * 20 + rng.integers(20, size=1500)] = 1
     tree = figures(z, y, ks=(5,))
     assert tree["kept/5/classes_owned"].value == 0
     assert checked(to_verdict(tree))["own_dimension"].value == 5
@@ -133,15 +130,11 @@ def test_lengths_of_embeddings_do_not_judge() -> None:
     assert even["readable/count"] == uneven["readable/count"] and even["readable/count"].value > 5
     shares = [each["labelfree/intruder"].value for each in (even, uneven)]
     assert shares[0] == pytest.approx(shares[1], abs=0.02)
-    narrow = np.stack(
-        [y % 3 + 1, y % 2 + 1, y + 1], 1
-    ) + 0.01 * np.random.default_rng(0).random((400, 3))
-    # no less than a cosine finds in them as they are, or centered
-    for e in (x, long, narrow, x + 30):
-        ways = (e, e - e.mean(0))
-        assert figures(z, y, embeddings=e)["whole/p5"].value >= max(
-            retrieval(w, y, ks=(5,))[5] for w in ways
-        ) - 1
+    narrow = np.stack([y % 3 + 1, y % 2 + 1, y + 1], 1)
+    narrow = narrow + 0.01 * np.random.default_rng(0).random((400, 3))
+    for e in (x, long, narrow, x + 30):  # no less than a cosine finds, as they are or centered
+        best = max(retrieval(way, y, ks=(5,))[5] for way in (e, e - e.mean(0)))
+        assert figures(z, y, embeddings=e)["whole/p5"].value >= best - 1
 
 
 def test_noise_is_not_praised() -> None:
@@ -168,7 +161,7 @@ def test_noise_is_not_praised() -> None:
     assert "chance" in verdict(some, embeddings=x).lines[0].advice
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 7, 30])
+@pytest.mark.parametrize("n", [1, 2, 7, 30])
 def test_few_images(n: int) -> None:
     z, y = clean(n)
     assert "images" in checked(verdict(z, y, embeddings=embed(y), control=z))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bayesncl.paper import ledger, reproduce
-from bayesncl.paper.tables import SMOKE
+from bayesncl.paper.tables import EXPERIMENTS, SMOKE
 from bayesncl.recipes import Recipe, change, named
 
 ROOT = Path(__file__).parents[2]
@@ -30,15 +31,26 @@ def at_full_size(
 
 
 @pytest.fixture(scope="session")
-def smoked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def first_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of BayesNCL with gradient dynamics: its entry in `results`, its weights in `models`."""
+    folder = tmp_path_factory.mktemp("first")
+    space = reproduce.Workspace(folder / "results", folder / "models", scale="smoke")
+    recipe = smoke("bayesncl", "run.dynamics_every=1")
+    reproduce.run_list([recipe], EXPERIMENTS["interpretability"], space)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smoked(first_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A ledger to which the tests add runs, as the experiments do."""
-    return tmp_path_factory.mktemp("smoke")
+    folder = tmp_path_factory.mktemp("smoke")
+    shutil.copytree(first_run / "results", folder, dirs_exist_ok=True)
+    shutil.copytree(first_run / "models", folder / "work" / "models")
+    return folder
 
 
 @pytest.fixture
-def entry(smoked: Path) -> dict[str, Any]:
+def entry(first_run: Path) -> dict[str, Any]:
     """A real entry, with gradient dynamics."""
-    reproduce.reproduce("gradients", scale="smoke", results=smoked)
-    entry = ledger.find(smoked, smoke("bayesncl"))
-    assert entry is not None
-    return copy.deepcopy(entry)
+    (entry,) = ledger.read(first_run / "results")
+    return entry

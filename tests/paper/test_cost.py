@@ -79,7 +79,8 @@ def test_flops_of_a_step() -> None:
 
 
 def test_two_recipes_side_by_side_with_measured_times(tmp_path: Path) -> None:
-    small = ["--set", "run.batch=8", "--set", "model.hidden=16", "--set", "model.dim=8"]
+    settings = "run.batch=8", "model.hidden=16", "model.dim=8", "views.size=16", "data.size=16"
+    small = [word for setting in settings for word in ("--set", setting)]
     out = tmp_path / "two.json"
     words = ["cost", "scenes-ncl", "scenes-bayesncl", "--time", *small]
     answer = CliRunner().invoke(app, [*words, "--device", "cpu", "--json", str(out)])

@@ -230,26 +230,18 @@ def test_the_page_of_an_empty_ledger(tmp_path: Path) -> None:
     assert list((tmp_path / "figures").iterdir()) == []
 
 
-def test_the_page_is_deterministic_and_shows_every_figure(
-    tmp_path: Path, entry: dict[str, Any]
-) -> None:
-    names = ("figure-support", "figure-tradeoff", "figure-dimensions")
-    recipes = [r for name in names for r in runs(EXPERIMENTS[name]) if r.data.name == "cifar100"]
-    recipes += [named("cifar10-ncl"), named("cifar10-bayesncl")]
-    unique = {ledger.identity(r): r for r in recipes}
-    entries = [at_full_size(entry, recipe) for recipe in unique.values()]
+def test_the_page_of_a_second_dataset(tmp_path: Path, entry: dict[str, Any]) -> None:
+    recipes = named("cifar10-ncl"), named("cifar10-bayesncl"), named("cifar100-bayesncl")
+    entries = [at_full_size(entry, recipe) for recipe in recipes]
     text = page.write(tmp_path, entries).read_text()
-    assert page.write(tmp_path, entries[::-1]).read_text() == text
     drawn = {path.name for path in (tmp_path / "figures").iterdir()}
-    wanted = [figures.file_name(name) for name in figures.FIGURES]
-    both = [f"{name}-cifar10.png" for name in ("support", "comparison", "retrieval", "dimensions")]
-    assert drawn == {*wanted, *both}
-    assert all(f"figures/{name})" in text for name in drawn)
+    both = {f"{name}-cifar10.png" for name in ("support", "comparison", "retrieval", "dimensions")}
+    assert drawn >= both and all(f"figures/{name})" in text for name in drawn)
     for name, kind in figures.SHEETS.items():  # classes instead of images
         assert f"`bayesncl reproduce {name} --data DIR`" in text
         assert ", ".join(entry["exemplars"][kind][0]["classes"]) in text
     assert text.count("<summary>CIFAR-10: the dimensions and the classes") == len(figures.SHEETS)
-    assert f"{len(unique)} runs (2 on CIFAR-10, {len(unique) - 2} on CIFAR-100" in text
+    assert "3 runs (2 on CIFAR-10, 1 on CIFAR-100" in text
 
 
 @pytest.fixture

@@ -61,14 +61,10 @@ def test_curves(tmp_path: Path, drawn: list[Figure]) -> None:
 
 
 def test_dynamics(tmp_path: Path, drawn: list[Figure]) -> None:
-    def row(epoch: int) -> dict:
-        kinds = {"sound": 0.1, "paper": 0.2, "chance": 0.3}
-        return {
-            "epoch": epoch,
-            **{key: {"af_gv": v, "af_sc": -v, "gv_sc": None} for key, v in kinds.items()},
-        }
-
-    check(plots.plot_dynamics({"NCL": [row(10), row(20)]}, tmp_path / "a.png"))
+    kinds = {"sound": 0.1, "paper": 0.2, "chance": 0.3}
+    row = {key: {"af_gv": v, "af_sc": -v, "gv_sc": None} for key, v in kinds.items()}
+    rows = [{"epoch": 10} | row, {"epoch": 20} | row]
+    check(plots.plot_dynamics({"NCL": rows}, tmp_path / "a.png"))
     first, second, third = drawn[0].axes
     assert list(first.lines[1].get_xdata()) == [10, 20]
     assert list(first.lines[1].get_ydata()) == [0.1] * 2
