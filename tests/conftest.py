@@ -61,9 +61,10 @@ def tiny_images(n: int = 70, size: int = 16, classes: int = 3, seed: int = 0) ->
 
 
 def assert_same_way(
-    recipe: Recipe, found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], share: float, least: float
-) -> None:
-    """Weights went the same way from the start: `least` or more, and apart by at most a share of that."""
+    recipe: Recipe, found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor],
+    share: float, least: float,
+) -> None:  # fmt: skip
+    """Weights moved by `least` or more from the start, and are apart by at most a share of that."""
     start = build_model(recipe).state_dict()
     for name, tensor in expected.items():
         if not name.endswith("num_batches_tracked"):
@@ -87,7 +88,9 @@ def stop_after(epochs: int) -> Callable[[object, int], None]:
 
 
 @pytest.fixture(autouse=True)
-def gpu_where_asked_for(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def gpu_where_asked_for(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
     if request.node.get_closest_marker("gpu"):
         if not GPU:
             pytest.skip("needs a GPU that torch can use")

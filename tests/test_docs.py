@@ -1,4 +1,4 @@
-"""Links, imports and commands in the documentation work."""
+"""Links, imports and commands in the documentation work; versions agree."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import typer
 
+import bayesncl
 from bayesncl.cli.app import app
 
 ROOT = Path(__file__).parent.parent
@@ -78,3 +79,8 @@ def test_the_training_loop_with_a_gate_learns() -> None:
     assert losses[-1] < losses[0] - 0.5
     mask = names["logits"] > 0
     assert codes.min() == 0 and not codes[~mask].any() and 0 < mask.float().mean() < 1
+
+
+def test_one_version() -> None:
+    assert f"## [{bayesncl.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"\nversion: {bayesncl.__version__}\n" in (ROOT / "CITATION.cff").read_text()

@@ -118,8 +118,8 @@ def forge_model(folder: Path, draw: Draw) -> Callable[[], Any]:
 
 
 def forge_checkpoint(folder: Path, draw: Draw) -> Callable[[], Any]:
-    tensors = {f"model.{n}": t for n, t in run_folder.to_file_names(good_model().state_dict()).items()}
-    tensors = bend_tensors(tensors, draw)
+    tensors = run_folder.to_file_names(good_model().state_dict())
+    tensors = bend_tensors({f"model.{name}": t for name, t in tensors.items()}, draw)
     step = draw(st.sampled_from(["4", "-1", "x", "9" * 30, "9" * 5000, ""]))
     recipe = bend(good_model().recipe.to_dict(), draw)
     text = json.dumps({"step": step, "recipe": recipe, "images": ["", ""]})
@@ -214,9 +214,7 @@ FORGERIES = [forge_model, forge_checkpoint, forge_codes, forge_names, forge_quiz
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("forge", FORGERIES)
-@settings(
-    deadline=None, max_examples=40, derandomize=True, suppress_health_check=list(HealthCheck)
-)
+@settings(deadline=None, max_examples=40, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(drawn=st.data())
 def test_forged_files_are_read_or_refused(
     forge, drawn, tmp_path_factory: pytest.TempPathFactory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import pickle
 from pathlib import Path
 
@@ -57,8 +58,8 @@ def test_every_format_gives_the_same(tmp_path: Path) -> None:
         z, names, labels = read_embeddings(path)
         assert np.array_equal(z, Z) and np.array_equal(labels, Y) and names is None, path
     assert isinstance(read_embeddings(tmp_path / "z.npy")[0], np.memmap)
-    assert inputs.array_names(tmp_path / "a.npz") == inputs.array_names(tmp_path / "c.safetensors") == {"z", "y"}
-    assert inputs.array_names(tmp_path / "z.npy") == inputs.array_names(tmp_path / "d.csv") == set()
+    names = {"a.npz": {"z", "y"}, "c.safetensors": {"z", "y"}, "z.npy": set(), "d.csv": set()}
+    assert {file: inputs.array_names(tmp_path / file) for file in names} == names
 
 
 def test_bfloat16_and_empty_arrays(tmp_path: Path) -> None:
@@ -81,16 +82,12 @@ def test_embeddings_and_labels_as_people_save_them(tmp_path: Path) -> None:
     np.savez(tmp_path / "b.npz", image_embeds=Z, y=column)
     z, _, labels = read_embeddings(tmp_path / "b.npz")
     assert np.array_equal(z, Z) and labels.tolist() == [str(Y[0]), "", *map(str, Y[2:])]
-    np.savez(tmp_path / "d.npz", X=Z, targets=Y, class_names=np.array(["x", "y", "z"]))
-    assert read_embeddings(tmp_path / "d.npz")[2].tolist() == [*np.array(["x", "y", "z"])[Y]]
-    np.savez(tmp_path / "c.npz", image=Z, text=Z)
-    with one_line() as caught:
-        read_embeddings(tmp_path / "c.npz")
-    assert "image, text" in str(caught.value)
-    for y in (Y[:-1], Z):
-        np.savez(tmp_path / "e.npz", z=Z, y=y)
+    np.savez(tmp_path / "c.npz", X=Z, targets=Y, class_names=np.array(["x", "y", "z"]))
+    assert read_embeddings(tmp_path / "c.npz")[2].tolist() == [*np.array(["x", "y", "z"])[Y]]
+    for bad in ({"image": Z, "text": Z}, {"z": Z, "y": Y[:-1]}, {"z": Z, "y": Z}):
+        np.savez(tmp_path / "d.npz", **bad)
         with one_line():
-            read_embeddings(tmp_path / "e.npz")
+            read_embeddings(tmp_path / "d.npz")
 
 
 # Tables
@@ -100,15 +97,11 @@ def test_embeddings_and_labels_as_people_save_them(tmp_path: Path) -> None:
     ("text", "expected"),
     [
         (",0,1\n0,2.5,3\n1,4,5\n", {"z": [[2.5, 3], [4, 5]]}),  # DataFrame(X).to_csv()
-        ("0,1\n2.5,3\n", {"z": [[2.5, 3]]}),  # without its index
         ("1.5,2\n3,4\n", {"z": [[1.5, 2], [3, 4]]}),  # no heading
         ("name,a\n007,1\n\n07,2\n\n", {"z": [[1], [2]], "names": ["007", "07"]}),
         ("y,a\n7,1\n-8,2\n", {"z": [[1], [2]], "y": [7, -8]}),
         ("y,a\n1_0,1\n10,2\n", {"z": [[1], [2]], "y": ["1_0", "10"]}),
-        (
-            "Filename;a;Target\nx,y;1;t\nz;2;u\n",
-            {"z": [[1], [2]], "y": ["t", "u"], "names": ["x,y", "z"]},
-        ),
+        ("File;a;Target\nx,y;1;t\n", {"z": [[1]], "y": ["t"], "names": ["x,y"]}),
         (",id,a\n0,x,1\n1,y,2\n", {"z": [[1], [2]], "names": ["x", "y"]}),
         ("id,a\n1,5\n2,6\n", {"z": [[5], [6]]}),  # counts the rows
         ("target,a\n,1\n1.0,2\n", {"z": [[1], [2]], "y": ["", "1"]}),
@@ -154,22 +147,16 @@ def test_parquet_tables(tmp_path: Path) -> None:
     lists = {"bbox": [[0.0, 1.0]] * 3, "tokens": [[1], [1, 2], [3]], "embedding": [[1.0, 2.0]] * 3}
     pandas.DataFrame(lists).to_parquet(path)
     assert read_embeddings(path)[0].tolist() == lists["embedding"]
-    bad = [beside, {"e": lists["tokens"]}, {"left": lists["bbox"], "right": lists["bbox"]}]
-    for columns in bad:
+    for columns in (beside, {"e": lists["tokens"]}, {"a": lists["bbox"], "b": lists["bbox"]}):
         pandas.DataFrame(columns).to_parquet(path)
         with one_line():
             read_embeddings(path)
-    path.write_bytes(path.read_bytes()[:300])
-    with one_line():
-        read_embeddings(path)
 
 
 @MANY
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), min_size=2))
 def test_formula_guard_round_trip(tmp_path: Path, cells: list[str]) -> None:
     """No cell of a written table starts a formula, and reading it gives the text back."""
-    import csv
-
     guarded = [inputs.guard_cell(cell) for cell in cells]
     assert all(c[:1] not in ("=", "+", "-", "@") or inputs._is_number(c) for c in guarded)
     with open(tmp_path / "t.csv", "w", newline="", encoding="utf-8") as file:
@@ -186,22 +173,12 @@ def test_formula_guard_round_trip(tmp_path: Path, cells: list[str]) -> None:
 # Hostile files
 
 
-def test_other_types_and_paths_get_one_line(tmp_path: Path) -> None:
-    for value in (Z * 1j, Y.astype("M8[s]"), np.array([None, {}]), np.zeros(3, "V4")):
-        np.savez(tmp_path / "a.npz", z=value)
-        with one_line():
-            read_arrays(tmp_path / "a.npz", ("z",))
-    for name in ("", "none.npy", "a\0b"):
-        with one_line():
-            read_arrays(tmp_path / name, ("z",))
-
-
 class Exploit:
     def __reduce__(self):
         return (exec, ("raise SystemExit('code ran')",))
 
 
-def test_nothing_is_unpickled(tmp_path: Path) -> None:
+def test_nothing_is_unpickled_and_other_types_get_one_line(tmp_path: Path) -> None:
     objects = np.array([Exploit()], dtype=object)
     np.save(tmp_path / "a.npy", objects, allow_pickle=True)
     np.savez(tmp_path / "a.npz", z=objects)
@@ -210,9 +187,9 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(pickle.dumps(Exploit()))
     assert read_embeddings(tmp_path / "beside.npz")[2].tolist() == Y.tolist()
     (tmp_path / "beside.npz").unlink()
-    for path in tmp_path.iterdir():
-        with one_line():
-            read_arrays(path, ("z",), needed=("z",))
+    for i, value in enumerate((Z * 1j, Y.astype("M8[s]"), np.zeros(3, "V4"))):
+        np.savez(tmp_path / f"{i}.npz", z=value)
+    for path in (*tmp_path.iterdir(), tmp_path, tmp_path / "none.npy", tmp_path / "a\0b"):
         with one_line():
             read_embeddings(path)
 
@@ -269,8 +246,6 @@ def test_features_and_labels_of_any_kind() -> None:
     for bad in (np.array([1j, 2]), dates, np.array([1.5, 2]), [np.nan, 1], [[1, 2]], [1], [1, 1]):
         with one_line():
             as_labels(bad, 2)
-    index, classes = inputs.factorize(torch.tensor([5, 2, 5]))
-    assert index.tolist() == [1, 0, 1] and classes.tolist() == [2, 5]
 
 
 # Labels from files
@@ -304,7 +279,6 @@ def test_ambiguous_and_missing_labels(tmp_path: Path) -> None:
 
 
 def test_labels_that_are_no_classes() -> None:
-    assert inputs.class_labels(None) is None and inputs.class_labels(Y) is Y
     for labels, note in [(["", "a"], "no label"), ([0.5, 1], "neither")]:
         with pytest.warns(UserWarning, match=note):
             assert inputs.class_labels(np.array(labels)) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import time
-from typing import Any
+from unittest.mock import patch
 
 import pytest
 from rich.console import Console
@@ -20,24 +20,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A display on a terminal of some width, and what it shows now."""
-
-    def build(width: int) -> tuple[Display, Any]:
-        options = {"force_terminal": True, "width": width, "highlight": False}
-        monkeypatch.setattr(progress, "Console", lambda **_: Console(stderr=True, **options))
+def on_terminal(width: int) -> Display:
+    console = Console(stderr=True, force_terminal=True, width=width, highlight=False)
+    with patch.object(progress, "Console", lambda **_: console):
         display = Display()
-        display.bar.live.auto_refresh = False
+    display.bar.live.auto_refresh = False
+    return display
 
-        def shown() -> str:
-            console = Console(width=width, file=io.StringIO(), record=True)
-            console.print(display.bar.get_renderable())
-            return console.export_text()
 
-        return display, shown
-
-    return build
+def shown(display: Display, width: int) -> str:
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(display.bar.get_renderable())
+    return console.export_text()
 
 
 def test_plain_lines_are_few(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,10 +44,8 @@ def test_plain_lines_are_few(clock: list[float], monkeypatch: pytest.MonkeyPatch
     assert "epoch 3/10" in notes[0] and "s left" in notes[0]
 
 
-def test_notes_break_between_words_on_a_terminal_only(
-    terminal: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    display, _ = terminal(20)
+def test_notes_break_between_words_on_a_terminal_only(capsys: pytest.CaptureFixture[str]) -> None:
+    display = on_terminal(20)
     display.note("a note of more than twenty characters")
     display.note("a command of more than twenty characters", wrap=False)
     assert [line.rstrip() for line in capsys.readouterr().err.split("\n")] == [
@@ -61,27 +53,23 @@ def test_notes_break_between_words_on_a_terminal_only(
     ]  # fmt: skip
 
 
-def test_the_bar_fits_its_terminal(clock: list[float], terminal: Any) -> None:
+def test_the_bar_fits_its_terminal(clock: list[float]) -> None:
     for width in (30, 80):
-        display, shown = terminal(width)
+        display = on_terminal(width)
         display.busy("starting")
         clock[0] += 3
-        assert "starting" in shown() and "3 s" in shown()
+        assert "starting" in shown(display, width) and "3 s" in shown(display, width)
         for done in (600, 650, 700):
             display.count(done, 2000, "scenes", "epoch 7/20")
             clock[0] += 5
-        line = shown().rstrip("\n")
+        line = shown(display, width).rstrip("\n")
         display.close()
         assert "\n" not in line and len(line) <= width and "700/2,000" in line
         assert width == 30 or "2 min left  epoch 7/20" in line
 
 
-@pytest.mark.parametrize(
-    ("world", "rank", "silent"), [("1", "3", False), ("4", "0", False), ("4", "3", True)]
-)
-def test_one_process_of_several_reports(
-    world: str, rank: str, silent: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", world)
-    monkeypatch.setenv("RANK", rank)
-    assert Display().quiet == silent
+def test_one_process_of_several_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    for world, rank, silent in (("1", "3", False), ("4", "0", False), ("4", "3", True)):
+        monkeypatch.setenv("WORLD_SIZE", world)
+        monkeypatch.setenv("RANK", rank)
+        assert Display().quiet == silent

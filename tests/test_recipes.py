@@ -82,27 +82,19 @@ def test_ledger_entries_keep_their_identity() -> None:
 
 
 def test_published_learning_rates() -> None:
-    def after_warmup(name: str) -> list[float]:
-        rates: list[float] = learning_rates(change(named(name), ["run.epochs=20"]), 3)[30].tolist()
-        return rates
-
     # 0.3 * 128 / 256; the gate's rate is not scaled
-    assert after_warmup("imagenet100") == pytest.approx([0.15, 0.0375])
-    assert after_warmup("cifar100") == pytest.approx([0.4, 0.1])
-    assert after_warmup("cifar100-ncl") == pytest.approx([0.4])
+    rates = {"imagenet100": [0.15, 0.0375], "cifar100": [0.4, 0.1], "cifar100-ncl": [0.4]}
+    for name, expected in rates.items():
+        after_warmup = learning_rates(change(named(name), ["run.epochs=20"]), 3)[30]
+        assert after_warmup.tolist() == pytest.approx(expected)
 
 
-def test_a_plain_dataset_means_bayesncl() -> None:
+def test_names_and_their_json() -> None:
     assert set(recipe_names()) == {f"{d}-{m}" for d in SETTINGS for m in METHODS}
-    for dataset in SETTINGS:
-        assert named(dataset) == named(f"{dataset}-bayesncl")
-        assert named(dataset).data.name == dataset
-
-
-def test_json_round_trip() -> None:
+    assert all(named(dataset) == named(f"{dataset}-bayesncl") for dataset in SETTINGS)
     for recipe in map(named, recipe_names()):
-        assert recipe_from_json(recipe.to_json()) == recipe
-        assert hash(recipe_from_json(recipe.to_json())) == hash(recipe)  # tuples, not lists
+        again = recipe_from_json(recipe.to_json())
+        assert again == recipe and hash(again) == hash(recipe)  # tuples, not lists
 
 
 def test_every_field_can_be_set_from_text() -> None:
@@ -121,59 +113,48 @@ def test_former_spellings_are_read() -> None:
 
 
 def test_changes() -> None:
-    recipe = named("cifar100")
     texts = ("run.batch = 64", "gate.prior=1e-1", "gate.detach=False", "run.batch=32")
     more = ("data.root=a=b", "data.paper_mean=none", "views.crop_scale=(0.2, 1)")
-    changed = change(recipe, [*texts, *more])
+    changed = change(named("cifar100"), [*texts, *more])
     assert (changed.run.batch, changed.gate.prior, changed.gate.detach) == (32, 0.1, False)
     assert (changed.data.root, changed.data.paper_mean) == ("a=b", None)
     assert changed.views.crop_scale == (0.2, 1.0)
-    assert recipe == named("cifar100")
 
 
-BAD_CHANGES = (
-    "run.batch", "batch=3", "rum.batch=3", "run.bach=3", "run.batch=many", "run.batch=2.5",
-    "run.batch=", "run.batch=1", "run.batch=" + "9" * 5000, f"run.seed={2**64}", "gate.prior=nan",
-    "gate.prior=1.5", "gate.detach=maybe", "views.crop_scale=0.5", "views.crop_scale=a,b",
-    "views.crop_scale=0.9,0.1", "data.mean=none", "data.paper_std=0,1,1", "data.name=cifar",
+BAD_CHANGES = (  # messages.txt has more
+    "batch=3", "rum.batch=3", "run.batch=2.5", "run.batch=", "run.batch=1", "gate.detach=maybe",
+    "run.batch=" + "9" * 5000, f"run.seed={2**64}", "gate.prior=nan", "views.crop_scale=0.5",
+    "views.crop_scale=a,b",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("text", BAD_CHANGES)
+@pytest.mark.parametrize("text", BAD_CHANGES, ids=lambda text: text[:20])
 def test_bad_changes(text: str) -> None:
     with pytest.raises(InputError, match="--set"):
         change(named("cifar100"), [text])
 
 
 BAD_TREES = (
-    [], None, {"name": 3}, {"name": "../../up"}, {"name": "\x1b[31mred"}, {"gates": {}}, {"gate": []},
-    {"gate": {"prior": "0.8"}}, {"gate": {"prior": True}}, {"gate": {"prior": float("nan")}},
-    {"gate": {"weight": 10**400}}, {"gate": {"detach": 1}}, {"run": {"batch": 16.0}},
+    [], None, {"name": 3}, {"name": "../../up"}, {"name": "\x1b[31mred"}, {"gates": {}},
+    {"gate": []}, {"gate": {"prior": "0.8"}}, {"gate": {"prior": True}}, {"gate": {"detach": 1}},
+    {"gate": {"prior": float("nan")}}, {"gate": {"weight": 10**400}}, {"run": {"batch": 16.0}},
     {"data": {"mean": [0.5] * 1000}}, {"data": {"mean": [0.5, 0.5, "x"]}},
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("tree", BAD_TREES, ids=range(len(BAD_TREES)))
 def test_bad_trees(tree: object) -> None:
-    for read in (lambda: recipe_from_dict(tree, "there"),
-                 lambda: recipe_from_json(json.dumps(tree), "there")):  # fmt: skip
-        with pytest.raises(InputError, match="there") as caught:
-            read()
-        assert len(str(caught.value)) < 500
+    with pytest.raises(InputError, match="there") as caught:
+        recipe_from_json(json.dumps(tree), "there")
+    assert len(str(caught.value)) < 500
 
 
-def test_parts_convert_and_check_their_values() -> None:
+def test_parts_convert_their_values() -> None:
     built = PARTS["data"](mean=[0, 0, 1], holdout=0)
     assert (built.mean, built.holdout) == ((0.0, 0.0, 1.0), 0.0)
     assert type(built.holdout) is float
-    for build in (
-        lambda: PARTS["gate"](prior=7),
-        lambda: dataclasses.replace(PARTS["run"](), batch=2.0),
-        lambda: PARTS["data"](name="sceens"),
-        lambda: Recipe(gate={"prior": 0.5}),  # type: ignore[arg-type]
-    ):
-        with pytest.raises(InputError):
-            build()
+    with pytest.raises(InputError):
+        Recipe(gate={"prior": 0.5})  # type: ignore[arg-type]
 
 
 def test_a_field_added_later_is_part_of_the_identity_once_it_is_used() -> None:

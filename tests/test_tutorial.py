@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
-import os
 import shlex
-import subprocess
-import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-NOTEBOOK = ROOT / "docs" / "tutorial.ipynb"
+from tests.commands import call
+
+NOTEBOOK = Path(__file__).parent.parent / "docs" / "tutorial.ipynb"
 
 
 def run_shell(line: str) -> None:
-    """Run a line that begins with ! in the notebook, as a shell would run bayesncl."""
-    command = shlex.split(line)
-    assert command[0] == "bayesncl"
-    places = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "PYTHONPATH": places, "COLUMNS": "80"}
-    command = [sys.executable, "-m", "bayesncl", *command[1:]]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    print(done.stdout + done.stderr, end="")
+    """Run a command that begins with ! in the notebook, in this process, and print its output."""
+    program, *words = shlex.split(line)
+    assert program == "bayesncl"
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "80")
+        status = call(*words)
+    assert status == 0, err.getvalue()
+    print(out.getvalue() + err.getvalue(), end="")
 
 
 def run_cell(source: str, names: dict[str, Any]) -> None:

@@ -35,18 +35,15 @@ def test_train_numbers_its_folders_and_never_overwrites_a_run(run, trained: Path
     refused(run("train", "scenes", *SETTINGS, "--out", trained), "resume")
 
 
-def test_train_from_a_recipe_file(run, tmp_path: Path) -> None:
+def test_train_a_recipe_file_with_tensorboard_and_resume(run) -> None:
+    pytest.importorskip("tensorboard")
     recipe = tiny_recipe("ncl", "run.epochs=1", "data.train_images=40", "run.dynamics_every=1")
     Path("mine.json").write_text(recipe.to_json())
-    assert run("train", "mine.json", "--set", "run.seed=4", "--out", "r", "--quiet").status == 0
+    words = ("mine.json", "--set", "run.seed=4", "--out", "r", "--tensorboard")
+    assert run("train", *words, "--quiet").status == 0
     assert recipe_from_json(Path("r/recipe.json").read_text()).run.seed == 4
     lines = [json.loads(text) for text in Path("r/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line.get("kind") == "dynamics"] == [2]
-
-
-def test_resume_a_run_and_its_tensorboard(run) -> None:
-    pytest.importorskip("tensorboard")
-    assert run("train", "scenes", *SETTINGS, "--out", "r", "--tensorboard", "--quiet").status == 0
     weights = Path("r/model.safetensors")
     before = weights.read_bytes()
     weights.unlink()
@@ -77,9 +74,8 @@ def test_a_folder_of_images(run, tmp_path: Path) -> None:
 
 def test_a_folder_without_classes(run, tmp_path: Path) -> None:
     pictures = draw_folder(tmp_path / "flat", ())
-    settings = ["model.backbone=small", *TINY, "run.epochs=1"]
-    small = [word for text in settings for word in ("--set", text)]
-    assert run("train", "folder-ncl", "--data", pictures, *small, "--out", "own").status == 0
+    words = ("--data", pictures, *SETTINGS, "--set", "model.backbone=small", "--out", "own")
+    assert run("train", "folder-ncl", *words).status == 0
     refused(run("evaluate", "own", "--quiet"), "no labels")
     assert run("atlas", "own", "--quiet").status == 0
     assert run("embed", "own", pictures, "-o", "z.npz", "--quiet").status == 0
