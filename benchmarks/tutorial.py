@@ -38,7 +38,7 @@ def main() -> None:
             with contextlib.redirect_stdout(printed):
                 run_cell("".join(cell["source"]), names)
             text = PROGRESS.sub("", printed.getvalue()).replace(f"{folder}/", "")
-            stream = {"output_type": "stream", "name": "stdout", "text": text.splitlines(True)}
+            stream = {"name": "stdout", "output_type": "stream", "text": text.splitlines(True)}
             cell["outputs"] = [stream] if text else []
             print(text, end="")
         os.chdir("/")

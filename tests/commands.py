@@ -33,14 +33,10 @@ def call(*words: object) -> int:
 
 
 def refused(answer: Answer, *words: str) -> str:
-    """Check for status 2, one line on stderr and nothing on stdout; return the line."""
-    assert answer.status == 2, answer
-    assert answer.out == ""
-    assert answer.err.startswith("bayesncl: "), answer.err
-    assert answer.err.count("\n") == 1, answer.err
-    assert "Traceback" not in answer.err
-    for word in words:
-        assert word in answer.err
+    """Check for status 2, nothing on stdout, one line with these words on stderr; return it."""
+    assert (answer.status, answer.out) == (2, ""), answer
+    assert answer.err.startswith("bayesncl: ") and answer.err.count("\n") == 1, answer.err
+    assert all(word in answer.err for word in words), answer.err
     return answer.err
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import shlex
-from contextlib import redirect_stderr, redirect_stdout
+import sys
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,9 @@ def run_shell(line: str) -> None:
     """Run a command that begins with ! in the notebook, in this process, and print its output."""
     program, *words = shlex.split(line)
     assert program == "bayesncl"
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
+    with redirect_stderr(sys.stdout), pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "80")
-        status = call(*words)
-    assert status == 0, err.getvalue()
-    print(out.getvalue() + err.getvalue(), end="")
+        assert call(*words) == 0
 
 
 def run_cell(source: str, names: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import webbrowser
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -43,15 +44,10 @@ def test_demo_ends_in_a_sentence_and_an_atlas(run, monkeypatch: pytest.MonkeyPat
     refused(run(*WORDS, "--set", "run.seed=1", "--out", "d"), "another recipe")
 
 
-def test_a_stopped_demo_says_how_to_continue(
-    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_demo_says_how_to_continue(run, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("skimage")
-
-    def stopped(*_: object, **__: object) -> None:
-        raise loop.Interrupted(RunFolder(tmp_path), 3, 9)
-
-    monkeypatch.setattr(loop, "train", stopped)
+    stopped = loop.Interrupted(RunFolder("d"), 3, 9)
+    monkeypatch.setattr(loop, "train", Mock(side_effect=stopped))
     answer = run(*[word for word in WORDS if word != "--quiet"], "--no-open")
     assert answer.status == 130
     assert "same command" in answer.err and "Traceback" not in answer.err
