@@ -31,11 +31,12 @@ def main():
     parser.add_argument("--out", type=Path, default=Path("paper-example"))
     parser.add_argument("--images", type=int, default=4000)
     parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--methods", nargs="+", default=["cl", "ncl", "bayesncl"])
     options = parser.parse_args()
 
     sizes = [f"data.train_images={options.images}", f"data.test_images={options.images // 2}"]
     found = {}
-    for method in ("cl", "ncl", "bayesncl"):
+    for method in options.methods:
         recipe = change(named(f"scenes-{method}"), [*sizes, f"run.epochs={options.epochs}"])
         train, test = (load(recipe.data, split) for split in ("train", "test"))
         model = bayesncl.train(recipe, train, options.out / method)
