@@ -82,17 +82,20 @@ def draw_support(lines: list[Line], path: Path) -> Path:
 
 def draw_comparison(lines: list[Line], path: Path) -> Path:
     """Four measures of NCL and BayesNCL: published, ours and sound."""
-    groups = [s for s in SOURCES if any(line.values("consistency", s) for line in lines)]
-
-    def bars(line: Line, column: str) -> list[tuple[float, float] | None]:
-        found = [line.values(column, source) for source in groups]
-        return [(mean(values), spread(values)) if values else None for values in found]
-
-    panels = {
-        title: {METHODS[line.row.method]: bars(line, c) for line in lines}
-        for c, title in PANELS.items()
-    }
-    return plots.plot_bars(panels, groups, path)
+    sources = [s for s in SOURCES if any(line.values("consistency", s) for line in lines)]
+    figure, panels = plots.new_panels(len(PANELS), (2.4 * len(PANELS), 2.8), share_y=False)
+    for axes, (column, title) in zip(panels, PANELS.items()):
+        axes.set(title=title, xticks=range(len(sources)), xticklabels=sources)
+        for i, line in enumerate(lines):
+            offset, bars = 0.4 * (i - (len(lines) - 1) / 2), []
+            for j, source in enumerate(sources):
+                if values := line.values(column, source):
+                    bars.append((j + offset, mean(values), spread(values)))
+            if bars:
+                x, height, error = zip(*bars)
+                look: Any = {"color": plots.color_of(i), "error_kw": {"elinewidth": 1}}
+                axes.bar(x, height, 0.38, yerr=error, label=METHODS[line.row.method], **look)
+    return plots.save(figure, path, panels[0])
 
 
 def draw_retrieval(lines: list[Line], path: Path) -> Path:
@@ -125,18 +128,24 @@ def curves_of(lines: list[Line], axis: str, column: str, sources: Sequence[str])
 
 def draw_tradeoff(lines: list[Line], path: Path) -> Path:
     """Accuracy against consistency, one point per value of the prior or the KL weight."""
-    panels: dict[str, list[tuple[Curve, list[float]]]] = {"prior": [], "KL weight": []}
-    for panel, axis in zip(panels.values(), ("rho", "lambda")):
+    figure, panels = plots.new_panels(2, (9.0, 4.0))
+    for axes, (title, axis) in zip(panels, (("prior", "rho"), ("KL weight", "lambda"))):
+        axes.set(title=title, xlabel="consistency, paper's definition (%)")
         mine = [line for line in lines if axis in line.row.axes]
         for i, source in enumerate(("published", "ours")):
-            shown = [
-                (line.row.axes[axis], mean(x), mean(y))
+            shown = {
+                line.row.axes[axis]: (mean(x), mean(y))
                 for line in mine
                 if (x := line.values("consistency", source)) and (y := line.values("acc1", source))
-            ]
-            curve = Curve(i, [(x, y) for _, x, y in shown], source, SOURCES[source])
-            panel.append((curve, [value for value, *_ in shown]))
-    return plots.plot_tradeoff(panels, path)
+            }
+            points = list(shown.values())
+            plots.draw_curves(axes, [Curve(i, points, source, SOURCES[source])])
+            look: Any = {"textcoords": "offset points", "fontsize": 7, "color": plots.color_of(i)}
+            for j, (value, point) in enumerate(shown.items()):
+                offset = (4, 3) if j % 2 else (4, -10)  # neighbors on different sides
+                axes.annotate(f"{value:g}".replace("e-0", "e-"), point, offset, **look)
+    panels[0].set_ylabel("probe accuracy (%)")
+    return plots.save(figure, path, panels[0])
 
 
 def draw_gradients(lines: list[Line], path: Path) -> Path:

@@ -100,7 +100,7 @@ def at(*path: str, times: float = 1.0) -> Callable[[Measures], float | None]:
     """Function of a run's measures that returns the one at a path, times a factor."""
 
     def value(run: Measures) -> float | None:
-        found = tables.dig(run, *path)
+        found = registry.value(run, path)
         return None if found is None else times * found
 
     return value
@@ -257,7 +257,7 @@ def instability_table(lines: list[Line]) -> str:
 
 def taken(trees: Sequence[Measures], *path: str) -> list[float]:
     """Values at a path of those trees that have it."""
-    return [value for tree in trees if (value := tables.dig(tree, *path)) is not None]
+    return [value for tree in trees if (value := registry.value(tree, path)) is not None]
 
 
 def suppression_table(lines: list[Line]) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 
 from bayesncl.data import DATASETS
 from bayesncl.errors import InputError
+from bayesncl.measure.registry import value as look_up
 from bayesncl.paper import ledger
 from bayesncl.paper.cost import multiply_adds
 from bayesncl.recipes import Recipe, change, did_you_mean, named, replace_fields
@@ -294,31 +295,22 @@ def value(entry: ledger.Entry, row: Row, column: str, definition: str) -> float 
     """
     measures = entry["measures"]
     if column in ACCURACIES:
-        return dig(measures, "probe", "paper" if definition == "paper" else "fast", column)
+        return look_up(measures, ("probe", "paper" if definition == "paper" else "fast", column))
     if column.startswith("p@"):
         place = str(int(row.axes["K"])), column.removeprefix("p@")
-        found = dig(measures, "curves", f"retrieval_{definition}", *place)
-        return dig(measures, "retrieval", definition, *place) if found is None else found
+        found = look_up(measures, ("curves", f"retrieval_{definition}", *place))
+        return look_up(measures, ("retrieval", definition, *place)) if found is None else found
     if column in DYNAMICS:
-        records = {record["epoch"]: record for record in entry["dynamics"]}
-        return dig(records, int(row.axes["epoch"]), definition, column)
+        records = {str(record["epoch"]): record for record in entry["dynamics"]}
+        return look_up(records, (str(int(row.axes["epoch"])), definition, column))
     if column == TIME:
         seconds = entry["seconds"]["train"] if definition == "paper" else None
         return None if seconds is None else seconds / 60
     if column.startswith("background"):  # the paper does not name the feature: ours is h
         key = row.dataset if DATASETS[row.dataset].second_label else "waterbirds_like"
         kind = column.removeprefix("background_").replace("acc", "h")
-        return dig(entry["extra"], key, kind, "acc1") if definition == "paper" else None
+        return look_up(entry["extra"], (key, kind, "acc1")) if definition == "paper" else None
     return measures[definition].get(column)
-
-
-def dig(tree: Any, *keys: Any) -> Any:
-    """The value at a path of nested dicts; None where it ends early."""
-    for key in keys:
-        if tree is None:
-            return None
-        tree = tree.get(key)
-    return tree
 
 
 def count_filled(entries: Entries) -> tuple[int, int]:

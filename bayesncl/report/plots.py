@@ -88,7 +88,7 @@ def plot_consistency(support: np.ndarray, consistency: np.ndarray, path: str | P
     """Consistency [D] (percent) of each live dimension against its support [D]."""
     figure, axes = _axes("images a dimension fires on", "consistency (% of the top class)")
     x, y = support[support > 0], consistency[support > 0]
-    axes.scatter(x, y, s=14, color=_color(0), alpha=0.6, linewidths=0)
+    axes.scatter(x, y, s=14, color=color_of(0), alpha=0.6, linewidths=0)
     _mark(axes, MIN_SUPPORT, f"support {MIN_SUPPORT}", left=False)
     _log_scale(axes, x.tolist())
     axes.set_ylim(0, 103)
@@ -112,7 +112,7 @@ def plot_curves(
 ) -> Path:  # fmt: skip
     """Curves over a linear or logarithmic x axis, with a chance level and a marked x."""
     figure, axes = _axes(x, y)
-    _draw(axes, curves)
+    draw_curves(axes, curves)
     if chance is not None:
         axes.axhline(chance, color="0.4", linestyle=":", linewidth=1, label="labels shuffled")
     if log:
@@ -122,61 +122,25 @@ def plot_curves(
     if descending:
         axes.invert_xaxis()
     axes.set_ylim(bottom=min(0.0, axes.dataLim.y0))
-    return _save(figure, path, axes)
+    return save(figure, path, axes)
 
 
 def plot_dynamics(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path) -> Path:
     """Correlations over epochs from rows of `paper.dynamics`; dotted with shuffled labels."""
-    figure, panels = _panels(3, (9.0, 3.4))
+    figure, panels = new_panels(3, (9.0, 3.4))
     for axes, (key, title) in zip(panels, CORRELATIONS.items()):
         axes.set(title=title, xlabel="epoch", ylim=(-1.05, 1.05))
         axes.axhline(0, color="0.7", linewidth=0.8)
         for i, (name, rows) in enumerate(runs.items()):
             epochs = [row["epoch"] for row in rows]
             points = zip(epochs, as_array(row["sound"][key] for row in rows))
-            _draw(axes, [Curve(i, list(points), name)])
+            draw_curves(axes, [Curve(i, list(points), name)])
             if key != "af_gv":  # frequency and variance do not depend on labels
                 chance = as_array(row["chance"][key] for row in rows)
-                axes.plot(epochs, chance, color=_color(i), linestyle=":", linewidth=1.2)
+                axes.plot(epochs, chance, color=color_of(i), linestyle=":", linewidth=1.2)
     panels[0].set_ylabel("Spearman correlation")
     panels[1].plot([], [], color="0.4", linestyle=":", linewidth=1.2, label="labels shuffled")
-    return _save(figure, path, panels[1], most=len(runs) + 1)
-
-
-def plot_tradeoff(
-    panels: Mapping[str, Sequence[tuple[Curve, Sequence[float]]]], path: Path
-) -> Path:
-    """Accuracy against consistency: panels by title, each with curves and a value per point."""
-    figure, every = _panels(2, (9.0, 4.0))
-    for axes, (title, curves) in zip(every, panels.items()):
-        axes.set(title=title, xlabel="consistency, paper's definition (%)")
-        for curve, values in curves:
-            _draw(axes, [curve])
-            for j, (point, value) in enumerate(zip(curve.points, values)):
-                offset = (4, 3) if j % 2 else (4, -10)  # neighbors on different sides
-                text, color = f"{value:g}".replace("e-0", "e-"), _color(curve.color)
-                where = {"textcoords": "offset points", "fontsize": 7}
-                axes.annotate(text, point, offset, color=color, **where)  # type: ignore[arg-type]
-    every[0].set_ylabel("probe accuracy (%)")
-    return _save(figure, path, every[0])
-
-
-def plot_bars(
-    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float] | None]]],
-    groups: Sequence[str], path: Path,
-) -> Path:  # fmt: skip
-    """Bars with their spread: panels by title, in each a value per method and group, or None."""
-    figure, every = _panels(len(panels), (2.4 * len(panels), 2.8), share_y=False)
-    for axes, (title, methods) in zip(every, panels.items()):
-        axes.set(title=title, xticks=range(len(groups)), xticklabels=groups)
-        for i, (name, values) in enumerate(methods.items()):
-            x = [j + 0.4 * (i - (len(methods) - 1) / 2) for j in range(len(groups))]
-            bars = [(at, *value) for at, value in zip(x, values) if value is not None]
-            if bars:
-                at, height, spread = zip(*bars)
-                look: Any = {"color": _color(i), "error_kw": {"elinewidth": 1}}
-                axes.bar(at, height, 0.38, yerr=spread, label=name, **look)
-    return _save(figure, path, every[0])
+    return save(figure, path, panels[1], most=len(runs) + 1)
 
 
 def plot_sheet(rows: Mapping[str, Sequence[np.ndarray]], path: Path) -> Path:
@@ -196,16 +160,17 @@ def plot_sheet(rows: Mapping[str, Sequence[np.ndarray]], path: Path) -> Path:
     return _write(sheet.save, path)
 
 
-def _panels(
+def new_panels(
     count: int, size: tuple[float, float], share_y: bool = True
 ) -> tuple[Figure, Sequence[Axes]]:
+    """A figure of panels side by side."""
     with rc_context(STYLE):
         figure = Figure(figsize=size)
         return figure, figure.subplots(1, count, sharey=share_y, squeeze=False)[0]
 
 
 def _axes(x: str, y: str) -> tuple[Figure, Axes]:
-    figure, (axes,) = _panels(1, (6.0, 4.0))
+    figure, (axes,) = new_panels(1, (6.0, 4.0))
     axes.set(xlabel=x, ylabel=y)
     return figure, axes
 
@@ -229,21 +194,23 @@ def _mark(axes: Axes, x: float, text: str, left: bool) -> None:
     axes.annotate(text, at, beside, *where, ha=side, color="0.35", fontsize=8)
 
 
-def _draw(axes: Axes, curves: Sequence[Curve]) -> None:
+def draw_curves(axes: Axes, curves: Sequence[Curve]) -> None:
+    """Draw curves with markers."""
     for curve in curves:
         x, y = zip(*curve.points) if curve.points else ((), ())
-        look: dict[str, Any] = {"color": _color(curve.color)}
+        look: dict[str, Any] = {"color": color_of(curve.color)}
         look["marker"] = MARKERS[curve.color % len(MARKERS)]
         look["markersize"] = 3 if curve.style == "--" else 6 * (len(x) <= MAX_MARKERS)
         look["markerfacecolor"] = "white" if curve.style == ":" else look["color"]
         axes.plot(x, y, linewidth=1.5, linestyle=curve.style, label=curve.name, **look)
 
 
-def _color(i: int) -> str:
+def color_of(i: int) -> str:
+    """The color of the i-th method."""
     return COLORS[i % len(COLORS)]
 
 
-def _save(figure: Figure, path: str | Path, axes: Axes, most: int = 3) -> Path:
+def save(figure: Figure, path: str | Path, axes: Axes, most: int = 3) -> Path:
     """Save with the legend below the figure, in at most `most` columns."""
     handles, names = axes.get_legend_handles_labels()
     with rc_context(STYLE):
