@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from readable import K, find, fit, load_rows
 
-from bayesncl.measure import stability
 from bayesncl.measure import topk as kept
+from bayesncl.measure.columns import stability
 from bayesncl.method.heads import HEADS, Prototypes, random_unit_rows
 
 
@@ -62,7 +62,7 @@ def main() -> None:
         second = codes(*arguments)
         for label, cut in (("all", lambda z: z), (f"{K} kept", lambda z: kept.keep(z, K).toarray())):
             (z, untrained), (other, beside) = (map(cut, each) for each in (first, second))
-            both = stability.summary(z, other), stability.summary(untrained, beside)
+            both = stability(z, other), stability(untrained, beside)
             texts = [f"{found['mean_cosine']:.2f} ({found['share_same']:.0%})" for found in both]
             print(f"{name:30} {label:7} {texts[0]:12} untrained {texts[1]}", flush=True)
 

@@ -21,10 +21,10 @@ from sklearn.cluster import KMeans
 from sklearn.datasets import load_digits
 
 from bayesncl import ReadableCodes
-from bayesncl.measure import coverage, stability
+from bayesncl.measure import coverage
 from bayesncl.measure import topk as kept
+from bayesncl.measure.columns import stability, twin_share
 from bayesncl.measure.dimensions import describe
-from bayesncl.measure.twins import twin_share
 
 Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # rows and classes to fit on, and to judge by
 TEST = 2000
@@ -119,7 +119,7 @@ def compare(name: str, x: np.ndarray, test: np.ndarray, y: np.ndarray) -> None:
     model = ReadableCodes(random_state=0).fit(x)
     seconds = time.perf_counter() - began
     z = model.transform(test)
-    again = stability.summary(z, ReadableCodes(random_state=1).fit(x).transform(test))["mean_cosine"]
+    again = stability(z, ReadableCodes(random_state=1).fit(x).transform(test))["mean_cosine"]
     near = KMeans(model.n_components_, random_state=0).fit(unit(x - x.mean(0))).predict(unit(test - x.mean(0)))
     untrained = ReadableCodes(model.n_components_, max_iter=0, positives="self", random_state=0)
     codes = {

@@ -23,8 +23,8 @@ from sklearn.linear_model import LogisticRegression
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bayesncl import ReadableCodes, retrieval
+from bayesncl.measure.columns import stability
 from bayesncl.measure.factors import class_auc
-from bayesncl.measure.stability import summary
 from bayesncl.method.losses import keep_strongest
 
 MAX_ACTIVE = 16
@@ -101,7 +101,7 @@ def main() -> None:
             row = [method, str(seed), *describe(parts, data), f"{took:.0f}"]
             print("| " + " | ".join(row) + " |", flush=True)
         pairs = itertools.combinations(tests, 2)
-        cosines = [summary(a, b)["mean_cosine"] for a, b in pairs]
+        cosines = [stability(a, b)["mean_cosine"] for a, b in pairs]
         print(f"{method}: same dimensions from another seed, 5 active: {np.mean(cosines):.2f}")
 
 

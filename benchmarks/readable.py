@@ -33,8 +33,9 @@ from bayesncl.codes.estimator import choose_neighbors
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.inputs import read_embeddings
 from bayesncl.io import write_atomic
-from bayesncl.measure import coverage, stability
+from bayesncl.measure import coverage
 from bayesncl.measure import topk as kept
+from bayesncl.measure.columns import stability
 from bayesncl.measure.dimensions import describe
 from bayesncl.measure.neighbors import nearest
 from bayesncl.method.heads import HEADS, Features, Projector, Prototypes, Terms, mlp
@@ -160,9 +161,9 @@ def study(options: argparse.Namespace) -> dict[str, Any]:
         row = {"question": question, "label": label, "changes": changes, "seeds": seeds}
         if len(codes) > 1:
             control = [fit(changes | {"max_iter": 0}, options.dim, s, train, near)[0].transform(test) for s in range(2)]
-            untrained = stability.summary(control[0], control[1])
+            untrained = stability(control[0], control[1])
             beside = {f"{name}_control": untrained[name] for name in ("mean_cosine", "share_same")}
-            row["stability"] = stability.summary(codes[0], codes[1]) | beside
+            row["stability"] = stability(codes[0], codes[1]) | beside
         variants[label] = row
         print(line(row), flush=True)
         entry["variants"] = [variants[label] for q in STUDY for label in STUDY[q] if label in variants]

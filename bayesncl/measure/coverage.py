@@ -12,10 +12,10 @@ import numpy as np
 import scipy.sparse as sp
 
 from bayesncl.inputs import Array
+from bayesncl.measure.columns import twin_share
 from bayesncl.measure.dimensions import describe
 from bayesncl.measure.rows import as_codes, column_sums, fired, lengths, unit_codes
 from bayesncl.measure.topk import strongest_images
-from bayesncl.measure.twins import twin_share
 from bayesncl.method.losses import ACTIVE
 
 TOP = 10  # strongest images of a dimension

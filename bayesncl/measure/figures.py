@@ -14,7 +14,8 @@ import numpy as np
 
 from bayesncl.errors import InputError, printable
 from bayesncl.inputs import Array, as_features, as_labels, as_numpy
-from bayesncl.measure import coverage, detectors, independence, labelfree, stability, topk
+from bayesncl.measure import coverage, detectors, labelfree, topk
+from bayesncl.measure.columns import independence, stability
 from bayesncl.measure.dimensions import MIN_SUPPORT, largest_share
 from bayesncl.measure.factors import summary as summarize_factors
 from bayesncl.measure.registry import value
@@ -126,7 +127,7 @@ def figures(
         top = strongest_images(codes, labelfree.POOL)
         covered = coverage.summary(codes, seed=seed, top=top)
         both: dict[str, tuple[Any, Any]] = {"coverage": (covered, {})}
-        both["independence"] = independence.summary(codes, groups, seed=seed)
+        both["independence"] = independence(codes, groups, seed=seed)
         if factors:
             some = min(queries or n, QUERIES)
             both["factors"] = summarize_factors(
@@ -148,7 +149,7 @@ def figures(
             count, by_luck = (count_readable(top[:, :TOP], order) for order in orders)
             both["readable"] = {"count": count}, {"count": by_luck}
         if again is not None:
-            both["seeds"] = stability.summary(codes, again), {}
+            both["seeds"] = stability(codes, again), {}
         values = {name: found for name, (found, _) in both.items()}
         return values, {name: found for name, (_, found) in both.items() if found}
 

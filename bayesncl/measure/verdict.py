@@ -10,6 +10,7 @@ from html import escape
 from typing import Any
 
 from bayesncl.inputs import Array
+from bayesncl.measure.columns import SAME
 from bayesncl.measure.dimensions import MIN_SUPPORT, OWNED_PRECISION, OWNED_RECALL
 from bayesncl.measure.figures import (
     ALIKE,
@@ -21,7 +22,6 @@ from bayesncl.measure.figures import (
     Figures,
     figures,
 )
-from bayesncl.measure.stability import SAME
 
 DENSE_SHARE = 0.5  # share of dimensions active per image from which codes are dense
 MANY_COPIES = 4  # dimensions in use per effective dimension from which fewer are advised

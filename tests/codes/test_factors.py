@@ -10,7 +10,7 @@ from sklearn.cluster import KMeans
 from bayesncl import ReadableCodes
 from bayesncl.codes import estimator
 from bayesncl.codes.factors import N_NEIGHBORS, find_axes, measure_split, splits_in_two, two_means
-from bayesncl.measure.stability import summary
+from bayesncl.measure.columns import stability
 from bayesncl.method.heads import without_axes
 
 
@@ -111,7 +111,7 @@ def test_dimensions_come_back_from_another_seed() -> None:
         ReadableCodes(64, method="factors", n_active=5, random_state=s).fit_transform(x)
         for s in (0, 1)
     )
-    assert summary(one, two)["mean_cosine"] > 0.8
+    assert stability(one, two)["mean_cosine"] > 0.8
 
 
 def test_the_fine_group_does_not_see_the_axis() -> None:

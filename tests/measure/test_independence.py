@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bayesncl.errors import InputError
-from bayesncl.measure.independence import group_similarity, predictability, summary
+from bayesncl.measure.columns import group_similarity, independence, predictability
 from tests.conftest import unit_length
 
 RNG = np.random.default_rng(0)
@@ -28,7 +28,7 @@ def test_predictability_equals_regressions_one_by_one() -> None:
 def test_copies_are_predicted_and_noise_is_not() -> None:
     z = RNG.normal(size=(500, 20))
     assert predictability(np.c_[z, z]) > 0.99
-    assert all(abs(found["predictability"]) < 0.03 for found in summary(z))
+    assert all(abs(found["predictability"]) < 0.03 for found in independence(z))
 
 
 def test_groups_are_compared_by_cka() -> None:
@@ -44,6 +44,6 @@ def test_groups_are_compared_by_cka() -> None:
     assert group_similarity(z, groups) == pytest.approx(np.mean(slow))
     turned = z[:, :3] @ np.linalg.qr(RNG.normal(size=(3, 3)))[0]
     assert group_similarity(np.c_[z[:, :3], turned], [0, 0, 0, 1, 1, 1]) > 0.99
-    assert summary(z, groups)[1]["groups"] < 0.05
+    assert independence(z, groups)[1]["groups"] < 0.05
     with pytest.raises(InputError):
         group_similarity(z, [0] * 6)

@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 from bayesncl.measure import coverage
-from bayesncl.measure.twins import TWIN, twin_share
+from bayesncl.measure.columns import TWIN, twin_share
 from bayesncl.measure.verdict import verdict
 from tests.conftest import unit_length
 
