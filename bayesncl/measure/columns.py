@@ -15,6 +15,7 @@ from bayesncl.data.images import spread_evenly
 from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_numpy
 from bayesncl.measure.dimensions import mean
+from bayesncl.measure.interpretability import Values
 from bayesncl.measure.rows import as_tensor, drop_silent, unit_codes
 
 TWIN = 0.9  # cosine above which two dimensions are twins
@@ -23,8 +24,6 @@ MAX_DIMS = 2048  # above, the inverse of the correlations takes too long
 MAX_ROWS = 10_000  # of `independence`, drawn at random
 RIDGE = 1e-6  # added to the correlations, which are singular where columns are copies
 SAME = 0.7  # cosine from which two columns count as the same dimension
-
-Values = dict[str, float | None]
 
 
 def column_cosines(z: Array) -> torch.Tensor:

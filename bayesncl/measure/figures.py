@@ -6,9 +6,9 @@ kind, for the trained and for an untrained head alike; the verdict reads them as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from bayesncl.measure import coverage, detectors, labelfree, topk
 from bayesncl.measure.columns import independence, stability
 from bayesncl.measure.dimensions import MIN_SUPPORT, largest_share
 from bayesncl.measure.factors import summary as summarize_factors
-from bayesncl.measure.registry import value
+from bayesncl.measure.result import Figure, Tree, figure_at
 from bayesncl.measure.retrieval import retrieval
 from bayesncl.measure.rows import as_codes
 from bayesncl.measure.topk import strongest_images
@@ -32,22 +32,6 @@ NOISE_QUANTILE = 0.95  # over dimensions fitted to noise, which a readable dimen
 SAME_IMAGES = 1 - 1e-5  # mean cosine of identical images, but for rounding
 NAME_LENGTH = 40  # of a class in the verdict
 MAX_SORTED = 2**21  # firing entries above which F1 and IoU, which sort all, are left out
-
-Tree = dict[str, Any]
-
-
-class Figure(NamedTuple):
-    """A float, the same by chance (with shuffled labels) and of an untrained head, or None each."""
-
-    value: Any
-    chance: Any
-    control: Any
-
-    def beside(self, form: Callable[[float], str] = "{:,.0f}".format) -> str:
-        """The other two as text."""
-        both = (("untrained", self.control), ("chance", self.chance))
-        return ", ".join(f"{name} {form(each)}" for name, each in both if each is not None)
-
 
 @dataclass
 class Figures:
@@ -63,8 +47,7 @@ class Figures:
 
     def __getitem__(self, path: str) -> Figure:
         """The figure at a path such as `kept/5/p5`."""
-        keys = tuple(path.split("/"))
-        found = (value(tree, keys) for tree in (self.values, self.chance, self.control))
+        found = figure_at(path.split("/"), self.values, self.chance, self.control)
         return Figure(*(None if each is None else float(each) for each in found))
 
 

@@ -5,7 +5,7 @@ Tables and pages are made from this list. A new measure is one function and one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -236,7 +236,7 @@ def named(key: str) -> Measure:
     return measure
 
 
-def value(tree: Any, path: Path) -> Any:
+def value(tree: Any, path: Iterable[str]) -> Any:
     """The value at a path in nested results; None without one."""
     for key in path:
         tree = tree.get(key) if isinstance(tree, Mapping) else None

@@ -4,17 +4,37 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bayesncl.errors import InputError
+from bayesncl.measure import registry
 from bayesncl.measure.interpretability import Value, at_threshold
 
 Tree = dict[str, Any]
 ALWAYS_ONE_OF = ("paper", "sound", "verdict")
+NOT_MEASURES = ("chance", "control", "parameters", "verdict")
+
+
+class Figure(NamedTuple):
+    """A number, the same by chance (labels shuffled) and of an untrained head; None if unknown."""
+
+    value: Any
+    chance: Any
+    control: Any
+
+    def beside(self, form: Callable[[float], str] = "{:,.0f}".format) -> str:
+        """The other two as text."""
+        both = (("untrained", self.control), ("chance", self.chance))
+        return ", ".join(f"{name} {form(each)}" for name, each in both if each is not None)
+
+
+def figure_at(path: Sequence[str], values: Tree, chance: Tree, control: Tree) -> Figure:
+    """The figure at a path such as ("kept", "5", "p5") of three trees of the same form."""
+    return Figure(*(registry.value(tree, path) for tree in (values, chance, control)))
 
 
 @dataclass
@@ -81,6 +101,14 @@ class Result:
         except (ValueError, RecursionError) as error:
             raise InputError(f"{source}: not the results of an evaluation: {error}") from None
 
+    def figures(self) -> dict[tuple[str, ...], Figure]:
+        """Every measure by its path."""
+        values = {k: v for k, v in self.to_dict().items() if k not in NOT_MEASURES}
+        return {
+            path: figure_at(path, values, self.chance, self.control or {})
+            for path, _ in leaves(values)
+        }
+
     def by_threshold(self) -> tuple[np.ndarray, np.ndarray]:
         """L0 and consistency over the activation thresholds, starting with the plain definition."""
         sound, thresholds = self.sound or {}, self.parameters["thresholds"][1:]
@@ -94,6 +122,17 @@ class Result:
         """Precision at k by the number of kept dimensions."""
         curve = (self.curves or {})[f"retrieval_{definition}"]
         return {int(dims): by_k[str(k)] for dims, by_k in curve.items()}
+
+
+def leaves(
+    tree: Mapping[Any, Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every number of a tree, or None, after its path."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, (*path, str(key)))
+        elif value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+            yield (*path, str(key)), value
 
 
 def to_json(tree: Any) -> str:

@@ -23,6 +23,7 @@ from bayesncl.measure.dimensions import (
     mean,
     owned_classes,
 )
+from bayesncl.measure.interpretability import Values
 from bayesncl.measure.linear import probe_kept
 from bayesncl.measure.neighbors import as_rows
 from bayesncl.measure.retrieval import precision, relevance
@@ -31,8 +32,6 @@ from bayesncl.method.losses import ACTIVE
 
 KS = (1, 2, 5, 10)
 ABOUT_ONE_CLASS = 50  # percent of the largest class from which a dimension is about it
-
-Values = dict[str, float | None]
 
 
 def strongest(z: Array, k: int) -> tuple[np.ndarray, np.ndarray]:

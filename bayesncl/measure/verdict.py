@@ -12,16 +12,8 @@ from typing import Any
 from bayesncl.inputs import Array
 from bayesncl.measure.columns import SAME
 from bayesncl.measure.dimensions import MIN_SUPPORT, OWNED_PRECISION, OWNED_RECALL
-from bayesncl.measure.figures import (
-    ALIKE,
-    KEPT,
-    MIN_IMAGES,
-    NOISE_QUANTILE,
-    TOP,
-    Figure,
-    Figures,
-    figures,
-)
+from bayesncl.measure.figures import ALIKE, KEPT, MIN_IMAGES, NOISE_QUANTILE, TOP, Figures, figures
+from bayesncl.measure.result import Figure
 
 DENSE_SHARE = 0.5  # share of dimensions active per image from which codes are dense
 MANY_COPIES = 4  # dimensions in use per effective dimension from which fewer are advised

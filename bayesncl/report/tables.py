@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,10 @@ from bayesncl.inputs import guard_cell
 from bayesncl.io import write_atomic
 from bayesncl.measure import verdict
 from bayesncl.measure.registry import at_kept, find
-from bayesncl.measure.registry import value as look_up
-from bayesncl.measure.result import Result
+from bayesncl.measure.result import Result, leaves
 
 KINDS = ("table", "csv", "markdown")
 WIDTH = 100  # columns of a table that is not printed to a terminal
-NOT_MEASURES = ("chance", "control", "parameters", "verdict")
 Row = Sequence[str]
 
 
@@ -43,22 +41,20 @@ def render(
     width : columns of a table; default that of the terminal.
     everything : also curves, the spectrum and measures at other thresholds. A CSV always has them.
     """
-    chance, control = dict(_leaves(result.chance)), dict(_leaves(result.control or {}))
-    beside = ("chance", "untrained") if control else ("chance",)
+    beside = ("chance", "untrained") if result.control else ("chance",)
     rows = []
-    tree = {key: value for key, value in result.to_dict().items() if key not in NOT_MEASURES}
-    for path, number in _leaves(tree):
-        others = (chance.get(path), control.get(path))[: len(beside)]
+    for path, figure in result.figures().items():
+        numbers = figure[: 1 + len(beside)]
         known = None if kind == "csv" else find(path)
         if kind == "csv":
-            cells = ("" if each is None else repr(each) for each in (number, *others))
+            cells = ("" if each is None else repr(each) for each in numbers)
             rows.append((*_names(path), *cells))
         elif known is not None and (everything or known[0].headline):
             measure, definition = known
-            cells = ("" if each is None else measure.text(each) for each in others)
-            rows.append((definition, measure.title(), measure.text(number), *cells))
-        elif everything and known is None and number is not None:
-            rows.append((*_names(path), *map(format_number, (number, *others))))
+            cells = ("" if each is None else measure.text(each) for each in numbers[1:])
+            rows.append((definition, measure.title(), measure.text(figure.value), *cells))
+        elif everything and known is None and figure.value is not None:
+            rows.append((*_names(path), *map(format_number, numbers)))
     return format_table(("definition", "measure", "value", *beside), rows, kind, width)
 
 
@@ -76,12 +72,12 @@ def render_verdict(result: Result) -> str:
 
 def _kept_rows(result: Result) -> list[Row]:
     rows: list[Row] = []
-    tree = result.to_dict()
+    figures = result.figures()
     for measure in (each for each in at_kept(1) if each.short):
         cells = []
         for k in result.kept or {}:
-            path = ("kept", k, measure.key.rsplit("/", 1)[1])
-            number, chance = look_up(tree, path), look_up(result.chance, path)
+            path = ("kept", k, measure.path()[-1])
+            number, chance, _ = figures.get(path, (None, None, None))
             beside = "" if chance is None else f" ({chance:.0f})"
             cells.append(measure.text(number, min(measure.decimals, 1)) + beside)
         if any(cell != "-" for cell in cells):
@@ -106,7 +102,7 @@ def show(result: Result, files: Mapping[str, Path | None], everything: bool = Fa
 
 def compare(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Format several trees of numbers side by side, one column per name."""
-    columns = {name: dict(_leaves(result)) for name, result in results.items()}
+    columns = {name: dict(leaves(result)) for name, result in results.items()}
     paths = dict.fromkeys(path for column in columns.values() for path in column)
     rows = [
         (*_names(path), *(format_number(column.get(path)) for column in columns.values()))
@@ -182,16 +178,6 @@ def format_number(value: Any) -> str:
     if isinstance(value, int) or (float(value).is_integer() and abs(value) >= 1000):
         return f"{int(value):,}"
     return f"{value:.3f}" if 0.001 <= abs(value) < 1e6 or value == 0 else f"{value:.3g}"
-
-
-def _leaves(
-    tree: Mapping[Any, Any], path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, (*path, str(key)))
-        elif value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
-            yield (*path, str(key)), value
 
 
 def _names(path: tuple[str, ...]) -> tuple[str, str]:
