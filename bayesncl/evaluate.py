@@ -21,7 +21,14 @@ from bayesncl.data.images import Images, Progress, spread_evenly
 from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_features, as_labels
 from bayesncl.measure import interpretability, registry, retrieval
-from bayesncl.measure.dimensions import MIN_SUPPORT, OWNED_PRECISION, OWNED_RECALL, describe
+from bayesncl.measure.dimensions import (
+    MIN_SUPPORT,
+    OWNED_PRECISION,
+    OWNED_RECALL,
+    Dimensions,
+    describe,
+    mean,
+)
 from bayesncl.measure.figures import figures
 from bayesncl.measure.interpretability import DEFINITIONS, shuffle_labels
 from bayesncl.measure.linear import fast_probe
@@ -337,12 +344,7 @@ def evaluate(
     table = describe(sound.gated, as_labels(test.labels, len(test))[0])
     columns = ("support", "consistency", "entropy_freq", "mass")
     result.dimensions = {k: rounded(getattr(table, k).astype(float), DIGITS) for k in columns}
-    by_support = interpretability.consistency_by_support(sound.gated, test.labels, SUPPORTS)
-    by_support = {
-        f"{name}_by_support": rounded(dict(zip(SUPPORTS, by_support[name].tolist())))
-        for name in ("consistency", "dimensions")
-    }
-    result.curves = by_support | split_curves(result, shown)
+    result.curves = curves(result, table, shown)
     if train.labels is not None:
         result.probe = {"fast": fast_probe(seen.h, train.labels, sound.h, test.labels)}
         k = result.parameters["knn_k"] = min(NEIGHBORS, len(train))
@@ -376,14 +378,22 @@ def untrained_codes(model: Encoder, h: np.ndarray, seed: int = 0) -> np.ndarray:
     return torch.cat([head(part.to(device)).gated.cpu() for part in parts]).numpy()
 
 
-def split_curves(result: Result, shown: Collection[int]) -> Tree:
-    """The curves of retrieval by definition; `retrieval` keeps the numbers of dimensions shown."""
-    curves = {}
-    for name, width in result.parameters["dimensions"].items():
+def curves(result: Result, table: Dimensions, shown: Collection[int]) -> Tree:
+    """Consistency by minimum support, and retrieval over the number of kept dimensions.
+
+    Retrieval with numbers of dimensions that are not `shown` moves from the result to the curves.
+    """
+    assert table.consistency is not None
+    shares = {s: table.consistency[table.support >= s] for s in SUPPORTS}
+    found: Tree = {
+        "consistency_by_support": rounded({s: mean(share) for s, share in shares.items()}),
+        "dimensions_by_support": rounded({s: len(share) for s, share in shares.items()}),
+    }
+    parameters = result.parameters
+    for name, width in parameters["dimensions"].items():
         by_dims = result.retrieval[name] | {str(width): result.retrieval[name]["all"]}
-        curves[f"retrieval_{name}"] = {str(d): by_dims[str(d)] for d in CURVE_DIMS if d <= width}
+        found[f"retrieval_{name}"] = {str(d): by_dims[str(d)] for d in CURVE_DIMS if d <= width}
         for tree in (result.retrieval, result.chance["retrieval"]):
             tree[name] = {d: p for d, p in tree[name].items() if d == "all" or int(d) in shown}
-    dims = result.parameters["retrieval_dims"]
-    result.parameters["retrieval_dims"] = [d for d in dims if d in shown]
-    return curves
+    parameters["retrieval_dims"] = [d for d in parameters["retrieval_dims"] if d in shown]
+    return found

@@ -74,6 +74,12 @@ def test_values_are_those_of_the_measures(scenes_result: tuple[Encoder, Result])
         for name, value in getattr(results, definition).items():
             assert value is None or value == pytest.approx(wanted[name]), (definition, name)
     assert results.paper["consistency"] != results.sound["consistency"]
+    by_support = results.curves["consistency_by_support"]
+    plain = interpretability(sound.gated, test.labels, "paper")["consistency"]
+    assert by_support["1"] == pytest.approx(plain)
+    assert by_support["10"] == pytest.approx(results.sound["consistency"])
+    at_least_ten = (np.array(results.dimensions["support"]) >= 10).sum()
+    assert results.curves["dimensions_by_support"]["10"] == at_least_ten
     assert results.probe["fast"] == probe.fast_probe(seen.h, train.labels, sound.h, test.labels)
     labelings = [train.labels, shuffle_labels(train.labels)]
     wanted = knn_accuracies(seen.gated, labelings, sound.gated, test.labels)

@@ -106,23 +106,6 @@ def score(
     return results
 
 
-def consistency_by_support(
-    features: Array, labels: Array, supports: Sequence[int] = range(1, 101)
-) -> dict[str, np.ndarray]:
-    """Consistency (percent) over the dimensions that fire on at least s images, for each s.
-
-    Returns `support` s, `consistency` (NaN without dimensions), `dimensions` (how many are left).
-    """
-    table = dims.describe(features, as_labels(labels, len(features))[0])
-    assert table.consistency is not None
-    kept = [table.consistency[table.support >= max(s, 1)] for s in supports]
-    return {
-        "support": np.array(list(supports)),
-        "consistency": np.array([share.mean() if len(share) else np.nan for share in kept]),
-        "dimensions": np.array([len(share) for share in kept]),
-    }
-
-
 def shuffle_labels(labels: np.ndarray, seed: int = 0) -> np.ndarray:
     """The labels in an order that depends on the seed and their number alone."""
     return np.random.default_rng(seed).permutation(labels)

@@ -16,7 +16,6 @@ from bayesncl.errors import InputError
 from bayesncl.measure import rows
 from bayesncl.measure.interpretability import (
     THRESHOLDS,
-    consistency_by_support,
     interpretability,
     score,
 )
@@ -221,17 +220,6 @@ def test_matched_sparsity_has_the_wanted_l0() -> None:
     tied = np.tile([3.0] * 5 + [1.0] * 15, (40, 1))
     result = interpretability(tied, np.arange(40) % 2)
     assert [result[f"consistency_at_l0_{l0}"] for l0 in (10, 5, 2)] == [None, 50, None]
-
-
-def test_consistency_by_support() -> None:
-    z, labels = sparse()
-    curve = consistency_by_support(z, labels, (1, 10, 1000))
-    assert curve["consistency"][0] == pytest.approx(
-        interpretability(z, labels, "paper")["consistency"]
-    )
-    assert curve["consistency"][1] == pytest.approx(interpretability(z, labels)["consistency"])
-    assert np.isnan(curve["consistency"][2])
-    assert curve["dimensions"].tolist()[2] == 0
 
 
 def test_inputs_of_every_kind_agree() -> None:
