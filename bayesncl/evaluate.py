@@ -26,6 +26,7 @@ from bayesncl.measure.dimensions import (
     OWNED_PRECISION,
     OWNED_RECALL,
     Dimensions,
+    Labelings,
     describe,
     mean,
 )
@@ -49,9 +50,9 @@ NEIGHBORS = 20  # of the kNN classifier
 DIGITS = 6  # significant digits of values per dimension
 MIN_IMAGES_PER_CLASS = 20  # test images; with fewer, numbers are mostly chance
 SEED = 0  # of shuffled labels and drawn rows
-PER_ROW = (
-    "embeddings", "control", "again", "control_again", "swapped", "levels", "factors"
-)  # fmt: skip
+PER_ROW = ("embeddings", "control", "again", "control_again", "swapped", "levels", "factors")
+
+Groups = dict[tuple[str, ...], np.ndarray]  # features by definitions that share all computations
 
 
 def warn_of_few(train: Images, test: Images) -> str | None:
@@ -192,7 +193,7 @@ def measure_features(
     more than 50,000 rows, as many are measured, spread evenly, with 2,000 of them as queries;
     `parameters["rows_measured"]` states that.
     """
-    groups: dict[tuple[str, ...], np.ndarray]  # by definitions that share all computations
+    groups: Groups
     if isinstance(features, Mapping):
         groups = {(name,): as_features(array) for name, array in features.items()}
     else:
@@ -235,9 +236,8 @@ def _take(values: Any, rows: np.ndarray) -> Any:
 
 
 def _measure_labeled(
-    result: Result, groups: Mapping[tuple[str, ...], np.ndarray], labels: Array,
-    dims: Sequence[int], ks: Sequence[int], ranking: Array | None, spectrum: bool,
-    queries: int | None, progress: Progress | None,
+    result: Result, groups: Groups, labels: Array, dims: Sequence[int], ks: Sequence[int],
+    ranking: Array | None, spectrum: bool, queries: int | None, progress: Progress | None,
 ) -> None:  # fmt: skip
     """Fill in `paper`, `sound`, `retrieval`, their chance levels and parameters."""
     n = len(next(iter(groups.values())))
@@ -249,30 +249,11 @@ def _measure_labeled(
     asked = None
     if queries is not None:
         asked = np.sort(np.random.default_rng(SEED).choice(n, queries, replace=False))
-    result.chance["retrieval"] = {}
-    for names, array in groups.items():
-        values, chance = interpretability.score(array, labelings, names, spectrum=spectrum)
-        for name in names:
-            for extra in registry.MEASURES:
-                if extra.function is not None and name in extra.definitions:
-                    for tree, y in zip((values, chance), labelings):
-                        tree[name][extra.key] = extra.function(array, y)
-            by_chance = {k: v for k, v in chance[name].items() if registry.named(k).needs_labels}
-            setattr(result, name, values[name])
-            result.chance[name] = by_chance
-        strict = ranking is not None and "sound" in names
-        order = ranking if strict else column_sums(array)
-        widths: list[int | None] = [*(k for k in dims if k < array.shape[1]), None]
-        for done, kept in enumerate(widths, 1):
-            rows = retrieval.prepare(array, retrieval.choose_columns(array, kept, order))
-            found = retrieval.relevance(rows, labelings, max(ks), queries=asked)
-            for name in names:
-                trees = result.retrieval, result.chance["retrieval"]
-                for tree, share in zip(trees, found[name]):
-                    by_k = rounded(retrieval.precision(share, ks))
-                    tree.setdefault(name, {})[str(kept or "all")] = by_k
-            if progress:
-                progress(done, len(widths), "retrieval")
+    values, result.chance = _score(groups, labelings, spectrum)
+    result.paper, result.sound = values.get("paper"), values.get("sound")
+    result.retrieval, result.chance["retrieval"] = _retrieve(
+        groups, labelings, dims, ks, ranking, asked, progress
+    )
     sizes = np.bincount(index).tolist()
     result.parameters |= {
         "dimensions": {name: a.shape[1] for names, a in groups.items() for name in names},
@@ -293,6 +274,45 @@ def _measure_labeled(
         "queries": n if asked is None else len(asked),
         "queries_sampled": asked is not None,
     }
+
+
+def _score(groups: Groups, labelings: Labelings, spectrum: bool) -> tuple[Tree, Tree]:
+    """Every measure of interpretability by definition: values, and those by chance."""
+    values: Tree = {}
+    chance: Tree = {}
+    for names, array in groups.items():
+        both = interpretability.score(array, labelings, names, spectrum=spectrum)
+        for name in names:
+            for extra in registry.MEASURES:
+                if extra.function is not None and name in extra.definitions:
+                    for tree, y in zip(both, labelings):
+                        tree[name][extra.key] = extra.function(array, y)
+            values[name], by_chance = (tree[name] for tree in both)
+            chance[name] = {k: v for k, v in by_chance.items() if registry.named(k).needs_labels}
+    return values, chance
+
+
+def _retrieve(
+    groups: Groups, labelings: Labelings, dims: Sequence[int], ks: Sequence[int],
+    ranking: Array | None, queries: np.ndarray | None, progress: Progress | None,
+) -> tuple[Tree, Tree]:  # fmt: skip
+    """Precision by definition, number of kept dimensions and k: values, and those by chance."""
+    values: Tree = {}
+    chance: Tree = {}
+    for names, array in groups.items():
+        strict = ranking is not None and "sound" in names
+        order = ranking if strict else column_sums(array)
+        widths: list[int | None] = [*(k for k in dims if k < array.shape[1]), None]
+        for done, kept in enumerate(widths, 1):
+            rows = retrieval.prepare(array, retrieval.choose_columns(array, kept, order))
+            found = retrieval.relevance(rows, labelings, max(ks), queries=queries)
+            for name in names:
+                for tree, share in zip((values, chance), found[name]):
+                    by_k = rounded(retrieval.precision(share, ks))
+                    tree.setdefault(name, {})[str(kept or "all")] = by_k
+            if progress:
+                progress(done, len(widths), "retrieval")
+    return values, chance
 
 
 def evaluate(
