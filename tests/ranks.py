@@ -5,12 +5,12 @@ which starts them, `command` is the scenario.
 """
 
 import datetime
+import multiprocessing
 import os
 import signal
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bayesncl import distributed, train
-from bayesncl.errors import InputError
 from bayesncl.method import heads
 from bayesncl.method.backbones import set_views
 from bayesncl.method.encoder import Encoder, build_model
@@ -124,41 +123,28 @@ SCENARIOS = {f.__name__: f for f in (compare, train_and_die, train_and_hang, tra
 TIMEOUT_SECONDS = 3  # of a collective in train_and_hang
 
 
-def work(scenario: str, rank: int, folder: Path) -> int:
+def work(scenario: str, rank: int, folder: Path) -> None:
+    """One process; another process that ends must not end it, and it must not wait for it."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     torch.set_num_threads(1)
     if scenario == "train_and_hang":
         distributed.TIMEOUT = datetime.timedelta(seconds=TIMEOUT_SECONDS)
     distributed.start()
-    try:
-        save_file(SCENARIOS[scenario](folder), folder / f"rank-{rank}.safetensors")
-    except Exception as error:
-        print(f"process {rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        if not isinstance(error, InputError | ConnectionError):
-            traceback.print_exc()
-        return 1
+    save_file(SCENARIOS[scenario](folder), folder / f"rank-{rank}.safetensors")
     distributed.stop()
-    return 0
 
 
-def in_processes(world: int, work: Callable[[int], int]) -> int:
-    """Run `work` of its rank in each of so many processes; the worst of their exit codes."""
+def run_processes(scenario: str, world: int, folder: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     os.environ |= {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    children = []
-    for rank in range(world):
-        if (child := os.fork()) == 0:
-            code = 1
-            try:
-                code = work(rank)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        children.append(child)
-    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+    fork = multiprocessing.get_context("fork")
+    children = [fork.Process(target=work, args=(scenario, rank, folder)) for rank in range(world)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
 
 
 def command(folder: str) -> int:
@@ -172,4 +158,4 @@ if __name__ == "__main__":
     _, scenario, world, folder = sys.argv
     if scenario == "command":
         sys.exit(command(folder))
-    sys.exit(in_processes(int(world), lambda rank: work(scenario, rank, Path(folder))))
+    run_processes(scenario, int(world), Path(folder))

@@ -46,17 +46,15 @@ def drawn(driver, selector: str) -> float:
 
 def test_a_single_file_works_from_disk(driver, page: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    files = {width: tmp_path / "elsewhere" / f"{width}.html" for width in (192, 96)}
-    files[192].parent.mkdir()
-    for width, path in files.items():
-        path.write_bytes(pack(page.parent, small=width == 96))
+    one, small = tmp_path / "one.html", tmp_path / "small.html"
+    one.write_bytes(pack(page.parent))
+    small.write_bytes(pack(page.parent, small=True))
     page.parent.rename(tmp_path / "gone")
-    for width, path in files.items():
+    for width, path in ((192, one), (96, small)):
         visit(driver, path, "#/image/5")
         assert drawn(driver, ".portrait canvas") > 10
         canvas = "return document.querySelector('.portrait canvas').width"
         assert driver.execute_script(canvas) == width
-    one = files[192]
     for address in ("#/dims", "#/pair/5/8", "#/find?plus=2", "#/check", "#/quiz"):
         visit(driver, one, address)
         assert text(driver, "h1") != ["Not found"], address

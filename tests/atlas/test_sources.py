@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from bayesncl.atlas import AtlasRun, sources
+from bayesncl.atlas import sources
 from bayesncl.atlas.sources import KEPT, OTHER_IMAGES, TRAINED_ON, choose_images, keep_in_groups
-from bayesncl.data.images import Images
 from bayesncl.method.encoder import build_model
 from bayesncl.progress import Display
 from bayesncl.recipes import change, named
@@ -39,18 +38,14 @@ def test_the_images_shown(tmp_path: Path, capsys, monkeypatch) -> None:
 
 
 def test_the_page_says_if_it_shows_training_images(tmp_path: Path, monkeypatch) -> None:
-    built: list[tuple[AtlasRun, Images]] = []
-    monkeypatch.setattr(
-        sources, "build_atlas", lambda out, runs, images, *_: built.append((runs[0], images)) or out
-    )
     (tmp_path / "model.safetensors").write_bytes(model_bytes(build_model(tiny_recipe())))
-    images = tiny_images(70)
+    images, sentences = tiny_images(70), []
     for remark in (TRAINED_ON, ""):
         monkeypatch.setattr(sources, "choose_images", lambda *_, r=remark: (images, r))
         options = sources.AtlasOptions(max_images=8)
-        sources.make_atlas([tmp_path], tmp_path / "atlas", options, QUIET)
-    (one, shown), (two, _) = built
-    assert one.sentence == f"{two.sentence} {TRAINED_ON}"
+        (run,), shown, _ = sources.show_runs([tmp_path], options, QUIET)
+        sentences.append(run.sentence)
+    assert sentences[0] == f"{sentences[1]} {TRAINED_ON}"
     rows = np.linspace(0, 69, 8).astype(int)  # spread evenly
     assert np.array_equal(shown.pixels, images.pixels[rows])
     assert np.array_equal(shown.labels, images.labels[rows])

@@ -1,13 +1,11 @@
 """Heads and their losses against slow, obvious twins."""
 
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from bayesncl import bernoulli_kl, info_nce, load, train
-from bayesncl.data.images import Images
+from bayesncl import bernoulli_kl, info_nce
 from bayesncl.method.heads import NEW_SHARE, Projector, Prototypes, SparseAutoencoder
 from bayesncl.method.losses import (
     ACTIVE,
@@ -16,8 +14,6 @@ from bayesncl.method.losses import (
     swapped_cross_entropy,
 )
 from bayesncl.recipes import Gate, Model, Objective
-from tests.conftest import Stopped, stop_after, tiny_recipe
-from tests.training.test_loop import weights
 
 
 def slow_balance(scores: np.ndarray, temperature: float, rounds: int) -> np.ndarray:
@@ -163,14 +159,3 @@ def test_a_gate_that_reads_z(detach: bool) -> None:
     weight = model.projector[-1].weight
     (slope,) = torch.autograd.grad(features.logits.sum(), weight, allow_unused=True)
     assert (slope is None) == detach
-
-
-def test_the_running_prevalence_survives_an_interruption(tmp_path: Path, images: Images) -> None:
-    recipe = tiny_recipe("ncl-ipw")
-    model = train(recipe, images, tmp_path / "whole", device="cpu")
-    with pytest.raises(Stopped):
-        train(recipe, images, tmp_path / "cut", device="cpu", after_epoch=stop_after(2))
-    train(recipe, images, tmp_path / "cut", device="cpu")
-    assert weights(tmp_path / "whole") == weights(tmp_path / "cut")
-    codes = load(tmp_path / "whole").encode(images.pixels)
-    torch.testing.assert_close(codes, model.encode(images.pixels))

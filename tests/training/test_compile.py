@@ -55,7 +55,7 @@ def curve(recipe: Recipe, parts: Parts) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def compiled_parts(backend: str | Callable[..., Any]) -> Parts:
-    """Each part compiled into one graph."""
+    """Each part in one graph."""
     compiled = partial(torch.compile, dynamic=False, backend=backend, fullgraph=True)
     return Parts(*map(compiled, EAGER))
 
@@ -71,59 +71,40 @@ def assert_agree(method: str, backend: str, *changes: str) -> None:
     assert_same_way(recipe, others, weights, WEIGHTS, least=1e-3)
 
 
-@pytest.fixture(params=["built-in", "fused"])
-def batch_norm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both forms of the per-view BatchNorm: the CPU's, and the one fused on a GPU."""
-    if request.param == "fused":
-        plain = ViewBatchNorm2d.normalize
-
-        def normalize(self: ViewBatchNorm2d, x: Tensor) -> Tensor:
-            fused = self.training and not self.batch_only
-            return self._normalize_parts(x) if fused else plain(self, x)
-
-        monkeypatch.setattr(ViewBatchNorm2d, "normalize", normalize)
+def test_a_traced_step_is_the_eager_step() -> None:
+    assert_agree("bayesncl", "aot_eager", "gate.input=z", "gate.prior_kind=prevalence")
 
 
-@pytest.mark.usefixtures("batch_norm")
-@pytest.mark.parametrize(
-    ("batch_norm", "method", "changes"),
-    [
-        ("fused", "bayesncl-gs", ("objective.block=12",)),
-        ("built-in", "bayesncl", ("gate.input=z", "gate.prior_kind=prevalence")),
-    ],
-    indirect=["batch_norm"],
-)
-def test_a_traced_step_is_the_eager_step(method: str, changes: tuple[str, ...]) -> None:
-    assert_agree(method, "aot_eager", *changes)
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_so_is_one_with_the_batch_norm_of_a_gpu(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if backend == "inductor" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        pytest.skip("inductor needs a C++ compiler")
+    plain = ViewBatchNorm2d.normalize
 
+    def normalize(self: ViewBatchNorm2d, x: Tensor) -> Tensor:
+        fused = self.training and not self.batch_only
+        return self._normalize_parts(x) if fused else plain(self, x)
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("batch_norm")
-@pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="inductor needs a C++ compiler"
-)
-def test_a_compiled_step_is_the_eager_step() -> None:
-    assert_agree("bayesncl", "inductor")
+    monkeypatch.setattr(ViewBatchNorm2d, "normalize", normalize)
+    assert_agree("bayesncl-gs", backend, "objective.block=12")
 
 
 def test_another_seed_compiles_the_same_graphs() -> None:
     """So the cache finds them; torch does not cache a graph that enters autocast."""
-    graphs: dict[int, list[str]] = {}
+    graphs: list[str] = []
+
+    def note(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        graphs.append(graph.code)
+        return graph.forward
+
     for seed in (0, 1):
         torch._dynamo.reset()
-        found = graphs[seed] = []
-
-        def note(
-            graph: torch.fx.GraphModule, _: Any, found: list[str] = found
-        ) -> Callable[..., Any]:
-            found.append(graph.code)
-            return graph.forward
-
         model = training_model(tiny_recipe("bayesncl-gs", f"run.seed={seed}"))
         forward(model, first_batch(), compiled_parts(note))
-    assert len(graphs[0]) == 4
-    assert graphs[0] == graphs[1]
-    assert not any("autocast" in graph for graph in graphs[0])
+    assert len(graphs) == 8 and graphs[:4] == graphs[4:]
+    assert not any("autocast" in graph for graph in graphs)
 
 
 def test_lost_gradients_are_found() -> None:

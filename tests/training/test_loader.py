@@ -1,13 +1,12 @@
-"""Order and batches: what each step gets, from memory or from a memory-mapped file."""
+"""Order and batches: what each step gets."""
 
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from bayesncl.method.rng import epoch_order
-from bayesncl.training.loader import batches, to_device
+from bayesncl.training.loader import batches
 
 CPU = torch.device("cpu")
 N = 21
@@ -33,16 +32,3 @@ def test_batches_follow_the_order_and_drop_the_rest(pixels: np.ndarray) -> None:
         assert part.shape == (4, 3, 4, 4) and part.dtype == torch.uint8
         assert part[:, 0, 0, 0].tolist() == expected
         assert (part == part[:, :1, :1, :1]).all()
-
-
-def test_arrays_mapped_files_and_tensors_agree(pixels: np.ndarray, tmp_path: Path) -> None:
-    np.save(tmp_path / "pixels.npy", pixels)
-    mapped = np.load(tmp_path / "pixels.npy", mmap_mode="r")
-    assert to_device(mapped, CPU) is mapped
-    sources = (pixels, mapped, torch.from_numpy(pixels))
-    forms = [list(batches(source, 6, 1, 2, 0, CPU)) for source in sources]
-    for steps in zip(*forms):
-        for part, index in steps[1:]:
-            assert torch.equal(part, steps[0][0]) and torch.equal(index, steps[0][1])
-    forms[1][0][0].zero_()  # a batch is a copy
-    assert np.array_equal(np.load(tmp_path / "pixels.npy"), pixels)

@@ -31,23 +31,18 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_own_images_get_the_preset_on_a_cpu(tmp_path: Path, notes: list[str]) -> None:
-    photos = draw_folder(tmp_path / "photos")
-    recipe, images = prepare_run("folder", [], str(photos), CPU, Display())
+    photos = str(draw_folder(tmp_path / "photos"))
+    recipe, images = prepare_run("folder", [], photos, CPU, Display())
     assert len(images) == 22  # of 24
     assert (recipe.model.backbone, recipe.run.epochs, recipe.run.batch) == ("small", 100, 16)
     assert images.pixels.shape[2:] == (recipe.data.size, recipe.data.size)
     assert notes[0].startswith("22 images, 24 x 20, 3 classes; small at 48 px, 100 epochs, batch 16")
     assert "CPU preset" in notes[1] and "lowered" in notes[2]
     assert f"bayesncl fit {photos}" in notes[-1]
-
-
-def test_options_override_the_preset(tmp_path: Path, notes: list[str]) -> None:
-    photos = str(draw_folder(tmp_path / "photos"))
     options = {"epochs": 3, "size": 24, "backbone": "resnet18"}
     recipe, _ = prepare_run("folder-ncl", ["model.dim=9"], photos, CPU, Display(), **options)
     assert (recipe.run.epochs, recipe.views.size, recipe.data.size) == (3, 24, 28)
     assert (recipe.model.backbone, recipe.model.dim, recipe.gate.kind) == ("resnet18", 9, "none")
-    assert not any("CPU preset" in note for note in notes)
 
 
 def test_published_recipes_and_recipe_files_are_not_adapted(
@@ -73,20 +68,14 @@ def test_batches_fit_the_images() -> None:
         clamp_batch(tiny_recipe(), 1)
 
 
-@pytest.mark.parametrize(
-    ("codes", "words"),
-    [
-        (torch.eye(70), "differ (mean cosine 0.00)"),
-        (torch.ones(70, 3), "warning: the codes of different images hardly differ"),
-        (torch.zeros(70, 3), "warning: the codes of nearly all images are zero"),
-    ],
-)
-def test_a_run_reports_whether_codes_differ(
-    codes: torch.Tensor, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_reports_whether_codes_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build_model(tiny_recipe())
-    monkeypatch.setattr(model, "encode", lambda pixels, batch: codes[: len(pixels)])
-    assert words in report_similarity(model, tiny_images())
+    for codes, words in (
+        (torch.eye(70), "differ (mean cosine 0.00)"), (torch.ones(70, 3), "hardly differ"),
+        (torch.zeros(70, 3), "warning: the codes of nearly all images are zero"),
+    ):  # fmt: skip
+        monkeypatch.setattr(model, "encode", lambda pixels, batch, z=codes: z[: len(pixels)])
+        assert words in report_similarity(model, tiny_images())
 
 
 def test_train_by_name_and_by_recipe_agree(
