@@ -10,6 +10,7 @@ from scipy.sparse import csr_array
 from bayesncl.atlas import AtlasRun, build_atlas
 from bayesncl.atlas.ranking import Labels, mixed_dimensions, pick_diverse
 from bayesncl.data.images import Images
+from bayesncl.jobs.find import find_strongest
 from bayesncl.measure.dimensions import most_suppressed
 from bayesncl.measure.neighbors import nearest_rows
 from bayesncl.measure.vectors import top_images
@@ -231,23 +232,60 @@ def test_twins_are_one_entry(driver, case: Case, tmp_path: Path) -> None:
     assert len({2, 24, 25} & set(data(driver, ".features li", "dim"))) == 1
 
 
-def test_codes_in_groups(driver, case: Case, tmp_path: Path) -> None:
-    groups = np.repeat([0, 1], [6, 18])
-    run = AtlasRun("r", case.z, groups=groups)
-    page = build_atlas(tmp_path / "atlas", [run], case.images, "Groups")
+def scores(driver) -> list[float]:
+    return [float(t.split("·")[-1]) for t in text(driver, ".wall .caption")]
+
+
+def test_several_dimensions_are_added_and_subtracted(driver, index: Path, case: Case) -> None:
+    visit(driver, index, "#/dim/2")
+    click(driver, ".actions a[href*='find']")
+    arrive(driver, "#/find?plus=2")
+    driver.find_element("id", "add").send_keys("dimension 7", Keys.ENTER)
+    arrive(driver, "#/find?plus=2%2C7")
+    driver.find_element("id", "add").send_keys("5")
+    click(driver, "form [value=minus]")
+    arrive(driver, "#/find?plus=2%2C7&minus=5")
+    want, score = find_strongest(case.z, [[2], [7]], [[5]], 60)
+    click(driver, ".more")
+    wait_for(driver, "document.querySelectorAll('.wall .picture').length > 24")
+    shown = data(driver, ".wall .picture", "image")
+    assert scores(driver) == pytest.approx(score[: len(shown)], abs=0.006)
+    assert set(shown[:20]) <= set(want[:24])  # ties apart
+    click(driver, ".chip.minus .sign")  # turned around
+    arrive(driver, "#/find?plus=2%2C7%2C5")
+    assert scores(driver)[0] == pytest.approx(find_strongest(case.z, [[2], [7], [5]])[1][0], abs=0.006)
+    click(driver, ".chip [aria-label^=Remove]")
+    arrive(driver, "#/find?plus=7%2C5")
+    driver.find_element("id", "add").send_keys("nothing", Keys.ENTER)
+    wait_for(driver, "document.querySelector('form .note').textContent.includes('nothing')")
+    press(driver, Keys.TAB)
+
+
+def test_images_like_one_with_less_of_a_dimension(driver, index: Path, case: Case) -> None:
+    cosine = case.z @ case.z[5]
+    cosine[5] = -1
+    visit(driver, index, "#/image/5")
+    click(driver, ".portrait .actions a[href*='find']")
+    arrive(driver, "#/find?image=5")
+    shown = data(driver, ".wall .picture", "image")
+    assert cosine[shown] == pytest.approx(np.sort(cosine)[::-1][: len(shown)], abs=1e-3)
+    visit(driver, index, "#/find?image=5&minus=2")
+    best = np.argmax(cosine - case.z[:, 2] / case.z[:, 2].max())
+    assert data(driver, ".wall .picture", "image")[0] == best
+
+
+def test_groups_three_runs_and_signed_features(driver, case: Case, tmp_path: Path) -> None:
+    groups, z = np.repeat([0, 1], [6, 18]), np.random.default_rng(0).normal(size=(600, 20))
+    runs = [AtlasRun("A", case.z, groups=groups), AtlasRun("B", case.other), AtlasRun("C", z)]
+    page = build_atlas(tmp_path / "atlas", runs, case.images, "Three")
     visit(driver, page, "#/image/5")
     assert text(driver, "h3") == ["Group 1", "Group 2"]
     fires = [k for k in np.argsort(-case.z[5], kind="stable").tolist() if case.z[5, k] > 1e-5]
     shown = [data(driver, f".features:nth-of-type({n}) li", "dim") for n in (1, 2)]
     assert shown == [[k for k in fires if groups[k] == g] for g in (0, 1)]
-
-
-def test_three_runs_and_signed_features(driver, case: Case, tmp_path: Path) -> None:
-    z = unit_length(np.random.default_rng(0).normal(size=(600, 20)))
-    runs = [AtlasRun("A", case.z), AtlasRun("B", case.other), AtlasRun("C", z)]
-    page = build_atlas(tmp_path / "atlas", runs, case.images, "Three")
     visit(driver, page, "#/pair/5/8?run=2")
-    assert text(driver, ".verdict strong") == [f"{z[5] @ z[8]:.3f}".replace("-", "−")]
+    cosine = unit_length(z)[5] @ unit_length(z)[8]
+    assert text(driver, ".verdict strong") == [f"{cosine:.3f}".replace("-", "−")]
     visit(driver, page, "#/compare?run=2")
     assert text(driver, ".side h3")[:2] == ["A", "C"]
     assert text(driver, "#switches a") == ["B", "C"]

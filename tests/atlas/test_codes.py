@@ -28,7 +28,9 @@ class Parts(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts = nn.Conv2d(3, 8, 8, 8)
+        self.parts = nn.Conv2d(3, 8, 8, 8, bias=False)
+        weight = torch.linspace(-99, 99, 1536).sin().view(8, 3, 8, 8)  # the same in each process
+        self.parts.weight = nn.Parameter(weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.parts(x).relu().mean((2, 3))

@@ -181,12 +181,12 @@ def served_atlas(codes: CodesFolder, case: Case, out: Path) -> Path:
     return build_atlas(out, [run], case.images, "Served")
 
 
-def wait_for_file(path: Path, content: str) -> None:
+def wait_for_file(path: Path, content: str, there: bool = True) -> None:
     for _ in range(100):
-        if path.exists() and content in path.read_text():
+        if path.exists() and (content in path.read_text()) == there:
             return
         time.sleep(0.05)
-    raise AssertionError(f"{content} is not in {path.name}")
+    raise AssertionError(f"{content} is {'not ' if there else ''}in {path.name}")
 
 
 def test_the_server_saves_names_into_the_codes(driver, case: Case, codes, tmp_path: Path) -> None:
@@ -204,10 +204,10 @@ def test_the_server_saves_names_into_the_codes(driver, case: Case, codes, tmp_pa
         driver.execute_script("localStorage.clear()")
         driver.get("about:blank")
         visit(driver, base, "#/dim/2")  # another browser
-        fill(driver, "name", "bar")
+        fill(driver, "name", Keys.DELETE)
         driver.get("about:blank")  # sent when the page is left
-        wait_for_file(codes.names_file, "bar")
-        assert sorted(codes.names().dimensions) == [2, 7]
+        wait_for_file(codes.names_file, "hook", there=False)
+        assert sorted(codes.names().dimensions) == [7]
 
 
 def test_only_the_page_may_save(case: Case, codes, tmp_path: Path) -> None:

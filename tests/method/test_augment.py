@@ -80,9 +80,6 @@ def test_each_operation_equals_pillow(changes: dict, twin: Callable) -> None:
     assert difference.mean() < 0.5 * LEVEL
 
 
-# crop, resize, flip
-
-
 def _pillow_crop(
     image: Image.Image, top: int, left: int, height: int, width: int, size: int, kind: str = "bicubic"
 ) -> Image.Image:
@@ -112,9 +109,6 @@ def test_crop_and_resize_equal_pillow(
         theirs = _tensor([_pillow_crop(image, *box) for image in _pillow(pixels)])
         assert ours.shape == (2, 3, size, size)
         assert (ours - theirs).abs().max() < 1.2 * LEVEL
-
-
-# color
 
 
 def _pillow_hue(image: Image.Image, turns: float) -> Image.Image:
@@ -156,9 +150,6 @@ def _slow_hue(image: np.ndarray, turns: float) -> np.ndarray:
     return out
 
 
-# the whole chain
-
-
 @pytest.mark.parametrize(("rows", "size"), [(32, 32), (64, 48)])
 def test_chain_equals_pillow(rows: int, size: int) -> None:
     """All operations in the published order; later steps magnify Pillow's rounding of hues."""
@@ -194,8 +185,6 @@ def _pillow_chain(image: Image.Image, params: augment.Params, row: int, size: in
         image = ImageOps.solarize(image, 128)
     return ImageOps.mirror(image) if p.flip else image
 
-
-# the parameters' distributions
 
 MANY = torch.arange(5_000)
 
@@ -271,9 +260,6 @@ def test_frozen_parameters() -> None:
     assert p.factors[0].tolist() == pytest.approx([1.628804, 1.646324, 0.231279], abs=1e-5)
     assert p.hue.tolist() == pytest.approx([-0.170230, 0.021368, 0.155774, -0.057455], abs=1e-5)
     assert p.sigma.tolist() == pytest.approx([1.423920, 0.708130, 1.932429, 1.490047], abs=1e-5)
-
-
-# what views depend on
 
 
 def _share_differing(a: torch.Tensor, b: torch.Tensor) -> float:

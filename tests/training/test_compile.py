@@ -76,9 +76,7 @@ def test_a_traced_step_is_the_eager_step() -> None:
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_so_is_one_with_the_batch_norm_of_a_gpu(
-    backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_with_the_batch_norm_of_a_gpu_is_the_eager_step(backend: str, monkeypatch) -> None:
     if backend == "inductor" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
         pytest.skip("inductor needs a C++ compiler")
     plain = ViewBatchNorm2d.normalize

@@ -78,14 +78,20 @@ def test_knn_accuracy_is_recorded_and_changes_nothing(tmp_path: Path, images: Im
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("method", ["cl", "ncl-topk", "bayesncl-gs", "bayesncl-soft"])
-def test_every_method_trains(tmp_path: Path, images: Images, method: str) -> None:
+@pytest.mark.parametrize("method", ["cl", "ncl-topk", "ncl-ipw", "bayesncl-gs", "bayesncl-soft"])
+def test_every_method_trains_and_its_weights_come_back(
+    tmp_path: Path, images: Images, method: str
+) -> None:
     changes = ["model.top_k=5"] if method == "ncl-topk" else []
     recipe = tiny_recipe(method, "run.epochs=1", *changes)
     trained = train(recipe, images, tmp_path, device="cpu")
     assert all(p.isfinite().all() for p in trained.parameters())
+    again = load(tmp_path)
+    assert not again.training and again.recipe == recipe
+    assert ("head.prevalence" in again.state_dict()) == (method == "ncl-ipw")
+    assert all(torch.equal(t, again.state_dict()[n]) for n, t in trained.state_dict().items())
     expected = trained.encode(images.pixels)
-    torch.testing.assert_close(load(tmp_path).encode(images.pixels), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(again.encode(images.pixels), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_loss_of_a_batch_is_info_nce_plus_kl() -> None:

@@ -15,7 +15,6 @@ import pytest
 from bayesncl import io, train
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
-from bayesncl.recipes import revise
 from bayesncl.training import checkpoint, loop
 from bayesncl.training.run_folder import RunFolder
 from tests.commands import SETTINGS, draw_folder, refused
@@ -87,7 +86,7 @@ def stopped(folder: Path, images: Images, after: int = 2, epochs: int = 5, **mor
         train(recipe, images, folder, device="cpu", after_epoch=stop_after(after), **more)
 
 
-@pytest.mark.parametrize("epochs", [3, 8])
+@pytest.mark.parametrize("epochs", [3, 7])
 def test_a_revised_length_is_repeatable_also_after_a_kill(
     tmp_path: Path, images: Images, epochs: int, notes: list[str]
 ) -> None:
@@ -121,8 +120,6 @@ def test_what_cannot_be_revised(tmp_path: Path, images: Images) -> None:
         with pytest.raises(InputError, match=message):
             train(recipe, images, tmp_path, device="cpu", revise=revised)
     assert RunFolder(tmp_path).recipe().run.epochs == 5
-    with pytest.raises(InputError, match="batch"):
-        revise(tiny_recipe(), ["run.epochs=4", "run.batch=4"])
 
 
 def test_a_finished_run_trains_longer(run, trained: Path, tmp_path: Path) -> None:
