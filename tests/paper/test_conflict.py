@@ -39,12 +39,11 @@ def pairs_by_loop(z: np.ndarray, y: np.ndarray, b: np.ndarray, w: Any = 1.0) -> 
     return kinds
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_conflict_is_the_loop_over_pairs(scene: Scene, weighted: bool) -> None:
+def test_conflict_is_the_loop_over_pairs(scene: Scene) -> None:
     z, y, b = scene
-    w = np.random.default_rng(1).random(6) if weighted else np.ones(6)
+    w = np.random.default_rng(1).random(6)
     kinds = pairs_by_loop(z, y, b, w)
-    found = conflict(z, y + 5, 10 * b - 3, w if weighted else None)
+    found = conflict(z, y + 5, 10 * b - 3, w)
     shared, apart, same = (np.mean(kinds[k], axis=0) for k in ("shared", "apart", "same"))
     np.testing.assert_allclose(found["by_dimension"], shared - apart, atol=1e-12)
     assert found["similarity_shared"] == pytest.approx(shared.sum())
@@ -59,9 +58,6 @@ def test_the_background_dimensions_carry_the_error(scene: Scene) -> None:
     found = conflict(z, y, b)
     assert found["by_dimension"][[3, 4]].sum() > 0.9 * np.maximum(found["by_dimension"], 0).sum()
     assert abs(found["chance_error"]) < 0.2 * found["error"]
-    scaled = conflict(3 * z, y, b)
-    assert scaled["error_relative"] == pytest.approx(found["error_relative"])
-    assert scaled["error"] == pytest.approx(9 * found["error"])
 
 
 def test_gate_effect_is_three_loops(scene: Scene) -> None:
@@ -99,10 +95,8 @@ def test_stability_is_the_loop() -> None:
     others = [table[i, j] for i, j in product(range(25), repeat=2) if i != j]
     assert found["chance"] == pytest.approx(np.mean(others))
     assert found["zero_rows"] == 1 / 25
-    assert found["gain"] == pytest.approx(found["cosine"] - found["chance"])
     collapsed = stability(np.ones((5, 3)), np.ones((5, 3)))
-    assert collapsed["cosine"] == pytest.approx(1)
-    assert collapsed["gain"] == pytest.approx(0)
+    assert (collapsed["cosine"], collapsed["gain"]) == pytest.approx((1, 0))
 
 
 @pytest.mark.parametrize("threshold", [0.9, 0.5, 0.2])
@@ -113,11 +107,8 @@ def test_conflicting_features_are_those_of_the_definition(threshold: float) -> N
     z = np.where(fires, rng.normal(size=fires.shape), 0)
     p = np.array([[fires[y == c, k].mean() for k in range(12)] for c in range(5)])
     pairs = list(product(range(5), repeat=2))
-    expected = {}
-    for k in range(12):
-        joined = {c for c, d in pairs if c != d and p[c, k] * p[d, k] >= threshold}
-        if joined:
-            expected[k] = joined
+    every = ({c for c, d in pairs if c != d and p[c, k] * p[d, k] >= threshold} for k in range(12))
+    expected = {k: joined for k, joined in enumerate(every) if joined}
     found = conflicting_features(z, y, str, threshold)
     assert {row["dim"]: set(map(int, row["classes"])) for row in found["worst"]} == expected
     assert found["count"] == len(expected)

@@ -6,13 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 from typer.testing import CliRunner
 
 from bayesncl.cli.app import app
 from bayesncl.method.encoder import build_model
-from bayesncl.paper.cost import cost, operations
+from bayesncl.paper.cost import cost
 from bayesncl.recipes import change, named
 
 
@@ -21,9 +19,7 @@ from bayesncl.recipes import change, named
     [
         ("cifar100-ncl", "macs_per_image", [], 1_416_176_128, "1.416176e+09"),
         ("cifar100-bayesncl", "macs_per_image", [], 1_419_321_856, "1.419322e+09"),
-        ("imagenet100-ncl", "macs_per_image", [], 3_731_032_064, "3.731032e+09"),
         ("imagenet100-bayesncl", "macs_per_image", [], 3_814_918_144, "3.814918e+09"),
-        ("cifar100-bayesncl", "macs_per_batch", [], 363_346_395_136, "3.63346e+11"),
         ("cifar100-ncl", "macs_per_batch", ["run.batch=4096"], 5_800_657_420_288, "5.8007e+12"),
     ],
 )
@@ -49,21 +45,6 @@ def test_parameters_and_parts() -> None:
     assert macs["projector"] == 2 * (256 * 256 + 256 * 64)
     assert macs["classifier"] == 2 * 256 * 7
     assert result["macs_per_batch"] == result["macs_per_image"] * result["batch"]
-
-
-def test_layers_by_hand() -> None:
-    x = torch.zeros(2, 4, 6, 6)
-    for layer, expected in (
-        (nn.Conv2d(4, 8, 3, padding=1), 2 * 8 * 36 * 4 * 9),
-        (nn.Conv2d(4, 8, 3, padding=1, groups=2), 2 * 8 * 36 * 2 * 9),
-        (nn.BatchNorm2d(4), 4 * 2 * 4 * 36),
-        (nn.BatchNorm2d(4, affine=False), 2 * 2 * 4 * 36),
-        (nn.AdaptiveAvgPool2d(1), 2 * 4 * (36 + 1)),
-        (nn.AdaptiveAvgPool2d(2), 2 * 4 * 4 * (9 + 1)),
-        (nn.Linear(6, 5), 2 * 4 * 6 * 5 * 6),
-        (nn.ReLU(), 0),
-    ):
-        assert operations(layer, x, layer(x)) == expected
 
 
 def test_flops_of_a_step() -> None:

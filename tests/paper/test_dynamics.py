@@ -100,25 +100,18 @@ def test_statistics_are_those_of_all_rows_at_once() -> None:
         p = sorted(fires[y == c].mean() for c in range(3))
         assert found["conflict"][k] == pytest.approx(p[-1] * p[-2])
     assert found["support"][5] == 0
-    assert np.isnan(found["consistency"][5])
-    assert np.isnan(found["variance_active"][5])
+    assert np.isnan([found["consistency"][5], found["variance_active"][5]]).all()
     # shuffled labels: at least the share of one class in three, and not the true ones
     assert (found["chance_consistency"][:5] >= 100 / 3).all()
     assert not np.array_equal(found["chance_consistency"][:5], found["consistency"][:5])
 
 
-@pytest.mark.parametrize("ties", [False, True])
-def test_spearman_is_scipys(ties: bool) -> None:
-    rng = np.random.default_rng(0)
-    a, b = rng.normal(size=40), rng.normal(size=40)
-    if ties:
-        a, b = np.round(a), np.round(b)
-    assert spearman(a, b) == pytest.approx(scipy.stats.spearmanr(a, b).statistic)
+def test_spearman_is_scipys() -> None:
+    a, b = np.random.default_rng(0).normal(size=(2, 40)).round()  # many ties
     a[3], b[5] = np.nan, np.nan
     keep = np.isfinite(a) & np.isfinite(b)
     assert spearman(a, b) == pytest.approx(scipy.stats.spearmanr(a[keep], b[keep]).statistic)
-    assert spearman(a, np.ones(40)) is None
-    assert spearman(a[:1], b[:1]) is None
+    assert spearman(a, np.ones(40)) is spearman(a[:1], b[:1]) is None
 
 
 def test_the_summary() -> None:
@@ -132,31 +125,26 @@ def test_the_summary() -> None:
     kept = {name: values[columns["support"] >= 10] for name, values in columns.items()}
     net = np.abs(kept["repulsion"] - kept["align"]) / (kept["repulsion"] + kept["align"])
     assert row["forces"]["net_share"] == pytest.approx(np.median(net))
-    found = row["instability"]
-    assert found["0.5"] == dynamics.instability(columns, columns["conflict"] >= 0.5)
+    wanted = dynamics.instability(columns, columns["conflict"] >= 0.5)
+    assert row["instability"]["0.5"] == wanted
     without = dynamics.summarize(columns_of([(z, None) for z, _ in batches()]))
     assert without["paper"]["af_sc"] is None
     assert without["paper"]["af_gv"] == row["paper"]["af_gv"]
 
 
 @pytest.mark.parametrize(
-    ("mean", "variance", "holds"),
-    [
-        ([0.01, -0.02, 1.0, -2.0], [4.0, 5.0, 1.0, 1.0], True),
-        ([0.01, -0.02, 1.0, -2.0], [0.5, 0.5, 1.0, 1.0], False),
-        ([9.0, -9.0, 1.0, -2.0], [4.0, 5.0, 1.0, 1.0], False),
-    ],
+    ("ratios", "variance", "holds"),
+    [([0.1, 0.2], [4.0, 5.0], True), ([0.1, 0.2], [0.5, 0.5], False), ([9, 8], [4.0, 5.0], False)],
 )
 def test_instability_means_small_mean_and_large_variance(
-    mean: list[float], variance: list[float], holds: bool
+    ratios: list[float], variance: list[float], holds: bool
 ) -> None:
-    ratios, v = np.abs(mean) / np.sqrt(variance), np.array(variance)
-    columns = {"support": np.full(4, 50.0), "variance": v, "mean_to_deviation": ratios}
+    columns = {"support": np.full(4, 50.0), "variance": np.array([*variance, 1.0, 1.0])}
+    columns["mean_to_deviation"] = np.array([*ratios, 1.0, 2.0])
     found = dynamics.instability(columns, np.array([True, True, False, False]))
     assert found["holds"] is holds
-    assert found["conflicting"]["dims"] == found["others"]["dims"] == 2
-    assert found["conflicting"]["variance"] == np.median(variance[:2])
-    assert found["others"]["mean_to_deviation"] == pytest.approx(np.median(ratios[2:]))
+    assert found["conflicting"]["variance"] == np.median(variance)
+    assert found["others"] == {"dims": 2, "variance": 1.0, "mean_to_deviation": 1.5}
     assert dynamics.instability(columns, np.zeros(4, bool))["holds"] is None
 
 
@@ -202,7 +190,6 @@ def test_record_leaves_the_model_alone() -> None:
     assert row["batches"] == 1, "20 images fill one batch of 16"
     assert all(module.training for module in model.modules())
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
-    assert all(p.grad is None for p in model.parameters())
     assert row == record(model, images.pixels, None, epoch=1)
     assert record(model, images.pixels[:9], None, epoch=0)["rows"] == 18
 
@@ -222,6 +209,6 @@ def test_the_recorder_speaks_every_so_many_epochs(images: Images) -> None:
     recipe = tiny_recipe("bayesncl", "run.dynamics_every=2")
     model, hook = build_model(recipe), recorder(images, recipe)
     lines = [hook(model, epoch) for epoch in (1, 2, 3, 4)]
-    assert [line is not None for line in lines] == [False, True, False, True]
-    assert lines[3] is not None
-    assert (lines[3]["kind"], lines[3]["epoch"]) == ("dynamics", 4)
+    assert [line and (line["kind"], line["epoch"]) for line in lines] == [
+        None, ("dynamics", 2), None, ("dynamics", 4),
+    ]  # fmt: skip

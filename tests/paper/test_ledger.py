@@ -47,21 +47,17 @@ def test_fields_without_effect_are_not_part_of_the_identity() -> None:
     assert ledger.identity(change(RECIPE, ["gate.kind=soft"])) == ledger.identity(by_name)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["run.seed=1", "gate.prior=0.7", "run.epochs=199", "views.blur=0.4", "run.precision=float32"],
-)
-def test_all_other_fields_are(text: str) -> None:
-    changed = change(RECIPE, [text])
-    assert ledger.identity(changed) != ledger.identity(RECIPE)
-    same_setting = ledger.setting(changed) == ledger.setting(RECIPE)
-    assert same_setting == text.startswith("run.seed")
+def test_all_other_fields_are() -> None:
+    for text in ("run.seed=1", "gate.prior=0.7", "objective.decoupled=true"):
+        changed = change(RECIPE, [text])
+        assert ledger.identity(changed) != ledger.identity(RECIPE)
+        same_setting = ledger.setting(changed) == ledger.setting(RECIPE)
+        assert same_setting == (text == "run.seed=1")
 
 
 def test_a_new_field_at_its_default_changes_no_identity() -> None:
     """`objective.decoupled` is newer than the entry whose identity this is."""
     assert ledger.identity(RECIPE) == "59e119d9aff6aa81"
-    assert ledger.identity(change(RECIPE, ["objective.decoupled=true"])) != "59e119d9aff6aa81"
 
 
 def test_an_entry_reads_back_as_recorded(tmp_path: Path) -> None:
@@ -123,23 +119,17 @@ def test_the_checksum_is_of_the_content_not_the_layout(tmp_path: Path, recorded:
     claimed = tree.pop("checksum")
     text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
     assert claimed == hashlib.sha256(text.encode()).hexdigest()
-    recorded.write_text(json.dumps({**tree, "checksum": claimed}))
+    recorded.write_text(json.dumps(tree | {"checksum": claimed}))
     assert len(ledger.read(tmp_path)) == 1
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [
-        ("17.12346", "27.12346"),
-        ('"seed": 0', '"seed": 1'),
-        ('"checksum": "', '"checksum": "0'),
-        ('"format": 1', '"format": 2'),
-        ("{", "["),
-    ],
+    [("17.12346", "27.12346"), ('"checksum": "', '"checksum": "0'), ('"format": 1', '"format": 2'),
+     ("{", "[")],
 )
 def test_an_edited_or_damaged_entry_is_refused(recorded: Path, old: str, new: str) -> None:
     text = recorded.read_text()
-    assert old in text
     recorded.write_text(text.replace(old, new, 1))
     with pytest.raises(InputError, match=recorded.name):
         ledger.read(recorded.parent)
@@ -170,8 +160,5 @@ def test_every_entry_of_the_repository_is_as_the_program_wrote_it() -> None:
 def test_the_page_of_the_repository_is_generated_from_the_ledger(tmp_path: Path) -> None:
     written = page.write(tmp_path, ledger.read(ROOT / "results")[::-1])  # in any order
     assert written.read_bytes() == (ROOT / "docs" / "results.md").read_bytes()
-    drawn, kept = (
-        {path.name for path in (folder / "figures").glob("*.png")}
-        for folder in (tmp_path, ROOT / "docs")
-    )
-    assert drawn == kept
+    names = "figures/*.png"
+    assert {p.name for p in tmp_path.glob(names)} == {p.name for p in (ROOT / "docs").glob(names)}

@@ -154,8 +154,7 @@ def test_exemplars_are_the_strongest_images(entry: dict[str, Any]) -> None:
         ]
         assert dimension["classes"] == classes
     assert all(len(set(test.labels[pair["images"]])) == 2 for pair in exemplars["pairs"])
-    for dimension in exemplars["high_entropy"]:
-        assert dimension["support"] >= 10
+    assert all(dimension["support"] >= 10 for dimension in exemplars["high_entropy"])
     values = [d["value"] for d in exemplars["high_entropy"]]
     assert values == sorted(values, reverse=True)
 
@@ -202,9 +201,7 @@ def test_a_finished_run_gets_its_measures_later(
     assert set(entry["added"]) == {"probe.paper", "extra.waterbirds_like"}
     assert call("evaluate", folder, "--paper-probe", "--background", str(waterbirds)) == 0
     result = Result.from_json((Path(folder) / "evaluation.json").read_text())
-    assert result.probe is not None
-    assert result.probe["paper"] == probe
-    assert result.background == background
+    assert (result.probe["paper"], result.background) == (probe, background)
     fresh = tmp_path / "fresh"  # the evaluation brings its probe into a new entry
     assert call("record", folder, "--results", str(fresh)) == 0
     assert ledger.read(fresh)[0]["measures"]["probe"]["paper"] == probe

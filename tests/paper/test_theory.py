@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from typing import Any
 
@@ -39,9 +38,6 @@ def compare(z: np.ndarray, opened: np.ndarray, prior: float) -> dict[str, dict[s
     gated, (y, b) = unit_length(z * opened), labeled(len(z))
     pairs = [pair_similarity(x, y, b) for x in (z, z * opened, gated)]
     table = theory.compare(z, gated, opened, prior, pairs)
-    for row in table:
-        assert set(row) == {"statement", "predicted", "observed", "holds", "note"}
-        assert row["note"]
     return {row["statement"]: row for row in table}
 
 
@@ -63,11 +59,9 @@ def test_ipw_effect_is_that_of_the_weighted_similarity() -> None:
     assert errors["dot"]["error"] == conflict(z, y, b)["error"]
     assert found["retrieval"]["dot"] == retrieval(z, y)
     assert found["retrieval"]["ipw"] == retrieval(z, y, weights=weights)
-    half = theory.ipw_effect(z, y, b, pi=np.full(6, 0.5))["conflict"]
-    assert half["ipw"]["error"] == pytest.approx(2 * half["dot"]["error"])
 
 
-@pytest.mark.parametrize("prior", [0.1, 0.4, 0.5, 0.6, 0.8])
+@pytest.mark.parametrize("prior", [0.1, 0.5, 0.8])
 def test_the_cost_of_a_gate_is_the_kl_of_training(prior: float) -> None:
     found = theory.gate_cost(prior)
     assert found["predicted"] == pytest.approx(math.log(1 / prior))
@@ -76,29 +70,21 @@ def test_the_cost_of_a_gate_is_the_kl_of_training(prior: float) -> None:
     opened, closed = (
         q * math.log(q / prior) + (1 - q) * math.log((1 - q) / (1 - prior)) for q in (0.99, 0.01)
     )
-    clamped = re.search(r"as clamped ([+-][0-9.]+)", found["note"])
-    assert clamped is not None
-    assert float(clamped[1]) == pytest.approx(opened - closed, abs=6e-4)
+    assert f"as clamped {opened - closed:+.3f}" in found["note"]
 
 
-def test_filtering_rates_are_loops() -> None:
-    z = sparse()
-    opened = np.random.default_rng(2).random(z.shape) < [0.9, 0.1, 0.8, 0.3, 0.7, 0.2]
-    found = theory.filtering(z, opened)
-    for k in range(6):
-        rate = np.mean([opened[i, k] for i in range(len(z)) if z[i, k] > 1e-5])
-        assert found["open_rate"][k] == pytest.approx(rate)
-        assert found["closed"][k] == (rate < 0.5)
-
-
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_best_gamma_is_the_best_of_all(seed: int) -> None:
     rng = np.random.default_rng(seed)
     z = sparse(100, tuple(rng.choice(np.linspace(0.1, 0.9, 9), 15)), seed)
     closed = np.arange(15) < 6
     rng.shuffle(closed)
-    found = theory.filtering(z, gates(z, closed))
-    pi = theory.prevalence(z)
+    opened = gates(z, closed)
+    opened[:5] = ~opened[:5]
+    found, pi = theory.filtering(z, opened), theory.prevalence(z)
+    rates = [opened[z[:, k] > 1e-5, k].mean() for k in range(15)]
+    assert found["open_rate"] == pytest.approx(rates)
+    np.testing.assert_array_equal(found["closed"], closed)
 
     def balanced(predicted: np.ndarray) -> float:
         return float(predicted[closed].mean() + (~predicted[~closed]).mean()) / 2
@@ -126,8 +112,6 @@ def test_what_the_theory_describes_and_its_opposite() -> None:
         assert error["holds"] is holds
         assert (error["observed"] == pytest.approx(error["predicted"])) is holds
         assert found["filtering: KL cost of opening a gate (nats)"]["holds"] is holds
-    corrected = found["filtering, cost corrected: closed dimensions"]
-    assert (corrected["predicted"], corrected["holds"]) == (0, False)
     assert "1.00 at prevalence >= 0.5, 0.00 below" in spearman["note"]
 
 
@@ -138,8 +122,7 @@ def test_all_gates_open() -> None:
     assert found["filtering, cost corrected: closed dimensions"]["holds"] is True
     assert found["filtering: Spearman of prevalence and open rate"]["holds"] is None
     assert found["error reduction: noise set of observed closed"]["holds"] is None
-    strictly = found["error reduction: strictly less, renormalized"]
-    assert strictly["observed"] == pytest.approx(0)
+    assert found["error reduction: strictly less, renormalized"]["observed"] == pytest.approx(0)
     table = theory.compare(z, z, np.ones(z.shape, bool), 0.8)
     assert [r["statement"] for r in table] == [s for s in found if not s.startswith("error")]
 
@@ -159,8 +142,7 @@ def test_error_rows_are_loops_over_pairs() -> None:
     assert row["observed"] == pytest.approx(drop)
     assert row["holds"] == bool(drop > 0 and abs(drop - predicted) <= 0.25 * predicted)
     strictly = found["error reduction: strictly less, renormalized"]
-    assert strictly["observed"] == pytest.approx(final)
-    assert strictly["holds"] == bool(final > 0)
+    assert (strictly["observed"], strictly["holds"]) == (pytest.approx(final), bool(final > 0))
 
 
 def entropy(values: Any) -> float:
@@ -191,5 +173,4 @@ def test_the_information_row_says_whether_the_bound_is_empty() -> None:
     z = sparse(50, tuple(np.linspace(0.1, 1, 30)))
     for closed, word in ((np.zeros(30, bool), "empty"), (np.arange(30) > 0, "informative")):
         row = compare(z, gates(z, closed), 0.8)["information bound (nats)"]
-        assert row["holds"] is True
-        assert word in row["note"]
+        assert row["holds"] is True and word in row["note"]

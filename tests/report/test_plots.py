@@ -41,9 +41,7 @@ def test_consistency(tmp_path: Path, drawn: list[Figure]) -> None:
 
 def test_entropy(tmp_path: Path, drawn: list[Figure]) -> None:
     check(plots.plot_entropy(np.array([0.0, 1.0, np.nan, np.log(10)]), tmp_path / "a.png", 10))
-    (axes,) = drawn[0].axes
-    assert sum(bar.get_height() for bar in axes.patches) == 3
-    assert axes.lines[0].get_xdata()[0] == pytest.approx(np.log(10))
+    assert sum(bar.get_height() for bar in drawn[0].axes[0].patches) == 3
 
 
 def test_curves(tmp_path: Path, drawn: list[Figure]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from bayesncl.evaluate import measure_features
 from bayesncl.measure.result import Result
-from bayesncl.report.tables import compare, format_table, render, render_theory, show
+from bayesncl.report.tables import compare, render, render_theory, show
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +55,6 @@ def test_tables_fit_the_terminal_and_are_never_cut_off(
         table = re.sub(r"\x1b\[\d*m", "", render(result, everything=True))
         assert max(map(len, table.splitlines())) <= widest
         assert sorted(table.split()) == sorted(whole.split())
-
-
-def test_repeated_first_cells_are_blank_on_the_terminal() -> None:
-    rows = [("a", "x", "1.0"), ("a", "y", "22.50")]
-    assert [line.split() for line in format_table(("", "m", "v"), rows).splitlines()] == [
-        ["m", "v"], ["a", "x", "1.0"], ["y", "22.50"],
-    ]  # fmt: skip
 
 
 def test_compare() -> None:
