@@ -93,16 +93,6 @@ def test_chance_is_the_mean_over_shuffled_labels() -> None:
     assert linear.expected_chance(top, truth) == pytest.approx(np.mean(shuffled), abs=0.3)
 
 
-def test_labels_need_not_be_consecutive_and_unknown_ones_are_wrong() -> None:
-    x, y = blobs(200, 5, classes=3, noise=0.1)
-    x[:, 0] = 2.5  # a constant column is harmless
-    names = np.array([-3, 40, 7])
-    found = linear.fast_probe(x, names[y], x, names[y], seeds=(0,), device="cpu")
-    assert found["acc1"] == found["acc5"] == 100
-    unknown = linear.fast_probe(x, names[y], x, np.full(200, 11), seeds=(0,), device="cpu")
-    assert unknown["acc1"] == unknown["acc1_chance"] == 0
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -217,8 +207,8 @@ def test_classes_weigh_the_same() -> None:
 def test_contributions_sum_to_the_score() -> None:
     z, y, _ = shortcut(300, 0.5, 0)
     model = fit_linear(z, y)
-    scores = model.contributions(z).sum(1) + model.bias
-    np.testing.assert_array_equal(model.classes[scores.argmax(1)], model.predict(z))
+    best = (model.contributions(z).sum(1) + model.bias).argmax(1)
+    np.testing.assert_array_equal(model.classes[best], model.predict(z))
     np.testing.assert_allclose(model.contributions(z.mean(0, keepdims=True)), 0, atol=1e-5)
 
 

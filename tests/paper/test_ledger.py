@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -53,11 +52,6 @@ def test_all_other_fields_are() -> None:
         assert ledger.identity(changed) != ledger.identity(RECIPE)
         same_setting = ledger.setting(changed) == ledger.setting(RECIPE)
         assert same_setting == (text == "run.seed=1")
-
-
-def test_a_new_field_at_its_default_changes_no_identity() -> None:
-    """`objective.decoupled` is newer than the entry whose identity this is."""
-    assert ledger.identity(RECIPE) == "59e119d9aff6aa81"
 
 
 def test_an_entry_reads_back_as_recorded(tmp_path: Path) -> None:
@@ -112,15 +106,6 @@ def test_measures_are_added_once(tmp_path: Path) -> None:
         assert entry["dynamics"] == [{"epoch": 1, "step": 2}]
         assert set(entry["added"]) == {"probe.paper", "dynamics", "extra.b"}
         assert {source["date"] for source in entry["added"].values()} == {"1999"}
-
-
-def test_the_checksum_is_of_the_content_not_the_layout(tmp_path: Path, recorded: Path) -> None:
-    tree = json.loads(recorded.read_text())
-    claimed = tree.pop("checksum")
-    text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
-    assert claimed == hashlib.sha256(text.encode()).hexdigest()
-    recorded.write_text(json.dumps(tree | {"checksum": claimed}))
-    assert len(ledger.read(tmp_path)) == 1
 
 
 @pytest.mark.parametrize(
