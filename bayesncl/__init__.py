@@ -1,7 +1,5 @@
 """Sparse, nameable image features: non-negative contrastive learning with Bernoulli gates."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from typing import Any

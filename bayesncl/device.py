@@ -1,7 +1,5 @@
 """The one place that chooses a device."""
 
-from __future__ import annotations
-
 import torch
 
 from bayesncl.errors import InputError

@@ -1,7 +1,5 @@
 """Several processes under torchrun: joining them, and the collectives of the package."""
 
-from __future__ import annotations
-
 import datetime
 import errno
 import os

@@ -1,7 +1,5 @@
 """Every measure of a run, of codes or of a file of features: one path, one Result."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence

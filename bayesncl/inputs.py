@@ -3,8 +3,6 @@
 Nothing is unpickled. Errors of NumPy, safetensors and pyarrow become one InputError.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import os

@@ -1,7 +1,5 @@
 """Progress of long work on stderr: a live bar on a terminal, occasional plain lines elsewhere."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import re

@@ -1,7 +1,5 @@
 """Shared by the tests of commands: settings of tiny runs, folders of pictures, refusals."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import NamedTuple

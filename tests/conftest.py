@@ -1,7 +1,5 @@
 """Small things shared by the tests."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

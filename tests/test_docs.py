@@ -1,7 +1,5 @@
 """Links, imports and commands in the documentation work; versions agree."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every measure of a model together: what the result holds, and what it refuses."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

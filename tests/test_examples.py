@@ -1,7 +1,5 @@
 """The scripts in examples/ run, at a size that takes seconds."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,7 +1,5 @@
 """docs/extending.md: its four snippets run as they stand, and what they add works everywhere."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

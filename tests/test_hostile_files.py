@@ -3,8 +3,6 @@
 Hypothesis draws wrong tensors, changed bytes and, in files that people edit, wrong JSON.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

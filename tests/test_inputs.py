@@ -1,7 +1,5 @@
 """Reading arrays, tables and labels: every format, and one line for every kind of bad input."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import pickle

@@ -1,7 +1,5 @@
 """Output files hold the old content or the new, and safetensors files are reproducible."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

@@ -5,8 +5,6 @@ its first line there. `pytest tests/test_messages.py --update-messages` rewrites
 review the difference.
 """
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Progress on a terminal and in a log."""
 
-from __future__ import annotations
-
 import io
 import time
 from unittest.mock import patch

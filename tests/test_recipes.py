@@ -1,7 +1,5 @@
 """Recipes: published values, JSON round trip, changes from the command line, bad input."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """The tutorial notebook runs from top to bottom and gives named columns."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shlex

@@ -1,7 +1,5 @@
 """Build the atlas folder from arrays, or pack it into one HTML file. Both open from disk."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

@@ -1,7 +1,5 @@
 """The data files of the page: scripts with base64, because a page on disk cannot fetch files."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

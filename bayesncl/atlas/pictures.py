@@ -1,7 +1,5 @@
 """The pictures of an atlas, as sprite sheets: a few dozen files instead of thousands."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence

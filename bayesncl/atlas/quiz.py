@@ -7,8 +7,6 @@
 `images` are in the order shown; `intruder` and `chosen` are positions in it. Chance is 1 in 5.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter

@@ -1,7 +1,5 @@
 """Which dimensions the page shows first, and which class stands out among their images."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

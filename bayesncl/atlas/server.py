@@ -1,7 +1,5 @@
 """Serve an atlas on this machine, and save names into the folder of codes."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The atlas of runs, of codes folders, or of plain arrays."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

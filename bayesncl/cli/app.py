@@ -1,7 +1,5 @@
 """The command line: the app with its commands, and how errors are reported."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """Commands around the atlas: atlas, quiz."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from bayesncl.cli import common

@@ -1,7 +1,5 @@
 """Commands around readable codes: fit, embed, export."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from bayesncl.cli import common

@@ -1,7 +1,5 @@
 """Commands for jobs with fitted codes: audit, find, compare, explain, names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from bayesncl.cli import common

@@ -1,7 +1,5 @@
 """Commands around the paper's experiments: reproduce, record."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from bayesncl.cli import common

@@ -1,7 +1,5 @@
 """Codes with all dimensions."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from bayesncl.codes.estimator import ReadableCodes

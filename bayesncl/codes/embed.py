@@ -1,7 +1,5 @@
 """`bayesncl embed`: features of one's own images or embeddings, written to a file."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace

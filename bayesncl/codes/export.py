@@ -5,8 +5,6 @@ encoder, if it is a torch module. Codes of arrays, or the head alone: embeddings
 The metadata says how images are prepared, so an exported run can serve as an encoder.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

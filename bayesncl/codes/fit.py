@@ -5,8 +5,6 @@
 embeddings; the same command fits the head again from the start.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

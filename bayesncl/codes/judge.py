@@ -1,7 +1,5 @@
 """The verdict on fitted codes: rows to judge by, and controls without training and on noise."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -10,8 +10,6 @@ findings of the audit. The texts come from other people: they are validated and 
 and the page shows them as text, never as markup.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

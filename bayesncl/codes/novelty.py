@@ -1,7 +1,5 @@
 """How novel images are, by their codes and by their embeddings."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -7,8 +7,6 @@ neighbors.) With fewer than 16 columns the direction alone says too little: such
 standardized and get a constant extra column, through which the cosine sees their length.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple

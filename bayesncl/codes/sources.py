@@ -3,8 +3,6 @@
 Each image is embedded once: a killed fit continues, and a refit embeds only what is new.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

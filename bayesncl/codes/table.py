@@ -1,7 +1,5 @@
 """Tables as files: features with names as .npz, .csv, .parquet or sparse vectors."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Names that stay: they move to the matching dimensions when codes are fitted again."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

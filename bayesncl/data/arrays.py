@@ -1,7 +1,5 @@
 """The dataset `arrays`: images from a NumPy file, .npz with `images` and maybe labels, or .npy."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

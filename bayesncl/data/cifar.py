@@ -1,7 +1,5 @@
 """CIFAR-10 and CIFAR-100: binary or python version, unpacked or as .tar.gz."""
 
-from __future__ import annotations
-
 import codecs
 import io
 import pickle

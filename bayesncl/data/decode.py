@@ -1,7 +1,5 @@
 """Decode image files of unknown origin to squares of uint8 pixels."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

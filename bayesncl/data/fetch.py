@@ -1,7 +1,5 @@
 """Download files; broken downloads resume."""
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import os

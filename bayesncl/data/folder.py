@@ -3,8 +3,6 @@
 ROOT/train with ROOT/test (or ROOT/val) are the splits; otherwise a share of the images is held out.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Sequence

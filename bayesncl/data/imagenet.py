@@ -1,7 +1,5 @@
 """Two subsets of ImageNet, ImageNet-100 and Tiny-ImageNet; a class is a WordNet id."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path

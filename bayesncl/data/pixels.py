@@ -1,7 +1,5 @@
 """Images in any form a user has them: arrays, PIL images or paths, one or many."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -8,8 +8,6 @@ too, with digits of training: a probe fitted on it cannot mistake the background
 `Plan` fixes every image, so the same object can be drawn on another background.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from functools import lru_cache

@@ -4,8 +4,6 @@ ROOT/train/*.tar with ROOT/test/*.tar (or val) are the splits; otherwise a share
 Nothing is unpacked.
 """
 
-from __future__ import annotations
-
 import posixpath
 import tarfile
 from itertools import compress

@@ -6,8 +6,6 @@ to 72 pixels are cut from it and shrunk. Test crops lie in the right 30 % of a p
 crops in the rest: no pixel is in both.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path

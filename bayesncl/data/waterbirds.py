@@ -5,8 +5,6 @@ background (place). The root is the folder that holds it. swapped.csv, if there,
 image the same bird on the other background.
 """
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ Everything is read from the embeddings, centered and scaled to unit length. Code
 for it: two images with the same few active dimensions need not be copies.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 from collections import Counter

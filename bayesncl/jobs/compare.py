@@ -1,7 +1,5 @@
 """What is new in other images: a novelty per image, and dimensions that grew or shrank in use."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple

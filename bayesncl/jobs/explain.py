@@ -1,7 +1,5 @@
 """Why a classifier decides as it does: a sparse linear classifier on codes, and its dimensions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

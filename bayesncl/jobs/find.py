@@ -1,7 +1,5 @@
 """Images like a photo, by the embedding, or images strong in named dimensions, by the codes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple

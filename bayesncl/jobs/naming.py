@@ -1,7 +1,5 @@
 """Names that programs can give: from labels, and from words with vectors in the same space."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple

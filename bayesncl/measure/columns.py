@@ -3,8 +3,6 @@
 Needs no labels.
 """
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np

@@ -4,8 +4,6 @@ Dimensions that all fire on the same few images score well on average precision 
 are useless.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

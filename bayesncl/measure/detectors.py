@@ -1,7 +1,5 @@
 """Dimensions as detectors of classes: best F1 and IoU, sparse probing, hierarchies of labels."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Shares are in percent, entropies in nats. Undefined values are NaN: a dimension 
 no consistency.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ of one of its classes above or below the others, and *neutral* to it otherwise. 
 [N] by name.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ Measures of one kind come as two dicts, the values and those by chance. `figures
 kind, for the trained and for an untrained head alike; the verdict reads them as `Figure`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -6,8 +6,6 @@ fire where |z| > 1e-5, and counts dimensions that fire on at least ten images. d
 defines every key and works through an example.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

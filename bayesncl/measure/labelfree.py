@@ -5,8 +5,6 @@ They are centered, because embeddings of many encoders share a large mean that m
 alike, and normalized, because a few long rows would decide that mean.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -3,8 +3,6 @@
 `paper.probe` has the published probe, which trains on fresh crops of the images for 50 epochs.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence

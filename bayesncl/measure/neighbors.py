@@ -4,8 +4,6 @@
 partners a head is fitted with.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import warnings

@@ -3,8 +3,6 @@
 Tables and pages are made from this list. A new measure is one function and one line here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -5,8 +5,6 @@ share of the tie that has the right class, which is the expectation over all its
 whose kept part is zero ties with everything and scores the share of its class.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 A dimension fires on an image where its |z|, in a row of unit length, exceeds ACTIVE.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

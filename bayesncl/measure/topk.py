@@ -3,8 +3,6 @@
 Consistency, owned classes, retrieval and a linear probe of the kept codes for k = 1, 2, 5, 10.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sparse vectors of single images and dimensions: strongest entries and images, histograms."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

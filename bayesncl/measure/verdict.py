@@ -1,7 +1,5 @@
 """The verdict on a code: at most nine figures beside chance and control, each with what to do."""
 
-from __future__ import annotations
-
 import math
 import textwrap
 from collections.abc import Mapping

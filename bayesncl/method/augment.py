@@ -9,8 +9,6 @@ runs in a CUDA graph.
 Shapes: B images, N = 2B views, S the side of a view; rows i and i + B are the views of image i.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

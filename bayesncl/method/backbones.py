@@ -3,8 +3,6 @@
 Both views pass through the convolutions together, but BatchNorm takes its statistics per view.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

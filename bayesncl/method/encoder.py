@@ -1,7 +1,5 @@
 """The encoder: a backbone h = f(x) and a head that turns h into codes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -5,8 +5,6 @@ each evaluation batch (in the order of the data, of the training batch size) and
 statistics of the published evaluation.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import NamedTuple, TypeVar
 

@@ -1,7 +1,5 @@
 """Elementwise functions of z: rectifiers, Bernoulli gates with their KL, the top-k mask."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """LARS with foreach operations and no host synchronization, and its learning rate per step."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Losses as pure functions, and their parts: InfoNCE, balanced assignment, unit rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial

@@ -9,8 +9,6 @@ output n of that generator started at key GAMMA. Its arithmetic is unsigned; int
 the same bits.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

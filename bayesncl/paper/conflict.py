@@ -10,8 +10,6 @@ pairs: sums of the features by class and background give the products over pairs
 size N x N is computed. Features are [N, D], labels and backgrounds [N].
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -8,8 +8,6 @@ parameters), adaptive average pooling at (window + 1) per output. Backbone, proj
 and online classifier count; everything else is free.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence

@@ -15,8 +15,6 @@ Statistics per dimension are taken over the rows of several batches of training 
 current weights: nothing is updated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The figures, from the ledger: published curves next to ours; `report.plots` draws them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ the images, how often it logs and saves. Runs of one setting differ only in thei
 never replaced; measures can be added to it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

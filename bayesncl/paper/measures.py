@@ -4,8 +4,6 @@
 the paper asks about.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """docs/results.md, generated from the ledger: every table and figure, published next to ours."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence

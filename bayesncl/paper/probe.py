@@ -3,8 +3,6 @@
 `measure.linear.fast_probe` answers the same question from features that exist already.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@
 it. Runs are recorded one after another; a killed call resumes when repeated.
 """
 
-from __future__ import annotations
-
 import gc
 import re
 import shutil

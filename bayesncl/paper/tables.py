@@ -5,8 +5,6 @@ claims. A row of a table names a method, a dataset and the values of the table's
 it into a recipe, and `fill` puts the measures of its runs in the ledger beside the published ones.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import statistics

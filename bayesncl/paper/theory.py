@@ -5,8 +5,6 @@ renormalized; pi_k is the prevalence of dimension k, the share of images on whic
 the prior and lambda the weight of the KL term. Features and gates (`opened`, bool) are [N, D].
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ A row is a measure of the registry, with its chance level and the value of an un
 it. A CSV file has every number, under its key.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ A file is a safetensors file with a checksum in its metadata. Order, views and n
 functions of (seed, epoch, image), so weights, momenta and the step number are the whole state.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

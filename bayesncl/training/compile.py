@@ -4,8 +4,6 @@
 reads and writes tensors at fixed addresses and does not wait for the host.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

@@ -1,7 +1,5 @@
 """Batches: which images each step gets, and how their pixels reach the device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

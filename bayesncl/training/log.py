@@ -1,7 +1,5 @@
 """Training metrics: sums on the device, written to metrics.jsonl."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Training: the same loop on a CPU, one GPU and several; `step.train_step` is one step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Before and after a run: fit a named recipe to images and machine, and describe the result."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

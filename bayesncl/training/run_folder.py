@@ -1,7 +1,5 @@
 """Run folders: the files of a training run, its lock, its model, and how a run is stopped."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -3,8 +3,6 @@
 `compile.accelerate` takes the same step with faster parts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The commands, from training to the atlas."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

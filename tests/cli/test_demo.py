@@ -1,7 +1,5 @@
 """The demo, at a size that takes seconds."""
 
-from __future__ import annotations
-
 import json
 import re
 import webbrowser

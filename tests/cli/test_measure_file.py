@@ -1,7 +1,5 @@
 """Measuring files of features."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The command as a process: start-up and the environment."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """bayesncl embed: names, formats, and refusals before the work."""
 
-from __future__ import annotations
-
 import csv
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Encoders trained by others: each kind, its image preparation, its signature, and refusals."""
 
-from __future__ import annotations
-
 import sys
 import types
 import urllib.request

@@ -1,7 +1,5 @@
 """ReadableCodes: its codes, its scikit-learn interface, and the input it refuses."""
 
-from __future__ import annotations
-
 import copy
 import os
 import signal

@@ -1,7 +1,5 @@
 """ONNX files: the same numbers as torch, an exported run as an encoder, and refusals."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

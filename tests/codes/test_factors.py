@@ -1,7 +1,5 @@
 """Factors: splits found without labels, and codes in groups."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

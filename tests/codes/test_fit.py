@@ -1,7 +1,5 @@
 """bayesncl fit, and the commands that use the folder it writes."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

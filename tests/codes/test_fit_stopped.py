@@ -1,7 +1,5 @@
 """bayesncl fit that is killed, stopped or out of disk, and what stays valid in its folder."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

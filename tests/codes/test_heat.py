@@ -1,7 +1,5 @@
 """Heatmaps: where in an image a dimension is active."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

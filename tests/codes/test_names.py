@@ -1,7 +1,5 @@
 """names.json: round trip, merging, and invalid files."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

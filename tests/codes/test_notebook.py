@@ -1,7 +1,5 @@
 """What notebooks show: dimensions, images and verdicts as inline HTML."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re

@@ -1,7 +1,5 @@
 """Files of ReadableCodes: round trips, damage, and files that other programs changed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

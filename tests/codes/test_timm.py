@@ -1,7 +1,5 @@
 """Real timm models, wherever timm is installed; nothing is downloaded."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

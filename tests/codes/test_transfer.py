@@ -1,7 +1,5 @@
 """Names stay when codes are fitted again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The pixel cache: decoded once, verified, complete or absent, shared by processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import stat

@@ -1,7 +1,5 @@
 """Decoding image files: formats, orientation, transparency, size limits, damage."""
 
-from __future__ import annotations
-
 import io
 import warnings
 import zlib

@@ -1,7 +1,5 @@
 """ImageNet-100 and Tiny-ImageNet in their official layouts, from made-up trees."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

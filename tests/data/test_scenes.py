@@ -1,7 +1,5 @@
 """The built-in scenes: balance, disjoint digits, and pixels against a slow twin."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 

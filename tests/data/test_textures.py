@@ -1,7 +1,5 @@
 """Textures: balanced crops, disjoint between the splits."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

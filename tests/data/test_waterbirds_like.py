@@ -1,7 +1,5 @@
 """The script that builds a set like Waterbirds, on a few made-up birds and scenes."""
 
-from __future__ import annotations
-
 import csv
 import runpy
 from pathlib import Path

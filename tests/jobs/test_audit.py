@@ -1,7 +1,5 @@
 """Wrong labels, odd images and duplicates against slow twins and planted cases."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """bayesncl compare: novelty and use of dimensions, against slow twins and on planted novelty."""
 
-from __future__ import annotations
-
 import csv
 import math
 from pathlib import Path

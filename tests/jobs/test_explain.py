@@ -1,7 +1,5 @@
 """bayesncl explain: a planted shortcut is found, shown and switched off."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Images like a photo and images strong in named dimensions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

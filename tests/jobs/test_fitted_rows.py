@@ -1,7 +1,5 @@
 """bayesncl embed without images: codes of the fitted rows, wide and long."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

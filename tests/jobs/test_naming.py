@@ -1,7 +1,5 @@
 """bayesncl names: from labels, words, other codes and the atlas."""
 
-from __future__ import annotations
-
 import sys
 import types
 from collections import Counter

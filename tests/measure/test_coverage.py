@@ -1,7 +1,5 @@
 """Coverage, distinct dimensions and what counts as collapsed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Detectors, sparse probes and hierarchies against loops over every threshold, class and level."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

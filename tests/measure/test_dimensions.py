@@ -1,7 +1,5 @@
 """The table of per-dimension statistics against loops."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Measures of images with several known factors, against slow twins and on planted codes."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

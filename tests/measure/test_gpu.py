@@ -1,7 +1,5 @@
 """Measures on a GPU agree with those on a CPU."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

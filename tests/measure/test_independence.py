@@ -1,7 +1,5 @@
 """How far dimensions predict each other, against regressions one by one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Interpretability against slow twins (loops, float64), worked examples and limits."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Label-free measures against loops over pairs, and the rules by which intruder tests are drawn."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.sparse as sp

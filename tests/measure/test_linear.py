@@ -1,7 +1,5 @@
 """Linear classifiers against slow twins; the trim test on a planted shortcut."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Nearest rows against brute force; duplicates, small sets, faiss."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

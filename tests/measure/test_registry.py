@@ -1,7 +1,5 @@
 """The registry of measures: complete, consistent, and what results are read through."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Retrieval and kNN against full sorts, with ties resolved by enumeration."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Matching of columns against every permutation."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Measures at k kept dimensions against loops, and against the dense measures they stand in for."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.sparse as sp

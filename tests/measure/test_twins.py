@@ -1,7 +1,5 @@
 """Dimensions that nearly repeat another."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.sparse as sp

@@ -1,7 +1,5 @@
 """Strongest entries, nearest rows, top images and histograms against plain loops."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.sparse import csr_array

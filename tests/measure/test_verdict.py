@@ -1,7 +1,5 @@
 """The verdict: what it says of known codes, and that it always has something sound to say."""
 
-from __future__ import annotations
-
 import json
 import re
 

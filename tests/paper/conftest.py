@@ -1,7 +1,5 @@
 """A ledger with real entries of smoke size, shared by the tests of the paper's room."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 from pathlib import Path

@@ -8,8 +8,6 @@ The latent-class statement: if the views of an image are independent given its c
 non-negative features are proportional to P(c | x), for the spectral loss P(c | x) / sqrt(P(c)).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 

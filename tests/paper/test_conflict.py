@@ -1,7 +1,5 @@
 """Conflict, stability and conflicting features against loops over pairs, rows and classes."""
 
-from __future__ import annotations
-
 from itertools import combinations, product
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Counted operations: the published figures to the printed digit, and small cases by hand."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Gradient statistics against derivatives by hand, and a recording that leaves the model alone."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

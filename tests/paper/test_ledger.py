@@ -1,7 +1,5 @@
 """The ledger: identity of runs, entries that nobody edits, and the page made from them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

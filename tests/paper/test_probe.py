@@ -1,7 +1,5 @@
 """The published probe against a loop over its steps."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Experiments as data, tables and page from the ledger, and every experiment at smoke scale."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs that survive a kill, recorded one by one; measures added to an entry, never replaced."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The theory's predictions against loops, and on models that obey or break them."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from typing import Any

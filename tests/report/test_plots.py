@@ -1,7 +1,5 @@
 """Every figure is written and shows the data it was given."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

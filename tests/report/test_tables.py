@@ -1,7 +1,5 @@
 """Tables of results: terminal, CSV, Markdown."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Training on a GPU: compiled and recorded steps, streaming, memory."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The Triton kernels against the same formulas in torch."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 
