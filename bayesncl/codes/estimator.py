@@ -498,9 +498,9 @@ def choose_neighbors(rows: int, dim: int) -> int:
 def group_rate(steps: int) -> float:
     """Learning rate of later groups: dimensions then depend less on the seed.
 
-    A quarter of the usual rate from 600 steps on; fits of up to 150 steps need all of it.
+    A seventh of the usual rate from 600 steps on; fits of up to 150 steps need all of it.
     """
-    return LEARNING_RATE / min(max(steps / 150, 1), 4)
+    return LEARNING_RATE / min(max(steps / 75 - 1, 1), 7)
 
 
 def choose_steps(rows: int, batch: int) -> int:
