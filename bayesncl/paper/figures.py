@@ -11,7 +11,7 @@ from bayesncl.data.images import Images
 from bayesncl.measure.dimensions import MIN_SUPPORT
 from bayesncl.measure.result import as_array
 from bayesncl.paper import ledger
-from bayesncl.paper.tables import MAIN, METHODS, Line, Table, has_runs, mean, spread
+from bayesncl.paper.tables import MAIN, METHODS, Row, Table, has_runs, mean, spread
 from bayesncl.progress import plural
 from bayesncl.report import plots
 from bayesncl.report.plots import CORRELATIONS, Curve
@@ -63,11 +63,11 @@ def draw_sheet(name: str, entry: ledger.Entry, test: Images, path: Path) -> Path
     return plots.plot_sheet(rows, path)
 
 
-def draw_support(lines: list[Line], path: Path) -> Path:
+def draw_support(lines: list[Row], path: Path) -> Path:
     """Consistency over dimensions that fire on at least s images, one line per seed."""
     curves = []
     for i, line in enumerate(line for line in lines if line.runs):
-        name = f"{METHODS[line.row.method]}, {plural(len(line.runs), 'run')}"
+        name = f"{METHODS[line.method]}, {plural(len(line.runs), 'run')}"
         for j, entry in enumerate(line.runs[:MAX_RUNS]):
             by_support = entry["measures"]["curves"]["consistency_by_support"]
             points = [(int(s), share) for s, share in by_support.items() if share is not None]
@@ -78,7 +78,7 @@ def draw_support(lines: list[Line], path: Path) -> Path:
     )
 
 
-def draw_comparison(lines: list[Line], path: Path) -> Path:
+def draw_comparison(lines: list[Row], path: Path) -> Path:
     """Four measures of NCL and BayesNCL: published, ours and sound."""
     sources = [s for s in SOURCES if any(line.values("consistency", s) for line in lines)]
     figure, panels = plots.new_panels(len(PANELS), (2.4 * len(PANELS), 2.8), share_y=False)
@@ -92,47 +92,47 @@ def draw_comparison(lines: list[Line], path: Path) -> Path:
             if bars:
                 x, height, error = zip(*bars)
                 look: Any = {"color": plots.color_of(i), "error_kw": {"elinewidth": 1}}
-                axes.bar(x, height, 0.38, yerr=error, label=METHODS[line.row.method], **look)
+                axes.bar(x, height, 0.38, yerr=error, label=METHODS[line.method], **look)
     return plots.save(figure, path, panels[0])
 
 
-def draw_retrieval(lines: list[Line], path: Path) -> Path:
+def draw_retrieval(lines: list[Row], path: Path) -> Path:
     """Precision over the number of kept dimensions."""
-    k = DATASETS[lines[0].row.dataset].paper_k
+    k = DATASETS[lines[0].dataset].paper_k
     curves = curves_of(lines, "K", f"p@{k}", ("published", "ours"))
     return plots.plot_curves(curves, path, "dimensions kept, K", f"retrieval precision at {k} (%)")
 
 
-def draw_dimensions(lines: list[Line], path: Path) -> Path:
+def draw_dimensions(lines: list[Row], path: Path) -> Path:
     """Consistency over the feature dimension, by both definitions."""
     curves = curves_of(lines, "dim", "consistency", tuple(SOURCES))
     return plots.plot_curves(curves, path, "feature dimensions, D", "consistency (%)", log=True)
 
 
-def curves_of(lines: list[Line], axis: str, column: str, sources: Sequence[str]) -> list[Curve]:
+def curves_of(lines: list[Row], axis: str, column: str, sources: Sequence[str]) -> list[Curve]:
     """A measure over a table's axis by method and source."""
     curves = []
-    methods = dict.fromkeys(line.row.method for line in lines)
+    methods = dict.fromkeys(line.method for line in lines)
     # CL comes last, so that NCL and BayesNCL have the same colors in all figures
     for i, method in enumerate(sorted(methods, key=lambda m: m == "cl")):
-        mine = [line for line in lines if line.row.method == method]
+        mine = [line for line in lines if line.method == method]
         for source in sources:
-            values = [(line.row.axes[axis], line.values(column, source)) for line in mine]
+            values = [(line.axes[axis], line.values(column, source)) for line in mine]
             points = [(x, mean(y)) for x, y in values if y]
             if points:
                 curves.append(Curve(i, points, f"{METHODS[method]}, {source}", SOURCES[source]))
     return curves
 
 
-def draw_tradeoff(lines: list[Line], path: Path) -> Path:
+def draw_tradeoff(lines: list[Row], path: Path) -> Path:
     """Accuracy against consistency, one point per value of the prior or the KL weight."""
     figure, panels = plots.new_panels(2, (9.0, 4.0))
     for axes, (title, axis) in zip(panels, (("prior", "rho"), ("KL weight", "lambda"))):
         axes.set(title=title, xlabel="consistency, paper's definition (%)")
-        mine = [line for line in lines if axis in line.row.axes]
+        mine = [line for line in lines if axis in line.axes]
         for i, source in enumerate(("published", "ours")):
             shown = {
-                line.row.axes[axis]: (mean(x), mean(y))
+                line.axes[axis]: (mean(x), mean(y))
                 for line in mine
                 if (x := line.values("consistency", source)) and (y := line.values("acc1", source))
             }
@@ -146,13 +146,13 @@ def draw_tradeoff(lines: list[Line], path: Path) -> Path:
     return plots.save(figure, path, panels[0])
 
 
-def draw_gradients(lines: list[Line], path: Path) -> Path:
+def draw_gradients(lines: list[Row], path: Path) -> Path:
     """Correlations of frequency, gradient variance and consistency over epochs."""
     methods = {}
     for line in (line for line in lines if line.runs):
         runs = [entry["dynamics"] for entry in line.runs[:MAX_RUNS]]
         several = f", {len(runs)} runs" if len(runs) > 1 else ""
-        methods[METHODS[line.row.method] + several] = mean_dynamics(runs)
+        methods[METHODS[line.method] + several] = mean_dynamics(runs)
     return plots.plot_dynamics(methods, path)
 
 
@@ -170,7 +170,7 @@ def mean_dynamics(runs: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, An
     ]
 
 
-FIGURES: dict[str, Callable[[list[Line], Path], Path]] = {
+FIGURES: dict[str, Callable[[list[Row], Path], Path]] = {
     "figure-support": draw_support,
     "figure-comparison": draw_comparison,
     "figure-retrieval": draw_retrieval,

@@ -15,7 +15,7 @@ from bayesncl.measure import registry
 from bayesncl.measure.dimensions import MIN_SUPPORT
 from bayesncl.measure.interpretability import MATCHED, at_l0
 from bayesncl.paper import figures, ledger, tables
-from bayesncl.paper.tables import MAIN, METHODS, NOT_RUN, Line, Table, label, mean, summary
+from bayesncl.paper.tables import MAIN, METHODS, NOT_RUN, Row, Table, label, mean, summary
 from bayesncl.progress import plural
 from bayesncl.report.tables import format_table
 
@@ -105,22 +105,22 @@ def at(*path: str, times: float = 1.0) -> Callable[[Measures], float | None]:
 
 
 def method_table(
-    lines: list[Line], columns: Sequence[Column], methods: Sequence[str] = (), first: str = "method"
+    lines: list[Row], columns: Sequence[Column], methods: Sequence[str] = (), first: str = "method"
 ) -> str:
     """A row per method: mean and spread over its runs of each column, and the number of runs."""
     rows = []
     for line in lines:
-        if not methods or line.row.method in methods:
+        if not methods or line.method in methods:
             runs = [entry["measures"] for entry in line.runs]
             values = [
                 summary([v for run in runs if (v := value(run)) is not None], decimals)
                 for _, value, decimals in columns
             ]
-            rows.append([METHODS[line.row.method], *values, str(len(runs) or NOT_RUN)])
+            rows.append([METHODS[line.method], *values, str(len(runs) or NOT_RUN)])
     return markdown([first, *(head for head, *_ in columns), "runs"], rows)
 
 
-def consistency_gain(lines: list[Line]) -> list[str]:
+def consistency_gain(lines: list[Row]) -> list[str]:
     """Consistency by minimum support, with shuffled labels, and every sound measure."""
     consistency, shuffled = at("paper", "consistency"), at("chance", "paper", "consistency")
 
@@ -148,16 +148,16 @@ def consistency_gain(lines: list[Line]) -> list[str]:
     ]  # fmt: skip
 
 
-def gate_use(lines: list[Line]) -> str:
+def gate_use(lines: list[Row]) -> str:
     """Share of the gates of the trained BayesNCL that are closed."""
-    gates = [e["measures"]["gates"] for x in lines if x.row.method == "bayesncl" for e in x.runs]
+    gates = [e["measures"]["gates"] for x in lines if x.method == "bayesncl" for e in x.runs]
     gates = [g for g in gates if g["open_where_active"] is not None]
     closed = summary([100 * (1 - g["open_where_active"]) for g in gates], 1)
     opened = summary([100 * g["open"] for g in gates], 1)
     return prose("gates", closed=closed, opened=opened) if gates else ""
 
 
-def retrieval_gain(lines: list[Line]) -> list[str]:
+def retrieval_gain(lines: list[Row]) -> list[str]:
     """Retrieval by number and by share of kept dimensions."""
     used = at("curves", "dimensions_by_support", str(MIN_SUPPORT))
 
@@ -176,11 +176,11 @@ def retrieval_gain(lines: list[Line]) -> list[str]:
 
 def theory(every: dict[str, Table]) -> list[str]:
     """The paper's theory beside our runs: gates, conflicting features, gradients, suppression."""
-    gated: dict[str, Line] = {}  # settings with gates that open and close
+    gated: dict[str, Row] = {}  # settings with gates that open and close
     for name, table in every.items():
         for line in [] if tables.EXPERIMENTS[name].is_figure else table.get(MAIN, []):
             if any(run["measures"].get("theory") for run in line.runs):
-                gated.setdefault(ledger.setting(line.row.recipe), line)
+                gated.setdefault(ledger.setting(line.recipe), line)
     lines = list(gated.values())
     if not lines:
         return [f"{NOT_RUN.capitalize()}.\n"]
@@ -198,7 +198,7 @@ def theory(every: dict[str, Table]) -> list[str]:
     ]  # fmt: skip
 
 
-def filtering_table(lines: list[Line]) -> str:
+def filtering_table(lines: list[Row]) -> str:
     """Gates, correlation of prevalence and open rate, predicted and observed closed dimensions."""
     rows = []
     for line in lines:
@@ -208,7 +208,7 @@ def filtering_table(lines: list[Line]) -> str:
             for statement in (SPEARMAN, CLOSED)
         )
         rows.append([
-            label(line.row),
+            label(line),
             listed([100 * m["gates"]["open"] for m in measures], "{:.1f}"),
             listed([100 * m["gates"]["open_where_active"] for m in measures], "{:.1f}"),
             listed([r["observed"] for r in ranks], "{:+.2f}"), holds(ranks),
@@ -235,10 +235,10 @@ def holds(rows: Sequence[dict[str, Any]]) -> str:
     return ("yes" if known[0] else "no") if known else "cannot tell"
 
 
-def instability_table(lines: list[Line]) -> str:
+def instability_table(lines: list[Row]) -> str:
     """Records in which the instability proposition holds, by threshold of the conflict."""
     rows = []
-    runs = {line.row.method: line.runs for line in lines if line.runs}
+    runs = {line.method: line.runs for line in lines if line.runs}
     for method in (method for method in tables.PAIR if method in runs):
         records = [record["instability"] for run in runs[method] for record in run["dynamics"]]
         verdicts = [taken(records, t, "holds") for t in CONFLICTS]
@@ -258,7 +258,7 @@ def taken(trees: Sequence[Measures], *path: str) -> list[float]:
     return [value for tree in trees if (value := registry.value(tree, path)) is not None]
 
 
-def suppression_table(lines: list[Line]) -> str:
+def suppression_table(lines: list[Row]) -> str:
     """The most suppressed dimensions of each run and the commonest class of their images."""
     rows = []
     for line in lines:
@@ -267,7 +267,7 @@ def suppression_table(lines: list[Line]) -> str:
                 name, count = Counter(d["classes"]).most_common(1)[0]
                 common = f"{name} ({count} of {len(d['classes'])})" if count > 1 else "none twice"
                 numbers = [str(d["dim"]), f"{d['value']:.2f}", str(d["support"])]
-                rows.append([f"{label(line.row)}, seed {run['seed']}", *numbers, common])
+                rows.append([f"{label(line)}, seed {run['seed']}", *numbers, common])
     return markdown(["run", "dimension", "closed where it would fire", "fires on", "class"], rows)
 
 

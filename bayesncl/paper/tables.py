@@ -61,7 +61,6 @@ NOT_RUN = "not run"
 FAST_PROBE = "†"  # marks accuracies of the logistic regression
 
 Entries = dict[str, list[ledger.Entry]]  # by setting
-Values = tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -101,13 +100,53 @@ EXPERIMENTS = {name: _experiment(name, a) for name, a in (TABLES | PAPER["figure
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table."""
+    """A row of a table and the runs behind it."""
 
     method: str
     dataset: str
     axes: dict[str, float]
     recipe: Recipe  # with seed 0
-    published: dict[str, float | None]
+    published: dict[str, float | None]  # by column
+    runs: Sequence[ledger.Entry] = ()  # by seed
+
+    def values(self, column: str, source: str) -> tuple[float, ...]:
+        """Its numbers as `published` (one or none), `ours` or `sound` (one per run)."""
+        if source == "published":
+            number = self.published.get(column)
+            return () if number is None else (number,)
+        if column == "flops":  # counted over both views of an image; per batch where that varies
+            count = _macs(replace_fields(self.recipe, run={"batch": 2}))
+            return (float(count) * self.axes.get("batch_size", 1),) if source == "ours" else ()
+        definition = "paper" if source == "ours" else "sound"
+        numbers = (value(entry, self, column, definition) for entry in self.runs)
+        found = tuple(number for number in numbers if number is not None)
+        if column == TIME and found:
+            return (min(found),)  # the others may have shared their GPU
+        return found
+
+    def text(self, column: str, source: str) -> str:
+        """A cell of the printed table."""
+        decimals, found = PAPER["columns"][column]["decimals"], self.values(column, source)
+        shown, accuracy = summary(found, decimals), column in ACCURACIES
+        if source == "published":
+            return shown or "–"
+        if source == "sound":
+            return shown + FAST_PROBE * bool(accuracy and shown)
+        published = self.values(column, "published")
+        if not shown:
+            return NOT_RUN if published else ""
+        if accuracy and len(found) < len(self.runs):
+            shown += f" ({len(found)} of {len(self.runs)} runs)"
+        if published and len(found) > 1 and column != TIME:
+            # is the gap more than twice the spread, beyond the rounding of the published value?
+            unit = 1e-3 * published[0] if decimals is None else 10.0**-decimals
+            gap = mean(found) - published[0]
+            if abs(gap) > 2 * spread(found) + unit / 2:
+                shown += " ▲" if gap > 0 else " ▼"
+        return shown
+
+
+Table = dict[str, list[Row]]  # by dataset
 
 
 def choose(name: str | None, seeds: str = "", changes: Sequence[str] = ()) -> list[Experiment]:
@@ -182,60 +221,6 @@ def _recipe(experiment: Experiment, dataset: str, method: str, axes: dict[str, f
     return change(named(f"{dataset}-{base}"), [*changes, *experiment.overrides])
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One number of a table: as published (none or one), and ours per run, by both definitions."""
-
-    column: str
-    published: Values
-    ours: Values = ()
-    sound: Values = ()
-
-    @property
-    def decimals(self) -> int | None:
-        """Decimals that the paper prints; None for operations."""
-        return PAPER["columns"][self.column]["decimals"]
-
-    def mark(self) -> str:
-        """▲ or ▼ where ours differs from the published value by more than twice the spread."""
-        if not self.published or len(self.ours) < 2 or self.column == TIME:
-            return ""
-        unit = 10.0**-self.decimals if self.decimals is not None else 1e-3 * self.published[0]
-        gap = mean(self.ours) - self.published[0]
-        return "" if abs(gap) <= 2 * spread(self.ours) + unit / 2 else "▲" if gap > 0 else "▼"
-
-    def text(self, source: str, runs: int) -> str:
-        """The number by `published`, `ours` or `sound`, in a row with so many runs."""
-        shown = summary(getattr(self, source), self.decimals)
-        accuracy = self.column in ACCURACIES
-        if source == "published":
-            return shown or "–"
-        if source == "sound":
-            return shown + FAST_PROBE * bool(accuracy and shown)
-        if not shown:
-            return NOT_RUN if self.published else ""
-        partly = accuracy and len(self.ours) < runs
-        some = f" ({len(self.ours)} of {runs} runs)" if partly else ""
-        return f"{shown}{some} {self.mark()}".rstrip()
-
-
-@dataclass(frozen=True)
-class Line:
-    """A row of a table, the runs behind it by seed, and its cells by column."""
-
-    row: Row
-    runs: list[ledger.Entry]
-    cells: dict[str, Cell]
-
-    def values(self, column: str, source: str) -> Values:
-        """Values of a cell by `published`, `ours` or `sound`."""
-        found: Values = getattr(self.cells[column], source)
-        return found
-
-
-Table = dict[str, list[Line]]  # by dataset
-
-
 def fill(experiment: Experiment, entries: Entries, scale: str = "paper") -> Table:
     """The table by dataset: those with runs first, then that of the claims.
 
@@ -246,38 +231,23 @@ def fill(experiment: Experiment, entries: Entries, scale: str = "paper") -> Tabl
     for dataset in sorted({row.dataset for row in every}, key=DATASET_ORDER.index):
         mine = [row for row in every if row.dataset == dataset]
         given = [c for c in experiment.columns if any(r.published[c] is not None for r in mine)]
-        table[dataset] = [fill_row(row, given or experiment.columns, entries) for row in mine]
+        table[dataset] = [_fill_row(row, given or experiment.columns, entries) for row in mine]
     return dict(sorted(table.items(), key=lambda item: not has_runs(item[1])))
 
 
-def has_runs(lines: list[Line]) -> bool:
-    """Whether a line has a run."""
-    return any(line.runs for line in lines)
+def has_runs(lines: list[Row]) -> bool:
+    """Whether a row has a run."""
+    return any(row.runs for row in lines)
 
 
-def fill_row(row: Row, columns: Sequence[str], entries: Entries) -> Line:
-    """The cells of a row from the runs of its setting."""
+def _fill_row(row: Row, columns: Sequence[str], entries: Entries) -> Row:
     runs = entries.get(ledger.setting(row.recipe), [])
     if columns[0] in DYNAMICS:
         runs = [entry for entry in runs if entry["dynamics"]]
     if columns[0].startswith("background"):
         runs = [entry for entry in runs if value(entry, row, columns[0], "paper") is not None]
-    return Line(row, runs, {column: make_cell(row, column, runs) for column in columns})
-
-
-def make_cell(row: Row, column: str, runs: Sequence[ledger.Entry]) -> Cell:
-    """One measure of a row over its runs."""
-    published = row.published.get(column)
-    ours, sound = (
-        tuple(v for e in runs if (v := value(e, row, column, definition)) is not None)
-        for definition in ("paper", "sound")
-    )
-    if column == "flops":  # counted over both views, per image, or per batch where the batch varies
-        macs = _macs(replace_fields(row.recipe, run={"batch": 2})) * row.axes.get("batch_size", 1)
-        ours = (float(macs),)
-    if column == TIME:
-        ours = ours and (min(ours),)  # the others may have shared their GPU
-    return Cell(column, () if published is None else (published,), ours, sound)
+    published = {column: row.published[column] for column in columns}
+    return dataclasses.replace(row, runs=runs, published=published)
 
 
 @cache
@@ -315,32 +285,32 @@ def count_filled(entries: Entries) -> tuple[int, int]:
     """How many published numbers have a run of ours beside them, and how many there are."""
     tables = [lines for name in TABLES for lines in fill(EXPERIMENTS[name], entries).values()]
     filled = [
-        bool(line.runs and cell.ours)
-        for line in chain.from_iterable(tables)
-        for cell in line.cells.values()
-        if cell.published
+        bool(row.runs and row.values(column, "ours"))
+        for row in chain.from_iterable(tables)
+        for column, published in row.published.items()
+        if published is not None
     ]
     return sum(filled), len(filled)
 
 
-def text(lines: list[Line]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of text: `paper`, `ours` and `sound` for each line of one dataset."""
-    symbols = [PAPER["columns"][c]["symbol"] for c in lines[0].cells]
-    in_paper = any(c.published for line in lines for c in line.cells.values())
+def text(lines: list[Row]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of text: `paper`, `ours` and `sound` for each row of one dataset."""
+    columns = list(lines[0].published)
+    in_paper = any(row.values(c, "published") for row in lines for c in columns)
     body = []
-    for line in lines:
-        cells, runs = line.cells.values(), len(line.runs)
+    for row in lines:
+        has = {s: any(row.values(c, s) for c in columns) for s in ("ours", "sound")}
         sources = ["published"] if in_paper else []
-        if runs or not in_paper or any(c.ours for c in cells):
+        if row.runs or not in_paper or has["ours"]:
             sources.append("ours")
-        count = {sources[-1]: str(runs or NOT_RUN)}
-        if any(c.sound for c in cells):
+        count = {sources[-1]: str(len(row.runs) or NOT_RUN)}
+        if has["sound"]:
             sources.append("sound")
         for source in sources:
-            head = label(line.row) if source == sources[0] else ""
-            shown = [cell.text(source, runs) for cell in cells]
+            head = label(row) if source == sources[0] else ""
+            shown = [row.text(column, source) for column in columns]
             body.append([head, source.replace("published", "paper"), *shown, count.get(source, "")])
-    return ["method", "", *symbols, "runs"], body
+    return ["method", "", *(PAPER["columns"][c]["symbol"] for c in columns), "runs"], body
 
 
 def label(row: Row) -> str:
@@ -374,17 +344,20 @@ def claim_row(claim: dict[str, Any], entries: Entries) -> list[str]:
     lines = fill(EXPERIMENTS[claim["table"]], entries)[MAIN]
     a, b = (
         next(
-            line.cells[claim["column"]] for line in lines
-            if claim[side].items() <= ({"method": line.row.method} | line.row.axes).items()
+            row for row in lines
+            if claim[side].items() <= ({"method": row.method} | row.axes).items()
         )
         for side in ("first", "second")
     )  # fmt: skip
-    ours, ours_holds = compare(a.ours, b.ours, claim["sign"])
-    sound, sound_holds = compare(a.sound, b.sound, claim["sign"])
-    if claim["column"] in ACCURACIES and sound != NOT_RUN:
+    column = claim["column"]
+    (ours, ours_holds), (sound, sound_holds) = (
+        compare(a.values(column, source), b.values(column, source), claim["sign"])
+        for source in ("ours", "sound")
+    )
+    if column in ACCURACIES and sound != NOT_RUN:
         sound += FAST_PROBE
-    published = f"{a.published[0] - b.published[0]:+.2f}"
-    return [claim["sentence"], published, ours, sound, ours_holds, sound_holds]
+    published = a.values(column, "published")[0] - b.values(column, "published")[0]
+    return [claim["sentence"], f"{published:+.2f}", ours, sound, ours_holds, sound_holds]
 
 
 def compare(a: Sequence[float], b: Sequence[float], sign: int) -> tuple[str, str]:
