@@ -24,7 +24,6 @@ from bayesncl.measure.dimensions import (
     OWNED_PRECISION,
     OWNED_RECALL,
     Dimensions,
-    Labelings,
     describe,
     mean,
 )
@@ -204,8 +203,14 @@ def measure_features(
     queries = None
     if n > MAX_ROWS:
         rows = spread_evenly(n, MAX_ROWS)
-        groups, labels = _take(groups, rows), _take(labels, rows)
-        given |= {name: _take(given.get(name), rows) for name in PER_ROW}
+
+        def take(values: Any) -> Any:
+            if isinstance(values, Mapping):
+                return {key: take(each) for key, each in values.items()}
+            return None if values is None else np.asarray(values)[rows]
+
+        groups, labels = take(groups), take(labels)
+        given |= {name: take(given.get(name)) for name in PER_ROW}
         given["queries"] = queries = SAMPLED_QUERIES
         result.parameters |= {"rows_measured": len(rows), "rows_chosen": "spread evenly"}
     result.parameters["seed"] = SEED
@@ -226,13 +231,6 @@ def measure_features(
     return result
 
 
-def _take(values: Any, rows: np.ndarray) -> Any:
-    """These rows of an array, or of each array in a dict; None stays None."""
-    if isinstance(values, Mapping):
-        return {key: _take(each, rows) for key, each in values.items()}
-    return None if values is None else np.asarray(values)[rows]
-
-
 def _measure_labeled(
     result: Result, groups: Groups, labels: Array, dims: Sequence[int], ks: Sequence[int],
     ranking: Array | None, spectrum: bool, queries: int | None, progress: Progress | None,
@@ -247,11 +245,29 @@ def _measure_labeled(
     asked = None
     if queries is not None:
         asked = np.sort(np.random.default_rng(SEED).choice(n, queries, replace=False))
-    values, result.chance = _score(groups, labelings, spectrum)
-    result.paper, result.sound = values.get("paper"), values.get("sound")
-    result.retrieval, result.chance["retrieval"] = _retrieve(
-        groups, labelings, dims, ks, ranking, asked, progress
-    )
+    for names, array in groups.items():
+        for name in names:
+            values, chance = interpretability.score(array, labelings, name, spectrum=spectrum)
+            for extra in registry.MEASURES:
+                if extra.function is not None and name in extra.definitions:
+                    values[extra.key] = extra.function(array, labelings[0])
+                    chance[extra.key] = extra.function(array, labelings[1])
+            setattr(result, name, values)
+            result.chance[name] = {k: chance[k] for k in values if registry.named(k).needs_labels}
+    result.chance["retrieval"] = {}
+    for names, array in groups.items():
+        strict = ranking is not None and "sound" in names
+        order = ranking if strict else column_sums(array)
+        widths: list[int | None] = [*(k for k in dims if k < array.shape[1]), None]
+        for done, kept in enumerate(widths, 1):
+            rows = retrieval.prepare(array, retrieval.choose_columns(array, kept, order))
+            found = retrieval.relevance(rows, labelings, max(ks), queries=asked)
+            for name in names:
+                for tree, share in zip((result.retrieval, result.chance["retrieval"]), found[name]):
+                    by_k = rounded(retrieval.precision(share, ks))
+                    tree.setdefault(name, {})[str(kept or "all")] = by_k
+            if progress:
+                progress(done, len(widths), "retrieval")
     sizes = np.bincount(index).tolist()
     result.parameters |= {
         "dimensions": {name: a.shape[1] for names, a in groups.items() for name in names},
@@ -272,45 +288,6 @@ def _measure_labeled(
         "queries": n if asked is None else len(asked),
         "queries_sampled": asked is not None,
     }
-
-
-def _score(groups: Groups, labelings: Labelings, spectrum: bool) -> tuple[Tree, Tree]:
-    """Every measure of interpretability by definition: values, and those by chance."""
-    values: Tree = {}
-    chance: Tree = {}
-    for names, array in groups.items():
-        both = interpretability.score(array, labelings, names, spectrum=spectrum)
-        for name in names:
-            for extra in registry.MEASURES:
-                if extra.function is not None and name in extra.definitions:
-                    for tree, y in zip(both, labelings):
-                        tree[name][extra.key] = extra.function(array, y)
-            values[name], by_chance = (tree[name] for tree in both)
-            chance[name] = {k: v for k, v in by_chance.items() if registry.named(k).needs_labels}
-    return values, chance
-
-
-def _retrieve(
-    groups: Groups, labelings: Labelings, dims: Sequence[int], ks: Sequence[int],
-    ranking: Array | None, queries: np.ndarray | None, progress: Progress | None,
-) -> tuple[Tree, Tree]:  # fmt: skip
-    """Precision by definition, number of kept dimensions and k: values, and those by chance."""
-    values: Tree = {}
-    chance: Tree = {}
-    for names, array in groups.items():
-        strict = ranking is not None and "sound" in names
-        order = ranking if strict else column_sums(array)
-        widths: list[int | None] = [*(k for k in dims if k < array.shape[1]), None]
-        for done, kept in enumerate(widths, 1):
-            rows = retrieval.prepare(array, retrieval.choose_columns(array, kept, order))
-            found = retrieval.relevance(rows, labelings, max(ks), queries=queries)
-            for name in names:
-                for tree, share in zip((values, chance), found[name]):
-                    by_k = rounded(retrieval.precision(share, ks))
-                    tree.setdefault(name, {})[str(kept or "all")] = by_k
-            if progress:
-                progress(done, len(widths), "retrieval")
-    return values, chance
 
 
 def evaluate(

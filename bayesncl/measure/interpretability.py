@@ -70,38 +70,31 @@ def interpretability(
     """
     features = as_features(features)
     index, _ = as_labels(labels, len(features))
-    results = score(features, [index], (definition,), min_support=min_support, spectrum=spectrum)
-    return results[0][definition]
+    return score(features, [index], definition, min_support=min_support, spectrum=spectrum)[0]
 
 
 def score(
-    features: np.ndarray, labelings: Labelings, definitions: Sequence[str] = DEFINITIONS, *,
+    features: np.ndarray, labelings: Labelings, definition: str = "sound", *,
     min_support: int = MIN_SUPPORT, spectrum: bool = False,
-) -> list[dict[str, Values]]:  # fmt: skip
-    """The dict of `interpretability` by definition, for each labeling (int64 0..C-1)."""
+) -> list[Values]:  # fmt: skip
+    """The values of `interpretability` for each labeling (int64 0..C-1)."""
     if min_support < 1:
-        raise InputError(f"min_support must be 1 or more images, got {min_support}")
-    if unknown := set(definitions) - set(DEFINITIONS):
-        raise InputError(f"definition must be paper or sound, got {unknown.pop()!r}")
+        raise InputError(f"min_support must be at least 1, got {min_support}")
+    if definition not in DEFINITIONS:
+        raise InputError(f"definition must be paper or sound, got {definition!r}")
     unit = unit_codes(features)
-    results: list[dict[str, Values]] = [{} for _ in labelings]
-    sound = "sound" in definitions
-    cuts = _matching_cuts(unit) if sound else {}
-    counts = count(unit, labelings, (*THRESHOLDS, *cuts.values()) if sound else (ACTIVE,))
-    if "paper" in definitions:
-        for result, *both in zip(results, counts, count(features, labelings, floor=0.0)):
-            result["paper"] = _paper_means(*both)
-    if sound:
+    if definition == "paper":
+        both = count(unit, labelings), count(features, labelings, floor=0.0)
+        results = [_paper_means(*counts) for counts in zip(*both)]
+    else:
+        cuts = _matching_cuts(unit)
+        counts = count(unit, labelings, (*THRESHOLDS, *cuts.values()))
         precision = dims.detector_precision(unit, labelings, counts)
-        for result, each, ap in zip(results, counts, precision):
-            result["sound"] = _sound_means(each, ap, list(cuts), min_support)
-    for definition in definitions:
-        rank: Values = {"effective_rank": None, "orthogonality": None}
-        if spectrum and features.shape[1] <= MAX_SPECTRUM_DIMS:
-            rank = _spectrum(unit if definition == "sound" else features, definition)
-        for result in results:
-            result[definition] |= rank
-    return results
+        results = [_sound_means(*of, list(cuts), min_support) for of in zip(counts, precision)]
+    rank: Values = {"effective_rank": None, "orthogonality": None}
+    if spectrum and features.shape[1] <= MAX_SPECTRUM_DIMS:
+        rank = _spectrum(features if definition == "paper" else unit, definition)
+    return [result | rank for result in results]
 
 
 def shuffle_labels(labels: np.ndarray, seed: int = 0) -> np.ndarray:

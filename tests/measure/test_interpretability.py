@@ -12,11 +12,7 @@ from sklearn.metrics import average_precision_score
 
 from bayesncl.errors import InputError
 from bayesncl.measure import rows
-from bayesncl.measure.interpretability import (
-    THRESHOLDS,
-    interpretability,
-    score,
-)
+from bayesncl.measure.interpretability import DEFINITIONS, THRESHOLDS, interpretability, score
 
 EPS = 1e-5
 
@@ -218,11 +214,11 @@ def test_inputs_of_every_kind_agree() -> None:
 def test_blocks_and_shared_labelings_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     z, labels = sparse()
     mixed = np.random.default_rng(0).permutation(labels)
-    whole = [{d: interpretability(z, y, d) for d in ("sound", "paper")} for y in (labels, mixed)]
+    whole = [{d: interpretability(z, y, d) for d in DEFINITIONS} for y in (labels, mixed)]
     monkeypatch.setattr(rows, "ENTRIES_PER_BLOCK", 7 * z.shape[1])
-    for result, expected in zip(score(z, [labels, mixed]), whole):
-        for definition, values in expected.items():
-            assert_agree(result[definition], values)
+    for definition in DEFINITIONS:
+        for found, expected in zip(score(z, [labels, mixed], definition), whole):
+            assert_agree(found, expected[definition])
 
 
 @pytest.mark.parametrize(
