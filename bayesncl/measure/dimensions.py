@@ -116,15 +116,44 @@ def describe(
     index, classes = _index(labels, z.shape[0])
     ground, grounds = _index(backgrounds, z.shape[0])
     counts = count(z, [index] if grounds is None else [index, ground])
-    table = _class_columns(counts[0], classes)
-    if classes is not None and detectors:
-        ap = detector_precision(z, [index], counts[:1], len(classes))[0]
-        table["ap"] = np.where(table["detected_class"] < 0, np.nan, ap)
+    support = _integers(counts[0].fires[0].sum(0))
+    table: dict[str, np.ndarray] = {"support": support, "mass": counts[0].mass.sum(0)}
+    if classes is not None:
+        labeled = slice(len(classes))
+        sizes, mass = counts[0].sizes[labeled], counts[0].mass[labeled]
+        fires, means = counts[0].fires[0][labeled], mass / sizes[:, None]
+        known, share = largest_share(fires)
+        best, dead = np.where(fires == fires.max(0), mass, -1.0).argmax(0), known == 0
+        table |= {
+            "classes": classes,
+            "class_sizes": _integers(sizes),
+            "class_counts": _integers(fires.T),
+            "consistency": share,
+            "best_class": np.where(dead, -1, best),
+            "recall": np.where(dead, np.nan, 100 * fires.max(0) / sizes[best]),
+            "detected_class": np.where(dead, -1, means.argmax(0)),
+            "entropy_freq": entropy(fires),
+            "entropy_sum": entropy(mass),
+            "entropy_mean": entropy(means),
+        }
+        if detectors:
+            ap = detector_precision(z, [index], counts[:1], len(classes))[0]
+            table["ap"] = np.where(dead, np.nan, ap)
     if grounds is not None:
         by_ground = _integers(counts[1].fires[0][: len(grounds)].T)
         table |= {"backgrounds": grounds, "background_counts": by_ground}
     if open is not None:
-        table |= _gate_columns(z, open, table["support"], index, classes)
+        if np.shape(open) != z.shape:
+            raise InputError(f"gates must be {list(z.shape)} like z, got {list(np.shape(open))}")
+        open = np.asarray(open, bool)
+        closed = ((np.abs(z) > ACTIVE) & ~open).sum(0)
+        table["open_rate"] = 100 * open.sum(0) / len(open)
+        table["closed_rate"] = 100 * np.divide(
+            closed, support, out=np.full(len(support), np.nan), where=support > 0
+        )
+        if classes is not None:
+            by_class = [open[index == c].sum(0) for c in range(len(classes))]
+            table["open_counts"] = _integers(np.stack(by_class, axis=1))
     return Dimensions(images=z.shape[0], **table)
 
 
@@ -211,47 +240,6 @@ def _index(labels: Array | None, rows: int) -> tuple[np.ndarray, np.ndarray | No
     if missing == len(names):
         return np.zeros(rows, np.int64), None
     return np.where(index < missing, len(names), index) - missing, names[missing:]
-
-
-def _class_columns(counts: Counts, classes: np.ndarray | None) -> dict[str, np.ndarray]:
-    fires, mass = counts.fires[0], counts.mass
-    table = {"support": _integers(fires.sum(0)), "mass": mass.sum(0)}
-    if classes is None:
-        return table
-    labeled = slice(len(classes))
-    fires, mass, sizes = fires[labeled], mass[labeled], counts.sizes[labeled]
-    support, share = largest_share(fires)
-    best = np.where(fires == fires.max(0), mass, -1.0).argmax(0)
-    dead, means = support == 0, mass / sizes[:, None]
-    return table | {
-        "classes": classes,
-        "class_sizes": _integers(sizes),
-        "class_counts": _integers(fires.T),
-        "consistency": share,
-        "best_class": np.where(dead, -1, best),
-        "recall": np.where(dead, np.nan, 100 * fires.max(0) / sizes[best]),
-        "detected_class": np.where(dead, -1, means.argmax(0)),
-        "entropy_freq": entropy(fires),
-        "entropy_sum": entropy(mass),
-        "entropy_mean": entropy(means),
-    }
-
-
-def _gate_columns(
-    z: np.ndarray, open: np.ndarray, support: np.ndarray, index: np.ndarray,
-    classes: np.ndarray | None,
-) -> dict[str, np.ndarray]:  # fmt: skip
-    if np.shape(open) != z.shape:
-        raise InputError(f"gates must be {list(z.shape)} like z, got {list(np.shape(open))}")
-    open = np.asarray(open, bool)
-    closed = ((np.abs(z) > ACTIVE) & ~open).sum(0)
-    nothing = np.full(len(support), np.nan)
-    rate = 100 * np.divide(closed, support, out=nothing, where=support > 0)
-    columns = {"open_rate": 100 * open.sum(0) / len(open), "closed_rate": rate}
-    if classes is not None:
-        by_class = [open[index == c].sum(0) for c in range(len(classes))]
-        columns["open_counts"] = _integers(np.stack(by_class, axis=1))
-    return columns
 
 
 def _integers(counts: np.ndarray) -> np.ndarray:

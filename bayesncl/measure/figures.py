@@ -86,7 +86,9 @@ def figures(
     if noise is not None:  # mean cosine of the ten strongest images of each dimension [D]
         judge_of_noise = labelfree.prepare(noise[1], noise[0].shape[0])
         noisy = labelfree.mean_cosine(strongest_images(as_codes(noise[0]), TOP), judge_of_noise)
-    index, names = _index_labels(labels, n)
+    index, names = None, np.empty(0)  # None without labels, or with a single class
+    if labels is not None and (np.shape(labels) != (n,) or len(np.unique(as_numpy(labels))) > 1):
+        index, names = as_labels(labels, n)
     levelled = {name: as_labels(y, n)[0] for name, y in (levels or {}).items()}
     judgeable = n >= MIN_IMAGES and (index is not None or judge is not None)
     least = None
@@ -176,14 +178,6 @@ def least_alike(embeddings: Any, noise: np.ndarray | None, seed: int) -> float:
     defined = np.empty(0) if noise is None else noise[~np.isnan(noise)]
     least = max(halfway, np.quantile(defined, NOISE_QUANTILE)) if len(defined) else halfway
     return min(float(least), SAME_IMAGES)
-
-
-def _index_labels(labels: Array | None, n: int) -> tuple[np.ndarray | None, np.ndarray]:
-    """Labels from 0 and their names; None without labels or with a single class."""
-    plain = np.zeros(n) if labels is None else as_numpy(labels)
-    if plain.shape == (n,) and len(np.unique(plain)) < 2:
-        return None, np.empty(0)
-    return as_labels(plain, n)
 
 
 def _clearest(codes: np.ndarray, index: np.ndarray, labels: np.ndarray, names: Any) -> Tree:

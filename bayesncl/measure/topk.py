@@ -14,13 +14,7 @@ from torch import Tensor
 from bayesncl.device import find_device
 from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_labels
-from bayesncl.measure.dimensions import (
-    MIN_SUPPORT,
-    OWNED_RECALL,
-    largest_share,
-    mean,
-    owned_classes,
-)
+from bayesncl.measure import dimensions as dims
 from bayesncl.measure.interpretability import Values
 from bayesncl.measure.linear import probe_kept
 from bayesncl.measure.neighbors import as_rows
@@ -141,27 +135,25 @@ def summary(
     chance: dict[int, Values] = {}
     for k in ks:
         kept = _cut(*top, k, width)
+        # a class spread over many dimensions cannot reach a tenth in one: half of an even share
+        live = len(np.unique(kept.indices))
+        even_share = len(sizes) * kept.nnz / n / max(live, 1)
+        values[k] = {"l0": kept.nnz / n}
         precisions = kept_precision(kept, [index, shuffled], 5, asked)
         for tree, y, p5 in zip((values, chance), (index, shuffled), precisions):
-            tree[k] = _about_classes(class_counts(kept, y), sizes) | {"p5": p5}
-        values[k] = {"l0": kept.nnz / n} | values[k]
+            fires = class_counts(kept, y)
+            support, share = dims.largest_share(fires)
+            share = share[support >= dims.MIN_SUPPORT]
+            tree.setdefault(k, {}).update({
+                "consistency": dims.mean(share),
+                "about_one_class": dims.mean(100.0 * (share >= ABOUT_ONE_CLASS)),
+                "classes_owned": dims.owned_classes(fires, sizes),
+                "classes_owned_evenly": dims.owned_classes(
+                    fires, sizes, recall=min(dims.OWNED_RECALL, even_share / 2)
+                ),
+                "p5": p5,
+            })
         if train is not None:
             probed = probe_kept(_cut(*top_train, k, width), train[1], kept, labels, seed=seed)
             values[k]["probe"], chance[k]["probe"] = probed["acc1"], probed["chance"]
     return values, chance
-
-
-def _about_classes(fires: np.ndarray, sizes: np.ndarray) -> Values:
-    """How well dimensions fit classes, from counts [C, D] of firing images and class sizes [C]."""
-    support, share = largest_share(fires)
-    share = share[support >= MIN_SUPPORT]
-    # a class spread over many dimensions cannot reach a tenth in one: half of an even share will do
-    even_share = len(sizes) * support.sum() / sizes.sum() / max((support > 0).sum(), 1)
-    return {
-        "consistency": mean(share),
-        "about_one_class": mean(100.0 * (share >= ABOUT_ONE_CLASS)),
-        "classes_owned": owned_classes(fires, sizes),
-        "classes_owned_evenly": owned_classes(
-            fires, sizes, recall=min(OWNED_RECALL, even_share / 2)
-        ),
-    }
