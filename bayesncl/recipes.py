@@ -406,7 +406,6 @@ SETTINGS |= {
     "tinyimagenet": replace_fields(IMAGENET100, data={"size": 64}, views={"size": 64}),
     "folder": FOLDER,
     "waterbirds": FOLDER,
-    "shards": replace_fields(FOLDER, data={"size": 256}, views={"size": 224}),
     "arrays": replace_fields(
         FOLDER, data={"size": 32}, views={"size": 32}, model={"stem": "cifar"}
     ),

@@ -190,7 +190,7 @@ class PhotoEncoder:
 
         def read(entry: Entry) -> np.ndarray | str:
             try:
-                return self.read(entry.read())
+                return self.read(entry.path.read_bytes())
             except (Undecodable, OSError) as error:
                 return first_line(error)
 

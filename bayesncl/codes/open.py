@@ -21,8 +21,8 @@ from torch import Tensor
 from bayesncl.codes.encoders import PhotoEncoder
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.novelty import Novelty
+from bayesncl.data.decode import Pictures, as_batch, read_picture
 from bayesncl.data.images import spread_evenly
-from bayesncl.data.pixels import Pictures, as_batch, read_picture
 from bayesncl.errors import InputError, printable
 from bayesncl.io import is_codes
 from bayesncl.measure.verdict import render_html

@@ -91,7 +91,6 @@ _ENTRIES = (
         name="waterbirds", title="Waterbirds", load=_lazy("waterbirds:load"), splits=THREE,
         counterfactual=_lazy("waterbirds:swapped"), second_label=True, classes=2,
     ),
-    Dataset(name="shards", title="Shards", load=_lazy("shards:load"), holdout=True),
     Dataset(name="arrays", title="Arrays", load=_lazy("arrays:load"), holdout=True),
 )  # fmt: skip
 DATASETS = {dataset.name: dataset for dataset in _ENTRIES}

@@ -5,10 +5,9 @@ import dataclasses
 import numpy as np
 
 from bayesncl import recipes
-from bayesncl.data.decode import resize_images
+from bayesncl.data.decode import channels_first, resize_images
 from bayesncl.data.folder import given_path
 from bayesncl.data.images import Images, Progress, in_split
-from bayesncl.data.pixels import channels_first
 from bayesncl.errors import InputError
 from bayesncl.inputs import factorize, read_arrays
 

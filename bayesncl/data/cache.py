@@ -14,10 +14,9 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 from filelock import FileLock
@@ -38,20 +37,11 @@ B = TypeVar("B")
 Failures = list[tuple[int, str]]  # index of an entry and why it could not be decoded
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """An image file: a whole file, or a section of an archive."""
+class Entry(NamedTuple):
+    """An image file."""
 
     name: str  # relative to the root
     path: Path
-    offset: int = 0
-    size: int = -1  # -1: to the end of the file
-
-    def read(self) -> bytes:
-        """The bytes."""
-        with open(self.path, "rb") as file:
-            file.seek(self.offset)
-            return file.read(self.size)
 
 
 def read_images(
@@ -99,12 +89,9 @@ def count_suffixes(names: Sequence[str]) -> list[str]:
 
 def _key(entries: Sequence[Entry], square: Square) -> str:
     digest = hashlib.blake2b(repr((VERSION, square)).encode(), digest_size=20)
-    stats: dict[Path, list[int]] = {}
     for entry in entries:
-        if entry.path not in stats:
-            s = os.stat(entry.path)  # nobody can set the ctime back
-            stats[entry.path] = [s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns]
-        record = (entry.name, entry.offset, entry.size, stats[entry.path])
+        s = os.stat(entry.path)  # nobody can set the ctime back
+        record = entry.name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
         digest.update(repr(record).encode())
     return digest.hexdigest()
 
@@ -124,35 +111,32 @@ def _build(
 ) -> tuple[np.ndarray, Failures]:
     """Decode into a temporary file, then rename it, so that `path` is complete or absent."""
 
-    def read(entry: Entry) -> np.ndarray | Undecodable | OSError:
+    def read(entry: Entry) -> np.ndarray | Exception:
         try:
-            return decode(entry.read(), square)
+            return decode(entry.path.read_bytes(), square)
         except (Undecodable, OSError) as error:
             return error
 
     unfinished, shape = path.with_suffix(".partial"), (3, square.crop, square.crop)
-    errors: dict[int, Undecodable | OSError] = {}
+    failures: Failures = []
+    final = True
     try:
         # Plain writes: a full disk is an OSError here, but a bus error in a writable memory map.
         with open(unfinished, "wb") as file:
             write_npy_header(file, (len(entries), *shape), "|u1")
             images = track(map_in_threads(read, entries), len(entries), "decoding images", progress)
             for i, image in enumerate(images):
-                if isinstance(image, Exception):
-                    errors[i] = image
-                else:
+                if isinstance(image, np.ndarray):
                     file.write(image.tobytes())
+                    continue
+                failures.append((i, printable(getattr(image, "strerror", None) or str(image))))
+                final &= isinstance(image, Undecodable)  # an error of reading may pass
             file.seek(0)
-            write_npy_header(file, (len(entries) - len(errors), *shape), "|u1")
+            write_npy_header(file, (len(entries) - len(failures), *shape), "|u1")
             file.flush()
             os.fsync(file.fileno())
         pixels = np.load(unfinished, mmap_mode="r", allow_pickle=False)
-        failures = [
-            (i, printable(getattr(error, "strerror", None) or str(error)))
-            for i, error in errors.items()
-        ]
-        # Errors of reading may pass: decode again next time. The map outlives its file.
-        if not any(isinstance(error, OSError) for error in errors.values()):
+        if final:  # else decode again next time; the map outlives its file
             write_atomic(path.with_suffix(".json"), json.dumps(failures))
             os.replace(unfinished, path)
         return pixels, failures

@@ -1,9 +1,14 @@
-"""CIFAR-10 and CIFAR-100: binary or python version, unpacked or as .tar.gz."""
+"""CIFAR-10 and CIFAR-100: binary or python version, unpacked or as .tar.gz; its download."""
 
 import codecs
+import hashlib
+import http.client
 import io
+import os
 import pickle
 import tarfile
+import urllib.error
+import urllib.request
 import warnings
 import zlib
 from dataclasses import dataclass
@@ -15,7 +20,6 @@ import numpy as np
 from bayesncl import recipes
 from bayesncl.data import DATASETS
 from bayesncl.data.decode import resize_images
-from bayesncl.data.fetch import fetch
 from bayesncl.data.folder import given_path
 from bayesncl.data.images import Images, Progress
 from bayesncl.errors import InputError, as_input_error
@@ -93,6 +97,55 @@ def fetch_archive(name: str, folder: Path, progress: Progress | None = None) -> 
     """Download the official binary archive."""
     layout = LAYOUTS[name][0]
     return fetch(HOME + layout.archive, folder / layout.archive, layout.md5, progress)
+
+
+def fetch(url: str, path: Path, md5: str, progress: Progress | None = None) -> Path:
+    """Download `url` to `path` unless it is there.
+
+    PATH.part collects the bytes, resumes a broken download, and becomes `path` once its checksum
+    is right.
+    """
+    part = path.with_name(path.name + ".part")
+    errors = (OSError, http.client.HTTPException, ValueError)  # URLError is an OSError
+    with as_input_error(f"cannot download {url} to {path.parent}", *errors):
+        if path.is_file() and checksum(path) == md5:
+            return path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _receive(url, part, progress)
+        seen = checksum(part)
+        if seen != md5:
+            part.unlink()
+            raise InputError(f"{url}: MD5 is {seen}, expected {md5}; deleted it, try again")
+        os.replace(part, path)
+    return path
+
+
+def checksum(path: Path) -> str:
+    """MD5 of a file in hex; it detects damage, not an attacker."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def _receive(url: str, part: Path, progress: Progress | None) -> None:
+    done = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={done}-"} if done else {})
+    try:
+        response = urllib.request.urlopen(request, timeout=30)  # seconds without a byte
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and done:  # nothing follows; the checksum decides
+            return
+        raise
+    resumed = response.status == 206
+    done *= resumed  # 0 if the server cannot resume
+    with response, open(part, "ab" if resumed else "wb") as file:
+        total = done + int(response.headers.get("Content-Length", 0))
+        while block := response.read(1 << 20):
+            file.write(block)
+            done += len(block)
+            if progress:
+                progress(done, max(total, done), f"downloading {part.stem}")
+    if done < total:
+        raise OSError(f"the connection ended after {done} of {total} bytes; run again to resume")
 
 
 def _find(name: str, root: str) -> tuple[Layout, Path]:

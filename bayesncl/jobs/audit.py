@@ -18,7 +18,7 @@ from scipy import stats
 from torch import Tensor
 
 from bayesncl.codes.folder import CodesFolder
-from bayesncl.data.pixels import read_picture
+from bayesncl.data.decode import read_picture
 from bayesncl.device import find_device
 from bayesncl.errors import InputError, as_input_error, printable
 from bayesncl.inputs import Array, as_features, factorize

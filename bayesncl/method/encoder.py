@@ -6,8 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from bayesncl.data.decode import Square
-from bayesncl.data.pixels import Pictures, as_pixels
+from bayesncl.data.decode import Pictures, Square, as_pixels
 from bayesncl.method.backbones import build_backbone, update_running_statistics
 from bayesncl.method.heads import Features, Projector, build_head
 from bayesncl.method.losses import check_n_active, keep_strongest

@@ -44,7 +44,7 @@ class Workspace:
 
     results: Path  # the ledger
     models: Path  # run folders: a finished run there is only measured, a stopped one resumed
-    data: str | None = None  # holds a folder (or .tar) per dataset, or is the only dataset
+    data: str | None = None  # holds a folder per dataset, or is the only dataset
     scale: str = "paper"  # or smoke
     device: torch.device | None = None
     display: Display = field(default_factory=partial(Display, quiet=True))
@@ -54,8 +54,7 @@ class Workspace:
         if self.data is None:
             return ""
         root = Path(self.data).expanduser().resolve()
-        options = root / name, root / f"{name}.tar"
-        return str(next((path for path in options if path.exists()), root))
+        return str(root / name if (root / name).exists() else root)
 
     def rooted(self, recipe: Recipe) -> Recipe:
         """The recipe with the path of its images."""

@@ -119,9 +119,9 @@ def test_a_full_disk_gets_one_line_and_leaves_nothing(
 def test_a_read_error_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = draw(tmp_path / "d")
     fails = Mock(side_effect=OSError(5, "Input/output error"))
-    read_file = Entry.read
+    read_bytes = Path.read_bytes
     with monkeypatch.context() as patch:
-        patch.setattr(Entry, "read", lambda e: (fails if e.name == "004.png" else read_file)(e))
+        patch.setattr(Path, "read_bytes", lambda p: (fails if p.stem == "004" else read_bytes)(p))
         with pytest.warns(UserWarning, match=r"004.png \(Input"):
             images = read_images(entries, EIGHT, labels=range(20))
     seen = [int(p[0, 0, 0]) for p in images.pixels]

@@ -18,7 +18,7 @@ import pytest
 
 from bayesncl import data
 from bayesncl.data import cifar
-from bayesncl.data.fetch import fetch
+from bayesncl.data.cifar import fetch
 from bayesncl.errors import InputError
 from tests.data.conftest import of
 
