@@ -52,9 +52,13 @@ def read_images(
     """Decode image files with their labels, or map them from the cache.
 
     A broken file raises InputError if `data.strict`; otherwise it is skipped, and a warning counts
-    it with the `others`, names of files that are not images. `square` is of side `data.size`.
+    it with the `others`, names of files that are not images. By default, the label of an image is
+    the index of its first folder among `class_names`, and `square` has the side `data.size`.
     """
     square = square or Square(data.size, data.size)
+    if labels is None and class_names is not None:
+        number = {name: i for i, name in enumerate(class_names)}
+        labels = [number[entry.name.split("/")[0]] for entry in entries]
     path = cache_folder() / f"{_key(entries, square)}.npy"
     with as_input_error(f"cannot use the cache {path.parent} (set BAYESNCL_CACHE)"):
         found = _open(path)

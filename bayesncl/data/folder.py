@@ -38,14 +38,7 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
     if test is None:
         entries = list(compress(entries, in_split([e.name for e in entries], data, split)))
         others = others if split == "train" else []  # report them once
-    labels = None if classes is None else number_classes(entries, classes)
-    return read_images(entries, data, progress, labels=labels, class_names=classes, others=others)
-
-
-def number_classes(entries: Sequence[Entry], classes: Sequence[str]) -> list[int]:
-    """The class of each file: the index of its first folder among the classes."""
-    number = {name: i for i, name in enumerate(classes)}
-    return [number[entry.name.split("/")[0]] for entry in entries]
+    return read_images(entries, data, progress, class_names=classes, others=others)
 
 
 def no_images(folder: Path) -> InputError:

@@ -7,7 +7,7 @@ from pathlib import Path
 from bayesncl import recipes
 from bayesncl.data.cache import Entry, read_images
 from bayesncl.data.decode import BILINEAR, Square
-from bayesncl.data.folder import existing_folder, number_classes, scan
+from bayesncl.data.folder import existing_folder, scan
 from bayesncl.data.images import Images, Progress
 from bayesncl.errors import InputError, as_input_error
 
@@ -39,8 +39,7 @@ def load_imagenet100(data: recipes.Data, split: str, progress: Progress | None =
         raise InputError(f"{folder}: {problem}; expected a folder per class")
     if split == "test":
         square = Square(data.size, round(data.size * 224 / 256), BILINEAR)
-    labels = number_classes(entries, wnids)
-    return read_images(entries, data, progress, labels=labels, class_names=wnids, square=square)
+    return read_images(entries, data, progress, class_names=wnids, square=square)
 
 
 def load_tinyimagenet(data: recipes.Data, split: str, progress: Progress | None = None) -> Images:
@@ -62,8 +61,7 @@ def load_tinyimagenet(data: recipes.Data, split: str, progress: Progress | None 
             raise InputError(f"{path} has the class {unknown[0]}, which train lacks")
     if not entries:
         raise InputError(f"{root}: no images of the {split} split")
-    labels = number_classes(entries, wnids)
-    return read_images(entries, data, progress, labels=labels, class_names=wnids)
+    return read_images(entries, data, progress, class_names=wnids)
 
 
 def _scan_classes(folder: Path, wnids: Sequence[str]) -> list[Entry]:

@@ -1,7 +1,7 @@
 """Losses as pure functions, and their parts: InfoNCE, balanced assignment, unit rows."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from numbers import Integral
 from typing import Any
@@ -105,7 +105,9 @@ def _info_nce(
     rows = torch.arange(len(a), device=a.device)
     anchor, positive = rows + first, (rows + len(a) // 2) % len(a) + first
     left_out = torch.stack([anchor, positive], 1) if decoupled else anchor[:, None]
-    with _without_autocast(a.device.type):
+    device = a.device.type
+    mixed = torch.is_autocast_enabled(device)  # torch caches no compiled function that enters it
+    with torch.autocast(device, enabled=False) if mixed else nullcontext():
         same = a is c
         a = at_least_float32(a)
         c = a if same else at_least_float32(c)
@@ -126,12 +128,6 @@ def _sum_rows(
     pull = s.gather(1, positive[:, None]).squeeze(1)
     s = s.scatter(1, left_out, float("-inf"))
     return (torch.logsumexp(s, 1) - pull).sum()
-
-
-def _without_autocast(device: str) -> AbstractContextManager[Any]:
-    """Switch autocast off if it is on: torch does not cache compiled functions that enter it."""
-    on = torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if on else nullcontext()
 
 
 def ipw_similarity(z: Tensor, z2: Tensor, prevalence: Tensor) -> Tensor:
