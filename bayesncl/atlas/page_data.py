@@ -57,7 +57,7 @@ class AtlasRun:
     fingerprint : identifies the codes, so that names find them again; default a hash of z.
     heat : maps of where in an image a dimension fires, or the reason why there are none.
     verdict : pairs of a line and how it was measured; the page opens with the first.
-    explain : a classifier on these codes, as `jobs.explain.save` wrote it.
+    explain : a classifier on these codes, as `jobs.explain` keeps it.
     names : names of the dimensions, by people and programs, and decisions on findings.
     seen : side of the central square of a photo that the encoder sees, by the shorter side.
     groups : int [D], the group of each dimension, where codes come in groups.

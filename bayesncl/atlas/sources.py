@@ -23,10 +23,11 @@ from bayesncl.data import DATASETS, load
 from bayesncl.data import arrays as array_images
 from bayesncl.data.folder import safe_name
 from bayesncl.data.images import Images, spread_evenly
+from bayesncl.device import find_device
 from bayesncl.errors import InputError, as_input_error, first_line, printable
 from bayesncl.inputs import read_arrays
 from bayesncl.io import digest, is_codes
-from bayesncl.jobs.audit import KINDS, audit_folder, stored_findings
+from bayesncl.jobs.audit import KINDS, Finding, audit_folder
 from bayesncl.measure.figures import KEPT
 from bayesncl.measure.topk import keep
 from bayesncl.method.encoder import Encoder
@@ -92,7 +93,8 @@ def show_arrays(path: Path) -> Shown:
 
 def show_runs(paths: Sequence[Path], options: AtlasOptions, display: Display) -> Shown:
     """Trained runs on the test images of their dataset."""
-    opened = [open_model(path, options.device) for path in paths]
+    device = find_device(options.device)
+    opened = [open_model(path, device) for path in paths]
     recipe = opened[0][0].recipe
     pixels = {name: getattr(Data(), name) for name in ("mean", "std", "paper_mean", "paper_std")}
     datasets = set()
@@ -167,14 +169,14 @@ def show_codes(paths: Sequence[Path], options: AtlasOptions, display: Display) -
     """Codes of the same images, with the results of jobs on the first of them."""
     folders = [CodesFolder(path) for path in paths]
     first, rows = folders[0], folders[0].rows()
-    start = len(rows) - rows.held if rows.held >= MIN_IMAGES else 0
+    start = rows.fitted if rows.held >= MIN_IMAGES else 0
     chosen = start + spread_evenly(len(rows) - start, options.max_images)
     index = [chosen]
     for folder in folders[1:]:  # rows of the same images, by name
-        place = {name: i for i, name in enumerate(folder.rows().names)}
-        if sorted(folder.rows().names) != sorted(rows.names):
+        there = folder.rows().index
+        if there.keys() != rows.index.keys():
             raise InputError(f"{folder} has codes of different images")
-        index.append(np.array([place[rows.names[i]] for i in chosen]))
+        index.append(np.array([there[rows.names[i]] for i in chosen]))
     images = _load_images(first, rows, chosen, options.root, display)
     remark = "" if start else TRAINED_ON
     runs = [
@@ -183,27 +185,24 @@ def show_codes(paths: Sequence[Path], options: AtlasOptions, display: Display) -
     ]
     if options.audit:
         display.busy("looking for things to check")
-        first.save_result("audit", {"findings": audit_folder(first)})
+        audit_folder(first)
     pages = {"check": load_findings(first, rows, options.root), "new": load_new(first)}
     return runs, images, {key: page for key, page in pages.items() if page is not None}
 
 
 def load_findings(folder: CodesFolder, rows: Rows, root: str | None) -> JobPage | None:
     """The worst findings of each kind of the last audit, with their images; None without one."""
-    found = stored_findings(folder)
-    if found is None:
+    tree, index = folder.load_result("audit"), rows.index
+    if tree is None:
         return None
-    index = {name: i for i, name in enumerate(rows.names)}
-    found = [f for f in found if f.image in index]
-    by_kind = {kind: [f for f in found if f.kind == kind] for kind in KINDS}
+    with as_input_error(f"{folder}/audit.json is damaged", Exception):
+        found = [Finding(*finding) for finding in tree["findings"]]
+    by_kind = {kind: [f for f in found if f.kind == kind and f.image in index] for kind in KINDS}
     shown = [f for some in by_kind.values() for f in some[:FINDINGS_PER_KIND]]
     classes = list(rows.class_names or ())
     clean = dict(zip(classes, clean_names(classes)))
-    findings = [
-        [f.kind, f.image, f.other, clean.get(f.label, f.label),
-         clean.get(f.suggested, f.suggested), f.score]
-        for f in shown
-    ]  # fmt: skip
+    words = [tuple(clean.get(word, word) for word in (f.label, f.suggested)) for f in shown]
+    findings = [(*f[:3], *both, f.score) for f, both in zip(shown, words)]
     named = dict.fromkeys(name for f in shown for name in (f.image, f.other) if name in index)
     chosen = np.array([index[name] for name in named], int)
     images = _load_images(folder, rows, chosen, root, Display(quiet=True)) if shown else None
@@ -233,7 +232,7 @@ def describe_codes(
     """Codes of the rows `index` of a folder, which are `images`, with the verdict of `fit`."""
     codes, rows, spec = folder.codes(), folder.rows(), folder.about().encoder or {}
     z: Any = codes.transform(np.asarray(folder.embeddings()[index]))
-    source = f"embeddings of {len(rows) - rows.held:,} images"
+    source = f"embeddings of {rows.fitted:,} images"
     source += " and their mirror images" if spec.get("mirror") else ""
     source += f" (encoder {Path(str(spec.get('spec'))).name})" if spec else ""
     sentence = f"{codes.n_components_} dimensions fitted by {codes.method} to {source}."

@@ -9,17 +9,16 @@ import typer
 from typer.core import TyperCommand
 
 from bayesncl import __version__
-from bayesncl.cli import atlas, codes, common, demo, evaluate, jobs, paper, train
+from bayesncl.cli import codes, common, demo, evaluate, train
 from bayesncl.errors import InputError, as_input_error, print_message
 
 COMMANDS = (
     demo.demo,
     codes.fit, codes.embed, codes.export,
-    atlas.atlas, atlas.quiz, jobs.audit, jobs.find, jobs.compare, jobs.explain,
-    jobs.names,
+    codes.atlas, codes.quiz, codes.audit, codes.find, codes.compare, codes.explain, codes.names,
     evaluate.evaluate, evaluate.measure,
     train.recipes, train.train, train.resume, train.views, train.download,
-    paper.reproduce, paper.record, evaluate.cost,
+    evaluate.reproduce, evaluate.record, evaluate.cost,
 )  # fmt: skip
 FORMER_OPTIONS = {"dim": "components", "keep": "active"}  # accepted, not shown in the help
 

@@ -1,22 +1,34 @@
-"""Commands around readable codes: fit, embed, export."""
+"""Commands around readable codes, from `fit` to the jobs with fitted codes."""
 
 from pathlib import Path
 
 from bayesncl.cli import common
-from bayesncl.cli.common import arg, flag, opt, out_file
-from bayesncl.errors import InputError
-from bayesncl.io import is_codes
+from bayesncl.cli.common import arg, flag, opt, out_file, out_folder
+from bayesncl.errors import InputError, printable
+from bayesncl.io import is_codes, write_atomic
 
 ENCODER = "A timm model (default: DINO ViT-S/16), FILE.onnx, MODULE:FUNCTION or a run."
 IMAGES = "A folder, an image or an array file. Default for codes: the fitted rows."
 FORMATS = ".npz, .csv, .parquet, .sparsevec.csv or .jsonl."
 
 
+def check_table_path(path: Path | None) -> Path | None:
+    """Check that a .csv or .parquet can be written, before the work starts."""
+    if path is not None:
+        from bayesncl.codes.table import check_table
+
+        check_table(path)
+    return path
+
+
+TABLE = opt("FILE", "Write a table (.csv or .parquet).", "-o", "--out", callback=check_table_path)
+
+
 def fit(
     source: Path = arg("SOURCE", "A folder of photos, an array file, or a run."),
     out: Path = opt("DIR", "Folder to write.", "-o", "--out", default=...),
     encoder: str | None = opt("NAME", ENCODER),
-    weights: Path | None = opt("FILE", "Encoder weights (.safetensors, .pt)."),
+    weights: str | None = opt("FILE", "Encoder weights (.safetensors, .pt)."),
     size: int | None = opt("N", "Input side in pixels (default: the encoder's).", min=1, max=4096),
     mean: str | None = opt("R,G,B", "Channel means (default: the encoder's)."),
     std: str | None = opt("R,G,B", "Channel deviations (default: the encoder's)."),
@@ -32,9 +44,8 @@ def fit(
     images: Path | None = opt("DIR", "For an array: folder of the images its rows name."),
     seed: int = opt("N", "Random seed.", default=0, min=0, max=2**32 - 1),
     fresh: bool = flag("--fresh", "Embed all photos again."),
-    device: str = common.DEVICE,
-    quiet: bool = common.QUIET,
-) -> None:
+    device: str = common.DEVICE, quiet: bool = common.QUIET,
+) -> None:  # fmt: skip
     """Fit sparse, readable codes to photos or embeddings.
 
     A code describes an image by a few strong dimensions, which you can look at and name in the
@@ -44,14 +55,12 @@ def fit(
     from bayesncl.codes.encoders import Request
     from bayesncl.codes.fit import Options
     from bayesncl.codes.fit import fit as fit_codes
-    from bayesncl.device import find_device
 
     channels = parse_triple("--mean", mean), parse_triple("--std", std)
-    request = Request(encoder or "", str(weights) if weights else None, size, *channels, mirror)
-    named = None if request == Request("") else request
-    options = Options(method, components, active, seed, named, labels, images, fresh)
+    request = Request(encoder or "", weights, size, *channels, mirror)
+    options = Options(method, components, active, seed, request, labels, images, fresh)
     with common.stoppable(display, KeyboardInterrupt, "stopped; run the same command to continue"):
-        fit_codes(source, out, options, find_device(device), display)
+        fit_codes(source, out, options, device, display)
 
 
 def parse_triple(name: str, text: str | None) -> tuple[float, ...] | None:
@@ -76,24 +85,21 @@ def embed(
     names: Path | None = opt("FILE", "Names of the columns (default: RUN/names.json)."),
     long: bool = flag("--long", "Write one row per image and active dimension."),
     encoder: str | None = common.ENCODER_AGAIN,
-    device: str = common.DEVICE,
-    quiet: bool = common.QUIET,
-) -> None:
+    device: str = common.DEVICE, quiet: bool = common.QUIET,
+) -> None:  # fmt: skip
     """Write features or codes of images to a file."""
     display = common.open_display(quiet)
     from bayesncl.codes.embed import embed_images
     from bayesncl.codes.open import load
-    from bayesncl.device import find_device
     from bayesncl.inputs import ENDINGS
     from bayesncl.progress import plural
 
     if is_codes(run):
         common.refuse_for_codes(run, ungated=ungated)
-    model = load(run, find_device(device), encoder=encoder)
     count, width = embed_images(
-        model, images, out, n_active=active, gated=not ungated, names=names, long=long,
-        progress=display.count,
-    )
+        load(run, device, encoder=encoder), images, out, n_active=active, gated=not ungated,
+        names=names, long=long, progress=display.count,
+    )  # fmt: skip
     display.close()
     noun = "row" if images is None or images.suffix.lower() in ENDINGS else "image"
     display.note(f"{out}: {plural(count, noun)} x {width:,} dimensions")
@@ -103,9 +109,8 @@ def export(
     run: Path = common.TRAINED,
     out: Path = out_file("FILE.onnx", "File to write.", "-o", "--out", default=Path("model.onnx")),
     head: bool = flag("--head", "For codes: export only the head, which takes embeddings."),
-    encoder: str | None = common.ENCODER_AGAIN,
-    quiet: bool = common.QUIET,
-) -> None:
+    encoder: str | None = common.ENCODER_AGAIN, quiet: bool = common.QUIET,
+) -> None:  # fmt: skip
     """Export a run or codes to ONNX.
 
     Compares the output of the file with torch's.
@@ -119,3 +124,192 @@ def export(
     outputs, error = export_model(model, out, head=head)
     display.close()
     display.note(f"{out}: outputs {' and '.join(outputs)}; largest difference to torch {error:.1g}")
+
+
+def atlas(
+    runs: list[Path] | None = arg("RUN", "Run folders, model files or codes from `fit`.", None),
+    features: Path | None = opt("FILE.npz", "Instead of runs: arrays z, images, optionally y."),
+    data: str | None = common.DATA,
+    out: Path | None = out_folder("Folder to write (default: RUN/atlas).", "-o", "--out"),
+    max_images: int = opt("N", "Show at most N images.", default=10_000, min=1),
+    heat: bool = flag("--heat", "For codes: add heat maps (encodes all photos again)."),
+    encoder: str | None = common.ENCODER_AGAIN,
+    audit: bool = flag("--audit", "For codes: run `audit` and show its findings."),
+    single_file: Path | None = out_file("OUT.html", "Also write the page as one HTML file."),
+    small: bool = flag("--small", "With --single-file: leave out the large pictures."),
+    serve: bool = flag("--serve", "Serve the page locally and save names in RUN."),
+    port: int = opt("N", "Port for --serve; 0 picks a free one.", default=8000),
+    device: str = common.DEVICE, quiet: bool = common.QUIET,
+) -> None:  # fmt: skip
+    """Build a web page that shows what each dimension means."""
+    display = common.open_display(quiet)
+    from bayesncl.atlas.build import pack
+    from bayesncl.atlas.server import serve as serve_folder
+    from bayesncl.atlas.sources import AtlasOptions, make_atlas
+    from bayesncl.codes.folder import CodesFolder
+
+    if (features is None) == (not runs):
+        raise InputError("atlas takes one or more runs, or --features FILE.npz")
+    if small and single_file is None:
+        raise InputError("--small applies to --single-file")
+    sources = runs or [features or Path()]
+    first = sources[0]
+    out = out or (first.with_name(f"{first.stem}-atlas") if first.is_file() else first / "atlas")
+    options = AtlasOptions(data, max_images, device, heat, encoder, audit)
+    page = make_atlas(sources, out, options, display)
+    if single_file is not None:
+        write_atomic(single_file, pack(page.parent, small))
+    display.close()
+    display.note(f"open {single_file or page}")
+    if serve:
+        serve_folder(page.parent, port, [CodesFolder(path) for path in sources if is_codes(path)])
+
+
+def quiz(
+    files: list[Path] = arg("FILE", "quiz.json files exported from the atlas."),
+    json: Path | None = common.JSON,
+) -> None:
+    """Merge the intruder-quiz results of several people.
+
+    Prints the accuracy per method and dimension.
+    """
+    from bayesncl.atlas.quiz import join_quizzes, render_quiz
+    from bayesncl.measure.result import to_json
+
+    joined = join_quizzes(files)
+    if json is not None:
+        write_atomic(json, to_json(joined))
+    print(render_quiz(joined))
+
+
+def audit(
+    codes: Path = common.CODES,
+    out: Path | None = TABLE,
+    n: int = opt("N", "Findings to print per kind.", "-n", default=5, min=0),
+    near: float = opt("C", "Minimum cosine of near-duplicates.", default=0.95, min=0, max=1),
+    device: str = common.DEVICE, quiet: bool = common.QUIET,
+) -> None:  # fmt: skip
+    """List likely wrong labels, odd images and duplicates."""
+    display = common.open_display(quiet)
+    from bayesncl.codes.folder import CodesFolder
+    from bayesncl.codes.table import write_tuples
+    from bayesncl.jobs.audit import Finding, audit_folder, summarize
+
+    display.busy("comparing images")
+    found = audit_folder(CodesFolder(codes), near=near, device=device)
+    write_tuples(out, Finding, found)
+    display.show(summarize(found, n))
+    display.note(f"to look at them: bayesncl atlas {codes} --serve, page To check")
+
+
+def find(
+    codes: Path = common.CODES,
+    photo: Path | None = arg("PHOTO", "Find images similar to this one.", None),
+    name: list[str] | None = opt("NAME", "Strong in this dimension: a name or z17. Repeatable."),
+    without: list[str] | None = opt("NAME", "Weak in this dimension. Repeatable."),
+    n: int = opt("N", "Images to print.", "-n", default=50, min=1),
+    out: Path | None = TABLE,
+    encoder: str | None = common.ENCODER_AGAIN,
+    device: str = common.DEVICE, quiet: bool = common.QUIET,
+) -> None:  # fmt: skip
+    """Find fitted images by a similar photo or by named dimensions."""
+    display = common.open_display(quiet)
+    from bayesncl.codes.folder import CodesFolder
+    from bayesncl.codes.table import write_tuples
+    from bayesncl.jobs.find import Match, find_images
+
+    found = find_images(
+        CodesFolder(codes), photo, name or (), without or (), n=n, device=device, encoder=encoder
+    )
+    write_tuples(out, Match, found)
+    display.close()
+    for match in found:
+        print(f"{match.score:6.3f}  {printable(match.label, 24):24}  {printable(match.image, 200)}")
+
+
+def compare(
+    codes: Path = common.CODES,
+    images: Path = arg("IMAGES", "A folder of new images, or an array file."),
+    out: Path | None = TABLE,
+    n: int = opt("N", "Images and dimensions to print.", "-n", default=10, min=0),
+    encoder: str | None = common.ENCODER_AGAIN,
+    device: str = common.DEVICE, quiet: bool = common.QUIET,
+) -> None:  # fmt: skip
+    """Show what is new in other images."""
+    display = common.open_display(quiet)
+    from bayesncl.codes.folder import CodesFolder
+    from bayesncl.codes.open import PhotoCodes
+    from bayesncl.codes.table import write_tuples
+    from bayesncl.jobs.compare import Novel, summarize
+    from bayesncl.jobs.compare import compare as compare_images
+
+    model = PhotoCodes(CodesFolder(codes), device, encoder)
+    found = compare_images(model, images, display.count)
+    write_tuples(out, Novel, found.images)
+    display.show(summarize(found, n))
+    display.note(f"to look at them: bayesncl atlas {codes} --serve, page New here")
+
+
+def explain(
+    codes: Path = common.CODES,
+    labels: Path | None = opt("FILE", "Labels (default: those of CODES)."),
+    groups: Path | None = opt("FILE", "A second label per image, such as its background."),
+    without: list[str] | None = opt("NAME", "A dimension to switch off. Repeatable."),
+    image: str | None = opt("NAME", "Explain the classifier's decision on this image."),
+    n: int = opt("N", "Dimensions to print, for and against.", "-n", default=5, min=0),
+    out: Path | None = TABLE, quiet: bool = common.QUIET,
+) -> None:  # fmt: skip
+    """Show which dimensions a linear classifier relies on.
+
+    Dimensions marked "irrelevant" in the atlas are switched off.
+    """
+    display = common.open_display(quiet)
+    from bayesncl.codes.folder import CodesFolder
+    from bayesncl.codes.table import write_tuples
+    from bayesncl.jobs import explain as job
+
+    display.busy("fitting classifiers")
+    found, z, rows = job.explain_folder(CodesFolder(codes), labels, groups, without or ())
+    row = None if image is None else job.find_image(rows, image)
+    write_tuples(out, job.Weight, found.weights)
+    display.show(
+        job.summarize(found, n) if row is None else job.explain_image(found, z[row], 2 * n)
+    )
+    display.note(f"images of these dimensions: bayesncl atlas {codes} --serve, then #/explain")
+
+
+def names(
+    codes: Path = common.CODES,
+    files: list[Path] | None = arg("FILE", "names.json files to merge in.", None),
+    from_labels: bool = flag("--from-labels", "Suggest names of the labels' classes."),
+    old: Path | None = opt("CODES", "Copy names from other codes.", "--from"),
+    from_classifier: bool = flag("--from-classifier", "Suggest classes known to the timm encoder."),
+    words: Path | None = opt("FILE", "Suggest from these words, one per line."),
+    vectors: Path | None = opt("FILE.npy", "Embeddings of the words."),
+    quiet: bool = common.QUIET,
+) -> None:
+    """Show, merge or suggest names of dimensions."""
+    display = common.open_display(quiet)
+    from bayesncl.codes.folder import CodesFolder
+    from bayesncl.jobs import naming
+
+    folder = CodesFolder(codes)
+    if (words is None) != (vectors is None):
+        raise InputError("--words and --vectors belong together")
+    for file in files or ():
+        naming.add_file(folder, file)
+    if old is not None:
+        for line in naming.add_from_codes(folder, CodesFolder(old)):
+            display.note(line)
+    if from_labels:
+        naming.add_suggestions(folder, naming.suggest_from_labels(folder), "labels")
+    sources = {}
+    if words is not None and vectors is not None:
+        sources["words"] = naming.read_words(words, vectors)
+    if from_classifier:
+        sources["classifier"] = naming.classifier_words(folder, display.note)
+    for source, given in sources.items():
+        found, least = naming.suggest_from_words(folder, *given)
+        naming.add_suggestions(folder, found, source)
+        display.note(f"{len(found)} dimensions have a word with a cosine of {least:.2f} or more")
+    display.show("\n".join(printable(line, 200) for line in naming.describe(folder.names())))

@@ -48,6 +48,7 @@ def out_folder(help: str, *names: str, default: Path | None = None) -> Any:
 
 RECIPE = arg("RECIPE", "A name (see `bayesncl recipes`) or a recipe.json.")
 RUN = arg("RUN", "A run folder.")
+CODES = arg("CODES", "A folder from `bayesncl fit`.")
 TRAINED = arg("RUN", "A run folder, a model file, or codes from `fit`.")
 DATA = opt("DIR", "Folder with the images.", "--data")
 CHANGES = opt("PART.FIELD=VALUE", "Change a field of the recipe. Repeatable.", "--set")

@@ -1,4 +1,4 @@
-"""Commands that measure: evaluate, measure, cost."""
+"""Commands that measure, and those around the paper's results: evaluate to record."""
 
 from __future__ import annotations
 
@@ -17,20 +17,18 @@ if TYPE_CHECKING:
     from bayesncl.progress import Display
 
 
+LEDGER = opt("DIR", "The ledger: a folder of recorded runs.", "--results", default=Path("results"))
+
+
 def evaluate(
-    run: Path = common.TRAINED,
-    data: str | None = common.DATA,
-    paper_probe: bool = common.PAPER_PROBE,
-    background: str | None = common.BACKGROUND,
+    run: Path = common.TRAINED, data: str | None = common.DATA,
+    paper_probe: bool = common.PAPER_PROBE, background: str | None = common.BACKGROUND,
     again: Path | None = opt("RUN", "Another seed of this run: how many dimensions come back?"),
     plots: Path | None = out_folder("Draw figures into this folder."),
-    everything: bool = common.EVERYTHING,
-    json: Path | None = common.JSON,
-    csv: Path | None = common.CSV,
-    markdown: Path | None = common.MARKDOWN,
-    device: str = common.DEVICE,
-    quiet: bool = common.QUIET,
-) -> None:
+    everything: bool = common.EVERYTHING, json: Path | None = common.JSON,
+    csv: Path | None = common.CSV, markdown: Path | None = common.MARKDOWN,
+    device: str = common.DEVICE, quiet: bool = common.QUIET,
+) -> None:  # fmt: skip
     """Measure how readable the dimensions of a run or codes are.
 
     Prints a verdict and saves every measure as RUN/evaluation.json.
@@ -98,12 +96,10 @@ def measure(
     labels: Path | None = opt("FILE", "Labels of the rows: a table or .npy."),
     embeddings: Path | None = opt("FILE", "A second encoder's embeddings."),
     factor: list[str] | None = opt("NAME=FILE", "Labels of a further factor. Repeatable."),
-    everything: bool = common.EVERYTHING,
-    json: Path | None = common.JSON,
-    csv: Path | None = common.CSV,
-    markdown: Path | None = common.MARKDOWN,
+    everything: bool = common.EVERYTHING, json: Path | None = common.JSON,
+    csv: Path | None = common.CSV, markdown: Path | None = common.MARKDOWN,
     quiet: bool = common.QUIET,
-) -> None:
+) -> None:  # fmt: skip
     """Measure how readable the features in a file are.
 
     Labels are optional.
@@ -138,9 +134,8 @@ def cost(
     data: str | None = opt("DIR", "Also time a whole run on these images."),
     changes: list[str] | None = common.CHANGES,
     timed: bool = flag("--time", "Also measure seconds and peak memory of a step."),
-    device: str = common.DEVICE,
-    json: Path | None = common.JSON,
-) -> None:
+    device: str = common.DEVICE, json: Path | None = common.JSON,
+) -> None:  # fmt: skip
     """Count parameters and operations of a recipe.
 
     Multiply-adds per image are counted the way the paper does.
@@ -154,3 +149,54 @@ def cost(
     print(compare(results))
     if json is not None:
         write_atomic(json, to_json(results if len(results) > 1 else next(iter(results.values()))))
+
+
+def reproduce(
+    name: str | None = arg("NAME", "A table or figure (see --list), or all.", None),
+    listing: bool = flag("--list", "List experiments, runs and costs."),
+    scale: str = opt("NAME", "paper, or smoke: tiny runs, a minute on a CPU.", default="paper"),
+    data: str | None = common.DATA,
+    results: Path = LEDGER,
+    pages: Path | None = opt("DIR", "Write the results page into this folder."),
+    dry: bool = flag("--dry-run", "Show the ledger's results; write nothing."),
+    seeds: str = opt("0,1,2", "Seeds, instead of the experiment's own.", default=""),
+    changes: list[str] | None = common.CHANGES,
+    keep_weights: Path | None = out_folder("Keep the trained runs, with weights, in this folder."),
+    device: str = common.DEVICE, quiet: bool = common.QUIET,
+) -> None:  # fmt: skip
+    """Reproduce a table or figure of the paper.
+
+    Trains the runs that the ledger lacks; prints our numbers beside the published ones.
+    """
+    display = common.open_display(quiet)
+    from bayesncl.paper.reproduce import reproduce as run_experiments
+    from bayesncl.training.loop import Interrupted
+
+    display.close()  # tables are printed between runs
+    with common.stoppable(display, Interrupted, "stopped; run the same command to continue"):
+        run_experiments(
+            name, listing=listing, scale=scale, data=data, results=results, pages=pages, dry=dry,
+            seeds=seeds, changes=changes or (), keep_weights=keep_weights,
+            device=None if device == "auto" else device, display=display,
+        )  # fmt: skip
+
+
+def record(
+    run: Path = common.RUN, results: Path = LEDGER, data: str | None = common.DATA,
+    paper_probe: bool = common.PAPER_PROBE, background: str | None = common.BACKGROUND,
+    device: str = common.DEVICE, quiet: bool = common.QUIET,
+) -> None:  # fmt: skip
+    """Add a finished run to the ledger of recorded runs.
+
+    If the run has an entry, measures that it lacks are added.
+    """
+    display = common.open_display(quiet)
+    from bayesncl.device import find_device
+    from bayesncl.paper.reproduce import record_run
+    from bayesncl.training.run_folder import RunFolder
+
+    path = record_run(
+        RunFolder(run), results, root=data, background=background, paper_probe=paper_probe,
+        device=find_device(device), display=display,
+    )  # fmt: skip
+    display.show(f"recorded {path}")

@@ -75,9 +75,8 @@ def train(
     changes: list[str] | None = common.CHANGES,
     out: Path | None = out_folder("Run folder (default: runs/RECIPE, numbered)."),
     tensorboard: bool = flag("--tensorboard", "Log to TensorBoard too."),
-    device: str = common.DEVICE,
-    quiet: bool = common.QUIET,
-) -> None:
+    device: str = common.DEVICE, quiet: bool = common.QUIET,
+) -> None:  # fmt: skip
     """Train an encoder with a recipe.
 
     `bayesncl resume` continues a stopped run.
@@ -106,12 +105,10 @@ def train(
 
 
 def resume(
-    run: Path = common.RUN,
-    data: str | None = common.DATA,
+    run: Path = common.RUN, data: str | None = common.DATA,
     changes: list[str] | None = common.CHANGES,
-    device: str = common.DEVICE,
-    quiet: bool = common.QUIET,
-) -> None:
+    device: str = common.DEVICE, quiet: bool = common.QUIET,
+) -> None:  # fmt: skip
     """Continue a run that was stopped or killed.
 
     The result is the same as without the interruption (on a GPU up to rounding).
@@ -157,12 +154,11 @@ def run_training(
 
 
 def views(
-    recipe: str = common.RECIPE,
-    data: str | None = common.DATA,
+    recipe: str = common.RECIPE, data: str | None = common.DATA,
     changes: list[str] | None = common.CHANGES,
     out: Path = out_file("FILE.png", "File to write.", "-o", "--out", default=Path("views.png")),
     count: int = opt("N", "Number of images.", default=12, min=1, max=64),
-) -> None:
+) -> None:  # fmt: skip
     """Draw augmented views of some images as a PNG file."""
     display = common.open_display()
     import torch

@@ -23,6 +23,7 @@ from bayesncl.codes.judge import judge
 from bayesncl.codes.names import merge_names, write_names
 from bayesncl.codes.sources import SOURCES, Options, arrange
 from bayesncl.codes.transfer import carry_names
+from bayesncl.device import find_device
 from bayesncl.errors import InputError, printable
 from bayesncl.inputs import ENDINGS
 from bayesncl.io import is_codes
@@ -40,11 +41,12 @@ APPLIES = {"images": ["array"], "labels": ["photos", "array"], "mirror": ["photo
 
 
 def fit(
-    source: Path, out: Path, options: Options, device: torch.device, display: Display
+    source: Path, out: Path, options: Options, device: torch.device | str, display: Display
 ) -> Verdict:
     """Fit codes into the folder `out`; returns the verdict."""
     kind = find_source(source, out)
     check_options(source, kind, options)
+    device = find_device(device)
     codes = ReadableCodes(
         options.n_components or "auto", method=options.method, n_active=options.n_active,
         random_state=options.seed, device=str(device),
@@ -59,7 +61,7 @@ def fit(
         rows, blocks = arrange(material)
         staged.write_rows(material.about, rows, blocks)
         embeddings = staged.embeddings()
-        x = embeddings[: len(rows) - rows.held]
+        x = embeddings[: rows.fitted]
         if codes.fit(x, neighbors_file=folder.neighbors_file, progress=display.count).interrupted_:
             raise KeyboardInterrupt  # half-trained codes are not kept
         display.busy("judging")
@@ -126,8 +128,7 @@ def find_source(source: Path, out: Path) -> str:
 def check_options(source: Path, kind: str, options: Options) -> None:
     """Refuse options that do not apply to this kind of source."""
     given = [name for name in ("images", "labels", "fresh") if getattr(options, name)]
-    if options.encoder is not None:
-        given += [name.replace("spec", "encoder") for name in options.encoder.given()]
+    given += [name.replace("spec", "encoder") for name in options.encoder.given()]
     for name in given:
         if kind not in (kinds := APPLIES.get(name, ["photos"])):
             wanted = " or ".join(KINDS[each] for each in kinds)

@@ -64,6 +64,16 @@ class Rows:
     def __len__(self) -> int:
         return len(self.names)
 
+    @property
+    def fitted(self) -> int:
+        """Number of rows that are not held out, the first ones."""
+        return len(self) - self.held
+
+    @property
+    def index(self) -> dict[str, int]:
+        """Each row by its name."""
+        return {name: i for i, name in enumerate(self.names)}
+
     def keys(self) -> list[Key]:
         """Name, size and time of each image."""
         stats = self.stats or ((0, 0),) * len(self)

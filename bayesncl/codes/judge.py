@@ -16,7 +16,7 @@ MAX_NOISE_COMPONENTS = 1024  # with more, the control on noise takes minutes on 
 
 def judged_rows(rows: Rows) -> np.ndarray:
     """Indices of the rows to judge by: held-out rows, or all; at most 5,000, spread evenly."""
-    first = len(rows) - rows.held if rows.held else 0
+    first = rows.fitted if rows.held else 0
     return first + spread_evenly(len(rows) - first, MAX_JUDGED_ROWS)
 
 
@@ -28,7 +28,7 @@ def judging_data(
     The control is an untrained head. Without labels there is also a control on noise, because
     codes of few rows look readable by their embeddings even on noise.
     """
-    train, chosen = len(rows) - rows.held, judged_rows(rows)
+    train, chosen = rows.fitted, judged_rows(rows)
     x = np.asarray(embeddings[chosen])
     labels = None if rows.labels is None else rows.labels[chosen]
     if labels is not None and len(np.unique(labels)) < 2:

@@ -23,6 +23,7 @@ from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.novelty import Novelty
 from bayesncl.data.decode import Pictures, as_batch, read_picture
 from bayesncl.data.images import spread_evenly
+from bayesncl.device import find_device
 from bayesncl.errors import InputError, printable
 from bayesncl.io import is_codes
 from bayesncl.measure.verdict import render_html
@@ -59,7 +60,7 @@ def load(
         return PhotoCodes(CodesFolder(path), device, encoder)
     if encoder is not None:
         raise InputError(f"{path} is not a folder of codes, so it takes no encoder")
-    model, note = open_model(Path(path), device)
+    model, note = open_model(Path(path), find_device(device))
     if note:
         warnings.warn(note, stacklevel=2)
     return model
@@ -91,7 +92,7 @@ class PhotoCodes:
     def __init__(
         self, folder: CodesFolder, device: torch.device | str = "cpu", named: str | None = None
     ) -> None:
-        self.folder, self.device, self.named = folder, device, named
+        self.folder, self.device, self.named = folder, find_device(device), named
         self.codes = folder.codes(str(device))
 
     @cached_property

@@ -47,7 +47,7 @@ class Options:
     n_components: int | None = None
     n_active: int | None = None
     seed: int = 0
-    encoder: Request | None = None
+    encoder: Request = Request("")
     labels: Path | None = None
     images: Path | None = None
     fresh: bool = False  # embed every photo again
@@ -232,7 +232,7 @@ def choose_encoder(
     folder: CodesFolder, options: Options, device: torch.device, display: Display
 ) -> PhotoEncoder:
     """The requested encoder, else the one of an earlier fit, else the default."""
-    request = options.encoder or Request("")
+    request = options.encoder
     if request.spec:
         return open_encoder(request, device, display.note)
     given, used = request.given(), None
@@ -315,8 +315,7 @@ def embed_run(
 ) -> Material:
     """Embed both splits of the dataset of a run with its backbone; the test split judges."""
     recipe = load_run(source).recipe
-    mirror = options.encoder.mirror if options.encoder else None
-    encoder = open_encoder(Request(str(source), mirror=mirror), device)
+    encoder = open_encoder(Request(str(source), mirror=options.encoder.mirror), device)
     splits = {"train": load_split(recipe.data, "train", display.count)}
     try:
         splits["test"] = load_split(recipe.data, "test", display.count)

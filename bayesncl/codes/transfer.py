@@ -89,7 +89,7 @@ def _describe(k: int, name: str, match: Match) -> str:
 
 def shared_codes(old: CodesFolder, new: CodesFolder) -> tuple[np.ndarray, np.ndarray]:
     """Codes [N, D] and [N, E] of the images, found by name, that are in both folders."""
-    index = {name: i for i, name in enumerate(new.rows().names)}
+    index = new.rows().index
     pairs = [(i, index[name]) for i, name in enumerate(old.rows().names) if name in index]
     if len(pairs) < MIN_SHARED:
         need = f"names move by at least {MIN_SHARED} shared images"

@@ -1,1 +1,1 @@
-"""Jobs people have with a folder of images, each a pure function and one that takes codes."""
+"""Jobs people have with a folder of images: a pure function each, and one that takes codes."""

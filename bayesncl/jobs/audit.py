@@ -20,7 +20,7 @@ from torch import Tensor
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.data.decode import read_picture
 from bayesncl.device import find_device
-from bayesncl.errors import InputError, as_input_error, printable
+from bayesncl.errors import InputError, printable
 from bayesncl.inputs import Array, as_features, factorize
 from bayesncl.measure.neighbors import search
 from bayesncl.method.losses import unit_rows
@@ -178,7 +178,7 @@ def pixel_pairs(
 
 
 def audit_folder(folder: CodesFolder, **options: Any) -> list[Finding]:
-    """`audit` of the rows of a codes folder, with the decisions in names.json.
+    """`audit` of the rows of a codes folder, with the decisions in names.json; writes audit.json.
 
     Files are compared if they are still there.
     """
@@ -186,20 +186,15 @@ def audit_folder(folder: CodesFolder, **options: Any) -> list[Finding]:
     options["labels"] = rows.texts()
     with contextlib.suppress(InputError):  # no images, or they were moved
         paths = folder.photo_paths(rows, range(len(rows)))
-        options |= {"contents": hash_files(paths)}
-        options |= {"thumbnail": lambda row: read_thumbnail(paths[row])}
-    held_out = np.arange(len(rows)) >= len(rows) - rows.held
+        options["contents"] = hash_files(paths)
+        options["thumbnail"] = lambda row: read_thumbnail(paths[row])
+    held_out = np.arange(len(rows)) >= rows.fitted
     found = audit(folder.embeddings(), names=rows.names, held_out=held_out, **options)
     checks = [check for each in folder.all_names() for check in each.checks]
     decided = {(c.kind, c.image, c.other): c.decision for c in sorted(checks, key=lambda c: c.time)}
-    return [f._replace(decision=decided.get(f[:3], "")) for f in found]
-
-
-def stored_findings(folder: CodesFolder) -> list[Finding] | None:
-    """What the last audit of these codes found; None if there was none."""
-    tree = folder.load_result("audit")
-    with as_input_error(f"{folder}/audit.json is damaged", Exception):
-        return None if tree is None else [Finding(*finding) for finding in tree["findings"]]
+    found = [f._replace(decision=decided.get(f[:3], "")) for f in found]
+    folder.save_result("audit", {"findings": found})
+    return found
 
 
 def hash_files(paths: Sequence[Path | None]) -> list[str | None]:

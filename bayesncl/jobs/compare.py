@@ -8,7 +8,7 @@ import numpy as np
 
 from bayesncl.codes.dense import dense_codes
 from bayesncl.codes.embed import codes_of
-from bayesncl.codes.folder import CodesFolder, file_stat
+from bayesncl.codes.folder import file_stat
 from bayesncl.codes.open import PhotoCodes
 from bayesncl.data.images import Progress
 from bayesncl.errors import printable
@@ -67,6 +67,7 @@ def deviations(before: np.ndarray, after: np.ndarray, n: int, m: int) -> np.ndar
 def compare(model: PhotoCodes, source: Path, progress: Progress | None = None) -> Comparison:
     """Compare the images or embeddings at `source` with those that the codes were fitted on.
 
+    The most novel images, with the sizes of their files, and the changes are kept in compare.json.
     The reference is the held-out rows where there are any, since fitted rows look too familiar.
     """
     new = codes_of(model, source, None, progress)
@@ -83,8 +84,14 @@ def compare(model: PhotoCodes, source: Path, progress: Progress | None = None) -
         for k in order if abs(sigma[k]) >= MIN_DEVIATIONS
     ]  # fmt: skip
     images.sort(key=lambda each: -each.novelty)
-    what = "held-out" if model.folder.rows().held else "fitted"
-    return Comparison(images, changes, f"{len(old):,} {what} images")
+    folder = model.folder
+    what = "held-out" if folder.rows().held else "fitted"
+    found = Comparison(images, changes, f"{len(old):,} {what} images")
+    kept = [(i.image, i.novelty, file_stat(source / i.image)[0]) for i in images[:KEPT_IMAGES]]
+    result = {"source": folder.relative(source), "headline": headline(found), "images": kept}
+    shares = [(each.dimension, each.before, each.after) for each in changes]
+    folder.save_result("compare", {**result, "changes": shares})
+    return found
 
 
 def headline(found: Comparison) -> str:
@@ -93,17 +100,6 @@ def headline(found: Comparison) -> str:
     share = 100 * high / max(len(found.images), 1)
     what = f"{share:.0f} % of {len(found.images):,} images are more novel than 95 % of"
     return f"{what} {found.reference} (expected: 5 %)"
-
-
-def save(folder: CodesFolder, source: Path, found: Comparison) -> None:
-    """Keep the most novel images, with the sizes of their files, and the changes for the atlas."""
-    images = [
-        (each.image, each.novelty, file_stat(source / each.image)[0])
-        for each in found.images[:KEPT_IMAGES]
-    ]
-    changes = [(each.dimension, each.before, each.after) for each in found.changes]
-    result = {"source": folder.relative(source), "headline": headline(found)}
-    folder.save_result("compare", {**result, "images": images, "changes": changes})
 
 
 def summarize(found: Comparison, n: int) -> str:

@@ -142,6 +142,8 @@ def explain_folder(
 ) -> tuple[Explanation, np.ndarray, Rows]:
     """Explain a classifier on fitted codes; returns the codes [N, D] and rows of the folder too.
 
+    The scores and weights are kept in explain.json.
+
     Labels are those of the folder unless a file has others. Groups are read from a file, or are the
     backgrounds of a run's dataset. Dimensions with the mark "irrelevant", or named in `without`,
     are switched off. The held-out rows are those of `fit`, or a fifth.
@@ -153,7 +155,7 @@ def explain_folder(
     files = {name: file for name, file in (("y", labels), ("groups", groups)) if file is not None}
     given = read_factors(files, np.array(rows.names), n)
     second = given["groups"] if groups else backgrounds_of(folder, rows, np.arange(n))
-    test = np.arange(n) >= n - rows.held if rows.held else held_out(rows.names, TEST_SHARE, 0)
+    test = np.arange(n) >= rows.fitted if rows.held else held_out(rows.names, TEST_SHARE, 0)
     annotations = folder.names(codes)
     known = [annotations.name(k) for k in range(codes.n_components_)]
     off = {k for name in without for k in match_name(name, known)}
@@ -161,6 +163,10 @@ def explain_folder(
     z, columns = dense_codes(codes, x), annotations.columns(codes.n_components_)
     y = given["y"] if labels is not None else np.array(texts)
     found = explain(z, y, test, embeddings=x, groups=second, names=columns, irrelevant=sorted(off))
+    keys, lines = ("average", "worst"), [each._asdict() for each in found.weights]
+    scores = {name: {key: each[key] for key in keys} for name, each in found.scores.items()}
+    tree = {"scores": scores, "group_share": found.group_share, "weights": lines}
+    folder.save_result("explain", tree)
     return found, z, rows
 
 
@@ -171,15 +177,6 @@ def find_image(rows: Rows, name: str) -> int:
     if len(exact) != 1:
         raise InputError(f"{len(exact) or 'no'} images are named {printable(name)}")
     return exact[0]
-
-
-def save(folder: CodesFolder, found: Explanation) -> None:
-    """Write explain.json, which the atlas shows."""
-    keys = ("average", "worst")
-    scores = {name: {key: each[key] for key in keys} for name, each in found.scores.items()}
-    weights = [each._asdict() for each in found.weights]
-    tree = {"scores": scores, "group_share": found.group_share, "weights": weights}
-    folder.save_result("explain", tree)
 
 
 def summarize(found: Explanation, n: int = 5) -> str:
