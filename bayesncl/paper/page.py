@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,18 @@ from bayesncl.measure import registry
 from bayesncl.measure.dimensions import MIN_SUPPORT
 from bayesncl.measure.interpretability import MATCHED, at_l0
 from bayesncl.paper import figures, ledger, tables
-from bayesncl.paper.tables import MAIN, METHODS, NOT_RUN, Row, Table, label, mean, summary
+from bayesncl.paper.tables import (
+    DATASET_ORDER,
+    MAIN,
+    METHODS,
+    NOT_RUN,
+    Row,
+    Table,
+    has_runs,
+    label,
+    mean,
+    summary,
+)
 from bayesncl.progress import plural
 from bayesncl.report.tables import format_table
 
@@ -61,18 +73,17 @@ def write(folder: Path, entries: list[ledger.Entry]) -> Path:
 def render(entries: list[ledger.Entry], found: tables.Entries, every: dict[str, Table]) -> str:
     """The page as Markdown."""
     filled, published = tables.count_filled(found)
-    main = every["interpretability"][MAIN]
-    head = ["claim, CIFAR-100", "paper", "ours", "sound", "holds in ours", "holds in sound"]
+    main = {d: lines for d, lines in every["interpretability"].items() if has_runs(lines)}
     parts = [
         "# Results\n",
         prose("intro", runs=ledger_summary(entries), filled=filled, published=published),
         "## Findings\n", "".join(f"- {finding}\n" for finding in notes()["findings"] if entries),
         "## The paper's claims\n", prose("claims"),
-        markdown(head, [tables.claim_row(claim, found) for claim in tables.PAPER["claims"]]),
+        *(claims_table(dataset, every) for dataset in main),
         "## Where the consistency gain comes from\n", prose("consistency"),
         *pictures("figure-support", "Consistency by minimum support", every["figure-support"]),
         *consistency_gain(main), prose("figure-support"),
-        "## Where the retrieval gain comes from\n", *retrieval_gain(main),
+        "## Where the retrieval gain comes from\n", *retrieval_gain(main.get(MAIN, [])),
         "## Theory\n", *theory(every),
         "## How to read the tables\n", prose("reading"),
     ]  # fmt: skip
@@ -82,6 +93,13 @@ def render(entries: list[ledger.Entry], found: tables.Entries, every: dict[str, 
             parts += [f"## {name}\n", f"{experiment.title}.\n", prose(name)]
             parts += part(experiment, every[name])
     return "\n".join(part for part in parts if part).rstrip() + "\n"
+
+
+def claims_table(dataset: str, every: dict[str, Table]) -> str:
+    """The paper's claims about a dataset, published and ours."""
+    head = [f"claim, {DATASETS[dataset].title}", "paper", "ours", "sound"]
+    rows = [tables.claim_row(claim, every, dataset) for claim in tables.PAPER["claims"]]
+    return markdown([*head, "holds in ours", "holds in sound"], [row for row in rows if row])
 
 
 def ledger_summary(entries: list[ledger.Entry]) -> str:
@@ -120,7 +138,7 @@ def method_table(
     return markdown([first, *(head for head, *_ in columns), "runs"], rows)
 
 
-def consistency_gain(lines: list[Row]) -> list[str]:
+def consistency_gain(table: Table) -> list[str]:
     """Consistency by minimum support, with shuffled labels, and every sound measure."""
     consistency, shuffled = at("paper", "consistency"), at("chance", "paper", "consistency")
 
@@ -135,17 +153,23 @@ def consistency_gain(lines: list[Row]) -> list[str]:
             for m, decimals in measures
         ]
 
-    labels = {"Cons.": consistency, "labels shuffled": shuffled, "difference": difference}
+    by_labels = {"Cons.": consistency, "labels shuffled": shuffled, "difference": difference}
+    labels: list[Column] = [(*each, 2) for each in by_labels.items()]
     supports = [(s, at("curves", "consistency_by_support", s), 2) for s in SUPPORTS]
-    every = (
-        f"{prose('sound')}\n{method_table(lines, sound())}\n"
-        f"The same with shuffled labels:\n\n{method_table(lines, sound('chance'), tables.PAIR)}"
-    )
-    return [
-        method_table(lines, supports, tables.PAIR, "CIFAR-100, support at least"),
-        prose("shuffled"), method_table(lines, [(*each, 2) for each in labels.items()]),
-        folded("all sound measures of the main methods", every), gate_use(lines),
-    ]  # fmt: skip
+    titled = [(DATASETS[dataset].title, lines) for dataset, lines in table.items()]
+    parts = [
+        method_table(lines, supports, tables.PAIR, f"{title}, support at least")
+        for title, lines in titled
+    ]
+    parts += [prose("shuffled"), *(method_table(lines, labels, (), t) for t, lines in titled)]
+    for title, lines in titled:
+        every = (
+            f"{prose('sound')}\n{method_table(lines, sound())}\n"
+            f"The same with shuffled labels:\n\n"
+            f"{method_table(lines, sound('chance'), tables.PAIR)}"
+        )
+        parts.append(folded(f"{title}: all sound measures of the main methods", every))
+    return [*parts, gate_use(table.get(MAIN, []))]
 
 
 def gate_use(lines: list[Row]) -> str:
@@ -178,10 +202,10 @@ def theory(every: dict[str, Table]) -> list[str]:
     """The paper's theory beside our runs: gates, conflicting features, gradients, suppression."""
     gated: dict[str, Row] = {}  # settings with gates that open and close
     for name, table in every.items():
-        for line in [] if tables.EXPERIMENTS[name].is_figure else table.get(MAIN, []):
+        for line in [] if tables.EXPERIMENTS[name].is_figure else chain(*table.values()):
             if any(run["measures"].get("theory") for run in line.runs):
                 gated.setdefault(ledger.setting(line.recipe), line)
-    lines = list(gated.values())
+    lines = sorted(gated.values(), key=lambda row: DATASET_ORDER.index(row.dataset))
     if not lines:
         return [f"{NOT_RUN.capitalize()}.\n"]
     conflicts = [
@@ -189,13 +213,19 @@ def theory(every: dict[str, Table]) -> list[str]:
         for t in CONFLICTS
         for head, key in ((f"at {t}", "count"), ("by chance", "chance_count"))
     ]
+    main = [(d, rows) for d, rows in every["interpretability"].items() if has_runs(rows)]
     return [
-        prose("filtering"), filtering_table(lines),
-        prose("conflicting"), method_table(every["interpretability"][MAIN], conflicts),
+        prose("filtering"), filtering_table(lines), prose("conflicting"),
+        *(method_table(rows, conflicts, (), DATASETS[d].title) for d, rows in main),
         prose("instability"), instability_table(every["gradients"][MAIN]),
         prose("suppression"), folded("most suppressed dimensions", suppression_table(lines)),
         prose("theory"),
     ]  # fmt: skip
+
+
+def titled(row: Row) -> str:
+    """The label of a row, with its dataset unless that is the main one."""
+    return label(row) + f", {DATASETS[row.dataset].title}" * (row.dataset != MAIN)
 
 
 def filtering_table(lines: list[Row]) -> str:
@@ -208,7 +238,7 @@ def filtering_table(lines: list[Row]) -> str:
             for statement in (SPEARMAN, CLOSED)
         )
         rows.append([
-            label(line),
+            titled(line),
             listed([100 * m["gates"]["open"] for m in measures], "{:.1f}"),
             listed([100 * m["gates"]["open_where_active"] for m in measures], "{:.1f}"),
             listed([r["observed"] for r in ranks], "{:+.2f}"), holds(ranks),
@@ -267,7 +297,7 @@ def suppression_table(lines: list[Row]) -> str:
                 name, count = Counter(d["classes"]).most_common(1)[0]
                 common = f"{name} ({count} of {len(d['classes'])})" if count > 1 else "none twice"
                 numbers = [str(d["dim"]), f"{d['value']:.2f}", str(d["support"])]
-                rows.append([f"{label(line)}, seed {run['seed']}", *numbers, common])
+                rows.append([f"{titled(line)}, seed {run['seed']}", *numbers, common])
     return markdown(["run", "dimension", "closed where it would fire", "fires on", "class"], rows)
 
 
@@ -303,7 +333,7 @@ def pictures(name: str, title: str, table: Table) -> list[str]:
     return [
         f"{DATASETS[dataset].title}:\n\n![{title}](figures/{figures.file_name(name, dataset)})\n"
         for dataset, lines in table.items()
-        if tables.has_runs(lines)
+        if has_runs(lines)
     ]
 
 

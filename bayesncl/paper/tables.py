@@ -339,25 +339,31 @@ def summary(values: Sequence[float], decimals: int | None) -> str:
     return f"{center} ± {number(spread(values), decimals)}" if len(values) > 1 else center
 
 
-def claim_row(claim: dict[str, Any], entries: Entries) -> list[str]:
-    """A claim of the paper: sentence, published difference, ours and sound, whether each holds."""
-    lines = fill(EXPERIMENTS[claim["table"]], entries)[MAIN]
-    a, b = (
-        next(
-            row for row in lines
-            if claim[side].items() <= ({"method": row.method} | row.axes).items()
-        )
-        for side in ("first", "second")
-    )  # fmt: skip
-    column = claim["column"]
-    (ours, ours_holds), (sound, sound_holds) = (
-        compare(a.values(column, source), b.values(column, source), claim["sign"])
-        for source in ("ours", "sound")
+def claim_row(claim: dict[str, Any], every: dict[str, Table], dataset: str) -> list[str]:
+    """A claim of the paper: sentence, published difference, ours and sound, whether each holds.
+
+    Empty where the paper has no numbers of a dataset.
+    """
+    column, lines = claim["column"], every[claim["table"]].get(dataset, [])
+    pair = [
+        row for side in ("first", "second") for row in lines
+        if claim[side].items() <= ({"method": row.method} | row.axes).items()
+        and row.published.get(column) is not None
+    ]  # fmt: skip
+    if len(pair) < 2:
+        return []
+    published, ours, sound = (
+        [row.values(column, source) for row in pair] for source in ("published", "ours", "sound")
     )
-    if column in ACCURACIES and sound != NOT_RUN:
-        sound += FAST_PROBE
-    published = a.values(column, "published")[0] - b.values(column, "published")[0]
-    return [claim["sentence"], f"{published:+.2f}", ours, sound, ours_holds, sound_holds]
+    (gap, holds), (sound_gap, sound_holds) = (
+        compare(first, second, claim["sign"]) for first, second in (ours, sound)
+    )
+    if column in ACCURACIES and sound_gap != NOT_RUN:
+        sound_gap += FAST_PROBE
+    return [
+        claim["sentence"], f"{published[0][0] - published[1][0]:+.2f}", gap, sound_gap, holds,
+        sound_holds,
+    ]  # fmt: skip
 
 
 def compare(a: Sequence[float], b: Sequence[float], sign: int) -> tuple[str, str]:
