@@ -14,7 +14,6 @@ import functools
 import json
 import os
 import re
-import typing
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,14 +59,15 @@ class Part:
     """A part of a recipe. Converts and checks every field when it is built."""
 
     def __post_init__(self) -> None:
-        types = _types(type(self))  # type: ignore[arg-type]  # classes are hashable
         part = next(name for name, cls in PARTS.items() if isinstance(self, cls))
-        for f in dataclasses.fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
-            where = f"{part}.{f.name}"
-            value = _convert(getattr(self, f.name), types[f.name], where)
-            if value != f.default:
-                _check_range(value, where, **f.metadata["rules"])
-            object.__setattr__(self, f.name, value)
+        for name, f in FIELDS[part].items():
+            value = getattr(self, name)
+            if value is not None or f.default is not None:
+                where, like = f"{part}.{name}", (0.0,) * 3 if f.default is None else f.default
+                value = _convert(value, like, where)
+                if value != f.default:
+                    _check_range(value, where, **f.metadata["rules"])
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class Recipe:
     run: Schedule = field(default_factory=Schedule)
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"\w[\w.-]{0,99}", _convert(self.name, str, "name"), re.ASCII):
+        if not re.fullmatch(r"\w[\w.-]{0,99}", _convert(self.name, "", "name"), re.ASCII):
             expected = "1 to 100 letters, digits, dots and dashes"  # run folders are named by it
             raise InputError(f"name: expected {expected}, got {self.name[:100]!r}")
         for name, cls in PARTS.items():
@@ -215,10 +215,10 @@ class Recipe:
     def to_identity(self) -> dict[str, Any]:
         """`to_dict` as version 0.1.0 would write it, so that runs keep their identity."""
         tree = self.to_dict()
-        for part, cls in PARTS.items():
-            for f in dataclasses.fields(cls):
-                if f.metadata["added"] and tree[part][f.name] == f.default:
-                    del tree[part][f.name]
+        for part, fields in FIELDS.items():
+            for name, f in fields.items():
+                if f.metadata["added"] and tree[part][name] == f.default:
+                    del tree[part][name]
         return _respell(tree, FORMER)
 
     def to_json(self) -> str:
@@ -227,31 +227,30 @@ class Recipe:
 
 
 PARTS: dict[str, Any] = {f.name: f.default_factory for f in dataclasses.fields(Recipe)[1:]}
+FIELDS: dict[str, dict[str, Any]] = {
+    part: {f.name: f for f in dataclasses.fields(cls)} for part, cls in PARTS.items()
+}
 TYPE_NAMES = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}
-_types = functools.cache(typing.get_type_hints)
 
 
-def _convert(value: Any, kind: Any, where: str) -> Any:
-    """Return a value as the type of its field, or raise InputError."""
-    members = typing.get_args(kind)
-    if type(None) in members:
-        return None if value is None else _convert(value, members[0], where)
-    if members and isinstance(value, list | tuple) and len(value) == len(members):
-        return tuple(_convert(item, float, where) for item in value)
-    if kind is float and type(value) in (int, float) and -1e30 < value < 1e30:
-        return float(value)
-    if kind is not float and type(value) is kind:
+def _convert(value: Any, like: Any, where: str) -> Any:
+    """Return a value as the type of `like`, the default of its field, or raise InputError."""
+    if isinstance(like, tuple):
+        if isinstance(value, list | tuple) and len(value) == len(like):
+            return tuple(_convert(item, 0.0, where) for item in value)
+    elif isinstance(like, float):
+        if type(value) in (int, float) and -1e30 < value < 1e30:
+            return float(value)
+    elif type(value) is type(like):
         return value
-    expected = f"{len(members)} numbers" if members else TYPE_NAMES[kind]
+    expected = f"{len(like)} numbers" if isinstance(like, tuple) else TYPE_NAMES[type(like)]
     raise InputError(f"{where}: expected {expected}, got {repr(value)[:80]}")
 
 
 def _check_range(value: Any, where: str, choices: Collection[str], low: Any, high: Any) -> None:
     """Raise InputError unless each number is in range, a pair is ordered and a word is a choice."""
-    if value is None:
-        return
-    if choices and value not in choices:
-        raise InputError(f"{where}: unknown value {value!r}{did_you_mean(value, choices)}")
+    if choices:
+        check_known(where, value, choices)
     numbers = value if isinstance(value, tuple) else (value,)
     for number in numbers:
         if low is not None and number < low:
@@ -262,14 +261,10 @@ def _check_range(value: Any, where: str, choices: Collection[str], low: Any, hig
         raise InputError(f"{where}: expected low <= high, got {numbers[0]:g}, {numbers[1]:g}")
 
 
-def _parse(text: str, kind: Any) -> Any:
-    """Text from the command line: JSON, `none` or numbers with commas; other text stays text."""
-    if kind is str:
-        return text
-    word = text.lower().replace("none", "null")
-    with contextlib.suppress(ValueError):
-        return json.loads(f"[{word.strip('()[]')}]" if "," in word else word)
-    return text
+def check_known(field: str, name: str, known: Collection[str]) -> None:
+    """Raise InputError unless the value of a field is known."""
+    if name not in known:
+        raise InputError(f"{field}: unknown value {name!r}{did_you_mean(name, known)}")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -291,7 +286,7 @@ def recipe_from_dict(tree: Any, source: str = "recipe") -> Recipe:
         _check_keys(tree, ["name", *PARTS])
         built = _respell(tree, CURRENT)
         for part in built.keys() - {"name"}:
-            _check_keys(built[part], _types(PARTS[part]), part)
+            _check_keys(built[part], FIELDS[part], part)
             built[part] = PARTS[part](**built[part])
         return Recipe(**built)
     except InputError as error:
@@ -327,11 +322,14 @@ def change(recipe: Recipe, changes: Iterable[str]) -> Recipe:
         part, dot, key = (CURRENT.get(word, word) for word in path.strip().partition("."))
         if not equals or not dot:
             raise InputError(f"--set takes part.field=value, got {text!r}")
-        kind = _types(PARTS[part]).get(key) if part in PARTS else None
-        tree = recipe.to_dict()
+        tree: dict[str, Any] = recipe.to_dict()
         fields = tree[part] if part in PARTS else {}  # recipe_from_dict rejects unknown names
-        tree[part] = fields | {key: _parse(value.strip(), kind)}
-        recipe = recipe_from_dict(tree, "--set")
+        parsed: Any = value.strip()
+        if not isinstance(fields.get(key), str):  # JSON, `none` or numbers with commas
+            word = parsed.lower().replace("none", "null")
+            with contextlib.suppress(ValueError):
+                parsed = json.loads(f"[{word.strip('()[]')}]" if "," in word else word)
+        recipe = recipe_from_dict(tree | {part: fields | {key: parsed}}, "--set")
     return recipe
 
 

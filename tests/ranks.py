@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bayesncl import distributed, train
-from bayesncl.method import heads
+from bayesncl.method import losses
 from bayesncl.method.backbones import set_views
 from bayesncl.method.encoder import Encoder, build_model
 from bayesncl.method.features import extract
@@ -79,7 +79,7 @@ def compare(folder: Path) -> dict[str, Tensor]:
 
 def fail_in_step(step: int, fail: Callable[[], None]) -> None:
     """Let the last process call `fail` in a step."""
-    info_nce_share, calls = heads.info_nce_share, 0
+    info_nce_share, calls = losses.info_nce_share, 0
 
     def fatal(*arguments: object) -> Tensor:
         nonlocal calls
@@ -88,7 +88,7 @@ def fail_in_step(step: int, fail: Callable[[], None]) -> None:
             fail()
         return info_nce_share(*arguments)
 
-    heads.info_nce_share = fatal
+    losses.info_nce_share = fatal
 
 
 def train_and_die(folder: Path) -> dict[str, Tensor]:

@@ -16,24 +16,9 @@ from torch import Tensor, nn
 
 from bayesncl import distributed
 from bayesncl.errors import InputError
-from bayesncl.method import rng
-from bayesncl.method.gates import (
-    GATES,
-    RECTIFIERS,
-    GateKind,
-    at_least_float32,
-    bernoulli_kl,
-    top_k_mask,
-)
-from bayesncl.method.losses import (
-    ACTIVE,
-    balanced_assignment,
-    info_nce_share,
-    ipw_rows,
-    swapped_cross_entropy,
-    unit_rows,
-)
-from bayesncl.recipes import Gate, Model, Objective, did_you_mean
+from bayesncl.method import gates, losses, rng
+from bayesncl.method.losses import unit_rows
+from bayesncl.recipes import Gate, Model, Objective, check_known
 
 COARSE = 16  # prototypes of the group that sees what the others do not
 NEW_SHARE = 0.01  # of a step in the running prevalence, which so spans about 100 steps
@@ -66,7 +51,7 @@ class Head(nn.Module):
     """Base class of heads."""
 
     dim: int
-    kind: GateKind | None = None  # of its gates
+    kind: gates.GateKind | None = None  # of its gates
     zeros = True  # whether its codes contain exact zeros
 
     def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
@@ -111,11 +96,11 @@ class Projector(Head):
         super().__init__()
         if model.top_k > model.dim:
             raise InputError(f"model.top_k = {model.top_k} exceeds model.dim = {model.dim}")
-        check_known("gate.kind", gate.kind, "none", *GATES)
-        check_known("model.rectifier", model.rectifier, *RECTIFIERS)
+        check_known("gate.kind", gate.kind, ["none", *gates.GATES])
+        check_known("model.rectifier", model.rectifier, gates.RECTIFIERS)
         self.dim = model.dim
         self.options, self.gate_options, self.objective = model, gate, objective
-        self.kind = GATES.get(gate.kind)
+        self.kind = gates.GATES.get(gate.kind)
         self.projector = mlp(features, model.hidden, model.dim, depth=depth)
         hidden = gate.hidden or model.hidden
         inputs = model.dim if gate.input == "z" else features
@@ -127,10 +112,10 @@ class Projector(Head):
     def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
         raw = self.projector(h)  # [N, D]
         if self.options.layer_norm:
-            raw = F.layer_norm(at_least_float32(raw), raw.shape[1:])
-        z = RECTIFIERS[self.options.rectifier](raw)
+            raw = F.layer_norm(gates.at_least_float32(raw), raw.shape[1:])
+        z = gates.RECTIFIERS[self.options.rectifier](raw)
         if self.options.top_k:
-            z = z * top_k_mask(z, self.options.top_k)
+            z = z * gates.top_k_mask(z, self.options.top_k)
         z = unit_rows(z)
         if self.kind is None or self.gate is None:
             return Features(h, z, None, None, z, raw)
@@ -140,7 +125,7 @@ class Projector(Head):
         if not self.training:
             uniform = None  # no noise in evaluation
         elif self.kind.noise is not None and uniform is None:
-            uniform = torch.rand_like(at_least_float32(logits))
+            uniform = torch.rand_like(gates.at_least_float32(logits))
         mask = self.kind.mask(logits, gate.threshold, gate.temperature, uniform)
         return Features(h, z, logits, mask, unit_rows(z * mask), raw)
 
@@ -157,16 +142,16 @@ class Projector(Head):
         if self.prevalence is not None:
             if self.training:
                 with torch.no_grad():
-                    fires = (features.z.abs() > ACTIVE).to(self.prevalence.dtype).mean(0)
+                    fires = (features.z.abs() > losses.ACTIVE).to(self.prevalence.dtype).mean(0)
                     share = distributed.all_reduce_sum(fires) / world
                     self.prevalence.lerp_(share, NEW_SHARE)
             if o.similarity == "ipw":
-                z = ipw_rows(z, self.prevalence)
-        nce = info_nce_share(z, o.temperature, o.block, o.decoupled)
+                z = losses.ipw_rows(z, self.prevalence)
+        nce = losses.info_nce_share(z, o.temperature, o.block, o.decoupled)
         kl, opened = torch.zeros_like(nce), torch.ones_like(nce)
         if self.kind is not None and features.logits is not None and features.mask is not None:
             q = self.kind.probability(features.logits, gate.temperature)
-            kl = bernoulli_kl(q, self.prior()) / world
+            kl = gates.bernoulli_kl(q, self.prior()) / world
             opened = (features.mask > gate.threshold).float().mean()
         return Terms(nce + gate.weight * kl, nce, kl, opened / world)
 
@@ -225,11 +210,11 @@ class Prototypes(Head):
     def loss(self, features: Features) -> Terms:
         assert features.aux is not None
         s = features.aux.unflatten(0, (2, -1))  # [2, B, D]
-        targets = balanced_assignment(s, self.sharpness, self.rounds, distributed.all_reduce_sum)
-        world = distributed.world_size()
-        loss = swapped_cross_entropy(s, targets, self.temperature) / (len(features.aux) * world)
-        one = torch.ones_like(loss)
-        return Terms(loss, loss.detach(), torch.zeros_like(loss), one / world)
+        total, world = distributed.all_reduce_sum, distributed.world_size()
+        targets = losses.balanced_assignment(s, self.sharpness, self.rounds, total)
+        loss = losses.swapped_cross_entropy(s, targets, self.temperature)
+        loss = loss / (len(features.aux) * world)
+        return Terms(loss, loss.detach(), torch.zeros_like(loss), torch.ones_like(loss) / world)
 
 
 class Factors(Head):
@@ -328,7 +313,7 @@ class SparseAutoencoder(Head):
     def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
         raw = self.encoder(h - self.bias)
         positive = raw.relu()
-        mask = top_k_mask(positive, self.k)
+        mask = gates.top_k_mask(positive, self.k)
         return Features(h, unit_rows(positive), None, mask, unit_rows(positive * mask), raw)
 
     def decode(self, codes: Tensor) -> Tensor:
@@ -345,7 +330,7 @@ class SparseAutoencoder(Head):
         dead = self.revival * self._dead_loss(raw, rest.detach(), fired.detach())
         loss = squares + dead / numbers
         if self.contrast:
-            loss = loss + self.contrast * info_nce_share(features.gated, self.temperature)
+            loss = loss + self.contrast * losses.info_nce_share(features.gated, self.temperature)
         opened = (fired.detach() > 0).float().mean() / distributed.world_size()
         return Terms(loss, squares.detach(), torch.zeros_like(loss), opened)
 
@@ -356,14 +341,13 @@ class SparseAutoencoder(Head):
             self.idle.copy_(torch.where(counts > 0, 0.0, self.idle + 1))
         dead = self.idle >= self.patience
         strength = torch.where(dead, raw, -torch.inf)
-        chosen = top_k_mask(strength, self.k) * dead
+        chosen = gates.top_k_mask(strength, self.k) * dead
         return (self.decode(raw.relu() * chosen) - rest).square().sum() * dead.any()
 
 
 def without_axes(rows: Tensor, axes: Tensor) -> Tensor:
     """Rows [N, F] without their components along orthonormal axes [A, F]."""
     return torch.addmm(rows, rows @ axes.T, axes, alpha=-1)
-
 
 
 def random_unit_rows(rows: int, width: int) -> Tensor:
@@ -383,16 +367,10 @@ def mlp(inputs: int, hidden: int, outputs: int, *, depth: int) -> nn.Sequential:
 
 def build_head(features: int, model: Model, gate: Gate, objective: Objective) -> Head:
     """The head of a recipe: the paper's projector with gates, or one of `HEADS`."""
-    check_known("model.head", model.head, "projector", *HEADS)
+    check_known("model.head", model.head, ["projector", *HEADS])
     if model.head == "projector":
         return Projector(features, model, gate, objective)
     return HEADS[model.head](features, model.dim)
-
-
-def check_known(field: str, name: str, *known: str) -> None:
-    """Raise InputError unless the value of a recipe's field is known."""
-    if name not in known:
-        raise InputError(f"{field}: unknown value {name!r}{did_you_mean(name, known)}")
 
 
 # the methods of `ReadableCodes` and values of `model.head`: functions of (F, D) that build a head

@@ -11,7 +11,7 @@ import torch
 from bayesncl import bernoulli_kl, info_nce, load, train
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
-from bayesncl.method import heads
+from bayesncl.method import gates
 from bayesncl.method.augment import make_views
 from bayesncl.method.backbones import set_views
 from bayesncl.method.encoder import build_model
@@ -113,14 +113,14 @@ def test_a_loss_that_is_not_finite_stops_the_run(
     tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """kl is NaN from step 6 on; the last good checkpoint is named, also after a resume."""
-    kl, calls = heads.bernoulli_kl, 0
+    kl, calls = gates.bernoulli_kl, 0
 
     def poisoned(*arguments: object) -> torch.Tensor:
         nonlocal calls
         calls += 1
         return kl(*arguments) * (float("nan") if calls > 6 else 1)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(heads, "bernoulli_kl", poisoned)
+    monkeypatch.setattr(gates, "bernoulli_kl", poisoned)
     with pytest.raises(InputError, match=r"by step 8; .*step-00000004\.ckpt"):
         train(tiny_recipe(), images, tmp_path, device="cpu")
     calls = 2  # resumed at step 4: steps 4 to 7 are good
