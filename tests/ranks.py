@@ -22,7 +22,6 @@ from torch import Tensor
 
 from bayesncl import distributed, train
 from bayesncl.method import losses
-from bayesncl.method.backbones import set_views
 from bayesncl.method.encoder import Encoder, build_model
 from bayesncl.method.features import extract
 from bayesncl.method.rng import epoch_order
@@ -57,7 +56,6 @@ def compare(folder: Path) -> dict[str, Tensor]:
     for method in METHODS:
         recipe = recipe_of(method)
         model = double(recipe).train()
-        set_views(model, 2)
         rows = batch_rows(epoch_order(0, 0, N), 0, 16)
         pixels = torch.from_numpy(images.pixels)[rows]
         loss, averages, _ = forward(model, Batch(pixels, rows, torch.tensor(0), torch.float32))

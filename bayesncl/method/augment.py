@@ -10,6 +10,7 @@ Shapes: B images, N = 2B views, S the side of a view; rows i and i + B are the v
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ CROP_ATTEMPTS = 10
 BLUR_PASSES = 3
 GRAY = (0.299, 0.587, 0.114)  # weight of red, green, blue in the gray value (ITU-R 601)
 
-Planes = tuple[Tensor, Tensor, Tensor]  # red, green, blue
+Planes = Sequence[Tensor]  # red, green, blue
 
 
 class Params(NamedTuple):
@@ -129,14 +130,13 @@ def apply(pixels: Tensor, params: Params, views: Views) -> Tensor:
     # product below takes its matrices as stored, and both views read the same copy of the pixels.
     params = Params(*(p.unflatten(0, (2, count)).transpose(0, 1).flatten(0, 1) for p in params))
     x = _crop(pixels, params, views)
-    red, green, blue = x.unbind(2)
-    rgb: Planes = (red, green, blue)  # [N, S, S] each
+    rgb: Planes = x.unbind(2)  # [N, S, S] each
     if views.jitter > 0:
         rgb = _jitter(rgb, params, views)
     if views.grayscale > 0:
         share = params.gray.to(x.dtype).view(-1, 1, 1)
         rgb = _blend(rgb, 1 - share, share * _gray(rgb))
-    x = torch.stack(rgb, 2)
+    x = torch.stack(tuple(rgb), 2)
     x = _blur(x, params) if views.blur > 0 else x.permute(0, 2, 3, 1)  # [N, channel, row, column]
     if views.solarize > 0:
         x = torch.where(params.solarize.view(-1, 1, 1, 1) & (x >= 0.5), 1 - x, x)
@@ -209,8 +209,7 @@ def _gray(rgb: Planes) -> Tensor:
 
 def _blend(rgb: Planes, a: Tensor, base: Tensor) -> Planes:
     """clip(a x + base) for each channel x."""
-    red, green, blue = ((a * x).add_(base).clamp_(0, 1) for x in rgb)
-    return red, green, blue
+    return [(a * x).add_(base).clamp_(0, 1) for x in rgb]
 
 
 def _jitter(rgb: Planes, params: Params, views: Views) -> Planes:

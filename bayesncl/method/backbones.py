@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bayesncl import distributed
 from bayesncl.errors import InputError, as_input_error, import_extra
 from bayesncl.method.gates import at_least_float32
-from bayesncl.recipes import Model
+from bayesncl.recipes import Model, check_known
 
 
 class Kernels:
@@ -25,14 +25,14 @@ class Kernels:
 
 
 class ViewBatchNorm2d(nn.BatchNorm2d):
-    """BatchNorm2d with separate batch statistics for each of `views` equal parts of the batch.
+    """BatchNorm2d with separate batch statistics in training for each of the `views` of the images.
 
     Running statistics are updated as if the parts had been forwarded one after the other. With
     several processes, the statistics of a part cover all of them. The layer also adds a shortcut,
     if given, and applies a ReLU if `relu` is set.
     """
 
-    views = 1
+    views = 2  # equal parts of a batch
     relu = False
     batch_only = False  # use the batch's statistics and leave the running ones alone
     seen: tuple[Tensor, Tensor] | None = None  # mean and unbiased variance [views, C] of the batch
@@ -147,12 +147,6 @@ def update_running_statistics(model: nn.Module) -> None:
 def norms(model: nn.Module) -> list[ViewBatchNorm2d]:
     """All BatchNorm layers."""
     return [module for module in model.modules() if isinstance(module, ViewBatchNorm2d)]
-
-
-def set_views(model: nn.Module, views: int) -> None:
-    """Set the number of views in the coming batches."""
-    for layer in norms(model):
-        layer.views = views
 
 
 @contextmanager
@@ -294,7 +288,5 @@ def build_backbone(model: Model) -> nn.Module:
     """Build the backbone of a recipe; `.features` is the width of h."""
     if model.backbone.startswith("timm:"):
         return Timm(model.backbone[5:])
-    if model.backbone not in BACKBONES:
-        known = ", ".join(BACKBONES)
-        raise InputError(f"unknown backbone {model.backbone!r}; choose {known} or timm:NAME")
+    check_known("model.backbone", model.backbone, [*BACKBONES, "timm:NAME"])
     return BACKBONES[model.backbone](model)

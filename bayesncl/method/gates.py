@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayesncl.errors import InputError
+from bayesncl.recipes import check_known
 
 KL_CLAMP = 0.01  # q and rho are clamped to [0.01, 0.99]; outside, the KL has no gradient
 
@@ -116,8 +117,7 @@ def open_gates(
     -------
     [N, D] mask; exactly 0 or 1 in the forward pass except for ``soft``.
     """
-    if kind not in GATES:
-        raise InputError(f"unknown gate kind {kind!r}; choose {', '.join(GATES)}")
+    check_known("kind", kind, GATES)
     gate, logits = GATES[kind], at_least_float32(logits)
     if gate.noise is not None and uniform is None:
         uniform = torch.empty_like(logits).uniform_(generator=generator)

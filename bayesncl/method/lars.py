@@ -62,32 +62,26 @@ class LARS(Light, torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
+            decay, momentum = group["weight_decay"], group["momentum"]
             params = [p for p in group["params"] if p.grad is not None]
-            if params:
-                self._step_group(group, params)
+            for plain in (False, True):  # dozens of tensors in a few operations
+                p = [p for p in params if (p.ndim == 1) == plain]
+                if not p:
+                    continue
+                g, v = [p.grad for p in p], [self.state[p]["momentum_buffer"] for p in p]
+                lr = torch.as_tensor(group["lr"], dtype=p[0].dtype, device=p[0].device)
+                if plain:
+                    descend(p, g, v, lr, momentum)
+                    continue
+                p_norm = torch.stack(torch._foreach_norm(p))  # [P]
+                g_norm = torch.stack(torch._foreach_norm(g))
+                trust = group["eta"] * p_norm / (g_norm + decay * p_norm + EPS)
+                usable = (p_norm > 0) & (g_norm > 0)
+                rate = (trust / lr).clamp_max(1.0) if group["clip"] else trust
+                s = torch.where(usable, rate, 1.0).unbind()
+                w = (usable.to(lr.dtype) * decay).unbind()
+                self.move(p, g, v, list(s), list(w), lr, momentum)
         return loss
-
-    def _step_group(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        adapted = [p for p in params if p.ndim != 1]
-        plain = [p for p in params if p.ndim == 1]
-        lr = torch.as_tensor(group["lr"], dtype=params[0].dtype, device=params[0].device)
-        decay, momentum = group["weight_decay"], group["momentum"]
-        if adapted:
-            grads = [p.grad for p in adapted if p.grad is not None]
-            p_norm = torch.stack(torch._foreach_norm(adapted))  # [P]
-            g_norm = torch.stack(torch._foreach_norm(grads))
-            trust = group["eta"] * p_norm / (g_norm + decay * p_norm + EPS)
-            usable = (p_norm > 0) & (g_norm > 0)
-            rate = (trust / lr).clamp_max(1.0) if group["clip"] else trust
-            s = torch.where(usable, rate, 1.0).unbind()
-            w = (usable.to(lr.dtype) * decay).unbind()
-            self.move(adapted, grads, self._momenta(adapted), list(s), list(w), lr, momentum)
-        if plain:  # dozens of small tensors in a few operations
-            grads = [p.grad for p in plain if p.grad is not None]
-            descend(plain, grads, self._momenta(plain), lr, momentum)
-
-    def _momenta(self, params: list[Tensor]) -> list[Tensor]:
-        return [self.state[p]["momentum_buffer"] for p in params]
 
 
 def move(

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from bayesncl.data import DATASETS
-from bayesncl.method.backbones import set_views
 from bayesncl.method.encoder import Encoder, build_model
 from bayesncl.progress import Display
 from bayesncl.recipes import Recipe, find_recipe
@@ -101,7 +100,6 @@ def step_flops(model: Encoder, classifier: nn.Module, recipe: Recipe) -> int:
     """
     batch, size = recipe.run.batch, recipe.views.size
     model.train()
-    set_views(model, 2)
     uniform = torch.empty(2 * batch, recipe.model.dim, device="meta")
     counter = FlopCounterMode(display=False)
     with counter:

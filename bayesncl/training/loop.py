@@ -13,7 +13,6 @@ from bayesncl.data.images import Images, fingerprint
 from bayesncl.device import find_device
 from bayesncl.errors import InputError, as_input_error
 from bayesncl.io import is_codes, write_atomic
-from bayesncl.method.backbones import set_views
 from bayesncl.method.encoder import Encoder, build_model
 from bayesncl.method.gates import GATES
 from bayesncl.method.lars import LARS, warmup_cosine
@@ -158,7 +157,6 @@ def assemble(
     """A new model in training mode, its optimizer and meter, and the step that updates them."""
     model = build_model(recipe).to(device)
     model = model.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-    set_views(model, 2)
     optimizer = make_optimizer(model, device)
     meter = Meter(model.head.dim, device)
     share, gpu = recipe.run.batch // distributed.world_size(), device.type == "cuda"

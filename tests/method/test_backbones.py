@@ -20,7 +20,6 @@ def layer(channels=3):
     norm = ViewBatchNorm2d(channels).double().train()
     nn.init.normal_(norm.weight)
     nn.init.normal_(norm.bias)
-    norm.views = 2
     return norm
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesncl.method import augment
-from bayesncl.method.backbones import MaxPool, ResNet, ViewBatchNorm2d, build_backbone, set_views
+from bayesncl.method.backbones import MaxPool, ResNet, ViewBatchNorm2d, build_backbone
 from bayesncl.method.encoder import build_model
 from bayesncl.method.lars import LARS
 from bayesncl.recipes import Model, Views, change, named
@@ -119,7 +119,6 @@ def test_gradients_of_a_resnet(backbone: str, monkeypatch: pytest.MonkeyPatch) -
     net = build_backbone(Model(backbone=backbone, stem=stem)).cuda().train()
     net = net.to(memory_format=torch.channels_last)
     assert isinstance(net, ResNet)
-    set_views(net, 2)
     x = torch.randn(16, 3, 32, 32, device="cuda")
 
     def gradients(net: nn.Module, x: Tensor) -> dict[str, Tensor]:
@@ -204,7 +203,6 @@ def test_a_step_with_kernels_is_the_eager_step(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     recipe = change(named("cifar100-bayesncl"), ["run.batch=16"])
     model = build_model(recipe).cuda().to(memory_format=torch.channels_last).train()
-    set_views(model, 2)
     written = copy.deepcopy(model)
     pixels, index = smooth(16, 32, 32), torch.arange(16, device="cuda")
     epoch = torch.tensor(3, device="cuda")

@@ -13,7 +13,6 @@ from bayesncl.data.images import Images
 from bayesncl.errors import InputError
 from bayesncl.method import gates
 from bayesncl.method.augment import make_views
-from bayesncl.method.backbones import set_views
 from bayesncl.method.encoder import build_model
 from bayesncl.training import checkpoint
 from bayesncl.training.run_folder import RunFolder
@@ -97,7 +96,6 @@ def test_every_method_trains_and_its_weights_come_back(
 def test_the_loss_of_a_batch_is_info_nce_plus_kl() -> None:
     recipe, images = tiny_recipe(), tiny_images(16)
     model = build_model(recipe).train()
-    set_views(model, 2)
     pixels, index = torch.from_numpy(images.pixels), torch.arange(16)
     batch = Batch(pixels, index, torch.tensor(3), torch.float32)
     loss, averages, active = forward(model, batch)
