@@ -136,11 +136,3 @@ class _AllReduceSum(torch.autograd.Function):
 def all_reduce_sum(x: Tensor) -> Tensor:
     """Sum over processes; its gradient is summed over processes too."""
     return _AllReduceSum.apply(x) if world_size() > 1 else x
-
-
-def all_gather_rows(x: Tensor) -> Tensor:
-    """[world * N, D]: the rows of all processes in rank order, with gradient."""
-    if world_size() == 1:
-        return x
-    before, after = rank() * len(x), (world_size() - 1 - rank()) * len(x)
-    return all_reduce_sum(torch.nn.functional.pad(x, (0, 0, before, after)))

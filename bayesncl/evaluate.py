@@ -33,8 +33,7 @@ from bayesncl.measure.linear import fast_probe
 from bayesncl.measure.result import Result, Tree, rounded
 from bayesncl.measure.rows import column_sums
 from bayesncl.measure.verdict import to_dict, to_verdict
-from bayesncl.method.encoder import Encoder
-from bayesncl.method.features import extract
+from bayesncl.method.encoder import Encoder, extract
 from bayesncl.method.losses import ACTIVE
 from bayesncl.recipes import recipe_from_json
 

@@ -32,9 +32,8 @@ from bayesncl.codes import heat
 from bayesncl.data import load as load_split
 from bayesncl.data.images import Images
 from bayesncl.device import find_device
-from bayesncl.method import features
-from bayesncl.method.encoder import build_model
-from bayesncl.method.features import Extracted
+from bayesncl.method import encoder
+from bayesncl.method.encoder import Extracted, build_model
 from bayesncl.recipes import named, replace_fields, with_root
 from bayesncl.training.run_folder import load_run
 
@@ -123,7 +122,7 @@ def made_up(options: argparse.Namespace) -> tuple[Any, Images, Images]:
     recipe = replace_fields(named(options.recipe), model={"dim": options.dims})
     model = build_model(recipe).to(find_device()).eval()
     width = int(model.backbone.features)
-    extract, found, splits = features.extract, {}, []
+    extract, found, splits = encoder.extract, {}, []
     for i, n in enumerate((options.train, options.test)):
         sound, labels = make_features(n, options.classes, width, options.dims, options.fires, i)
         images = Images(np.zeros((n, 3, recipe.data.size, recipe.data.size), np.uint8), labels)
@@ -136,7 +135,7 @@ def made_up(options: argparse.Namespace) -> tuple[Any, Images, Images]:
             extract(model, images, mode, **rest)
         return found[id(images), mode]
 
-    features.extract = instead
+    encoder.extract = instead
     if not torch.cuda.is_available():
         heat.CHECKED = 16
     return model, *splits

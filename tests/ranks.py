@@ -22,8 +22,7 @@ from torch import Tensor
 
 from bayesncl import distributed, train
 from bayesncl.method import losses
-from bayesncl.method.encoder import Encoder, build_model
-from bayesncl.method.features import extract
+from bayesncl.method.encoder import Encoder, build_model, extract
 from bayesncl.method.rng import epoch_order
 from bayesncl.recipes import Recipe
 from bayesncl.training import loop

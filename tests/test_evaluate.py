@@ -14,8 +14,7 @@ from bayesncl.measure import topk as kept
 from bayesncl.measure.interpretability import interpretability, shuffle_labels
 from bayesncl.measure.result import Result
 from bayesncl.measure.retrieval import knn_accuracies, retrieval
-from bayesncl.method.encoder import Encoder, build_model
-from bayesncl.method.features import extract
+from bayesncl.method.encoder import Encoder, build_model, extract
 from bayesncl.paper import conflict
 from bayesncl.paper.measures import paper_measures
 from tests.conftest import tiny_images, tiny_recipe

@@ -30,8 +30,7 @@ from bayesncl.io import digest, is_codes
 from bayesncl.jobs.audit import KINDS, Finding, audit_folder
 from bayesncl.measure.figures import KEPT
 from bayesncl.measure.topk import keep
-from bayesncl.method.encoder import Encoder
-from bayesncl.method.features import extract
+from bayesncl.method.encoder import Encoder, extract
 from bayesncl.progress import Display
 from bayesncl.recipes import Data, Recipe, recipe_from_json, with_root
 from bayesncl.training.checkpoint import open_model

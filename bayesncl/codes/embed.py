@@ -18,8 +18,7 @@ from bayesncl.data.images import PATH_LENGTH, Progress
 from bayesncl.errors import InputError, printable
 from bayesncl.inputs import ENDINGS, as_features, read_embeddings
 from bayesncl.io import check_not_input, digest
-from bayesncl.method.encoder import Encoder
-from bayesncl.method.features import extract
+from bayesncl.method.encoder import Encoder, extract
 from bayesncl.method.losses import check_n_active, keep_strongest
 
 LONG_ACTIVE = 5  # dimensions per image in a long table or sparse vectors, without n_active

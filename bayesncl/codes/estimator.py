@@ -343,7 +343,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     def groups_(self) -> np.ndarray:
         """The group of each dimension, int [D]."""
         check_is_fitted(self, "head_")
-        groups = self.head_.members if isinstance(self.head_, Factors) else [self.head_]
+        groups = self.head_.groups if isinstance(self.head_, Factors) else [self.head_]
         return np.repeat(np.arange(len(groups)), [group.dim for group in groups])
 
     @property

@@ -20,8 +20,7 @@ from bayesncl.codes.encoders import pool
 from bayesncl.codes.preprocess import Moments, prepare
 from bayesncl.data.images import Progress, spread_evenly
 from bayesncl.errors import InputError
-from bayesncl.method.encoder import Encoder, in_eval_mode
-from bayesncl.method.features import center_crop
+from bayesncl.method.encoder import Encoder, center_crop, in_eval_mode
 from bayesncl.method.heads import Features, Head, Prototypes
 from bayesncl.method.losses import unit_rows
 

@@ -28,7 +28,7 @@ from bayesncl.data.images import PATH_LENGTH, Images, Progress, fingerprint, hel
 from bayesncl.errors import InputError, as_input_error, printable
 from bayesncl.inputs import as_features, class_labels, factorize
 from bayesncl.io import write_saved
-from bayesncl.method.features import center_crop
+from bayesncl.method.encoder import center_crop
 from bayesncl.progress import Display, plural
 from bayesncl.training.run_folder import load_run
 

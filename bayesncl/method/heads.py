@@ -168,16 +168,14 @@ class Prototypes(Head):
     """
 
     zeros = False
-    sharpness = 0.05  # temperature of the assignment; lower than that of the prediction
+    temperature = 0.1  # of the prediction
+    sharpness = 0.05  # temperature of the assignment
     softness = 0.15  # temperature of the codes
+    rounds = 2
 
-    def __init__(
-        self, features: int, dim: int, *, width: int = 128, temperature: float = 0.1,
-        rounds: int = 2,
-    ) -> None:
+    def __init__(self, features: int, dim: int, *, width: int = 128) -> None:
         super().__init__()
-        self.dim, self.temperature, self.rounds = dim, temperature, rounds
-        width = min(width, features)
+        self.dim, width = dim, min(width, features)
         self.projection = nn.Linear(features, width)
         self.prototypes = nn.Parameter(random_unit_rows(dim, width))
         if not self.projection.weight.is_meta:
@@ -227,21 +225,17 @@ class Factors(Head):
     """
 
     zeros = False
+    groups: Any  # ModuleList of Prototypes
+    axes: Tensor | None = None  # [A, F] orthonormal, not seen by the last group
 
     def __init__(self, features: int, dim: int) -> None:
         super().__init__()
         self.dim, self.features = dim, features
-        self.axes: Tensor | None = None  # [A, F] orthonormal, not seen by the last group
         self.make_groups([dim])
 
     def make_groups(self, sizes: Sequence[int]) -> None:
         """New groups with these numbers of prototypes."""
         self.groups = nn.ModuleList(Prototypes(self.features, size) for size in sizes)
-
-    @property
-    def members(self) -> list[Prototypes]:
-        """The groups, as heads."""
-        return [group for group in self.groups if isinstance(group, Prototypes)]
 
     def divide(self, axes: Tensor) -> None:
         """Make a first group of `COARSE` prototypes; the others will not see `axes` [A, F]."""
@@ -252,18 +246,18 @@ class Factors(Head):
 
     def parts(self, rows: Tensor) -> list[tuple[Head, Tensor]]:
         seen = [rows] if self.axes is None else [rows, without_axes(rows, self.axes)]
-        return list(zip(self.members, seen))
+        return list(zip(self.groups, seen))
 
     @torch.no_grad()
     def finish(self) -> None:
         """Fold the axes into the projection: W (h - A'A h) = (W - W A'A) h."""
         if self.axes is not None:
-            weight = self.members[-1].projection.weight
+            weight = self.groups[-1].projection.weight
             weight.copy_(without_axes(weight, self.axes))
             self.axes = None
 
     def forward(self, h: Tensor, uniform: Tensor | None = None) -> Features:
-        parts: list[Features] = [group(h) for group in self.members]
+        parts: list[Features] = [group(h) for group in self.groups]
         if len(parts) == 1:
             return parts[0]
         z = unit_rows(torch.cat([part.gated for part in parts], 1))
@@ -271,7 +265,7 @@ class Factors(Head):
 
     def loss(self, features: Features) -> Terms:
         """That of `Prototypes`, for one group; several are fitted one after the other."""
-        (group,) = self.members
+        (group,) = self.groups
         return group.loss(features)
 
     def load_state_dict(

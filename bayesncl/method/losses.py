@@ -90,8 +90,12 @@ def info_nce_share(
     z: Tensor, temperature: float, block: int = 0, decoupled: bool = False
 ) -> Tensor:
     """This process's share of `info_nce` of the rows of all processes; the shares add up to it."""
-    everyone, first = distributed.all_gather_rows(z), distributed.rank() * len(z)
-    return _info_nce(z, everyone, first, temperature, block, decoupled)
+    count, rank, world = len(z), distributed.rank(), distributed.world_size()
+    everyone = z
+    if world > 1:  # gathered by a sum, which has a gradient
+        around = (0, 0, rank * count, (world - 1 - rank) * count)
+        everyone = distributed.all_reduce_sum(F.pad(z, around))
+    return _info_nce(z, everyone, rank * count, temperature, block, decoupled)
 
 
 def _info_nce(

@@ -18,8 +18,7 @@ from bayesncl.data.images import Images
 from bayesncl.measure.dimensions import Dimensions, describe, most_mixed, most_suppressed
 from bayesncl.measure.linear import fast_probe, group_probe
 from bayesncl.measure.result import Tree, rounded
-from bayesncl.method.encoder import Encoder
-from bayesncl.method.features import Extracted, Progress, extract
+from bayesncl.method.encoder import Encoder, Extracted, Progress, extract
 from bayesncl.method.heads import Projector
 from bayesncl.paper import conflict, theory
 from bayesncl.paper.probe import paper_probe

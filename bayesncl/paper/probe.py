@@ -17,8 +17,7 @@ from bayesncl.errors import InputError
 from bayesncl.inputs import as_labels
 from bayesncl.measure.linear import summarize
 from bayesncl.method.augment import make_views
-from bayesncl.method.encoder import in_eval_mode
-from bayesncl.method.features import center_crop
+from bayesncl.method.encoder import center_crop, in_eval_mode
 from bayesncl.method.lars import LARS, warmup_cosine
 from bayesncl.recipes import Views
 from bayesncl.training.compile import record_at_first_call

@@ -11,8 +11,7 @@ from bayesncl import distributed
 from bayesncl.data.images import Images, spread_evenly
 from bayesncl.errors import InputError, import_extra
 from bayesncl.measure.retrieval import knn_accuracies
-from bayesncl.method.encoder import Encoder
-from bayesncl.method.features import extract
+from bayesncl.method.encoder import Encoder, extract
 from bayesncl.progress import Display, duration, plural
 from bayesncl.recipes import Recipe
 from bayesncl.training import checkpoint

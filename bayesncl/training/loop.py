@@ -33,10 +33,6 @@ Step = Callable[[Tensor, Tensor, int, Tensor], None]  # of (pixels, index, epoch
 class Interrupted(Exception):
     """The run was asked to stop and has saved a checkpoint."""
 
-    def __init__(self, run: RunFolder, done: int, total: int) -> None:
-        how = f"to continue: bayesncl resume {run}"
-        super().__init__(f"stopped after {done} of {total} steps; {how}")
-
 
 def train(
     recipe: Recipe | str, images: Images | np.ndarray | Tensor | str | Path | None = None,
@@ -144,7 +140,8 @@ def run_loop(
                     save(state, stop or done == total or not copied)
                 distributed.barrier()  # waits longer for a slow disk than other collectives
             if stop and done < total:
-                raise Interrupted(run, done, total)
+                how = f"to continue: bayesncl resume {run}"
+                raise Interrupted(f"stopped after {done} of {total} steps; {how}")
         if distributed.rank() == 0:
             write_atomic(run.weights, model_bytes(model))
         distributed.barrier()

@@ -13,8 +13,7 @@ from bayesncl.data.decode import describe_sizes
 from bayesncl.data.folder import split_folders
 from bayesncl.data.images import Images, spread_evenly
 from bayesncl.errors import InputError
-from bayesncl.method.encoder import Encoder
-from bayesncl.method.features import center_crop
+from bayesncl.method.encoder import Encoder, center_crop
 from bayesncl.progress import Display, plural
 from bayesncl.recipes import LIGHT, Recipe, change, find_recipe, replace_fields, shorthands
 

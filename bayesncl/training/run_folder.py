@@ -51,13 +51,12 @@ class Folder:
             yield
             return
         lock = FileLock(self.lock_file, timeout=0)
-        try:
+        with as_input_error(f"cannot write to {self}"):
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
-        except Timeout:
-            raise InputError(f"{self} is in use by another process") from None
-        except OSError as error:
-            raise InputError(f"cannot write to {self}: {error.strerror}") from None
+            try:
+                lock.acquire()
+            except Timeout:
+                raise InputError(f"{self} is in use by another process") from None
         try:
             remove_leftovers(self.folder)
             yield

@@ -10,7 +10,6 @@ import pytest
 
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.training import loop
-from bayesncl.training.run_folder import RunFolder
 from tests.commands import refused
 from tests.conftest import TINY
 
@@ -44,7 +43,7 @@ def test_demo_ends_in_a_sentence_and_an_atlas(run, monkeypatch: pytest.MonkeyPat
 
 def test_a_stopped_demo_says_how_to_continue(run, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("skimage")
-    stopped = loop.Interrupted(RunFolder("d"), 3, 9)
+    stopped = loop.Interrupted("stopped after 3 of 9 steps")
     monkeypatch.setattr(loop, "train", Mock(side_effect=stopped))
     answer = run(*[word for word in WORDS if word != "--quiet"], "--no-open")
     assert answer.status == 130

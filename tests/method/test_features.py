@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from bayesncl.data.images import Images
 from bayesncl.evaluate import evaluate
 from bayesncl.method.backbones import ViewBatchNorm2d
-from bayesncl.method.encoder import Encoder, build_model
-from bayesncl.method.features import Extracted, extract
+from bayesncl.method.encoder import Encoder, Extracted, build_model, extract
 from bayesncl.recipes import Recipe
 from tests.conftest import tiny_images, tiny_recipe
 
