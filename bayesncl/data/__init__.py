@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bayesncl.errors import InputError
+from bayesncl.recipes import Data
 
 if TYPE_CHECKING:
     from bayesncl.data.images import Images, Progress
-    from bayesncl.recipes import Data
 
 __all__ = ["DATASETS", "Dataset", "download", "load"]
 

@@ -5,8 +5,6 @@ not be decoded. KEY hashes `Square` and the names, sizes and times of the files.
 being built by the process that holds KEY.lock.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -16,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from filelock import FileLock
@@ -25,9 +23,7 @@ from bayesncl.data.decode import Square, Undecodable, decode
 from bayesncl.data.images import Images, Progress, track
 from bayesncl.errors import InputError, as_input_error, printable
 from bayesncl.io import cache_folder, write_atomic, write_npy_header
-
-if TYPE_CHECKING:
-    from bayesncl.recipes import Data
+from bayesncl.recipes import Data
 
 VERSION = 2  # increase it when decode() gives other pixels
 THREADS = min(8, os.cpu_count() or 1)  # Pillow decodes outside the interpreter lock

@@ -48,24 +48,16 @@ class Layout:
 BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 LAYOUTS = {
     "cifar10": (
-        Layout(
-            "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", "cifar-10-batches-bin",
-            tuple(f"{name}.bin" for name in BATCHES), ("test_batch.bin",), "batches.meta.txt",
-        ),
-        Layout(
-            "cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", "cifar-10-batches-py",
-            BATCHES, ("test_batch",), "batches.meta",
-        ),
+        Layout("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", "cifar-10-batches-bin",
+               tuple(f"{name}.bin" for name in BATCHES), ("test_batch.bin",), "batches.meta.txt"),
+        Layout("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", "cifar-10-batches-py",
+               BATCHES, ("test_batch",), "batches.meta"),
     ),
     "cifar100": (
-        Layout(
-            "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", "cifar-100-binary",
-            ("train.bin",), ("test.bin",), "fine_label_names.txt", "fine_",
-        ),
-        Layout(
-            "cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", "cifar-100-python",
-            ("train",), ("test",), "meta", "fine_",
-        ),
+        Layout("cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", "cifar-100-binary",
+               ("train.bin",), ("test.bin",), "fine_label_names.txt", "fine_"),
+        Layout("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", "cifar-100-python",
+               ("train",), ("test",), "meta", "fine_"),
     ),
 }  # fmt: skip
 OFFICIAL = {"train": 50_000, "test": 10_000}

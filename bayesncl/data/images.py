@@ -5,14 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from bayesncl.errors import InputError, printable
-
-if TYPE_CHECKING:
-    from bayesncl.recipes import Data
+from bayesncl.recipes import Data
 
 Progress = Callable[[int, int, str], None]  # done, total, description
 T = TypeVar("T")

@@ -7,7 +7,6 @@ crops in the rest: no pixel is in both.
 """
 
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from PIL import Image
 
 from bayesncl import recipes
 from bayesncl.data.images import Images, Progress, track
-from bayesncl.errors import InputError
+from bayesncl.errors import import_extra
 
 SIDE = 256  # short side of a photograph before it is cut
 MIN_CROP, MAX_CROP = 40.0, 72.0  # side of a crop, in pixels of the scaled photograph
@@ -63,12 +62,10 @@ def load(data: recipes.Data, split: str, progress: Progress | None = None) -> Im
 @lru_cache(maxsize=1)
 def _photos() -> list[Image.Image]:
     """The photographs, RGB, short side SIDE."""
-    package = find_spec("skimage")
-    if package is None or package.origin is None:
-        raise InputError("textures need the photographs of scikit-image: pip install scikit-image")
-    photos = []
+    missing = "textures need the photographs of scikit-image: pip install scikit-image"
+    folder, photos = Path(import_extra("skimage", missing).__file__).parent / "data", []
     for file, _, _ in PHOTOGRAPHS.values():
-        with Image.open(Path(package.origin).parent / "data" / file) as photo:
+        with Image.open(folder / file) as photo:
             scale = SIDE / min(photo.size)
             size = (round(photo.width * scale), round(photo.height * scale))
             photos.append(photo.convert("RGB").resize(size, Image.Resampling.LANCZOS))

@@ -12,12 +12,8 @@ from bayesncl import distributed
 from bayesncl.data.decode import Pictures, Square, as_pixels
 from bayesncl.data.images import Images, Progress, track
 from bayesncl.errors import InputError
-from bayesncl.method.backbones import (
-    batch_statistics,
-    build_backbone,
-    update_running_statistics,
-)
-from bayesncl.method.heads import Features, Projector, build_head
+from bayesncl.method.backbones import batch_statistics, build_backbone, update_running_statistics
+from bayesncl.method.heads import Features, build_head
 from bayesncl.method.losses import check_n_active, keep_strongest
 from bayesncl.recipes import Recipe
 
@@ -48,14 +44,9 @@ class Encoder(nn.Module):
             self.register_buffer(name, values, persistent=False)
 
     @property
-    def projector(self) -> nn.Module:
-        """The layers from h to z; of another head than the paper's, the head."""
-        return self.head.projector if isinstance(self.head, Projector) else self.head
-
-    @property
     def gate(self) -> nn.Module | None:
         """The layers to the gate logits; None without gates."""
-        return self.head.gate if isinstance(self.head, Projector) else None
+        return getattr(self.head, "gate", None)
 
     def forward(self, x: Tensor, uniform: Tensor | None = None) -> Features:
         """Features of normalized pixels x [N, 3, H, W]; noisy gates take `uniform` [N, D]."""

@@ -55,8 +55,8 @@ def build_parts(recipe: Recipe, classes: int | None) -> tuple[Encoder, dict[str,
         model = build_model(recipe)
         classes = classes or DATASETS[recipe.data.name].classes
         classifier = nn.Linear(int(model.backbone.features), classes)  # type: ignore[arg-type]
-    gate = model.gate or nn.Identity()
-    parts = {"backbone": model.backbone, "projector": model.projector, "gate": gate}
+    gate, projector = model.gate or nn.Identity(), getattr(model.head, "projector", model.head)
+    parts = {"backbone": model.backbone, "projector": projector, "gate": gate}
     return model, parts | {"classifier": classifier}
 
 

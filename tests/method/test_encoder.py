@@ -82,7 +82,7 @@ def slow_forward(model: Encoder, image: Tensor, u: list[float]) -> tuple[list[fl
     """h, z, mask, gated in the published order: rectify, top-k, unit length; gate; unit length."""
     m, g = model.recipe.model, model.recipe.gate
     h = [max(v, 0.0) for v in dense(image.flatten().tolist(), model.backbone.layer)]  # type: ignore[arg-type]
-    z = perceptron(h, model.projector)
+    z = perceptron(h, model.head.projector)
     if m.layer_norm:
         mean = sum(z) / D
         deviation = math.sqrt(sum((v - mean) ** 2 for v in z) / D + 1e-5)
@@ -135,7 +135,7 @@ def test_forward_pass(method: str, changes: tuple[str, ...], training: bool) -> 
 def slow_loss(model: Encoder, weight: float) -> Tensor:
     """InfoNCE + weight KL with torch's own operations."""
     h = model.backbone(X)
-    raw = model.projector(h)
+    raw = model.head.projector(h)
     z = raw.relu().detach() + nn.functional.gelu(raw) - nn.functional.gelu(raw).detach()
     z = z / z.norm(dim=1, keepdim=True)
     q = 1 / (1 + torch.exp(-model.gate(h.detach() if model.recipe.gate.detach else h)))  # type: ignore[misc]

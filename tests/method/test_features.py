@@ -56,7 +56,7 @@ def paper_by_hand(model: Encoder, images: Images, batch: int) -> list[np.ndarray
         for layer in model.backbone.layers:
             y = batch_norm_by_hand(y, layer) if isinstance(layer, nn.BatchNorm2d) else layer(y)
         h = y.mean((2, 3))
-        z = torch.relu(model.projector(h))
+        z = torch.relu(model.head.projector(h))
         z = z / z.norm(dim=1, keepdim=True)
         opened = torch.sigmoid(model.gate(h)) > 0.5
         gated = z * opened

@@ -127,7 +127,7 @@ def test_a_compiler_that_loses_a_gradient_is_detected(monkeypatch: pytest.Monkey
             result = function(model, *arguments)
             if function is not code:
                 return result
-            lost = 0 * model.projector[0].weight.sum()
+            lost = 0 * model.head.projector[0].weight.sum()
             return result._replace(z=result.z.detach() + lost, gated=result.gated.detach() + lost)
 
         return compiled
