@@ -1,19 +1,66 @@
-"""Heads and their losses against slow, obvious twins."""
+"""Losses and the heads that use them, against slow, obvious twins."""
 
+import math
 
 import numpy as np
 import pytest
 import torch
 
-from bayesncl import bernoulli_kl, info_nce
+from bayesncl import bernoulli_kl, info_nce, ipw_similarity
+from bayesncl.errors import InputError
+from bayesncl.method import losses
 from bayesncl.method.heads import NEW_SHARE, Projector, Prototypes, SparseAutoencoder
-from bayesncl.method.losses import (
-    ACTIVE,
-    RAREST,
-    balanced_assignment,
-    swapped_cross_entropy,
-)
+from bayesncl.method.losses import ACTIVE, RAREST, balanced_assignment, unit_rows
 from bayesncl.recipes import Gate, Model, Objective
+
+
+def slow_info_nce(z: torch.Tensor, tau: float, decoupled: bool) -> float:
+    """- mean log(pos / (pos + neg)), or log(pos / neg), with plain loops."""
+    s, n, total = (z @ z.T / tau).tolist(), len(z), 0.0
+    for i in range(n):
+        positive = (i + n // 2) % n
+        left_out = (i, positive) if decoupled else (i,)
+        others = sum(math.exp(s[i][j]) for j in range(n) if j not in left_out)
+        total -= math.log(math.exp(s[i][positive]) / others)
+    return total / n
+
+
+def unit_features(n=10, d=6, dtype=torch.float64):
+    return unit_rows(torch.randn(n, d, dtype=dtype, generator=torch.Generator().manual_seed(n))).requires_grad_()
+
+
+@pytest.mark.parametrize("block", [0, 1, 3, 64])
+@pytest.mark.parametrize(("tau", "decoupled"), [(0.2, False), (1.0, True)])
+def test_info_nce_value_and_gradient(block, tau, decoupled):
+    z = unit_features()
+    loss = info_nce(z, tau, block, decoupled)
+    assert loss.item() == pytest.approx(slow_info_nce(z.detach(), tau, decoupled), rel=1e-12)
+    assert torch.autograd.gradcheck(lambda x: info_nce(x, tau, block, decoupled), unit_features())
+
+
+def test_info_nce_is_stable_where_exp_overflows():
+    z = unit_features(8, 4, torch.float32)
+    loss = info_nce(100 * z, 0.01)
+    assert loss.isfinite()
+    assert loss.item() == pytest.approx(info_nce((100 * z).double(), 0.01).item(), rel=1e-5)
+
+
+def test_ipw_similarity():
+    z, z2 = torch.rand(4, 5, dtype=torch.float64), torch.rand(3, 5, dtype=torch.float64)
+    prevalence = torch.tensor([0.5, 0.1, 1.0, 0.0, 0.25], dtype=torch.float64)
+    got = ipw_similarity(z, z2, prevalence)
+    for i in range(4):
+        for j in range(3):
+            expected = sum(z[i, k] * z2[j, k] / prevalence[k] for k in range(5) if prevalence[k] > 0)
+            assert got[i, j].item() == pytest.approx(expected.item(), rel=1e-12)
+    with pytest.raises(InputError, match="prevalence"):
+        ipw_similarity(z, z2, prevalence[:4])
+
+
+def test_a_zero_row_sends_no_gradient():
+    z = torch.tensor([[3.0, 4.0], [0.0, 0.0]], requires_grad=True)
+    (unit_rows(z) * torch.tensor([[1.0, 0.0], [5.0, 7.0]])).sum().backward()
+    torch.testing.assert_close(z.grad, torch.tensor([[0.128, -0.096], [0.0, 0.0]]))  # (g - u (g . u)) / |z|
 
 
 def slow_balance(scores: np.ndarray, temperature: float, rounds: int) -> np.ndarray:
@@ -53,7 +100,7 @@ def test_swapped_cross_entropy() -> None:
         for i in range(5):
             p = np.exp(s[side, i] / 0.1) / np.exp(s[side, i] / 0.1).sum()
             slow -= (q[1 - side, i] * np.log(p)).sum()
-    assert float(swapped_cross_entropy(torch.from_numpy(s), torch.from_numpy(q), 0.1)) == pytest.approx(slow)
+    assert float(losses.swapped_cross_entropy(torch.from_numpy(s), torch.from_numpy(q), 0.1)) == pytest.approx(slow)
 
 
 def test_autoencoder_loss() -> None:

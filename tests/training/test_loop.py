@@ -14,7 +14,9 @@ from bayesncl.errors import InputError
 from bayesncl.method import gates
 from bayesncl.method.augment import make_views
 from bayesncl.method.encoder import build_model
+from bayesncl.method.rng import epoch_order
 from bayesncl.training import checkpoint
+from bayesncl.training.loader import batches
 from bayesncl.training.run_folder import RunFolder
 from bayesncl.training.step import Batch, forward
 from tests.conftest import Stopped, stop_after, tiny_images, tiny_recipe
@@ -164,7 +166,19 @@ def test_training_stays_finite(changes: list[str], images: Images, tmp_path: Pat
     assert "NaN" not in lines and "Infinity" not in lines
 
 
-def test_overflow_stops_the_run(tmp_path: Path) -> None:
-    changes = ("optimizer.clip=false", "model.rectifier=exp", "optimizer.lr=1e6")
-    with pytest.raises(InputError, match="by step"):
-        train(tiny_recipe("bayesncl", *changes), tiny_images(), tmp_path, device="cpu")
+def test_batches_follow_the_order_and_drop_the_rest() -> None:
+    """All pixels of image i have the value i."""
+    values = np.arange(21, dtype=np.uint8)[:, None, None, None]
+    pixels, cpu = np.broadcast_to(values, (21, 3, 4, 4)).copy(), torch.device("cpu")
+    order = epoch_order(3, 5, 21).tolist()
+    found = list(batches(pixels, 4, 3, 5, 0, cpu))
+    assert len(found) == 5
+    rest = list(batches(pixels, 4, 3, 5, 3, cpu))  # from step 3
+    assert len(rest) == len(found) - 3
+    assert all(torch.equal(a, b) and torch.equal(i, j) for (a, i), (b, j) in zip(found[3:], rest))
+    for step, (part, index) in enumerate(found):
+        expected = order[4 * step : 4 * step + 4]
+        assert index.tolist() == expected and index.dtype == torch.int64
+        assert part.shape == (4, 3, 4, 4) and part.dtype == torch.uint8
+        assert part[:, 0, 0, 0].tolist() == expected
+        assert (part == part[:, :1, :1, :1]).all()

@@ -1,7 +1,8 @@
-"""Interrupted runs: signals, full disks and revised recipes end in the same bytes."""
+"""Interrupted runs: signals, full disks, damaged checkpoints, revised recipes: the same bytes."""
 
 import errno
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -11,10 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from bayesncl import io, train
+from bayesncl import distributed, io, train
 from bayesncl.data.images import Images
 from bayesncl.errors import InputError
+from bayesncl.method.encoder import build_model
+from bayesncl.method.lars import LARS
 from bayesncl.training import checkpoint, loop
 from bayesncl.training.run_folder import RunFolder
 from tests.commands import SETTINGS, draw_folder, refused
@@ -143,3 +147,46 @@ def test_features_of_an_unfinished_run(run, trained: Path, tmp_path: Path) -> No
     answer = run("embed", "a", photos, "-o", "part.npz")
     assert answer.status == 0 and "6 steps" in answer.err
     assert np.array_equal(np.load("part.npz")["z"], np.load("whole.npz")["z"])
+
+
+def test_any_damage_is_noticed_and_the_checkpoint_before_used(tmp_path: Path) -> None:
+    run, rng, model = RunFolder(tmp_path), random.Random(0), build_model(tiny_recipe())
+    optimizer = LARS(model.parameters(), lr=0.1)
+    for step in (1, 2):
+        checkpoint.write(run, checkpoint.snapshot(model, optimizer, step, ("70 images", "hash")))
+    path = checkpoint.listed(run)[-1]
+    whole = path.read_bytes()
+    for i in range(30):
+        spoilt = bytearray(whole)
+        if i % 2:
+            del spoilt[rng.randrange(len(spoilt)) :]
+        else:
+            spoilt[rng.randrange(len(spoilt))] ^= 1 << rng.randrange(8)
+        path.write_bytes(spoilt)
+        found, damaged = checkpoint.newest(run)
+        assert found is not None and found.step == 1 and list(damaged) == [path]
+
+
+def test_damaged_checkpoints_never_push_out_good_ones(tmp_path: Path, images: Images) -> None:
+    """All are damaged, the run starts over and is killed early: its new checkpoint is used."""
+    run = RunFolder(tmp_path)
+    train(tiny_recipe(), images, tmp_path, device="cpu")
+    expected = run.weights.read_bytes()
+    run.weights.unlink()
+    for path in checkpoint.listed(run):
+        path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(Stopped):
+        train(tiny_recipe(), images, tmp_path, device="cpu", after_epoch=stop_after(2))
+    assert [path.stem for path in checkpoint.listed(run)] == ["step-00000004"]
+    names = sorted(path.name for path in run.checkpoints.glob("*.damaged"))
+    assert names == ["step-00000008.ckpt.damaged", "step-00000012.ckpt.damaged"]
+    train(tiny_recipe(), images, tmp_path, device="cpu")
+    assert run.weights.read_bytes() == expected
+
+
+def test_processes_that_find_different_checkpoints_stop(
+    tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distributed, "gather_arrays", lambda _: torch.tensor([4, 0]))
+    with pytest.raises(InputError, match="different checkpoints"):
+        train(tiny_recipe(), images, tmp_path, device="cpu")
