@@ -193,44 +193,31 @@ def _parse_names(raw: bytes, layout: Layout, classes: int) -> tuple[str, ...]:
     return names
 
 
+def _uint8(name: str, *_: object) -> np.dtype[Any]:
+    if name != "u1":
+        raise pickle.UnpicklingError(f"an array of {name}, expected uint8")
+    return np.dtype(name)
+
+
+# The names in a pickled array. They can only make arrays of uint8.
+ALLOWED: dict[str, Any] = {
+    "numpy.core.multiarray._reconstruct": lambda *_: np.empty(0, np.uint8),
+    "numpy.ndarray": object,
+    "numpy.dtype": _uint8,
+    "_codecs.encode": codecs.encode,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        full = f"{module}.{name}".replace("._core.", ".core.")
+        if full not in ALLOWED:
+            raise pickle.UnpicklingError(f"{full} is not allowed")
+        return ALLOWED[full]
+
+
 def unpickle(raw: bytes) -> dict[str, Any]:
     """Read a pickled dict of plain values and uint8 arrays; refuse any other object."""
     content = _Unpickler(io.BytesIO(raw), encoding="latin1").load()
     # Keys are bytes in copies that Python 3 wrote.
-    return {
-        key.decode("latin1") if isinstance(key, bytes) else key: _to_array(value)
-        for key, value in content.items()
-    }
-
-
-class _Record:
-    """Stores the arguments and state of a NumPy array or dtype while unpickling."""
-
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments = arguments
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-
-class _Unpickler(pickle.Unpickler):
-    """Allows the four names of a pickled array and runs no code of NumPy for them."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        full = f"{module}.{name}".replace("._core.", ".core.")
-        if full in ("numpy.core.multiarray._reconstruct", "numpy.dtype", "numpy.ndarray"):
-            return _Record
-        if full == "_codecs.encode":
-            return codecs.encode
-        raise pickle.UnpicklingError(f"{full} is not allowed")
-
-
-def _to_array(value: Any) -> Any:
-    """The array of a record; any other value as it is."""
-    if not isinstance(value, _Record):
-        return value
-    _, shape, dtype, fortran, raw = value.state
-    if dtype.arguments[0] != "u1" or fortran:
-        raise pickle.UnpicklingError("an array that is not uint8 by rows")
-    raw = raw.encode("latin1") if isinstance(raw, str) else raw
-    return np.frombuffer(raw, np.uint8).reshape(shape)
+    return {k.decode("latin1") if isinstance(k, bytes) else k: v for k, v in content.items()}

@@ -177,10 +177,7 @@ def norm_relu(width: int) -> ViewBatchNorm2d:
 
 
 class MaxPool(nn.MaxPool2d):
-    """3 x 3 max-pooling with stride 2."""
-
-    def __init__(self) -> None:
-        super().__init__(3, 2, 1)
+    """Max-pooling by a kernel where there is one, which is 3 x 3 with stride 2."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) if Kernels.pool is None else Kernels.pool(x)
@@ -224,7 +221,7 @@ class ResNet(nn.Module):
             first = nn.Conv2d(3, 64, 3, 1, model.stem_padding, bias=False)
             self.stem = nn.Sequential(first, norm_relu(64))
         else:
-            self.stem = nn.Sequential(conv(3, 64, 7, 2), norm_relu(64), MaxPool())
+            self.stem = nn.Sequential(conv(3, 64, 7, 2), norm_relu(64), MaxPool(3, 2, 1))
         self.blocks, self.features = nn.Sequential(), 64
         for stage, depth in enumerate(depths):
             width = 64 * 2**stage

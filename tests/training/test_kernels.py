@@ -88,7 +88,7 @@ def test_nan_passes_through() -> None:
     x = torch.randn(4, 64, 8, 8, device="cuda")
     x[0, 3, 2, 2] = float("nan")
     with use_kernels():
-        y, pooled = layer(64, 2, True)(x), MaxPool()(x)
+        y, pooled = layer(64, 2, True)(x), MaxPool(3, 2, 1)(x)
     assert y[:2, 3].isnan().all()
     assert not y[2:].isnan().any() and not y[:, 4:].isnan().any()
     assert torch.equal(pooled.isnan(), torch.nn.functional.max_pool2d(x, 3, 2, 1).isnan())
@@ -100,7 +100,7 @@ def test_nan_passes_through() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_pooling_is_torchs(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    pool = MaxPool()
+    pool = MaxPool(3, 2, 1)
     x = torch.randn(shape, device="cuda").relu().to(dtype).requires_grad_()  # many equal zeros
     written = pool(x)
     with use_kernels():
