@@ -149,14 +149,11 @@ def map_in_threads(
     threads: int = THREADS,
 ) -> Iterator[B]:  # fmt: skip
     """`map` in order by a few threads, at most `ahead` items ahead."""
-    pool = ThreadPoolExecutor(threads)
     tasks: deque[Future[B]] = deque()
-    try:
+    with ThreadPoolExecutor(threads) as pool:
         for item in items:
             tasks.append(pool.submit(function, item))
             if len(tasks) > ahead:
                 yield tasks.popleft().result()
         while tasks:
             yield tasks.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
