@@ -48,13 +48,11 @@ def start() -> None:
 
 
 def stop() -> None:
-    """Leave the group."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def world_size() -> int:
-    """Number of processes."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -87,7 +85,6 @@ def lost_process_as_error() -> Iterator[None]:
 
 
 def barrier() -> None:
-    """Wait for all processes."""
     if world_size() > 1:
         with lost_process_as_error():
             dist.barrier(group=_barriers)

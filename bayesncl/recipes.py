@@ -283,8 +283,8 @@ def _respell(tree: Any, spelling: dict[str, str]) -> Any:
 def recipe_from_dict(tree: Any, source: str = "recipe") -> Recipe:
     """Build a recipe from plain data; missing fields get their defaults."""
     try:
-        _check_keys(tree, ["name", *PARTS])
         built = _respell(tree, CURRENT)
+        _check_keys(built, ["name", *PARTS])
         for part in built.keys() - {"name"}:
             _check_keys(built[part], FIELDS[part], part)
             built[part] = PARTS[part](**built[part])
@@ -297,13 +297,12 @@ def _check_keys(tree: Any, known: Collection[str], part: str = "") -> None:
     if not isinstance(tree, dict):
         raise InputError(f"{part or 'parts'}: expected an object, got {type(tree).__name__}")
     for key in tree:
-        if CURRENT.get(key, key) not in known:
+        if key not in known:
             what = f"field {part}.{key}" if part else f"part {key}"
             raise InputError(f"unknown {what}{did_you_mean(key, known)}")
 
 
 def recipe_from_json(text: str, source: str = "recipe") -> Recipe:
-    """Read a recipe from JSON text."""
     with as_input_error(f"{source} is not JSON", ValueError, RecursionError):
         tree = json.loads(text)
     return recipe_from_dict(tree, source)
@@ -440,7 +439,6 @@ METHODS: dict[str, Callable[[Recipe], Recipe]] = {
 
 
 def recipe_names() -> list[str]:
-    """Every DATASET-METHOD."""
     return [f"{dataset}-{method}" for dataset in SETTINGS for method in METHODS]
 
 

@@ -14,7 +14,7 @@ from bayesncl.data.images import Images, Progress, track
 from bayesncl.errors import InputError
 from bayesncl.method.backbones import batch_statistics, build_backbone, update_running_statistics
 from bayesncl.method.heads import Features, build_head
-from bayesncl.method.losses import check_n_active, keep_strongest
+from bayesncl.method.losses import keep_strongest
 from bayesncl.recipes import Recipe
 
 Pixels = TypeVar("Pixels", Tensor, np.ndarray)
@@ -84,7 +84,6 @@ class Encoder(nn.Module):
         [N, D] float32 on the CPU; rows have unit length, or are zero if every gate is closed.
         """
         pixels = as_pixels(images, Square(self.recipe.data.size, self.recipe.views.size))
-        check_n_active(n_active, self.head.dim)
         rows = []
         with in_eval_mode(self):
             for part in pixels.split(batch):

@@ -98,7 +98,7 @@ GATES = {
 
 def open_gates(
     logits: Tensor, kind: str, threshold: float = 0.5, temperature: float = 1.0,
-    generator: torch.Generator | None = None, uniform: Tensor | None = None
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """Turn gate logits into the mask that multiplies z.
 
@@ -111,17 +111,16 @@ def open_gates(
     threshold : A gate is open where its probability exceeds this.
     temperature : T of the sigmoid.
     generator : source of the noise of the two Gumbel kinds.
-    uniform : [N, D] numbers in [0, 1) to derive the noise from, instead of drawing them.
 
     Returns
     -------
     [N, D] mask; exactly 0 or 1 in the forward pass except for ``soft``.
     """
     check_known("kind", kind, GATES)
-    gate, logits = GATES[kind], at_least_float32(logits)
-    if gate.noise is not None and uniform is None:
-        uniform = torch.empty_like(logits).uniform_(generator=generator)
-    return gate.mask(logits, threshold, temperature, uniform)
+    logits = at_least_float32(logits)
+    noisy = GATES[kind].noise is not None
+    uniform = torch.empty_like(logits).uniform_(generator=generator) if noisy else None
+    return GATES[kind].mask(logits, threshold, temperature, uniform)
 
 
 def bernoulli_kl(q: Tensor, prior: float | Tensor) -> Tensor:

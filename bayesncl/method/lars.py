@@ -56,7 +56,6 @@ class LARS(Light, torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Take one step."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -82,8 +82,6 @@ def clamp_batch(recipe: Recipe, count: int) -> Recipe:
     """Lower a batch that `count` images do not fill, to four steps of at least 16 per epoch."""
     if count >= recipe.run.batch:
         return recipe
-    if count < 2:
-        raise InputError(f"contrastive learning needs at least 2 images, got {count}")
     return replace_fields(recipe, run={"batch": max(count // 4, min(count, 16)) // 2 * 2})
 
 

@@ -80,7 +80,6 @@ class RunFolder(Folder):
         self.board = self.folder / "tensorboard"
 
     def recipe(self) -> Recipe:
-        """The recipe of the run."""
         if not self.recipe_file.is_file():
             raise InputError(f"{self} is not a run: it has no {self.recipe_file.name}")
         return read_recipe(self.recipe_file)
@@ -112,7 +111,6 @@ class RunFolder(Folder):
         write_atomic(self.metrics_file, "".join(kept))
 
     def append_metrics(self, line: dict[str, Any]) -> None:
-        """Append a line to metrics.jsonl."""
         with open(self.metrics_file, "a") as file:
             file.write(json.dumps(line) + "\n")
 
