@@ -25,7 +25,7 @@ from bayesncl.progress import Display
 from bayesncl.recipes import Recipe, change, named
 from bayesncl.report.tables import format_table
 from bayesncl.training.loop import train
-from bayesncl.training.run_folder import RunFolder
+from bayesncl.training.run_folder import RunFolder, read_object
 
 METHODS = ("cl", "ncl", "bayesncl")
 TABLE: tuple[tuple[str, tuple[str, ...], int], ...] = (  # label, path in the results, decimals
@@ -77,7 +77,7 @@ def measured_run(recipe: Recipe, folder: Path) -> dict[str, Any]:
         result = evaluate(model, seen, test, extra=paper_measures, progress=display.count)
         write_atomic(run.evaluation_file, result.to_json())
     display.close()
-    result = run.evaluation()
+    result = read_object(run.evaluation_file)
     rows = [row for row in result.get("theory", []) if row["statement"].startswith(SPEARMAN)]
     return result | {"spearman": rows[0]["observed"] if rows else None}
 

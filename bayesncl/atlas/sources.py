@@ -34,7 +34,7 @@ from bayesncl.method.encoder import Encoder, extract
 from bayesncl.progress import Display
 from bayesncl.recipes import Data, Recipe, recipe_from_json, with_root
 from bayesncl.training.checkpoint import open_model
-from bayesncl.training.run_folder import RunFolder
+from bayesncl.training.run_folder import RunFolder, read_object
 
 MIN_IMAGES = 500  # of a held-out split; fewer show too little of a dimension
 HEAT_CHECK_PHOTOS = 128  # each goes through the encoder seven times
@@ -147,7 +147,7 @@ def describe_run(
         f"labels, {recipe.run.epochs} epochs, seed {recipe.run.seed}. {remark}"
     )
     display.busy("checking heat maps")
-    results = RunFolder(run).evaluation() or {}
+    results = read_object(RunFolder(run).evaluation_file)
     return AtlasRun(
         recipe.name, features.z, features.gated, features.open,
         summary={name: results.get(name) for name in ("paper", "sound")},

@@ -74,7 +74,7 @@ def evaluate_run(
     from bayesncl.evaluate import warn_of_few
     from bayesncl.paper.measures import paper_measures
     from bayesncl.training.prepare import load_split
-    from bayesncl.training.run_folder import RunFolder, load_run
+    from bayesncl.training.run_folder import RunFolder, load_run, read_object
 
     distributed.start()
     model = load_run(run, find_device(device))
@@ -86,7 +86,7 @@ def evaluate_run(
     paper = partial(paper_measures, progress=display.count, **extra)
     result = evaluate_model(model, train, test, again=twin, extra=paper, **options)
     result.parameters["recipe"] = recipe.to_dict()
-    if trained_on := (RunFolder(run).environment() or {}).get("device"):
+    if trained_on := read_object(RunFolder(run).environment_file).get("device"):
         result.parameters["trained_on"] = str(trained_on)
     return result
 

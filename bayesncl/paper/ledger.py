@@ -16,7 +16,7 @@ from bayesncl.errors import InputError
 from bayesncl.io import write_atomic
 from bayesncl.measure.result import Result, rounded
 from bayesncl.recipes import Recipe, recipe_from_dict
-from bayesncl.training.run_folder import RunFolder, environment
+from bayesncl.training.run_folder import RunFolder, environment, read_object
 
 FORMAT = 1
 WITHOUT_EFFECT = (
@@ -111,7 +111,7 @@ def add(
 
 def trained_in(run: RunFolder) -> dict[str, Any]:
     """Versions, device, revision and date of a run."""
-    return without(run.environment() or environment(), "command")
+    return without(read_object(run.environment_file) or environment(), "command")
 
 
 def dynamics_of(run: RunFolder) -> list[dict[str, Any]]:

@@ -138,8 +138,9 @@ def resume_or_begin(
                 f"learning rates follow {plural(before, 'epoch')} up to epoch {done / steps:.4g} "
                 f"and {after} from there: repeatable, but not the same as {after} from the start"
             )
-            if distributed.rank() == 0:
-                run.set_aside(f"{before}-epochs")
+            for path in (run.weights, run.evaluation_file):
+                if distributed.rank() == 0 and path.is_file():
+                    path.replace(path.with_stem(f"{path.stem}-{before}-epochs"))
     if distributed.rank() == 0:
         for path, error in damaged.items():
             aside = path.replace(path.with_name(f"{path.name}.damaged"))

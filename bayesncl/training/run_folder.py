@@ -84,14 +84,6 @@ class RunFolder(Folder):
             raise InputError(f"{self} is not a run: it has no {self.recipe_file.name}")
         return read_recipe(self.recipe_file)
 
-    def environment(self) -> dict[str, Any]:
-        """Versions, device and command of the run; empty if unreadable."""
-        return read_object(self.environment_file)
-
-    def evaluation(self) -> dict[str, Any]:
-        """The saved results of `bayesncl evaluate`; empty if there are none or unreadable."""
-        return read_object(self.evaluation_file)
-
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
         """Lines of metrics.jsonl: of training, or of another `kind` such as ``dynamics``."""
         return [line for _, line in self._lines() if line.get("kind") == kind]
@@ -131,12 +123,6 @@ class RunFolder(Folder):
         except InputError:
             return False
         return True
-
-    def set_aside(self, suffix: str) -> None:
-        """Rename the model and its evaluation before they are replaced."""
-        for path in (self.weights, self.evaluation_file):
-            if path.is_file():
-                path.replace(path.with_name(f"{path.stem}-{suffix}{path.suffix}"))
 
 
 def new_run(parent: Path, name: str) -> RunFolder:
@@ -202,7 +188,7 @@ def from_file_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is none."""
+    """The object in a JSON file, such as a result; empty if there is none or it is unreadable."""
     with suppress(OSError, ValueError, RecursionError):
         tree = json.loads(path.read_text())
         return tree if isinstance(tree, dict) else {}
