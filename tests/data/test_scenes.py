@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from scipy import ndimage
 
 from bayesncl import data, recipes
 from bayesncl.data import scenes
@@ -66,20 +67,12 @@ def test_objects_are_tinted_and_stay_on_another_background() -> None:
 
 
 def _slow_fill(plan: scenes.Plan, size: int) -> np.ndarray:
-    """Masks of the first 20 objects, pixel by pixel, bilinear in the zero-padded digit."""
-    fill = np.zeros((20, size, size))
-    masks = scenes.digits()[0][0].astype(float)
-    grid = masks.shape[-1]
+    """Masks of the first 20 objects, one by one, bilinear in the zero-padded digit."""
+    fill, masks = np.zeros((20, size, size)), scenes.digits()[0][0].astype(float)
     for i, digit in enumerate(plan.digits[:20]):
         side = plan.scales[i] * size
-        top, left = plan.positions[i] * (size - side)
-        for r in range(size):
-            for c in range(size):
-                y, x = (r + 0.5 - top) / side * 8 + 1.5, (c + 0.5 - left) / side * 8 + 1.5
-                value = 0.0
-                for a in (int(np.floor(y)), int(np.floor(y)) + 1):
-                    for b in (int(np.floor(x)), int(np.floor(x)) + 1):
-                        if 0 <= a < grid and 0 <= b < grid:
-                            value += (1 - abs(y - a)) * (1 - abs(x - b)) * masks[digit, a, b]
-                fill[i, r, c] = min(max(value * 2.2 - 0.5, 0), 1)
+        starts = plan.positions[i] * (size - side)  # top, left
+        at = [(np.arange(size) + 0.5 - start) / side * 8 + 1.5 for start in starts]
+        values = ndimage.map_coordinates(masks[digit], np.meshgrid(*at, indexing="ij"), order=1)
+        fill[i] = np.clip(values * 2.2 - 0.5, 0, 1)
     return fill

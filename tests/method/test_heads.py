@@ -113,18 +113,12 @@ def test_autoencoder_loss() -> None:
         e, b, d = head.encoder.weight.detach().numpy(), head.bias.detach().numpy(), head.decoder.detach().numpy()
         d = d / np.linalg.norm(d, axis=1, keepdims=True)
         a = (x.numpy() - b) @ e.T + head.encoder.bias.detach().numpy()
-        fires = np.zeros_like(a)
-        for i, row in enumerate(a):
-            for j in np.argsort(-row)[:3]:
-                fires[i, j] = max(row[j], 0)
+        fires = np.where(a < np.sort(a)[:, [-3]], 0, np.maximum(a, 0))
         rest = x.numpy() - b - fires @ d
         idle = np.where((fires > 0).any(0), 0, idle + 1)
-        dead = np.flatnonzero(idle >= 2)
-        revived = np.zeros_like(a)
-        for i, row in enumerate(a):
-            for j in dead[np.argsort(-row[dead])][:3]:
-                revived[i, j] = max(row[j], 0)
-        extra = ((rest - revived @ d) ** 2).sum() if len(dead) else 0.0
+        dead = np.where(idle >= 2, a, -np.inf)
+        revived = np.where(dead < np.sort(dead)[:, [-3]], 0, np.maximum(dead, 0))
+        extra = ((rest - revived @ d) ** 2).sum() if (idle >= 2).any() else 0.0
         return ((rest**2).sum() + 0.5 * extra) / x.numel(), idle
 
     with torch.no_grad():
