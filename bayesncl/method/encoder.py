@@ -146,19 +146,17 @@ def extract(
     """
     if len(images) == 0:
         raise InputError("there are no images to extract features from")
-    recipe, device = model.recipe, model.mean.device
-    size = batch or (recipe.run.batch if mode == "paper" else 512)
-    mean, std = model.mean, model.std
+    recipe, data, device = model.recipe, model.recipe.data, model.mean.device
+    size, statistics = batch or 512, (data.mean, data.std)
     if mode == "paper":
-        data = recipe.data
-        mean = torch.tensor(data.paper_mean or data.mean, device=device).view(1, 3, 1, 1)
-        std = torch.tensor(data.paper_std or data.std, device=device).view(1, 3, 1, 1)
+        size = batch or recipe.run.batch
+        statistics = (data.paper_mean or data.mean, data.paper_std or data.std)
+    mean, std = torch.tensor(statistics, device=device).view(2, 1, 3, 1, 1)
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     hard = model.head.kind is not None and model.head.kind.hard
-    widths = int(model.backbone.features), model.head.dim, model.head.dim  # type: ignore[arg-type]
-    no_gates = torch.empty(0, model.head.dim if hard else 0, dtype=torch.bool, device=device)
+    dim, width = model.head.dim, int(model.backbone.features)  # type: ignore[arg-type]
     # a process without images contributes no rows
-    parts = [[*(torch.empty(0, width, device=device) for width in widths), no_gates]]
+    parts = [[torch.empty(0, n, device=device) for n in (width, dim, dim, dim * hard)]]
     starts = np.arange(0, len(images), size)
     mine = np.array_split(starts, distributed.world_size())[distributed.rank()].tolist()
     with in_eval_mode(model), batch_statistics(model) if mode == "paper" else nullcontext():
@@ -166,11 +164,10 @@ def extract(
             pixels = torch.from_numpy(np.array(images.pixels[start : start + size])).to(device)
             x = (center_crop(pixels, recipe.views.size).float() / 255 - mean) / std
             features = model(x.contiguous(memory_format=layout))
-            opened = no_gates.new_empty(len(x), 0)
-            if hard and features.mask is not None:
-                opened = features.mask > recipe.gate.threshold
+            mask = features.mask if hard and features.mask is not None else features.z[:, :0]
+            opened = mask > recipe.gate.threshold
             parts.append([features.h.float(), features.z, features.gated, opened])
     h, z, gated, gates = (
         distributed.gather_arrays(torch.cat(part)).cpu().numpy() for part in zip(*parts)
     )
-    return Extracted(h, z, gated, gates if hard else None)
+    return Extracted(h, z, gated, gates.astype(bool) if hard else None)
