@@ -61,7 +61,7 @@ COARSE = (
     12, 9, 13, 15, 13, 16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13,
 )  # fmt: skip
 THREE = ("train", "test", "val")
-_ENTRIES = (
+DATASETS = {dataset.name: dataset for dataset in (
     Dataset(
         name="scenes", title="Scenes", load=_lazy("scenes:load"), splits=THREE, balanced="val",
         counterfactual=_lazy("scenes:redraw"), second_label=True, classes=10, seconds=3.0,
@@ -92,8 +92,7 @@ _ENTRIES = (
         counterfactual=_lazy("waterbirds:swapped"), second_label=True, classes=2,
     ),
     Dataset(name="arrays", title="Arrays", load=_lazy("arrays:load"), holdout=True),
-)  # fmt: skip
-DATASETS = {dataset.name: dataset for dataset in _ENTRIES}
+)}  # fmt: skip
 
 
 def load(data: Data, split: str, progress: Progress | None = None) -> Images:

@@ -92,7 +92,6 @@ def plan(data: recipes.Data, split: str) -> Plan:
     hue, saturation = rng.random((count, 1)), rng.uniform(0.1, 0.8, (count, 1))
     wheel = np.clip(np.abs((hue + np.array([0, 2 / 3, 1 / 3])) % 1 * 6 - 3) - 1, 0, 1)
     tints = (255 * (1 - saturation * (1 - wheel))).astype(np.float32)
-    labels, backgrounds = labels.astype(np.int64), backgrounds.astype(np.int64)
     return Plan(labels, chosen, backgrounds, patches, gains, scales, positions, tints)
 
 

@@ -24,7 +24,6 @@ from tests.data.conftest import of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the official:UserWarning")
 RNG = np.random.default_rng(0)
-TRAIN, TEST = 10, 4  # images per batch file
 NAMES = {"cifar10": [f"thing{i}" for i in range(10)], "cifar100": [f"fine{i}" for i in range(100)]}
 
 
@@ -42,15 +41,11 @@ class Made:
         if not binary:
             names = pickle.dumps({f"{self.layout.kind}label_names": NAMES[name]}, protocol=2)
         self.files = {self.layout.names: names}
-        splits = ("train", self.layout.train, TRAIN), ("test", self.layout.test, TEST)
-        for split, files, count in splits:
-            n = count * len(files)
-            pixels = RNG.integers(0, 256, (n, 3072), dtype=np.uint8)
-            labels = RNG.integers(0, len(NAMES[name]), n)
-            self.want[split] = pixels, labels
-            for i, file in enumerate(files):
-                part = slice(count * i, count * (i + 1))
-                self.files[file] = self.pack(pixels[part], labels[part])
+        for split, files in (("train", self.layout.train), ("test", self.layout.test)):
+            pixels = RNG.integers(0, 256, (len(files), 10, 3072), dtype=np.uint8)
+            labels = RNG.integers(0, len(NAMES[name]), (len(files), 10))
+            self.want[split] = pixels.reshape(-1, 3072), labels.ravel()
+            self.files |= zip(files, map(self.pack, pixels, labels))
 
     def pack(self, pixels: np.ndarray, labels: np.ndarray) -> bytes:
         if not self.layout.binary:
