@@ -13,22 +13,19 @@ def find_device(name: str | torch.device | None = "auto") -> torch.device:
     if isinstance(name, torch.device):
         return name
     if name is None or name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda", torch.cuda.current_device())
-        return torch.device("cpu")
+        name = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError):
-        raise InputError(f"unknown device {name!r}: use auto, cpu, cuda, cuda:N or mps") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda", "mps"):
+        raise InputError(f"unknown device {name!r}: use auto, cpu, cuda, cuda:N or mps")
     if device.type == "cuda":
         count = torch.cuda.device_count()
         if (device.index or 0) >= count:
             raise InputError(f"device {name!r} is not available: torch sees {count} GPUs")
         if device.index is not None:
             torch.cuda.set_device(device)
-    elif device.type == "mps":
-        if not torch.backends.mps.is_available():
-            raise InputError("device 'mps' is not available here")
-    elif device.type != "cpu":
-        raise InputError(f"unknown device {name!r}: use auto, cpu, cuda, cuda:N or mps")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise InputError("device 'mps' is not available here")
     return device

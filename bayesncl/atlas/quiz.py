@@ -1,21 +1,13 @@
-"""Results of the intruder quiz of the atlas, from several people.
-
-    {"format": "bayesncl-quiz-1", "atlas": "title", "author": "Ann",
-     "answers": [{"codes": "9f8e...", "run": "NCL", "dim": 17, "images": [3, 8, 21, 40, 5],
-                  "intruder": 2, "chosen": 2, "seconds": 3.1, "time": "2026-05-01T10:00:00.000Z"}]}
-
-`images` are in the order shown; `intruder` and `chosen` are positions in it. Chance is 1 in 5.
-"""
+"""Results of the intruder quiz of the atlas, from several people; see docs/files.md."""
 
 from collections.abc import Sequence
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bayesncl.codes.names import read_json
 from bayesncl.errors import InputError, as_input_error, printable
 from bayesncl.measure import wilson
+from bayesncl.report.tables import format_table
 
 FORMAT = "bayesncl-quiz-1"
 CHOICES = 5
@@ -72,8 +64,8 @@ def join_quizzes(files: Sequence[Path | str]) -> dict[str, Any]:
 def _scores(answers: list[tuple[Any, bool]]) -> dict[Any, dict[str, float]]:
     """How often the intruder was found, by key, with the 95 % Wilson interval of the share."""
     scores = {}
-    for key, group in groupby(sorted(answers), itemgetter(0)):
-        right = [hit for _, hit in group]
+    for key in sorted({key for key, _ in answers}):
+        right = [hit for each, hit in answers if each == key]
         hits, asked = sum(right), len(right)
         low, high = wilson(hits, asked)
         share = hits / asked
@@ -82,19 +74,15 @@ def _scores(answers: list[tuple[Any, bool]]) -> dict[Any, dict[str, float]]:
 
 
 def render_quiz(joined: dict[str, Any]) -> str:
-    """Format the joined results as text."""
-    def line(name: str, s: dict[str, float]) -> str:
-        interval = f"{100 * s['low']:5.1f} to {100 * s['high']:5.1f} %"
-        found = f"{s['right']:>5} of {s['asked']:<5} {100 * s['share']:5.1f} %"
-        return f"{name:<34.34} {found}   {interval}"
-
-    people = f"{joined['people']} {'person' if joined['people'] == 1 else 'people'}"
-    questions = f"{joined['questions']} questions, chance {joined['chance']:.0%}"
-    lines = [f"Intruders found: {people}, {questions}"]
-    lines += [line(name, score) for name, score in joined["methods"].items()]
+    """Format the joined results as text, with the dimensions that were asked more than once."""
     repeated = [each for each in joined["dimensions"] if each["asked"] > 1]
-    if repeated:
-        lines += ["", "Dimensions with more than one question"]
-        repeated.sort(key=lambda each: -each["share"])
-        lines += [line(f"{each['run']}, dimension {each['dim']}", each) for each in repeated]
-    return "\n".join(lines)
+    repeated.sort(key=lambda each: -each["share"])
+    rows = []
+    named = [(f"{each['run']:.40}, dimension {each['dim']}", each) for each in repeated]
+    for name, s in [*joined["methods"].items(), *named]:
+        right, low, high = f"{s['right']} of {s['asked']}", f"{s['low']:.1%}", f"{s['high']:.1%}"
+        rows.append((f"{name:.60}", right, f"{s['share']:.1%}", f"{low} to {high}"))
+    people = f"{joined['people']} {'person' if joined['people'] == 1 else 'people'}"
+    title = f"{people}, {joined['questions']} questions, chance {joined['chance']:.0%}"
+    header = ("method or dimension", "intruders found", "share", "95 % interval")
+    return f"{title}\n\n{format_table(header, rows, left=1)}".rstrip()

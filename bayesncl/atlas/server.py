@@ -11,7 +11,7 @@ from typing import Any
 from bayesncl.atlas.build import MARKER
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.names import merge_names, names_tree, parse_names
-from bayesncl.errors import InputError
+from bayesncl.errors import InputError, as_input_error
 
 NAMES = "/names.json"  # GET reads the names of the codes, POST merges names into them
 MAX_POST_BYTES = 16_000_000
@@ -100,11 +100,8 @@ def make_server(
     if not (Path(folder) / MARKER).is_file():
         raise InputError(f"{folder} is not an atlas (it has no {MARKER})")
     handler = partial(Handler, directory=str(folder), codes=codes)
-    try:
+    with as_input_error(f"cannot serve on port {port} (try --port 0)", OSError, OverflowError):
         return ThreadingHTTPServer(("127.0.0.1", port), handler)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot serve on port {port}: {reason}; try --port 0") from error
 
 
 def serve(folder: Path, port: int = 8000, codes: Sequence[CodesFolder] = ()) -> None:

@@ -200,10 +200,8 @@ def load_findings(folder: CodesFolder, rows: Rows, root: str | None) -> JobPage 
     shown = [f for some in by_kind.values() for f in some[:FINDINGS_PER_KIND]]
     classes = list(rows.class_names or ())
     clean = dict(zip(classes, clean_names(classes)))
-    words = [tuple(clean.get(word, word) for word in (f.label, f.suggested)) for f in shown]
-    findings = [(*f[:3], *both, f.score) for f, both in zip(shown, words)]
-    named = dict.fromkeys(name for f in shown for name in (f.image, f.other) if name in index)
-    chosen = np.array([index[name] for name in named], int)
+    findings = [(*f[:3], *(clean.get(word, word) for word in f[3:5]), f.score) for f in shown]
+    chosen = np.array([*dict.fromkeys(index[x] for f in shown for x in f[1:3] if x in index)], int)
     images = _load_images(folder, rows, chosen, root, Display(quiet=True)) if shown else None
     totals = {kind: len(some) for kind, some in by_kind.items()}
     return {"findings": findings, "totals": totals}, images

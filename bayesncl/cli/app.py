@@ -9,11 +9,11 @@ import typer
 from typer.core import TyperCommand
 
 from bayesncl import __version__
-from bayesncl.cli import codes, common, demo, evaluate, train
+from bayesncl.cli import codes, common, evaluate, train
 from bayesncl.errors import InputError, as_input_error, print_message
 
 COMMANDS = (
-    demo.demo,
+    train.demo,
     codes.fit, codes.embed, codes.export,
     codes.atlas, codes.quiz, codes.audit, codes.find, codes.compare, codes.explain, codes.names,
     evaluate.evaluate, evaluate.measure,
@@ -71,18 +71,14 @@ def main() -> None:
     """Run a command. Errors that a user can mend are one line on stderr and an exit status."""
     warnings.showwarning = lambda message, *_, **__: print_message(f"note: {message}")
     try:
-        app()
+        app()  # leaves by SystemExit
     except InputError as error:
-        fail(str(error), 2)
+        message, status = str(error), 2
     except KeyboardInterrupt:
-        fail("stopped", 130)
+        message, status = "stopped", 130
     except MemoryError:
-        fail("out of memory", 1)
+        message, status = "out of memory", 1
     except OSError as error:
-        fail(f"{error.filename or 'i/o'}: {error.strerror or error}", 1)
-
-
-def fail(message: str, status: int) -> None:
-    """Print a message to stderr and exit."""
+        message, status = f"{error.filename or 'i/o'}: {error.strerror or error}", 1
     print_message(message)
     sys.exit(status)

@@ -290,6 +290,7 @@ def names(
 ) -> None:
     """Show, merge or suggest names of dimensions."""
     display = common.open_display(quiet)
+    from bayesncl.codes.encoders import read_classifier
     from bayesncl.codes.folder import CodesFolder
     from bayesncl.jobs import naming
 
@@ -307,7 +308,7 @@ def names(
     if words is not None and vectors is not None:
         sources["words"] = naming.read_words(words, vectors)
     if from_classifier:
-        sources["classifier"] = naming.classifier_words(folder, display.note)
+        sources["classifier"] = read_classifier(folder.encoder_request(), display.note)
     for source, given in sources.items():
         found, least = naming.suggest_from_words(folder, *given)
         naming.add_suggestions(folder, found, source)

@@ -7,7 +7,7 @@ for it: two images with the same few active dimensions need not be copies.
 import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,13 +17,14 @@ from PIL import Image
 from scipy import stats
 from torch import Tensor
 
-from bayesncl.codes.folder import CodesFolder
+from bayesncl.codes.folder import CodesFolder, checksum
 from bayesncl.data.decode import read_picture
 from bayesncl.device import find_device
 from bayesncl.errors import InputError, printable
 from bayesncl.inputs import Array, as_features, factorize
 from bayesncl.measure.neighbors import search
 from bayesncl.method.losses import unit_rows
+from bayesncl.progress import plural
 
 WRONG, ODD, EXACT, NEAR, ACROSS = KINDS = (
     "wrong label", "odd image", "exact duplicate", "near-duplicate", "train-test duplicate"
@@ -51,7 +52,7 @@ class Finding(NamedTuple):
 def audit(
     embeddings: Array, labels: Array | None = None, names: Sequence[str] | None = None, *,
     held_out: Array | None = None, contents: Sequence[Hashable] | None = None,
-    thumbnail: Callable[[int], np.ndarray | None] | None = None, near: float = 0.95,
+    thumbnails: Sequence[np.ndarray | None] | None = None, near: float = 0.95,
     n_neighbors: int = 10, device: str = "auto",
 ) -> list[Finding]:  # fmt: skip
     """Find likely wrong labels, odd images and duplicates.
@@ -63,8 +64,7 @@ def audit(
     names : of the images; default their row numbers.
     held_out : bool [N], test rows; pairs of a test and a training row are listed again.
     contents : [N], equal for exact duplicates (None: never); default the embeddings themselves.
-    thumbnail : gray pixels [S, S] of a row, 0 to 255, or None; finds copies of lower cosine than
-        `near`.
+    thumbnails : [N], gray pixels [S, S], 0 to 255, or None; find copies that `near` misses.
     near : least cosine of near-duplicates, centered.
     n_neighbors : neighbors of each image; copies beyond them are not listed.
     device : auto, cpu, cuda, cuda:N or mps.
@@ -81,7 +81,7 @@ def audit(
             raise InputError(f"{len(column)} {what} for {n} rows of embeddings")
     if n < 3:
         raise InputError(f"an audit needs at least 3 images, got {n}")
-    names = [str(i) for i in range(n)] if names is None else names
+    names = list(map(str, range(n))) if names is None else names
     y, classes = (np.zeros(n, np.int64), np.array([""])) if labels is None else factorize(labels)
     text = [str(c) for c in classes]
     rows = torch.from_numpy(np.array(x, np.float32)).to(find_device(device))
@@ -99,23 +99,22 @@ def audit(
         votes[row, y] = -np.inf
         best, margin = votes.argmax(1), votes.max(1) - own  # of the best other class
         for i in np.flatnonzero(margin > 0).tolist():
-            alike = index[i][y[index[i]] == best[i]]
-            add(WRONG, i, alike[0] if len(alike) else None, margin[i], text[best[i]])
+            others = index[i][y[index[i]] == best[i]]
+            add(WRONG, i, others[0] if len(others) else None, margin[i], text[best[i]])
     mean = cosine.mean(1)
     spread = stats.median_abs_deviation(mean, scale="normal")
     for i in np.flatnonzero(mean < np.median(mean) - ODD_DEVIATIONS * spread - 1e-6).tolist():
         add(ODD, i, index[i, 0], 1 - mean[i])
     keys = [hashlib.sha256(row.tobytes()).digest() for row in x] if contents is None else contents
-    pairs = dict(near_pairs(cosine, index, near))
-    if thumbnail is not None:
-        more = pixel_pairs([thumbnail(i) for i in range(n)], rows.device)
-        pairs = {(i, j): float(rows[i] @ rows[j]) for i, j in more} | pairs
     first: dict[Hashable, int] = {}
     same = [(first.setdefault(key, i), i) for i, key in enumerate(keys) if key is not None]
-    copies = [(EXACT, (i, j), 1.0) for i, j in same if i != j]
-    different = [(i, j) for i, j in pairs if keys[i] is None or keys[i] != keys[j]]
-    copies += [(NEAR, pair, pairs[pair]) for pair in different]
-    for kind, (i, j), c in copies:
+    copies = [(EXACT, i, j, 1.0) for i, j in same if i != j]
+    by_pixels = pixel_pairs(thumbnails or (), rows.device)
+    alike = {(i, j): float(rows[i] @ rows[j]) for i, j in by_pixels}
+    for (i, j), c in (alike | near_pairs(cosine, index, near)).items():
+        if keys[i] is None or keys[i] != keys[j]:
+            copies.append((NEAR, i, j, c))
+    for kind, i, j, c in copies:
         add(kind, i, j, c)
         if held_out is not None and bool(held_out[i]) != bool(held_out[j]):
             add(ACROSS, i, j, c)
@@ -146,14 +145,12 @@ def predict_left_out(rows: Tensor, y: np.ndarray) -> np.ndarray:
     return ((scores - leverage * onehot) / (1 - leverage)).cpu().numpy()
 
 
-def near_pairs(
-    cosine: np.ndarray, index: np.ndarray, least: float
-) -> list[tuple[tuple[int, int], float]]:
-    """Pairs i < j of neighbors with a cosine of at least `least`, each once."""
+def near_pairs(cosine: np.ndarray, index: np.ndarray, least: float) -> dict[tuple[int, int], float]:
+    """Cosines of the pairs i < j of neighbors that have one of at least `least`."""
     i, slot = np.nonzero(cosine >= least)
     both = np.sort(np.stack([i, index[i, slot]], 1), 1)
     pairs, at = np.unique(both, axis=0, return_index=True)
-    return [((int(a), int(b)), float(c)) for (a, b), c in zip(pairs, cosine[i, slot][at])]
+    return dict(zip(map(tuple, pairs.tolist()), cosine[i, slot][at].tolist()))
 
 
 def pixel_pairs(
@@ -171,7 +168,8 @@ def pixel_pairs(
     pixels = torch.from_numpy(np.stack([*seen.values()])).float().to(device)
     rows = unit_rows(pixels - pixels.mean(1, keepdim=True))
     found = []
-    for (a, b), c in near_pairs(*find_neighbors(rows, min(CANDIDATES, len(rows) - 1)), ALMOST_SAME):
+    nearest = find_neighbors(rows, min(CANDIDATES, len(rows) - 1))
+    for (a, b), c in near_pairs(*nearest, ALMOST_SAME).items():
         if c >= SAME_PIXELS or (pixels[a] - pixels[b]).square().mean() <= LEVELS**2:
             found.append((number[a], number[b]))
     return found
@@ -186,8 +184,12 @@ def audit_folder(folder: CodesFolder, **options: Any) -> list[Finding]:
     options["labels"] = rows.texts()
     with contextlib.suppress(InputError):  # no images, or they were moved
         paths = folder.photo_paths(rows, range(len(rows)))
-        options["contents"] = hash_files(paths)
-        options["thumbnail"] = lambda row: read_thumbnail(paths[row])
+        sizes = [path and path.stat().st_size for path in paths]
+        shared = {size for size, count in Counter(sizes).items() if size and count > 1}
+        options["contents"] = [
+            checksum(path) if path and size in shared else None for path, size in zip(paths, sizes)
+        ]
+        options["thumbnails"] = list(map(read_thumbnail, paths))
     held_out = np.arange(len(rows)) >= rows.fitted
     found = audit(folder.embeddings(), names=rows.names, held_out=held_out, **options)
     checks = [check for each in folder.all_names() for check in each.checks]
@@ -195,16 +197,6 @@ def audit_folder(folder: CodesFolder, **options: Any) -> list[Finding]:
     found = [f._replace(decision=decided.get(f[:3], "")) for f in found]
     folder.save_result("audit", {"findings": found})
     return found
-
-
-def hash_files(paths: Sequence[Path | None]) -> list[str | None]:
-    """Checksum of each file that has the size of another one; None for all others."""
-    sizes = [None if path is None else path.stat().st_size for path in paths]
-    count = Counter(sizes)
-    return [
-        hashlib.sha256(path.read_bytes()).hexdigest() if path and count[size] > 1 else None
-        for path, size in zip(paths, sizes)
-    ]
 
 
 def read_thumbnail(path: Path | None) -> np.ndarray | None:
@@ -225,7 +217,7 @@ def summarize(found: Sequence[Finding], n: int = 5, width: int = 80) -> str:
     lines = []
     for kind in KINDS:
         some = [finding for finding in found if finding.kind == kind]
-        lines.append(f"{len(some):,} {kind}{'' if len(some) == 1 else 's'}")
+        lines.append(plural(len(some), kind))
         for f in some[:n]:
             what = f"{f.label} -> {f.suggested}" if f.suggested else f.other
             room = (width - 11) // 2

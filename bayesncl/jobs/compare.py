@@ -1,6 +1,5 @@
 """What is new in other images: a novelty per image, and dimensions that grew or shrank in use."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,24 +36,18 @@ class Change(NamedTuple):
     after: float
 
 
-@dataclass
-class Comparison:
+class Comparison(NamedTuple):
     """New images by novelty, largest first, and dimensions by change in use, largest first."""
 
+    headline: str
     images: list[Novel]
     changes: list[Change]
-    reference: str  # which rows the new images are compared with
 
 
 def usage(z: Array, k: int = N_ACTIVE) -> np.ndarray:
     """Share of the images that have each dimension among their k strongest, [D]."""
     kept = keep(z, k)
     return np.bincount(kept.indices, minlength=kept.shape[1]) / kept.shape[0]
-
-
-def rank_in(reference: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Share of the reference that lies below each value."""
-    return np.searchsorted(np.sort(reference), values) / len(reference)
 
 
 def deviations(before: np.ndarray, after: np.ndarray, n: int, m: int) -> np.ndarray:
@@ -70,41 +63,34 @@ def compare(model: PhotoCodes, source: Path, progress: Progress | None = None) -
     The most novel images, with the sizes of their files, and the changes are kept in compare.json.
     The reference is the held-out rows where there are any, since fitted rows look too familiar.
     """
+    folder, reference = model.folder, model.novelty.reference
     new = codes_of(model, source, None, progress)
     assert new.novelty is not None
-    rank = rank_in(model.novelty.reference, new.novelty)
-    old = dense_codes(model.codes, model.folder.embeddings()[model.novelty.index])
-    images = [Novel(*row) for row in zip(new.names, rank.tolist(), new.novelty.tolist())]
+    rank = np.searchsorted(np.sort(reference), new.novelty) / len(reference)
+    images = list(map(Novel, new.names, rank.tolist(), new.novelty.tolist()))
+    images.sort(key=lambda each: -each.novelty)
+    old = dense_codes(model.codes, folder.embeddings()[model.novelty.index])
     before, after = usage(old), usage(new.z)
     sigma = deviations(before, after, len(old), len(new.z))
     names = model.codes.get_feature_names_out()
-    order = np.argsort(-np.abs(sigma), kind="stable")
     changes = [
         Change(int(k), str(names[k]), float(before[k]), float(after[k]))
-        for k in order if abs(sigma[k]) >= MIN_DEVIATIONS
+        for k in np.argsort(-np.abs(sigma), kind="stable") if abs(sigma[k]) >= MIN_DEVIATIONS
     ]  # fmt: skip
-    images.sort(key=lambda each: -each.novelty)
-    folder = model.folder
-    what = "held-out" if folder.rows().held else "fitted"
-    found = Comparison(images, changes, f"{len(old):,} {what} images")
+    headline = (
+        f"{100 * np.mean(rank >= 0.95):.0f} % of {len(images):,} images are more novel than 95 % "
+        f"of {len(old):,} {'held-out' if folder.rows().held else 'fitted'} images (expected: 5 %)"
+    )
     kept = [(i.image, i.novelty, file_stat(source / i.image)[0]) for i in images[:KEPT_IMAGES]]
-    result = {"source": folder.relative(source), "headline": headline(found), "images": kept}
+    result = {"source": folder.relative(source), "headline": headline, "images": kept}
     shares = [(each.dimension, each.before, each.after) for each in changes]
     folder.save_result("compare", {**result, "changes": shares})
-    return found
-
-
-def headline(found: Comparison) -> str:
-    """How many images are more novel than most of the reference."""
-    high = sum(each.rank >= 0.95 for each in found.images)
-    share = 100 * high / max(len(found.images), 1)
-    what = f"{share:.0f} % of {len(found.images):,} images are more novel than 95 % of"
-    return f"{what} {found.reference} (expected: 5 %)"
+    return Comparison(headline, images, changes)
 
 
 def summarize(found: Comparison, n: int) -> str:
     """The n most novel images and the n largest changes, as text."""
-    lines = [headline(found)]
+    lines = [found.headline]
     lines += [f"  {each.novelty:.3f}  {printable(each.image, 200)}" for each in found.images[:n]]
     lines.append(f"{len(found.changes)} dimensions changed in use (share of images, before, after)")
     for _, name, before, after in found.changes[:n]:

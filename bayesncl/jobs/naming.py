@@ -2,13 +2,11 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from sklearn.preprocessing import normalize
 
 from bayesncl.codes.dense import dense_codes
-from bayesncl.codes.encoders import Notify, read_classifier
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.names import (
     SUGGESTED,
@@ -31,13 +29,7 @@ from bayesncl.measure.topk import strongest_images
 MAX_ROWS = 50_000  # rows that names are found on, spread evenly
 CONTROL_FACTOR = 3.0  # a word must score this many times the best of shuffled vectors
 
-
-class Suggestion(NamedTuple):
-    """A name for a dimension, with its score."""
-
-    dimension: int
-    name: str
-    score: float
+Suggestion = tuple[int, str, float]  # dimension, name, score
 
 
 def name_by_labels(z: np.ndarray, labels: np.ndarray) -> list[tuple[int, int, float]]:
@@ -52,8 +44,7 @@ def name_by_labels(z: np.ndarray, labels: np.ndarray) -> list[tuple[int, int, fl
 
 def directions(z: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Unit directions [D, F]: mean of the centered embeddings x, weighted by z squared."""
-    total = (z.T**2) @ prepare(x, len(z))
-    return normalize(total)
+    return normalize((z.T**2) @ prepare(x, len(z)))
 
 
 def name_by_words(
@@ -73,13 +64,12 @@ def name_by_words(
 
 def suggest_from_labels(folder: CodesFolder) -> list[Suggestion]:
     """Names of the readable dimensions by the classes of the fitted rows."""
-    z, _, chosen = _codes_and_rows(folder)
     rows = folder.rows()
     if rows.labels is None or rows.class_names is None:
         raise InputError(f"{folder} has no labels: fit with class subfolders or --labels")
-    found = name_by_labels(z, rows.labels[chosen])
-    names = clean_names(list(rows.class_names))
-    return [Suggestion(k, names[c], share) for k, c, share in found]
+    z, _, chosen = _codes_and_rows(folder)
+    found, names = name_by_labels(z, rows.labels[chosen]), clean_names(list(rows.class_names))
+    return [(k, names[c], share) for k, c, share in found]
 
 
 def suggest_from_words(
@@ -94,7 +84,7 @@ def suggest_from_words(
         raise InputError("vectors contain NaN or infinity")
     best, cosine, least = name_by_words(directions(z, x), vectors.astype(np.float64))
     kept = np.flatnonzero(cosine >= least)
-    return [Suggestion(int(k), words[best[k]], float(cosine[k])) for k in kept], least
+    return [(int(k), words[best[k]], float(cosine[k])) for k in kept], least
 
 
 def read_words(words: Path, vectors: Path) -> tuple[list[str], np.ndarray]:
@@ -102,11 +92,6 @@ def read_words(words: Path, vectors: Path) -> tuple[list[str], np.ndarray]:
     with as_input_error(f"cannot read {words}", OSError, ValueError):
         lines = [line.strip() for line in words.read_text(encoding="utf-8").splitlines()]
     return [line for line in lines if line], as_features(read_embeddings(vectors)[0])
-
-
-def classifier_words(folder: CodesFolder, notify: Notify) -> tuple[list[str], np.ndarray]:
-    """Class names and rows of the classifier that the encoder of the codes was trained with."""
-    return read_classifier(folder.encoder_request(), notify)
 
 
 def add_file(folder: CodesFolder, file: Path) -> None:

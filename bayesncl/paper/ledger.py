@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median_high
 from typing import Any
 
+from bayesncl.codes.names import read_json
 from bayesncl.errors import InputError
 from bayesncl.io import write_atomic
 from bayesncl.measure.result import Result, rounded
@@ -136,10 +137,7 @@ def read(results: Path) -> list[Entry]:
 
 def read_entry(path: Path) -> Entry:
     """One entry, verified."""
-    try:
-        entry: Entry = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"cannot read {path}: {error}") from None
+    entry: Entry = read_json(path)
     if not isinstance(entry, dict) or entry.get("format") != FORMAT:
         raise InputError(f"{path}: not a ledger entry of format {FORMAT}")
     if entry.get("checksum") != checksum(entry):

@@ -13,7 +13,6 @@ from typing import Any
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
-from rich.text import Text
 
 from bayesncl.errors import InputError
 from bayesncl.inputs import guard_cell
@@ -111,15 +110,13 @@ def compare(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 def render_theory(rows: Sequence[Mapping[str, Any]]) -> str:
     """Format what the paper's theory predicts beside what is observed."""
-    table = Table(title="theory: predicted and observed", title_justify="left", box=None)
-    for column in ("statement", "predicted", "observed", "holds"):
-        right = column in ("predicted", "observed")
-        table.add_column(column, justify="right" if right else "left")
-    for row in rows:
-        holds = {None: "cannot tell", True: "yes", False: "no"}[row["holds"]]
-        numbers = (format_number(row[key]) for key in ("predicted", "observed"))
-        table.add_row(Text(f"{row['statement']}\n  {row['note']}"), *numbers, holds)
-    return _to_text(table)
+    words = {None: "cannot tell", True: "yes", False: "no"}
+    numbers = [[format_number(row[key]) for key in ("predicted", "observed")] for row in rows]
+    body = [
+        ("", f"{row['statement']}\n  {row['note']}", *pair, words[row["holds"]])
+        for row, pair in zip(rows, numbers)
+    ]
+    return format_table(("theory", "statement", "predicted", "observed", "holds"), body)
 
 
 def format_table(

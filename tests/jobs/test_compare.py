@@ -13,7 +13,7 @@ from bayesncl.codes.estimator import ReadableCodes
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.novelty import SHRINKAGE, Novelty, entropy
 from bayesncl.codes.preprocess import load_rows
-from bayesncl.jobs.compare import deviations, rank_in, usage
+from bayesncl.jobs.compare import deviations, usage
 from tests.commands import refused
 from tests.conftest import unit_length
 
@@ -74,9 +74,7 @@ def test_usage_counts_images_by_their_strongest_dimensions() -> None:
     np.testing.assert_allclose(usage(z, 3), slow)
 
 
-def test_ranks_and_deviations() -> None:
-    old, new = RNG.random(40), RNG.random(7)
-    assert rank_in(old, new).tolist() == [sum(o < v for o in old) / 40 for v in new]
+def test_deviations_are_in_standard_errors() -> None:
     found = deviations(np.array([0.1, 0, 0.5]), np.array([0.3, 0, 0.5]), 100, 50)
     pooled = (10 + 15) / 150
     expected = 0.2 / math.sqrt(pooled * (1 - pooled) * (1 / 100 + 1 / 50))
