@@ -17,6 +17,9 @@ import torch
 import bayesncl
 from bayesncl.errors import InputError
 from bayesncl.evaluate import measure_features
+from bayesncl.jobs.audit import audit
+from bayesncl.jobs.explain import explain
+from bayesncl.jobs.find import find_similar
 from bayesncl.recipes import Gate, change, named, recipe_from_json, revise
 from tests.commands import SETTINGS, call, draw_folder
 
@@ -24,7 +27,9 @@ SNAPSHOT = Path(__file__).with_name("messages.txt")
 BLOCKS = [block.split("\n") for block in SNAPSHOT.read_text().strip().split("\n\n")]
 MESSAGES = {mistake: "\n".join(message) for mistake, *message in BLOCKS}
 QUIET = ("train", "resume", "evaluate", "measure", "embed", "fit", "export", "atlas", "demo")
-CALLABLE = (measure_features, named, Gate, change, revise, recipe_from_json)
+CALLABLE = (
+    measure_features, named, Gate, change, revise, recipe_from_json, audit, explain, find_similar
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

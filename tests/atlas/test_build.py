@@ -184,13 +184,6 @@ def test_bad_arrays_are_input_errors(z: np.ndarray, keyword: str) -> None:
         prepare(AtlasRun("r", z), make_images())
 
 
-def test_gates_that_change_nothing_are_no_gates() -> None:
-    z = make_features()
-    assert prepare(AtlasRun("ncl", z, z, None), make_images()).gated is None
-    soft = prepare(AtlasRun("soft", z, z * np.linspace(0.1, 1, 23), None), make_images())
-    assert soft.gated is not None and soft.open is None
-
-
 def test_the_scale_of_rows_does_not_matter() -> None:
     z, images = make_features(), make_images()
     scaled = z.astype(np.float64) * np.logspace(-10, 10, 60)[:, None]

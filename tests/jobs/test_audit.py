@@ -1,19 +1,15 @@
 """Wrong labels, odd images and duplicates against slow twins and planted cases."""
 
-import csv
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
 from bayesncl.codes.folder import CodesFolder
-from bayesncl.codes.table import write_tuples
-from bayesncl.errors import InputError
 from bayesncl.jobs import audit as module
 from bayesncl.jobs.audit import ACROSS, EXACT, NEAR, ODD, WRONG, Finding, audit, audit_folder
-from tests.commands import draw_folder, refused
+from tests.commands import draw_folder
 from tests.conftest import unit_length
 
 
@@ -75,6 +71,7 @@ def test_planted_cases_are_found() -> None:
     assert ("2.png", "121.png") not in [f[1:3] for f in of_kind(found, NEAR)]
     assert {f[1:3] for f in of_kind(found, ACROSS)} >= {("2.png", "121.png"), ("4.png", "122.png")}
     assert max(map(len, module.summarize(found).splitlines())) <= 80
+    assert not of_kind(audit(x) + audit(x, np.zeros(len(x))), WRONG)  # of no or one class
 
 
 def test_copies_are_found_by_their_pixels() -> None:
@@ -90,28 +87,6 @@ def test_copies_are_found_by_their_pixels() -> None:
     assert 0.95 < min(correlation) < max(correlation) < 0.99
     assert found == [(0, 7), (1, 6), (7, 8)]  # 7 and 8 differ by two gray levels, 2 and 9 by twelve
     assert module.pixel_pairs([pictures[3], None], cpu) == []
-
-
-def test_labels_and_names_are_optional_but_must_fit() -> None:
-    x, y = clusters()
-    assert not of_kind(audit(x) + audit(x, np.zeros(len(x))), WRONG)
-    with pytest.raises(InputError, match="labels"):
-        audit(x, y[1:])
-    with pytest.raises(InputError):
-        audit(x[:2])
-
-
-@pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_tables_are_read_back(tmp_path: Path, ending: str) -> None:
-    found = [Finding(NEAR, "=a,b.png", 'c"d.png', "", "", 0.5)]
-    path = tmp_path / f"t.{ending}"
-    parquet = pytest.importorskip("pyarrow.parquet") if ending == "parquet" else None
-    write_tuples(path, Finding, found)
-    if parquet:
-        assert parquet.read_table(path).to_pylist() == [found[0]._asdict()]
-    else:
-        rows = list(csv.DictReader(path.read_text().splitlines()))
-        assert rows == [found[0]._asdict() | {"image": "'=a,b.png", "score": "0.5"}]
 
 
 def test_copies_of_files_are_found_in_codes(run, tmp_path: Path) -> None:
@@ -135,4 +110,3 @@ def test_copies_of_files_are_found_in_codes(run, tmp_path: Path) -> None:
     assert Path("t.csv").read_text().count("\n") == len(found) + 1
     (photos / names[0]).unlink()
     assert not of_kind(audit_folder(CodesFolder("codes")), NEAR)
-    refused(run("audit", "codes", "-o", "t.txt"), ".parquet")

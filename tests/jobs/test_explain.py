@@ -8,10 +8,8 @@ import pytest
 
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.names import Annotations, Entry
-from bayesncl.errors import InputError
 from bayesncl.jobs.explain import explain, explain_folder, explain_image, summarize
 from bayesncl.measure.factors import about, average_auc, beyond_luck
-from tests.commands import refused
 from tests.measure.test_linear import shortcut
 
 
@@ -69,15 +67,6 @@ def test_an_image_is_explained_by_its_contributions(planted) -> None:
     assert f"z{np.abs(added).argmax()} " in text[1] and f"{np.abs(added).max():.2f}" in text[1]
 
 
-def test_bad_arguments_are_refused(planted) -> None:
-    z, y, place, test = planted
-    for wrong in ({"groups": place[1:]}, {"irrelevant": [99]}):
-        with pytest.raises(InputError):
-            explain(z, y, test, **wrong)
-    with pytest.raises(InputError):
-        explain(z, y, np.zeros(len(z), bool))
-
-
 def test_marks_and_files(run, planted, tmp_path: Path) -> None:
     z, y, place, _ = planted
     rows = [f"{i}.png" for i in range(600)]
@@ -98,6 +87,5 @@ def test_marks_and_files(run, planted, tmp_path: Path) -> None:
     assert explain_folder(folder, without=["sea"])[0].irrelevant == [3, 4]
     one = run("explain", "codes", "--image", "7.png", "--quiet")
     assert one.status == 0 and "predicted" in one.out
-    refused(run("explain", "codes", "--image", "nowhere.png"), "nowhere.png")
     Path("codes/explain.json").write_text('{"identity": "other"}')
     assert folder.load_result("explain") is None

@@ -91,13 +91,9 @@ def test_words_are_suggested_where_they_fit_and_not_otherwise(run, codes: CodesF
     for k in names.dimensions:
         assert names.name(k) == WORDS[codes.rows().labels[z[:, k].argmax()]]
         assert names.dimensions[k][0].suggested
-    refused(run("names", "codes", "--words", "words.txt", "--quiet"), "--vectors")
-    np.save("words.npy", noise[:, :20])
-    refused(run(*words), "vectors")
 
 
 def test_names_move_from_other_codes(run, codes: CodesFolder) -> None:
-    refused(run("names", "codes", "--from", "codes", "--quiet"), "no names")
     assert run("names", "codes", "--from-labels", "--quiet").status == 0
     assert run(*FIT[:2], "-o", "other", "--components", "6", "--quiet").status == 0
     answer = run("names", "other", "--from", "codes")
@@ -128,7 +124,6 @@ class Classifying(torch.nn.Module):
 def test_names_from_the_classifier_of_a_timm_model(
     run, codes: CodesFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused(run("names", "codes", "--from-classifier", "--quiet"), "array")
     encoder = asdict(Request("timm:tiny")) | {"signature": {}}
     codes.about_file.write_text(replace(codes.about(), encoder=encoder).to_json())
     rows = np.concatenate([CENTERS, RNG.normal(0, 1, (996, 600))])

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from bayesncl.cli.app import app
 from bayesncl.data import load
-from bayesncl.errors import InputError
 from bayesncl.paper import figures, ledger, measures, page, reproduce, tables
 from bayesncl.paper.tables import EXPERIMENTS, METHODS, choose, rows, runs
 from bayesncl.recipes import change, named
@@ -262,17 +261,3 @@ def test_without_data_the_ledger_is_shown_and_the_page_written(tmp_path: Path) -
     assert "2 runs are missing" in result.output + result.stderr
     assert (tmp_path / "p" / "results.md").exists()
     assert not (tmp_path / "r").exists()
-
-
-def test_bad_input_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text('{"format": 1}')
-    options: dict[str, Any]
-    for options, message in (
-        ({"scale": "huge"}, "scale"),
-        ({"seeds": "0,x"}, "whole numbers"),
-        ({"dry": True, "pages": tmp_path}, "dry"),
-        ({"data": str(tmp_path / "nowhere")}, "nowhere"),
-        ({"dry": True}, "checksum"),
-    ):
-        with pytest.raises(InputError, match=message):
-            reproduce.reproduce("prior", results=tmp_path, **options)
