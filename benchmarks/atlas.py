@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bayesncl.atlas import AtlasRun, build_atlas
 from bayesncl.data.images import Images
-from tests.atlas.browser import find_chromium, open_chromium, visit
+from tests.atlas.browser import find_chromium, open_chromium
 
 VIEWS = (
     "#/dim/7", "#/dims", "#/image/123", "#/pair/123/456", "#/classes", "#/class/5", "#/gallery/entropy", "#/images",
@@ -111,13 +111,13 @@ def main() -> None:
             ready, views = [], {}
             for _ in range(3):
                 with open_chromium() as driver:
-                    visit(driver, index)
-                    ready.append(int(driver.execute_script("return document.documentElement.dataset.ready")))
+                    driver.visit(index)
+                    ready.append(int(driver.run("document.documentElement.dataset.ready")))
             with open_chromium() as driver:
-                visit(driver, index)
+                driver.visit(index)
                 for address in VIEWS + (("#/compare",) if options.runs == 2 else ()):
                     begin = time.perf_counter()
-                    visit(driver, index, address)
+                    driver.visit(index, address)
                     views[address] = round(1000 * (time.perf_counter() - begin))
             result |= {"ready_ms": sorted(ready), "view_ms": views}
     print(json.dumps(result, indent=2))

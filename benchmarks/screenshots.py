@@ -14,7 +14,7 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.atlas.browser import click, open_chromium, visit
+from tests.atlas.browser import open_chromium
 
 SHOTS = {  # name: address, width, height, dark
     "overview": ("#/", 1280, 1000, False),
@@ -30,11 +30,11 @@ def take_screenshots(index: Path, out: Path, name: str, k: int = 0, i: int = 0, 
     out.mkdir(parents=True, exist_ok=True)
     for view, (address, width, height, dark) in SHOTS.items():
         with open_chromium(width, height, dark) as driver:
-            visit(driver, index, f"#/dim/{k}", 60)
-            driver.find_element("id", "name").send_keys(name)
-            click(driver, ".mark input")
+            driver.visit(index, f"#/dim/{k}", 60)
+            driver.type("name", name)
+            driver.click(".mark input")
             driver.execute_script("document.activeElement.blur()")
-            visit(driver, index, address.format(k=k, i=i, j=j), 60)
+            driver.visit(index, address.format(k=k, i=i, j=j), 60)
             with Image.open(BytesIO(driver.get_screenshot_as_png())) as shot:
                 # 128 colors take a third of the bytes; without k-means links turn gray
                 small = shot.convert("RGB").quantize(128, kmeans=2)

@@ -20,7 +20,7 @@ from bayesncl.codes.names import Annotations, names_tree
 from bayesncl.data.images import Images, spread_evenly
 from bayesncl.errors import InputError
 from bayesncl.measure import vectors
-from bayesncl.measure.dimensions import Dimensions, describe, mean, most_suppressed
+from bayesncl.measure.dimensions import Dimensions, describe, mean, most_mixed, most_suppressed
 from bayesncl.measure.labelfree import draw_trials
 from bayesncl.measure.neighbors import nearest_rows
 from bayesncl.measure.rows import fired
@@ -129,7 +129,10 @@ def write_data(
         write(folder, key, tree)
     n, root = len(images), images.root if isinstance(images, Photos) else None
     side, large = thumbnail_side(n), large_side(n)
-    order = _by_dimension(runs[0].z) if n > 1000 else np.arange(n)  # images shown together
+    order = np.arange(n)
+    if n > 1000:  # keep images together that are shown together: by their strongest dimension
+        dims, values = (x[:, 0] for x in strongest(runs[0].z, 1))
+        order = np.lexsort((-values, np.where(values == 0, runs[0].z.shape[1], dims)))
     tree = {
         "title": title, "count": n, "classes": labels.names, "backgrounds": backgrounds.names,
         "labels": labels.numbers, "backs": backgrounds.numbers, "named": images.names is not None,
@@ -156,20 +159,13 @@ def write_data(
         write(folder, f"names-{i}", {"names": names[a : a + IMAGES_PER_FILE]})
 
 
-def _by_dimension(z: sparse.csr_array) -> np.ndarray:
-    """Sort images by their strongest dimension, then by its activation."""
-    dims, values = (x[:, 0] for x in strongest(z, 1))
-    return np.lexsort((-values, np.where(values == 0, z.shape[1], dims)))
-
-
 def _numbers(summary: dict | None) -> dict[str, dict[str, float]]:
     """The single numbers in the figures by definition."""
-    plain = {
-        name: {k: float(v) for k, v in group.items() if isinstance(v, int | float | np.number)}
-        for name, group in (summary or {}).items()
-        if isinstance(group, dict)
-    }
-    return {name: group for name, group in plain.items() if group}
+    number = (int, float, np.number)
+    return {
+        name: {key: float(v) for key, v in group.items() if isinstance(v, number)}
+        for name, group in (summary or {}).items() if group
+    }  # fmt: skip
 
 
 def write_run(folder: Path, key: str, run: AtlasRun, labels: Labels, backgrounds: Labels) -> None:
@@ -243,12 +239,12 @@ def _statistics(
     # kind 1: a class stands out, 2: a background, 0: neither
     one, share, log_p = ranking.prominent_class(top, labels)
     two, share_two, log_p_two = ranking.prominent_class(top, backgrounds)
-    second = log_p_two < log_p
+    second, mixed = log_p_two < log_p, most_mixed(dims)
     return {
         "dead": int(dims.dead.sum()), "supported": int(dims.counted.sum()), "active": dims.l0,
         "mean_consistency": _share(consistent), "support": dims.support, "mass": dims.mass,
         "clarity": score, "wall": ranking.pick_diverse(x, top, score, OVERVIEW_STRIPS),
-        "mixed": ranking.mixed_dimensions(dims, top, labels)[:GALLERY_DIMS],
+        "mixed": mixed[share[mixed] < 0.5][:GALLERY_DIMS],  # no class has half the images
         "top": top[0][:, :STRIP_IMAGES], "shown": (top[1][:, :STRIP_IMAGES] > 0).sum(1),
         "consistency": _share(dims.consistency), "entropy_freq": dims.entropy_freq,
         "entropy_sum": dims.entropy_sum, "entropy_mean": dims.entropy_mean,

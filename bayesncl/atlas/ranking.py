@@ -9,7 +9,7 @@ from sklearn.preprocessing import normalize
 from bayesncl.codes.names import clean_names
 from bayesncl.errors import InputError
 from bayesncl.inputs import factorize
-from bayesncl.measure.dimensions import MIN_SUPPORT, Dimensions, most_mixed
+from bayesncl.measure.dimensions import MIN_SUPPORT
 
 MAX_CLASSES = 2000  # the most frequent ones; images of the others count as unlabeled
 STRONGEST_IMAGES = 50  # per dimension, among which a class may stand out
@@ -147,12 +147,3 @@ def prominent_class(top: Top, labels: Labels) -> tuple[np.ndarray, np.ndarray, n
     sure = (log_p[k, best] < np.log(SIGNIFICANCE / c)) & (total > 0)
     share = counts[k, best] / np.maximum(total, 1)
     return np.where(sure, best, -1), np.where(sure, share, 0), np.where(sure, log_p[k, best], 0)
-
-
-def mixed_dimensions(dims: Dimensions, top: Top, labels: Labels) -> np.ndarray:
-    """Dimensions that classes share, highest class entropy first; without labels, by support.
-
-    A dimension is left out if one class stands out with half or more of its strongest images.
-    """
-    order = most_mixed(dims)
-    return order[prominent_class(top, labels)[1][order] < 0.5]

@@ -69,10 +69,9 @@ def make_atlas(sources: Sequence[Path], out: Path, options: AtlasOptions, displa
     if any(codes) and not all(codes):
         other = sources[codes.index(False)]
         raise InputError(f"an atlas shows runs or codes, not both: {other} is not codes")
-    if sources[0].suffix == ".npz" and not codes[0]:
-        runs, images, pages = show_arrays(sources[0])
-    else:
-        runs, images, pages = (show_codes if codes[0] else show_runs)(sources, options, display)
+    arrays = sources[0].suffix == ".npz"
+    show = show_codes if codes[0] else show_arrays if arrays else show_runs
+    runs, images, pages = show(sources, options, display)
     if len({run.name for run in runs}) < len(runs):
         ends = ("/".join(path.resolve().parts[-2:]) for path in sources)
         runs = [dataclasses.replace(run, name=name) for run, name in zip(runs, ends)]
@@ -80,8 +79,9 @@ def make_atlas(sources: Sequence[Path], out: Path, options: AtlasOptions, displa
     return build_atlas(out, runs, images, " and ".join(run.name for run in runs), pages)
 
 
-def show_arrays(path: Path) -> Shown:
+def show_arrays(paths: Sequence[Path], options: AtlasOptions, display: Display) -> Shown:
     """An .npz with images, z [N, D] and, optionally, y, gated and open."""
+    path = paths[0]
     arrays = read_arrays(path, ("z", "gated", "open", "images"), needed=("z", "images"))
     side = sorted(arrays["images"].shape[1:])[1:]  # of [3, H, W] or [H, W, 3]
     data = Data(name="arrays", root=str(path), holdout=0.0, size=min([*side, 1024], default=32))
@@ -95,14 +95,11 @@ def show_runs(paths: Sequence[Path], options: AtlasOptions, display: Display) ->
     device = find_device(options.device)
     opened = [open_model(path, device) for path in paths]
     recipe = opened[0][0].recipe
-    pixels = {name: getattr(Data(), name) for name in ("mean", "std", "paper_mean", "paper_std")}
-    datasets = set()
-    for model, note in opened:
-        if note:
-            display.note(note)
-        data = with_root(model.recipe, options.root).data
-        datasets.add(dataclasses.replace(data, **pixels))  # each may scale pixels in its own way
-    if len(datasets) > 1:
+    for note in (note for _, note in opened if note):
+        display.note(note)
+    scaling = {name: getattr(Data(), name) for name in ("mean", "std", "paper_mean", "paper_std")}
+    trained_on = [with_root(model.recipe, options.root).data for model, _ in opened]
+    if len({dataclasses.replace(data, **scaling) for data in trained_on}) > 1:
         raise InputError(f"{' and '.join(map(str, paths))} were trained on different images")
     images, remark = choose_images(recipe, options.root, display)
     if len(images) > options.max_images:

@@ -29,6 +29,7 @@ from bayesncl.progress import plural
 WRONG, ODD, EXACT, NEAR, ACROSS = KINDS = (
     "wrong label", "odd image", "exact duplicate", "near-duplicate", "train-test duplicate"
 )  # fmt: skip
+N_NEIGHBORS = 10  # of each image; copies beyond them are not listed
 PENALTY = 1.0  # of the linear classifier, on rows of unit length
 ODD_DEVIATIONS = 3.0  # below the median, in robust standard deviations
 THUMBNAIL = 16  # side in gray pixels
@@ -53,7 +54,7 @@ def audit(
     embeddings: Array, labels: Array | None = None, names: Sequence[str] | None = None, *,
     held_out: Array | None = None, contents: Sequence[Hashable] | None = None,
     thumbnails: Sequence[np.ndarray | None] | None = None, near: float = 0.95,
-    n_neighbors: int = 10, device: str = "auto",
+    device: str = "auto",
 ) -> list[Finding]:  # fmt: skip
     """Find likely wrong labels, odd images and duplicates.
 
@@ -66,7 +67,6 @@ def audit(
     contents : [N], equal for exact duplicates (None: never); default the embeddings themselves.
     thumbnails : [N], gray pixels [S, S], 0 to 255, or None; find copies that `near` misses.
     near : least cosine of near-duplicates, centered.
-    n_neighbors : neighbors of each image; copies beyond them are not listed.
     device : auto, cpu, cuda, cuda:N or mps.
 
     Returns
@@ -86,7 +86,7 @@ def audit(
     text = [str(c) for c in classes]
     rows = torch.from_numpy(np.array(x, np.float32)).to(find_device(device))
     rows = unit_rows(rows - rows.mean(0))
-    cosine, index = find_neighbors(rows, min(n_neighbors, n - 1))
+    cosine, index = find_neighbors(rows, min(N_NEIGHBORS, n - 1))
     found: list[Finding] = []
 
     def add(kind: str, i: int, j: int | None, score: float, suggested: str = "") -> None:
@@ -212,7 +212,7 @@ def read_thumbnail(path: Path | None) -> np.ndarray | None:
         return None
 
 
-def summarize(found: Sequence[Finding], n: int = 5, width: int = 80) -> str:
+def summarize(found: Sequence[Finding], n: int = 5) -> str:
     """Count of each kind and its first `n` findings, as text."""
     lines = []
     for kind in KINDS:
@@ -220,7 +220,6 @@ def summarize(found: Sequence[Finding], n: int = 5, width: int = 80) -> str:
         lines.append(plural(len(some), kind))
         for f in some[:n]:
             what = f"{f.label} -> {f.suggested}" if f.suggested else f.other
-            room = (width - 11) // 2
-            image, what = (printable(text[-room:], room) for text in (f.image, what))
-            lines.append(f"  {f.score:5.2f}  {image:{room}}  {what}".rstrip())
+            image, what = (printable(text[-34:], 34) for text in (f.image, what))
+            lines.append(f"  {f.score:5.2f}  {image:34}  {what}".rstrip())
     return "\n".join(lines)

@@ -74,7 +74,7 @@ class Explanation:
 def explain(
     z: Array, labels: Array, test: Array, *, embeddings: Array | None = None,
     groups: Array | None = None, names: Sequence[str] | None = None,
-    irrelevant: Sequence[int] = (), seed: int = 0,
+    irrelevant: Sequence[int] = (),
 ) -> Explanation:  # fmt: skip
     """Fit a sparse linear classifier on codes, and compare it with others on held-out images.
 
@@ -87,7 +87,6 @@ def explain(
     groups : [N], such as the background. A group is a class and one of these.
     names : of the dimensions; default z0, z1, ...
     irrelevant : dimensions to switch off.
-    seed : of the rows that choose penalties.
 
     Returns
     -------
@@ -106,12 +105,12 @@ def explain(
     second = None if groups is None else as_numpy(groups)
     at_test = None if second is None else second[test]
     dropped = sorted(set(irrelevant))
-    found = trim(z[~test], y[~test], z[test], y[test], at_test, dropped, seed=seed)
+    found = trim(z[~test], y[~test], z[test], y[test], at_test, dropped)
 
     scores: dict[str, Scores] = {}
 
     def fit(name: str, x: np.ndarray, sparse: bool = True) -> Linear:
-        model = fit_linear(x[~test], y[~test], sparse=sparse, seed=seed)
+        model = fit_linear(x[~test], y[~test], sparse=sparse)
         scores[name] = group_accuracy(model.predict(x[test]), y[test], at_test)
         return model
 
@@ -125,7 +124,7 @@ def explain(
         fit("full embedding", as_features(embeddings), sparse=False)
     related = None
     if second is not None:
-        some = np.random.default_rng(seed).permutation(n)[:MAX_ROWS]
+        some = np.random.default_rng(0).permutation(n)[:MAX_ROWS]
         (index, values), own = as_labels(second, n), as_labels(y, n)[0]
         found_auc = average_auc(z[some], index[some], own[some])
         strongest = values[found_auc.auc.argmax(0)]

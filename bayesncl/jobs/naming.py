@@ -6,18 +6,10 @@ from pathlib import Path
 import numpy as np
 from sklearn.preprocessing import normalize
 
+from bayesncl.codes import names
 from bayesncl.codes.dense import dense_codes
 from bayesncl.codes.folder import CodesFolder
-from bayesncl.codes.names import (
-    SUGGESTED,
-    Annotations,
-    Entry,
-    clean_names,
-    find_names,
-    merge_names,
-    parse_names,
-    read_json,
-)
+from bayesncl.codes.names import SUGGESTED, Annotations, Entry
 from bayesncl.codes.transfer import carry_names
 from bayesncl.data.images import spread_evenly
 from bayesncl.errors import InputError, as_input_error
@@ -68,8 +60,8 @@ def suggest_from_labels(folder: CodesFolder) -> list[Suggestion]:
     if rows.labels is None or rows.class_names is None:
         raise InputError(f"{folder} has no labels: fit with class subfolders or --labels")
     z, _, chosen = _codes_and_rows(folder)
-    found, names = name_by_labels(z, rows.labels[chosen]), clean_names(list(rows.class_names))
-    return [(k, names[c], share) for k, c, share in found]
+    words = names.clean_names(list(rows.class_names))
+    return [(k, words[c], share) for k, c, share in name_by_labels(z, rows.labels[chosen])]
 
 
 def suggest_from_words(
@@ -96,27 +88,27 @@ def read_words(words: Path, vectors: Path) -> tuple[list[str], np.ndarray]:
 
 def add_file(folder: CodesFolder, file: Path) -> None:
     """Add the names of a names.json that the atlas exported from these codes."""
-    own = folder.names()
-    found = find_names(parse_names(read_json(file), str(file)), own.fingerprint, own.dims)
-    folder.save_names(merge_names([own, found])[0])
+    own, given = folder.names(), names.parse_names(names.read_json(file), str(file))
+    found = names.find_names(given, own.fingerprint, own.dims)
+    folder.save_names(names.merge_names([own, found])[0])
 
 
 def add_from_codes(folder: CodesFolder, old: CodesFolder) -> list[str]:
     """Move names from other codes of the same images; returns lines that say which."""
     if not old.names().dimensions:
         raise InputError(f"{old} has no names")
-    names, lines = carry_names(old, folder)
-    folder.save_names(names)
+    moved, lines = carry_names(old, folder)
+    folder.save_names(moved)
     return lines
 
 
-def describe(names: Annotations) -> list[str]:
+def describe(named: Annotations) -> list[str]:
     """A line per named dimension; suggestions show their source and score."""
     lines = []
-    for k in sorted(names.dimensions):
-        if name := names.name(k):
-            by = [e for e in names.dimensions[k] if e.suggested and e.name == name]
-            person = any(not e.suggested and e.name for e in names.dimensions[k])
+    for k in sorted(named.dimensions):
+        if name := named.name(k):
+            by = [e for e in named.dimensions[k] if e.suggested and e.name == name]
+            person = any(not e.suggested and e.name for e in named.dimensions[k])
             source = by[0].author.removeprefix(SUGGESTED) if by and not person else ""
             lines.append(f"z{k:<5} {name}" + (f"  ({by[0].note}, from {source})" if source else ""))
     return lines or ["no dimension has a name"]

@@ -16,18 +16,7 @@ from bayesncl.measure import registry
 from bayesncl.measure.dimensions import MIN_SUPPORT
 from bayesncl.measure.interpretability import MATCHED, at_l0
 from bayesncl.paper import figures, ledger, tables
-from bayesncl.paper.tables import (
-    DATASET_ORDER,
-    MAIN,
-    METHODS,
-    NOT_RUN,
-    Row,
-    Table,
-    has_runs,
-    label,
-    mean,
-    summary,
-)
+from bayesncl.paper.tables import MAIN, METHODS, NOT_RUN, Row, Table, has_runs, mean, summary
 from bayesncl.progress import plural
 from bayesncl.report.tables import format_table
 
@@ -205,7 +194,7 @@ def theory(every: dict[str, Table]) -> list[str]:
         for line in [] if tables.EXPERIMENTS[name].is_figure else chain(*table.values()):
             if any(run["measures"].get("theory") for run in line.runs):
                 gated.setdefault(ledger.setting(line.recipe), line)
-    lines = sorted(gated.values(), key=lambda row: DATASET_ORDER.index(row.dataset))
+    lines = sorted(gated.values(), key=lambda row: tables.DATASET_ORDER.index(row.dataset))
     if not lines:
         return [f"{NOT_RUN.capitalize()}.\n"]
     conflicts = [
@@ -225,7 +214,7 @@ def theory(every: dict[str, Table]) -> list[str]:
 
 def titled(row: Row) -> str:
     """The label of a row, with its dataset unless that is the main one."""
-    return label(row) + f", {DATASETS[row.dataset].title}" * (row.dataset != MAIN)
+    return tables.label(row) + f", {DATASETS[row.dataset].title}" * (row.dataset != MAIN)
 
 
 def filtering_table(lines: list[Row]) -> str:

@@ -73,8 +73,8 @@ def draw_figures(name: str, run: Path, result: Result, out: Path) -> list[Path]:
         curves = []
         for i, (kind, title) in enumerate(kinds.items()):
             error = -np.sort(-as_array(result.conflict[kind]["by_dimension"]))
-            title = f"{title}: {error.sum():.3g} in total"
-            curves.append(Curve(i, list(enumerate(error, 1)), title))
+            points = list(enumerate(error, 1))
+            curves.append(Curve(i, points, f"{title}: {error.sum():.3g} in total"))
         axes = "dimensions, largest error first", "background-induced error"
         written.append(plot_curves(curves, out / "conflict.png", *axes))
     if rows := RunFolder(run).metrics("dynamics"):
@@ -144,13 +144,12 @@ def plot_dynamics(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: str | P
 def plot_sheet(rows: Mapping[str, Sequence[np.ndarray]], path: Path) -> Path:
     """Images [3, H, W] in rows, each row with its title on the left."""
     font = ImageFont.truetype(Path(get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", 12)
-    ruler = ImageDraw.Draw(Image.new("L", (1, 1)))
-    margin = 12 + max(math.ceil(ruler.multiline_textbbox((0, 0), t, font)[2]) for t in rows)
+    margin = 12 + max(math.ceil(font.getlength(title)) for title in rows)
     step, width = TILE + GAP, max(len(images) for images in rows.values())
     sheet = Image.new("RGB", (margin + width * step - GAP, len(rows) * step - GAP), "white")
-    write = ImageDraw.Draw(sheet).multiline_text
+    write = ImageDraw.Draw(sheet).text
     for row, (title, images) in enumerate(rows.items()):
-        write((margin - 8, row * step + TILE // 2), title, "black", font, "rm", align="right")
+        write((margin - 8, row * step + TILE // 2), title, "black", font, "rm")
         for column, pixels in enumerate(images):
             image = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))
             tile = ImageOps.contain(image, (TILE, TILE), Image.Resampling.NEAREST)

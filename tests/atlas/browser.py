@@ -21,6 +21,7 @@ class Keys:
 
     NULL, TAB, ENTER, CONTROL, ESCAPE = "\ue000", "\ue004", "\ue007", "\ue009", "\ue00c"
     ARROW_LEFT, DELETE = "\ue012", "\ue017"
+    SELECT_ALL = (CONTROL, "a", NULL)
 
 
 def find_chromium() -> tuple[str, str] | None:
@@ -31,8 +32,8 @@ def find_chromium() -> tuple[str, str] | None:
 
 
 @contextmanager
-def open_chromium(width: int = 1280, height: int = 900, dark: bool = False) -> Iterator[Any]:
-    """A selenium driver with a fresh profile that logs its console and all requests."""
+def open_chromium(width: int = 1280, height: int = 900, dark: bool = False) -> Iterator["Browser"]:
+    """A browser with a fresh profile that logs its console and all requests."""
     from selenium import webdriver
 
     found = find_chromium()
@@ -46,82 +47,86 @@ def open_chromium(width: int = 1280, height: int = 900, dark: bool = False) -> I
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(found[1]))
         try:
-            resize(driver, width, height)
-            set_dark(driver, dark)
-            yield driver
+            browser = Browser(driver)
+            browser.resize(width, height)
+            browser.set_dark(dark)
+            yield browser
         finally:
             driver.quit()
 
 
-def resize(driver, width: int, height: int) -> None:
-    """Set the viewport; a headless window cannot be narrower than 500 pixels."""
-    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+class Browser:
+    """A selenium driver that knows the atlas."""
 
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
 
-def set_dark(driver, dark: bool) -> None:
-    """Set the color scheme that the system prefers."""
-    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.driver, name)
 
+    def resize(self, width: int, height: int) -> None:
+        """Set the viewport; a headless window cannot be narrower than 500 pixels."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
-def visit(driver, index: Path | str, address: str = "#/", seconds: float = 10) -> None:
-    """Open a view of the atlas and wait until it is drawn, images included."""
-    base = index if isinstance(index, str) else index.resolve().as_uri()
-    if driver.current_url.split("#")[0] == base:
-        driver.execute_script("location.hash = arguments[0]", address)
-    else:
-        driver.get(base + address)
-    wait_for(driver, "document.documentElement.dataset.ready", seconds=seconds)
-    arrive(driver, address, seconds)
-    driver.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 60))")
+    def set_dark(self, dark: bool) -> None:
+        """Set the color scheme that the system prefers."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
 
+    def visit(self, index: Path | str, address: str = "#/", seconds: float = 10) -> None:
+        """Open a view of the atlas and wait until it is drawn, images included."""
+        base = index if isinstance(index, str) else index.resolve().as_uri()
+        if self.current_url.split("#")[0] == base:
+            self.execute_script("location.hash = arguments[0]", address)
+        else:
+            self.get(base + address)
+        self.wait_for("document.documentElement.dataset.ready", seconds=seconds)
+        self.arrive(address, seconds)
+        self.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 60))")
 
-def wait_for(driver, script: str, *arguments: object, seconds: float = 5) -> object:
-    from selenium.webdriver.support.ui import WebDriverWait
+    def run(self, script: str, *arguments: object) -> Any:
+        """The value of an expression."""
+        return self.execute_script(f"return {script}", *arguments)
 
-    wait = WebDriverWait(driver, seconds, 0.05)
-    return wait.until(lambda d: d.execute_script(f"return {script}", *arguments))
+    def wait_for(self, script: str, *arguments: object, seconds: float = 5) -> Any:
+        """The value of an expression, as soon as it is true."""
+        from selenium.webdriver.support.ui import WebDriverWait
 
+        wait = WebDriverWait(self.driver, seconds, 0.05)
+        return wait.until(lambda _: self.run(script, *arguments))
 
-def arrive(driver, address: str, seconds: float = 5) -> None:
-    view = "document.querySelector('main').dataset.view === arguments[0]"
-    wait_for(driver, view, address, seconds=seconds)
+    def arrive(self, address: str, seconds: float = 5) -> None:
+        view = "document.querySelector('main').dataset.view === arguments[0]"
+        self.wait_for(view, address, seconds=seconds)
 
+    def text(self, selector: str) -> list[str]:
+        script = "[...document.querySelectorAll(arguments[0])].map(e => e.textContent)"
+        return [content.replace("\u00a0", " ") for content in self.run(script, selector)]
 
-def text(driver, selector: str) -> list[str]:
-    script = "return [...document.querySelectorAll(arguments[0])].map(e => e.textContent)"
-    return [content.replace("\u00a0", " ") for content in driver.execute_script(script, selector)]
+    def data(self, selector: str, name: str) -> list[int]:
+        nodes = "[...document.querySelectorAll(arguments[0])]"
+        return self.run(f"{nodes}.map(e => Number(e.dataset[arguments[1]]))", selector, name)
 
+    def type(self, name: str, *keys: str) -> None:
+        """Type into the field with the id `name`."""
+        self.find_element("id", name).send_keys(*keys)
 
-def data(driver, selector: str, name: str) -> list[int]:
-    numbers = "[...document.querySelectorAll(arguments[0])].map(e => Number(e.dataset[arguments[1]]))"
-    return driver.execute_script(f"return {numbers}", selector, name)
+    def press(self, *keys: str) -> None:
+        from selenium.webdriver import ActionChains
 
+        ActionChains(self.driver).send_keys(*keys).perform()
 
-def fill(driver, name: str, *keys: str) -> None:
-    """Replace the content of the field with the id `name`."""
-    field = driver.find_element("id", name)
-    field.send_keys(Keys.CONTROL, "a", Keys.NULL, *keys)
+    def click(self, selector: str) -> None:
+        self.find_element("css selector", selector).click()
 
-
-def press(driver, *keys: str) -> None:
-    from selenium.webdriver import ActionChains
-
-    ActionChains(driver).send_keys(*keys).perform()
-
-
-def click(driver, selector: str) -> None:
-    driver.find_element("css selector", selector).click()
-
-
-def download(driver, selector: str, path: Path) -> Path:
-    """Click and wait for the downloaded file."""
-    behavior = {"behavior": "allow", "downloadPath": str(path.parent)}
-    driver.execute_cdp_cmd("Browser.setDownloadBehavior", behavior)
-    click(driver, selector)
-    for _ in range(100):
-        if path.exists() and path.stat().st_size:
-            return path
-        time.sleep(0.05)
-    raise AssertionError(f"{path.name} was not downloaded")
+    def download(self, selector: str, path: Path) -> Path:
+        """Click and wait for the downloaded file."""
+        behavior = {"behavior": "allow", "downloadPath": str(path.parent)}
+        self.execute_cdp_cmd("Browser.setDownloadBehavior", behavior)
+        self.click(selector)
+        for _ in range(100):
+            if path.exists() and path.stat().st_size:
+                return path
+            time.sleep(0.05)
+        raise AssertionError(f"{path.name} was not downloaded")

@@ -19,7 +19,7 @@ from bayesncl.codes.folder import CodesFolder
 from bayesncl.data.images import Images
 from bayesncl.measure.dimensions import describe
 from bayesncl.measure.vectors import top_images
-from tests.atlas.browser import MISSING, find_chromium, open_chromium, resize, set_dark
+from tests.atlas.browser import MISSING, find_chromium, open_chromium
 from tests.conftest import unit_length
 
 HOSTILE = '</script><img src=x onerror="window.hacked=1">'
@@ -92,8 +92,8 @@ def chromium() -> Iterator:
 @pytest.fixture
 def driver(chromium) -> Iterator:
     """The browser. After each test, the console is clean and no request has left this machine."""
-    resize(chromium, 1280, 900)
-    set_dark(chromium, False)
+    chromium.resize(1280, 900)
+    chromium.set_dark(False)
     yield chromium
     console = [e for e in chromium.get_log("browser") if e["level"] in ("SEVERE", "WARNING")]
     assert [e for e in console if "getImageData" not in e["message"]] == []  # called by tests only
@@ -102,7 +102,7 @@ def driver(chromium) -> Iterator:
         message = json.loads(entry["message"])["message"]
         if message["method"] == "Network.requestWillBeSent":
             assert message["params"]["request"]["url"].startswith(local)
-    assert chromium.execute_script("return window.hacked") is None
+    assert chromium.run("window.hacked") is None
     if chromium.current_url.startswith("file:"):
         chromium.execute_script("try { localStorage.clear() } catch {}")
     chromium.get("about:blank")

@@ -15,7 +15,6 @@ from bayesncl.atlas.page_data import AtlasRun
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.heat import Heatmaps
 from bayesncl.data.folder import scan
-from tests.atlas.browser import download, visit
 from tests.commands import draw_folder, refused
 
 NET, BLIND = "tests.atlas.test_codes:Parts", "tests.codes.test_encoders:Net"
@@ -126,10 +125,10 @@ def test_a_name_goes_from_the_page_through_embed_into_a_table(run, tmp_path: Pat
     z = transform("codes")
     k = int(z[0].argmax())
     index = tmp_path / "codes/atlas/index.html"
-    visit(driver, index, f"#/dim/{k}")
-    driver.find_element("id", "name").send_keys("blue, spots")
-    visit(driver, index, "#/names")
-    download(driver, ".controls button", tmp_path / "names.json")
+    driver.visit(index, f"#/dim/{k}")
+    driver.type("name", "blue, spots")
+    driver.visit(index, "#/names")
+    driver.download(".controls button", tmp_path / "names.json")
     words = ("embed", "codes", "pictures", "--names", "names.json", "--encoder", BLIND, "--quiet")
     assert run(*words, "-o", "e.csv").status == 0
     with open("e.csv", newline="") as file:

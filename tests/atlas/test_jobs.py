@@ -13,7 +13,6 @@ from bayesncl.atlas.sources import load_findings, load_new
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.names import Check, read_names
 from bayesncl.jobs.audit import EXACT, NEAR, WRONG
-from tests.atlas.browser import click, data, download, press, resize, text, visit, wait_for
 from tests.atlas.conftest import HOSTILE, Case
 from tests.atlas.test_codes import BLIND, fit
 from tests.commands import draw_folder, refused
@@ -37,35 +36,35 @@ def page(case: Case, tmp_path: Path) -> Path:
 
 
 def test_findings_are_decided_by_keys_and_exported(driver, page: Path, tmp_path: Path) -> None:
-    visit(driver, page)
-    click(driver, "nav a[href*='check']")
-    wait_for(driver, "document.querySelectorAll('.finding').length === 3")
-    assert "Labeled cat" in text(driver, ".finding")[0]
-    assert HOSTILE in text(driver, ".finding")[0]
-    assert any("7" in t for t in text(driver, ".note"))  # the list was cut
-    current = "return Number(document.querySelector('.finding.current').dataset.finding)"
-    press(driver, "a")
-    assert driver.execute_script(current) == 1
-    press(driver, "n")
-    press(driver, "x")
-    assert text(driver, ".decision") == ["accepted", "", "dismissed"]
-    assert text(driver, ".lede")[0].startswith("2 of 3 checked: 1 accepted, 1 dismissed")
-    press(driver, "p", "p", "p", "a")  # a second time takes it back
-    assert text(driver, ".decision") == ["", "", "dismissed"]
-    press(driver, "x")
+    driver.visit(page)
+    driver.click("nav a[href*='check']")
+    driver.wait_for("document.querySelectorAll('.finding').length === 3")
+    assert "Labeled cat" in driver.text(".finding")[0]
+    assert HOSTILE in driver.text(".finding")[0]
+    assert any("7" in t for t in driver.text(".note"))  # the list was cut
+    current = "Number(document.querySelector('.finding.current').dataset.finding)"
+    driver.press("a")
+    assert driver.run(current) == 1
+    driver.press("n")
+    driver.press("x")
+    assert driver.text(".decision") == ["accepted", "", "dismissed"]
+    assert driver.text(".lede")[0].startswith("2 of 3 checked: 1 accepted, 1 dismissed")
+    driver.press("p", "p", "p", "a")  # a second time takes it back
+    assert driver.text(".decision") == ["", "", "dismissed"]
+    driver.press("x")
     driver.get("about:blank")
-    visit(driver, page, "#/check?kind=wrong+label")
-    assert text(driver, ".decision") == ["dismissed", ""]
-    visit(driver, page, "#/names")
-    (own,) = read_names(download(driver, ".controls button", tmp_path / "names.json"))
+    driver.visit(page, "#/check?kind=wrong+label")
+    assert driver.text(".decision") == ["dismissed", ""]
+    driver.visit(page, "#/names")
+    (own,) = read_names(driver.download(".controls button", tmp_path / "names.json"))
     kept = {(c.kind, c.image, c.other, c.decision) for c in own.checks}
     assert kept == {
         (WRONG, f"{HOSTILE}0.png", f"{HOSTILE}1.png", "dismissed"),
         (EXACT, f"{HOSTILE}3.png", f"{HOSTILE}4.png", "dismissed"),
     }
-    resize(driver, 390, 800)
-    visit(driver, page, "#/check")
-    assert driver.execute_script("return document.documentElement.scrollWidth") <= 390
+    driver.resize(390, 800)
+    driver.visit(page, "#/check")
+    assert driver.run("document.documentElement.scrollWidth") <= 390
 
 
 def test_audit_leaves_findings_for_the_atlas_and_takes_decisions(run, tmp_path: Path) -> None:
@@ -105,16 +104,16 @@ def test_novel_images_and_changed_dimensions(driver, case: Case, tmp_path: Path)
     plain = {"headline": f"50 % {HOSTILE}", "images": images, "changes": changes}
     pages = {"new": (plain, photos)}
     page = build_atlas(tmp_path / "p", [AtlasRun("r", case.z)], case.images, "New", pages)
-    resize(driver, 390, 800)
-    visit(driver, page, "#/new")
-    assert driver.execute_script("return document.documentElement.scrollWidth") <= 390
-    assert text(driver, ".lede") == [f"50 % {HOSTILE}."]
-    assert text(driver, ".novel small") == [f"{HOSTILE}.png", "gone.png"]
-    size = "return [...document.querySelectorAll('.novel canvas')].map(c => [c.width, c.height])"
-    assert driver.execute_script(size) == [[80, 40]]
-    assert text(driver, "h3") == ["More", "Less"]
-    assert data(driver, ".features li", "dim") == [3, 7]
-    shares = text(driver, ".features .bar-text")
+    driver.resize(390, 800)
+    driver.visit(page, "#/new")
+    assert driver.run("document.documentElement.scrollWidth") <= 390
+    assert driver.text(".lede") == [f"50 % {HOSTILE}."]
+    assert driver.text(".novel small") == [f"{HOSTILE}.png", "gone.png"]
+    size = "[...document.querySelectorAll('.novel canvas')].map(c => [c.width, c.height])"
+    assert driver.run(size) == [[80, 40]]
+    assert driver.text("h3") == ["More", "Less"]
+    assert driver.data(".features li", "dim") == [3, 7]
+    shares = driver.text(".features .bar-text")
     assert shares == ["fitted 10.0 %", "new 40.0 %", "fitted 20.0 %", "new 10.0 %"]
 
 
@@ -147,8 +146,8 @@ def test_dimensions_for_and_against_a_class(driver, case: Case, tmp_path: Path) 
     scores = {"codes, few dimensions": {"average": 63.2, "worst": 20.1}}
     found = {"scores": scores, "weights": weights, "group_share": 87.0}
     page = build_atlas(tmp_path / "atlas", [AtlasRun("a", case.z, explain=found)], case.images)
-    visit(driver, page, "#/explain")
-    (main,) = text(driver, "main")
+    driver.visit(page, "#/explain")
+    (main,) = driver.text("main")
     assert all(word in main for word in (HOSTILE, "63.2 %", "20.1 %", "87 %", "sea"))
     tiles = driver.find_elements("css selector", "a.tile")
     assert [tile.get_attribute("href").split("#")[1] for tile in tiles] == ["/dim/4", "/dim/2"]

@@ -19,18 +19,7 @@ from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.heat import Heatmaps
 from bayesncl.codes.names import Annotations, Entry, read_names, write_names
 from bayesncl.progress import Display
-from tests.atlas.browser import (
-    Keys,
-    arrive,
-    click,
-    data,
-    download,
-    fill,
-    press,
-    text,
-    visit,
-    wait_for,
-)
+from tests.atlas.browser import Keys
 from tests.atlas.conftest import HOSTILE, Case, serving
 
 STATUS = "document.querySelector('main .note[role=status]').textContent"
@@ -45,59 +34,58 @@ def test_a_name_is_stored_at_once_and_shown_everywhere(driver, index: Path, case
     name = f"loops {HOSTILE}"
     largest = np.argsort(-case.z[5] * case.z[8])[:4]
     k = int(largest[case.clarity[largest].argmax()])  # also in the overview
-    visit(driver, index, f"#/dim/{k}")
-    driver.find_element("id", "name").send_keys(name)
-    driver.find_element("id", "note").send_keys("round <b>things</b>")
-    click(driver, ".mark input[value=readable]")
-    assert text(driver, "h1") == [name]
-    assert text(driver, ".progress") == [f"1 of {(case.dims.support > 0).sum()} named"]
+    driver.visit(index, f"#/dim/{k}")
+    driver.type("name", name)
+    driver.type("note", "round <b>things</b>")
+    driver.click(".mark input[value=readable]")
+    assert driver.text("h1") == [name]
+    assert driver.text(".progress") == [f"1 of {(case.dims.support > 0).sum()} named"]
     driver.get("about:blank")
     for address, selector in (
         ("#/", ".tile-name"), ("#/image/5", ".feature-name b"), ("#/pair/5/8", ".lede"),
         ("#/names", ".said b"), ("#/dims", ".name b"),
     ):  # fmt: skip
-        visit(driver, index, address)
-        assert any("loops" in t for t in text(driver, selector)), address
-    visit(driver, index, f"#/dim/{k}")
+        driver.visit(index, address)
+        assert any("loops" in t for t in driver.text(selector)), address
+    driver.visit(index, f"#/dim/{k}")
     assert driver.find_element("id", "note").get_attribute("value") == "round <b>things</b>"
-    visit(driver, index, f"#/dim/{k}?run=1")  # the dimensions of the other run are others
+    driver.visit(index, f"#/dim/{k}?run=1")  # the dimensions of the other run are others
     assert driver.find_element("id", "name").get_attribute("value") == ""
 
 
 def test_unnamed_dimensions_are_visited_by_keyboard(driver, index: Path, case: Case) -> None:
     order = np.lexsort((-case.dims.mass, -case.clarity)).tolist()
     order = [k for k in order if case.dims.support[k]]
-    visit(driver, index)
-    press(driver, "u")
-    arrive(driver, f"#/dim/{order[0]}")
-    press(driver, "3")
-    mark = "return document.querySelector('.mark input:checked').value"
-    assert driver.execute_script(mark) == "noise"
-    press(driver, "u")
-    arrive(driver, f"#/dim/{order[1]}")
-    press(driver, "e")
-    press(driver, "hook", Keys.ENTER)
-    arrive(driver, f"#/dim/{order[2]}")
-    press(driver, "bar")  # the name field has the focus
-    visit(driver, index, "#/names")
-    assert text(driver, ".lede")[0].startswith(f"3 of {len(order)} named")
-    assert text(driver, ".said b") == ["–", "hook", "bar"]
+    driver.visit(index)
+    driver.press("u")
+    driver.arrive(f"#/dim/{order[0]}")
+    driver.press("3")
+    mark = "document.querySelector('.mark input:checked').value"
+    assert driver.run(mark) == "noise"
+    driver.press("u")
+    driver.arrive(f"#/dim/{order[1]}")
+    driver.press("e")
+    driver.press("hook", Keys.ENTER)
+    driver.arrive(f"#/dim/{order[2]}")
+    driver.press("bar")  # the name field has the focus
+    driver.visit(index, "#/names")
+    assert driver.text(".lede")[0].startswith(f"3 of {len(order)} named")
+    assert driver.text(".said b") == ["–", "hook", "bar"]
 
 
 def import_file(driver, path: Path) -> str:
     driver.execute_script(f"{STATUS} = ''")
-    driver.find_element("id", "import").send_keys(str(path))
-    wait_for(driver, f"{STATUS} !== ''")
-    return driver.execute_script(f"return {STATUS}")
+    driver.type("import", str(path))
+    return driver.wait_for(STATUS)
 
 
 def test_names_are_exported_and_merged_and_conflicts_shown(driver, index, tmp_path: Path) -> None:
-    visit(driver, index, "#/names")
-    fill(driver, "author", "Ann", Keys.TAB)
-    visit(driver, index, "#/dim/2")
-    driver.find_element("id", "name").send_keys("hook")
-    visit(driver, index, "#/names")
-    codes, other = read_names(download(driver, ".controls button", tmp_path / "names.json"))
+    driver.visit(index, "#/names")
+    driver.type("author", *Keys.SELECT_ALL, "Ann", Keys.TAB)
+    driver.visit(index, "#/dim/2")
+    driver.type("name", "hook")
+    driver.visit(index, "#/names")
+    codes, other = read_names(driver.download(".controls button", tmp_path / "names.json"))
     assert [(e.name, e.author) for e in codes.dimensions[2]] == [("hook", "Ann")]
     assert not other.dimensions
     ben = Entry("Haken", "", "mixed", "Ben", "2026-01-01T00:00:00.000Z")
@@ -105,17 +93,17 @@ def test_names_are_exported_and_merged_and_conflicts_shown(driver, index, tmp_pa
     write_names(tmp_path / "ben.json", [codes, Annotations("elsewhere", "x", 9)])
     answer = import_file(driver, tmp_path / "ben.json")
     assert "2 dimensions" in answer and "1 set" in answer
-    assert text(driver, "section h2")[0] == "1 conflict"
-    assert data(driver, "section:first-of-type tbody tr", "dim") == [2]
-    visit(driver, index, "#/dim/2")
-    assert text(driver, "h1") == ["hook"]  # your own name wins
-    assert "Haken" in text(driver, ".others")[0] and "Ben" in text(driver, ".others")[0]
-    visit(driver, index, "#/dim/5")
-    assert text(driver, "h1") == ["Haken"]
+    assert driver.text("section h2")[0] == "1 conflict"
+    assert driver.data("section:first-of-type tbody tr", "dim") == [2]
+    driver.visit(index, "#/dim/2")
+    assert driver.text("h1") == ["hook"]  # your own name wins
+    assert "Haken" in driver.text(".others")[0] and "Ben" in driver.text(".others")[0]
+    driver.visit(index, "#/dim/5")
+    assert driver.text("h1") == ["Haken"]
 
 
 def test_invalid_names_files_and_damaged_storage(driver, index: Path, tmp_path: Path) -> None:
-    visit(driver, index, "#/names")
+    driver.visit(index, "#/names")
     files = ["", "[]", '{"format": "bayesncl-names-1"}']
     for dims in ('{"1": [{"name": 5}]}', '{"99": []}', '{"__proto__": []}', "[1]"):
         codes = f'{{"fingerprint": "{fingerprint(index)}", "dims": 24, "dimensions": {dims}}}'
@@ -126,19 +114,19 @@ def test_invalid_names_files_and_damaged_storage(driver, index: Path, tmp_path: 
     key = f"atlas-names-{fingerprint(index)}"
     driver.execute_script("localStorage.setItem(arguments[0], '{\"1\": 5}')", key)
     driver.get("about:blank")
-    visit(driver, index, "#/names")
-    assert text(driver, ".lede")[0].startswith("0 of ")
+    driver.visit(index, "#/names")
+    assert driver.text(".lede")[0].startswith("0 of ")
 
 
 def test_the_page_works_without_storage(driver, index: Path) -> None:
     deny = "Object.defineProperty(window, 'localStorage', { get() { throw new Error('no'); } })"
     script = driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": deny})
     driver.get("about:blank")
-    visit(driver, index, "#/dim/2")
-    assert "Export" in text(driver, ".warning")[0]
-    driver.find_element("id", "name").send_keys("hook")
-    visit(driver, index, "#/names")
-    assert text(driver, ".said b") == ["hook"]
+    driver.visit(index, "#/dim/2")
+    assert "Export" in driver.text(".warning")[0]
+    driver.type("name", "hook")
+    driver.visit(index, "#/names")
+    assert driver.text(".said b") == ["hook"]
     driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
 
 
@@ -148,24 +136,24 @@ def test_names_of_the_codes_are_shown_and_your_own_win(driver, case: Case, tmp_p
     names = Annotations("f" * 16, "r", 24, {2: [score], 3: [hook, score], 5: [score]})
     run = AtlasRun("r", case.z, fingerprint="f" * 16, names=names)
     page = build_atlas(tmp_path / "atlas", [run], case.images, "Named")
-    visit(driver, page, "#/dim/3")
-    assert text(driver, "h1") == [f"hook {HOSTILE}"]
-    assert not text(driver, "h1.suggested")  # a person's name wins over a suggestion
-    visit(driver, page, "#/dim/5")
-    assert text(driver, "h1.suggested") == ["loops"]
-    assert "score 0.90, from labels" in text(driver, ".lede")[0]
+    driver.visit(page, "#/dim/3")
+    assert driver.text("h1") == [f"hook {HOSTILE}"]
+    assert not driver.text("h1.suggested")  # a person's name wins over a suggestion
+    driver.visit(page, "#/dim/5")
+    assert driver.text("h1.suggested") == ["loops"]
+    assert "score 0.90, from labels" in driver.text(".lede")[0]
     firing = (case.dims.support > 0).sum()
-    assert text(driver, ".progress") == [f"1 of {firing} named, 2 more suggested"]
-    press(driver, "a")
-    assert text(driver, "h1") == ["loops"] and not text(driver, "h1.suggested")
-    visit(driver, page, "#/dim/3")
-    driver.find_element("id", "name").send_keys("mine")
-    visit(driver, page, "#/names")
-    assert text(driver, "section:last-of-type .said b.suggested") == ["loops"]
+    assert driver.text(".progress") == [f"1 of {firing} named, 2 more suggested"]
+    driver.press("a")
+    assert driver.text("h1") == ["loops"] and not driver.text("h1.suggested")
+    driver.visit(page, "#/dim/3")
+    driver.type("name", "mine")
+    driver.visit(page, "#/names")
+    assert driver.text("section:last-of-type .said b.suggested") == ["loops"]
     build_atlas(tmp_path / "atlas", [replace(run, names=None)], case.images, "Named")
     driver.get("about:blank")
-    visit(driver, page, "#/names")  # suggestions of the file are not stored in the browser
-    assert sorted(text(driver, ".said b")) == ["loops", "mine"]
+    driver.visit(page, "#/names")  # suggestions of the file are not stored in the browser
+    assert sorted(driver.text(".said b")) == ["loops", "mine"]
 
 
 @pytest.fixture
@@ -195,19 +183,19 @@ def test_the_server_saves_names_into_the_codes(driver, case: Case, codes, tmp_pa
     own.dimensions[7] = [Entry("kept", author="Ben", time="2026-01-01")]
     codes.save_names(own)
     with serving(page, [codes]) as base:
-        visit(driver, base, "#/dim/7")
-        assert text(driver, "h1") == ["kept"]  # read from the file, not from the page
-        visit(driver, base, "#/dim/2")
-        driver.find_element("id", "name").send_keys("hook")
+        driver.visit(base, "#/dim/7")
+        assert driver.text("h1") == ["kept"]  # read from the file, not from the page
+        driver.visit(base, "#/dim/2")
+        driver.type("name", "hook")
         wait_for_file(codes.names_file, "hook")
         assert codes.names().name(2) == "hook" and codes.names().name(7) == "kept"
-        visit(driver, base, "#/names")
-        fill(driver, "author", "Ann", Keys.TAB)
+        driver.visit(base, "#/names")
+        driver.type("author", *Keys.SELECT_ALL, "Ann", Keys.TAB)
         wait_for_file(codes.names_file, "Ann")
         driver.execute_script("localStorage.clear(); localStorage.setItem('atlas-author', 'Ann')")
         driver.get("about:blank")
-        visit(driver, base, "#/dim/2")  # another browser
-        fill(driver, "name", Keys.DELETE)
+        driver.visit(base, "#/dim/2")  # another browser
+        driver.type("name", *Keys.SELECT_ALL, Keys.DELETE)
         driver.get("about:blank")  # sent when the page is left
         wait_for_file(codes.names_file, "hook", there=False)
         assert sorted(codes.names().dimensions) == [7]
@@ -245,18 +233,18 @@ def test_only_the_page_may_save(case: Case, codes, tmp_path: Path) -> None:
 
 
 def test_the_quiz_is_blind_and_counts(driver, index: Path, case: Case, tmp_path: Path) -> None:
-    visit(driver, index, "#/quiz")
+    driver.visit(index, "#/quiz")
     for _ in range(20):
-        shown = "return document.querySelector('main').innerText + switches.innerText"
-        shown = driver.execute_script(shown)
+        shown = "document.querySelector('main').innerText + switches.innerText"
+        shown = driver.run(shown)
         assert not any(word in shown for word in ("NCL", "tiger", "petals", "imension 1"))
-        press(driver, "2")
-    arrive(driver, "#/quiz/results")
-    path = download(driver, ".actions button", tmp_path / "quiz.json")
+        driver.press("2")
+    driver.arrive("#/quiz/results")
+    path = driver.download(".actions button", tmp_path / "quiz.json")
     joined = join_quizzes([path])
     assert {score["asked"] for score in joined["methods"].values()} == {10}  # 10 per method
     ours = joined["methods"]["BayesNCL"]
-    row = text(driver, "section:first-of-type tbody tr")[0].replace("0.0 %", "0 %")
+    row = driver.text("section:first-of-type tbody tr")[0].replace("0.0 %", "0 %")
     assert f"{ours['right']} of 10" in row
     assert f"{100 * ours['low']:.0f} % to {100 * ours['high']:.0f} %" in row
     for answer in json.loads(path.read_text())["answers"]:
@@ -275,18 +263,18 @@ def test_heat_maps_are_switched_on_and_off(driver, case: Case, tmp_path: Path) -
     def portrait() -> np.ndarray:
         driver.execute_async_script("setTimeout(arguments[0], 300)")
         canvas = "document.querySelector('.portrait canvas').getContext('2d')"
-        pixels = driver.execute_script(f"return [...{canvas}.getImageData(0, 0, 32, 32).data]")
+        pixels = driver.run(f"[...{canvas}.getImageData(0, 0, 32, 32).data]")
         return np.array(pixels).reshape(32, 32, 4)[..., :3].transpose(2, 0, 1)
 
     with serving(page) as base:  # a canvas cannot be read from disk
-        visit(driver, base, "#/image/5")
-        assert len(text(driver, ".where")) == 3 and "40 %" in text(driver, "main")[0]
+        driver.visit(base, "#/image/5")
+        assert len(driver.text(".where")) == 3 and "40 %" in driver.text("main")[0]
         assert (portrait() == case.images.pixels[5]).all()
-        click(driver, ".where")
+        driver.click(".where")
         assert (portrait() != case.images.pixels[5]).any(0).all()
-        click(driver, ".where")
+        driver.click(".where")
         assert (portrait() == case.images.pixels[5]).all()
-        visit(driver, base, "#/image/5?run=1")
-        assert "No heat maps: a reason." in text(driver, "main")[0]
-        assert text(driver, ".where") == []
+        driver.visit(base, "#/image/5?run=1")
+        assert "No heat maps: a reason." in driver.text("main")[0]
+        assert driver.text(".where") == []
         driver.get("about:blank")

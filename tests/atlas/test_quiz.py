@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from bayesncl.atlas.quiz import join_quizzes
-from bayesncl.errors import InputError
 from bayesncl.measure import wilson
 from tests.commands import call
 
@@ -46,11 +44,3 @@ def test_answers_are_joined_by_method_and_dimension(tmp_path: Path, capsys) -> N
     shown = capsys.readouterr().out
     assert "2 of 3" in shown and "NCL, dimension 3" in shown
     assert "dimension 4" not in shown  # asked once
-
-
-def test_invalid_answers_are_input_errors(tmp_path: Path) -> None:
-    wrong = (("chosen", 5), ("dim", 1e9), ("dim", "3"), ("run", None), ("codes", [1]))
-    for field, value in wrong:
-        path = write(tmp_path / "a.json", "Ann", [answer(3, True) | {field: value}])
-        with pytest.raises(InputError, match=r"a\.json"):
-            join_quizzes([path])

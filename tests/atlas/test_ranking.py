@@ -10,12 +10,10 @@ from bayesncl.atlas.ranking import (
     clarity,
     clean_names,
     fold_twins,
-    mixed_dimensions,
     number_labels,
     pick_diverse,
     prominent_class,
 )
-from bayesncl.measure.dimensions import describe
 from bayesncl.measure.vectors import top_images
 from tests.conftest import unit_length
 
@@ -79,21 +77,6 @@ def test_a_class_stands_out_only_beyond_chance() -> None:
     assert share.tolist() == pytest.approx([0, 1, 0.6])
     assert log_p[1] < log_p[2] < log_p[0] == 0
     assert prominent_class((index, value), Labels())[0].tolist() == [-1, -1, -1]
-
-
-def test_mixed_dimensions_have_no_dominant_class() -> None:
-    rng = np.random.default_rng(0)
-    y = np.arange(400) % 4
-    z = rng.random((400, 5)) * (rng.random((400, 5)) < 0.5)
-    z[:, 1] *= y == 1  # one class only
-    z[:, 2] = np.where(y == 2, 1 + z[:, 2], z[:, 2])  # all classes, but one is strongest
-    z[:, 3] *= y < 2  # two classes
-    z = unit_length(np.c_[z, np.ones(400)])  # 5: all images
-    labels, top = Labels(y, list("abcd")), top_images(csr_array(z), 50)
-    order = mixed_dimensions(describe(z, y), top, labels).tolist()
-    assert sorted(order[:3]) == [0, 4, 5]
-    assert 1 not in order and 2 not in order
-    assert set(mixed_dimensions(describe(z), top, Labels())) == set(range(6))
 
 
 def test_labels_are_numbered_by_the_classes_that_occur() -> None:

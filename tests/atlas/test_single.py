@@ -11,7 +11,6 @@ from bayesncl.atlas import AtlasRun, Photos, build_atlas
 from bayesncl.atlas.build import pack
 from bayesncl.codes.heat import Heatmaps
 from bayesncl.jobs.audit import NEAR
-from tests.atlas.browser import click, text, visit, wait_for
 from tests.atlas.conftest import HOSTILE, Case, serving
 from tests.atlas.test_codes import fit
 from tests.commands import draw_folder
@@ -36,7 +35,7 @@ def page(case: Case, tmp_path: Path) -> Path:
 
 def drawn(driver, selector: str) -> float:
     """How much the pixels of a canvas differ from each other."""
-    wait_for(driver, "document.querySelector(arguments[0])", selector)
+    driver.wait_for("document.querySelector(arguments[0])", selector)
     driver.execute_async_script("setTimeout(arguments[0], 200)")
     shot = driver.find_element("css selector", selector).screenshot_as_png
     (path := Path("shot.png")).write_bytes(shot)
@@ -51,20 +50,20 @@ def test_a_single_file_works_from_disk(driver, page: Path, tmp_path: Path, monke
     small.write_bytes(pack(page.parent, small=True))
     page.parent.rename(tmp_path / "gone")
     for width, path in ((192, one), (96, small)):
-        visit(driver, path, "#/image/5")
+        driver.visit(path, "#/image/5")
         assert drawn(driver, ".portrait canvas") > 10
-        canvas = "return document.querySelector('.portrait canvas').width"
-        assert driver.execute_script(canvas) == width
+        canvas = "document.querySelector('.portrait canvas').width"
+        assert driver.run(canvas) == width
     for address in ("#/dims", "#/pair/5/8", "#/find?plus=2", "#/check", "#/quiz"):
-        visit(driver, one, address)
-        assert text(driver, "h1") != ["Not found"], address
-    visit(driver, one, "#/")
+        driver.visit(one, address)
+        assert driver.text("h1") != ["Not found"], address
+    driver.visit(one, "#/")
     assert len(driver.find_elements("css selector", ".hung image")) > 3
-    visit(driver, one, "#/dim/2")
-    driver.find_element("id", "name").send_keys("hook")
+    driver.visit(one, "#/dim/2")
+    driver.type("name", "hook")
     driver.get("about:blank")
-    visit(driver, one, "#/dim/2")
-    assert text(driver, "h1") == ["hook"]
+    driver.visit(one, "#/dim/2")
+    assert driver.text("h1") == ["hook"]
     html = one.read_text()  # only its own script may run, and where the photos are stays private
     assert html.count("<script>") == 1 and "unsafe" not in html and "<img" not in html
     assert re.search(r"script-src 'sha256-[\w+/=]+';", html)
@@ -72,7 +71,7 @@ def test_a_single_file_works_from_disk(driver, page: Path, tmp_path: Path, monke
 
 
 def test_whole_photos_have_a_frame_and_their_path(driver, page: Path) -> None:
-    visit(driver, page, "#/image/7")
+    driver.visit(page, "#/image/7")
     size = "const c = document.querySelector('.portrait canvas'); return [c.width, c.height]"
     assert driver.execute_script(size) == [192, 96]
     box = "const r = document.querySelector(arguments[0]).getBoundingClientRect();"
@@ -81,9 +80,9 @@ def test_whole_photos_have_a_frame_and_their_path(driver, page: Path) -> None:
     assert frame[2:] == pytest.approx([photo[3] / 2] * 2, abs=1)  # half the shorter side
     assert frame[:2] + frame[2:] / 2 == pytest.approx(photo[:2] + photo[2:] / 2, abs=1)
     path = page.parent.parent / "my #photos?" / "7.png"
-    assert str(path) in text(driver, ".facts dd")
-    click(driver, ".facts a[href^=file]")
-    wait_for(driver, "location.href.endsWith('7.png')")
+    assert str(path) in driver.text(".facts dd")
+    driver.click(".facts a[href^=file]")
+    driver.wait_for("location.href.endsWith('7.png')")
 
 
 def test_heat_lies_on_the_part_that_the_encoder_saw(driver, case: Case, tmp_path: Path) -> None:
@@ -94,11 +93,11 @@ def test_heat_lies_on_the_part_that_the_encoder_saw(driver, case: Case, tmp_path
     run = AtlasRun("r", case.z[:1], heat=heat, seen=0.5)
     page = build_atlas(tmp_path / "atlas", [run], Photos([tmp_path / "wide.png"]), "Heat")
     with serving(page) as base:  # a canvas cannot be read from disk
-        visit(driver, base, "#/image/0")
-        click(driver, ".where")
+        driver.visit(base, "#/image/0")
+        driver.click(".where")
         driver.execute_async_script("setTimeout(arguments[0], 300)")
         canvas = "document.querySelector('.portrait canvas').getContext('2d')"
-        pixels = driver.execute_script(f"return [...{canvas}.getImageData(0, 0, 192, 96).data]")
+        pixels = driver.run(f"[...{canvas}.getImageData(0, 0, 192, 96).data]")
         driver.get("about:blank")
     red = np.array(pixels).reshape(96, 192, 4)[..., 0].astype(int)
     hot = red > 150

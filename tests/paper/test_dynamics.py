@@ -8,11 +8,10 @@ import scipy.stats
 import torch
 from torch import Tensor, nn
 
-from bayesncl.data.images import Images
 from bayesncl.method.augment import make_views
 from bayesncl.method.encoder import build_model
 from bayesncl.paper import dynamics
-from bayesncl.paper.dynamics import Columns, record, recorder, spearman, statistics
+from bayesncl.paper.dynamics import Columns, record, spearman, statistics
 from tests.conftest import tiny_images, tiny_recipe
 
 Batch = tuple[Tensor, Tensor | None]
@@ -201,12 +200,3 @@ def test_gpu_and_cpu_agree() -> None:
     )
     assert gpu["variance"] == pytest.approx(cpu["variance"], rel=0.02)
     assert gpu["dims"] == cpu["dims"]
-
-
-def test_the_recorder_speaks_every_so_many_epochs(images: Images) -> None:
-    recipe = tiny_recipe("bayesncl", "run.dynamics_every=2")
-    model, hook = build_model(recipe), recorder(images, recipe)
-    lines = [hook(model, epoch) for epoch in (1, 2, 3, 4)]
-    assert [line and (line["kind"], line["epoch"]) for line in lines] == [
-        None, ("dynamics", 2), None, ("dynamics", 4),
-    ]  # fmt: skip
