@@ -15,6 +15,8 @@ import pytest
 import torch
 
 import bayesncl
+from bayesncl.atlas import AtlasRun, build_atlas
+from bayesncl.data.images import Images
 from bayesncl.errors import InputError
 from bayesncl.evaluate import measure_features
 from bayesncl.jobs.audit import audit
@@ -27,8 +29,15 @@ SNAPSHOT = Path(__file__).with_name("messages.txt")
 BLOCKS = [block.split("\n") for block in SNAPSHOT.read_text().strip().split("\n\n")]
 MESSAGES = {mistake: "\n".join(message) for mistake, *message in BLOCKS}
 QUIET = ("train", "resume", "evaluate", "measure", "embed", "fit", "export", "atlas", "demo")
+
+
+def show_in_atlas(z: np.ndarray) -> None:
+    build_atlas(Path("page"), [AtlasRun("r", z)], Images(np.zeros((60, 3, 8, 8), np.uint8)))
+
+
 CALLABLE = (
-    measure_features, named, Gate, change, revise, recipe_from_json, audit, explain, find_similar
+    measure_features, named, Gate, change, revise, recipe_from_json, audit, explain, find_similar,
+    show_in_atlas,
 )  # fmt: skip
 
 

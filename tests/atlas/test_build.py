@@ -175,15 +175,6 @@ def test_a_kill_while_replacing_keeps_the_old_atlas(tmp_path: Path, monkeypatch)
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.parametrize(
-    ("z", "keyword"),
-    [(np.ones((59, 3)), "z "), (np.full((60, 3), np.nan), "finite"), (np.zeros((60, 3), "U3"), "float32")],
-)
-def test_bad_arrays_are_input_errors(z: np.ndarray, keyword: str) -> None:
-    with pytest.raises(InputError, match=f"'r'.*{keyword}"):
-        prepare(AtlasRun("r", z), make_images())
-
-
 def test_the_scale_of_rows_does_not_matter() -> None:
     z, images = make_features(), make_images()
     scaled = z.astype(np.float64) * np.logspace(-10, 10, 60)[:, None]

@@ -60,8 +60,7 @@ def test_unnamed_dimensions_are_visited_by_keyboard(driver, index: Path, case: C
     driver.press("u")
     driver.arrive(f"#/dim/{order[0]}")
     driver.press("3")
-    mark = "document.querySelector('.mark input:checked').value"
-    assert driver.run(mark) == "noise"
+    assert driver.run("document.querySelector('.mark input:checked').value") == "noise"
     driver.press("u")
     driver.arrive(f"#/dim/{order[1]}")
     driver.press("e")
@@ -235,8 +234,7 @@ def test_only_the_page_may_save(case: Case, codes, tmp_path: Path) -> None:
 def test_the_quiz_is_blind_and_counts(driver, index: Path, case: Case, tmp_path: Path) -> None:
     driver.visit(index, "#/quiz")
     for _ in range(20):
-        shown = "document.querySelector('main').innerText + switches.innerText"
-        shown = driver.run(shown)
+        shown = driver.run("document.querySelector('main').innerText + switches.innerText")
         assert not any(word in shown for word in ("NCL", "tiger", "petals", "imension 1"))
         driver.press("2")
     driver.arrive("#/quiz/results")

@@ -52,8 +52,7 @@ def test_a_single_file_works_from_disk(driver, page: Path, tmp_path: Path, monke
     for width, path in ((192, one), (96, small)):
         driver.visit(path, "#/image/5")
         assert drawn(driver, ".portrait canvas") > 10
-        canvas = "document.querySelector('.portrait canvas').width"
-        assert driver.run(canvas) == width
+        assert driver.run("document.querySelector('.portrait canvas').width") == width
     for address in ("#/dims", "#/pair/5/8", "#/find?plus=2", "#/check", "#/quiz"):
         driver.visit(one, address)
         assert driver.text("h1") != ["Not found"], address
@@ -72,11 +71,10 @@ def test_a_single_file_works_from_disk(driver, page: Path, tmp_path: Path, monke
 
 def test_whole_photos_have_a_frame_and_their_path(driver, page: Path) -> None:
     driver.visit(page, "#/image/7")
-    size = "const c = document.querySelector('.portrait canvas'); return [c.width, c.height]"
-    assert driver.execute_script(size) == [192, 96]
-    box = "const r = document.querySelector(arguments[0]).getBoundingClientRect();"
-    box += "return [r.x, r.y, r.width, r.height]"
-    photo, frame = (np.array(driver.execute_script(box, s)) for s in (".framed canvas", ".frame"))
+    canvas = "document.querySelector('.portrait canvas')"
+    assert driver.run(f"[{canvas}.width, {canvas}.height]") == [192, 96]
+    boxes = [driver.find_element("css selector", s).rect for s in (".framed canvas", ".frame")]
+    photo, frame = (np.array([box[k] for k in ("x", "y", "width", "height")]) for box in boxes)
     assert frame[2:] == pytest.approx([photo[3] / 2] * 2, abs=1)  # half the shorter side
     assert frame[:2] + frame[2:] / 2 == pytest.approx(photo[:2] + photo[2:] / 2, abs=1)
     path = page.parent.parent / "my #photos?" / "7.png"

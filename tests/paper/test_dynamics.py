@@ -14,21 +14,16 @@ from bayesncl.paper import dynamics
 from bayesncl.paper.dynamics import Columns, record, spearman, statistics
 from tests.conftest import tiny_images, tiny_recipe
 
-Batch = tuple[Tensor, Tensor | None]
+
+def make_batches() -> list[Tensor]:
+    """Four batches [16, 6]: one dimension is dead, one fires on one row of each."""
+    z = torch.rand(4, 16, 6, generator=torch.Generator().manual_seed(0))
+    z = (z - torch.linspace(0.2, 0.9, 6)).clamp_min(0)
+    z[:, :, 5], z[:, 1:, 4], z[:, 0, 4] = 0, 0, 0.5
+    return list(nn.functional.normalize(z, dim=2))
 
 
-def batches(count: int = 4, size: int = 8, dim: int = 6, seed: int = 0) -> list[Batch]:
-    generator = torch.Generator().manual_seed(seed)
-    out: list[Batch] = []
-    for _ in range(count):
-        z = torch.rand(2 * size, dim, generator=generator) - torch.linspace(0.2, 0.9, dim)
-        z = z.clamp_min(0)
-        z[:, -1] = 0  # a dead dimension
-        z[1:, -2] = 0  # and one that fires on few rows
-        z[0, -2] = 0.5
-        labels = torch.randint(0, 3, (size,), generator=generator)
-        out.append((nn.functional.normalize(z, dim=1), labels))
-    return out
+BATCHES, LABELS = make_batches(), np.random.default_rng(0).integers(0, 3, (4, 8))
 
 
 def gradient(z: Tensor) -> Tensor:
@@ -36,20 +31,16 @@ def gradient(z: Tensor) -> Tensor:
     return dynamics.gradients(leaf, [leaf], 0.2)[0]
 
 
-def columns_of(data: list[Batch]) -> Columns:
-    rows = [
-        np.concatenate([each.numpy() for each in column])
-        for column in zip(*((z, gradient(z)) for z, _ in data))
-    ]
-    labels = [None if y is None else y.numpy() for _, y in data]
-    return statistics(*rows, None if labels[0] is None else both(labels), 0.2)
+def columns_of(labels: np.ndarray | None) -> Columns:
+    z, g = (torch.cat(each).numpy() for each in (BATCHES, [gradient(z) for z in BATCHES]))
+    return statistics(z, g, labels, 0.2)
 
 
-def both(labels: list[np.ndarray]) -> np.ndarray:
+def both(labels: np.ndarray) -> np.ndarray:
     """Labels of both views, true and shuffled within each batch."""
     generator = torch.Generator().manual_seed(0)
     mixed = [y[torch.randperm(len(y), generator=generator).numpy()] for y in labels]
-    return np.array([[label for y in each for label in (*y, *y)] for each in (labels, mixed)])
+    return np.tile([labels, mixed], 2).reshape(2, -1)
 
 
 def forces_by_hand(z: np.ndarray, tau: float) -> tuple[np.ndarray, np.ndarray]:
@@ -70,19 +61,18 @@ def forces_by_hand(z: np.ndarray, tau: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_the_gradient_is_repulsion_minus_alignment() -> None:
-    z = batches()[0][0]
+    z = BATCHES[0]
     align, repulsion = forces_by_hand(z.double().numpy(), 0.2)
     np.testing.assert_allclose(gradient(z).numpy(), repulsion - align, atol=2e-5)
 
 
 def test_statistics_are_those_of_all_rows_at_once() -> None:
-    data = batches()
-    found = columns_of(data)
-    z = np.concatenate([z.double().numpy() for z, _ in data])
-    forces = [forces_by_hand(z.double().numpy(), 0.2) for z, _ in data]
+    found = columns_of(both(LABELS))
+    z = torch.cat(BATCHES).double().numpy()
+    forces = [forces_by_hand(z.double().numpy(), 0.2) for z in BATCHES]
     align, repulsion = (np.concatenate(each) for each in zip(*forces))
     g = repulsion - align
-    y = np.concatenate([np.tile(labels.numpy(), 2) for _, labels in data])
+    y = np.tile(LABELS, 2).ravel()
     np.testing.assert_allclose(found["align"], align.mean(0), atol=1e-5)
     np.testing.assert_allclose(found["repulsion"], repulsion.mean(0), atol=1e-5)
     for k in range(5):
@@ -112,7 +102,7 @@ def test_spearman_is_scipys() -> None:
 
 
 def test_the_summary() -> None:
-    columns = columns_of(batches())
+    columns = columns_of(both(LABELS))
     row = dynamics.summarize(columns)
     assert row["paper"] == dynamics.correlations(columns)
     assert row["sound"] == dynamics.correlations(columns, 10) != row["paper"]
@@ -124,7 +114,7 @@ def test_the_summary() -> None:
     assert row["forces"]["net_share"] == pytest.approx(np.median(net))
     wanted = dynamics.instability(columns, columns["conflict"] >= 0.5)
     assert row["instability"]["0.5"] == wanted
-    without = dynamics.summarize(columns_of([(z, None) for z, _ in batches()]))
+    without = dynamics.summarize(columns_of(None))
     assert without["paper"]["af_sc"] is None
     assert without["paper"]["af_gv"] == row["paper"]["af_gv"]
 
@@ -167,7 +157,7 @@ def test_record_is_the_statistics_of_training_views(method: str) -> None:
         for name, tensor in zip(found, (features.gated, features.z, dz, raw)):
             found[name].append(tensor.detach().numpy())
     index = np.unique(images.labels, return_inverse=True)[1]
-    labels = both([index[order[:16]], index[order[16:32]]])
+    labels = both(index[order[:32]].reshape(2, 16))
     gated, z, dz, raw = (np.concatenate(each) for each in found.values())
     g = np.concatenate([gradient(torch.from_numpy(each)).numpy() for each in found["gated"]])
     by_raw = statistics(z, raw, labels, 0.2)
