@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,8 +46,7 @@ NO_HEAT = "run bayesncl atlas with --heat, which encodes all photos again"
 Shown = tuple[list[AtlasRun], Images | Photos, dict[str, JobPage]]  # runs, images, pages of jobs
 
 
-@dataclasses.dataclass(frozen=True)
-class AtlasOptions:
+class AtlasOptions(NamedTuple):
     """What an atlas shows."""
 
     root: str | None = None  # where the images are now; default where they were

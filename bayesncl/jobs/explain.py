@@ -1,7 +1,6 @@
 """Why a classifier decides as it does: a sparse linear classifier on codes, and its dimensions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,8 +34,7 @@ class Weight(NamedTuple):
     irrelevant: str  # yes or no
 
 
-@dataclass(frozen=True)
-class Explanation:
+class Explanation(NamedTuple):
     """A sparse linear classifier on codes, and how well it and others do on held-out images."""
 
     names: list[str]  # [D], of the dimensions

@@ -11,17 +11,13 @@ from bayesncl.data.images import Images
 from bayesncl.measure.dimensions import MIN_SUPPORT
 from bayesncl.measure.result import as_array
 from bayesncl.paper import ledger
-from bayesncl.paper.tables import MAIN, METHODS, Row, Table, has_runs, mean, spread
+from bayesncl.paper.tables import MAIN, METHODS, PAPER, Row, Table, has_runs, mean, spread
 from bayesncl.progress import plural
 from bayesncl.report import plots
 from bayesncl.report.plots import CORRELATIONS, Curve
 
 MAX_RUNS = 3  # runs of a method in one figure
-SHEETS = {
-    "figure-compositionality": "pairs",
-    "figure-high-entropy": "high_entropy",
-    "figure-suppressed": "suppressed",
-}
+SHEETS = {name: f["exemplars"] for name, f in PAPER["figures"].items() if "exemplars" in f}
 PANELS = {
     "consistency": "consistency (%)",
     "entropy_sum": "H_s (nats)",

@@ -32,11 +32,6 @@ CONFLICTS = ("0.5", "0.9")  # products of two classes' firing probabilities
 TRENDS = ("spearman_variance", "spearman_mean_to_deviation")  # with the conflict
 SPEARMAN = "filtering: Spearman of prevalence and open rate"
 CLOSED = "filtering: closed dimensions, best gamma"
-EXEMPLARS = {  # heads of their value and of their images
-    "high_entropy": ("class entropy of its mass (nats)", "its strongest test images"),
-    "suppressed": ("closed where it would fire", "its strongest test images"),
-    "pairs": ("product of its two values", "the pair"),
-}
 
 Measures = dict[str, Any]  # of a run, as in the ledger
 Column = tuple[str, Callable[[Measures], float | None], int]  # head, value of a run, decimals
@@ -328,13 +323,13 @@ def pictures(name: str, title: str, table: Table) -> list[str]:
 
 def exemplar_table(name: str, entry: ledger.Entry) -> str:
     """The dimensions of a sheet and the classes of their images."""
-    kind = figures.SHEETS[name]
-    value, images = EXEMPLARS[kind]
+    about = tables.PAPER["figures"][name]
     rows = [
         [str(d["dim"]), f"{d['value']:.2f}", str(d["support"]), ", ".join(d["classes"])]
-        for d in entry["exemplars"][kind]
+        for d in entry["exemplars"][about["exemplars"]]
     ]
-    return markdown(["dimension", value, "fires on", f"classes of {images}"], rows)
+    head = ["dimension", about["value"], "fires on", f"classes of {about['images']}"]
+    return markdown(head, rows)
 
 
 def folded(summary: str, body: str) -> str:

@@ -5,16 +5,14 @@ claims. A row of a table names a method, a dataset and the values of the table's
 it into a recipe, and `fill` puts the measures of its runs in the ledger beside the published ones.
 """
 
-import dataclasses
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
 from statistics import fmean as mean
-from typing import Any
+from typing import Any, NamedTuple
 
 from bayesncl.data import DATASETS
 from bayesncl.errors import InputError
@@ -26,36 +24,22 @@ from bayesncl.recipes import Recipe, change, did_you_mean, named, replace_fields
 PAPER: dict[str, Any] = json.loads((Path(__file__).parent / "paper.json").read_text("utf-8"))
 METHODS: dict[str, str] = PAPER["methods"]  # titles
 TABLES: dict[str, Any] = PAPER["tables"]
+AXES: dict[str, Any] = PAPER["axes"]  # name, if it has another; field of a recipe; smoke values
 
 SCALES = ("paper", "smoke")
 MAIN = "cifar100"  # dataset of the claims and the figures
 DATASET_ORDER = ("cifar100", "cifar10", "imagenet100", "waterbirds", "scenes")
-AXIS_FIELDS = {
-    "dim": "model.dim",
-    "rho": "gate.prior",
-    "lambda": "gate.weight",
-    "gate_lr": "gate.lr",
-    "batch_size": "run.batch",
-}
-VARIANTS = {  # methods of tables that are another method with a change
-    "bayesncl-1layer": ("bayesncl", "gate.depth=1"),
-    "bayesncl-3layer": ("bayesncl", "gate.depth=3"),
-    "bayesncl-on-z": ("bayesncl", "gate.input=z"),
-    "bayesncl-prevalence": ("bayesncl", "gate.prior_kind=prevalence"),
-}
 DYNAMICS = ("af_gv", "af_sc", "gv_sc")  # columns that need gradient dynamics
 ACCURACIES = ("acc1", "acc5")  # columns that need the published probe
 PAIR = ("ncl", "bayesncl")
 
 # A smoke run takes seconds on a CPU, with the small backbone. Of each axis it keeps the first and
-# the last value, replaced by SMOKE_VALUES where the published ones are too large.
+# the last value, replaced by smoke values where the published ones are too large.
 SMOKE = (
     "data.size=16", "views.size=16", "data.train_images=128", "data.test_images=100",
     "model.hidden=32", "model.dim=32",
     "run.batch=64", "run.epochs=2", "run.log_every=1", "run.checkpoint_every=1",
 )  # fmt: skip
-SMOKE_VALUES = {"dim": (16, 32), "batch_size": (32, 64), "K": (16, 32), "epoch": (1, 2)}
-AXIS_NAMES = {"dim": "D", "gate_lr": "gate rate", "batch_size": "batch"}
 TIME = "running_time_min"
 NOT_RUN = "not run"
 FAST_PROBE = "†"  # marks accuracies of the logistic regression
@@ -63,8 +47,7 @@ FAST_PROBE = "†"  # marks accuracies of the logistic regression
 Entries = dict[str, list[ledger.Entry]]  # by setting
 
 
-@dataclass(frozen=True)
-class Experiment:
+class Experiment(NamedTuple):
     """One table or figure."""
 
     name: str  # as on the command line
@@ -90,16 +73,14 @@ class Experiment:
 
 def _experiment(name: str, about: dict[str, Any]) -> Experiment:
     tables = about.get("tables", [name])
-    names = {field.name for field in dataclasses.fields(Experiment)} - {"tables", "columns"}
-    options = {key: value for key, value in about.items() if key in names}
-    return Experiment(name, tables=tables, columns=TABLES[tables[0]]["columns"], **options)
+    options = {key: about[key] for key in ("seeds", "methods", "changes") if key in about}
+    return Experiment(name, about["title"], tables, TABLES[tables[0]]["columns"], **options)
 
 
 EXPERIMENTS = {name: _experiment(name, a) for name, a in (TABLES | PAPER["figures"]).items()}
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A row of a table and the runs behind it."""
 
     method: str
@@ -158,7 +139,7 @@ def choose(name: str | None, seeds: str = "", changes: Sequence[str] = ()) -> li
     except ValueError:
         raise InputError(f"seeds must be whole numbers such as 0,1,2, got {seeds!r}") from None
     return [
-        dataclasses.replace(e, seeds=numbers or e.seeds, overrides=tuple(changes))
+        e._replace(seeds=numbers or e.seeds, overrides=tuple(changes))
         for e in EXPERIMENTS.values()
         if name in (None, "all", e.name)
     ]
@@ -193,7 +174,7 @@ def _smoke_rows(table: dict[str, Any]) -> list[dict[str, Any]]:
     values = {}  # of smoke runs by axis and published value
     for axis in table["axes"]:
         low, high = (end(row[axis] for row in first) for end in (min, max))
-        small, large = SMOKE_VALUES.get(axis, (low, high))
+        small, large = AXES[axis].get("smoke", (low, high))
         values[axis] = {high: large} | {low: small}
     return [
         {"method": row["method"], "dataset": "scenes"} | {a: values[a][row[a]] for a in values}
@@ -205,11 +186,11 @@ def _smoke_rows(table: dict[str, Any]) -> list[dict[str, Any]]:
 def _recipe(experiment: Experiment, dataset: str, method: str, axes: dict[str, float]) -> Recipe:
     """The recipe of a row, with the values of its axes; on scenes that of a smoke run."""
     smoke, settings = dataset == "scenes", PAPER["settings"].get(dataset, {})
-    base, *changes = VARIANTS.get(method, (method,))
+    base, *changes = PAPER["variants"].get(method, (method,))
     fields = [
-        f"{AXIS_FIELDS[axis]}={value}"
+        f"{AXES[axis]['field']}={value}"
         for axis, value in axes.items()
-        if axis in AXIS_FIELDS and value != settings.get(axis)
+        if "field" in AXES[axis] and value != settings.get(axis)
     ]
     if smoke:
         changes = [*SMOKE, *changes, *fields, *["model.top_k=26"] * (method == "ncl-topk")]
@@ -247,7 +228,7 @@ def _fill_row(row: Row, columns: Sequence[str], entries: Entries) -> Row:
     if columns[0].startswith("background"):
         runs = [entry for entry in runs if value(entry, row, columns[0], "paper") is not None]
     published = {column: row.published[column] for column in columns}
-    return dataclasses.replace(row, runs=runs, published=published)
+    return row._replace(runs=runs, published=published)
 
 
 @cache
@@ -315,7 +296,7 @@ def text(lines: list[Row]) -> tuple[list[str], list[list[str]]]:
 
 def label(row: Row) -> str:
     """Method and values of the table's axes."""
-    axes = [f"{AXIS_NAMES.get(a, a)} {value:g}" for a, value in row.axes.items() if a != "layers"]
+    axes = [f"{AXES[a].get('name', a)} {value:g}" for a, value in row.axes.items() if a != "layers"]
     return ", ".join([METHODS[row.method], *axes])
 
 

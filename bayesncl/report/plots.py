@@ -5,9 +5,8 @@ No display is needed.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import get_data_path, rc_context
@@ -39,8 +38,7 @@ MAX_MARKERS = 50  # points of a curve with markers
 TILE, GAP = 64, 2  # pixels of an image on a sheet, and between images
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """Points of one color. Style "--" is for published values, ":" for sound measures."""
 
     color: int

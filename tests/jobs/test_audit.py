@@ -48,7 +48,7 @@ def test_neighbors_and_pairs_equal_a_loop() -> None:
         np.testing.assert_allclose(cosine[i], x[i] @ x[index[i]].T, atol=1e-5)
         np.testing.assert_allclose(cosine[i], x[i] @ x[order].T, atol=1e-5)
         pairs |= {(i, j): x[i] @ x[j] for j in range(i + 1, 40) if x[i] @ x[j] >= 0.8}
-    found = dict(module.near_pairs(cosine, index, 0.8))
+    found = module.near_pairs(cosine, index, 0.8)
     assert found.keys() == pairs.keys() and pairs
     np.testing.assert_allclose([found[p] for p in pairs], list(pairs.values()), atol=1e-5)
 
