@@ -4,9 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from bayesncl.cli.app import app
 from bayesncl.method.encoder import build_model
 from bayesncl.paper.cost import cost
 from bayesncl.recipes import change, named
@@ -57,17 +55,16 @@ def test_flops_of_a_step() -> None:
     assert large - products[1] == 2 * (small - products[0])
 
 
-def test_two_recipes_side_by_side_with_measured_times(tmp_path: Path) -> None:
+def test_two_recipes_side_by_side_with_measured_times(run) -> None:
     settings = "run.batch=8", "model.hidden=16", "model.dim=8", "views.size=16", "data.size=16"
     small = [word for setting in settings for word in ("--set", setting)]
-    out = tmp_path / "two.json"
-    words = ["cost", "scenes-ncl", "scenes-bayesncl", "--time", *small]
-    answer = CliRunner().invoke(app, [*words, "--device", "cpu", "--json", str(out)])
-    assert answer.exit_code == 0, answer.output
-    found = json.loads(out.read_text())
+    words = ("cost", "scenes-ncl", "scenes-bayesncl", "--time", *small, "--device", "cpu")
+    answer = run(*words, "--json", "two.json")
+    assert answer.status == 0, answer
+    found = json.loads(Path("two.json").read_text())
     assert set(found) == {"scenes-ncl", "scenes-bayesncl"}
     for name, row in found.items():
-        assert name in answer.output
+        assert name in answer.out
         step = row["seconds_per_step"]
         assert row["seconds_per_epoch"] == pytest.approx(step * (50_000 // 8))
         assert row["images_per_second"] == pytest.approx(8 / step)

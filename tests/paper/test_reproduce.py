@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
-from bayesncl.cli.app import app
 from bayesncl.data import load
 from bayesncl.paper import figures, ledger, measures, page, reproduce, tables
 from bayesncl.paper.tables import EXPERIMENTS, METHODS, choose, rows, runs
@@ -62,15 +60,14 @@ def test_runs_come_dataset_by_dataset_first_seeds_first_and_once() -> None:
         assert {ledger.identity(r) for r in runs(EXPERIMENTS[name])} <= main
 
 
-def test_other_seeds_and_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_seeds_and_changes(run) -> None:
     (experiment,) = choose("gate-lr", "4,7", ["run.epochs=3"])
     todo = runs(experiment)
     assert {(r.run.seed, r.run.epochs) for r in todo} == {(4, 3), (7, 3)}
     assert {r.gate.lr for r in todo} == {0.04, 0.1, 0.2, 0.4}
-    monkeypatch.chdir(tmp_path)
-    words = ["reproduce", "figure-suppressed", "--scale", "smoke", "--set", "run.epochs=1"]
-    answer = CliRunner().invoke(app, [*words, "--seeds", "3", "--keep-weights", "kept"])
-    assert answer.exit_code == 0, answer.output
+    words = ("reproduce", "figure-suppressed", "--scale", "smoke", "--set", "run.epochs=1")
+    answer = run(*words, "--seeds", "3", "--keep-weights", "kept")
+    assert answer.status == 0, answer
     assert not Path("results").exists(), "smoke runs stay out of the ledger"
     (found,) = ledger.read(Path("runs/smoke/results"))
     assert (found["seed"], found["epochs"]) == (3, 1)
@@ -223,23 +220,20 @@ def test_dynamics_are_averaged_over_runs() -> None:
 # the command
 
 
-def test_the_list_counts_runs_minutes_and_filled_cells(
-    tmp_path: Path, entry: dict[str, Any]
-) -> None:
+def test_the_list_counts_runs_minutes_and_filled_cells(run, entry: dict[str, Any]) -> None:
     recipe = named("cifar100-bayesncl")
     known = at_full_size(entry, recipe)
     known["checksum"] = ledger.checksum(known)
-    (tmp_path / ledger.file_name(recipe)).write_text(json.dumps(known))
-    result = CliRunner().invoke(app, ["reproduce", "--list", "--results", str(tmp_path)])
-    assert result.exit_code == 0
-    lines = {line.split()[0]: line.split() for line in result.output.splitlines() if line.strip()}
+    Path(ledger.file_name(recipe)).write_text(json.dumps(known))
+    out = run("reproduce", "--list", "--results", ".").out
+    lines = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
     assert set(EXPERIMENTS) <= set(lines)
     assert lines["prior"][-3:] == ["9", "0", "45"]  # nine at five minutes: one lacks the probe
     assert lines["figure-suppressed"][-3:] == ["3", "1", "30"]  # 5 and 25 minutes
     assert lines["resnet50"][-3:] == ["3", "0", "170"]
     filled = tables.count_filled(ledger.by_setting([known]))[0]
     last = f"{filled} of 749 published numbers have a run beside them"
-    assert result.output.splitlines()[-1] == last
+    assert out.splitlines()[-1] == last
 
 
 def test_a_dry_run_writes_nothing(
@@ -253,11 +247,10 @@ def test_a_dry_run_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_data_the_ledger_is_shown_and_the_page_written(tmp_path: Path) -> None:
-    words = ["reproduce", "batch-tradeoff", "--results", str(tmp_path / "r")]
-    result = CliRunner().invoke(app, [*words, "--pages", str(tmp_path / "p")])
-    assert result.exit_code == 0
-    assert "5.801 T" in result.output
-    assert "2 runs are missing" in result.output + result.stderr
-    assert (tmp_path / "p" / "results.md").exists()
-    assert not (tmp_path / "r").exists()
+def test_without_data_the_ledger_is_shown_and_the_page_written(run) -> None:
+    answer = run("reproduce", "batch-tradeoff", "--results", "r", "--pages", "p")
+    assert answer.status == 0
+    assert "5.801 T" in answer.out
+    assert "2 runs are missing" in answer.err
+    assert Path("p/results.md").exists()
+    assert not Path("r").exists()

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
-from bayesncl.cli.app import app
 from bayesncl.data import load
 from bayesncl.measure.result import Result
 from bayesncl.paper import ledger, measures, reproduce
@@ -20,6 +18,7 @@ from bayesncl.progress import Display
 from bayesncl.recipes import Recipe, named
 from bayesncl.training.loop import Interrupted
 from bayesncl.training.run_folder import RunFolder
+from tests.commands import call
 
 from .conftest import smoke
 
@@ -182,14 +181,11 @@ def test_a_finished_run_gets_its_measures_later(
     probe = {"acc1": 61.0, "acc5": 88.0}
     monkeypatch.setattr(measures, "run_published_probe", lambda *_, **__: probe)
     before, folder = recorded.read_bytes(), str(tmp_path / "models" / recorded.stem)
-
-    def call(*words: str) -> int:
-        return CliRunner().invoke(app, [*words, "--quiet", "--device", "cpu"]).exit_code
-
-    record = ("record", folder, "--results", str(recorded.parent))
+    words = ("--quiet", "--device", "cpu")
+    record = ("record", folder, *words, "--results", recorded.parent)
     assert call(*record) == 0
     assert recorded.read_bytes() == before  # nothing to add
-    assert call(*record, "--paper-probe", "--background", str(waterbirds)) == 0
+    assert call(*record, "--paper-probe", "--background", waterbirds) == 0
     entry = ledger.read_entry(recorded)
     assert entry["measures"]["probe"]["paper"] == probe
     background = entry["extra"]["waterbirds_like"]
@@ -197,11 +193,11 @@ def test_a_finished_run_gets_its_measures_later(
     assert background["h"]["acc1"] > 90  # color alone tells the background
     assert set(background["gated"]) == {"acc1", "acc1_spread", "acc1_chance"}
     assert set(entry["added"]) == {"probe.paper", "extra.waterbirds_like"}
-    assert call("evaluate", folder, "--paper-probe", "--background", str(waterbirds)) == 0
+    assert call("evaluate", folder, *words, "--paper-probe", "--background", waterbirds) == 0
     result = Result.from_json((Path(folder) / "evaluation.json").read_text())
     assert (result.probe["paper"], result.background) == (probe, background)
     fresh = tmp_path / "fresh"  # the evaluation brings its probe into a new entry
-    assert call("record", folder, "--results", str(fresh)) == 0
+    assert call("record", folder, *words, "--results", fresh) == 0
     assert ledger.read(fresh)[0]["measures"]["probe"]["paper"] == probe
 
 
