@@ -190,8 +190,7 @@ def load_findings(folder: CodesFolder, rows: Rows, root: str | None) -> JobPage 
     tree, index = folder.load_result("audit"), rows.index
     if tree is None:
         return None
-    with as_input_error(f"{folder}/audit.json is damaged", Exception):
-        found = [Finding(*finding) for finding in tree["findings"]]
+    found = [Finding(*finding) for finding in tree["findings"]]
     by_kind = {kind: [f for f in found if f.kind == kind and f.image in index] for kind in KINDS}
     shown = [f for some in by_kind.values() for f in some[:FINDINGS_PER_KIND]]
     classes = list(rows.class_names or ())
@@ -208,14 +207,11 @@ def load_new(folder: CodesFolder) -> JobPage | None:
     tree = folder.load_result("compare")
     if tree is None:
         return None
-    with as_input_error(f"{folder}/compare.json is damaged", TypeError, ValueError, LookupError):
-        base, width = folder.place(tree["source"]), folder.codes("cpu").n_components_
-        paths = {name: base / (safe_name(name) or "\0") for name, _, _ in tree["images"]}
-        there = [name for name, _, size in tree["images"] if file_stat(paths[name])[0] == size]
-        images = [(str(name), float(score)) for name, score, _ in tree["images"]]
-        changes = [(range(width)[int(k)], float(a), float(b)) for k, a, b in tree["changes"]]
-        plain = {"headline": str(tree["headline"]), "images": images, "changes": changes}
-    return plain, Photos([paths[name] for name in there], names=tuple(there))
+    base = folder.place(tree.pop("source"))
+    paths = {name: base / (safe_name(name) or "\0") for name, _, _ in tree["images"]}
+    there = [name for name, _, size in tree["images"] if file_stat(paths[name])[0] == size]
+    images = [(name, score) for name, score, _ in tree["images"]]
+    return tree | {"images": images}, Photos([paths[name] for name in there], names=tuple(there))
 
 
 def describe_codes(

@@ -14,14 +14,12 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from bayesncl.errors import InputError
 from bayesncl.inputs import guard_cell
 from bayesncl.io import write_atomic
 from bayesncl.measure import verdict
 from bayesncl.measure.registry import at_kept, find
 from bayesncl.measure.result import Result, leaves
 
-KINDS = ("table", "csv", "markdown")
 WIDTH = 100  # columns of a table that is not printed to a terminal
 Row = Sequence[str]
 
@@ -135,8 +133,6 @@ def format_table(
         rule = ["---" if i < left else "---:" for i in range(len(header))]
         lines = [[cell.replace("|", "\\|") for cell in row] for row in (header, rule, *rows)]
         return "".join("| " + " | ".join(line) + " |\n" for line in lines)
-    if kind != "table":
-        raise InputError(f"unknown kind of table {kind!r}; expected one of {', '.join(KINDS)}")
     table = Table(box=None, pad_edge=False)
     for i, name in enumerate(header):
         table.add_column(name, justify="left" if i < left else "right", no_wrap=i != 1)
