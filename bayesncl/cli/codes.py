@@ -303,14 +303,12 @@ def names(
         for line in naming.add_from_codes(folder, CodesFolder(old)):
             display.note(line)
     if from_labels:
-        naming.add_suggestions(folder, naming.suggest_from_labels(folder), "labels")
+        naming.suggest_from_labels(folder)
     sources = {}
     if words is not None and vectors is not None:
         sources["words"] = naming.read_words(words, vectors)
     if from_classifier:
         sources["classifier"] = read_classifier(folder.encoder_request(), display.note)
     for source, given in sources.items():
-        found, least = naming.suggest_from_words(folder, *given)
-        naming.add_suggestions(folder, found, source)
-        display.note(f"{len(found)} dimensions have a word with a cosine of {least:.2f} or more")
+        display.note(naming.suggest_from_words(folder, source, *given))
     display.show("\n".join(printable(line, 200) for line in naming.describe(folder.names())))

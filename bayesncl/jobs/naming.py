@@ -21,8 +21,6 @@ from bayesncl.measure.topk import strongest_images
 MAX_ROWS = 50_000  # rows that names are found on, spread evenly
 CONTROL_FACTOR = 3.0  # a word must score this many times the best of shuffled vectors
 
-Suggestion = tuple[int, str, float]  # dimension, name, score
-
 
 def name_by_labels(z: np.ndarray, labels: np.ndarray) -> list[tuple[int, int, float]]:
     """Each readable dimension, the class most of its 10 strongest images share, and their share."""
@@ -54,20 +52,20 @@ def name_by_words(
     return cosine.argmax(1), cosine.max(1), CONTROL_FACTOR * control
 
 
-def suggest_from_labels(folder: CodesFolder) -> list[Suggestion]:
-    """Names of the readable dimensions by the classes of the fitted rows."""
+def suggest_from_labels(folder: CodesFolder) -> None:
+    """Name the readable dimensions by the classes of the fitted rows."""
     rows = folder.rows()
     if rows.labels is None or rows.class_names is None:
         raise InputError(f"{folder} has no labels: fit with class subfolders or --labels")
     z, _, chosen = _codes_and_rows(folder)
-    words = names.clean_names(list(rows.class_names))
-    return [(k, words[c], share) for k, c, share in name_by_labels(z, rows.labels[chosen])]
+    words, found = names.clean_names(list(rows.class_names)), name_by_labels(z, rows.labels[chosen])
+    add_suggestions(folder, [(k, words[c], share) for k, c, share in found], "labels")
 
 
 def suggest_from_words(
-    folder: CodesFolder, words: list[str], vectors: np.ndarray
-) -> tuple[list[Suggestion], float]:
-    """Names of the dimensions that a word fits, and the least cosine required."""
+    folder: CodesFolder, source: str, words: list[str], vectors: np.ndarray
+) -> str:
+    """Name the dimensions that a word fits; returns how many and the least cosine, as text."""
     z, x, _ = _codes_and_rows(folder)
     if vectors.shape != (len(words), x.shape[1]):
         wanted = f"{len(words)} words of {x.shape[1]} numbers"
@@ -75,8 +73,9 @@ def suggest_from_words(
     if not np.isfinite(vectors).all():
         raise InputError("vectors contain NaN or infinity")
     best, cosine, least = name_by_words(directions(z, x), vectors.astype(np.float64))
-    kept = np.flatnonzero(cosine >= least)
-    return [(int(k), words[best[k]], float(cosine[k])) for k in kept], least
+    kept = np.flatnonzero(cosine >= least).tolist()
+    add_suggestions(folder, [(k, words[best[k]], float(cosine[k])) for k in kept], source)
+    return f"{len(kept)} dimensions have a word with a cosine of {least:.2f} or more"
 
 
 def read_words(words: Path, vectors: Path) -> tuple[list[str], np.ndarray]:
@@ -114,8 +113,10 @@ def describe(named: Annotations) -> list[str]:
     return lines or ["no dimension has a name"]
 
 
-def add_suggestions(folder: CodesFolder, found: list[Suggestion], source: str) -> None:
-    """Replace the suggestions from one source in names.json; names by people stay."""
+def add_suggestions(
+    folder: CodesFolder, found: list[tuple[int, str, float]], source: str
+) -> None:
+    """Replace the names (dimension, name, score) from one source; names by people stay."""
     author, time = f"{SUGGESTED}{source}", datetime.now(UTC).isoformat(timespec="seconds")
     own = folder.names()
     for k, entries in own.dimensions.items():
