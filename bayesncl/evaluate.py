@@ -11,7 +11,7 @@ import torch
 
 from bayesncl import inputs
 from bayesncl.codes.folder import CodesFolder, Rows
-from bayesncl.codes.heat import N_CHECKED, find_layer, heatmaps_of_run, masking_drop
+from bayesncl.codes.heat import N_CHECKED, heatmaps_of_run, masking_drop
 from bayesncl.codes.judge import judged_rows, judging_data
 from bayesncl.data import DATASETS
 from bayesncl.data import load as load_split
@@ -351,9 +351,8 @@ def evaluate(
         active = sound.z > 0
         where_active = float(sound.open[active].mean()) if active.any() else None
         result.gates = {"open": float(sound.open.mean()), "open_where_active": where_active}
-    heat_model, some = heatmaps_of_run(model), test.pixels[spread_evenly(len(test), N_CHECKED)]
-    if (layer := find_layer(heat_model, some)) is not None:
-        drop = masking_drop(heat_model, some, layer)
+    some = test.pixels[spread_evenly(len(test), N_CHECKED)]
+    if (drop := masking_drop(heatmaps_of_run(model), some)) is not None:
         result.heat, result.chance["heat"] = dict(drop), {"hottest": drop["random"]}
     for name, branch in (extra(model, train, test, seen, sound) if extra else {}).items():
         setattr(result, name, (result.probe or {}) | branch if name == "probe" else branch)

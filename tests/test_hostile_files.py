@@ -16,17 +16,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bayesncl import ReadableCodes
 from bayesncl.atlas.quiz import join_quizzes, render_quiz
-from bayesncl.codes import storage
 from bayesncl.codes.names import find_names, read_names, write_names
 from bayesncl.errors import InputError
-from bayesncl.io import digest, tensor_bytes
+from bayesncl.io import digest, read_tensors, tensor_bytes
 from bayesncl.method.encoder import Encoder, build_model
 from bayesncl.method.heads import HEADS
 from bayesncl.recipes import PARTS, recipe_from_json
@@ -136,10 +134,11 @@ def good_codes(method: str) -> ReadableCodes:
 
 def forge_codes(folder: Path, draw: Draw) -> None:
     codes = good_codes(draw(st.sampled_from(sorted(HEADS))))
-    raw, config = storage.pack(codes)
-    tensors = bend_tensors(safetensors.torch.load(raw), draw)
-    metadata = {"config": config, "sha256": digest(tensors, config)}
-    path = folder / storage.WEIGHTS
+    path = folder / "codes.safetensors"
+    codes.save(path)
+    saved, metadata = read_tensors(path)
+    tensors = bend_tensors(saved, draw)
+    metadata["sha256"] = digest(tensors, metadata["config"])
     path.write_bytes(damage(tensor_bytes(tensors, metadata), draw))
     loaded = ReadableCodes.load(path)
     z = loaded.transform(np.zeros((2, loaded.n_features_in_)))

@@ -45,9 +45,17 @@ def embed_images(
     sparse = out.name.endswith((SPARSEVEC, POINTS))
     if long and (sparse or out.suffix in ("", ".npz")):
         raise InputError(f"{out}: --long writes a .csv or a .parquet")
-    dim = model.codes.n_components_ if isinstance(model, PhotoCodes) else model.head.dim
+    if isinstance(model, PhotoCodes):
+        dim, columns = model.codes.n_components_, model.codes.names_
+    else:
+        dim, columns = model.head.dim, None
     check_n_active(n_active, dim)
-    columns = column_names(model, names, dim)
+    if names is not None:
+        if isinstance(model, PhotoCodes):
+            own = model.folder.fingerprint()
+        else:
+            own = digest(model.state_dict())[:FINGERPRINT_DIGITS]
+        columns = find_names(read_names(names), own, dim).columns(dim)
     if isinstance(model, PhotoCodes):
         if (long or sparse) and n_active is None and model.codes.n_active is None:
             n_active = min(LONG_ACTIVE, dim)
@@ -55,21 +63,16 @@ def embed_images(
     elif source is None:
         raise InputError("a trained run needs images to embed")
     else:
-        table = _run_features(model, source, n_active, gated, progress)
+        entries, others = find_entries(source)
+        data = replace(model.recipe.data, root=str(source), strict=source.is_file())
+        images = read_images(entries, data, progress, others=others)
+        found = extract(model, images, "sound", progress=progress)
+        z = keep_strongest(torch.from_numpy(found.gated if gated else found.z), n_active).numpy()
+        assert images.names is not None
+        table = Table(z, images.names, folder_classes(images.names, source))
     if distributed.rank() == 0:
         write_features(out, replace(table, columns=columns), long)
     return len(table.z), dim
-
-
-def column_names(model: Encoder | PhotoCodes, path: Path | None, dim: int) -> list[str] | None:
-    """Names of the dimensions of this model, from a names.json or from the folder of codes."""
-    if path is None:
-        return getattr(model.codes, "names_", None) if isinstance(model, PhotoCodes) else None
-    if isinstance(model, PhotoCodes):
-        fingerprint = model.folder.fingerprint()
-    else:
-        fingerprint = digest(model.state_dict())[:FINGERPRINT_DIGITS]
-    return find_names(read_names(path), fingerprint, dim).columns(dim)
 
 
 def codes_of(
@@ -80,9 +83,9 @@ def codes_of(
     labels: Sequence[str] | None
     index = None
     if source is None:
-        rows, x = model.folder.rows(), model.folder.embeddings()
+        fitted, x = model.folder.rows(), model.folder.embeddings()
         index = np.arange(len(x))
-        names, labels = rows.names, rows.texts()
+        names, labels = fitted.names, fitted.texts()
     elif source.suffix.lower() in ENDINGS and source.is_file():
         x, own, given = read_embeddings(source)
         x = as_features(x)
@@ -91,43 +94,25 @@ def codes_of(
         names = tuple(map(str, range(len(x)) if own is None else own))
         labels = None if given is None else [str(label) for label in given]
     else:
-        x, names = _embed_photos(model, source, progress)
+        entries, others = find_entries(source)
+        parts: list[np.ndarray] = []
+        failures: list[str | None] = []
+        for rows, reasons in model.encoder.embed_files(entries):
+            parts.append(rows)
+            failures += reasons
+            if progress:
+                progress(len(failures), len(entries), "embedding images")
+        bad = [f"{printable(e.name)} ({why})" for e, why in zip(entries, failures) if why]
+        if len(bad) == len(entries):
+            raise InputError(f"{source}: none of {len(entries)} images can be used: {bad[0]}")
+        if skipped := [*bad, *map(printable, others)]:
+            warnings.warn(f"{len(skipped):,} files skipped, e.g. {skipped[0]}", stacklevel=2)
+        x = np.concatenate(parts)
+        names = tuple(e.name for e, why in zip(entries, failures) if why is None)
         labels = folder_classes(names, source)
     score = model.novelty(x, index).astype(np.float32)
     shown = [printable(name, PATH_LENGTH) for name in names]
     return Table(model.transform(x, n_active), shown, labels, novelty=score)
-
-
-def _embed_photos(
-    model: PhotoCodes, source: Path, progress: Progress | None
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Embeddings and names of the images at a path that can be used."""
-    entries, others = find_entries(source)
-    parts: list[np.ndarray] = []
-    reasons: list[str | None] = []
-    for rows, why in model.encoder.embed_files(entries):
-        parts.append(rows)
-        reasons += why
-        if progress:
-            progress(len(reasons), len(entries), "embedding images")
-    bad = [f"{printable(e.name)} ({why})" for e, why in zip(entries, reasons) if why is not None]
-    if len(bad) == len(entries):
-        raise InputError(f"{source}: none of {len(entries)} images can be used: {bad[0]}")
-    if skipped := [*bad, *map(printable, others)]:
-        warnings.warn(f"{len(skipped):,} files skipped, e.g. {skipped[0]}", stacklevel=2)
-    return np.concatenate(parts), tuple(e.name for e, why in zip(entries, reasons) if why is None)
-
-
-def _run_features(
-    model: Encoder, source: Path, n_active: int | None, gated: bool, progress: Progress | None
-) -> Table:
-    entries, others = find_entries(source)
-    data = replace(model.recipe.data, root=str(source), strict=source.is_file())
-    images = read_images(entries, data, progress, others=others)
-    found = extract(model, images, "sound", progress=progress)
-    z = keep_strongest(torch.from_numpy(found.gated if gated else found.z), n_active).numpy()
-    assert images.names is not None
-    return Table(z, images.names, folder_classes(images.names, source))
 
 
 def find_entries(source: Path) -> tuple[list[Entry], list[str]]:

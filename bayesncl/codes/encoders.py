@@ -9,7 +9,6 @@ import difflib
 import importlib
 import itertools
 import json
-import math
 import operator
 import os
 import sys
@@ -115,8 +114,9 @@ class PhotoEncoder:
 
     `request` opens the same encoder again; its paths are absolute. `view` prepares images, unless
     `transform` (PIL image to float [3, H, W]) does. `compute` takes pixels [n, 3, S, S] to what
-    `pool` takes; it is the `network` if it is a torch module. `features` is the length F of an
-    embedding, `signature` the view and what becomes of two fixed images; see `same_signature`.
+    `pool` takes. `network` is `compute` if that is a torch module without a `transform`. `features`
+    is the length F of an embedding, `signature` the view and what becomes of two fixed images; see
+    `same_signature`.
     """
 
     def __init__(
@@ -125,9 +125,9 @@ class PhotoEncoder:
     ) -> None:  # fmt: skip
         self.request = replace(request, mirror=view.mirror)
         self.view, self.compute, self.device, self.transform = view, compute, device, transform
-        self.network = compute if isinstance(compute, nn.Module) else None
-        if self.network is not None:
-            self.network.eval().requires_grad_(False).to(device)
+        if isinstance(compute, nn.Module):
+            compute.eval().requires_grad_(False).to(device)
+        self.network = compute if isinstance(compute, nn.Module) and transform is None else None
         self.features = 0
         with as_input_error(f"encoder {self.name} cannot prepare an image", Exception):
             probes = np.stack([self.prepare(image) for image in probe_images()])
@@ -147,9 +147,12 @@ class PhotoEncoder:
     @property
     def name(self) -> str:
         """Short name for messages: without the folders of a path."""
-        spec = self.request.spec
-        is_path = os.sep in spec and not spec.startswith("timm:")
-        return printable(Path(spec).name if is_path else spec)
+        return printable(self.request.spec.rpartition(os.sep)[2])
+
+    def describe(self) -> str:
+        """The encoder in a few words."""
+        mirrored = ", averaged with mirror images" if self.view.mirror else ""
+        return f"encoder {self.name}, {self.features:,} numbers per image{mirrored}"
 
     def prepare(self, image: Image.Image) -> np.ndarray:
         """Input of `embed` from an RGB image: uint8 [3, S, S], or float32 by `transform`."""
@@ -237,8 +240,14 @@ def open_encoder(
 
     `request.spec` is ``timm:NAME`` or a plain timm name, a path that ends in .onnx,
     ``MODULE:FUNCTION`` (a function without arguments that returns a torch module), or the folder
-    or model file of a finished run. `notify` gets a line before anything that takes long.
+    or model file of a finished run; without a name it is the default. `notify` gets a line before
+    anything that takes long.
     """
+    if not request.spec:
+        missing = "photos need an encoder: pip install timm for the default, or --encoder "
+        import_extra("timm", f"{missing}FILE.onnx, MODULE:FUNCTION or RUN")
+        notify(f"encoder {DEFAULT} ({ABOUT_DEFAULT}); --encoder selects another")
+        request = replace(request, spec=DEFAULT)
     kind = find_kind(request.spec)
     if request.weights is not None and kind not in ("timm", "module"):
         raise InputError(f"--weights does not apply to --encoder {request.spec}")
@@ -257,27 +266,17 @@ def find_kind(spec: str) -> str:
     return "module" if ":" in spec else "timm"
 
 
-def default_request(notify: Notify) -> Request:
-    """The encoder used when none is named."""
-    others = "--encoder FILE.onnx, MODULE:FUNCTION or RUN"
-    import_extra("timm", f"photos need an encoder: pip install timm for the default, or {others}")
-    notify(f"encoder {DEFAULT} ({ABOUT_DEFAULT}); --encoder selects another")
-    return Request(DEFAULT)
-
-
 def open_timm(request: Request, device: torch.device | str, notify: Notify) -> PhotoEncoder:
     """A timm model without its classifier."""
     network, request = create_timm(request, notify, num_classes=0)
-    name = request.spec.removeprefix("timm:")
     config = {k: v for k, v in getattr(network, "pretrained_cfg", {}).items() if v is not None}
     channels, height, width = config.get("input_size", (3, 224, 224))
     if channels != 3 or height != width:
         size = f"{channels} x {height} x {width}"
-        raise InputError(f"timm model {name} takes {size}, expected 3 colors and a square")
-    resize = max(height, math.floor(height / config.get("crop_pct", 0.875)))
-    resample = RESAMPLE.get(config.get("interpolation", "bicubic"), BICUBIC)
-    mean, std = config.get("mean", IMAGENET_MEAN), config.get("std", IMAGENET_STD)
-    own = View(resize, height, resample, mean, std)
+        raise InputError(f"{request.spec} takes {size}, expected 3 colors and a square")
+    resize = max(height, int(height / config.get("crop_pct", 0.875)))
+    given = {name: config[name] for name in ("interpolation", "mean", "std") if name in config}
+    own = make_view(height, resize=resize, **given)
     return PhotoEncoder(request, request.view(own), network, device)
 
 
@@ -345,14 +344,8 @@ def open_onnx(request: Request, device: torch.device | str, notify: Notify) -> P
         raise InputError(f"--encoder {request.spec}: no such file")
     missing = f"--encoder {request.spec} needs onnxruntime: pip install onnxruntime"
     onnxruntime = import_extra("onnxruntime", missing)
-    wanted = {"CPUExecutionProvider"}
-    if torch.device(device).type == "cuda":
-        wanted.add("CUDAExecutionProvider")
-    providers = [name for name in onnxruntime.get_available_providers() if name in wanted]
     with as_input_error(f"{path}: onnxruntime cannot read it", Exception):
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+        session = open_session(onnxruntime, path, device)
         saved = json.loads(session.get_modelmeta().custom_metadata_map.get(METADATA_KEY, "{}"))
         own = View(**saved) if saved else None
     source, *more = session.get_inputs()
@@ -383,6 +376,17 @@ def open_onnx(request: Request, device: torch.device | str, notify: Notify) -> P
     return PhotoEncoder(request, request.view(own), compute)
 
 
+def open_session(onnxruntime: Any, path: Path, device: torch.device | str = "cpu") -> Any:
+    """A session of onnxruntime that prints nothing."""
+    wanted = ["CPUExecutionProvider"]
+    if torch.device(device).type == "cuda":
+        wanted.insert(0, "CUDAExecutionProvider")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    providers = [name for name in wanted if name in onnxruntime.get_available_providers()]
+    return onnxruntime.InferenceSession(str(path), options, providers=providers)
+
+
 def open_module(request: Request, device: torch.device | str, notify: Notify) -> PhotoEncoder:
     """The torch module that a function of a Python module returns.
 
@@ -408,7 +412,7 @@ def open_module(request: Request, device: torch.device | str, notify: Notify) ->
         view = View(mirror=bool(request.mirror))
         return PhotoEncoder(request, view, network, device, preprocess)
     with as_input_error(f"--encoder {request.spec}: invalid preprocess", Exception):
-        own = read_view(preprocess)
+        own = make_view(**preprocess)
     return PhotoEncoder(request, request.view(own), network, device)
 
 
@@ -430,15 +434,9 @@ def view_of(model: Encoder) -> View:
     return View(data.size, views.size, BICUBIC, data.mean, data.std, mirror=views.flip > 0)
 
 
-def read_view(options: Mapping[str, Any]) -> View:
-    """A view from a dict with any of size, resize, mean, std and interpolation."""
-    given = {"size": 224, "interpolation": "bicubic", **options}
-    name, view = given.pop("interpolation"), View().at_size(int(given.pop("size")))
-    if name not in RESAMPLE:
-        raise InputError(f"unknown interpolation {name!r}, expected {', '.join(RESAMPLE)}")
-    if unknown := given.keys() - {"resize", "mean", "std"}:
-        raise InputError(f"unknown keys {sorted(unknown)}")
-    return replace(view, resample=RESAMPLE[name], **given)
+def make_view(size: int = 224, interpolation: str = "bicubic", **given: Any) -> View:
+    """A view at a size, by default with ImageNet's margin, mean and std."""
+    return replace(View().at_size(int(size)), resample=RESAMPLE[interpolation], **given)
 
 
 def load_weights(network: nn.Module, request: Request) -> Request:

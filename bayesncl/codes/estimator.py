@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import scipy.sparse
@@ -23,7 +23,6 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from bayesncl.codes import storage
 from bayesncl.codes.factors import MAX_ROWS, find_axes
 from bayesncl.codes.preprocess import (
     Moments,
@@ -35,9 +34,16 @@ from bayesncl.codes.preprocess import (
 )
 from bayesncl.data.images import Progress, spread_evenly
 from bayesncl.device import find_device
-from bayesncl.errors import InputError, as_input_error
+from bayesncl.errors import InputError, as_input_error, import_extra
 from bayesncl.inputs import as_numpy
-from bayesncl.io import check_output_file, digest, write_atomic, write_saved
+from bayesncl.io import (
+    check_output_file,
+    digest,
+    read_tensors,
+    tensor_bytes,
+    write_atomic,
+    write_saved,
+)
 from bayesncl.measure.neighbors import nearest
 from bayesncl.method.gates import top_k_mask
 from bayesncl.method.heads import HEADS, Factors, Features, Head
@@ -46,6 +52,9 @@ from bayesncl.method.losses import check_n_active, keep_strongest
 from bayesncl.method.rng import epoch_order, make_key, uniform
 from bayesncl.progress import Display
 
+FORMAT = "bayesncl-codes-2"
+WEIGHTS, CONFIG = "model.safetensors", "config.json"  # on the Hugging Face hub
+FITTED = ("n_components_", "n_features_in_", "n_iter_", "loss_", "recall_", "interrupted_")
 LEARNING_RATE, WEIGHT_DECAY, WARMUP_STEPS, EPOCHS = 2e-3, 1e-4, 50, 12
 INIT_ROWS = 8192  # rows from which a head is initialized
 ROWS_PER_BLOCK = {"cpu": 256, "cuda": 8192}  # rows transformed at a time
@@ -374,35 +383,87 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         codes: ReadableCodes = copy.copy(self).set_params(sparse_output=False, **options)
         return codes
 
+    def dense(self, X: Any) -> np.ndarray:
+        """Codes [M, D] of X with all dimensions, whatever `n_active` is."""
+        z: np.ndarray = self.with_options(n_active=None, unit_norm=True).transform(X)
+        return z
+
     def save(self, path: Path | str) -> None:
         """Write a safetensors file with the options and a checksum in its metadata."""
-        check_is_fitted(self, "head_")
+        data = self._pack()[0]
         check_output_file(Path(path))
-        write_atomic(path, storage.pack(self)[0])
-
-    @classmethod
-    def load(cls, path: Path | str, device: str = "auto") -> ReadableCodes:
-        """Read a file that `save` wrote. Nothing is unpickled; a damaged file is refused."""
-        return storage.load(cls, Path(path)).set_params(device=device)
+        write_atomic(path, data)
 
     def save_pretrained(self, folder: Path | str) -> None:
         """Write config.json and model.safetensors, the layout of the Hugging Face hub."""
-        check_is_fitted(self, "head_")
-        weights, config = storage.pack(self)
+        weights, config = self._pack()
         with as_input_error(f"cannot write to {folder}"):
             Path(folder).mkdir(parents=True, exist_ok=True)
-        write_atomic(Path(folder, storage.WEIGHTS), weights)
-        write_atomic(Path(folder, storage.CONFIG), json.dumps(json.loads(config), indent=2) + "\n")
+        write_atomic(Path(folder, WEIGHTS), weights)
+        write_atomic(Path(folder, CONFIG), json.dumps(json.loads(config), indent=2) + "\n")
+
+    def _pack(self) -> tuple[bytes, str]:
+        """The bytes of a file, and the configuration in it as JSON."""
+        check_is_fitted(self, "head_")
+        params = self.get_params(deep=False) | {"method": self.method_}  # may differ
+        del params["device"]
+        params = {name: int(v) if isinstance(v, np.integer) else v for name, v in params.items()}
+        if not isinstance(params["random_state"], int):
+            params["random_state"] = None
+        fitted = {name: getattr(self, name) for name in FITTED}
+        config: dict[str, Any] = {"format": FORMAT, "params": params, "fitted": fitted}
+        if hasattr(self, "feature_names_in_"):
+            config["feature_names"] = [str(name) for name in self.feature_names_in_]
+        text = json.dumps(config, sort_keys=True)
+        tensors = {f"head.{name}": t for name, t in self.head_.state_dict().items()}
+        tensors |= self.moments_._asdict()
+        return tensor_bytes(tensors, {"config": text, "sha256": digest(tensors, text)}), text
 
     @classmethod
-    def from_pretrained(cls, name: Path | str, device: str = "auto") -> ReadableCodes:
+    def load(cls, path: Path | str, device: str = "auto") -> Self:
+        """Read a file that `save` wrote. Nothing is unpickled; a damaged file is refused."""
+        tensors, metadata = read_tensors(Path(path))
+        text = metadata.get("config", "")
+        if FORMAT not in text:
+            raise InputError(f"{path} is not a file of readable codes of this version ({FORMAT})")
+        if digest(tensors, text) != metadata.get("sha256"):
+            raise InputError(f"{path} is damaged: its checksum does not match")
+        if bad := [name for name, t in tensors.items() if not bool(t.isfinite().all())]:
+            raise InputError(f"{path} cannot be used: {bad[0]} contains NaN or infinity")
+        with as_input_error(f"{path} is not a file of readable codes", Exception):
+            config = json.loads(text)
+            codes = cls(**config["params"], device=device)
+            codes.check_options()
+            vars(codes).update({name: config["fitted"][name] for name in FITTED})
+            if "feature_names" in config:
+                codes.feature_names_in_ = np.array(config["feature_names"], dtype=object)
+            mean, scale = (tensors.pop(name).double() for name in Moments._fields)
+            if not mean.shape == scale.shape == (codes.n_features_in_,):
+                raise ValueError("mean or scale has the wrong length")
+            codes.moments_ = Moments(mean, scale)
+            with torch.device("meta"):  # load_state_dict compares shapes before it allocates
+                head = HEADS[codes.method](codes.moments_.width, codes.n_components_)
+            weights = {name.removeprefix("head."): t for name, t in tensors.items()}
+            head.load_state_dict(weights, assign=True)
+            codes.head_ = head.float().eval().requires_grad_(True)
+            codes.method_, codes.names_ = codes.method, None
+        return codes
+
+    @classmethod
+    def from_pretrained(cls, name: Path | str, device: str = "auto") -> Self:
         """Read a folder that `save_pretrained` wrote, or a repository of the Hugging Face hub."""
-        return cls.load(storage.find_folder(name) / storage.WEIGHTS, device)
+        if not Path(name).is_dir():
+            hint = "to load from the Hugging Face hub: pip install huggingface_hub"
+            hub = import_extra("huggingface_hub", f"{name}: no such folder; {hint}")
+            # network, permission, name: the library raises many types
+            with as_input_error(f"{name}: no such folder, and not on the hub", Exception):
+                name = hub.snapshot_download(str(name), allow_patterns=[WEIGHTS, CONFIG])
+        return cls.load(Path(name, WEIGHTS), device)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Names of the dimensions: the given ones, else z0, z1, ... as in the tables of `embed`."""
         count = len(super().get_feature_names_out(input_features))  # checks the arguments
-        names = getattr(self, "names_", None) or [f"z{k}" for k in range(count)]
+        names = self.names_ or [f"z{k}" for k in range(count)]
         return np.asarray(names, dtype=object)
 
     @property

@@ -15,11 +15,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayesncl.codes.encoders import METADATA_KEY, View, pool, view_of
+from bayesncl.codes.encoders import METADATA_KEY, View, open_session, pool, view_of
 from bayesncl.codes.estimator import ReadableCodes
 from bayesncl.codes.open import PhotoCodes
 from bayesncl.codes.preprocess import prepare
@@ -38,7 +37,7 @@ class RunGraph(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         found = self.model((images - self.model.mean) / self.model.std)
         return found.h, found.gated
 
@@ -50,23 +49,23 @@ class CodesGraph(nn.Module):
         super().__init__()
         self.codes, self.head = codes, codes.head_
 
-    def forward(self, embeddings: Tensor) -> Tensor:
-        return self.codes.select_active(self.head(prepare(embeddings, self.codes.moments_)))
+    def forward(self, embeddings: Tensor) -> tuple[Tensor, ...]:
+        return (self.codes.select_active(self.head(prepare(embeddings, self.codes.moments_))),)
 
 
-class PhotoGraph(nn.Module):
+class PhotoGraph(CodesGraph):
     """An encoder and fitted codes, from pixels in [0, 1]."""
 
-    def __init__(self, network: nn.Module, view: View, codes: CodesGraph) -> None:
-        super().__init__()
-        self.network, self.codes, self.view = network, codes, view
+    def __init__(self, codes: ReadableCodes, network: nn.Module, view: View) -> None:
+        super().__init__(codes)
+        self.network, self.view = network, view
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         x = self.view.normalize(images)
         h = pool(self.network(x))
         if self.view.mirror:
             h = (h + pool(self.network(x.flip(3)))) / 2
-        return h, self.codes(h)
+        return h, *super().forward(h)
 
 
 def export(
@@ -84,7 +83,9 @@ def export(
     _, onnx, onnxruntime = (  # torch's exporter needs onnxscript
         import_extra(name, missing) for name in ("onnxscript", "onnx", "onnxruntime")
     )
-    graph, example, view = build_graph(model, head)
+    graph, shape, view = build_graph(model, head)
+    generator = torch.Generator().manual_seed(0)
+    example = torch.rand(max(BATCH_SIZES), *shape, generator=generator)
     source, outputs = ("embeddings", ["codes"]) if view is None else ("images", ["h", "codes"])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
@@ -93,34 +94,34 @@ def export(
             saved = onnx.load(path)
             saved.metadata_props.add(key=METADATA_KEY, value=json.dumps(asdict(view)))
             onnx.save(saved, path)
-        worst = compare(graph, example, outputs, path, onnxruntime)
+        with as_input_error("onnxruntime cannot run the exported file", Exception):
+            worst = compare(graph, example, open_session(onnxruntime, path))
         if not worst <= TOLERANCE:
             raise InputError(f"the ONNX file differs from torch by {worst:.2g}: not written")
         write_atomic(out, path.read_bytes())
     return outputs, worst
 
 
-def build_graph(model: Encoder | PhotoCodes, head: bool) -> tuple[nn.Module, Tensor, View | None]:
-    """The module to export, an example input, and the view (None if it takes embeddings)."""
-    generator = torch.Generator().manual_seed(0)
-    n = max(BATCH_SIZES)
+def build_graph(
+    model: Encoder | PhotoCodes, head: bool
+) -> tuple[nn.Module, tuple[int, ...], View | None]:
+    """The module to export, the shape of its input, and how images are prepared for it, if any."""
     graph: nn.Module
     if isinstance(model, Encoder):
         if head:
             raise InputError("--head applies to codes; a run is exported as a whole")
         graph, view = RunGraph(model), view_of(model)
+    elif head or model.folder.about().encoder is None:
+        return CodesGraph(model.codes), (model.codes.n_features_in_,), None
     else:
-        codes = CodesGraph(model.codes)
-        if head or model.folder.about().encoder is None:
-            return codes, torch.randn(n, model.codes.n_features_in_, generator=generator), None
         encoder, view = model.encoder, model.encoder.view
-        if encoder.network is None or encoder.transform is not None:
+        if encoder.network is None:
             why = "not a torch module with a plain image preparation"
             raise InputError(f"encoder {encoder.name} is {why}: export the codes with --head")
-        graph = PhotoGraph(encoder.network, view, codes)
+        graph = PhotoGraph(model.codes, encoder.network, view)
         view = replace(view, mirror=False)  # the graph mirrors by itself
     view = replace(view, mean=(0.0,) * 3, std=(1.0,) * 3)  # and normalizes
-    return graph, torch.rand(n, 3, view.crop, view.crop, generator=generator), view
+    return graph, (3, view.crop, view.crop), view
 
 
 def write_graph(
@@ -143,23 +144,11 @@ def write_graph(
 
 
 @torch.inference_mode()
-def compare(
-    graph: nn.Module, example: Tensor, outputs: list[str], path: Path, onnxruntime: Any
-) -> float:
+def compare(graph: nn.Module, example: Tensor, session: Any) -> float:
     """The largest difference between torch and onnxruntime over several batch sizes."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
     differences = []
-    with as_input_error("onnxruntime cannot run the exported file", Exception):
-        session = onnxruntime.InferenceSession(
-            str(path), options, providers=["CPUExecutionProvider"]
-        )
-        for n in BATCH_SIZES:
-            expected = graph(example[:n])
-            expected = expected if isinstance(expected, tuple) else (expected,)
-            found = session.run(outputs, {session.get_inputs()[0].name: example[:n].numpy()})
-            for a, b in zip((each.numpy() for each in expected), found):
-                far = np.abs(a - b).max() if a.shape == b.shape else np.inf
-                differences.append(far / max(1.0, np.abs(a).max()))
-    return float(np.max(differences))  # NaN stays NaN
-
+    for n in BATCH_SIZES:
+        found = session.run(None, {session.get_inputs()[0].name: example[:n].numpy()})
+        for a, b in zip(graph(example[:n]), map(torch.from_numpy, found), strict=True):
+            differences.append((a - b).abs().max() / a.abs().max().clamp_min(1))
+    return float(torch.stack(differences).max())  # NaN stays NaN

@@ -19,7 +19,7 @@ from bayesncl.codes.encoders import RUNS_CODE, find_kind
 from bayesncl.codes.estimator import ReadableCodes
 from bayesncl.codes.factors import splits_in_two
 from bayesncl.codes.folder import About, CodesFolder
-from bayesncl.codes.judge import judge
+from bayesncl.codes.judge import judging_data
 from bayesncl.codes.names import merge_names, write_names
 from bayesncl.codes.sources import SOURCES, Options, arrange
 from bayesncl.codes.transfer import carry_names
@@ -27,7 +27,7 @@ from bayesncl.device import find_device
 from bayesncl.errors import InputError, printable
 from bayesncl.inputs import ENDINGS
 from bayesncl.io import is_codes
-from bayesncl.measure.verdict import Verdict, to_dict
+from bayesncl.measure.verdict import Verdict, to_dict, verdict
 from bayesncl.progress import Display, duration, plural
 from bayesncl.training.run_folder import RunFolder
 
@@ -65,14 +65,15 @@ def fit(
         if codes.fit(x, neighbors_file=folder.neighbors_file, progress=display.count).interrupted_:
             raise KeyboardInterrupt  # half-trained codes are not kept
         display.busy("judging")
-        found = judge(codes, embeddings, rows, options.seed)
+        z, labels, given = judging_data(codes, embeddings, rows)
+        found = verdict(z, labels, **given, seed=options.seed)
         staged.write_codes(codes, to_dict(found))
         publish(folder, display)
         shutil.rmtree(folder.log, ignore_errors=True)
         folder.neighbors_file.unlink(missing_ok=True)
     display.close()
-    same = f"the {len(rows):,} rows it was fitted on"
-    judged = f"{rows.held:,} held-out rows" if rows.held else same
+    fitted = f"the {len(rows):,} rows it was fitted on"
+    judged = f"{rows.held:,} held-out rows" if rows.held else fitted
     what = f"{plural(codes.n_components_, 'dimension')} by {codes.method}"
     took = duration(time.perf_counter() - began)
     lines = [f"{out}: {what} in {took}, judged on {judged}:", *headlines(found)]

@@ -23,8 +23,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,16 @@ import numpy as np
 import torch
 
 from bayesncl import __version__
-from bayesncl.codes import encoders, names
+from bayesncl.codes import encoders
 from bayesncl.codes.encoders import PhotoEncoder, Request
 from bayesncl.codes.estimator import ReadableCodes
-from bayesncl.codes.names import Annotations
+from bayesncl.codes.names import (
+    FINGERPRINT_DIGITS,
+    Annotations,
+    merge_names,
+    read_names,
+    write_names,
+)
 from bayesncl.data.folder import safe_name
 from bayesncl.errors import InputError, as_input_error, printable
 from bayesncl.io import CODES, EMBEDDINGS, ROWS, digest, write_atomic, write_npy_header
@@ -47,6 +53,7 @@ FORMAT = "bayesncl-codes-folder-4"
 HEAD, VERDICT = "codes.safetensors", "verdict.json"
 PUBLISHED = (EMBEDDINGS, ROWS, HEAD, VERDICT, CODES)  # in this order
 MAX_CHECKED_BYTES = 1 << 30  # the checksum of a larger file is not computed at each use
+UNUSABLE = "cannot be used, rerun `bayesncl fit`"
 
 Key = tuple[str, int, int]  # name, size and time of an image; size and time are 0 for a dataset
 
@@ -126,10 +133,7 @@ class CodesFolder(Folder):
     def __init__(self, folder: str | Path) -> None:
         super().__init__(folder)
         self.about_file = self.folder / CODES
-        self.codes_file = self.folder / HEAD
         self.embeddings_file = self.folder / EMBEDDINGS
-        self.rows_file = self.folder / ROWS
-        self.verdict_file = self.folder / VERDICT
         self.names_file = self.folder / "names.json"
         self.log = self.folder / "embeddings.part"
         self.neighbors_file = self.folder / "neighbors.npz"
@@ -138,7 +142,7 @@ class CodesFolder(Folder):
         """Contents of codes.json."""
         if not self.about_file.is_file():
             raise InputError(f"{self} was not written by bayesncl fit: it has no {CODES}")
-        with self._reading(self.about_file):
+        with as_input_error(f"{self.about_file} {UNUSABLE}", Exception):
             tree = dict(json.loads(self.about_file.read_bytes()))
             if tree.get("format") != FORMAT:
                 raise InputError(f"{self} is of another version of bayesncl: rerun `bayesncl fit`")
@@ -148,27 +152,22 @@ class CodesFolder(Folder):
 
     def rows(self) -> Rows:
         """Contents of rows.json."""
-        with self._reading(self.rows_file):
-            return Rows.from_dict(json.loads(self._verify(self.rows_file).read_bytes()))
+        with self._verified(ROWS) as path:
+            return Rows.from_dict(json.loads(path.read_bytes()))
 
     def embeddings(self) -> np.ndarray:
         """The embeddings [N, F], memory-mapped."""
-        with self._reading(self.embeddings_file):
-            path = self._verify(self.embeddings_file)
+        with self._verified(EMBEDDINGS) as path:
             x: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
             return x
 
     def codes(self, device: str = "auto") -> ReadableCodes:
         """The fitted codes."""
-        with self._reading(self.codes_file):
-            codes = ReadableCodes.load(self._verify(self.codes_file), device)
+        with self._verified(HEAD) as path:
+            codes = ReadableCodes.load(path, device)
         if self.names_file.is_file():
             codes.names_ = self.names(codes).columns(codes.n_components_)
         return codes
-
-    def verdict(self) -> dict[str, Any] | None:
-        """The verdict on these codes; None if there is none."""
-        return self.load_result("verdict")
 
     def load_result(self, job: str) -> dict[str, Any] | None:
         """The content of JOB.json; None if there is none or it is of other codes."""
@@ -180,33 +179,36 @@ class CodesFolder(Folder):
         tree = {"identity": self.about().identity, **rounded(result)}
         write_atomic(self.folder / f"{job}.json", to_json(tree))
 
-    def fingerprint(self) -> str:
-        """Identifies the dimensions, so that names given to them can be found again."""
-        return fingerprint(self.codes("cpu"))
+    def verdict(self) -> dict[str, Any] | None:
+        """The verdict on these codes; None if there is none."""
+        return self.load_result("verdict")
 
     def all_names(self) -> list[Annotations]:
         """Contents of names.json: names of these codes and of those they replaced."""
-        return names.read_names(self.names_file) if self.names_file.is_file() else []
+        return read_names(self.names_file) if self.names_file.is_file() else []
 
     def names(self, codes: ReadableCodes | None = None) -> Annotations:
         """Names of the dimensions of these codes; empty if nobody named any."""
         codes = codes or self.codes("cpu")
-        own = Annotations(fingerprint(codes), self.folder.name, codes.n_components_)
-        key = own.fingerprint, own.dims
+        tensors = {**codes.head_.state_dict(), **codes.moments_._asdict()}
+        key = digest(tensors)[:FINGERPRINT_DIGITS], codes.n_components_
         same = (each for each in self.all_names() if (each.fingerprint, each.dims) == key)
-        return next(same, own)
+        return next(same, Annotations(key[0], self.folder.name, key[1]))
+
+    def fingerprint(self) -> str:
+        """Identifies the dimensions, so that names given to them can be found again."""
+        return self.names().fingerprint
 
     def save_names(self, own: Annotations) -> None:
         """Replace the names of one set of codes in names.json; those of others stay."""
         others = [each for each in self.all_names() if each.fingerprint != own.fingerprint]
-        names.write_names(self.names_file, names.merge_names([*others, own]))
+        write_names(self.names_file, merge_names([*others, own]))
 
     def encoder_request(self) -> Request:
         """How the encoder of the embeddings was opened."""
         if (encoder := self.about().encoder) is None:
             raise InputError(f"{self} was fitted on an array: it takes embeddings, not photos")
-        with self._reading(self.about_file):
-            return Request(**{k: v for k, v in encoder.items() if k != "signature"})
+        return Request(**{k: v for k, v in encoder.items() if k != "signature"})
 
     def open_encoder(
         self, device: torch.device | str = "cpu", named: str | None = None, check: bool = True,
@@ -248,16 +250,16 @@ class CodesFolder(Folder):
                     file.write(np.ascontiguousarray(block, "<f4").tobytes())
                 file.flush()
                 os.fsync(file.fileno())
-            write_atomic(self.rows_file, rows.to_json())
-            files = {path.name: checksum(path) for path in (self.embeddings_file, self.rows_file)}
+            write_atomic(self.folder / ROWS, rows.to_json())
+            files = {name: checksum(self.folder / name) for name in (EMBEDDINGS, ROWS)}
             write_atomic(self.about_file, replace(about, files=files).to_json())
 
     def write_codes(self, codes: ReadableCodes, verdict: dict[str, Any]) -> None:
         """Write codes.safetensors and verdict.json, and complete codes.json."""
-        codes.save(self.codes_file)
+        codes.save(self.folder / HEAD)
         about = self.about()
-        about = replace(about, files=about.files | {HEAD: checksum(self.codes_file)})
-        write_atomic(self.verdict_file, to_json({"identity": about.identity, **verdict}))
+        about = replace(about, files=about.files | {HEAD: checksum(self.folder / HEAD)})
+        write_atomic(self.folder / VERDICT, to_json({"identity": about.identity, **verdict}))
         write_atomic(self.about_file, about.to_json())
 
     @property
@@ -307,22 +309,16 @@ class CodesFolder(Folder):
             raise InputError(f"{shown}: none of {len(paths):,} images is there; use --data DIR")
         return paths
 
-    def _reading(self, path: Path) -> AbstractContextManager[None]:
-        return as_input_error(f"{path} cannot be used, rerun `bayesncl fit`", Exception)
-
-    def _verify(self, path: Path) -> Path:
+    @contextmanager
+    def _verified(self, name: str) -> Iterator[Path]:
         """The path of a file whose checksum is that in codes.json."""
-        if (known := self.about().files.get(path.name)) is None:
-            raise InputError(f"{self} is not finished: rerun `bayesncl fit` to continue")
-        if path.stat().st_size <= MAX_CHECKED_BYTES and checksum(path) != known:
-            raise ValueError("damaged, or it does not match codes.json")
-        return path
-
-
-def fingerprint(codes: ReadableCodes) -> str:
-    """Identifies the dimensions of fitted codes."""
-    tensors = {**codes.head_.state_dict(), **codes.moments_._asdict()}
-    return digest(tensors)[: names.FINGERPRINT_DIGITS]
+        path = self.folder / name
+        with as_input_error(f"{path} {UNUSABLE}", Exception):
+            if (known := self.about().files.get(name)) is None:
+                raise InputError(f"{self} is not finished: rerun `bayesncl fit` to continue")
+            if path.stat().st_size <= MAX_CHECKED_BYTES and checksum(path) != known:
+                raise ValueError("damaged, or it does not match codes.json")
+            yield path
 
 
 def file_stat(path: Path) -> tuple[int, int]:

@@ -3,29 +3,27 @@
 The head is applied to the network's last features at each position.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from math import isqrt
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayesncl.codes.encoders import pool
+from bayesncl.codes.encoders import pool, probe_images
+from bayesncl.codes.open import PhotoCodes
 from bayesncl.codes.preprocess import Moments, prepare
+from bayesncl.data.decode import Square
 from bayesncl.data.images import Progress, spread_evenly
 from bayesncl.errors import InputError
 from bayesncl.method.encoder import Encoder, center_crop, in_eval_mode
 from bayesncl.method.heads import Features, Head, Prototypes
 from bayesncl.method.losses import unit_rows
-
-if TYPE_CHECKING:
-    from bayesncl.codes.open import PhotoCodes
 
 N_STRONGEST = 8  # dimensions per image with a map
 N_CONTROLS = 4  # random quarters beside the hottest one
@@ -43,7 +41,7 @@ class Heatmaps:
     dims: np.ndarray  # int [N, K]
     maps: np.ndarray  # uint8 [N, K, h, w]; 255 at the maximum of each map
     check: dict[str, float]  # result of `masking_drop`
-    share: float = 1.0  # share of the picture's side, centered, that the maps cover
+    share: float  # share of the picture's side, centered, that the maps cover
 
 
 @dataclass(frozen=True)
@@ -56,6 +54,29 @@ class HeatmapModel:
     gray: np.ndarray  # uint8 [3]: masked pixels
     side: int  # S; larger images are center-cropped
     moments: Moments | None = None  # of codes, to prepare h for their head
+
+    @cached_property
+    def layer(self) -> Layer | None:
+        """The last layer with features by position whose mean, or first token, is h."""
+        seen: list[tuple[Layer, Tensor]] = []
+        square = Square(self.side, self.side)
+        x = self.prepare(np.stack([square.cut(image) for image in probe_images()]))
+
+        def record(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            both = ((False, inputs[0] if inputs else None), (True, output))
+            seen.extend(((module, o), f) for o, f in both if isinstance(f, Tensor) and f is not x)
+
+        with torch.inference_mode(), ExitStack() as stack, in_eval_mode(self.network):
+            for module in self.network.modules():
+                stack.enter_context(module.register_forward_hook(record))
+            h = pool(self.network(x)).float()
+        tolerance = 1e-3 * float(h.abs().max()) + 1e-12
+        for layer, f in reversed(seen):
+            if (found := as_map(f, h.shape[1])) is not None:
+                both = [found.float().mean((1, 2)), *([f[:, 0].float()] if f.ndim == 3 else [])]
+                if any(float((each - h).abs().max()) <= tolerance for each in both):
+                    return layer
+        return None
 
     def prepare(self, pixels: np.ndarray) -> Tensor:
         """Network input from uint8 pixels [n, 3, H, W]."""
@@ -89,27 +110,23 @@ class HeatmapModel:
 def heatmaps_of_run(model: Encoder) -> HeatmapModel:
     """Heatmaps of a trained model."""
     gray = np.rint(255 * model.mean.flatten().cpu().numpy()).astype(np.uint8)
-    side, device = model.recipe.views.size, model.mean.device
-
-    def normalize(x: Tensor) -> Tensor:
-        return model.normalize_pixels(x.to(device))
-
-    return HeatmapModel(model.backbone, model.head, normalize, gray, side)
+    return HeatmapModel(
+        model.backbone, model.head, lambda x: model.normalize_pixels(x.to(model.mean.device)),
+        gray, model.recipe.views.size,
+    )  # fmt: skip
 
 
 def heatmaps_of_codes(codes: PhotoCodes) -> HeatmapModel:
     """Heatmaps of codes through their encoder; InputError if that is not a torch module."""
     encoder, view = codes.encoder, codes.encoder.view
-    if encoder.network is None or encoder.transform is not None:
+    if encoder.network is None:
         raise InputError("the encoder is not a torch module with a plain image preparation")
     head = copy.deepcopy(codes.codes.head_).to(encoder.device)
     gray = np.rint(255 * np.clip(view.mean, 0, 1)).astype(np.uint8)
-
-    def normalize(x: Tensor) -> Tensor:
-        return view.normalize(x.to(encoder.device).float() / 255)
-
-    moments = codes.codes.moments_
-    return HeatmapModel(encoder.network, head, normalize, gray, view.crop, moments)
+    return HeatmapModel(
+        encoder.network, head, lambda x: view.normalize(x.to(encoder.device).float() / 255),
+        gray, view.crop, codes.codes.moments_,
+    )  # fmt: skip
 
 
 def as_map(f: Any, width: int) -> Tensor | None:
@@ -128,42 +145,16 @@ def as_map(f: Any, width: int) -> Tensor | None:
 
 
 @torch.inference_mode()
-def find_layer(model: HeatmapModel, pixels: np.ndarray) -> Layer | None:
-    """The last layer with features by position whose mean, or first token, is h."""
-    seen: list[tuple[Layer, Tensor]] = []
-    x = model.prepare(pixels[:2])
-
-    def record(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        both = ((False, inputs[0] if inputs else None), (True, output))
-        seen.extend(((module, o), f) for o, f in both if isinstance(f, Tensor) and f is not x)
-
-    with ExitStack() as stack, in_eval_mode(model.network):
-        for module in model.network.modules():
-            stack.enter_context(module.register_forward_hook(record))
-        h = pool(model.network(x)).float()
-    tolerance = 1e-3 * float(h.abs().max()) + 1e-12
-    for layer, f in reversed(seen):
-        found = as_map(f, h.shape[1])
-        if found is not None:
-            candidates = [found.float().mean((1, 2)), *([f[:, 0].float()] if f.ndim == 3 else [])]
-            if any(float((each - h).abs().max()) <= tolerance for each in candidates):
-                return layer
-    return None
-
-
-@torch.inference_mode()
 def compute_maps(
-    model: HeatmapModel, layer: Layer, pixels: Any, dims: np.ndarray,
-    progress: Progress | None = None,
-) -> np.ndarray:  # fmt: skip
+    model: HeatmapModel, pixels: Any, dims: np.ndarray, progress: Progress | None = None
+) -> np.ndarray:
     """Score of each position for some dimensions, float32 [N, K, h, w].
 
-    `pixels` is uint8 [N, 3, H, W], or an object that gives such when sliced; `dims` is int [N, K]
-    or [K].
+    `pixels` is uint8 [N, 3, H, W], or an object that gives such when sliced; `dims` is int [N, K].
     """
-    wanted = np.array(np.broadcast_to(dims, (len(pixels), np.shape(dims)[-1])), np.int64)
+    assert model.layer is not None
+    module, is_output = model.layer
     seen: list[Tensor] = []
-    module, is_output = layer
 
     def record(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         seen.append((output if is_output else inputs[0]).clone())
@@ -173,14 +164,14 @@ def compute_maps(
     with hook, in_eval_mode(model.network), in_eval_mode(model.head):
         for a in range(0, len(pixels), BATCH_SIZE):
             h = pool(model.network(model.prepare(pixels[a : a + BATCH_SIZE])))
-            f = as_map(seen[-1], h.shape[1])
-            seen.clear()
+            f = as_map(seen.pop(), h.shape[1])
             assert f is not None
             n, high, wide, _ = f.shape
             z = model.score(f.flatten(0, 2), h.repeat_interleave(high * wide, 0))
-            index = torch.from_numpy(wanted[a : a + n, None]).expand(n, high * wide, -1)
-            picked = z.unflatten(0, (n, high * wide)).gather(2, index.to(z.device))
+            index = torch.from_numpy(dims[a : a + n, None]).to(z.device)
+            picked = z.unflatten(0, (n, high * wide)).gather(2, index.expand(n, high * wide, -1))
             parts.append(picked.transpose(1, 2).unflatten(2, (high, wide)).float().cpu())
+            seen.clear()
             if progress is not None:
                 progress(a + n, len(pixels), "heatmaps")
     return torch.cat(parts).numpy()
@@ -196,10 +187,9 @@ def strongest_heatmaps(
     `masking_drop`. `share` is that of `Heatmaps`; the default is the center crop of larger images.
     """
     some = np.asarray(pixels[spread_evenly(len(pixels), checked)])
-    layer = find_layer(model, some)
-    if layer is None:
+    check = masking_drop(model, some)
+    if check is None:
         return "the encoder has no features by position"
-    check = masking_drop(model, some, layer)
     if check["hottest"] - max(check["random"], 0) <= 2 * check["error"]:
         hottest, control = 100 * check["hottest"], 100 * check["random"]
         return (
@@ -207,18 +197,21 @@ def strongest_heatmaps(
             f"{hottest:.0f} %, a random quarter by {control:.0f} %: these maps are not meaningful"
         )
     dims = np.argsort(-z, axis=1, kind="stable")[:, :N_STRONGEST]
-    maps = np.maximum(compute_maps(model, layer, pixels, dims, progress), 0)
+    maps = np.maximum(compute_maps(model, pixels, dims, progress), 0)
     most = maps.max((2, 3), keepdims=True)
     maps = np.rint(255 * maps / np.where(most > 0, most, 1)).astype(np.uint8)
     return Heatmaps(dims, maps, check, share or min(1.0, model.side / some.shape[-1]))
 
 
-def masking_drop(model: HeatmapModel, pixels: np.ndarray, layer: Layer) -> dict[str, float]:
+def masking_drop(model: HeatmapModel, pixels: np.ndarray) -> dict[str, float] | None:
     """How much the strongest dimension drops when parts of an image are masked.
 
     Returns `hottest` and `random`: the mean relative drop when the hottest quarter, or random
     quarters, are gray; `error`: the standard error of their difference; `images`: their number.
+    None if the network has no features by position.
     """
+    if model.layer is None:
+        return None
     pixels = center_crop(np.array(pixels), model.side)
     z = model.encode(pixels)
     dims = z.argmax(1)
@@ -226,7 +219,7 @@ def masking_drop(model: HeatmapModel, pixels: np.ndarray, layer: Layer) -> dict[
     if not len(alive):
         return {"hottest": 0.0, "random": 0.0, "error": 0.0, "images": 0}
     before = z[alive, dims[alive]]
-    maps = compute_maps(model, layer, pixels, dims[:, None])[:, 0]  # [N, h, w]
+    maps = compute_maps(model, pixels, dims[:, None])[:, 0]  # [N, h, w]
     n, h, w = maps.shape
     rng = np.random.default_rng(0)
     orders = [np.argsort(-maps.reshape(n, -1), axis=1, kind="stable")]

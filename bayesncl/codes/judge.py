@@ -8,7 +8,6 @@ from bayesncl.codes.estimator import ReadableCodes
 from bayesncl.codes.folder import Rows
 from bayesncl.data.images import spread_evenly
 from bayesncl.measure.figures import MIN_IMAGES
-from bayesncl.measure.verdict import Verdict, verdict
 
 MAX_JUDGED_ROWS = 5000
 MAX_NOISE_COMPONENTS = 1024  # with more, the control on noise takes minutes on a CPU
@@ -23,28 +22,24 @@ def judged_rows(rows: Rows) -> np.ndarray:
 def judging_data(
     codes: ReadableCodes, embeddings: np.ndarray, rows: Rows
 ) -> tuple[np.ndarray, np.ndarray | None, dict[str, Any]]:
-    """Codes [N, D] and labels [N] of the rows to judge by, and further arguments of `verdict`.
+    """Codes [N, D] and labels [N] of the rows to judge by, and further options of `verdict`.
 
-    The control is an untrained head. Without labels there is also a control on noise, because
-    codes of few rows look readable by their embeddings even on noise.
+    The control is the head from which these codes started. Without labels there is also a control
+    on noise, because codes of few rows look readable by their embeddings even on noise.
     """
     train, chosen = rows.fitted, judged_rows(rows)
     x = np.asarray(embeddings[chosen])
     labels = None if rows.labels is None else rows.labels[chosen]
     if labels is not None and len(np.unique(labels)) < 2:
         labels = None
-    control = untrained(codes, embeddings[:train]).transform(x)
+    start = {"n_components": codes.n_components_, "max_iter": 0, "positives": "self"}
+    options = codes.get_params() | start | {"sparse_output": False}
+    control = ReadableCodes(**options).fit(embeddings[:train]).transform(x)
     given = {"label_names": rows.class_names, "embeddings": x, "control": control}
     if labels is None and len(x) >= MIN_IMAGES and codes.n_components_ <= MAX_NOISE_COMPONENTS:
         fitted = embeddings[spread_evenly(train, MAX_JUDGED_ROWS)] if rows.held else x[:0]
         given["noise"] = fit_noise(codes, x, fitted)
     return codes.with_options().transform(x), labels, given
-
-
-def judge(codes: ReadableCodes, embeddings: np.ndarray, rows: Rows, seed: int) -> Verdict:
-    """The verdict on codes: by labels if there are any, else by the embeddings."""
-    z, labels, given = judging_data(codes, embeddings, rows)
-    return verdict(z, labels, **given, seed=seed)
 
 
 def fit_noise(
@@ -58,10 +53,3 @@ def fit_noise(
     if head.fit(noise[len(x) :] if len(fitted) else judged).interrupted_:
         raise KeyboardInterrupt
     return head.transform(judged), judged
-
-
-def untrained(codes: ReadableCodes, x: np.ndarray) -> ReadableCodes:
-    """The head from which these codes started, if x [N, F] are the rows they were fitted on."""
-    start = {"n_components": codes.n_components_, "max_iter": 0, "positives": "self"}
-    options = codes.get_params() | start | {"sparse_output": False}
-    return ReadableCodes(**options).fit(x)

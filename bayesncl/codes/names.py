@@ -137,21 +137,12 @@ def _text(value: object, length: int) -> str:
     return "".join(c if c.isprintable() or c == "\n" else " " for c in cut).strip()
 
 
-def merge_entries(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the newest entries of each author; several if they have the same time."""
-    ordered = sorted(set(entries), key=lambda e: (e.time, e.author, e.name, e.mark, e.note))
-    newest = {entry.author: entry.time for entry in ordered}
-    return [entry for entry in ordered if entry.time == newest[entry.author]]
-
-
-def merge_checks(checks: Sequence[Check]) -> list[Check]:
-    """Return the newest decision of each author on each finding."""
-    ordered = sorted(checks, key=lambda c: (c.time, c.decision))
-    return list({(c.kind, c.image, c.other, c.author): c for c in ordered}.values())
-
-
 def merge_names(annotations: Sequence[Annotations]) -> list[Annotations]:
-    """Merge annotations of the same codes, for instance from several files."""
+    """Merge annotations of the same codes, for instance from several files.
+
+    Of each author the newest entry counts (several if they have the same time), and the newest
+    decision on each finding.
+    """
     merged: dict[str, Annotations] = {}
     for each in annotations:
         empty = Annotations(each.fingerprint, each.run, each.dims)
@@ -159,8 +150,12 @@ def merge_names(annotations: Sequence[Annotations]) -> list[Annotations]:
         if into.dims != each.dims:
             raise InputError(f"one fingerprint has names of {into.dims} and {each.dims} dimensions")
         for k, entries in each.dimensions.items():
-            into.dimensions[k] = merge_entries([*into.dimensions.get(k, []), *entries])
-        into.checks = merge_checks([*into.checks, *each.checks])
+            both = {*into.dimensions.get(k, []), *entries}
+            ordered = sorted(both, key=lambda e: (e.time, e.author, e.name, e.mark, e.note))
+            newest = {entry.author: entry.time for entry in ordered}
+            into.dimensions[k] = [e for e in ordered if e.time == newest[e.author]]
+        checks = sorted([*into.checks, *each.checks], key=lambda c: (c.time, c.decision))
+        into.checks = list({(c.kind, c.image, c.other, c.author): c for c in checks}.values())
     return list(merged.values())
 
 

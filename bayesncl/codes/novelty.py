@@ -4,7 +4,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesncl.codes.dense import dense_codes
 from bayesncl.codes.estimator import ReadableCodes
 from bayesncl.codes.preprocess import load_rows
 from bayesncl.data.images import spread_evenly
@@ -56,7 +55,7 @@ class Novelty:
         away = ((self._prepare(x) - self.mean) @ self.whitening).square().sum(1).double().numpy()
         if index is not None:  # the distance by a covariance without the row itself
             away = np.where(np.isin(index, self.fitted), away / (1 - away / len(self.fitted)), away)
-        return np.stack([entropy(dense_codes(self.codes, x)), np.sqrt(away)])
+        return np.stack([entropy(self.codes.dense(x)), np.sqrt(away)])
 
     def _prepare(self, x: np.ndarray) -> Tensor:
         return load_rows(x, None, self.codes.moments_, torch.device("cpu"))

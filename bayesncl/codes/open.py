@@ -183,9 +183,8 @@ class PhotoCodes:
         paths: list[Path | None] = [None] * len(index)
         with suppress(InputError):  # fitted on an array, or the images were moved
             paths = self.folder.photo_paths(rows, index)
-        values = z[order, k]
-        cells: list[Cell] = [(p, f"{texts[i]} {v:.2f}") for p, i, v in zip(paths, index, values)]
-        return gallery(title, cells)
+        captions = [f"{texts[i]} {v:.2f}" for i, v in zip(index, z[order, k])]
+        return gallery(title, list(zip(paths, captions)))
 
     @cached_property
     def _fitted(self) -> tuple[np.ndarray, np.ndarray]:
@@ -203,29 +202,22 @@ def as_pictures(batch: Tensor | list[Image.Image | Path]) -> list[Image.Image | 
     return [Image.fromarray(x.permute(1, 2, 0).cpu().numpy()) for x in pixels]
 
 
-def data_uri(picture: Image.Image | Path) -> str | None:
-    """A picture as a small JPEG inside a URI; None if it cannot be read."""
-
-    def shrink(image: Image.Image) -> bytes:
-        small = image.copy()
-        small.thumbnail((SIDE, SIDE))
-        buffer = io.BytesIO()
-        small.save(buffer, "JPEG", quality=85)
-        return buffer.getvalue()
-
-    try:
-        data = base64.b64encode(read_picture(picture, shrink, SIDE)).decode()
-    except InputError:
-        return None
-    return f"data:image/jpeg;base64,{data}"
+def small_jpeg(image: Image.Image) -> str:
+    """The image in a notebook's size, as a URI."""
+    small, buffer = image.copy(), io.BytesIO()
+    small.thumbnail((SIDE, SIDE))
+    small.save(buffer, "JPEG", quality=85)
+    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def gallery(title: str, cells: Sequence[Cell]) -> str:
-    """HTML of a title over pictures with captions."""
+    """HTML of a title over pictures with captions; pictures that cannot be read are left out."""
     parts = [f"<div><b>{escape(printable(title, 200))}</b></div>"]
     for picture, caption in cells:
-        uri = None if picture is None else data_uri(picture)
-        image = "" if uri is None else f'<img src="{uri}" alt=""><br>'
+        image = ""
+        if picture is not None:
+            with suppress(InputError):
+                image = f'<img src="{read_picture(picture, small_jpeg, SIDE)}" alt=""><br>'
         text = escape(printable(caption, 200))
         parts.append(f'<div style="{CELL}">{image}<span style="{TEXT}">{text}</span></div>')
     return "\n".join(parts)

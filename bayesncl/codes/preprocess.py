@@ -39,21 +39,17 @@ def measure_moments(source: Any, chosen: Tensor | None = None) -> Moments:
     """Moments of `source` [N, F], or of its rows `chosen`, in one pass over blocks."""
     width = source.shape[1]
     device = source.device if isinstance(source, Tensor) else torch.device("cpu")
-    count, largest = 0, 0.0
+    count = 0
     mean = torch.zeros(width, dtype=torch.float64, device=device)
     squares = torch.zeros_like(mean)
     for _, index in _blocks(source, chosen):
-        raw = _read(source, index, device)
-        largest = max(largest, float(raw.abs().max()))
-        x = unit_length(raw.double())
+        x = unit_length(_read(source, index, device).double())
         n, center = len(x), x.mean(0)
         shift = center - mean
         between = shift.square() * (count * n / (count + n))
         squares = squares + (x - center).square().sum(0) + between
         mean = mean + shift * (n / (count + n))
         count += n
-    if 0 < largest < torch.finfo(raw.dtype).tiny ** 0.4:  # squares underflow
-        raise InputError(f"all values of X are below {largest:.0e}: multiply X by a large number")
     deviation = (squares / count).sqrt()
     varies = deviation > 1e-6 * mean.abs() + torch.finfo(torch.float64).tiny  # more than rounding
     if not bool(varies.any()):

@@ -18,7 +18,7 @@ import torch
 
 from bayesncl import inputs
 from bayesncl.codes import encoders
-from bayesncl.codes.encoders import Batches, Notify, PhotoEncoder, Request, open_encoder
+from bayesncl.codes.encoders import Batches, PhotoEncoder, Request, open_encoder
 from bayesncl.codes.folder import About, CodesFolder, Key, Rows, file_stat, hash_tree
 from bayesncl.data import load as load_split
 from bayesncl.data.cache import Entry, count_suffixes
@@ -57,10 +57,9 @@ class Material(NamedTuple):
     """N rows to fit on, in the order of their source."""
 
     about: About
-    names: list[str]
-    labels: list[str] | None
-    test: Sequence[bool] | None  # [N], rows of a test split; None without one
-    stats: list[tuple[int, int]] | None  # size and time of each image file
+    keys: Sequence[Key]
+    labels: Sequence[object] | np.ndarray | None
+    test: Sequence[bool] | np.ndarray | None  # [N], rows of a test split; None without one
     read: Callable[[np.ndarray], np.ndarray]  # embeddings [n, F] of some rows
 
 
@@ -91,6 +90,12 @@ class EmbeddingCache:
     def _same(self, signature: dict[str, object], stamp: str) -> bool:
         return stamp == self.stamp and encoders.same_signature(signature, self.encoder.signature)
 
+    def missing(self, keys: Sequence[Key]) -> tuple[list[int], str]:
+        """The images without an embedding, and a note on how many have one."""
+        found = [i for i, key in enumerate(keys) if key not in self.rows]
+        known = len(keys) - len(found)
+        return found, f" ({known:,} embedded before)" if known else ""
+
     def embed(self, keys: Sequence[Key], batches: Batches, progress: Progress) -> list[str]:
         """Add and log the embeddings of images, batch by batch; returns those that failed."""
         done, failed = 0, []
@@ -117,18 +122,17 @@ class EmbeddingCache:
             write_saved(path, np.savez, about=about, rows=np.stack(list(rows.values())))
 
     def material(
-        self, about: About, keys: list[Key], labels: list[str] | None, test: Sequence[bool] | None
-    ) -> Material:
+        self, about: About, keys: Sequence[Key], labels: Sequence[object] | None,
+        test: Sequence[bool] | None,
+    ) -> Material:  # fmt: skip
         """The images that have an embedding."""
         good = [i for i, key in enumerate(keys) if key in self.rows]
         kept = [keys[i] for i in good]
+        labels = None if labels is None else [labels[i] for i in good]
+        test = None if test is None else [test[i] for i in good]
         return Material(
-            about, [key[0] for key in kept],
-            None if labels is None else [labels[i] for i in good],
-            None if test is None else [test[i] for i in good],
-            [key[1:] for key in kept] if about.kind == "photos" else None,
-            lambda part: np.stack([self.rows[kept[i]] for i in part]),
-        )  # fmt: skip
+            about, kept, labels, test, lambda part: np.stack([self.rows[kept[i]] for i in part])
+        )
 
 
 def arrange(given: Material) -> tuple[Rows, Iterator[np.ndarray]]:
@@ -136,21 +140,21 @@ def arrange(given: Material) -> tuple[Rows, Iterator[np.ndarray]]:
 
     Held out are the test split, or a tenth of 5,000 rows or more.
     """
-    n, labels = len(given.names), given.labels
+    n, labels = len(given.keys), given.labels
     if n < 2:
         raise InputError("only one row; codes need several")
     test = np.zeros(n, bool) if given.test is None else np.array(given.test, bool)
     if not test.any() or test.all():
         share = min(HELD_OUT_SHARE, MAX_HELD_OUT / n) if n >= MIN_ROWS else 0.0
-        test = held_out(given.names, share, 0)
+        test = held_out([key[0] for key in given.keys], share, 0)
     order = np.argsort(test, kind="stable")
-    index, classes = None, None
-    if labels is not None and len(set(labels)) > 1:
-        index, names = factorize(np.array([labels[i] for i in order], object).astype(str))
-        classes = tuple(printable(str(name), 200) for name in names)
-    stats = None if given.stats is None else tuple(given.stats[i] for i in order)
-    rows = Rows(tuple(given.names[i] for i in order), index, classes, int(test.sum()), stats)
-    return rows, read_blocks(given, order)
+    names, *stats = zip(*(given.keys[i] for i in order))
+    index = classes = None
+    if labels is not None and len(set(texts := [str(labels[i]) for i in order])) > 1:
+        index, distinct = factorize(np.array(texts))
+        classes = tuple(printable(str(text), 200) for text in distinct)
+    of_files = None if given.about.images is None else tuple(zip(*stats))
+    return Rows(names, index, classes, int(test.sum()), of_files), read_blocks(given, order)
 
 
 def read_blocks(given: Material, order: np.ndarray) -> Iterator[np.ndarray]:
@@ -172,23 +176,31 @@ def embed_photos(
     """Embed the photos of a folder that have no embedding yet."""
     entries, others, test = find_photos(source)
     names, n = [entry.name for entry in entries], len(entries)
-    labels = read_classes(options.labels, names) or folder_classes(names, source)
-    encoder = choose_encoder(folder, options, device, display)
+    labels, by = folder_classes(names, source), "by subfolder"
+    if options.labels is not None:
+        given = class_labels(inputs.read_labels(options.labels, np.array(names, object), n)[1])
+        labels, by = labels if given is None else list(map(str, given)), "given"
+    request, used = options.encoder, None
+    with suppress(InputError):  # nothing is there yet, or it is damaged
+        used = folder.about().encoder
+    if request.spec or used is None:
+        encoder = open_encoder(request, device, display.note)
+    else:  # as in the earlier fit
+        encoder = folder.open_encoder(device, check=False, **request.given())
     cache = EmbeddingCache(encoder, folder)
     if options.fresh:
         cache.rows.clear()
     keys: list[Key] = [(entry.name, *file_stat(entry.path)) for entry in entries]
-    missing = [i for i, key in enumerate(keys) if key not in cache.rows]
+    missing, known = cache.missing(keys)
     sizes = describe_sizes([entry.path for entry in entries])
-    by = "given" if options.labels else "by subfolder"
-    skipped = f"{plural(len(others), 'other file')} skipped ({', '.join(count_suffixes(others))})"
     parts = [
-        plural(n, "photo") + note_known(n, missing) + (f" of {sizes} pixels" if sizes else ""),
+        plural(n, "photo") + known + (f" of {sizes} pixels" if sizes else ""),
         f"{plural(len(set(labels)), 'class')} {by}" if labels else "no classes",
-        skipped if others else "",
-        describe(encoder),
     ]
-    display.note("; ".join(filter(None, parts)))
+    if others:
+        kinds = ", ".join(count_suffixes(others))
+        parts.append(f"{plural(len(others), 'other file')} skipped ({kinds})")
+    display.note("; ".join([*parts, encoder.describe()]))
     batches = encoder.embed_files([entries[i] for i in missing])
     failed = cache.embed([keys[i] for i in missing], batches, display.count)
     if failed:
@@ -220,41 +232,6 @@ def find_photos(root: Path) -> tuple[list[Entry], list[str], list[bool] | None]:
     return entries, others, test
 
 
-def read_classes(table: Path | None, names: list[str]) -> list[str] | None:
-    """The class of each name in a file; None without a file or usable labels."""
-    if table is None:
-        return None
-    labels = class_labels(inputs.read_labels(table, np.array(names, object), len(names))[1])
-    return None if labels is None else [str(label) for label in labels]
-
-
-def choose_encoder(
-    folder: CodesFolder, options: Options, device: torch.device, display: Display
-) -> PhotoEncoder:
-    """The requested encoder, else the one of an earlier fit, else the default."""
-    request = options.encoder
-    if request.spec:
-        return open_encoder(request, device, display.note)
-    given, used = request.given(), None
-    with suppress(InputError):  # nothing is there yet, or it is damaged
-        used = folder.about().encoder
-    if used is not None:
-        return folder.open_encoder(device, check=False, **given)
-    request = replace(encoders.default_request(display.note), **given)
-    return open_encoder(request, device, display.note)
-
-
-def describe(encoder: PhotoEncoder) -> str:
-    """An encoder in a few words."""
-    mirrored = ", averaged with mirror images" if encoder.view.mirror else ""
-    return f"encoder {encoder.name}, {encoder.features:,} numbers per image{mirrored}"
-
-
-def note_known(n: int, missing: Sequence[int]) -> str:
-    """How many of n images have an embedding."""
-    return f" ({n - len(missing):,} embedded before)" if len(missing) < n else ""
-
-
 def read_array(
     source: Path, folder: CodesFolder, options: Options, device: torch.device, display: Display
 ) -> Material:
@@ -268,28 +245,24 @@ def read_array(
         names, labels = inputs.read_labels(options.labels, names, n)
     labels = class_labels(labels)
     texts = [str(name) for name in (range(n) if names is None else names)]
-    stats = images = None
-    if options.images is None:
-        texts = [printable(text, PATH_LENGTH) for text in texts]
-    else:
-        texts = match_images(texts, options.images, display.note)
-        stats = [file_stat(options.images / name) for name in texts]
-        images = folder.relative(options.images)
+    about = About("array", folder.relative(source))
+    keys = [(printable(text, PATH_LENGTH), 0, 0) for text in texts]
+    if options.images is not None:
+        texts = match_images(texts, options.images, display)
+        keys = [(name, *file_stat(options.images / name)) for name in texts]
+        about = replace(about, images=folder.relative(options.images))
     test = None
     if "test" in inputs.array_names(source):
-        marks = inputs.read_arrays(source, ("test",))["test"]
-        if marks.shape != (n,):
-            raise InputError(f"{source}: test must be [{n}], one per row, got {list(marks.shape)}")
-        test = marks.tolist()
-    words = None if labels is None else [str(label) for label in labels]
-    count = len(set(words or ()))
+        test = inputs.read_arrays(source, ("test",))["test"]
+        if test.shape != (n,):
+            raise InputError(f"{source}: test must be [{n}], one per row, got {list(test.shape)}")
+    count = 0 if labels is None else len(np.unique(labels))
     classes = plural(count, "class") if count > 1 else "no classes"
     display.note(f"{n:,} rows of {plural(z.shape[1], 'number')}; {classes}")
-    about = About("array", folder.relative(source), images)
-    return Material(about, texts, words, test, stats, lambda part: z[part])
+    return Material(about, keys, labels, test, lambda part: z[part])
 
 
-def match_images(names: list[str], root: Path, notify: Notify) -> list[str]:
+def match_images(names: list[str], root: Path, display: Display) -> list[str]:
     """Row names as paths below `root`; rows without names are its images in sorted order."""
     if not root.is_dir():
         raise InputError(f"--images {root}: no such folder")
@@ -300,13 +273,13 @@ def match_images(names: list[str], root: Path, notify: Notify) -> list[str]:
         found = [entry.name for entry in scan(root)[0]]
         if len(found) != len(names):
             raise InputError(f"--images {root}: {len(found):,} images for {len(names):,} rows")
-        notify(f"rows have no names: matching them to the sorted images of {root}")
+        display.note(f"rows have no names: matching them to the sorted images of {root}")
         return found
     if missing:
         text = f"{len(missing):,} of {len(names):,} images missing, e.g. {printable(missing[0])}"
         if len(missing) == len(names):
             raise InputError(f"--images {root}: {text}")
-        notify(f"--images {root}: {text}")
+        display.note(f"--images {root}: {text}")
     return names
 
 
@@ -321,24 +294,20 @@ def embed_run(
         splits["test"] = load_split(recipe.data, "test", display.count)
     except InputError as error:
         display.note(f"{error}: the training images judge")
-    tree = recipe.to_dict()
-    stamp = hash_tree([tree["data"], [fingerprint(each.pixels) for each in splits.values()]])
+    tree, each = recipe.to_dict(), list(splits.values())
+    stamp = hash_tree([tree["data"], [fingerprint(images.pixels) for images in each]])
     cache = EmbeddingCache(encoder, folder, stamp)
     keys = [(f"{name}/{i}", 0, 0) for name, images in splits.items() for i in range(len(images))]
-    missing = [i for i, key in enumerate(keys) if key not in cache.rows]
-    what = f"{len(splits['train']):,} training images of {recipe.data.name}"
-    display.note(f"{source}: {what}{note_known(len(keys), missing)}; {describe(encoder)}")
-    batches = embed_splits(encoder, list(splits.values()), np.array(missing, int))
+    missing, known = cache.missing(keys)
+    what = f"{len(each[0]):,} training images of {recipe.data.name}{known}"
+    display.note(f"{source}: {what}; {encoder.describe()}")
+    batches = embed_splits(encoder, each, np.array(missing, int))
     cache.embed([keys[i] for i in missing], batches, display.count)
-    labels: list[str] | None = []
-    for images in splits.values():
-        if images.labels is None or labels is None:
-            labels = None
-        else:
-            classes = images.class_names or range(int(images.labels.max()) + 1)
-            labels += [str(classes[label]) for label in images.labels]
+    classes = [(images.class_names, images.labels) for images in each if images.labels is not None]
+    labels = [str(names[y] if names else y) for names, ys in classes for y in ys]
     about = About("run", folder.relative(source), None, encoder.to_dict(), tree, stamp)
-    return cache.material(about, keys, labels, [key[0].startswith("test/") for key in keys])
+    test = [key[0].startswith("test/") for key in keys]
+    return cache.material(about, keys, labels if len(labels) == len(keys) else None, test)
 
 
 def embed_splits(encoder: PhotoEncoder, splits: list[Images], missing: np.ndarray) -> Batches:

@@ -5,7 +5,6 @@ from typing import NamedTuple
 import numpy as np
 from torch.nn.functional import normalize
 
-from bayesncl.codes.dense import dense_codes
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.names import Annotations, merge_names
 from bayesncl.data.images import spread_evenly
@@ -96,5 +95,5 @@ def shared_codes(old: CodesFolder, new: CodesFolder) -> tuple[np.ndarray, np.nda
         raise InputError(f"{old} and {new} have {len(pairs)} images in common: {need}")
     chosen = np.array(pairs)[spread_evenly(len(pairs), MAX_SHARED)]
     both = zip((old, new), chosen.T)
-    a, b = (dense_codes(f.codes(), f.embeddings()[rows]) for f, rows in both)
+    a, b = (f.codes().dense(f.embeddings()[rows]) for f, rows in both)
     return a, b

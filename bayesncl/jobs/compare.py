@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bayesncl.codes.dense import dense_codes
 from bayesncl.codes.embed import codes_of
 from bayesncl.codes.folder import file_stat
 from bayesncl.codes.open import PhotoCodes
@@ -69,7 +68,7 @@ def compare(model: PhotoCodes, source: Path, progress: Progress | None = None) -
     rank = np.searchsorted(np.sort(reference), new.novelty) / len(reference)
     images = list(map(Novel, new.names, rank.tolist(), new.novelty.tolist()))
     images.sort(key=lambda each: -each.novelty)
-    old = dense_codes(model.codes, folder.embeddings()[model.novelty.index])
+    old = model.codes.dense(folder.embeddings()[model.novelty.index])
     before, after = usage(old), usage(new.z)
     sigma = deviations(before, after, len(old), len(new.z))
     names = model.codes.get_feature_names_out()

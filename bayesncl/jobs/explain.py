@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bayesncl.codes.dense import dense_codes
 from bayesncl.codes.folder import CodesFolder, Rows
 from bayesncl.data.images import held_out
 from bayesncl.errors import InputError, printable
@@ -157,7 +156,7 @@ def explain_folder(
     known = [annotations.name(k) for k in range(codes.n_components_)]
     off = {k for name in without for k in match_name(name, known)}
     off |= set(annotations.marked(IRRELEVANT))
-    z, columns = dense_codes(codes, x), annotations.columns(codes.n_components_)
+    z, columns = codes.dense(x), annotations.columns(codes.n_components_)
     y = given["y"] if labels is not None else np.array(texts)
     found = explain(z, y, test, embeddings=x, groups=second, names=columns, irrelevant=sorted(off))
     keys, lines = ("average", "worst"), [each._asdict() for each in found.weights]

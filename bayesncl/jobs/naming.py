@@ -7,7 +7,7 @@ import numpy as np
 from sklearn.preprocessing import normalize
 
 from bayesncl.codes import names
-from bayesncl.codes.dense import dense_codes
+from bayesncl.codes.encoders import Notify, read_classifier
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.names import SUGGESTED, Annotations, Entry
 from bayesncl.codes.transfer import carry_names
@@ -132,4 +132,4 @@ def _codes_and_rows(folder: CodesFolder) -> tuple[np.ndarray, np.ndarray, np.nda
     x = folder.embeddings()
     chosen = spread_evenly(len(x), MAX_ROWS)
     rows = np.asarray(x[chosen])
-    return dense_codes(folder.codes(), rows), rows, chosen
+    return folder.codes().dense(rows), rows, chosen

@@ -17,7 +17,6 @@ from bayesncl.codes.encoders import (
     PhotoEncoder,
     Request,
     View,
-    default_request,
     open_encoder,
     same_signature,
 )
@@ -226,7 +225,8 @@ def test_timm_model(timm: StandIn, hub: types.ModuleType, tmp_path: Path) -> Non
         open_encoder(Request("square"))
     with pytest.raises(InputError, match="did you mean tiny"):
         open_encoder(Request("tinny"))
-    assert default_request(notes.append).spec == DEFAULT and "--encoder" in notes[0]
+    default = open_encoder(Request(""), notify=notes.append)
+    assert default.request.spec == DEFAULT and "--encoder" in notes[0]
 
 
 def test_cached_weights_and_no_network(
@@ -250,9 +250,9 @@ def test_what_is_no_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(InputError):
             encoder(network, monkeypatch)
     monkeypatch.setitem(sys.modules, "timm", None)
-    for act in (lambda: open_encoder(Request("resnet18")), lambda: default_request(print)):
+    for spec in ("resnet18", ""):
         with pytest.raises(InputError, match="pip install timm"):
-            act()
+            open_encoder(Request(spec))
 
 
 @pytest.mark.parametrize("mood", ["raises", "rows", "columns", "none"])

@@ -98,7 +98,7 @@ def test_stopped_fit_ends_in_the_same_codes(run, monkeypatch: pytest.MonkeyPatch
         return real(self, x, **options | {"progress": progress})
 
     for target, name, stand_in in (
-        (bayesncl.ReadableCodes, "fit", stopped), (fit_module, "judge", stop)
+        (bayesncl.ReadableCodes, "fit", stopped), (fit_module, "verdict", stop)
     ):  # fmt: skip
         with monkeypatch.context() as patch:
             patch.setattr(target, name, stand_in)
@@ -110,7 +110,7 @@ def test_stopped_fit_ends_in_the_same_codes(run, monkeypatch: pytest.MonkeyPatch
     assert contents("codes") != contents("whole")
 
 
-@pytest.mark.parametrize("moment", ["write_rows", "judge", "publish"])
+@pytest.mark.parametrize("moment", ["write_rows", "verdict", "publish"])
 def test_old_codes_stay_valid_until_the_new_ones_are_safe(
     moment: str, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +126,7 @@ def test_old_codes_stay_valid_until_the_new_ones_are_safe(
     def full(*args: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    target = CodesFolder if moment != "judge" else fit_module
+    target = CodesFolder if moment != "verdict" else fit_module
     with monkeypatch.context() as patch:
         patch.setattr(target, moment, full)
         assert run(*words).status in (1, 2)
@@ -194,8 +194,8 @@ KILL = """
 import os, random, signal, sys
 from bayesncl import io
 from bayesncl.cli import app as cli
-from bayesncl.codes import folder, sources, storage
-writers = {module.__file__ for module in (io, folder, sources, storage)}
+from bayesncl.codes import folder, sources
+writers = {module.__file__ for module in (io, folder, sources)}
 fatal, count = int(sys.argv.pop(1)), 0
 def trace(frame, event, _):
     global count

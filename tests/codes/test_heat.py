@@ -11,7 +11,6 @@ from bayesncl.codes.heat import (
     HeatmapModel,
     Heatmaps,
     compute_maps,
-    find_layer,
     heatmaps_of_run,
     masking_drop,
     strongest_heatmaps,
@@ -67,13 +66,12 @@ def test_maps_are_hottest_at_the_spot(model: Encoder, monkeypatch: pytest.Monkey
     monkeypatch.setattr("bayesncl.codes.heat.BATCH_SIZE", 16)
     pixels, place = spots()
     sight = see(model)
-    layer = find_layer(sight, pixels)
-    maps = compute_maps(sight, layer, pixels, np.array([0]))
+    maps = compute_maps(sight, pixels, np.zeros((40, 1), int))
     assert maps.shape == (40, 1, 4, 4)
     assert maps.reshape(40, 16).argmax(1).tolist() == place.tolist()
-    swapped = compute_maps(sight, layer, pixels[:, [1, 0, 2]], np.tile([1, 0], (40, 1)))
+    swapped = compute_maps(sight, pixels[:, [1, 0, 2]], np.tile([1, 0], (40, 1)))
     assert np.allclose(swapped[:, 0] - swapped[:, 0].min(), maps[:, 0] - maps[:, 0].min(), atol=0.3)
-    drop = masking_drop(sight, pixels, layer)
+    drop = masking_drop(sight, pixels)
     assert drop["images"] == 40
     assert drop["hottest"] > drop["random"] + 0.05 > 0.05 + drop["error"]
 
@@ -82,7 +80,7 @@ def test_evaluation_reports_the_check_with_its_control() -> None:
     model = Encoder(tiny_recipe("ncl", "data.name=arrays"), Positions()).eval()
     result = evaluate(model, tiny_images(60), tiny_images(50, seed=1))
     sight, pixels = heatmaps_of_run(model), tiny_images(50, seed=1).pixels
-    drop = masking_drop(sight, pixels, find_layer(sight, pixels))
+    drop = masking_drop(sight, pixels)
     assert result.heat == drop
     assert value(result.to_dict(), named("heat/hottest").path()) == drop["hottest"]
     assert result.chance["heat"] == {"hottest": drop["random"]}
@@ -116,7 +114,7 @@ def test_maps_leave_the_encoder_unchanged() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (6, 3, 64, 64), dtype=np.uint8)
     was = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
     sight = see(encoder, 64)
-    assert compute_maps(sight, find_layer(sight, pixels), pixels, np.arange(3)).shape[:2] == (6, 3)
+    assert compute_maps(sight, pixels, np.tile(np.arange(3), (6, 1))).shape[:2] == (6, 3)
     assert all((was[name] == tensor).all() for name, tensor in encoder.state_dict().items())
     assert encoder.training
     assert not any(module._forward_hooks for module in encoder.modules())
@@ -142,9 +140,8 @@ def test_tokens_of_a_transformer_are_positions(model: Encoder, first: bool) -> N
     model.backbone = Tokens(first)
     pixels, place = spots()
     sight = see(model)
-    layer = find_layer(sight, pixels)
-    assert layer[0] is model.backbone.norm
-    maps = compute_maps(sight, layer, pixels, np.array([0]))
+    assert sight.layer[0] is model.backbone.norm
+    maps = compute_maps(sight, pixels, np.zeros((40, 1), int))
     assert maps.reshape(40, 16).argmax(1).tolist() == place.tolist()
 
 

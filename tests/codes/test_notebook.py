@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 
 import bayesncl
-from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.open import PhotoCodes
 from bayesncl.errors import InputError
 from bayesncl.measure.verdict import verdict
@@ -76,7 +75,7 @@ def test_a_verdict_is_a_table(codes: PhotoCodes) -> None:
     tree = codes.folder.verdict()
     shown = codes._repr_html_()
     assert shown.count("<tr") == len(tree["lines"]) and tree["lines"][0]["figure"] in shown
-    CodesFolder("codes").verdict_file.unlink()
+    Path("codes/verdict.json").unlink()
     assert "codes" in codes._repr_html_()
     y = np.arange(60) % 3
     found = verdict(np.eye(3)[y], y, label_names=["<b>", "ant", "bee"])

@@ -12,7 +12,7 @@ from PIL import Image
 
 import bayesncl
 from bayesncl.codes.encoders import Request, open_encoder
-from bayesncl.codes.heat import compute_maps, find_layer, heatmaps_of_codes
+from bayesncl.codes.heat import compute_maps, heatmaps_of_codes
 from tests.commands import SETTINGS, draw_folder
 
 timm = pytest.importorskip("timm", exc_type=ImportError)  # it needs torchvision
@@ -59,10 +59,9 @@ def test_photos_to_codes(name: str, run: Any, photos: Path, tmp_path: Path) -> N
     np.testing.assert_allclose(np.load("cat.npz")["z"][0], z[0], atol=1e-4)
     assert run("export", "codes", "-o", "codes.onnx").status == 0  # it compares with torch
     sight = heatmaps_of_codes(model)
-    layer = find_layer(sight, pixels[None])
-    assert (layer is not None) == (name in WITH_POSITIONS)
-    if layer is not None:
-        maps = compute_maps(sight, layer, pixels[None], np.arange(4))[0]
+    assert (sight.layer is not None) == (name in WITH_POSITIONS)
+    if sight.layer is not None:
+        maps = compute_maps(sight, pixels[None], np.arange(4)[None])[0]
         assert maps.shape == (4, *WITH_POSITIONS[name]) and np.ptp(maps) > 0
     answer = run("atlas", "codes", "--heat")  # random weights give no map that means anything
     assert answer.status == 0 and Path("codes/atlas/index.html").is_file(), answer.err

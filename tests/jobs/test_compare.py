@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from bayesncl.codes.dense import dense_codes
 from bayesncl.codes.estimator import ReadableCodes
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.novelty import SHRINKAGE, Novelty, entropy
@@ -44,7 +43,7 @@ def slow_parts(codes: ReadableCodes, fitted: np.ndarray, x: np.ndarray) -> np.nd
     covariance = np.cov(a.T, bias=True)
     covariance += SHRINKAGE * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
     away = [math.sqrt(r @ np.linalg.solve(covariance, r)) for r in b - a.mean(0)]
-    return np.array([entropy(dense_codes(codes, x)), away])
+    return np.array([entropy(codes.dense(x)), away])
 
 
 @pytest.mark.parametrize("held", [0, 40])
