@@ -28,6 +28,7 @@ from bayesncl.codes.preprocess import (
     Moments,
     load_rows,
     measure_moments,
+    prepare,
     read_rows,
     restore,
     unit_length,
@@ -36,14 +37,7 @@ from bayesncl.data.images import Progress, spread_evenly
 from bayesncl.device import find_device
 from bayesncl.errors import InputError, as_input_error, import_extra
 from bayesncl.inputs import as_numpy
-from bayesncl.io import (
-    check_output_file,
-    digest,
-    read_tensors,
-    tensor_bytes,
-    write_atomic,
-    write_saved,
-)
+from bayesncl.io import digest, read_tensors, tensor_bytes, write_atomic, write_saved
 from bayesncl.measure.neighbors import nearest
 from bayesncl.method.gates import top_k_mask
 from bayesncl.method.heads import HEADS, Factors, Features, Head
@@ -310,7 +304,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         for start in range(0, len(source), size):
             rows = slice(start, min(start + size, len(source)))
             n = rows.stop - start
-            block[:n] = read_rows(source, rows, self.moments_, device)
+            block[:n] = prepare(read_rows(source, rows, device), self.moments_)
             yield rows, self.select_active(head(block))[:n]
 
     def select_active(self, features: Features) -> Tensor:
@@ -391,8 +385,8 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     def save(self, path: Path | str) -> None:
         """Write a safetensors file with the options and a checksum in its metadata."""
         data = self._pack()[0]
-        check_output_file(Path(path))
-        write_atomic(path, data)
+        with as_input_error(f"cannot write {path}"):
+            write_atomic(path, data)
 
     def save_pretrained(self, folder: Path | str) -> None:
         """Write config.json and model.safetensors, the layout of the Hugging Face hub."""

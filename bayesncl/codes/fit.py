@@ -76,7 +76,10 @@ def fit(
     judged = f"{rows.held:,} held-out rows" if rows.held else fitted
     what = f"{plural(codes.n_components_, 'dimension')} by {codes.method}"
     took = duration(time.perf_counter() - began)
-    lines = [f"{out}: {what} in {took}, judged on {judged}:", *headlines(found)]
+    shown = [line for line in found.lines if line.value is not None or line.key == "collapsed"]
+    texts = [line.text for line in shown if line.key != "dense"]  # as prototypes always are
+    fill = partial(textwrap.fill, width=80, initial_indent="- ", subsequent_indent="  ")
+    lines = [f"{out}: {what} in {took}, judged on {judged}:", *map(fill, texts[:4])]
     print("\n".join(lines), flush=True)
     if codes.method == "prototypes" and splits_in_two(codes, x):
         display.note(FACTOR_NOTE)
@@ -134,14 +137,6 @@ def check_options(source: Path, kind: str, options: Options) -> None:
         if kind not in (kinds := APPLIES.get(name, ["photos"])):
             wanted = " or ".join(KINDS[each] for each in kinds)
             raise InputError(f"--{name} applies to {wanted}, and {source} is {KINDS[kind]}")
-
-
-def headlines(found: Verdict) -> list[str]:
-    """The four most important lines of a verdict, wrapped."""
-    lines = [line for line in found.lines if line.value is not None or line.key == "collapsed"]
-    texts = [line.text for line in lines if line.key != "dense"]  # as prototypes always are
-    fill = partial(textwrap.fill, width=80, initial_indent="- ", subsequent_indent="  ")
-    return [fill(text) for text in texts[:4]]
 
 
 def next_commands(about: About, out: Path) -> list[str]:

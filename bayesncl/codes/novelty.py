@@ -2,13 +2,13 @@
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from bayesncl.codes.estimator import ReadableCodes
 from bayesncl.codes.preprocess import load_rows
 from bayesncl.data.images import spread_evenly
 
 MAX_ROWS = 20_000  # fitted rows that the covariance is computed from, spread evenly
+CPU = torch.device("cpu")
 SHRINKAGE = 0.1  # of the mean eigenvalue, added to the covariance
 
 
@@ -29,7 +29,7 @@ class Novelty:
         self.codes = codes
         first = len(x) - held
         self.fitted = spread_evenly(first, MAX_ROWS)
-        rows = self._prepare(x[self.fitted])
+        rows = load_rows(x[self.fitted], None, codes.moments_, CPU)
         self.mean = rows.mean(0)
         rows -= self.mean
         covariance = (rows.T @ rows).double() / len(rows)
@@ -52,13 +52,11 @@ class Novelty:
 
     def _parts(self, x: np.ndarray, index: np.ndarray | None) -> np.ndarray:
         """Entropy and distance of each embedding, [2, M]."""
-        away = ((self._prepare(x) - self.mean) @ self.whitening).square().sum(1).double().numpy()
+        rows = load_rows(x, None, self.codes.moments_, CPU) - self.mean
+        away = (rows @ self.whitening).square().sum(1).double().numpy()
         if index is not None:  # the distance by a covariance without the row itself
             away = np.where(np.isin(index, self.fitted), away / (1 - away / len(self.fitted)), away)
         return np.stack([entropy(self.codes.dense(x)), np.sqrt(away)])
-
-    def _prepare(self, x: np.ndarray) -> Tensor:
-        return load_rows(x, None, self.codes.moments_, torch.device("cpu"))
 
 
 def entropy(z: np.ndarray) -> np.ndarray:

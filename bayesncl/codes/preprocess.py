@@ -43,7 +43,7 @@ def measure_moments(source: Any, chosen: Tensor | None = None) -> Moments:
     mean = torch.zeros(width, dtype=torch.float64, device=device)
     squares = torch.zeros_like(mean)
     for _, index in _blocks(source, chosen):
-        x = unit_length(_read(source, index, device).double())
+        x = unit_length(read_rows(source, index, device).double())
         n, center = len(x), x.mean(0)
         shift = center - mean
         between = shift.square() * (count * n / (count + n))
@@ -59,15 +59,11 @@ def measure_moments(source: Any, chosen: Tensor | None = None) -> Moments:
     return Moments(mean.cpu(), scale.cpu())
 
 
-def read_rows(
-    source: Any, index: slice | Tensor, moments: Moments, device: torch.device
-) -> Tensor:
-    """Prepared rows of `source`: float32 [n, F], or [n, F + 1] if F is small."""
-    return prepare(_read(source, index, device), moments)
-
-
 def prepare(x: Tensor, moments: Moments, like: Tensor | None = None) -> Tensor:
-    """Rows [n, F] at unit length, centered and scaled; `like` [n, F]: divide by their lengths."""
+    """Rows [n, F] at unit length, centered and scaled, float32; [n, F + 1] if F is small.
+
+    With `like` [n, F], they are divided by the lengths of its rows.
+    """
     if like is None:
         x = unit_length(x)
     else:
@@ -99,7 +95,7 @@ def load_rows(
         check_memory(4 * n * moments.width, f"{n:,} rows (max_samples draws fewer)")
     rows = torch.empty(n, moments.width, dtype=torch.float32, device=device)
     for target, index in _blocks(source, chosen):
-        rows[target] = read_rows(source, index, moments, device)
+        rows[target] = prepare(read_rows(source, index, device), moments)
     return rows
 
 
@@ -112,7 +108,7 @@ def _blocks(source: Any, chosen: Tensor | None) -> Iterator[tuple[slice, slice |
         yield target, target if chosen is None else chosen[target]
 
 
-def _read(source: Any, index: slice | Tensor, device: torch.device) -> Tensor:
+def read_rows(source: Any, index: slice | Tensor, device: torch.device) -> Tensor:
     """Rows as float32, or float64 where the source is more precise; refuses non-finite rows."""
     if isinstance(source, Tensor):
         x = source[index.to(source.device) if isinstance(index, Tensor) else index]

@@ -80,8 +80,9 @@ def write_features(path: Path, table: Table, long: bool = False) -> None:
     elif path.suffix == POINTS:
         write_atomic(path, "".join(_point(i, row, given) for i, row in enumerate(z)))
     elif path.name.endswith(SPARSEVEC):
-        given.pop("novelty", None)
-        write_table(path, given | {"codes": [_sparsevec(row) for row in z]})
+        given.pop("novelty", None)  # pgvector counts from 1
+        pairs = [",".join(f"{k + 1}:{_cell(row[k])}" for k in np.flatnonzero(row)) for row in z]
+        write_table(path, given | {"codes": [f"{{{text}}}/{z.shape[1]}" for text in pairs]})
     elif long:
         rows, dims = (index.tolist() for index in np.nonzero(z))
         long_table: dict[str, Any] = {"image": [table.names[i] for i in rows], "dimension": dims}
@@ -89,12 +90,6 @@ def write_features(path: Path, table: Table, long: bool = False) -> None:
         write_table(path, long_table)
     else:
         write_table(path, given | dict(zip(headings, z.T.copy())))
-
-
-def _sparsevec(row: np.ndarray) -> str:
-    """A row in the text form of pgvector, which counts from 1."""
-    pairs = ",".join(f"{k + 1}:{_cell(row[k])}" for k in np.flatnonzero(row))
-    return f"{{{pairs}}}/{len(row)}"
 
 
 def _point(i: int, row: np.ndarray, given: Mapping[str, Sequence[Any]]) -> str:

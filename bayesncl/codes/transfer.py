@@ -35,7 +35,14 @@ def carry_names(old: CodesFolder, new: CodesFolder) -> tuple[Annotations, list[s
     names, into = old.names(), new.names()
     if not names.dimensions or names.fingerprint == into.fingerprint:
         return into, []
-    return transfer_names(names, into, match_dimensions(*shared_codes(old, new)))
+    index = new.rows().index
+    pairs = [(i, index[name]) for i, name in enumerate(old.rows().names) if name in index]
+    if len(pairs) < MIN_SHARED:
+        need = f"names move by at least {MIN_SHARED} shared images"
+        raise InputError(f"{old} and {new} have {len(pairs)} images in common: {need}")
+    shared = zip((old, new), np.array(pairs)[spread_evenly(len(pairs), MAX_SHARED)].T)
+    codes = (folder.codes().dense(folder.embeddings()[rows]) for folder, rows in shared)
+    return transfer_names(names, into, match_dimensions(*codes))
 
 
 def match_dimensions(a: np.ndarray, b: np.ndarray) -> list[Match]:
@@ -84,16 +91,3 @@ def _describe(k: int, name: str, match: Match) -> str:
     elif match.cosine >= SAME:
         best += f", but its strongest images keep {100 * match.strength:.0f} % of their strength"
     return f"- not moved: z{k} {name!r} ({best if match.cosine > 0 else 'no match'})"
-
-
-def shared_codes(old: CodesFolder, new: CodesFolder) -> tuple[np.ndarray, np.ndarray]:
-    """Codes [N, D] and [N, E] of the images, found by name, that are in both folders."""
-    index = new.rows().index
-    pairs = [(i, index[name]) for i, name in enumerate(old.rows().names) if name in index]
-    if len(pairs) < MIN_SHARED:
-        need = f"names move by at least {MIN_SHARED} shared images"
-        raise InputError(f"{old} and {new} have {len(pairs)} images in common: {need}")
-    chosen = np.array(pairs)[spread_evenly(len(pairs), MAX_SHARED)]
-    both = zip((old, new), chosen.T)
-    a, b = (f.codes().dense(f.embeddings()[rows]) for f, rows in both)
-    return a, b
