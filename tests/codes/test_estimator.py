@@ -1,8 +1,10 @@
-"""ReadableCodes: its codes, its scikit-learn interface, and the input it refuses."""
+"""ReadableCodes: its codes, files and scikit-learn interface, and the input it refuses."""
 
 import copy
+import json
 import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -236,6 +238,66 @@ def test_long_neighbor_search_is_saved(tmp_path: Path, monkeypatch: pytest.Monke
     path.write_bytes(b"damaged")
     make_codes().fit(make_rows(), neighbors_file=path)
     assert len(searches) == 4
+
+
+# ---- files
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_round_trip(tmp_path: Path, method: str) -> None:
+    x = make_rows()
+    x[:, 3] = 7.0  # a constant column
+    fitted = make_codes(8, 5, method=method, seed=np.int64(3)).fit(x)
+    z = fitted.transform(x)
+    fitted.save(tmp_path / "a.safetensors")
+    fitted.save_pretrained(tmp_path / "folder")
+    names = {path.name for path in (tmp_path / "folder").iterdir()}
+    assert names == {"config.json", "model.safetensors"}
+    assert json.loads((tmp_path / "folder/config.json").read_text())["params"]["method"] == method
+    for again in (
+        ReadableCodes.load(tmp_path / "a.safetensors"),
+        ReadableCodes.from_pretrained(tmp_path / "folder"),
+    ):
+        assert (again.transform(x) == z).all()
+        assert again.get_params() == fitted.get_params()
+        assert (again.n_iter_, again.n_components_, again.n_features_in_) == (5, 8, 20)
+    again.save(tmp_path / "b.safetensors")
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+
+
+def test_the_method_of_the_fit_is_saved(tmp_path: Path) -> None:
+    fitted = make_codes(8, 2, method="sae").fit(make_rows()).set_params(method="csr")
+    fitted.save(tmp_path / "x.safetensors")
+    assert ReadableCodes.load(tmp_path / "x.safetensors").method == "sae"
+
+
+def test_every_damaged_byte_is_noticed(tmp_path: Path, fitted: dict[str, ReadableCodes]) -> None:
+    fitted["prototypes"].save(tmp_path / "x")
+    good = (tmp_path / "x").read_bytes()
+    flips = [0, 9, *np.random.default_rng(0).integers(0, len(good), 40).tolist(), len(good) - 1]
+    spoiled = [good[:i] + bytes([good[i] ^ 0x10]) + good[i + 1 :] for i in flips]
+    for bad in spoiled + [good[:end] for end in (0, 7, 100, len(good) - 1)]:
+        (tmp_path / "y").write_bytes(bad)
+        with pytest.raises(InputError):
+            ReadableCodes.load(tmp_path / "y")
+
+
+def test_paths_that_cannot_be_used(
+    tmp_path: Path, fitted: dict[str, ReadableCodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    small = fitted["prototypes"]
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    for act, argument, message in (
+        (small.save, tmp_path / "none" / "x", "cannot write"),
+        (small.save, tmp_path, "cannot write"),
+        (small.save_pretrained, tmp_path / "file", "cannot write"),
+        (ReadableCodes.load, tmp_path / "missing", "no such file"),
+        (ReadableCodes.from_pretrained, tmp_path, "no such file"),
+        (ReadableCodes.from_pretrained, "somebody/codes", "hub"),
+    ):
+        with pytest.raises(InputError, match=message):
+            act(argument)
 
 
 # ---- interruptions

@@ -113,14 +113,3 @@ def test_onnx_file_with_a_fixed_batch(onnx, tmp_path: Path) -> None:
     for name, options in (("net", {"size": 64}), ("flat", {}), ("text", {})):
         with pytest.raises(InputError, match=f"{name}.onnx"):
             open_encoder(Request(str(tmp_path / f"{name}.onnx"), **options))
-
-
-def test_full_disk_while_exporting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("bayesncl.codes.export.import_extra", lambda name, missing: None)
-    monkeypatch.setattr(torch.onnx, "export", full)
-    with pytest.raises(InputError, match="TMPDIR"):
-        export(build_model(tiny_recipe("ncl")), tmp_path / "m.onnx")
-    assert not list(tmp_path.iterdir())

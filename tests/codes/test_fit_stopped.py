@@ -13,12 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import bayesncl
-from bayesncl.codes import encoders, sources
+from bayesncl.codes import encoders, estimator, sources
 from bayesncl.codes import fit as fit_module
 from bayesncl.codes import folder as folder_module
 from bayesncl.codes.folder import CodesFolder
-from bayesncl.codes.sources import EmbeddingCache
 from tests.codes.test_fit import COMPONENTS, FIT, NET, check_rows, clusters, embedded, stop
 from tests.commands import draw_folder, refused
 
@@ -31,22 +29,26 @@ def contents(folder: Path | str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}
 
 
-def test_killed_while_embedding(
-    run, tmp_path: Path, embedded: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left")])
+def test_stopped_while_embedding(
+    error: BaseException, run, tmp_path: Path, embedded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is embedded stays, but for damaged files of the log."""
+    """By a kill or a full disk: what is embedded stays, but for damaged files of the log."""
     pictures = draw_folder(tmp_path / "pictures")
     monkeypatch.setattr(encoders, "BATCH_SIZE", {"cpu": 4})
     monkeypatch.setattr(sources, "LOG_SECONDS", 0)
-    real = EmbeddingCache._write_part
+    real = sources.write_saved
 
-    def die(own, *args):
-        stop() if len(list(own.log.glob("*"))) == 4 else real(own, *args)
+    def fail(path, *args, **options):
+        if path.stem == "000004":
+            raise error
+        real(path, *args, **options)
 
     command = ("fit", "pictures", "-o", "codes", *FIT)
     with monkeypatch.context() as patch:
-        patch.setattr(EmbeddingCache, "_write_part", die)
-        assert run(*command).status == 130
+        patch.setattr(sources, "write_saved", fail)
+        answer = run(*command)
+    assert answer.status == 130 or "No space" in refused(answer)
     refused(run("measure", "codes", "--quiet"), "codes")
     one, two = sorted(CodesFolder("codes").log.iterdir())[1:3]
     one.write_bytes(one.read_bytes()[:-7])
@@ -61,44 +63,15 @@ def test_killed_while_embedding(
     assert contents("codes") == contents("whole")
 
 
-def test_full_disk_while_embedding(
-    run, tmp_path: Path, embedded: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draw_folder(tmp_path / "pictures")
-    monkeypatch.setattr(encoders, "BATCH_SIZE", {"cpu": 4})
-    monkeypatch.setattr(sources, "LOG_SECONDS", 0)
-    real = sources.write_saved
-
-    def full(path, *args, **options):
-        if path.stem == "000004":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(path, *args, **options)
-
-    command = ("fit", "pictures", "-o", "codes", *FIT)
-    with monkeypatch.context() as patch:
-        patch.setattr(sources, "write_saved", full)
-        refused(run(*command), "No space")
-    embedded.clear()
-    assert run(*command).status == 0
-    assert len(embedded) == 8
-    check_rows("codes", tmp_path / "pictures")
-
-
 def test_stopped_fit_ends_in_the_same_codes(run, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save("x.npy", clusters()[0])
     command = ("fit", "x.npy", COMPONENTS, "4", "--quiet", "-o")
     assert run(*command, "whole").status == 0
-    real = bayesncl.ReadableCodes.fit
-
-    def stopped(self, x, **options):
-        def progress(done, total, what):
-            if what == "training" and done == 20:
-                raise KeyboardInterrupt
-
-        return real(self, x, **options | {"progress": progress})
-
+    steps = iter(range(20))  # of training, before Ctrl-C
+    real = estimator.warmup_cosine
+    stopped = lambda *args, **options: stop() if next(steps, None) is None else real(*args, **options)  # noqa: E731
     for target, name, stand_in in (
-        (bayesncl.ReadableCodes, "fit", stopped), (fit_module, "verdict", stop)
+        (estimator, "warmup_cosine", stopped), (fit_module, "verdict", stop)
     ):  # fmt: skip
         with monkeypatch.context() as patch:
             patch.setattr(target, name, stand_in)

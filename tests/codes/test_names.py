@@ -1,4 +1,4 @@
-"""names.json: round trip, merging, and invalid files."""
+"""names.json: round trip, merging, and texts of other people."""
 
 import itertools
 import json
@@ -6,14 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bayesncl.codes.names import (
-    Annotations,
-    Entry,
-    find_names,
-    merge_names,
-    read_names,
-    write_names,
-)
+from bayesncl.codes.names import Annotations, Entry, merge_names, read_names, write_names
 from bayesncl.errors import InputError
 
 ANN = Entry("autumn forest", "leaves, mostly", "readable", "Ann", "2026-05-01T10:00:00Z")
@@ -22,11 +15,6 @@ BEN = Entry("Wald", "", "mixed", "Ben", "2026-05-02T10:00:00Z")
 
 def annotate(**entries: list[Entry]) -> Annotations:
     return Annotations("abcd", "NCL", 256, {int(k[1:]): e for k, e in entries.items()})
-
-
-def write(path: Path, codes: object) -> Path:
-    path.write_text(json.dumps({"format": "bayesncl-names-1", "codes": codes}))
-    return path
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -56,38 +44,10 @@ def test_columns_are_distinct_and_the_most_frequent_name_wins() -> None:
     assert names.columns(5) == expected
 
 
-def test_names_of_other_codes_are_refused() -> None:
-    assert find_names([annotate()], "abcd", 256).run == "NCL"
-    with pytest.raises(InputError, match="abcd"):
-        find_names([annotate()], "ffff", 256)
-    with pytest.raises(InputError, match="12"):
-        find_names([annotate()], "abcd", 12)
-
-
 def test_texts_are_cut_and_made_printable(tmp_path: Path) -> None:
     entry = {"name": "x" * 10_000, "note": "a\nb\x1b[31m", "mark": "<script>", "author": "A"}
     codes = [{"fingerprint": "a", "dims": 3, "dimensions": {"1": [entry]}}]
-    (names,) = read_names(write(tmp_path / "names.json", codes))
+    text = json.dumps({"format": "bayesncl-names-1", "codes": codes})
+    (tmp_path / "names.json").write_text(text)
+    (names,) = read_names(tmp_path / "names.json")
     assert names.dimensions[1] == [Entry("x" * 120, "a\nb [31m", "", "A", "")]
-
-
-@pytest.mark.parametrize(
-    "codes",
-    [
-        None, [None], [{}], [{"dims": 3}], [{"dims": "x", "dimensions": {}}],
-        [{"dims": 3, "dimensions": {"3": []}}], [{"dims": 3, "dimensions": {"__proto__": []}}],
-        [{"dims": 3, "dimensions": {"-1": []}}], [{"dims": 3, "dimensions": {"1": ["x"]}}],
-        [{"dims": 3, "dimensions": []}],
-    ],
-)  # fmt: skip
-def test_wrong_types_are_input_errors(codes: object, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"names\.json"):
-        read_names(write(tmp_path / "names.json", codes))
-
-
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"[" * 100_000, b'{"format": 1}', b"\xff"])
-def test_other_files_are_input_errors(text: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "names.json"
-    path.write_bytes(text)
-    with pytest.raises(InputError, match=r"names\.json"):
-        read_names(path)
