@@ -295,7 +295,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return out
 
     @torch.inference_mode()
-    def _encode(self, source: Any) -> Iterator[tuple[slice, Tensor]]:
+    def _encode(self, source: np.ndarray) -> Iterator[tuple[slice, Tensor]]:
         """Codes, block by block. All blocks have one shape, so sums do not depend on the batch."""
         device = find_device(self.device)
         head = self.head_ if device.type == "cpu" else copy.deepcopy(self.head_).to(device)
@@ -304,7 +304,7 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         for start in range(0, len(source), size):
             rows = slice(start, min(start + size, len(source)))
             n = rows.stop - start
-            block[:n] = prepare(read_rows(source, rows, device), self.moments_)
+            block[:n] = prepare(read_rows(source, rows).to(device), self.moments_)
             yield rows, self.select_active(head(block))[:n]
 
     def select_active(self, features: Features) -> Tensor:
@@ -492,21 +492,14 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         if not self.unit_norm and not hasattr(head, "decode"):
             raise InputError(f"unit_norm=False needs sae or csr, got {self.method}")
 
-    def _as_rows(self, X: Any, *, reset: bool) -> Any:
-        """X as a numeric matrix without a copy; its columns are recorded (`reset`) or compared."""
-        if isinstance(X, Tensor):
-            if X.ndim != 2 or X.is_complex() or X.layout != torch.strided:
-                kind = f"{X.layout} {X.dtype} {list(X.shape)}"
-                raise InputError(f"X must be a dense matrix [N, F] of real numbers, got {kind}")
-            X = validate_data(self, X.detach(), reset=reset, skip_check_array=True)
-        else:
-            # finiteness is checked block by block: scikit-learn's check may copy the whole array
-            X = validate_data(self, X, reset=reset, dtype="numeric", ensure_all_finite=False)
-            if X.dtype.kind not in "fiub":
-                raise InputError(f"X must contain real numbers, got {X.dtype}")
-        if reset and len(X) < 2:
-            raise InputError(f"n_samples={len(X)}: at least 2 rows are needed")
-        return X
+    def _as_rows(self, X: Any, *, reset: bool) -> np.ndarray:
+        """X as a numeric array without a copy; its columns are recorded (`reset`) or compared."""
+        # finiteness is checked block by block: scikit-learn's check may copy the whole array
+        found: np.ndarray = validate_data(
+            self, as_numpy(X) if isinstance(X, Tensor) else X, reset=reset, dtype="numeric",
+            ensure_all_finite=False, ensure_min_samples=1 + reset,
+        )  # fmt: skip
+        return found
 
     def _find_partners(
         self, rows: Tensor, moments: Moments, path: Path | str | None, progress: Progress

@@ -9,7 +9,7 @@ standardized and get a constant extra column, through which the cosine sees thei
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from bayesncl.inputs import check_memory
 from bayesncl.measure.labelfree import MIN_DIRECTION_COLUMNS
 
 BYTES_PER_BLOCK = 64 << 20
+
+Index = slice | np.ndarray
 
 
 class Moments(NamedTuple):
@@ -35,15 +37,14 @@ class Moments(NamedTuple):
         return len(self.mean) + (len(self.mean) < MIN_DIRECTION_COLUMNS)
 
 
-def measure_moments(source: Any, chosen: Tensor | None = None) -> Moments:
+def measure_moments(source: np.ndarray, chosen: Tensor | None = None) -> Moments:
     """Moments of `source` [N, F], or of its rows `chosen`, in one pass over blocks."""
     width = source.shape[1]
-    device = source.device if isinstance(source, Tensor) else torch.device("cpu")
     count = 0
-    mean = torch.zeros(width, dtype=torch.float64, device=device)
+    mean = torch.zeros(width, dtype=torch.float64)
     squares = torch.zeros_like(mean)
     for _, index in _blocks(source, chosen):
-        x = unit_length(read_rows(source, index, device).double())
+        x = unit_length(read_rows(source, index).double())
         n, center = len(x), x.mean(0)
         shift = center - mean
         between = shift.square() * (count * n / (count + n))
@@ -56,7 +57,7 @@ def measure_moments(source: Any, chosen: Tensor | None = None) -> Moments:
         raise InputError(f"all {count} rows of X are the same")
     least = deviation[varies].median() if width >= MIN_DIRECTION_COLUMNS else 0.0
     scale = torch.where(varies, 1 / deviation.clamp_min(least), 0.0)
-    return Moments(mean.cpu(), scale.cpu())
+    return Moments(mean, scale)
 
 
 def prepare(x: Tensor, moments: Moments, like: Tensor | None = None) -> Tensor:
@@ -87,7 +88,7 @@ def unit_length(x: Tensor) -> Tensor:
 
 
 def load_rows(
-    source: Any, chosen: Tensor | None, moments: Moments, device: torch.device
+    source: np.ndarray, chosen: Tensor | None, moments: Moments, device: torch.device
 ) -> Tensor:
     """The prepared rows of `source`, or those `chosen`, in one tensor."""
     n = len(source) if chosen is None else len(chosen)
@@ -95,32 +96,26 @@ def load_rows(
         check_memory(4 * n * moments.width, f"{n:,} rows (max_samples draws fewer)")
     rows = torch.empty(n, moments.width, dtype=torch.float32, device=device)
     for target, index in _blocks(source, chosen):
-        rows[target] = prepare(read_rows(source, index, device), moments)
+        rows[target] = prepare(read_rows(source, index).to(device), moments)
     return rows
 
 
-def _blocks(source: Any, chosen: Tensor | None) -> Iterator[tuple[slice, slice | Tensor]]:
+def _blocks(source: np.ndarray, chosen: Tensor | None) -> Iterator[tuple[slice, Index]]:
     """Slices of the wanted rows, each with the index of these rows in `source`."""
     n = len(source) if chosen is None else len(chosen)
     size = max(1, BYTES_PER_BLOCK // (8 * source.shape[1]))
     for start in range(0, n, size):
         target = slice(start, min(start + size, n))
-        yield target, target if chosen is None else chosen[target]
+        yield target, target if chosen is None else chosen[target].numpy()
 
 
-def read_rows(source: Any, index: slice | Tensor, device: torch.device) -> Tensor:
+def read_rows(source: np.ndarray, index: Index) -> Tensor:
     """Rows as float32, or float64 where the source is more precise; refuses non-finite rows."""
-    if isinstance(source, Tensor):
-        x = source[index.to(source.device) if isinstance(index, Tensor) else index]
-        exact = x.dtype in (torch.float64, torch.int64, torch.int32)
-        x = x.to(device, torch.float64 if exact else torch.float32)
-    else:
-        block = source[index.cpu().numpy() if isinstance(index, Tensor) else index]
-        exact = block.dtype.itemsize > 2 and block.dtype != np.float32
-        x = torch.from_numpy(np.array(block, np.float64 if exact else np.float32)).to(device)
+    exact = source.dtype.itemsize > 2 and source.dtype != np.float32
+    x = torch.from_numpy(np.array(source[index], np.float64 if exact else np.float32))
     bad = (~torch.isfinite(x.norm(dim=1))).nonzero()
     if len(bad):
         first = int(bad[0])
-        row = int(index[first]) if isinstance(index, Tensor) else first + (index.start or 0)
+        row = first + index.start if isinstance(index, slice) else index[first]
         raise InputError(f"X contains NaN, infinity or values above 1e19, first in row {row}")
     return x

@@ -67,9 +67,11 @@ def test_stopped_fit_ends_in_the_same_codes(run, monkeypatch: pytest.MonkeyPatch
     np.save("x.npy", clusters()[0])
     command = ("fit", "x.npy", COMPONENTS, "4", "--quiet", "-o")
     assert run(*command, "whole").status == 0
-    steps = iter(range(20))  # of training, before Ctrl-C
     real = estimator.warmup_cosine
-    stopped = lambda *args, **options: stop() if next(steps, None) is None else real(*args, **options)  # noqa: E731
+
+    def stopped(step, *args, **options):
+        return stop() if step > 20 else real(step, *args, **options)
+
     for target, name, stand_in in (
         (estimator, "warmup_cosine", stopped), (fit_module, "verdict", stop)
     ):  # fmt: skip
