@@ -116,10 +116,9 @@ def find_source(source: Path, out: Path) -> str:
         raise InputError(f"{shown} was written by fit: use the photos or array it was fitted on")
     if out.is_dir() and not is_codes(out) and not (out / ".new").exists():
         own = (".", "embeddings.part", "neighbors.")
-        for path in out.iterdir():
-            if not path.name.startswith(own):
-                what = f"it contains {printable(path.name)}"
-                raise InputError(f"{out} was not written by fit ({what}): choose another folder")
+        if others := [path.name for path in out.iterdir() if not path.name.startswith(own)]:
+            what = f"it contains {printable(others[0])}"
+            raise InputError(f"{out} was not written by fit ({what}): choose another folder")
     if source.is_dir():
         run = RunFolder(source)
         return "run" if run.recipe_file.is_file() or run.weights.is_file() else "photos"
