@@ -497,8 +497,10 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         # finiteness is checked block by block: scikit-learn's check may copy the whole array
         found: np.ndarray = validate_data(
             self, as_numpy(X) if isinstance(X, Tensor) else X, reset=reset, dtype="numeric",
-            ensure_all_finite=False, ensure_min_samples=1 + reset,
+            ensure_all_finite=False,
         )  # fmt: skip
+        if reset and len(found) < 2:
+            raise InputError(f"n_samples={len(found)}: at least 2 rows are needed")
         return found
 
     def _find_partners(

@@ -21,9 +21,6 @@ from bayesncl.codes.encoders import (
     same_signature,
 )
 from bayesncl.errors import InputError
-from bayesncl.method.encoder import build_model
-from bayesncl.training.run_folder import model_bytes
-from tests.conftest import tiny_recipe
 
 RNG = np.random.default_rng(0)
 
@@ -146,18 +143,6 @@ def test_weights_from_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     ):  # fmt: skip
         with pytest.raises(InputError, match=keyword):
             encoder(Net(), monkeypatch, weights=str(tmp_path / name))
-
-
-def test_run_as_encoder(tmp_path: Path) -> None:
-    model = build_model(tiny_recipe("ncl"))
-    (tmp_path / "model.safetensors").write_bytes(model_bytes(model))
-    photo = Image.fromarray(RNG.integers(0, 256, (16, 16, 3), dtype=np.uint8))
-    for spec in (tmp_path, tmp_path / "model.safetensors"):
-        found = open_encoder(Request(str(spec)))
-        pixels = torch.from_numpy(found.prepare(photo).copy())[None]
-        with torch.no_grad():
-            h = model.eval().backbone(model.normalize_pixels(pixels))
-        np.testing.assert_allclose(found.embed(found.prepare(photo)[None]), h, atol=1e-5)
     with pytest.raises(InputError, match="--weights"):
         open_encoder(Request(str(tmp_path), weights="w.pt"))
 

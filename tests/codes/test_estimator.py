@@ -339,7 +339,7 @@ def test_bad_options(options: dict[str, object]) -> None:
     ("x", "message"),
     [
         (np.ones((10, 4)), "same"),
-        (np.ones((1, 4)), "1 sample"),
+        (np.ones((1, 4)), "n_samples=1"),
         (np.where(np.eye(30) > 0, np.nan, 1.0), "row 0"),
         (np.where(np.arange(90).reshape(30, 3) == 13, np.inf, 1.0), "row 4"),
         (np.float32([[1, 2], [3, 1e25]]).repeat(9, 1), "row 1"),  # its square overflows

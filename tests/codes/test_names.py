@@ -1,15 +1,23 @@
-"""names.json: round trip, merging, and texts of other people."""
+"""names.json: round trip, merging, texts of others; names stay when codes are fitted again."""
 
 import itertools
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import bayesncl
+from bayesncl.codes.estimator import ReadableCodes
+from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.names import Annotations, Entry, merge_names, read_names, write_names
+from bayesncl.codes.transfer import Match, match_dimensions, transfer_names
 from bayesncl.errors import InputError
+from tests.conftest import unit_length
 
-ANN = Entry("autumn forest", "leaves, mostly", "readable", "Ann", "2026-05-01T10:00:00Z")
+RNG = np.random.default_rng(0)
+ANN = Entry("red", author="Ann", time="2026-01-01")
+ANNE = Entry("autumn forest", "leaves, mostly", "readable", "Ann", "2026-05-01T10:00:00Z")
 BEN = Entry("Wald", "", "mixed", "Ben", "2026-05-02T10:00:00Z")
 
 
@@ -19,27 +27,27 @@ def annotate(**entries: list[Entry]) -> Annotations:
 
 def test_round_trip(tmp_path: Path) -> None:
     odd = Entry("C:\\x", "two\nlines \\n", "", "Ann", "t")
-    names = [annotate(d17=[ANN, BEN], d3=[odd]), Annotations("efgh", "CL", 8)]
+    names = [annotate(d17=[ANNE, BEN], d3=[odd]), Annotations("efgh", "CL", 8)]
     write_names(tmp_path / "names.json", names)
     assert read_names(tmp_path / "names.json") == names
 
 
 def test_merging_keeps_the_newest_entry_of_every_author_in_any_order() -> None:
     newer = Entry("birch", "", "", "Ann", "2026-06-01T10:00:00Z")
-    files = [annotate(d17=[ANN]), annotate(d17=[BEN], d4=[BEN]), annotate(d17=[newer])]
+    files = [annotate(d17=[ANNE]), annotate(d17=[BEN], d4=[BEN]), annotate(d17=[newer])]
     for order in itertools.permutations(files):
         (merged,) = merge_names(order)
         assert merged.dimensions == {17: [BEN, newer], 4: [BEN]}
-    same_time = Entry("pine", "", "", "Ann", ANN.time)
-    (merged,) = merge_names([annotate(d1=[ANN, same_time, ANN])])
-    assert merged.dimensions[1] == [ANN, same_time]
+    same_time = Entry("pine", "", "", "Ann", ANNE.time)
+    (merged,) = merge_names([annotate(d1=[ANNE, same_time, ANNE])])
+    assert merged.dimensions[1] == [ANNE, same_time]
     with pytest.raises(InputError, match="256 and 12"):
         merge_names([annotate(), Annotations("abcd", "NCL", 12)])
 
 
 def test_columns_are_distinct_and_the_most_frequent_name_wins() -> None:
     carl = Entry("wald", "", "", "Carl", "2026-01-01T10:00:00Z")
-    names = annotate(d0=[ANN, BEN, carl], d1=[ANN], d2=[ANN], d4=[Entry(name="z3")])
+    names = annotate(d0=[ANNE, BEN, carl], d1=[ANNE], d2=[ANNE], d4=[Entry(name="z3")])
     expected = ["Wald", "autumn forest (z1)", "autumn forest (z2)", "z3 (z3)", "z3 (z4)"]
     assert names.columns(5) == expected
 
@@ -51,3 +59,92 @@ def test_texts_are_cut_and_made_printable(tmp_path: Path) -> None:
     (tmp_path / "names.json").write_text(text)
     (names,) = read_names(tmp_path / "names.json")
     assert names.dimensions[1] == [Entry("x" * 120, "a\nb [31m", "", "A", "")]
+
+
+def blobs(n: int, classes: int = 4) -> np.ndarray:
+    """Rows around far-apart centers, the same for any n."""
+    rng = np.random.default_rng(1)
+    centers = rng.normal(0, 1, (classes, 24))
+    return (centers[np.arange(n) % classes] + 0.2 * rng.normal(0, 1, (n, 24))).astype(np.float32)
+
+
+def test_doubtful_names_are_listed_and_not_moved() -> None:
+    named = {0: [ANN], 1: [Entry("red")], 2: [Entry("blue")], 3: [Entry("low")], 4: [Entry("pale")]}
+    old = Annotations("old", "", 5, named)
+    new = Annotations("new", "", 4, {3: [Entry("rot", author="Ben")]})
+    matches = [Match(3, 0.9, 1), Match(3, 0.8, 1), Match(3, 0.85, 1), Match(1, 0.6, 1)]
+    names, result = transfer_names(old, new, [*matches, Match(2, 0.9, 0.5)])
+    assert [entry.name for entry in names.dimensions[3]] == ["rot", "red"]
+    assert set(names.dimensions) == {3} and "2 of 5 moved" in result[0]
+    reasons = {"'blue' (best match z3": "another name", "'low'": "0.60", "'pale'": "50 %"}
+    for line, (name, reason) in zip(result[1:], reasons.items(), strict=True):
+        assert name in line and reason in line
+    assert new.dimensions == {3: [Entry("rot", author="Ben")]}  # unchanged
+
+
+def test_matches_against_a_loop() -> None:
+    a, b = RNG.random((40, 5)), RNG.random((40, 6))
+    b[:, 4], b[:, 0] = a[:, 2], 0
+    a, b = unit_length(a), unit_length(b)
+    found = match_dimensions(a, b)
+    squares = [unit_length(z**2) for z in (a, b)]
+    for k, match in enumerate(found):
+        cosines = [
+            squares[0][:, k] @ q / max(np.linalg.norm(squares[0][:, k]) * np.linalg.norm(q), 1e-9)
+            for q in squares[1].T
+        ]
+        assert match.dimension == np.argmax(cosines)
+        assert match.cosine == pytest.approx(max(cosines), abs=1e-5)
+        top = sorted(range(40), key=lambda i: -a[i, k])[:10]
+        z = b[:, match.dimension]
+        assert match.strength == pytest.approx(z[top].mean() / np.sort(z)[-10:].mean(), abs=1e-5)
+    assert found[2].dimension == 4 and found[2].certain
+
+
+def strongest_class(codes: ReadableCodes, x: np.ndarray) -> np.ndarray:
+    """The blob of the strongest image of each dimension."""
+    found: np.ndarray = codes.transform(x).argmax(0) % 4
+    return found
+
+
+def test_a_refit_with_more_rows_keeps_the_names(run, tmp_path: Path) -> None:
+    fit = ("fit", "x.npy", "-o", "codes", "--components", "8", "--quiet")
+    x, more = blobs(300), blobs(360)[:, ::-1]  # other embeddings of the same images, and new ones
+    np.save("x.npy", x)
+    assert run(*fit).status == 0
+    folder = CodesFolder("codes")
+    before = folder.names()
+    of_blob = enumerate(strongest_class(folder.codes(), x))
+    before.dimensions = {k: [Entry(f"blob {c}", author="Ann")] for k, c in of_blob}
+    write_names(folder.names_file, [before])
+    np.save("x.npy", more)
+    assert run(*fit).status == 0
+    after, codes = folder.names(), folder.codes()
+    assert after.fingerprint != before.fingerprint
+    assert len(after.dimensions) >= 6
+    for k, c in enumerate(strongest_class(codes, more)):
+        assert after.name(k) in ("", f"blob {c}")
+    assert before in folder.all_names()  # the old ones are still in the file
+    assert codes.get_feature_names_out().tolist() == after.columns(8)
+    assert run("embed", "codes", "x.npy", "-o", "e.csv", "--quiet").status == 0
+    assert Path("e.csv").read_text().split("\n")[0] == ",".join(["name", "novelty", *after.columns(8)])
+    assert run(*fit).status == 0 and folder.names() == after  # the same fit changes nothing
+
+
+def test_columns_have_one_spelling(run, tmp_path: Path) -> None:
+    np.save("x.npy", blobs(60))
+    assert run("fit", "x.npy", "-o", "codes", "--components", "3", "--quiet").status == 0
+    model = bayesncl.load("codes")
+    assert model.codes.get_feature_names_out().tolist() == ["z0", "z1", "z2"]
+    pytest.importorskip("pandas")
+    found = model.codes.set_output(transform="pandas").transform(blobs(6))
+    assert list(found.columns) == ["z0", "z1", "z2"]
+
+
+def test_a_damaged_names_file_is_refused_before_the_work(run, tmp_path: Path) -> None:
+    np.save("x.npy", blobs(60))
+    fit = ("fit", "x.npy", "-o", "codes", "--components", "3", "--quiet")
+    assert run(*fit).status == 0
+    Path("codes/names.json").write_text("{")
+    assert run(*fit).status == 2
+    assert Path("codes/names.json").read_text() == "{"
