@@ -408,12 +408,10 @@ def open_module(request: Request, device: torch.device | str, notify: Notify) ->
     if request.weights is not None:
         request = load_weights(network, request)
     preprocess = getattr(network, "preprocess", None) or {}
-    if callable(preprocess):
-        view = View(mirror=bool(request.mirror))
-        return PhotoEncoder(request, view, network, device, preprocess)
+    transform = preprocess if callable(preprocess) else None
     with as_input_error(f"--encoder {request.spec}: invalid preprocess", Exception):
-        own = make_view(**preprocess)
-    return PhotoEncoder(request, request.view(own), network, device)
+        own = View() if transform else make_view(**preprocess)
+    return PhotoEncoder(request, request.view(own), network, device, transform)
 
 
 def open_run(request: Request, device: torch.device | str, notify: Notify) -> PhotoEncoder:

@@ -34,8 +34,6 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(InputError, match="pip install onnx"):
         export(build_model(tiny_recipe()), tmp_path / "m.onnx")
-    with pytest.raises(InputError, match=r"\.onnx"):
-        export(build_model(tiny_recipe()), tmp_path / "m.pt")
     (tmp_path / "m.onnx").write_bytes(b"x")
     with pytest.raises(InputError, match="pip install onnxruntime"):
         open_encoder(Request(str(tmp_path / "m.onnx")))

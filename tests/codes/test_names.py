@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import bayesncl
 from bayesncl.codes.estimator import ReadableCodes
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.names import Annotations, Entry, merge_names, read_names, write_names
@@ -129,16 +128,6 @@ def test_a_refit_with_more_rows_keeps_the_names(run, tmp_path: Path) -> None:
     assert run("embed", "codes", "x.npy", "-o", "e.csv", "--quiet").status == 0
     assert Path("e.csv").read_text().split("\n")[0] == ",".join(["name", "novelty", *after.columns(8)])
     assert run(*fit).status == 0 and folder.names() == after  # the same fit changes nothing
-
-
-def test_columns_have_one_spelling(run, tmp_path: Path) -> None:
-    np.save("x.npy", blobs(60))
-    assert run("fit", "x.npy", "-o", "codes", "--components", "3", "--quiet").status == 0
-    model = bayesncl.load("codes")
-    assert model.codes.get_feature_names_out().tolist() == ["z0", "z1", "z2"]
-    pytest.importorskip("pandas")
-    found = model.codes.set_output(transform="pandas").transform(blobs(6))
-    assert list(found.columns) == ["z0", "z1", "z2"]
 
 
 def test_a_damaged_names_file_is_refused_before_the_work(run, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from PIL import Image
 import bayesncl
 from bayesncl.codes.open import PhotoCodes
 from bayesncl.errors import InputError
-from bayesncl.measure.verdict import verdict
 from tests.commands import draw_folder
 
 NAME = "<i>green</i>"
@@ -77,6 +76,3 @@ def test_a_verdict_is_a_table(codes: PhotoCodes) -> None:
     assert shown.count("<tr") == len(tree["lines"]) and tree["lines"][0]["figure"] in shown
     Path("codes/verdict.json").unlink()
     assert "codes" in codes._repr_html_()
-    y = np.arange(60) % 3
-    found = verdict(np.eye(3)[y], y, label_names=["<b>", "ant", "bee"])
-    assert "&lt;b&gt;" in found._repr_html_() and "(<b>)" not in found._repr_html_()
