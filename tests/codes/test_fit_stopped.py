@@ -209,15 +209,11 @@ def test_sigkill_at_any_line_that_writes(tmp_path: Path) -> None:
         assert contents(tmp_path / "codes") == expected
 
 
-def test_second_fit_into_a_folder_is_refused(run, tmp_path: Path) -> None:
+def test_folder_of_others_or_in_use_is_refused(run) -> None:
     np.save("x.npy", clusters()[0])
     with CodesFolder("codes").lock():
         refused(run("fit", "x.npy", "-o", "codes", "--quiet"), "in use")
     assert run("fit", "x.npy", "-o", "codes", "--quiet").status == 0
-
-
-def test_folder_of_others_is_not_overwritten(run) -> None:
-    np.save("x.npy", clusters()[0])
     Path("thesis").mkdir()
     Path("thesis/codes.json").write_text(json.dumps({"colors": []}))
     refused(run("fit", "x.npy", "-o", "thesis", "--quiet"), "not written by fit")
