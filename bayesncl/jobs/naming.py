@@ -7,7 +7,6 @@ import numpy as np
 from sklearn.preprocessing import normalize
 
 from bayesncl.codes import names
-from bayesncl.codes.encoders import Notify, read_classifier
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.names import SUGGESTED, Annotations, Entry
 from bayesncl.codes.transfer import carry_names
