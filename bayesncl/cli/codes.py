@@ -30,8 +30,8 @@ def fit(
     encoder: str | None = opt("NAME", ENCODER),
     weights: str | None = opt("FILE", "Encoder weights (.safetensors, .pt)."),
     size: int | None = opt("N", "Input side in pixels (default: the encoder's).", min=1, max=4096),
-    mean: str | None = opt("R,G,B", "Channel means (default: the encoder's)."),
-    std: str | None = opt("R,G,B", "Channel deviations (default: the encoder's)."),
+    mean: str | None = opt("R,G,B", "Channel means of pixels in 0-1 (default: the encoder's)."),
+    std: str | None = opt("R,G,B", "Channel deviations, likewise (default: the encoder's)."),
     mirror: bool | None = flag(
         "--mirror/--no-mirror", "Average each photo with its mirror image.", None
     ),
@@ -40,8 +40,10 @@ def fit(
     ),
     components: int | None = opt("N", "Number of dimensions (default: by image count).", min=1),
     active: int | None = common.ACTIVE,
-    labels: Path | None = opt("FILE", "Class labels for the verdict: a table or .npy."),
-    images: Path | None = opt("DIR", "For an array: folder of the images its rows name."),
+    labels: Path | None = opt(
+        "FILE", "Class labels for the verdict: a table with columns name and label, or .npy."
+    ),
+    images: Path | None = opt("DIR", "For an array with image names: the folder of these images."),
     seed: int = opt("N", "Random seed.", default=0, min=0, max=2**32 - 1),
     fresh: bool = flag("--fresh", "Embed all photos again."),
     device: str = common.DEVICE, quiet: bool = common.QUIET,
@@ -128,7 +130,9 @@ def export(
 
 def atlas(
     runs: list[Path] | None = arg("RUN", "Run folders, model files or codes from `fit`.", None),
-    features: Path | None = opt("FILE.npz", "Instead of runs: arrays z, images, optionally y."),
+    features: Path | None = opt(
+        "FILE.npz", "Instead of runs: arrays z [N, D], images [N, H, W, 3], optionally y [N]."
+    ),
     data: str | None = common.DATA,
     out: Path | None = out_folder("Folder to write (default: RUN/atlas).", "-o", "--out"),
     max_images: int = opt("N", "Show at most N images.", default=10_000, min=1),
@@ -212,7 +216,7 @@ def find(
     encoder: str | None = common.ENCODER_AGAIN,
     device: str = common.DEVICE, quiet: bool = common.QUIET,
 ) -> None:  # fmt: skip
-    """Find fitted images by a similar photo or by named dimensions."""
+    """Find images, among those that were fitted, by a similar photo or by named dimensions."""
     display = common.open_display(quiet)
     from bayesncl.codes.folder import CodesFolder
     from bayesncl.codes.table import write_tuples
@@ -252,8 +256,12 @@ def compare(
 
 def explain(
     codes: Path = common.CODES,
-    labels: Path | None = opt("FILE", "Labels (default: those of CODES)."),
-    groups: Path | None = opt("FILE", "A second label per image, such as its background."),
+    labels: Path | None = opt(
+        "FILE", "A table with columns name and label, or .npy (default: labels of CODES)."
+    ),
+    groups: Path | None = opt(
+        "FILE", "A second label per image, such as its background: adds accuracy by group."
+    ),
     without: list[str] | None = opt("NAME", "A dimension to switch off. Repeatable."),
     image: str | None = opt("NAME", "Explain the classifier's decision on this image."),
     n: int = opt("N", "Dimensions to print, for and against.", "-n", default=5, min=0),
@@ -281,8 +289,8 @@ def explain(
 def names(
     codes: Path = common.CODES,
     files: list[Path] | None = arg("FILE", "names.json files to merge in.", None),
-    from_labels: bool = flag("--from-labels", "Suggest names of the labels' classes."),
-    old: Path | None = opt("CODES", "Copy names from other codes.", "--from"),
+    from_labels: bool = flag("--from-labels", "Suggest class names for dimensions about one class."),
+    old: Path | None = opt("CODES", "Move names here from other codes of the same images.", "--from"),
     from_classifier: bool = flag("--from-classifier", "Suggest classes known to the timm encoder."),
     words: Path | None = opt("FILE", "Suggest from these words, one per line."),
     vectors: Path | None = opt("FILE.npy", "Embeddings of the words."),

@@ -51,11 +51,15 @@ RUN = arg("RUN", "A run folder.")
 CODES = arg("CODES", "A folder from `bayesncl fit`.")
 TRAINED = arg("RUN", "A run folder, a model file, or codes from `fit`.")
 DATA = opt("DIR", "Folder with the images.", "--data")
-CHANGES = opt("PART.FIELD=VALUE", "Change a field of the recipe. Repeatable.", "--set")
+CHANGES = opt(
+    "PART.FIELD=VALUE", "Change a field (`bayesncl recipes RECIPE` lists them). Repeatable.", "--set"
+)
 DEVICE = opt("NAME", "auto, cpu, cuda, cuda:N or mps.", default="auto")
 QUIET = flag("--quiet", "Show warnings and results only.")
 ACTIVE = opt("N", "Keep only the N strongest dimensions per image.", min=1)
-ENCODER_AGAIN = opt("MODULE:FUNCTION", "The function given to `fit --encoder`.", "--encoder")
+ENCODER_AGAIN = opt(
+    "MODULE:FUNCTION", "Needed if `fit --encoder` was given a function: name it again.", "--encoder"
+)
 JSON = out_file("FILE", "Write the results as JSON.")
 CSV = out_file("FILE", "Write the results as CSV.")
 MARKDOWN = out_file("FILE", "Write a Markdown table.")

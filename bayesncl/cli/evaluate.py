@@ -23,7 +23,7 @@ LEDGER = opt("DIR", "The ledger: a folder of recorded runs.", "--results", defau
 def evaluate(
     run: Path = common.TRAINED, data: str | None = common.DATA,
     paper_probe: bool = common.PAPER_PROBE, background: str | None = common.BACKGROUND,
-    again: Path | None = opt("RUN", "Another seed of this run: how many dimensions come back?"),
+    again: Path | None = opt("RUN", "Measure how many dimensions come back in this run, of another seed."),
     plots: Path | None = out_folder("Draw figures into this folder."),
     everything: bool = common.EVERYTHING, json: Path | None = common.JSON,
     csv: Path | None = common.CSV, markdown: Path | None = common.MARKDOWN,
@@ -93,9 +93,11 @@ def evaluate_run(
 
 def measure(
     features: Path = arg("FILE", "An array file (z [N, D], optionally y [N]) or codes from `fit`."),
-    labels: Path | None = opt("FILE", "Labels of the rows: a table or .npy."),
-    embeddings: Path | None = opt("FILE", "A second encoder's embeddings."),
-    factor: list[str] | None = opt("NAME=FILE", "Labels of a further factor. Repeatable."),
+    labels: Path | None = opt("FILE", "Labels of the rows: a table with a column label, or .npy."),
+    embeddings: Path | None = opt("FILE", "Also judge by these embeddings of a second encoder."),
+    factor: list[str] | None = opt(
+        "NAME=FILE", "Labels of a further factor, to measure how codes separate them. Repeatable."
+    ),
     everything: bool = common.EVERYTHING, json: Path | None = common.JSON,
     csv: Path | None = common.CSV, markdown: Path | None = common.MARKDOWN,
     quiet: bool = common.QUIET,
@@ -152,7 +154,7 @@ def cost(
 
 
 def reproduce(
-    name: str | None = arg("NAME", "A table or figure (see --list), or all.", None),
+    name: str | None = arg("NAME", "A table or figure, or all (default: list them).", None),
     listing: bool = flag("--list", "List experiments, runs and costs."),
     scale: str = opt("NAME", "paper, or smoke: tiny runs, a minute on a CPU.", default="paper"),
     data: str | None = common.DATA,
