@@ -216,7 +216,7 @@ def find(
     encoder: str | None = common.ENCODER_AGAIN,
     device: str = common.DEVICE, quiet: bool = common.QUIET,
 ) -> None:  # fmt: skip
-    """Find images, among those that were fitted, by a similar photo or by named dimensions."""
+    """Find fitted images by a similar photo or by named dimensions."""
     display = common.open_display(quiet)
     from bayesncl.codes.folder import CodesFolder
     from bayesncl.codes.table import write_tuples
@@ -289,8 +289,8 @@ def explain(
 def names(
     codes: Path = common.CODES,
     files: list[Path] | None = arg("FILE", "names.json files to merge in.", None),
-    from_labels: bool = flag("--from-labels", "Suggest class names for dimensions about one class."),
-    old: Path | None = opt("CODES", "Move names here from other codes of the same images.", "--from"),
+    from_labels: bool = flag("--from-labels", "Suggest the class each dimension is about."),
+    old: Path | None = opt("CODES", "Move names from other codes of the same images.", "--from"),
     from_classifier: bool = flag("--from-classifier", "Suggest classes known to the timm encoder."),
     words: Path | None = opt("FILE", "Suggest from these words, one per line."),
     vectors: Path | None = opt("FILE.npy", "Embeddings of the words."),

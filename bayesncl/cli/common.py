@@ -52,7 +52,7 @@ CODES = arg("CODES", "A folder from `bayesncl fit`.")
 TRAINED = arg("RUN", "A run folder, a model file, or codes from `fit`.")
 DATA = opt("DIR", "Folder with the images.", "--data")
 CHANGES = opt(
-    "PART.FIELD=VALUE", "Change a field (`bayesncl recipes RECIPE` lists them). Repeatable.", "--set"
+    "PART.FIELD=VALUE", "Change a field; `bayesncl recipes RECIPE` lists them. Repeatable.", "--set"
 )
 DEVICE = opt("NAME", "auto, cpu, cuda, cuda:N or mps.", default="auto")
 QUIET = flag("--quiet", "Show warnings and results only.")

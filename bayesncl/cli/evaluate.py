@@ -23,7 +23,7 @@ LEDGER = opt("DIR", "The ledger: a folder of recorded runs.", "--results", defau
 def evaluate(
     run: Path = common.TRAINED, data: str | None = common.DATA,
     paper_probe: bool = common.PAPER_PROBE, background: str | None = common.BACKGROUND,
-    again: Path | None = opt("RUN", "Measure how many dimensions come back in this run, of another seed."),
+    again: Path | None = opt("RUN", "The same run with another seed: which dimensions come back?"),
     plots: Path | None = out_folder("Draw figures into this folder."),
     everything: bool = common.EVERYTHING, json: Path | None = common.JSON,
     csv: Path | None = common.CSV, markdown: Path | None = common.MARKDOWN,
