@@ -40,7 +40,9 @@ from bayesncl.recipes import recipe_from_json
 MAX_ROWS = 50_000  # of more, as many are measured, spread evenly
 SAMPLED_QUERIES = 2_000  # ... of which so many are queries
 KEPT_DIMS = (64, 128, 256)  # numbers of dimensions for retrieval, besides all
-CURVE_DIMS = (16, 32, 48, 64, 80, 96, 128, 192, 256, 384, 512, 1024)
+CURVE_DIMS = (
+    16, 32, 48, 64, 80, 96, 128, 192, 224, 256, 288, 320, 352, 384, 512, 1024
+)  # fmt: skip
 SUPPORTS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100)
 NEIGHBORS = 20  # of the kNN classifier
 DIGITS = 6  # significant digits of values per dimension

@@ -50,50 +50,21 @@ def find(results: Path, recipe: Recipe) -> Entry | None:
     return by_identity(read(results)).get(identity(recipe))
 
 
-def record(
-    results: Path, run: RunFolder, evaluation: Result, recipe: Recipe, *,
-    exemplars: dict[str, Any] | None = None, extra: dict[str, Any] | None = None,
-) -> Path:  # fmt: skip
-    """Enter an evaluated run into the ledger; InputError if it has an entry already.
-
-    Training time and gradient dynamics come from the run's metrics.jsonl.
-    """
-    if find(results, recipe) is not None:
-        raise InputError(f"{file_name(recipe)} is in the ledger already, and is never replaced")
-    seconds, per_epoch = train_seconds(run.metrics(), recipe)
-    measures, tree = evaluation.to_dict(), recipe.to_dict()
-    # neither names the path of the images
-    measures["parameters"] = without(evaluation.parameters, "recipe")
-    tree["data"]["root"] = ""
-    entry: Entry = {
-        "format": FORMAT,
-        "name": recipe.name,
-        "seed": recipe.run.seed,
-        "epochs": recipe.run.epochs,
-        "seconds": {"train": seconds, "per_epoch": per_epoch, "evaluate": evaluation.seconds},
-        "environment": trained_in(run),
-        "recipe": tree,
-        "measures": rounded(measures, DIGITS),
-        "dynamics": dynamics_of(run),
-        "exemplars": rounded(exemplars or {}, DIGITS),
-        "extra": rounded(extra or {}, DIGITS),
-    }
-    results.mkdir(parents=True, exist_ok=True)
-    return _write(results / file_name(recipe), entry)
-
-
-def add(
-    results: Path, run: RunFolder, recipe: Recipe, *, probe: dict[str, Any] | None = None,
+def enter(
+    results: Path, run: RunFolder, recipe: Recipe, evaluation: Result | None = None, *,
+    exemplars: dict[str, Any] | None = None, probe: dict[str, Any] | None = None,
     extra: dict[str, Any] | None = None,
 ) -> Path:  # fmt: skip
-    """Add what an entry lacks: the published probe, gradient dynamics, background probes.
+    """Enter an evaluated run, or add to its entry what that lacks; nothing it has is changed.
 
-    Nothing that the entry has is changed. `added` says, for each addition, in which environment its
-    weights were trained: the entry's own, or that of a second training of the same recipe.
+    `probe` is the published one, `extra` has the background probes; training time and gradient
+    dynamics come from metrics.jsonl. `added` in the entry says, for each later addition, in which
+    environment its weights were trained: the entry's own, or that of a second training.
     """
-    entry = find(results, recipe)
-    if entry is None:
+    known = find(results, recipe)
+    if known is None and evaluation is None:
         raise InputError(f"{file_name(recipe)} is not in the ledger: record the run first")
+    entry = known or new_entry(run, recipe, evaluation or Result(), exemplars or {})
     around, added = trained_in(run), {}
     for name, tree, key, value in (
         ("probe.paper", entry["measures"].setdefault("probe", {}), "paper", probe),
@@ -104,10 +75,37 @@ def add(
             tree[key] = rounded(value, DIGITS)
             added[name] = "same run" if around == entry["environment"] else around
     path = results / file_name(recipe_in(entry))
-    if not added:
-        return path
-    entry["added"] = entry.get("added", {}) | added
-    return _write(path, without(entry, "checksum"))
+    if known is not None:
+        if not added:
+            return path
+        entry["added"] = entry.get("added", {}) | added
+    results.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, layout(without(entry, "checksum") | {"checksum": checksum(entry)}))
+    return path
+
+
+def new_entry(
+    run: RunFolder, recipe: Recipe, evaluation: Result, exemplars: dict[str, Any]
+) -> Entry:
+    """An entry of a run as it was evaluated, without its additions and its checksum."""
+    seconds, per_epoch = train_seconds(run.metrics(), recipe)
+    measures, tree = evaluation.to_dict(), recipe.to_dict()
+    # neither names the path of the images
+    measures["parameters"] = without(evaluation.parameters, "recipe")
+    tree["data"]["root"] = ""
+    return {
+        "format": FORMAT,
+        "name": recipe.name,
+        "seed": recipe.run.seed,
+        "epochs": recipe.run.epochs,
+        "seconds": {"train": seconds, "per_epoch": per_epoch, "evaluate": evaluation.seconds},
+        "environment": trained_in(run),
+        "recipe": tree,
+        "measures": rounded(measures, DIGITS),
+        "dynamics": [],
+        "exemplars": rounded(exemplars, DIGITS),
+        "extra": {},
+    }
 
 
 def trained_in(run: RunFolder) -> dict[str, Any]:
@@ -189,11 +187,6 @@ def train_seconds(
 def without(tree: dict[str, Any], key: str) -> dict[str, Any]:
     """A copy of the tree that lacks the key."""
     return {k: v for k, v in tree.items() if k != key}
-
-
-def _write(path: Path, entry: Entry) -> Path:
-    write_atomic(path, layout(entry | {"checksum": checksum(entry)}))
-    return path
 
 
 def _effective(recipe: Recipe) -> dict[str, Any]:

@@ -61,7 +61,12 @@ class Workspace:
         return replace_fields(recipe, data={"root": self.path(recipe.data.name)})
 
     def backgrounds(self) -> dict[str, str]:
-        """Paths of the datasets with backgrounds that exist, by their key in `extra`."""
+        """Paths of the datasets with backgrounds that exist, by their key in `extra`.
+
+        At smoke scale the scenes, which have backgrounds, stand in: "" is the model's own dataset.
+        """
+        if self.scale == "smoke":
+            return dict.fromkeys(BACKGROUND_SETS.values(), "")
         paths = {key: self.path(name) for name, key in BACKGROUND_SETS.items()}
         return {key: path for key, path in paths.items() if path != self.path("")}
 
@@ -112,18 +117,16 @@ def complete(experiment: Experiment, space: Workspace) -> None:
     if space.data is not None and not Path(space.data).expanduser().exists():
         raise InputError(f"{space.data}: no such folder")
     todo = missing(experiment, ledger.read(space.results), space.scale)
-    if not todo:
-        return None
     name, note = experiment.name, space.display.note
-    if space.scale == "paper" and space.data is None:
-        return note(f"{name}: {len(todo)} runs are missing; --data DIR does them")
-    if space.scale == "paper" and experiment.background not in (None, *space.backgrounds()):
-        return note(f"{name}: no {experiment.background} under {space.data}")
-    for folder in (space.results, space.models):  # before hours of training, not after
-        check_output_folder(folder)
-    note(f"{name}: {len(todo)} runs, about {sum(map(estimate, todo)):.0f} min on an H200")
-    run_list(todo, experiment, space)
-    return None
+    if todo and space.scale == "paper" and space.data is None:
+        note(f"{name}: {len(todo)} runs are missing; --data DIR does them")
+    elif todo and experiment.background not in (None, *space.backgrounds()):
+        note(f"{name}: no {experiment.background} under {space.data}")
+    elif todo:
+        for folder in (space.results, space.models):  # before hours of training, not after
+            check_output_folder(folder)
+        note(f"{name}: {len(todo)} runs, about {sum(map(estimate, todo)):.0f} min on an H200")
+        run_list(todo, experiment, space)
 
 
 def run_list(recipes: Sequence[Recipe], experiment: Experiment, space: Workspace) -> list[Path]:
@@ -167,14 +170,12 @@ def do_run(recipe: Recipe, experiment: Experiment, space: Workspace) -> Path:
         needs = lacking(ledger.find(space.results, recipe), experiment, space.scale)
         if not needs:
             raise InputError("another process has recorded it")
-        own = datasets.DATASETS[recipe.data.name].second_label
-        paths = {recipe.data.name: ""} if own else space.backgrounds()
         # on scenes most measures are about backgrounds: only experiments on them take those
         plain, plain_test = (replace(split, backgrounds=None) for split in (images, test))
         path = enter(
             space.results, run, recipe, model, (plain, plain_test), test, display,
             probe="probe" in needs or ("run" in needs and space.scale == "paper"),
-            backgrounds=paths if experiment.background else {},
+            backgrounds=space.backgrounds() if experiment.background else {},
         )  # fmt: skip
         shutil.rmtree(run.checkpoints, ignore_errors=True)
     return path
@@ -215,22 +216,19 @@ def enter(
     `splits` are the training and test images to measure on, `shown` those of the exemplars;
     `backgrounds` are paths of datasets to probe for the background, by their key in `extra`.
     """
-    known = ledger.find(results, recipe) is not None
-    if result is None:
-        result = Result()
-        if not known:
-            more = partial(measures.paper_measures, progress=display.count)
-            result = evaluate(model, *splits, extra=more, progress=display.count)
-            write_atomic(run.evaluation_file, result.to_json())
-    probes = dict(result.probe or {})
-    if probe and "paper" not in probes:
-        probes["paper"] = measures.run_published_probe(model, *splits, progress=display.count)
-    extra = {key: measures.probe_background(model, path) for key, path in backgrounds.items()}
-    if known:
-        return ledger.add(results, run, recipe, probe=probes.get("paper"), extra=extra)
-    result.probe = probes or None
-    shown_dims = measures.exemplars(model, shown)
-    return ledger.record(results, run, result, recipe, exemplars=shown_dims, extra=extra)
+    new = ledger.find(results, recipe) is None
+    if new and result is None:
+        more = partial(measures.paper_measures, progress=display.count)
+        result = evaluate(model, *splits, extra=more, progress=display.count)
+        write_atomic(run.evaluation_file, result.to_json())
+    published = (result.probe or {}).get("paper") if result else None
+    if probe and published is None:
+        published = measures.run_published_probe(model, *splits, progress=display.count)
+    return ledger.enter(
+        results, run, recipe, result, probe=published,
+        exemplars=measures.exemplars(model, shown) if new else {},
+        extra={key: measures.probe_background(model, path) for key, path in backgrounds.items()},
+    )  # fmt: skip
 
 
 def lacking(entry: ledger.Entry | None, experiment: Experiment, scale: str = "paper") -> set[str]:
@@ -244,9 +242,7 @@ def lacking(entry: ledger.Entry | None, experiment: Experiment, scale: str = "pa
     if columns & set(tables.DYNAMICS) and not entry["dynamics"]:
         out.add("dynamics")
     if experiment.background:
-        name = entry["recipe"]["data"]["name"]
-        key = name if datasets.DATASETS[name].second_label else experiment.background
-        out |= {key} - set(entry["extra"])
+        out |= {experiment.background} - set(entry["extra"])
     return out
 
 

@@ -7,14 +7,13 @@ it into a recipe, and `fill` puts the measures of its runs in the ledger beside 
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
 from statistics import fmean as mean
 from typing import Any, NamedTuple
 
-from bayesncl.data import DATASETS
 from bayesncl.errors import InputError
 from bayesncl.measure.registry import value as look_up
 from bayesncl.paper import ledger
@@ -25,6 +24,7 @@ PAPER: dict[str, Any] = json.loads((Path(__file__).parent / "paper.json").read_t
 METHODS: dict[str, str] = PAPER["methods"]  # titles
 TABLES: dict[str, Any] = PAPER["tables"]
 AXES: dict[str, Any] = PAPER["axes"]  # name, if it has another; field of a recipe; smoke values
+COLUMNS: dict[str, Any] = PAPER["columns"]  # symbol, decimals, and where an entry has its values
 
 SCALES = ("paper", "smoke")
 MAIN = "cifar100"  # dataset of the claims and the figures
@@ -67,8 +67,8 @@ class Experiment(NamedTuple):
     @property
     def background(self) -> str | None:
         """Key of the background probe it shows, or None."""
-        keys = {"background_acc": "waterbirds", "background_h": "waterbirds_like"}
-        return keys.get(self.columns[0])
+        branch, key, *_ = COLUMNS[self.columns[0]].get("ours", "/").split("/")
+        return key if branch == "extra" else None
 
 
 def _experiment(name: str, about: dict[str, Any]) -> Experiment:
@@ -93,21 +93,23 @@ class Row(NamedTuple):
     def values(self, column: str, source: str) -> tuple[float, ...]:
         """Its numbers as `published` (one or none), `ours` or `sound` (one per run)."""
         if source == "published":
-            number = self.published.get(column)
-            return () if number is None else (number,)
+            return _known([self.published.get(column)])
         if column == "flops":  # counted over both views of an image; per batch where that varies
             count = _macs(replace_fields(self.recipe, run={"batch": 2}))
             return (float(count) * self.axes.get("batch_size", 1),) if source == "ours" else ()
-        definition = "paper" if source == "ours" else "sound"
-        numbers = (value(entry, self, column, definition) for entry in self.runs)
-        found = tuple(number for number in numbers if number is not None)
+        path = COLUMNS[column].get(source)
+        found = () if path is None else self.measured(path.format(**self.axes))
         if column == TIME and found:
-            return (min(found),)  # the others may have shared their GPU
+            return (min(found) / 60,)  # the others may have shared their GPU
         return found
+
+    def measured(self, path: str) -> tuple[float, ...]:
+        """The values at a path such as ``measures/paper/consistency``, of the runs that have it."""
+        return _known(measured(entry, path) for entry in self.runs)
 
     def text(self, column: str, source: str) -> str:
         """A cell of the printed table."""
-        decimals, found = PAPER["columns"][column]["decimals"], self.values(column, source)
+        decimals, found = COLUMNS[column]["decimals"], self.values(column, source)
         shown, accuracy = summary(found, decimals), column in ACCURACIES
         if source == "published":
             return shown or "–"
@@ -185,21 +187,17 @@ def _smoke_rows(table: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _recipe(experiment: Experiment, dataset: str, method: str, axes: dict[str, float]) -> Recipe:
     """The recipe of a row, with the values of its axes; on scenes that of a smoke run."""
-    smoke, settings = dataset == "scenes", PAPER["settings"].get(dataset, {})
     base, *changes = PAPER["variants"].get(method, (method,))
-    fields = [
-        f"{AXES[axis]['field']}={value}"
-        for axis, value in axes.items()
-        if "field" in AXES[axis] and value != settings.get(axis)
-    ]
+    recipe, smoke = named(f"{dataset}-{base}"), dataset == "scenes"
+    fields = [f"{AXES[a]['field']}={value}" for a, value in axes.items() if "field" in AXES[a]]
     if smoke:
         changes = [*SMOKE, *changes, *fields, *["model.top_k=26"] * (method == "ncl-topk")]
     else:
         changes += [*fields, *experiment.changes]
     # the main runs also record the gradient dynamics, which changes no weight
-    if method in PAIR and (smoke or (dataset == MAIN and not fields)):
+    if method in PAIR and (smoke or (dataset == MAIN and change(recipe, fields) == recipe)):
         changes.append(f"run.dynamics_every={1 if smoke else 10}")
-    return change(named(f"{dataset}-{base}"), [*changes, *experiment.overrides])
+    return change(recipe, [*changes, *experiment.overrides])
 
 
 def fill(experiment: Experiment, entries: Entries, scale: str = "paper") -> Table:
@@ -223,12 +221,10 @@ def has_runs(lines: list[Row]) -> bool:
 
 def _fill_row(row: Row, columns: Sequence[str], entries: Entries) -> Row:
     runs = entries.get(ledger.setting(row.recipe), [])
-    if columns[0] in DYNAMICS:
-        runs = [entry for entry in runs if entry["dynamics"]]
-    if columns[0].startswith("background"):
-        runs = [entry for entry in runs if value(entry, row, columns[0], "paper") is not None]
-    published = {column: row.published[column] for column in columns}
-    return row._replace(runs=runs, published=published)
+    path = COLUMNS[columns[0]].get("ours", "")
+    if path.startswith(("dynamics", "extra")):  # measured on some runs only
+        runs = [entry for entry in runs if measured(entry, path.format(**row.axes)) is not None]
+    return row._replace(runs=runs, published={column: row.published[column] for column in columns})
 
 
 @cache
@@ -236,30 +232,14 @@ def _macs(recipe: Recipe) -> int:
     return sum(multiply_adds(recipe).values())
 
 
-def value(entry: ledger.Entry, row: Row, column: str, definition: str) -> float | None:
-    """A measure of one run; None if it was not taken.
+def measured(entry: ledger.Entry, path: str) -> float | None:
+    """The value at a path in an entry, ``dynamics/EPOCH/...`` for the dynamics; None without."""
+    by_epoch = {str(record["epoch"]): record for record in entry["dynamics"]}
+    return look_up(entry | {"dynamics": by_epoch}, path.split("/"))
 
-    Accuracy has one protocol per definition: `paper` is the published 50-epoch probe, `sound` the
-    logistic regression. Times and background probes have one definition, `paper`.
-    """
-    measures = entry["measures"]
-    if column in ACCURACIES:
-        return look_up(measures, ("probe", "paper" if definition == "paper" else "fast", column))
-    if column.startswith("p@"):
-        place = str(int(row.axes["K"])), column.removeprefix("p@")
-        found = look_up(measures, ("curves", f"retrieval_{definition}", *place))
-        return look_up(measures, ("retrieval", definition, *place)) if found is None else found
-    if column in DYNAMICS:
-        records = {str(record["epoch"]): record for record in entry["dynamics"]}
-        return look_up(records, (str(int(row.axes["epoch"])), definition, column))
-    if column == TIME:
-        seconds = entry["seconds"]["train"] if definition == "paper" else None
-        return None if seconds is None else seconds / 60
-    if column.startswith("background"):  # the paper does not name the feature: ours is h
-        key = row.dataset if DATASETS[row.dataset].second_label else "waterbirds_like"
-        kind = column.removeprefix("background_").replace("acc", "h")
-        return look_up(entry["extra"], (key, kind, "acc1")) if definition == "paper" else None
-    return measures[definition].get(column)
+
+def _known(values: Iterable[float | None]) -> tuple[float, ...]:
+    return tuple(value for value in values if value is not None)
 
 
 def count_filled(entries: Entries) -> tuple[int, int]:
@@ -291,7 +271,7 @@ def text(lines: list[Row]) -> tuple[list[str], list[list[str]]]:
             head = label(row) if source == sources[0] else ""
             shown = [row.text(column, source) for column in columns]
             body.append([head, source.replace("published", "paper"), *shown, count.get(source, "")])
-    return ["method", "", *(PAPER["columns"][c]["symbol"] for c in columns), "runs"], body
+    return ["method", "", *(COLUMNS[c]["symbol"] for c in columns), "runs"], body
 
 
 def label(row: Row) -> str:

@@ -33,7 +33,7 @@ def write_run(folder: Path, lines: list[dict[str, object]], date: str = "today")
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
     """An entry."""
-    return ledger.record(tmp_path, write_run(tmp_path / "run", []), EVALUATION, RECIPE)
+    return ledger.enter(tmp_path, write_run(tmp_path / "run", []), RECIPE, EVALUATION)
 
 
 def test_fields_without_effect_are_not_part_of_the_identity() -> None:
@@ -58,7 +58,7 @@ def test_an_entry_reads_back_as_recorded(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [line, dynamics])
     recipe = change(RECIPE, ["data.root=/home/someone/data", "run.seed=2"])
     extra = {"waterbirds": {"h": 1}}
-    path = ledger.record(tmp_path / "results", run, EVALUATION, recipe, extra=extra)
+    path = ledger.enter(tmp_path / "results", run, recipe, EVALUATION, extra=extra)
     assert path.name == f"cifar100-bayesncl-s2-{ledger.identity(recipe)[:8]}.json"
     assert "/home" not in path.read_text()
     (entry,) = ledger.read(tmp_path / "results")
@@ -69,6 +69,7 @@ def test_an_entry_reads_back_as_recorded(tmp_path: Path) -> None:
         "chance": {},
         "parameters": {"5": [1, 2.0]},
         "seconds": 3.5,
+        "probe": {},
     }
     assert entry["dynamics"] == [{"epoch": 10, "step": 4, "paper": {"af_gv": 0.1234568}}]
     assert (entry["seed"], entry["epochs"], entry["extra"]) == (2, 200, extra)
@@ -80,25 +81,21 @@ def test_an_entry_reads_back_as_recorded(tmp_path: Path) -> None:
     assert ledger.read(tmp_path / "nowhere") == []
 
 
-def test_an_entry_is_never_replaced(tmp_path: Path, recorded: Path) -> None:
-    run, before = RunFolder(tmp_path / "run"), recorded.read_bytes()
-    other = change(RECIPE, ["run.log_every=3"])  # the same run
-    with pytest.raises(InputError, match="never replaced"):
-        ledger.record(tmp_path, run, Result(paper={"x": 2.0}), other)
-    assert ledger.add(tmp_path, run, RECIPE) == recorded
-    assert recorded.read_bytes() == before
-
-
-def test_measures_are_added_once(tmp_path: Path) -> None:
+def test_measures_are_added_once_and_none_is_replaced(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [])
     with pytest.raises(InputError, match="not in the ledger"):
-        ledger.add(tmp_path, run, RECIPE, probe={"acc1": 1.0})
-    path = ledger.record(tmp_path, run, EVALUATION, RECIPE, extra={"a": {"h": 1}})
+        ledger.enter(tmp_path, run, RECIPE, probe={"acc1": 1.0})
+    path = ledger.enter(tmp_path, run, RECIPE, EVALUATION, extra={"a": {"h": 1}})
+    before = path.read_bytes()
+    same_run = change(RECIPE, ["run.log_every=3"])
+    assert ledger.enter(tmp_path, run, same_run, Result(paper={"x": 2.0})) == path
+    assert path.read_bytes() == before
     again = write_run(tmp_path / "again", [{"kind": "dynamics", "epoch": 1, "step": 2}], "1999")
     for acc1, folder in ((60.5, again), (70.5, run)):
         extra = {"a": {"h": 2}, "b": {"h": 3}}
-        ledger.add(tmp_path, folder, RECIPE, probe={"acc1": acc1}, extra=extra)
+        ledger.enter(tmp_path, folder, RECIPE, probe={"acc1": acc1}, extra=extra)
         entry = ledger.read_entry(path)
+        assert entry["measures"]["paper"] == {"consistency": 17.12346}
         assert entry["measures"]["probe"] == {"paper": {"acc1": 60.5}}
         assert entry["extra"] == {"a": {"h": 1}, "b": {"h": 3}}
         assert entry["dynamics"] == [{"epoch": 1, "step": 2}]
