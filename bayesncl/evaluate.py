@@ -144,7 +144,6 @@ def measure_codes(
 ) -> Result:
     """Measure a folder of codes; `measure_features` has the options."""
     here = CodesFolder(folder)
-    about = here.about()
     codes, rows = here.codes(), here.rows()
     z, labels, given = judging_data(codes, here.embeddings(), rows)
     chosen = judged_rows(rows)
@@ -156,7 +155,7 @@ def measure_codes(
     if len(np.unique(codes.groups_)) > 1:
         given["groups"] = codes.groups_
     result = measure_features(z, labels, **options, **given)
-    source: Tree = {"codes": str(folder), "identity": about.identity, "method": codes.method}
+    source: Tree = {"codes": str(folder), "identity": here.identity(), "method": codes.method}
     source["judged_by"] = "held out" if rows.held else "fitted on"
     if (share := codes.explained_variance(given["embeddings"])) is not None:
         source["explained_variance"] = share

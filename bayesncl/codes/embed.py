@@ -12,9 +12,9 @@ from bayesncl import distributed
 from bayesncl.codes.names import FINGERPRINT_DIGITS, find_names, read_names
 from bayesncl.codes.open import PhotoCodes
 from bayesncl.codes.table import POINTS, SPARSEVEC, Table, check_table, write_features
-from bayesncl.data.cache import Entry, read_images
-from bayesncl.data.folder import existing_folder, folder_classes, no_images, scan
-from bayesncl.data.images import PATH_LENGTH, Progress
+from bayesncl.data.cache import read_images
+from bayesncl.data.folder import find_images, folder_classes
+from bayesncl.data.images import PATH_LENGTH, Progress, track
 from bayesncl.errors import InputError, printable
 from bayesncl.inputs import ENDINGS, as_features, read_embeddings
 from bayesncl.io import check_not_input, digest
@@ -63,7 +63,7 @@ def embed_images(
     elif source is None:
         raise InputError("a trained run needs images to embed")
     else:
-        entries, others = find_entries(source)
+        entries, others = find_images(source)
         data = replace(model.recipe.data, root=str(source), strict=source.is_file())
         images = read_images(entries, data, progress, others=others)
         found = extract(model, images, "sound", progress=progress)
@@ -94,32 +94,18 @@ def codes_of(
         names = tuple(map(str, range(len(x)) if own is None else own))
         labels = None if given is None else [str(label) for label in given]
     else:
-        entries, others = find_entries(source)
-        parts: list[np.ndarray] = []
-        failures: list[str | None] = []
-        for rows, reasons in model.encoder.embed_files(entries):
-            parts.append(rows)
-            failures += reasons
-            if progress:
-                progress(len(failures), len(entries), "embedding images")
-        bad = [f"{printable(e.name)} ({why})" for e, why in zip(entries, failures) if why]
+        entries, others = find_images(source)
+        embedded = model.encoder.embed_files(entries)
+        found = list(zip(entries, track(embedded, len(entries), "embedding images", progress)))
+        bad = [f"{printable(e.name)} ({row})" for e, row in found if isinstance(row, str)]
         if len(bad) == len(entries):
             raise InputError(f"{source}: none of {len(entries)} images can be used: {bad[0]}")
         if skipped := [*bad, *map(printable, others)]:
             warnings.warn(f"{len(skipped):,} files skipped, e.g. {skipped[0]}", stacklevel=2)
-        x = np.concatenate(parts)
-        names = tuple(e.name for e, why in zip(entries, failures) if why is None)
+        x = np.stack([row for _, row in found if not isinstance(row, str)])
+        names = tuple(entry.name for entry, row in found if not isinstance(row, str))
         labels = folder_classes(names, source)
     score = model.novelty(x, index).astype(np.float32)
     shown = [printable(name, PATH_LENGTH) for name in names]
     return Table(model.transform(x, n_active), shown, labels, novelty=score)
 
-
-def find_entries(source: Path) -> tuple[list[Entry], list[str]]:
-    """One image file, or all at and below a folder; and the names of other files."""
-    if source.is_file():
-        return [Entry(source.name, source)], []
-    entries, others = scan(existing_folder(str(source)))
-    if not entries:
-        raise no_images(source)
-    return entries, others

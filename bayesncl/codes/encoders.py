@@ -14,7 +14,7 @@ import os
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -52,8 +52,7 @@ WAYS_OUT = (
 
 Notify = Callable[[str], None]
 Signature = dict[str, Any]
-# embeddings [m, F] of n images, and for each image None, or why it has no embedding
-Batches = Iterable[tuple[np.ndarray, list[str | None]]]
+Embedded = Iterator[np.ndarray | str]  # the embedding [F] of each image, or why it has none
 
 
 @dataclass(frozen=True)
@@ -187,8 +186,8 @@ class PhotoEncoder:
             raise InputError(f"encoder {self.name} returned {list(h.shape)}, expected {expected}")
         return h
 
-    def embed_files(self, entries: Sequence[Entry]) -> Batches:
-        """Embeddings of image files, batch by batch, and the reasons where there are none."""
+    def embed_files(self, entries: Sequence[Entry]) -> Embedded:
+        """Embeddings of image files."""
         size = BATCH_SIZE.get(torch.device(self.device).type, BATCH_SIZE["cpu"])
 
         def read(entry: Entry) -> np.ndarray | str:
@@ -199,16 +198,13 @@ class PhotoEncoder:
 
         images = map_in_threads(read, entries, ahead=2 * size)
         while batch := list(itertools.islice(images, size)):
-            reasons = [x if isinstance(x, str) else None for x in batch]
-            good = [i for i, why in enumerate(reasons) if why is None]
-            rows = np.empty((0, self.features), np.float32)
-            if good:
-                with as_input_error(f"encoder {self.name} prepares images unequally", ValueError):
-                    rows = self.embed(np.stack([batch[i] for i in good]))
-            finite = np.isfinite(rows).all(1)
-            for i in np.array(good, int)[~finite]:
-                reasons[i] = "its embedding is not finite"
-            yield rows[finite], reasons
+            good = [x for x in batch if not isinstance(x, str)]
+            with as_input_error(f"encoder {self.name} prepares images unequally", ValueError):
+                rows = iter(self.embed(np.stack(good)) if good else ())
+            for x in batch:
+                row = x if isinstance(x, str) else next(rows)
+                finite = isinstance(row, str) or np.isfinite(row).all()
+                yield row if finite else "its embedding is not finite"
 
 
 def probe_images() -> list[Image.Image]:
@@ -220,12 +216,14 @@ def probe_images() -> list[Image.Image]:
     return [Image.fromarray(image) for image in (one, 255 - one[::-1, :, ::-1])]
 
 
-def same_signature(one: Signature, two: Signature) -> bool:
+def same_signature(one: Signature | None, two: Signature | None) -> bool:
     """Whether two encoders have the same view and embed the probe images alike.
 
     Weights do not identify an encoder: its code or runtime may change. The tolerance is relative
     to the distance of the two probes.
     """
+    if one is None or two is None:
+        return False
     a, b = np.array(one["probes"], float), np.array(two["probes"], float)
     if one["view"] != two["view"] or a.shape != b.shape:
         return False

@@ -59,15 +59,14 @@ def fit(
         folder.all_names()  # a damaged names.json is refused before the work
         material = SOURCES[kind](source, folder, options, device, display)
         rows, blocks = arrange(material)
-        staged.write_rows(material.about, rows, blocks)
-        embeddings = staged.embeddings()
+        embeddings = staged.write_rows(rows, blocks)
         x = embeddings[: rows.fitted]
         if codes.fit(x, neighbors_file=folder.neighbors_file, progress=display.count).interrupted_:
             raise KeyboardInterrupt  # half-trained codes are not kept
         display.busy("judging")
         z, labels, given = judging_data(codes, embeddings, rows)
         found = verdict(z, labels, **given, seed=options.seed)
-        staged.write_codes(codes, to_dict(found))
+        staged.write_codes(material.about, codes, to_dict(found))
         publish(folder, display)
         shutil.rmtree(folder.log, ignore_errors=True)
         folder.neighbors_file.unlink(missing_ok=True)
@@ -90,7 +89,7 @@ def fit(
 
 def publish(folder: CodesFolder, display: Display) -> None:
     """Make complete codes in `.new` those of the folder; names of the old ones move to them."""
-    if not folder.staged.finished:
+    if not folder.staged.identity():
         return
     if folder.names_file.is_file():
         try:

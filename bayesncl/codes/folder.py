@@ -34,7 +34,7 @@ import torch
 
 from bayesncl import __version__
 from bayesncl.codes import encoders
-from bayesncl.codes.encoders import PhotoEncoder, Request
+from bayesncl.codes.encoders import PhotoEncoder, Request, Signature
 from bayesncl.codes.estimator import ReadableCodes
 from bayesncl.codes.names import (
     FINGERPRINT_DIGITS,
@@ -122,9 +122,9 @@ class About:
         return json.dumps(tree | {"checksum": hash_tree(tree)}, indent=2) + "\n"
 
     @property
-    def identity(self) -> str:
-        """Identifies rows and codes together."""
-        return hash_tree(self.files)
+    def signature(self) -> Signature | None:
+        """What the encoder did at the time of the fit; None without an encoder."""
+        return self.encoder and self.encoder["signature"]
 
 
 class CodesFolder(Folder):
@@ -150,6 +150,12 @@ class CodesFolder(Folder):
                 raise ValueError("wrong checksum")
             return About(**{name: tree[name] for name in About.__dataclass_fields__})
 
+    def identity(self) -> str:
+        """Identifies rows and codes together; empty where there are none that can be used."""
+        with suppress(InputError):
+            return hash_tree(self.about().files)
+        return ""
+
     def rows(self) -> Rows:
         """Contents of rows.json."""
         with self._verified(ROWS) as path:
@@ -172,11 +178,11 @@ class CodesFolder(Folder):
     def load_result(self, job: str) -> dict[str, Any] | None:
         """The content of JOB.json; None if there is none or it is of other codes."""
         tree = read_object(self.folder / f"{job}.json")
-        return tree if tree.pop("identity", None) == self.about().identity else None
+        return tree if tree.pop("identity", None) == self.identity() else None
 
     def save_result(self, job: str, result: dict[str, Any]) -> None:
         """Write JOB.json, a result for the present codes."""
-        tree = {"identity": self.about().identity, **rounded(result)}
+        tree = {"identity": self.identity(), **rounded(result)}
         write_atomic(self.folder / f"{job}.json", to_json(tree))
 
     def verdict(self) -> dict[str, Any] | None:
@@ -227,8 +233,7 @@ class CodesFolder(Folder):
         if named not in (None, request.spec):
             raise InputError(f"{self} was fitted with the encoder {spec}, not {named}")
         encoder = encoders.open_encoder(request, device)
-        before = (self.about().encoder or {})["signature"]
-        if check and not encoders.same_signature(before, encoder.signature):
+        if check and not encoders.same_signature(self.about().signature, encoder.signature):
             changed = f"encoder {encoder.name} has changed since {self} was fitted"
             raise InputError(f"{changed}: rerun `bayesncl fit`")
         return encoder
@@ -238,8 +243,8 @@ class CodesFolder(Folder):
         """The folder in which the next codes are fitted."""
         return CodesFolder(self.folder / ".new")
 
-    def write_rows(self, about: About, rows: Rows, blocks: Iterable[np.ndarray]) -> None:
-        """Empty the folder, then write embeddings.npy, rows.json and codes.json."""
+    def write_rows(self, rows: Rows, blocks: Iterable[np.ndarray]) -> np.ndarray:
+        """Empty the folder and write rows.json and embeddings.npy; returns these, memory-mapped."""
         with as_input_error(f"cannot write to {self}"):
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.mkdir()
@@ -251,28 +256,21 @@ class CodesFolder(Folder):
                 file.flush()
                 os.fsync(file.fileno())
             write_atomic(self.folder / ROWS, rows.to_json())
-            files = {name: checksum(self.folder / name) for name in (EMBEDDINGS, ROWS)}
-            write_atomic(self.about_file, replace(about, files=files).to_json())
+        x: np.ndarray = np.load(self.embeddings_file, mmap_mode="r")
+        return x
 
-    def write_codes(self, codes: ReadableCodes, verdict: dict[str, Any]) -> None:
-        """Write codes.safetensors and verdict.json, and complete codes.json."""
+    def write_codes(self, about: About, codes: ReadableCodes, verdict: dict[str, Any]) -> None:
+        """Write codes.safetensors, verdict.json and, at the end, codes.json."""
         codes.save(self.folder / HEAD)
-        about = self.about()
-        about = replace(about, files=about.files | {HEAD: checksum(self.folder / HEAD)})
-        write_atomic(self.folder / VERDICT, to_json({"identity": about.identity, **verdict}))
-        write_atomic(self.about_file, about.to_json())
-
-    @property
-    def finished(self) -> bool:
-        """Whether this is a complete folder of codes."""
-        with suppress(InputError):
-            return HEAD in self.about().files
-        return False
+        files = {name: checksum(self.folder / name) for name in (EMBEDDINGS, ROWS, HEAD)}
+        tree = {"identity": hash_tree(files), **verdict}
+        write_atomic(self.folder / VERDICT, to_json(tree))
+        write_atomic(self.about_file, replace(about, files=files).to_json())
 
     def publish(self) -> None:
         """Move the files in `.new` up, codes.json last. If this is killed, call it again."""
         staged = self.staged
-        if not self.finished or self.about().identity != staged.about().identity:
+        if self.identity() != staged.identity():
             self.evaluation_file.unlink(missing_ok=True)
         for name in PUBLISHED:
             if (staged.folder / name).exists():
@@ -314,9 +312,8 @@ class CodesFolder(Folder):
         """The path of a file whose checksum is that in codes.json."""
         path = self.folder / name
         with as_input_error(f"{path} {UNUSABLE}", Exception):
-            if (known := self.about().files.get(name)) is None:
-                raise InputError(f"{self} is not finished: rerun `bayesncl fit` to continue")
-            if path.stat().st_size <= MAX_CHECKED_BYTES and checksum(path) != known:
+            known, small = self.about().files[name], path.stat().st_size <= MAX_CHECKED_BYTES
+            if small and checksum(path) != known:
                 raise ValueError("damaged, or it does not match codes.json")
             yield path
 

@@ -11,20 +11,26 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from bayesncl import inputs
-from bayesncl.codes import encoders
-from bayesncl.codes.encoders import Batches, PhotoEncoder, Request, open_encoder
+from bayesncl.codes.encoders import (
+    Embedded,
+    PhotoEncoder,
+    Request,
+    Signature,
+    open_encoder,
+    same_signature,
+)
 from bayesncl.codes.folder import About, CodesFolder, Key, Rows, file_stat, hash_tree
 from bayesncl.data import load as load_split
 from bayesncl.data.cache import Entry, count_suffixes
-from bayesncl.data.decode import SUFFIXES, describe_sizes
-from bayesncl.data.folder import existing_folder, folder_classes, scan, split_folders
-from bayesncl.data.images import PATH_LENGTH, Images, Progress, fingerprint, held_out
+from bayesncl.data.decode import describe_sizes
+from bayesncl.data.folder import find_images, folder_classes, scan, split_folders
+from bayesncl.data.images import PATH_LENGTH, Images, fingerprint, held_out
 from bayesncl.errors import InputError, as_input_error, printable
 from bayesncl.inputs import as_features, class_labels, factorize
 from bayesncl.io import write_saved
@@ -58,81 +64,9 @@ class Material(NamedTuple):
 
     about: About
     keys: Sequence[Key]
+    x: np.ndarray | Sequence[np.ndarray | None]  # embeddings; None if an image cannot be used
     labels: Sequence[object] | np.ndarray | None
     test: Sequence[bool] | np.ndarray | None  # [N], rows of a test split; None without one
-    read: Callable[[np.ndarray], np.ndarray]  # embeddings [n, F] of some rows
-
-
-class EmbeddingCache:
-    """Embeddings of images: from an earlier fit, from the log of a killed fit, or new.
-
-    `rows` has the embedding [F] of each image. Only embeddings by an encoder with the same
-    signature count, of images with the same name, size and time, and of a dataset with the same
-    `stamp`. The log is a folder with one file for every few seconds of work.
-    """
-
-    def __init__(self, encoder: PhotoEncoder, folder: CodesFolder, stamp: str = "") -> None:
-        self.encoder, self.log, self.stamp = encoder, folder.log, stamp
-        self.rows: dict[Key, np.ndarray] = {}
-        try:
-            about = folder.about() if folder.about_file.exists() else None
-            if about and about.encoder and self._same(about.encoder["signature"], about.stamp):
-                self.rows |= zip(folder.rows().keys(), np.asarray(folder.embeddings()))
-        except InputError as error:
-            warnings.warn(f"embedding again, since {error}", stacklevel=2)
-        for path in sorted(self.log.glob("*.npz")):
-            # NumPy raises many types over damaged files
-            with suppress(Exception), np.load(path, allow_pickle=False) as part:
-                signature, stamp, keys = json.loads(str(part["about"]))
-                if self._same(signature, stamp):
-                    self.rows |= zip(map(tuple, keys), part["rows"])
-
-    def _same(self, signature: dict[str, object], stamp: str) -> bool:
-        return stamp == self.stamp and encoders.same_signature(signature, self.encoder.signature)
-
-    def missing(self, keys: Sequence[Key]) -> tuple[list[int], str]:
-        """The images without an embedding, and a note on how many have one."""
-        found = [i for i, key in enumerate(keys) if key not in self.rows]
-        known = len(keys) - len(found)
-        return found, f" ({known:,} embedded before)" if known else ""
-
-    def embed(self, keys: Sequence[Key], batches: Batches, progress: Progress) -> list[str]:
-        """Add and log the embeddings of images, batch by batch; returns those that failed."""
-        done, failed = 0, []
-        new: dict[Key, np.ndarray] = {}
-        began = time.monotonic()
-        for rows, reasons in batches:
-            given = list(zip(keys[done : done + len(reasons)], reasons))
-            done += len(given)
-            new |= zip((key for key, why in given if why is None), rows)
-            failed += [f"{printable(key[0])} ({why})" for key, why in given if why]
-            if new and (time.monotonic() - began > LOG_SECONDS or done == len(keys)):
-                self._write_part(new)
-                self.rows |= new
-                new, began = {}, time.monotonic()
-            progress(done, len(keys), "embedding images")
-        self.rows |= new
-        return failed
-
-    def _write_part(self, rows: dict[Key, np.ndarray]) -> None:
-        about = json.dumps([self.encoder.signature, self.stamp, list(rows)])
-        with as_input_error(f"cannot write to {self.log}"):
-            self.log.mkdir(exist_ok=True)
-            path = self.log / f"{len(list(self.log.iterdir())):06}.npz"
-            write_saved(path, np.savez, about=about, rows=np.stack(list(rows.values())))
-
-    def material(
-        self, about: About, keys: Sequence[Key], labels: Sequence[object] | None,
-        test: Sequence[bool] | None,
-    ) -> Material:  # fmt: skip
-        """The images that have an embedding."""
-        good = [i for i, key in enumerate(keys) if key in self.rows]
-        kept = [keys[i] for i in good]
-        labels = None if labels is None else [labels[i] for i in good]
-        test = None if test is None else [test[i] for i in good]
-        return Material(
-            about, kept, labels, test, lambda part: np.stack([self.rows[kept[i]] for i in part])
-        )
 
 
 def arrange(given: Material) -> tuple[Rows, Iterator[np.ndarray]]:
@@ -140,29 +74,30 @@ def arrange(given: Material) -> tuple[Rows, Iterator[np.ndarray]]:
 
     Held out are the test split, or a tenth of 5,000 rows or more.
     """
-    n, labels = len(given.keys), given.labels
+    good = np.array([i for i, row in enumerate(given.x) if row is not None])
+    n, labels = len(good), given.labels
     if n < 2:
         raise InputError("only one row; codes need several")
-    test = np.zeros(n, bool) if given.test is None else np.array(given.test, bool)
+    test = np.zeros(n, bool) if given.test is None else np.array(given.test, bool)[good]
     if not test.any() or test.all():
         share = min(HELD_OUT_SHARE, MAX_HELD_OUT / n) if n >= MIN_ROWS else 0.0
-        test = held_out([key[0] for key in given.keys], share, 0)
-    order = np.argsort(test, kind="stable")
+        test = held_out([given.keys[i][0] for i in good], share, 0)
+    order = good[np.argsort(test, kind="stable")]
     names, *stats = zip(*(given.keys[i] for i in order))
     index = classes = None
     if labels is not None and len(set(texts := [str(labels[i]) for i in order])) > 1:
         index, distinct = factorize(np.array(texts))
         classes = tuple(printable(str(text), 200) for text in distinct)
     of_files = None if given.about.images is None else tuple(zip(*stats))
-    return Rows(names, index, classes, int(test.sum()), of_files), read_blocks(given, order)
+    return Rows(names, index, classes, int(test.sum()), of_files), read_blocks(given.x, order)
 
 
-def read_blocks(given: Material, order: np.ndarray) -> Iterator[np.ndarray]:
-    """Embeddings in this order as float32 blocks; refuses values whose squares overflow."""
+def read_blocks(x: Any, order: np.ndarray) -> Iterator[np.ndarray]:
+    """Rows in this order as float32 blocks; refuses values whose squares overflow."""
     for start in range(0, len(order), ROWS_PER_BLOCK):
         part = order[start : start + ROWS_PER_BLOCK]
         with np.errstate(over="ignore"):
-            block = np.asarray(given.read(part), np.float32)
+            block = np.array([x[i] for i in part], np.float32)
             bad = np.flatnonzero(~np.isfinite(np.square(block).sum(1)))
         if len(bad):
             what = "contains NaN, infinity or values too large to square"
@@ -173,7 +108,7 @@ def read_blocks(given: Material, order: np.ndarray) -> Iterator[np.ndarray]:
 def embed_photos(
     source: Path, folder: CodesFolder, options: Options, device: torch.device, display: Display
 ) -> Material:
-    """Embed the photos of a folder that have no embedding yet."""
+    """The photos of a folder."""
     entries, others, test = find_photos(source)
     names, n = [entry.name for entry in entries], len(entries)
     labels, by = folder_classes(names, source), "by subfolder"
@@ -187,49 +122,105 @@ def embed_photos(
         encoder = open_encoder(request, device, display.note)
     else:  # as in the earlier fit
         encoder = folder.open_encoder(device, check=False, **request.given())
-    cache = EmbeddingCache(encoder, folder)
-    if options.fresh:
-        cache.rows.clear()
+    path = folder.relative(source)
+    about = About("photos", path, path, encoder.to_dict())
     keys: list[Key] = [(entry.name, *file_stat(entry.path)) for entry in entries]
-    missing, known = cache.missing(keys)
     sizes = describe_sizes([entry.path for entry in entries])
     parts = [
-        plural(n, "photo") + known + (f" of {sizes} pixels" if sizes else ""),
+        plural(n, "photo") + (f" of {sizes} pixels" if sizes else ""),
         f"{plural(len(set(labels)), 'class')} {by}" if labels else "no classes",
     ]
     if others:
         kinds = ", ".join(count_suffixes(others))
         parts.append(f"{plural(len(others), 'other file')} skipped ({kinds})")
-    display.note("; ".join([*parts, encoder.describe()]))
-    batches = encoder.embed_files([entries[i] for i in missing])
-    failed = cache.embed([keys[i] for i in missing], batches, display.count)
-    if failed:
-        example = f"{len(failed):,} of {n:,} photos cannot be used, e.g. {failed[0]}"
-        if len(failed) > n - 2:
-            raise InputError(f"{source}: {example}")
-        display.note(example)
-    path = folder.relative(source)
-    return cache.material(About("photos", path, path, encoder.to_dict()), keys, labels, test)
+    note = "; ".join([*parts, encoder.describe()])
+
+    def embed(missing: list[int]) -> Embedded:
+        return encoder.embed_files([entries[i] for i in missing])
+
+    x = embed_missing(folder, about, keys, embed, display, note, options.fresh)
+    return Material(about, keys, x, labels, test)
 
 
 def find_photos(root: Path) -> tuple[list[Entry], list[str], list[bool] | None]:
     """The N images of a folder, names of other files, and which images are in its test split."""
-    root = existing_folder(str(root))
-    entries, others = scan(root)
+    entries, others = find_images(root)
     splits = [path for path in split_folders(root) if path not in (None, root)]
-    test = None
-    if splits:
-        inside = tuple(f"{path.name}/" for path in splits if path)
-        left = {e.name.split("/")[0] for e in entries if not e.name.startswith(inside)}
-        if left:
-            used, unused = (", ".join(map(printable, sorted(x)[:3])) for x in (inside, left))
-            warnings.warn(f"only {used} are used, not {unused}", stacklevel=2)
-        entries = [entry for entry in entries if entry.name.startswith(inside)]
-        test = [entry.name.startswith(inside[1:]) for entry in entries]
-    if not entries:
-        wanted = f"looked for {' '.join(SUFFIXES)}, found {plural(len(others), 'other file')}"
-        raise InputError(f"{printable(str(root), 300)}: no photos ({wanted})")
-    return entries, others, test
+    if not splits:
+        return entries, others, None
+    inside = tuple(f"{path.name}/" for path in splits if path)
+    left = {e.name.split("/")[0] for e in entries if not e.name.startswith(inside)}
+    if left:
+        used, unused = (", ".join(map(printable, sorted(x)[:3])) for x in (inside, left))
+        warnings.warn(f"only {used} are used, not {unused}", stacklevel=2)
+    entries = [entry for entry in entries if entry.name.startswith(inside)]
+    return entries, others, [entry.name.startswith(inside[1:]) for entry in entries]
+
+
+def embed_missing(
+    folder: CodesFolder, about: About, keys: Sequence[Key], embed: Callable[[list[int]], Embedded],
+    display: Display, note: str, fresh: bool = False,
+) -> list[np.ndarray | None]:  # fmt: skip
+    """Embeddings of images: known ones, and by `embed` those of the others, which are logged.
+
+    The log is a folder with one file for every few seconds of work.
+    """
+    known = {} if fresh else known_embeddings(folder, about)
+    missing = [i for i, key in enumerate(keys) if key not in known]
+    before = len(keys) - len(missing)
+    display.note(note + (f"; {before:,} embedded before" if before else ""))
+    new: dict[Key, np.ndarray] = {}
+    failed: list[str] = []
+    began = time.monotonic()
+    for done, (i, found) in enumerate(zip(missing, embed(missing)), 1):
+        if isinstance(found, str):
+            failed.append(f"{printable(keys[i][0])} ({found})")
+        else:
+            new[keys[i]] = known[keys[i]] = found
+        if new and (time.monotonic() - began > LOG_SECONDS or done == len(missing)):
+            write_log(folder, about, new)
+            new, began = {}, time.monotonic()
+        display.count(done, len(missing), "embedding images")
+    if failed:
+        example = f"{len(failed):,} of {len(keys):,} images cannot be used, e.g. {failed[0]}"
+        if len(failed) > len(keys) - 2:
+            raise InputError(example)
+        display.note(example)
+    return [known.get(key) for key in keys]
+
+
+def known_embeddings(folder: CodesFolder, about: About) -> dict[Key, np.ndarray]:
+    """Embeddings from the earlier fit and from the log of a killed one.
+
+    They must be by an encoder with the same signature, and of a dataset with the same stamp.
+    """
+    rows: dict[Key, np.ndarray] = {}
+
+    def same(signature: Signature | None, stamp: str) -> bool:
+        return stamp == about.stamp and same_signature(signature, about.signature)
+
+    try:
+        old = folder.about() if folder.about_file.exists() else None
+        if old and same(old.signature, old.stamp):
+            rows |= zip(folder.rows().keys(), np.asarray(folder.embeddings()))
+    except InputError as error:
+        warnings.warn(f"embedding again, since {error}", stacklevel=2)
+    for path in sorted(folder.log.glob("*.npz")):
+        # NumPy raises many types over damaged files
+        with suppress(Exception), np.load(path, allow_pickle=False) as part:
+            signature, stamp, keys = json.loads(str(part["about"]))
+            if same(signature, stamp):
+                rows |= zip(map(tuple, keys), part["rows"])
+    return rows
+
+
+def write_log(folder: CodesFolder, about: About, rows: dict[Key, np.ndarray]) -> None:
+    """Add embeddings to the log."""
+    text = json.dumps([about.signature, about.stamp, list(rows)])
+    with as_input_error(f"cannot write to {folder.log}"):
+        folder.log.mkdir(exist_ok=True)
+        path = folder.log / f"{len(list(folder.log.iterdir())):06}.npz"
+        write_saved(path, np.savez, about=text, rows=np.stack(list(rows.values())))
 
 
 def read_array(
@@ -259,7 +250,7 @@ def read_array(
     count = 0 if labels is None else len(np.unique(labels))
     classes = plural(count, "class") if count > 1 else "no classes"
     display.note(f"{n:,} rows of {plural(z.shape[1], 'number')}; {classes}")
-    return Material(about, keys, labels, test, lambda part: z[part])
+    return Material(about, keys, z, labels, test)
 
 
 def match_images(names: list[str], root: Path, display: Display) -> list[str]:
@@ -286,7 +277,7 @@ def match_images(names: list[str], root: Path, display: Display) -> list[str]:
 def embed_run(
     source: Path, folder: CodesFolder, options: Options, device: torch.device, display: Display
 ) -> Material:
-    """Embed both splits of the dataset of a run with its backbone; the test split judges."""
+    """Both splits of the dataset of a run, by its backbone; the test split judges."""
     recipe = load_run(source).recipe
     encoder = open_encoder(Request(str(source), mirror=options.encoder.mirror), device)
     splits = {"train": load_split(recipe.data, "train", display.count)}
@@ -296,29 +287,28 @@ def embed_run(
         display.note(f"{error}: the training images judge")
     tree, each = recipe.to_dict(), list(splits.values())
     stamp = hash_tree([tree["data"], [fingerprint(images.pixels) for images in each]])
-    cache = EmbeddingCache(encoder, folder, stamp)
+    about = About("run", folder.relative(source), None, encoder.to_dict(), tree, stamp)
     keys = [(f"{name}/{i}", 0, 0) for name, images in splits.items() for i in range(len(images))]
-    missing, known = cache.missing(keys)
-    what = f"{len(each[0]):,} training images of {recipe.data.name}{known}"
-    display.note(f"{source}: {what}; {encoder.describe()}")
-    batches = embed_splits(encoder, each, np.array(missing, int))
-    cache.embed([keys[i] for i in missing], batches, display.count)
+    note = f"{source}: {len(each[0]):,} training images of {recipe.data.name}; {encoder.describe()}"
+
+    def embed(missing: list[int]) -> Embedded:
+        return embed_splits(encoder, each, np.array(missing, int))
+
+    x = embed_missing(folder, about, keys, embed, display, note)
     classes = [(images.class_names, images.labels) for images in each if images.labels is not None]
     labels = [str(names[y] if names else y) for names, ys in classes for y in ys]
-    about = About("run", folder.relative(source), None, encoder.to_dict(), tree, stamp)
     test = [key[0].startswith("test/") for key in keys]
-    return cache.material(about, keys, labels if len(labels) == len(keys) else None, test)
+    return Material(about, keys, x, labels if len(labels) == len(keys) else None, test)
 
 
-def embed_splits(encoder: PhotoEncoder, splits: list[Images], missing: np.ndarray) -> Batches:
-    """Embeddings of the images with these indices, counted through all splits, in batches."""
+def embed_splits(encoder: PhotoEncoder, splits: list[Images], missing: np.ndarray) -> Embedded:
+    """Embeddings of the images with these indices, counted through all splits."""
     first = 0
     for images in splits:
         index = missing[(missing >= first) & (missing < first + len(images))] - first
         for start in range(0, len(index), IMAGES_PER_BATCH):
             pixels = np.asarray(images.pixels[index[start : start + IMAGES_PER_BATCH]])
-            rows = encoder.embed(center_crop(pixels, encoder.view.crop))
-            yield rows, [None] * len(rows)
+            yield from encoder.embed(center_crop(pixels, encoder.view.crop))
         first += len(images)
 
 

@@ -46,6 +46,16 @@ def no_images(folder: Path) -> InputError:
     return InputError(f"{folder}: no image files ({' '.join(SUFFIXES)})")
 
 
+def find_images(path: Path) -> tuple[list[Entry], list[str]]:
+    """The image file `path`, or all in and below that folder; and the names of other files."""
+    if path.is_file():
+        return [Entry(path.name, path)], []
+    entries, others = scan(existing_folder(str(path)))
+    if not entries:
+        raise no_images(path)
+    return entries, others
+
+
 def given_path(root: str) -> Path:
     """data.root as a path."""
     if not root:

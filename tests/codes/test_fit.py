@@ -171,17 +171,17 @@ def test_broken_and_other_files(run, tmp_path: Path) -> None:
     command = ("fit", "pictures", "-o", "pictures/codes", *FIT[:-1])
     answer = run(*command)
     assert answer.status == 0, answer
-    for part in ("no classes", "3 other files", "1 of 25 photos cannot be used", "broken.jpg"):
+    for part in ("no classes", "3 other files", "1 of 25 images cannot be used", "broken.jpg"):
         assert part in answer.err
     assert len(CodesFolder("pictures/codes").rows()) == 24
     assert run("atlas", "pictures/codes", "--quiet").status == 0  # its pictures are not photos
-    assert "25 photos (24 embedded before)" in run(*command).err
+    assert "24 embedded before" in run(*command).err
     words = ("embed", "pictures/codes", "pictures", "-o", "e.npz", "--encoder", NET, "--quiet")
     assert run(*words).status == 0
     assert len(read_embeddings(Path("e.npz"))[0]) == 24
     for path in pictures.glob("*.png"):
         path.write_bytes(b"no")
-    refused(run("fit", "pictures", "-o", "none", *FIT), "25 of 25 photos")
+    refused(run("fit", "pictures", "-o", "none", *FIT), "25 of 25 images")
 
 
 def test_splits_labels_and_held_out_rows(
@@ -272,19 +272,18 @@ def test_run_as_source(run, trained: Path, monkeypatch: pytest.MonkeyPatch) -> N
     refused(run(*words), "takes no encoder")
     x, count = folder.embeddings().copy(), []
     folder.embeddings_file.write_bytes(folder.embeddings_file.read_bytes()[:-8])
-    monkeypatch.setattr(sources, "IMAGES_PER_BATCH", 20)
     monkeypatch.setattr(sources, "LOG_SECONDS", 0)
-    real = sources.EmbeddingCache._write_part
+    real = sources.write_log
 
     def write(*args):
-        stop() if len(count) == 3 else real(*args)
+        stop() if len(count) == 60 else real(*args)
         count.append(1)
 
-    monkeypatch.setattr(sources.EmbeddingCache, "_write_part", write)
+    monkeypatch.setattr(sources, "write_log", write)
     assert run(*command).status == 130
     count += [1]
     assert run(*command).status == 0
-    assert len(count) == 4 + 5  # the first 60 images were in the log
+    assert len(count) == 61 + 96  # the first 60 images were in the log
     np.testing.assert_allclose(folder.embeddings(), x, atol=1e-5)
 
 
@@ -325,8 +324,8 @@ def test_only_photos_of_the_recorded_size_are_shown(run, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("words", "keyword"),
     [
-        (["note.txt"], "array file"), (["empty"], "no photos"), (["lone", "--encoder", NET], "one row"),
-        (["heic"], "no photos"), (["p", "-o", "p"], "lies in"), (["p"], "timm"),
+        (["note.txt"], "array file"), (["empty"], "no image files"), (["lone", "--encoder", NET], "one row"),
+        (["heic"], "no image files"), (["p", "-o", "p"], "lies in"), (["p"], "timm"),
         (["p", "-o", "heic"], "not written by fit"),
         (["p", "--encoder", NET, "--std", "0"], "std"),
         (["p", "--encoder", NET, "--labels", "none.csv"], "no such file"),
