@@ -19,22 +19,13 @@ from bayesncl.data.images import Images, Progress, spread_evenly
 from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_features, as_labels
 from bayesncl.measure import interpretability, registry, retrieval
-from bayesncl.measure.dimensions import (
-    MIN_SUPPORT,
-    OWNED_PRECISION,
-    OWNED_RECALL,
-    Dimensions,
-    describe,
-    mean,
-)
+from bayesncl.measure.dimensions import Dimensions, describe, mean
 from bayesncl.measure.figures import figures
 from bayesncl.measure.interpretability import DEFINITIONS, shuffle_labels
 from bayesncl.measure.linear import fast_probe
 from bayesncl.measure.result import Result, Tree, rounded
 from bayesncl.measure.rows import column_sums
-from bayesncl.measure.verdict import to_dict, to_verdict
 from bayesncl.method.encoder import Encoder, extract
-from bayesncl.method.losses import ACTIVE
 from bayesncl.recipes import recipe_from_json
 
 MAX_ROWS = 50_000  # of more, as many are measured, spread evenly
@@ -49,8 +40,6 @@ DIGITS = 6  # significant digits of values per dimension
 MIN_IMAGES_PER_CLASS = 20  # test images; with fewer, numbers are mostly chance
 SEED = 0  # of shuffled labels and drawn rows
 PER_ROW = ("embeddings", "control", "again", "control_again", "swapped", "levels", "factors")
-
-Groups = dict[tuple[str, ...], np.ndarray]  # features by definitions that share all computations
 
 
 def warn_of_few(train: Images, test: Images) -> str | None:
@@ -164,19 +153,18 @@ def measure_codes(
 
 
 def measure_features(
-    features: Array | Mapping[str, Array], labels: Array | None = None, *,
-    dims: Sequence[int] = KEPT_DIMS, ks: Sequence[int] = retrieval.KS,
-    ranking: Array | None = None, spectrum: bool = False, progress: Progress | None = None,
-    **given: Any,
+    features: Array, labels: Array | None = None, *, paper: Array | None = None,
+    dims: Sequence[int] = KEPT_DIMS, ranking: Array | None = None, spectrum: bool = False,
+    progress: Progress | None = None, **given: Any,
 ) -> Result:  # fmt: skip
     """Interpretability and retrieval in both definitions, with chance levels, and the verdict.
 
     Parameters
     ----------
-    features : [N, D]; or by definition if extracted differently, `{"paper": ..., "sound": ...}`.
-    labels : [N]; without them there is only the verdict and the figures behind it.
+    features : [N, D].
+    labels : [N]; without them there is only the verdict and the measures behind it.
+    paper : [N, D], features for the definition `paper` if they were extracted differently.
     dims : numbers of kept dimensions for retrieval, besides all; those of D or more are left out.
-    ks : neighbors for retrieval; those of N or more are left out.
     ranking : [D] for retrieval by `sound`, such as the column sums of the training split; default
         the column sums of the features.
     spectrum : also compute `effective_rank` and `orthogonality`.
@@ -186,20 +174,13 @@ def measure_features(
 
     Returns
     -------
-    Result with `paper`, `sound`, `retrieval`, `chance`, `parameters`, `verdict` and its figures. Of
-    more than 50,000 rows, as many are measured, spread evenly, with 2,000 of them as queries;
+    Result with `paper`, `sound`, `retrieval`, `chance`, `parameters`, `verdict` and its measures.
+    Of more than 50,000 rows, as many are measured, spread evenly, with 2,000 of them as queries;
     `parameters["rows_measured"]` states that.
     """
-    groups: Groups
-    if isinstance(features, Mapping):
-        groups = {(name,): as_features(array) for name, array in features.items()}
-    else:
-        together = [DEFINITIONS] if ranking is None else [(name,) for name in DEFINITIONS]
-        groups = dict.fromkeys(together, as_features(features))
-    n = len(next(iter(groups.values())))
-    if any(len(array) != n for array in groups.values()):
-        raise InputError("features by definition must have the same rows")
-    result = Result(parameters={"images": n})
+    features = as_features(features)
+    n = len(features)
+    parameters: Tree = {"images": n}
     queries = None
     if n > MAX_ROWS:
         rows = spread_evenly(n, MAX_ROWS)
@@ -209,85 +190,75 @@ def measure_features(
                 return {key: take(each) for key, each in values.items()}
             return None if values is None else np.asarray(values)[rows]
 
-        groups, labels = take(groups), take(labels)
+        features, labels, paper = take(features), take(labels), take(paper)
         given |= {name: take(given.get(name)) for name in PER_ROW}
         given["queries"] = queries = SAMPLED_QUERIES
-        result.parameters |= {"rows_measured": len(rows), "rows_chosen": "spread evenly"}
-    result.parameters["seed"] = SEED
-    arrays = {name: array for names, array in groups.items() for name in names}
-    sound = arrays.get("sound", next(iter(arrays.values())))
-    if labels is None:
-        result.parameters["dimensions"] = {"sound": sound.shape[1]}
-    else:
+        parameters |= {"rows_measured": len(rows), "rows_chosen": "spread evenly"}
+    parameters |= {"seed": SEED, "dimensions": {"sound": features.shape[1]}}
+    by_class = Result()
+    if labels is not None:
         given.setdefault("queries", None)
-        _measure_labeled(result, groups, labels, dims, ks, ranking, spectrum, queries, progress)
-    found = figures(sound, labels, seed=SEED, **given)
-    result.verdict = to_dict(to_verdict(found))
+        by_class = _measure_classes(
+            features, labels, paper, dims, ranking, spectrum, queries, progress
+        )
+    result = figures(features, labels, seed=SEED, **given)
     if n > MAX_ROWS:
         result.verdict["sampled_from"] = n
-    result.chance |= rounded(found.chance)
-    for name, branch in (found.values | {"control": found.control}).items():
-        setattr(result, name, rounded(branch) or None)
+    result.paper, result.sound = by_class.paper, by_class.sound
+    result.retrieval, result.chance = by_class.retrieval, by_class.chance | result.chance
+    result.parameters = parameters | by_class.parameters
     return result
 
 
-def _measure_labeled(
-    result: Result, groups: Groups, labels: Array, dims: Sequence[int], ks: Sequence[int],
+def _measure_classes(
+    features: np.ndarray, labels: Array, paper: Array | None, dims: Sequence[int],
     ranking: Array | None, spectrum: bool, queries: int | None, progress: Progress | None,
-) -> None:  # fmt: skip
-    """Fill in `paper`, `sound`, `retrieval`, their chance levels and parameters."""
-    n = len(next(iter(groups.values())))
+) -> Result:  # fmt: skip
+    """The branches `paper`, `sound` and `retrieval`, with their chance levels and parameters."""
+    n, width = features.shape
     index, classes = as_labels(labels, n)
     labelings = [index, shuffle_labels(index, SEED)]
-    ks = [k for k in ks if k < n]
-    if not ks:
-        raise InputError(f"no number of neighbors fits {n} rows")
+    arrays = {"paper": features if paper is None else as_features(paper), "sound": features}
+    result = Result()
+    for name, array in arrays.items():
+        values, chance = interpretability.score(array, labelings, name, spectrum=spectrum)
+        for extra in registry.MEASURES:
+            if extra.function is not None and name in extra.definitions:
+                values[extra.key] = extra.function(array, labelings[0])
+                chance[extra.key] = extra.function(array, labelings[1])
+        setattr(result, name, values)
+        result.chance[name] = {k: chance[k] for k in values if registry.named(k).needs_labels}
     asked = None
     if queries is not None:
         asked = np.sort(np.random.default_rng(SEED).choice(n, queries, replace=False))
-    for names, array in groups.items():
-        for name in names:
-            values, chance = interpretability.score(array, labelings, name, spectrum=spectrum)
-            for extra in registry.MEASURES:
-                if extra.function is not None and name in extra.definitions:
-                    values[extra.key] = extra.function(array, labelings[0])
-                    chance[extra.key] = extra.function(array, labelings[1])
-            setattr(result, name, values)
-            result.chance[name] = {k: chance[k] for k in values if registry.named(k).needs_labels}
-    result.chance["retrieval"] = {}
-    for names, array in groups.items():
-        strict = ranking is not None and "sound" in names
-        order = ranking if strict else column_sums(array)
-        widths: list[int | None] = [*(k for k in dims if k < array.shape[1]), None]
+    ks = [k for k in retrieval.KS if k < n]
+    searches: list[tuple[Sequence[str], np.ndarray, Array | None]] = [(DEFINITIONS, features, None)]
+    if paper is not None or ranking is not None:  # else one search serves both definitions
+        searches = [(("paper",), arrays["paper"], None), (("sound",), features, ranking)]
+    branches = result.retrieval, result.chance.setdefault("retrieval", {})
+    widths: list[int | None] = [*(k for k in dims if k < width), None]
+    for names, array, order in searches:
+        order = column_sums(array) if order is None else order
         for done, kept in enumerate(widths, 1):
             rows = retrieval.prepare(array, retrieval.choose_columns(array, kept, order))
             found = retrieval.relevance(rows, labelings, max(ks), queries=asked)
             for name in names:
-                for tree, share in zip((result.retrieval, result.chance["retrieval"]), found[name]):
+                for tree, share in zip(branches, found[name]):
                     by_k = rounded(retrieval.precision(share, ks))
                     tree.setdefault(name, {})[str(kept or "all")] = by_k
             if progress:
                 progress(done, len(widths), "retrieval")
     sizes = np.bincount(index).tolist()
-    result.parameters |= {
-        "dimensions": {name: a.shape[1] for names, a in groups.items() for name in names},
+    result.parameters = {
+        "dimensions": {name: array.shape[1] for name, array in arrays.items()},
         "classes": len(classes),
         "images_per_class": [min(sizes), max(sizes)],
-        "epsilon": ACTIVE,
-        "min_support": MIN_SUPPORT,
-        "thresholds": list(interpretability.THRESHOLDS),
-        "matched_l0": list(interpretability.MATCHED),
-        "matched_slack": interpretability.MATCHED_TOLERANCE,
-        "owned_precision": OWNED_PRECISION,
-        "owned_recall": OWNED_RECALL,
-        "spectrum_dims_limit": interpretability.MAX_SPECTRUM_DIMS,
         "retrieval_ks": ks,
-        "retrieval_dims": [k for k in dims if k < max(a.shape[1] for a in groups.values())],
+        "retrieval_dims": widths[:-1],
         "retrieval_ranking": "column sums" if ranking is None else "given",
-        "retrieval_ties": "expected over all orders",
         "queries": n if asked is None else len(asked),
-        "queries_sampled": asked is not None,
     }
+    return result
 
 
 def evaluate(
@@ -321,8 +292,9 @@ def evaluate(
     shown = {*KEPT_DIMS, dataset.paper_dims}
     second = {} if test.backgrounds is None else {"background": test.backgrounds}
     result = measure_features(
-        {"paper": paper.gated, "sound": sound.gated},
+        sound.gated,
         test.labels,
+        paper=paper.gated,
         dims=sorted({*shown, *CURVE_DIMS}),
         ranking=ranking,
         spectrum=True,
@@ -344,7 +316,7 @@ def evaluate(
         result.probe = {"fast": fast_probe(seen.h, train.labels, sound.h, test.labels)}
         k = result.parameters["knn_k"] = min(NEIGHBORS, len(train))
         labelings = [train.labels, shuffle_labels(train.labels)]
-        result.knn, result.chance["knn"] = {}, {}
+        result.chance["knn"] = {}
         for kind in ("h", "gated"):
             rows = getattr(seen, kind), labelings, getattr(sound, kind), test.labels
             result.knn[kind], result.chance["knn"][kind] = retrieval.knn_accuracies(*rows, k)
@@ -356,7 +328,7 @@ def evaluate(
     if (drop := masking_drop(heatmaps_of_run(model), some)) is not None:
         result.heat, result.chance["heat"] = dict(drop), {"hottest": drop["random"]}
     for name, branch in (extra(model, train, test, seen, sound) if extra else {}).items():
-        setattr(result, name, (result.probe or {}) | branch if name == "probe" else branch)
+        setattr(result, name, result.probe | branch if name == "probe" else branch)
     result.seconds = round(time.perf_counter() - began, 2)
     return result
 

@@ -28,8 +28,8 @@ from bayesncl.errors import InputError, as_input_error, first_line, printable
 from bayesncl.inputs import read_arrays
 from bayesncl.io import digest, is_codes
 from bayesncl.jobs.audit import KINDS, Finding, audit_folder
-from bayesncl.measure.figures import KEPT
 from bayesncl.measure.topk import keep
+from bayesncl.measure.verdict import KEPT
 from bayesncl.method.encoder import Encoder, extract
 from bayesncl.progress import Display
 from bayesncl.recipes import Data, Recipe, recipe_from_json, with_root

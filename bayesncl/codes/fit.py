@@ -27,7 +27,9 @@ from bayesncl.device import find_device
 from bayesncl.errors import InputError, printable
 from bayesncl.inputs import ENDINGS
 from bayesncl.io import is_codes
-from bayesncl.measure.verdict import Verdict, to_dict, verdict
+from bayesncl.measure.figures import figures
+from bayesncl.measure.result import Tree
+from bayesncl.measure.verdict import KEPT
 from bayesncl.progress import Display, duration, plural
 from bayesncl.training.run_folder import RunFolder
 
@@ -42,7 +44,7 @@ APPLIES = {"images": ["array"], "labels": ["photos", "array"], "mirror": ["photo
 
 def fit(
     source: Path, out: Path, options: Options, device: torch.device | str, display: Display
-) -> Verdict:
+) -> Tree:
     """Fit codes into the folder `out`; returns the verdict."""
     kind = find_source(source, out)
     check_options(source, kind, options)
@@ -65,8 +67,8 @@ def fit(
             raise KeyboardInterrupt  # half-trained codes are not kept
         display.busy("judging")
         z, labels, given = judging_data(codes, embeddings, rows)
-        found = verdict(z, labels, **given, seed=options.seed)
-        staged.write_codes(material.about, codes, to_dict(found))
+        verdict = figures(z, labels, **given, ks=(KEPT,), seed=options.seed).verdict
+        staged.write_codes(material.about, codes, verdict)
         publish(folder, display)
         shutil.rmtree(folder.log, ignore_errors=True)
         folder.neighbors_file.unlink(missing_ok=True)
@@ -75,8 +77,8 @@ def fit(
     judged = f"{rows.held:,} held-out rows" if rows.held else fitted
     what = f"{plural(codes.n_components_, 'dimension')} by {codes.method}"
     took = duration(time.perf_counter() - began)
-    shown = [line for line in found.lines if line.value is not None or line.key == "collapsed"]
-    texts = [line.text for line in shown if line.key != "dense"]  # as prototypes always are
+    shown = [x for x in verdict["lines"] if x["value"] is not None or x["key"] == "collapsed"]
+    texts = [line["text"] for line in shown if line["key"] != "dense"]  # as prototypes always are
     fill = partial(textwrap.fill, width=80, initial_indent="- ", subsequent_indent="  ")
     lines = [f"{out}: {what} in {took}, judged on {judged}:", *map(fill, texts[:4])]
     print("\n".join(lines), flush=True)
@@ -84,7 +86,7 @@ def fit(
         display.note(FACTOR_NOTE)
     for line in next_commands(material.about, out):
         display.note(line, wrap=False)
-    return found
+    return verdict
 
 
 def publish(folder: CodesFolder, display: Display) -> None:

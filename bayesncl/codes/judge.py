@@ -7,7 +7,7 @@ import numpy as np
 from bayesncl.codes.estimator import ReadableCodes
 from bayesncl.codes.folder import Rows
 from bayesncl.data.images import spread_evenly
-from bayesncl.measure.figures import MIN_IMAGES
+from bayesncl.measure.verdict import MIN_IMAGES
 
 MAX_JUDGED_ROWS = 5000
 MAX_NOISE_COMPONENTS = 1024  # with more, the control on noise takes minutes on a CPU

@@ -13,9 +13,10 @@ from bayesncl.codes.transfer import carry_names
 from bayesncl.data.images import spread_evenly
 from bayesncl.errors import InputError, as_input_error
 from bayesncl.inputs import as_features, read_embeddings
-from bayesncl.measure.figures import TOP, readable
+from bayesncl.measure.figures import readable
 from bayesncl.measure.labelfree import prepare
 from bayesncl.measure.topk import strongest_images
+from bayesncl.measure.verdict import TOP
 
 MAX_ROWS = 50_000  # rows that names are found on, spread evenly
 CONTROL_FACTOR = 3.0  # a word must score this many times the best of shuffled vectors

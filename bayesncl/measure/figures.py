@@ -1,11 +1,10 @@
 """Every measure of how readable a code is, each beside its chance level and an untrained head.
 
 Measures of one kind come as two dicts, the values and those by chance. `figures` collects them by
-kind, for the trained and for an untrained head alike; the verdict reads them as `Figure`.
+kind, for the trained and for an untrained head alike, and adds the verdict.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,38 +14,18 @@ from bayesncl.inputs import Array, as_features, as_labels, as_numpy
 from bayesncl.measure import coverage, detectors, labelfree, topk
 from bayesncl.measure.columns import independence, stability
 from bayesncl.measure.dimensions import MIN_SUPPORT, largest_share
-from bayesncl.measure.factors import summary as summarize_factors
-from bayesncl.measure.result import Figure, Tree, figure_at
+from bayesncl.measure.factors import summary as factor_summary
+from bayesncl.measure.result import Result, Tree, rounded
 from bayesncl.measure.retrieval import retrieval
 from bayesncl.measure.rows import as_codes
 from bayesncl.measure.topk import strongest_images
+from bayesncl.measure.verdict import ALIKE, KEPT, MIN_IMAGES, NOISE_QUANTILE, TOP, judge
 
-TOP, ALIKE = 10, 7  # a dimension is readable if 7 of its 10 strongest images share a class
-KEPT = 5  # active dimensions per image where one number must do
-MIN_IMAGES = 50  # below, single dimensions are not judged
 QUERIES = 2000  # of retrieval with an untrained head and with full embeddings, at most
 REFERENCE_GROUPS = 512  # groups of ten images that set the scale from random to neighbors
-NOISE_QUANTILE = 0.95  # over dimensions fitted to noise, which a readable dimension exceeds
 SAME_IMAGES = 1 - 1e-5  # mean cosine of identical images, but for rounding
 NAME_LENGTH = 40  # of a class in the verdict
 MAX_SORTED = 2**21  # firing entries above which F1 and IoU, which sort all, are left out
-
-@dataclass
-class Figures:
-    """Every measure of a code of `images` rows; three trees of numbers with the same paths."""
-
-    images: int
-    dimensions: int
-    labeled: bool  # whether there were labels of any kind
-    classes: int | None  # None without labels of two classes
-    values: Tree
-    chance: Tree
-    control: Tree
-
-    def __getitem__(self, path: str) -> Figure:
-        """The figure at a path such as `kept/5/p5`."""
-        found = figure_at(path.split("/"), self.values, self.chance, self.control)
-        return Figure(*(None if each is None else float(each) for each in found))
 
 
 def figures(
@@ -58,8 +37,8 @@ def figures(
     control_again: Array | None = None, factors: Mapping[str, Array] | None = None,
     swapped: Array | None = None, groups: Array | None = None, ks: Sequence[int] = topk.KS,
     queries: int | None = QUERIES, everything: bool = False, seed: int = 0,
-) -> Figures:  # fmt: skip
-    """All measures of the codes z [N, D] of held-out images.
+) -> Result:  # fmt: skip
+    """All measures of the codes z [N, D] of held-out images, and the verdict on them.
 
     label_names : names by label, or in the order of integer labels.
     levels : coarser labels [N] by name; a dimension may be readable at any level.
@@ -81,26 +60,24 @@ def figures(
     if untrained is not None and untrained.shape != codes.shape:
         shapes = f"{list(codes.shape)} like the codes, got {list(untrained.shape)}"
         raise InputError(f"the control must be {shapes}")
-    judge = None if embeddings is None else labelfree.prepare(embeddings, n)
+    prepared = None if embeddings is None else labelfree.prepare(embeddings, n)
     noisy = None
     if noise is not None:  # mean cosine of the ten strongest images of each dimension [D]
-        judge_of_noise = labelfree.prepare(noise[1], noise[0].shape[0])
-        noisy = labelfree.mean_cosine(strongest_images(as_codes(noise[0]), TOP), judge_of_noise)
+        noise_embeddings = labelfree.prepare(noise[1], len(noise[0]))
+        noisy = labelfree.mean_cosine(strongest_images(noise[0], TOP), noise_embeddings)
     index, names = None, np.empty(0)  # None without labels, or with a single class
     if labels is not None and (np.shape(labels) != (n,) or len(np.unique(as_numpy(labels))) > 1):
         index, names = as_labels(labels, n)
     levelled = {name: as_labels(y, n)[0] for name, y in (levels or {}).items()}
-    judgeable = n >= MIN_IMAGES and (index is not None or judge is not None)
-    least = None
-    if judgeable and index is None:
-        least = least_alike(judge, noisy, seed)
+    judgeable = n >= MIN_IMAGES and (index is not None or prepared is not None)
+    least = least_alike(prepared, noisy, seed) if judgeable and index is None else None
 
     def count_readable(top: np.ndarray, order: Any) -> int:
         """Number of readable dimensions, with labels and embeddings taken in some order."""
         if index is not None:
             return int(readable(top, [y[order] for y in (index, *levelled.values())]).sum())
-        assert judge is not None
-        return int((labelfree.mean_cosine(top, judge[order]) >= least).sum())
+        assert prepared is not None
+        return int((labelfree.mean_cosine(top, prepared[order]) >= least).sum())
 
     def measure(
         codes: np.ndarray, queries: int | None, again: Array | None, train: Any = None,
@@ -112,35 +89,29 @@ def figures(
         both: dict[str, tuple[Any, Any]] = {"coverage": (covered, {})}
         both["independence"] = independence(codes, groups, seed=seed)
         if factors:
-            some = min(queries or n, QUERIES)
-            both["factors"] = summarize_factors(
-                codes, factors, swapped=swapped, queries=some, seed=seed
-            )
+            few: Tree = {"swapped": swapped, "queries": min(queries or n, QUERIES), "seed": seed}
+            both["factors"] = factor_summary(codes, factors, **few)
         if index is not None:
-            kept = topk.summary(codes, labels, train=train, ks=ks, queries=queries, seed=seed)
-            values, chance = ({str(k): row for k, row in by_k.items()} for by_k in kept)
-            both["kept"] = values, chance
-            both["detectors"] = detectors.summary(
-                codes, labels, train=train, seed=seed,
-                levels={"class": index, **levelled} if levelled else None,
-                f1=everything or covered["l0"] * n <= MAX_SORTED,
-            )  # fmt: skip
-        if judge is not None:
-            both["labelfree"] = labelfree.summary(codes, judge, seed=seed, top=top)
+            options: Tree = {"train": train, "seed": seed}
+            both["kept"] = topk.summary(codes, labels, ks=ks, queries=queries, **options)
+            levels = {"class": index, **levelled} if levelled else None
+            f1 = everything or covered["l0"] * n <= MAX_SORTED
+            both["detectors"] = detectors.summary(codes, labels, levels=levels, f1=f1, **options)
+        if prepared is not None:
+            both["labelfree"] = labelfree.summary(codes, prepared, seed=seed, top=top)
         if judgeable:
             orders = slice(None), np.random.default_rng(seed).permutation(n)
             count, by_luck = (count_readable(top[:, :TOP], order) for order in orders)
             both["readable"] = {"count": count}, {"count": by_luck}
         if again is not None:
             both["seeds"] = stability(codes, again), {}
-        values = {name: found for name, (found, _) in both.items()}
-        return values, {name: found for name, (_, found) in both.items() if found}
+        values, chance = ({kind: pair[i] for kind, pair in both.items() if pair[i]} for i in (0, 1))
+        return values, chance
 
     values, chance = measure(codes, queries, again, train, swapped)
     beside: Tree = {}
     if untrained is not None:
-        asked = min(queries or QUERIES, QUERIES)
-        beside = measure(untrained, asked, control_again)[0]
+        beside = measure(untrained, min(queries or QUERIES, QUERIES), control_again)[0]
     if judgeable:
         by = "embeddings" if index is None else " or ".join(["class", *levelled])
         values["readable"] |= {"share": values["readable"]["count"] / width, "by": by}
@@ -148,12 +119,14 @@ def figures(
             values["readable"]["noise"] = int((noisy >= least).sum())
         if index is not None:
             values["readable"] |= _clearest(codes, index, names, label_names)
-    if judge is not None:
+    if prepared is not None:
         values["labelfree"]["by"] = "a second encoder" if second else "the embeddings given"
     if index is not None and n > KEPT + 1:
-        values["whole"] = _full_precision(codes, embeddings, judge, index, seed)
+        values["whole"] = _full_precision(codes, embeddings, prepared, index, seed)
+    result = Result(**rounded(values), chance=rounded(chance), control=rounded(beside))
     classes = None if index is None else int(index.max()) + 1
-    return Figures(n, width, labels is not None, classes, values, chance, beside)
+    result.verdict = judge(result, n, width, classes, labels is not None)
+    return result
 
 
 def readable(top: np.ndarray, labelings: Sequence[np.ndarray]) -> np.ndarray:

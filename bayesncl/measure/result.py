@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bayesncl.errors import InputError
+from bayesncl.errors import InputError, as_input_error
 from bayesncl.measure import registry
-from bayesncl.measure.interpretability import Value, at_threshold
 
 Tree = dict[str, Any]
 ALWAYS_ONE_OF = ("paper", "sound", "verdict")
@@ -23,8 +22,8 @@ class Figure(NamedTuple):
     """A number, the same by chance (labels shuffled) and of an untrained head; None if unknown."""
 
     value: Any
-    chance: Any
-    control: Any
+    chance: Any = None
+    control: Any = None
 
     def beside(self, form: Callable[[float], str] = "{:,.0f}".format) -> str:
         """The other two as text."""
@@ -32,62 +31,52 @@ class Figure(NamedTuple):
         return ", ".join(f"{name} {form(each)}" for name, each in both if each is not None)
 
 
-def figure_at(path: Sequence[str], values: Tree, chance: Tree, control: Tree) -> Figure:
-    """The figure at a path such as ("kept", "5", "p5") of three trees of the same form."""
-    return Figure(*(registry.value(tree, path) for tree in (values, chance, control)))
+def branch() -> Any:
+    """A field of Result that is empty, and left out of the JSON, if it was not measured."""
+    return field(default_factory=dict)
 
 
 @dataclass
 class Result:
-    """Every measure; None for those not taken, which the JSON leaves out."""
+    """Every measure, in the order of the JSON; `result["kept/5/p5"]` is one beside its controls."""
 
-    paper: dict[str, Value] | None = None  # measures by key, see `interpretability`
-    sound: dict[str, Value] | None = None
-    retrieval: Tree = field(default_factory=dict)  # percent by definition, kept dimensions and k
-    chance: Tree = field(default_factory=dict)  # the same measures with shuffled labels
-    parameters: Tree = field(default_factory=dict)
-    dimensions: dict[str, list[float | None]] | None = None  # by column, a value per dimension
-    curves: Tree | None = None  # consistency by minimum support, retrieval by kept dimensions
+    paper: Tree = branch()  # by key, see `interpretability`
+    sound: Tree = branch()
+    retrieval: Tree = branch()  # percent by definition, kept dimensions and k
+    chance: Tree = branch()  # the same measures with shuffled labels
+    parameters: Tree = branch()
+    dimensions: Tree = branch()  # by column, a value per dimension
+    curves: Tree = branch()  # consistency by minimum support, retrieval by kept dimensions
     # of a run; most are the paper's, see `paper.measures`
-    conflicting: Tree | None = None
-    probe: Tree | None = None
-    knn: dict[str, float] | None = None
-    theory: list[Tree] | None = None
-    gates: dict[str, Value] | None = None
-    heat: dict[str, Value] | None = None
-    background: Tree | None = None
-    balanced: Tree | None = None
-    worst_group: Tree | None = None
-    conflict: Tree | None = None
-    ipw: Tree | None = None
-    gate_effect: Tree | None = None
-    stability: Tree | None = None
+    conflicting: Tree = branch()
+    probe: Tree = branch()
+    knn: Tree = branch()
+    theory: list[Tree] = field(default_factory=list)
+    gates: Tree = branch()
+    heat: Tree = branch()
+    background: Tree = branch()
+    balanced: Tree = branch()
+    worst_group: Tree = branch()
+    conflict: Tree = branch()
+    ipw: Tree = branch()
+    gate_effect: Tree = branch()
+    stability: Tree = branch()
     seconds: float | None = None
-    verdict: Tree | None = None  # and the figures behind it, see `figures.figures`
-    readable: Tree | None = None
-    kept: Tree | None = None
-    detectors: Tree | None = None
-    coverage: Tree | None = None
-    independence: Tree | None = None
-    factors: Tree | None = None
-    labelfree: Tree | None = None
-    whole: Tree | None = None
-    seeds: Tree | None = None
-    control: Tree | None = None
+    verdict: Tree = branch()  # and the measures behind it, see `figures`
+    readable: Tree = branch()
+    kept: Tree = branch()
+    detectors: Tree = branch()
+    coverage: Tree = branch()
+    independence: Tree = branch()
+    factors: Tree = branch()
+    labelfree: Tree = branch()
+    whole: Tree = branch()
+    seeds: Tree = branch()
+    control: Tree = branch()  # the measures of an untrained head
 
     def to_dict(self) -> Tree:
-        """Plain data in the order of the fields, without measures that were not taken."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
-
-    @classmethod
-    def from_dict(cls, tree: Any, source: str = "results") -> Result:
-        """The result of `to_dict`; unknown branches are ignored."""
-        one_of = ALWAYS_ONE_OF if isinstance(tree, Mapping) else ()
-        if not any(isinstance(tree.get(name), Mapping) for name in one_of):
-            raise InputError(f"{source}: not the results of an evaluation")
-        names = {each.name for each in fields(cls)}
-        return cls(**{name: value for name, value in tree.items() if name in names})
+        """Plain data, without what was not measured."""
+        return {name: value for name, value in vars(self).items() if value not in ({}, [], None)}
 
     def to_json(self) -> str:
         """The text of `evaluation.json`."""
@@ -95,33 +84,27 @@ class Result:
 
     @classmethod
     def from_json(cls, text: str, source: str = "results") -> Result:
-        """The result of `to_json`."""
-        try:
-            return cls.from_dict(json.loads(text), source)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{source}: not the results of an evaluation: {error}") from None
+        """The result of `to_json`; unknown branches are ignored."""
+        what = f"{source}: not the results of an evaluation"
+        with as_input_error(what, ValueError, RecursionError):
+            tree = json.loads(text)
+        if not any(isinstance(registry.value(tree, [name]), dict) for name in ALWAYS_ONE_OF):
+            raise InputError(what)
+        names = {each.name for each in fields(cls)}
+        return cls(**{name: value for name, value in tree.items() if name in names})
+
+    def __getitem__(self, key: str) -> Figure:
+        """A measure by its keys, joined by slashes."""
+        return self._figure(key.split("/"))
+
+    def _figure(self, path: Sequence[str]) -> Figure:
+        trees = vars(self), self.chance, self.control
+        return Figure(*(registry.value(tree, path) for tree in trees))
 
     def figures(self) -> dict[tuple[str, ...], Figure]:
         """Every measure by its path."""
         values = {k: v for k, v in self.to_dict().items() if k not in NOT_MEASURES}
-        return {
-            path: figure_at(path, values, self.chance, self.control or {})
-            for path, _ in leaves(values)
-        }
-
-    def by_threshold(self) -> tuple[np.ndarray, np.ndarray]:
-        """L0 and consistency over the activation thresholds, starting with the plain definition."""
-        sound, thresholds = self.sound or {}, self.parameters["thresholds"][1:]
-        l0, consistency = (
-            as_array([sound[name], *(sound[at_threshold(name, t)] for t in thresholds)])
-            for name in ("l0", "consistency")
-        )
-        return l0, consistency
-
-    def by_dims(self, k: int, definition: str = "sound") -> dict[int, float]:
-        """Precision at k by the number of kept dimensions."""
-        curve = (self.curves or {})[f"retrieval_{definition}"]
-        return {int(dims): by_k[str(k)] for dims, by_k in curve.items()}
+        return {path: self._figure(path) for path, _ in leaves(values)}
 
 
 def leaves(

@@ -1,102 +1,82 @@
-"""The verdict on a code: at most nine figures beside chance and control, each with what to do."""
+"""The verdict on a code: at most nine figures beside chance and control, each with what to do.
+
+It is plain data, as JSON holds it: `images`, `dimensions`, `collapsed` and `lines`.
+"""
 
 import math
 import textwrap
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
 
-from bayesncl.inputs import Array
 from bayesncl.measure.columns import SAME
 from bayesncl.measure.dimensions import MIN_SUPPORT, OWNED_PRECISION, OWNED_RECALL
-from bayesncl.measure.figures import ALIKE, KEPT, MIN_IMAGES, NOISE_QUANTILE, TOP, Figures, figures
-from bayesncl.measure.result import Figure
+from bayesncl.measure.result import Figure, Result, Tree
 
+TOP, ALIKE = 10, 7  # a dimension is readable if 7 of its 10 strongest images share a class
+KEPT = 5  # active dimensions per image where one number must do
+MIN_IMAGES = 50  # below, single dimensions are not judged
+NOISE_QUANTILE = 0.95  # over dimensions fitted to noise, which a readable dimension exceeds
 DENSE_SHARE = 0.5  # share of dimensions active per image from which codes are dense
 MANY_COPIES = 4  # dimensions in use per effective dimension from which fewer are advised
 MANY_TWINS = 0.2  # share of dimensions with a twin from which fewer are advised
 FAR_BELOW = 10  # points of precision@5 below the full embedding from which more are advised
 UNSTABLE = 0.5  # mean cosine between seeds below which single dimensions are not reliable
 ABOUT_ONE_CLASS = "dimensions about one class"
+UNKNOWN = Figure(None)
 WIDTH, LABEL_WIDTH, FIGURE_WIDTH = 80, 37, 12
 
-Tree = Mapping[str, Any]
 
+def judge(
+    found: Result, images: int, dimensions: int, classes: int | None, labeled: bool
+) -> Tree:
+    """The verdict on the measures of a code, the most important line first.
 
-@dataclass(frozen=True)
-class Line:
-    """One figure of the verdict, beside chance (shuffled labels) and control (untrained head)."""
-
-    key: str
-    label: str
-    figure: str
-    beside: str = ""
-    advice: str = ""
-    measured_by: str = ""
-    value: float | None = None
-    chance: float | None = None
-    control: float | None = None
-
-    @property
-    def text(self) -> str:
-        """The line as one sentence, with its advice."""
-        beside = f" ({self.beside})" if self.beside else ""
-        text = f"{self.label}: {self.figure}{beside}. {self.advice}".rstrip()
-        return text[0].upper() + text[1:]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The verdict, the most important line first."""
-
-    images: int
-    dimensions: int
-    collapsed: bool
-    lines: tuple[Line, ...]
-
-    def _repr_html_(self) -> str:
-        return render_html(to_dict(self))
-
-
-def verdict(z: Array, labels: Array | None = None, **options: Any) -> Verdict:
-    """Judge the codes of held-out images; `figures.figures` has the options."""
-    return to_verdict(figures(z, labels, **{"ks": (KEPT,)} | options))
-
-
-def to_verdict(found: Figures) -> Verdict:
-    """The verdict on all figures of a code."""
-    n, values, judgeable = found.images, found.values, found.images >= MIN_IMAGES
-    collapsed = values["coverage"]["collapsed"]
+    `classes` is None without labels of two classes; `labeled` is whether there were any labels.
+    """
+    judgeable = images >= MIN_IMAGES
     lines = []
-    if collapsed:
+    if collapsed := found.coverage["collapsed"]:
         advice = "Ignore the figures below. "
         advice += "Train longer, or with fewer dimensions or another method."
-        rule, reason = "coverage of the images", values["coverage"]["reason"]
-        lines.append(Line("collapsed", "Collapsed", reason, "", advice, rule))
+        rule, reason = "coverage of the images", found.coverage["reason"]
+        lines.append(_line("collapsed", "Collapsed", reason, "", advice, rule))
     if judgeable:
-        lines.append(_readable(found))
+        lines.append(_readable(found, dimensions))
     else:
         advice = f"Too few to judge single dimensions: use {MIN_IMAGES} or more."
-        lines.append(Line("images", "images", f"{n:,}", "", advice, "number of images", float(n)))
-    if found.classes is None:
-        why = "all images have one label" if found.labeled else "no labels were given"
+        rule = "number of images"
+        lines.append(_line("images", "images", f"{images:,}", "", advice, rule, Figure(images)))
+    if classes is None:
+        why = "all images have one label" if labeled else "no labels were given"
         advice = "Give labels of two or more classes to measure this."
-        lines.append(Line("classes", ABOUT_ONE_CLASS, "unknown", why, advice, "labels"))
+        lines.append(_line("classes", ABOUT_ONE_CLASS, "unknown", why, advice, "labels"))
     elif judgeable:
-        lines += [_one_class(found), _own_dimension(found)]
+        lines += [_one_class(found), _own_dimension(found, classes)]
     if found[f"kept/{KEPT}/p5"].value is not None:
-        lines.append(_precision(found))
-    lines += [_activity(found), _effective_number(found)]
-    if "labelfree" in values and judgeable:
+        lines.append(_precision(found, dimensions))
+    lines.append(_activity(found, images, dimensions, classes is not None))
+    lines.append(_effective_number(found, dimensions))
+    if found.labelfree and judgeable:
         lines.append(_intruders(found))
     if found["seeds/mean_cosine"].value is not None:
         lines.append(_stability(found))
-    return Verdict(n, found.dimensions, collapsed, tuple(lines))
+    return {"images": images, "dimensions": dimensions, "collapsed": collapsed, "lines": lines}
+
+
+def _line(
+    key: str, label: str, figure: str, beside: str, advice: str, measured_by: str,
+    numbers: Figure = UNKNOWN,
+) -> Tree:  # fmt: skip
+    """One figure beside chance and control, with its advice; `text` is all that as a sentence."""
+    line = {"key": key, "label": label, "figure": figure, "beside": beside, "advice": advice}
+    line["measured_by"] = measured_by
+    values = {k: None if v is None else float(v) for k, v in numbers._asdict().items()}
+    text = f"{label}: {figure}{f' ({beside})' * bool(beside)}. {advice}".rstrip()
+    return line | values | {"text": text[0].upper() + text[1:]}
 
 
 def render(tree: Tree, rules: bool = False) -> str:
-    """The verdict of `to_dict` as text with aligned figures; `rules` adds how each is measured."""
+    """The verdict as text with aligned figures; `rules` adds how each is measured."""
     parts = [_header(tree)]
     indent = " " * (LABEL_WIDTH + FIGURE_WIDTH + 3)
     for line in tree["lines"]:
@@ -113,7 +93,7 @@ def render(tree: Tree, rules: bool = False) -> str:
 
 
 def render_html(tree: Tree) -> str:
-    """The verdict of `to_dict` as an HTML table."""
+    """The verdict as an HTML table."""
     parts = [f"<b>{_header(tree)}</b>", "<table>"]
     for line in tree["lines"]:
         beside = "<br>".join(escape(line[key]) for key in ("beside", "advice") if line[key])
@@ -129,23 +109,17 @@ def _header(tree: Tree) -> str:
     return f"{tree['images']:,}{of} images, {tree['dimensions']:,} dimensions"
 
 
-def to_dict(verdict: Verdict) -> dict[str, Any]:
-    """The verdict as plain values, for JSON."""
-    lines = [asdict(line) | {"text": line.text} for line in verdict.lines]
-    return asdict(verdict) | {"lines": lines}
-
-
-def _readable(found: Figures) -> Line:
+def _readable(found: Result, dimensions: int) -> Tree:
     label = "readable dimensions"
-    if "readable" not in found.values:
+    if not found.readable:
         advice = "Give labels, or embeddings of the images, to count them."
-        return Line("readable", label, "unknown", "", advice, "labels or embeddings of the images")
+        return _line("readable", label, "unknown", "", advice, "labels or embeddings of the images")
     count, chance, control = figure = found["readable/count"]
-    by, noise = (found.values["readable"].get(key) for key in ("by", "noise"))
+    by, noise = (found.readable.get(key) for key in ("by", "noise"))
     beside, advice = figure.beside(), ""
     rule = f"at least {ALIKE} of the {TOP} strongest images share a {by}"
     if by == "embeddings":
-        judge = found.values["labelfree"]["by"]
+        judge = found.labelfree["by"]
         judge += "" if judge == "a second encoder" else ", which favor codes made from them"
         rule = f"mean cosine of the {TOP} strongest images by {judge}: at least halfway from {TOP} "
         rule += "random images to an image and its neighbors"
@@ -158,42 +132,42 @@ def _readable(found: Figures) -> Line:
         # two standard deviations of a rare count
         if count and other is not None and other + 2 * other**0.5 >= count:
             advice = f"Within {name}: they say nothing about these images. Use more images."
-    text = f"{count:,.0f} of {found.dimensions:,}"
-    return Line("readable", label, text, beside, advice, rule, *figure)
+    text = f"{count:,.0f} of {dimensions:,}"
+    return _line("readable", label, text, beside, advice, rule, figure)
 
 
-def _one_class(found: Figures) -> Line:
+def _one_class(found: Result) -> Tree:
     rule = f"at least half of the images that keep a dimension are of one class; {KEPT} dimensions "
     rule += f"kept per image, dimensions kept by {MIN_SUPPORT} or more images"
     figure = found[f"kept/{KEPT}/about_one_class"]
     if figure.value is None:
         advice = "No dimension is kept by enough images: use more images or fewer dimensions."
-        return Line("one_class", ABOUT_ONE_CLASS, "none", "", advice, rule)
+        return _line("one_class", ABOUT_ONE_CLASS, "none", "", advice, rule)
     beside = figure.beside(_percent)
-    if clearest := found.values["readable"].get("clearest"):
+    if clearest := found.readable.get("clearest"):
         prefix = "class " if clearest["class"].removeprefix("-").isdigit() else ""
         beside += f"; clearest: {clearest['dimension']} ({prefix}{clearest['class']})"
-    return Line("one_class", ABOUT_ONE_CLASS, _percent(figure.value), beside, "", rule, *figure)
+    return _line("one_class", ABOUT_ONE_CLASS, _percent(figure.value), beside, "", rule, figure)
 
 
-def _own_dimension(found: Figures) -> Line:
-    figure, classes = found[f"kept/{KEPT}/classes_owned_evenly"], found.classes or 0
+def _own_dimension(found: Result, classes: int) -> Tree:
+    figure = found[f"kept/{KEPT}/classes_owned_evenly"]
     count = figure.value or 0
     rule = f"a dimension with precision {OWNED_PRECISION} and recall {OWNED_RECALL} for the class, "
     rule += "or half of an even share where dimensions far outnumber classes"
     advice = "Most classes share their dimensions: try more dimensions, or more images per class."
     advice = advice if count < classes / 2 else ""
     label, text = "classes with a dimension of their own", f"{count:,.0f} of {classes:,}"
-    return Line("own_dimension", label, text, figure.beside(), advice, rule, *figure)
+    return _line("own_dimension", label, text, figure.beside(), advice, rule, figure)
 
 
-def _precision(found: Figures) -> Line:
+def _precision(found: Result, dimensions: int) -> Tree:
     p5, _, control = figure = found[f"kept/{KEPT}/p5"]
     paths = f"kept/{KEPT}/l0", f"kept/{KEPT}/probe", "whole/p5"
     l0, probe, full = (found[path].value for path in paths)
     beside, advice = figure.beside(_percent), ""
     if full is not None:
-        of = found.values["whole"]["of"]
+        of = found.whole["of"]
         of = "full embedding" if of == "the whole embedding" else "all dimensions"
         beside = f"{of} {_percent(full)}, {beside}"
     if probe is not None:
@@ -202,63 +176,63 @@ def _precision(found: Figures) -> Line:
         advice = "No better than an untrained head: train longer, or on more images."
     elif full is not None and full - p5 > FAR_BELOW:
         advice = "Far below the full embedding: keep more dimensions per image."
-    active = 1 if (l0 or 0) < 1.5 else min(KEPT, found.dimensions)
+    active = 1 if (l0 or 0) < 1.5 else min(KEPT, dimensions)
     label = f"precision@5 with {active} active dimension{'s' * (active > 1)}"
     rule = "share of the 5 nearest images by cosine that have the class of the query"
-    return Line("precision", label, _percent(p5), beside, advice, rule, *figure)
+    return _line("precision", label, _percent(p5), beside, advice, rule, figure)
 
 
-def _activity(found: Figures) -> Line:
-    n, width = found.images, found.dimensions
-    without = round(found.values["coverage"]["images_without"] * n)
-    l0 = found["coverage/l0"].value
+def _activity(found: Result, n: int, width: int, labeled: bool) -> Tree:
+    without = round(found.coverage["images_without"] * n)
+    figure = found["coverage/l0"]
+    l0 = figure.value
     key, beside, advice = "activity", f"{without:,} of {n:,} images have none", ""
     if l0 > DENSE_SHARE * width and width > 2 * KEPT:
         key, beside = "dense", f"of {width:,}"
         advice = "Most dimensions are active on every image: keep the strongest per image"
-        if found.classes is not None:
+        if labeled:
             advice += f", and read consistency at {KEPT} kept, as it is near chance otherwise"
         advice += "."
     elif without > n / 10:
         advice = "Many images have no active dimension: use more dimensions, or sparsify less."
     label, rule = "active dimensions per image", "|z| above 1e-5 in rows of unit length"
-    return Line(key, label, f"{l0:,.1f}", beside, advice, rule, *found["coverage/l0"])
+    return _line(key, label, f"{l0:,.1f}", beside, advice, rule, figure)
 
 
-def _effective_number(found: Figures) -> Line:
-    live, label = found.values["coverage"]["live"], "effective number of dimensions"
+def _effective_number(found: Result, dimensions: int) -> Tree:
+    live, label = found.coverage["live"], "effective number of dimensions"
     if not live:
         advice = "All dimensions are dead: train longer, or sparsify less."
-        return Line("effective", label, "0", "", advice, "activity on any image", 0.0)
+        return _line("effective", label, "0", "", advice, "activity on any image", Figure(0))
     count, _, control = figure = found["coverage/distinct"]
-    beside = f"{live:,} in use, {found.dimensions - live:,} dead"
+    beside = f"{live:,} in use, {dimensions - live:,} dead"
     beside += "" if control is None else f"; untrained {control:,.0f}"
     advice = ""
     fewer = max(2, 2 ** math.ceil(math.log2(max(count, 1))))
-    many = live > MANY_COPIES * count or found.values["coverage"]["twins"] > MANY_TWINS
+    many = live > MANY_COPIES * count or found.coverage["twins"] > MANY_TWINS
     if many and count >= 1 and fewer < live:
         advice = f"Many dimensions repeat each other: try {fewer:,} dimensions."
     rule = "exp of the entropy of their usage, correlated columns counted together"
-    return Line("effective", label, f"{count:,.0f}", beside, advice, rule, *figure)
+    return _line("effective", label, f"{count:,.0f}", beside, advice, rule, figure)
 
 
-def _intruders(found: Figures) -> Line:
-    measured, label = found.values["labelfree"], "intruders found"
+def _intruders(found: Result) -> Tree:
+    measured, label = found.labelfree, "intruders found"
     rule = "of 4 images a dimension fires on strongly and one it does not, the least alike by "
     rule += measured["by"]
     if measured["intruder"] is None:
         advice = "No dimension fires on four different images: use more images."
-        return Line("intruder", label, "none", "", advice, rule)
+        return _line("intruder", label, "none", "", advice, rule)
     shares = found["labelfree/intruder"]
     figure = Figure(*(None if each is None else 100 * each for each in shares))
     low, high = (100 * measured[f"intruder_{end}"] for end in ("low", "high"))
     beside = f"{low:.0f} to {high:.0f} %; {figure.beside(_percent)}"
     advice = "Not above chance: the images of a dimension have nothing visible in common."
     advice = advice if low <= figure.chance else ""
-    return Line("intruder", label, _percent(figure.value), beside, advice, rule, *figure)
+    return _line("intruder", label, _percent(figure.value), beside, advice, rule, figure)
 
 
-def _stability(found: Figures) -> Line:
+def _stability(found: Result) -> Tree:
     cosine, _, control = figure = found["seeds/mean_cosine"]
     share = found["seeds/share_same"].value
     parts = [] if share is None else [f"{_percent(100 * share)} of the dimensions come back"]
@@ -267,7 +241,7 @@ def _stability(found: Figures) -> Line:
     advice = advice if cosine < UNSTABLE else ""
     rule = f"mean cosine of columns matched one to one; back: cosine above {SAME}"
     label, beside = "same dimensions from another seed", "; ".join(parts)
-    return Line("seeds", label, f"{cosine:.2f}", beside, advice, rule, *figure)
+    return _line("seeds", label, f"{cosine:.2f}", beside, advice, rule, figure)
 
 
 def _percent(share: Any) -> str:

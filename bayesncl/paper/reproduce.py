@@ -221,7 +221,7 @@ def enter(
         more = partial(measures.paper_measures, progress=display.count)
         result = evaluate(model, *splits, extra=more, progress=display.count)
         write_atomic(run.evaluation_file, result.to_json())
-    published = (result.probe or {}).get("paper") if result else None
+    published = result.probe.get("paper") if result else None
     if probe and published is None:
         published = measures.run_published_probe(model, *splits, progress=display.count)
     return ledger.enter(

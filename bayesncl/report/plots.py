@@ -16,6 +16,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from bayesncl.io import write_saved
 from bayesncl.measure.dimensions import MIN_SUPPORT
+from bayesncl.measure.interpretability import THRESHOLDS, at_threshold
 from bayesncl.measure.result import Result, as_array
 from bayesncl.training.run_folder import RunFolder
 
@@ -52,8 +53,13 @@ def draw_figures(name: str, run: Path, result: Result, out: Path) -> list[Path]:
     columns = {key: as_array(values) for key, values in (result.dimensions or {}).items()}
     k, classes = result.parameters["retrieval_ks"][-1], result.parameters["classes"]
     chance = result.chance["retrieval"]["sound"]["all"][str(k)]
-    precision = Curve(0, sorted(result.by_dims(k).items()), name)
-    thresholds = Curve(0, list(zip(*result.by_threshold())), name)
+    by_dims = result.curves["retrieval_sound"]
+    precision = Curve(0, sorted((int(dims), by_k[str(k)]) for dims, by_k in by_dims.items()), name)
+    ends = ["", *(at_threshold("", t) for t in THRESHOLDS[1:])]
+    l0, consistency = (
+        as_array([result.sound[key + end] for end in ends]) for key in ("l0", "consistency")
+    )
+    thresholds = Curve(0, list(zip(l0, consistency)), name)
     per_image = "active dimensions per image, L0"
     written = [
         plot_consistency(columns["support"], columns["consistency"], out / "consistency.png"),

@@ -55,7 +55,7 @@ def render(
 
 def render_verdict(result: Result) -> str:
     """Format the verdict, and the measures with k active dimensions, at 80 columns."""
-    if result.verdict is None:
+    if not result.verdict:
         return ""
     text = verdict.render(result.verdict)
     if result.kept:
@@ -70,7 +70,7 @@ def _kept_rows(result: Result) -> list[Row]:
     figures = result.figures()
     for measure in (each for each in at_kept(1) if each.short):
         cells = []
-        for k in result.kept or {}:
+        for k in result.kept:
             path = ("kept", k, measure.path()[-1])
             number, chance, _ = figures.get(path, (None, None, None))
             beside = "" if chance is None else f" ({chance:.0f})"

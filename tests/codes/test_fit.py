@@ -18,7 +18,7 @@ from bayesncl.codes.judge import judging_data
 from bayesncl.data import load as load_split
 from bayesncl.errors import InputError
 from bayesncl.inputs import read_embeddings
-from bayesncl.measure.verdict import verdict
+from bayesncl.measure.figures import figures
 from tests.commands import draw_folder, refused
 
 NET = "tests.codes.test_encoders:Net"
@@ -384,8 +384,8 @@ def test_noise_is_not_readable(held: int) -> None:
     for x, least, most in ((noise, 0, 0.2), (groups, 0.8, 1)):
         codes = bayesncl.ReadableCodes(32, random_state=0).fit(x[: len(x) - held])
         z, labels, given = judging_data(codes, x, Rows(names, held=held))
-        line = verdict(z, labels, **given).lines[0]
-        assert least * 32 <= line.value <= most * 32, line
+        line = figures(z, labels, **given).verdict["lines"][0]
+        assert least * 32 <= line["value"] <= most * 32, line
     labeled = Rows(names, np.arange(200) % 8, tuple("abcdefgh"))
     assert "noise" not in judging_data(codes, x, labeled)[2]  # labels need no such control
 

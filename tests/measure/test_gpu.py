@@ -49,7 +49,7 @@ def test_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     for visible in (True, False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda visible=visible: visible)
         tree = figures.figures(z, y, embeddings=e, control=z[::-1])
-        trees = [tree.values[name] for name in ("labelfree", "coverage", "detectors")]
+        trees = [tree.labelfree, tree.coverage, tree.detectors]
         trees += [tree.control["labelfree"], interpretability.interpretability(z, y)]
         found.append([{k: v for k, v in t.items() if isinstance(v, float)} for t in trees])
     for gpu, cpu in zip(*found):

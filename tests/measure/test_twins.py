@@ -6,7 +6,7 @@ import scipy.sparse as sp
 
 from bayesncl.measure import coverage
 from bayesncl.measure.columns import TWIN, twin_share
-from bayesncl.measure.verdict import verdict
+from bayesncl.measure.figures import figures
 from tests.conftest import unit_length
 
 
@@ -36,6 +36,6 @@ def test_verdict_advises_fewer_dimensions_where_twins_abound() -> None:
     y = np.arange(400) % 8
     one = np.eye(8)[y] + 0.02 * np.random.default_rng(0).random((400, 8))
     for copies, advised in ((1, False), (3, True)):
-        found = verdict(np.repeat(one, copies, axis=1))
-        advice = next(line.advice for line in found.lines if line.key == "effective")
+        lines = figures(np.repeat(one, copies, axis=1)).verdict["lines"]
+        advice = next(line["advice"] for line in lines if line["key"] == "effective")
         assert ("try 16 dimensions" in advice) == advised

@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,24 +12,29 @@ from bayesncl.measure import labelfree
 from bayesncl.measure.figures import figures, least_alike, readable
 from bayesncl.measure.retrieval import retrieval
 from bayesncl.measure.topk import strongest_images
-from bayesncl.measure.verdict import Line, Verdict, render, to_dict, to_verdict, verdict
+from bayesncl.measure.verdict import judge, render
 from tests.measure.test_labelfree import embed
 from tests.measure.test_topk import codes
 
 
-def checked(found: Verdict) -> dict[str, Line]:
+def verdict(*given, **options) -> dict[str, Any]:
+    return figures(*given, ks=(5,), **options).verdict
+
+
+def checked(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Lines by key; at most nine, with finite figures, as JSON and within 80 columns."""
-    assert 1 <= len(found.lines) <= 9
-    for line in found.lines:
-        assert line.text.endswith(".") and line.measured_by
-        numbers = (line.value, line.chance, line.control)
+    lines = found["lines"]
+    assert 1 <= len(lines) <= 9
+    for line in lines:
+        assert line["text"].endswith(".") and line["measured_by"]
+        numbers = [line[key] for key in ("value", "chance", "control")]
         assert all(v is None or (type(v) is float and np.isfinite(v)) for v in numbers)
-    assert json.loads(json.dumps(to_dict(found), allow_nan=False))["images"] == found.images
-    text = render(to_dict(found), rules=True)
+    json.dumps(found, allow_nan=False)
+    text = render(found, rules=True)
     assert max(map(len, text.splitlines())) <= 80
     assert "nan" not in text
-    assert all(line.advice.split()[0] in text for line in found.lines if line.advice)
-    return {line.key: line for line in found.lines}
+    assert all(line["advice"].split()[0] in text for line in lines if line["advice"])
+    return {line["key"]: line for line in lines}
 
 
 def clean(n: int = 400, classes: int = 8) -> tuple[np.ndarray, np.ndarray]:
@@ -71,15 +77,15 @@ def test_everything_given() -> None:
     given = {"embeddings": embed(y), "control": untrained, "train": (z, y), **again}
     found = verdict(z, y, label_names=names, levels=levels, **given)
     lines = checked(found)
-    assert not found.collapsed
-    assert lines["readable"].figure == "8 of 8" and "superclass" in lines["readable"].measured_by
-    assert lines["own_dimension"].figure == "8 of 8" and "kind " in lines["one_class"].beside
-    assert "full embedding" in lines["precision"].beside and "probe" in lines["precision"].beside
-    assert lines["seeds"].figure == "1.00"
-    assert all(line.control is not None for line in found.lines[:4])
-    assert lines["readable"].value == 8 and lines["readable"].chance < 8
-    labels = tuple(line.label for line in found.lines)
-    rows = [row for row in render(to_dict(found)).splitlines() if row.startswith(labels)]
+    assert not found["collapsed"]
+    assert lines["readable"]["figure"] == "8 of 8" and "superclass" in lines["readable"]["measured_by"]
+    assert lines["own_dimension"]["figure"] == "8 of 8" and "kind " in lines["one_class"]["beside"]
+    assert "full embedding" in lines["precision"]["beside"] and "probe" in lines["precision"]["beside"]
+    assert lines["seeds"]["figure"] == "1.00"
+    assert all(line["control"] is not None for line in found["lines"][:4])
+    assert lines["readable"]["value"] == 8 and lines["readable"]["chance"] < 8
+    labels = tuple(line["label"] for line in found["lines"])
+    rows = [row for row in render(found).splitlines() if row.startswith(labels)]
     assert len({re.search(r"[\d%]   ", row).start() for row in rows}) == 1  # aligned
 
 
@@ -88,15 +94,15 @@ def test_collapsed_comes_first() -> None:
     z[:9] = np.random.default_rng(0).random((9, 32))
     found = verdict(z, y, embeddings=embed(y), control=np.ones((300, 32)))
     checked(found)
-    assert found.collapsed and found.lines[0].text.startswith("Collapsed: ")
-    assert "Ignore the figures below" in found.lines[0].advice
-    assert not verdict(*clean()).collapsed
+    assert found["collapsed"] and found["lines"][0]["text"].startswith("Collapsed: ")
+    assert "Ignore the figures below" in found["lines"][0]["advice"]
+    assert not verdict(*clean())["collapsed"]
 
 
 def test_dense_signed_features_are_called_dense() -> None:
     z = np.random.default_rng(0).standard_normal((200, 30))
-    assert "consistency" in checked(verdict(z, np.arange(200) % 4))["dense"].advice
-    assert "consistency" not in checked(verdict(z))["dense"].advice
+    assert "consistency" in checked(verdict(z, np.arange(200) % 4))["dense"]["advice"]
+    assert "consistency" not in checked(verdict(z))["dense"]["advice"]
     assert "dense" not in checked(verdict(*clean()))
 
 
@@ -107,16 +113,16 @@ def test_many_dimensions_share_a_class_evenly() -> None:
     z[np.arange(1500), y * 20 + rng.integers(20, size=1500)] = 1
     tree = figures(z, y, ks=(5,))
     assert tree["kept/5/classes_owned"].value == 0
-    assert checked(to_verdict(tree))["own_dimension"].value == 5
+    assert checked(tree.verdict)["own_dimension"]["value"] == 5
     assert tree["kept/5/classes_owned_evenly"].chance < 5
 
 
 def test_without_labels() -> None:
     z, y = clean()
-    assert checked(verdict(z))["readable"].figure == "unknown"
+    assert checked(verdict(z))["readable"]["figure"] == "unknown"
     lines = checked(verdict(z, embeddings=embed(y, 0.2), second=True))
-    assert lines["readable"].figure == "8 of 8" and lines["readable"].chance == 0
-    assert "second encoder" in lines["readable"].measured_by
+    assert lines["readable"]["figure"] == "8 of 8" and lines["readable"]["chance"] == 0
+    assert "second encoder" in lines["readable"]["measured_by"]
 
 
 def test_lengths_of_embeddings_do_not_judge() -> None:
@@ -139,24 +145,24 @@ def test_noise_is_not_praised() -> None:
     x = np.random.default_rng(0).standard_normal((300, 16))
     # along any direction lie rows that are alike
     some, others = (np.maximum(x @ x[i : i + 16].T, 0) for i in (0, 16))
-    line = verdict(some, embeddings=x, control=others).lines[0]
-    assert (line.value, line.chance, line.control) == (16, 0, 16)
-    assert "untrained head has as many" in line.advice
-    line = verdict(some, embeddings=x, control=np.ones_like(some)).lines[0]
-    assert line.value == 16 and not line.advice
-    line = verdict(some, embeddings=x, noise=(others, x)).lines[0]  # they are as alike as noise
-    assert line.value <= 4 and "noise 1" in line.beside
-    assert "noise" in verdict(some, embeddings=x, noise=(some, x)).lines[0].advice
+    line = verdict(some, embeddings=x, control=others)["lines"][0]
+    assert (line["value"], line["chance"], line["control"]) == (16, 0, 16)
+    assert "untrained head has as many" in line["advice"]
+    line = verdict(some, embeddings=x, control=np.ones_like(some))["lines"][0]
+    assert line["value"] == 16 and not line["advice"]
+    line = verdict(some, embeddings=x, noise=(others, x))["lines"][0]  # they are as alike as noise
+    assert line["value"] <= 4 and "noise 1" in line["beside"]
+    assert "noise" in verdict(some, embeddings=x, noise=(some, x))["lines"][0]["advice"]
     z, y = clean()
     tree = figures(z, embeddings=embed(y, 0.2), noise=(others, x))
     assert (tree["readable/count"].value, tree["readable/noise"].value) == (8, 0)
     for noise, within in ((3, True), (2, False)):  # 3 may well be 6 another time
-        tree.values["readable"] |= {"noise": noise, "count": 6}
-        assert ("noise" in to_verdict(tree).lines[0].advice) == within
+        tree.readable |= {"noise": noise, "count": 6}
+        assert ("noise" in judge(tree, 400, 8, None, False)["lines"][0]["advice"]) == within
     rows = np.random.default_rng(0).standard_normal((8, 16))[y]  # identical images, as is noise
-    assert verdict(z, embeddings=rows, noise=(z, rows)).lines[0].value == 8
+    assert verdict(z, embeddings=rows, noise=(z, rows))["lines"][0]["value"] == 8
     x[0], x[1:] = -1, 1 + 1e-4 * x[1:]  # all other rows lie opposite to it, beyond the mean
-    assert "chance" in verdict(some, embeddings=x).lines[0].advice
+    assert "chance" in verdict(some, embeddings=x)["lines"][0]["advice"]
 
 
 def test_few_images_one_class_and_a_class_per_image() -> None:
@@ -166,9 +172,9 @@ def test_few_images_one_class_and_a_class_per_image() -> None:
         z, y = clean(n)
         assert "images" in checked(verdict(z, y, embeddings=embed(y), control=z))
     z, _ = clean()
-    assert "one label" in checked(verdict(z, np.zeros(400)))["classes"].beside
+    assert "one label" in checked(verdict(z, np.zeros(400)))["classes"]["beside"]
     two = checked(verdict(z[:, :2] + 0.1, np.arange(400) % 8))
-    assert "2 active" in two["precision"].label
+    assert "2 active" in two["precision"]["label"]
     lines = checked(verdict(z, [f"image {i}" for i in range(400)]))
-    assert lines["own_dimension"].figure == "0 of 400"
+    assert lines["own_dimension"]["figure"] == "0 of 400"
     checked(verdict(np.zeros((100, 4)), np.arange(100) % 2, embeddings=np.ones((100, 3))))

@@ -65,8 +65,6 @@ def test_an_entry_reads_back_as_recorded(tmp_path: Path) -> None:
     assert entry["measures"] == {
         "paper": {"consistency": 17.12346},
         "sound": {"consistency": None},
-        "retrieval": {},
-        "chance": {},
         "parameters": {"5": [1, 2.0]},
         "seconds": 3.5,
         "probe": {},
