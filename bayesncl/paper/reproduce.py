@@ -108,7 +108,7 @@ def reproduce(
         show(experiment, table, scale)
         if experiment.is_figure and not dry and (pages is None or scale == "smoke"):
             draw(experiment.name, table, (pages or work) / "figures", space)
-    if pages is not None and scale == "paper":
+    if entries and pages is not None and scale == "paper":
         display.note(f"wrote {page.write(pages, entries)}")
 
 

@@ -233,9 +233,12 @@ def _macs(recipe: Recipe) -> int:
 
 
 def measured(entry: ledger.Entry, path: str) -> float | None:
-    """The value at a path in an entry, ``dynamics/EPOCH/...`` for the dynamics; None without."""
-    by_epoch = {str(record["epoch"]): record for record in entry["dynamics"]}
-    return look_up(entry | {"dynamics": by_epoch}, path.split("/"))
+    """The value at a path in an entry, with records by their epoch and theory by statement."""
+    measures = entry["measures"]
+    theory = {row["statement"]: row for row in measures.get("theory", [])}
+    dynamics = {str(record["epoch"]): record for record in entry["dynamics"]}
+    tree = {**entry, "measures": {**measures, "theory": theory}, "dynamics": dynamics}
+    return look_up(tree, path.split("/"))
 
 
 def _known(values: Iterable[float | None]) -> tuple[float, ...]:
