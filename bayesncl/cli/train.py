@@ -201,16 +201,12 @@ def resume(
 def run_training(
     recipe: Recipe, images: Images, run: RunFolder, display: Display, **options: Any
 ) -> None:
-    """Train, with gradient dynamics if the recipe asks for them, and say what to do next."""
+    """Train and say what to do next."""
     from bayesncl import distributed
     from bayesncl.training.loop import Interrupted
     from bayesncl.training.loop import train as train_model
     from bayesncl.training.run_folder import next_commands
 
-    if recipe.run.dynamics_every:
-        from bayesncl.paper.dynamics import recorder  # imports scipy
-
-        options["after_epoch"] = recorder(images, recipe)
     with common.stoppable(display, Interrupted):
         train_model(recipe, images, run.folder, display=display, **options)
     display.note(next_commands(run), wrap=False)

@@ -16,6 +16,7 @@ from bayesncl.measure.rows import blocks, ranked_columns, unit_codes
 from bayesncl.method.losses import ACTIVE
 
 MIN_SUPPORT = 10  # a dimension that fires on fewer images is not counted
+CONFLICTS = (0.9, 0.5)  # products of two classes' firing probabilities that count as a conflict
 OWNED_PRECISION, OWNED_RECALL = 0.5, 0.1  # a dimension with both for a class belongs to that class
 
 Labelings = Sequence[np.ndarray]  # one or several labelings of the same rows, int64 [N] each

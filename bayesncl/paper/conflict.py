@@ -20,7 +20,6 @@ from bayesncl.errors import InputError
 from bayesncl.inputs import factorize
 from bayesncl.method.losses import ACTIVE, unit_rows
 
-THRESHOLDS = (0.9, 0.5)  # of the product of two classes' firing probabilities
 MAX_LISTED = 12  # conflicting dimensions, and classes of each
 
 

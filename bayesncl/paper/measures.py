@@ -15,7 +15,13 @@ import torch
 from bayesncl.data import DATASETS
 from bayesncl.data import load as load_split
 from bayesncl.data.images import Images
-from bayesncl.measure.dimensions import Dimensions, describe, most_mixed, most_suppressed
+from bayesncl.measure.dimensions import (
+    CONFLICTS,
+    Dimensions,
+    describe,
+    most_mixed,
+    most_suppressed,
+)
 from bayesncl.measure.linear import fast_probe, group_probe
 from bayesncl.measure.result import Tree, rounded
 from bayesncl.method.encoder import Encoder, Extracted, Progress, extract
@@ -44,7 +50,7 @@ def paper_measures(
     assert labels is not None
     name = test.class_names.__getitem__ if test.class_names else str
     found_at = partial(conflict.conflicting_features, found.gated, labels, name)
-    out: Tree = {"conflicting": {str(t): found_at(t) for t in conflict.THRESHOLDS}}
+    out: Tree = {"conflicting": {str(t): found_at(t) for t in CONFLICTS}}
     if backgrounds is not None:
         out |= background_measures(model, train, test, seen, found)
     if found.open is not None:

@@ -23,7 +23,6 @@ from bayesncl.io import check_output_folder, write_atomic
 from bayesncl.measure.result import Result
 from bayesncl.method.encoder import Encoder
 from bayesncl.paper import figures, ledger, measures, page, tables
-from bayesncl.paper.dynamics import recorder
 from bayesncl.paper.tables import Experiment, Table
 from bayesncl.progress import Display
 from bayesncl.recipes import Recipe, replace_fields, with_root
@@ -162,10 +161,7 @@ def do_run(recipe: Recipe, experiment: Experiment, space: Workspace) -> Path:
     if run.finished():
         model = run.model(space.device or find_device())
     else:
-        hook = recorder(images, recipe) if recipe.run.dynamics_every else None
-        model = train(
-            recipe, images, run.folder, device=space.device, display=display, after_epoch=hook
-        )
+        model = train(recipe, images, run.folder, device=space.device, display=display)
     with run.lock():
         needs = lacking(ledger.find(space.results, recipe), experiment, space.scale)
         if not needs:

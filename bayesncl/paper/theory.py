@@ -18,7 +18,7 @@ from bayesncl.measure.retrieval import retrieval
 from bayesncl.method.gates import bernoulli_kl
 from bayesncl.method.losses import ACTIVE
 from bayesncl.paper.conflict import PairMeans, conflict
-from bayesncl.paper.dynamics import spearman
+from bayesncl.training.dynamics import spearman
 
 COMMON = 0.5  # prevalence from which a dimension is common (the theory's background noise set)
 CLOSED = 0.5  # a dimension is closed if its gate is open on a smaller share of its firing images

@@ -128,7 +128,7 @@ def plot_curves(
 
 
 def plot_dynamics(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path) -> Path:
-    """Correlations over epochs from rows of `paper.dynamics`; dotted with shuffled labels."""
+    """Correlations over epochs from rows of `training.dynamics`; dotted with shuffled labels."""
     figure, panels = new_panels(3, (9.0, 3.4))
     for axes, (key, title) in zip(panels, CORRELATIONS.items()):
         axes.set(title=title, xlabel="epoch", ylim=(-1.05, 1.05))

@@ -20,6 +20,7 @@ from bayesncl.progress import Display
 from bayesncl.recipes import Recipe
 from bayesncl.training import checkpoint
 from bayesncl.training.compile import accelerate, compiles
+from bayesncl.training.dynamics import record_dynamics
 from bayesncl.training.loader import Pixels, batches, to_device
 from bayesncl.training.log import Logger, Meter, raise_if_bad, record_knn
 from bayesncl.training.prepare import check_images, prepare_run, report_similarity
@@ -60,7 +61,7 @@ def train(
     device : ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``. Default: the GPU if there is one.
     display : shows progress. Default: the terminal for a named recipe, otherwise nothing.
     after_epoch : called with the model and the number of epochs done; a dict it returns becomes a
-        line of metrics.jsonl. ``bayesncl.paper.dynamics.recorder`` records gradient dynamics.
+        line of metrics.jsonl.
     revise : allow other values of the `REVISABLE` fields, such as more epochs, in a resumed run.
 
     Returns
@@ -94,9 +95,11 @@ def run_loop(
     display.busy("preparing the model")
     options, steps = recipe.run, len(images) // recipe.run.batch  # per epoch
     total, stop = steps * options.epochs, False
-    records = [after_epoch] if after_epoch is not None else []
-    if options.knn_every:
-        records.append(partial(record_knn, images))
+    wanted = (
+        options.dynamics_every and partial(record_dynamics, images),
+        options.knn_every and partial(record_knn, images), after_epoch,
+    )  # fmt: skip
+    records = [record for record in wanted if record]
     memory = (
         f"out of GPU memory at batch {options.batch}, {recipe.views.size} px, {recipe.model.dim} "
         "dimensions: lower run.batch, model.hidden or model.dim"

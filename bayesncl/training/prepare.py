@@ -96,6 +96,12 @@ def check_images(recipe: Recipe, images: Images) -> None:
         raise InputError(f"{world} processes cannot share a batch of {batch}: use run.batch={fits}")
     if recipe.run.knn_every and images.labels is None:
         raise InputError("run.knn_every needs labeled images")
+    of_paper = recipe.model.head == "projector" and recipe.objective.similarity == "dot"
+    if recipe.run.dynamics_every and not of_paper:
+        raise InputError(
+            "run.dynamics_every: gradient dynamics are those of the paper's head and loss, "
+            "model.head=projector and objective.similarity=dot"
+        )
 
 
 def short_schedule(recipe: Recipe) -> list[str]:

@@ -16,6 +16,7 @@ from bayesncl.method.augment import make_views
 from bayesncl.method.encoder import build_model
 from bayesncl.method.rng import epoch_order
 from bayesncl.training import checkpoint
+from bayesncl.training.dynamics import record_dynamics
 from bayesncl.training.loader import batches
 from bayesncl.training.run_folder import RunFolder
 from bayesncl.training.step import Batch, forward
@@ -56,11 +57,14 @@ def test_metrics(tmp_path: Path, images: Images) -> None:
     assert environment.keys() >= {"torch", "python", "device", "processes", "command", "date"}
 
 
-def test_knn_accuracy_is_recorded_and_changes_nothing(tmp_path: Path, images: Images) -> None:
-    recipe = tiny_recipe("bayesncl", "run.knn_every=1", "run.epochs=2")
+def test_what_a_recipe_records_changes_nothing(tmp_path: Path, images: Images) -> None:
+    recipe = tiny_recipe("bayesncl", "run.knn_every=1", "run.dynamics_every=2", "run.epochs=2")
     model = train(recipe, images, tmp_path / "a", device="cpu")
     found = [line for line in lines(tmp_path / "a") if line.get("kind") == "knn"]
     assert [line["epoch"] for line in found] == [1, 2]
+    (dynamics,) = RunFolder(tmp_path / "a").metrics("dynamics")
+    again = record_dynamics(images, model, 2)
+    assert dynamics == {"step": 8} | json.loads(json.dumps(again))
     with torch.no_grad():
         h = model.embed(model.normalize_pixels(torch.from_numpy(images.pixels)))
     h, labels = torch.nn.functional.normalize(h), torch.from_numpy(images.labels)

@@ -15,23 +15,19 @@ Statistics per dimension are taken over the rows of several batches of training 
 current weights: nothing is updated.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import rankdata
 from torch import Tensor
 
 from bayesncl.data.images import Images
-from bayesncl.errors import InputError
 from bayesncl.inputs import factorize
-from bayesncl.measure.dimensions import MIN_SUPPORT, largest_share
+from bayesncl.measure.dimensions import CONFLICTS, MIN_SUPPORT, largest_share
 from bayesncl.method.augment import make_views
 from bayesncl.method.encoder import Encoder, in_eval_mode
 from bayesncl.method.losses import ACTIVE, info_nce
-from bayesncl.paper.conflict import THRESHOLDS
-from bayesncl.recipes import Recipe
 
 CORRELATED = {
     "af_gv": ("frequency", "variance"),
@@ -55,7 +51,13 @@ def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
     a, b = (side[np.isfinite(a) & np.isfinite(b)] for side in (a, b))
     if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return None
-    return float(np.corrcoef(rankdata(a), rankdata(b))[0, 1])
+    return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Rank of each value from 1; the mean rank for ties."""
+    _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((counts.cumsum() - (counts - 1) / 2)[index])
 
 
 def statistics(
@@ -138,7 +140,7 @@ def summarize(columns: Columns) -> dict[str, Any]:
             "spearman_conflict_net_share": rank("conflict", "net_share"),
         },
         "instability": {
-            **{str(t): instability(columns, columns["conflict"] >= t) for t in THRESHOLDS},
+            **{str(t): instability(columns, columns["conflict"] >= t) for t in CONFLICTS},
             "spearman_variance": rank("conflict", "variance"),
             "spearman_mean_to_deviation": rank("conflict", "mean_to_deviation"),
         },
@@ -167,6 +169,13 @@ def instability(columns: Columns, conflicting: np.ndarray) -> dict[str, Any]:
 def _median(values: np.ndarray) -> float | None:
     finite = values[np.isfinite(values)]
     return float(np.median(finite)) if len(finite) else None
+
+
+def record_dynamics(images: Images, model: Encoder, epoch: int) -> dict[str, Any] | None:
+    """Gradient dynamics as a line of metrics.jsonl; None between two records."""
+    if epoch % model.recipe.run.dynamics_every:
+        return None
+    return {"kind": "dynamics", **record(model, images.pixels, images.labels, epoch)}
 
 
 def record(
@@ -210,19 +219,3 @@ def record(
     }
     about = {"epoch": epoch, "batches": len(found), "mode": "eval", "rows": len(z)}
     return about | summarize(main) | {"readings": by_name}
-
-
-def recorder(images: Images, recipe: Recipe) -> Callable[[Encoder, int], dict[str, Any] | None]:
-    """Function of (model, epoch) for `train` to call after every epoch; a dict is logged."""
-    if recipe.model.head != "projector" or recipe.objective.similarity != "dot":
-        raise InputError(
-            "run.dynamics_every: gradient dynamics are those of the paper's head and loss, "
-            "model.head=projector and objective.similarity=dot"
-        )
-
-    def after_epoch(model: Encoder, epoch: int) -> dict[str, Any] | None:
-        if epoch % recipe.run.dynamics_every:
-            return None
-        return {"kind": "dynamics", **record(model, images.pixels, images.labels, epoch)}
-
-    return after_epoch

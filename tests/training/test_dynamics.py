@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from bayesncl.method.augment import make_views
 from bayesncl.method.encoder import build_model
-from bayesncl.paper import dynamics
-from bayesncl.paper.dynamics import Columns, record, spearman, statistics
+from bayesncl.training import dynamics
+from bayesncl.training.dynamics import Columns, record, spearman, statistics
 from tests.conftest import tiny_images, tiny_recipe
 
 
