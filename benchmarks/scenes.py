@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bayesncl.data import load
 from bayesncl.evaluate import evaluate
 from bayesncl.io import write_atomic
-from bayesncl.measure.registry import value
+from bayesncl.measure.result import look_up
 from bayesncl.paper.measures import paper_measures
 from bayesncl.progress import Display
 from bayesncl.recipes import Recipe, change, named
@@ -87,7 +87,7 @@ def write_tables(out: Path, found: dict[str, list[dict[str, Any]]], seeds: list[
     table = make_table(found)
     (out / "table.md").write_text(table)
     values = {
-        label: {method: [value(r, path) for r in results] for method, results in found.items()}
+        label: {method: [look_up(r, path) for r in results] for method, results in found.items()}
         for label, path, _ in TABLE
     }
     (out / "table.json").write_text(json.dumps({"seeds": seeds, "values": values}, indent=1) + "\n")
@@ -100,7 +100,7 @@ def make_table(found: dict[str, list[dict[str, Any]]]) -> str:
     for label, path, decimals in TABLE:
         cells = []
         for results in found.values():
-            values = [v for v in (value(result, path) for result in results) if v is not None]
+            values = [v for v in (look_up(result, path) for result in results) if v is not None]
             spread = f" ± {statistics.stdev(values):.{decimals}f}" if len(values) > 1 else ""
             cells.append(f"{statistics.fmean(values):.{decimals}f}{spread}" if values else "-")
         rows.append([label, *cells])

@@ -3,10 +3,9 @@
 Tables and pages are made from this list. A new measure is one function and one line here.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,8 @@ class Measure:
 
     Attributes
     ----------
-    key : its path in the results, separated by slashes; `*` stands for the definition.
+    key : its path in the results, separated by slashes, below the definition if it has several;
+        `*` stands for the name of a factor.
     label : what it is, without unit and definition.
     unit : such as % or nats; "" for a plain number.
     decimals : in tables.
@@ -50,12 +50,6 @@ class Measure:
     headline: bool = True
     short: str = ""
     function: Callable[[np.ndarray, np.ndarray], Value] | None = None
-
-    def path(self, definition: str = "sound") -> Path:
-        """Keys that lead to its value in the results."""
-        if self.definitions and "*" not in self.key:
-            return definition, self.key
-        return tuple(definition if part == "*" else part for part in self.key.split("/"))
 
     def title(self) -> str:
         """Label and unit."""
@@ -84,7 +78,7 @@ hidden = partial(Measure, needs_labels=False, headline=False)
 def precision_at(dims: str, k: str) -> Measure:
     """Retrieval precision at k with so many dimensions, or `all`."""
     label = f"retrieval precision at {k}, {dims} dimensions"
-    return percent(f"retrieval/*/{dims}/{k}", label, definitions=BOTH)
+    return percent(f"retrieval/{dims}/{k}", label, definitions=BOTH)
 
 
 def at_kept(k: int) -> list[Measure]:
@@ -126,7 +120,6 @@ MEASURES = [
     hidden("coverage/spread", "images among the ten strongest of any dimension", "share"),
     share("independence/predictability", "variance of a dimension that the others explain"),
     unlabeled("independence/groups", "similarity of two groups of dimensions", "CKA"),
-    # with `*` for the name of a factor
     percent("factors/each/*/alone", ABOUT + "this factor alone"),
     percent("factors/each/*/neutral", "dimensions neutral to this factor"),
     *(number(f"factors/each/*/owned_{k}", f"{OWNED}, this factor, {k} kept") for k in FACTOR_KS),
@@ -217,14 +210,16 @@ def register(measure: Measure) -> Measure:
 
 
 def find(path: Path) -> tuple[Measure, str] | None:
-    """The measure at a path in the results, and its definition; None for other numbers."""
-    if len(path) == 4 and path[0] == "retrieval" and path[1] in DEFINITIONS:
+    """The measure at a path in the results, and its definition or factor; None for others."""
+    if path[0] == "retrieval" and len(path) == 4:
         return precision_at(*path[2:]), path[1]
-    if path[:2] == ("factors", "each"):  # a factor's name takes the place of the definition
-        pattern = "/".join((*path[:2], "*", *path[3:]))
-        return next(((m, path[2]) for m in MEASURES if m.key == pattern), None)
-    pairs = ((m, d) for m in MEASURES for d in m.definitions or ("",))
-    return next(((m, d) for m, d in pairs if m.path(d) == path), None)
+    within, key = "", path
+    if path[0] in DEFINITIONS:
+        within, key = path[0], path[1:]
+    elif path[:2] == ("factors", "each"):
+        within, key = path[2], (*path[:2], "*", *path[3:])
+    same = (m for m in MEASURES if m.key == "/".join(key))
+    return next(((m, within) for m in same if within in m.definitions or not m.definitions), None)
 
 
 def named(key: str) -> Measure:
@@ -232,10 +227,3 @@ def named(key: str) -> Measure:
     if (measure := next((m for m in MEASURES if m.key == key), None)) is None:
         raise InputError(f"there is no measure {key!r}")
     return measure
-
-
-def value(tree: Any, path: Iterable[str]) -> Any:
-    """The value at a path in nested results; None without one."""
-    for key in path:
-        tree = tree.get(key) if isinstance(tree, Mapping) else None
-    return tree

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from bayesncl.errors import InputError, as_input_error
-from bayesncl.measure import registry
 
 Tree = dict[str, Any]
 ALWAYS_ONE_OF = ("paper", "sound", "verdict")
@@ -88,7 +87,7 @@ class Result:
         what = f"{source}: not the results of an evaluation"
         with as_input_error(what, ValueError, RecursionError):
             tree = json.loads(text)
-        if not any(isinstance(registry.value(tree, [name]), dict) for name in ALWAYS_ONE_OF):
+        if not any(isinstance(look_up(tree, [name]), dict) for name in ALWAYS_ONE_OF):
             raise InputError(what)
         names = {each.name for each in fields(cls)}
         return cls(**{name: value for name, value in tree.items() if name in names})
@@ -99,12 +98,19 @@ class Result:
 
     def _figure(self, path: Sequence[str]) -> Figure:
         trees = vars(self), self.chance, self.control
-        return Figure(*(registry.value(tree, path) for tree in trees))
+        return Figure(*(look_up(tree, path) for tree in trees))
 
     def figures(self) -> dict[tuple[str, ...], Figure]:
         """Every measure by its path."""
         values = {k: v for k, v in self.to_dict().items() if k not in NOT_MEASURES}
         return {path: self._figure(path) for path, _ in leaves(values)}
+
+
+def look_up(tree: Any, path: Iterable[str]) -> Any:
+    """The value at a path in nested results; None without one."""
+    for key in path:
+        tree = tree.get(key) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def leaves(

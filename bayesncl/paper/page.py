@@ -11,9 +11,10 @@ import numpy as np
 
 from bayesncl.data import DATASETS
 from bayesncl.io import write_atomic
-from bayesncl.measure import registry
 from bayesncl.measure.dimensions import MIN_SUPPORT
 from bayesncl.measure.interpretability import MATCHED, at_l0
+from bayesncl.measure.registry import named
+from bayesncl.measure.result import look_up
 from bayesncl.paper import figures, ledger, tables
 from bayesncl.paper.ledger import Entry
 from bayesncl.paper.tables import MAIN, METHODS, NOT_RUN, PAIR, Row, Table, mean, summary
@@ -180,7 +181,7 @@ def precision_at(share: float) -> Callable[[Row], str]:
 def instabilities(row: Row, *path: str) -> list[float]:
     """Values at a path in the records of the gradient dynamics that have it."""
     records = [record["instability"] for run in row.runs for record in run["dynamics"]]
-    return [v for each in records if (v := registry.value(each, path)) is not None]
+    return [v for each in records if (v := look_up(each, path)) is not None]
 
 
 def instability_holds(threshold: str) -> Callable[[Row], str]:
@@ -200,7 +201,7 @@ def trend(key: str) -> Callable[[Row], str]:
 
 def sound_columns(above: str) -> list[Column]:
     """The sound measures of a branch."""
-    measures = ((registry.named(key), decimals) for key, decimals in SOUND)
+    measures = ((named(key), decimals) for key, decimals in SOUND)
     return [
         (m.short, average(f"{above}/{m.key}", decimals, 100 if m.unit == "share" else 1))
         for m, decimals in measures

@@ -15,7 +15,7 @@ from statistics import fmean as mean
 from typing import Any, NamedTuple
 
 from bayesncl.errors import InputError
-from bayesncl.measure.registry import value as look_up
+from bayesncl.measure.result import look_up
 from bayesncl.paper import ledger
 from bayesncl.paper.cost import multiply_adds
 from bayesncl.recipes import Recipe, change, did_you_mean, named, replace_fields

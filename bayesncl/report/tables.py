@@ -71,7 +71,7 @@ def _kept_rows(result: Result) -> list[Row]:
     for measure in (each for each in at_kept(1) if each.short):
         cells = []
         for k in result.kept:
-            path = ("kept", k, measure.path()[-1])
+            path = ("kept", k, measure.key.rpartition("/")[2])
             number, chance, _ = figures.get(path, (None, None, None))
             beside = "" if chance is None else f" ({chance:.0f})"
             cells.append(measure.text(number, min(measure.decimals, 1)) + beside)
