@@ -173,24 +173,29 @@ def write_run(folder: Path, key: str, run: AtlasRun, labels: Labels, backgrounds
     n, d = run.z.shape
     last = run.z if run.gated is None else run.gated
     keep = min(d, max(64, FEATURES_PER_RUN // n))
-    rows = vectors.sparsify(run.z, last, run.open, keep)
+    rows, dims, stored, covered = vectors.sparsify(run.z, last, keep)
     core: Tree = {
         "dims": d, "gated": run.open is not None, "groups": run.groups,
-        "keep": keep, "covered": rows.covered.mean(1).tolist(),
-        "whole": bool((rows.covered > 1 - 1e-6).all()),
+        "keep": keep, "covered": covered.mean(1).tolist(),
+        "whole": bool((covered > 1 - 1e-6).all()),
+    }  # fmt: skip
+    entries = {
+        "dims": dims, "z": quantize(stored[0]),
+        "gated": None if run.gated is None else quantize(stored[1]),
+        "open": None if run.open is None else run.open[rows, dims],
     }  # fmt: skip
     counts, by_dim, by_image = Tree(), Tree(), Tree()
     for stage, x in (("before", run.z), ("after", run.gated)):
         if x is None:
             continue
         gates = run.open if stage == "before" else None
-        dims = describe(x, labels.index, backgrounds=backgrounds.index, open=gates)
+        table = describe(x, labels.index, backgrounds=backgrounds.index, open=gates)
         top = index, value = vectors.top_images(x, TOP_IMAGES)
         near, cosine = nearest_rows(columns_of(x), NEIGHBORS)
         shapes, edges = vectors.histograms(x, HISTOGRAM_BINS)
-        core[stage] = _statistics(x, dims, top, labels, backgrounds)
+        core[stage] = _statistics(x, table, top, labels, backgrounds)
         core[stage]["twin"] = ranking.fold_twins(near, cosine, core[stage]["clarity"])
-        counts[stage] = {"classes": dims.class_counts, "backgrounds": dims.background_counts}
+        counts[stage] = {"classes": table.class_counts, "backgrounds": table.background_counts}
         by_dim[stage] = {
             "index": index, "value": quantize(value), "histogram": shapes, "edges": edges,
             "near": near, "cosine": quantize(cosine),
@@ -198,12 +203,13 @@ def write_run(folder: Path, key: str, run: AtlasRun, labels: Labels, backgrounds
         }  # fmt: skip
         near, cosine = nearest_rows(x, NEIGHBORS)
         by_image[stage] = {"near": near, "similarity": quantize(cosine)}
-        if dims.closed_rate is not None:
-            closed = np.nansum(dims.closed_rate * dims.support) / max(dims.support.sum(), 1)
+        if table.closed_rate is not None:
+            closed = np.nansum(table.closed_rate * table.support) / max(table.support.sum(), 1)
             core["closed"] = _share(closed)  # of the firing features
-            core["suppressed"] = most_suppressed(dims)[:GALLERY_DIMS]
-            core["open_rate"], core["closed_rate"] = map(_share, (dims.open_rate, dims.closed_rate))
-            counts["open"] = dims.open_counts
+            core["suppressed"] = most_suppressed(table)[:GALLERY_DIMS]
+            core["open_rate"] = _share(table.open_rate)
+            core["closed_rate"] = _share(table.closed_rate)
+            counts["open"] = table.open_counts
     if isinstance(run.heat, Heatmaps):
         core["heat"] = [*run.heat.maps.shape[1:], run.heat.share]
         core["check"] = [run.heat.check["hottest"], run.heat.check["random"]]
@@ -221,13 +227,10 @@ def write_run(folder: Path, key: str, run: AtlasRun, labels: Labels, backgrounds
         write(folder, f"{key}-dims-{i}", _cut(by_dim, slice(a, a + DIMS_PER_FILE)))
     for i, a in enumerate(range(0, n, IMAGES_PER_FILE)):
         b = min(n, a + IMAGES_PER_FILE)
-        e = slice(rows.start[a], rows.start[b])
-        stored = {
-            "start": rows.start[a : b + 1] - rows.start[a], "dims": rows.dims[e], "z": rows.z[e],
-            "gated": None if run.gated is None else rows.gated[e],
-            "open": None if run.open is None else rows.open[e], "covered": rows.covered[:, a:b],
-        }  # fmt: skip
-        write(folder, f"{key}-images-{i}", _cut(by_image, slice(a, b)) | stored)
+        start = np.searchsorted(rows, np.arange(a, b + 1))
+        tree = _cut(by_image, slice(a, b)) | {"start": start - start[0]}
+        tree |= _cut(entries, slice(start[0], start[-1])) | {"covered": covered[:, a:b]}
+        write(folder, f"{key}-images-{i}", tree)
 
 
 def _statistics(

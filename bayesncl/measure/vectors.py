@@ -1,7 +1,5 @@
 """Sparse vectors of single images and dimensions: strongest entries and images, histograms."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from scipy import sparse
 from sklearn.preprocessing import normalize
@@ -9,18 +7,6 @@ from sklearn.preprocessing import normalize
 from bayesncl.measure.topk import strongest
 
 SCALE = 32767  # unit-length features are stored as int16
-
-
-@dataclass(frozen=True)
-class SparseRows:
-    """The strongest entries of each row, one row after the other, strongest first within a row."""
-
-    start: np.ndarray  # int [N + 1], row i holds entries start[i]:start[i + 1]
-    dims: np.ndarray  # int [E]
-    z: np.ndarray  # int16 [E] in units of 1 / SCALE
-    gated: np.ndarray  # likewise
-    open: np.ndarray  # bool [E]
-    covered: np.ndarray  # float [2, N], share of the squared length of z and gated that they hold
 
 
 def quantize(x: np.ndarray) -> np.ndarray:
@@ -39,14 +25,17 @@ def mask_rows(x: sparse.csr_array, keep: np.ndarray) -> sparse.csr_array:
 
 
 def sparsify(
-    z: sparse.csr_array, gated: sparse.csr_array, open: np.ndarray | None, keep: int
-) -> SparseRows:
-    """Keep the `keep` entries of each row that are largest before or after gating."""
+    z: sparse.csr_array, gated: sparse.csr_array, keep: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The `keep` entries of each row [N, D] that are largest before or after gating.
+
+    Returns their rows and columns [E], strongest first within a row, their values in z and `gated`
+    [2, E], and the share of the squared length of each that they hold [2, N].
+    """
     n = z.shape[0]
     columns, values = strongest(abs(z).maximum(abs(gated)), keep)
     rows, place = np.nonzero(values)
     dims = columns[rows, place]
-    start = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=n))])
     stored, covered = [], []
     for x in (z, gated):
         entries = np.asarray(x[rows, dims]) if len(rows) else np.zeros(0, np.float32)
@@ -54,9 +43,8 @@ def sparsify(
         total = np.asarray(x.astype(np.float64).power(2).sum(1)).ravel()
         share = np.divide(kept, total, out=np.ones(n), where=total > 0)
         covered.append(np.minimum(share, 1))
-        stored.append(quantize(entries))
-    gates = np.ones(len(dims), bool) if open is None else open[rows, dims]
-    return SparseRows(start, dims, stored[0], stored[1], gates, np.stack(covered))
+        stored.append(entries)
+    return rows, dims, np.stack(stored), np.stack(covered)
 
 
 def top_images(z: sparse.csr_array, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -24,16 +24,13 @@ WIDTH = 100  # columns of a table that is not printed to a terminal
 Row = Sequence[str]
 
 
-def render(
-    result: Result, kind: str = "table", width: int | None = None, everything: bool = False
-) -> str:
+def render(result: Result, kind: str = "table", everything: bool = False) -> str:
     """Format a result as a table with one row per measure.
 
     Parameters
     ----------
     result : what `evaluate` or `measure` returned.
     kind : table, csv or markdown.
-    width : columns of a table; default that of the terminal.
     everything : also curves, the spectrum and measures at other thresholds. A CSV always has them.
     """
     beside = ("chance", "untrained") if result.control else ("chance",)
@@ -50,7 +47,7 @@ def render(
             rows.append((definition, measure.title(), measure.text(figure.value), *cells))
         elif everything and known is None and figure.value is not None:
             rows.append((*_names(path), *map(format_number, numbers)))
-    return format_table(("definition", "measure", "value", *beside), rows, kind, width)
+    return format_table(("definition", "measure", "value", *beside), rows, kind)
 
 
 def render_verdict(result: Result) -> str:
@@ -67,16 +64,14 @@ def render_verdict(result: Result) -> str:
 
 def _kept_rows(result: Result) -> list[Row]:
     rows: list[Row] = []
-    figures = result.figures()
-    for measure in (each for each in at_kept(1) if each.short):
-        cells = []
-        for k in result.kept:
-            path = ("kept", k, measure.key.rpartition("/")[2])
-            number, chance, _ = figures.get(path, (None, None, None))
+    for same in zip(*(at_kept(int(k)) for k in result.kept)):  # a measure at each k
+        cells, first = [], same[0]
+        for measure in same:
+            number, chance, _ = result[measure.key]
             beside = "" if chance is None else f" ({chance:.0f})"
             cells.append(measure.text(number, min(measure.decimals, 1)) + beside)
-        if any(cell != "-" for cell in cells):
-            rows.append((measure.short + f" ({measure.unit})" * bool(measure.unit), *cells))
+        if first.short and any(cell != "-" for cell in cells):
+            rows.append((first.short + f" ({first.unit})" * bool(first.unit), *cells))
     return rows
 
 
