@@ -208,7 +208,9 @@ def checksum(entry: dict[str, Any]) -> str:
 def find(train: np.ndarray, k: int) -> np.ndarray:
     """[N, k] the nearest rows of each, as `ReadableCodes` finds them."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return nearest(preprocess.load_rows(train, None, preprocess.measure_moments(train), device), k)[0].cpu().numpy()
+    chosen = np.arange(len(train))
+    moments = preprocess.measure_moments(train, chosen)
+    return nearest(preprocess.load_rows(train, chosen, moments, device), k)[0].cpu().numpy()
 
 
 def fit(

@@ -200,12 +200,13 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         source = self._as_rows(X, reset=True)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         given = None if pairs is None else _as_pairs(pairs, len(source))
-        n, chosen = min(len(source), self.max_samples or len(source)), None
-        if n < len(source):
+        chosen = np.arange(len(source))
+        if (n := self.max_samples or len(source)) < len(source):
             if given is not None:
                 raise InputError(f"pairs for {len(source)} rows exceed max_samples={n}")
             generator = torch.Generator().manual_seed(seed)
-            chosen = torch.randperm(len(source), generator=generator)[:n].sort().values
+            chosen = np.sort(torch.randperm(len(source), generator=generator)[:n].numpy())
+        n = len(chosen)
         self.n_components_ = dim = int(_auto(self.n_components, choose_components(n)))
         check_n_active(self.n_active, dim)
         batch = min(int(_auto(self.batch_size, choose_batch(n, dim))), n)
@@ -286,26 +287,24 @@ class ReadableCodes(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         self._check_output(self.head_)
         source = self._as_rows(X, reset=False)
         if self.sparse_output:
-            parts = [scipy.sparse.csr_matrix((0, self.n_components_), dtype=np.float32)]
-            parts += [scipy.sparse.csr_matrix(z.cpu().numpy()) for _, z in self._encode(source)]
+            parts = [scipy.sparse.csr_matrix(z) for _, z in self._encode(source)]
             return scipy.sparse.vstack(parts, format="csr")
         out = np.empty((len(source), self.n_components_), np.float32)
         for rows, z in self._encode(source):
-            torch.from_numpy(out)[rows].copy_(z)
+            out[rows] = z
         return out
 
     @torch.inference_mode()
-    def _encode(self, source: np.ndarray) -> Iterator[tuple[slice, Tensor]]:
+    def _encode(self, source: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Codes, block by block. All blocks have one shape, so sums do not depend on the batch."""
         device = find_device(self.device)
         head = self.head_ if device.type == "cpu" else copy.deepcopy(self.head_).to(device)
         size = ROWS_PER_BLOCK.get(device.type, ROWS_PER_BLOCK["cpu"])
         block = torch.zeros(size, self.moments_.width, dtype=torch.float32, device=device)
         for start in range(0, len(source), size):
-            rows = slice(start, min(start + size, len(source)))
-            n = rows.stop - start
-            block[:n] = prepare(read_rows(source, rows).to(device), self.moments_)
-            yield rows, self.select_active(head(block))[:n]
+            rows = np.arange(start, min(start + size, len(source)))
+            block[: len(rows)] = prepare(read_rows(source, rows).to(device), self.moments_)
+            yield rows, self.select_active(head(block))[: len(rows)].cpu().numpy()
 
     def select_active(self, features: Features) -> Tensor:
         """Codes [n, D] from the features of the head: the strongest entries of each row."""

@@ -11,6 +11,7 @@ import json
 import logging
 import tempfile
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from bayesncl.codes.encoders import METADATA_KEY, View, open_session, pool, view_of
-from bayesncl.codes.estimator import ReadableCodes
 from bayesncl.codes.open import PhotoCodes
 from bayesncl.codes.preprocess import prepare
 from bayesncl.errors import InputError, as_input_error, import_extra
@@ -30,42 +30,25 @@ TOLERANCE = 1e-4  # largest difference from torch, relative to the largest entry
 BATCH_SIZES = (1, 3)  # compared
 
 
-class RunGraph(nn.Module):
-    """A trained encoder, from pixels in [0, 1]."""
+class Graph(nn.Module):
+    """From pixels in [0, 1] to h and codes; without a network, from embeddings to codes."""
 
-    def __init__(self, model: Encoder) -> None:
+    def __init__(
+        self, head: nn.Module, encode: Callable[[Tensor], Tensor],
+        network: nn.Module | None = None, view: View | None = None, mirror: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.model = model
+        self.head, self.encode = head, encode
+        self.network, self.view, self.mirror = network, view, mirror
 
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        found = self.model((images - self.model.mean) / self.model.std)
-        return found.h, found.gated
-
-
-class CodesGraph(nn.Module):
-    """Fitted codes, from embeddings: the computation of `ReadableCodes.transform`."""
-
-    def __init__(self, codes: ReadableCodes) -> None:
-        super().__init__()
-        self.codes, self.head = codes, codes.head_
-
-    def forward(self, embeddings: Tensor) -> tuple[Tensor, ...]:
-        return (self.codes.select_active(self.head(prepare(embeddings, self.codes.moments_))),)
-
-
-class PhotoGraph(CodesGraph):
-    """An encoder and fitted codes, from pixels in [0, 1]."""
-
-    def __init__(self, codes: ReadableCodes, network: nn.Module, view: View) -> None:
-        super().__init__(codes)
-        self.network, self.view = network, view
-
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        x = self.view.normalize(images)
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        if self.network is None or self.view is None:
+            return (self.encode(x),)
+        x = self.view.normalize(x)
         h = pool(self.network(x))
-        if self.view.mirror:
+        if self.mirror:
             h = (h + pool(self.network(x.flip(3)))) / 2
-        return h, *super().forward(h)
+        return h, self.encode(h)
 
 
 def export(
@@ -106,19 +89,24 @@ def build_graph(
     model: Encoder | PhotoCodes, head: bool
 ) -> tuple[nn.Module, tuple[int, ...], View | None]:
     """The module to export, the shape of its input, and how images are prepared for it, if any."""
-    graph: nn.Module
     if isinstance(model, Encoder):
         if head:
             raise InputError("--head applies to codes; a run is exported as a whole")
-        graph, view = RunGraph(model), view_of(model)
-    elif head or model.folder.about().encoder is None:
-        return CodesGraph(model.codes), (model.codes.n_features_in_,), None
+        view = view_of(model)
+        graph = Graph(model.head, lambda h: model.head(h).gated, model.backbone, view)
     else:
+        codes = model.codes
+
+        def encode(h: Tensor) -> Tensor:  # as ReadableCodes.transform does
+            return codes.select_active(codes.head_(prepare(h, codes.moments_)))
+
+        if head or model.folder.about().encoder is None:
+            return Graph(codes.head_, encode), (codes.n_features_in_,), None
         encoder, view = model.encoder, model.encoder.view
         if encoder.network is None:
             why = "not a torch module with a plain image preparation"
             raise InputError(f"encoder {encoder.name} is {why}: export the codes with --head")
-        graph = PhotoGraph(model.codes, encoder.network, view)
+        graph = Graph(codes.head_, encode, encoder.network, view, view.mirror)
         view = replace(view, mirror=False)  # the graph mirrors by itself
     view = replace(view, mean=(0.0,) * 3, std=(1.0,) * 3)  # and normalizes
     return graph, (3, view.crop, view.crop), view

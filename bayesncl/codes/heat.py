@@ -4,7 +4,6 @@ The head is applied to the network's last features at each position.
 """
 
 import copy
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayesncl.codes.encoders import pool, probe_images
+from bayesncl.codes.encoders import View, pool, probe_images, view_of
 from bayesncl.codes.open import PhotoCodes
 from bayesncl.codes.preprocess import Moments, prepare
 from bayesncl.data.decode import Square
@@ -49,17 +48,16 @@ class HeatmapModel:
     """A network and the head on its features h [N, F], of a trained model or of codes."""
 
     network: nn.Module  # from normalized pixels [n, 3, S, S] to h
-    head: Head
-    normalize: Callable[[Tensor], Tensor]  # from uint8 pixels to the network's input
-    gray: np.ndarray  # uint8 [3]: masked pixels
-    side: int  # S; larger images are center-cropped
+    head: Head  # on the same device
+    view: View  # of the network; images larger than S are center-cropped
+    device: torch.device
     moments: Moments | None = None  # of codes, to prepare h for their head
 
     @cached_property
     def layer(self) -> Layer | None:
         """The last layer with features by position whose mean, or first token, is h."""
         seen: list[tuple[Layer, Tensor]] = []
-        square = Square(self.side, self.side)
+        square = Square(self.view.crop, self.view.crop)
         x = self.prepare(np.stack([square.cut(image) for image in probe_images()]))
 
         def record(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
@@ -80,7 +78,8 @@ class HeatmapModel:
 
     def prepare(self, pixels: np.ndarray) -> Tensor:
         """Network input from uint8 pixels [n, 3, H, W]."""
-        return self.normalize(center_crop(torch.from_numpy(np.array(pixels)), self.side))
+        x = center_crop(torch.from_numpy(np.array(pixels)), self.view.crop)
+        return self.view.normalize(x.to(self.device).float() / 255)
 
     @torch.inference_mode()
     def encode(self, pixels: np.ndarray) -> np.ndarray:
@@ -109,24 +108,16 @@ class HeatmapModel:
 
 def heatmaps_of_run(model: Encoder) -> HeatmapModel:
     """Heatmaps of a trained model."""
-    gray = np.rint(255 * model.mean.flatten().cpu().numpy()).astype(np.uint8)
-    return HeatmapModel(
-        model.backbone, model.head, lambda x: model.normalize_pixels(x.to(model.mean.device)),
-        gray, model.recipe.views.size,
-    )  # fmt: skip
+    return HeatmapModel(model.backbone, model.head, view_of(model), model.mean.device)
 
 
 def heatmaps_of_codes(codes: PhotoCodes) -> HeatmapModel:
     """Heatmaps of codes through their encoder; InputError if that is not a torch module."""
-    encoder, view = codes.encoder, codes.encoder.view
+    encoder, device = codes.encoder, codes.device
     if encoder.network is None:
         raise InputError("the encoder is not a torch module with a plain image preparation")
-    head = copy.deepcopy(codes.codes.head_).to(encoder.device)
-    gray = np.rint(255 * np.clip(view.mean, 0, 1)).astype(np.uint8)
-    return HeatmapModel(
-        encoder.network, head, lambda x: view.normalize(x.to(encoder.device).float() / 255),
-        gray, view.crop, codes.codes.moments_,
-    )  # fmt: skip
+    head = copy.deepcopy(codes.codes.head_).to(device)
+    return HeatmapModel(encoder.network, head, encoder.view, device, codes.codes.moments_)
 
 
 def as_map(f: Any, width: int) -> Tensor | None:
@@ -200,7 +191,7 @@ def strongest_heatmaps(
     maps = np.maximum(compute_maps(model, pixels, dims, progress), 0)
     most = maps.max((2, 3), keepdims=True)
     maps = np.rint(255 * maps / np.where(most > 0, most, 1)).astype(np.uint8)
-    return Heatmaps(dims, maps, check, share or min(1.0, model.side / some.shape[-1]))
+    return Heatmaps(dims, maps, check, share or min(1.0, model.view.crop / some.shape[-1]))
 
 
 def masking_drop(model: HeatmapModel, pixels: np.ndarray) -> dict[str, float] | None:
@@ -212,7 +203,8 @@ def masking_drop(model: HeatmapModel, pixels: np.ndarray) -> dict[str, float] | 
     """
     if model.layer is None:
         return None
-    pixels = center_crop(np.array(pixels), model.side)
+    pixels = center_crop(np.array(pixels), model.view.crop)
+    gray = np.rint(255 * np.clip(model.view.mean, 0, 1)).astype(np.uint8)[:, None, None]
     z = model.encode(pixels)
     dims = z.argmax(1)
     alive = np.flatnonzero(z.max(1) > 0)
@@ -230,7 +222,7 @@ def masking_drop(model: HeatmapModel, pixels: np.ndarray) -> dict[str, float] | 
         hidden = np.zeros((n, h * w), bool)
         np.put_along_axis(hidden, order[:, : max(1, h * w // 4)], True, axis=1)
         hidden = hidden.reshape(n, 1, h, w)[:, :, rows][:, :, :, columns]
-        masked = np.where(hidden, model.gray[None, :, None, None], pixels)
+        masked = np.where(hidden, gray, pixels)
         drops.append((before - model.encode(masked)[alive, dims[alive]]) / before)
     hottest, control = drops[0], np.mean(drops[1:], axis=0)
     error = float((hottest - control).std() / np.sqrt(len(before)))

@@ -29,7 +29,7 @@ class Novelty:
         self.codes = codes
         first = len(x) - held
         self.fitted = spread_evenly(first, MAX_ROWS)
-        rows = load_rows(x[self.fitted], None, codes.moments_, CPU)
+        rows = load_rows(x, self.fitted, codes.moments_, CPU)
         self.mean = rows.mean(0)
         rows -= self.mean
         covariance = (rows.T @ rows).double() / len(rows)
@@ -52,7 +52,7 @@ class Novelty:
 
     def _parts(self, x: np.ndarray, index: np.ndarray | None) -> np.ndarray:
         """Entropy and distance of each embedding, [2, M]."""
-        rows = load_rows(x, None, self.codes.moments_, CPU) - self.mean
+        rows = load_rows(x, np.arange(len(x)), self.codes.moments_, CPU) - self.mean
         away = (rows @ self.whitening).square().sum(1).double().numpy()
         if index is not None:  # the distance by a covariance without the row itself
             away = np.where(np.isin(index, self.fitted), away / (1 - away / len(self.fitted)), away)

@@ -22,8 +22,6 @@ from bayesncl.measure.labelfree import MIN_DIRECTION_COLUMNS
 
 BYTES_PER_BLOCK = 64 << 20
 
-Index = slice | np.ndarray
-
 
 class Moments(NamedTuple):
     """Center and scale of the columns, float64 [F]."""
@@ -37,8 +35,8 @@ class Moments(NamedTuple):
         return len(self.mean) + (len(self.mean) < MIN_DIRECTION_COLUMNS)
 
 
-def measure_moments(source: np.ndarray, chosen: Tensor | None = None) -> Moments:
-    """Moments of `source` [N, F], or of its rows `chosen`, in one pass over blocks."""
+def measure_moments(source: np.ndarray, chosen: np.ndarray) -> Moments:
+    """Moments of the rows `chosen` of `source` [N, F], in one pass over blocks."""
     width = source.shape[1]
     count = 0
     mean = torch.zeros(width, dtype=torch.float64)
@@ -88,10 +86,10 @@ def unit_length(x: Tensor) -> Tensor:
 
 
 def load_rows(
-    source: np.ndarray, chosen: Tensor | None, moments: Moments, device: torch.device
+    source: np.ndarray, chosen: np.ndarray, moments: Moments, device: torch.device
 ) -> Tensor:
-    """The prepared rows of `source`, or those `chosen`, in one tensor."""
-    n = len(source) if chosen is None else len(chosen)
+    """The prepared rows `chosen` of `source`, in one tensor."""
+    n = len(chosen)
     if device.type == "cpu":
         check_memory(4 * n * moments.width, f"{n:,} rows (max_samples draws fewer)")
     rows = torch.empty(n, moments.width, dtype=torch.float32, device=device)
@@ -100,22 +98,20 @@ def load_rows(
     return rows
 
 
-def _blocks(source: np.ndarray, chosen: Tensor | None) -> Iterator[tuple[slice, Index]]:
-    """Slices of the wanted rows, each with the index of these rows in `source`."""
-    n = len(source) if chosen is None else len(chosen)
+def _blocks(source: np.ndarray, chosen: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+    """Slices of the chosen rows, each with the index of these rows in `source`."""
     size = max(1, BYTES_PER_BLOCK // (8 * source.shape[1]))
-    for start in range(0, n, size):
-        target = slice(start, min(start + size, n))
-        yield target, target if chosen is None else chosen[target].numpy()
+    for start in range(0, len(chosen), size):
+        target = slice(start, start + size)
+        yield target, chosen[target]
 
 
-def read_rows(source: np.ndarray, index: Index) -> Tensor:
+def read_rows(source: np.ndarray, index: np.ndarray) -> Tensor:
     """Rows as float32, or float64 where the source is more precise; refuses non-finite rows."""
     exact = source.dtype.itemsize > 2 and source.dtype != np.float32
     x = torch.from_numpy(np.array(source[index], np.float64 if exact else np.float32))
     bad = (~torch.isfinite(x.norm(dim=1))).nonzero()
     if len(bad):
-        first = int(bad[0])
-        row = first + index.start if isinstance(index, slice) else index[first]
+        row = index[int(bad[0])]
         raise InputError(f"X contains NaN, infinity or values above 1e19, first in row {row}")
     return x

@@ -46,7 +46,8 @@ def model() -> Encoder:
 
 def see(model: Encoder, side: int = 32) -> HeatmapModel:
     """Heatmaps of a model on images of another size than its recipe's."""
-    return dataclasses.replace(heatmaps_of_run(model), side=side)
+    found = heatmaps_of_run(model)
+    return dataclasses.replace(found, view=dataclasses.replace(found.view, crop=side))
 
 
 def spots(n: int = 40, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@ import torch
 from bayesncl.codes.estimator import ReadableCodes
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.novelty import SHRINKAGE, Novelty, entropy
-from bayesncl.codes.preprocess import load_rows
+from bayesncl.codes.preprocess import prepare
 from bayesncl.jobs.compare import deviations, usage
 from tests.conftest import unit_length
 
@@ -38,8 +38,7 @@ def test_entropy_of_dense_codes_against_a_loop() -> None:
 
 def slow_parts(codes: ReadableCodes, fitted: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Entropy and Mahalanobis distance of each row of x."""
-    cpu = torch.device("cpu")
-    a, b = (load_rows(r, None, codes.moments_, cpu).double().numpy() for r in (fitted, x))
+    a, b = (prepare(torch.from_numpy(r), codes.moments_).double().numpy() for r in (fitted, x))
     covariance = np.cov(a.T, bias=True)
     covariance += SHRINKAGE * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
     away = [math.sqrt(r @ np.linalg.solve(covariance, r)) for r in b - a.mean(0)]
