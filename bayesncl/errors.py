@@ -36,8 +36,9 @@ def printable(text: str, length: int = 80) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The message of an error on one line of at most 200 characters."""
-    return printable(" ".join(str(error).split()), 200) or type(error).__name__
+    """The message of an error on one line of at most 200 characters; of an OSError, the reason."""
+    text = getattr(error, "strerror", None) or str(error)
+    return printable(" ".join(text.split()), 200) or type(error).__name__
 
 
 def import_extra(module: str, missing: str) -> Any:
@@ -60,8 +61,7 @@ def as_input_error(what: object, *kinds: type[BaseException]) -> Iterator[None]:
     except InputError:
         raise
     except caught as error:
-        reason = getattr(error, "strerror", None) or first_line(error)
-        raise InputError(f"{what}: {reason}") from None
+        raise InputError(f"{what}: {first_line(error)}") from None
 
 
 def print_message(message: str) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from bayesncl.data.cache import map_in_threads
-from bayesncl.data.decode import Square, Undecodable, decode_with
+from bayesncl.data.cache import read_files
+from bayesncl.data.decode import Square
 from bayesncl.data.images import Images, check_annotations
 
 LARGE_SIDE = 320  # pixels, of a picture shown by itself
@@ -64,8 +64,8 @@ def read_pictures(
     """Read and resize some pictures, uint8 [height, width, 3]; `whole` photos may be smaller."""
     if isinstance(images, Photos):
         cut = partial(fit_into, side=height) if whole else Square(height, height).cut
-        read = partial(decode_with, min_side=2 * height, use=cut)
-        return [photo.transpose(1, 2, 0) for photo in read_photos(images, rows, read, height)]
+        photos = read_photos(images, rows, cut, 2 * height, height)
+        return [photo.transpose(1, 2, 0) for photo in photos]
     pixels = images.pixels[rows].transpose(0, 2, 3, 1)
     if pixels.shape[1:3] == (height, width):
         return list(pixels)
@@ -80,16 +80,13 @@ def fit_into(image: Image.Image, side: int) -> np.ndarray:
 
 
 def read_photos(
-    photos: Photos, rows: Iterable[int], read: Callable[[bytes], np.ndarray], side: int
-) -> Iterator[np.ndarray]:
-    """Decode some files with `read`, uint8 [3, h, w]; a gray square if one cannot be read."""
-    def decode(path: Path | str) -> np.ndarray:
-        try:
-            return read(Path(path).read_bytes())
-        except (OSError, ValueError, Undecodable):  # ValueError: "\0" stands for no file
-            return np.full((3, side, side), GRAY, np.uint8)
-
-    return map_in_threads(decode, [photos.paths[i] for i in rows])
+    photos: Photos, rows: Iterable[int], use: Callable[[Image.Image], np.ndarray], min_side: int,
+    side: int,
+) -> Iterator[np.ndarray]:  # fmt: skip
+    """Some files as `decode` gives them, uint8 [3, h, w]; a gray square if one cannot be read."""
+    gray = np.full((3, side, side), GRAY, np.uint8)
+    for photo in read_files((Path(photos.paths[i]) for i in rows), use, min_side):
+        yield gray if isinstance(photo, Exception) else photo
 
 
 def thumbnail_side(count: int) -> int:

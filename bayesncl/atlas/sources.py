@@ -290,7 +290,9 @@ class PhotoPixels:
 
     def __getitem__(self, rows: Any) -> np.ndarray:
         index, encoder = np.arange(len(self))[rows], self.encoder
-        return np.stack(list(read_photos(self.photos, index, encoder.read, encoder.view.crop)))
+        side = encoder.view.crop
+        read = read_photos(self.photos, index, encoder.prepare, encoder.min_side, side)
+        return np.stack(list(read))
 
 
 def _load_images(

@@ -26,8 +26,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from bayesncl.data.cache import Entry, map_in_threads
-from bayesncl.data.decode import BICUBIC, BILINEAR, Square, Undecodable, decode_with
+from bayesncl.data.cache import Entry, read_files
+from bayesncl.data.decode import BICUBIC, BILINEAR, Square
 from bayesncl.errors import InputError, as_input_error, first_line, import_extra, printable
 from bayesncl.method.encoder import Encoder
 from bayesncl.recipes import IMAGENET_MEAN, IMAGENET_STD
@@ -161,13 +161,9 @@ class PhotoEncoder:
         return np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x, np.float32)
 
     @property
-    def max_decoded_side(self) -> int:
-        """Pixels per side beyond which a JPEG may be decoded at a reduced size."""
-        return 2 * self.view.resize if self.transform is None else 2048
-
-    def read(self, data: bytes) -> np.ndarray:
-        """The bytes of an image file, prepared; raises Undecodable."""
-        return decode_with(data, self.max_decoded_side, self.prepare)
+    def min_side(self) -> int:
+        """Side to which an image may be reduced before it is prepared."""
+        return self.view.min_side if self.transform is None else 2048
 
     @torch.inference_mode()
     def embed(self, batch: np.ndarray) -> np.ndarray:
@@ -189,22 +185,17 @@ class PhotoEncoder:
     def embed_files(self, entries: Sequence[Entry]) -> Embedded:
         """Embeddings of image files."""
         size = BATCH_SIZE.get(torch.device(self.device).type, BATCH_SIZE["cpu"])
-
-        def read(entry: Entry) -> np.ndarray | str:
-            try:
-                return self.read(entry.path.read_bytes())
-            except (Undecodable, OSError) as error:
-                return first_line(error)
-
-        images = map_in_threads(read, entries, ahead=2 * size)
+        images = read_files((e.path for e in entries), self.prepare, self.min_side, 2 * size)
         while batch := list(itertools.islice(images, size)):
-            good = [x for x in batch if not isinstance(x, str)]
+            good = [x for x in batch if not isinstance(x, Exception)]
             with as_input_error(f"encoder {self.name} prepares images unequally", ValueError):
                 rows = iter(self.embed(np.stack(good)) if good else ())
             for x in batch:
-                row = x if isinstance(x, str) else next(rows)
-                finite = isinstance(row, str) or np.isfinite(row).all()
-                yield row if finite else "its embedding is not finite"
+                if isinstance(x, Exception):
+                    yield first_line(x)
+                else:
+                    row = next(rows)
+                    yield row if np.isfinite(row).all() else "its embedding is not finite"
 
 
 def probe_images() -> list[Image.Image]:

@@ -133,7 +133,7 @@ class PhotoCodes:
         parts = [np.empty((0, encoder.features), np.float32)]
         for start in range(0, len(given), batch):
             part = as_pictures(given[start : start + batch])
-            ready = [read_picture(p, encoder.prepare, encoder.max_decoded_side) for p in part]
+            ready = [read_picture(p, encoder.prepare, encoder.min_side) for p in part]
             parts.append(encoder.embed(np.stack(ready)))
         return np.concatenate(parts)
 

@@ -18,14 +18,15 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 from filelock import FileLock
+from PIL import Image
 
 from bayesncl.data.decode import Square, Undecodable, decode
 from bayesncl.data.images import Images, Progress, track
-from bayesncl.errors import InputError, as_input_error, printable
+from bayesncl.errors import InputError, as_input_error, first_line, printable
 from bayesncl.io import cache_folder, write_atomic, write_npy_header
 from bayesncl.recipes import Data
 
-VERSION = 2  # increase it when decode() gives other pixels
+VERSION = 2  # increase it when decoding gives other pixels
 THREADS = min(8, os.cpu_count() or 1)  # Pillow decodes outside the interpreter lock
 
 A = TypeVar("A")
@@ -110,13 +111,6 @@ def _build(
     path: Path, entries: Sequence[Entry], square: Square, progress: Progress | None
 ) -> tuple[np.ndarray, Failures]:
     """Decode into a temporary file, then rename it, so that `path` is complete or absent."""
-
-    def read(entry: Entry) -> np.ndarray | Exception:
-        try:
-            return decode(entry.path.read_bytes(), square)
-        except (Undecodable, OSError) as error:
-            return error
-
     unfinished, shape = path.with_suffix(".partial"), (3, square.crop, square.crop)
     failures: Failures = []
     final = True
@@ -124,12 +118,12 @@ def _build(
         # Plain writes: a full disk is an OSError here, but a bus error in a writable memory map.
         with open(unfinished, "wb") as file:
             write_npy_header(file, (len(entries), *shape), "|u1")
-            images = track(map_in_threads(read, entries), len(entries), "decoding images", progress)
-            for i, image in enumerate(images):
-                if isinstance(image, np.ndarray):
+            images = read_files((entry.path for entry in entries), square.cut, square.min_side)
+            for i, image in enumerate(track(images, len(entries), "decoding images", progress)):
+                if not isinstance(image, Exception):
                     file.write(image.tobytes())
                     continue
-                failures.append((i, printable(getattr(image, "strerror", None) or str(image))))
+                failures.append((i, first_line(image)))
                 final &= isinstance(image, Undecodable)  # an error of reading may pass
             file.seek(0)
             write_npy_header(file, (len(entries) - len(failures), *shape), "|u1")
@@ -142,6 +136,21 @@ def _build(
         return pixels, failures
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def read_files(
+    paths: Iterable[Path], use: Callable[[Image.Image], B], min_side: int,
+    ahead: int = 16 * THREADS,
+) -> Iterator[B | Exception]:  # fmt: skip
+    """`use(image)` of each image file, or why it cannot be read or decoded; see `decode`."""
+
+    def read(path: Path) -> B | Exception:
+        try:
+            return decode(path.read_bytes(), use, min_side)
+        except (OSError, ValueError) as error:  # Undecodable, or a name that no file can have
+            return error
+
+    return map_in_threads(read, paths, ahead)
 
 
 def map_in_threads(

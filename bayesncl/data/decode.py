@@ -46,6 +46,11 @@ class Square:
     crop: int
     resample: int = BICUBIC
 
+    @property
+    def min_side(self) -> int:
+        """Side to which an image may be reduced before it is cut: leaves detail to filter."""
+        return 2 * self.resize
+
     def cut(self, image: Image.Image) -> np.ndarray:
         """The square of an RGB image, uint8 [3, crop, crop].
 
@@ -60,22 +65,15 @@ class Square:
         return np.asarray(image).transpose(2, 0, 1)
 
 
-def decode(data: bytes, square: Square) -> np.ndarray:
-    """Decode an image file: uint8 [3, crop, crop], upright, on white where it is transparent.
+def decode(data: bytes, use: Callable[[Image.Image], T], min_side: int) -> T:
+    """`use(image)` of an image file as RGB, upright, on white where it is transparent.
 
-    An animation gives its first frame. Raises Undecodable if it is damaged, too large or no image.
-    """
-    return decode_with(data, 2 * square.resize, square.cut)
-
-
-def decode_with(data: bytes, min_side: int, use: Callable[[Image.Image], T]) -> T:
-    """`use(image)` of an image file as upright RGB; a JPEG may come reduced to `min_side` or more.
-
-    Raises Undecodable as `decode` does.
+    A JPEG may come reduced, to sides of `min_side` or more; an animation gives its first frame.
+    Raises Undecodable if the file is damaged, too large or no image.
     """
     try:
         with Image.open(io.BytesIO(data), formats=_formats()) as image:
-            # A JPEG decodes at 1/2, 1/4 or 1/8; twice the final size leaves detail to filter.
+            # A JPEG decodes at 1/2, 1/4 or 1/8.
             image.draft("RGB", (min_side, min_side))
             return use(to_rgb(image))
     except Undecodable:
@@ -100,7 +98,7 @@ def _formats() -> tuple[str, ...]:
 
 
 def resize_images(pixels: np.ndarray, size: int) -> np.ndarray:
-    """Images [N, 3, H, W] as decode() would store them at `size`; no copy if they have it."""
+    """Images [N, 3, H, W] as the cache would store them at `size`; no copy if they have it."""
     if pixels.shape[2:] == (size, size):
         return pixels
     out = np.empty((len(pixels), 3, size, size), np.uint8)
@@ -155,7 +153,7 @@ def as_pixels(images: Pictures, square: Square) -> Tensor:
         return batch
     if not batch:
         return torch.empty(0, 3, square.crop, square.crop, dtype=torch.uint8)
-    pixels = [read_picture(picture, square.cut, 2 * square.resize) for picture in batch]
+    pixels = [read_picture(picture, square.cut, square.min_side) for picture in batch]
     return torch.from_numpy(np.stack(pixels))
 
 
@@ -205,4 +203,4 @@ def read_picture(
     if not isinstance(picture, Path):
         return use(to_rgb(picture))
     with as_input_error(picture, OSError, Undecodable):
-        return decode_with(picture.read_bytes(), min_side, use)
+        return decode(picture.read_bytes(), use, min_side)

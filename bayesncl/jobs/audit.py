@@ -18,7 +18,7 @@ from scipy import stats
 from torch import Tensor
 
 from bayesncl.codes.folder import CodesFolder, checksum
-from bayesncl.data.decode import read_picture
+from bayesncl.data.cache import read_files
 from bayesncl.device import find_device
 from bayesncl.errors import InputError, printable
 from bayesncl.inputs import Array, as_features, factorize
@@ -189,7 +189,9 @@ def audit_folder(folder: CodesFolder, **options: Any) -> list[Finding]:
         options["contents"] = [
             checksum(path) if path and size in shared else None for path, size in zip(paths, sizes)
         ]
-        options["thumbnails"] = list(map(read_thumbnail, paths))
+        files = (path or Path("\0") for path in paths)  # "\0" is never a file
+        pixels = read_files(files, shrink, 4 * THUMBNAIL)
+        options["thumbnails"] = [None if isinstance(t, Exception) else t for t in pixels]
     held_out = np.arange(len(rows)) >= rows.fitted
     found = audit(folder.embeddings(), names=rows.names, held_out=held_out, **options)
     checks = [check for each in folder.all_names() for check in each.checks]
@@ -199,17 +201,10 @@ def audit_folder(folder: CodesFolder, **options: Any) -> list[Finding]:
     return found
 
 
-def read_thumbnail(path: Path | None) -> np.ndarray | None:
-    """A small gray version of an image file [16, 16]; None if it is missing or damaged."""
-
-    def shrink(image: Image.Image) -> np.ndarray:
-        small = image.convert("L").resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX)
-        return np.asarray(small, np.float32)
-
-    try:
-        return None if path is None else read_picture(path, shrink, 4 * THUMBNAIL)
-    except InputError:
-        return None
+def shrink(image: Image.Image) -> np.ndarray:
+    """A small gray version of an image [16, 16]."""
+    small = image.convert("L").resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX)
+    return np.asarray(small, np.float32)
 
 
 def summarize(found: Sequence[Finding], n: int = 5) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import bayesncl
 from bayesncl.codes.encoders import Request, open_encoder
@@ -87,7 +88,7 @@ def test_codes_of_photos(onnx, mirror: str, tmp_path: Path, run) -> None:
     assert run("export", "codes", "-o", "c.onnx", "--encoder", NET, "--quiet").status == 0
     model = bayesncl.load("codes", encoder=NET)
     photos = sorted((tmp_path / "p").rglob("*.png"))
-    x = np.stack([model.encoder.read(path.read_bytes()) for path in photos])
+    x = np.stack([model.encoder.prepare(Image.open(path).convert("RGB")) for path in photos])
     h, codes = run_onnx(tmp_path / "c.onnx", x.astype(np.float32) / 255)
     np.testing.assert_allclose(codes, model.encode(photos), atol=1e-4)
     np.testing.assert_allclose(h, model.embed(photos), atol=1e-4)

@@ -16,6 +16,7 @@ from bayesncl.codes.encoders import PhotoEncoder, Request, open_encoder
 from bayesncl.codes.folder import CodesFolder, Rows
 from bayesncl.codes.judge import judging_data
 from bayesncl.data import load as load_split
+from bayesncl.data.cache import Entry
 from bayesncl.errors import InputError
 from bayesncl.inputs import read_embeddings
 from bayesncl.measure.figures import figures
@@ -51,8 +52,8 @@ def check_rows(folder: Path | str, pictures: Path) -> None:
     codes, encoder = CodesFolder(folder), open_encoder(Request(NET))
     names = codes.rows().names
     assert sorted(names) == sorted(str(p.relative_to(pictures)) for p in pictures.rglob("*.png"))
-    images = [encoder.read((pictures / name).read_bytes()) for name in names]
-    np.testing.assert_allclose(codes.embeddings(), encoder.embed(np.stack(images)), atol=1e-6)
+    again = list(encoder.embed_files([Entry(name, pictures / name) for name in names]))
+    np.testing.assert_allclose(codes.embeddings(), again, atol=1e-6)
 
 
 def stop(*args: object, **options: object) -> None:

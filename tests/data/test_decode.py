@@ -10,10 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, features
 
-from bayesncl.data.decode import Square, Undecodable, decode
+from bayesncl.data.decode import Square, Undecodable
+from bayesncl.data.decode import decode as decode_file
 
 RNG = np.random.default_rng(0)
 EIGHT = Square(8, 8)
+
+
+def decode(data: bytes, square: Square) -> np.ndarray:
+    return decode_file(data, square.cut, square.min_side)
 
 
 def flat(value: int, size: tuple[int, int] = (8, 8)) -> Image.Image:
