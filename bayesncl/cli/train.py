@@ -27,9 +27,7 @@ from bayesncl.recipes import (
 )
 
 if TYPE_CHECKING:
-    from bayesncl.data.images import Images
     from bayesncl.progress import Display
-    from bayesncl.training.run_folder import RunFolder
 
 DATASETS, NAMED = (
     textwrap.indent(textwrap.fill(" ".join(names), 78, break_on_hyphens=False), "  ")
@@ -150,22 +148,21 @@ def train(
     change(chosen, [*shorthands(chosen, **short), *(changes or [])])  # report mistakes at once
     display = common.open_display(quiet)
     from bayesncl import distributed
-    from bayesncl.device import find_device
-    from bayesncl.training.prepare import prepare_run
-    from bayesncl.training.run_folder import RunFolder, new_run
+    from bayesncl.training.loop import Interrupted
+    from bayesncl.training.loop import train as train_model
+    from bayesncl.training.run_folder import RunFolder
 
     distributed.start()
-    where = find_device(device)
-    run = RunFolder(out or Path("runs") / chosen.name)
-    numbered = distributed.world_size() == 1 and out is None
-    if not numbered and run.recipe_file.exists() and not distributed.restarted():
-        raise InputError(f"{run} already has a run: use `bayesncl resume {run}` or another --out")
-    chosen, images = prepare_run(recipe, changes or [], data, where, display, **short)
-    if numbered:
-        run = new_run(run.folder.parent, run.folder.name)
-    if tensorboard:
-        run.board.mkdir(parents=True, exist_ok=True)
-    run_training(chosen, images, run, display, device=where)
+    if distributed.world_size() > 1 and out is None:  # not numbered: all need the same folder
+        out = Path("runs") / chosen.name
+    if out is not None and RunFolder(out).recipe_file.exists() and not distributed.restarted():
+        raise InputError(f"{out} already has a run: use `bayesncl resume {out}` or another --out")
+    with common.stoppable(display, Interrupted):
+        train_model(
+            recipe, data=data, out=out, changes=changes or (), device=device, display=display,
+            tensorboard=tensorboard, **short,
+        )  # fmt: skip
+    distributed.stop()
 
 
 def resume(
@@ -181,8 +178,9 @@ def resume(
     """
     display = common.open_display(quiet)
     from bayesncl import distributed
-    from bayesncl.device import find_device
-    from bayesncl.training.prepare import load_split, short_schedule
+    from bayesncl.training.loop import Interrupted
+    from bayesncl.training.loop import train as train_model
+    from bayesncl.training.prepare import next_commands, short_schedule
     from bayesncl.training.run_folder import RunFolder
 
     folder = RunFolder(run)
@@ -194,22 +192,9 @@ def resume(
         return display.note(f"{run} is finished")
     for note in short_schedule(recipe) if changes else []:
         display.note(note)
-    where, images = find_device(device), load_split(recipe, "train", display)
-    run_training(recipe, images, folder, display, device=where, revise=bool(changes))
-
-
-def run_training(
-    recipe: Recipe, images: Images, run: RunFolder, display: Display, **options: Any
-) -> None:
-    """Train and say what to do next."""
-    from bayesncl import distributed
-    from bayesncl.training.loop import Interrupted
-    from bayesncl.training.loop import train as train_model
-    from bayesncl.training.run_folder import next_commands
-
     with common.stoppable(display, Interrupted):
-        train_model(recipe, images, run.folder, display=display, **options)
-    display.note(next_commands(run), wrap=False)
+        train_model(recipe, out=run, device=device, display=display, revise=bool(changes))
+    display.note(next_commands(folder), wrap=False)
     distributed.stop()
 
 

@@ -23,7 +23,12 @@ from bayesncl.training.compile import accelerate, compiles
 from bayesncl.training.dynamics import record_dynamics
 from bayesncl.training.loader import Pixels, batches, to_device
 from bayesncl.training.log import Logger, Meter, raise_if_bad, record_knn
-from bayesncl.training.prepare import check_images, prepare_run, report_similarity
+from bayesncl.training.prepare import (
+    check_images,
+    next_commands,
+    prepare_run,
+    report_similarity,
+)
 from bayesncl.training.run_folder import RunFolder, catch_signals, model_bytes, new_run
 from bayesncl.training.step import Batch, train_step
 
@@ -41,12 +46,12 @@ def train(
     batch: int | None = None, size: int | None = None, backbone: str | None = None,
     changes: Iterable[str] = (), device: torch.device | str | None = None,
     display: Display | None = None, after_epoch: AfterEpoch | None = None, revise: bool = False,
+    tensorboard: bool = False,
 ) -> Encoder:
     """Train a recipe on images, or continue a run of it that was stopped or killed.
 
     ``bayesncl.train("folder", data="photos/", epochs=5, out="runs/x")`` does the same as the
-    command: a named recipe is adapted to the images and the machine. A Recipe is trained as it is;
-    the command resolves its recipe itself and passes a Recipe.
+    command: a named recipe is adapted to the images and the machine. A Recipe is trained as it is.
 
     Parameters
     ----------
@@ -63,13 +68,14 @@ def train(
     after_epoch : called with the model and the number of epochs done; a dict it returns becomes a
         line of metrics.jsonl.
     revise : allow other values of the `REVISABLE` fields, such as more epochs, in a resumed run.
+    tensorboard : log to TensorBoard too.
 
     Returns
     -------
     The trained Encoder, in eval mode.
     """
-    device = find_device(device)
-    display = display or Display(quiet=isinstance(recipe, Recipe))
+    device, by_name = find_device(device), isinstance(recipe, str)
+    display = display or Display(quiet=not by_name)
     if isinstance(images, str | Path):
         data, images = images, None
     if out is not None and is_codes(out):
@@ -81,9 +87,13 @@ def train(
         epochs=epochs, batch=batch, size=size, backbone=backbone,
     )  # fmt: skip
     run = RunFolder(out) if out is not None else new_run(Path("runs"), recipe.name)
+    if tensorboard:
+        run.board.mkdir(parents=True, exist_ok=True)
     model = run_loop(recipe, images, run, device, display, after_epoch, revise)
     if not display.quiet:
         display.note(report_similarity(model, images))
+    if by_name:
+        display.note(next_commands(run), wrap=False)
     return model
 
 

@@ -1,5 +1,6 @@
 """Before and after a run: fit a named recipe to images and machine, and describe the result."""
 
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from bayesncl.errors import InputError
 from bayesncl.method.encoder import Encoder, center_crop
 from bayesncl.progress import Display, plural
 from bayesncl.recipes import LIGHT, Recipe, change, find_recipe, replace_fields, shorthands
+from bayesncl.training.run_folder import RunFolder
 
 MIN_IMAGES = 5000  # with fewer, a pretrained encoder is the better choice
 CPU_IMAGES = 100_000  # images times epochs of the CPU preset: minutes on two cores
@@ -156,3 +158,14 @@ def report_similarity(model: Encoder, images: Images) -> str:
         return (f"warning: the codes of different images hardly differ (mean cosine {cosine:.2f}): "
                 "train longer, on more images or with other settings")
     return f"the codes of different images differ (mean cosine {cosine:.2f})"
+
+
+def next_commands(run: RunFolder) -> str:
+    """What to do with a trained run, as commands to copy."""
+    path = shlex.quote(str(run))
+    return (
+        f"trained: {run}\n"
+        f"measure it:          bayesncl evaluate {path}\n"
+        f"browse dimensions:   bayesncl atlas {path} --serve\n"
+        f"fit readable codes:  bayesncl fit {path} -o codes"
+    )

@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import platform
-import shlex
 import signal
 import subprocess
 import sys
@@ -246,14 +245,3 @@ def git_revision() -> str | None:
         found = subprocess.check_output(command, cwd=root, text=True, timeout=5, stderr=quiet)
         return found.strip()
     return None
-
-
-def next_commands(run: RunFolder) -> str:
-    """What to do with a trained run, as commands to copy."""
-    path = shlex.quote(str(run))
-    return (
-        f"trained: {run}\n"
-        f"measure it:          bayesncl evaluate {path}\n"
-        f"browse dimensions:   bayesncl atlas {path} --serve\n"
-        f"fit readable codes:  bayesncl fit {path} -o codes"
-    )

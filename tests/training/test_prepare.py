@@ -85,7 +85,8 @@ def test_train_by_name_and_by_recipe_agree(
     options = {"epochs": 2, "batch": 8, "changes": changes, "device": "cpu"}
     model = bayesncl.train("folder", data=photos, out=tmp_path / "a", **options)
     recipe = model.recipe
-    assert notes[0].startswith("22 images") and "mean cosine" in notes[-1]
+    assert notes[0].startswith("22 images") and "mean cosine" in notes[-2]
+    assert "bayesncl evaluate" in notes[-1]
     assert RunFolder(tmp_path / "a").recipe() == recipe
     images = load_split(recipe, "train", Display(quiet=True))
     bayesncl.train(recipe, torch.from_numpy(np.array(images.pixels)), device=CPU)
