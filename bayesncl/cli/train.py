@@ -207,18 +207,18 @@ def views(
     """Draw augmented views of some images as a PNG file."""
     display = common.open_display()
     import torch
-    from PIL import Image
 
-    from bayesncl.io import write_saved
-    from bayesncl.method.augment import contact_sheet
+    from bayesncl.method.augment import make_views
+    from bayesncl.report.plots import plot_sheet
     from bayesncl.training.prepare import load_split
 
     chosen = find_recipe(recipe, changes, data)
-    images = load_split(chosen, "train", display)
-    pixels = torch.from_numpy(images.pixels[:count].copy())
-    sheet = contact_sheet(pixels, chosen.run.seed, chosen.views)
-    write_saved(out, Image.fromarray(sheet).save, format="PNG")
-    display.show(f"wrote {out}")
+    pixels = load_split(chosen, "train", display).pixels[:count].copy()
+    both = torch.from_numpy(pixels), torch.arange(len(pixels))
+    drawn = [make_views(*both, epoch, chosen.run.seed, chosen.views) for epoch in range(4)]
+    columns = (torch.cat(drawn) * 255).round().byte().unflatten(0, (8, -1)).numpy()
+    rows = {str(i): [image, *columns[:, i]] for i, image in enumerate(pixels)}
+    display.show(f"wrote {plot_sheet(rows, out, chosen.views.size)}")
 
 
 def download(

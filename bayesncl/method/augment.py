@@ -13,7 +13,6 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -284,16 +283,3 @@ def _blur(x: Tensor, params: Params) -> Tensor:
     x = _product(x.view(count, size * 3, size), g.transpose(1, 2)).view(count, size, 3 * size)
     # rows of G sum to 1 up to rounding
     return _product(x.transpose(1, 2), g.transpose(1, 2)).clamp_(0, 1).view(count, 3, size, size)
-
-
-def contact_sheet(pixels: Tensor, seed: int, views: Views, epochs: int = 4) -> np.ndarray:
-    """Picture uint8 [H, W, 3]: a row per image, the stored image and two views of each epoch."""
-    size, gap = views.size, 2
-    columns = [torch.nn.functional.interpolate(pixels.float() / 255, (size, size), mode="area")]
-    for epoch in range(epochs):
-        columns.extend(make_views(pixels, torch.arange(len(pixels)), epoch, seed, views).chunk(2))
-    cells = torch.stack(columns, 1).clamp(0, 1)  # [B, columns, 3, S, S]
-    cells = torch.nn.functional.pad(cells, (0, gap, 0, gap), value=1.0)
-    height, width = len(pixels) * (size + gap), len(columns) * (size + gap)
-    sheet = cells.permute(0, 3, 1, 4, 2).reshape(height, width, 3)
-    return (sheet * 255).round().to(torch.uint8).cpu().numpy()

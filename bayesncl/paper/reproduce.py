@@ -33,7 +33,7 @@ from bayesncl.training.run_folder import RunFolder
 LEDGER = Path("results")
 SMOKE_LEDGER = Path("runs/smoke/results")  # smoke runs stay out of the repository's ledger
 WORK = {LEDGER: Path("runs/reproduce"), SMOKE_LEDGER: Path("runs/smoke")}
-BACKGROUND_SETS = {"waterbirds": "waterbirds", "waterbirds-like": "waterbirds_like"}  # folder: key
+BACKGROUND_SETS = ("waterbirds", "waterbirds-like")  # folders
 RESNET50_TIME = 2.3  # times that of ResNet-18, by multiply-adds
 
 
@@ -64,9 +64,9 @@ class Workspace:
 
         At smoke scale the scenes, which have backgrounds, stand in: "" is the model's own dataset.
         """
+        paths = {name.replace("-", "_"): self.path(name) for name in BACKGROUND_SETS}
         if self.scale == "smoke":
-            return dict.fromkeys(BACKGROUND_SETS.values(), "")
-        paths = {key: self.path(name) for name, key in BACKGROUND_SETS.items()}
+            return dict.fromkeys(paths, "")
         return {key: path for key, path in paths.items() if path != self.path("")}
 
 
@@ -190,7 +190,7 @@ def record_run(
     model, result, paths = run.model(device), None, {}
     if background is not None:
         name = Path(background).expanduser().resolve().name
-        paths[BACKGROUND_SETS.get(name, name.replace("-", "_"))] = background
+        paths[name.replace("-", "_")] = background
     with run.lock():
         if run.evaluation_file.is_file():
             text = run.evaluation_file.read_text()

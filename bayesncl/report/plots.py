@@ -145,18 +145,19 @@ def plot_dynamics(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: str | P
     return save(figure, path, panels[1], most=len(runs) + 1)
 
 
-def plot_sheet(rows: Mapping[str, Sequence[np.ndarray]], path: Path) -> Path:
-    """Images [3, H, W] in rows, each row with its title on the left."""
+def plot_sheet(rows: Mapping[str, Sequence[np.ndarray]], path: Path, side: int = 0) -> Path:
+    """Images [3, H, W] in rows, each row with its title on the left, at `side` pixels or `TILE`."""
+    side = max(side, TILE)
     font = ImageFont.truetype(Path(get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", 12)
     margin = 12 + max(math.ceil(font.getlength(title)) for title in rows)
-    step, width = TILE + GAP, max(len(images) for images in rows.values())
+    step, width = side + GAP, max(len(images) for images in rows.values())
     sheet = Image.new("RGB", (margin + width * step - GAP, len(rows) * step - GAP), "white")
     write = ImageDraw.Draw(sheet).text
     for row, (title, images) in enumerate(rows.items()):
-        write((margin - 8, row * step + TILE // 2), title, "black", font, "rm")
+        write((margin - 8, row * step + side // 2), title, "black", font, "rm")
         for column, pixels in enumerate(images):
             image = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))
-            tile = ImageOps.contain(image, (TILE, TILE), Image.Resampling.NEAREST)
+            tile = ImageOps.contain(image, (side, side), Image.Resampling.NEAREST)
             sheet.paste(tile, (margin + column * step, row * step))
     return _write(sheet.save, path)
 
