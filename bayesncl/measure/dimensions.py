@@ -39,7 +39,6 @@ class Dimensions:
     support: np.ndarray  # int [D], images on which a dimension fires
     mass: np.ndarray  # [D], sum of the unit-length |z_k| over those images
     classes: np.ndarray | None = None  # [C], distinct labels, sorted; classes below index into it
-    class_sizes: np.ndarray | None = None  # int [C], images by class
     class_counts: np.ndarray | None = None  # int [D, C], firing images by class
     # [D], share of the most frequent class among the labeled images a dimension fires on, percent:
     # the precision of the dimension as a detector of that class
@@ -51,7 +50,6 @@ class Dimensions:
     entropy_freq: np.ndarray | None = None  # [D], entropy over classes of firing counts,
     entropy_sum: np.ndarray | None = None  # ... of mass,
     entropy_mean: np.ndarray | None = None  # ... of mass per image
-    backgrounds: np.ndarray | None = None  # [B], distinct backgrounds
     background_counts: np.ndarray | None = None  # int [D, B], firing images by background
     open_rate: np.ndarray | None = None  # [D], share of images whose gate is open, percent
     closed_rate: np.ndarray | None = None  # [D], ... closed, of the images it fires on, percent
@@ -123,26 +121,19 @@ def describe(
         labeled = slice(len(classes))
         sizes, mass = counts[0].sizes[labeled], counts[0].mass[labeled]
         fires, means = counts[0].fires[0][labeled], mass / sizes[:, None]
-        known, share = largest_share(fires)
-        best, dead = np.where(fires == fires.max(0), mass, -1.0).argmax(0), known == 0
+        best, dead = np.where(fires == fires.max(0), mass, -1.0).argmax(0), ~fires.any(0)
         table |= {
             "classes": classes,
-            "class_sizes": _integers(sizes),
             "class_counts": _integers(fires.T),
-            "consistency": share,
             "best_class": np.where(dead, -1, best),
             "recall": np.where(dead, np.nan, 100 * fires.max(0) / sizes[best]),
             "detected_class": np.where(dead, -1, means.argmax(0)),
-            "entropy_freq": entropy(fires),
-            "entropy_sum": entropy(mass),
-            "entropy_mean": entropy(means),
-        }
+        } | purity(fires, mass, sizes)
         if detectors:
             ap = detector_precision(z, [index], counts[:1], len(classes))[0]
             table["ap"] = np.where(dead, np.nan, ap)
     if grounds is not None:
-        by_ground = _integers(counts[1].fires[0][: len(grounds)].T)
-        table |= {"backgrounds": grounds, "background_counts": by_ground}
+        table["background_counts"] = _integers(counts[1].fires[0][: len(grounds)].T)
     if open is not None:
         if np.shape(open) != z.shape:
             raise InputError(f"gates must be {list(z.shape)} like z, got {list(np.shape(open))}")
@@ -179,6 +170,16 @@ def largest_share(fires: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     support = fires.sum(0)
     nothing = np.full(len(support), np.nan)
     return support, 100 * np.divide(fires.max(0), support, out=nothing, where=support > 0)
+
+
+def purity(fires: np.ndarray, mass: np.ndarray, sizes: np.ndarray) -> dict[str, np.ndarray]:
+    """How far each dimension is of one class [D], from its counts and mass by class [C, D]."""
+    return {
+        "consistency": largest_share(fires)[1],
+        "entropy_sum": entropy(mass),
+        "entropy_mean": entropy(mass / sizes[:, None]),
+        "entropy_freq": entropy(fires),
+    }
 
 
 def mean(values: np.ndarray) -> float | None:

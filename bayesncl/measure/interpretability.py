@@ -162,14 +162,10 @@ def _sound_means(
 ) -> Values:
     """`counts` at THRESHOLDS, then at those that leave each number of `matched` dimensions."""
     fires, sizes, mass = counts.fires[0], counts.sizes, counts.mass.sum(0)
-    support, share = dims.largest_share(fires)
+    support, columns = fires.sum(0), dims.purity(fires, counts.mass, sizes)
     live, kept = support > 0, support >= min_support
-    l0 = float(support.sum() / sizes.sum())
-    result = {
-        "consistency": mean(share[kept]),
-        "entropy_sum": mean(entropy(counts.mass)[kept]),
-        "entropy_mean": mean(entropy(counts.mass / sizes[:, None])[kept]),
-        "entropy_freq": mean(entropy(fires)[kept]),
+    share, l0 = columns["consistency"], float(support.sum() / sizes.sum())
+    result = {key: mean(column[kept]) for key, column in columns.items()} | {
         "activation_ratio": float(live.mean()),
         "sparsity": 1 - l0 / len(support),
         "consistency_mass": float((share * mass)[live].sum() / mass.sum()) if live.any() else None,

@@ -50,42 +50,25 @@ class Ranking(NamedTuple):
     validation: float  # held-out accuracy at that penalty, percent
 
 
-def fast_probe(
-    train_h: Array, train_y: Array, test_h: Array, test_y: Array, seeds: Sequence[int] = SEEDS,
-    device: str | torch.device | None = None,
-) -> dict[str, Any]:  # fmt: skip
+def fast_probe(train_h: Array, train_y: Array, test_h: Array, test_y: Array) -> dict[str, Any]:
     """Accuracy of multinomial logistic regression on frozen features, percent, mean over seeds.
 
     Features are standardized with the training mean and deviation. The penalty is chosen per seed
     on a fifth of the training images, then the classifier is fitted on all. The problem is convex:
     the spread over seeds is that of the choice of penalty.
     """
-    truth = as_numpy(test_y)
-    if truth.shape != (len(test_h),):
-        raise InputError(f"test labels must be [{len(test_h)}], got {list(truth.shape)}")
-    rankings = rank_classes(train_h, train_y, test_h, seeds, device)
-    return summarize([(r.top[:, :1], r.top) for r in rankings], truth) | {
+    rankings = rank_classes(train_h, train_y, test_h)
+    return summarize([(r.top[:, :1], r.top) for r in rankings], as_numpy(test_y)) | {
         "penalty": [r.penalty for r in rankings],
         "validation_acc1": [r.validation for r in rankings],
-        "seeds": list(seeds),
-        "penalties": list(PENALTIES),
-        "validation_share": VALIDATION_SHARE,
     }
 
 
-def rank_classes(
-    train_h: Array, train_y: Array, test_h: Array, seeds: Sequence[int] = SEEDS,
-    device: Any = None,
-) -> list[Ranking]:  # fmt: skip
+def rank_classes(train_h: Array, train_y: Array, test_h: Array) -> list[Ranking]:
     """The predictions behind `fast_probe`, for every seed."""
-    device = find_device(device)
+    device = find_device()
     both = (np.array(as_features(h), np.float32) for h in (train_h, test_h))
     x, x_test = (torch.from_numpy(h).to(device) for h in both)
-    if not bool(x.isfinite().all() and x_test.isfinite().all()):
-        raise InputError("features must be finite numbers, got NaN or infinity")
-    if x.shape[1] != x_test.shape[1]:
-        widths = f"{x.shape[1]} dimensions, test features {x_test.shape[1]}"
-        raise InputError(f"train features have {widths}")
     if len(x) < 5:
         raise InputError(f"a probe needs at least 5 training images, got {len(x)}")
     index, classes = as_labels(train_y, len(x))
@@ -96,7 +79,7 @@ def rank_classes(
     start = torch.zeros(x.shape[1] + 1, len(classes), device=device)
     tops: dict[float, np.ndarray] = {}  # seeds that agree on the penalty share the final fit
     rankings = []
-    for seed in seeds:
+    for seed in SEEDS:
         order = torch.from_numpy(np.random.default_rng(seed).permutation(len(x))).to(device)
         penalty, validation = choose_penalty(*_split(x[order], y[order]), start)
         if penalty not in tops:
@@ -304,12 +287,16 @@ def expected_chance(top: np.ndarray, truth: np.ndarray) -> float:
     return 100 * sum(predicted.get(v, 0) * n for v, n in zip(values, counts)) / len(truth) ** 2
 
 
-def _number_pairs(one: Array, two: Array) -> tuple[list[tuple[Any, Any]], np.ndarray]:
-    """The distinct pairs of values, sorted, and the number of each row's pair [N]."""
+def _accuracy_by_group(
+    right: Sequence[np.ndarray], one: Array, two: Array
+) -> tuple[list[tuple[Any, Any]], np.ndarray, np.ndarray]:
+    """The distinct pairs of values, sorted, the rows of each [G], and percent `right` [S, G]."""
     keys = list(zip(as_numpy(one).tolist(), as_numpy(two).tolist()))
     pairs = sorted(set(keys))
     number = {pair: i for i, pair in enumerate(pairs)}
-    return pairs, np.array([number[key] for key in keys])
+    group = np.array([number[key] for key in keys])
+    size = np.bincount(group)
+    return pairs, size, np.array([100 * np.bincount(group, each) / size for each in right])
 
 
 def group_accuracy(predicted: Array, labels: Array, groups: Array | None = None) -> dict[str, Any]:
@@ -322,12 +309,10 @@ def group_accuracy(predicted: Array, labels: Array, groups: Array | None = None)
     if second.shape != truth.shape:
         raise InputError(f"{len(second)} groups for {len(truth)} rows")
     right = as_numpy(predicted) == truth
-    pairs, index = _number_pairs(truth, second)
-    size = np.bincount(index)
-    shares = 100 * np.bincount(index, right) / size
+    pairs, size, (shares,) = _accuracy_by_group([right], truth, second)
     rows = [
-        {"class": c, "group": g, "images": int(many), "accuracy": float(share)}
-        for (c, g), many, share in zip(pairs, size, shares)
+        {"class": c, "group": g, "images": many, "accuracy": share}
+        for (c, g), many, share in zip(pairs, size.tolist(), shares.tolist())
     ]
     rows.sort(key=lambda row: row["accuracy"])
     average = 100 * float(right.mean())
@@ -347,10 +332,8 @@ def group_probe(
     ranked = sorted(seen, key=lambda pair: (seen[pair], -pair[1]))
     most_frequent = dict(ranked)  # background by class: the last, of equals the lowest
     truth = as_numpy(test_y)
-    pairs, group = _number_pairs(truth, test_backgrounds)
-    size = np.bincount(group)
     right = [r.top[:, 0] == truth for r in rank_classes(train_h, train_y, test_h)]
-    accuracy = np.array([100 * np.bincount(group, each) / size for each in right])  # [S, G]
+    pairs, size, accuracy = _accuracy_by_group(right, truth, test_backgrounds)
     worst, by_group = accuracy.min(1), accuracy.mean(0)
     usual = np.array([most_frequent.get(c) == d for c, d in pairs])
 
