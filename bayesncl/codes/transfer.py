@@ -9,7 +9,7 @@ from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.names import Annotations, merge_names
 from bayesncl.data.images import spread_evenly
 from bayesncl.errors import InputError
-from bayesncl.measure.rows import as_tensor, drop_silent, unit_codes
+from bayesncl.measure.rows import active
 from bayesncl.measure.topk import strongest_images
 
 SAME = 0.7  # cosine of the squared activations from which two dimensions may be the same
@@ -51,7 +51,7 @@ def match_dimensions(a: np.ndarray, b: np.ndarray) -> list[Match]:
     Several may have the same one. Cosines are of squares, which weigh the strongest images: people
     name a dimension by these.
     """
-    columns = [normalize(drop_silent(as_tensor(unit_codes(z**2))), dim=0) for z in (a, b)]
+    columns = [normalize(active(z**2), dim=0) for z in (a, b)]
     cosine = (columns[0].T @ columns[1]).numpy()  # [D, E]
     best, top, top_b = cosine.argmax(1), strongest_images(a, TOP), strongest_images(b, TOP)
     found = []

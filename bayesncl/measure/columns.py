@@ -14,7 +14,7 @@ from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_numpy
 from bayesncl.measure.dimensions import mean
 from bayesncl.measure.interpretability import Values
-from bayesncl.measure.rows import as_tensor, drop_silent, unit_codes
+from bayesncl.measure.rows import active, as_tensor, unit_codes
 
 TWIN = 0.9  # cosine above which two dimensions are twins
 MAX_TWIN_ROWS = 8192  # rows that cosines are computed over, spread evenly
@@ -24,17 +24,13 @@ RIDGE = 1e-6  # added to the correlations, which are singular where columns are 
 SAME = 0.7  # cosine from which two columns count as the same dimension
 
 
-def column_cosines(z: Array) -> torch.Tensor:
-    """Cosines of the columns of codes [N, D] at unit length, [D, D]; 0 on the diagonal."""
-    codes = unit_codes(z)
-    rows = drop_silent(as_tensor(codes[spread_evenly(codes.shape[0], MAX_TWIN_ROWS)]))
-    columns = torch.nn.functional.normalize(rows, dim=0)
-    return (columns.T @ columns).fill_diagonal_(0)
-
-
 def twin_share(z: Array) -> float:
     """Share of the dimensions of codes [N, D] that have a twin; dead ones have none."""
-    return float((column_cosines(z).amax(1) > TWIN).float().mean())
+    codes = unit_codes(z)
+    rows = active(codes[spread_evenly(len(codes), MAX_TWIN_ROWS)])
+    columns = torch.nn.functional.normalize(rows, dim=0)
+    cosine = (columns.T @ columns).fill_diagonal_(0)
+    return float((cosine.amax(1) > TWIN).float().mean())
 
 
 def _centered(z: Array) -> np.ndarray:
@@ -101,17 +97,17 @@ def match_columns(a: Array, b: Array) -> tuple[np.ndarray, np.ndarray, list[int]
     partner of each column of a, int64 [D], and their |cosine| [D] (-1 and 0 without a partner), and
     how many columns of a and b fire.
     """
-    a, b = unit_codes(a), unit_codes(b)
-    if len(a) != len(b):
-        raise InputError(f"codes of {len(a)} and {len(b)} images, expected the same images")
-    both = [drop_silent(as_tensor(each)) for each in (a, b)]
+    both = active(a), active(b)
+    if len(both[0]) != len(both[1]):
+        images = f"{len(both[0])} and {len(both[1])} images"
+        raise InputError(f"codes of {images}, expected the same images")
     squares = [each.square().sum(0, dtype=torch.float64).numpy() for each in both]
     live = [np.flatnonzero(square > 0) for square in squares]
     lengths = [np.sqrt(square[on]) for square, on in zip(squares, live)]
     product = (both[0].T @ both[1]).numpy()[np.ix_(*live)]
     cosine = (np.abs(product) / lengths[0][:, None] / lengths[1]).astype(np.float32)
     rows, columns = linear_sum_assignment(cosine, maximize=True)
-    partner, similarity = np.full(a.shape[1], -1), np.zeros(a.shape[1])
+    partner, similarity = np.full(len(squares[0]), -1), np.zeros(len(squares[0]))
     partner[live[0][rows]] = live[1][columns]
     similarity[live[0][rows]] = cosine[rows, columns]
     return partner, similarity, [len(each) for each in live]

@@ -16,7 +16,7 @@ from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_features
 from bayesncl.measure import wilson
 from bayesncl.measure.dimensions import mean
-from bayesncl.measure.rows import as_tensor, blocks, drop_silent, lengths, unit_codes
+from bayesncl.measure.rows import active, blocks, lengths, unit_codes
 from bayesncl.measure.topk import strongest_images
 from bayesncl.method.losses import unit_rows
 
@@ -114,7 +114,7 @@ def draw_trials(
     if embeddings is None:
         embeddings = np.zeros((z.shape[0], 1), np.float32)  # no two are near duplicates
     drawn: list[tuple[int, np.ndarray, int]] = []
-    size = drop_silent(as_tensor(unit_codes(z))).abs().numpy()
+    size = active(z).abs().numpy()
     for j in wanted.tolist():
         rng = np.random.default_rng((seed, j))
         weak = size[:, j] <= np.quantile(size[:, j], 0.5, method="lower")

@@ -20,6 +20,7 @@ from bayesncl.measure.rows import as_tensor, column_sums, lengths
 from bayesncl.method.losses import unit_rows
 
 KS = (1, 3, 5, 10)
+TEMPERATURE = 0.07  # of the votes of the kNN classifier
 MAX_VOTES = 2**23  # queries times classes in a block of queries
 
 
@@ -165,19 +166,15 @@ def _put_back(value: Tensor, size: Tensor, hits: Tensor, self_value: Tensor) -> 
 
 
 def knn_accuracies(
-    features: Array, labelings: Sequence[Array], queries: Array, query_labels: Array, k: int = 20,
-    temperature: float = 0.07,
-) -> list[float]:  # fmt: skip
+    features: Array, labelings: Sequence[Array], queries: Array, query_labels: Array, k: int = 20
+) -> list[float]:
     """Accuracy of the kNN classifier, percent, for each labeling of the training features [N, D].
 
-    A query gets the class with the greatest sum of exp(cosine / temperature) over its k nearest
+    A query gets the class with the greatest sum of exp(cosine / TEMPERATURE) over its k nearest
     rows, of equal classes the first. Rows that tie for the last places share them.
     """
     features, queries = as_features(features), as_features(queries)
     n = len(features)
-    if features.shape[1] != queries.shape[1]:
-        width = features.shape[1]
-        raise InputError(f"features have {width} dimensions, queries {queries.shape[1]}")
     device = find_device()
     indexed = []
     for labels in labelings:
@@ -192,7 +189,7 @@ def knn_accuracies(
         open_end = (value[:, k - 1] == value[:, -1]).nonzero().squeeze(1)
         open_end = open_end if k < n else open_end[:0]
         value, index, last = value[:, :k], index[:, :k], value[:, k - 1 : k]
-        weight = ((value.double() - value[:, :1]) / temperature).exp()  # relative to the nearest
+        weight = ((value.double() - value[:, :1]) / TEMPERATURE).exp()  # relative to the nearest
         shared = torch.zeros_like(weight, dtype=torch.bool)
         shared[open_end] = (value == last)[open_end]
         places = weight.where(shared, 0.0).sum(1, keepdim=True)

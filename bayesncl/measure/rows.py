@@ -60,14 +60,15 @@ def column_sums(z: Array) -> np.ndarray:
     return np.asarray(unit_codes(z).sum(0, dtype=np.float64))
 
 
-def drop_silent(rows: Tensor) -> Tensor:
-    """Rows of unit length, float32, with 0 where an entry does not fire."""
+def active(z: Array) -> Tensor:
+    """Rows at unit length, float32, with 0 where an entry does not fire."""
+    rows = as_tensor(unit_codes(z))
     return rows.where(rows.abs() > ACTIVE, 0.0).float()
 
 
 def fired(z: Array) -> sp.csr_array:
     """The entries that fire, of rows at unit length, signed, float32."""
-    return sp.csr_array(drop_silent(as_tensor(unit_codes(z))).numpy())
+    return sp.csr_array(active(z).numpy())
 
 
 def ranked_columns(z: Array) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:

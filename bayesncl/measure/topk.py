@@ -19,7 +19,7 @@ from bayesncl.measure.interpretability import Values
 from bayesncl.measure.linear import probe_kept
 from bayesncl.measure.neighbors import as_rows
 from bayesncl.measure.retrieval import precision, relevance
-from bayesncl.measure.rows import as_codes, as_tensor, blocks, drop_silent, unit_codes
+from bayesncl.measure.rows import active, as_codes, blocks, unit_codes
 from bayesncl.method.losses import ACTIVE
 
 KS = (1, 2, 5, 10)
@@ -61,7 +61,7 @@ def strongest_images(z: Array, count: int = 10) -> np.ndarray:
 
     Of equal rows the first; -1 where the dimension does not fire on as many.
     """
-    size = drop_silent(as_tensor(unit_codes(z))).abs().numpy()
+    size = active(z).abs().numpy()
     rows, values = strongest(size.T, count)
     missing = np.full((len(rows), count - rows.shape[1]), -1)
     return np.concatenate([np.where(values > 0, rows, -1), missing], axis=1)

@@ -156,5 +156,3 @@ def test_knn_ties_share_places() -> None:
 def test_bad_options(options: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         retrieval(np.random.default_rng(0).random((6, 3)), [0, 1, 0, 1, 0, 1], ks=(1,), **options)
-    with pytest.raises(InputError, match="dimensions"):
-        knn_accuracies(np.ones((4, 2)), [[0, 1, 0, 1]], np.ones((4, 3)), [0, 1, 0, 1])
