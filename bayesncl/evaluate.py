@@ -228,9 +228,7 @@ def _measure_classes(
                 chance[extra.key] = extra.function(array, labelings[1])
         setattr(result, name, values)
         result.chance[name] = {k: chance[k] for k in values if registry.named(k).needs_labels}
-    asked = None
-    if queries is not None:
-        asked = np.sort(np.random.default_rng(SEED).choice(n, queries, replace=False))
+    asked = retrieval.draw_queries(n, queries, SEED)
     ks = [k for k in retrieval.KS if k < n]
     searches: list[tuple[Sequence[str], np.ndarray, Array | None]] = [(DEFINITIONS, features, None)]
     if paper is not None or ranking is not None:  # else one search serves both definitions

@@ -8,6 +8,7 @@ import scipy.sparse as sp
 
 from bayesncl.inputs import Array, as_labels
 from bayesncl.measure.dimensions import MIN_SUPPORT, Labelings, largest_share, mean
+from bayesncl.measure.interpretability import shuffle_labels
 from bayesncl.measure.linear import sparse_probe
 from bayesncl.measure.rows import fired, ranked_columns, unit_codes
 from bayesncl.measure.topk import class_counts, keep
@@ -90,9 +91,8 @@ def summary(
     index, names = as_labels(labels, z.shape[0])
     values: dict[str, Any] = {}
     chance: dict[str, Any] = {}
-    shuffled = np.random.default_rng(seed).permutation(index)
     if f1:
-        scores = best_f1(z, [index, shuffled], len(names))
+        scores = best_f1(z, [index, shuffle_labels(index, seed)], len(names))
         for tree, both in zip((values, chance), scores):
             for begin, best in zip(("", "best_"), both):
                 tree[f"{begin}f1"] = mean(best)

@@ -191,7 +191,7 @@ def mean(values: np.ndarray) -> float | None:
 def consistency(fires: np.ndarray, min_support: int = MIN_SUPPORT) -> float | None:
     """Mean share of the most frequent class, percent, over dimensions with enough support."""
     support, share = largest_share(fires)
-    return mean(share[support >= max(min_support, 1)])
+    return mean(share[support >= min_support])
 
 
 def owned_classes(
@@ -201,7 +201,7 @@ def owned_classes(
     """Number of classes with a dimension of enough support, precision and recall; sizes [C]."""
     support = fires.sum(0)
     owned = (fires >= OWNED_PRECISION * support) & (fires >= recall * sizes[:, None])
-    return float((owned & (support >= max(min_support, 1))).any(1).sum())
+    return float((owned & (support >= min_support)).any(1).sum())
 
 
 def entropy(weights: np.ndarray, floor: float = 0.0) -> np.ndarray:

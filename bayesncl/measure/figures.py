@@ -16,7 +16,7 @@ from bayesncl.measure.columns import independence, stability
 from bayesncl.measure.dimensions import MIN_SUPPORT, largest_share
 from bayesncl.measure.factors import summary as factor_summary
 from bayesncl.measure.result import Result, Tree, rounded
-from bayesncl.measure.retrieval import retrieval
+from bayesncl.measure.retrieval import draw_queries, retrieval
 from bayesncl.measure.rows import as_codes
 from bayesncl.measure.topk import strongest_images
 from bayesncl.measure.verdict import ALIKE, KEPT, MIN_IMAGES, NOISE_QUANTILE, TOP, judge
@@ -175,10 +175,7 @@ def _full_precision(
 
     Rows that differ in length do better as given, those with a large common mean centered.
     """
-    n = len(index)
-    asked = None
-    if n > QUERIES:
-        asked = np.sort(np.random.default_rng(seed).choice(n, QUERIES, replace=False))
+    asked = draw_queries(len(index), QUERIES, seed)
     ways, what = [codes], "all dimensions"
     if embeddings is not None:
         ways, what = [as_features(embeddings), centered], "the whole embedding"

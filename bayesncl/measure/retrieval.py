@@ -91,6 +91,13 @@ def prepare(features: np.ndarray, columns: np.ndarray | None = None) -> Tensor:
     return unit_rows(as_tensor(features).to(find_device(), torch.float64))
 
 
+def draw_queries(n: int, count: int | None, seed: int) -> np.ndarray | None:
+    """So many rows of n, drawn at random, sorted; None, for all, if n is no more than that."""
+    if count is None or count >= n:
+        return None
+    return np.sort(np.random.default_rng(seed).choice(n, count, replace=False))
+
+
 def precision(relevance: np.ndarray, ks: Sequence[int]) -> dict[int, float]:
     """Percent by k from the mean relevance of each rank."""
     return {k: float(100 * relevance[:k].mean()) for k in ks}

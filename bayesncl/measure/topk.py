@@ -15,10 +15,10 @@ from bayesncl.device import find_device
 from bayesncl.errors import InputError
 from bayesncl.inputs import Array, as_labels
 from bayesncl.measure import dimensions as dims
-from bayesncl.measure.interpretability import Values
+from bayesncl.measure.interpretability import Values, shuffle_labels
 from bayesncl.measure.linear import probe_kept
 from bayesncl.measure.neighbors import as_rows
-from bayesncl.measure.retrieval import precision, relevance
+from bayesncl.measure.retrieval import draw_queries, precision, relevance
 from bayesncl.measure.rows import active, as_codes, blocks, unit_codes
 from bayesncl.method.losses import ACTIVE
 
@@ -121,10 +121,7 @@ def summary(
     z = unit_codes(z)
     n, width = z.shape
     index, _ = as_labels(labels, n)
-    shuffled = np.random.default_rng(seed).permutation(index)
-    asked = None
-    if queries is not None and queries < n:
-        asked = np.random.default_rng(seed).choice(n, queries, replace=False)
+    labelings, asked = (index, shuffle_labels(index, seed)), draw_queries(n, queries, seed)
     top, sizes = strongest(z, max(ks)), np.bincount(index)
     if train is not None:
         known = as_codes(train[0])
@@ -139,8 +136,8 @@ def summary(
         live = len(np.unique(kept.indices))
         even_share = len(sizes) * kept.nnz / n / max(live, 1)
         values[k] = {"l0": kept.nnz / n}
-        precisions = kept_precision(kept, [index, shuffled], 5, asked)
-        for tree, y, p5 in zip((values, chance), (index, shuffled), precisions):
+        precisions = kept_precision(kept, labelings, 5, asked)
+        for tree, y, p5 in zip((values, chance), labelings, precisions):
             fires = class_counts(kept, y)
             support, share = dims.largest_share(fires)
             share = share[support >= dims.MIN_SUPPORT]
