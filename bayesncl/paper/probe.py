@@ -21,7 +21,7 @@ from bayesncl.method.encoder import center_crop, in_eval_mode
 from bayesncl.method.lars import LARS, warmup_cosine
 from bayesncl.recipes import Views
 from bayesncl.training.compile import record_at_first_call
-from bayesncl.training.loader import Pixels, to_device
+from bayesncl.training.loader import take, to_device
 
 WARMUP_EPOCHS = 10
 INTERPOLATION = {"cifar": "bilinear", "imagenet": "bicubic"}
@@ -147,10 +147,3 @@ def view_encoder(
         return h[0]
 
     return encode_view
-
-
-def take(pixels: Pixels, rows: Tensor) -> Tensor:
-    """Pixels of the rows, on their device; the images may be memory-mapped."""
-    if isinstance(pixels, Tensor):
-        return pixels.index_select(0, rows)
-    return torch.from_numpy(pixels[rows.cpu().numpy()]).to(rows.device)

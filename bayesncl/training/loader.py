@@ -52,10 +52,7 @@ def batches(
     order = order.to(device)
     for step in steps:
         index = batch_rows(order, step, batch)
-        if isinstance(pixels, Tensor):
-            yield pixels.index_select(0, index), index
-        else:
-            yield _read(pixels, index), index
+        yield take(pixels, index), index
 
 
 def _stream(
@@ -67,7 +64,7 @@ def _stream(
     def copy(step: int) -> tuple[Tensor, Tensor, torch.cuda.Event]:
         torch.cuda.set_device(stream.device)  # of this thread, which would use the first GPU
         index = batch_rows(order, step, batch)
-        host = _read(pixels, index).pin_memory(), index.pin_memory()
+        host = take(pixels, index).pin_memory(), index.pin_memory()
         with torch.cuda.stream(stream):
             copied = torch.cuda.Event()
             part, rows = (tensor.to(device, non_blocking=True) for tensor in host)
@@ -82,10 +79,12 @@ def _stream(
         yield part, index
 
 
-def _read(pixels: np.ndarray, index: Tensor) -> Tensor:
-    """Rows of a possibly memory-mapped array, read in file order to spare the disk."""
-    rows = index.numpy()
+def take(pixels: Pixels, index: Tensor) -> Tensor:
+    """Pixels of the images `index`, on its device; a file is read in its order."""
+    if isinstance(pixels, Tensor):
+        return pixels.index_select(0, index)
+    rows = index.cpu().numpy()
     order = np.argsort(rows)
     out = np.empty((len(rows), *pixels.shape[1:]), np.uint8)
     out[order] = pixels[rows[order]]
-    return torch.from_numpy(out)
+    return torch.from_numpy(out).to(index.device)
