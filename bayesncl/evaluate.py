@@ -1,6 +1,5 @@
 """Every measure of a run, of codes or of a file of features: one path, one Result."""
 
-import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ from bayesncl.measure.linear import fast_probe
 from bayesncl.measure.result import Result, Tree, rounded
 from bayesncl.measure.rows import column_sums
 from bayesncl.method.encoder import Encoder, extract
-from bayesncl.recipes import recipe_from_json
+from bayesncl.recipes import recipe_from_dict
 
 MAX_ROWS = 50_000  # of more, as many are measured, spread evenly
 SAMPLED_QUERIES = 2_000  # ... of which so many are queries
@@ -117,7 +116,7 @@ def backgrounds_of(folder: CodesFolder, rows: Rows, chosen: np.ndarray) -> np.nd
     about = folder.about()
     if about.kind != "run":
         return None
-    recipe = recipe_from_json(json.dumps(about.recipe), str(folder.about_file))
+    recipe = recipe_from_dict(about.recipe, str(folder.about_file))
     if not DATASETS[recipe.data.name].second_label:
         return None
     keys = [rows.names[i].split("/") for i in chosen]  # such as test/17

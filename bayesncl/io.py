@@ -1,4 +1,4 @@
-"""Atomic writes, output checks and safetensors files.
+"""Atomic writes, output checks, JSON and safetensors files.
 
 This module is imported at startup, so functions that need torch import it themselves.
 """
@@ -73,6 +73,20 @@ def write_saved(path: Path | str, save: Callable[..., object], **options: Any) -
     buffer = io.BytesIO()
     save(buffer, **options)
     write_atomic(path, buffer.getvalue())
+
+
+def read_json(path: Path) -> Any:
+    """Parse a JSON file; InputError if it cannot be read or is not JSON."""
+    with as_input_error(f"cannot read {path}", OSError, ValueError, RecursionError):
+        return json.loads(path.read_bytes())
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, such as a result; empty if there is none or it is unreadable."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        tree = json.loads(path.read_text())
+        return tree if isinstance(tree, dict) else {}
+    return {}
 
 
 def write_npy_header(file: BinaryIO, shape: tuple[int, ...], dtype: str) -> None:

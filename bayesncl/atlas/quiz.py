@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bayesncl.codes.names import read_json
 from bayesncl.errors import InputError, as_input_error, printable
+from bayesncl.io import read_json
 from bayesncl.measure import wilson
 from bayesncl.report.tables import format_table
 

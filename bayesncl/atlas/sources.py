@@ -26,15 +26,15 @@ from bayesncl.data.images import Images, spread_evenly
 from bayesncl.device import find_device
 from bayesncl.errors import InputError, as_input_error, first_line, printable
 from bayesncl.inputs import read_arrays
-from bayesncl.io import digest, is_codes
+from bayesncl.io import digest, is_codes, read_object
 from bayesncl.jobs.audit import KINDS, Finding, audit_folder
 from bayesncl.measure.topk import keep
 from bayesncl.measure.verdict import KEPT
 from bayesncl.method.encoder import Encoder, extract
 from bayesncl.progress import Display
-from bayesncl.recipes import Data, Recipe, recipe_from_json, with_root
+from bayesncl.recipes import Data, Recipe, recipe_from_dict, with_root
 from bayesncl.training.checkpoint import open_model
-from bayesncl.training.run_folder import RunFolder, read_object
+from bayesncl.training.run_folder import RunFolder
 
 MIN_IMAGES = 500  # of a held-out split; fewer show too little of a dimension
 HEAT_CHECK_PHOTOS = 128  # each goes through the encoder seven times
@@ -309,7 +309,7 @@ def _load_images(
             display.note(f"images from {printable(base, 300)}{note}")
         files = [path or Path("\0") for path in paths]  # "\0" is never a file
         return Photos(files, labels, class_names=rows.class_names, names=names, root=base)
-    recipe = with_root(recipe_from_json(json.dumps(about.recipe), str(folder.about_file)), root)
+    recipe = with_root(recipe_from_dict(about.recipe, str(folder.about_file)), root)
     keys = [name.split("/") for name in names]  # such as test/17
     splits = {split: load(recipe.data, split, display.count) for split in dict(keys)}
     with as_input_error(f"the dataset of {folder} has changed", IndexError):

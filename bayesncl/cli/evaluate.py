@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bayesncl.cli import common
 from bayesncl.cli.common import arg, flag, opt, out_folder
 from bayesncl.errors import InputError
-from bayesncl.io import check_not_input, is_codes, write_atomic
+from bayesncl.io import check_not_input, is_codes, read_object, write_atomic
 from bayesncl.recipes import with_root
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def evaluate_run(
     from bayesncl.evaluate import warn_of_few
     from bayesncl.paper.measures import paper_measures
     from bayesncl.training.prepare import load_split
-    from bayesncl.training.run_folder import RunFolder, load_run, read_object
+    from bayesncl.training.run_folder import RunFolder, load_run
 
     distributed.start()
     model = load_run(run, find_device(device))

@@ -45,9 +45,9 @@ from bayesncl.codes.names import (
 )
 from bayesncl.data.folder import safe_name
 from bayesncl.errors import InputError, as_input_error, printable
-from bayesncl.io import CODES, EMBEDDINGS, ROWS, digest, write_atomic, write_npy_header
+from bayesncl.io import CODES, EMBEDDINGS, ROWS, digest, read_object, write_atomic, write_npy_header
 from bayesncl.measure.result import rounded, to_json
-from bayesncl.training.run_folder import Folder, read_object
+from bayesncl.training.run_folder import Folder
 
 FORMAT = "bayesncl-codes-folder-4"
 HEAD, VERDICT = "codes.safetensors", "verdict.json"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bayesncl.errors import InputError, as_input_error
-from bayesncl.io import write_atomic
+from bayesncl.io import read_json, write_atomic
 
 FORMAT = "bayesncl-names-1"
 FINGERPRINT_DIGITS = 16  # hex digits that identify the codes
@@ -105,12 +105,6 @@ def parse_names(tree: Any, source: str) -> list[Annotations]:
         raise InputError(f"{source} is not a names.json exported by the atlas (format {FORMAT!r})")
     with as_input_error(f"{source} is not a valid names.json", Exception):
         return merge_names([_parse(codes) for codes in tree["codes"]])
-
-
-def read_json(path: Path) -> Any:
-    """Parse a JSON file; InputError if it cannot be read or is not JSON."""
-    with as_input_error(f"cannot read {path}", OSError, ValueError, RecursionError):
-        return json.loads(path.read_bytes())
 
 
 def _parse(tree: dict[str, Any]) -> Annotations:

@@ -13,6 +13,7 @@ from bayesncl.codes.transfer import carry_names
 from bayesncl.data.images import spread_evenly
 from bayesncl.errors import InputError, as_input_error
 from bayesncl.inputs import as_features, read_embeddings
+from bayesncl.io import read_json
 from bayesncl.measure.figures import readable
 from bayesncl.measure.labelfree import prepare
 from bayesncl.measure.topk import strongest_images
@@ -87,7 +88,7 @@ def read_words(words: Path, vectors: Path) -> tuple[list[str], np.ndarray]:
 
 def add_file(folder: CodesFolder, file: Path) -> None:
     """Add the names of a names.json that the atlas exported from these codes."""
-    own, given = folder.names(), names.parse_names(names.read_json(file), str(file))
+    own, given = folder.names(), names.parse_names(read_json(file), str(file))
     found = names.find_names(given, own.fingerprint, own.dims)
     folder.save_names(names.merge_names([own, found])[0])
 

@@ -12,12 +12,11 @@ from pathlib import Path
 from statistics import median_high
 from typing import Any
 
-from bayesncl.codes.names import read_json
 from bayesncl.errors import InputError
-from bayesncl.io import write_atomic
+from bayesncl.io import read_json, read_object, write_atomic
 from bayesncl.measure.result import Result, rounded
 from bayesncl.recipes import Recipe, recipe_from_dict
-from bayesncl.training.run_folder import RunFolder, environment, read_object
+from bayesncl.training.run_folder import RunFolder, environment
 
 FORMAT = 1
 WITHOUT_EFFECT = (

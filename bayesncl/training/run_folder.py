@@ -186,14 +186,6 @@ def from_file_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name if name.startswith("backbone.") else HEAD + name: t for name, t in tensors.items()}
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, such as a result; empty if there is none or it is unreadable."""
-    with suppress(OSError, ValueError, RecursionError):
-        tree = json.loads(path.read_text())
-        return tree if isinstance(tree, dict) else {}
-    return {}
-
-
 @contextmanager
 def catch_signals() -> Iterator[list[int]]:
     """A list to which Ctrl-C and SIGTERM are appended; a second one stops at once."""
