@@ -109,7 +109,8 @@ def _blocks(source: np.ndarray, chosen: np.ndarray) -> Iterator[tuple[slice, np.
 def read_rows(source: np.ndarray, index: np.ndarray) -> Tensor:
     """Rows as float32, or float64 where the source is more precise; refuses non-finite rows."""
     exact = source.dtype.itemsize > 2 and source.dtype != np.float32
-    x = torch.from_numpy(np.array(source[index], np.float64 if exact else np.float32))
+    # C order: sums over a row round differently in another layout
+    x = torch.from_numpy(np.array(source[index], np.float64 if exact else np.float32, order="C"))
     bad = (~torch.isfinite(x.norm(dim=1))).nonzero()
     if len(bad):
         row = index[int(bad[0])]

@@ -65,6 +65,8 @@ def test_code_depends_on_its_row_alone(fitted: dict[str, ReadableCodes], method:
     assert (model.transform(x[order]) == z[order]).all()
     assert (np.concatenate([model.transform(x[i : i + 1]) for i in range(20)]) == z[:20]).all()
     assert (model.transform(x[17:290]) == z[17:290]).all()
+    single = x.astype(np.float32)
+    assert (model.transform(np.asfortranarray(single)) == model.transform(single)).all()
 
 
 @pytest.mark.parametrize("method", METHODS)
