@@ -245,8 +245,9 @@ def read_array(
     test = None
     if "test" in inputs.array_names(source):
         test = inputs.read_arrays(source, ("test",))["test"]
-        if test.shape != (n,):
-            raise InputError(f"{source}: test must be [{n}], one per row, got {list(test.shape)}")
+        if test.shape != (n,) or test.dtype.kind == "U" or not np.isin(test, (0, 1)).all():
+            got = f"{test.dtype} {list(test.shape)}"
+            raise InputError(f"{source}: test must be true or false per row, [{n}], got {got}")
     count = 0 if labels is None else len(np.unique(labels))
     classes = plural(count, "class") if count > 1 else "no classes"
     display.note(f"{n:,} rows of {plural(z.shape[1], 'number')}; {classes}")

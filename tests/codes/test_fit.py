@@ -216,6 +216,12 @@ def test_splits_labels_and_held_out_rows(
     assert rows.held == 6 and sorted(order) == list(range(60))
     np.testing.assert_array_equal(folder.embeddings(), x[order])
     assert rows.labels.tolist() == y[order].tolist()
+    for test in (y == 0, (y == 0).astype(float)):
+        np.savez("split.npz", z=x, test=test)
+        assert f"{test.sum():.0f} held-out" in run("fit", "split.npz", "-o", "split").out
+    for test in (np.where(y == 0, "test", "train"), np.where(y == 0, np.nan, 0), y[:9]):
+        np.savez("split.npz", z=x, test=test)
+        refused(run("fit", "split.npz", "-o", "split"), "test must be true or false")
 
 
 def test_arrays_of_every_kind(run, tmp_path: Path) -> None:
