@@ -59,7 +59,8 @@ def temporary_beside(path: Path, *, folder: bool = False) -> Iterator[Path]:
         if temporary.is_dir():
             shutil.rmtree(temporary, ignore_errors=True)
         else:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a read-only disk fails here too
+                temporary.unlink()
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -47,6 +47,19 @@ def test_a_full_disk_leaves_the_old_file(
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
 
 
+def test_a_read_only_disk_is_named_by_the_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, **options: object) -> None:
+        raise OSError(30, "Read-only file system", str(path))
+
+    for name in ("touch", "unlink"):
+        monkeypatch.setattr(Path, name, refuse)
+    with pytest.raises(OSError, match="Read-only") as caught:
+        write_atomic(tmp_path / "x", "new")
+    assert caught.value.filename == str(tmp_path / "x")
+
+
 def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     folder = io.temporary_beside(tmp_path / "y", folder=True)
