@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,6 +26,10 @@ class Handler(SimpleHTTPRequestHandler):
     def __init__(self, *args: Any, codes: Sequence[CodesFolder], **options: Any) -> None:
         self.codes = codes
         super().__init__(*args, **options)
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # a browser drops what a closed page had asked for
+            super().handle()
 
     def send_head(self) -> Any:
         if not self.from_here():
@@ -59,8 +64,9 @@ class Handler(SimpleHTTPRequestHandler):
         if not length.isdecimal() or int(length) > MAX_POST_BYTES:
             return self.send_error(413)
         try:
+            body = self.rfile.read(int(length))  # before the lock: a page may send slowly
             with self.saving:
-                save_posted(self.codes, self.rfile.read(int(length)))
+                save_posted(self.codes, body)
         except (InputError, ValueError, RecursionError, OSError) as error:
             return self.send_error(400, explain=str(error))
         self.reply(b"", "text/plain")

@@ -2,6 +2,8 @@
 
 import base64
 import json
+import socket
+import struct
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -193,6 +195,9 @@ def test_the_server_serves_only_the_atlas_and_only_to_this_machine(tmp_path: Pat
     with serving(index) as base:
         assert base.startswith("http://127.0.0.1:")
         port = base.split(":")[-1].strip("/")
+        with socket.create_connection(("127.0.0.1", int(port))) as browser:  # that gives up
+            browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            browser.sendall(b"GET")
         for name, file in (("", "index.html"), ("alias.js", "atlas.js")):
             with urllib.request.urlopen(base + name) as reply:
                 assert reply.read() == (index.parent / file).read_bytes()
