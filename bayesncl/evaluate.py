@@ -15,7 +15,7 @@ from bayesncl.codes.judge import judged_rows, judging_data
 from bayesncl.data import DATASETS
 from bayesncl.data import load as load_split
 from bayesncl.data.images import Images, Progress, spread_evenly
-from bayesncl.errors import InputError
+from bayesncl.errors import InputError, as_input_error
 from bayesncl.inputs import Array, as_features, as_labels
 from bayesncl.measure import interpretability, registry, retrieval
 from bayesncl.measure.dimensions import Dimensions, describe, mean
@@ -25,7 +25,7 @@ from bayesncl.measure.linear import fast_probe
 from bayesncl.measure.result import Result, Tree, rounded
 from bayesncl.measure.rows import column_sums
 from bayesncl.method.encoder import Encoder, extract
-from bayesncl.recipes import recipe_from_dict
+from bayesncl.recipes import recipe_from_dict, with_root
 
 MAX_ROWS = 50_000  # of more, as many are measured, spread evenly
 SAMPLED_QUERIES = 2_000  # ... of which so many are queries
@@ -111,6 +111,26 @@ def read_factors(
     return found
 
 
+def images_of_run(
+    folder: CodesFolder, rows: Rows, chosen: np.ndarray, root: str | None = None,
+    progress: Progress | None = None,
+) -> Images:  # fmt: skip
+    """The images of the chosen rows of a run's codes, from its dataset; `root` is where it is."""
+    names = tuple(rows.names[i] for i in chosen)
+    recipe = recipe_from_dict(folder.about().recipe, str(folder.about_file))
+    data, keys = with_root(recipe, root).data, [name.split("/") for name in names]  # as test/17
+    splits = {split: load_split(data, split, progress) for split in dict(keys)}
+    with as_input_error(f"the dataset of {folder} has changed", IndexError):
+        each = [splits[split].take(np.array([int(i)])) for split, i in keys]
+    grounds: Any = [one.backgrounds for one in each]
+    return Images(
+        np.concatenate([one.pixels for one in each]),
+        None if rows.labels is None else rows.labels[chosen],
+        None if grounds[0] is None else np.concatenate(grounds),
+        rows.class_names, each[0].background_names, names,
+    )  # fmt: skip
+
+
 def backgrounds_of(folder: CodesFolder, rows: Rows, chosen: np.ndarray) -> np.ndarray | None:
     """The background [n] of the chosen rows of a run's codes, by name; None without any."""
     about = folder.about()
@@ -119,12 +139,8 @@ def backgrounds_of(folder: CodesFolder, rows: Rows, chosen: np.ndarray) -> np.nd
     recipe = recipe_from_dict(about.recipe, str(folder.about_file))
     if not DATASETS[recipe.data.name].second_label:
         return None
-    keys = [rows.names[i].split("/") for i in chosen]  # such as test/17
-    images = {split: load_split(recipe.data, split) for split in dict(keys)}
-    named: dict[str, Any] = {
-        split: np.array(each.background_names)[each.backgrounds] for split, each in images.items()
-    }
-    return np.array([named[split][int(i)] for split, i in keys])
+    images = images_of_run(folder, rows, chosen)
+    return np.array(images.background_names)[images.backgrounds]
 
 
 def measure_codes(

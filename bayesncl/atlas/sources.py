@@ -24,7 +24,8 @@ from bayesncl.data import arrays as array_images
 from bayesncl.data.folder import safe_name
 from bayesncl.data.images import Images, spread_evenly
 from bayesncl.device import find_device
-from bayesncl.errors import InputError, as_input_error, first_line, printable
+from bayesncl.errors import InputError, first_line, printable
+from bayesncl.evaluate import images_of_run
 from bayesncl.inputs import read_arrays
 from bayesncl.io import digest, is_codes, read_object
 from bayesncl.jobs.audit import KINDS, Finding, audit_folder
@@ -32,7 +33,7 @@ from bayesncl.measure.topk import keep
 from bayesncl.measure.verdict import KEPT
 from bayesncl.method.encoder import Encoder, extract
 from bayesncl.progress import Display
-from bayesncl.recipes import Data, Recipe, recipe_from_dict, with_root
+from bayesncl.recipes import Data, Recipe, with_root
 from bayesncl.training.checkpoint import open_model
 from bayesncl.training.run_folder import RunFolder
 
@@ -299,24 +300,15 @@ def _load_images(
     folder: CodesFolder, rows: Rows, chosen: np.ndarray, root: str | None, display: Display
 ) -> Images | Photos:
     """The images of some rows: photos by path, or those of a run's dataset."""
-    about, names = folder.about(), tuple(rows.names[i] for i in chosen)
+    about = folder.about()
+    if about.kind == "run":
+        return images_of_run(folder, rows, chosen, root, display.count)
+    paths = folder.photo_paths(rows, chosen, root)
+    base, missing = os.path.abspath(root or folder.place(about.images or "")), paths.count(None)
+    if missing or root is None:
+        note = f"; {missing:,} are missing or changed and shown in gray" if missing else ""
+        display.note(f"images from {printable(base, 300)}{note}")
+    files = [path or Path("\0") for path in paths]  # "\0" is never a file
     labels = None if rows.labels is None else rows.labels[chosen]
-    if about.kind != "run":
-        paths = folder.photo_paths(rows, chosen, root)
-        base, missing = os.path.abspath(root or folder.place(about.images or "")), paths.count(None)
-        if missing or root is None:
-            note = f"; {missing:,} are missing or changed and shown in gray" if missing else ""
-            display.note(f"images from {printable(base, 300)}{note}")
-        files = [path or Path("\0") for path in paths]  # "\0" is never a file
-        return Photos(files, labels, class_names=rows.class_names, names=names, root=base)
-    recipe = with_root(recipe_from_dict(about.recipe, str(folder.about_file)), root)
-    keys = [name.split("/") for name in names]  # such as test/17
-    splits = {split: load(recipe.data, split, display.count) for split in dict(keys)}
-    with as_input_error(f"the dataset of {folder} has changed", IndexError):
-        each = [splits[split].take(np.array([int(i)])) for split, i in keys]
-    grounds: Any = [one.backgrounds for one in each]
-    return Images(
-        np.concatenate([one.pixels for one in each]), labels,
-        None if grounds[0] is None else np.concatenate(grounds),
-        rows.class_names, each[0].background_names, names,
-    )  # fmt: skip
+    names = tuple(rows.names[i] for i in chosen)
+    return Photos(files, labels, class_names=rows.class_names, names=names, root=base)

@@ -75,8 +75,8 @@ def _line(
     return line | values | {"text": text[0].upper() + text[1:]}
 
 
-def render(tree: Tree, rules: bool = False) -> str:
-    """The verdict as text with aligned figures; `rules` adds how each is measured."""
+def render(tree: Tree) -> str:
+    """The verdict as text with aligned figures."""
     parts = [_header(tree)]
     indent = " " * (LABEL_WIDTH + FIGURE_WIDTH + 3)
     for line in tree["lines"]:
@@ -87,8 +87,8 @@ def render(tree: Tree, rules: bool = False) -> str:
             head = f"{line['label']:<{LABEL_WIDTH}}{line['figure']:>{FIGURE_WIDTH}}   "
             row = textwrap.fill(line["beside"], WIDTH - len(indent))
             parts.append((head + row.replace("\n", "\n" + indent)).rstrip())
-        below = [line["advice"], f"[{line['measured_by']}]" if rules else ""]
-        parts += [textwrap.indent(textwrap.fill(each, WIDTH - 4), "    ") for each in below if each]
+        if line["advice"]:
+            parts.append(textwrap.indent(textwrap.fill(line["advice"], WIDTH - 4), "    "))
     return "\n".join(parts)
 
 

@@ -48,14 +48,6 @@ def test_keep_takes_the_strongest_and_of_equals_the_lower_column(k: int, signed:
         np.testing.assert_allclose(kept.keep(given, k).toarray(), wanted, atol=1e-6)
 
 
-def test_keep_refuses_what_it_cannot_read() -> None:
-    z, _ = codes()
-    z[3, 2] = np.nan
-    for given in (z, sp.csr_array(z)):
-        with pytest.raises(InputError, match="finite"):
-            kept.keep(given, 3)
-
-
 @pytest.mark.parametrize("k", [1, 5])
 def test_consistency_and_owned_classes_against_counting(k: int) -> None:
     z, y = codes()

@@ -30,7 +30,7 @@ def checked(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
         numbers = [line[key] for key in ("value", "chance", "control")]
         assert all(v is None or (type(v) is float and np.isfinite(v)) for v in numbers)
     json.dumps(found, allow_nan=False)
-    text = render(found, rules=True)
+    text = render(found)
     assert max(map(len, text.splitlines())) <= 80
     assert "nan" not in text
     assert all(line["advice"].split()[0] in text for line in lines if line["advice"])
