@@ -17,7 +17,7 @@ from bayesncl.atlas.pictures import Photos, read_photos
 from bayesncl.codes.encoders import PhotoEncoder
 from bayesncl.codes.folder import CodesFolder, Rows, file_stat
 from bayesncl.codes.heat import Heatmaps, heatmaps_of_codes, heatmaps_of_run, strongest_heatmaps
-from bayesncl.codes.names import FINGERPRINT_DIGITS, clean_names
+from bayesncl.codes.names import clean_names, fingerprint
 from bayesncl.codes.open import PhotoCodes
 from bayesncl.data import DATASETS, load
 from bayesncl.data import arrays as array_images
@@ -27,7 +27,7 @@ from bayesncl.device import find_device
 from bayesncl.errors import InputError, first_line, printable
 from bayesncl.evaluate import images_of_run
 from bayesncl.inputs import read_arrays
-from bayesncl.io import digest, is_codes, read_object
+from bayesncl.io import is_codes, read_object
 from bayesncl.jobs.audit import KINDS, Finding, audit_folder
 from bayesncl.measure.topk import keep
 from bayesncl.measure.verdict import KEPT
@@ -149,7 +149,7 @@ def describe_run(
         recipe.name, features.z, features.gated, features.open,
         summary={name: results.get(name) for name in ("paper", "sound")},
         sentence=" ".join(sentence.split()),
-        fingerprint=digest(model.state_dict())[:FINGERPRINT_DIGITS],
+        fingerprint=fingerprint(model.state_dict()),
         heat=strongest_heatmaps(heatmaps_of_run(model), images.pixels, features.gated),
         verdict=verdict_lines(results.get("verdict")),
     )  # fmt: skip

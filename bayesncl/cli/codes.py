@@ -218,13 +218,12 @@ def find(
 ) -> None:  # fmt: skip
     """Find fitted images by a similar photo or by named dimensions."""
     display = common.open_display(quiet)
-    from bayesncl.codes.folder import CodesFolder
+    from bayesncl.codes.open import PhotoCodes
     from bayesncl.codes.table import write_tuples
     from bayesncl.jobs.find import Match, find_images
 
-    found = find_images(
-        CodesFolder(codes), photo, name or (), without or (), n=n, device=device, encoder=encoder
-    )
+    model = PhotoCodes(codes, device, encoder)
+    found = find_images(model, photo, name or (), without or (), n=n)
     write_tuples(out, Match, found)
     display.close()
     for match in found:
@@ -241,13 +240,12 @@ def compare(
 ) -> None:  # fmt: skip
     """Show what is new in other images."""
     display = common.open_display(quiet)
-    from bayesncl.codes.folder import CodesFolder
     from bayesncl.codes.open import PhotoCodes
     from bayesncl.codes.table import write_tuples
     from bayesncl.jobs.compare import Novel, summarize
     from bayesncl.jobs.compare import compare as compare_images
 
-    model = PhotoCodes(CodesFolder(codes), device, encoder)
+    model = PhotoCodes(codes, device, encoder)
     found = compare_images(model, images, display.count)
     write_tuples(out, Novel, found.images)
     display.show(summarize(found, n))
@@ -272,13 +270,14 @@ def explain(
     Dimensions marked "irrelevant" in the atlas are switched off.
     """
     display = common.open_display(quiet)
-    from bayesncl.codes.folder import CodesFolder
+    from bayesncl.codes.open import PhotoCodes
     from bayesncl.codes.table import write_tuples
     from bayesncl.jobs import explain as job
 
     display.busy("fitting classifiers")
-    found, z, rows = job.explain_folder(CodesFolder(codes), labels, groups, without or ())
-    row = None if image is None else job.find_image(rows, image)
+    model = PhotoCodes(codes)
+    found, z = job.explain_codes(model, labels, groups, without or ())
+    row = None if image is None else job.find_image(model.rows, image)
     write_tuples(out, job.Weight, found.weights)
     display.show(
         job.summarize(found, n) if row is None else job.explain_image(found, z[row], 2 * n)
@@ -300,9 +299,11 @@ def names(
     display = common.open_display(quiet)
     from bayesncl.codes.encoders import read_classifier
     from bayesncl.codes.folder import CodesFolder
+    from bayesncl.codes.open import PhotoCodes
     from bayesncl.jobs import naming
 
-    folder = CodesFolder(codes)
+    model = PhotoCodes(codes)
+    folder = model.folder
     if (words is None) != (vectors is None):
         raise InputError("--words and --vectors belong together")
     for file in files or ():
@@ -311,12 +312,12 @@ def names(
         for line in naming.add_from_codes(folder, CodesFolder(old)):
             display.note(line)
     if from_labels:
-        naming.suggest_from_labels(folder)
+        naming.suggest_from_labels(model)
     sources = {}
     if words is not None and vectors is not None:
         sources["words"] = naming.read_words(words, vectors)
     if from_classifier:
         sources["classifier"] = read_classifier(folder.encoder_request(), display.note)
     for source, given in sources.items():
-        display.note(naming.suggest_from_words(folder, source, *given))
+        display.note(naming.suggest_from_words(model, source, *given))
     display.show("\n".join(printable(line, 200) for line in naming.describe(folder.names())))

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 
 from bayesncl import distributed
-from bayesncl.codes.names import FINGERPRINT_DIGITS, find_names, read_names
+from bayesncl.codes.names import find_names, fingerprint, read_names
 from bayesncl.codes.open import PhotoCodes
 from bayesncl.codes.table import POINTS, SPARSEVEC, Table, check_table, write_features
 from bayesncl.data.cache import read_images
-from bayesncl.data.folder import find_images, folder_classes
+from bayesncl.data.folder import folder_classes, list_images
 from bayesncl.data.images import PATH_LENGTH, Progress, track
 from bayesncl.errors import InputError, printable
 from bayesncl.inputs import ENDINGS, as_features, read_embeddings
-from bayesncl.io import check_not_input, digest
+from bayesncl.io import check_not_input
 from bayesncl.method.encoder import Encoder, extract
 from bayesncl.method.losses import check_n_active, keep_strongest
 
@@ -46,33 +46,37 @@ def embed_images(
     if long and (sparse or out.suffix in ("", ".npz")):
         raise InputError(f"{out}: --long writes a .csv or a .parquet")
     if isinstance(model, PhotoCodes):
-        dim, columns = model.codes.n_components_, model.codes.names_
-    else:
-        dim, columns = model.head.dim, None
-    check_n_active(n_active, dim)
-    if names is not None:
-        if isinstance(model, PhotoCodes):
-            own = model.folder.fingerprint()
-        else:
-            own = digest(model.state_dict())[:FINGERPRINT_DIGITS]
-        columns = find_names(read_names(names), own, dim).columns(dim)
-    if isinstance(model, PhotoCodes):
+        dim, own = model.codes.n_components_, model.folder.fingerprint()
         if (long or sparse) and n_active is None and model.codes.n_active is None:
             n_active = min(LONG_ACTIVE, dim)
-        table = codes_of(model, source, n_active, progress)
-    elif source is None:
-        raise InputError("a trained run needs images to embed")
     else:
-        entries, others = find_images(source)
-        data = replace(model.recipe.data, root=str(source), strict=source.is_file())
-        images = read_images(entries, data, progress, others=others)
-        found = extract(model, images, "sound", progress=progress)
-        z = keep_strongest(torch.from_numpy(found.gated if gated else found.z), n_active).numpy()
-        assert images.names is not None
-        table = Table(z, images.names, folder_classes(images.names, source))
+        dim, own = model.head.dim, fingerprint(model.state_dict())
+    check_n_active(n_active, dim)
+    columns = find_names(read_names(names), own, dim).columns(dim) if names else None
+    if isinstance(model, PhotoCodes):
+        table = codes_of(model, source, n_active, progress)
+        columns = columns or model.codes.names_
+    else:
+        table = features_of(model, source, n_active, gated, progress)
     if distributed.rank() == 0:
         write_features(out, replace(table, columns=columns), long)
     return len(table.z), dim
+
+
+def features_of(
+    model: Encoder, source: Path | None, n_active: int | None, gated: bool,
+    progress: Progress | None,
+) -> Table:  # fmt: skip
+    """Features of an image or a folder of images by a trained run."""
+    if source is None:
+        raise InputError("a trained run needs images to embed")
+    entries, others = list_images(source)
+    data = replace(model.recipe.data, root=str(source), strict=source.is_file())
+    images = read_images(entries, data, progress, others=others)
+    found = extract(model, images, "sound", progress=progress)
+    z = keep_strongest(torch.from_numpy(found.gated if gated else found.z), n_active).numpy()
+    assert images.names is not None
+    return Table(z, images.names, folder_classes(images.names, source))
 
 
 def codes_of(
@@ -83,7 +87,7 @@ def codes_of(
     labels: Sequence[str] | None
     index = None
     if source is None:
-        fitted, x = model.folder.rows(), model.folder.embeddings()
+        fitted, x = model.rows, model.embeddings
         index = np.arange(len(x))
         names, labels = fitted.names, fitted.texts()
     elif source.suffix.lower() in ENDINGS and source.is_file():
@@ -94,7 +98,7 @@ def codes_of(
         names = tuple(map(str, range(len(x)) if own is None else own))
         labels = None if given is None else [str(label) for label in given]
     else:
-        entries, others = find_images(source)
+        entries, others = list_images(source)
         embedded = model.encoder.embed_files(entries)
         found = list(zip(entries, track(embedded, len(entries), "embedding images", progress)))
         bad = [f"{printable(e.name)} ({row})" for e, row in found if isinstance(row, str)]

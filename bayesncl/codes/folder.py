@@ -36,16 +36,10 @@ from bayesncl import __version__
 from bayesncl.codes import encoders
 from bayesncl.codes.encoders import PhotoEncoder, Request, Signature
 from bayesncl.codes.estimator import ReadableCodes
-from bayesncl.codes.names import (
-    FINGERPRINT_DIGITS,
-    Annotations,
-    merge_names,
-    read_names,
-    write_names,
-)
+from bayesncl.codes.names import Annotations, fingerprint, merge_names, read_names, write_names
 from bayesncl.data.folder import safe_name
 from bayesncl.errors import InputError, as_input_error, printable
-from bayesncl.io import CODES, EMBEDDINGS, ROWS, digest, read_object, write_atomic, write_npy_header
+from bayesncl.io import CODES, EMBEDDINGS, ROWS, read_object, write_atomic, write_npy_header
 from bayesncl.measure.result import rounded, to_json
 from bayesncl.training.run_folder import Folder
 
@@ -130,7 +124,7 @@ class About:
 class CodesFolder(Folder):
     """Paths and contents of a folder of codes."""
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
         super().__init__(folder)
         self.about_file = self.folder / CODES
         self.embeddings_file = self.folder / EMBEDDINGS
@@ -197,7 +191,7 @@ class CodesFolder(Folder):
         """Names of the dimensions of these codes; empty if nobody named any."""
         codes = codes or self.codes("cpu")
         tensors = {**codes.head_.state_dict(), **codes.moments_._asdict()}
-        key = digest(tensors)[:FINGERPRINT_DIGITS], codes.n_components_
+        key = fingerprint(tensors), codes.n_components_
         same = (each for each in self.all_names() if (each.fingerprint, each.dims) == key)
         return next(same, Annotations(key[0], self.folder.name, key[1]))
 

@@ -18,16 +18,22 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from bayesncl.errors import InputError, as_input_error
-from bayesncl.io import read_json, write_atomic
+from bayesncl.io import digest, read_json, write_atomic
 
 FORMAT = "bayesncl-names-1"
-FINGERPRINT_DIGITS = 16  # hex digits that identify the codes
 LENGTHS = {"name": 120, "note": 2000, "image": 1000, "other": 1000, "author": 60}  # others: 40
 CHOICES = {
     "mark": ("readable", "mixed", "noise", "irrelevant"), "decision": ("accepted", "dismissed")
 }  # fmt: skip
 SUGGESTED = "bayesncl:"  # authors that begin so are programs, e.g. bayesncl:words
+
+
+def fingerprint(tensors: dict[str, Tensor]) -> str:
+    """Identifies the dimensions that these weights define."""
+    return digest(tensors)[:16]
 
 
 @dataclass(frozen=True)

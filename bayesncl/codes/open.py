@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from bayesncl.codes.encoders import PhotoEncoder
-from bayesncl.codes.folder import CodesFolder
+from bayesncl.codes.folder import CodesFolder, Rows
 from bayesncl.codes.novelty import Novelty
 from bayesncl.data.decode import Pictures, as_batch, read_picture
 from bayesncl.data.images import spread_evenly
@@ -57,7 +58,7 @@ def load(
     InputError.
     """
     if is_codes(path):
-        return PhotoCodes(CodesFolder(path), device, encoder)
+        return PhotoCodes(path, device, encoder)
     if encoder is not None:
         raise InputError(f"{path} is not a folder of codes, so it takes no encoder")
     model, note = open_model(Path(path), find_device(device))
@@ -83,17 +84,28 @@ class PhotoCodes:
 
     Attributes
     ----------
-    folder : the CodesFolder it was loaded from.
+    folder : the CodesFolder from which it was loaded.
     codes : the ReadableCodes, from embeddings to codes.
     device : where both run.
     named : the encoder as given to `load`; needed if it is Python code.
     """
 
     def __init__(
-        self, folder: CodesFolder, device: torch.device | str = "cpu", named: str | None = None
-    ) -> None:
-        self.folder, self.device, self.named = folder, find_device(device), named
-        self.codes = folder.codes(str(device))
+        self, folder: str | os.PathLike[str], device: torch.device | str = "cpu",
+        named: str | None = None,
+    ) -> None:  # fmt: skip
+        self.folder, self.device, self.named = CodesFolder(folder), find_device(device), named
+        self.codes = self.folder.codes(str(device))
+
+    @cached_property
+    def rows(self) -> Rows:
+        """Names and labels of the images that the codes were fitted on."""
+        return self.folder.rows()
+
+    @cached_property
+    def embeddings(self) -> np.ndarray:
+        """Embeddings [N, F] of these images, memory-mapped."""
+        return self.folder.embeddings()
 
     @cached_property
     def encoder(self) -> PhotoEncoder:
@@ -103,7 +115,7 @@ class PhotoCodes:
     @cached_property
     def novelty(self) -> Novelty:
         """A function that returns how novel embeddings are; made from the fitted rows."""
-        return Novelty(self.codes, self.folder.embeddings(), self.folder.rows().held)
+        return Novelty(self.codes, self.embeddings, self.rows.held)
 
     def encode(
         self, images: Pictures, gated: bool = True, n_active: int | None = None, batch: int = 64
@@ -176,7 +188,7 @@ class PhotoCodes:
         """HTML of the fitted images on which dimension k is strongest, with their labels."""
         name = str(self.codes.get_feature_names_out()[k])
         title = f"dimension {k}" + ("" if name == f"z{k}" else f", {name}") + note
-        rows, (chosen, z) = self.folder.rows(), self._fitted
+        rows, (chosen, z) = self.rows, self._fitted
         order = np.argsort(-z[:, k], kind="stable")[:n]
         order = order[z[order, k] > 0]
         index, texts = chosen[order], rows.texts() or rows.names
@@ -189,9 +201,8 @@ class PhotoCodes:
     @cached_property
     def _fitted(self) -> tuple[np.ndarray, np.ndarray]:
         """At most 50,000 fitted rows, spread evenly, and their codes."""
-        x = self.folder.embeddings()
-        chosen = spread_evenly(len(x), MAX_SHOWN_ROWS)
-        return chosen, self.transform(x[chosen])
+        chosen = spread_evenly(len(self.rows), MAX_SHOWN_ROWS)
+        return chosen, self.transform(self.embeddings[chosen])
 
 
 def as_pictures(batch: Tensor | list[Image.Image | Path]) -> list[Image.Image | Path]:

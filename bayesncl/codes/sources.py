@@ -29,7 +29,7 @@ from bayesncl.codes.folder import About, CodesFolder, Key, Rows, file_stat, hash
 from bayesncl.data import load as load_split
 from bayesncl.data.cache import Entry, count_suffixes
 from bayesncl.data.decode import describe_sizes
-from bayesncl.data.folder import find_images, folder_classes, scan, split_folders
+from bayesncl.data.folder import folder_classes, list_images, scan, split_folders
 from bayesncl.data.images import PATH_LENGTH, Images, fingerprint, held_out
 from bayesncl.errors import InputError, as_input_error, printable
 from bayesncl.inputs import as_features, class_labels, factorize
@@ -144,7 +144,7 @@ def embed_photos(
 
 def find_photos(root: Path) -> tuple[list[Entry], list[str], list[bool] | None]:
     """The N images of a folder, names of other files, and which images are in its test split."""
-    entries, others = find_images(root)
+    entries, others = list_images(root)
     splits = [path for path in split_folders(root) if path not in (None, root)]
     if not splits:
         return entries, others, None

@@ -46,7 +46,7 @@ def no_images(folder: Path) -> InputError:
     return InputError(f"{folder}: no image files ({' '.join(SUFFIXES)})")
 
 
-def find_images(path: Path) -> tuple[list[Entry], list[str]]:
+def list_images(path: Path) -> tuple[list[Entry], list[str]]:
     """The image file `path`, or all in and below that folder; and the names of other files."""
     if path.is_file():
         return [Entry(path.name, path)], []

@@ -68,7 +68,7 @@ def compare(model: PhotoCodes, source: Path, progress: Progress | None = None) -
     rank = np.searchsorted(np.sort(reference), new.novelty) / len(reference)
     images = list(map(Novel, new.names, rank.tolist(), new.novelty.tolist()))
     images.sort(key=lambda each: -each.novelty)
-    old = model.codes.dense(folder.embeddings()[model.novelty.index])
+    old = model.codes.dense(model.embeddings[model.novelty.index])
     before, after = usage(old), usage(new.z)
     sigma = deviations(before, after, len(old), len(new.z))
     names = model.codes.get_feature_names_out()
@@ -78,7 +78,7 @@ def compare(model: PhotoCodes, source: Path, progress: Progress | None = None) -
     ]  # fmt: skip
     headline = (
         f"{100 * np.mean(rank >= 0.95):.0f} % of {len(images):,} images are more novel than 95 % "
-        f"of {len(old):,} {'held-out' if folder.rows().held else 'fitted'} images (expected: 5 %)"
+        f"of {len(old):,} {'held-out' if model.rows.held else 'fitted'} images (expected: 5 %)"
     )
     kept = [(i.image, i.novelty, file_stat(source / i.image)[0]) for i in images[:KEPT_IMAGES]]
     result = {"source": folder.relative(source), "headline": headline, "images": kept}

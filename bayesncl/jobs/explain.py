@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bayesncl.codes.folder import CodesFolder, Rows
+from bayesncl.codes.folder import Rows
+from bayesncl.codes.open import PhotoCodes
 from bayesncl.data.images import held_out
 from bayesncl.errors import InputError, printable
 from bayesncl.evaluate import backgrounds_of, read_factors
@@ -132,11 +133,11 @@ def explain(
     return Explanation(titles, model, sizes, scores, chance, dropped, related)
 
 
-def explain_folder(
-    folder: CodesFolder, labels: Path | None = None, groups: Path | None = None,
+def explain_codes(
+    model: PhotoCodes, labels: Path | None = None, groups: Path | None = None,
     without: Sequence[str] = (),
-) -> tuple[Explanation, np.ndarray, Rows]:
-    """Explain a classifier on fitted codes; returns the codes [N, D] and rows of the folder too.
+) -> tuple[Explanation, np.ndarray]:
+    """Explain a classifier on fitted codes; returns the codes [N, D] too.
 
     The scores and weights are kept in explain.json.
 
@@ -144,7 +145,7 @@ def explain_folder(
     backgrounds of a run's dataset. Dimensions with the mark "irrelevant", or named in `without`,
     are switched off. The held-out rows are those of `fit`, or a fifth.
     """
-    rows, codes, x = folder.rows(), folder.codes(), np.asarray(folder.embeddings())
+    folder, rows, codes, x = model.folder, model.rows, model.codes, np.asarray(model.embeddings)
     n, texts = len(rows), rows.texts()
     if labels is None and texts is None:
         raise InputError(f"{folder} has no labels: use --labels FILE")
@@ -163,7 +164,7 @@ def explain_folder(
     scores = {name: {key: each[key] for key in keys} for name, each in found.scores.items()}
     tree = {"scores": scores, "group_share": found.group_share, "weights": lines}
     folder.save_result("explain", tree)
-    return found, z, rows
+    return found, z
 
 
 def find_image(rows: Rows, name: str) -> int:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.open import PhotoCodes
 from bayesncl.errors import InputError, printable
 from bayesncl.inputs import Array, as_features
@@ -54,23 +53,22 @@ def find_strongest(
 
 
 def find_images(
-    folder: CodesFolder, photo: Path | None = None, plus: Sequence[str] = (),
-    minus: Sequence[str] = (), *, n: int = 50, device: str = "cpu", encoder: str | None = None,
+    model: PhotoCodes, photo: Path | None = None, plus: Sequence[str] = (),
+    minus: Sequence[str] = (), *, n: int = 50,
 ) -> list[Match]:  # fmt: skip
     """Fitted images like `photo`, or strong in the dimensions named `plus` and not `minus`.
 
-    `z17` means dimension 17. `encoder` is needed as in `bayesncl.load`.
+    `z17` means dimension 17.
     """
-    rows, x = folder.rows(), folder.embeddings()
+    rows, x = model.rows, model.embeddings
     if (photo is None) == (not plus):
         raise InputError("find needs either a photo or --name")
     if photo is not None:
         if minus:
             raise InputError("--without applies to --name, not to a photo")
-        index, score = find_similar(PhotoCodes(folder, device, encoder).embed(photo)[0], x, n)
+        index, score = find_similar(model.embed(photo)[0], x, n)
     else:
-        fitted = folder.codes(str(device))
-        codes, names = fitted.transform(x), folder.names(fitted)
+        codes, names = model.codes.transform(x), model.folder.names(model.codes)
         known = [names.name(k) for k in range(codes.shape[1])]
         add, subtract = ([match_name(name, known) for name in group] for group in (plus, minus))
         index, score = find_strongest(codes, add, subtract, n)

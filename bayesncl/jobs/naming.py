@@ -9,6 +9,7 @@ from sklearn.preprocessing import normalize
 from bayesncl.codes import names
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.names import SUGGESTED, Annotations, Entry
+from bayesncl.codes.open import PhotoCodes
 from bayesncl.codes.transfer import carry_names
 from bayesncl.data.images import spread_evenly
 from bayesncl.errors import InputError, as_input_error
@@ -53,21 +54,21 @@ def name_by_words(
     return cosine.argmax(1), cosine.max(1), CONTROL_FACTOR * control
 
 
-def suggest_from_labels(folder: CodesFolder) -> None:
+def suggest_from_labels(model: PhotoCodes) -> None:
     """Name the readable dimensions by the classes of the fitted rows."""
-    rows = folder.rows()
+    rows, folder = model.rows, model.folder
     if rows.labels is None or rows.class_names is None:
         raise InputError(f"{folder} has no labels: fit with class subfolders or --labels")
-    z, _, chosen = _codes_and_rows(folder)
+    z, _, chosen = _codes_and_rows(model)
     words, found = names.clean_names(list(rows.class_names)), name_by_labels(z, rows.labels[chosen])
     add_suggestions(folder, [(k, words[c], share) for k, c, share in found], "labels")
 
 
 def suggest_from_words(
-    folder: CodesFolder, source: str, words: list[str], vectors: np.ndarray
+    model: PhotoCodes, source: str, words: list[str], vectors: np.ndarray
 ) -> str:
     """Name the dimensions that a word fits; returns how many and the least cosine, as text."""
-    z, x, _ = _codes_and_rows(folder)
+    z, x, _ = _codes_and_rows(model)
     if vectors.shape != (len(words), x.shape[1]):
         wanted = f"{len(words)} words of {x.shape[1]} numbers"
         raise InputError(f"vectors are {list(vectors.shape)}, expected {wanted}")
@@ -75,7 +76,8 @@ def suggest_from_words(
         raise InputError("vectors contain NaN or infinity")
     best, cosine, least = name_by_words(directions(z, x), vectors.astype(np.float64))
     kept = np.flatnonzero(cosine >= least).tolist()
-    add_suggestions(folder, [(k, words[best[k]], float(cosine[k])) for k in kept], source)
+    suggested = [(k, words[best[k]], float(cosine[k])) for k in kept]
+    add_suggestions(model.folder, suggested, source)
     return f"{len(kept)} dimensions have a word with a cosine of {least:.2f} or more"
 
 
@@ -128,9 +130,8 @@ def add_suggestions(
     folder.save_names(own)
 
 
-def _codes_and_rows(folder: CodesFolder) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _codes_and_rows(model: PhotoCodes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Dense codes and embeddings of the fitted rows, and the indices of these rows."""
-    x = folder.embeddings()
-    chosen = spread_evenly(len(x), MAX_ROWS)
-    rows = np.asarray(x[chosen])
-    return folder.codes().dense(rows), rows, chosen
+    chosen = spread_evenly(len(model.rows), MAX_ROWS)
+    x = np.asarray(model.embeddings[chosen])
+    return model.codes.dense(x), x, chosen

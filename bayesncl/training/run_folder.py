@@ -34,13 +34,16 @@ HEAD = "head."  # files name the tensors of the head without this prefix
 class Folder:
     """An output folder, which need not exist yet; its files are attributes."""
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.evaluation_file = self.folder / "evaluation.json"
         self.atlas = self.folder / "atlas"
         self.lock_file = self.folder / ".lock"
 
     def __str__(self) -> str:
+        return str(self.folder)
+
+    def __fspath__(self) -> str:
         return str(self.folder)
 
     @contextmanager

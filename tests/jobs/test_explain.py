@@ -8,7 +8,8 @@ import pytest
 
 from bayesncl.codes.folder import CodesFolder
 from bayesncl.codes.names import Annotations, Entry
-from bayesncl.jobs.explain import explain, explain_folder, explain_image, summarize
+from bayesncl.codes.open import PhotoCodes
+from bayesncl.jobs.explain import explain, explain_codes, explain_image, summarize
 from bayesncl.measure.factors import about, average_auc, beyond_luck
 from tests.measure.test_linear import shortcut
 
@@ -77,14 +78,14 @@ def test_marks_and_files(run, planted, tmp_path: Path) -> None:
     answer = run("explain", "codes", "--groups", "places.csv", "-o", "w.csv", "--quiet")
     assert answer.status == 0, answer.err
     folder = CodesFolder("codes")
-    found, _, _ = explain_folder(folder, groups=Path("places.csv"))
+    found, _ = explain_codes(PhotoCodes(folder), groups=Path("places.csv"))
     table = list(csv.DictReader(Path("w.csv").read_text().splitlines()))
     assert [int(row["dimension"]) for row in table] == [each.dimension for each in found.weights]
     saved = folder.load_result("explain")
     assert len(saved["weights"]) == len(table) and "codes, few dimensions" in saved["scores"]
     entries = {3: [Entry(mark="irrelevant", author="Ann")], 4: [Entry(name="sea", author="Ann")]}
     folder.save_names(Annotations(folder.fingerprint(), "codes", 8, entries))
-    assert explain_folder(folder, without=["sea"])[0].irrelevant == [3, 4]
+    assert explain_codes(PhotoCodes(folder), without=["sea"])[0].irrelevant == [3, 4]
     one = run("explain", "codes", "--image", "7.png", "--quiet")
     assert one.status == 0 and "predicted" in one.out
     Path("codes/explain.json").write_text('{"identity": "other"}')
