@@ -57,9 +57,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> Path:
         (root / name).mkdir()
     shutil.copy(root / "flat" / "00.png", root / "one")
     (root / "broken.png").write_bytes(b"not an image")
-    np.save(root / "x.npy", x)
-    np.save(root / "narrow.npy", x[:, :4])
-    np.save(root / "short.npy", y[:-1])
+    bad = np.where(np.arange(60)[:, None] == 3, np.nan, x)
+    arrays = {
+        "x": x, "narrow": x[:, :4], "short": y[:-1], "row": x[:1], "same": np.ones((9, 4)),
+        "flat": x[0], "images": np.zeros((4, 8, 8, 3), np.uint8), "text": np.array([["a", "b"]]),
+        "huge": x * 1e20, "nan": bad,
+    }  # fmt: skip
+    for name, array in arrays.items():
+        np.save(root / f"{name}.npy", array)
     np.savez(root / "x.npz", z=x, y=y)
     np.savez(root / "nan.npz", z=x * np.nan, y=y)
     np.savez(root / "short.npz", z=x, y=y[:-1])

@@ -14,7 +14,7 @@ from scipy import sparse
 from bayesncl.atlas.build import build_atlas, check_out
 from bayesncl.atlas.page_data import AtlasRun, JobPage
 from bayesncl.atlas.pictures import Photos, read_photos
-from bayesncl.codes.encoders import PhotoEncoder
+from bayesncl.codes.encoders import PhotoEncoder, Request
 from bayesncl.codes.folder import CodesFolder, Rows, file_stat
 from bayesncl.codes.heat import Heatmaps, heatmaps_of_codes, heatmaps_of_run, strongest_heatmaps
 from bayesncl.codes.names import clean_names, fingerprint
@@ -220,11 +220,12 @@ def describe_codes(
     options: AtlasOptions, remark: str = "",
 ) -> AtlasRun:  # fmt: skip
     """Codes of the rows `index` of a folder, which are `images`, with the verdict of `fit`."""
-    codes, rows, spec = folder.codes(), folder.rows(), folder.about().encoder or {}
+    codes, rows, encoder = folder.codes(), folder.rows(), folder.about().encoder
     z: Any = codes.transform(np.asarray(folder.embeddings()[index]))
     source = f"embeddings of {rows.fitted:,} images"
-    source += " and their mirror images" if spec.get("mirror") else ""
-    source += f" (encoder {Path(str(spec.get('spec'))).name})" if spec else ""
+    if encoder is not None:
+        source += " and their mirror images" if encoder.mirror else ""
+        source += f" (encoder {Path(encoder.spec).name})"
     sentence = f"{codes.n_components_} dimensions fitted by {codes.method} to {source}."
     maps = heat_of_codes(folder, images, z, options, display)
     if options.heat and isinstance(maps, str):
@@ -237,7 +238,7 @@ def describe_codes(
     return AtlasRun(
         folder.folder.resolve().name, z, sentence=f"{sentence} {remark}".strip(),
         fingerprint=folder.fingerprint(), heat=maps, verdict=verdict_lines(folder.verdict()),
-        explain=folder.load_result("explain"), names=folder.names(codes), seen=seen_share(spec),
+        explain=folder.load_result("explain"), names=folder.names(codes), seen=seen_share(encoder),
         groups=groups,
     )  # fmt: skip
 
@@ -248,12 +249,14 @@ def keep_in_groups(z: np.ndarray, groups: np.ndarray) -> sparse.csr_array:
     return sparse.csr_array((kept != 0).multiply(z))
 
 
-def seen_share(spec: dict[str, Any]) -> float | None:
+def seen_share(encoder: Request | None) -> float | None:
     """Side of the square that an encoder sees of a photo, by its shorter side; None if unknown."""
+    if encoder is None or encoder.signature is None:
+        return None
     try:
-        view = json.loads(spec["signature"]["view"])
+        view = json.loads(encoder.signature["view"])
         return min(1.0, view["crop"] / view["resize"])
-    except (KeyError, TypeError, ValueError):  # an array, or a transform of the encoder's own
+    except (KeyError, TypeError, ValueError):  # a transform of the encoder's own
         return None
 
 

@@ -88,7 +88,10 @@ class View(Square):
 
 @dataclass(frozen=True)
 class Request:
-    """An encoder by name, with options; None keeps the encoder's own value."""
+    """An encoder by name, with options; None keeps the encoder's own value.
+
+    codes.json has the one that opens the encoder of the embeddings again, with its signature.
+    """
 
     spec: str
     weights: str | None = None
@@ -96,6 +99,7 @@ class Request:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     mirror: bool | None = None
+    signature: Signature | None = None  # what the encoder did when it was opened
 
     def given(self) -> dict[str, Any]:
         """The options that were given."""
@@ -111,18 +115,18 @@ class Request:
 class PhotoEncoder:
     """Embeddings of images.
 
-    `request` opens the same encoder again; its paths are absolute. `view` prepares images, unless
+    `request` opens the same encoder again; its paths are absolute, and its signature is the view
+    and what becomes of two fixed images, see `same_signature`. `view` prepares images, unless
     `transform` (PIL image to float [3, H, W]) does. `compute` takes pixels [n, 3, S, S] to what
     `pool` takes. `network` is `compute` if that is a torch module without a `transform`. `features`
-    is the length F of an embedding, `signature` the view and what becomes of two fixed images; see
-    `same_signature`.
+    is the length F of an embedding.
     """
 
     def __init__(
         self, request: Request, view: View, compute: Callable[[Tensor], Any],
         device: torch.device | str = "cpu", transform: Callable[[Image.Image], Any] | None = None,
     ) -> None:  # fmt: skip
-        self.request = replace(request, mirror=view.mirror)
+        self.request = request
         self.view, self.compute, self.device, self.transform = view, compute, device, transform
         if isinstance(compute, nn.Module):
             compute.eval().requires_grad_(False).to(device)
@@ -134,14 +138,11 @@ class PhotoEncoder:
         self.features = embeddings.shape[1]
         signs = np.random.RandomState(0).choice([-1.0, 1.0], (self.features, SIGNATURE_DIMS))
         rows = embeddings.astype(np.float64) @ signs
-        self.signature: Signature = {
+        signature = {
             "view": json.dumps(asdict(view)) if transform is None else "its own",
             "probes": [[float(f"{v:.6g}") for v in row] for row in rows],
         }
-
-    def to_dict(self) -> dict[str, Any]:
-        """The encoder as codes.json stores it: how to open it, and what it does."""
-        return asdict(self.request) | {"signature": self.signature}
+        self.request = replace(request, mirror=view.mirror, signature=signature)
 
     @property
     def name(self) -> str:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MAX_AXES = 3
 N_NEIGHBORS = 10
-POWER_STEPS = 50  # of the power iteration for the first principal axis
+STEPS = 50  # of the power iteration for the first principal axis, and of two-means
 MAX_ROWS = 4096  # rows in which factors are looked for
 # Both are relative to random pairs. Birds on backgrounds have 0.06 to 0.13 and 1.1; CIFAR-100 0.28
 # and 0.9, CIFAR-10 0.11 and 0.5, digits 0.12 and 0.5 (docs/log/factors.md).
@@ -82,16 +82,16 @@ def measure_split(rows: Tensor) -> Split:
     return Split(axis, float(crosses[0].mean()) / chance, independence / chance)
 
 
-def two_means(rows: Tensor, steps: int = 50) -> Tensor:
+def two_means(rows: Tensor) -> Tensor:
     """The side of each row, bool [N], by k-means with two centers.
 
     Starts from the signs along the first principal axis, so it needs no seed.
     """
     axis = torch.randn(rows.shape[1], generator=torch.Generator().manual_seed(0)).to(rows)
-    for _ in range(POWER_STEPS):
+    for _ in range(STEPS):
         axis = torch.nn.functional.normalize(rows.T @ (rows @ axis), dim=0)
     side = rows @ axis > 0
-    for _ in range(steps):
+    for _ in range(STEPS):
         one, two = rows[side].mean(0), rows[~side].mean(0)
         # |x - two|^2 > |x - one|^2
         moved = rows @ (one - two) > (one.square().sum() - two.square().sum()) / 2

@@ -147,7 +147,7 @@ def next_commands(about: About, out: Path) -> list[str]:
     if about.encoder is None:
         other = f"codes of other rows:     bayesncl embed {path} FILE.npy -o codes.csv"
     else:
-        spec = about.encoder["spec"]
+        spec = about.encoder.spec
         again = f" --encoder {shlex.quote(spec)}" if find_kind(spec) in RUNS_CODE else ""
         other = f"codes of other photos:   bayesncl embed {path} PHOTOS -o codes.csv{again}"
     return [f"browse the dimensions:   {browse}", other]

@@ -25,7 +25,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ import torch
 
 from bayesncl import __version__
 from bayesncl.codes import encoders
-from bayesncl.codes.encoders import PhotoEncoder, Request, Signature
+from bayesncl.codes.encoders import PhotoEncoder, Request
 from bayesncl.codes.estimator import ReadableCodes
 from bayesncl.codes.names import Annotations, fingerprint, merge_names, read_names, write_names
 from bayesncl.data.folder import safe_name
@@ -105,20 +105,15 @@ class About:
     kind: str  # photos, array or run
     source: str
     images: str | None = None  # folder of the images, if there is one
-    encoder: dict[str, Any] | None = None  # fields of a Request, and the signature; None for arrays
+    encoder: Request | None = None  # None for arrays
     recipe: dict[str, Any] | None = None  # of a run
     stamp: str = ""  # changes with the content of a run's dataset
     files: dict[str, str] = field(default_factory=dict)  # checksums of embeddings, rows and codes
 
     def to_json(self) -> str:
         """The text of codes.json."""
-        tree = {"format": FORMAT, "bayesncl": __version__, **vars(self)}
+        tree = {"format": FORMAT, "bayesncl": __version__, **asdict(self)}
         return json.dumps(tree | {"checksum": hash_tree(tree)}, indent=2) + "\n"
-
-    @property
-    def signature(self) -> Signature | None:
-        """What the encoder did at the time of the fit; None without an encoder."""
-        return self.encoder and self.encoder["signature"]
 
 
 class CodesFolder(Folder):
@@ -142,7 +137,8 @@ class CodesFolder(Folder):
                 raise InputError(f"{self} is of another version of bayesncl: rerun `bayesncl fit`")
             if tree.pop("checksum") != hash_tree(tree):
                 raise ValueError("wrong checksum")
-            return About(**{name: tree[name] for name in About.__dataclass_fields__})
+            found = About(**{name: tree[name] for name in About.__dataclass_fields__})
+            return replace(found, encoder=tree["encoder"] and Request(**tree["encoder"]))
 
     def identity(self) -> str:
         """Identifies rows and codes together; empty where there are none that can be used."""
@@ -208,7 +204,7 @@ class CodesFolder(Folder):
         """How the encoder of the embeddings was opened."""
         if (encoder := self.about().encoder) is None:
             raise InputError(f"{self} was fitted on an array: it takes embeddings, not photos")
-        return Request(**{k: v for k, v in encoder.items() if k != "signature"})
+        return encoder
 
     def open_encoder(
         self, device: torch.device | str = "cpu", named: str | None = None, check: bool = True,
@@ -219,7 +215,8 @@ class CodesFolder(Folder):
         An encoder that is Python code runs only if a person names it: `named` must be the name
         given to `fit`. With `check`, the encoder must still do what it did then.
         """
-        request = replace(self.encoder_request(), **changes)
+        made = self.encoder_request()
+        request = replace(made, **changes)
         spec = printable(request.spec)
         if encoders.find_kind(request.spec) in encoders.RUNS_CODE and named != request.spec:
             how = f"to run it, name it with --encoder {spec}"
@@ -227,7 +224,7 @@ class CodesFolder(Folder):
         if named not in (None, request.spec):
             raise InputError(f"{self} was fitted with the encoder {spec}, not {named}")
         encoder = encoders.open_encoder(request, device)
-        if check and not encoders.same_signature(self.about().signature, encoder.signature):
+        if check and not encoders.same_signature(made.signature, encoder.request.signature):
             changed = f"encoder {encoder.name} has changed since {self} was fitted"
             raise InputError(f"{changed}: rerun `bayesncl fit`")
         return encoder

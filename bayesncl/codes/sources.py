@@ -123,7 +123,7 @@ def embed_photos(
     else:  # as in the earlier fit
         encoder = folder.open_encoder(device, check=False, **request.given())
     path = folder.relative(source)
-    about = About("photos", path, path, encoder.to_dict())
+    about = About("photos", path, path, encoder.request)
     keys: list[Key] = [(entry.name, *file_stat(entry.path)) for entry in entries]
     sizes = describe_sizes([entry.path for entry in entries])
     parts = [
@@ -133,12 +133,12 @@ def embed_photos(
     if others:
         kinds = ", ".join(count_suffixes(others))
         parts.append(f"{plural(len(others), 'other file')} skipped ({kinds})")
-    note = "; ".join([*parts, encoder.describe()])
 
     def embed(missing: list[int]) -> Embedded:
         return encoder.embed_files([entries[i] for i in missing])
 
-    x = embed_missing(folder, about, keys, embed, display, note, options.fresh)
+    note = "; ".join(parts)
+    x = embed_missing(folder, encoder, keys, embed, display, note, fresh=options.fresh)
     return Material(about, keys, x, labels, test)
 
 
@@ -158,17 +158,20 @@ def find_photos(root: Path) -> tuple[list[Entry], list[str], list[bool] | None]:
 
 
 def embed_missing(
-    folder: CodesFolder, about: About, keys: Sequence[Key], embed: Callable[[list[int]], Embedded],
-    display: Display, note: str, fresh: bool = False,
+    folder: CodesFolder, encoder: PhotoEncoder, keys: Sequence[Key],
+    embed: Callable[[list[int]], Embedded], display: Display, note: str, *, stamp: str = "",
+    fresh: bool = False,
 ) -> list[np.ndarray | None]:  # fmt: skip
     """Embeddings of images: known ones, and by `embed` those of the others, which are logged.
 
     The log is a folder with one file for every few seconds of work.
     """
-    known = {} if fresh else known_embeddings(folder, about)
+    signature = encoder.request.signature
+    known = {} if fresh else known_embeddings(folder, signature, stamp)
     missing = [i for i, key in enumerate(keys) if key not in known]
     before = len(keys) - len(missing)
-    display.note(note + (f"; {before:,} embedded before" if before else ""))
+    parts = [note, encoder.describe(), f"{before:,} embedded before" if before else ""]
+    display.note("; ".join(filter(None, parts)))
     new: dict[Key, np.ndarray] = {}
     failed: list[str] = []
     began = time.monotonic()
@@ -178,7 +181,7 @@ def embed_missing(
         else:
             new[keys[i]] = known[keys[i]] = found
         if new and (time.monotonic() - began > LOG_SECONDS or done == len(missing)):
-            write_log(folder, about, new)
+            write_log(folder, [signature, stamp, list(new)], list(new.values()))
             new, began = {}, time.monotonic()
         display.count(done, len(missing), "embedding images")
     if failed:
@@ -189,7 +192,9 @@ def embed_missing(
     return [known.get(key) for key in keys]
 
 
-def known_embeddings(folder: CodesFolder, about: About) -> dict[Key, np.ndarray]:
+def known_embeddings(
+    folder: CodesFolder, own: Signature | None, own_stamp: str
+) -> dict[Key, np.ndarray]:
     """Embeddings from the earlier fit and from the log of a killed one.
 
     They must be by an encoder with the same signature, and of a dataset with the same stamp.
@@ -197,11 +202,11 @@ def known_embeddings(folder: CodesFolder, about: About) -> dict[Key, np.ndarray]
     rows: dict[Key, np.ndarray] = {}
 
     def same(signature: Signature | None, stamp: str) -> bool:
-        return stamp == about.stamp and same_signature(signature, about.signature)
+        return stamp == own_stamp and same_signature(signature, own)
 
     try:
         old = folder.about() if folder.about_file.exists() else None
-        if old and same(old.signature, old.stamp):
+        if old and old.encoder and same(old.encoder.signature, old.stamp):
             rows |= zip(folder.rows().keys(), np.asarray(folder.embeddings()))
     except InputError as error:
         warnings.warn(f"embedding again, since {error}", stacklevel=2)
@@ -214,13 +219,12 @@ def known_embeddings(folder: CodesFolder, about: About) -> dict[Key, np.ndarray]
     return rows
 
 
-def write_log(folder: CodesFolder, about: About, rows: dict[Key, np.ndarray]) -> None:
-    """Add embeddings to the log."""
-    text = json.dumps([about.signature, about.stamp, list(rows)])
+def write_log(folder: CodesFolder, about: list[Any], rows: list[np.ndarray]) -> None:
+    """Add embeddings to the log, with the signature, the stamp and their keys."""
     with as_input_error(f"cannot write to {folder.log}"):
         folder.log.mkdir(exist_ok=True)
         path = folder.log / f"{len(list(folder.log.iterdir())):06}.npz"
-        write_saved(path, np.savez, about=text, rows=np.stack(list(rows.values())))
+        write_saved(path, np.savez, about=json.dumps(about), rows=np.stack(rows))
 
 
 def read_array(
@@ -288,14 +292,14 @@ def embed_run(
         display.note(f"{error}: the training images judge")
     tree, each = recipe.to_dict(), list(splits.values())
     stamp = hash_tree([tree["data"], [fingerprint(images.pixels) for images in each]])
-    about = About("run", folder.relative(source), None, encoder.to_dict(), tree, stamp)
+    about = About("run", folder.relative(source), None, encoder.request, tree, stamp)
     keys = [(f"{name}/{i}", 0, 0) for name, images in splits.items() for i in range(len(images))]
-    note = f"{source}: {len(each[0]):,} training images of {recipe.data.name}; {encoder.describe()}"
+    note = f"{source}: {len(each[0]):,} training images of {recipe.data.name}"
 
     def embed(missing: list[int]) -> Embedded:
         return embed_splits(encoder, each, np.array(missing, int))
 
-    x = embed_missing(folder, about, keys, embed, display, note)
+    x = embed_missing(folder, encoder, keys, embed, display, note, stamp=stamp)
     classes = [(images.class_names, images.labels) for images in each if images.labels is not None]
     labels = [str(names[y] if names else y) for names, ys in classes for y in ys]
     test = [key[0].startswith("test/") for key in keys]

@@ -40,7 +40,7 @@ def directions(z: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def name_by_words(
-    direction: np.ndarray, vectors: np.ndarray, seed: int = 0
+    direction: np.ndarray, vectors: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """The word of highest cosine per dimension [D], that cosine [D], and the least to trust.
 
@@ -49,7 +49,7 @@ def name_by_words(
     """
     vectors = vectors - vectors.mean(0)
     cosine = direction @ normalize(vectors).T
-    shuffled = np.random.default_rng(seed).permuted(vectors, axis=0)
+    shuffled = np.random.default_rng(0).permuted(vectors, axis=0)
     control = float((direction @ normalize(shuffled).T).max())
     return cosine.argmax(1), cosine.max(1), CONTROL_FACTOR * control
 

@@ -14,7 +14,6 @@ from bayesncl.codes.table import Table, write_features
 from bayesncl.errors import InputError
 from bayesncl.inputs import read_arrays, read_embeddings
 from bayesncl.method.encoder import build_model
-from tests.commands import call
 from tests.conftest import tiny_recipe
 
 RNG = np.random.default_rng(0)
@@ -23,18 +22,6 @@ RNG = np.random.default_rng(0)
 def write_photo(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(RNG.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(path)
-
-
-def test_input_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    np.savez("x.npz", z=RNG.random((60, 8)), y=np.arange(60) % 3)
-    before = Path("x.npz").read_bytes()
-    Path("same.csv").symlink_to("x.npz")
-    assert call("fit", "x.npz", "-o", "codes", "--components", "4", "--quiet") == 0
-    assert call("embed", "codes", "x.npz", "-o", tmp_path / "x.npz", "--quiet") == 2
-    assert call("embed", "codes", "x.npz", "-o", "same.csv", "--quiet") == 2
-    assert Path("x.npz").read_bytes() == before
-    assert call("embed", "codes", "x.npz", "-o", "other.npz", "--quiet") == 0
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])

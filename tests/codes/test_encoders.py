@@ -107,17 +107,20 @@ def test_signature_follows_what_the_encoder_does(monkeypatch: pytest.MonkeyPatch
     other = Net()
     with torch.no_grad():
         other.layer.weight *= 1.1
-    base = encoder(Net(), monkeypatch).signature
+    def signature(network: nn.Module, **options: object):
+        return encoder(network, monkeypatch, **options).request.signature
+
+    base = signature(Net())
     for network, same in ((Net(), True), (Rounded(), True), (Squared(), False), (other, False)):
-        assert same_signature(base, encoder(network, monkeypatch).signature) is same
+        assert same_signature(base, signature(network)) is same
     for options in ({"size": 64}, {"mean": (0.5,) * 3}, {"mirror": True}):
-        assert not same_signature(base, encoder(Net(), monkeypatch, **options).signature)
+        assert not same_signature(base, signature(Net(), **options))
     shifted, twice = Net(), Net()  # a large constant part must not hide a change of the rest
     with torch.no_grad():
         shifted.layer.bias += 1e4
         twice.layer.bias += 1e4
         twice.layer.weight *= 2
-    one, two = (encoder(network, monkeypatch).signature for network in (shifted, twice))
+    one, two = map(signature, (shifted, twice))
     assert not same_signature(one, two)
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -302,7 +303,7 @@ def test_code_runs_only_when_named(run, tmp_path: Path) -> None:
     refused(run("embed", "codes", "pictures", "--encoder", "json:loads", "--quiet"), "code")
     (tmp_path / "evil.py").write_text("open('ran', 'w')")
     about = CodesFolder("codes").about()
-    about.encoder["spec"] = "evil:make"
+    about = replace(about, encoder=replace(about.encoder, spec="evil:make"))
     Path("codes/codes.json").write_text(about.to_json())
     refused(run("embed", "codes", "pictures", "--quiet"), "evil:make")
     with pytest.raises(InputError, match="which is code"):
@@ -326,48 +327,6 @@ def test_only_photos_of_the_recorded_size_are_shown(run, tmp_path: Path) -> None
     with pytest.raises(InputError, match="--data"):
         folder.photo_paths(folder.rows(), range(24))
     assert folder.photo_paths(folder.rows(), range(24), pictures).count(None) == 3
-
-
-@pytest.mark.parametrize(
-    ("words", "keyword"),
-    [
-        (["note.txt"], "array file"), (["empty"], "no image files"), (["lone", "--encoder", NET], "one row"),
-        (["heic"], "no image files"), (["p", "-o", "p"], "lies in"), (["p"], "timm"),
-        (["p", "-o", "heic"], "not written by fit"),
-        (["p", "--encoder", NET, "--std", "0"], "std"),
-        (["p", "--encoder", NET, "--labels", "none.csv"], "no such file"),
-        (["p", "--encoder", NET, "--weights", "none.pt"], "no such file"),
-        (["p", "--encoder", NET, "--images", "p"], "--images"),
-        (["x.npy", "--no-mirror"], "--mirror"), (["x.npy", "--device", "tpu"], "tpu"),
-        (["x.npy", "--images", "p"], "24 images for 60 rows"),
-        (["nan.npy"], "row 3"), (["row.npy"], "one row"), (["same.npy"], "same"),
-        (["flat.npy"], "[N, D]"), (["images.npy"], "images"), (["text.npy"], "features"),
-        (["huge.npy"], "row 0"), (["pickled.npy"], "pickle"),
-    ],
-)  # fmt: skip
-def test_refusals(
-    words: list[str], keyword: str, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "timm", None)
-    x = clusters()[0]
-    draw_folder(tmp_path / "p")
-    for folder in ("empty", "heic", "lone"):
-        Path(folder).mkdir()
-    Image.new("RGB", (9, 9)).save("lone/one.png")
-    Path("note.txt").write_text("x")
-    Path("heic/a.xyz").write_text("x")
-    bad = x.copy()
-    bad[3, 1] = np.nan
-    arrays = {
-        "x": x, "nan": bad, "row": x[:1], "same": np.ones((9, 4)), "flat": x[0],
-        "images": np.zeros((4, 8, 8, 3), np.uint8), "text": np.array([["a", "b"]]), "huge": x * 1e20,
-    }  # fmt: skip
-    for name, array in arrays.items():
-        np.save(f"{name}.npy", array)
-    np.save("pickled.npy", np.array([{}], dtype=object), allow_pickle=True)
-    out = [] if "-o" in words else ["-o", "codes"]
-    refused(run("fit", *words, *out, "--quiet"), keyword)
-    assert not Path("codes/codes.json").exists() and not Path("heic/codes.json").exists()
 
 
 def test_partial_labels_are_not_used(run, tmp_path: Path) -> None:
@@ -404,5 +363,5 @@ def test_options_apply_to_the_encoder_used_before(run, trained: Path, tmp_path: 
     answer = run(*command, "--mirror")
     assert answer.status == 0 and "mirror images" in answer.err
     encoder = CodesFolder("codes").about().encoder
-    assert encoder["mirror"] is True and encoder["spec"] == str(trained.resolve())
+    assert encoder.mirror is True and encoder.spec == str(trained.resolve())
     refused(run("fit", trained, "-o", "other", "--mirror", "--size", "8", "--quiet"), "--size")

@@ -3,7 +3,7 @@
 import sys
 import types
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -124,8 +124,8 @@ class Classifying(torch.nn.Module):
 def test_names_from_the_classifier_of_a_timm_model(
     run, codes: CodesFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoder = asdict(Request("timm:tiny")) | {"signature": {}}
-    codes.about_file.write_text(replace(codes.about(), encoder=encoder).to_json())
+    about = replace(codes.about(), encoder=Request("timm:tiny"))
+    codes.about_file.write_text(about.to_json())
     rows = np.concatenate([CENTERS, RNG.normal(0, 1, (996, 600))])
     timm, data = types.ModuleType("timm"), types.ModuleType("timm.data")
     texts = [f"{word}, {word} of a kind" for word in [*WORDS, *(f"word {i}" for i in range(996))]]
@@ -144,6 +144,6 @@ def test_names_from_the_classifier_of_a_timm_model(
         assert names.name(k) == WORDS[codes.rows().labels[z[:, k].argmax()]]
     timm.create_model = lambda name, pretrained: Classifying(None)
     refused(run("names", "codes", "--from-classifier", "--quiet"), "--words")
-    encoder["spec"] = "model.onnx"
-    codes.about_file.write_text(replace(codes.about(), encoder=encoder).to_json())
+    about = replace(about, encoder=Request("model.onnx"))
+    codes.about_file.write_text(about.to_json())
     refused(run("names", "codes", "--from-classifier", "--quiet"), "--words")
